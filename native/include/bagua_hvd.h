@@ -1,0 +1,210 @@
+/* bagua_hvd: the whole public interface of the native core.
+ *
+ * build.py gives this very file to cffi, so it holds enums, structs and prototypes only (lines that begin with '#' are
+ * stripped before cffi reads it). Words: a *rank* is one participant, a *process set* the ranks taking part in an
+ * operation, a *handle* a running operation. Docs: docs/architecture.md, docs/glossary.md.
+ *
+ * Every function that can fail returns a bhvd_status (BHVD_OK is the only success) and, where it takes a
+ * struct bhvd_error, fills it with the sentence for people. No function writes to a global; all state hangs off
+ * bhvd_context, so several ranks may live in one process as threads.
+ */
+#ifndef BAGUA_HVD_H
+#define BAGUA_HVD_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum bhvd_status {
+    BHVD_OK = 0,
+    BHVD_IN_PROGRESS = 1,       /* only from bhvd_wait: the time given ran out, the operation goes on */
+    BHVD_ERR_ARGUMENT = 2,      /* this call is wrong; nothing was posted */
+    BHVD_ERR_MISMATCH = 3,      /* ranks disagree about an operation; all of them get this; the context stays usable */
+    BHVD_ERR_UNSUPPORTED = 4,   /* a valid call that this build or state cannot serve; the context stays usable */
+    BHVD_ERR_PEER_LOST = 5,     /* a rank died; the context then accepts only bhvd_context_destroy */
+    BHVD_ERR_SHUTDOWN = 6,      /* this or another rank left the job */
+    BHVD_ERR_TIMEOUT = 7,       /* no progress within the limit */
+    BHVD_ERR_AUTH = 8,          /* the other side does not know the job's secret */
+    BHVD_ERR_SYSTEM = 9         /* the operating system refused: memory, descriptors, sockets */
+} bhvd_status;
+
+/* Order is fixed: the numbers travel on the wire and index the kernel table. */
+typedef enum bhvd_dtype {
+    BHVD_UINT8 = 0, BHVD_INT8 = 1, BHVD_UINT16 = 2, BHVD_INT16 = 3, BHVD_INT32 = 4, BHVD_INT64 = 5,
+    BHVD_FLOAT16 = 6, BHVD_FLOAT32 = 7, BHVD_FLOAT64 = 8, BHVD_BOOL = 9, BHVD_BFLOAT16 = 10,
+    BHVD_DTYPE_COUNT = 11
+} bhvd_dtype;
+
+/* The values are Horovod's reduction constants. */
+typedef enum bhvd_op {
+    BHVD_OP_AVERAGE = 0, BHVD_OP_SUM = 1, BHVD_OP_ADASUM = 2, BHVD_OP_MIN = 3, BHVD_OP_MAX = 4, BHVD_OP_PRODUCT = 5
+} bhvd_op;
+
+typedef enum bhvd_kind {
+    BHVD_ALLREDUCE = 0, BHVD_ALLGATHER = 1, BHVD_BROADCAST = 2, BHVD_ALLTOALL = 3, BHVD_REDUCESCATTER = 4,
+    BHVD_BARRIER = 5,
+    BHVD_JOIN = 6,              /* result: bhvd_handle_value is the rank that joined last */
+    BHVD_C_LP_S = 7,            /* primitive: centralized, low precision, synchronous (native/primitive/c_lp_s.c) */
+    BHVD_PROCESS_SET_ADD = 8,   /* ranks in args.splits, their number in args.split_count; bhvd_handle_value is the id */
+    BHVD_PROCESS_SET_REMOVE = 9 /* the set's id in args.root_rank; bhvd_handle_value is 1 when it was removed */
+} bhvd_kind;
+
+typedef enum bhvd_codec { BHVD_CODEC_NONE = 0, BHVD_CODEC_MINMAX_UINT8 = 1 } bhvd_codec;
+
+typedef struct bhvd_context bhvd_context;
+typedef struct bhvd_handle bhvd_handle;
+typedef struct bhvd_rendezvous bhvd_rendezvous;
+
+struct bhvd_error {
+    bhvd_status status;
+    char message[1024];         /* one sentence with the facts and the remedy; "" when status is BHVD_OK */
+};
+
+/* ------------------------------------------------------------------------------------------------- rendezvous ---- */
+
+/* Starts the meeting point of a job: a thread that lets `size` ranks exchange their addresses (native/transport/
+ * rendezvous.c). host: numeric IPv4 address to bind; port 0: any free one, see bhvd_rendezvous_port. secret: bytes that
+ * every rank must prove to know. Errors: BHVD_ERR_SYSTEM, naming address and port, when the port is in use. */
+bhvd_status bhvd_rendezvous_create(const char *host, int port, const void *secret, size_t secret_size,
+                                   bhvd_rendezvous **out, struct bhvd_error *error);
+int bhvd_rendezvous_port(const bhvd_rendezvous *rendezvous);
+void bhvd_rendezvous_destroy(bhvd_rendezvous *rendezvous);      /* destroy(NULL) is fine */
+
+/* ---------------------------------------------------------------------------------------------------- context ---- */
+
+struct bhvd_context_options {
+    int rank, size;
+    int local_rank, local_size, cross_rank, cross_size;   /* kept for the caller; hosts are found by host_id */
+    const char *transport;          /* "auto" (shm on one host, tcp between), "shm", "tcp", "inproc" */
+    const char *rendezvous_host;    /* numeric IPv4 address of the meeting point; unused when size is 1 or inproc */
+    int rendezvous_port;
+    const char *scope;              /* names this meeting ("init.3"): ranks of an older or newer one never mix */
+    const char *listen_host;        /* numeric IPv4 address of the interface for data connections */
+    const char *host_id;            /* equal exactly on ranks that share memory; NULL: derived from the machine */
+    const void *secret;
+    size_t secret_size;
+    void *inproc_world;             /* transport "inproc": from bhvd_inproc_world_create, shared by all ranks */
+    int64_t fusion_threshold;       /* bytes; 0: no fusion */
+    int64_t cache_capacity;         /* response cache entries; 0: no cache */
+    int start_timeout_ms;           /* until all ranks are connected */
+    int timeout_ms;                 /* longest time without progress inside an operation that has started */
+    int stall_warning_ms;           /* 0: no stall check */
+    int stall_shutdown_ms;          /* 0: never */
+    const char *allreduce_path;     /* NULL or "": chosen by native/collective/select.c; "shared", "ring": forced */
+};
+
+/* A world of `size` ranks inside this process, for tests: pass it to every rank's options. */
+void *bhvd_inproc_world_create(int size);
+void bhvd_inproc_world_destroy(void *world);    /* after every context of it is destroyed */
+
+/* Connects this rank to all others and starts its progress thread. Blocks until all ranks are there or
+ * start_timeout_ms passed. Strings are copied. On error *out is NULL and nothing is left behind. */
+bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd_context **out,
+                                struct bhvd_error *error);
+
+/* Leaves the job: operations in flight end with BHVD_ERR_SHUTDOWN, other ranks notice, the progress thread ends.
+ * Handles stay valid until dropped. Idempotent, and safe while other threads wait. */
+void bhvd_context_shutdown(bhvd_context *ctx);
+/* shutdown, then frees. No other thread may be inside a call with this context. destroy(NULL) is fine. */
+void bhvd_context_destroy(bhvd_context *ctx);
+
+/* In a child after fork(): marks the context unusable without touching the parent's connections. */
+void bhvd_context_after_fork(bhvd_context *ctx);
+
+/* Monotonic counters since bhvd_context_create. Payload only: headers and negotiation are in control_bytes_sent. */
+struct bhvd_counters {
+    uint64_t operations;            /* finished, one per posted handle */
+    uint64_t executions;            /* collectives run: less than operations where tensors were fused */
+    uint64_t payload_bytes_sent;    /* bytes of tensors or codes that went to other ranks, over any transport */
+    uint64_t payload_bytes_received;
+    uint64_t control_bytes_sent;
+    uint64_t cache_hits, cache_misses;
+};
+void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out);
+
+/* BHVD_OK while usable; else the reason it is not, with the sentence. */
+bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error);
+
+/* Process sets. Id 0 holds all ranks. Ids come from BHVD_PROCESS_SET_ADD operations, equal on all ranks. */
+/* Size of the set, or -1 when there is none with this id. */
+int bhvd_process_set_size(bhvd_context *ctx, int id);
+/* This rank's position in the set, -1 when not a member, -2 when there is no such set. */
+int bhvd_process_set_rank(bhvd_context *ctx, int id);
+/* Copies at most `capacity` global ranks of the set, rising; returns their number, or -1. */
+int bhvd_process_set_ranks(bhvd_context *ctx, int id, int32_t *ranks, int capacity);
+
+/* -------------------------------------------------------------------------------------------------- operations ---- */
+
+struct bhvd_tensor {
+    const void *src;        /* contiguous; NULL allowed when it has no elements */
+    void *dst;              /* equal src: in place. NULL: the core allocates, see bhvd_result */
+    const int64_t *shape;
+    int32_t ndim;
+    int32_t dtype;          /* bhvd_dtype */
+};
+
+/* One operation over tensor_count tensors (more than one: a grouped operation, all or nothing). Pointers inside are read
+ * during bhvd_post only, except tensor memory and error states, which must live until the operation ended. */
+struct bhvd_args {
+    int32_t kind;                   /* bhvd_kind */
+    int32_t process_set;
+    const char *name;               /* full name; ranks match operations by it */
+    const struct bhvd_tensor *tensors;
+    size_t tensor_count;            /* barrier, join, process sets: 0 */
+    int32_t op;                     /* bhvd_op: allreduce, reducescatter, c_lp_s (average or sum) */
+    int32_t root_rank;              /* broadcast: global rank */
+    double prescale_factor, postscale_factor;
+    const int32_t *splits;          /* alltoall: rows of dim 0 for each set rank; NULL: even */
+    size_t split_count;
+    int32_t codec;                  /* c_lp_s: bhvd_codec */
+    int32_t blocking;               /* 1: the caller calls bhvd_wait next, so that its own thread makes the progress */
+    float *worker_error;            /* c_lp_s: error feedback, one float per element of all tensors; NULL: none */
+    float *server_error;            /* c_lp_s: one float per element of one chunk, see bhvd_chunk_count; NULL: none */
+    int32_t device;                 /* -1: CPU memory. GPU index: not served by this build, BHVD_ERR_UNSUPPORTED */
+};
+
+/* Posts an operation and returns at once. Thread-safe. Posting order need not agree between ranks: operations match by
+ * name, within a process set. On BHVD_OK *out must be given to bhvd_handle_drop in the end.
+ * Now: BHVD_ERR_ARGUMENT (nothing was posted), BHVD_ERR_UNSUPPORTED, or the context's own failure.
+ * Later, from bhvd_wait: BHVD_ERR_MISMATCH on every rank of the set, BHVD_ERR_PEER_LOST, _SHUTDOWN, _TIMEOUT. */
+bhvd_status bhvd_post(bhvd_context *ctx, const struct bhvd_args *args, bhvd_handle **out, struct bhvd_error *error);
+
+/* Waits until the operation ended, at most timeout_ms (negative: for ever), and returns how it ended, or
+ * BHVD_IN_PROGRESS. May be called again, and from several threads. */
+bhvd_status bhvd_wait(bhvd_handle *handle, int timeout_ms, struct bhvd_error *error);
+/* 1 when the operation ended, else 0. Never blocks. */
+int bhvd_poll(bhvd_handle *handle);
+/* The number an operation yields (join, process sets); 0 for others. */
+int64_t bhvd_handle_value(bhvd_handle *handle);
+/* Gives the handle back. An operation still running goes on; its tensors must live until then. drop(NULL) is fine. */
+void bhvd_handle_drop(bhvd_handle *handle);
+
+/* What the core allocated for tensor `index` (posted with dst NULL) of an operation that ended with BHVD_OK. */
+struct bhvd_result {
+    void *data;             /* 64-byte aligned; NULL when it has no bytes */
+    size_t nbytes;
+    int64_t dim0;           /* the first dimension; the others are those of the input */
+};
+bhvd_status bhvd_result(bhvd_handle *handle, size_t index, struct bhvd_result *out);
+/* The same, and ownership passes to the caller: bhvd_result_free(data). */
+bhvd_status bhvd_result_take(bhvd_handle *handle, size_t index, struct bhvd_result *out);
+void bhvd_result_free(void *data);
+/* alltoall: rows received from each set rank of tensor `index`; count = set size. */
+bhvd_status bhvd_received_splits(bhvd_handle *handle, size_t index, int32_t *splits, size_t count);
+
+/* -------------------------------------------------------------------------------------- codecs, kernels, facts ---- */
+
+/* Elements of the longest chunk when `count` elements are cut for `size` ranks (first count % size chunks one longer). */
+size_t bhvd_chunk_count(size_t count, int size);
+/* Bytes that `count` elements of `dtype` take encoded; 0: the codec does not take this dtype. */
+size_t bhvd_encoded_size(bhvd_codec codec, bhvd_dtype dtype, size_t count);
+/* dst holds bhvd_encoded_size bytes. Any alignment. */
+bhvd_status bhvd_encode(bhvd_codec codec, bhvd_dtype dtype, void *dst, const void *src, size_t count);
+bhvd_status bhvd_decode(bhvd_codec codec, bhvd_dtype dtype, void *dst, const void *src, size_t count);
+
+size_t bhvd_dtype_size(bhvd_dtype dtype);
+const char *bhvd_dtype_name(bhvd_dtype dtype);
+/* "scalar", "avx2" or "avx512": the widest instruction set this CPU runs and this build has. */
+const char *bhvd_cpu_features(void);
+const char *bhvd_version(void);
+
+#endif

@@ -1,0 +1,41 @@
+// The meeting point: an allgather of one small blob per rank, before any rank knows another's address.
+//
+// Server side (bhvd_rendezvous_create): a thread that accepts connections on one TCP port, authenticates each
+// (auth.h), reads one request (scope, rank, size, blob) and holds the connection until all `size` ranks of that scope
+// have arrived; then each gets all blobs and the scope is forgotten. Any number of scopes may be open at once, also
+// several times the same name one after the other. Connections are served concurrently: a slow, idle or hostile one
+// delays nobody, is dropped after a few seconds without a complete authenticated request, and their number is bounded.
+// Disagreement (two sizes, a rank twice, rank >= size) is answered to every rank of the scope with the sentence.
+#ifndef BHVD_RENDEZVOUS_H
+#define BHVD_RENDEZVOUS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "bagua_hvd.h"
+
+enum { RENDEZVOUS_BLOB_MAX = 4096, RENDEZVOUS_SCOPE_MAX = 255, RENDEZVOUS_SIZE_MAX = 16384 };
+
+struct rendezvous_blob {
+    uint32_t size;
+    unsigned char data[RENDEZVOUS_BLOB_MAX];
+};
+
+struct rendezvous_address {
+    const char *host;           // numeric IPv4
+    int port;
+    const void *secret;
+    size_t secret_size;
+};
+
+// Sends `mine`, fills all[0..size-1] in rank order. Retries to connect until the server is up, at most until
+// deadline_ns.
+// BHVD_ERR_TIMEOUT names the ranks that did not arrive (at most eight, then "and N more"): the client tells the server
+// how long it waits, and the server answers then. BHVD_ERR_AUTH: the secret is stale or wrong; says which variable to
+// check (_HOROVOD_SECRET_KEY). BHVD_ERR_SYSTEM: nobody listens there, naming host and port.
+// BHVD_ERR_MISMATCH: the server's sentence on disagreement.
+bhvd_status rendezvous_exchange(const struct rendezvous_address *address, const char *scope, int rank, int size,
+                                const struct rendezvous_blob *mine, struct rendezvous_blob *all, int64_t deadline_ns,
+                                struct bhvd_error *error);
+
+#endif
