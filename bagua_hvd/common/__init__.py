@@ -1,0 +1,1 @@
+"""What every front end shares: the rules of the collectives, process sets, the runtime. Imports no framework."""

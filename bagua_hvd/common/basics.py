@@ -1,0 +1,251 @@
+"""The runtime of this process: one native context, made by init() and shared by every front end.
+
+Facts of the job (rank, size, ...) are kept here, so that asking for them costs nothing and works in forked children,
+whose context does not.
+"""
+import atexit
+import itertools
+import os
+import threading
+
+from bagua_hvd.common import environment, native, objects, process_sets
+from bagua_hvd.common.exceptions import HorovodInternalError
+
+# Horovod's reduction constants.
+Average = native.OP_AVERAGE
+Sum = native.OP_SUM
+Adasum = native.OP_ADASUM
+Min = native.OP_MIN
+Max = native.OP_MAX
+Product = native.OP_PRODUCT
+
+NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
+
+
+class _Runtime:
+    """The state between init() and shutdown(). `context` and `options` are None outside."""
+
+    def __init__(self):
+        self.lock = threading.RLock()
+        self.context = None
+        self.options = None
+        self.inits = 0                          # names the meeting: ranks of different inits never mix
+        self.handle_numbers = itertools.count(1)
+        self.handles = {}                       # int handle -> collectives.Pending
+        self.atexit_registered = False
+
+
+runtime = _Runtime()
+
+
+def context(exception=HorovodInternalError):
+    """The native context of the runtime; raises `exception` before init()."""
+    current = runtime.context
+    if current is None:
+        raise exception(NOT_INITIALIZED)
+    return current
+
+
+def _options():
+    options = runtime.options
+    if options is None:
+        raise ValueError(NOT_INITIALIZED)
+    return options
+
+
+def dynamic_process_sets():
+    """Whether process sets may be added and removed after init()."""
+    return _options().dynamic_process_sets
+
+
+def init(comm=None, process_sets=None):
+    """Starts the runtime: connects this process to the other ranks of its job. Does nothing when it is running.
+
+    Without launcher variables in the environment the job has one rank.
+
+    Args:
+        comm: None, or all ranks of the job; jobs over a subset of the ranks are not supported yet.
+        process_sets: a list of ProcessSets to register, the same on all ranks, or "dynamic".
+    Raises:
+        ValueError: malformed environment, duplicate or disagreeing process sets, or the ranks did not find each other
+            in time ("Horovod initialization failed. ..."). The runtime is then not running.
+    """
+    with runtime.lock:
+        if runtime.context is not None:
+            return
+        options = environment.read_options()
+        _check_comm(comm, options)
+        static_sets = _static_sets(process_sets, options)
+        runtime.inits += 1
+        options.scope = f"init.{runtime.inits}"
+        try:
+            started = native.Context(options)
+        except (HorovodInternalError, ValueError) as error:
+            raise ValueError(f"Horovod initialization failed. {error}") from error
+        runtime.handle_numbers = itertools.count(1)
+        runtime.handles.clear()
+        runtime.options = options
+        runtime.context = started
+        if not runtime.atexit_registered:
+            runtime.atexit_registered = True
+            atexit.register(shutdown)
+        try:
+            _register_static_sets(started, static_sets, options)
+        except BaseException:
+            shutdown()
+            raise
+
+
+def _check_comm(comm, options):
+    if comm is None:
+        return
+    if not isinstance(comm, (list, tuple, range)):
+        raise ValueError("init(comm=...) takes a list of ranks: this build of bagua_hvd has no MPI.")
+    if sorted(comm) != list(range(options.size)):
+        raise ValueError(
+            f"init(comm={list(comm)}): a job over a subset of its {options.size} ranks is not supported; register the "
+            "subset with init(process_sets=[hvd.ProcessSet(ranks)]) and pass it as process_set=."
+        )
+
+
+def _static_sets(sets, options):
+    if sets is None:
+        return []
+    if isinstance(sets, str):
+        if sets.lower() != "dynamic":
+            raise ValueError(f'init(process_sets={sets!r}): expected a list of ProcessSets or "dynamic".')
+        options.dynamic_process_sets = True
+        return []
+    return [item if isinstance(item, process_sets.ProcessSet) else process_sets.ProcessSet(item) for item in sets]
+
+
+def _register_static_sets(started, static_sets, options):
+    """Checks that all ranks gave the same list, then registers it: ids 1, 2, ... in its order."""
+    process_sets.on_init(options.size)
+    if options.size > 1:
+        mine = [process_set.ranks for process_set in static_sets]
+        for rank, theirs in enumerate(objects.allgather_object(started, mine, "init.process_sets")):
+            if theirs != mine:
+                raise ValueError(
+                    f"Horovod initialization failed. Rank {options.rank} called init() with the process sets {mine}, "
+                    f"but rank {rank} with {theirs}."
+                )
+    for process_set in static_sets:
+        process_sets.register(started, process_set, options.size)
+
+
+def shutdown():
+    """Stops the runtime. Operations in flight fail here and on the other ranks. init() may be called again."""
+    with runtime.lock:
+        stopped = runtime.context
+        if stopped is None:
+            return
+        runtime.context = None
+        runtime.options = None
+        process_sets.on_shutdown()
+        runtime.handle_numbers = itertools.count(1)
+        # Not destroyed here: other threads may be waiting in it. The last reference does that.
+        stopped.shutdown()
+
+
+def _after_fork_in_child():
+    runtime.lock = threading.RLock()
+    forked = runtime.context
+    if forked is not None:
+        forked.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def is_initialized():
+    """Whether the runtime is up."""
+    return runtime.context is not None
+
+
+def rank():
+    """This process's number in the job, from 0. ValueError before init()."""
+    return _options().rank
+
+
+def size():
+    """Number of ranks in the job. ValueError before init()."""
+    return _options().size
+
+
+def local_rank():
+    """This process's number on its host, from 0. ValueError before init()."""
+    return _options().local_rank
+
+
+def local_size():
+    """Number of ranks on this host. ValueError before init()."""
+    return _options().local_size
+
+
+def cross_rank():
+    """Index of this host among those that have this local rank. ValueError before init()."""
+    return _options().cross_rank
+
+
+def cross_size():
+    """Number of hosts that have this local rank. ValueError before init()."""
+    return _options().cross_size
+
+
+def is_homogeneous():
+    """Whether every host has the same number of ranks, as far as this rank's numbers tell. ValueError before init()."""
+    options = _options()
+    return options.local_size * options.cross_size == options.size
+
+
+def mpi_threads_supported():
+    """ValueError always: this build has no MPI."""
+    _options()
+    raise ValueError("Horovod MPI is not enabled; this build of bagua_hvd has its own transports.")
+
+
+def mpi_enabled():
+    """False: this build has no MPI."""
+    return False
+
+
+def mpi_built():
+    """False: this build has no MPI."""
+    return False
+
+
+def gloo_enabled():
+    """True: bagua_hvd's own transports take gloo's place. ValueError before init()."""
+    _options()
+    return True
+
+
+def gloo_built():
+    """True: bagua_hvd's own transports take gloo's place."""
+    return True
+
+
+def nccl_built():
+    """NCCL's version as an int such as 21003; 0: not in this build."""
+    return 0
+
+
+def ddl_built():
+    """False."""
+    return False
+
+
+def ccl_built():
+    """False."""
+    return False
+
+
+def cuda_built():
+    """False: this build serves CPU tensors."""
+    return False
+
+
+def rocm_built():
+    """False."""
+    return False

@@ -1,0 +1,430 @@
+"""The one importer of the cffi module: contexts and running operations as Python objects.
+
+Tensors cross as address, shape and dtype. An Operation keeps the memory of its tensors alive until the core is done
+with it, also when it is dropped early (an interrupt, a handle never synchronized). Everything here may be called from
+any thread; cffi releases the GIL inside native calls.
+
+The structs of bhvd_post are pooled, since building them anew would cost more than a small allreduce in shared memory. A
+call takes one from the pool, so threads never share one.
+"""
+from time import perf_counter_ns
+from typing import NamedTuple
+
+from bagua_hvd.common.exceptions import HorovodInternalError
+
+try:
+    from bagua_hvd._native import ffi, lib
+except ImportError as error:
+    raise ImportError(
+        "the native extension of bagua_hvd is not built: run `pip install .` in the source folder of bagua_hvd "
+        f"(for development: `pip install -e .`); a C compiler is needed. The import failed with: {error}"
+    ) from error
+
+OK = lib.BHVD_OK
+IN_PROGRESS = lib.BHVD_IN_PROGRESS
+ERR_ARGUMENT = lib.BHVD_ERR_ARGUMENT
+ERR_MISMATCH = lib.BHVD_ERR_MISMATCH
+ERR_UNSUPPORTED = lib.BHVD_ERR_UNSUPPORTED
+ERR_PEER_LOST = lib.BHVD_ERR_PEER_LOST
+ERR_SHUTDOWN = lib.BHVD_ERR_SHUTDOWN
+ERR_TIMEOUT = lib.BHVD_ERR_TIMEOUT
+ERR_AUTH = lib.BHVD_ERR_AUTH
+ERR_SYSTEM = lib.BHVD_ERR_SYSTEM
+
+UINT8, INT8, UINT16, INT16 = lib.BHVD_UINT8, lib.BHVD_INT8, lib.BHVD_UINT16, lib.BHVD_INT16
+INT32, INT64 = lib.BHVD_INT32, lib.BHVD_INT64
+FLOAT16, FLOAT32, FLOAT64 = lib.BHVD_FLOAT16, lib.BHVD_FLOAT32, lib.BHVD_FLOAT64
+BOOL, BFLOAT16 = lib.BHVD_BOOL, lib.BHVD_BFLOAT16
+
+OP_AVERAGE, OP_SUM, OP_ADASUM = lib.BHVD_OP_AVERAGE, lib.BHVD_OP_SUM, lib.BHVD_OP_ADASUM
+OP_MIN, OP_MAX, OP_PRODUCT = lib.BHVD_OP_MIN, lib.BHVD_OP_MAX, lib.BHVD_OP_PRODUCT
+
+ALLREDUCE, ALLGATHER, BROADCAST = lib.BHVD_ALLREDUCE, lib.BHVD_ALLGATHER, lib.BHVD_BROADCAST
+ALLTOALL, REDUCESCATTER = lib.BHVD_ALLTOALL, lib.BHVD_REDUCESCATTER
+BARRIER, JOIN, C_LP_S = lib.BHVD_BARRIER, lib.BHVD_JOIN, lib.BHVD_C_LP_S
+PROCESS_SET_ADD, PROCESS_SET_REMOVE = lib.BHVD_PROCESS_SET_ADD, lib.BHVD_PROCESS_SET_REMOVE
+
+CODEC_NONE, CODEC_MINMAX_UINT8 = lib.BHVD_CODEC_NONE, lib.BHVD_CODEC_MINMAX_UINT8
+
+# A wait looks at Python's signals this often, so that Ctrl-C ends it.
+WAIT_SLICE_MS = 200
+
+_MAX_POOLED_NDIM = 8
+_VOID_POINTER = ffi.typeof("void *")
+_FLOAT_POINTER = ffi.typeof("float *")
+_CHARS = ffi.typeof("char[]")
+_INT32S = ffi.typeof("int32_t[]")
+_INT64S = ffi.typeof("int64_t[]")
+_UINTPTR = ffi.typeof("uintptr_t")
+_NULL = ffi.NULL
+
+
+class TensorView(NamedTuple):
+    """Where a tensor lies. dst: 0, the core allocates; equal to src, in place. owner keeps src and dst alive."""
+
+    src: int
+    dst: int
+    shape: tuple
+    dtype: int
+    owner: object
+
+
+class Counters(NamedTuple):
+    """Sums since the context was created; see struct bhvd_counters. blocked_ns: time Python spent waiting."""
+
+    operations: int
+    executions: int
+    payload_bytes_sent: int
+    payload_bytes_received: int
+    control_bytes_sent: int
+    cache_hits: int
+    cache_misses: int
+    blocked_ns: int
+
+
+def raise_for_status(status, message):
+    """Raises what a native failure means to Python: ValueError for a wrong call, else HorovodInternalError.
+
+    The exception carries the code as `status`, for front ends that have exceptions of their own.
+    """
+    if status == OK:
+        return
+    error = ValueError(message) if status == ERR_ARGUMENT else HorovodInternalError(message)
+    error.status = status
+    raise error
+
+
+class _Call:
+    """The structs of one bhvd_post, reused by later ones."""
+
+    __slots__ = ("args", "tensor", "shape", "out", "error")
+
+    def __init__(self):
+        self.args = ffi.new("struct bhvd_args *")
+        self.tensor = ffi.new("struct bhvd_tensor *")
+        self.shape = ffi.new("int64_t[]", _MAX_POOLED_NDIM)
+        self.tensor.shape = self.shape
+        self.out = ffi.new("bhvd_handle **")
+        self.error = ffi.new("struct bhvd_error *")
+
+
+_calls = []
+_errors = []
+
+
+def _take_error():
+    try:
+        return _errors.pop()
+    except IndexError:
+        return ffi.new("struct bhvd_error *")
+
+
+def _message(error):
+    return ffi.string(error.message).decode("utf-8", "replace")
+
+
+def _tensor_array(tensors):
+    """The native array over `tensors`, and what must live as long as it."""
+    shapes = ffi.new(_INT64S, [d for view in tensors for d in view.shape] or 1)
+    array = ffi.new("struct bhvd_tensor[]", len(tensors))
+    offset = 0
+    for entry, (src, dst, shape, dtype, _) in zip(array, tensors, strict=True):
+        entry.src = ffi.cast(_VOID_POINTER, src)
+        entry.dst = ffi.cast(_VOID_POINTER, dst)
+        entry.shape = shapes + offset
+        entry.ndim = len(shape)
+        entry.dtype = dtype
+        offset += len(shape)
+    return array, shapes
+
+
+class Operation:
+    """A posted operation. Holds the native handle and the memory of its tensors."""
+
+    __slots__ = ("_handle", "_context", "_owners", "_status", "_message")
+
+    def __init__(self, handle, context, owners):
+        self._handle = handle
+        self._context = context
+        self._owners = owners
+        self._status = IN_PROGRESS
+        self._message = ""
+
+    def wait(self):
+        """Blocks until the operation ended; raises as it ended. May be called again."""
+        status = self._status
+        if status == IN_PROGRESS:
+            error = _take_error()
+            handle = self._handle
+            started = perf_counter_ns()
+            status = lib.bhvd_wait(handle, WAIT_SLICE_MS, error)
+            while status == IN_PROGRESS:
+                status = lib.bhvd_wait(handle, WAIT_SLICE_MS, error)
+            self._context.blocked_ns += perf_counter_ns() - started
+            if status != OK:
+                self._message = _message(error)
+            self._status = status
+            self._owners = None
+            _errors.append(error)
+        if status != OK:
+            raise_for_status(status, self._message)
+
+    def done(self):
+        """True once the operation ended, well or not. Never blocks."""
+        return self._status != IN_PROGRESS or lib.bhvd_poll(self._handle) != 0
+
+    @property
+    def value(self):
+        """The number an ended operation yields: last rank of a join, id of a process set."""
+        return lib.bhvd_handle_value(self._handle)
+
+    def result(self, index):
+        """Takes what the core allocated for tensor `index` (posted with dst 0): (address, nbytes, dim0, owner).
+
+        The memory lives as long as `owner`, None when there are no bytes. To be called once, after wait().
+        """
+        result = ffi.new("struct bhvd_result *")
+        status = lib.bhvd_result_take(self._handle, index, result)
+        if status != OK:
+            raise_for_status(status, f"the operation has no result {index}")
+        data = result.data
+        if not result.nbytes:
+            lib.bhvd_result_free(data)
+            return 0, 0, result.dim0, None
+        return int(ffi.cast(_UINTPTR, data)), result.nbytes, result.dim0, ffi.gc(data, lib.bhvd_result_free)
+
+    def received_splits(self, index, count):
+        """alltoall: the rows of tensor `index` received from each of the set's `count` ranks."""
+        splits = ffi.new(_INT32S, count)
+        status = lib.bhvd_received_splits(self._handle, index, splits, count)
+        if status != OK:
+            raise_for_status(status, f"the operation has no received splits for tensor {index} and {count} ranks")
+        return list(splits)
+
+    def __del__(self):
+        if self._status == IN_PROGRESS and not lib.bhvd_poll(self._handle):
+            # The core still reads and writes the tensors: their memory must outlive this object.
+            self._context.abandoned.append((self._handle, self._owners))
+        else:
+            lib.bhvd_handle_drop(self._handle)
+
+
+class Context:
+    """One rank's place in a job: its connections and its progress thread. Destroyed with its last reference.
+
+    Args:
+        options: an object with the attributes of common.environment.Options.
+    Raises:
+        ValueError: an option is wrong.
+        HorovodInternalError: the other ranks did not appear in time, or the system refused.
+    """
+
+    __slots__ = ("_pointer", "abandoned", "blocked_ns", "__weakref__")
+
+    def __init__(self, options):
+        strings = []
+
+        def text(value):
+            if value is None:
+                return _NULL
+            strings.append(ffi.new(_CHARS, value.encode()))
+            return strings[-1]
+
+        native = ffi.new("struct bhvd_context_options *")
+        for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "rendezvous_port",
+                     "fusion_threshold", "cache_capacity", "start_timeout_ms", "timeout_ms", "stall_warning_ms",
+                     "stall_shutdown_ms"):
+            setattr(native, name, getattr(options, name))
+        for name in ("transport", "rendezvous_host", "scope", "listen_host", "host_id", "allreduce_path"):
+            setattr(native, name, text(getattr(options, name)))
+        secret = ffi.from_buffer(options.secret)
+        native.secret = secret
+        native.secret_size = len(options.secret)
+        native.inproc_world = options.inproc_world or _NULL
+        out = ffi.new("bhvd_context **")
+        error = ffi.new("struct bhvd_error *")
+        status = lib.bhvd_context_create(native, out, error)
+        if status != OK:
+            raise_for_status(status, _message(error))
+        self._pointer = ffi.gc(out[0], lib.bhvd_context_destroy)
+        self.abandoned = []
+        self.blocked_ns = 0
+
+    def post(self, kind, name, tensors=(), *, process_set=0, op=OP_SUM, prescale_factor=1.0, postscale_factor=1.0,
+             root_rank=0, splits=None, codec=0, worker_error=0, server_error=0, blocking=False, owner=None):
+        """Posts an operation; see bhvd_post.
+
+        Args:
+            kind: a native kind (ALLREDUCE, ...).
+            name: full name; ranks match operations by it.
+            tensors: TensorViews; more than one is a group, all or nothing.
+            splits: int32 values: rows for each rank (alltoall), ranks (process sets).
+            worker_error, server_error: addresses of float32 error states, or 0.
+            blocking: the caller waits at once, so that its thread makes the progress.
+            owner: kept alive until the operation ended, besides the owners of the tensors (for the error states).
+        Returns:
+            An Operation.
+        Raises:
+            ValueError: this call is wrong, nothing was posted. HorovodInternalError: the context has failed.
+        """
+        if self.abandoned:
+            self._drop_abandoned()
+        try:
+            call = _calls.pop()
+        except IndexError:
+            call = _Call()
+        args = call.args
+        cast = ffi.cast
+        # Whatever is pointed to needs a name until the native call returned.
+        name_chars = ffi.new(_CHARS, name.encode())
+        args.kind = kind
+        args.process_set = process_set
+        args.name = name_chars
+        count = len(tensors)
+        args.tensor_count = count
+        if count == 1 and len(tensors[0][2]) <= _MAX_POOLED_NDIM:
+            src, dst, shape, dtype, _ = tensors[0]
+            tensor = call.tensor
+            tensor.src = cast(_VOID_POINTER, src)
+            tensor.dst = cast(_VOID_POINTER, dst)
+            tensor.dtype = dtype
+            ndim = len(shape)
+            tensor.ndim = ndim
+            if ndim == 1:
+                call.shape[0] = shape[0]
+            elif ndim:
+                call.shape[0:ndim] = shape
+            args.tensors = tensor
+        elif count:
+            array = _tensor_array(tensors)
+            args.tensors = array[0]
+        else:
+            args.tensors = _NULL
+        args.op = op
+        args.root_rank = root_rank
+        args.prescale_factor = prescale_factor
+        args.postscale_factor = postscale_factor
+        if splits is None:
+            args.splits = _NULL
+            args.split_count = 0
+        else:
+            split_array = ffi.new(_INT32S, splits)
+            args.splits = split_array
+            args.split_count = len(splits)
+        args.codec = codec
+        args.blocking = blocking
+        args.worker_error = cast(_FLOAT_POINTER, worker_error) if worker_error else _NULL
+        args.server_error = cast(_FLOAT_POINTER, server_error) if server_error else _NULL
+        args.device = -1
+        status = lib.bhvd_post(self._pointer, args, call.out, call.error)
+        if status != OK:
+            message = _message(call.error)
+            _calls.append(call)
+            raise_for_status(status, message)
+        operation = Operation(call.out[0], self, (tensors, owner))
+        _calls.append(call)
+        return operation
+
+    def _drop_abandoned(self):
+        entries, self.abandoned = self.abandoned, []
+        for entry in entries:
+            if lib.bhvd_poll(entry[0]):
+                lib.bhvd_handle_drop(entry[0])
+            else:
+                self.abandoned.append(entry)
+
+    def counters(self):
+        """The context's Counters."""
+        native = ffi.new("struct bhvd_counters *")
+        lib.bhvd_context_counters(self._pointer, native)
+        return Counters(*(getattr(native, name) for name in Counters._fields[:-1]), self.blocked_ns)
+
+    def check(self):
+        """Raises the reason when the context is not usable any more."""
+        error = ffi.new("struct bhvd_error *")
+        status = lib.bhvd_context_status(self._pointer, error)
+        if status != OK:
+            raise_for_status(status, _message(error))
+
+    def process_set_size(self, process_set):
+        """Number of ranks, -1 when there is no such set."""
+        return lib.bhvd_process_set_size(self._pointer, process_set)
+
+    def process_set_rank(self, process_set):
+        """This rank's position, -1 when it is not a member, -2 when there is no such set."""
+        return lib.bhvd_process_set_rank(self._pointer, process_set)
+
+    def process_set_ranks(self, process_set):
+        """The global ranks of the set, rising, or None when there is no such set."""
+        size = self.process_set_size(process_set)
+        if size < 0:
+            return None
+        ranks = ffi.new(_INT32S, size)
+        return list(ranks[0:lib.bhvd_process_set_ranks(self._pointer, process_set, ranks, size)])
+
+    def shutdown(self):
+        """Leaves the job; operations in flight end with HorovodInternalError. Idempotent, safe while others wait."""
+        lib.bhvd_context_shutdown(self._pointer)
+        self._drop_abandoned()
+
+    def close(self):
+        """Frees the context now. No other thread may be using it, and it must not be used afterwards."""
+        self.shutdown()
+        ffi.release(self._pointer)
+
+    def after_fork(self):
+        """In a child process: makes the context unusable, and leaves the parent's connections alone."""
+        lib.bhvd_context_after_fork(self._pointer)
+        ffi.gc(self._pointer, None)     # the child must not destroy what the parent's threads own
+
+
+def bytes_view(source, target=None):
+    """A uint8 TensorView over bytes-like objects: from `source`, in place when `target` is None."""
+    src = ffi.from_buffer(source)
+    dst = src if target is None else ffi.from_buffer(target, require_writable=True)
+    return TensorView(int(ffi.cast(_UINTPTR, src)), int(ffi.cast(_UINTPTR, dst)), (len(src),), UINT8, (src, dst))
+
+
+def gathered_view(source):
+    """A uint8 TensorView over a bytes-like object whose result the core allocates."""
+    src = ffi.from_buffer(source)
+    return TensorView(int(ffi.cast(_UINTPTR, src)), 0, (len(src),), UINT8, src)
+
+
+def buffer(owner, nbytes):
+    """The memory of a result as a writable Python buffer, which keeps `owner` alive."""
+    return ffi.buffer(owner, nbytes)
+
+
+def dtype_name(dtype):
+    return ffi.string(lib.bhvd_dtype_name(dtype)).decode()
+
+
+def dtype_size(dtype):
+    return lib.bhvd_dtype_size(dtype)
+
+
+def chunk_count(count, size):
+    """Elements of the longest chunk when `count` elements are cut for `size` ranks."""
+    return lib.bhvd_chunk_count(count, size)
+
+
+class Rendezvous:
+    """The meeting point of a job. Lives until close() or its last reference.
+
+    Args:
+        secret: bytes that every rank must prove to know.
+        host: numeric IPv4 address to bind. port: 0 for any free one.
+    """
+
+    def __init__(self, secret, host="127.0.0.1", port=0):
+        out = ffi.new("bhvd_rendezvous **")
+        error = ffi.new("struct bhvd_error *")
+        status = lib.bhvd_rendezvous_create(host.encode(), port, ffi.from_buffer(secret), len(secret), out, error)
+        if status != OK:
+            raise_for_status(status, _message(error))
+        self._pointer = ffi.gc(out[0], lib.bhvd_rendezvous_destroy)
+        self.port = lib.bhvd_rendezvous_port(self._pointer)
+
+    def close(self):
+        ffi.release(self._pointer)

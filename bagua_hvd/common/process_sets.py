@@ -1,0 +1,192 @@
+"""Process sets: subsets of the ranks that run collectives among themselves.
+
+A ProcessSet is a list of ranks that, once registered, also has an id. Registration is collective over all ranks of the
+job, members or not; ids are given by the core and equal everywhere. Shutting the runtime down unregisters every set.
+"""
+import threading
+
+from bagua_hvd.common import native
+
+
+class ProcessSet:
+    """Some ranks of the job. Unregistered until `init(process_sets=...)` or `add_process_set` has seen it.
+
+    Args:
+        ranks_or_comm: global ranks, in any order; they are sorted.
+    Raises:
+        ValueError: an entry is not an int, or an MPI communicator was given (this build has no MPI).
+    Attributes:
+        process_set_id: None before registration. ranks: sorted list. mpi_comm: always None.
+    """
+
+    process_set_id = None
+    ranks = None
+    mpi_comm = None
+
+    def __init__(self, ranks_or_comm):
+        try:
+            ranks = list(ranks_or_comm)
+        except TypeError:
+            raise ValueError(
+                "ProcessSet takes a sequence of ranks; MPI communicators are not supported by this build of bagua_hvd."
+            ) from None
+        for rank in ranks:
+            if not isinstance(rank, int) or isinstance(rank, bool):
+                raise ValueError(f"ProcessSet takes ranks as ints, but got {rank!r}.")
+        self.ranks = sorted(ranks)
+
+    def size(self):
+        """Number of ranks in the set, None before registration. ValueError: the id is unknown to the runtime."""
+        if self.process_set_id is None:
+            return None
+        size = _context().process_set_size(self.process_set_id)
+        if size < 0:
+            raise ValueError(f"{self} is not registered with the runtime.")
+        return size
+
+    def rank(self):
+        """This rank's position in the set, None before registration. ValueError: this rank is not a member."""
+        if self.process_set_id is None:
+            return None
+        rank = _context().process_set_rank(self.process_set_id)
+        if rank == -1:
+            raise ValueError(f"This rank is not a member of {self}.")
+        if rank < 0:
+            raise ValueError(f"{self} is not registered with the runtime.")
+        return rank
+
+    def included(self):
+        """Whether this rank is a member, by `ranks` alone; None when those are not known yet."""
+        if self.ranks is None:
+            return None
+        from bagua_hvd.common import basics
+
+        return basics.rank() in self.ranks
+
+    def __str__(self):
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+    __repr__ = __str__
+
+
+class _GlobalProcessSet(ProcessSet):
+    """All ranks: id 0 always, `ranks` known from init to shutdown."""
+
+    process_set_id = 0
+
+    def __init__(self):
+        pass
+
+    def included(self):
+        from bagua_hvd.common import basics
+
+        basics.rank()       # raises before init
+        return True
+
+
+global_process_set = _GlobalProcessSet()
+
+_lock = threading.Lock()
+_registered = {}            # id -> ProcessSet, without the global one
+
+
+def _context():
+    from bagua_hvd.common import basics
+
+    return basics.context(ValueError)
+
+
+def check_ranks(ranks, size):
+    """ValueError unless `ranks` can be a new process set of a job of `size` ranks."""
+    if not ranks:
+        raise ValueError("A process set needs at least one rank.")
+    if len(set(ranks)) != len(ranks):
+        raise ValueError(f"A process set holds each rank once, but got {ranks}.")
+    if ranks[0] < 0 or ranks[-1] >= size:
+        raise ValueError(f"A process set holds ranks from 0 to {size - 1}, but got {ranks}.")
+    with _lock:
+        known = [list(range(size)), *(process_set.ranks for process_set in _registered.values())]
+    if ranks in known:
+        raise ValueError(f"Attempted to add a duplicate process set: {ranks}.")
+
+
+def register(context, process_set, size):
+    """Registers `process_set` with `context`; collective over all ranks, which pass the same one.
+
+    `size` is the job's. Raises as add_process_set, except that it does not ask for dynamic process sets.
+    """
+    check_ranks(process_set.ranks, size)
+    name = "process_set.add." + "_".join(map(str, process_set.ranks))
+    operation = context.post(native.PROCESS_SET_ADD, name, splits=process_set.ranks, blocking=True)
+    operation.wait()
+    process_set.process_set_id = operation.value
+    with _lock:
+        _registered[process_set.process_set_id] = process_set
+
+
+def on_init(size):
+    """Called by basics once the runtime is up."""
+    global_process_set.ranks = list(range(size))
+
+
+def on_shutdown():
+    """Called by basics: no set is registered any more."""
+    with _lock:
+        for process_set in _registered.values():
+            process_set.process_set_id = None
+        _registered.clear()
+    global_process_set.ranks = None
+
+
+def _check_dynamic(verb):
+    from bagua_hvd.common import basics
+
+    if not basics.dynamic_process_sets():
+        raise ValueError(
+            f"Process sets can be {verb} after init() only in dynamic mode: call init(process_sets=\"dynamic\"), or "
+            "set the environment variable HOROVOD_DYNAMIC_PROCESS_SETS=1."
+        )
+
+
+def add_process_set(process_set):
+    """Registers a process set while the job runs. Blocks until all ranks, also non-members, called it alike.
+
+    Args:
+        process_set: a ProcessSet or a sequence of global ranks.
+    Returns:
+        The registered ProcessSet.
+    Raises:
+        ValueError: not in dynamic mode, before init, or a set of these ranks exists. Nothing was sent.
+        HorovodInternalError: a rank was lost, or the job was shut down.
+    """
+    context = _context()
+    _check_dynamic("added")
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    if process_set.process_set_id is not None:
+        raise ValueError(f"Attempted to add a duplicate process set: {process_set}.")
+    register(context, process_set, context.process_set_size(0))
+    return process_set
+
+
+def remove_process_set(process_set):
+    """Unregisters a process set. Blocks until all ranks, also non-members, called it. Its id may be given to another.
+
+    Returns:
+        True, or False for the global set and for one that is not registered. The set's `process_set_id` is None then.
+    Raises:
+        ValueError: not in dynamic mode, or before init.
+    """
+    context = _context()
+    _check_dynamic("removed")
+    id = process_set.process_set_id
+    if process_set is global_process_set or id is None:
+        return False
+    operation = context.post(native.PROCESS_SET_REMOVE, f"process_set.remove.{id}", root_rank=id, blocking=True)
+    operation.wait()
+    removed = operation.value == 1
+    if removed:
+        with _lock:
+            _registered.pop(id, None)
+        process_set.process_set_id = None
+    return removed

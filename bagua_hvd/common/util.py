@@ -1,0 +1,167 @@
+"""Small helpers under Horovod's names (`horovod.common.util`), and those of our own that no other file should hold."""
+import functools
+import importlib.util
+import os
+import sysconfig
+import warnings
+from collections.abc import Iterable
+from contextlib import contextmanager
+
+from bagua_hvd.common.exceptions import HorovodVersionMismatchError, get_version_mismatch_message
+
+
+def doc_from(source, note=None):
+    """Decorator: takes the docstring of `source`, after a `note` on this form of it."""
+
+    def decorate(function):
+        function.__doc__ = f"{note}\n\n    {source.__doc__}" if note else source.__doc__
+        return function
+
+    return decorate
+
+
+def get_ext_suffix():
+    """File name ending of extension modules, such as `.cpython-312-x86_64-linux-gnu.so`."""
+    return sysconfig.get_config_var("EXT_SUFFIX") or ".so"
+
+
+def get_extension_full_path(pkg_path, *args):
+    """Path of extension module `args` (folders, then base name) beside the file `pkg_path`."""
+    return os.path.join(os.path.dirname(pkg_path), *args[:-1], args[-1] + get_ext_suffix())
+
+
+def check_extension(ext_name, ext_env_var, pkg_path, *args):
+    """ImportError unless the native core is there; it serves every framework, so the arguments only name things."""
+    if not _core_available():
+        raise ImportError(
+            f"Extension {ext_name} has not been built: the native core bagua_hvd._native is missing. "
+            "Run `pip install .` in the source folder of bagua_hvd."
+        )
+
+
+def _core_available():
+    return importlib.util.find_spec("bagua_hvd._native") is not None
+
+
+def extension_available(ext_base_name, verbose=False):
+    """Whether front end `ext_base_name` ("torch", "tensorflow") can run: the core and the framework are there."""
+    available = _core_available() and importlib.util.find_spec(ext_base_name) is not None
+    if verbose:
+        print(f"bagua_hvd: front end {ext_base_name} is {'' if available else 'not '}available")
+    return available
+
+
+def gpu_available(ext_base_name, verbose=False):
+    """False: this build serves CPU tensors."""
+    return False
+
+
+def _built(value):
+    def built(verbose=False):
+        return value if _core_available() else None
+
+    return built
+
+
+mpi_built = _built(False)
+gloo_built = _built(True)
+nccl_built = _built(0)
+ddl_built = _built(False)
+ccl_built = _built(False)
+for _name in ("mpi", "gloo", "nccl", "ddl", "ccl"):
+    _function = globals()[f"{_name}_built"]
+    _function.__name__ = _function.__qualname__ = f"{_name}_built"
+    _function.__doc__ = f"What basics.{_name}_built() says; None when the native core is missing."
+
+
+def check_installed_version(name, version, exception=None):
+    """Compares the installed framework's version with `version`: warns, or raises when `exception` is given."""
+    installed = importlib.import_module(name).__version__
+    if installed == version:
+        return
+    if exception is None:
+        warnings.warn(get_version_mismatch_message(name, version, installed), stacklevel=2)
+    else:
+        raise HorovodVersionMismatchError(name, version, installed) from exception
+
+
+@contextmanager
+def env(**kwargs):
+    """Sets environment variables for the time of the block; those given as None are left alone."""
+    saved = {}
+    try:
+        for name, value in kwargs.items():
+            if value is not None:
+                saved[name] = os.environ.get(name)
+                os.environ[name] = str(value)
+        yield
+    finally:
+        for name, value in saved.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _cache(f):
+    """Remembers the function's results by its arguments."""
+    known = {}
+
+    @functools.wraps(f)
+    def cached(*args, **kwargs):
+        key = (args, frozenset(kwargs.items()))
+        if key not in known:
+            known[key] = f(*args, **kwargs)
+        return known[key]
+
+    return cached
+
+
+def get_average_backwards_compatibility_fun(reduce_ops):
+    """handle_average_backwards_compatibility(op, average) over the constants of `reduce_ops` (Average, Sum)."""
+
+    def handle_average_backwards_compatibility(op, average):
+        """The reduction op that the two spellings mean; neither: Average. ValueError: both were given."""
+        if average is None:
+            return reduce_ops.Average if op is None else op
+        if op is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        warnings.warn("Parameter `average` has been replaced with `op` and will be removed.", DeprecationWarning,
+                      stacklevel=3)
+        return reduce_ops.Average if average else reduce_ops.Sum
+
+    return handle_average_backwards_compatibility
+
+
+def num_rank_is_power_2(num_rank):
+    """Whether the number of ranks is a power of 2."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def split_list(l, n):  # noqa: E741
+    """`l` cut into n pieces whose lengths differ by one at most, the longer ones first."""
+    size, longer = divmod(len(l), n)
+    starts = [i * size + min(i, longer) for i in range(n + 1)]
+    return [l[start:end] for start, end in zip(starts[:-1], starts[1:], strict=True)]
+
+
+def is_iterable(x):
+    """Whether x can be iterated over."""
+    return isinstance(x, Iterable) or hasattr(x, "__getitem__")
+
+
+def is_version_greater_equal_than(ver, target):
+    """Compares versions of the form x.y.z; what follows (`.dev0`, `+cpu`) is ignored. ValueError for other forms."""
+    return _version(ver) >= _version(target)
+
+
+def _version(text):
+    if not isinstance(text, str):
+        raise ValueError(f"expected a version as a string such as '2.1.0', not {text!r}")
+    parts = text.split("+")[0].split(".")
+    if len(parts) < 3 or not all(part.isdigit() for part in parts[:2]):
+        raise ValueError(f"expected a version such as '2.1.0', not {text!r}")
+    digits = parts[2][:len(parts[2]) - len(parts[2].lstrip("0123456789"))]
+    if not digits:
+        raise ValueError(f"expected a version such as '2.1.0', not {text!r}")
+    return int(parts[0]), int(parts[1]), int(digits)

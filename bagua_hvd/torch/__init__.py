@@ -1,0 +1,76 @@
+# ruff: noqa: F401  (this file is the list of what scripts use)
+"""bagua_hvd for PyTorch: `import bagua_hvd.torch as hvd` where a script has `import horovod.torch as hvd`."""
+import torch as _torch
+
+from bagua_hvd.common.basics import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+)
+from bagua_hvd.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from bagua_hvd.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from bagua_hvd.torch.compression import Compression
+from bagua_hvd.torch.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+from bagua_hvd.torch.mpi_ops import (
+    allgather,
+    allgather_async,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    alltoall,
+    alltoall_async,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    join,
+    poll,
+    reducescatter,
+    reducescatter_async,
+    sparse_allreduce_async,
+    synchronize,
+)
+from bagua_hvd.torch.optimizer import DistributedOptimizer
+
+__all__ = [name for name in globals() if not name.startswith("_")]
+
+
+def _check_has_gpu():
+    return _torch.cuda.is_available()

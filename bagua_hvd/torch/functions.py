@@ -1,0 +1,167 @@
+"""Parameters, optimizer state and Python objects, from one rank to all or from all to all."""
+from collections.abc import Mapping
+
+import torch
+
+from bagua_hvd.common import basics, objects
+from bagua_hvd.common.collectives import begin
+from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd.torch.mpi_ops import broadcast_async_, synchronize
+
+
+def broadcast_parameters(params, root_rank):
+    """Overwrites the tensors with those of the root; blocks until all are there.
+
+    Args:
+        params: dict such as `model.state_dict()`; or a list of tensors or of (name, tensor) pairs, in the same order on
+            all ranks. None entries are passed over. Tensors that are not contiguous (channels_last) are welcome.
+        root_rank: global rank.
+    Raises:
+        ValueError: params is something else, such as a generator: use list(model.named_parameters()).
+        HorovodInternalError: ranks disagree about the tensors, or a rank was lost.
+    """
+    if isinstance(params, Mapping):
+        named = sorted(params.items())
+    elif isinstance(params, list):
+        named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
+    else:
+        raise ValueError(f"invalid params of type: {type(params)}; expected a dict, or a list of tensors or pairs")
+    _broadcast_tensors(named, root_rank)
+
+
+def _broadcast_tensors(named, root_rank):
+    running = []
+    for name, tensor in named:
+        if tensor is None:
+            continue
+        contiguous = tensor.detach()
+        if not contiguous.is_contiguous():
+            contiguous = contiguous.contiguous()
+        running.append((broadcast_async_(contiguous, root_rank, name), contiguous, tensor))
+    for handle, contiguous, tensor in running:
+        synchronize(handle)
+        if contiguous.data_ptr() != tensor.data_ptr():
+            with torch.no_grad():
+                tensor.copy_(contiguous)
+
+
+class _TensorFacts:
+    """Stands for a tensor in the pickled state: what a rank needs to make room for it."""
+
+    def __init__(self, tensor):
+        self.shape = tuple(tensor.shape)
+        self.dtype = tensor.dtype
+        self.on_cpu = tensor.device.type == "cpu"
+
+    def room(self, existing, device):
+        """`existing` when it fits, else a new tensor."""
+        if isinstance(existing, torch.Tensor) and tuple(existing.shape) == self.shape and existing.dtype == self.dtype:
+            return existing
+        return torch.empty(self.shape, dtype=self.dtype, device="cpu" if self.on_cpu else device)
+
+
+def broadcast_optimizer_state(optimizer, root_rank, model=None):
+    """Gives every rank the root's optimizer state and hyperparameters.
+
+    The root describes its state in one pickled object (so Python numbers, tuples, bools and None keep their types), the
+    others make room, and the tensors follow in place. A fresh root leaves every rank with a fresh optimizer.
+
+    Differs from Horovod, which creates missing state by a step with zero gradients: that moves parameters with weight
+    decay and counts a step that never was.
+
+    Args:
+        optimizer: any torch.optim.Optimizer over the same parameters in the same order, or a DistributedOptimizer.
+        root_rank: global rank.
+        model: accepted for compatibility.
+    Raises:
+        ValueError: torch.optim.LBFGS, or the parameter groups differ from the root's.
+        HorovodInternalError: a rank was lost.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("cannot broadcast torch.optim.LBFGS state: it is not made of tensors for each parameter")
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    is_root = basics.rank() == root_rank
+    description = broadcast_object(_describe(optimizer, parameters) if is_root else None, root_rank, "optimizer_state")
+    groups, states = description
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    if [count for count, _ in groups] != sizes:
+        raise ValueError(
+            f"the optimizer has parameter groups of {sizes} parameters, but on rank {root_rank} of "
+            f"{[count for count, _ in groups]}"
+        )
+    if not is_root:
+        for group, (_, options) in zip(optimizer.param_groups, groups, strict=True):
+            for key, value in options.items():
+                group[key] = value.room(group.get(key), parameters[0].device) if _is_facts(value) else value
+        for parameter, state in zip(parameters, states, strict=True):
+            _make_room(optimizer, parameter, state)
+    _broadcast_tensors(_tensors_of(optimizer, parameters, groups, states), root_rank)
+
+
+def _is_facts(value):
+    return isinstance(value, _TensorFacts)
+
+
+def _describe(optimizer, parameters):
+    """The root's groups as (number of parameters, options), and its states, by parameter; tensors as _TensorFacts."""
+
+    def plain(values):
+        return {
+            key: _TensorFacts(value) if isinstance(value, torch.Tensor) else value
+            for key, value in values.items() if key != "params"
+        }
+
+    groups = [(len(group["params"]), plain(group)) for group in optimizer.param_groups]
+    return groups, [plain(optimizer.state[p]) if p in optimizer.state else None for p in parameters]
+
+
+def _make_room(optimizer, parameter, state):
+    if state is None:
+        optimizer.state.pop(parameter, None)
+        return
+    current = optimizer.state.get(parameter, {})
+    optimizer.state[parameter] = {
+        key: value.room(current.get(key), parameter.device) if _is_facts(value) else value
+        for key, value in state.items()
+    }
+
+
+def _tensors_of(optimizer, parameters, groups, states):
+    """Every tensor of the state with a name that is equal on all ranks."""
+    for i, (group, (_, options)) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+        for key, value in options.items():
+            if _is_facts(value):
+                yield f"optimizer_state.group.{i}.{key}", group[key]
+    for i, (parameter, state) in enumerate(zip(parameters, states, strict=True)):
+        for key, value in (state or {}).items():
+            if _is_facts(value):
+                yield f"optimizer_state.{i}.{key}", optimizer.state[parameter][key]
+
+
+def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set):
+    """Gives every rank of the process set a copy of the root's object, sent with cloudpickle.
+
+    Args:
+        obj: matters on the root only. root_rank: global rank.
+        name: the same on all ranks (and so is the default, whatever class the objects have).
+    Returns:
+        `obj` itself on the root, else the copy.
+    Raises:
+        ValueError: the root or this rank is not in the set. HorovodInternalError: a rank was lost.
+    """
+    context, id = begin(process_set)
+    return objects.broadcast_object(
+        context, obj, root_rank, basics.rank() == root_rank, name or "object", id
+    )
+
+
+def allgather_object(obj, name=None):
+    """The objects of all ranks, sent with cloudpickle, as a list in rank order.
+
+    Args:
+        name: the same on all ranks (and so is the default, whatever class the objects have).
+    Raises:
+        HorovodInternalError: a rank was lost.
+    """
+    context, id = begin(global_process_set)
+    return objects.allgather_object(context, obj, name or "object", id)

@@ -1,0 +1,455 @@
+"""The collectives over torch tensors, in all of Horovod's forms. The rules are in common/collectives.py.
+
+Here is what only torch has: autograd. A blocking call goes through an autograd function when, and only when, a gradient
+may be asked for; the others go straight to the core.
+"""
+import torch
+
+from bagua_hvd.common import basics, collectives
+from bagua_hvd.common.basics import (  # noqa: F401  (the surface of this module)
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+)
+from bagua_hvd.common.collectives import handle_average_backwards_compatibility, poll, synchronize  # noqa: F401
+from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd.common.util import doc_from
+from bagua_hvd.torch.compression import Compression
+from bagua_hvd.torch.frontend import frontend
+
+_resolve = handle_average_backwards_compatibility
+_ASYNC = "Asynchronous and not differentiable: returns a handle for poll() and synchronize()."
+_IN_PLACE = "In place: the result overwrites the tensor, which is returned."
+_ASYNC_IN_PLACE = "Asynchronous and in place: returns a handle for poll() and synchronize()."
+_COMPRESSED = "Differentiable. `compression` is applied before and undone after."
+
+
+def _wants_gradient(tensors):
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+# ---------------------------------------------------------------------------------------------------- allreduce ----
+
+
+class HorovodAllreduce(torch.autograd.Function):
+    """allreduce; its gradient is the allreduce of the gradient with the same op and factors."""
+
+    @staticmethod
+    def forward(ctx, tensor, average, name, op, prescale_factor, postscale_factor, process_set):
+        op = _resolve(op, average)
+        ctx.arguments = (op, prescale_factor, postscale_factor, process_set)
+        return collectives.allreduce(
+            frontend, tensor, False, name, op, prescale_factor, postscale_factor, process_set, blocking=True
+        ).wait()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        op, prescale_factor, postscale_factor, process_set = ctx.arguments
+        reduced = allreduce(gradient.contiguous(), op=op, prescale_factor=prescale_factor,
+                            postscale_factor=postscale_factor, process_set=process_set)
+        return reduced, None, None, None, None, None, None
+
+
+@doc_from(collectives.allreduce, _COMPRESSED)
+def allreduce(tensor, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0,
+              postscale_factor=1.0, process_set=global_process_set):
+    op = _resolve(op, average)
+    if compression is Compression.none and not (tensor.requires_grad and torch.is_grad_enabled()):
+        return collectives.allreduce(
+            frontend, tensor, False, name, op, prescale_factor, postscale_factor, process_set, blocking=True
+        ).wait()
+    compressed, context = compression.compress(tensor)
+    reduced = HorovodAllreduce.apply(compressed, None, name, op, prescale_factor, postscale_factor, process_set)
+    return compression.decompress(reduced, context)
+
+
+@doc_from(collectives.allreduce, _ASYNC)
+def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+                    process_set=global_process_set):
+    return collectives.allreduce(
+        frontend, tensor, False, name, _resolve(op, average), prescale_factor, postscale_factor, process_set
+    ).handle()
+
+
+@doc_from(collectives.allreduce, _IN_PLACE)
+def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+               process_set=global_process_set):
+    return collectives.allreduce(
+        frontend, tensor, True, name, _resolve(op, average), prescale_factor, postscale_factor, process_set,
+        blocking=True,
+    ).wait()
+
+
+@doc_from(collectives.allreduce, _ASYNC_IN_PLACE)
+def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+                     process_set=global_process_set):
+    return collectives.allreduce(
+        frontend, tensor, True, name, _resolve(op, average), prescale_factor, postscale_factor, process_set
+    ).handle()
+
+
+class HorovodGroupedAllreduce(torch.autograd.Function):
+    """grouped_allreduce; its gradient is the grouped allreduce of the gradients with the same op and factors."""
+
+    @staticmethod
+    def forward(ctx, average, name, op, prescale_factor, postscale_factor, process_set, *tensors):
+        op = _resolve(op, average)
+        ctx.arguments = (op, prescale_factor, postscale_factor, process_set)
+        return collectives.grouped_allreduce(
+            frontend, tensors, False, name, op, prescale_factor, postscale_factor, process_set, blocking=True
+        ).wait()
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        op, prescale_factor, postscale_factor, process_set = ctx.arguments
+        reduced = grouped_allreduce([gradient.contiguous() for gradient in gradients], op=op,
+                                    prescale_factor=prescale_factor, postscale_factor=postscale_factor,
+                                    process_set=process_set)
+        return None, None, None, None, None, None, *reduced
+
+
+@doc_from(collectives.grouped_allreduce, _COMPRESSED + " Returns a list.")
+def grouped_allreduce(tensors, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0,
+                      postscale_factor=1.0, process_set=global_process_set):
+    op = _resolve(op, average)
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    compressed = [tensor for tensor, _ in pairs]
+    if _wants_gradient(compressed):
+        reduced = HorovodGroupedAllreduce.apply(
+            None, name, op, prescale_factor, postscale_factor, process_set, *compressed
+        )
+    else:
+        reduced = collectives.grouped_allreduce(
+            frontend, compressed, False, name, op, prescale_factor, postscale_factor, process_set, blocking=True
+        ).wait()
+    return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs, strict=True)]
+
+
+@doc_from(collectives.grouped_allreduce, _ASYNC)
+def grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+                            process_set=global_process_set):
+    return collectives.grouped_allreduce(
+        frontend, tensors, False, name, _resolve(op, average), prescale_factor, postscale_factor, process_set
+    ).handle()
+
+
+@doc_from(collectives.grouped_allreduce, "In place: the results overwrite the tensors, which are returned as a tuple.")
+def grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+                       process_set=global_process_set):
+    return collectives.grouped_allreduce(
+        frontend, tensors, True, name, _resolve(op, average), prescale_factor, postscale_factor, process_set,
+        blocking=True,
+    ).wait()
+
+
+@doc_from(collectives.grouped_allreduce, _ASYNC_IN_PLACE)
+def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
+                             process_set=global_process_set):
+    return collectives.grouped_allreduce(
+        frontend, tensors, True, name, _resolve(op, average), prescale_factor, postscale_factor, process_set
+    ).handle()
+
+
+def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
+    """Reduces a sparse COO tensor by gathering its indices and values; duplicates stay uncoalesced.
+
+    Args:
+        tensor: sparse COO, same shape on all ranks, any number of entries.
+        name: required: two allgathers carry it, `<name>.indices` and `<name>.values`.
+        op: Average (the values are divided by the size of the set) or Sum.
+    Returns:
+        A callable that waits and returns the sparse tensor.
+    Raises:
+        ValueError: the tensor is not sparse, or another op.
+    """
+    if not tensor.is_sparse:
+        raise ValueError(f"sparse_allreduce_async takes a sparse COO tensor, not {frontend.type_name(tensor)}.")
+    if op not in (Average, Sum):
+        raise ValueError("sparse_allreduce_async supports Average and Sum only.")
+    # allgather concatenates along the first dimension: one row for each entry.
+    indices = allgather_async(tensor._indices().t().contiguous(), f"{name}.indices", process_set)
+    values = allgather_async(tensor._values().contiguous(), f"{name}.values", process_set)
+
+    def wait():
+        gathered_indices = synchronize(indices)
+        gathered_values = synchronize(values)
+        if op == Average:
+            gathered_values = gathered_values / process_set.size()
+        return torch.sparse_coo_tensor(gathered_indices.t(), gathered_values, tensor.shape)
+
+    return wait
+
+
+# ---------------------------------------------------------------------------------------------------- allgather ----
+
+
+def _own_rows(reduced, dim0s, process_set):
+    """This rank's slice of a gradient that covers all ranks' rows."""
+    position = process_set.rank()
+    return reduced.narrow(0, sum(dim0s[:position]), dim0s[position])
+
+
+class HorovodAllgather(torch.autograd.Function):
+    """allgather; its gradient is this rank's slice of the averaged gradient."""
+
+    @staticmethod
+    def forward(ctx, tensor, name, process_set):
+        ctx.process_set = process_set
+        ctx.rows = tensor.shape[0] if tensor.dim() else 1
+        return collectives.allgather(frontend, tensor, name, process_set, blocking=True).wait()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        reduced = allreduce(gradient.contiguous(), op=Average, process_set=ctx.process_set)
+        dim0s = allgather(torch.tensor([ctx.rows]), process_set=ctx.process_set).tolist()
+        return _own_rows(reduced, dim0s, ctx.process_set), None, None
+
+
+@doc_from(collectives.allgather, "Differentiable.")
+def allgather(tensor, name=None, process_set=global_process_set):
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return HorovodAllgather.apply(tensor, name, process_set)
+    return collectives.allgather(frontend, tensor, name, process_set, blocking=True).wait()
+
+
+@doc_from(collectives.allgather, _ASYNC)
+def allgather_async(tensor, name=None, process_set=global_process_set):
+    return collectives.allgather(frontend, tensor, name, process_set).handle()
+
+
+class HorovodGroupedAllgather(torch.autograd.Function):
+    """grouped_allgather; its gradients are this rank's slices of the averaged gradients."""
+
+    @staticmethod
+    def forward(ctx, name, process_set, *tensors):
+        ctx.process_set = process_set
+        ctx.rows = [tensor.shape[0] if tensor.dim() else 1 for tensor in tensors]
+        return collectives.grouped_allgather(frontend, tensors, name, process_set, blocking=True).wait()
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        reduced = grouped_allreduce([gradient.contiguous() for gradient in gradients], op=Average,
+                                    process_set=ctx.process_set)
+        by_rank = allgather(torch.tensor([ctx.rows]), process_set=ctx.process_set)
+        rows = by_rank.t().tolist()
+        slices = [_own_rows(tensor, dim0s, ctx.process_set) for tensor, dim0s in zip(reduced, rows, strict=True)]
+        return None, None, *slices
+
+
+@doc_from(collectives.grouped_allgather, "Differentiable.")
+def grouped_allgather(tensors, name=None, process_set=global_process_set):
+    tensors = list(tensors)
+    if _wants_gradient(tensors):
+        return HorovodGroupedAllgather.apply(name, process_set, *tensors)
+    return collectives.grouped_allgather(frontend, tensors, name, process_set, blocking=True).wait()
+
+
+@doc_from(collectives.grouped_allgather, _ASYNC)
+def grouped_allgather_async(tensors, name=None, process_set=global_process_set):
+    return collectives.grouped_allgather(frontend, tensors, name, process_set).handle()
+
+
+# ---------------------------------------------------------------------------------------------------- broadcast ----
+
+
+class HorovodBroadcast(torch.autograd.Function):
+    """broadcast; its gradient is the averaged gradient on the root and zero elsewhere."""
+
+    @staticmethod
+    def forward(ctx, tensor, root_rank, name, process_set):
+        ctx.root_rank = root_rank
+        ctx.process_set = process_set
+        return collectives.broadcast(frontend, tensor, root_rank, False, name, process_set, blocking=True).wait()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        reduced = allreduce(gradient.contiguous(), op=Average, process_set=ctx.process_set)
+        if basics.rank() != ctx.root_rank:
+            reduced = torch.zeros_like(reduced)
+        return reduced, None, None, None
+
+
+@doc_from(collectives.broadcast, "Differentiable.")
+def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return HorovodBroadcast.apply(tensor, root_rank, name, process_set)
+    return collectives.broadcast(frontend, tensor, root_rank, False, name, process_set, blocking=True).wait()
+
+
+@doc_from(collectives.broadcast, _ASYNC)
+def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set):
+    return collectives.broadcast(frontend, tensor, root_rank, False, name, process_set).handle()
+
+
+@doc_from(collectives.broadcast, _IN_PLACE)
+def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
+    return collectives.broadcast(frontend, tensor, root_rank, True, name, process_set, blocking=True).wait()
+
+
+@doc_from(collectives.broadcast, _ASYNC_IN_PLACE)
+def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_set):
+    return collectives.broadcast(frontend, tensor, root_rank, True, name, process_set).handle()
+
+
+# ----------------------------------------------------------------------------------------------------- alltoall ----
+
+
+class HorovodAlltoall(torch.autograd.Function):
+    """alltoall, always as the pair; its gradient is the alltoall of the gradient by the received splits."""
+
+    @staticmethod
+    def forward(ctx, tensor, splits, name, process_set):
+        output, received_splits = collectives.alltoall(
+            frontend, tensor, splits, name, process_set, blocking=True
+        ).wait()
+        ctx.rows = tensor.shape[0]
+        ctx.process_set = process_set
+        ctx.received_splits = received_splits
+        ctx.mark_non_differentiable(received_splits)
+        return output, received_splits
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        returned, _ = alltoall(gradient.contiguous(), splits=ctx.received_splits, process_set=ctx.process_set)
+        dropped = ctx.rows - returned.shape[0]
+        if dropped:     # rows past the sum of the splits went nowhere
+            returned = torch.cat([returned, returned.new_zeros((dropped, *returned.shape[1:]))])
+        return returned, None, None, None
+
+
+@doc_from(collectives.alltoall, "Differentiable.")
+def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
+    if tensor.requires_grad and torch.is_grad_enabled():
+        pair = HorovodAlltoall.apply(tensor, splits, name, process_set)
+    else:
+        pair = collectives.alltoall(frontend, tensor, splits, name, process_set, blocking=True).wait()
+    return pair[0] if splits is None else pair
+
+
+@doc_from(collectives.alltoall, _ASYNC)
+def alltoall_async(tensor, splits=None, name=None, process_set=global_process_set):
+    return collectives.alltoall(frontend, tensor, splits, name, process_set).handle()
+
+
+# ------------------------------------------------------------------------------------------------ reducescatter ----
+
+
+def _scatter_factor(ctx):
+    """What the gathered gradient is multiplied by, by Horovod's convention: Sum counts size times, Average once."""
+    op, process_set, prescale_factor, postscale_factor = ctx.arguments
+    return prescale_factor * postscale_factor * (process_set.size() if op == Sum else 1)
+
+
+class HorovodReducescatter(torch.autograd.Function):
+    """reducescatter; its gradient is the allgather of the gradient, times the size for Sum, times the factors."""
+
+    @staticmethod
+    def forward(ctx, tensor, name, op, process_set, prescale_factor, postscale_factor):
+        ctx.arguments = (op, process_set, prescale_factor, postscale_factor)
+        return collectives.reducescatter(
+            frontend, tensor, name, op, process_set, prescale_factor, postscale_factor, blocking=True
+        ).wait()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gathered = allgather(gradient.contiguous(), process_set=ctx.arguments[1])
+        return gathered * _scatter_factor(ctx), None, None, None, None, None
+
+
+@doc_from(collectives.reducescatter, _COMPRESSED)
+def reducescatter(tensor, name=None, compression=Compression.none, op=Average, process_set=global_process_set,
+                  prescale_factor=1.0, postscale_factor=1.0):
+    compressed, context = compression.compress(tensor)
+    if compressed.requires_grad and torch.is_grad_enabled():
+        reduced = HorovodReducescatter.apply(compressed, name, op, process_set, prescale_factor, postscale_factor)
+    else:
+        reduced = collectives.reducescatter(
+            frontend, compressed, name, op, process_set, prescale_factor, postscale_factor, blocking=True
+        ).wait()
+    return compression.decompress(reduced, context)
+
+
+@doc_from(collectives.reducescatter, _ASYNC)
+def reducescatter_async(tensor, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
+                        postscale_factor=1.0):
+    return collectives.reducescatter(
+        frontend, tensor, name, op, process_set, prescale_factor, postscale_factor
+    ).handle()
+
+
+class HorovodGroupedReducescatter(torch.autograd.Function):
+    """grouped_reducescatter; its gradients are as those of reducescatter."""
+
+    @staticmethod
+    def forward(ctx, name, op, process_set, prescale_factor, postscale_factor, *tensors):
+        ctx.arguments = (op, process_set, prescale_factor, postscale_factor)
+        return collectives.grouped_reducescatter(
+            frontend, tensors, name, op, process_set, prescale_factor, postscale_factor, blocking=True
+        ).wait()
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        gathered = grouped_allgather([gradient.contiguous() for gradient in gradients], process_set=ctx.arguments[1])
+        factor = _scatter_factor(ctx)
+        return None, None, None, None, None, *(tensor * factor for tensor in gathered)
+
+
+@doc_from(collectives.grouped_reducescatter, _COMPRESSED + " Returns a list.")
+def grouped_reducescatter(tensors, name=None, compression=Compression.none, op=Average, process_set=global_process_set,
+                          prescale_factor=1.0, postscale_factor=1.0):
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    compressed = [tensor for tensor, _ in pairs]
+    if _wants_gradient(compressed):
+        reduced = HorovodGroupedReducescatter.apply(
+            name, op, process_set, prescale_factor, postscale_factor, *compressed
+        )
+    else:
+        reduced = collectives.grouped_reducescatter(
+            frontend, compressed, name, op, process_set, prescale_factor, postscale_factor, blocking=True
+        ).wait()
+    return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs, strict=True)]
+
+
+@doc_from(collectives.grouped_reducescatter, _ASYNC)
+def grouped_reducescatter_async(tensors, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
+                                postscale_factor=1.0):
+    return collectives.grouped_reducescatter(
+        frontend, tensors, name, op, process_set, prescale_factor, postscale_factor
+    ).handle()
+
+
+# ---------------------------------------------------------------------------------------------- join and barrier ----
+
+
+@doc_from(collectives.join)
+def join(device=-1):
+    # device: where a GPU build would keep the zeros that stand in for this rank.
+    return collectives.join().wait()
+
+
+@doc_from(collectives.barrier)
+def barrier(process_set=global_process_set):
+    collectives.barrier(process_set).wait()

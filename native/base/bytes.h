@@ -1,0 +1,61 @@
+// Messages as bytes: a growing buffer to write, and a bounded reader that cannot run past its end.
+// Integers travel little-endian as they lie in memory: all ranks of a job are little-endian (checked in transport/connect.c).
+#ifndef BHVD_BYTES_H
+#define BHVD_BYTES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+struct bytes {
+    unsigned char *data;
+    size_t size, capacity;
+    bool failed;                // out of memory: stays set, further writes do nothing
+};
+
+void bytes_fini(struct bytes *b);
+void bytes_put(struct bytes *b, const void *data, size_t size);
+// Removes the first `size` bytes.
+void bytes_shift(struct bytes *b, size_t size);
+
+static inline void bytes_put_u8(struct bytes *b, uint8_t v) { bytes_put(b, &v, sizeof v); }
+static inline void bytes_put_u16(struct bytes *b, uint16_t v) { bytes_put(b, &v, sizeof v); }
+static inline void bytes_put_u32(struct bytes *b, uint32_t v) { bytes_put(b, &v, sizeof v); }
+static inline void bytes_put_i64(struct bytes *b, int64_t v) { bytes_put(b, &v, sizeof v); }
+static inline void bytes_put_f64(struct bytes *b, double v) { bytes_put(b, &v, sizeof v); }
+
+struct bytes_reader {
+    const unsigned char *at, *end;
+    bool failed;                // read past the end: every later read gives 0
+};
+
+// The next `size` bytes in place, or NULL (and failed) when there are fewer.
+static inline const unsigned char *bytes_take(struct bytes_reader *r, size_t size)
+{
+    if (r->failed || (size_t)(r->end - r->at) < size) {
+        r->failed = true;
+        return NULL;
+    }
+    const unsigned char *p = r->at;
+    r->at += size;
+    return p;
+}
+
+#define BYTES_TAKE(name, type)                                  \
+    static inline type bytes_take_##name(struct bytes_reader *r) \
+    {                                                           \
+        type v = 0;                                             \
+        const unsigned char *p = bytes_take(r, sizeof v);       \
+        if (p)                                                  \
+            memcpy(&v, p, sizeof v);                            \
+        return v;                                               \
+    }
+BYTES_TAKE(u8, uint8_t)
+BYTES_TAKE(u16, uint16_t)
+BYTES_TAKE(u32, uint32_t)
+BYTES_TAKE(i64, int64_t)
+BYTES_TAKE(f64, double)
+#undef BYTES_TAKE
+
+#endif

@@ -1,0 +1,66 @@
+#include "base/table.h"
+
+#include <stdlib.h>
+
+static bool table_grow(struct table *t)
+{
+    size_t bucket_count = t->bucket_count ? 2 * t->bucket_count : 64;
+    struct table_node **buckets = calloc(bucket_count, sizeof *buckets);
+    if (!buckets)
+        return false;
+    for (size_t i = 0; i < t->bucket_count; i++) {
+        for (struct table_node *node = t->buckets[i], *next; node; node = next) {
+            next = node->next;
+            struct table_node **head = &buckets[node->hash & (bucket_count - 1)];
+            node->next = *head;
+            *head = node;
+        }
+    }
+    free(t->buckets);
+    t->buckets = buckets;
+    t->bucket_count = bucket_count;
+    return true;
+}
+
+bool table_insert(struct table *t, struct table_node *node, uint64_t hash)
+{
+    if (t->count >= t->bucket_count && !table_grow(t) && t->bucket_count == 0)
+        return false;           // a failed growth of a table that exists only makes its chains longer
+    struct table_node **head = &t->buckets[hash & (t->bucket_count - 1)];
+    node->hash = hash;
+    node->next = *head;
+    *head = node;
+    t->count++;
+    return true;
+}
+
+struct table_node *table_find(const struct table *t, uint64_t hash, table_equal_fn equal, const void *key)
+{
+    if (t->bucket_count == 0)
+        return NULL;
+    struct table_node *node = t->buckets[hash & (t->bucket_count - 1)];
+    while (node && !(node->hash == hash && equal(node, key)))
+        node = node->next;
+    return node;
+}
+
+void table_remove(struct table *t, struct table_node *node)
+{
+    struct table_node **at = &t->buckets[node->hash & (t->bucket_count - 1)];
+    while (*at != node)
+        at = &(*at)->next;
+    *at = node->next;
+    t->count--;
+}
+
+void table_clear(struct table *t, void (*visit)(struct table_node *node, void *arg), void *arg)
+{
+    for (size_t i = 0; i < t->bucket_count; i++) {
+        for (struct table_node *node = t->buckets[i], *next; node; node = next) {
+            next = node->next;
+            visit(node, arg);
+        }
+    }
+    free(t->buckets);
+    *t = (struct table){0};
+}

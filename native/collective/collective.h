@@ -1,0 +1,60 @@
+// Collectives over a process set. Straight-line code: post messages, wait, reduce, as in the textbook; waiting runs the
+// engine (core/progress.h). Words: docs/glossary.md. All are called by the engine, in the same order on all ranks.
+//
+//     ..._shared    all members on one host: blocks staged in shared memory (shared.h)
+//     ..._ring etc. over links: any transport
+//
+// Every function returns the context's failure when a rank is lost meanwhile; results are undefined then.
+#ifndef BHVD_COLLECTIVE_H
+#define BHVD_COLLECTIVE_H
+
+#include "core/context.h"
+#include "core/fusion.h"
+
+// Runs an execution: chooses the algorithm (select.c, the only place), fills results and values.
+bhvd_status collective_execute(bhvd_context *ctx, const struct execution *execution, struct bhvd_error *error);
+
+struct reduction {
+    bhvd_dtype dtype;
+    kernel_reduce_fn reduce;
+    kernel_scale_fn scale;
+    double prescale, postscale;         // 1.0: untouched
+};
+
+// In place on the vector that the spans make up: dst = postscale * reduce over ranks (prescale * src).
+bhvd_status allreduce_shared(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+                             const struct span_list *list);
+bhvd_status allreduce_ring(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+                           const struct span_list *list);
+
+// part[i]: bytes of the vector that rank i of the set gets; dst: this rank's part.
+bhvd_status reducescatter_shared(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+                                 const void *src, void *dst, const size_t *part);
+bhvd_status reducescatter_pairwise(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+                                   const void *src, void *dst, const size_t *part);
+
+// part[i]: bytes that rank i contributes; dst holds all of them, in rank order.
+bhvd_status allgather_shared(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,
+                             const size_t *part);
+bhvd_status allgather_pairwise(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,
+                               const size_t *part);
+
+// bytes[from * size + to]; src and dst: the parts one after the other.
+bhvd_status alltoall_shared(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,
+                            const size_t *bytes);
+bhvd_status alltoall_pairwise(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,
+                              const size_t *bytes);
+
+// root: position in the set. The root's dst may equal src.
+bhvd_status broadcast_shared(bhvd_context *ctx, struct process_set *set, int root, const void *src, void *dst,
+                             size_t nbytes);
+bhvd_status broadcast_tree(bhvd_context *ctx, struct process_set *set, int root, const void *src, void *dst,
+                           size_t nbytes);
+
+// The link to a member, by its position in the set.
+static inline struct link *collective_link(bhvd_context *ctx, const struct process_set *set, int index)
+{
+    return &ctx->connections.links[set->ranks[index]];
+}
+
+#endif

@@ -1,0 +1,230 @@
+// Runs an execution: the only place that decides which algorithm serves which case.
+#include <stdlib.h>
+
+#include "base/status.h"
+#include "collective/collective.h"
+#include "primitive/primitive.h"
+
+// ------------------------------------------------------------------------------------------------------- allreduce
+
+static bool use_shared(const bhvd_context *ctx, const struct process_set *set)
+{
+    const char *forced = ctx->options.allreduce_path;
+    return set->shared && !(forced && strcmp(forced, "ring") == 0 && set->size > 1);
+}
+
+static enum kernel_reduction kernel_reduction_of(bhvd_op op)
+{
+    switch (op) {
+    case BHVD_OP_MIN: return KERNEL_MIN;
+    case BHVD_OP_MAX: return KERNEL_MAX;
+    case BHVD_OP_PRODUCT: return KERNEL_PRODUCT;
+    default: return KERNEL_SUM;
+    }
+}
+
+static struct reduction reduction_of(const bhvd_context *ctx, const struct bhvd_handle *op, bhvd_dtype dtype,
+                                     int set_size)
+{
+    // Average is a sum, with the size taken out of the second factor (one multiplication, not two).
+    double postscale = op->op == BHVD_OP_AVERAGE ? op->postscale_factor / set_size : op->postscale_factor;
+    return (struct reduction){
+        .dtype = dtype,
+        .reduce = ctx->kernels.reduce[kernel_reduction_of(op->op)][dtype],
+        .scale = ctx->kernels.scale[dtype],
+        .prescale = op->prescale_factor,
+        .postscale = postscale,
+    };
+}
+
+static bhvd_status allreduce_run(bhvd_context *ctx, struct process_set *set, const struct bhvd_handle *op,
+                                 bhvd_dtype dtype, const struct span_list *list)
+{
+    struct reduction reduction = reduction_of(ctx, op, dtype, set->size);
+    if (list->nbytes == 0)
+        return BHVD_OK;
+    return use_shared(ctx, set) ? allreduce_shared(ctx, set, &reduction, list)
+                                : allreduce_ring(ctx, set, &reduction, list);
+}
+
+// Fused operations have one dtype; within a group dtypes may differ, and each is reduced by itself.
+static bhvd_status execute_allreduce(bhvd_context *ctx, struct process_set *set, const struct execution *execution)
+{
+    bhvd_status status = BHVD_OK;
+    bool present[BHVD_DTYPE_COUNT] = {false};
+    for (int i = 0; i < execution->count; i++) {
+        struct bhvd_handle *op = execution->operations[i];
+        for (size_t t = 0; t < op->tensor_count; t++) {
+            if (operation_allocate_result(&op->tensors[t], op->tensors[t].dim0))
+                return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", op->tensors[t].nbytes);
+            present[op->tensors[t].dtype] = true;
+        }
+    }
+    for (int dtype = 0; dtype < BHVD_DTYPE_COUNT && !status; dtype++) {
+        if (!present[dtype])
+            continue;
+        struct span_list list = {0};
+        for (int i = 0; i < execution->count && !status; i++) {
+            const struct bhvd_handle *op = execution->operations[i];
+            for (size_t t = 0; t < op->tensor_count && !status; t++) {
+                if (op->tensors[t].dtype == (bhvd_dtype)dtype && !span_list_add(&list, &op->tensors[t]))
+                    status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for %d fused operations", execution->count);
+            }
+        }
+        if (!status)
+            status = allreduce_run(ctx, set, execution->operations[0], dtype, &list);
+        span_list_fini(&list);
+    }
+    return status;
+}
+
+// ------------------------------------------------------------------------------------- one tensor after the other
+
+// Rows of dim 0 that rank `index` gets of a reducescatter: the first ranks one more when it does not divide.
+static int64_t rows_of(int64_t dim0, int index, int size) { return dim0 / size + (index < dim0 % size); }
+
+static bhvd_status execute_reducescatter(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op,
+                                         struct tensor *tensor, size_t *part)
+{
+    struct reduction reduction = reduction_of(ctx, op, tensor->dtype, set->size);
+    for (int i = 0; i < set->size; i++)
+        part[i] = (size_t)rows_of(tensor->dim0, i, set->size) * tensor->row_nbytes;
+    if (operation_allocate_result(tensor, rows_of(tensor->dim0, set->rank, set->size)))
+        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", part[set->rank]);
+    return use_shared(ctx, set) ? reducescatter_shared(ctx, set, &reduction, tensor->src, tensor->dst, part)
+                                : reducescatter_pairwise(ctx, set, &reduction, tensor->src, tensor->dst, part);
+}
+
+static bhvd_status execute_allgather(bhvd_context *ctx, struct process_set *set, struct tensor *tensor,
+                                     const int64_t *dim0, size_t *part)
+{
+    int64_t rows = 0;
+    for (int i = 0; i < set->size; i++) {
+        part[i] = (size_t)dim0[i] * tensor->row_nbytes;
+        rows += dim0[i];
+    }
+    if (operation_allocate_result(tensor, rows))
+        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->result_nbytes);
+    return use_shared(ctx, set) ? allgather_shared(ctx, set, tensor->src, tensor->dst, part)
+                                : allgather_pairwise(ctx, set, tensor->src, tensor->dst, part);
+}
+
+static bhvd_status execute_alltoall(bhvd_context *ctx, struct process_set *set, struct tensor *tensor,
+                                    const int64_t *splits, int32_t *received, size_t *bytes)
+{
+    const int n = set->size;
+    int64_t rows = 0;
+    for (int i = 0; i < n * n; i++)
+        bytes[i] = (size_t)splits[i] * tensor->row_nbytes;
+    for (int i = 0; i < n; i++) {
+        received[i] = (int32_t)splits[i * n + set->rank];
+        rows += received[i];
+    }
+    if (operation_allocate_result(tensor, rows))
+        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->result_nbytes);
+    return use_shared(ctx, set) ? alltoall_shared(ctx, set, tensor->src, tensor->dst, bytes)
+                                : alltoall_pairwise(ctx, set, tensor->src, tensor->dst, bytes);
+}
+
+static bhvd_status execute_broadcast(bhvd_context *ctx, struct process_set *set, const struct bhvd_handle *op,
+                                     struct tensor *tensor)
+{
+    int root = process_set_index(set, op->root_rank);
+    if (operation_allocate_result(tensor, tensor->dim0))
+        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->nbytes);
+    return use_shared(ctx, set) ? broadcast_shared(ctx, set, root, tensor->src, tensor->dst, tensor->nbytes)
+                                : broadcast_tree(ctx, set, root, tensor->src, tensor->dst, tensor->nbytes);
+}
+
+static bhvd_status execute_tensors(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op)
+{
+    const size_t n = (size_t)set->size;
+    size_t per_tensor = op->kind == BHVD_ALLGATHER ? n : op->kind == BHVD_ALLTOALL ? n * n : 0;
+    size_t *bytes = malloc(n * n * sizeof *bytes);
+    if (op->kind == BHVD_ALLTOALL)
+        op->received_splits = malloc(op->tensor_count * n * sizeof *op->received_splits);
+    bhvd_status status = BHVD_OK;
+    if (!bytes || (op->kind == BHVD_ALLTOALL && !op->received_splits))
+        status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", set->size);
+    else if (op->agreed_count != per_tensor * op->tensor_count)
+        status = context_fail(ctx, BHVD_ERR_SYSTEM, "the coordinator's answer about '%.*s' does not fit it",
+                              (int)op->name_size, op->name);
+    for (size_t t = 0; t < op->tensor_count && !status; t++) {
+        struct tensor *tensor = &op->tensors[t];
+        const int64_t *agreed = op->agreed + t * per_tensor;
+        if (op->kind == BHVD_ALLGATHER)
+            status = execute_allgather(ctx, set, tensor, agreed, bytes);
+        else if (op->kind == BHVD_ALLTOALL)
+            status = execute_alltoall(ctx, set, tensor, agreed, op->received_splits + t * n, bytes);
+        else if (op->kind == BHVD_REDUCESCATTER)
+            status = execute_reducescatter(ctx, set, op, tensor, bytes);
+        else
+            status = execute_broadcast(ctx, set, op, tensor);
+    }
+    free(bytes);
+    return status;
+}
+
+// ----------------------------------------------------------------------------------------------------- process sets
+
+static int compare_ranks(const void *a, const void *b) { return *(const int32_t *)a - *(const int32_t *)b; }
+
+static bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_handle *op, struct bhvd_error *error)
+{
+    int id = -1;
+    qsort(op->splits, op->split_count, sizeof *op->splits, compare_ranks);
+    bhvd_status status = BHVD_OK;
+    for (size_t i = 0; i < op->split_count && !status; i++) {
+        if (op->splits[i] < 0 || op->splits[i] >= ctx->options.size || (i && op->splits[i] == op->splits[i - 1]))
+            status = error_set(error, BHVD_ERR_ARGUMENT, "a process set needs different ranks from 0 to %d, not %d",
+                               ctx->options.size - 1, op->splits[i]);
+    }
+    pthread_mutex_lock(&ctx->sets_lock);
+    if (!status)
+        status = process_set_add(ctx, op->splits, (int)op->split_count, &id, error);
+    pthread_mutex_unlock(&ctx->sets_lock);
+    op->value = id;
+    bhvd_status added = negotiation_set_added(ctx);
+    return status ? status : added;
+}
+
+static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_handle *op, struct bhvd_error *error)
+{
+    int id = op->root_rank;
+    op->value = id > 0 && process_set_get(&ctx->sets, (uint32_t)id) != NULL;
+    if (!op->value)
+        return BHVD_OK;
+    operation_end_set(ctx, (uint32_t)id);
+    bhvd_status status = negotiation_set_removed(ctx, (uint32_t)id);
+    pthread_mutex_lock(&ctx->sets_lock);
+    process_set_remove(ctx, (uint32_t)id);
+    pthread_mutex_unlock(&ctx->sets_lock);
+    (void)error;
+    return status;
+}
+
+bhvd_status collective_execute(bhvd_context *ctx, const struct execution *execution, struct bhvd_error *error)
+{
+    struct process_set *set = process_set_get(&ctx->sets, execution->process_set);
+    struct bhvd_handle *op = execution->operations[0];
+    if (!set || set->rank < 0)
+        return error_set(error, BHVD_ERR_UNSUPPORTED, "process set %u was removed while an operation was in flight",
+                         execution->process_set);
+    switch (op->kind) {
+    case BHVD_ALLREDUCE:
+        return execute_allreduce(ctx, set, execution);
+    case BHVD_C_LP_S:
+        return c_lp_s(ctx, set, op);
+    case BHVD_BARRIER:
+        return BHVD_OK;
+    case BHVD_JOIN:
+        op->value = op->agreed_count ? op->agreed[0] : -1;
+        return BHVD_OK;
+    case BHVD_PROCESS_SET_ADD:
+        return execute_process_set_add(ctx, op, error);
+    case BHVD_PROCESS_SET_REMOVE:
+        return execute_process_set_remove(ctx, op, error);
+    default:
+        return execute_tensors(ctx, set, op);
+    }
+}

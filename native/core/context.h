@@ -1,0 +1,62 @@
+// The state of one rank, and who may touch which part of it:
+//
+//     posting side    any thread, under `post_lock`: posted operations, names in flight, failure
+//     engine          whoever holds `engine_lock` (progress.h): links, negotiation, cache, executions
+//     process sets    written by the engine, read by any thread, under `sets_lock`
+#ifndef BHVD_CONTEXT_H
+#define BHVD_CONTEXT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "bagua_hvd.h"
+#include "base/table.h"
+#include "core/negotiation.h"
+#include "core/process_set.h"
+#include "core/response_cache.h"
+#include "kernel/kernel.h"
+#include "transport/connect.h"
+
+struct fusion_buffer {
+    void *data;
+    size_t size;
+};
+
+struct bhvd_context {
+    struct bhvd_context_options options;        // its strings belong to `strings`, secret excluded
+    char *strings[5];
+    struct connections connections;
+    struct kernel_table kernels;
+
+    pthread_mutex_t post_lock;
+    struct bhvd_handle *posted_head, **posted_tail;
+    _Atomic uint32_t posted_count;              // of the list, so that the engine looks without the lock
+    struct table names;                         // operations in flight on this rank, by set and name
+    struct bhvd_error failure;                  // why nothing more can be posted; BHVD_OK while usable
+    _Atomic uint32_t outstanding;               // posted and not ended
+    _Atomic bool closed;                        // shutdown asked for
+
+    pthread_mutex_t engine_lock;
+    pthread_t progress_thread;
+    bool progress_thread_runs;
+    struct pollfd *poll_fds;                    // the engine's; the progress thread sleeps with its own copy
+    int spin_limit;                             // rounds of looking before the engine sleeps
+    struct negotiation negotiation;
+    struct response_cache cache;
+    struct execution *executions_head, **executions_tail;
+    struct fusion_buffer scratch[2];            // fusion.h
+    struct bhvd_counters counters;              // the engine's; links count bytes, see bhvd_context_counters
+    bool abandoned;                             // in a child after fork
+
+    pthread_mutex_t sets_lock;
+    struct process_set_table sets;
+};
+
+// Marks the context unusable, ends every operation in flight with this error, and returns its status. Engine only.
+// The first failure stays: later ones are consequences.
+bhvd_status context_fail(bhvd_context *ctx, bhvd_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+bhvd_status context_failed(bhvd_context *ctx);  // its status, BHVD_OK while usable
+
+#endif

@@ -1,0 +1,79 @@
+#include "core/fusion.h"
+
+#include <stdlib.h>
+
+bool span_list_add(struct span_list *list, const struct tensor *tensor)
+{
+    if (list->count == list->capacity) {
+        size_t capacity = list->capacity ? 2 * list->capacity : 64;
+        struct span *grown = realloc(list->spans, capacity * sizeof *grown);
+        if (!grown)
+            return false;
+        list->spans = grown;
+        list->capacity = capacity;
+    }
+    list->spans[list->count++] = (struct span){tensor->src, tensor->dst, tensor->nbytes};
+    list->nbytes += tensor->nbytes;
+    return true;
+}
+
+void span_list_fini(struct span_list *list) { free(list->spans); }
+
+struct span_cursor span_cursor_at(const struct span_list *list, size_t offset)
+{
+    struct span_cursor cursor = {list, 0, offset};
+    while (cursor.span < list->count && cursor.offset >= list->spans[cursor.span].nbytes)
+        cursor.offset -= list->spans[cursor.span++].nbytes;
+    return cursor;
+}
+
+size_t span_cursor_next(struct span_cursor *cursor, size_t limit, const unsigned char **src, unsigned char **dst)
+{
+    const struct span_list *list = cursor->list;
+    while (cursor->span < list->count && cursor->offset == list->spans[cursor->span].nbytes) {
+        cursor->span++;
+        cursor->offset = 0;
+    }
+    if (cursor->span == list->count || limit == 0)
+        return 0;
+    const struct span *span = &list->spans[cursor->span];
+    size_t left = span->nbytes - cursor->offset, n = left < limit ? left : limit;
+    *src = span->src + cursor->offset;
+    *dst = span->dst + cursor->offset;
+    cursor->offset += n;
+    return n;
+}
+
+void span_pack(struct span_cursor *cursor, void *to, size_t nbytes)
+{
+    const unsigned char *src;
+    unsigned char *dst, *at = to;
+    for (size_t n; (n = span_cursor_next(cursor, nbytes, &src, &dst)); nbytes -= n, at += n)
+        memcpy(at, src, n);
+}
+
+void span_unpack(struct span_cursor *cursor, const void *from, size_t nbytes)
+{
+    const unsigned char *src, *at = from;
+    unsigned char *dst;
+    for (size_t n; (n = span_cursor_next(cursor, nbytes, &src, &dst)); nbytes -= n, at += n)
+        memcpy(dst, at, n);
+}
+
+void *fusion_acquire(bhvd_context *ctx, int number, size_t size)
+{
+    struct fusion_buffer *buffer = &ctx->scratch[number];
+    if (buffer->size < size || !buffer->data) {
+        size_t rounded = (size + 4095) / 4096 * 4096 + 4096;
+        free(buffer->data);
+        buffer->data = aligned_alloc(64, rounded);
+        buffer->size = buffer->data ? rounded : 0;
+    }
+    return buffer->data;
+}
+
+void fusion_fini(bhvd_context *ctx)
+{
+    free(ctx->scratch[0].data);
+    free(ctx->scratch[1].data);
+}

@@ -1,0 +1,83 @@
+// An operation: what bhvd_post was given, from posting to its end. It is the public bhvd_handle.
+// Held by the caller's handle and, while it runs, by the engine.
+#ifndef BHVD_OPERATION_H
+#define BHVD_OPERATION_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "bagua_hvd.h"
+#include "base/bytes.h"
+#include "base/table.h"
+
+struct tensor {
+    const void *src;
+    void *dst;                  // NULL: a result is to be allocated
+    size_t count, nbytes;
+    int64_t dim0;
+    size_t row_nbytes;          // of one index of dim 0
+    bhvd_dtype dtype;
+    void *result;               // allocated by the core, owned until taken
+    size_t result_nbytes;
+    int64_t result_dim0;
+};
+
+struct bhvd_handle {
+    atomic_int references;
+    bhvd_context *ctx;
+    struct bhvd_handle *next;           // in the list of posted operations
+    struct table_node by_name;          // in ctx->names
+    bhvd_kind kind;
+    uint32_t process_set;
+    const char *name;                   // inside `request`, not 0-terminated
+    uint16_t name_size;
+    bhvd_op op;
+    int root_rank;
+    double prescale_factor, postscale_factor;
+    bhvd_codec codec;
+    float *worker_error, *server_error;
+    int32_t *splits;
+    size_t split_count;
+    struct bytes request;               // as it travels, see core/request.h; equal bytes mean an equal request
+    struct cache_entry *cached;         // the entry it was announced by, or that its response made
+    const int64_t *agreed;              // what the response adds, see core/negotiation.h
+    size_t agreed_count;
+    int64_t *agreed_owned;              // to be freed; NULL when `agreed` lies in `cached`
+    int32_t *received_splits;           // alltoall: set size entries for each tensor
+    int64_t value;
+    bool announced, answered;           // the coordinator was told; its answer came (engine only)
+    bool executing;                     // its execution runs: only that ends it
+    bool phantom;                       // stands in for a rank that joined: zeros in, nothing out
+    _Atomic uint32_t done;              // futex word; 1 when ended and `error` is final
+    struct bhvd_error error;
+    size_t tensor_count;
+    struct tensor tensors[];
+};
+
+struct operation_key {
+    uint32_t process_set;
+    uint16_t name_size;
+    const char *name;
+};
+
+// Copies the arguments; checks all that one rank can know by itself (spec: which exception, where).
+bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, struct bhvd_handle **out,
+                             struct bhvd_error *error);
+// Ends it: from now on bhvd_wait returns. The engine's reference is dropped, and the name is free again.
+void operation_end(struct bhvd_handle *operation, const struct bhvd_error *error);
+void operation_drop(struct bhvd_handle *operation);
+// Ends all operations in flight on a process set that is being removed.
+void operation_end_set(bhvd_context *ctx, uint32_t process_set);
+
+uint64_t operation_hash(const struct operation_key *key);
+// The operation in flight with this key, or NULL. Takes post_lock.
+struct bhvd_handle *operation_find(bhvd_context *ctx, const struct operation_key *key);
+
+// Allocates the result of a tensor posted with dst NULL and points dst at it.
+bhvd_status operation_allocate_result(struct tensor *tensor, int64_t dim0);
+
+// The kind's word in error messages: "ALLREDUCE" and "Allreduce".
+const char *operation_kind_name(bhvd_kind kind, bhvd_op op);
+const char *operation_kind_word(bhvd_kind kind);
+
+#endif

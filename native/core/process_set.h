@@ -1,0 +1,39 @@
+// Process sets: which ranks take part. Set 0 holds all ranks; ids are equal on all ranks, because sets are added and
+// removed in the one order of executions.
+#ifndef BHVD_PROCESS_SET_H
+#define BHVD_PROCESS_SET_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "bagua_hvd.h"
+
+enum { PROCESS_SET_MAX = 1024 };
+
+struct process_set {
+    int id;
+    int size;
+    int rank;                   // this rank's position, -1: not a member
+    int32_t *ranks;             // global ranks, rising
+    // The staging area that the members share when all of them are on this host (collective/shared.h).
+    bool shared;
+    int32_t *local_indices;     // by set rank; only when shared
+    uint64_t barrier;           // the last barrier's number: generation << 32 | counter
+    int slab;                   // which slab the next block goes to
+};
+
+struct process_set_table {
+    struct process_set *sets[PROCESS_SET_MAX];
+    uint64_t generation;        // counts additions: a new set's barriers are later than any of an older one
+};
+
+// All under ctx->sets_lock by the caller, except where the engine reads what only the engine writes.
+struct process_set *process_set_get(const struct process_set_table *table, uint32_t id);
+// ranks rising. Errors: BHVD_ERR_ARGUMENT for a duplicate set or too many sets, BHVD_ERR_SYSTEM without memory.
+bhvd_status process_set_add(bhvd_context *ctx, const int32_t *ranks, int size, int *id, struct bhvd_error *error);
+void process_set_remove(bhvd_context *ctx, uint32_t id);
+void process_set_table_fini(struct process_set_table *table);
+// Position of a global rank in the set, -1 when it is not a member.
+int process_set_index(const struct process_set *set, int global_rank);
+
+#endif

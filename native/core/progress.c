@@ -1,0 +1,476 @@
+#include "core/progress.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/futex.h"
+#include "base/status.h"
+#include "collective/collective.h"
+
+enum {
+    SPIN_ROUNDS = 2000,         // about 30 us: a message from a rank that is awake comes within that
+    SPIN_ROUNDS_CROWDED = 20,   // more ranks than cores: the one that is waited for needs this core
+    YIELD_ROUNDS = 50,
+    SOCKET_ROUNDS = 16,         // looking at a socket is a system call: only every so many rounds
+    IDLE_ROUNDS = 200,          // the progress thread looks a little longer before it sleeps: posts come in bursts
+    SLEEP_MAX_MS = 1000         // then look whether an operation stalls
+};
+
+static inline void cpu_relax(void)
+{
+#if defined __x86_64__
+    __builtin_ia32_pause();
+#elif defined __aarch64__
+    __asm__ volatile("yield");
+#endif
+}
+
+// ------------------------------------------------------------------------------------------------------ the engine
+
+static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct bytes_reader payload)
+{
+    return negotiation_frame(arg, link, type, payload);
+}
+
+static void fail_link(bhvd_context *ctx, const struct link *link, bhvd_status status)
+{
+    if (status == BHVD_ERR_PEER_LOST)
+        context_fail(ctx, status, "rank %d was lost: its process ended or became unreachable without leaving the job",
+                     link->rank);
+    else
+        context_fail(ctx, status, "rank %d sent something that breaks the protocol; do all ranks run the same version "
+                     "and the same program?", link->rank);
+}
+
+static void advance_link(bhvd_context *ctx, struct link *link, bool look_at_sockets, bool *progress)
+{
+    bool moved = false;
+    bool has_output = link->control_out.size || link->sends.head;
+    bool by_socket = !link->control.ops->readable;
+    if (!has_output && !(by_socket ? look_at_sockets : link_ready(link)) && link->state == LINK_OPEN)
+        return;
+    bhvd_status status = link_advance(link, on_frame, ctx, &moved);
+    if (status) {
+        fail_link(ctx, link, status);
+    } else if (link->state == LINK_LEFT && !moved &&
+               (link->sends.head || (link->receives.head && !by_socket))) {
+        context_fail(ctx, BHVD_ERR_PEER_LOST, "rank %d left the job while an operation still needed it", link->rank);
+    }
+    *progress |= moved;
+}
+
+static bool take_posted(bhvd_context *ctx)
+{
+    if (atomic_load(&ctx->posted_count) == 0)
+        return false;
+    pthread_mutex_lock(&ctx->post_lock);
+    struct bhvd_handle *posted = ctx->posted_head;
+    ctx->posted_head = NULL;
+    ctx->posted_tail = &ctx->posted_head;
+    atomic_store(&ctx->posted_count, 0);
+    pthread_mutex_unlock(&ctx->post_lock);
+    if (posted)
+        negotiation_request(ctx, posted);
+    return posted != NULL;
+}
+
+// One look at everything that can move. True when something did. Never blocks, executes nothing.
+static bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
+{
+    bool progress = false;
+    if (ctx->failure.status)
+        return false;
+    progress = take_posted(ctx);
+    for (int rank = 0; rank < ctx->options.size && !ctx->failure.status; rank++) {
+        struct link *link = &ctx->connections.links[rank];
+        if (rank != ctx->options.rank)
+            advance_link(ctx, link, look_at_sockets, &progress);
+    }
+    if (!ctx->failure.status && ctx->negotiation.ready_head) {
+        negotiation_respond(ctx);
+        progress = true;
+    }
+    return progress;
+}
+
+static int fill_poll_fds(bhvd_context *ctx, struct pollfd *fds)
+{
+    int count = 0;
+    fds[count++] = (struct pollfd){.fd = ctx->connections.bell.fd, .events = POLLIN};
+    for (int rank = 0; rank < ctx->options.size; rank++) {
+        const struct link *link = &ctx->connections.links[rank];
+        if (rank == ctx->options.rank || link->state != LINK_OPEN)
+            continue;
+        if (link->liveness_fd >= 0)
+            fds[count++] = (struct pollfd){.fd = link->liveness_fd, .events = POLLIN | POLLRDHUP};
+        if (link->control.fd >= 0)
+            fds[count++] = (struct pollfd){.fd = link->control.fd,
+                                           .events = POLLIN | (link->control_out.size ? POLLOUT : 0)};
+        if (link->data.fd >= 0)
+            fds[count++] = (struct pollfd){.fd = link->data.fd,
+                                           .events = (link->receives.head ? POLLIN : 0) |
+                                                     (link->sends.head ? POLLOUT : 0)};
+    }
+    return count;
+}
+
+// A liveness socket says something only when its peer is gone.
+static void look_at_liveness(bhvd_context *ctx)
+{
+    for (int rank = 0; rank < ctx->options.size && !ctx->failure.status; rank++) {
+        struct link *link = &ctx->connections.links[rank];
+        if (rank == ctx->options.rank || link->state != LINK_OPEN || link->liveness_fd < 0)
+            continue;
+        struct pollfd fd = {.fd = link->liveness_fd, .events = POLLIN | POLLRDHUP};
+        bool progress = false;
+        if (poll(&fd, 1, 0) > 0) {
+            link_hang_up(link, on_frame, ctx, &progress);
+            if (link->state == LINK_LOST)
+                fail_link(ctx, link, BHVD_ERR_PEER_LOST);
+        }
+    }
+}
+
+static void set_bell(bhvd_context *ctx, enum bell_state state)
+{
+    atomic_store(&ctx->connections.bell.word->state, state);
+}
+
+static enum bell_state sleeping_state(bhvd_context *ctx)
+{
+    return atomic_load(&ctx->outstanding) ? BELL_ASLEEP : BELL_IDLE;
+}
+
+// Waits for an event; ready: what the caller waits for, looked at once more after the bell is set. NULL: nothing.
+static void engine_sleep(bhvd_context *ctx, int64_t deadline_ns, progress_ready_fn ready, void *arg)
+{
+    set_bell(ctx, BELL_ASLEEP);
+    if (!engine_poll(ctx, true) && !ctx->executions_head && !ctx->failure.status && !(ready && ready(ctx, arg))) {
+        int timeout = clock_remaining_ms(deadline_ns);
+        if (timeout < 0 || timeout > SLEEP_MAX_MS)
+            timeout = SLEEP_MAX_MS;
+        poll(ctx->poll_fds, (nfds_t)fill_poll_fds(ctx, ctx->poll_fds), timeout);
+        bell_drain(&ctx->connections.bell);
+        look_at_liveness(ctx);
+        negotiation_check_stall(ctx, clock_now_ns());
+    }
+    set_bell(ctx, BELL_AWAKE);
+}
+
+// Waits a moment: spins, then yields the core, then sleeps. *rounds counts since the last progress.
+static void engine_pause(bhvd_context *ctx, int *rounds, int64_t deadline_ns, progress_ready_fn ready, void *arg)
+{
+    ++*rounds;
+    if (*rounds < ctx->spin_limit)
+        cpu_relax();
+    else if (*rounds < ctx->spin_limit + YIELD_ROUNDS)
+        sched_yield();
+    else
+        engine_sleep(ctx, deadline_ns, ready, arg);
+}
+
+bhvd_status progress_until(bhvd_context *ctx, progress_ready_fn ready, void *arg, int waiting_for)
+{
+    int rounds = 0;
+    int64_t deadline_ns = 0;
+    for (;;) {
+        int is_ready = ready(ctx, arg);
+        if (is_ready > 0)
+            return BHVD_OK;
+        if (ctx->failure.status)
+            return ctx->failure.status;
+        if (engine_poll(ctx, rounds % SOCKET_ROUNDS == 0)) {
+            rounds = 0;
+            deadline_ns = 0;
+            continue;
+        }
+        if (rounds == ctx->spin_limit && deadline_ns == 0)
+            deadline_ns = clock_deadline_ns(ctx->options.timeout_ms);
+        engine_pause(ctx, &rounds, deadline_ns ? deadline_ns : CLOCK_NEVER, ready, arg);
+        if (deadline_ns && clock_now_ns() >= deadline_ns && ready(ctx, arg) <= 0) {
+            char who[32] = "another rank";
+            if (waiting_for >= 0)
+                snprintf(who, sizeof who, "rank %d", waiting_for);
+            return context_fail(ctx, BHVD_ERR_TIMEOUT,
+                                "no progress for %.1f s inside an operation while waiting for %s; the limit is set by "
+                                "HOROVOD_GLOO_TIMEOUT_SECONDS", ctx->options.timeout_ms / 1000.0, who);
+        }
+    }
+}
+
+void progress_look(bhvd_context *ctx) { engine_poll(ctx, true); }
+
+struct transfers {
+    struct transfer *transfers;
+    int count, done;
+};
+
+static int transfers_done(bhvd_context *ctx, void *arg)
+{
+    struct transfers *t = arg;
+    (void)ctx;
+    while (t->done < t->count && t->transfers[t->done].done)
+        t->done++;
+    return t->done == t->count;
+}
+
+bhvd_status progress_transfers(bhvd_context *ctx, struct transfer *transfers, int count)
+{
+    struct transfers arg = {transfers, count, 0};
+    return progress_until(ctx, transfers_done, &arg, -1);
+}
+
+// ------------------------------------------------------------------------------------------------------ executions
+
+static void end_execution(struct execution *execution, const struct bhvd_error *error)
+{
+    for (int i = 0; i < execution->count; i++) {
+        execution->operations[i]->executing = false;
+        operation_end(execution->operations[i], error);
+    }
+    free(execution);
+}
+
+static void execute_next(bhvd_context *ctx)
+{
+    struct execution *execution = ctx->executions_head;
+    struct bhvd_error error = {0};
+    ctx->executions_head = execution->next;
+    if (!ctx->executions_head)
+        ctx->executions_tail = &ctx->executions_head;
+    for (int i = 0; i < execution->count; i++)
+        execution->operations[i]->executing = true;
+    ctx->counters.executions++;
+    bhvd_status status = collective_execute(ctx, execution, &error);
+    if (ctx->failure.status)
+        error = ctx->failure;
+    end_execution(execution, status ? &error : NULL);
+}
+
+// ------------------------------------------------------------------------------------------- who runs the engine
+
+// Must the progress thread wake for what is there now? Under engine_lock.
+static bool engine_has_work(bhvd_context *ctx)
+{
+    if (ctx->failure.status)
+        return false;
+    if (atomic_load(&ctx->posted_count) || ctx->executions_head)
+        return true;
+    // With only the global set nothing can happen before this rank posts: leave the others' requests where they are.
+    if (atomic_load(&ctx->outstanding) == 0 && ctx->sets.generation <= 1)
+        return false;
+    for (int rank = 0; rank < ctx->options.size; rank++) {
+        const struct link *link = &ctx->connections.links[rank];
+        if (rank != ctx->options.rank && (link->control_out.size || link_ready(link)))
+            return true;
+    }
+    return false;
+}
+
+static void *progress_main(void *arg)
+{
+    bhvd_context *ctx = arg;
+    struct pollfd *fds = malloc((1 + 3 * (size_t)ctx->options.size) * sizeof *fds);
+    while (!atomic_load(&ctx->closed) && fds) {
+        pthread_mutex_lock(&ctx->engine_lock);
+        set_bell(ctx, BELL_AWAKE);
+        for (int rounds = 0; rounds < IDLE_ROUNDS && !atomic_load(&ctx->closed); rounds++) {
+            bool progress = engine_poll(ctx, rounds % SOCKET_ROUNDS == 0);
+            while (ctx->executions_head && !ctx->failure.status) {
+                execute_next(ctx);
+                progress = true;
+            }
+            if (progress)
+                rounds = 0;
+            else if (atomic_load(&ctx->outstanding) == 0)
+                break;
+            else
+                cpu_relax();
+        }
+        look_at_liveness(ctx);
+        negotiation_check_stall(ctx, clock_now_ns());
+        set_bell(ctx, sleeping_state(ctx));
+        bool work = engine_has_work(ctx);
+        int count = fill_poll_fds(ctx, fds);
+        pthread_mutex_unlock(&ctx->engine_lock);
+        if (!work && !atomic_load(&ctx->closed)) {
+            poll(fds, (nfds_t)count, SLEEP_MAX_MS);
+            bell_drain(&ctx->connections.bell);
+        }
+    }
+    free(fds);
+    return NULL;
+}
+
+static void engine_release(bhvd_context *ctx)
+{
+    // The progress thread sleeps in poll(): from now on bells are for it.
+    set_bell(ctx, sleeping_state(ctx));
+    bool work = engine_has_work(ctx);
+    pthread_mutex_unlock(&ctx->engine_lock);
+    if (work)
+        bell_ring(&ctx->connections.bell, 0);
+}
+
+static int operation_done(bhvd_context *ctx, void *arg)
+{
+    const struct bhvd_handle *op = arg;
+    (void)ctx;
+    return atomic_load(&op->done) != 0;
+}
+
+static void engine_run(bhvd_context *ctx, struct bhvd_handle *op, int64_t deadline_ns)
+{
+    int rounds = 0;
+    while (!atomic_load(&op->done) && !atomic_load(&ctx->closed)) {
+        bool progress = engine_poll(ctx, rounds % SOCKET_ROUNDS == 0);
+        if (ctx->executions_head && !ctx->failure.status) {
+            execute_next(ctx);
+            progress = true;
+        }
+        if (progress) {
+            rounds = 0;
+            continue;
+        }
+        if (rounds >= ctx->spin_limit && deadline_ns != CLOCK_NEVER && clock_now_ns() >= deadline_ns)
+            return;
+        engine_pause(ctx, &rounds, deadline_ns, operation_done, op);
+    }
+}
+
+void progress_wait(struct bhvd_handle *op, int64_t deadline_ns)
+{
+    bhvd_context *ctx = op->ctx;
+    while (!atomic_load(&op->done)) {
+        if (atomic_load(&ctx->closed)) {
+            futex_wait(&op->done, 0, deadline_ns);      // progress_stop ends it
+        } else if (pthread_mutex_trylock(&ctx->engine_lock) == 0) {
+            set_bell(ctx, BELL_AWAKE);
+            engine_run(ctx, op, deadline_ns);
+            engine_release(ctx);
+        } else {
+            // Another thread is at it. It may have looked for posts just before ours and be about to sleep.
+            bell_ring(&ctx->connections.bell, 0);
+            for (int i = 0; i < YIELD_ROUNDS && !atomic_load(&op->done); i++)
+                sched_yield();
+            futex_wait(&op->done, 0, deadline_ns);
+        }
+        if (deadline_ns != CLOCK_NEVER && clock_now_ns() >= deadline_ns)
+            return;
+    }
+}
+
+void progress_posted(bhvd_context *ctx, bool blocking)
+{
+    if (!blocking)
+        bell_ring(&ctx->connections.bell, 0);
+}
+
+static int core_count(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+bhvd_status progress_start(bhvd_context *ctx, struct bhvd_error *error)
+{
+    ctx->spin_limit = ctx->connections.local_size <= core_count() ? SPIN_ROUNDS : SPIN_ROUNDS_CROWDED;
+    ctx->poll_fds = malloc((1 + 3 * (size_t)ctx->options.size) * sizeof *ctx->poll_fds);
+    if (!ctx->poll_fds || pthread_create(&ctx->progress_thread, NULL, progress_main, ctx) != 0)
+        return error_set(error, BHVD_ERR_SYSTEM, "the progress thread could not be started");
+    ctx->progress_thread_runs = true;
+    return BHVD_OK;
+}
+
+static void say_goodbye(bhvd_context *ctx)
+{
+    struct bytes nothing = {0};
+    for (int rank = 0; rank < ctx->options.size; rank++) {
+        struct link *link = &ctx->connections.links[rank];
+        if (rank != ctx->options.rank && link->state == LINK_OPEN)
+            link_send_frame(link, FRAME_GOODBYE, &nothing, false);
+    }
+}
+
+void progress_stop(bhvd_context *ctx)
+{
+    if (atomic_exchange(&ctx->closed, true))
+        return;
+    bell_ring(&ctx->connections.bell, 0);
+    uint64_t one = 1;
+    ssize_t written = write(ctx->connections.bell.fd, &one, sizeof one);
+    (void)written;
+    if (ctx->progress_thread_runs)
+        pthread_join(ctx->progress_thread, NULL);
+    pthread_mutex_lock(&ctx->engine_lock);
+    while (ctx->executions_head && !ctx->failure.status)
+        execute_next(ctx);                      // the others count on it
+    context_fail(ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
+    say_goodbye(ctx);
+    pthread_mutex_unlock(&ctx->engine_lock);
+}
+
+// ---------------------------------------------------------------------------------------------------------- failure
+
+static bhvd_status first_failure(bhvd_context *ctx, const struct bhvd_error *error)
+{
+    pthread_mutex_lock(&ctx->post_lock);
+    bool first = !ctx->failure.status;
+    if (first)
+        ctx->failure = *error;
+    pthread_mutex_unlock(&ctx->post_lock);
+    return first ? BHVD_OK : ctx->failure.status;
+}
+
+// All operations in flight but those of the running execution, linked by `next`.
+static struct bhvd_handle *take_in_flight(bhvd_context *ctx)
+{
+    struct bhvd_handle *list = NULL;
+    pthread_mutex_lock(&ctx->post_lock);
+    ctx->posted_head = NULL;
+    ctx->posted_tail = &ctx->posted_head;
+    atomic_store(&ctx->posted_count, 0);
+    for (size_t i = 0; i < ctx->names.bucket_count; i++) {
+        for (struct table_node *node = ctx->names.buckets[i]; node; node = node->next) {
+            struct bhvd_handle *op = TABLE_CONTAINER(node, struct bhvd_handle, by_name);
+            if (!op->executing) {
+                op->next = list;
+                list = op;
+            }
+        }
+    }
+    pthread_mutex_unlock(&ctx->post_lock);
+    return list;
+}
+
+bhvd_status context_fail(bhvd_context *ctx, bhvd_status status, const char *format, ...)
+{
+    struct bhvd_error error = {.status = status};
+    va_list args;
+    va_start(args, format);
+    vsnprintf(error.message, sizeof error.message, format, args);
+    va_end(args);
+    bhvd_status earlier = first_failure(ctx, &error);
+    if (earlier)
+        return earlier;
+    for (struct execution *execution = ctx->executions_head, *next; execution; execution = next) {
+        next = execution->next;
+        for (int i = 0; i < execution->count; i++) {
+            if (execution->operations[i]->phantom)
+                operation_drop(execution->operations[i]);
+        }
+        free(execution);
+    }
+    ctx->executions_head = NULL;
+    ctx->executions_tail = &ctx->executions_head;
+    for (struct bhvd_handle *op = take_in_flight(ctx), *next; op; op = next) {
+        next = op->next;
+        operation_end(op, &error);
+    }
+    return status;
+}

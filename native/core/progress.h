@@ -1,0 +1,29 @@
+// The engine: what makes operations progress. One at a time holds ctx->engine_lock and runs it: the progress thread, or,
+// when that is asleep, a thread that waits for its operation (so a blocking call costs no hand-over between threads).
+#ifndef BHVD_PROGRESS_H
+#define BHVD_PROGRESS_H
+
+#include "core/context.h"
+
+// Starts the progress thread.
+bhvd_status progress_start(bhvd_context *ctx, struct bhvd_error *error);
+// Ends it: says goodbye to all peers, ends what is in flight.
+void progress_stop(bhvd_context *ctx);
+
+// After an operation was put into the posted list. blocking: its caller waits at once, and makes the progress itself.
+void progress_posted(bhvd_context *ctx, bool blocking);
+// Waits for the end of the operation, making progress on this thread when nobody else does.
+void progress_wait(struct bhvd_handle *operation, int64_t deadline_ns);
+
+// Inside an execution: runs the engine until ready(arg) is > 0. Negative: ready has failed the context.
+// waiting_for: the global rank that it waits for, for the message; -1 when several.
+typedef int (*progress_ready_fn)(bhvd_context *ctx, void *arg);
+bhvd_status progress_until(bhvd_context *ctx, progress_ready_fn ready, void *arg, int waiting_for);
+
+// Moves what can be moved now. Never blocks.
+void progress_look(bhvd_context *ctx);
+
+// Waits until all these messages have moved.
+bhvd_status progress_transfers(bhvd_context *ctx, struct transfer *transfers, int count);
+
+#endif

@@ -1,0 +1,58 @@
+// The response cache: what was agreed once for a name need not be said again. Ids are handed out by the coordinator and
+// never reused, so a stale one can be recognized and answered with "say it in full"; no rank needs to know what another
+// has forgotten. Both sides keep at most `capacity` entries, least recently used out first. Engine only.
+#ifndef BHVD_RESPONSE_CACHE_H
+#define BHVD_RESPONSE_CACHE_H
+
+#include "core/request.h"
+
+// A member's entry: "my request for this name was `request`, the agreement about it has this id".
+struct cache_entry {
+    struct table_node by_name, by_id;
+    struct cache_entry *older, *newer;
+    uint32_t id;
+    struct operation_key key;               // name inside request
+    struct bytes request;
+    int64_t *agreed;
+    size_t agreed_count;
+    struct bhvd_handle *operation;          // in flight under this entry, which then is not evicted
+};
+
+// The coordinator's entry: every member's request under this id.
+struct coordinator_entry {
+    struct table_node by_name, by_id;
+    struct coordinator_entry *older, *newer;
+    uint32_t id;
+    struct operation_key key;               // name inside a request
+    struct pending *pending;                // the negotiation that runs under it, which then is not evicted
+    int size;
+    struct request *requests[];             // by set rank
+};
+
+struct response_cache {
+    size_t capacity;
+    struct table by_name, by_id;
+    struct cache_entry *oldest, *newest;
+    struct table coordinator_by_name, coordinator_by_id;
+    struct coordinator_entry *coordinator_oldest, *coordinator_newest;
+    uint32_t next_id;
+};
+
+void response_cache_fini(struct response_cache *cache);
+
+struct cache_entry *response_cache_find(struct response_cache *cache, const struct operation_key *key);
+struct cache_entry *response_cache_find_id(struct response_cache *cache, uint32_t id);
+// Replaces what was known about the name. NULL: no room (all in flight) or no memory; then it is just not cached.
+struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t id, const struct bhvd_handle *operation,
+                                         const int64_t *agreed, size_t agreed_count);
+void response_cache_forget(struct response_cache *cache, struct cache_entry *entry);
+void response_cache_use(struct response_cache *cache, struct cache_entry *entry);
+
+struct coordinator_entry *coordinator_cache_find_id(struct response_cache *cache, uint32_t id);
+// Takes references to the requests. Returns the new id, 0 when it could not be stored.
+uint32_t coordinator_cache_store(struct response_cache *cache, struct request *const *requests, int size);
+void coordinator_cache_use(struct response_cache *cache, struct coordinator_entry *entry);
+// Forgets all entries of a process set that is removed.
+void coordinator_cache_forget_set(struct response_cache *cache, uint32_t process_set);
+
+#endif

@@ -1,0 +1,31 @@
+// For loops that are written once and compiled for several instruction sets.
+#ifndef BHVD_KERNEL_LOOPS_H
+#define BHVD_KERNEL_LOOPS_H
+
+#include <stdint.h>
+
+// Tells the compiler that iterations are independent. They are: dst may equal a source, and overlaps in no other way.
+// (restrict would not allow the first; without either, in-place calls would run the unvectorized loop.)
+#define INDEPENDENT _Pragma("GCC ivdep")
+
+// NAME(reduce) is reduce_avx2 where ISA is avx2.
+#define JOIN_(a, b) a##_##b
+#define JOIN(a, b) JOIN_(a, b)
+#define NAME(name) JOIN(name, ISA)
+
+#define INLINE static inline __attribute__((always_inline))
+
+// Elements in memory of any alignment.
+#define ANY_ALIGNMENT __attribute__((aligned(1), may_alias))
+typedef uint8_t any_u8 ANY_ALIGNMENT;
+typedef int8_t any_i8 ANY_ALIGNMENT;
+typedef uint16_t any_u16 ANY_ALIGNMENT;
+typedef int16_t any_i16 ANY_ALIGNMENT;
+typedef uint32_t any_u32 ANY_ALIGNMENT;
+typedef int32_t any_i32 ANY_ALIGNMENT;
+typedef uint64_t any_u64 ANY_ALIGNMENT;
+typedef int64_t any_i64 ANY_ALIGNMENT;
+typedef float any_f32 ANY_ALIGNMENT;
+typedef double any_f64 ANY_ALIGNMENT;
+
+#endif

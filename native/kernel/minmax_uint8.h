@@ -1,0 +1,96 @@
+// Codec minmax_uint8: each element as one of 256 levels between the chunk's minimum and maximum. The arithmetic, once for
+// every processor: plain C that a CUDA file includes as well (there -fmad=false, as -ffp-contract=off here).
+//
+//     s = 255 / (mx - mn)    ub = rint(mx s)    lb = ub - 255
+//     encode: q = min(max(rint(x s), lb), ub) - lb            decode: x' = min(max((q + lb) t, mn), mx),  t = (mx - mn) / 255
+//
+// The levels are whole multiples of t, so an exact 0 comes back as exactly 0 when mn <= 0 <= mx. rint rounds to nearest
+// even. |x' - x| <= 0.5 / s plus rounding, a few units in the last place of x; the clamp to [mn, mx] only lessens it.
+// real is float for float32, float16 and bfloat16, and double for float64; s and t are computed in double, then rounded.
+//
+// Source: MinMaxUInt8 of BAGUA, Gan et al., arXiv:2107.01499. Differs:
+// - Both sides are clamped: in a symmetric chunk rint(mx s) and rint(mn s) both round away from 0, and the lowest level
+//   would be -1.  - No 1e-7 in the divisor, which erased chunks of small numbers; s is bounded by 2^126 (double: 2^1022)
+//   instead, so that s and t are normal numbers.  - mx == mn: all codes are 0 and decode to mn.
+// - NaN or infinity in a chunk: mn and mx are stored as NaN, which makes it a constant chunk of NaN.
+// - Decoding multiplies by t instead of dividing by s, and never leaves [mn, mx]: it cannot overflow.
+// - Levels beyond 2^24 (offset data: mx/(mx - mn) large) are no longer all floats; lb is rounded then, and q is clamped
+//   to 0..255 after the subtraction, which for smaller levels is the same as clamping to lb..ub before it.
+//
+// Wire, one chunk: 32 bytes of header, then count codes, then zeros up to a multiple of 32.
+//     0: mn, as an element    sizeof(element): mx    16: version    17: flags    all other bytes 0
+// mn and mx are never -0.0. An empty chunk is its header alone, with mn = mx = 0. Numbers are little endian.
+#ifndef BHVD_MINMAX_UINT8_H
+#define BHVD_MINMAX_UINT8_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __CUDACC__
+#define MINMAX_UINT8_INLINE static __host__ __device__ inline
+#else
+#define MINMAX_UINT8_INLINE static inline
+#endif
+
+enum {
+    MINMAX_UINT8_HEADER = 32,           // bytes
+    MINMAX_UINT8_BLOCK = 32,            // codes are padded to a multiple of this
+    MINMAX_UINT8_VERSION_AT = 16,
+    MINMAX_UINT8_FLAGS_AT = 17,
+    MINMAX_UINT8_VERSION = 2,           // 1 is BAGUA's own formula
+    MINMAX_UINT8_NONFINITE = 1          // flag: the chunk holds a NaN or an infinity
+};
+
+// What encode and decode need to know of a chunk that is not constant (mx > mn; test that first: NaN fails it).
+//     real_grid         from mn and mx
+//     real_quantize     q as a whole number in `real`
+//     real_dequantize   x' from q, 0 <= q <= 255
+#define MINMAX_UINT8_ARITHMETIC(real, rint_real, scale_max)                                           \
+    struct minmax_uint8_##real##_grid {                                                               \
+        real s, t, lb, mn, mx;                                                                        \
+    };                                                                                                \
+    MINMAX_UINT8_INLINE struct minmax_uint8_##real##_grid minmax_uint8_##real##_grid(real mn, real mx) \
+    {                                                                                                 \
+        /* half the range, because the range of doubles may overflow */                               \
+        const double half = 0.5 * mx - 0.5 * mn;                                                      \
+        struct minmax_uint8_##real##_grid grid;                                                       \
+        if (half * (scale_max) > 127.5) {                                                             \
+            grid.s = (real)(127.5 / half);                                                            \
+            grid.t = (real)(half / 127.5);                                                            \
+        } else {                                                                                      \
+            grid.s = (real)(scale_max);                                                               \
+            grid.t = (real)(1 / (scale_max));                                                         \
+        }                                                                                             \
+        grid.lb = rint_real(mx * grid.s) - (real)255;                                                 \
+        grid.mn = mn;                                                                                 \
+        grid.mx = mx;                                                                                 \
+        return grid;                                                                                  \
+    }                                                                                                 \
+    MINMAX_UINT8_INLINE real minmax_uint8_##real##_quantize(const struct minmax_uint8_##real##_grid *grid, real x) \
+    {                                                                                                 \
+        const real q = rint_real(x * grid->s) - grid->lb;                                             \
+        return q < 0 ? 0 : q > 255 ? 255 : q;                                                         \
+    }                                                                                                 \
+    MINMAX_UINT8_INLINE real minmax_uint8_##real##_dequantize(const struct minmax_uint8_##real##_grid *grid, real q) \
+    {                                                                                                 \
+        const real x = (q + grid->lb) * grid->t;                                                      \
+        return x < grid->mn ? grid->mn : x > grid->mx ? grid->mx : x;                                 \
+    }
+MINMAX_UINT8_ARITHMETIC(float, rintf, 0x1p126)
+MINMAX_UINT8_ARITHMETIC(double, rint, 0x1p1022)
+
+MINMAX_UINT8_INLINE size_t minmax_uint8_codes_size(size_t count)
+{
+    return (count + MINMAX_UINT8_BLOCK - 1) / MINMAX_UINT8_BLOCK * MINMAX_UINT8_BLOCK;
+}
+
+// Everything of the header but mn and mx, which the caller stores at 0 and at sizeof(element) afterwards.
+MINMAX_UINT8_INLINE void minmax_uint8_header_init(uint8_t *header, int is_finite)
+{
+    memset(header, 0, MINMAX_UINT8_HEADER);
+    header[MINMAX_UINT8_VERSION_AT] = MINMAX_UINT8_VERSION;
+    header[MINMAX_UINT8_FLAGS_AT] = is_finite ? 0 : MINMAX_UINT8_NONFINITE;
+}
+
+#endif

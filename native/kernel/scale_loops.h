@@ -1,0 +1,69 @@
+// Scaling, for the types that a compiler vectorizes: scale.c compiles it as the definition, scale_avx2.c for AVX2.
+// The includer defines ISA, the suffix of all names.
+#include <string.h>
+
+#include "kernel/kernel.h"
+#include "kernel/loops.h"
+
+static void NAME(scale_f32)(void *to, const void *from, double factor, size_t count)
+{
+    any_f32 *dst = to;
+    const any_f32 *src = from;
+    const float f = (float)factor;
+    INDEPENDENT for (size_t i = 0; i < count; i++)
+        dst[i] = src[i] * f;
+}
+
+static void NAME(scale_f64)(void *to, const void *from, double factor, size_t count)
+{
+    any_f64 *dst = to;
+    const any_f64 *src = from;
+    INDEPENDENT for (size_t i = 0; i < count; i++)
+        dst[i] = src[i] * factor;
+}
+
+// Integers: the conversion from double truncates. A NaN product (infinite factor, element 0) gives 0.
+#define SCALE_INTEGER(element, low, high)                                                             \
+    static void NAME(scale_##element)(void *to, const void *from, double factor, size_t count)        \
+    {                                                                                                 \
+        any_##element *dst = to;                                                                      \
+        const any_##element *src = from;                                                              \
+        INDEPENDENT for (size_t i = 0; i < count; i++) {                                              \
+            const double product = src[i] * factor, number = product == product ? product : 0.0;      \
+            const double above = number > (low) ? number : (low);                                     \
+            dst[i] = (__typeof__(dst[0] + 0))(above < (high) ? above : (high));                       \
+        }                                                                                             \
+    }
+SCALE_INTEGER(u8, 0.0, (double)UINT8_MAX)
+SCALE_INTEGER(i8, (double)INT8_MIN, (double)INT8_MAX)
+SCALE_INTEGER(u16, 0.0, (double)UINT16_MAX)
+SCALE_INTEGER(i16, (double)INT16_MIN, (double)INT16_MAX)
+SCALE_INTEGER(i32, (double)INT32_MIN, (double)INT32_MAX)
+
+// The upper limit is no double: 2^63 is the first one past it.
+static void NAME(scale_i64)(void *to, const void *from, double factor, size_t count)
+{
+    any_i64 *dst = to;
+    const any_i64 *src = from;
+    for (size_t i = 0; i < count; i++) {
+        const double product = (double)src[i] * factor;
+        if (product >= 0x1p63)
+            dst[i] = INT64_MAX;
+        else if (product < -0x1p63)
+            dst[i] = INT64_MIN;
+        else
+            dst[i] = product == product ? (int64_t)product : 0;
+    }
+}
+
+static void NAME(scale_loops_init)(struct kernel_table *table)
+{
+    table->scale[BHVD_UINT8] = NAME(scale_u8);
+    table->scale[BHVD_INT8] = NAME(scale_i8);
+    table->scale[BHVD_UINT16] = NAME(scale_u16);
+    table->scale[BHVD_INT16] = NAME(scale_i16);
+    table->scale[BHVD_INT32] = NAME(scale_i32);
+    table->scale[BHVD_INT64] = NAME(scale_i64);
+    table->scale[BHVD_FLOAT32] = NAME(scale_f32);
+    table->scale[BHVD_FLOAT64] = NAME(scale_f64);
+}

@@ -1,0 +1,38 @@
+// The SIMD halves of each kernel family: they overwrite what they improve in a table that already holds the scalar
+// definitions. The only place where kernels ask which processor they are compiled for.
+#ifndef BHVD_KERNEL_VARIANTS_H
+#define BHVD_KERNEL_VARIANTS_H
+
+#include "kernel/kernel.h"
+
+#if defined(__x86_64__)
+
+void reduce_kernels_init_avx2(struct kernel_table *table);
+void scale_kernels_init_avx2(struct kernel_table *table);
+void cast_kernels_init_avx2(struct kernel_table *table);
+void minmax_uint8_kernels_init_avx2(struct kernel_table *table);
+void minmax_uint8_kernels_init_avx512(struct kernel_table *table);
+
+// libgcc asked CPUID and XGETBV once, before main: a feature counts only when the operating system saves its registers.
+static inline unsigned variants_cpu_features(void)
+{
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("f16c") || !__builtin_cpu_supports("fma"))
+        return 0;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
+        return CPU_AVX2;
+    return CPU_AVX2 | CPU_AVX512;
+}
+
+#else
+
+static inline void reduce_kernels_init_avx2(struct kernel_table *table) { (void)table; }
+static inline void scale_kernels_init_avx2(struct kernel_table *table) { (void)table; }
+static inline void cast_kernels_init_avx2(struct kernel_table *table) { (void)table; }
+static inline void minmax_uint8_kernels_init_avx2(struct kernel_table *table) { (void)table; }
+static inline void minmax_uint8_kernels_init_avx512(struct kernel_table *table) { (void)table; }
+static inline unsigned variants_cpu_features(void) { return 0; }
+
+#endif
+
+#endif

@@ -1,0 +1,10 @@
+// BAGUA's primitives over a process set. C: centralized, D: decentralized, FP / LP: full / low precision, S: synchronous.
+// C_FP_S is the allreduce of collective/. Source: Gan et al., BAGUA, arXiv:2107.01499.
+#ifndef BHVD_PRIMITIVE_H
+#define BHVD_PRIMITIVE_H
+
+#include "collective/collective.h"
+
+bhvd_status c_lp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op);
+
+#endif

@@ -1,0 +1,29 @@
+// Connects a rank to all others: who is where, which transport between which pair, everything authenticated.
+#ifndef BHVD_CONNECT_H
+#define BHVD_CONNECT_H
+
+#include "bagua_hvd.h"
+#include "transport/host_memory.h"
+#include "transport/link.h"
+
+struct connections {
+    int rank, size;
+    struct link *links;             // by rank; links[rank] is unused
+    struct bell bell;               // this rank's own
+    struct host_memory host;        // shared with the ranks of local_ranks; of this rank alone for transport "tcp"
+    int local_index, local_size;    // among the ranks that share `host`
+    bool owns_host_memory;          // to be unmapped in connections_fini
+};
+
+// On error nothing is left open.
+bhvd_status connections_init(struct connections *c, const struct bhvd_context_options *options,
+                             struct bhvd_error *error);
+void connections_fini(struct connections *c);
+
+// Gives the link to `peer`, which is `local_index` of this host, its rings and bell; bell_fd becomes the link's.
+void connections_use_rings(struct connections *c, int peer, int local_index, int bell_fd);
+
+// The inproc world's part: fills c from the world's memory.
+bhvd_status inproc_connect(struct connections *c, void *world, struct bhvd_error *error);
+
+#endif

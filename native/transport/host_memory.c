@@ -1,0 +1,54 @@
+#include "transport/host_memory.h"
+
+enum {
+    CONTROL_STRIDE = sizeof(struct ring) + RING_CONTROL_BYTES,
+    PAIR_STRIDE = 2 * sizeof(struct ring) + RING_CONTROL_BYTES + RING_DATA_BYTES,
+    PAGE = 4096
+};
+
+static size_t round_to_page(size_t size) { return (size + PAGE - 1) / PAGE * PAGE; }
+
+static size_t rings_offset(int ranks) { return round_to_page((size_t)ranks * sizeof(struct bell_word)); }
+
+static size_t areas_offset(int ranks)
+{
+    return round_to_page(rings_offset(ranks) + (size_t)ranks * ranks * PAIR_STRIDE);
+}
+
+static size_t slabs_offset(int ranks) { return round_to_page((size_t)ranks * sizeof(struct host_flag)); }
+
+static size_t area_size(int ranks) { return slabs_offset(ranks) + (size_t)ranks * HOST_SLABS * HOST_SLAB_BYTES; }
+
+size_t host_memory_size(int ranks) { return areas_offset(ranks) + HOST_AREAS * area_size(ranks); }
+
+struct bell_word *host_memory_bell(const struct host_memory *memory, int index)
+{
+    return (struct bell_word *)memory->base + index;
+}
+
+struct ring *host_memory_control_ring(const struct host_memory *memory, int from, int to)
+{
+    size_t pair = (size_t)from * memory->ranks + to;
+    return (struct ring *)(memory->base + rings_offset(memory->ranks) + pair * PAIR_STRIDE);
+}
+
+struct ring *host_memory_data_ring(const struct host_memory *memory, int from, int to)
+{
+    return (struct ring *)((unsigned char *)host_memory_control_ring(memory, from, to) + CONTROL_STRIDE);
+}
+
+static unsigned char *area_base(const struct host_memory *memory, int area)
+{
+    return memory->base + areas_offset(memory->ranks) + area * area_size(memory->ranks);
+}
+
+struct host_flag *host_memory_flag(const struct host_memory *memory, int area, int index)
+{
+    return (struct host_flag *)area_base(memory, area) + index;
+}
+
+unsigned char *host_memory_slab(const struct host_memory *memory, int area, int index, int slab)
+{
+    size_t n = (size_t)index * HOST_SLABS + slab;
+    return area_base(memory, area) + slabs_offset(memory->ranks) + n * HOST_SLAB_BYTES;
+}

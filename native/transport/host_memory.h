@@ -1,0 +1,37 @@
+// The memory that the ranks of one host share: their bells, a pair of rings for every ordered pair of ranks, and the
+// areas in which collectives stage blocks. One mapping; pages that nobody touches cost nothing.
+//
+// shm: a memfd made by the host's first rank and passed over UNIX sockets. inproc: anonymous memory of the process.
+#ifndef BHVD_HOST_MEMORY_H
+#define BHVD_HOST_MEMORY_H
+
+#include <stddef.h>
+
+#include "transport/bell.h"
+#include "transport/ring.h"
+
+enum {
+    HOST_SLAB_BYTES = 256 * 1024,   // two of a rank's slabs and the reader's part of a peer's fit into an L2 cache
+    HOST_SLABS = 2,                 // double buffering: one barrier a block is enough, see collective/shared.h
+    HOST_AREAS = 64                 // process sets with an id below this have an area
+};
+
+struct host_flag {
+    _Alignas(128) _Atomic uint64_t value;       // 128: the adjacent-line prefetcher must not couple two ranks' flags
+};
+
+struct host_memory {
+    unsigned char *base;
+    size_t size;
+    int ranks;                      // of this host; indices below are positions among them
+};
+
+size_t host_memory_size(int ranks);
+
+struct bell_word *host_memory_bell(const struct host_memory *memory, int index);
+struct ring *host_memory_control_ring(const struct host_memory *memory, int from, int to);
+struct ring *host_memory_data_ring(const struct host_memory *memory, int from, int to);
+struct host_flag *host_memory_flag(const struct host_memory *memory, int area, int index);
+unsigned char *host_memory_slab(const struct host_memory *memory, int area, int index, int slab);
+
+#endif

@@ -1,0 +1,224 @@
+#include "transport/link.h"
+
+#include <errno.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { FRAME_HEADER = 5 };                      // u32 payload size, u8 type
+
+static void queue_init(struct transfer_queue *queue)
+{
+    queue->head = NULL;
+    queue->tail = &queue->head;
+    queue->next_number = 0;
+}
+
+void link_init(struct link *link, int rank)
+{
+    *link = (struct link){.rank = rank, .local_index = -1, .bell = {.fd = -1}, .liveness_fd = -1};
+    link->control.fd = link->data.fd = -1;
+    queue_init(&link->sends);
+    queue_init(&link->receives);
+}
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
+void link_fini(struct link *link)
+{
+    close_fd(&link->control.fd);
+    close_fd(&link->data.fd);
+    close_fd(&link->liveness_fd);
+    close_fd(&link->bell.fd);
+    bytes_fini(&link->control_out);
+    bytes_fini(&link->control_in);
+}
+
+static bhvd_status flush_control(struct link *link, bool *progress)
+{
+    while (link->control_out.size) {
+        struct iovec part = {link->control_out.data, link->control_out.size};
+        size_t moved;
+        bhvd_status status = link->control.ops->send(&link->control, &part, 1, &moved);
+        if (status || moved == 0)
+            return status;
+        bytes_shift(&link->control_out, moved);
+        *progress = true;
+    }
+    return BHVD_OK;
+}
+
+bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes *payload, bool lazy)
+{
+    bool progress;
+    bytes_put_u32(&link->control_out, (uint32_t)payload->size);
+    bytes_put_u8(&link->control_out, type);
+    bytes_put(&link->control_out, payload->data, payload->size);
+    if (link->control_out.failed || payload->failed)
+        return BHVD_ERR_SYSTEM;
+    link->control_sent += FRAME_HEADER + payload->size;
+    link->control.lazy = lazy;
+    bhvd_status status = flush_control(link, &progress);
+    link->control.lazy = false;
+    return status;
+}
+
+static void queue_append(struct transfer_queue *queue, struct transfer *transfer, void *buffer, size_t size)
+{
+    *transfer = (struct transfer){
+        .buffer = buffer, .size = size, .header = {.number = queue->next_number++, .size = size}};
+    *queue->tail = transfer;
+    queue->tail = &transfer->next;
+}
+
+static void queue_pop(struct transfer_queue *queue)
+{
+    struct transfer *transfer = queue->head;
+    queue->head = transfer->next;
+    if (!queue->head)
+        queue->tail = &queue->head;
+    transfer->done = true;
+}
+
+void link_post_send(struct link *link, struct transfer *transfer, const void *buffer, size_t size)
+{
+    queue_append(&link->sends, transfer, (void *)buffer, size);
+}
+
+void link_post_recv(struct link *link, struct transfer *transfer, void *buffer, size_t size)
+{
+    queue_append(&link->receives, transfer, buffer, size);
+}
+
+static bhvd_status advance_sends(struct link *link, bool *progress)
+{
+    struct transfer *t;
+    while ((t = link->sends.head)) {
+        size_t moved, header_left = sizeof t->header - t->header_moved;
+        struct iovec parts[2] = {
+            {(char *)&t->header + t->header_moved, header_left},
+            {t->buffer + t->moved, t->size - t->moved},
+        };
+        bool both = header_left && t->size;
+        bhvd_status status =
+            link->data.ops->send(&link->data, header_left ? parts : parts + 1, both ? 2 : 1, &moved);
+        if (status)
+            return status;
+        if (moved)
+            *progress = true;
+        size_t of_header = moved < header_left ? moved : header_left;
+        t->header_moved += of_header;
+        t->moved += moved - of_header;
+        link->payload_sent += moved - of_header;
+        if (t->header_moved < sizeof t->header || t->moved < t->size)
+            return BHVD_OK;
+        queue_pop(&link->sends);
+    }
+    return BHVD_OK;
+}
+
+static bhvd_status advance_receives(struct link *link, bool *progress)
+{
+    struct transfer *t;
+    while ((t = link->receives.head)) {
+        size_t moved;
+        // While the header is incomplete its expected content lies in t->header; what arrives is compared with it.
+        while (t->header_moved < sizeof t->header) {
+            unsigned char got[sizeof t->header];
+            bhvd_status status =
+                link->data.ops->recv(&link->data, got, sizeof got - t->header_moved, &moved);
+            if (status || moved == 0)
+                return status;
+            *progress = true;
+            if (memcmp((char *)&t->header + t->header_moved, got, moved) != 0)
+                return BHVD_ERR_SYSTEM;
+            t->header_moved += moved;
+        }
+        while (t->moved < t->size) {
+            bhvd_status status = link->data.ops->recv(&link->data, t->buffer + t->moved, t->size - t->moved, &moved);
+            if (status || moved == 0)
+                return status;
+            *progress = true;
+            t->moved += moved;
+            link->payload_received += moved;
+        }
+        queue_pop(&link->receives);
+    }
+    return BHVD_OK;
+}
+
+static bhvd_status advance_control(struct link *link, link_frame_fn on_frame, void *arg, bool *progress)
+{
+    for (;;) {
+        unsigned char chunk[4096];
+        size_t moved;
+        bhvd_status status = link->control.ops->recv(&link->control, chunk, sizeof chunk, &moved);
+        if (status || moved == 0)
+            return status;
+        *progress = true;
+        bytes_put(&link->control_in, chunk, moved);
+        if (link->control_in.failed)
+            return BHVD_ERR_SYSTEM;
+        size_t used = 0;
+        while (link->control_in.size - used >= FRAME_HEADER) {
+            const unsigned char *frame = link->control_in.data + used;
+            uint32_t size;
+            memcpy(&size, frame, sizeof size);
+            if (size > LINK_FRAME_MAX)
+                return BHVD_ERR_SYSTEM;
+            if (link->control_in.size - used < FRAME_HEADER + (size_t)size)
+                break;
+            const unsigned char *payload = frame + FRAME_HEADER;
+            used += FRAME_HEADER + (size_t)size;
+            status = on_frame(arg, link, frame[4], (struct bytes_reader){payload, payload + size, false});
+            if (status)
+                return status;
+        }
+        bytes_shift(&link->control_in, used);
+    }
+}
+
+bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, bool *progress)
+{
+    bhvd_status status = BHVD_OK;
+    if (link->state != LINK_OPEN) {
+        // It is gone, but what it sent before lies in the ring or the socket still.
+        return link->receives.head ? advance_receives(link, progress) : BHVD_OK;
+    }
+    if (link->control_out.size)
+        status = flush_control(link, progress);
+    if (!status && link->sends.head)
+        status = advance_sends(link, progress);
+    if (!status && link->receives.head)
+        status = advance_receives(link, progress);
+    // Last, so that a goodbye is seen after the data that came before it; and also when the data channel broke, because
+    // the goodbye may explain it.
+    if ((!status || status == BHVD_ERR_PEER_LOST) &&
+        (!link->control.ops->readable || link->control.ops->readable(&link->control))) {
+        bhvd_status control = advance_control(link, on_frame, arg, progress);
+        status = status ? status : control;
+    }
+    if (status == BHVD_ERR_PEER_LOST) {
+        if (link->state == LINK_LEFT)
+            return BHVD_OK;
+        link->state = LINK_LOST;
+    }
+    return status;
+}
+
+void link_hang_up(struct link *link, link_frame_fn on_frame, void *arg, bool *progress)
+{
+    if (link_advance(link, on_frame, arg, progress) || link->state == LINK_OPEN)
+        link->state = link->state == LINK_LEFT ? LINK_LEFT : LINK_LOST;
+}
+
+bool link_ready(const struct link *link)
+{
+    if (link->control.ops->readable && link->state == LINK_OPEN && link->control.ops->readable(&link->control))
+        return true;
+    return link->receives.head && link->data.ops->readable && link->data.ops->readable(&link->data);
+}

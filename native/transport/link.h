@@ -1,0 +1,77 @@
+// A link: everything this rank exchanges with one peer. It has a control channel (small frames: negotiation, goodbye)
+// and a data channel (the messages of collectives), so that control never waits behind data.
+//
+// Data messages between two ranks are matched by order: both execute the operations they share in the same order
+// (core/negotiation.h). Each message carries its number and size, so that a disagreement is an error, not garbage.
+// Thread: the engine's owner only.
+#ifndef BHVD_LINK_H
+#define BHVD_LINK_H
+
+#include "base/bytes.h"
+#include "transport/transport.h"
+
+enum { LINK_FRAME_MAX = 64 << 20 };             // a control frame's payload
+
+enum link_state {
+    LINK_OPEN,
+    LINK_LEFT,          // it said goodbye: what it sent before can still be read
+    LINK_LOST           // the connection broke without a goodbye
+};
+
+struct transfer_header {
+    uint64_t number;
+    uint64_t size;
+};
+
+// One message on its way; owned by the caller, who keeps it and its buffer alive until done.
+struct transfer {
+    struct transfer *next;
+    unsigned char *buffer;
+    size_t size, moved;                         // moved counts payload
+    size_t header_moved;
+    struct transfer_header header;
+    bool done;
+};
+
+struct transfer_queue {
+    struct transfer *head, **tail;
+    uint64_t next_number;
+};
+
+struct link {
+    int rank;                                   // the peer's
+    int local_index;                            // its index in host memory, -1 when it is on another host
+    enum link_state state;
+    struct bell bell;                           // the peer's, when it is on this host
+    int liveness_fd;                            // shm: a UNIX socket that breaks when the peer dies; else -1
+    struct channel control, data;
+    struct bytes control_out;                   // frames not yet written
+    struct bytes control_in;                    // a frame being assembled
+    struct transfer_queue sends, receives;
+    uint64_t payload_sent, payload_received, control_sent;
+};
+
+typedef bhvd_status (*link_frame_fn)(void *arg, struct link *link, uint8_t type, struct bytes_reader payload);
+
+void link_init(struct link *link, int rank);
+// Closes descriptors and frees buffers; transfers are the caller's.
+void link_fini(struct link *link);
+
+// Queues a control frame and tries to write it at once. lazy: an idle peer need not be woken for it.
+bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes *payload, bool lazy);
+
+// Queue a message; it moves in link_advance. Size 0 sends a header only. The two sides' sizes must agree.
+void link_post_send(struct link *link, struct transfer *transfer, const void *buffer, size_t size);
+void link_post_recv(struct link *link, struct transfer *transfer, void *buffer, size_t size);
+
+// Moves what can be moved, gives complete control frames to on_frame, sets *progress when anything moved.
+// BHVD_ERR_PEER_LOST: the peer is gone and state tells how; BHVD_ERR_SYSTEM: it broke the protocol.
+bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, bool *progress);
+
+// The liveness socket broke: reads what the peer sent before, then marks it lost unless a goodbye was among it.
+void link_hang_up(struct link *link, link_frame_fn on_frame, void *arg, bool *progress);
+
+// True when link_advance would move something, as far as can be told without a system call.
+bool link_ready(const struct link *link);
+
+#endif

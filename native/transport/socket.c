@@ -1,0 +1,187 @@
+#include "transport/socket.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/status.h"
+
+static bhvd_status address_parse(const char *host, int port, struct sockaddr_in *out, struct bhvd_error *error)
+{
+    *out = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    if (port < 0 || port > UINT16_MAX)
+        return error_set(error, BHVD_ERR_ARGUMENT, "%d is not a port: ports are 0 to 65535", port);
+    if (!host || inet_pton(AF_INET, host, &out->sin_addr) != 1)
+        return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is not a numeric IPv4 address such as 10.0.0.1",
+                         host ? host : "(null)");
+    return BHVD_OK;
+}
+
+// Small messages go out at once: whoever waits for one has nothing else to do.
+static void set_nodelay(int fd)
+{
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+}
+
+static bhvd_status wait_for(int fd, short events, int64_t deadline_ns)
+{
+    for (;;) {
+        struct pollfd p = {.fd = fd, .events = events};
+        int n = poll(&p, 1, clock_remaining_ms(deadline_ns));
+        if (n > 0)
+            return BHVD_OK;     // an error or hang-up, too: the next call on fd tells which
+        if (n < 0 && errno != EINTR)
+            return BHVD_ERR_PEER_LOST;
+        if (clock_remaining_ms(deadline_ns) == 0)
+            return BHVD_ERR_TIMEOUT;
+    }
+}
+
+bhvd_status socket_listen(const char *host, int port, int *fd, int *bound_port, struct bhvd_error *error)
+{
+    struct sockaddr_in address;
+    bhvd_status status = address_parse(host, port, &address, error);
+    if (status)
+        return status;
+    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (s < 0)
+        return error_set(error, BHVD_ERR_SYSTEM, "cannot make a socket to listen on %s:%d: %m", host, port);
+
+    // On Linux this only skips the wait for old connections to vanish; two listeners still exclude each other.
+    setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
+    socklen_t length = sizeof address;
+    if (bind(s, (struct sockaddr *)&address, sizeof address) || listen(s, SOMAXCONN)
+        || getsockname(s, (struct sockaddr *)&address, &length)) {
+        const char *remedy = errno == EADDRINUSE      ? "; another process has this port: stop it, or choose another "
+                                                        "port (0: any free one)"
+                             : errno == EADDRNOTAVAIL ? "; no interface of this machine has this address"
+                                                      : "";
+        status = error_set(error, BHVD_ERR_SYSTEM, "cannot listen on %s:%d: %m%s", host, port, remedy);
+        close(s);
+        return status;
+    }
+    *fd = s;
+    *bound_port = ntohs(address.sin_port);
+    return BHVD_OK;
+}
+
+bhvd_status socket_accept(int listen_fd, int64_t deadline_ns, int *fd, struct bhvd_error *error)
+{
+    for (;;) {
+        int s = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (s >= 0) {
+            set_nodelay(s);
+            *fd = s;
+            return BHVD_OK;
+        }
+        switch (errno) {
+        case EAGAIN:
+            if (wait_for(listen_fd, POLLIN, deadline_ns))
+                return error_set(error, BHVD_ERR_TIMEOUT, "no connection came within the time given");
+            break;
+        case EBADF: case EINVAL: case ENOTSOCK: case EOPNOTSUPP: case EMFILE: case ENFILE: case ENOBUFS: case ENOMEM:
+            return error_set(error, BHVD_ERR_SYSTEM, "cannot accept a connection: %m");
+        default:
+            break;      // the connection that was about to come failed (accept(2) passes its error on): take the next
+        }
+    }
+}
+
+// A connect to a port of this machine where nobody listens may, by chance, be given that very port as its own, and TCP
+// then connects the socket with itself.
+static bool is_connected_with_itself(int fd)
+{
+    struct sockaddr_in here = {0}, there = {0};
+    socklen_t here_size = sizeof here, there_size = sizeof there;
+    return getsockname(fd, (struct sockaddr *)&here, &here_size) == 0
+           && getpeername(fd, (struct sockaddr *)&there, &there_size) == 0 && here.sin_port == there.sin_port
+           && here.sin_addr.s_addr == there.sin_addr.s_addr;
+}
+
+bhvd_status socket_connect(const char *host, int port, int64_t deadline_ns, int *fd, struct bhvd_error *error)
+{
+    struct sockaddr_in address;
+    bhvd_status status = address_parse(host, port, &address, error);
+    if (status)
+        return status;
+    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (s < 0)
+        return error_set(error, BHVD_ERR_SYSTEM, "cannot make a socket to connect to %s:%d: %m", host, port);
+
+    // Interrupted by a signal, a connect goes on by itself, as it does when it says EINPROGRESS.
+    int failure = connect(s, (struct sockaddr *)&address, sizeof address) ? errno : 0;
+    if (failure == EINPROGRESS || failure == EINTR) {
+        status = wait_for(s, POLLOUT, deadline_ns);
+        if (status == BHVD_ERR_TIMEOUT) {
+            status = error_set(error, BHVD_ERR_TIMEOUT, "%s:%d did not answer a connection attempt", host, port);
+            goto fail;
+        }
+        socklen_t size = sizeof failure;
+        if (status || getsockopt(s, SOL_SOCKET, SO_ERROR, &failure, &size))
+            failure = errno;
+    }
+    if (failure == 0 && is_connected_with_itself(s))
+        failure = ECONNREFUSED;
+    if (failure) {
+        errno = failure;
+        status = error_set(error, BHVD_ERR_SYSTEM, "cannot connect to %s:%d: %m", host, port);
+        goto fail;
+    }
+    set_nodelay(s);
+    *fd = s;
+    return BHVD_OK;
+
+fail:
+    close(s);
+    return status;
+}
+
+bhvd_status socket_read(int fd, void *dst, size_t size, size_t *moved)
+{
+    ssize_t n;
+    do
+        n = recv(fd, dst, size, MSG_DONTWAIT);
+    while (n < 0 && errno == EINTR);
+    *moved = n > 0 ? (size_t)n : 0;
+    return n > 0 || (n < 0 && errno == EAGAIN) ? BHVD_OK : BHVD_ERR_PEER_LOST;
+}
+
+bhvd_status socket_write(int fd, const void *src, size_t size, size_t *moved)
+{
+    ssize_t n;
+    do
+        n = send(fd, src, size, MSG_DONTWAIT | MSG_NOSIGNAL);
+    while (n < 0 && errno == EINTR);
+    *moved = n > 0 ? (size_t)n : 0;
+    return n >= 0 || errno == EAGAIN ? BHVD_OK : BHVD_ERR_PEER_LOST;
+}
+
+bhvd_status socket_read_full(int fd, void *dst, size_t size, int64_t deadline_ns)
+{
+    for (size_t done = 0, moved; done < size; done += moved) {
+        bhvd_status status = socket_read(fd, (char *)dst + done, size - done, &moved);
+        if (!status && moved == 0)
+            status = wait_for(fd, POLLIN, deadline_ns);
+        if (status)
+            return status;
+    }
+    return BHVD_OK;
+}
+
+bhvd_status socket_write_full(int fd, const void *src, size_t size, int64_t deadline_ns)
+{
+    for (size_t done = 0, moved; done < size; done += moved) {
+        bhvd_status status = socket_write(fd, (const char *)src + done, size - done, &moved);
+        if (!status && moved == 0)
+            status = wait_for(fd, POLLOUT, deadline_ns);
+        if (status)
+            return status;
+    }
+    return BHVD_OK;
+}

@@ -1,0 +1,32 @@
+// TCP over numeric IPv4: what the handshake, the rendezvous and the tcp transport share.
+//
+// Every descriptor made here is close-on-exec and non-blocking; every wait ends at a deadline (base/clock.h), restarts
+// after a signal, and writing to a dead peer never raises SIGPIPE. The functions that move bytes only return a status:
+// their callers know what was being said to whom, and write the sentence.
+#ifndef BHVD_SOCKET_H
+#define BHVD_SOCKET_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "bagua_hvd.h"
+
+// Port 0: any free one; *bound_port is the one taken. host "0.0.0.0": all interfaces.
+// BHVD_ERR_ARGUMENT: not a numeric IPv4 address. BHVD_ERR_SYSTEM: in use or not of this machine, naming both.
+bhvd_status socket_listen(const char *host, int port, int *fd, int *bound_port, struct bhvd_error *error);
+
+// BHVD_ERR_TIMEOUT: nobody came; a deadline of 0 never waits. BHVD_ERR_SYSTEM: out of descriptors or memory.
+bhvd_status socket_accept(int listen_fd, int64_t deadline_ns, int *fd, struct bhvd_error *error);
+
+// One attempt. BHVD_ERR_SYSTEM: refused or unreachable. BHVD_ERR_TIMEOUT: no reply. BHVD_ERR_ARGUMENT: not numeric.
+bhvd_status socket_connect(const char *host, int port, int64_t deadline_ns, int *fd, struct bhvd_error *error);
+
+// Move what fits now, at most `size` (> 0) bytes; *moved may be 0. BHVD_ERR_PEER_LOST: broken or, for read, at its end.
+bhvd_status socket_read(int fd, void *dst, size_t size, size_t *moved);
+bhvd_status socket_write(int fd, const void *src, size_t size, size_t *moved);
+
+// Move exactly `size` bytes. BHVD_ERR_TIMEOUT or BHVD_ERR_PEER_LOST: an unknown part of them was moved.
+bhvd_status socket_read_full(int fd, void *dst, size_t size, int64_t deadline_ns);
+bhvd_status socket_write_full(int fd, const void *src, size_t size, int64_t deadline_ns);
+
+#endif

@@ -1,0 +1,41 @@
+// A transport moves bytes between two ranks and knows nothing of messages: framing, queues and time limits are in link.c.
+//
+//     inproc   rings in the process's memory          (tests: n ranks are n threads)
+//     shm      the same rings in a shared memfd       (ranks of one host)
+//     tcp      sockets                                (between hosts)
+#ifndef BHVD_TRANSPORT_H
+#define BHVD_TRANSPORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/uio.h>
+
+#include "bagua_hvd.h"
+#include "transport/bell.h"
+#include "transport/ring.h"
+
+struct channel;
+
+// Called by the engine's thread only. Neither call blocks.
+struct channel_ops {
+    const char *name;
+    // Moves what fits now; *moved may be 0. BHVD_ERR_PEER_LOST: the pipe is broken or, for recv, at its end.
+    bhvd_status (*send)(struct channel *channel, const struct iovec *parts, int count, size_t *moved);
+    bhvd_status (*recv)(struct channel *channel, void *dst, size_t size, size_t *moved);
+    // Is there something to read? True on a broken pipe too. Cheap: no system call. NULL: only poll() can tell.
+    bool (*readable)(const struct channel *channel);
+};
+
+// One ordered, reliable, two-way byte pipe to one peer.
+struct channel {
+    const struct channel_ops *ops;
+    int fd;                             // tcp: the socket; else -1
+    struct ring *tx, *rx;               // rings
+    size_t capacity;
+    struct bell *peer_bell;
+    bool lazy;                          // what is sent now need not wake an idle peer (bell.h)
+};
+
+extern const struct channel_ops channel_ring_ops, channel_tcp_ops;
+
+#endif

@@ -1,0 +1,447 @@
+// Every entry of the kernel table, for every feature set this CPU runs, against the scalar definitions; and the scalar
+// definitions against values worked out by hand. The codec's definition is tested in tests/kernels/test_minmax_uint8.py.
+// Sources are allocated to the byte, so that AddressSanitizer sees a read past the end; writes past it hit guard bytes.
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/dtype.h"
+#include "kernel/element.h"
+#include "kernel/kernel.h"
+#include "kernel/minmax_uint8.h"
+
+enum { GUARD = 64, GUARD_BYTE = 0xA5, MAX_REPORTS = 20 };
+
+static int failures;
+
+#define CHECK(condition, ...)                                    \
+    do {                                                         \
+        if (!(condition) && failures++ < MAX_REPORTS) {          \
+            printf("%s:%d: %s: ", __FILE__, __LINE__, #condition); \
+            printf(__VA_ARGS__);                                 \
+            printf("\n");                                        \
+        }                                                        \
+    } while (0)
+
+static const size_t counts[] = {0, 1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 1000, 4097};
+enum { COUNTS = sizeof counts / sizeof counts[0] };
+
+// Past the count from which encode lets its codes bypass the caches.
+enum { LARGE = (4 << 20) + 5 };
+
+static uint64_t random_state = 88172645463325252u;
+
+static uint64_t random_bits(void)
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    return random_state ^= random_state << 17;
+}
+
+static int is_float(int dtype)
+{
+    return dtype == BHVD_FLOAT16 || dtype == BHVD_FLOAT32 || dtype == BHVD_FLOAT64 || dtype == BHVD_BFLOAT16;
+}
+
+static void store(int dtype, void *p, double x)
+{
+    switch (dtype) {
+    case BHVD_FLOAT16: store_f16(p, (float)x); break;
+    case BHVD_BFLOAT16: store_bf16(p, (float)x); break;
+    case BHVD_FLOAT32: store_f32(p, (float)x); break;
+    default: store_f64(p, x); break;
+    }
+}
+
+// ORDINARY: floats in [-1, 1). SPECIAL: mostly the values that break kernels. ANY_BITS: random bytes.
+// TINY: subnormals and their neighbours. HUGE_RANGE: both ends of the type. CONSTANT: all the same.
+enum fill { ORDINARY, SPECIAL, ANY_BITS, TINY, HUGE_RANGE, CONSTANT, FILLS };
+
+static double fill_value(int dtype, enum fill fill, size_t i)
+{
+    static const double specials[] = {0.0, -0.0, 1, -1, INFINITY, -INFINITY, NAN, -NAN, FLT_MAX, -FLT_MAX, DBL_MAX, FLT_MIN,
+                                      0x1p-149, -0x1p-149, 0x1p-1074, 65504, -65504, 65520, 0x1p-24, 0x1p-25, 3.3895314e38};
+    const double unit = (double)(int64_t)random_bits() * 0x1p-63;
+    const double limit = dtype == BHVD_FLOAT16 ? 65504 : dtype == BHVD_BFLOAT16 ? 0x1.fep127
+                       : dtype == BHVD_FLOAT32 ? FLT_MAX : DBL_MAX;
+    switch (fill) {
+    case SPECIAL: return specials[random_bits() % (sizeof specials / sizeof specials[0])];
+    case TINY: return unit * (dtype == BHVD_FLOAT16 ? 0x1p-20 : dtype == BHVD_FLOAT64 ? 0x1p-1060 : 0x1p-130);
+    case HUGE_RANGE: return i % 3 == 0 ? limit : i % 3 == 1 ? -limit : unit * limit;
+    case CONSTANT: return -0.75;
+    default: return unit;
+    }
+}
+
+static void fill_elements(int dtype, enum fill fill, void *data, size_t count)
+{
+    const size_t size = bhvd_dtype_size((bhvd_dtype)dtype);
+    for (size_t i = 0; i < count; i++) {
+        char *p = (char *)data + i * size;
+        const uint64_t bits = random_bits();
+        if (is_float(dtype) && fill != ANY_BITS)
+            store(dtype, p, fill_value(dtype, fill, i));
+        else if (fill == SPECIAL)                               // the limits of every integer type, and bool's odd bytes
+            memset(p, bits % 4 == 0 ? 0xff : 0, size), p[size - 1] ^= bits % 3 == 0 ? (char)0x80 : 0;
+        else if (fill == CONSTANT)
+            memset(p, 1, size);
+        else
+            memcpy(p, &bits, size);
+    }
+}
+
+// `nbytes` bytes that end where the allocation ends and begin at an address with this remainder.
+struct source {
+    char *memory, *data;
+};
+
+static struct source source_create(size_t nbytes, size_t offset)
+{
+    struct source source;
+    source.memory = malloc(offset + nbytes + !(offset + nbytes));
+    source.data = source.memory + offset;
+    return source;
+}
+
+// The same with guard bytes on both sides, for results.
+struct result {
+    unsigned char *memory, *data;
+    size_t nbytes;
+};
+
+static struct result result_create(size_t nbytes, size_t offset)
+{
+    struct result result = {malloc(nbytes + offset + 2 * GUARD), NULL, nbytes};
+    memset(result.memory, GUARD_BYTE, nbytes + offset + 2 * GUARD);
+    result.data = result.memory + GUARD + offset;
+    return result;
+}
+
+static int result_guards_hold(const struct result *result)
+{
+    for (const unsigned char *p = result->memory; p < result->data; p++)
+        if (*p != GUARD_BYTE)
+            return 0;
+    for (size_t i = 0; i < GUARD; i++)
+        if (result->data[result->nbytes + i] != GUARD_BYTE)
+            return 0;
+    return 1;
+}
+
+// Bit for bit; with any_nan, a NaN equals every NaN (which operand's payload survives a sum is the processor's choice).
+static int same_elements(int dtype, const void *a, const void *b, size_t count, int any_nan)
+{
+    const size_t size = bhvd_dtype_size((bhvd_dtype)dtype);
+    if (count == 0 || memcmp(a, b, count * size) == 0)
+        return 1;
+    for (size_t i = 0; any_nan && i < count; i++) {
+        const char *x = (const char *)a + i * size, *y = (const char *)b + i * size;
+        const int both_nan = dtype == BHVD_FLOAT32 ? isnan(load_f32(x)) && isnan(load_f32(y))
+                           : dtype == BHVD_FLOAT64 ? isnan(load_f64(x)) && isnan(load_f64(y)) : 0;
+        if (!both_nan && memcmp(x, y, size) != 0)
+            return 0;
+    }
+    return any_nan;
+}
+
+struct setting {
+    const struct kernel_table *table, *scalar;
+    const char *isa;
+    int dtype;
+    enum fill fill;
+    size_t count, offset;
+};
+
+// The setting in words, for reports.
+static const char *where(const struct setting *at)
+{
+    static char text[128];
+    snprintf(text, sizeof text, "%s %s, fill %d, count %zu, offset %zu", at->isa, bhvd_dtype_name((bhvd_dtype)at->dtype),
+             (int)at->fill, at->count, at->offset);
+    return text;
+}
+
+static void test_reduce(const struct setting *at)
+{
+    const size_t size = bhvd_dtype_size((bhvd_dtype)at->dtype), nbytes = at->count * size;
+    struct source a = source_create(nbytes, at->offset), b = source_create(nbytes, at->offset * 2);
+    fill_elements(at->dtype, at->fill, a.data, at->count);
+    fill_elements(at->dtype, at->fill, b.data, at->count);
+    for (int op = 0; op < KERNEL_REDUCTION_COUNT; op++) {
+        const int any_nan = op == KERNEL_SUM || op == KERNEL_PRODUCT;
+        struct result expected = result_create(nbytes, 0);
+        at->scalar->reduce[op][at->dtype](expected.data, a.data, b.data, at->count);
+        for (int place = 0; place < 3; place++) {               // apart, dst == a, dst == b
+            struct result dst = result_create(nbytes, at->offset * 3);
+            if (place > 0 && nbytes > 0)
+                memcpy(dst.data, place == 1 ? a.data : b.data, nbytes);
+            at->table->reduce[op][at->dtype](dst.data, place == 1 ? (void *)dst.data : a.data,
+                                             place == 2 ? (void *)dst.data : b.data, at->count);
+            CHECK(same_elements(at->dtype, dst.data, expected.data, at->count, any_nan), "reduction %d, place %d, %s", op, place, where(at));
+            CHECK(result_guards_hold(&dst), "reduction %d, %s", op, where(at));
+            free(dst.memory);
+        }
+        free(expected.memory);
+    }
+    free(a.memory);
+    free(b.memory);
+}
+
+static void test_scale(const struct setting *at)
+{
+    static const double factors[] = {1, 0.5, 1.0 / 3, -2, 0, 1e30, INFINITY};
+    const size_t nbytes = at->count * bhvd_dtype_size((bhvd_dtype)at->dtype);
+    struct source src = source_create(nbytes, at->offset);
+    fill_elements(at->dtype, at->fill, src.data, at->count);
+    for (size_t f = 0; f < sizeof factors / sizeof factors[0]; f++) {
+        struct result expected = result_create(nbytes, 0), dst = result_create(nbytes, at->offset * 3);
+        at->scalar->scale[at->dtype](expected.data, src.data, factors[f], at->count);
+        at->table->scale[at->dtype](dst.data, src.data, factors[f], at->count);
+        CHECK(same_elements(at->dtype, dst.data, expected.data, at->count, 1), "scale by %g, %s", factors[f], where(at));
+        if (nbytes > 0)
+            memcpy(dst.data, src.data, nbytes);
+        at->table->scale[at->dtype](dst.data, dst.data, factors[f], at->count);
+        CHECK(same_elements(at->dtype, dst.data, expected.data, at->count, 1), "scale by %g in place, %s", factors[f], where(at));
+        CHECK(result_guards_hold(&dst), "scale, %s", where(at));
+        free(expected.memory);
+        free(dst.memory);
+    }
+    free(src.memory);
+}
+
+static void test_cast(const struct setting *at)
+{
+    if (!is_float(at->dtype)) {
+        CHECK(!at->table->to_float[at->dtype] && !at->table->from_float[at->dtype], "%s", where(at));
+        return;
+    }
+    const size_t size = bhvd_dtype_size((bhvd_dtype)at->dtype), count = at->count;
+    struct source src = source_create(count * size, at->offset), floats = source_create(count * 4, at->offset);
+    fill_elements(at->dtype, at->fill, src.data, count);
+    fill_elements(BHVD_FLOAT32, at->fill, floats.data, count);
+    struct result wide = result_create(count * 4, at->offset), wide_expected = result_create(count * 4, 0);
+    struct result narrow = result_create(count * size, at->offset), narrow_expected = result_create(count * size, 0);
+    at->scalar->to_float[at->dtype]((float *)wide_expected.data, src.data, count);
+    at->table->to_float[at->dtype]((void *)wide.data, src.data, count);
+    at->scalar->from_float[at->dtype](narrow_expected.data, (void *)floats.data, count);
+    at->table->from_float[at->dtype](narrow.data, (void *)floats.data, count);
+    CHECK(same_elements(BHVD_FLOAT32, wide.data, wide_expected.data, count, 0), "to_float, %s", where(at));
+    CHECK(same_elements(at->dtype, narrow.data, narrow_expected.data, count, 0), "from_float, %s", where(at));
+    CHECK(result_guards_hold(&wide) && result_guards_hold(&narrow), "%s", where(at));
+    free(src.memory), free(floats.memory);
+    free(wide.memory), free(wide_expected.memory), free(narrow.memory), free(narrow_expected.memory);
+}
+
+static void test_codec(const struct setting *at)
+{
+    const struct kernel_codec *codec = &at->table->minmax_uint8[at->dtype], *scalar = &at->scalar->minmax_uint8[at->dtype];
+    const size_t size = bhvd_dtype_size((bhvd_dtype)at->dtype), count = at->count;
+    const size_t encoded_size = minmax_uint8_size((bhvd_dtype)at->dtype, count);
+    if (!is_float(at->dtype)) {
+        CHECK(!codec->encode && !codec->decode && !codec->decode_add && encoded_size == 0, "%s", where(at));
+        return;
+    }
+    struct source src = source_create(count * size, at->offset);
+    fill_elements(at->dtype, at->fill, src.data, count);
+    struct result expected = result_create(encoded_size, 0), encoded = result_create(encoded_size, at->offset);
+    scalar->encode(expected.data, src.data, count);
+    codec->encode(encoded.data, src.data, count);
+    CHECK(memcmp(expected.data, encoded.data, encoded_size) == 0, "encode, %s", where(at));
+    CHECK(result_guards_hold(&encoded), "encode, %s", where(at));
+
+    struct source codes = source_create(encoded_size, at->offset);
+    memcpy(codes.data, expected.data, encoded_size);
+    struct result decoded_expected = result_create(count * size, 0), decoded = result_create(count * size, at->offset);
+    scalar->decode(decoded_expected.data, expected.data, count);
+    codec->decode(decoded.data, codes.data, count);
+    CHECK(same_elements(at->dtype, decoded.data, decoded_expected.data, count, 0), "decode, %s", where(at));
+    CHECK(result_guards_hold(&decoded), "decode, %s", where(at));
+
+    struct result sum_expected = result_create(count * 4, 0), sum = result_create(count * 4, at->offset);
+    fill_elements(BHVD_FLOAT32, ORDINARY, sum.data, count);
+    if (count > 0)
+        memcpy(sum_expected.data, sum.data, count * 4);
+    scalar->decode_add((float *)sum_expected.data, expected.data, count);
+    codec->decode_add((void *)sum.data, codes.data, count);
+    CHECK(same_elements(BHVD_FLOAT32, sum.data, sum_expected.data, count, 1), "decode_add, %s", where(at));
+    CHECK(result_guards_hold(&sum), "decode_add, %s", where(at));
+    free(src.memory), free(codes.memory), free(expected.memory), free(encoded.memory);
+    free(decoded_expected.memory), free(decoded.memory), free(sum_expected.memory), free(sum.memory);
+}
+
+// decode_add adds exactly what decode gives, whatever the element type.
+static void test_decode_add_is_decode(const struct kernel_table *table)
+{
+    enum { COUNT = 77 };
+    static const int dtypes[] = {BHVD_FLOAT16, BHVD_BFLOAT16, BHVD_FLOAT32, BHVD_FLOAT64};
+    for (size_t d = 0; d < sizeof dtypes / sizeof dtypes[0]; d++) {
+        double elements[COUNT], decoded[COUNT];
+        unsigned char codes[32 + 96];
+        float sum[COUNT] = {0}, expected[COUNT];
+        fill_elements(dtypes[d], ORDINARY, elements, COUNT);
+        table->minmax_uint8[dtypes[d]].encode(codes, elements, COUNT);
+        table->minmax_uint8[dtypes[d]].decode(decoded, codes, COUNT);
+        table->minmax_uint8[dtypes[d]].decode_add(sum, codes, COUNT);
+        table->to_float[dtypes[d]](expected, decoded, COUNT);
+        CHECK(memcmp(sum, expected, sizeof sum) == 0, "%s", bhvd_dtype_name((bhvd_dtype)dtypes[d]));
+    }
+}
+
+static void test_against_scalar(const char *isa, unsigned cpu)
+{
+    struct kernel_table scalar, table;
+    kernel_table_init(&scalar, 0);
+    kernel_table_init(&table, cpu);
+    struct setting at = {&table, &scalar, isa, 0, ORDINARY, 0, 0};
+    for (at.dtype = 0; at.dtype < BHVD_DTYPE_COUNT; at.dtype++)
+        for (at.fill = 0; at.fill < FILLS; at.fill++)
+            for (size_t c = 0; c < COUNTS; c++)
+                for (at.offset = 0; at.offset < 4; at.offset += at.offset + 1) {     // 0, 1, 3
+                    at.count = counts[c];
+                    test_reduce(&at);
+                    test_scale(&at);
+                    test_cast(&at);
+                    test_codec(&at);
+                }
+    at.fill = ORDINARY;
+    at.count = LARGE;
+    at.offset = 0;
+    for (at.dtype = BHVD_FLOAT16; at.dtype <= BHVD_FLOAT32; at.dtype++)
+        test_codec(&at);
+    test_decode_add_is_decode(&table);
+}
+
+// What one kernel gives for one pair of elements.
+#define REDUCE_CHECK(op, dtype, type, x, y, expected)                                                   \
+    do {                                                                                                \
+        const type a = (type)(x), b = (type)(y), want = (type)(expected);                               \
+        type got;                                                                                       \
+        scalar.reduce[op][dtype](&got, &a, &b, 1);                                                      \
+        CHECK(memcmp(&got, &want, sizeof got) == 0, "%s " #op " of " #x " and " #y, bhvd_dtype_name(dtype)); \
+    } while (0)
+
+#define SCALE_CHECK(dtype, type, x, factor, expected)                                                   \
+    do {                                                                                                \
+        const type a = (type)(x), want = (type)(expected);                                              \
+        type got;                                                                                       \
+        scalar.scale[dtype](&got, &a, factor, 1);                                                       \
+        CHECK(memcmp(&got, &want, sizeof got) == 0, "%s " #x " times " #factor, bhvd_dtype_name(dtype)); \
+    } while (0)
+
+static void test_definitions(void)
+{
+    struct kernel_table scalar;
+    kernel_table_init(&scalar, 0);
+    for (int dtype = 0; dtype < BHVD_DTYPE_COUNT; dtype++) {
+        CHECK(scalar.scale[dtype] != NULL, "%s", bhvd_dtype_name((bhvd_dtype)dtype));
+        for (int op = 0; op < KERNEL_REDUCTION_COUNT; op++)
+            CHECK(scalar.reduce[op][dtype] != NULL, "%s", bhvd_dtype_name((bhvd_dtype)dtype));
+    }
+    REDUCE_CHECK(KERNEL_SUM, BHVD_UINT8, uint8_t, 255, 1, 0);
+    REDUCE_CHECK(KERNEL_SUM, BHVD_INT8, int8_t, 127, 1, -128);
+    REDUCE_CHECK(KERNEL_SUM, BHVD_INT32, int32_t, INT32_MAX, 1, INT32_MIN);
+    REDUCE_CHECK(KERNEL_SUM, BHVD_INT64, int64_t, INT64_MAX, 1, INT64_MIN);
+    REDUCE_CHECK(KERNEL_PRODUCT, BHVD_UINT16, uint16_t, 65535, 65535, 1);
+    REDUCE_CHECK(KERNEL_PRODUCT, BHVD_INT16, int16_t, -3, 7, -21);
+    REDUCE_CHECK(KERNEL_PRODUCT, BHVD_INT64, int64_t, -3, 7, -21);
+    REDUCE_CHECK(KERNEL_MIN, BHVD_INT8, int8_t, -128, 127, -128);
+    REDUCE_CHECK(KERNEL_MIN, BHVD_UINT8, uint8_t, 128, 127, 127);
+    REDUCE_CHECK(KERNEL_MAX, BHVD_UINT16, uint16_t, 65535, 1, 65535);
+    REDUCE_CHECK(KERNEL_MAX, BHVD_INT64, int64_t, INT64_MIN, -1, -1);
+    REDUCE_CHECK(KERNEL_SUM, BHVD_BOOL, uint8_t, 1, 1, 1);
+    REDUCE_CHECK(KERNEL_SUM, BHVD_BOOL, uint8_t, 4, 2, 1);
+    REDUCE_CHECK(KERNEL_PRODUCT, BHVD_BOOL, uint8_t, 4, 2, 1);
+    REDUCE_CHECK(KERNEL_MIN, BHVD_BOOL, uint8_t, 1, 0, 0);
+    REDUCE_CHECK(KERNEL_MAX, BHVD_BOOL, uint8_t, 0, 0, 0);
+    REDUCE_CHECK(KERNEL_SUM, BHVD_FLOAT32, float, 1.5, 2.25, 3.75);
+    REDUCE_CHECK(KERNEL_PRODUCT, BHVD_FLOAT64, double, 1.5, -2, -3);
+    REDUCE_CHECK(KERNEL_MIN, BHVD_FLOAT32, float, NAN, 1, NAN);
+    REDUCE_CHECK(KERNEL_MIN, BHVD_FLOAT32, float, 1, -NAN, NAN);
+    REDUCE_CHECK(KERNEL_MAX, BHVD_FLOAT64, double, INFINITY, -NAN, NAN);
+    REDUCE_CHECK(KERNEL_MAX, BHVD_FLOAT32, float, -INFINITY, -1, -1);
+    REDUCE_CHECK(KERNEL_SUM, BHVD_FLOAT16, uint16_t, 0x3c00, 0x4000, 0x4200);       // 1 + 2
+    REDUCE_CHECK(KERNEL_SUM, BHVD_FLOAT16, uint16_t, 0x7bff, 0x7bff, 0x7c00);       // overflow
+    REDUCE_CHECK(KERNEL_SUM, BHVD_FLOAT16, uint16_t, 0x6800, 0x3c00, 0x6800);       // 2048 + 1: tie, to even
+    REDUCE_CHECK(KERNEL_SUM, BHVD_FLOAT16, uint16_t, 0x7c00, 0xfc00, 0x7e00);       // inf - inf
+    REDUCE_CHECK(KERNEL_MIN, BHVD_FLOAT16, uint16_t, 0xfd01, 0x3c00, 0x7e00);
+    REDUCE_CHECK(KERNEL_SUM, BHVD_BFLOAT16, uint16_t, 0x3f80, 0x4000, 0x4040);
+    REDUCE_CHECK(KERNEL_SUM, BHVD_BFLOAT16, uint16_t, 0x4380, 0x3f80, 0x4380);      // 256 + 1: tie, to even
+    REDUCE_CHECK(KERNEL_MAX, BHVD_BFLOAT16, uint16_t, 0xff81, 0x3f80, 0x7fc0);
+
+    SCALE_CHECK(BHVD_INT32, int32_t, 7, -0.5, -3);
+    SCALE_CHECK(BHVD_INT32, int32_t, INT32_MAX, 2.0, INT32_MAX);
+    SCALE_CHECK(BHVD_INT32, int32_t, INT32_MAX, -2.0, INT32_MIN);
+    SCALE_CHECK(BHVD_INT64, int64_t, INT64_MAX, 1.0, INT64_MAX);
+    SCALE_CHECK(BHVD_INT64, int64_t, INT64_MIN, 2.0, INT64_MIN);
+    SCALE_CHECK(BHVD_INT64, int64_t, 0, INFINITY, 0);
+    SCALE_CHECK(BHVD_UINT8, uint8_t, 200, 2.0, 255);
+    SCALE_CHECK(BHVD_UINT8, uint8_t, 200, -2.0, 0);
+    SCALE_CHECK(BHVD_INT8, int8_t, 0, (double)NAN, 0);
+    SCALE_CHECK(BHVD_BOOL, uint8_t, 1, 0.0, 1);
+    SCALE_CHECK(BHVD_FLOAT32, float, 3, 0.1, 3 * 0.1f);
+    SCALE_CHECK(BHVD_FLOAT64, double, 3, 0.1, 3 * 0.1);
+    SCALE_CHECK(BHVD_FLOAT16, uint16_t, 0x3c00, 0.5, 0x3800);
+    SCALE_CHECK(BHVD_BFLOAT16, uint16_t, 0x3f80, 0.5, 0x3f00);
+}
+
+static void test_half_conversions(void)
+{
+    static const struct {
+        float value;
+        uint16_t f16, bf16;
+    } known[] = {
+        {0.0f, 0x0000, 0x0000}, {-0.0f, 0x8000, 0x8000}, {1.0f, 0x3c00, 0x3f80}, {-2.0f, 0xc000, 0xc000},
+        {65504.0f, 0x7bff, 0x4780}, {65519.996f, 0x7bff, 0x4780}, {65520.0f, 0x7c00, 0x4780},
+        {0x1p-14f, 0x0400, 0x3880}, {0x1p-24f, 0x0001, 0x3380}, {0x1p-25f, 0x0000, 0x3300},
+        {0x1.000002p-25f, 0x0001, 0x3300}, {0x1.8p-24f, 0x0002, 0x33c0}, {0x1.ffcp-15f, 0x0400, 0x3880},
+        {INFINITY, 0x7c00, 0x7f80}, {-INFINITY, 0xfc00, 0xff80}, {FLT_MAX, 0x7c00, 0x7f80},
+        {1.00390625f, 0x3c04, 0x3f80}, {1.01171875f, 0x3c0c, 0x3f82}, {0x1p-149f, 0x0000, 0x0000},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        CHECK(float16_from_float(known[i].value) == known[i].f16, "%a", known[i].value);
+        CHECK(bfloat16_from_float(known[i].value) == known[i].bf16, "%a", known[i].value);
+    }
+    CHECK(float16_from_float(float_from_bits(0x7f802000)) == 0x7e01, "a signalling NaN becomes quiet and keeps its payload");
+    CHECK(float16_from_float(float_from_bits(0xff800001)) == 0xfe00, "a NaN never becomes an infinity");
+    CHECK(bfloat16_from_float(float_from_bits(0xff800001)) == 0xffc0, "a NaN never becomes an infinity");
+    CHECK(bits_from_float(float16_to_float(0xfd01)) == 0xffe02000, "a signalling NaN becomes quiet");
+    for (uint32_t h = 0; h < 0x10000; h++) {        // every number survives the way there and back
+        const uint16_t half = (uint16_t)h;
+        if ((h & 0x7fff) <= 0x7c00)
+            CHECK(float16_from_float(float16_to_float(half)) == half, "float16 %04x", h);
+        if ((h & 0x7fff) <= 0x7f80)
+            CHECK(bfloat16_from_float(bfloat16_to_float(half)) == half, "bfloat16 %04x", h);
+    }
+}
+
+static void test_facts(void)
+{
+    CHECK(bhvd_dtype_size(BHVD_BFLOAT16) == 2 && bhvd_dtype_size(BHVD_FLOAT64) == 8, "sizes");
+    CHECK(bhvd_dtype_size((bhvd_dtype)-1) == 0 && bhvd_dtype_size(BHVD_DTYPE_COUNT) == 0, "no such type");
+    CHECK(strcmp(bhvd_dtype_name(BHVD_BOOL), "bool") == 0, "%s", bhvd_dtype_name(BHVD_BOOL));
+    CHECK(bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, BHVD_FLOAT32, 33) == 32 + 64, "header and two blocks");
+    CHECK(bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, BHVD_INT32, 33) == 0, "integers are not taken");
+    CHECK(bhvd_encoded_size(BHVD_CODEC_NONE, BHVD_FLOAT32, 33) == 0, "no codec");
+    char bytes[64] = {0};
+    float x = 1;
+    CHECK(bhvd_encode(BHVD_CODEC_MINMAX_UINT8, BHVD_INT32, bytes, &x, 1) == BHVD_ERR_UNSUPPORTED, "integers");
+    CHECK(bhvd_decode(BHVD_CODEC_MINMAX_UINT8, BHVD_FLOAT32, &x, bytes, 1) == BHVD_ERR_ARGUMENT, "no header of version 2");
+}
+
+int main(void)
+{
+    test_facts();
+    test_half_conversions();
+    test_definitions();
+    const unsigned cpu = cpu_features();
+    printf("this CPU: %s\n", bhvd_cpu_features());
+    test_against_scalar("scalar", 0);               // the table against itself: in place, guard bytes, sanitizers
+    if (cpu & CPU_AVX2)
+        test_against_scalar("avx2", CPU_AVX2);
+    if (cpu & CPU_AVX512)
+        test_against_scalar("avx512", cpu);
+    printf("%d failures\n", failures);
+    return failures != 0;
+}
