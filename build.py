@@ -41,9 +41,17 @@ def _sources():
 SOURCES = _sources()
 
 # bhvd_core comes first: it refers to the instruction-set libraries, and static libraries resolve left to right.
+HEADERS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / NATIVE).rglob("*.h"))]
 LIBRARIES = [
-    ("bhvd_" + (isa or "core"),
-     {"sources": files, "include_dirs": INCLUDE_DIRS, "cflags": FLAGS + ISA_FLAGS.get(isa, [])})
+    (
+        "bhvd_" + (isa or "core"),
+        {
+            "sources": files,
+            "include_dirs": INCLUDE_DIRS,
+            "cflags": FLAGS + ISA_FLAGS.get(isa, []),
+            "obj_deps": {"": HEADERS},  # any header changed: compile again
+        },
+    )
     for isa, files in SOURCES.items()
 ]
 
@@ -60,6 +68,7 @@ ffibuilder.set_source(
     '#include "bagua_hvd.h"',
     include_dirs=[str(NATIVE / "include")],
     libraries=LINK_LIBRARIES,
+    depends=HEADERS + [path for files in SOURCES.values() for path in files],  # any of them changed: link again
 )
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The rules of the collectives, once for every front end: arguments, full names, handles, what a result is.
 
-Each function checks its arguments, posts one native operation and returns a Pending. Its forms are then one line each in
-a front end: blocking is `.wait()`, asynchronous is `.handle()`, a number for poll() and synchronize().
+Each function checks its arguments, posts one native operation and returns a Pending. Its forms are then one line each
+in a front end: blocking is `.wait()`, asynchronous is `.handle()`, a number for poll() and synchronize().
 
 Handle numbers count from 1 over all kinds, forms and threads, restart at init(), and name the operations that have no
 name: so ranks must issue their unnamed operations in the same order. Mistakes found before posting take no number.

@@ -149,7 +149,7 @@ def _read_rendezvous(read, options):
     if host is None or read.text("HOROVOD_GLOO_RENDEZVOUS_PORT") is None:
         raise ValueError(
             f"HOROVOD_SIZE={options.size}, but HOROVOD_GLOO_RENDEZVOUS_ADDR and HOROVOD_GLOO_RENDEZVOUS_PORT do not "
-            f"say where the ranks meet: start the job with `baguarun -np {options.size} python <script>`, which sets them."
+            f"say where the ranks meet: start the job with `baguarun -np {options.size} python <script>`."
         )
     options.rendezvous_port = read.integer("HOROVOD_GLOO_RENDEZVOUS_PORT", 0, 1, 65535)
     try:

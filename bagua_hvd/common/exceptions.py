@@ -17,7 +17,7 @@ class HostsUpdatedInterrupt(RuntimeError):
         skip_sync: True when hosts were only removed, so that the next `state.sync()` is not needed.
     """
 
-    def __init__(self, skip_sync=False):
+    def __init__(self, skip_sync):
         super().__init__("the hosts of the job were updated")
         self.skip_sync = skip_sync
 

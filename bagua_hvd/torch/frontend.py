@@ -51,7 +51,7 @@ class TorchFrontend(Frontend):
 
     def allocate_like(self, tensor, dim0=None):
         if dim0 is None:
-            return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            return torch.empty_like(tensor)
         return torch.empty((dim0, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device)
 
     def wrap_result(self, address, nbytes, shape, dtype, owner):

@@ -57,6 +57,6 @@ struct bhvd_context {
 // The first failure stays: later ones are consequences.
 bhvd_status context_fail(bhvd_context *ctx, bhvd_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-bhvd_status context_failed(bhvd_context *ctx);  // its status, BHVD_OK while usable
+
 
 #endif

@@ -356,8 +356,7 @@ static void mark_ready(struct negotiation *n, struct pending *pending)
     n->ready_tail = &pending->next_ready;
 }
 
-// Calls visit for every unanswered operation; visit may answer (and so remove) it.
-static void visit_pending(bhvd_context *ctx, void (*visit)(bhvd_context *, struct pending *, void *), void *arg)
+void negotiation_visit(bhvd_context *ctx, void (*visit)(bhvd_context *, struct pending *, void *), void *arg)
 {
     struct table *table = &ctx->negotiation.pending;
     for (size_t i = 0; i < table->bucket_count; i++) {
@@ -385,7 +384,7 @@ static bhvd_status take_join(bhvd_context *ctx, int rank, const struct request *
     n->joined_count++;
     n->last_joined = rank;
     if (n->joined_count < ctx->options.size) {
-        visit_pending(ctx, visit_joined, NULL);
+        negotiation_visit(ctx, visit_joined, NULL);
         return BHVD_OK;
     }
     memset(n->joined, 0, (size_t)ctx->options.size * sizeof *n->joined);
@@ -698,7 +697,7 @@ static bhvd_status take_goodbye(bhvd_context *ctx, struct link *link)
     if (ctx->options.rank == COORDINATOR) {
         n->left[link->rank] = true;
         n->left_count++;
-        visit_pending(ctx, visit_left, NULL);
+        negotiation_visit(ctx, visit_left, NULL);
         if (n->joined_count) {
             // Joins can no longer complete: who waits in one must hear it.
             struct operation_key key = {0, sizeof JOIN_NAME - 1, JOIN_NAME};
@@ -767,9 +766,19 @@ bhvd_status negotiation_set_removed(bhvd_context *ctx, uint32_t process_set)
     struct removed_set removed = {.id = process_set};
     error_set(&removed.error, BHVD_ERR_UNSUPPORTED, "process set %u was removed while the operation was in flight",
               process_set);
-    visit_pending(ctx, visit_removed, &removed);
+    negotiation_visit(ctx, visit_removed, &removed);
     coordinator_cache_forget_set(&ctx->cache, process_set);
     return BHVD_OK;
+}
+
+void negotiation_leave(bhvd_context *ctx)
+{
+    struct bytes nothing = {0};
+    for (int rank = 0; rank < ctx->options.size; rank++) {
+        struct link *link = &ctx->connections.links[rank];
+        if (rank != ctx->options.rank && link->state == LINK_OPEN)
+            link_send_frame(link, FRAME_GOODBYE, &nothing, false);
+    }
 }
 
 static void free_pending_node(struct table_node *node, void *arg)

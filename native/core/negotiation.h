@@ -73,11 +73,17 @@ bhvd_status negotiation_request(bhvd_context *ctx, struct bhvd_handle *posted);
 bhvd_status negotiation_frame(bhvd_context *ctx, struct link *link, uint8_t type, struct bytes_reader payload);
 // Coordinator: answers what became complete.
 bhvd_status negotiation_respond(bhvd_context *ctx);
+// Says goodbye to all peers: this rank takes part in nothing any more.
+void negotiation_leave(bhvd_context *ctx);
 // After a process set was added or removed by an execution. Coordinator: takes the requests that came too early, ends
 // those that wait for a set that is gone.
 bhvd_status negotiation_set_added(bhvd_context *ctx);
 bhvd_status negotiation_set_removed(bhvd_context *ctx, uint32_t process_set);
-// Coordinator: warns about, or ends, what waits too long. Returns when it wants to be called again.
-int64_t negotiation_check_stall(bhvd_context *ctx, int64_t now_ns);
+// Coordinator: calls visit for every operation that is not complete. visit may end it.
+void negotiation_visit(bhvd_context *ctx, void (*visit)(bhvd_context *, struct pending *, void *), void *arg);
+
+// Coordinator: warns about operations that wait too long for some rank, and ends the job when that was asked for
+// (stall.c). Looks at the clock only once a second; does nothing on other ranks.
+void stall_check(bhvd_context *ctx);
 
 #endif

@@ -183,7 +183,7 @@ static void tensor_init(struct tensor *out, const struct bhvd_tensor *in)
 bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, struct bhvd_handle **out,
                              struct bhvd_error *error)
 {
-    int set_size;
+    int set_size = 0;
     bhvd_status status = check_args(ctx, args, &set_size, error);
     if (status)
         return status;

@@ -157,7 +157,7 @@ static void engine_sleep(bhvd_context *ctx, int64_t deadline_ns, progress_ready_
         poll(ctx->poll_fds, (nfds_t)fill_poll_fds(ctx, ctx->poll_fds), timeout);
         bell_drain(&ctx->connections.bell);
         look_at_liveness(ctx);
-        negotiation_check_stall(ctx, clock_now_ns());
+        stall_check(ctx);
     }
     set_bell(ctx, BELL_AWAKE);
 }
@@ -279,6 +279,8 @@ static void *progress_main(void *arg)
     while (!atomic_load(&ctx->closed) && fds) {
         pthread_mutex_lock(&ctx->engine_lock);
         set_bell(ctx, BELL_AWAKE);
+        // Only now, since a waiting thread may have held the engine and be asleep on the same bell: it would miss it.
+        bell_drain(&ctx->connections.bell);
         for (int rounds = 0; rounds < IDLE_ROUNDS && !atomic_load(&ctx->closed); rounds++) {
             bool progress = engine_poll(ctx, rounds % SOCKET_ROUNDS == 0);
             while (ctx->executions_head && !ctx->failure.status) {
@@ -293,15 +295,13 @@ static void *progress_main(void *arg)
                 cpu_relax();
         }
         look_at_liveness(ctx);
-        negotiation_check_stall(ctx, clock_now_ns());
+        stall_check(ctx);
         set_bell(ctx, sleeping_state(ctx));
         bool work = engine_has_work(ctx);
         int count = fill_poll_fds(ctx, fds);
         pthread_mutex_unlock(&ctx->engine_lock);
-        if (!work && !atomic_load(&ctx->closed)) {
+        if (!work && !atomic_load(&ctx->closed))
             poll(fds, (nfds_t)count, SLEEP_MAX_MS);
-            bell_drain(&ctx->connections.bell);
-        }
     }
     free(fds);
     return NULL;
@@ -387,16 +387,6 @@ bhvd_status progress_start(bhvd_context *ctx, struct bhvd_error *error)
     return BHVD_OK;
 }
 
-static void say_goodbye(bhvd_context *ctx)
-{
-    struct bytes nothing = {0};
-    for (int rank = 0; rank < ctx->options.size; rank++) {
-        struct link *link = &ctx->connections.links[rank];
-        if (rank != ctx->options.rank && link->state == LINK_OPEN)
-            link_send_frame(link, FRAME_GOODBYE, &nothing, false);
-    }
-}
-
 void progress_stop(bhvd_context *ctx)
 {
     if (atomic_exchange(&ctx->closed, true))
@@ -411,7 +401,7 @@ void progress_stop(bhvd_context *ctx)
     while (ctx->executions_head && !ctx->failure.status)
         execute_next(ctx);                      // the others count on it
     context_fail(ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
-    say_goodbye(ctx);
+    negotiation_leave(ctx);
     pthread_mutex_unlock(&ctx->engine_lock);
 }
 

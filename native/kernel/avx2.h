@@ -1,4 +1,4 @@
-// Eight elements of a floating point type as one vector of float32, bit-equal to element.h. Included by _avx2.c files.
+// Eight elements of a floating point type as one vector of float32, bit-equal to element.h. Only for _avx2.c files.
 #ifndef BHVD_KERNEL_AVX2_H
 #define BHVD_KERNEL_AVX2_H
 

@@ -1,5 +1,5 @@
-// Casts between float32 and the other floating point types: the definitions. dst and src do not overlap, except that the
-// float32 copy may be in place.
+// Casts between float32 and the other floating point types: the definitions. dst and src do not overlap, except that
+// the float32 copy may be in place.
 #include "kernel/element.h"
 #include "kernel/loops.h"
 #include "kernel/variants.h"

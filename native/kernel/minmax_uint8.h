@@ -1,17 +1,19 @@
-// Codec minmax_uint8: each element as one of 256 levels between the chunk's minimum and maximum. The arithmetic, once for
-// every processor: plain C that a CUDA file includes as well (there -fmad=false, as -ffp-contract=off here).
+// Codec minmax_uint8: each element as one of 256 levels between the chunk's minimum mn and maximum mx. The arithmetic,
+// once for every processor: plain C that a CUDA file includes as well (there -fmad=false, as -ffp-contract=off here).
 //
 //     s = 255 / (mx - mn)    ub = rint(mx s)    lb = ub - 255
-//     encode: q = min(max(rint(x s), lb), ub) - lb            decode: x' = min(max((q + lb) t, mn), mx),  t = (mx - mn) / 255
+//     encode: q = min(max(rint(x s), lb), ub) - lb
+//     decode: x' = min(max((q + lb) t, mn), mx)    t = (mx - mn) / 255
 //
 // The levels are whole multiples of t, so an exact 0 comes back as exactly 0 when mn <= 0 <= mx. rint rounds to nearest
 // even. |x' - x| <= 0.5 / s plus rounding, a few units in the last place of x; the clamp to [mn, mx] only lessens it.
-// real is float for float32, float16 and bfloat16, and double for float64; s and t are computed in double, then rounded.
+// real is float for float32, float16 and bfloat16, double for float64; s and t are computed in double, then rounded.
 //
 // Source: MinMaxUInt8 of BAGUA, Gan et al., arXiv:2107.01499. Differs:
-// - Both sides are clamped: in a symmetric chunk rint(mx s) and rint(mn s) both round away from 0, and the lowest level
-//   would be -1.  - No 1e-7 in the divisor, which erased chunks of small numbers; s is bounded by 2^126 (double: 2^1022)
-//   instead, so that s and t are normal numbers.  - mx == mn: all codes are 0 and decode to mn.
+// - Both sides are clamped: in a symmetric chunk rint(mx s) and rint(mn s) both round away from 0, and q would be -1.
+// - No 1e-7 in the divisor, which erased chunks of small numbers. Instead s is bounded by 2^126 (double: 2^1022), so
+//   that s and t are normal numbers.
+// - mx == mn: all codes are 0 and decode to mn.
 // - NaN or infinity in a chunk: mn and mx are stored as NaN, which makes it a constant chunk of NaN.
 // - Decoding multiplies by t instead of dividing by s, and never leaves [mn, mx]: it cannot overflow.
 // - Levels beyond 2^24 (offset data: mx/(mx - mn) large) are no longer all floats; lb is rounded then, and q is clamped

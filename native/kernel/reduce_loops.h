@@ -51,9 +51,11 @@ REDUCE(max, f64, x != x || y != y ? (double)NAN : x > y ? x : y)
 REDUCE(or, u8, (x | y) != 0)
 REDUCE(and, u8, (x != 0) & (y != 0))
 
-#define REDUCE_FILL(dtype, sum, product, min, max)                                                      \
-    table->reduce[KERNEL_SUM][dtype] = NAME(reduce_##sum), table->reduce[KERNEL_PRODUCT][dtype] = NAME(reduce_##product), \
-    table->reduce[KERNEL_MIN][dtype] = NAME(reduce_##min), table->reduce[KERNEL_MAX][dtype] = NAME(reduce_##max)
+#define REDUCE_FILL(dtype, sum, product, min, max)                          \
+    table->reduce[KERNEL_SUM][dtype] = NAME(reduce_##sum);                  \
+    table->reduce[KERNEL_PRODUCT][dtype] = NAME(reduce_##product);          \
+    table->reduce[KERNEL_MIN][dtype] = NAME(reduce_##min);                  \
+    table->reduce[KERNEL_MAX][dtype] = NAME(reduce_##max)
 
 static void NAME(reduce_loops_init)(struct kernel_table *table)
 {

@@ -55,16 +55,16 @@ def encode(element, stored):
     stored = np.ascontiguousarray(stored)
     size = lib.bhvd_encoded_size(lib.BHVD_CODEC_MINMAX_UINT8, element.dtype, stored.size)
     encoded = np.full(size, 0xA5, np.uint8)
-    status = lib.bhvd_encode(lib.BHVD_CODEC_MINMAX_UINT8, element.dtype, ffi.from_buffer(encoded, require_writable=True),
-                             ffi.from_buffer(stored), stored.size)
+    dst, src = ffi.from_buffer(encoded, require_writable=True), ffi.from_buffer(stored)
+    status = lib.bhvd_encode(lib.BHVD_CODEC_MINMAX_UINT8, element.dtype, dst, src, stored.size)
     assert status == lib.BHVD_OK
     return encoded
 
 
 def decode(element, encoded, count):
     stored = np.empty(count, element.storage)
-    status = lib.bhvd_decode(lib.BHVD_CODEC_MINMAX_UINT8, element.dtype, ffi.from_buffer(stored, require_writable=True),
-                             ffi.from_buffer(encoded), count)
+    dst, src = ffi.from_buffer(stored, require_writable=True), ffi.from_buffer(encoded)
+    status = lib.bhvd_decode(lib.BHVD_CODEC_MINMAX_UINT8, element.dtype, dst, src, count)
     assert status == lib.BHVD_OK
     return stored
 

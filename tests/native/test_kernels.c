@@ -1,28 +1,22 @@
-// Every entry of the kernel table, for every feature set this CPU runs, against the scalar definitions; and the scalar
-// definitions against values worked out by hand. The codec's definition is tested in tests/kernels/test_minmax_uint8.py.
+// Every entry of the kernel table, for every feature set this CPU runs, against the scalar definitions; and these
+// against values worked out by hand. The codec's definition is tested in tests/kernels/test_minmax_uint8.py.
 // Sources are allocated to the byte, so that AddressSanitizer sees a read past the end; writes past it hit guard bytes.
 #include <float.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/dtype.h"
+#include "check.h"
 #include "kernel/element.h"
 #include "kernel/kernel.h"
 #include "kernel/minmax_uint8.h"
 
-enum { GUARD = 64, GUARD_BYTE = 0xA5, MAX_REPORTS = 20 };
+enum { GUARD = 64, GUARD_BYTE = 0xA5 };
 
-static int failures;
-
-#define CHECK(condition, ...)                                    \
-    do {                                                         \
-        if (!(condition) && failures++ < MAX_REPORTS) {          \
-            printf("%s:%d: %s: ", __FILE__, __LINE__, #condition); \
-            printf(__VA_ARGS__);                                 \
-            printf("\n");                                        \
-        }                                                        \
+// CHECK, with a sentence that says for which input.
+#define EXPECT(condition, ...)                               \
+    do {                                                     \
+        if (!(condition))                                    \
+            check_fail(__FILE__, __LINE__, __VA_ARGS__);     \
     } while (0)
 
 static const size_t counts[] = {0, 1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 1000, 4097};
@@ -61,8 +55,10 @@ enum fill { ORDINARY, SPECIAL, ANY_BITS, TINY, HUGE_RANGE, CONSTANT, FILLS };
 
 static double fill_value(int dtype, enum fill fill, size_t i)
 {
-    static const double specials[] = {0.0, -0.0, 1, -1, INFINITY, -INFINITY, NAN, -NAN, FLT_MAX, -FLT_MAX, DBL_MAX, FLT_MIN,
-                                      0x1p-149, -0x1p-149, 0x1p-1074, 65504, -65504, 65520, 0x1p-24, 0x1p-25, 3.3895314e38};
+    static const double specials[] = {
+        0.0, -0.0, 1, -1, INFINITY, -INFINITY, NAN, -NAN, FLT_MAX, -FLT_MAX, DBL_MAX, FLT_MIN, 0x1p-149, -0x1p-149,
+        0x1p-1074, 65504, -65504, 65520, 0x1p-24, 0x1p-25, 3.3895314e38,
+    };
     const double unit = (double)(int64_t)random_bits() * 0x1p-63;
     const double limit = dtype == BHVD_FLOAT16 ? 65504 : dtype == BHVD_BFLOAT16 ? 0x1.fep127
                        : dtype == BHVD_FLOAT32 ? FLT_MAX : DBL_MAX;
@@ -83,8 +79,10 @@ static void fill_elements(int dtype, enum fill fill, void *data, size_t count)
         const uint64_t bits = random_bits();
         if (is_float(dtype) && fill != ANY_BITS)
             store(dtype, p, fill_value(dtype, fill, i));
-        else if (fill == SPECIAL)                               // the limits of every integer type, and bool's odd bytes
-            memset(p, bits % 4 == 0 ? 0xff : 0, size), p[size - 1] ^= bits % 3 == 0 ? (char)0x80 : 0;
+        else if (fill == SPECIAL) {                             // 0, -1 and the limits of every integer type
+            memset(p, bits % 2 == 0 ? 0xff : 0, size);
+            p[size - 1] ^= bits % 3 == 0 ? (char)0x80 : 0;
+        }
         else if (fill == CONSTANT)
             memset(p, 1, size);
         else
@@ -105,7 +103,7 @@ static struct source source_create(size_t nbytes, size_t offset)
     return source;
 }
 
-// The same with guard bytes on both sides, for results.
+// `nbytes` bytes with guards on both sides, for results; at an address that is a multiple of GUARD, plus `offset`.
 struct result {
     unsigned char *memory, *data;
     size_t nbytes;
@@ -113,8 +111,9 @@ struct result {
 
 static struct result result_create(size_t nbytes, size_t offset)
 {
-    struct result result = {malloc(nbytes + offset + 2 * GUARD), NULL, nbytes};
-    memset(result.memory, GUARD_BYTE, nbytes + offset + 2 * GUARD);
+    const size_t size = (nbytes + offset + 3 * GUARD - 1) / GUARD * GUARD;
+    struct result result = {aligned_alloc(GUARD, size), NULL, nbytes};
+    memset(result.memory, GUARD_BYTE, size);
     result.data = result.memory + GUARD + offset;
     return result;
 }
@@ -158,8 +157,8 @@ struct setting {
 static const char *where(const struct setting *at)
 {
     static char text[128];
-    snprintf(text, sizeof text, "%s %s, fill %d, count %zu, offset %zu", at->isa, bhvd_dtype_name((bhvd_dtype)at->dtype),
-             (int)at->fill, at->count, at->offset);
+    snprintf(text, sizeof text, "%s %s, fill %d, count %zu, offset %zu", at->isa,
+             bhvd_dtype_name((bhvd_dtype)at->dtype), (int)at->fill, at->count, at->offset);
     return text;
 }
 
@@ -179,8 +178,9 @@ static void test_reduce(const struct setting *at)
                 memcpy(dst.data, place == 1 ? a.data : b.data, nbytes);
             at->table->reduce[op][at->dtype](dst.data, place == 1 ? (void *)dst.data : a.data,
                                              place == 2 ? (void *)dst.data : b.data, at->count);
-            CHECK(same_elements(at->dtype, dst.data, expected.data, at->count, any_nan), "reduction %d, place %d, %s", op, place, where(at));
-            CHECK(result_guards_hold(&dst), "reduction %d, %s", op, where(at));
+            EXPECT(same_elements(at->dtype, dst.data, expected.data, at->count, any_nan), "reduction %d, place %d, %s",
+                  op, place, where(at));
+            EXPECT(result_guards_hold(&dst), "reduction %d, %s", op, where(at));
             free(dst.memory);
         }
         free(expected.memory);
@@ -199,12 +199,14 @@ static void test_scale(const struct setting *at)
         struct result expected = result_create(nbytes, 0), dst = result_create(nbytes, at->offset * 3);
         at->scalar->scale[at->dtype](expected.data, src.data, factors[f], at->count);
         at->table->scale[at->dtype](dst.data, src.data, factors[f], at->count);
-        CHECK(same_elements(at->dtype, dst.data, expected.data, at->count, 1), "scale by %g, %s", factors[f], where(at));
+        EXPECT(same_elements(at->dtype, dst.data, expected.data, at->count, 1), "scale by %g, %s",
+              factors[f], where(at));
         if (nbytes > 0)
             memcpy(dst.data, src.data, nbytes);
         at->table->scale[at->dtype](dst.data, dst.data, factors[f], at->count);
-        CHECK(same_elements(at->dtype, dst.data, expected.data, at->count, 1), "scale by %g in place, %s", factors[f], where(at));
-        CHECK(result_guards_hold(&dst), "scale, %s", where(at));
+        EXPECT(same_elements(at->dtype, dst.data, expected.data, at->count, 1), "scale by %g in place, %s",
+              factors[f], where(at));
+        EXPECT(result_guards_hold(&dst), "scale, %s", where(at));
         free(expected.memory);
         free(dst.memory);
     }
@@ -214,7 +216,7 @@ static void test_scale(const struct setting *at)
 static void test_cast(const struct setting *at)
 {
     if (!is_float(at->dtype)) {
-        CHECK(!at->table->to_float[at->dtype] && !at->table->from_float[at->dtype], "%s", where(at));
+        EXPECT(!at->table->to_float[at->dtype] && !at->table->from_float[at->dtype], "%s", where(at));
         return;
     }
     const size_t size = bhvd_dtype_size((bhvd_dtype)at->dtype), count = at->count;
@@ -227,20 +229,21 @@ static void test_cast(const struct setting *at)
     at->table->to_float[at->dtype]((void *)wide.data, src.data, count);
     at->scalar->from_float[at->dtype](narrow_expected.data, (void *)floats.data, count);
     at->table->from_float[at->dtype](narrow.data, (void *)floats.data, count);
-    CHECK(same_elements(BHVD_FLOAT32, wide.data, wide_expected.data, count, 0), "to_float, %s", where(at));
-    CHECK(same_elements(at->dtype, narrow.data, narrow_expected.data, count, 0), "from_float, %s", where(at));
-    CHECK(result_guards_hold(&wide) && result_guards_hold(&narrow), "%s", where(at));
+    EXPECT(same_elements(BHVD_FLOAT32, wide.data, wide_expected.data, count, 0), "to_float, %s", where(at));
+    EXPECT(same_elements(at->dtype, narrow.data, narrow_expected.data, count, 0), "from_float, %s", where(at));
+    EXPECT(result_guards_hold(&wide) && result_guards_hold(&narrow), "%s", where(at));
     free(src.memory), free(floats.memory);
     free(wide.memory), free(wide_expected.memory), free(narrow.memory), free(narrow_expected.memory);
 }
 
 static void test_codec(const struct setting *at)
 {
-    const struct kernel_codec *codec = &at->table->minmax_uint8[at->dtype], *scalar = &at->scalar->minmax_uint8[at->dtype];
+    const struct kernel_codec *codec = &at->table->minmax_uint8[at->dtype];
+    const struct kernel_codec *scalar = &at->scalar->minmax_uint8[at->dtype];
     const size_t size = bhvd_dtype_size((bhvd_dtype)at->dtype), count = at->count;
     const size_t encoded_size = minmax_uint8_size((bhvd_dtype)at->dtype, count);
     if (!is_float(at->dtype)) {
-        CHECK(!codec->encode && !codec->decode && !codec->decode_add && encoded_size == 0, "%s", where(at));
+        EXPECT(!codec->encode && !codec->decode && !codec->decode_add && encoded_size == 0, "%s", where(at));
         return;
     }
     struct source src = source_create(count * size, at->offset);
@@ -248,16 +251,16 @@ static void test_codec(const struct setting *at)
     struct result expected = result_create(encoded_size, 0), encoded = result_create(encoded_size, at->offset);
     scalar->encode(expected.data, src.data, count);
     codec->encode(encoded.data, src.data, count);
-    CHECK(memcmp(expected.data, encoded.data, encoded_size) == 0, "encode, %s", where(at));
-    CHECK(result_guards_hold(&encoded), "encode, %s", where(at));
+    EXPECT(memcmp(expected.data, encoded.data, encoded_size) == 0, "encode, %s", where(at));
+    EXPECT(result_guards_hold(&encoded), "encode, %s", where(at));
 
     struct source codes = source_create(encoded_size, at->offset);
     memcpy(codes.data, expected.data, encoded_size);
     struct result decoded_expected = result_create(count * size, 0), decoded = result_create(count * size, at->offset);
     scalar->decode(decoded_expected.data, expected.data, count);
     codec->decode(decoded.data, codes.data, count);
-    CHECK(same_elements(at->dtype, decoded.data, decoded_expected.data, count, 0), "decode, %s", where(at));
-    CHECK(result_guards_hold(&decoded), "decode, %s", where(at));
+    EXPECT(same_elements(at->dtype, decoded.data, decoded_expected.data, count, 0), "decode, %s", where(at));
+    EXPECT(result_guards_hold(&decoded), "decode, %s", where(at));
 
     struct result sum_expected = result_create(count * 4, 0), sum = result_create(count * 4, at->offset);
     fill_elements(BHVD_FLOAT32, ORDINARY, sum.data, count);
@@ -265,8 +268,8 @@ static void test_codec(const struct setting *at)
         memcpy(sum_expected.data, sum.data, count * 4);
     scalar->decode_add((float *)sum_expected.data, expected.data, count);
     codec->decode_add((void *)sum.data, codes.data, count);
-    CHECK(same_elements(BHVD_FLOAT32, sum.data, sum_expected.data, count, 1), "decode_add, %s", where(at));
-    CHECK(result_guards_hold(&sum), "decode_add, %s", where(at));
+    EXPECT(same_elements(BHVD_FLOAT32, sum.data, sum_expected.data, count, 1), "decode_add, %s", where(at));
+    EXPECT(result_guards_hold(&sum), "decode_add, %s", where(at));
     free(src.memory), free(codes.memory), free(expected.memory), free(encoded.memory);
     free(decoded_expected.memory), free(decoded.memory), free(sum_expected.memory), free(sum.memory);
 }
@@ -285,7 +288,7 @@ static void test_decode_add_is_decode(const struct kernel_table *table)
         table->minmax_uint8[dtypes[d]].decode(decoded, codes, COUNT);
         table->minmax_uint8[dtypes[d]].decode_add(sum, codes, COUNT);
         table->to_float[dtypes[d]](expected, decoded, COUNT);
-        CHECK(memcmp(sum, expected, sizeof sum) == 0, "%s", bhvd_dtype_name((bhvd_dtype)dtypes[d]));
+        EXPECT(memcmp(sum, expected, sizeof sum) == 0, "%s", bhvd_dtype_name((bhvd_dtype)dtypes[d]));
     }
 }
 
@@ -307,8 +310,8 @@ static void test_against_scalar(const char *isa, unsigned cpu)
                 }
     at.fill = ORDINARY;
     at.count = LARGE;
-    at.offset = 0;
-    for (at.dtype = BHVD_FLOAT16; at.dtype <= BHVD_FLOAT32; at.dtype++)
+    at.dtype = BHVD_FLOAT32;
+    for (at.offset = 0; at.offset < 2; at.offset++)
         test_codec(&at);
     test_decode_add_is_decode(&table);
 }
@@ -319,7 +322,7 @@ static void test_against_scalar(const char *isa, unsigned cpu)
         const type a = (type)(x), b = (type)(y), want = (type)(expected);                               \
         type got;                                                                                       \
         scalar.reduce[op][dtype](&got, &a, &b, 1);                                                      \
-        CHECK(memcmp(&got, &want, sizeof got) == 0, "%s " #op " of " #x " and " #y, bhvd_dtype_name(dtype)); \
+        EXPECT(memcmp(&got, &want, sizeof got) == 0, "%s " #op " of " #x " and " #y, bhvd_dtype_name(dtype)); \
     } while (0)
 
 #define SCALE_CHECK(dtype, type, x, factor, expected)                                                   \
@@ -327,17 +330,17 @@ static void test_against_scalar(const char *isa, unsigned cpu)
         const type a = (type)(x), want = (type)(expected);                                              \
         type got;                                                                                       \
         scalar.scale[dtype](&got, &a, factor, 1);                                                       \
-        CHECK(memcmp(&got, &want, sizeof got) == 0, "%s " #x " times " #factor, bhvd_dtype_name(dtype)); \
+        EXPECT(memcmp(&got, &want, sizeof got) == 0, "%s " #x " times " #factor, bhvd_dtype_name(dtype)); \
     } while (0)
 
-static void test_definitions(void)
+TEST(definitions)
 {
     struct kernel_table scalar;
     kernel_table_init(&scalar, 0);
     for (int dtype = 0; dtype < BHVD_DTYPE_COUNT; dtype++) {
-        CHECK(scalar.scale[dtype] != NULL, "%s", bhvd_dtype_name((bhvd_dtype)dtype));
+        EXPECT(scalar.scale[dtype] != NULL, "%s", bhvd_dtype_name((bhvd_dtype)dtype));
         for (int op = 0; op < KERNEL_REDUCTION_COUNT; op++)
-            CHECK(scalar.reduce[op][dtype] != NULL, "%s", bhvd_dtype_name((bhvd_dtype)dtype));
+            EXPECT(scalar.reduce[op][dtype] != NULL, "%s", bhvd_dtype_name((bhvd_dtype)dtype));
     }
     REDUCE_CHECK(KERNEL_SUM, BHVD_UINT8, uint8_t, 255, 1, 0);
     REDUCE_CHECK(KERNEL_SUM, BHVD_INT8, int8_t, 127, 1, -128);
@@ -357,6 +360,24 @@ static void test_definitions(void)
     REDUCE_CHECK(KERNEL_MAX, BHVD_BOOL, uint8_t, 0, 0, 0);
     REDUCE_CHECK(KERNEL_SUM, BHVD_FLOAT32, float, 1.5, 2.25, 3.75);
     REDUCE_CHECK(KERNEL_PRODUCT, BHVD_FLOAT64, double, 1.5, -2, -3);
+    REDUCE_CHECK(KERNEL_SUM, BHVD_FLOAT64, double, 1.5, 2.25, 3.75);
+    REDUCE_CHECK(KERNEL_PRODUCT, BHVD_FLOAT32, float, 1.5, -2, -3);
+    REDUCE_CHECK(KERNEL_SUM, BHVD_UINT16, uint16_t, 65535, 2, 1);
+    REDUCE_CHECK(KERNEL_SUM, BHVD_INT16, int16_t, -7, 2, -5);
+    REDUCE_CHECK(KERNEL_PRODUCT, BHVD_UINT8, uint8_t, 16, 17, 16);
+    REDUCE_CHECK(KERNEL_PRODUCT, BHVD_INT8, int8_t, -3, 7, -21);
+    REDUCE_CHECK(KERNEL_PRODUCT, BHVD_INT32, int32_t, -3, 7, -21);
+    REDUCE_CHECK(KERNEL_PRODUCT, BHVD_FLOAT16, uint16_t, 0x4000, 0x4200, 0x4600);
+    REDUCE_CHECK(KERNEL_PRODUCT, BHVD_BFLOAT16, uint16_t, 0x4000, 0x4040, 0x40c0);
+    REDUCE_CHECK(KERNEL_MIN, BHVD_INT16, int16_t, -7, 2, -7);
+    REDUCE_CHECK(KERNEL_MIN, BHVD_INT32, int32_t, -7, 2, -7);
+    REDUCE_CHECK(KERNEL_MIN, BHVD_INT64, int64_t, -7, 2, -7);
+    REDUCE_CHECK(KERNEL_MIN, BHVD_UINT16, uint16_t, 7, 65535, 7);
+    REDUCE_CHECK(KERNEL_MAX, BHVD_UINT8, uint8_t, 7, 255, 255);
+    REDUCE_CHECK(KERNEL_MAX, BHVD_INT8, int8_t, -7, 2, 2);
+    REDUCE_CHECK(KERNEL_MAX, BHVD_INT16, int16_t, -7, 2, 2);
+    REDUCE_CHECK(KERNEL_MAX, BHVD_INT32, int32_t, -7, 2, 2);
+    REDUCE_CHECK(KERNEL_MIN, BHVD_FLOAT64, double, -7, 2, -7);
     REDUCE_CHECK(KERNEL_MIN, BHVD_FLOAT32, float, NAN, 1, NAN);
     REDUCE_CHECK(KERNEL_MIN, BHVD_FLOAT32, float, 1, -NAN, NAN);
     REDUCE_CHECK(KERNEL_MAX, BHVD_FLOAT64, double, INFINITY, -NAN, NAN);
@@ -386,7 +407,7 @@ static void test_definitions(void)
     SCALE_CHECK(BHVD_BFLOAT16, uint16_t, 0x3f80, 0.5, 0x3f00);
 }
 
-static void test_half_conversions(void)
+TEST(half_conversions)
 {
     static const struct {
         float value;
@@ -400,48 +421,54 @@ static void test_half_conversions(void)
         {1.00390625f, 0x3c04, 0x3f80}, {1.01171875f, 0x3c0c, 0x3f82}, {0x1p-149f, 0x0000, 0x0000},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
-        CHECK(float16_from_float(known[i].value) == known[i].f16, "%a", known[i].value);
-        CHECK(bfloat16_from_float(known[i].value) == known[i].bf16, "%a", known[i].value);
+        EXPECT(float16_from_float(known[i].value) == known[i].f16, "%a", known[i].value);
+        EXPECT(bfloat16_from_float(known[i].value) == known[i].bf16, "%a", known[i].value);
     }
-    CHECK(float16_from_float(float_from_bits(0x7f802000)) == 0x7e01, "a signalling NaN becomes quiet and keeps its payload");
-    CHECK(float16_from_float(float_from_bits(0xff800001)) == 0xfe00, "a NaN never becomes an infinity");
-    CHECK(bfloat16_from_float(float_from_bits(0xff800001)) == 0xffc0, "a NaN never becomes an infinity");
-    CHECK(bits_from_float(float16_to_float(0xfd01)) == 0xffe02000, "a signalling NaN becomes quiet");
+    EXPECT(float16_from_float(float_from_bits(0x7f802000)) == 0x7e01, "a signalling NaN becomes quiet, payload kept");
+    EXPECT(float16_from_float(float_from_bits(0xff800001)) == 0xfe00, "a NaN never becomes an infinity");
+    EXPECT(bfloat16_from_float(float_from_bits(0xff800001)) == 0xffc0, "a NaN never becomes an infinity");
+    EXPECT(bits_from_float(float16_to_float(0xfd01)) == 0xffe02000, "a signalling NaN becomes quiet");
     for (uint32_t h = 0; h < 0x10000; h++) {        // every number survives the way there and back
         const uint16_t half = (uint16_t)h;
         if ((h & 0x7fff) <= 0x7c00)
-            CHECK(float16_from_float(float16_to_float(half)) == half, "float16 %04x", h);
+            EXPECT(float16_from_float(float16_to_float(half)) == half, "float16 %04x", h);
         if ((h & 0x7fff) <= 0x7f80)
-            CHECK(bfloat16_from_float(bfloat16_to_float(half)) == half, "bfloat16 %04x", h);
+            EXPECT(bfloat16_from_float(bfloat16_to_float(half)) == half, "bfloat16 %04x", h);
     }
 }
 
-static void test_facts(void)
+TEST(facts)
 {
-    CHECK(bhvd_dtype_size(BHVD_BFLOAT16) == 2 && bhvd_dtype_size(BHVD_FLOAT64) == 8, "sizes");
-    CHECK(bhvd_dtype_size((bhvd_dtype)-1) == 0 && bhvd_dtype_size(BHVD_DTYPE_COUNT) == 0, "no such type");
-    CHECK(strcmp(bhvd_dtype_name(BHVD_BOOL), "bool") == 0, "%s", bhvd_dtype_name(BHVD_BOOL));
-    CHECK(bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, BHVD_FLOAT32, 33) == 32 + 64, "header and two blocks");
-    CHECK(bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, BHVD_INT32, 33) == 0, "integers are not taken");
-    CHECK(bhvd_encoded_size(BHVD_CODEC_NONE, BHVD_FLOAT32, 33) == 0, "no codec");
+    EXPECT(bhvd_dtype_size(BHVD_BFLOAT16) == 2 && bhvd_dtype_size(BHVD_FLOAT64) == 8, "sizes");
+    EXPECT(bhvd_dtype_size((bhvd_dtype)-1) == 0 && bhvd_dtype_size(BHVD_DTYPE_COUNT) == 0, "no such type");
+    EXPECT(strcmp(bhvd_dtype_name(BHVD_BOOL), "bool") == 0, "%s", bhvd_dtype_name(BHVD_BOOL));
+    EXPECT(bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, BHVD_FLOAT32, 33) == 32 + 64, "header and two blocks");
+    EXPECT(bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, BHVD_INT32, 33) == 0, "integers are not taken");
+    EXPECT(bhvd_encoded_size(BHVD_CODEC_NONE, BHVD_FLOAT32, 33) == 0, "no codec");
     char bytes[64] = {0};
     float x = 1;
-    CHECK(bhvd_encode(BHVD_CODEC_MINMAX_UINT8, BHVD_INT32, bytes, &x, 1) == BHVD_ERR_UNSUPPORTED, "integers");
-    CHECK(bhvd_decode(BHVD_CODEC_MINMAX_UINT8, BHVD_FLOAT32, &x, bytes, 1) == BHVD_ERR_ARGUMENT, "no header of version 2");
+    EXPECT(bhvd_encode(BHVD_CODEC_MINMAX_UINT8, BHVD_INT32, bytes, &x, 1) == BHVD_ERR_UNSUPPORTED, "integers");
+    EXPECT(bhvd_decode(BHVD_CODEC_MINMAX_UINT8, BHVD_FLOAT32, &x, bytes, 1) == BHVD_ERR_ARGUMENT, "no header");
 }
 
-int main(void)
+// The table against itself: in place, guard bytes, sanitizers.
+TEST(scalar)
 {
-    test_facts();
-    test_half_conversions();
-    test_definitions();
-    const unsigned cpu = cpu_features();
-    printf("this CPU: %s\n", bhvd_cpu_features());
-    test_against_scalar("scalar", 0);               // the table against itself: in place, guard bytes, sanitizers
-    if (cpu & CPU_AVX2)
+    test_against_scalar("scalar", 0);
+}
+
+TEST(avx2)
+{
+    if (cpu_features() & CPU_AVX2)
         test_against_scalar("avx2", CPU_AVX2);
-    if (cpu & CPU_AVX512)
-        test_against_scalar("avx512", cpu);
-    printf("%d failures\n", failures);
-    return failures != 0;
+    else
+        printf(" not on this CPU,");
+}
+
+TEST(avx512)
+{
+    if (cpu_features() & CPU_AVX512)
+        test_against_scalar("avx512", CPU_AVX2 | CPU_AVX512);
+    else
+        printf(" not on this CPU,");
 }

@@ -1,0 +1,31 @@
+"""Gradient allreduce: what Horovod does, in buckets.
+
+Rank i of n holds the bucket g_i (N elements).
+
+    g = (1/n) sum_i g_i        (average=False: the sum)
+
+Wire: 2 N (n-1)/n elements per rank in a ring. No state.
+Source: Sergeev and Del Balso, Horovod, arXiv:1802.05799; as C_FP_S in Gan et al., BAGUA, arXiv:2107.01499.
+"""
+from bagua_hvd.algorithms.base import Algorithm, Gradient
+from bagua_hvd.primitives import c_fp_s
+
+
+class GradientAllReduce(Algorithm):
+    """Averages gradients in full precision.
+
+    Args:
+        hierarchical: ask for reduction within hosts first. On one host it is the same as flat; between hosts the core
+            chooses (native/collective/select.c), and neither changes the result beyond rounding.
+        average: False for the sum.
+    """
+
+    communicates = Gradient
+    relaxed = False
+
+    def __init__(self, hierarchical=False, average=True):
+        self.hierarchical = hierarchical
+        self.average = average
+
+    def communicate(self, bucket, group):
+        return c_fp_s(bucket, group, average=self.average)

@@ -1,0 +1,152 @@
+"""Buckets: tensors laid out flat, one communication.
+
+A bucket never copies: it is an ordered list of views, which the core packs from and writes back to. All its members
+have one dtype and one device.
+"""
+import math
+import os
+from typing import NamedTuple
+
+from bagua_hvd.common import native
+
+MIB = 1 << 20
+DEFAULT_BUCKET_SIZE = 10 * MIB
+# The first bucket to fill is small, so that communication starts soon after the backward pass does.
+FIRST_BUCKET_SIZE = 1 * MIB
+
+
+class Member(NamedTuple):
+    """One tensor of a bucket. device: compared only."""
+
+    name: str
+    shape: tuple
+    dtype: int
+    device: object = "cpu"
+
+    @property
+    def count(self):
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self):
+        return self.count * native.dtype_size(self.dtype)
+
+
+class Bucket:
+    """Some members of a reducer, and in each step the memory where they lie.
+
+    Args:
+        name: ranks match buckets by it: unique within the process set, the same on all ranks.
+        members: dict of reducer index -> Member, in the order of the layout; one dtype and device.
+        prescale_factor, postscale_factor: what the optimizer wants multiplied before and after the reduction.
+    Attributes:
+        views: TensorViews in place (src == dst), in the order of the layout; complete while an algorithm communicates.
+        missing: members without a view in this step.
+        state: what an algorithm keeps with this bucket between steps (error feedback, replicas, ...), by name.
+    """
+
+    def __init__(self, name, members, prescale_factor=1.0, postscale_factor=1.0):
+        if len({(member.dtype, member.device) for member in members.values()}) > 1:
+            raise ValueError(f"bucket {name!r}: its members differ in dtype or device")
+        self.name = name
+        self.members = members
+        self.prescale_factor = prescale_factor
+        self.postscale_factor = postscale_factor
+        self.state = {}
+        self.clear()
+
+    def clear(self):
+        """Lets go of the views: a new step."""
+        self._views = dict.fromkeys(self.members)
+        self.missing = len(self._views)
+
+    def place(self, index, view):
+        """The tensor of member `index` in this step."""
+        self._views[index] = view
+        self.missing -= 1
+
+    def remove(self, index):
+        """Takes a member out for good; it must not have been placed in this step."""
+        del self.members[index]
+        del self._views[index]
+        self.missing -= 1
+
+    @property
+    def views(self):
+        return list(self._views.values())
+
+    @property
+    def dtype(self):
+        """The native dtype that travels: that of the views (compression may have changed it), else of the members."""
+        index, member = next(iter(self.members.items()))
+        view = self._views[index]
+        return member.dtype if view is None else view.dtype
+
+    @property
+    def count(self):
+        """Number of elements: N in the formulas."""
+        return sum(
+            member.count if self._views[index] is None else math.prod(self._views[index].shape)
+            for index, member in self.members.items()
+        )
+
+    def __repr__(self):
+        return f"Bucket({self.name!r}, {[member.name for member in self.members.values()]})"
+
+
+def bucket_size(environ=os.environ):
+    """The limit of a bucket in bytes: BAGUA_DEFAULT_BUCKET_SIZE, else 10 MiB. ValueError: not a positive integer."""
+    text = environ.get("BAGUA_DEFAULT_BUCKET_SIZE", "").strip()
+    if not text:
+        return DEFAULT_BUCKET_SIZE
+    if not text.isdigit() or int(text) == 0:
+        raise ValueError(f"environment variable BAGUA_DEFAULT_BUCKET_SIZE={text!r}: expected a number of bytes above 0")
+    return int(text)
+
+
+def partition(members, limit=None, first_limit=FIRST_BUCKET_SIZE):
+    """Cuts members into buckets.
+
+    Backward passes yield gradients roughly from the last parameter to the first, so the layout runs backwards too.
+    Each dtype and device has its own running bucket: none is mixed, and a few float32 norms between bfloat16 weights
+    do not cut the weights into crumbs. A member that would exceed the limit begins a new bucket, and may exceed it
+    alone.
+
+    Args:
+        members: dict of index -> Member, in parameter order.
+        limit: bytes in a bucket; None: bucket_size(). first_limit: the same for the first bucket.
+    Returns:
+        A list of lists of indices, in the order in which the buckets are expected to fill.
+    """
+    limit = bucket_size() if limit is None else limit
+    buckets = []
+    running = {}        # (dtype, device) -> [indices, bytes, limit]
+    for index in reversed(members):
+        member = members[index]
+        kind = (member.dtype, member.device)
+        entry = running.get(kind)
+        if entry is None or entry[1] + member.nbytes > entry[2]:
+            entry = running[kind] = [[], 0, limit if buckets else min(first_limit, limit)]
+            buckets.append(entry[0])
+        entry[0].append(index)
+        entry[1] += member.nbytes
+    return buckets
+
+
+def partition_groups(members, groups):
+    """Cuts members into the buckets that a user asked for: one for each group, dtype and device, of any size.
+
+    Args:
+        members: as for partition(). groups: lists of indices; members in no group are cut by partition().
+    Returns:
+        A list of lists of indices.
+    """
+    buckets = []
+    rest = dict(members)
+    for group in groups:
+        by_kind = {}
+        for index in group:
+            member = rest.pop(index)
+            by_kind.setdefault((member.dtype, member.device), []).append(index)
+        buckets.extend(by_kind.values())
+    return buckets + partition(rest)

@@ -1,0 +1,233 @@
+"""The inside of DistributedOptimizer: gradient ready -> bucket full -> algorithm -> synchronize.
+
+A front end numbers its gradients 0, 1, ..., calls gradient_ready() for each that the backward pass has accumulated, and
+synchronize() before the optimizer reads them. Buckets are posted as they fill, in whatever order: ranks match them by
+name. A gradient that is not there at synchronize() is supplied by the front end as zeros, and a window of accumulation
+that is not complete goes as it is; so ranks may use different parameters, and every rank posts every bucket once
+between two steps.
+
+Lives on the thread of the backward pass; no lock. Nothing here touches tensor data.
+"""
+import warnings
+from time import perf_counter_ns
+
+from bagua_hvd.common import basics
+from bagua_hvd.common.buckets import Bucket, partition, partition_groups
+from bagua_hvd.primitives import c_fp_s
+
+TOO_MANY_PASSES = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+    "backward_passes_per_step to accumulate gradients locally. (Gradient of {name}.)"
+)
+
+
+class Gradients:
+    """What a front end supplies to a Reducer: its gradients, by index."""
+
+    def view(self, index):
+        """The in-place TensorView of what travels for gradient `index`, zeros when there is no gradient.
+
+        None: it cannot be part of a bucket (sparse), now and from now on; the reducer then asks communicate().
+        """
+        raise NotImplementedError
+
+    def communicate(self, index):
+        """Begins the communication of a gradient that travels by itself; returns something with wait()."""
+        raise NotImplementedError
+
+    def finish(self):
+        """All views of this step hold results: undo compression and copies."""
+
+    def discard(self):
+        """Forget this step's views; after finish(), or because something failed."""
+
+
+class _Numbers:
+    """Numbers the reducers of this process, from 0 after each init(), so that all ranks name their buckets alike."""
+
+    def __init__(self):
+        self.inits = self.next = 0
+
+    def take(self):
+        if self.inits != basics.runtime.inits:
+            self.inits, self.next = basics.runtime.inits, 0
+        self.next += 1
+        return self.next - 1
+
+
+_numbers = _Numbers()
+
+
+class Reducer:
+    """Communicates the gradients of one optimizer.
+
+    Args:
+        gradients: the front end's Gradients.
+        members: list of Member: gradient i is members[i]; the same on all ranks, parameters in forward order.
+        algorithm: an Algorithm. group: the ProcessSet, of which this rank is a member.
+        passes: backward passes for each gradient before it travels.
+        groups: None, or lists of indices that travel together.
+        prescale_factor, postscale_factor: see Bucket.
+    Attributes:
+        buckets: all Buckets.
+        pending: gradients have been computed and not yet synchronized.
+        synchronized: all gradients have been communicated since the last backward pass, and no step has used them.
+        synchronizations, exposed_ns: how often, and how long in all, synchronize() made the caller wait.
+    """
+
+    def __init__(self, gradients, members, algorithm, group, passes=1, groups=None, prescale_factor=1.0,
+                 postscale_factor=1.0):
+        self.algorithm = algorithm
+        self.group = group
+        self.buckets = []
+        self.synchronizations = 0
+        self.exposed_ns = 0
+        self._gradients = gradients
+        self._passes = passes
+        self._factors = (prescale_factor, postscale_factor)
+        self._name = f"gradients.{_numbers.take()}"
+        self._members = []
+        self._bucket_of = []        # by index; None: it travels by itself
+        self._noted = set()
+        self.add(members, groups)
+
+    def add(self, members, groups=None):
+        """More gradients, numbered on from those before, in buckets of their own. Not while anything is pending."""
+        first = len(self._members)
+        self._members.extend(members)
+        numbered = dict(enumerate(members, first))
+        plan = partition(numbered) if groups is None else partition_groups(numbered, groups)
+        self._bucket_of.extend([None] * len(members))
+        for indices in plan:
+            bucket = Bucket(
+                f"{self._name}.{len(self.buckets)}", {index: numbered[index] for index in indices}, *self._factors
+            )
+            self.buckets.append(bucket)
+            for index in indices:
+                self._bucket_of[index] = bucket
+        self.reset()
+
+    def set_passes(self, passes):
+        """Changes the backward passes for each gradient; counting begins anew."""
+        self._passes = passes
+        self._passes_left = [passes] * len(self._members)
+
+    def reset(self):
+        """Forgets what is pending: the next backward pass begins a new step. Operations in flight go on unobserved."""
+        self.pending = False
+        self.synchronized = False
+        self._passes_left = [self._passes] * len(self._members)
+        self._placed = [False] * len(self._members)
+        self._unposted = list(self.buckets)
+        self._operations = []
+        for bucket in self.buckets:
+            bucket.clear()
+        self._gradients.discard()
+
+    def gradient_ready(self, index):
+        """A backward pass has accumulated gradient `index`.
+
+        Raises:
+            AssertionError: it had been accumulated as often as agreed, and is on its way already.
+        """
+        left = self._passes_left[index] - 1
+        if left < 0 or self._placed[index]:
+            raise AssertionError(TOO_MANY_PASSES.format(name=self._members[index].name))
+        self._passes_left[index] = left
+        self.pending = True
+        self.synchronized = False
+        if left == 0:
+            self._place(index)
+
+    def _place(self, index):
+        """Gives a complete gradient to its bucket, and posts the bucket when that was the last."""
+        view = self._gradients.view(index)
+        bucket = self._bucket_of[index]
+        if view is None:
+            if bucket is not None:
+                self._note("sparse gradients", "are gathered")
+                bucket.remove(index)
+                self._bucket_of[index] = None
+            self._operations.append(self._gradients.communicate(index))
+        else:
+            bucket.place(index, view)
+        self._placed[index] = True
+        if bucket is not None and bucket.missing == 0:
+            self._post(bucket)
+
+    def _post(self, bucket):
+        if bucket.members:
+            if self.algorithm.takes(bucket.dtype):
+                operation = self.algorithm.communicate(bucket, self.group)
+            else:
+                self._note(f"buckets such as {bucket.name}", "go by gradient_allreduce for their dtype")
+                operation = c_fp_s(bucket, self.group, average=self.algorithm.average)
+            self._operations.append(operation)
+        self._unposted.remove(bucket)
+
+    def _note(self, what, how):
+        """Says on the first rank, once, what the chosen algorithm does not do."""
+        if self.algorithm.relaxed and how not in self._noted:
+            self._noted.add(how)
+            if self.group.rank() == 0:
+                warnings.warn(f"{type(self.algorithm).__name__}: {what} {how}", stacklevel=2)
+
+    def _post_rest(self):
+        """Places what no backward pass has made ready, and posts what is left."""
+        for index, placed in enumerate(self._placed):
+            if not placed:
+                self._place(index)
+        for bucket in list(self._unposted):     # those whose posting failed during the backward pass
+            self._post(bucket)
+
+    def synchronize(self):
+        """Posts what is missing and blocks until all gradients are reduced. Does nothing when they are already.
+
+        Raises:
+            HorovodInternalError: ranks disagreed, or one was lost. ValueError: a gradient cannot travel. Gradients are
+            unspecified then, nothing is pending, and unless a rank was lost the next step can go on.
+        """
+        if self.synchronized:
+            return
+        started = perf_counter_ns()
+        failure = None
+        try:
+            try:
+                self._post_rest()
+            except Exception as error:
+                failure = error
+            for operation in self._operations:
+                try:
+                    operation.wait()
+                except Exception as error:
+                    # The others are waited for first: their memory is in the core's hands.
+                    failure = failure or error
+            if failure is None:
+                self._gradients.finish()
+        finally:
+            self.reset()
+            self.synchronizations += 1
+            self.exposed_ns += perf_counter_ns() - started
+        if failure is not None:
+            raise failure
+        self.algorithm.after_backward(self.buckets, self.group)
+        self.synchronized = True
+
+    def stepped(self):
+        """The optimizer has used the gradients."""
+        self.synchronized = False
+        self.algorithm.after_step(self.buckets, self.group)
+
+    def cleared(self):
+        """The gradients have been zeroed: they are no longer those that were communicated."""
+        self.synchronized = False
+
+    def state_dict(self):
+        """The algorithm's state, {} when it has none."""
+        state = self.algorithm.state_dict(self.buckets)
+        return {"algorithm": type(self.algorithm).__name__, "state": state} if state else {}
+
+    def load_state_dict(self, state):
+        """Takes up a state_dict() of the same rank; one of another algorithm is passed over."""
+        if state.get("algorithm") == type(self.algorithm).__name__:
+            self.algorithm.load_state_dict(state["state"], self.buckets, self.group)

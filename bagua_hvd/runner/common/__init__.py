@@ -1,0 +1,1 @@
+"""Parts of the runner that external code imports under Horovod's names."""

@@ -1,0 +1,1 @@
+"""Helpers under Horovod's names (`horovod.runner.common.util`)."""

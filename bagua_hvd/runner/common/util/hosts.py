@@ -1,0 +1,110 @@
+"""Hosts with slots, and the plan that gives every rank its place."""
+import re
+from dataclasses import dataclass
+
+_HOST = re.compile(r"(?P<name>[\w.-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<slots>\d+))?", re.ASCII)
+_HOST_FILE_LINE = re.compile(r"(?P<name>\S+?)(?::(?P<colon>\d+)|\s+slots\s*=\s*(?P<slots>\d+))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class HostInfo:
+    """A host and the number of processes it takes."""
+
+    hostname: str
+    slots: int
+
+    @staticmethod
+    def from_string(host_string):
+        """From `name:slots`, or `name` for one slot. ValueError: another form, or no slots."""
+        match = _HOST.fullmatch(host_string.strip())
+        if not match:
+            raise ValueError(f"host {host_string!r}: expected name:slots, such as localhost:4")
+        slots = int(match["slots"] or 1)
+        if slots == 0:
+            raise ValueError(f"host {host_string!r} has 0 slots: give it at least 1, or leave it out")
+        return HostInfo(match["name"], slots)
+
+
+@dataclass
+class SlotInfo:
+    """The place of one rank: on which host, and its numbers there."""
+
+    hostname: str
+    rank: int
+    local_rank: int
+    cross_rank: int
+    size: int | None = None
+    local_size: int | None = None
+    cross_size: int | None = None
+
+    def to_response_string(self):
+        """The numbers as text: rank, size, local_rank, local_size, cross_rank, cross_size."""
+        return ",".join(str(v) for v in (self.rank, self.size, self.local_rank, self.local_size, self.cross_rank,
+                                         self.cross_size))
+
+
+INVALID_SLOT_INFO = SlotInfo("", -1, -1, -1, -1, -1, -1)
+
+
+def parse_hosts(hosts_string):
+    """The HostInfos of `h1:2,h2:4`, in this order. ValueError: a malformed entry, or none."""
+    if not hosts_string.strip():
+        raise ValueError("the list of hosts is empty: expected name:slots,name:slots, such as localhost:4")
+    return [HostInfo.from_string(host) for host in hosts_string.split(",")]
+
+
+def parse_hosts_and_slots(hosts):
+    """([names in order], {name: slots}) of `h1:2,h2:4`. ValueError: malformed, or a host named twice."""
+    infos = parse_hosts(hosts)
+    slots = {info.hostname: info.slots for info in infos}
+    if len(slots) < len(infos):
+        raise ValueError(f"hosts {hosts!r} name a host twice: name it once, with all its slots")
+    return list(slots), slots
+
+
+def parse_host_files(filename):
+    """`h1:2,h2:4` from a file with lines `h1 slots=2`. Empty lines and what follows a # are skipped.
+
+    Raises:
+        ValueError: a malformed line, with its number, or no host. OSError: the file cannot be read.
+    """
+    hosts = []
+    with open(filename) as file:
+        for number, text in enumerate(file, 1):
+            line = text.partition("#")[0].strip()
+            if line:
+                match = _HOST_FILE_LINE.fullmatch(line)
+                if not match:
+                    raise ValueError(f"{filename}, line {number}: expected `name slots=N`, not {line!r}")
+                hosts.append(f"{match['name']}:{match['slots'] or match['colon'] or 1}")
+    if not hosts:
+        raise ValueError(f"{filename} names no host: expected lines of the form `name slots=N`")
+    return ",".join(hosts)
+
+
+def get_host_assignments(hosts, min_num_proc, max_num_proc=None):
+    """The plan: SlotInfos in the order of their ranks, which fill the hosts in the given order.
+
+    The cross rank of a slot is the index of its host among the hosts that have its local rank.
+
+    Args:
+        hosts: HostInfos.
+        max_num_proc: at most so many ranks; None: every slot is used.
+    Raises:
+        ValueError: fewer than min_num_proc slots.
+    """
+    available = sum(host.slots for host in hosts)
+    if available < min_num_proc:
+        raise ValueError(f"Requested more processes ({min_num_proc}) than there are available slots ({available})")
+    size = available if max_num_proc is None else min(available, max_num_proc)
+    plan = []
+    hosts_with = {}     # local rank -> number of hosts that have it
+    for host in hosts:
+        local_size = min(host.slots, size - len(plan))
+        for local_rank in range(local_size):
+            cross_rank = hosts_with.get(local_rank, 0)
+            hosts_with[local_rank] = cross_rank + 1
+            plan.append(SlotInfo(host.hostname, len(plan), local_rank, cross_rank, size, local_size))
+    for slot in plan:
+        slot.cross_size = hosts_with[slot.local_rank]
+    return plan

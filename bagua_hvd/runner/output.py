@@ -1,0 +1,180 @@
+"""From the bytes of a worker's pipe to prefixed lines on the console, and to files.
+
+Lines end at `\\n`, `\\r` or both, so progress bars come through as they are drawn. Where the console is a terminal, a line
+that ended in `\\r` is drawn over by the next one of the same source; everywhere else each becomes a line of its own. One
+thread writes everything, so lines of different ranks never mix.
+"""
+import os
+import re
+import select
+import time
+
+_WRITE_NBYTES = 4096        # a pipe that select() calls writable takes so many without blocking (PIPE_BUF)
+_LINE_MAX_NBYTES = 16 << 20     # a longer line is cut, so that a worker cannot fill the launcher's memory
+_BLOCKED_SECONDS = 0.1
+_LINE = re.compile(rb"([^\r\n]*)(\r\n|\r|\n)")
+
+
+class Descriptor:
+    """Writes to a file descriptor that may be full for a long time (`baguarun ... | less`).
+
+    Args:
+        while_blocked: called about ten times a second while the descriptor is full; True: give up what is to be written.
+    """
+
+    def __init__(self, fd):
+        self._fd = fd
+        self.while_blocked = lambda: False
+        try:
+            self.is_terminal = os.isatty(fd)
+        except OSError:
+            self.is_terminal = False
+
+    def write(self, data):
+        """All of data. Raises: BrokenPipeError, nobody reads any more. A closed descriptor swallows everything."""
+        data = memoryview(data)
+        poll = select.poll()
+        poll.register(self._fd, select.POLLOUT)
+        while data:
+            try:
+                if poll.poll(_BLOCKED_SECONDS * 1000):
+                    data = data[os.write(self._fd, data[:_WRITE_NBYTES]):]
+                elif self.while_blocked():
+                    return
+            except BlockingIOError:
+                time.sleep(0.001)
+            except BrokenPipeError:
+                raise
+            except OSError:
+                return
+
+
+class TextStream:
+    """Writes to a text stream of Python, such as a notebook's or a StringIO; bytes that are not UTF-8 become U+FFFD."""
+
+    is_terminal = False
+
+    def __init__(self, stream):
+        self._stream = stream
+        self.while_blocked = lambda: False
+
+    def write(self, data):
+        """All of data, flushed."""
+        self._stream.write(bytes(data).decode("utf-8", "replace"))
+        self._stream.flush()
+
+
+class Console:
+    """Where all sources write: stdout and stderr, both Descriptor or TextStream."""
+
+    def __init__(self, stdout, stderr):
+        self._sinks = {"stdout": stdout, "stderr": stderr}
+        self._unfinished = None     # (source, sink) whose line, ended by \r, is still to be drawn over
+
+    def while_blocked(self, function):
+        """Sets the function that both sinks call while they are blocked; see Descriptor."""
+        for sink in self._sinks.values():
+            sink.while_blocked = function
+
+    def write(self, source, stream, lines, prefix):
+        """Writes complete lines.
+
+        Args:
+            source: whoever wrote them, compared for equality.
+            stream: "stdout" or "stderr".
+            lines: pairs of a line and what ended it, bytes.
+            prefix: bytes before every line.
+        """
+        sink = self._sinks[stream]
+        parts = []
+        for line, end in lines:
+            if end != b"\r":
+                end = b"\n"
+            elif not line:
+                continue        # a bar that begins with \r: nothing was drawn yet
+            elif not sink.is_terminal:
+                end = b"\n"
+            parts += prefix, line, end
+        if parts:
+            before = b"\r" if self._unfinished == (source, sink) else self._finish()
+            self._unfinished = (source, sink) if parts[-1] == b"\r" else None
+            sink.write(before + b"".join(parts))
+
+    def _finish(self):
+        """Ends a line that would else be drawn over by another source."""
+        if self._unfinished:
+            self._unfinished[1].write(b"\n")
+            self._unfinished = None
+        return b""
+
+    def say(self, text):
+        """A line of the launcher's own, on stderr."""
+        self._finish()
+        self._sinks["stderr"].write(text.encode("utf-8", "surrogateescape") + b"\n")
+
+    def close(self):
+        """Ends an unfinished line."""
+        self._finish()
+
+
+class LineForwarder:
+    """One stream of one process: cuts its bytes into lines, writes them to the console, and unchanged to a file.
+
+    Args:
+        index: the rank for the prefix `[rank]<stream>:`; None: no prefix.
+        stream: "stdout" or "stderr".
+        file: unbuffered binary file, closed with the forwarder; None: console only.
+    """
+
+    def __init__(self, console, index, stream, timestamp=False, file=None):
+        self._console = console
+        self._source = (index, stream)
+        self._stream = stream
+        self._prefix = b"" if index is None else f"[{index}]<{stream}>:".encode()
+        self._timestamp = timestamp
+        self._file = file
+        self._partial = []          # pieces of a line without its end
+        self._partial_nbytes = 0
+        self._after_return = False  # the last byte was \r: a \n that comes first belongs to it
+
+    def feed(self, data):
+        """Takes the next bytes; complete lines are written before it returns."""
+        if not data:
+            return
+        if self._file:
+            self._file.write(data)
+        if self._after_return and data.startswith(b"\n"):
+            data = data[1:]
+            if not data:
+                self._after_return = False
+                return
+        self._after_return = data.endswith(b"\r")
+        lines, end = [], 0
+        for match in _LINE.finditer(data):
+            lines.append((self._take_partial() + match[1], match[2]))
+            end = match.end()
+        if end < len(data):
+            self._partial.append(data[end:])
+            self._partial_nbytes += len(data) - end
+            if self._partial_nbytes >= _LINE_MAX_NBYTES:
+                lines.append((self._take_partial(), b"\n"))
+        self._write(lines)
+
+    def _take_partial(self):
+        line = b"".join(self._partial)
+        self._partial.clear()
+        self._partial_nbytes = 0
+        return line
+
+    def _write(self, lines):
+        if lines:
+            stamp = time.asctime().encode() if self._timestamp else b""
+            self._console.write(self._source, self._stream, lines, stamp + self._prefix)
+
+    def close(self):
+        """Writes a last line that has no end."""
+        line = self._take_partial()
+        if line:
+            self._write([(line, b"\n")])
+        if self._file:
+            self._file.close()

@@ -1,0 +1,165 @@
+"""One process of a job with all that it starts, and the guard.
+
+Every process leads a session of its own. It stays unreaped (a zombie) until release(), so its session's number cannot
+meanwhile become somebody else's, and signals to the session reach ours only.
+
+The guard is a child in its own session that reads the sessions' numbers from a pipe. A launcher that ends without saying
+so, by SIGKILL for instance, closes the pipe, and the guard kills what is left: the workers' children too, which the death
+signal of exec_worker.py does not reach. It runs this very file, without the package.
+"""
+import os
+import signal
+import subprocess
+import sys
+import time
+
+_EXEC = os.path.join(os.path.dirname(os.path.abspath(__file__)), "exec_worker.py")
+_DONE = b"done\n"
+_POLL_SECONDS = 0.02
+
+
+def _is_zombie(pid):
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The state follows the name in parentheses, which may hold anything.
+            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except (OSError, IndexError):
+        return True
+
+
+def session_members(sessions):
+    """The running processes of these sessions. Empty where there is no /proc."""
+    found = []
+    try:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return found
+    for pid in pids:
+        try:
+            if os.getsid(pid) in sessions and not _is_zombie(pid):
+                found.append(pid)
+        except OSError:
+            pass        # ended meanwhile
+    return found
+
+
+def _ignoring_absence(send, pid, signum):
+    try:
+        send(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def signal_sessions(sessions, signum):
+    """Sends the signal to every process of these sessions, leaders' process groups first."""
+    for session in sessions:
+        _ignoring_absence(os.killpg, session, signum)
+    for pid in session_members(sessions):
+        # Those that a shell with job control moved into groups of their own.
+        if _group(pid) not in sessions:
+            _ignoring_absence(os.kill, pid, signum)
+
+
+def _group(pid):
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return None
+
+
+def kill_sessions(sessions):
+    """SIGKILL, until none is left: one that forks while it is looked for is found the next time."""
+    signal_sessions(sessions, signal.SIGKILL)
+    for _ in range(100):
+        if not session_members(sessions):
+            return
+        time.sleep(_POLL_SECONDS)
+        signal_sessions(sessions, signal.SIGKILL)
+
+
+class Process:
+    """A command that runs as the leader of a new session; its input is /dev/null.
+
+    Attributes:
+        name: for messages; the rank in a job.
+        pid: also the number of its session.
+        stdout, stderr: non-blocking descriptors to read from; the owner closes them.
+        exit_code: None while it runs; 128 + n when signal n ended it.
+
+    Args:
+        command: list of arguments, passed on unchanged; no shell takes part.
+        env: the whole environment.
+    Raises:
+        OSError: no more processes or descriptors.
+    """
+
+    def __init__(self, name, command, env):
+        self.name = name
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", _EXEC, str(os.getpid()), *command], env=env, bufsize=0,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        self.pid = self._popen.pid
+        self.exit_code = None
+        self.stdout, self.stderr = (os.dup(file.fileno()) for file in (self._popen.stdout, self._popen.stderr))
+        for file, fd in ((self._popen.stdout, self.stdout), (self._popen.stderr, self.stderr)):
+            file.close()
+            os.set_blocking(fd, False)
+
+    def open_pidfd(self):
+        """A descriptor that becomes readable when the process ends; None where the system has none."""
+        try:
+            return os.pidfd_open(self.pid)
+        except (AttributeError, OSError):
+            return None
+
+    def poll(self):
+        """The exit code, None while it runs. Never blocks, and does not reap."""
+        if self.exit_code is None:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            if ended is not None:
+                self.exit_code = ended.si_status + (0 if ended.si_code == os.CLD_EXITED else 128)
+        return self.exit_code
+
+    def release(self):
+        """Reaps the process, which has ended. Its number is free from now on."""
+        self._popen.wait()
+
+
+class Guard:
+    """Outlives the launcher and kills the sessions it was told of. A context manager; leaving it calls them off."""
+
+    def __init__(self):
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", os.path.abspath(__file__)], env={}, bufsize=0, cwd="/", start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def watch(self, session):
+        """From now on this session dies with the launcher."""
+        self._tell(b"%d\n" % session)
+
+    def _tell(self, line):
+        try:
+            self._popen.stdin.write(line)
+        except BrokenPipeError:
+            pass        # somebody killed the guard; the death signal remains
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._tell(_DONE)
+        self._popen.stdin.close()
+        self._popen.wait()
+
+
+def _guard():
+    sessions = set()
+    for line in sys.stdin.buffer:
+        if line == _DONE:
+            return
+        sessions.add(int(line))
+    kill_sessions(sessions)
+
+
+if __name__ == "__main__":
+    _guard()

@@ -1,0 +1,401 @@
+"""DistributedOptimizer for torch: hooks on the parameters feed a Reducer, step() waits for it.
+
+What is here is what only torch has: gradients in `p.grad`, their layouts, sparse ones, GradScaler and LR schedulers.
+When and how gradients travel is common/reducer.py and algorithms/.
+"""
+import sys
+import warnings
+import weakref
+from contextlib import contextmanager
+
+import torch
+
+from bagua_hvd import algorithms
+from bagua_hvd.common import basics
+from bagua_hvd.common.basics import Adasum, Average, Sum
+from bagua_hvd.common.buckets import Member
+from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd.common.reducer import Gradients, Reducer
+from bagua_hvd.common.util import split_list
+from bagua_hvd.torch.compression import Compression
+from bagua_hvd.torch.frontend import DTYPES, frontend
+from bagua_hvd.torch.mpi_ops import sparse_allreduce_async
+
+# The one key that this optimizer adds to a state_dict, and only when its algorithm has state.
+STATE_KEY = "bagua_hvd"
+
+
+class _SparseOperation:
+    """The gathering of one sparse gradient."""
+
+    def __init__(self, parameter, wait):
+        self.parameter = parameter
+        self.gathered = wait
+
+    def wait(self):
+        self.parameter.grad = self.gathered()
+
+
+class _TorchGradients(Gradients):
+    """The gradients of some parameters; `p.grad` itself travels wherever it can."""
+
+    def __init__(self, compression, sparse_as_dense, op, process_set):
+        self.names = []
+        self.parameters = []
+        self.compression = None if compression is Compression.none else compression
+        self.sparse_as_dense = sparse_as_dense
+        self.op = op
+        self.process_set = process_set
+        self._stand_ins = {}        # index -> (tensor that travels for p.grad, compression's context)
+        self._sparse_dims = {}      # index -> sparse_dim of gradients seen sparse
+
+    def add(self, name, parameter):
+        """Appends a parameter; returns its Member."""
+        self.names.append(name)
+        self.parameters.append(parameter)
+        if parameter.dtype not in DTYPES:
+            raise ValueError(f"Tensor type {frontend.type_name(parameter)} is not supported. (Parameter {name}.)")
+        return Member(name, tuple(parameter.shape), DTYPES[parameter.dtype], parameter.device)
+
+    def view(self, index):
+        parameter = self.parameters[index]
+        gradient = parameter.grad
+        if index in self._sparse_dims and not self.sparse_as_dense:
+            return None
+        if gradient is None:
+            gradient = parameter.grad = torch.zeros_like(parameter, requires_grad=False)
+        if gradient.is_sparse:
+            self._sparse_dims[index] = gradient.sparse_dim()
+            if not self.sparse_as_dense:
+                return None
+            gradient = gradient.to_dense()
+        context = None
+        if self.compression is not None:
+            with torch.no_grad():
+                gradient, context = self.compression.compress(gradient)
+        if not gradient.is_contiguous():
+            gradient = gradient.detach().contiguous()
+        if gradient is not parameter.grad:
+            self._stand_ins[index] = (gradient, context)
+        return frontend.view(gradient, gradient)
+
+    def communicate(self, index):
+        parameter = self.parameters[index]
+        gradient = parameter.grad
+        sparse_dim = self._sparse_dims[index]
+        if gradient is None:
+            shape = parameter.shape
+            gradient = torch.sparse_coo_tensor(
+                torch.empty((sparse_dim, 0), dtype=torch.int64), parameter.new_empty((0, *shape[sparse_dim:])), shape
+            )
+        elif not gradient.is_sparse:
+            gradient = gradient.to_sparse(sparse_dim)
+        name = f"gradients.{self.names[index]}"
+        return _SparseOperation(parameter, sparse_allreduce_async(gradient, name, self.op, self.process_set))
+
+    @torch.no_grad()
+    def finish(self):
+        for index, (reduced, context) in self._stand_ins.items():
+            parameter = self.parameters[index]
+            if self.compression is not None:
+                reduced = self.compression.decompress(reduced, context)
+            if index in self._sparse_dims:
+                parameter.grad = reduced.to_sparse(self._sparse_dims[index])
+            else:
+                parameter.grad.copy_(reduced)
+
+    def discard(self):
+        self._stand_ins.clear()
+
+
+def _hook(reducer, index):
+    """For a parameter; holds the reducer weakly, so that a discarded optimizer does not live on in its model."""
+
+    def gradient_accumulated(parameter):
+        alive = reducer()
+        if alive is not None:
+            alive.gradient_ready(index)
+
+    return gradient_accumulated
+
+
+def _remove_hooks(handles):
+    for handle in handles:
+        handle.remove()
+
+
+class _Distributed:
+    """What DistributedOptimizer puts before the class of the optimizer it is given."""
+
+    def __init__(self, optimizer, named, compression, backward_passes_per_step, op, gradient_predivide_factor, groups,
+                 sparse_as_dense, process_set, algorithm):
+        # Not the class's own __init__: its parameters are unknown. What it made is taken over; hyperparameters and
+        # state are shared with the given optimizer. Patched methods (an LR scheduler's step) stay with that one.
+        self.__dict__.update(
+            {name: value for name, value in optimizer.__dict__.items() if not hasattr(_Distributed, name)}
+        )
+        self.__dict__["param_groups"] = list(optimizer.param_groups)
+        self.backward_passes_per_step = backward_passes_per_step
+        self.op = op
+        self.gradient_predivide_factor = gradient_predivide_factor
+        self.sparse_as_dense = sparse_as_dense
+        self.process_set = process_set
+        self.algorithm = algorithm
+        self.reducer = None
+        self._should_synchronize = True
+        self._synchronized_by_user = False
+        if not process_set.included() or (basics.size() == 1 and not basics.runtime.options.elastic):
+            return
+        gradients = _TorchGradients(compression, sparse_as_dense, op, process_set)
+        members = [gradients.add(name, parameter) for name, parameter in named]
+        self._gradients = gradients
+        self.reducer = Reducer(
+            gradients, members, algorithm, process_set, backward_passes_per_step, groups,
+            1.0 / gradient_predivide_factor, gradient_predivide_factor,
+        )
+        self._register_hooks(0)
+
+    def _register_hooks(self, first):
+        reference = weakref.ref(self.reducer)
+        handles = [
+            parameter.register_post_accumulate_grad_hook(_hook(reference, index))
+            for index, parameter in enumerate(self._gradients.parameters[first:], first)
+        ]
+        weakref.finalize(self.reducer, _remove_hooks, handles).atexit = False
+
+    @property
+    def param_groups(self):
+        """The parameter groups.
+
+        GradScaler's only contact with an optimizer before it changes the gradients is reading this; so it is here that
+        they must be complete, or it would scale what is on its way.
+        """
+        if sys._getframe(1).f_code.co_name == "_unscale_grads_" and self.__dict__.get("reducer") is not None:
+            self.reducer.synchronize()
+        return self.__dict__["param_groups"]
+
+    @param_groups.setter
+    def param_groups(self, groups):
+        self.__dict__["param_groups"] = groups
+
+    def add_param_group(self, param_group):
+        """As the class's own; the group's gradients are communicated too. To be called alike on all ranks."""
+        super().add_param_group(param_group)
+        if self.reducer is None:
+            return
+        group = len(self.param_groups) - 1
+        first = len(self._gradients.parameters)
+        members = [
+            self._gradients.add(f"noname.{group}.{i}", parameter)
+            for i, parameter in enumerate(self.param_groups[-1]["params"]) if parameter.requires_grad
+        ]
+        self.reducer.add(members)
+        self._register_hooks(first)
+
+    def set_backward_passes_per_step(self, passes):
+        """Changes how many backward passes are accumulated locally before gradients travel."""
+        _check_passes(passes)
+        self.backward_passes_per_step = passes
+        if self.reducer is not None:
+            self.reducer.set_passes(passes)
+
+    def synchronize(self):
+        """Blocks until all gradients are reduced, those without a gradient as zeros. Once for each backward pass.
+
+        For work on reduced gradients before the step, such as clipping:
+
+            opt.synchronize()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            with opt.skip_synchronize():
+                opt.step()
+
+        Raises:
+            HorovodInternalError: ranks disagreed, or one was lost; gradients are unspecified, nothing is pending.
+        """
+        if self.reducer is not None:
+            self.reducer.synchronize()
+            self._synchronized_by_user = True
+
+    @contextmanager
+    def skip_synchronize(self):
+        """Within it, step() does not synchronize: synchronize() has been called."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure=None, **kwargs):
+        """Synchronizes, then steps as the wrapped class does.
+
+        Args:
+            closure: runs after the synchronization; gradients that it computes are synchronized in turn.
+        """
+        reducer = self.reducer
+        if reducer is not None and self._should_synchronize:
+            if reducer.synchronized and self._synchronized_by_user:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() context after "
+                    "optimizer.synchronize(): the gradients have been reduced already and are not reduced again. Call "
+                    "step() within `with optimizer.skip_synchronize():` after optimizer.synchronize().",
+                    stacklevel=2,
+                )
+            reducer.synchronize()
+        self._synchronized_by_user = False
+        if closure is not None:
+            kwargs["closure"] = self._synchronizing(closure)
+        result = super().step(**kwargs)
+        if reducer is not None:
+            reducer.stepped()
+        return result
+
+    # Hooks around the step are run by the wrapped class's step, once, on reduced gradients.
+    step.hooked = True
+
+    def _synchronizing(self, closure):
+        def synchronizing_closure():
+            loss = closure()
+            if self.reducer is not None:
+                self.reducer.synchronize()
+            return loss
+
+        return synchronizing_closure
+
+    def zero_grad(self, *args, **kwargs):
+        """As the class's own.
+
+        Raises:
+            AssertionError: gradients are on their way.
+        """
+        if self.reducer is not None:
+            if self.reducer.pending:
+                raise AssertionError(
+                    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+                    "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+                )
+            self.reducer.cleared()
+        return super().zero_grad(*args, **kwargs)
+
+    def state_dict(self):
+        """The class's own, and under "bagua_hvd" the algorithm's state on this rank, if it has any."""
+        state = super().state_dict()
+        own = self.reducer.state_dict() if self.reducer is not None else None
+        if own:
+            state[STATE_KEY] = own
+        return state
+
+    def load_state_dict(self, *args, **kwargs):
+        """As the class's own; also forgets pending communication, and takes up the algorithm's state, if any."""
+        super().load_state_dict(*args, **kwargs)
+        self._should_synchronize = True
+        self._synchronized_by_user = False
+        if self.reducer is not None:
+            self.reducer.reset()
+            state = args[0] if args else kwargs["state_dict"]
+            self.reducer.load_state_dict(state.get(STATE_KEY, {}))
+
+
+def _check_passes(passes):
+    if passes <= 0:
+        raise ValueError(f"backward_passes_per_step must be > 0, not {passes}")
+
+
+def _named(optimizer, named_parameters):
+    """(name, parameter) of all parameters of the optimizer that require a gradient.
+
+    In the order of named_parameters where given: the model's, equal on all ranks even where the optimizer's is not.
+    """
+    own = {
+        parameter: f"noname.{g}.{i}"
+        for g, group in enumerate(optimizer.param_groups) for i, parameter in enumerate(group["params"])
+    }
+    if named_parameters is None:
+        named = [(name, parameter) for parameter, name in own.items()]
+    else:
+        named = list(named_parameters)
+        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
+            raise ValueError(
+                "named_parameters should be a sequence of tuples (name, parameter), as model.named_parameters() gives"
+            )
+        names = [name for name, _ in named]
+        twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        if twice:
+            raise ValueError(f"parameter names in named_parameters must be unique; found more than once: {twice}")
+        named = list({parameter: (name, parameter) for name, parameter in reversed(named)}.values())[::-1]
+        unnamed = own.keys() - {parameter for _, parameter in named}
+        if unnamed:
+            raise ValueError(
+                "named_parameters was specified, but one or more model parameters were not named: "
+                + ", ".join(sorted(f"group {own[p].split('.')[1]}, number {own[p].split('.')[2]}" for p in unnamed))
+            )
+    return [(name, parameter) for name, parameter in named if parameter in own and parameter.requires_grad]
+
+
+def _groups(groups, num_groups, named):
+    """The user's grouping as lists of indices into `named`, or None."""
+    if num_groups:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups` and will be removed", DeprecationWarning,
+                      stacklevel=3)
+        groups = num_groups if groups is None else groups
+    if groups is None:
+        return None
+    if isinstance(groups, int) and not isinstance(groups, bool):
+        if groups < 0:
+            raise ValueError(f"groups should be a non-negative integer or a list of lists of parameters, not {groups}")
+        indices = list(range(len(named)))
+        return [part for part in split_list(indices, groups) if part] if groups else None
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
+        raise ValueError("groups should be a non-negative integer or a list of lists of parameters")
+    index_of = {parameter: index for index, (_, parameter) in enumerate(named)}
+    listed = [parameter for group in groups for parameter in group]
+    if len(set(listed)) < len(listed):
+        raise ValueError("a parameter can only appear once in groups")
+    return [[index_of[parameter] for parameter in group if parameter in index_of] for group in groups]
+
+
+def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1,
+                         op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False,
+                         process_set=global_process_set, algorithm=None):
+    """Wraps a torch optimizer so that gradients are reduced over the ranks while the backward pass computes them.
+
+    Args:
+        optimizer: any torch.optim.Optimizer. The result's class derives from its class and has its name;
+            hyperparameters and state are shared with it, and only the result should be used from then on.
+        named_parameters: `model.named_parameters()`; must name all parameters of the optimizer. Others are ignored.
+        compression: what is done to gradients before they travel: Compression.none, Compression.fp16 or your own.
+        backward_passes_per_step: gradients are summed locally over so many backward passes, then travel. A step()
+            before the last of them sends what there is.
+        op: Average or Sum.
+        gradient_predivide_factor: f: gradients are divided by f before the sum and multiplied by f / size after it.
+        num_groups: deprecated, see groups.
+        groups: number of groups, or lists of parameters, that travel in one operation each. None: buckets of about
+            BAGUA_DEFAULT_BUCKET_SIZE bytes (10 MiB).
+        sparse_as_dense: sparse gradients travel as dense ones; else their entries are gathered.
+        process_set: the ranks that reduce; others step locally.
+        algorithm: how gradients travel: a registered name such as "bytegrad", an Algorithm, or its class. None: the
+            name in BAGUA_ALGORITHM, else "gradient_allreduce". Relaxed algorithms apply to dense floating gradients.
+    Raises:
+        ValueError: a wrong argument; an unknown algorithm's sentence lists the known ones. Nothing was changed.
+        NotImplementedError: op=Adasum with more than one rank.
+    """
+    if isinstance(optimizer, _Distributed):
+        raise ValueError("the optimizer is a DistributedOptimizer already")
+    _check_passes(backward_passes_per_step)
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if op == Adasum and basics.size() > 1:
+        raise NotImplementedError(
+            "op=Adasum is not part of this version's DistributedOptimizer: use op=Average, or combine gradients "
+            "yourself with hvd.allreduce(op=hvd.Adasum)"
+        )
+    if op not in (Average, Sum, Adasum):
+        raise ValueError(f"op={op!r}: gradients are combined by hvd.Average or hvd.Sum")
+    if process_set.process_set_id is None:
+        raise ValueError(f"{process_set} is not registered: pass it to hvd.init(process_sets=[...]) first")
+    named = _named(optimizer, named_parameters)
+    # Adasum of one rank is the gradient itself, and so is its average.
+    chosen = algorithms.choose(algorithm, average=op != Sum)
+    grouped = _groups(groups, num_groups, named)
+    cls = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {"__doc__": type(optimizer).__doc__})
+    return cls(optimizer, named, compression, backward_passes_per_step, op, gradient_predivide_factor, grouped,
+               sparse_as_dense, process_set, chosen)

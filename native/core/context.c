@@ -1,0 +1,145 @@
+#include "core/context.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/status.h"
+#include "core/fusion.h"
+#include "core/progress.h"
+
+static bool copy_string(bhvd_context *ctx, int slot, const char **string)
+{
+    if (!*string)
+        return true;
+    ctx->strings[slot] = strdup(*string);
+    *string = ctx->strings[slot];
+    return *string != NULL;
+}
+
+// The rendezvous and the secret are needed only while connecting, so they are not kept.
+static bool copy_options(bhvd_context *ctx, const struct bhvd_context_options *options)
+{
+    ctx->options = *options;
+    ctx->options.secret = NULL;
+    ctx->options.secret_size = 0;
+    ctx->options.rendezvous_host = ctx->options.scope = ctx->options.listen_host = ctx->options.host_id = NULL;
+    return copy_string(ctx, 0, &ctx->options.transport) && copy_string(ctx, 1, &ctx->options.allreduce_path);
+}
+
+static bool add_global_set(bhvd_context *ctx, struct bhvd_error *error)
+{
+    int id, size = ctx->options.size;
+    int32_t *ranks = malloc((size_t)size * sizeof *ranks);
+    if (!ranks)
+        return false;
+    for (int i = 0; i < size; i++)
+        ranks[i] = i;
+    bhvd_status status = process_set_add(ctx, ranks, size, &id, error);
+    free(ranks);
+    return !status;
+}
+
+// Everything but the connections and the thread.
+static void context_free(bhvd_context *ctx)
+{
+    negotiation_fini(ctx);
+    response_cache_fini(&ctx->cache);
+    process_set_table_fini(&ctx->sets);
+    fusion_fini(ctx);
+    free(ctx->names.buckets);
+    free(ctx->poll_fds);
+    for (size_t i = 0; i < sizeof ctx->strings / sizeof ctx->strings[0]; i++)
+        free(ctx->strings[i]);
+    pthread_mutex_destroy(&ctx->post_lock);
+    pthread_mutex_destroy(&ctx->engine_lock);
+    pthread_mutex_destroy(&ctx->sets_lock);
+    free(ctx);
+}
+
+bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd_context **out,
+                                struct bhvd_error *error)
+{
+    struct bhvd_error unused;
+    if (!error)
+        error = &unused;
+    *out = NULL;
+    bhvd_context *ctx = calloc(1, sizeof *ctx);
+    if (!ctx)
+        return error_set(error, BHVD_ERR_SYSTEM, "no memory for a context");
+    pthread_mutex_init(&ctx->post_lock, NULL);
+    pthread_mutex_init(&ctx->engine_lock, NULL);
+    pthread_mutex_init(&ctx->sets_lock, NULL);
+    ctx->posted_tail = &ctx->posted_head;
+    ctx->executions_tail = &ctx->executions_head;
+    ctx->cache.capacity = options->cache_capacity > 0 ? (size_t)options->cache_capacity : 0;
+    kernel_table_init(&ctx->kernels, cpu_features());
+    bhvd_status status = connections_init(&ctx->connections, options, error);
+    if (status) {
+        context_free(ctx);
+        return status;
+    }
+    if (!copy_options(ctx, options) || negotiation_init(ctx) || !add_global_set(ctx, error))
+        status = error_set(error, BHVD_ERR_SYSTEM, "no memory for a context of %d ranks", options->size);
+    else
+        status = progress_start(ctx, error);
+    if (status) {
+        connections_fini(&ctx->connections);
+        context_free(ctx);
+        return status;
+    }
+    *out = ctx;
+    return BHVD_OK;
+}
+
+void bhvd_context_shutdown(bhvd_context *ctx) { progress_stop(ctx); }
+
+void bhvd_context_destroy(bhvd_context *ctx)
+{
+    if (!ctx)
+        return;
+    if (!ctx->abandoned) {
+        progress_stop(ctx);
+        connections_fini(&ctx->connections);
+    }
+    context_free(ctx);
+}
+
+void bhvd_context_after_fork(bhvd_context *ctx)
+{
+    // The threads did not come along, and a lock may have been held by one of them: fresh locks, and no engine.
+    pthread_mutex_init(&ctx->post_lock, NULL);
+    pthread_mutex_init(&ctx->engine_lock, NULL);
+    pthread_mutex_init(&ctx->sets_lock, NULL);
+    ctx->abandoned = true;
+    atomic_store(&ctx->closed, true);
+    error_set(&ctx->failure, BHVD_ERR_SHUTDOWN,
+              "this process was forked from a rank; only the parent takes part in the job");
+    // The parent's death must be seen by its peers, so the child gives its copies of the descriptors back.
+    for (int rank = 0; rank < ctx->options.size; rank++)
+        link_fini(&ctx->connections.links[rank]);
+    close(ctx->connections.bell.fd);
+    ctx->connections.bell.fd = -1;
+}
+
+void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out)
+{
+    pthread_mutex_lock(&ctx->engine_lock);
+    *out = ctx->counters;
+    for (int rank = 0; rank < ctx->options.size && !ctx->abandoned; rank++) {
+        const struct link *link = &ctx->connections.links[rank];
+        out->payload_bytes_sent += link->payload_sent;
+        out->payload_bytes_received += link->payload_received;
+        out->control_bytes_sent += link->control_sent;
+    }
+    pthread_mutex_unlock(&ctx->engine_lock);
+}
+
+bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error)
+{
+    pthread_mutex_lock(&ctx->post_lock);
+    struct bhvd_error failure = ctx->failure;
+    pthread_mutex_unlock(&ctx->post_lock);
+    if (error)
+        *error = failure;
+    return failure.status;
+}

@@ -1,0 +1,100 @@
+// The stall check: operations that some ranks asked for and others did not, for too long. Texts: Horovod's.
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "core/context.h"
+
+enum { LOOK_EVERY_NS = 1000000000, NAMES_PER_RANK = 6, LINE_BYTES = 1024 };
+
+struct rank_line {
+    int names;
+    bool over_limit;                    // misses something for longer than the shutdown time
+    size_t size;
+    char text[LINE_BYTES];
+};
+
+struct stall {
+    int64_t now_ns, warning_ns, shutdown_ns;
+    bool warn, shut_down;
+    struct rank_line *lines;            // by global rank
+};
+
+static void note_missing(struct stall *stall, int rank, const struct pending *pending, bool over_limit)
+{
+    struct rank_line *line = &stall->lines[rank];
+    line->over_limit |= over_limit;
+    int n = 0;
+    if (line->names < NAMES_PER_RANK)
+        n = snprintf(line->text + line->size, LINE_BYTES - line->size, "%s%.*s", line->names ? ", " : "",
+                     pending->key.name_size > 100 ? 100 : (int)pending->key.name_size, pending->key.name);
+    else if (line->names == NAMES_PER_RANK)
+        n = snprintf(line->text + line->size, LINE_BYTES - line->size, " ...");
+    line->size += (size_t)n;
+    line->names++;
+}
+
+static void visit_stalled(bhvd_context *ctx, struct pending *pending, void *arg)
+{
+    struct stall *stall = arg;
+    const struct process_set *set = process_set_get(&ctx->sets, pending->key.process_set);
+    int64_t waited_ns = stall->now_ns - pending->since_ns;
+    if (!set || waited_ns < stall->warning_ns)
+        return;
+    bool over_limit = stall->shutdown_ns > 0 && waited_ns >= stall->shutdown_ns;
+    if (stall->now_ns - pending->warned_ns >= stall->warning_ns) {
+        stall->warn = true;
+        pending->warned_ns = stall->now_ns;
+    }
+    stall->shut_down |= over_limit;
+    for (int i = 0; i < pending->size; i++) {
+        if (!pending->requests[i] && !ctx->negotiation.joined[set->ranks[i]])
+            note_missing(stall, set->ranks[i], pending, over_limit);
+    }
+}
+
+static void print_report(const bhvd_context *ctx, const struct stall *stall)
+{
+    fprintf(stderr, "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and "
+                    "are waiting for remainder of ranks for more than %lld seconds. This may indicate that different "
+                    "ranks are trying to submit different tensors or that only subset of ranks is submitting tensors, "
+                    "which will cause deadlock.\nMissing ranks:\n",
+            (long long)(stall->warning_ns / 1000000000));
+    for (int rank = 0; rank < ctx->options.size; rank++) {
+        const struct rank_line *line = &stall->lines[rank];
+        if (line->names)
+            fprintf(stderr, "%d%s: [%s]\n", rank, line->over_limit ? "!" : "", line->text);
+    }
+    if (stall->shut_down)
+        fprintf(stderr, "One or more rank (marked by \"!\") is stalled for longer than %lld seconds. Will shutdown.\n",
+                (long long)(stall->shutdown_ns / 1000000000));
+}
+
+void stall_check(bhvd_context *ctx)
+{
+    struct negotiation *n = &ctx->negotiation;
+    if (ctx->options.rank != 0 || ctx->options.stall_warning_ms <= 0 || n->pending.count == 0 || ctx->failure.status)
+        return;
+    int64_t now_ns = clock_now_ns();
+    if (now_ns < n->next_stall_check_ns)
+        return;
+    n->next_stall_check_ns = now_ns + LOOK_EVERY_NS;
+    struct stall stall = {
+        .now_ns = now_ns,
+        .warning_ns = (int64_t)ctx->options.stall_warning_ms * 1000000,
+        .shutdown_ns = (int64_t)ctx->options.stall_shutdown_ms * 1000000,
+        .lines = calloc((size_t)ctx->options.size, sizeof *stall.lines),
+    };
+    if (!stall.lines)
+        return;
+    negotiation_visit(ctx, visit_stalled, &stall);
+    if (stall.warn || stall.shut_down)
+        print_report(ctx, &stall);
+    free(stall.lines);
+    if (stall.shut_down) {
+        negotiation_leave(ctx);
+        context_fail(ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. One or more ranks are stalled for longer "
+                     "than %lld seconds (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS).",
+                     (long long)(stall.shutdown_ns / 1000000000));
+    }
+}

@@ -1,0 +1,235 @@
+// Codec minmax_uint8 by vectors of float32, one block of 32 codes at a time: written once, for minmax_uint8_avx2.c and
+// minmax_uint8_avx512.c. float64 is not here, see minmax_uint8_loops.h.
+//
+// encode reads the source twice, each time at the speed of memory: it prefetches further than the hardware does, and
+// lets the codes of a chunk that no cache can hold bypass the caches. (Measured and rejected: the second pass from back
+// to front, which the prefetchers punish more than the warm end repays.)
+//
+// The includer defines ISA and, for a vector `vec` of LANES floats: vec_load, vec_store, vec_set1, vec_add, vec_sub,
+// vec_mul, vec_rint, vec_min, vec_max;
+//     vec_nans, VEC_NANS_NONE, vec_nans_add(nans, a, b), vec_nans_any    whether any of the vectors added held a NaN
+//     vec_codes(q)             whole numbers, clamped to 0..255, as a block of bytes
+//     vec_from_codes(codes)    LANES bytes as numbers
+// and for each element type f32, f16, bf16 the vector functions of struct element below.
+
+enum {
+    BLOCK = MINMAX_UINT8_BLOCK,
+    PREFETCH_BYTES = 8192,              // ahead of the block in work; past the end of the source it does no harm
+    STREAM_COUNT = 4 << 20              // elements, from which on codes bypass the caches
+};
+
+// Asks for the cache lines of the block PREFETCH_BYTES ahead.
+INLINE void prefetch_block(const char *block, size_t size)
+{
+    for (size_t line = 0; line < BLOCK * size; line += 64)
+        _mm_prefetch(block + PREFETCH_BYTES + line, _MM_HINT_T0);
+}
+
+// An element type: its vectors, and one element for the header.
+struct element {
+    size_t size;
+    vec (*load)(const void *p);
+    void (*store_two)(void *p, vec a, vec b);   // finite numbers, one vector after the other
+    vec (*round)(vec x);                        // finite numbers rounded to the element type, still as float32
+    float (*load_one)(const void *p);
+    void (*store_one)(void *p, float x);
+};
+static const struct element f32 = {4, vec_load, vec_store_two_f32, vec_round_f32, load_f32, store_f32};
+static const struct element f16 = {2, vec_load_f16, vec_store_two_f16, vec_round_f16, load_f16, store_f16};
+static const struct element bf16 = {2, vec_load_bf16, vec_store_two_bf16, vec_round_bf16, load_bf16, store_bf16};
+
+// The last count % BLOCK elements, filled up to a block by repeating the first of them.
+INLINE void tail_load(char *block, const char *src, size_t count, size_t size)
+{
+    memcpy(block, src, count * size);
+    for (size_t i = count; i < BLOCK; i++)
+        memcpy(block + i * size, src, size);
+}
+
+struct range {
+    vec mn[2], mx[2];
+    vec_nans nans;
+};
+
+// Two vectors, into accumulators of their own: so that one block does not wait for the one before.
+INLINE void range_add(struct range *range, int which, vec a, vec b)
+{
+    range->mn[which] = vec_min(range->mn[which], vec_min(a, b));
+    range->mx[which] = vec_max(range->mx[which], vec_max(a, b));
+    // The minimum of two drops a NaN on one side, so NaNs are looked for apart; one comparison serves two vectors.
+    range->nans = vec_nans_add(range->nans, a, b);
+}
+
+INLINE void range_add_block(struct range *range, const char *block, const struct element *element)
+{
+    const size_t stride = LANES * element->size;
+    for (int v = 0; v < BLOCK / LANES; v += 2)
+        range_add(range, v / 2 % 2, element->load(block + v * stride), element->load(block + (v + 1) * stride));
+}
+
+// Sets mn and mx to the chunk's minimum and maximum, or both to NaN when an element is not finite.
+INLINE void range_find(const char *src, size_t count, const struct element *element, float *mn, float *mx)
+{
+    const vec above = vec_set1(INFINITY), below = vec_set1(-INFINITY);
+    struct range range = {{above, above}, {below, below}, VEC_NANS_NONE};
+    size_t i = 0;
+    for (; i + BLOCK <= count; i += BLOCK) {
+        prefetch_block(src + i * element->size, element->size);
+        range_add_block(&range, src + i * element->size, element);
+    }
+    if (i < count) {
+        char block[BLOCK * sizeof(float)];
+        tail_load(block, src + i * element->size, count - i, element->size);
+        range_add_block(&range, block, element);
+    }
+    float low[LANES], high[LANES];
+    vec_store(low, vec_min(range.mn[0], range.mn[1]));
+    vec_store(high, vec_max(range.mx[0], range.mx[1]));
+    *mn = low[0];
+    *mx = high[0];
+    for (int lane = 1; lane < LANES; lane++) {
+        *mn = low[lane] < *mn ? low[lane] : *mn;
+        *mx = high[lane] > *mx ? high[lane] : *mx;
+    }
+    const int is_finite = !vec_nans_any(range.nans) && *mn >= -FLT_MAX && *mx <= FLT_MAX;
+    *mn = is_finite ? *mn + 0 : (float)NAN;     // + 0 turns -0.0 into +0.0
+    *mx = is_finite ? *mx + 0 : (float)NAN;
+}
+
+INLINE __m256i quantize_block(const char *block, const struct element *element, vec s, vec lb)
+{
+    vec q[BLOCK / LANES];
+    for (int v = 0; v < BLOCK / LANES; v++)
+        q[v] = vec_sub(vec_rint(vec_mul(element->load(block + v * LANES * element->size), s)), lb);
+    return vec_codes(q);
+}
+
+INLINE void encode(void *dst, const void *src, size_t count, const struct element *element)
+{
+    const char *from = src;
+    uint8_t *codes = (uint8_t *)dst + MINMAX_UINT8_HEADER;
+    float mn = 0, mx = 0;
+    if (count > 0)
+        range_find(from, count, element, &mn, &mx);
+    minmax_uint8_header_init(dst, mn == mn);
+    element->store_one(dst, mn);
+    element->store_one((char *)dst + element->size, mx);
+    if (!(mx > mn)) {
+        memset(codes, 0, minmax_uint8_codes_size(count));
+        return;
+    }
+
+    const struct minmax_uint8_float_grid grid = minmax_uint8_float_grid(mn, mx);
+    const vec s = vec_set1(grid.s), lb = vec_set1(grid.lb);
+    const int stream = count >= STREAM_COUNT && (uintptr_t)codes % BLOCK == 0;
+    size_t i = 0;
+    for (; i + BLOCK <= count; i += BLOCK) {
+        prefetch_block(from + i * element->size, element->size);
+        const __m256i q = quantize_block(from + i * element->size, element, s, lb);
+        if (stream)
+            _mm256_stream_si256((__m256i *)(codes + i), q);
+        else
+            _mm256_storeu_si256((__m256i *)(codes + i), q);
+    }
+    if (stream)
+        _mm_sfence();                   // before the codes are announced to another thread
+    if (i < count) {
+        char block[BLOCK * sizeof(float)];
+        tail_load(block, from + i * element->size, count - i, element->size);
+        _mm256_storeu_si256((__m256i *)block, quantize_block(block, element, s, lb));
+        memcpy(codes + i, block, count - i);
+        memset(codes + count, 0, BLOCK - (count - i));
+    }
+}
+
+struct vec_grid {
+    vec lb, t, mn, mx;
+};
+
+INLINE struct vec_grid vec_grid(float mn, float mx)
+{
+    const struct minmax_uint8_float_grid grid = minmax_uint8_float_grid(mn, mx);
+    return (struct vec_grid){vec_set1(grid.lb), vec_set1(grid.t), vec_set1(mn), vec_set1(mx)};
+}
+
+INLINE vec dequantize(const uint8_t *codes, const struct vec_grid *grid)
+{
+    const vec x = vec_mul(vec_add(vec_from_codes(codes), grid->lb), grid->t);
+    return vec_min(vec_max(x, grid->mn), grid->mx);
+}
+
+INLINE void decode(void *dst, const void *src, size_t count, const struct element *element)
+{
+    const uint8_t *codes = (const uint8_t *)src + MINMAX_UINT8_HEADER;
+    char *to = dst;
+    const float mn = element->load_one(src), mx = element->load_one((const char *)src + element->size);
+    if (!(mx > mn)) {
+        for (size_t i = 0; i < count; i++)
+            element->store_one(to + i * element->size, mn);
+        return;
+    }
+    const struct vec_grid grid = vec_grid(mn, mx);
+    size_t i = 0;
+    for (; i + 2 * LANES <= count; i += 2 * LANES)
+        element->store_two(to + i * element->size, dequantize(codes + i, &grid), dequantize(codes + i + LANES, &grid));
+    if (i < count) {                            // the codes are padded, so whole vectors can be read
+        char last[2 * LANES * sizeof(float)];
+        element->store_two(last, dequantize(codes + i, &grid), dequantize(codes + i + LANES, &grid));
+        memcpy(to + i * element->size, last, (count - i) * element->size);
+    }
+}
+
+INLINE void decode_add(float *dst, const void *src, size_t count, const struct element *element)
+{
+    const uint8_t *codes = (const uint8_t *)src + MINMAX_UINT8_HEADER;
+    char *to = (char *)dst;
+    const float mn = element->load_one(src), mx = element->load_one((const char *)src + element->size);
+    if (!(mx > mn)) {
+        for (size_t i = 0; i < count; i++)
+            store_f32(to + 4 * i, load_f32(to + 4 * i) + mn);
+        return;
+    }
+    const struct vec_grid grid = vec_grid(mn, mx);
+    size_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        const vec x = element->round(dequantize(codes + i, &grid));
+        vec_store(to + 4 * i, vec_add(vec_load(to + 4 * i), x));
+    }
+    if (i < count) {
+        float sum[LANES] = {0};
+        memcpy(sum, to + 4 * i, 4 * (count - i));
+        vec_store(sum, vec_add(vec_load(sum), element->round(dequantize(codes + i, &grid))));
+        memcpy(to + 4 * i, sum, 4 * (count - i));
+    }
+}
+
+#define CODEC(element)                                                                    \
+    static void NAME(minmax_uint8_encode_##element)(void *dst, const void *src, size_t count) \
+    {                                                                                          \
+        encode(dst, src, count, &element);                                                     \
+    }                                                                                          \
+    static void NAME(minmax_uint8_decode_##element)(void *dst, const void *src, size_t count) \
+    {                                                                                          \
+        decode(dst, src, count, &element);                                                     \
+    }                                                                                          \
+    static void NAME(minmax_uint8_decode_add_##element)(float *dst, const void *src, size_t count) \
+    {                                                                                          \
+        decode_add(dst, src, count, &element);                                                 \
+    }
+CODEC(f32)
+CODEC(f16)
+CODEC(bf16)
+
+#define CODEC_FILL(dtype, element)                                                             \
+    table->minmax_uint8[dtype] = (struct kernel_codec)                                         \
+    {                                                                                          \
+        NAME(minmax_uint8_encode_##element), NAME(minmax_uint8_decode_##element),              \
+            NAME(minmax_uint8_decode_add_##element)                                            \
+    }
+
+static void NAME(minmax_uint8_vectors_init)(struct kernel_table *table)
+{
+    CODEC_FILL(BHVD_FLOAT32, f32);
+    CODEC_FILL(BHVD_FLOAT16, f16);
+    CODEC_FILL(BHVD_BFLOAT16, bf16);
+}

@@ -1,0 +1,524 @@
+// Connecting: (1) every rank opens a TCP listener and, when it may share memory, a UNIX one; (2) all exchange cards with
+// their addresses at the rendezvous; (3) every rank connects to the lower ones and accepts the higher ones, proving the
+// job's secret on each connection; (4) pairs on one host go on through memory: the host's first rank passes the memfd,
+// everyone its bell.
+#include "transport/connect.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/status.h"
+#include "transport/auth.h"
+#include "transport/rendezvous.h"
+#include "transport/socket.h"
+
+enum {
+    CARD_MAGIC = 0x31484742,            // "BGH1", also tells the byte order
+    HELLO_MAGIC = 0x32484742,
+    HANDSHAKE_MS = 5000,                // one connection's; a stranger must not hold up the others for longer
+    ID_SIZE = 192
+};
+enum channel_kind { CHANNEL_CONTROL = 0, CHANNEL_DATA = 1, CHANNEL_LOCAL = 2 };
+
+// What a rank tells the others about itself.
+struct card {
+    uint32_t magic;
+    int32_t rank, port;
+    char host[16];                      // numeric IPv4
+    char host_id[ID_SIZE];              // empty: shares memory with nobody
+    char local_name[40];                // of its UNIX socket
+};
+
+// The first bytes on an authenticated connection.
+struct hello {
+    uint32_t magic;
+    int32_t rank;
+    uint32_t channel;
+};
+
+struct connecting {
+    struct connections *c;
+    const struct bhvd_context_options *options;
+    struct card *cards;
+    int tcp_listener, local_listener;
+    int memory_fd;
+    int64_t deadline_ns;
+    struct bhvd_error *error;
+};
+
+// ------------------------------------------------------------------------------------------------------------ cards
+
+static void read_line(const char *path, char *out, size_t size)
+{
+    FILE *file = fopen(path, "re");
+    out[0] = '\0';
+    if (file) {
+        if (fgets(out, (int)size, file))
+            out[strcspn(out, "\n")] = '\0';
+        fclose(file);
+    }
+}
+
+// Equal exactly on ranks that can share memory: same boot of the same machine, same network namespace (whose UNIX socket
+// names they use).
+static void derive_host_id(char *out, size_t size)
+{
+    char boot[64], name[64] = "", space[64] = "";
+    read_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
+    gethostname(name, sizeof name - 1);
+    if (readlink("/proc/self/ns/net", space, sizeof space - 1) < 0)
+        space[0] = '\0';
+    snprintf(out, size, "%s/%s/%s", name, boot, space);
+}
+
+static bool may_share(const struct bhvd_context_options *options) { return strcmp(options->transport, "tcp") != 0; }
+
+static bhvd_status fill_card(struct connecting *k, struct card *card)
+{
+    const struct bhvd_context_options *options = k->options;
+    int port;
+    *card = (struct card){.magic = CARD_MAGIC, .rank = options->rank};
+    bhvd_status status = socket_listen(options->listen_host, 0, &k->tcp_listener, &port, k->error);
+    if (status)
+        return status;
+    card->port = port;
+    snprintf(card->host, sizeof card->host, "%s", options->listen_host);
+    if (!may_share(options))
+        return BHVD_OK;
+    if (options->host_id)
+        snprintf(card->host_id, sizeof card->host_id, "%s", options->host_id);
+    else
+        derive_host_id(card->host_id, sizeof card->host_id);
+    uint64_t random[2];
+    if (getrandom(random, sizeof random, 0) != sizeof random)
+        return error_set(k->error, BHVD_ERR_SYSTEM, "no random numbers: %s", strerror(errno));
+    snprintf(card->local_name, sizeof card->local_name, "%016llx%016llx", (unsigned long long)random[0],
+             (unsigned long long)random[1]);
+    return BHVD_OK;
+}
+
+static bhvd_status exchange_cards(struct connecting *k, const struct card *mine)
+{
+    const struct bhvd_context_options *options = k->options;
+    struct rendezvous_address address = {options->rendezvous_host, options->rendezvous_port, options->secret,
+                                         options->secret_size};
+    struct rendezvous_blob blob = {.size = sizeof *mine};
+    struct rendezvous_blob *all = calloc((size_t)options->size, sizeof *all);
+    k->cards = calloc((size_t)options->size, sizeof *k->cards);
+    if (!all || !k->cards) {
+        free(all);
+        return error_set(k->error, BHVD_ERR_SYSTEM, "no memory for %d ranks", options->size);
+    }
+    memcpy(blob.data, mine, sizeof *mine);
+    bhvd_status status = rendezvous_exchange(&address, options->scope, options->rank, options->size, &blob, all,
+                                             k->deadline_ns, k->error);
+    for (int rank = 0; rank < options->size && !status; rank++) {
+        struct card *card = &k->cards[rank];
+        memcpy(card, all[rank].data, sizeof *card);
+        card->host[sizeof card->host - 1] = '\0';
+        card->host_id[sizeof card->host_id - 1] = '\0';
+        card->local_name[sizeof card->local_name - 1] = '\0';
+        if (all[rank].size != sizeof *card || card->magic != CARD_MAGIC || card->rank != rank)
+            status = error_set(k->error, BHVD_ERR_MISMATCH,
+                               "rank %d runs another version of bagua_hvd or another byte order", rank);
+    }
+    free(all);
+    return status;
+}
+
+static bool shares_memory(const struct connecting *k, int rank)
+{
+    const char *mine = k->cards[k->c->rank].host_id;
+    return mine[0] && strcmp(mine, k->cards[rank].host_id) == 0;
+}
+
+// ------------------------------------------------------------------------------------------------- local connections
+
+static struct sockaddr_un local_address(const char *name, socklen_t *size)
+{
+    // An abstract name (leading zero byte): nothing to leave behind in a file system.
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    size_t length = strlen(name);
+    memcpy(address.sun_path + 1, name, length);
+    *size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
+    return address;
+}
+
+static bhvd_status listen_locally(struct connecting *k, const char *name)
+{
+    socklen_t size;
+    struct sockaddr_un address = local_address(name, &size);
+    k->local_listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (k->local_listener < 0 || bind(k->local_listener, (struct sockaddr *)&address, size) != 0 ||
+        listen(k->local_listener, SOMAXCONN) != 0)
+        return error_set(k->error, BHVD_ERR_SYSTEM, "cannot listen on a UNIX socket: %s", strerror(errno));
+    return BHVD_OK;
+}
+
+static bhvd_status connect_locally(struct connecting *k, int rank, int *out)
+{
+    socklen_t size;
+    struct sockaddr_un address = local_address(k->cards[rank].local_name, &size);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return error_set(k->error, BHVD_ERR_SYSTEM, "cannot make a UNIX socket: %s", strerror(errno));
+    // A full backlog makes connect() wait on a blocking UNIX socket, which is what we want, for a moment.
+    struct timeval limit = {.tv_sec = HANDSHAKE_MS / 1000};
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    if (connect(fd, (struct sockaddr *)&address, size) != 0) {
+        close(fd);
+        return error_set(k->error, BHVD_ERR_PEER_LOST, "rank %d on this host cannot be reached: %s", rank,
+                         strerror(errno));
+    }
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    *out = fd;
+    return BHVD_OK;
+}
+
+// One message with descriptors. A byte goes along, since a message needs one.
+static bhvd_status send_fds(int socket_fd, const int *fds, int count, int64_t deadline_ns)
+{
+    char byte = 0;
+    union {
+        struct cmsghdr align;
+        char space[CMSG_SPACE(2 * sizeof(int))];
+    } control = {0};
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.space,
+                             .msg_controllen = CMSG_SPACE((size_t)count * sizeof(int))};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    *header = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
+                               .cmsg_len = CMSG_LEN((size_t)count * sizeof(int))};
+    memcpy(CMSG_DATA(header), fds, (size_t)count * sizeof(int));
+    for (;;) {
+        if (sendmsg(socket_fd, &message, MSG_NOSIGNAL) == 1)
+            return BHVD_OK;
+        struct pollfd fd = {.fd = socket_fd, .events = POLLOUT};
+        if ((errno != EAGAIN && errno != EINTR) || poll(&fd, 1, clock_remaining_ms(deadline_ns)) == 0)
+            return BHVD_ERR_PEER_LOST;
+    }
+}
+
+static bhvd_status receive_fds(int socket_fd, int *fds, int count, int64_t deadline_ns)
+{
+    char byte;
+    union {
+        struct cmsghdr align;
+        char space[CMSG_SPACE(2 * sizeof(int))];
+    } control;
+    struct iovec part = {&byte, 1};
+    for (;;) {
+        struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.space,
+                                 .msg_controllen = sizeof control.space};
+        ssize_t n = recvmsg(socket_fd, &message, MSG_CMSG_CLOEXEC);
+        if (n == 1) {
+            struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+            if (!header || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN((size_t)count * sizeof(int)))
+                return BHVD_ERR_PEER_LOST;
+            memcpy(fds, CMSG_DATA(header), (size_t)count * sizeof(int));
+            return BHVD_OK;
+        }
+        struct pollfd fd = {.fd = socket_fd, .events = POLLIN};
+        if (n == 0 || (errno != EAGAIN && errno != EINTR) || poll(&fd, 1, clock_remaining_ms(deadline_ns)) == 0)
+            return BHVD_ERR_PEER_LOST;
+    }
+}
+
+static bhvd_status map_host_memory(struct connecting *k)
+{
+    struct connections *c = k->c;
+    size_t size = host_memory_size(c->local_size);
+    void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, k->memory_fd, 0);
+    if (base == MAP_FAILED)
+        return error_set(k->error, BHVD_ERR_SYSTEM, "cannot map %zu bytes of shared memory: %s", size, strerror(errno));
+    c->host = (struct host_memory){.base = base, .size = size, .ranks = c->local_size};
+    c->owns_host_memory = true;
+    c->bell.word = host_memory_bell(&c->host, c->local_index);
+    return BHVD_OK;
+}
+
+static bhvd_status make_host_memory(struct connecting *k)
+{
+    size_t size = host_memory_size(k->c->local_size);
+    k->memory_fd = memfd_create("bagua_hvd", MFD_CLOEXEC);
+    if (k->memory_fd < 0 || ftruncate(k->memory_fd, (off_t)size) != 0)
+        return error_set(k->error, BHVD_ERR_SYSTEM, "cannot make %zu bytes of shared memory: %s", size,
+                         strerror(errno));
+    return map_host_memory(k);
+}
+
+void connections_use_rings(struct connections *c, int peer, int local_index, int bell_fd)
+{
+    struct link *link = &c->links[peer];
+    link->local_index = local_index;
+    link->bell = (struct bell){host_memory_bell(&c->host, local_index), bell_fd};
+    link->control = (struct channel){
+        .ops = &channel_ring_ops, .fd = -1, .capacity = RING_CONTROL_BYTES, .peer_bell = &link->bell,
+        .tx = host_memory_control_ring(&c->host, c->local_index, local_index),
+        .rx = host_memory_control_ring(&c->host, local_index, c->local_index)};
+    link->data = (struct channel){
+        .ops = &channel_ring_ops, .fd = -1, .capacity = RING_DATA_BYTES, .peer_bell = &link->bell,
+        .tx = host_memory_data_ring(&c->host, c->local_index, local_index),
+        .rx = host_memory_data_ring(&c->host, local_index, c->local_index)};
+}
+
+static int local_index_of(const struct connecting *k, int rank)
+{
+    int index = 0;
+    for (int i = 0; i < rank; i++)
+        index += shares_memory(k, i);
+    return index;
+}
+
+// Both sides of an authenticated UNIX connection: bells are swapped; the host's first rank adds the memory.
+static bhvd_status join_locally(struct connecting *k, int rank, int fd, int64_t deadline_ns)
+{
+    struct connections *c = k->c;
+    int index = local_index_of(k, rank), received[2] = {-1, -1}, sent[2] = {c->bell.fd, k->memory_fd};
+    int expects = index == 0 ? 2 : 1, sends = c->local_index == 0 ? 2 : 1;
+    bhvd_status status = send_fds(fd, sent, sends, deadline_ns);
+    if (!status)
+        status = receive_fds(fd, received, expects, deadline_ns);
+    if (!status && expects == 2) {
+        k->memory_fd = received[1];
+        status = map_host_memory(k);
+    }
+    if (status) {
+        if (received[0] >= 0)
+            close(received[0]);
+        return status;
+    }
+    c->links[rank].liveness_fd = fd;
+    connections_use_rings(c, rank, index, received[0]);
+    return BHVD_OK;
+}
+
+// ---------------------------------------------------------------------------------------------------- all connections
+
+static void use_socket(struct link *link, enum channel_kind kind, int fd)
+{
+    struct channel *channel = kind == CHANNEL_CONTROL ? &link->control : &link->data;
+    *channel = (struct channel){.ops = &channel_tcp_ops, .fd = fd};
+}
+
+static bhvd_status connect_to(struct connecting *k, int rank, enum channel_kind kind)
+{
+    const struct card *card = &k->cards[rank];
+    int fd = -1;
+    bhvd_status status = kind == CHANNEL_LOCAL
+                             ? connect_locally(k, rank, &fd)
+                             : socket_connect(card->host, card->port, k->deadline_ns, &fd, k->error);
+    if (status)
+        return status;
+    status = auth_handshake(fd, AUTH_CONNECTED, k->options->secret, k->options->secret_size, k->deadline_ns, k->error);
+    struct hello hello = {HELLO_MAGIC, k->c->rank, kind};
+    if (!status) {
+        status = socket_write_full(fd, &hello, sizeof hello, k->deadline_ns);
+        if (!status && kind == CHANNEL_LOCAL)
+            status = join_locally(k, rank, fd, k->deadline_ns);
+        if (status && !k->error->status)
+            error_set(k->error, status, "the connection to rank %d broke while it was made", rank);
+    }
+    if (status) {
+        close(fd);
+        return status;
+    }
+    if (kind != CHANNEL_LOCAL)
+        use_socket(&k->c->links[rank], kind, fd);
+    return BHVD_OK;
+}
+
+static bool is_connected(const struct link *link, enum channel_kind kind)
+{
+    return kind == CHANNEL_LOCAL     ? link->liveness_fd >= 0
+           : kind == CHANNEL_CONTROL ? link->control.fd >= 0
+                                     : link->data.fd >= 0;
+}
+
+// An accepted connection. Whoever does not know the secret, or is not expected, is turned away without harm.
+static bool greet(struct connecting *k, int fd, bool local)
+{
+    int64_t deadline_ns = clock_deadline_ns(HANDSHAKE_MS);
+    struct bhvd_error ignored;
+    struct hello hello;
+    if (auth_handshake(fd, AUTH_ACCEPTED, k->options->secret, k->options->secret_size, deadline_ns, &ignored) ||
+        socket_read_full(fd, &hello, sizeof hello, deadline_ns))
+        return false;
+    if (hello.magic != HELLO_MAGIC || hello.rank <= k->c->rank || hello.rank >= k->c->size ||
+        hello.channel > CHANNEL_LOCAL || (hello.channel == CHANNEL_LOCAL) != local ||
+        local != shares_memory(k, hello.rank))
+        return false;
+    struct link *link = &k->c->links[hello.rank];
+    if (is_connected(link, hello.channel))
+        return false;
+    if (local)
+        return join_locally(k, hello.rank, fd, deadline_ns) == BHVD_OK;
+    use_socket(link, hello.channel, fd);
+    return true;
+}
+
+static int first_missing(const struct connecting *k)
+{
+    for (int rank = k->c->rank + 1; rank < k->c->size; rank++) {
+        const struct link *link = &k->c->links[rank];
+        bool complete = shares_memory(k, rank)
+                            ? is_connected(link, CHANNEL_LOCAL)
+                            : is_connected(link, CHANNEL_CONTROL) && is_connected(link, CHANNEL_DATA);
+        if (!complete)
+            return rank;
+    }
+    return -1;
+}
+
+static bhvd_status accept_higher(struct connecting *k)
+{
+    for (int missing; (missing = first_missing(k)) >= 0;) {
+        struct pollfd listeners[2] = {{.fd = k->tcp_listener, .events = POLLIN},
+                                      {.fd = k->local_listener, .events = POLLIN}};
+        int ready = poll(listeners, 2, clock_remaining_ms(k->deadline_ns));
+        if (ready == 0)
+            return error_set(k->error, BHVD_ERR_TIMEOUT, "rank %d did not connect within %.0f s", missing,
+                             k->options->start_timeout_ms / 1000.0);
+        for (int i = 0; i < 2; i++) {
+            if (!(listeners[i].revents & POLLIN))
+                continue;
+            int fd = accept4(listeners[i].fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+            if (fd >= 0 && !greet(k, fd, i == 1))
+                close(fd);
+        }
+    }
+    return BHVD_OK;
+}
+
+static bhvd_status connect_all(struct connecting *k)
+{
+    struct connections *c = k->c;
+    bhvd_status status = BHVD_OK;
+    // The memory comes from the lowest rank of the host, which is also the first that the others connect to.
+    if (c->local_index == 0)
+        status = make_host_memory(k);
+    for (int rank = 0; rank < c->rank && !status; rank++) {
+        if (shares_memory(k, rank)) {
+            status = connect_to(k, rank, CHANNEL_LOCAL);
+        } else {
+            status = connect_to(k, rank, CHANNEL_CONTROL);
+            if (!status)
+                status = connect_to(k, rank, CHANNEL_DATA);
+        }
+    }
+    return status ? status : accept_higher(k);
+}
+
+static void close_fd(int fd)
+{
+    if (fd >= 0)
+        close(fd);
+}
+
+static bhvd_status connect_network(struct connections *c, const struct bhvd_context_options *options,
+                                   struct bhvd_error *error)
+{
+    struct connecting k = {
+        .c = c, .options = options, .tcp_listener = -1, .local_listener = -1, .memory_fd = -1,
+        .deadline_ns = clock_deadline_ns(options->start_timeout_ms), .error = error};
+    struct card mine;
+    bhvd_status status = fill_card(&k, &mine);
+    if (!status && may_share(options))
+        status = listen_locally(&k, mine.local_name);
+    if (!status)
+        status = exchange_cards(&k, &mine);
+    for (int rank = 0; rank < c->size && !status; rank++) {
+        bool local = rank == c->rank || shares_memory(&k, rank);
+        c->local_size += local;
+        c->local_index += local && rank < c->rank;
+        if (!local && strcmp(options->transport, "shm") == 0)
+            status = error_set(error, BHVD_ERR_ARGUMENT,
+                               "transport \"shm\" needs all ranks on one host, but rank %d is on another; use \"auto\"",
+                               rank);
+    }
+    if (!status)
+        status = connect_all(&k);
+    free(k.cards);
+    close_fd(k.tcp_listener);
+    close_fd(k.local_listener);
+    close_fd(k.memory_fd);
+    return status;
+}
+
+static bhvd_status connect_alone(struct connections *c, struct bhvd_error *error)
+{
+    c->local_size = 1;
+    struct connecting k = {.c = c, .memory_fd = -1, .error = error};
+    bhvd_status status = make_host_memory(&k);
+    close_fd(k.memory_fd);
+    return status;
+}
+
+static bhvd_status check_options(const struct bhvd_context_options *options, struct bhvd_error *error)
+{
+    static const char *const transports[] = {"auto", "shm", "tcp", "inproc"};
+    bool known = false;
+    for (size_t i = 0; i < sizeof transports / sizeof transports[0]; i++)
+        known |= options->transport && strcmp(options->transport, transports[i]) == 0;
+    if (!known)
+        return error_set(error, BHVD_ERR_ARGUMENT, "unknown transport \"%s\"; known are auto, shm, tcp, inproc",
+                         options->transport ? options->transport : "");
+    if (options->size < 1 || options->rank < 0 || options->rank >= options->size)
+        return error_set(error, BHVD_ERR_ARGUMENT, "rank %d of %d does not exist", options->rank, options->size);
+    if (options->size > 1 && strcmp(options->transport, "inproc") != 0 &&
+        (!options->rendezvous_host || !options->listen_host || !options->scope))
+        return error_set(error, BHVD_ERR_ARGUMENT, "a job of %d ranks needs a rendezvous; start it with baguarun",
+                         options->size);
+    return BHVD_OK;
+}
+
+bhvd_status connections_init(struct connections *c, const struct bhvd_context_options *options,
+                             struct bhvd_error *error)
+{
+    *c = (struct connections){.rank = options->rank, .size = options->size, .bell = {.fd = -1}};
+    error_clear(error);
+    bhvd_status status = check_options(options, error);
+    if (status)
+        return status;
+    c->links = calloc((size_t)c->size, sizeof *c->links);
+    if (!c->links)
+        return error_set(error, BHVD_ERR_SYSTEM, "no memory for %d ranks", c->size);
+    for (int rank = 0; rank < c->size; rank++)
+        link_init(&c->links[rank], rank);
+    bool inproc = strcmp(options->transport, "inproc") == 0;
+    if (!inproc)
+        c->bell.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (!inproc && c->bell.fd < 0)
+        status = error_set(error, BHVD_ERR_SYSTEM, "cannot make an eventfd: %s", strerror(errno));
+    else
+        status = inproc         ? inproc_connect(c, options->inproc_world, error)
+                 : c->size == 1 ? connect_alone(c, error)
+                                : connect_network(c, options, error);
+    if (status)
+        connections_fini(c);
+    return status;
+}
+
+void connections_fini(struct connections *c)
+{
+    for (int rank = 0; rank < c->size && c->links; rank++)
+        link_fini(&c->links[rank]);
+    free(c->links);
+    close_fd(c->bell.fd);
+    if (c->owns_host_memory)
+        munmap(c->host.base, c->host.size);
+    *c = (struct connections){.bell = {.fd = -1}};
+}

@@ -1,0 +1,547 @@
+// The server is one thread around poll(). A connection passes through the stages below and waits in none of them for
+// longer than its deadline, so the thread itself never waits for one peer. All of the server's state but its port and
+// wake_fd belongs to that thread.
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "transport/auth.h"
+#include "transport/rendezvous_wire.h"
+#include "transport/socket.h"
+
+enum {
+    // Strangers that may be connected at once; one more evicts the one that has waited longest. A rank needs two round
+    // trips to become known, so a job of any size does not come near it for long, and an evicted rank comes again.
+    STRANGERS_MAX = 256,
+    REQUEST_TIME_MS = 5000,     // from the connection to its complete request
+    REPLY_TIME_MS = 30000,      // without a byte of the reply being taken
+    ACCEPT_PAUSE_MS = 100,      // when out of descriptors
+    ACCEPT_BATCH = 64,          // connections at a time, and
+    WRITE_BATCH = 65536,        // bytes of one reply at a time; then the others have their turn
+};
+
+enum stage { HELLO, PROOF, HEAD, BODY, WAITING, REPLYING };     // up to PROOF: a stranger
+
+// One for all ranks of a scope, which may be many megabytes in all.
+struct reply {
+    int holders;
+    struct bytes bytes;
+};
+
+struct connection {
+    int fd;                     // -1: dropped, to be freed at the end of the turn
+    enum stage stage;
+    int64_t deadline_ns;        // dropped then; WAITING: answered then
+    struct auth auth;
+    struct bytes in;            // the stage's message as far as it has come: `wanted` bytes in the end
+    size_t wanted;
+    struct bytes out;           // of the handshake, not yet sent
+    struct rendezvous_request request;     // from BODY on
+    struct scope *scope;        // WAITING
+    struct reply *reply;        // REPLYING
+    size_t reply_sent;
+};
+
+// The ranks that wait under one name; lives as long as there are any.
+struct scope {
+    struct scope *next;
+    char name[RENDEZVOUS_SCOPE_MAX + 1];
+    uint32_t size, arrived;
+    struct connection *ranks[];         // NULL: not here
+};
+
+struct bhvd_rendezvous {
+    int listen_fd, wake_fd, port;
+    unsigned char *secret;
+    size_t secret_size;
+    pthread_t thread;
+
+    struct connection **connections;    // in the order they came
+    struct pollfd *polls;               // wake_fd, listen_fd, then one per connection
+    size_t count, capacity, stranger_count;
+    struct scope *scopes;
+    int64_t accept_again_ns;            // 0: accepting
+};
+
+static struct reply *reply_create(bhvd_status status, struct bytes *body)
+{
+    struct reply *reply = calloc(1, sizeof *reply);
+    if (reply) {
+        bytes_put_u32(&reply->bytes, REPLY_MAGIC);
+        bytes_put_u32(&reply->bytes, (uint32_t)status);
+        bytes_put_u32(&reply->bytes, (uint32_t)body->size);
+        bytes_put(&reply->bytes, body->data, body->size);
+        reply->bytes.failed |= body->failed;
+        reply->holders = 1;
+    }
+    bytes_fini(body);
+    return reply;
+}
+
+static struct reply *reply_sentence(const struct bhvd_error *error)
+{
+    struct bytes body = {0};
+    bytes_put(&body, error->message, strlen(error->message));
+    return reply_create(error->status, &body);
+}
+
+static void reply_drop(struct reply *reply)
+{
+    if (reply && --reply->holders == 0) {
+        bytes_fini(&reply->bytes);
+        free(reply);
+    }
+}
+
+static void scope_destroy(struct bhvd_rendezvous *server, struct scope *scope)
+{
+    struct scope **link = &server->scopes;
+    while (*link != scope)
+        link = &(*link)->next;
+    *link = scope->next;
+    free(scope);
+}
+
+static void connection_drop(struct bhvd_rendezvous *server, struct connection *c)
+{
+    if (c->fd < 0)
+        return;
+    close(c->fd);
+    c->fd = -1;
+    if (c->stage <= PROOF)
+        server->stranger_count--;
+    if (c->scope) {
+        c->scope->ranks[c->request.rank] = NULL;
+        if (--c->scope->arrived == 0)
+            scope_destroy(server, c->scope);
+        c->scope = NULL;
+    }
+    bytes_fini(&c->in);
+    bytes_fini(&c->out);
+    reply_drop(c->reply);
+    c->reply = NULL;
+}
+
+static void connection_write(struct bhvd_rendezvous *server, struct connection *c)
+{
+    size_t moved;
+    if (c->fd >= 0 && c->out.size > 0) {
+        if (socket_write(c->fd, c->out.data, c->out.size, &moved)) {
+            connection_drop(server, c);
+            return;
+        }
+        bytes_shift(&c->out, moved);
+    }
+    if (c->fd >= 0 && c->reply) {
+        const struct bytes *b = &c->reply->bytes;
+        size_t left = b->size - c->reply_sent, batch = left < WRITE_BATCH ? left : WRITE_BATCH;
+        bhvd_status status = socket_write(c->fd, b->data + c->reply_sent, batch, &moved);
+        c->reply_sent += moved;
+        if (moved > 0)
+            c->deadline_ns = clock_deadline_ns(REPLY_TIME_MS);
+        if (status || c->reply_sent == b->size)
+            connection_drop(server, c);
+    }
+}
+
+// The connection no longer waits. reply stays the caller's to drop.
+static void connection_answer(struct bhvd_rendezvous *server, struct connection *c, struct reply *reply)
+{
+    c->scope = NULL;
+    c->stage = REPLYING;
+    c->deadline_ns = clock_deadline_ns(REPLY_TIME_MS);
+    bytes_fini(&c->in);
+    if (!reply || reply->bytes.failed) {        // no memory for the reply: the client reports the lost connection
+        connection_drop(server, c);
+        return;
+    }
+    reply->holders++;
+    c->reply = reply;
+    connection_write(server, c);
+}
+
+static void scope_answer(struct bhvd_rendezvous *server, struct scope *scope, struct reply *reply)
+{
+    for (uint32_t i = 0; i < scope->size; i++)
+        if (scope->ranks[i])
+            connection_answer(server, scope->ranks[i], reply);
+    scope_destroy(server, scope);
+}
+
+static struct reply *scope_all_blobs(const struct scope *scope)
+{
+    struct bytes body = {0};
+    for (uint32_t i = 0; i < scope->size; i++) {
+        const struct connection *c = scope->ranks[i];
+        bytes_put_u32(&body, c->request.blob_size);
+        bytes_put(&body, c->in.data + c->request.scope_size, c->request.blob_size);
+    }
+    return reply_create(BHVD_OK, &body);
+}
+
+static bhvd_status scope_missing_ranks(const struct scope *scope, uint32_t limit_ms, struct bhvd_error *error)
+{
+    enum { NAMED_MAX = 8 };
+    char names[NAMED_MAX * 16] = "";
+    uint32_t missing = scope->size - scope->arrived, named = 0;
+    size_t length = 0;
+    for (uint32_t i = 0; i < scope->size && named < NAMED_MAX; i++)
+        if (!scope->ranks[i])
+            length += (size_t)snprintf(names + length, sizeof names - length, "%s%u", named++ ? ", " : "", i);
+    if (missing > named)
+        snprintf(names + length, sizeof names - length, " and %u more", missing - named);
+    return error_set(error, BHVD_ERR_TIMEOUT, "rank%s %s of %u did not arrive within %s (scope %s)",
+                     missing == 1 ? "" : "s", names, scope->size, rendezvous_duration(limit_ms).text, scope->name);
+}
+
+static struct scope *scope_find_or_create(struct bhvd_rendezvous *server, const char *name, uint32_t size)
+{
+    for (struct scope *s = server->scopes; s; s = s->next)
+        if (strcmp(s->name, name) == 0)
+            return s;
+    struct scope *s = calloc(1, sizeof *s + size * sizeof s->ranks[0]);
+    if (s) {
+        snprintf(s->name, sizeof s->name, "%s", name);
+        s->size = size;
+        s->next = server->scopes;
+        server->scopes = s;
+    }
+    return s;
+}
+
+static bhvd_status scope_check(const struct scope *scope, const struct rendezvous_request *r, struct bhvd_error *error)
+{
+    if (r->size != scope->size)
+        return error_set(error, BHVD_ERR_MISMATCH, "rank %u counts %u ranks in the job, others count %u (scope %s)",
+                         r->rank, r->size, scope->size, scope->name);
+    if (r->rank >= scope->size)
+        return error_set(error, BHVD_ERR_MISMATCH, "a process says it is rank %u of %u; ranks are 0 to %u (scope %s)",
+                         r->rank, r->size, r->size - 1, scope->name);
+    if (scope->ranks[r->rank])
+        return error_set(error, BHVD_ERR_MISMATCH, "two processes say they are rank %u of %u (scope %s)", r->rank,
+                         r->size, scope->name);
+    return BHVD_OK;
+}
+
+// The request is complete.
+static void scope_join(struct bhvd_rendezvous *server, struct connection *c)
+{
+    const struct rendezvous_request *r = &c->request;
+    char name[RENDEZVOUS_SCOPE_MAX + 1] = {0};
+    memcpy(name, c->in.data, r->scope_size);
+    struct scope *scope = scope_find_or_create(server, name, r->size);
+    if (!scope) {
+        connection_drop(server, c);
+        return;
+    }
+    struct bhvd_error error;
+    if (scope_check(scope, r, &error)) {
+        struct reply *reply = reply_sentence(&error);
+        connection_answer(server, c, reply);
+        scope_answer(server, scope, reply);
+        reply_drop(reply);
+        return;
+    }
+    c->stage = WAITING;
+    c->deadline_ns = r->patience_ms == UINT32_MAX ? CLOCK_NEVER : clock_now_ns() + (int64_t)r->patience_ms * 1000000;
+    c->scope = scope;
+    scope->ranks[r->rank] = c;
+    if (++scope->arrived == scope->size) {
+        struct reply *reply = scope_all_blobs(scope);
+        scope_answer(server, scope, reply);
+        reply_drop(reply);
+    }
+}
+
+static void connection_expect(struct connection *c, enum stage stage, size_t wanted)
+{
+    c->stage = stage;
+    c->in.size = 0;
+    c->wanted = wanted;
+}
+
+// The stage's message is complete.
+static void connection_advance(struct bhvd_rendezvous *server, struct connection *c)
+{
+    struct bytes_reader reader = {c->in.data, c->in.data + c->in.size, false};
+    switch (c->stage) {
+    case HELLO:
+        if (auth_begin(&c->auth, AUTH_ACCEPTED, NULL)
+            || auth_receive_hello(&c->auth, c->in.data, server->secret, server->secret_size, NULL))
+            goto drop;
+        bytes_put(&c->out, c->auth.hello, sizeof c->auth.hello);
+        bytes_put(&c->out, c->auth.proof, sizeof c->auth.proof);
+        if (c->out.failed)
+            goto drop;
+        connection_expect(c, PROOF, AUTH_PROOF_SIZE);
+        connection_write(server, c);
+        return;
+    case PROOF:
+        if (auth_receive_proof(&c->auth, c->in.data, NULL))
+            goto drop;
+        server->stranger_count--;
+        connection_expect(c, HEAD, REQUEST_HEAD_SIZE);
+        return;
+    case HEAD:
+        if (!rendezvous_request_take(&reader, &c->request))
+            goto drop;
+        connection_expect(c, BODY, c->request.scope_size + c->request.blob_size);
+        return;
+    case BODY:
+        if (memchr(c->in.data, '\0', c->request.scope_size))
+            goto drop;
+        scope_join(server, c);
+        return;
+    case WAITING: case REPLYING:
+        return;
+    }
+drop:
+    connection_drop(server, c);
+}
+
+static void connection_read(struct bhvd_rendezvous *server, struct connection *c)
+{
+    unsigned char buffer[REQUEST_BODY_MAX];
+    size_t moved;
+    while (c->fd >= 0 && c->stage < WAITING) {
+        if (socket_read(c->fd, buffer, c->wanted - c->in.size, &moved)) {
+            connection_drop(server, c);
+            return;
+        }
+        if (moved == 0)
+            return;
+        bytes_put(&c->in, buffer, moved);
+        if (c->in.failed)
+            connection_drop(server, c);
+        else if (c->in.size == c->wanted)
+            connection_advance(server, c);
+    }
+    // Who waits has said everything: what comes is the end of the connection, or nonsense.
+    if (c->fd >= 0 && c->stage == WAITING && (socket_read(c->fd, buffer, 1, &moved) || moved > 0))
+        connection_drop(server, c);
+}
+
+// A rank that gave up ends its scope: the others could only wait in vain, and would then name that rank as missing.
+static void connection_expire(struct bhvd_rendezvous *server, struct connection *c)
+{
+    if (c->stage != WAITING) {
+        connection_drop(server, c);
+        return;
+    }
+    struct bhvd_error error;
+    scope_missing_ranks(c->scope, c->request.limit_ms, &error);
+    struct reply *reply = reply_sentence(&error);
+    scope_answer(server, c->scope, reply);
+    reply_drop(reply);
+}
+
+// False when there is none to evict.
+static bool evict_oldest_stranger(struct bhvd_rendezvous *server)
+{
+    for (size_t i = 0; i < server->count; i++) {
+        struct connection *c = server->connections[i];
+        if (c->fd >= 0 && c->stage <= PROOF) {
+            connection_drop(server, c);
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool reserve_connection(struct bhvd_rendezvous *server)
+{
+    if (server->count < server->capacity)
+        return true;
+    size_t capacity = server->capacity ? 2 * server->capacity : 64;
+    void *connections = realloc(server->connections, capacity * sizeof server->connections[0]);
+    if (!connections)
+        return false;
+    server->connections = connections;
+    void *polls = realloc(server->polls, (2 + capacity) * sizeof server->polls[0]);
+    if (!polls)
+        return false;
+    server->polls = polls;
+    server->capacity = capacity;
+    return true;
+}
+
+static void accept_some(struct bhvd_rendezvous *server)
+{
+    for (int i = 0; i < ACCEPT_BATCH; i++) {
+        int fd = -1;
+        bhvd_status status = socket_accept(server->listen_fd, 0, &fd, NULL);
+        if (status == BHVD_ERR_TIMEOUT)
+            return;
+        if (status) {
+            if (evict_oldest_stranger(server))
+                continue;
+            server->accept_again_ns = clock_deadline_ns(ACCEPT_PAUSE_MS);
+            return;
+        }
+        struct connection *c = reserve_connection(server) ? calloc(1, sizeof *c) : NULL;
+        if (!c) {
+            close(fd);
+            return;
+        }
+        if (server->stranger_count >= STRANGERS_MAX)
+            evict_oldest_stranger(server);
+        c->fd = fd;
+        c->deadline_ns = clock_deadline_ns(REQUEST_TIME_MS);
+        connection_expect(c, HELLO, AUTH_HELLO_SIZE);
+        server->connections[server->count++] = c;
+        server->stranger_count++;
+    }
+}
+
+static void free_dropped(struct bhvd_rendezvous *server)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < server->count; i++) {
+        if (server->connections[i]->fd < 0)
+            free(server->connections[i]);
+        else
+            server->connections[kept++] = server->connections[i];
+    }
+    server->count = kept;
+}
+
+// Sleeps until something is to be done; the events are in server->polls.
+static void wait_for_events(struct bhvd_rendezvous *server)
+{
+    int64_t wake_ns = CLOCK_NEVER;
+    server->polls[0] = (struct pollfd){.fd = server->wake_fd, .events = POLLIN};
+    server->polls[1] = (struct pollfd){.fd = server->listen_fd, .events = POLLIN};
+    if (server->accept_again_ns) {
+        if (clock_now_ns() < server->accept_again_ns) {
+            wake_ns = server->accept_again_ns;
+            server->polls[1].fd = -1;
+        } else {
+            server->accept_again_ns = 0;
+        }
+    }
+    for (size_t i = 0; i < server->count; i++) {
+        const struct connection *c = server->connections[i];
+        short events = (c->stage <= WAITING ? POLLIN : 0) | (c->out.size > 0 || c->reply ? POLLOUT : 0);
+        server->polls[2 + i] = (struct pollfd){.fd = c->fd, .events = events};
+        if (c->deadline_ns < wake_ns)
+            wake_ns = c->deadline_ns;
+    }
+    if (poll(server->polls, 2 + server->count, clock_remaining_ms(wake_ns)) < 0) {
+        for (size_t i = 0; i < 2 + server->count; i++)
+            server->polls[i].revents = 0;
+        if (errno != EINTR)
+            poll(NULL, 0, ACCEPT_PAUSE_MS);     // out of kernel memory: do not spin
+    }
+}
+
+static void *serve(void *arg)
+{
+    struct bhvd_rendezvous *server = arg;
+    for (;;) {
+        wait_for_events(server);
+        if (server->polls[0].revents)
+            return NULL;
+        size_t polled = server->count;
+        for (size_t i = 0; i < polled; i++) {
+            struct connection *c = server->connections[i];
+            if (server->polls[2 + i].revents) {     // a failure too: writing or reading then finds it
+                connection_write(server, c);
+                connection_read(server, c);
+            }
+        }
+        int64_t now = clock_now_ns();
+        for (size_t i = 0; i < polled; i++)
+            if (server->connections[i]->fd >= 0 && server->connections[i]->deadline_ns <= now)
+                connection_expire(server, server->connections[i]);
+        if (server->polls[1].revents)
+            accept_some(server);
+        free_dropped(server);
+    }
+}
+
+// The thread has ended, or never began.
+static void server_free(struct bhvd_rendezvous *server)
+{
+    for (size_t i = 0; i < server->count; i++)
+        connection_drop(server, server->connections[i]);
+    free_dropped(server);
+    free(server->connections);
+    free(server->polls);
+    if (server->listen_fd >= 0)
+        close(server->listen_fd);
+    if (server->wake_fd >= 0)
+        close(server->wake_fd);
+    if (server->secret)
+        explicit_bzero(server->secret, server->secret_size);
+    free(server->secret);
+    free(server);
+}
+
+bhvd_status bhvd_rendezvous_create(const char *host, int port, const void *secret, size_t secret_size,
+                                   bhvd_rendezvous **out, struct bhvd_error *error)
+{
+    *out = NULL;
+    error_clear(error);
+    if (secret_size == 0)
+        return error_set(error, BHVD_ERR_ARGUMENT, "the job's secret is empty, so anybody could join the job: set "
+                         "_HOROVOD_SECRET_KEY to random bytes");
+    bhvd_status status = BHVD_ERR_SYSTEM;
+    struct bhvd_rendezvous *server = calloc(1, sizeof *server);
+    if (!server)
+        return error_set(error, status, "out of memory for the rendezvous server");
+    server->listen_fd = server->wake_fd = -1;
+    server->secret = malloc(secret_size);
+    if (!server->secret || !reserve_connection(server)) {
+        error_set(error, status, "out of memory for the rendezvous server");
+        goto fail;
+    }
+    memcpy(server->secret, secret, secret_size);
+    server->secret_size = secret_size;
+    server->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (server->wake_fd < 0) {
+        error_set(error, status, "cannot make an eventfd for the rendezvous server: %m");
+        goto fail;
+    }
+    status = socket_listen(host, port, &server->listen_fd, &server->port, error);
+    if (status)
+        goto fail;
+
+    // Signals are the program's own threads' business.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failure = pthread_create(&server->thread, NULL, serve, server);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failure) {
+        errno = failure;
+        status = error_set(error, BHVD_ERR_SYSTEM, "cannot start the rendezvous server's thread: %m");
+        goto fail;
+    }
+    *out = server;
+    return BHVD_OK;
+
+fail:
+    server_free(server);
+    return status;
+}
+
+int bhvd_rendezvous_port(const bhvd_rendezvous *rendezvous)
+{
+    return rendezvous->port;
+}
+
+void bhvd_rendezvous_destroy(bhvd_rendezvous *rendezvous)
+{
+    if (!rendezvous)
+        return;
+    eventfd_write(rendezvous->wake_fd, 1);
+    pthread_join(rendezvous->thread, NULL);
+    server_free(rendezvous);
+}

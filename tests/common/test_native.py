@@ -1,0 +1,30 @@
+"""What importing says when the native core is missing, and that common/ imports no framework."""
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(source):
+    return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, cwd=ROOT, timeout=60)
+
+
+def test_the_error_names_the_remedy():
+    result = run(
+        "import sys\n"
+        "sys.modules['bagua_hvd._native'] = None\n"     # as if it had not been built
+        "import bagua_hvd.common.basics"
+    )
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: the native extension of bagua_hvd is not built: run `pip install .`"), last
+
+
+def test_common_imports_no_framework():
+    result = run(
+        "import sys\n"
+        "import bagua_hvd.common.collectives, bagua_hvd.common.objects, bagua_hvd.common.util\n"
+        "print([name for name in ('torch', 'tensorflow', 'numpy') if name in sys.modules])"
+    )
+    assert (result.stdout.strip(), result.returncode) == ("[]", 0), result.stderr

@@ -1,0 +1,187 @@
+#include "check.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/socket.h>
+
+#include "base/clock.h"
+#include "base/hmac.h"
+#include "transport/auth.h"
+#include "transport/socket.h"
+
+struct side {
+    int fd;
+    enum auth_role role;
+    const char *secret;
+    bhvd_status status;
+    struct bhvd_error error;
+    pthread_t thread;
+};
+
+static void *run_side(void *arg)
+{
+    struct side *s = arg;
+    s->error.message[0] = '\0';
+    s->status = auth_handshake(s->fd, s->role, s->secret, strlen(s->secret), clock_deadline_ns(5000), &s->error);
+    return NULL;
+}
+
+static void pair(int fds[2])
+{
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+}
+
+// Both ends with their own secrets and roles; each side closes as soon as it has finished, as the users do.
+static void handshake(struct side sides[2])
+{
+    int fds[2];
+    pair(fds);
+    for (int i = 0; i < 2; i++) {
+        sides[i].fd = fds[i];
+        CHECK_EQ(pthread_create(&sides[i].thread, NULL, run_side, &sides[i]), 0);
+    }
+    for (int i = 0; i < 2; i++)
+        pthread_join(sides[i].thread, NULL);
+    close(fds[0]);
+    close(fds[1]);
+}
+
+TEST(equal_secrets_convince_both_sides)
+{
+    struct side sides[2] = {{.role = AUTH_CONNECTED, .secret = "job 7"}, {.role = AUTH_ACCEPTED, .secret = "job 7"}};
+    handshake(sides);
+    CHECK_STATUS(sides[0].status, BHVD_OK);
+    CHECK_STATUS(sides[1].status, BHVD_OK);
+}
+
+TEST(different_secrets_are_reported_to_both_sides)
+{
+    struct side sides[2] = {{.role = AUTH_CONNECTED, .secret = "job 7"}, {.role = AUTH_ACCEPTED, .secret = "job 8"}};
+    handshake(sides);
+    for (int i = 0; i < 2; i++) {
+        CHECK_STATUS(sides[i].status, BHVD_ERR_AUTH);
+        CHECK_EQ(sides[i].error.status, BHVD_ERR_AUTH);
+        CHECK_STR_CONTAINS(sides[i].error.message, "_HOROVOD_SECRET_KEY");
+        CHECK_STR_CONTAINS(sides[i].error.message, "secret differs");
+    }
+}
+
+TEST(two_sides_of_one_role_do_not_convince)
+{
+    struct side sides[2] = {{.role = AUTH_ACCEPTED, .secret = "s"}, {.role = AUTH_ACCEPTED, .secret = "s"}};
+    handshake(sides);
+    CHECK_STATUS(sides[0].status, BHVD_ERR_AUTH);
+    CHECK_STATUS(sides[1].status, BHVD_ERR_AUTH);
+}
+
+// A peer without the secret that sends everything back.
+TEST(a_reflected_handshake_does_not_convince)
+{
+    int fds[2];
+    pair(fds);
+    struct side side = {.fd = fds[0], .role = AUTH_ACCEPTED, .secret = "s"};
+    CHECK_EQ(pthread_create(&side.thread, NULL, run_side, &side), 0);
+    uint8_t bytes[AUTH_HELLO_SIZE + AUTH_PROOF_SIZE];
+    int64_t deadline_ns = clock_deadline_ns(5000);
+    CHECK_STATUS(socket_read_full(fds[1], bytes, AUTH_HELLO_SIZE, deadline_ns), BHVD_OK);
+    CHECK_STATUS(socket_write_full(fds[1], bytes, AUTH_HELLO_SIZE, deadline_ns), BHVD_OK);
+    CHECK_STATUS(socket_read_full(fds[1], bytes, AUTH_PROOF_SIZE, deadline_ns), BHVD_OK);
+    CHECK_STATUS(socket_write_full(fds[1], bytes, AUTH_PROOF_SIZE, deadline_ns), BHVD_OK);
+    pthread_join(side.thread, NULL);
+    CHECK_STATUS(side.status, BHVD_ERR_AUTH);
+    close(fds[0]);
+    close(fds[1]);
+}
+
+// The bytes are those of the head comment in auth.h: a change of them must be a new version.
+TEST(the_proof_is_the_documented_one)
+{
+    struct auth a, b;
+    CHECK_STATUS(auth_begin(&a, AUTH_CONNECTED, NULL), BHVD_OK);
+    CHECK_STATUS(auth_begin(&b, AUTH_ACCEPTED, NULL), BHVD_OK);
+    CHECK(memcmp(a.hello, b.hello, AUTH_HELLO_SIZE) != 0);
+    CHECK_MEM_EQ(a.hello, "BHVD\1\0\0\0", 8);
+    CHECK_STATUS(auth_receive_hello(&a, b.hello, "key", 3, NULL), BHVD_OK);
+    CHECK_STATUS(auth_receive_hello(&b, a.hello, "key", 3, NULL), BHVD_OK);
+
+    uint8_t message[1 + 2 * AUTH_NONCE_SIZE] = {'c'}, proof[AUTH_PROOF_SIZE];
+    memcpy(message + 1, a.hello + 8, AUTH_NONCE_SIZE);
+    memcpy(message + 1 + AUTH_NONCE_SIZE, b.hello + 8, AUTH_NONCE_SIZE);
+    hmac_sha256(proof, "key", 3, message, sizeof message);
+    CHECK_MEM_EQ(a.proof, proof, AUTH_PROOF_SIZE);
+    CHECK_STATUS(auth_receive_proof(&b, proof, NULL), BHVD_OK);
+
+    for (int bit = 0; bit < 8 * AUTH_PROOF_SIZE; bit++) {
+        proof[bit / 8] ^= 1 << bit % 8;
+        CHECK_STATUS(auth_receive_proof(&b, proof, NULL), BHVD_ERR_AUTH);
+        proof[bit / 8] ^= 1 << bit % 8;
+    }
+}
+
+TEST(garbage_and_other_versions_are_named)
+{
+    struct auth a;
+    struct bhvd_error error;
+    uint8_t hello[AUTH_HELLO_SIZE] = "GET / HTTP/1.1\r\n";
+    CHECK_STATUS(auth_begin(&a, AUTH_ACCEPTED, &error), BHVD_OK);
+    CHECK_STATUS(auth_receive_hello(&a, hello, "s", 1, &error), BHVD_ERR_PEER_LOST);
+    CHECK_STR_CONTAINS(error.message, "another program");
+    memcpy(hello, a.hello, sizeof hello);
+    hello[4] = 9;
+    CHECK_STATUS(auth_receive_hello(&a, hello, "s", 1, &error), BHVD_ERR_PEER_LOST);
+    CHECK_STR_CONTAINS(error.message, "version 9");
+}
+
+TEST(a_silent_peer_ends_at_the_deadline)
+{
+    int fds[2];
+    pair(fds);
+    struct bhvd_error error;
+    int64_t start = check_now_ms();
+    CHECK_STATUS(auth_handshake(fds[0], AUTH_CONNECTED, "s", 1, clock_deadline_ns(100), &error), BHVD_ERR_TIMEOUT);
+    CHECK(check_now_ms() - start >= 100);
+    CHECK(check_now_ms() - start < 3000);
+    CHECK_EQ(fcntl(fds[0], F_GETFL) & O_NONBLOCK, 0);
+    close(fds[0]);
+    close(fds[1]);
+}
+
+TEST(a_peer_that_hangs_up_is_lost)
+{
+    for (size_t sent = 0; sent < AUTH_HELLO_SIZE + AUTH_PROOF_SIZE; sent += 13) {
+        int fds[2];
+        pair(fds);
+        uint8_t bytes[AUTH_HELLO_SIZE + AUTH_PROOF_SIZE] = {'B', 'H', 'V', 'D', 1};
+        struct bhvd_error error;
+        CHECK_STATUS(socket_write_full(fds[1], bytes, sent, clock_deadline_ns(1000)), BHVD_OK);
+        shutdown(fds[1], SHUT_WR);
+        CHECK_STATUS(auth_handshake(fds[0], AUTH_CONNECTED, "s", 1, CLOCK_NEVER, &error), BHVD_ERR_PEER_LOST);
+        CHECK_STR_CONTAINS(error.message, "hung up");
+        close(fds[1]);
+        // Neither does writing to nobody raise SIGPIPE.
+        CHECK_STATUS(auth_handshake(fds[0], AUTH_CONNECTED, "s", 1, CLOCK_NEVER, &error), BHVD_ERR_PEER_LOST);
+        close(fds[0]);
+    }
+}
+
+TEST(connecting_to_nobody_says_where)
+{
+    int fd, port;
+    struct bhvd_error error;
+    CHECK_STATUS(socket_listen("127.0.0.1", 0, &fd, &port, &error), BHVD_OK);
+    CHECK(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+    int other;
+    CHECK_STATUS(socket_accept(fd, 0, &other, &error), BHVD_ERR_TIMEOUT);
+    CHECK_STATUS(socket_connect("127.0.0.1", port, CLOCK_NEVER, &other, &error), BHVD_OK);
+    close(other);
+    close(fd);
+    char where[64];
+    snprintf(where, sizeof where, "127.0.0.1:%d", port);
+    CHECK_STATUS(socket_connect("127.0.0.1", port, CLOCK_NEVER, &other, &error), BHVD_ERR_SYSTEM);
+    CHECK_STR_CONTAINS(error.message, where);
+    CHECK_STATUS(socket_connect("localhost", port, CLOCK_NEVER, &other, &error), BHVD_ERR_ARGUMENT);
+    CHECK_STATUS(socket_connect("127.0.0.1", 65536, CLOCK_NEVER, &other, &error), BHVD_ERR_ARGUMENT);
+    CHECK_STATUS(socket_listen("192.0.2.1", 0, &fd, &port, &error), BHVD_ERR_SYSTEM);
+    CHECK_STR_CONTAINS(error.message, "192.0.2.1:0");
+}

@@ -1,0 +1,82 @@
+"""Gradients of the differentiable collectives, against the rules written beside each."""
+import pytest
+import torch
+
+import bagua_hvd.torch as hvd
+
+
+def weights(rank, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(rank))
+
+
+def gradient_of(collective, leaf, weight):
+    """d sum(weight * collective(leaf)) / d leaf."""
+    leaf.grad = None
+    (collective(leaf) * weight).sum().backward()
+    return leaf.grad
+
+
+def close(actual, expected):
+    assert torch.allclose(actual, expected, atol=1e-5), (actual, expected)
+
+
+def gradients():
+    hvd.init()
+    rank, n = hvd.rank(), hvd.size()
+    leaf = torch.ones(n, 3, requires_grad=True)
+    w = [weights(r, n, 3) for r in range(n)]
+    mean, total = sum(w) / n, sum(w)
+
+    # allreduce: the same op and factors over the gradients.
+    close(gradient_of(hvd.allreduce, leaf, w[rank]), mean)
+    factors = {"prescale_factor": 2.0, "postscale_factor": 0.25}
+    close(gradient_of(lambda x: hvd.allreduce(x, op=hvd.Sum, **factors), leaf, w[rank]), 0.5 * total)
+    close(gradient_of(lambda x: hvd.grouped_allreduce([x, 2 * x])[1], leaf, w[rank]), 2 * mean)
+    reduced = hvd.allreduce(leaf, compression=hvd.Compression.fp16)
+    assert reduced.dtype == torch.float32 and reduced.requires_grad
+    # A gradient that is an expanded scalar is not contiguous.
+    leaf.grad = None
+    hvd.allreduce(leaf, op=hvd.Sum).sum().backward()
+    close(leaf.grad, torch.full((n, 3), float(n)))
+
+    # allgather: the averaged gradient, this rank's rows. First dimensions differ.
+    rows = [r + 1 for r in range(n)]
+    start = sum(rows[:rank])
+    own = torch.ones(rows[rank], 3, requires_grad=True)
+    w2 = [weights(r, sum(rows), 3) for r in range(n)]
+    expected = (sum(w2) / n)[start:start + rows[rank]]
+    close(gradient_of(hvd.allgather, own, w2[rank]), expected)
+    close(gradient_of(lambda x: hvd.grouped_allgather([2 * x, x])[0], own, w2[rank]), 2 * expected)
+
+    # broadcast: the averaged gradient on the root, zero elsewhere.
+    root = n - 1
+    close(gradient_of(lambda x: hvd.broadcast(x, root), leaf, w[rank]), mean if rank == root else torch.zeros(n, 3))
+
+    # alltoall: each row's gradient comes back from where the row went; rows not sent have none.
+    sent = torch.ones(n + 1, 3, requires_grad=True)
+    expected = torch.cat([*(w[r][rank:rank + 1] for r in range(n)), torch.zeros(1, 3)])
+    close(gradient_of(lambda x: hvd.alltoall(x, splits=[1] * n)[0], sent, w[rank]), expected)
+    close(gradient_of(hvd.alltoall, leaf, w[rank]), expected[:n])
+
+    # reducescatter: the gathered gradient, times n for Sum, times the factors.
+    w3 = [weights(r, 1, 3) for r in range(n)]
+    close(gradient_of(hvd.reducescatter, leaf, w3[rank]), torch.cat(w3))
+    close(gradient_of(lambda x: hvd.reducescatter(x, op=hvd.Sum, prescale_factor=2.0), leaf, w3[rank]),
+          2 * n * torch.cat(w3))
+    close(gradient_of(lambda x: hvd.grouped_reducescatter([x])[0], leaf, w3[rank]), torch.cat(w3))
+
+    # Without a gradient asked for there is no graph; asynchronous forms have none.
+    with torch.no_grad():
+        assert not hvd.allreduce(leaf).requires_grad
+    assert not hvd.synchronize(hvd.allreduce_async(leaf)).requires_grad
+    # Second derivatives go through, too.
+    x = torch.tensor([2.0], requires_grad=True)
+    (first,) = torch.autograd.grad(hvd.allreduce(x ** 3, op=hvd.Sum).sum(), x, create_graph=True)
+    close(first, torch.tensor([n * 12.0]))
+    first.sum().backward()
+    close(x.grad, torch.tensor([n * 12.0]))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_gradients(run_ranks, n):
+    run_ranks(n, gradients)

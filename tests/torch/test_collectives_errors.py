@@ -1,0 +1,255 @@
+"""Which mistake raises what, where, and that the job goes on afterwards (or ends on all ranks within seconds)."""
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+import bagua_hvd.torch as hvd
+
+
+def assert_usable():
+    assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2
+
+
+def mistakes_of_one_rank():
+    with pytest.raises(ValueError, match="Horovod has not been initialized; use hvd.init()"):
+        hvd.rank()
+    with pytest.raises(hvd.HorovodInternalError, match="Horovod has not been initialized"):
+        hvd.allreduce(torch.ones(1))
+    hvd.init()
+    n = hvd.size()
+    one = torch.ones(2, 3)
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.bool, torch.complex64):
+        for call in (hvd.allreduce, hvd.allreduce_, hvd.allreduce_async, hvd.reducescatter,
+                     lambda tensor: hvd.grouped_allreduce([torch.ones(1), tensor])):
+            with pytest.raises(ValueError, match="Tensor type torch.* is not supported"):
+                call(torch.ones(2).to(dtype))
+    with pytest.raises(ValueError, match="is not supported"):
+        hvd.broadcast(torch.ones(2, dtype=torch.complex64), 0)
+    with pytest.raises(ValueError, match="is not supported"):
+        hvd.allreduce(one.to_sparse())
+    for call in (hvd.allreduce, hvd.allreduce_async_, hvd.allgather, hvd.alltoall, hvd.reducescatter,
+                 lambda tensor: hvd.broadcast_(tensor, 0)):
+        with pytest.raises(ValueError, match="contiguous"):
+            call(one.t())
+    with pytest.raises(ValueError, match="supersedes average"):
+        hvd.allreduce(one, average=True, op=hvd.Sum)
+    with pytest.warns(DeprecationWarning):
+        hvd.synchronize(hvd.allreduce_async(one, average=False))
+    with pytest.raises(ValueError):
+        hvd.allreduce(one, op=17)
+    with pytest.raises(ValueError):
+        hvd.grouped_allreduce([])
+    for splits in ([1] * (n + 1), [3] * n, [-1] + [1] * (n - 1), [], torch.ones(n, dtype=torch.int64),
+                   torch.ones(n, 1, dtype=torch.int32), torch.ones(n), [0.5] * n):
+        with pytest.raises(ValueError):
+            hvd.alltoall(one, splits=splits)
+    if n > 1:
+        with pytest.raises(ValueError):
+            hvd.alltoall(torch.ones(n + 1))
+    with pytest.raises(ValueError):
+        hvd.reducescatter(torch.tensor(1.0))
+    for op in (hvd.Min, hvd.Max, hvd.Product, hvd.Adasum):
+        with pytest.raises(hvd.HorovodInternalError, match="Reducescatter currently only supports AVERAGE and SUM"):
+            hvd.reducescatter(one, op=op)
+    for root in (n, -1):
+        with pytest.raises(ValueError, match="root rank"):
+            hvd.broadcast(one, root)
+    with pytest.raises(ValueError):
+        hvd.allreduce(one, process_set=hvd.ProcessSet([0]))
+    assert_usable()
+    # The same name twice in flight on this rank: at once, from the async call.
+    hvd.barrier()
+    if hvd.rank() == 0 and n > 1:
+        handle = hvd.allreduce_async(torch.ones(2), name="twice")
+        with pytest.raises(ValueError, match="same name as another tensor that is currently being processed"):
+            hvd.allreduce_async(torch.ones(2), name="twice")
+        hvd.barrier()
+    else:
+        hvd.barrier()
+        handle = hvd.allreduce_async(torch.ones(2), name="twice")
+    assert hvd.synchronize(handle).tolist() == [1, 1]
+    assert hvd.allreduce(torch.ones(2), name="twice").tolist() == [1, 1]    # free again
+
+
+def disagreements():
+    """Each raises HorovodInternalError with the same sentence on all ranks, from synchronize; the job goes on."""
+    hvd.init()
+    first = hvd.rank() == 0
+    one = torch.ones(17, 17)
+
+    def disagree(fragment, post):
+        handle = post()             # never raises by itself
+        with pytest.raises(hvd.HorovodInternalError, match=fragment) as caught:
+            hvd.synchronize(handle)
+        with pytest.raises(ValueError, match="was not created"):
+            hvd.poll(handle)
+        sentences = hvd.allgather_object(str(caught.value))
+        assert len(set(sentences)) == 1, sentences
+        assert_usable()
+
+    disagree("Mismatched data types: One rank had type .*, but another rank had type .*",
+             lambda: hvd.allreduce_async(one.int() if first else one, name="d"))
+    disagree("Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape .*17.*, but another rank sent a "
+             "tensor of shape", lambda: hvd.allreduce_async(one if first else one[:5], name="s"))
+    disagree("Mismatched ALLREDUCE tensor shapes",
+             lambda: hvd.allreduce_async(one if first else one.reshape(-1), name="s"))
+    disagree("Mismatched BROADCAST tensor shapes", lambda: hvd.broadcast_async(one if first else one[:5], 0, name="s"))
+    disagree("Mismatched REDUCESCATTER tensor shapes",
+             lambda: hvd.reducescatter_async(one if first else one[:5], name="s"))
+    disagree("Mismatched ALLGATHER tensor shapes: One rank sent a tensor of rank .*, but another",
+             lambda: hvd.allgather_async(one if first else one[0], name="s"))
+    disagree("Mismatched ALLGATHER tensor shapes: One rank sent a tensor with dimension 1 equal to .*, but another",
+             lambda: hvd.allgather_async(one if first else one[:, :3].contiguous(), name="s"))
+    disagree("Mismatched ALLTOALL tensor shapes: One rank sent a tensor with dimension 1 equal to .*, but another",
+             lambda: hvd.alltoall_async(one if first else one[:, :3].contiguous(), [1] * hvd.size(), name="s"))
+    disagree(r"Mismatched prescale and/or postscale factors: One rank sent factors \(.*\), but another rank sent",
+             lambda: hvd.allreduce_async(one, name="f", prescale_factor=0.5 if first else 1.0))
+    disagree("Mismatched reduction operation: One rank sent reduction op ., but another rank sent reduction op .",
+             lambda: hvd.allreduce_async(one, name="o", op=hvd.Sum if first else hvd.Max))
+    disagree("Mismatched BROADCAST root ranks: One rank specified root rank ., but another rank specified root rank .",
+             lambda: hvd.broadcast_async(one, 0 if first else 1, name="r"))
+    # A group fails whole, whichever member differs.
+    for member in range(3):
+        group = [torch.ones(3 if i == member and first else 2) for i in range(3)]
+        disagree("Mismatched ALLREDUCE tensor shapes", lambda group=group: hvd.grouped_allreduce_async(group, name="g"))
+    # Blocking calls raise the same.
+    with pytest.raises(hvd.HorovodInternalError, match="Mismatched ALLREDUCE tensor shapes"):
+        hvd.allreduce(one if first else one[:5], name="b")
+    for call in (hvd.allgather, hvd.alltoall):
+        with pytest.raises((hvd.HorovodInternalError, ValueError)):
+            call(torch.tensor(1.0))
+    assert_usable()
+
+
+def a_rank_dies():
+    hvd.init()
+    assert_usable()
+    if hvd.rank() == hvd.size() - 1:
+        os._exit(0)
+    started = time.monotonic()
+    with pytest.raises(hvd.HorovodInternalError):
+        hvd.allreduce(torch.ones(2), name="never")
+    with pytest.raises(hvd.HorovodInternalError):
+        hvd.allgather(torch.ones(2))
+    assert time.monotonic() - started < 10
+    hvd.shutdown()
+
+
+def a_rank_shuts_down():
+    hvd.init()
+    assert_usable()
+    if hvd.rank() == 0:
+        time.sleep(0.3)
+        hvd.shutdown()
+    else:
+        with pytest.raises(hvd.HorovodInternalError):
+            hvd.allreduce(torch.ones(2), name="never")
+        hvd.shutdown()
+    # The job may begin anew.
+    hvd.init()
+    assert_usable()
+
+
+def interrupted():
+    hvd.init()
+    assert_usable()
+    if hvd.rank() == 0:
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        started = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            hvd.allreduce_(torch.ones(1000), name="waited", op=hvd.Sum)   # its memory is the core's still
+        assert time.monotonic() - started < 2
+        handle = hvd.allreduce_async(torch.ones(2), name="again", op=hvd.Sum)
+        assert hvd.synchronize(handle).tolist() == [hvd.size()] * 2
+    else:
+        time.sleep(1.5)
+        hvd.allreduce_(torch.ones(1000), name="waited", op=hvd.Sum)
+        hvd.allreduce(torch.ones(2), name="again", op=hvd.Sum)
+    hvd.barrier()
+
+
+def many_lives():
+    for _life in range(10):
+        hvd.init()
+        hvd.init()
+        assert hvd.is_initialized()
+        assert hvd.allreduce_async(torch.ones(1)) == 1
+        assert_usable()
+        hvd.shutdown()
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+        with pytest.raises(ValueError):
+            hvd.size()
+
+
+def forked_child():
+    hvd.init()
+    assert_usable()
+    child = os.fork()
+    if child == 0:
+        try:
+            assert hvd.rank() >= 0 and hvd.size() == 2
+            with pytest.raises(hvd.HorovodInternalError):
+                hvd.allreduce(torch.ones(2))
+            hvd.shutdown()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert_usable()
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_mistakes_of_one_rank(run_ranks, n):
+    run_ranks(n, mistakes_of_one_rank)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_disagreements(run_ranks, n):
+    run_ranks(n, disagreements)
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_a_rank_dies(run_ranks, transport):
+    run_ranks(3, a_rank_dies, env={"BAGUA_HVD_TRANSPORT": transport})
+
+
+def test_a_rank_shuts_down(run_ranks):
+    run_ranks(2, a_rank_shuts_down)
+
+
+def test_interrupted(run_ranks):
+    run_ranks(2, interrupted)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_many_lives(run_ranks, n):
+    run_ranks(n, many_lives)
+
+
+def test_forked_child(run_ranks):
+    run_ranks(2, forked_child)
+
+
+def init_without_rendezvous():
+    with pytest.raises(ValueError, match="baguarun"):
+        hvd.init()
+    assert not hvd.is_initialized()
+
+
+def init_alone():
+    started = time.monotonic()
+    with pytest.raises(ValueError, match="Horovod initialization failed"):
+        hvd.init()
+    assert time.monotonic() - started < 10
+    assert not hvd.is_initialized()
+
+
+def test_init_fails(run_ranks):
+    run_ranks(1, init_without_rendezvous, env={"HOROVOD_SIZE": "2", "HOROVOD_GLOO_RENDEZVOUS_ADDR": ""})
+    # Both ranks believe to be among three.
+    run_ranks(2, init_alone, env={"HOROVOD_SIZE": "3", "HOROVOD_START_TIMEOUT": "1"})

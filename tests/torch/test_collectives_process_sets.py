@@ -1,0 +1,139 @@
+"""Process sets, static and dynamic, and join."""
+import pytest
+import torch
+
+import bagua_hvd.torch as hvd
+
+
+def static_sets():
+    even, high = hvd.ProcessSet([2, 0]), hvd.ProcessSet([1, 2])
+    assert even.ranks == [0, 2] and even.process_set_id is None
+    assert even.size() is None and even.rank() is None
+    with pytest.raises(ValueError):
+        hvd.ProcessSet([0, "1"])
+    for duplicate in ([even, hvd.ProcessSet([0, 2])], [hvd.ProcessSet([0, 1, 2])], [hvd.ProcessSet([0, 3])]):
+        with pytest.raises(ValueError):
+            hvd.init(process_sets=duplicate)
+        assert not hvd.is_initialized()
+    hvd.init(process_sets=[even, high])
+    rank = hvd.rank()
+    assert (even.process_set_id, high.process_set_id) == (1, 2)
+    assert hvd.global_process_set.ranks == [0, 1, 2] and hvd.global_process_set.process_set_id == 0
+    assert "process_set_id=1, ranks=[0, 2], mpi_comm=None" in str(even)
+    for process_set in (even, high, hvd.global_process_set):
+        ranks = process_set.ranks
+        assert process_set.size() == len(ranks)
+        assert process_set.included() == (rank in ranks)
+        mine = torch.tensor([float(rank)])
+        if rank not in ranks:
+            with pytest.raises(ValueError):
+                process_set.rank()
+            for call in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter):
+                with pytest.raises(ValueError, match=f"Rank {rank} is not a member of the provided process set"):
+                    call(mine, process_set=process_set)
+            with pytest.raises(ValueError):
+                hvd.barrier(process_set=process_set)
+            continue
+        position = ranks.index(rank)
+        assert process_set.rank() == position
+        # Names, as the ranks have issued different numbers of operations; and each set has its own.
+        assert hvd.allreduce(mine, name="a", process_set=process_set).item() == sum(ranks) / len(ranks)
+        assert hvd.allgather(mine, name="a", process_set=process_set).tolist() == ranks
+        assert hvd.broadcast(mine, ranks[-1], name="a", process_set=process_set).item() == ranks[-1]
+        with pytest.raises(ValueError, match="root rank"):
+            hvd.broadcast(mine, next(iter(set(range(4)) - set(ranks))), name="a", process_set=process_set)
+        rows = torch.arange(2 * len(ranks)) + 10 * rank
+        expected = [10 * r + 2 * position + i for r in ranks for i in range(2)]
+        assert hvd.alltoall(rows, name="a", process_set=process_set).tolist() == expected
+        scattered = hvd.reducescatter(torch.ones(len(ranks) + 1), name="a", op=hvd.Sum, process_set=process_set)
+        assert scattered.tolist() == [len(ranks)] * (2 if position == 0 else 1)
+        assert hvd.broadcast_object(rank, ranks[0], name="o", process_set=process_set) == ranks[0]
+        with pytest.raises(NotImplementedError):
+            if process_set is hvd.global_process_set:
+                raise NotImplementedError   # three ranks; a set is refused for another reason
+            hvd.allreduce(mine, op=hvd.Adasum, process_set=process_set)
+        hvd.barrier(process_set=process_set)
+    with pytest.raises(NotImplementedError):
+        hvd.allreduce(torch.ones(1), op=hvd.Adasum)
+    with pytest.raises(ValueError, match="HOROVOD_DYNAMIC_PROCESS_SETS"):
+        hvd.add_process_set([0, 1])
+    with pytest.raises(ValueError, match="HOROVOD_DYNAMIC_PROCESS_SETS"):
+        hvd.remove_process_set(even)
+    hvd.barrier()
+    hvd.shutdown()
+    assert even.process_set_id is None
+    hvd.init(process_sets=[even])
+    assert even.process_set_id == 1 and high.process_set_id is None
+
+
+def disagreeing_sets():
+    import os
+
+    sets = [hvd.ProcessSet([0])] if os.environ["HOROVOD_RANK"] == "0" else []
+    with pytest.raises(ValueError, match="Horovod initialization failed"):
+        hvd.init(process_sets=sets)
+    assert not hvd.is_initialized()
+
+
+def dynamic_sets():
+    hvd.init(process_sets="dynamic")
+    rank = hvd.rank()
+    for _ in range(3):
+        one = hvd.add_process_set([0, 1])
+        other = hvd.add_process_set(hvd.ProcessSet([2, 1]))
+        assert {one.process_set_id, other.process_set_id} == {1, 2}     # freed ids come again
+        with pytest.raises(ValueError, match="Attempted to add a duplicate process set"):
+            hvd.add_process_set([1, 0])
+        for process_set in (one, other):
+            if process_set.included():
+                total = hvd.allreduce(torch.tensor(float(rank)), op=hvd.Sum, name="t", process_set=process_set)
+                assert total.item() == sum(process_set.ranks)
+        assert hvd.remove_process_set(one) is True
+        assert hvd.remove_process_set(one) is False
+        assert hvd.remove_process_set(hvd.global_process_set) is False
+        assert one.process_set_id is None
+        with pytest.raises(ValueError):
+            hvd.allreduce(torch.ones(1), process_set=one)
+        assert hvd.remove_process_set(other) is True
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3
+
+
+def joining():
+    hvd.init()
+    rank, n = hvd.rank(), hvd.size()
+    for _epoch in range(2):
+        # Rank r has r + 1 batches; joined ranks add zeros, and the average still divides by n.
+        for batch in range(rank + 1):
+            average = hvd.allreduce(torch.ones(3), name=f"batch.{batch}")
+            assert torch.allclose(average, torch.full((3,), (n - batch) / n)), (batch, average)
+        assert hvd.join() == n - 1
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="after").item() == n
+    # What cannot be combined with join fails for its callers only.
+    if rank == 0:
+        assert hvd.join() in range(n)
+    else:
+        for word, call in (("Allgather", hvd.allgather), ("Alltoall", hvd.alltoall),
+                           ("Reducescatter", hvd.reducescatter),
+                           ("Broadcast", lambda tensor, name: hvd.broadcast(tensor, 1, name=name))):
+            with pytest.raises(hvd.HorovodInternalError, match=f"{word} is not supported with Join at this time"):
+                call(torch.ones(n), name="joined")
+        hvd.join()
+    assert hvd.allgather(torch.ones(1), name="after").shape == (n,)
+
+
+def test_static_sets(run_ranks):
+    run_ranks(3, static_sets)
+
+
+def test_disagreeing_sets(run_ranks):
+    run_ranks(2, disagreeing_sets)
+
+
+def test_dynamic_sets(run_ranks):
+    run_ranks(3, dynamic_sets)
+    run_ranks(3, dynamic_sets, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_joining(run_ranks, n):
+    run_ranks(n, joining)
