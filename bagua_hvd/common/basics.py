@@ -73,10 +73,11 @@ def init(comm=None, process_sets=None):
     with runtime.lock:
         if runtime.context is not None:
             return
+        # Counted before anything can fail: an attempt that fails on one rank only is an attempt on all.
+        runtime.inits += 1
         options = environment.read_options()
         _check_comm(comm, options)
         static_sets = _static_sets(process_sets, options)
-        runtime.inits += 1
         options.scope = f"init.{runtime.inits}"
         try:
             started = native.Context(options)
@@ -109,6 +110,7 @@ def _check_comm(comm, options):
 
 
 def _static_sets(sets, options):
+    """The sets to register, checked as far as one rank can, before anything is sent."""
     if sets is None:
         return []
     if isinstance(sets, str):
@@ -116,7 +118,11 @@ def _static_sets(sets, options):
             raise ValueError(f'init(process_sets={sets!r}): expected a list of ProcessSets or "dynamic".')
         options.dynamic_process_sets = True
         return []
-    return [item if isinstance(item, process_sets.ProcessSet) else process_sets.ProcessSet(item) for item in sets]
+    set_class = process_sets.ProcessSet
+    static_sets = [item if isinstance(item, set_class) else set_class(item) for item in sets]
+    for i, process_set in enumerate(static_sets):
+        process_sets.check_ranks(process_set.ranks, options.size, [other.ranks for other in static_sets[:i]])
+    return static_sets
 
 
 def _register_static_sets(started, static_sets, options):

@@ -96,17 +96,15 @@ def _context():
     return basics.context(ValueError)
 
 
-def check_ranks(ranks, size):
-    """ValueError unless `ranks` can be a new process set of a job of `size` ranks."""
+def check_ranks(ranks, size, known):
+    """ValueError unless `ranks` can be a set of a job of `size` ranks besides the global set and those `known`."""
     if not ranks:
         raise ValueError("A process set needs at least one rank.")
     if len(set(ranks)) != len(ranks):
         raise ValueError(f"A process set holds each rank once, but got {ranks}.")
     if ranks[0] < 0 or ranks[-1] >= size:
         raise ValueError(f"A process set holds ranks from 0 to {size - 1}, but got {ranks}.")
-    with _lock:
-        known = [list(range(size)), *(process_set.ranks for process_set in _registered.values())]
-    if ranks in known:
+    if ranks == list(range(size)) or ranks in known:
         raise ValueError(f"Attempted to add a duplicate process set: {ranks}.")
 
 
@@ -115,7 +113,9 @@ def register(context, process_set, size):
 
     `size` is the job's. Raises as add_process_set, except that it does not ask for dynamic process sets.
     """
-    check_ranks(process_set.ranks, size)
+    with _lock:
+        known = [registered.ranks for registered in _registered.values()]
+    check_ranks(process_set.ranks, size, known)
     name = "process_set.add." + "_".join(map(str, process_set.ranks))
     operation = context.post(native.PROCESS_SET_ADD, name, splits=process_set.ranks, blocking=True)
     operation.wait()

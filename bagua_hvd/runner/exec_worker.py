@@ -40,9 +40,8 @@ def main():
     launcher, command = int(sys.argv[1]), sys.argv[2:]
     _die_with(launcher)
     # Ignored by Python, which the command would inherit.
-    for name in ("SIGPIPE", "SIGXFSZ", "SIGXFZ"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(signum, signal.SIG_DFL)
     try:
         _exec(command)
     except OSError as error:

@@ -24,6 +24,7 @@ class Descriptor:
 
     def __init__(self, fd):
         self._fd = fd
+        self._broken = False
         self.while_blocked = lambda: False
         try:
             self.is_terminal = os.isatty(fd)
@@ -31,7 +32,13 @@ class Descriptor:
             self.is_terminal = False
 
     def write(self, data):
-        """All of data. Raises: BrokenPipeError, nobody reads any more. A closed descriptor swallows everything."""
+        """All of data. A closed descriptor swallows everything.
+
+        Raises:
+            BrokenPipeError: nobody reads any more. Only the first time; later writes are swallowed.
+        """
+        if self._broken:
+            return
         data = memoryview(data)
         poll = select.poll()
         poll.register(self._fd, select.POLLOUT)
@@ -43,9 +50,10 @@ class Descriptor:
                     return
             except BlockingIOError:
                 time.sleep(0.001)
-            except BrokenPipeError:
-                raise
-            except OSError:
+            except OSError as error:
+                self._broken = True
+                if isinstance(error, BrokenPipeError):
+                    raise
                 return
 
 
@@ -96,41 +104,58 @@ class Console:
                 end = b"\n"
             parts += prefix, line, end
         if parts:
-            before = b"\r" if self._unfinished == (source, sink) else self._finish()
+            if self._unfinished != (source, sink):
+                self._finish()
             self._unfinished = (source, sink) if parts[-1] == b"\r" else None
-            sink.write(before + b"".join(parts))
+            sink.write(b"".join(parts))
+
+    def write_raw(self, stream, data):
+        """Writes bytes as they are."""
+        self._sinks[stream].write(data)
+
+    def end_line(self, source, stream):
+        """The \\r that ended the last line of this source was the first half of \\r\\n."""
+        if self._unfinished == (source, self._sinks[stream]):
+            self._finish()
 
     def _finish(self):
-        """Ends a line that would else be drawn over by another source."""
+        """Ends a line that would else be drawn over."""
         if self._unfinished:
-            self._unfinished[1].write(b"\n")
-            self._unfinished = None
-        return b""
+            sink, self._unfinished = self._unfinished[1], None
+            sink.write(b"\n")
 
     def say(self, text):
-        """A line of the launcher's own, on stderr."""
-        self._finish()
-        self._sinks["stderr"].write(text.encode("utf-8", "surrogateescape") + b"\n")
+        """A line of the launcher's own, on stderr. Lost when nobody reads there."""
+        try:
+            self._finish()
+            self._sinks["stderr"].write(text.encode("utf-8", "surrogateescape") + b"\n")
+        except BrokenPipeError:
+            pass
 
     def close(self):
         """Ends an unfinished line."""
-        self._finish()
+        try:
+            self._finish()
+        except BrokenPipeError:
+            pass
 
 
 class LineForwarder:
     """One stream of one process: cuts its bytes into lines, writes them to the console, and unchanged to a file.
 
     Args:
-        index: the rank for the prefix `[rank]<stream>:`; None: no prefix.
+        index: the rank for the prefix `[rank]<stream>:`; None: no prefix, and the console gets the bytes unchanged.
         stream: "stdout" or "stderr".
-        file: unbuffered binary file, closed with the forwarder; None: console only.
+        timestamp: whether local time precedes the prefix.
+        file: binary file, closed with the forwarder; None: console only.
     """
 
     def __init__(self, console, index, stream, timestamp=False, file=None):
         self._console = console
         self._source = (index, stream)
         self._stream = stream
-        self._prefix = b"" if index is None else f"[{index}]<{stream}>:".encode()
+        self._index = index
+        self._prefix = f"[{index}]<{stream}>:".encode()
         self._timestamp = timestamp
         self._file = file
         self._partial = []          # pieces of a line without its end
@@ -142,12 +167,13 @@ class LineForwarder:
         if not data:
             return
         if self._file:
-            self._file.write(data)
+            self._write_file(data)
+        if self._index is None:
+            self._console.write_raw(self._stream, data)
+            return
         if self._after_return and data.startswith(b"\n"):
+            self._console.end_line(self._source, self._stream)
             data = data[1:]
-            if not data:
-                self._after_return = False
-                return
         self._after_return = data.endswith(b"\r")
         lines, end = [], 0
         for match in _LINE.finditer(data):
@@ -159,6 +185,22 @@ class LineForwarder:
             if self._partial_nbytes >= _LINE_MAX_NBYTES:
                 lines.append((self._take_partial(), b"\n"))
         self._write(lines)
+
+    def _write_file(self, data):
+        try:
+            self._file.write(data)
+            self._file.flush()
+        except OSError as error:
+            # A full disk costs the copy, not the job.
+            self._console.say(f"baguarun: no longer writing {self._file.name}: {error.strerror}")
+            self._close_file()
+
+    def _close_file(self):
+        file, self._file = self._file, None
+        try:
+            file.close()
+        except OSError:
+            pass
 
     def _take_partial(self):
         line = b"".join(self._partial)
@@ -177,4 +219,4 @@ class LineForwarder:
         if line:
             self._write([(line, b"\n")])
         if self._file:
-            self._file.close()
+            self._close_file()

@@ -1,9 +1,10 @@
 // Mutual proof that both ends of a connected stream socket know the job's secret, before a byte of it is parsed.
 //
 // Each side sends a hello (magic, version, a 32-byte random nonce), then the proof HMAC-SHA256(secret, role || own
-// nonce || peer's nonce), and verifies the other's in constant time. The role byte differs between the side that connected
-// and the one that accepted, so that a reflected message proves nothing; the nonces are fresh, so that a replayed one does
-// neither. The secret itself never travels. What follows is not encrypted (docs/security.md).
+// nonce || peer's nonce), and verifies the other's in constant time. The role byte differs between the side that
+// connected and the one that accepted, so that a reflected message proves nothing; the nonces are fresh, so that a
+// replayed one proves nothing either. The secret itself never travels. What follows is not encrypted
+// (docs/security.md).
 //
 // A side sends its proof before it has verified the other's, so both learn that their secrets differ.
 #ifndef BHVD_AUTH_H

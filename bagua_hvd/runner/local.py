@@ -1,0 +1,139 @@
+"""A job whose ranks all run on this host."""
+import base64
+import ipaddress
+import os
+import shlex
+import signal
+import socket
+from dataclasses import dataclass
+
+from bagua_hvd.runner.common.util.secret import HOROVOD_SECRET_KEY, make_secret_key
+from bagua_hvd.runner.output import Console, Descriptor, LineForwarder
+from bagua_hvd.runner.rendezvous import Rendezvous
+from bagua_hvd.runner.supervisor import Supervisor, Task
+
+_LOOPBACK = "lo"
+
+
+class WorkerFailed(RuntimeError):
+    """A rank ended with a nonzero exit code, and the job with it.
+
+    Attributes:
+        rank; exit_code: 128 + n when signal n ended it.
+    """
+
+    def __init__(self, rank, exit_code):
+        super().__init__(
+            "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
+            f"terminated. The first process to do so was: Process name: {rank}, Exit code: {exit_code}"
+            + _signal_note(exit_code))
+        self.rank = rank
+        self.exit_code = exit_code
+
+
+class Interrupted(Exception):
+    """A signal stopped the job. Attribute signum; SIGPIPE: nobody reads the output any more."""
+
+    def __init__(self, signum):
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+        self.signum = signum
+
+
+def _signal_note(exit_code):
+    try:
+        return f" ({signal.Signals(exit_code - 128).name})"
+    except ValueError:
+        return ""
+
+
+def is_local(hostname):
+    """Whether the name means this host: localhost, a loopback address, or the host's own name."""
+    try:
+        return ipaddress.ip_address(hostname).is_loopback
+    except ValueError:
+        own = socket.gethostname()
+        return hostname.lower() in {"localhost", own.lower(), own.split(".")[0].lower()}
+
+
+def worker_environment(env, slot, address, port, secret_key):
+    """The environment of the rank at `slot`: what the launcher's own, `env`, holds and a job needs besides.
+
+    Args:
+        slot: SlotInfo.
+        address, port: where the ranks meet.
+        secret_key: base64 bytes.
+    """
+    # Exported shell functions are no use to the command, and older shells choke on their names.
+    result = {name: value for name, value in env.items() if not name.startswith("BASH_FUNC_") and name != "OLDPWD"}
+    result.update({
+        "HOROVOD_RANK": str(slot.rank),
+        "HOROVOD_SIZE": str(slot.size),
+        "HOROVOD_LOCAL_RANK": str(slot.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(slot.local_size),
+        "HOROVOD_CROSS_RANK": str(slot.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(slot.cross_size),
+        "HOROVOD_HOSTNAME": slot.hostname,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_GLOO_IFACE": _LOOPBACK,
+        HOROVOD_SECRET_KEY: secret_key.decode(),
+        "PYTHONUNBUFFERED": "1",
+    })
+    return result
+
+
+@dataclass
+class OutputOptions:
+    """Where the ranks' output goes besides the console (directory), and whether lines carry the time."""
+
+    directory: str | None = None
+    timestamp: bool = False
+
+
+def run_local(command, slots, env, output=None, verbose=False):
+    """Runs the command once for every slot and returns when all ranks ended with 0.
+
+    Args:
+        command: list of arguments; no shell takes part.
+        slots: SlotInfos, all of this host.
+        env: the launcher's environment, with what its flags set.
+        output: OutputOptions.
+    Raises:
+        WorkerFailed: the first rank that failed; the others are stopped. Interrupted: a signal stopped the job.
+        RuntimeError: no rendezvous. OSError: the output directory cannot be written, or a process not started.
+        In all cases no process is left.
+    """
+    output = output or OutputOptions()
+    console = Console(Descriptor(1), Descriptor(2))
+    secret_key = make_secret_key()
+    with Rendezvous(base64.b64decode(secret_key)) as rendezvous:
+        if verbose:
+            console.say(f"baguarun: the ranks meet at {rendezvous.host}:{rendezvous.port}; command: {shlex.join(command)}")
+        tasks = []
+        for slot in slots:
+            stdout, stderr = _forwarders(console, slot, output)
+            environment = worker_environment(env, slot, rendezvous.host, rendezvous.port, secret_key)
+            tasks.append(Task(slot.rank, command, environment, stdout, stderr))
+            if verbose:
+                console.say(f"baguarun: rank {slot.rank} of {slot.size}: host {slot.hostname}, local rank "
+                            f"{slot.local_rank} of {slot.local_size}, cross rank {slot.cross_rank} of {slot.cross_size}")
+        outcome = Supervisor(console).run(tasks)
+    if outcome.signum is not None:
+        raise Interrupted(outcome.signum)
+    if outcome.failed is not None:
+        raise WorkerFailed(outcome.failed, outcome.exit_codes[outcome.failed])
+
+
+def _forwarders(console, slot, output):
+    """The LineForwarders of a rank's stdout and stderr, with files `rank.<rank>/stdout` and `stderr` when asked for."""
+    streams = ("stdout", "stderr")
+    files = [None, None]
+    if output.directory is not None:
+        # Zero-padded, so that a listing is in the order of the ranks.
+        folder = os.path.join(output.directory, f"rank.{slot.rank:0{len(str(slot.size - 1))}}")
+        os.makedirs(folder, exist_ok=True)
+        files = [open(os.path.join(folder, stream), "wb") for stream in streams]
+    return [LineForwarder(console, slot.rank, stream, output.timestamp, file)
+            for stream, file in zip(streams, files, strict=True)]

@@ -1,0 +1,268 @@
+"""Runs processes to their end: forwards their output, and stops all of them at the first failure or a signal.
+
+One loop in one thread around selectors. The order of a stop: SIGTERM to every session, after `grace_seconds` SIGKILL.
+Whichever way run() ends, also by an exception, no process of the job is left; what ranks put in the background ends with
+the job. A child that leaves its session (a daemon) is not found, and lives on.
+"""
+import os
+import selectors
+import signal
+import socket
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from bagua_hvd.runner.output import LineForwarder
+from bagua_hvd.runner.processes import Guard, Process, kill_sessions, session_members, signal_sessions
+
+GRACE_SECONDS = 5
+# How long a pipe is read after its process ended: a child that it left behind may hold the pipe open for ever.
+_DRAIN_SECONDS = 0.5
+# A process that outlives SIGKILL so long is stuck in the kernel (a dead file server, a driver).
+_STUCK_SECONDS = 5
+# Two signals closer than this are one: a terminal and a parent may both pass on the same Ctrl-C.
+_SAME_SIGNAL_SECONDS = 0.3
+_POLL_SECONDS = 0.05
+_READ_NBYTES = 1 << 16
+
+
+@dataclass
+class Task:
+    """What to run, and where its output goes. name is for messages: the rank."""
+
+    name: object
+    command: list
+    env: dict
+    stdout: LineForwarder
+    stderr: LineForwarder
+
+
+@dataclass
+class Outcome:
+    """How the processes ended."""
+
+    exit_codes: dict = field(default_factory=dict)      # by name; 128 + n for signal n
+    failed: object = None       # name of the first that failed; None: none did before a stop from outside
+    signum: int | None = None   # the signal that stopped the launcher; SIGPIPE: nobody reads its output any more
+    stopped: bool = False       # should_stop() said so
+
+
+@dataclass
+class _Running:
+    process: Process
+    forwarders: dict            # descriptor -> LineForwarder, as long as it is open
+    pidfd: int | None
+    drain_until: float | None = None
+
+
+class Supervisor:
+    """Supervises one set of processes, once.
+
+    Args:
+        console: Console, for the messages about the first failure.
+        should_stop: asked about ten times a second; True stops everything. None: never.
+        handle_signals: SIGINT, SIGTERM and SIGHUP stop everything, unless they were ignored before (nohup), and a second
+            one kills at once. Only in the main thread; elsewhere, and with False, signals are left alone.
+    """
+
+    def __init__(self, console, should_stop=None, handle_signals=True, grace_seconds=GRACE_SECONDS):
+        self._console = console
+        self._should_stop = should_stop
+        self._handle_signals = handle_signals and threading.current_thread() is threading.main_thread()
+        self._grace_seconds = grace_seconds
+        self._selector = selectors.DefaultSelector()
+        self._running = []
+        self._sessions = set()
+        self._signals = []          # (number, when)
+        self._kill_at = None        # set: a stop is under way
+        self._killed_at = None
+        self._outcome = Outcome()
+
+    def run(self, tasks):
+        """Starts all tasks, waits for all of them, and returns the Outcome.
+
+        Raises:
+            OSError: a process could not be started. Those before it are stopped.
+        """
+        with ExitStack() as stack:
+            stack.callback(self._selector.close)
+            guard = stack.enter_context(Guard())
+            stack.enter_context(self._signals_handled())
+            stack.callback(self._clean_up)
+            self._console.while_blocked(self._check_time)
+            self._start(tasks, guard)
+            while not self._finished():
+                for key, _ in self._selector.select(self._select_timeout()):
+                    key.data(key.fd)
+                self._check_processes()
+                self._check_time()
+        return self._outcome
+
+    # ---- starting -----------------------------------------------------------------------------------------------
+
+    def _start(self, tasks, guard):
+        for task in tasks:
+            if self._signals:
+                return
+            process = Process(task.name, task.command, task.env)
+            self._sessions.add(process.pid)
+            guard.watch(process.pid)
+            forwarders = {process.stdout: task.stdout, process.stderr: task.stderr}
+            running = _Running(process, forwarders, process.open_pidfd())
+            self._running.append(running)
+            for fd in forwarders:
+                self._selector.register(fd, selectors.EVENT_READ, lambda fd, running=running: self._read(running, fd))
+            if running.pidfd is not None:
+                self._selector.register(running.pidfd, selectors.EVENT_READ,
+                                        lambda fd, running=running: self._check_process(running))
+
+    @contextmanager
+    def _signals_handled(self):
+        if not self._handle_signals:
+            yield
+            return
+        # Wakes the selector, whichever thread the kernel gave the signal to.
+        receiver, sender = socket.socketpair()
+        with receiver, sender:
+            receiver.setblocking(False)
+            sender.setblocking(False)
+            self._selector.register(receiver, selectors.EVENT_READ, lambda fd: receiver.recv(_READ_NBYTES))
+            wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+            previous = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+                        if signal.getsignal(n) is not signal.SIG_IGN}
+            try:
+                yield
+            finally:
+                for n, handler in previous.items():
+                    signal.signal(n, handler)
+                signal.set_wakeup_fd(wakeup)
+
+    def _on_signal(self, signum, frame):
+        now = time.monotonic()
+        if self._signals and now - self._signals[-1][1] < _SAME_SIGNAL_SECONDS:
+            return
+        self._signals.append((signum, now))
+        if len(self._signals) > 1 and signum != signal.SIGHUP:
+            # At once, from here: the loop may be waiting for a terminal that is stopped.
+            self._kill()
+
+    # ---- the loop -----------------------------------------------------------------------------------------------
+
+    def _finished(self):
+        stuck = self._killed_at is not None and time.monotonic() > self._killed_at + _STUCK_SECONDS
+        return stuck or not any(r.process.exit_code is None or r.forwarders for r in self._running)
+
+    def _select_timeout(self):
+        deadlines = [r.drain_until for r in self._running if r.forwarders and r.drain_until is not None]
+        if self._kill_at is not None:
+            deadlines.append(self._kill_at)
+        if self._killed_at is not None:
+            deadlines.append(self._killed_at + _STUCK_SECONDS)
+        now = time.monotonic()
+        waits = [max(0, deadline - now) for deadline in deadlines]
+        if self._should_stop or any(r.pidfd is None and r.process.exit_code is None for r in self._running):
+            waits.append(_POLL_SECONDS)
+        return min(waits, default=None)
+
+    def _read(self, running, fd):
+        """Forwards what is there, at most once the size of a read, so that one rank cannot keep out the others."""
+        if fd not in running.forwarders:
+            return False        # closed in this turn
+        try:
+            data = os.read(fd, _READ_NBYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._close(running, fd)
+            return False
+        self._forward(running.forwarders[fd].feed, data)
+        return True
+
+    def _forward(self, forward, *args):
+        try:
+            forward(*args)
+        except BrokenPipeError:
+            if self._kill_at is None:
+                self._outcome.signum = signal.SIGPIPE
+                self._stop()
+
+    def _close(self, running, fd):
+        self._selector.unregister(fd)
+        os.close(fd)
+        self._forward(running.forwarders.pop(fd).close)
+
+    def _check_processes(self):
+        """Processes without a pidfd, and pipes that are held open after the end."""
+        for running in self._running:
+            if running.pidfd is None and running.process.exit_code is None:
+                self._check_process(running)
+            if running.drain_until is not None and time.monotonic() >= running.drain_until:
+                for fd in list(running.forwarders):
+                    while self._read(running, fd) and time.monotonic() < running.drain_until + _DRAIN_SECONDS:
+                        pass
+                    if fd in running.forwarders:
+                        self._close(running, fd)
+
+    def _check_process(self, running):
+        code = running.process.poll()
+        if code is None:
+            return
+        if running.pidfd is not None:
+            self._selector.unregister(running.pidfd)
+            os.close(running.pidfd)
+            running.pidfd = None
+        running.drain_until = time.monotonic() + _DRAIN_SECONDS
+        name = running.process.name
+        self._outcome.exit_codes[name] = code
+        if code and self._kill_at is None:
+            # What it said last comes before what we say about it.
+            for fd in list(running.forwarders):
+                while self._read(running, fd) and time.monotonic() < running.drain_until:
+                    pass
+            self._outcome.failed = name
+            self._console.say(f"Process {name} exit with status code {code}.")
+            self._console.say(f"Terminating remaining workers after failure of Process {name}.")
+            self._stop()
+
+    def _check_time(self):
+        """Signals and deadlines. Also called while the console is blocked; then True: do not wait for it any more."""
+        if self._kill_at is None:
+            if self._signals:
+                self._outcome.signum = self._signals[0][0]
+                self._stop()
+            elif self._should_stop and self._should_stop():
+                self._outcome.stopped = True
+                self._stop()
+        elif self._killed_at is None and time.monotonic() >= self._kill_at:
+            self._kill()
+        return self._killed_at is not None
+
+    # ---- stopping -----------------------------------------------------------------------------------------------
+
+    def _stop(self):
+        self._kill_at = time.monotonic() + self._grace_seconds
+        signal_sessions(self._sessions, signal.SIGTERM)
+
+    def _kill(self):
+        self._killed_at = time.monotonic()
+        signal_sessions(self._sessions, signal.SIGKILL)
+
+    def _clean_up(self):
+        """Ends what is left, in the background or because of an exception, and reaps."""
+        if self._kill_at is None and session_members(self._sessions):
+            self._stop()
+        while session_members(self._sessions) and self._killed_at is None and time.monotonic() < self._kill_at:
+            time.sleep(_POLL_SECONDS)
+        kill_sessions(self._sessions)
+        for running in self._running:
+            for fd in list(running.forwarders):
+                self._close(running, fd)
+            if running.pidfd is not None:
+                os.close(running.pidfd)
+            if running.process.poll() is None:
+                self._console.say(f"baguarun: Process {running.process.name} (pid {running.process.pid}) does not end "
+                                  "after SIGKILL; it is stuck in the kernel and left behind.")
+            else:
+                running.process.release()
+        self._console.close()
