@@ -326,8 +326,12 @@ class Context:
         return operation
 
     def _drop_abandoned(self):
-        entries, self.abandoned = self.abandoned, []
-        for entry in entries:
+        # The list itself stays: an Operation that ends its life in another thread may be appending to it.
+        for _ in range(len(self.abandoned)):
+            try:
+                entry = self.abandoned.pop(0)
+            except IndexError:
+                return
             if lib.bhvd_poll(entry[0]):
                 lib.bhvd_handle_drop(entry[0])
             else:

@@ -1,6 +1,7 @@
 """Becomes the worker's command, after arranging to be killed with the launcher.
 
-Run as a script, without the package and its imports: `python -I -S exec_worker.py <launcher's pid> <command> <argument>...`.
+Run as a script, without the package and its imports:
+`python -I -S exec_worker.py <launcher's pid> <command> <argument>...`.
 The command keeps this process: its parent stays the launcher, and it has the death signal itself.
 """
 import errno

@@ -110,7 +110,8 @@ def run_local(command, slots, env, output=None, verbose=False):
     secret_key = make_secret_key()
     with Rendezvous(base64.b64decode(secret_key)) as rendezvous:
         if verbose:
-            console.say(f"baguarun: the ranks meet at {rendezvous.host}:{rendezvous.port}; command: {shlex.join(command)}")
+            console.say(f"baguarun: the ranks meet at {rendezvous.host}:{rendezvous.port}; command: "
+                        + shlex.join(command))
         tasks = []
         for slot in slots:
             stdout, stderr = _forwarders(console, slot, output)
@@ -118,7 +119,8 @@ def run_local(command, slots, env, output=None, verbose=False):
             tasks.append(Task(slot.rank, command, environment, stdout, stderr))
             if verbose:
                 console.say(f"baguarun: rank {slot.rank} of {slot.size}: host {slot.hostname}, local rank "
-                            f"{slot.local_rank} of {slot.local_size}, cross rank {slot.cross_rank} of {slot.cross_size}")
+                            f"{slot.local_rank} of {slot.local_size}, cross rank {slot.cross_rank} of "
+                            f"{slot.cross_size}")
         outcome = Supervisor(console).run(tasks)
     if outcome.signum is not None:
         raise Interrupted(outcome.signum)

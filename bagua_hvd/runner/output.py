@@ -1,9 +1,10 @@
 """From the bytes of a worker's pipe to prefixed lines on the console, and to files.
 
-Lines end at `\\n`, `\\r` or both, so progress bars come through as they are drawn. Where the console is a terminal, a line
-that ended in `\\r` is drawn over by the next one of the same source; everywhere else each becomes a line of its own. One
-thread writes everything, so lines of different ranks never mix.
+Lines end at `\\n`, `\\r` or both, so progress bars come through as they are drawn. Where the console is a terminal, a
+line that ended in `\\r` is drawn over by the next one of the same source; everywhere else each becomes a line of its own.
+One thread writes everything, so lines of different ranks never mix.
 """
+import codecs
 import os
 import re
 import select
@@ -19,7 +20,7 @@ class Descriptor:
     """Writes to a file descriptor that may be full for a long time (`baguarun ... | less`).
 
     Args:
-        while_blocked: called about ten times a second while the descriptor is full; True: give up what is to be written.
+        while_blocked: called about ten times a second while the descriptor is full; True: give up the rest.
     """
 
     def __init__(self, fd):
@@ -64,11 +65,12 @@ class TextStream:
 
     def __init__(self, stream):
         self._stream = stream
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self.while_blocked = lambda: False
 
     def write(self, data):
         """All of data, flushed."""
-        self._stream.write(bytes(data).decode("utf-8", "replace"))
+        self._stream.write(self._decode(data))
         self._stream.flush()
 
 

@@ -3,9 +3,9 @@
 Every process leads a session of its own. It stays unreaped (a zombie) until release(), so its session's number cannot
 meanwhile become somebody else's, and signals to the session reach ours only.
 
-The guard is a child in its own session that reads the sessions' numbers from a pipe. A launcher that ends without saying
-so, by SIGKILL for instance, closes the pipe, and the guard kills what is left: the workers' children too, which the death
-signal of exec_worker.py does not reach. It runs this very file, without the package.
+The guard is a child in its own session that reads the sessions' numbers from a pipe. A launcher that ends without
+saying so, by SIGKILL for instance, closes the pipe, and the guard kills what is left: the workers' children too, which
+the death signal of exec_worker.py does not reach. It runs this very file, without the package.
 """
 import os
 import signal

@@ -1,8 +1,8 @@
 """Runs processes to their end: forwards their output, and stops all of them at the first failure or a signal.
 
 One loop in one thread around selectors. The order of a stop: SIGTERM to every session, after `grace_seconds` SIGKILL.
-Whichever way run() ends, also by an exception, no process of the job is left; what ranks put in the background ends with
-the job. A child that leaves its session (a daemon) is not found, and lives on.
+Whichever way run() ends, also by an exception, no process of the job is left; what ranks put in the background ends
+with the job. A child that leaves its session (a daemon) is not found, and lives on.
 """
 import os
 import selectors
@@ -62,12 +62,15 @@ class Supervisor:
     Args:
         console: Console, for the messages about the first failure.
         should_stop: asked about ten times a second; True stops everything. None: never.
-        handle_signals: SIGINT, SIGTERM and SIGHUP stop everything, unless they were ignored before (nohup), and a second
-            one kills at once. Only in the main thread; elsewhere, and with False, signals are left alone.
+        handle_signals: SIGINT, SIGTERM and SIGHUP stop everything, unless they were ignored before (nohup), and a
+            second one kills at once. Only in the main thread; elsewhere, and with False, signals are left alone.
+        report_failures: whether the first failure is told on the console's stderr.
     """
 
-    def __init__(self, console, should_stop=None, handle_signals=True, grace_seconds=GRACE_SECONDS):
+    def __init__(self, console, should_stop=None, handle_signals=True, grace_seconds=GRACE_SECONDS,
+                 report_failures=True):
         self._console = console
+        self._report_failures = report_failures
         self._should_stop = should_stop
         self._handle_signals = handle_signals and threading.current_thread() is threading.main_thread()
         self._grace_seconds = grace_seconds
@@ -131,6 +134,8 @@ class Supervisor:
             wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
             previous = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
                         if signal.getsignal(n) is not signal.SIG_IGN}
+            # Inherited as ignored, it would make the kernel throw away exit codes.
+            previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             try:
                 yield
             finally:
@@ -221,8 +226,9 @@ class Supervisor:
                 while self._read(running, fd) and time.monotonic() < running.drain_until:
                     pass
             self._outcome.failed = name
-            self._console.say(f"Process {name} exit with status code {code}.")
-            self._console.say(f"Terminating remaining workers after failure of Process {name}.")
+            if self._report_failures:
+                self._console.say(f"Process {name} exit with status code {code}.")
+                self._console.say(f"Terminating remaining workers after failure of Process {name}.")
             self._stop()
 
     def _check_time(self):

@@ -75,7 +75,7 @@ class _TorchGradients(Gradients):
                 gradient, context = self.compression.compress(gradient)
         if not gradient.is_contiguous():
             gradient = gradient.detach().contiguous()
-        if gradient is not parameter.grad:
+        if gradient is not parameter.grad or index in self._sparse_dims:
             self._stand_ins[index] = (gradient, context)
         return frontend.view(gradient, gradient)
 

@@ -112,7 +112,7 @@ void bhvd_context_after_fork(bhvd_context *ctx)
     pthread_mutex_init(&ctx->sets_lock, NULL);
     ctx->abandoned = true;
     atomic_store(&ctx->closed, true);
-    error_set(&ctx->failure, BHVD_ERR_SHUTDOWN,
+    error_set(&ctx->closing, BHVD_ERR_SHUTDOWN,
               "this process was forked from a rank; only the parent takes part in the job");
     // The parent's death must be seen by its peers, so the child gives its copies of the descriptors back.
     for (int rank = 0; rank < ctx->options.size; rank++)
@@ -137,9 +137,9 @@ void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out)
 bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error)
 {
     pthread_mutex_lock(&ctx->post_lock);
-    struct bhvd_error failure = ctx->failure;
+    struct bhvd_error reason = ctx->closing;
     pthread_mutex_unlock(&ctx->post_lock);
     if (error)
-        *error = failure;
-    return failure.status;
+        *error = reason;
+    return reason.status;
 }

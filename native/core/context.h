@@ -33,7 +33,8 @@ struct bhvd_context {
     struct bhvd_handle *posted_head, **posted_tail;
     _Atomic uint32_t posted_count;              // of the list, so that the engine looks without the lock
     struct table names;                         // operations in flight on this rank, by set and name
-    struct bhvd_error failure;                  // why nothing more can be posted; BHVD_OK while usable
+    struct bhvd_error closing;                  // why nothing more can be posted; BHVD_OK while usable
+    struct bhvd_error failure;                  // why nothing more can be executed either; written by the engine
     _Atomic uint32_t outstanding;               // posted and not ended
     _Atomic bool closed;                        // shutdown asked for
 
@@ -52,6 +53,11 @@ struct bhvd_context {
     pthread_mutex_t sets_lock;
     struct process_set_table sets;
 };
+
+// From now on nothing can be posted; ends, with this error, the operations that the coordinator has not answered.
+// Those that it has answered are still executed: every member counts on the others for them. Engine only.
+void context_close(bhvd_context *ctx, bhvd_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 // Marks the context unusable, ends every operation in flight with this error, and returns its status. Engine only.
 // The first failure stays: later ones are consequences.

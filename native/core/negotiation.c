@@ -63,6 +63,8 @@ static bhvd_status send_requests(bhvd_context *ctx, const struct bytes *out)
     // An idle coordinator has not posted yet: what it is told now, it reads when it posts. It is a member of set 0; for
     // other sets it may have nothing of its own to wait for, so those requests do wake it.
     struct link *link = &ctx->connections.links[COORDINATOR];
+    if (link->state == LINK_LEFT)
+        return BHVD_OK;                     // its goodbye ended these operations
     if (link_send_frame(link, FRAME_REQUEST, out, ctx->sets.generation <= 1))
         return context_fail(ctx, BHVD_ERR_PEER_LOST, "the connection to rank %d broke while an operation was announced",
                             COORDINATOR);
@@ -693,7 +695,7 @@ static bhvd_status take_goodbye(bhvd_context *ctx, struct link *link)
     struct negotiation *n = &ctx->negotiation;
     link->state = LINK_LEFT;
     if (link->rank == COORDINATOR)
-        return context_fail(ctx, BHVD_ERR_SHUTDOWN, "%s (rank %d left the job)", SHUT_DOWN, COORDINATOR);
+        context_close(ctx, BHVD_ERR_SHUTDOWN, "%s (rank %d left the job)", SHUT_DOWN, COORDINATOR);
     if (ctx->options.rank == COORDINATOR) {
         n->left[link->rank] = true;
         n->left_count++;

@@ -305,9 +305,9 @@ static bhvd_status enqueue(bhvd_context *ctx, struct bhvd_handle *op, struct bhv
     uint64_t hash = operation_hash(&key);
     bhvd_status status = BHVD_OK;
     pthread_mutex_lock(&ctx->post_lock);
-    if (ctx->failure.status) {
-        *error = ctx->failure;
-        status = ctx->failure.status;
+    if (ctx->closing.status) {
+        *error = ctx->closing;
+        status = ctx->closing.status;
     } else if (table_find(&ctx->names, hash, operation_has_key, &key)) {
         status = error_set(error, BHVD_ERR_ARGUMENT,
                            "Requested to %s a tensor with the same name as another tensor that is currently being "

@@ -1,4 +1,5 @@
 """Runs a shell command such that nothing of it is left behind."""
+import signal
 import sys
 
 from bagua_hvd.runner.output import Console, LineForwarder, TextStream
@@ -24,6 +25,6 @@ def execute(command, env=None, stdout=None, stderr=None, index=None, events=None
     out, err = (LineForwarder(console, index, stream, prefix_output_with_timestamp) for stream in ("stdout", "stderr"))
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
     should_stop = (lambda: any(event.is_set() for event in events)) if events else None
-    supervisor = Supervisor(console, should_stop, handle_signals=False, quiet=True)
+    supervisor = Supervisor(console, should_stop, handle_signals=False, report_failures=False)
     outcome = supervisor.run([Task(0, argv, env, out, err)])
-    return outcome.exit_codes[0]
+    return outcome.exit_codes.get(0, 128 + signal.SIGKILL)

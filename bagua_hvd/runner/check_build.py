@@ -1,0 +1,58 @@
+"""What this installation can do: the text of `baguarun --check-build`."""
+import importlib
+import importlib.util
+import os
+
+import bagua_hvd
+
+_FRAMEWORKS = (("TensorFlow", "tensorflow", "bagua_hvd.tensorflow"), ("PyTorch", "torch", "bagua_hvd.torch"))
+# Rising, as bhvd_cpu_features names them: a CPU that has one has those before it.
+_CPU_FEATURES = ("scalar", "avx2", "avx512")
+
+
+def _line(available, name, note=""):
+    return f"    [{'X' if available else ' '}] {name}" + (f"  ({note})" if note else "")
+
+
+def _framework(name, module, frontend):
+    if importlib.util.find_spec(frontend) is None:
+        return _line(False, name, "no front end in this version of bagua_hvd")
+    if importlib.util.find_spec(module) is None:
+        return _line(False, name, "not installed")
+    # The message of a broken installation belongs here, the framework's own greetings do not.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        return _line(False, name, f"import {module} fails: {error}")
+    return _line(True, name)
+
+
+def _native():
+    """(the cffi library or None, why it is None)."""
+    try:
+        from bagua_hvd._native import lib
+    except ImportError as error:
+        return None, f"not built: run `pip install .` in the source folder of bagua_hvd; {error}"
+    return lib, ""
+
+
+def check_build():
+    """The text, several lines. Imports the installed frameworks, so it may take seconds."""
+    lib, reason = _native()
+    built = lib is not None
+    lines = [f"bagua_hvd v{bagua_hvd.__version__}:", "", "Available Frameworks:"]
+    lines += [_framework(*framework) for framework in _FRAMEWORKS]
+    lines += ["", "Native Extension:", _line(built, "bagua_hvd._native", reason)]
+    lines += ["", "Available Controllers:", _line(False, "MPI"), _line(built, "Gloo", "the built-in one")]
+    lines += ["", "Available Transports:"] + [_line(built, name) for name in ("inproc", "shm", "tcp")]
+    lines += ["", "CPU Features:"]
+    if built:
+        from bagua_hvd._native import ffi
+
+        best = ffi.string(lib.bhvd_cpu_features()).decode()
+        names = _CPU_FEATURES if best in _CPU_FEATURES else (best,)
+        lines += [_line(names.index(name) <= names.index(best), name) for name in names]
+    else:
+        lines.append(_line(False, "unknown"))
+    return "\n".join(lines)

@@ -1,0 +1,460 @@
+"""DistributedOptimizer on real ranks, against plain torch on all ranks' data."""
+import copy
+import gc
+import io
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import bagua_hvd.torch as hvd
+from bagua_hvd.algorithms import Algorithm, ByteGrad
+from bagua_hvd.primitives import c_fp_s
+
+
+def make_model(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def batch_of(rank, step=0):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(5, 6, generator=generator)
+
+
+def loss_of(model, batch):
+    return model(batch).pow(2).mean()
+
+
+def local_gradients(model, batches):
+    """The sum over some batches of the gradients, by plain torch."""
+    model = copy.deepcopy(model)
+    for parameter in model.parameters():        # a deepcopy keeps hooks
+        parameter._post_accumulate_grad_hooks = None
+    model.zero_grad()
+    for batch in batches:
+        loss_of(model, batch).backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def mean(lists):
+    return [torch.stack(entries).mean(0) for entries in zip(*lists, strict=True)]
+
+
+def gradients(model):
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def assert_close(actual, expected, **tolerance):
+    for a, e in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, e, **tolerance)
+
+
+def assert_same_everywhere(model):
+    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    everyone = hvd.allgather(flat.view(1, -1))
+    assert (everyone == everyone[0]).all()
+
+
+def wrap(model, lr=0.1, **options):
+    options.setdefault("named_parameters", model.named_parameters())
+    return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9), **options)
+
+
+# ---------------------------------------------------------------------------------------------------- the mean ----
+
+
+def training_equals_one_process():
+    hvd.init()
+    n = hvd.size()
+    for options in ({}, {"groups": 2}, {"gradient_predivide_factor": 2.0}, {"op": hvd.Sum}, {"named_parameters": None}):
+        model, reference = make_model(), make_model()
+        opt = wrap(model, **options)
+        plain = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+        for step in range(3):
+            opt.zero_grad()
+            loss_of(model, batch_of(hvd.rank(), step)).backward()
+            opt.step()
+            expected = mean([local_gradients(reference, [batch_of(r, step)]) for r in range(n)])
+            for parameter, gradient in zip(reference.parameters(), expected, strict=True):
+                parameter.grad = gradient * n if options.get("op") == hvd.Sum else gradient
+            plain.step()
+        assert_close(model.parameters(), reference.parameters(), rtol=1e-4, atol=1e-5)
+        assert_same_everywhere(model)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_training_equals_one_process(run_ranks, n):
+    run_ranks(n, training_equals_one_process)
+
+
+def relaxed():
+    hvd.init()
+    model = make_model()
+    for algorithm in ("bytegrad", ByteGrad(error_feedback=True)):
+        opt = wrap(model, algorithm=algorithm)
+        for step in range(3):
+            opt.zero_grad()
+            loss_of(model, batch_of(hvd.rank(), step)).backward()
+            opt.synchronize()
+            expected = mean([local_gradients(model, [batch_of(r, step)]) for r in range(hvd.size())])
+            largest = max(gradient.abs().max() for gradient in expected)
+            assert_close(gradients(model), expected, rtol=0, atol=largest.item() / 20)
+            with opt.skip_synchronize():
+                opt.step()
+        assert_same_everywhere(model)
+    # The algorithm's state is one namespaced key, which a checkpoint keeps; others add nothing.
+    file = io.BytesIO()
+    torch.save(opt.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file)
+    assert state.keys() == {"state", "param_groups", "bagua_hvd"}
+    other = wrap(model, algorithm=ByteGrad(error_feedback=True))
+    other.load_state_dict(state)
+    assert other.state_dict()["bagua_hvd"] == state["bagua_hvd"]
+    assert wrap(model).state_dict().keys() == torch.optim.SGD(model.parameters(), lr=1).state_dict().keys()
+
+
+def test_relaxed_algorithms_and_their_state(run_ranks):
+    run_ranks(2, relaxed)
+
+
+class Doubled(Algorithm):
+    def communicate(self, bucket, group):
+        return c_fp_s(bucket, group, postscale_factor=2.0)
+
+
+def own_algorithm():
+    hvd.init()
+    model = make_model()
+    opt = wrap(model, algorithm=Doubled)
+    loss_of(model, batch_of(hvd.rank())).backward()
+    expected = mean([local_gradients(model, [batch_of(r)]) for r in range(hvd.size())])
+    opt.synchronize()
+    assert_close(gradients(model), [2 * gradient for gradient in expected])
+    assert isinstance(opt.algorithm, Doubled)
+
+
+def test_own_algorithm_and_the_environment(run_ranks):
+    run_ranks(2, own_algorithm, env={"BAGUA_ALGORITHM": "bytegrad"})
+
+
+# ------------------------------------------------------------------------------------ which gradients, and when ----
+
+
+def accumulation():
+    hvd.init()
+    model = make_model()
+    opt = wrap(model, backward_passes_per_step=2)
+    mine = [batch_of(hvd.rank(), step) for step in range(3)]
+
+    def expected(steps):
+        return mean([local_gradients(model, [batch_of(r, s) for s in steps]) for r in range(hvd.size())])
+
+    for batch in mine[:2]:
+        loss_of(model, batch).backward()
+    opt.synchronize()
+    assert_close(gradients(model), expected([0, 1]))          # a sum over the passes, a mean over the ranks
+    opt.zero_grad()
+    loss_of(model, mine[2]).backward()                         # a window that is not complete
+    opt.synchronize()
+    assert_close(gradients(model), expected([2]))
+    opt.zero_grad()
+    for batch in mine[:2]:
+        loss_of(model, batch).backward()
+    with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
+        loss_of(model, mine[2]).backward()
+    opt.synchronize()
+    opt.zero_grad()
+    opt.set_backward_passes_per_step(3)
+    for batch in mine:
+        loss_of(model, batch).backward()
+    opt.synchronize()
+    assert_close(gradients(model), expected([0, 1, 2]))
+    with pytest.raises(ValueError, match="backward_passes_per_step"):
+        opt.set_backward_passes_per_step(0)
+
+
+def test_accumulation(run_ranks):
+    run_ranks(2, accumulation)
+
+
+def unused_parameters():
+    hvd.init()
+    torch.manual_seed(0)
+    branches = nn.ModuleList([nn.Linear(3, 2) for _ in range(hvd.size() + 1)])
+    opt = wrap(branches)
+    for _ in range(2):
+        opt.zero_grad()
+        branches[hvd.rank()](torch.ones(1, 3)).sum().backward()
+        opt.synchronize()
+        for branch in branches[:-1]:
+            assert_close(gradients(branch), [torch.ones(2, 3) / hvd.size(), torch.ones(2) / hvd.size()])
+        assert_close(gradients(branches[-1]), [torch.zeros(2, 3), torch.zeros(2)])
+        with opt.skip_synchronize():
+            opt.step()
+    opt.step()                                                  # no backward at all
+    assert_same_everywhere(branches)
+    # Parameters that come later.
+    late = nn.Linear(3, 2)
+    hvd.broadcast_parameters(late.state_dict(), 0)
+    opt.add_param_group({"params": late.parameters()})
+    opt.zero_grad()
+    (late(torch.ones(1, 3)).sum() * hvd.rank()).backward()
+    opt.step()
+    assert_same_everywhere(nn.ModuleList([branches, late]))
+    assert late.bias.grad[0].item() == (hvd.size() - 1) / 2
+
+
+def test_unused_and_late_parameters(run_ranks):
+    run_ranks(3, unused_parameters)
+
+
+def layouts():
+    hvd.init()
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    opt = wrap(model)
+    model(torch.full((1, 3, 3, 3), float(hvd.rank()))).sum().backward()
+    assert not model.weight.grad.is_contiguous()
+    opt.synchronize()
+    torch.testing.assert_close(model.weight.grad, torch.full_like(model.weight, (hvd.size() - 1) / 2))
+    # Two dtypes in one optimizer, and compression.
+    for compression in (hvd.Compression.none, hvd.Compression.fp16):
+        model = make_model()
+        model[2].double()
+        opt = wrap(model, compression=compression)
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, hvd.rank() + 1.0)
+        opt.synchronize()
+        for parameter in model.parameters():
+            torch.testing.assert_close(parameter.grad, torch.full_like(parameter, (hvd.size() + 1) / 2))
+
+
+def test_layouts_dtypes_and_compression(run_ranks):
+    run_ranks(2, layouts)
+
+
+def sparse():
+    hvd.init()
+    rank = hvd.rank()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for sparse_as_dense, algorithm in ((False, None), (True, None), (False, "bytegrad")):
+            torch.manual_seed(0)
+            model = nn.ModuleDict({"embedding": nn.Embedding(7, 2, sparse=True), "linear": nn.Linear(2, 1)})
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            opt = hvd.DistributedOptimizer(optimizer, sparse_as_dense=sparse_as_dense, algorithm=algorithm)
+            for used in ([rank, 5], [5], [] if rank else [1]):
+                opt.zero_grad()
+                if used:
+                    model["linear"](model["embedding"](torch.tensor(used))).sum().backward()
+                opt.step()
+                assert model["embedding"].weight.grad.is_sparse
+            assert_same_everywhere(model)
+    said = [str(w.message) for w in caught if "sparse gradients" in str(w.message)]
+    assert len(said) == (rank == 0), said
+
+
+def test_sparse_gradients(run_ranks):
+    run_ranks(2, sparse)
+
+
+# ------------------------------------------------------------------------------------- the protocol of one step ----
+
+
+def protocol():
+    hvd.init()
+    model = make_model()
+    opt = wrap(model)
+    loss_of(model, batch_of(hvd.rank())).backward()
+    with pytest.raises(AssertionError, match=r"optimizer.zero_grad\(\) was called after loss.backward\(\) but before"):
+        opt.zero_grad()
+    opt.synchronize()
+    reduced = [gradient.clone() for gradient in gradients(model)]
+    opt.synchronize()
+    assert_close(gradients(model), reduced)
+    with pytest.warns(UserWarning, match=r"optimizer.skip_synchronize\(\)"):
+        opt.step()
+    opt.zero_grad(set_to_none=False)
+    # Clipping, and hooks that run once and see reduced gradients.
+    seen = []
+    opt.register_step_pre_hook(lambda *_: seen.append([gradient.clone() for gradient in gradients(model)]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss_of(model, batch_of(hvd.rank(), 1)).backward()
+        opt.synchronize()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        with opt.skip_synchronize():
+            opt.step()
+        assert_close(seen.pop(), gradients(model))
+        assert not seen
+        opt.zero_grad()
+        # An LR scheduler patches step.
+        scheduler = torch.optim.lr_scheduler.StepLR(opt, 1, 0.5)
+        loss_of(model, batch_of(hvd.rank(), 2)).backward()
+        expected = mean([local_gradients(model, [batch_of(r, 2)]) for r in range(hvd.size())])
+        opt.step()
+        scheduler.step()
+        assert_close(seen.pop(), expected)
+        assert opt.param_groups[0]["lr"] == 0.05
+
+        # A closure.
+        def closure():
+            opt.zero_grad()
+            loss = loss_of(model, batch_of(hvd.rank(), 3))
+            loss.backward()
+            return loss
+
+        assert opt.step(closure).requires_grad
+    assert_same_everywhere(model)
+    # load_state_dict forgets pending work.
+    loss_of(model, batch_of(hvd.rank(), 4)).backward()
+    opt.synchronize()
+    state = opt.state_dict()
+    opt.zero_grad()
+    opt.load_state_dict(state)
+    hvd.broadcast_optimizer_state(opt, 0)
+    # A discarded optimizer leaves its model.
+    del opt, scheduler, closure
+    gc.collect()
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+
+
+def test_protocol_of_a_step(run_ranks):
+    run_ranks(2, protocol)
+
+
+def grad_scaler():
+    hvd.init()
+    for explicit in (False, True):
+        model = make_model()
+        opt = wrap(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in range(4):
+            overflow = step == 1 and hvd.rank() == 0            # on one rank, but all must skip the step
+            opt.zero_grad()
+            before = [parameter.detach().clone() for parameter in model.parameters()]
+            scaler.scale(loss_of(model, batch_of(hvd.rank(), step)) * (float("inf") if overflow else 1)).backward()
+            if explicit:
+                opt.synchronize()
+                scaler.unscale_(opt)
+                with opt.skip_synchronize():
+                    scaler.step(opt)
+            else:
+                scaler.unscale_(opt)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 100.0)
+                scaler.step(opt)
+            scaler.update()
+            if step == 1:
+                assert_close(model.parameters(), before, rtol=0, atol=0)
+            else:
+                plain = make_model()
+                plain.load_state_dict({k: b for k, b in zip(plain.state_dict(), before, strict=True)})
+                expected = mean([local_gradients(plain, [batch_of(r, step)]) for r in range(hvd.size())])
+                assert_close(gradients(model), expected)
+        assert scaler.get_scale() == 512.0
+        assert_same_everywhere(model)
+
+
+def test_grad_scaler(run_ranks):
+    run_ranks(2, grad_scaler)
+
+
+def failure():
+    hvd.init()
+    model = make_model()
+    opt = wrap(model)
+    odd = nn.Linear(3, 4 + hvd.rank())                          # of another shape on each rank
+    other = wrap(odd)
+    loss_of(model, batch_of(hvd.rank())).backward()
+    odd(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(hvd.HorovodInternalError, match="Mismatched"):
+        other.step()
+    other.zero_grad()
+    opt.step()
+    opt.zero_grad()
+    loss_of(model, batch_of(hvd.rank(), 1)).backward()
+    opt.step()
+    assert_same_everywhere(model)
+
+
+def test_disagreement_fails_everywhere_and_the_job_goes_on(run_ranks):
+    run_ranks(2, failure)
+
+
+def subset():
+    members = hvd.ProcessSet([0, 2])
+    hvd.init(process_sets=[members])
+    rank = hvd.rank()
+    model = make_model()
+    opt = wrap(model, process_set=members)
+    loss_of(model, batch_of(rank)).backward()
+    mine = local_gradients(model, [batch_of(rank)])
+    opt.synchronize()
+    expected = mean([local_gradients(model, [batch_of(r)]) for r in (0, 2)]) if rank != 1 else mine
+    assert_close(gradients(model), expected)
+    with opt.skip_synchronize():
+        opt.step()
+
+
+def test_process_set(run_ranks):
+    run_ranks(3, subset)
+
+
+# ------------------------------------------------------------------------------------------------- construction ----
+
+
+def construction():
+    with pytest.raises(ValueError, match="has not been initialized"):
+        wrap(make_model())
+    hvd.init()
+    model = make_model()
+    base = torch.optim.Adagrad(model.parameters(), lr=0.3, weight_decay=0.01)   # has state from the beginning
+    opt = hvd.DistributedOptimizer(base, backward_passes_per_step=2)
+    assert type(opt).__name__ == "Adagrad" and isinstance(opt, torch.optim.Adagrad)
+    assert opt.defaults == base.defaults and opt.param_groups[0]["lr"] == 0.3
+    assert (opt.backward_passes_per_step, opt.op, opt.gradient_predivide_factor) == (2, hvd.Average, 1.0)
+    loss_of(model, batch_of(0)).backward()
+    opt.step()
+
+    named = list(model.named_parameters())
+    first = named[0][1]
+    for message, options in {
+        "sequence of tuples": {"named_parameters": model.parameters()},
+        "more than once: \\['0.bias'\\]": {"named_parameters": named + [named[1]]},
+        "not named: group 0, number 3": {"named_parameters": named[:3]},
+        "backward_passes_per_step must be > 0": {"backward_passes_per_step": 0},
+        "gradient_predivide_factor": {"gradient_predivide_factor": 2.0, "op": hvd.Sum},
+        "only appear once": {"groups": [[first], [first]]},
+        "non-negative integer or a list": {"groups": -1},
+        "list of lists": {"groups": [first]},
+        "unknown algorithm 'bytegard'. Did you mean 'bytegrad'": {"algorithm": "bytegard"},
+        "op=Sum.*average=True": {"algorithm": ByteGrad(), "op": hvd.Sum},
+        "hvd.Average or hvd.Sum": {"op": hvd.Max},
+        "not registered": {"process_set": hvd.ProcessSet([0])},
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            wrap(model, **options)
+    with pytest.raises(ValueError, match="already"):
+        hvd.DistributedOptimizer(opt)
+    with pytest.warns(DeprecationWarning, match="num_groups"):
+        wrap(model, num_groups=2)
+    wrap(model, named_parameters=named + [("elsewhere", nn.Parameter(torch.zeros(1)))], groups=[[first]])
+    if hvd.size() > 1:
+        with pytest.raises(NotImplementedError, match="Adasum"):
+            wrap(model, op=hvd.Adasum)
+    # One rank, one process: no hooks, nothing to communicate.
+    if hvd.size() == 1:
+        assert opt.reducer is None
+        assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_construction(run_ranks, n):
+    run_ranks(n, construction)
+
+
+def test_elastic_job_of_one_rank_has_hooks(run_ranks):
+    run_ranks(1, accumulation, env={"HOROVOD_ELASTIC": "1"})
