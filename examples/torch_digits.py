@@ -82,7 +82,7 @@ def main():
     parser.add_argument("--algorithm", default=None, help="default: BAGUA_ALGORITHM, else gradient_allreduce")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
-    parser.add_argument("--lr", type=float, default=0.02, help="for one rank; multiplied by their number")
+    parser.add_argument("--lr", type=float, default=0.03, help="for one rank; multiplied by their number")
     parser.add_argument("--seed", type=int, default=42)
     args = parser.parse_args()
 

@@ -5,6 +5,7 @@ signal n stopped baguarun; 2, a wrong command line; 1, the job could not be star
 stderr.
 """
 import argparse
+import errno
 import os
 import shutil
 import sys
@@ -174,13 +175,23 @@ def _run(args):
 
 
 def _describe(error):
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return f"{error.strerror}: every rank needs three descriptors; raise the limit, such as `ulimit -n 65536`"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return str(error)
 
 
+def _open_standard_descriptors():
+    """Opens /dev/null for those of 0, 1, 2 that are closed (`>&-`): else a socket of ours could become one of them."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(fd)
+
+
 def run_commandline():
     """The console script. Ends the process with an exit code of the module's list."""
+    _open_standard_descriptors()
     try:
         _run(parse_args())
     except UsageError as error:

@@ -35,7 +35,8 @@ class Interrupted(Exception):
     """A signal stopped the job. Attribute signum; SIGPIPE: nobody reads the output any more."""
 
     def __init__(self, signum):
-        super().__init__(f"stopped by {signal.Signals(signum).name}")
+        why = "nobody reads the output any more, " if signum == signal.SIGPIPE else ""
+        super().__init__(f"{why}stopped by {signal.Signals(signum).name}")
         self.signum = signum
 
 

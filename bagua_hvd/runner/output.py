@@ -1,8 +1,8 @@
 """From the bytes of a worker's pipe to prefixed lines on the console, and to files.
 
 Lines end at `\\n`, `\\r` or both, so progress bars come through as they are drawn. Where the console is a terminal, a
-line that ended in `\\r` is drawn over by the next one of the same source; everywhere else each becomes a line of its own.
-One thread writes everything, so lines of different ranks never mix.
+line that ended in `\\r` is drawn over by the next one of the same source; everywhere else each becomes a line of its
+own. One thread writes everything, so lines of different ranks never mix.
 """
 import codecs
 import os

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 _EXEC = os.path.join(os.path.dirname(os.path.abspath(__file__)), "exec_worker.py")
 _DONE = b"done\n"
@@ -77,6 +78,15 @@ def kill_sessions(sessions):
         signal_sessions(sessions, signal.SIGKILL)
 
 
+def _pipe(on_error, theirs):
+    """(our end, non-blocking; the process's end). The stacks close them."""
+    reader, writer = os.pipe()
+    on_error.callback(os.close, reader)
+    theirs.callback(os.close, writer)
+    os.set_blocking(reader, False)
+    return reader, writer
+
+
 class Process:
     """A command that runs as the leader of a new session; its input is /dev/null.
 
@@ -95,15 +105,15 @@ class Process:
 
     def __init__(self, name, command, env):
         self.name = name
-        self._popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", _EXEC, str(os.getpid()), *command], env=env, bufsize=0,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-        self.pid = self._popen.pid
         self.exit_code = None
-        self.stdout, self.stderr = (os.dup(file.fileno()) for file in (self._popen.stdout, self._popen.stderr))
-        for file, fd in ((self._popen.stdout, self.stdout), (self._popen.stderr, self.stderr)):
-            file.close()
-            os.set_blocking(fd, False)
+        with ExitStack() as on_error, ExitStack() as theirs:
+            self.stdout, stdout = _pipe(on_error, theirs)
+            self.stderr, stderr = _pipe(on_error, theirs)
+            self._popen = subprocess.Popen(
+                [sys.executable, "-I", "-S", _EXEC, str(os.getpid()), *command], env=env,
+                stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True)
+            self.pid = self._popen.pid
+            on_error.pop_all()
 
     def open_pidfd(self):
         """A descriptor that becomes readable when the process ends; None where the system has none."""

@@ -99,7 +99,12 @@ class Supervisor:
                 for key, _ in self._selector.select(self._select_timeout()):
                     key.data(key.fd)
                 self._check_processes()
+                stopping = self._kill_at is not None
                 self._check_time()
+                if self._outcome.signum is not None and not stopping and self._report_failures:
+                    name = signal.Signals(self._outcome.signum).name
+                    self._console.say(f"baguarun: {name}: stopping the job, which may take {self._grace_seconds} s; "
+                                      "the signal once more kills it at once.")
         return self._outcome
 
     # ---- starting -----------------------------------------------------------------------------------------------

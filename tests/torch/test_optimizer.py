@@ -301,7 +301,7 @@ def protocol():
         assert opt.param_groups[0]["lr"] == 0.05
 
         # A closure.
-        def closure():
+        def closure(opt=opt):
             opt.zero_grad()
             loss = loss_of(model, batch_of(hvd.rank(), 3))
             loss.backward()

@@ -1,0 +1,80 @@
+"""Runs baguarun as its users do, and sees to it that no test leaves a process behind."""
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BAGUARUN = [sys.executable, "-m", "bagua_hvd.runner.launch"]
+# In the environment of every process of a job: how they are found.
+MARK = "BAGUA_HVD_TEST_JOB"
+
+
+def processes_of(mark):
+    """The running processes whose environment carries the mark, as pids. Zombies have no environment."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if f"{MARK}={mark}".encode() in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    found.append(int(name))
+            except OSError:
+                pass
+    return found
+
+
+def wait_until(condition, seconds=10):
+    """What the condition returns when it is true at last. AssertionError after `seconds`."""
+    end = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < end, "condition not met in time"
+        time.sleep(0.02)
+    return result
+
+
+class Launcher:
+    """Starts baguarun with these arguments; its processes are killed when the test ends."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self._popens = []
+
+    def start(self, *arguments, env=None, **options):
+        """The Popen of a baguarun, in a session of its own."""
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), MARK: self.mark, **(env or {})}
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": self.folder, **options}
+        popen = subprocess.Popen([*BAGUARUN, *map(str, arguments)], env=environment, start_new_session=True, **options)
+        self._popens.append(popen)
+        return popen
+
+    def run(self, *arguments, timeout=30, **options):
+        """The CompletedProcess, with text; checks that no process is left."""
+        popen = self.start(*arguments, **options)
+        stdout, stderr = popen.communicate(timeout=timeout)
+        assert self.processes() == []
+        text = [(data or b"").decode(errors="surrogateescape") for data in (stdout, stderr)]
+        assert "Traceback" not in text[1]
+        return subprocess.CompletedProcess(popen.args, popen.returncode, *text)
+
+    def processes(self):
+        """The running processes of all jobs of this test."""
+        return processes_of(self.mark)
+
+    def close(self):
+        """Kills what is left; returns what that was."""
+        left = self.processes()
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        for popen in self._popens:
+            popen.wait()
+            for file in (popen.stdout, popen.stderr):
+                if file:
+                    file.close()
+        return left

@@ -1,0 +1,160 @@
+import base64
+import io
+import os
+import threading
+import time
+
+import pytest
+from launcher import MARK, processes_of, wait_until
+
+from bagua_hvd.runner.common.util import config_parser, env, host_hash, safe_shell_exec, secret, timeout
+from bagua_hvd.runner.launch import _build_parser
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    for name in ("HOROVOD", "OMPI_COMM_WORLD", "PMI"):
+        for suffix in ("_RANK", "_SIZE"):
+            monkeypatch.delenv(name + suffix, raising=False)
+    return monkeypatch
+
+
+def test_rank_and_size_without_a_launcher(environment):
+    assert env.get_env_rank_and_size() == (0, 1)
+
+
+@pytest.mark.parametrize("prefix", ["HOROVOD", "OMPI_COMM_WORLD", "PMI"])
+def test_rank_and_size(environment, prefix):
+    environment.setenv(prefix + "_RANK", "3")
+    with pytest.raises(RuntimeError, match=f"{prefix}_SIZE is not"):
+        env.get_env_rank_and_size()
+    environment.setenv(prefix + "_SIZE", "5")
+    assert env.get_env_rank_and_size() == (3, 5)
+    environment.setenv(prefix + "_SIZE", "five")
+    with pytest.raises(ValueError, match="integers"):
+        env.get_env_rank_and_size()
+
+
+def test_rank_and_size_prefer_our_launcher(environment):
+    for name, value in (("HOROVOD", 1), ("PMI", 2)):
+        environment.setenv(name + "_RANK", str(value))
+        environment.setenv(name + "_SIZE", "7")
+    assert env.get_env_rank_and_size() == (1, 7)
+
+
+def test_secret_key():
+    key = secret.make_secret_key()
+    assert isinstance(key, bytes) and len(base64.b64decode(key, validate=True)) == 32
+    assert key != secret.make_secret_key()
+
+
+def test_timeout():
+    running = timeout.Timeout(60, "{activity} took more than {timeout} s")
+    running.check_time_out_for("this")
+    assert not running.timed_out() and 59 < running.remaining() <= 60
+    over = timeout.Timeout(0, "{activity} took more than {timeout} s")
+    time.sleep(0.001)
+    assert over.timed_out() and over.remaining() == 0
+    with pytest.raises(timeout.TimeoutException, match="start took more than 0 s"):
+        over.check_time_out_for("start")
+
+
+def test_host_hash():
+    assert host_hash.host_hash() == host_hash.host_hash()
+    assert host_hash.host_hash(salt="a") != host_hash.host_hash() != host_hash.host_hash(salt="b")
+    assert host_hash.host_hash(salt="a") == host_hash.host_hash(salt="a")
+
+
+FLAGS = [
+    (["--algorithm", "bytegrad"], "BAGUA_ALGORITHM", "bytegrad"),
+    (["--start-timeout", "7"], "HOROVOD_START_TIMEOUT", "7"),
+    (["--fusion-threshold-mb", "2"], "HOROVOD_FUSION_THRESHOLD", "2097152"),
+    (["--fusion-threshold-mb", "0"], "HOROVOD_FUSION_THRESHOLD", "0"),
+    (["--cycle-time-ms", "2.5"], "HOROVOD_CYCLE_TIME", "2.5"),
+    (["--cache-capacity", "0"], "HOROVOD_CACHE_CAPACITY", "0"),
+    (["--gloo-timeout-seconds", "9"], "HOROVOD_GLOO_TIMEOUT_SECONDS", "9"),
+    (["--timeline-filename", "t.json"], "HOROVOD_TIMELINE", "t.json"),
+    (["--log-level", "debug"], "HOROVOD_LOG_LEVEL", "DEBUG"),
+    (["--no-stall-check"], "HOROVOD_STALL_CHECK_DISABLE", "1"),
+    (["--stall-check"], "HOROVOD_STALL_CHECK_DISABLE", "0"),
+    (["--stall-check-warning-time-seconds", "5"], "HOROVOD_STALL_CHECK_TIME_SECONDS", "5"),
+    (["--stall-check-shutdown-time-seconds", "90"], "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "90"),
+]
+
+
+@pytest.mark.parametrize("flags, variable, value", FLAGS, ids=[" ".join(flags) for flags, _, _ in FLAGS])
+def test_each_flag_sets_its_variable_and_no_other(flags, variable, value):
+    args = _build_parser().parse_args([*flags, "-np", "1", "true"])
+    config_parser.validate_config_args(args)
+    assert config_parser.set_env_from_args({"KEPT": "1", variable: "before"}, args) == {"KEPT": "1", variable: value}
+
+
+def test_flags_not_given_keep_what_the_user_exported():
+    args = _build_parser().parse_args(["-np", "1", "true"])
+    assert config_parser.set_env_from_args({"HOROVOD_CYCLE_TIME": "3"}, args) == {"HOROVOD_CYCLE_TIME": "3"}
+
+
+@pytest.mark.timeout(30)
+class TestExecute:
+    def execute(self, command, **options):
+        out, err = io.StringIO(), io.StringIO()
+        code = safe_shell_exec.execute(command, stdout=out, stderr=err, **options)
+        return code, out.getvalue(), err.getvalue()
+
+    def test_output_and_exit_code(self):
+        assert self.execute("echo out; echo err >&2; printf 'no end'; exit 7") == (7, "out\nno end", "err\n")
+
+    def test_prefix(self):
+        assert self.execute("echo out; printf err >&2", index=3) == (0, "[3]<stdout>:out\n", "[3]<stderr>:err\n")
+
+    def test_signal(self):
+        assert self.execute("kill -9 $$")[0] == 137
+
+    def test_environment(self):
+        assert self.execute("echo $A-$HOME", env={"A": "x"}) == (0, "x-\n", "")
+
+    def test_event_stops_the_whole_tree(self):
+        event = threading.Event()
+        mark = "execute-event"
+        threading.Timer(0.5, event.set).start()
+        code = self.execute("sleep 60 & sleep 60", env={**os.environ, MARK: mark}, events=[event])[0]
+        assert code == 143
+        assert processes_of(mark) == []
+
+    def test_background_processes_end_with_the_command(self):
+        mark = "execute-background"
+        started = time.monotonic()
+        assert self.execute("sleep 60 & echo done", env={**os.environ, MARK: mark})[:2] == (0, "done\n")
+        assert time.monotonic() - started < 5
+        wait_until(lambda: not processes_of(mark))
+
+    def test_from_another_thread(self):
+        results = []
+        thread = threading.Thread(target=lambda: results.append(self.execute("echo a; exit 2")))
+        thread.start()
+        thread.join()
+        assert results == [(2, "a\n", "")]
+
+    def test_without_pidfd(self, monkeypatch):
+        """Kernels before 5.3."""
+        monkeypatch.delattr(os, "pidfd_open")
+        assert self.execute("echo a; exit 2") == (2, "a\n", "")
+        assert self.execute("kill -9 $$")[0] == 137
+
+    def test_an_exception_leaves_nothing(self, monkeypatch):
+        mark = "execute-exception"
+
+        def interrupt():
+            raise KeyboardInterrupt
+
+        event = threading.Event()
+        monkeypatch.setattr(event, "is_set", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            self.execute("sleep 60 & sleep 60", env={**os.environ, MARK: mark}, events=[event])
+        assert processes_of(mark) == []
+
+    def test_no_descriptors_left_behind(self):
+        self.execute("true")
+        before = os.listdir("/proc/self/fd")
+        self.execute("sleep 60 & exit 1")
+        assert os.listdir("/proc/self/fd") == before
