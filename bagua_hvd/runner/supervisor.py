@@ -61,7 +61,7 @@ class Supervisor:
 
     Args:
         console: Console, for the messages about the first failure.
-        should_stop: asked about ten times a second; True stops everything. None: never.
+        should_stop: asked about twenty times a second; True stops everything. None: never.
         handle_signals: SIGINT, SIGTERM and SIGHUP stop everything, unless they were ignored before (nohup), and a
             second one kills at once. Only in the main thread; elsewhere, and with False, signals are left alone.
         report_failures: whether the first failure is told on the console's stderr.
