@@ -2,6 +2,7 @@
 """bagua_hvd for PyTorch: `import bagua_hvd.torch as hvd` where a script has `import horovod.torch as hvd`."""
 import torch as _torch
 
+from bagua_hvd import algorithms
 from bagua_hvd.common.basics import (
     Adasum,
     Average,

@@ -10,6 +10,7 @@
 // Wire: 2 (n-1) encoded chunks each way per rank. A chunk is sent as soon as it is encoded.
 #include "primitive/primitive.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "core/progress.h"
@@ -56,8 +57,11 @@ static void encode_with_error(struct exchange *x, unsigned char *code, unsigned 
         memcpy(error, x->wide, count * sizeof *error);
         x->codec->decode(x->decoded, code, count);
         x->to_float(x->wide, x->decoded, count);
-        for (size_t i = 0; i < count; i++)
-            error[i] -= x->wide[i];
+        // A NaN or Inf is for the user to see in the result, once; fed back it would never go away.
+        for (size_t i = 0; i < count; i++) {
+            float e = error[i] - x->wide[i];
+            error[i] = isfinite(e) ? e : 0.0f;
+        }
     }
 }
 
