@@ -25,4 +25,9 @@ static inline bool dtype_is_valid(int dtype)
     return dtype >= 0 && dtype < BHVD_DTYPE_COUNT;
 }
 
+static inline bool dtype_is_floating(int dtype)
+{
+    return dtype == BHVD_FLOAT16 || dtype == BHVD_FLOAT32 || dtype == BHVD_FLOAT64 || dtype == BHVD_BFLOAT16;
+}
+
 #endif

@@ -27,6 +27,10 @@ bhvd_status allreduce_shared(bhvd_context *ctx, struct process_set *set, const s
 bhvd_status allreduce_ring(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                            const struct span_list *list);
 
+// Every span is one tensor. The set's size is a power of two. Float dtypes.
+bhvd_status allreduce_adasum(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+                             const struct span_list *list);
+
 // part[i]: bytes of the vector that rank i of the set gets; dst: this rank's part.
 bhvd_status reducescatter_shared(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                                  const void *src, void *dst, const size_t *part);

@@ -43,6 +43,8 @@ static bhvd_status allreduce_run(bhvd_context *ctx, struct process_set *set, con
     struct reduction reduction = reduction_of(ctx, op, dtype, set->size);
     if (list->nbytes == 0)
         return BHVD_OK;
+    if (op->op == BHVD_OP_ADASUM)
+        return allreduce_adasum(ctx, set, &reduction, list);
     return use_shared(ctx, set) ? allreduce_shared(ctx, set, &reduction, list)
                                 : allreduce_ring(ctx, set, &reduction, list);
 }

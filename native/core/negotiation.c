@@ -518,7 +518,8 @@ static bhvd_status check_pending(const bhvd_context *ctx, const struct pending *
                              operation_kind_word(first->kind), (int)first->key.name_size, first->key.name,
                              first->kind == BHVD_ALLGATHER ? "allgather" : "alltoall");
     }
-    if (pending->ready_count < pending->size && first->kind != BHVD_ALLREDUCE)
+    bool sums = first->kind == BHVD_ALLREDUCE || first->kind == BHVD_C_LP_S;        // zeros can stand in
+    if (pending->ready_count < pending->size && !sums)
         return error_set(error, BHVD_ERR_UNSUPPORTED,
                          "%s is not supported with Join at this time. Rank %d has joined ('%.*s').",
                          operation_kind_word(first->kind), ctx->negotiation.last_joined, (int)first->key.name_size,

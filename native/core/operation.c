@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/dtype.h"
 #include "base/futex.h"
 #include "base/status.h"
 #include "core/context.h"
@@ -138,6 +139,19 @@ static bhvd_status check_tensors(const struct bhvd_args *args, struct bhvd_error
     return BHVD_OK;
 }
 
+static bhvd_status check_adasum(const struct bhvd_args *args, int set_size, struct bhvd_error *error)
+{
+    if (set_size & (set_size - 1))
+        return error_set(error, BHVD_ERR_UNSUPPORTED, "Adasum needs a power of two of ranks, not %d.", set_size);
+    for (size_t t = 0; t < args->tensor_count; t++) {
+        int dtype = args->tensors[t].dtype;
+        if (!dtype_is_floating(dtype))
+            return error_set(error, BHVD_ERR_ARGUMENT, "Adasum does not take dtype %s (tensor %zu of '%s')",
+                             bhvd_dtype_name(dtype), t, args->name);
+    }
+    return BHVD_OK;
+}
+
 static bhvd_status check_args(bhvd_context *ctx, const struct bhvd_args *args, int *set_size, struct bhvd_error *error)
 {
     if (args->kind < 0 || args->kind >= KIND_COUNT)
@@ -150,8 +164,6 @@ static bhvd_status check_args(bhvd_context *ctx, const struct bhvd_args *args, i
         return error_set(error, BHVD_ERR_UNSUPPORTED, "Reducescatter currently only supports AVERAGE and SUM.");
     if (args->kind == BHVD_C_LP_S && args->op > BHVD_OP_SUM)
         return error_set(error, BHVD_ERR_UNSUPPORTED, "Low-precision allreduce only supports AVERAGE and SUM.");
-    if (args->kind == BHVD_ALLREDUCE && args->op == BHVD_OP_ADASUM)
-        return error_set(error, BHVD_ERR_UNSUPPORTED, "Adasum is not available in this version.");
     if (args->device >= 0)
         return error_set(error, BHVD_ERR_UNSUPPORTED, "tensors on GPU %d are not served by this build", args->device);
     bhvd_status status = check_tensors(args, error);
@@ -159,6 +171,8 @@ static bhvd_status check_args(bhvd_context *ctx, const struct bhvd_args *args, i
         status = check_process_set(ctx, args, set_size, error);
     if (!status && args->kind == BHVD_ALLTOALL)
         status = check_splits(args, *set_size, error);
+    if (!status && args->kind == BHVD_ALLREDUCE && args->op == BHVD_OP_ADASUM)
+        status = check_adasum(args, *set_size, error);
     return status;
 }
 

@@ -3,9 +3,9 @@ import itertools
 
 import numpy as np
 import pytest
-from world import DTYPES, bfloat16_bits, from_bits, result, storage, view
 
 from bagua_hvd.common import native
+from world import DTYPES, bfloat16_bits, from_bits, result, storage, view
 
 # 1 MiB of int64 and more: several blocks and segments, sizes that divide nothing; 0: nothing at all.
 COUNTS = [0, 1, 3, 17, 1000, 4099]

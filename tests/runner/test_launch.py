@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from launcher import wait_until
 
 pytestmark = pytest.mark.timeout(60)

@@ -5,10 +5,10 @@ import threading
 import time
 
 import pytest
-from launcher import MARK, processes_of, wait_until
 
 from bagua_hvd.runner.common.util import config_parser, env, host_hash, safe_shell_exec, secret, timeout
 from bagua_hvd.runner.launch import _build_parser
+from launcher import MARK, processes_of, wait_until
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def storage(dtype):
 
 
 class World:
-    """Starts n contexts. `run(fn)` calls fn(rank, context) on a thread per rank and returns the results in rank order."""
+    """Starts n contexts. `run(fn)` calls fn(rank, context) on a thread per rank: the results in rank order."""
 
     def __init__(self, n, transport="inproc", path="", timeout_ms=20000, **options):
         self.n = n

@@ -1,0 +1,110 @@
+"""`run_ranks`: runs a function of the test's module on n ranks, one real process each, and shows what they printed."""
+import os
+import secrets
+import subprocess
+import sys
+import time
+from base64 import b64encode
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Started with the file, function name and arguments as repr.
+_WORKER = """
+import ast, importlib.util, sys
+path, function, arguments = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("worker_module", path)
+module = importlib.util.module_from_spec(spec)
+sys.modules["worker_module"] = module
+spec.loader.exec_module(module)
+getattr(module, function)(**ast.literal_eval(arguments))
+"""
+
+
+class RankResult(NamedTuple):
+    returncode: int | None      # None: it had to be killed
+    output: str                 # stdout and stderr
+
+
+def job_environment(rank, size, port, secret, extra=None):
+    """The environment that a launcher gives to one rank of a job on this host."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "BAGUA_"))}
+    environment.update({
+        "HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(size),
+        "HOROVOD_LOCAL_RANK": str(rank), "HOROVOD_LOCAL_SIZE": str(size),
+        "HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "1",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "_HOROVOD_SECRET_KEY": b64encode(secret).decode(),
+        "HOROVOD_GLOO_IFACE": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+    })
+    environment.update(extra or {})
+    return environment
+
+
+def run_ranks(tmp_path, n, function, arguments=None, env=None, timeout=60, check=True):
+    """Starts n ranks of one job on this host and returns their RankResults.
+
+    `function` is one of the test's module, or a script's path; `arguments` are literals; `env` goes to every rank, a
+    list of dicts to each its own. Unless check is False, every rank must end with 0 within `timeout` seconds.
+    """
+    from bagua_hvd.common import native
+
+    if callable(function):
+        command = [sys.executable, "-c", _WORKER, function.__code__.co_filename, function.__name__,
+                   repr(arguments or {})]
+    else:
+        command = [sys.executable, str(function), *map(str, arguments or ())]
+    secret = secrets.token_bytes(32)
+    # A job of one rank needs no meeting point.
+    rendezvous = native.Rendezvous(secret) if n > 1 else None
+    port = rendezvous.port if rendezvous else 1
+    outputs = [tmp_path / f"rank{rank}.{time.monotonic_ns()}" for rank in range(n)]
+    processes = []
+    try:
+        for rank in range(n):
+            extra = env[rank] if isinstance(env, list) else env
+            with open(outputs[rank], "wb") as output:
+                processes.append(subprocess.Popen(
+                    command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                    env=job_environment(rank, n, port, secret, extra),
+                ))
+        _wait(processes, timeout, check)
+    finally:
+        returncodes = [process.poll() for process in processes]
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        if rendezvous:
+            rendezvous.close()
+    results = [
+        RankResult(returncode, output.read_text(errors="replace"))
+        for returncode, output in zip(returncodes, outputs, strict=True)
+    ]
+    if check and any(result.returncode != 0 for result in results):
+        pytest.fail("\n".join(
+            f"--- rank {rank} of {n}: "
+            + ("killed, as it did not end in time" if result.returncode is None else f"exit code {result.returncode}")
+            + f"\n{result.output}"
+            for rank, result in enumerate(results)
+        ), pytrace=False)
+    return results
+
+
+def _wait(processes, timeout, check):
+    """Until all ended, or `timeout`; once one failed, the others have five seconds more."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        codes = [process.poll() for process in processes]
+        if None not in codes:
+            return
+        if check and any(codes):
+            deadline = min(deadline, time.monotonic() + 5)
+            check = False
+        time.sleep(0.02)
