@@ -91,6 +91,8 @@ def init(comm=None, process_sets=None):
             runtime.atexit_registered = True
             atexit.register(shutdown)
         try:
+            if options.timeline and options.timeline.upper() != "DYNAMIC":
+                started.start_timeline(options.timeline, options.timeline_mark_cycles)
             _register_static_sets(started, static_sets, options)
         except BaseException:
             shutdown()
@@ -152,6 +154,31 @@ def shutdown():
         runtime.handle_numbers = itertools.count(1)
         # Not destroyed here: other threads may be waiting in it. The last reference does that.
         stopped.shutdown()
+
+
+def start_timeline(file_path, mark_cycles=False):
+    """Begins the timeline, or redirects it to another file. To be called on all ranks; rank 0 writes.
+
+    Args:
+        file_path: a Chrome trace (JSON), valid after every event. The file that is being written: nothing happens.
+        mark_cycles: adds CYCLE_START marks where the coordinator answers.
+    Raises:
+        ValueError: before init(), or without HOROVOD_TIMELINE in the environment (DYNAMIC: none yet at the start).
+        HorovodInternalError: the file cannot be written.
+    """
+    options = _options()
+    if options.timeline is None:
+        raise ValueError(
+            "start_timeline() needs the environment variable HOROVOD_TIMELINE when the job starts: set it to DYNAMIC, "
+            "or to the file of a timeline from the beginning."
+        )
+    context().start_timeline(file_path, mark_cycles)
+
+
+def stop_timeline():
+    """Ends the timeline; the file is complete. Does nothing when there is none. ValueError before init()."""
+    _options()
+    context().stop_timeline()
 
 
 def _after_fork_in_child():

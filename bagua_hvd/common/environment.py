@@ -39,6 +39,8 @@ class Options:
     allreduce_path: str | None = None
     dynamic_process_sets: bool = False
     elastic: bool = False
+    timeline: str | None = None         # a file, or "DYNAMIC": may be started later; None: may not
+    timeline_mark_cycles: bool = False
 
 
 class _Reader:
@@ -126,6 +128,8 @@ def read_options(environ=None):
     _read_stall_check(read, options)
     options.dynamic_process_sets = read.flag("HOROVOD_DYNAMIC_PROCESS_SETS")
     options.elastic = read.flag("HOROVOD_ELASTIC")
+    options.timeline = read.text("HOROVOD_TIMELINE")
+    options.timeline_mark_cycles = read.flag("HOROVOD_TIMELINE_MARK_CYCLES")
     if size > 1:
         _read_rendezvous(read, options)
     return options

@@ -7,6 +7,7 @@ any thread; cffi releases the GIL inside native calls.
 The structs of bhvd_post are pooled, since building them anew would cost more than a small allreduce in shared memory. A
 call takes one from the pool, so threads never share one.
 """
+import os
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -349,6 +350,16 @@ class Context:
         status = lib.bhvd_context_status(self._pointer, error)
         if status != OK:
             raise_for_status(status, _message(error))
+
+    def start_timeline(self, path, mark_cycles=False):
+        """Rank 0 writes a Chrome trace to `path` from now on; other ranks ignore it."""
+        error = ffi.new("struct bhvd_error *")
+        status = lib.bhvd_timeline_start(self._pointer, os.fsencode(path), mark_cycles, error)
+        if status != OK:
+            raise_for_status(status, _message(error))
+
+    def stop_timeline(self):
+        lib.bhvd_timeline_stop(self._pointer)
 
     def process_set_size(self, process_set):
         """Number of ranks, -1 when there is no such set."""

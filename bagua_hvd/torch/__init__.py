@@ -29,6 +29,8 @@ from bagua_hvd.common.basics import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from bagua_hvd.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from bagua_hvd.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set

@@ -46,6 +46,7 @@ static void context_free(bhvd_context *ctx)
     response_cache_fini(&ctx->cache);
     process_set_table_fini(&ctx->sets);
     fusion_fini(ctx);
+    timeline_fini(&ctx->timeline);
     free(ctx->names.buckets);
     free(ctx->poll_fds);
     for (size_t i = 0; i < sizeof ctx->strings / sizeof ctx->strings[0]; i++)

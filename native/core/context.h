@@ -15,6 +15,7 @@
 #include "core/negotiation.h"
 #include "core/process_set.h"
 #include "core/response_cache.h"
+#include "core/timeline.h"
 #include "kernel/kernel.h"
 #include "transport/connect.h"
 
@@ -45,6 +46,7 @@ struct bhvd_context {
     int spin_limit;                             // rounds of looking before the engine sleeps
     struct negotiation negotiation;
     struct response_cache cache;
+    struct timeline timeline;
     struct execution *executions_head, **executions_tail;
     struct fusion_buffer scratch[2];            // fusion.h
     struct bhvd_counters counters;              // the engine's; links count bytes, see bhvd_context_counters

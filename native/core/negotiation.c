@@ -448,6 +448,7 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
         pending->entry = entry;
         if (entry)
             entry->pending = pending;
+        timeline_negotiation_begin(ctx, &pending->key, operation_kind_name(request->kind, request->op));
     } else if (pending->entry != entry && pending->entry) {
         pending->entry->pending = NULL;
         pending->entry = NULL;
@@ -457,6 +458,7 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
     pending->requests[index] = request;
     request_hold(request);
     pending->ready_count++;
+    timeline_rank_ready(ctx, &pending->key, rank);
     if (is_complete(ctx, pending, set))
         mark_ready(n, pending);
     return BHVD_OK;
@@ -637,6 +639,7 @@ static bhvd_status respond_errors(bhvd_context *ctx)
         }
         *at = p->next_ready;
         if (set) {
+            timeline_negotiation_end(ctx, &p->key);
             begin_response(&n->out, p->key.process_set, 1);
             put_error_item(&n->out, &p->key, &error);
             status = send_response(ctx, set);
@@ -654,6 +657,7 @@ bhvd_status negotiation_respond(bhvd_context *ctx)
     struct negotiation *n = &ctx->negotiation;
     if (!n->ready_head)
         return BHVD_OK;
+    timeline_cycle(ctx);
     bhvd_status status = respond_errors(ctx);
     while (!status && n->ready_head) {
         int count;
@@ -662,6 +666,7 @@ bhvd_status negotiation_respond(bhvd_context *ctx)
         begin_response(&n->out, fused->key.process_set, (uint32_t)count);
         for (struct pending *p = fused, *next; p; p = next) {
             next = p->next_ready;
+            timeline_negotiation_end(ctx, &p->key);
             put_answer(ctx, &n->out, p);
             pending_free(p);
         }

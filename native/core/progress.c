@@ -243,12 +243,16 @@ static void execute_next(bhvd_context *ctx)
     ctx->executions_head = execution->next;
     if (!ctx->executions_head)
         ctx->executions_tail = &ctx->executions_head;
-    for (int i = 0; i < execution->count; i++)
+    for (int i = 0; i < execution->count; i++) {
         execution->operations[i]->executing = true;
+        timeline_operation_begin(ctx, execution->operations[i]);
+    }
     ctx->counters.executions++;
     bhvd_status status = collective_execute(ctx, execution, &error);
     if (ctx->failure.status)
         error = ctx->failure;
+    for (int i = 0; i < execution->count; i++)
+        timeline_operation_end(ctx, execution->operations[i], status != BHVD_OK);
     end_execution(execution, status ? &error : NULL);
 }
 

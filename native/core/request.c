@@ -119,7 +119,7 @@ size_t request_nbytes(const struct request *request)
     return nbytes;
 }
 
-static void format_shape(char *out, size_t size, const struct request_tensor *tensor)
+void request_format_shape(char *out, size_t size, const struct request_tensor *tensor)
 {
     size_t at = (size_t)snprintf(out, size, "[");
     for (int d = 0; d < tensor->ndim && at < size; d++)
@@ -153,8 +153,8 @@ static bhvd_status compare_shapes(const struct request *one, int one_rank, const
             if (a->ndim == b->ndim && memcmp(a->dims, b->dims, a->ndim * sizeof(int64_t)) == 0)
                 continue;
             char a_shape[200], b_shape[200];
-            format_shape(a_shape, sizeof a_shape, a);
-            format_shape(b_shape, sizeof b_shape, b);
+            request_format_shape(a_shape, sizeof a_shape, a);
+            request_format_shape(b_shape, sizeof b_shape, b);
             return error_set(error, BHVD_ERR_MISMATCH,
                              "Mismatched %s tensor shapes: One rank sent a tensor of shape %s, but another rank sent "
                              "a tensor of shape %s. %s",

@@ -38,6 +38,9 @@ struct request *request_parse(const unsigned char *bytes, size_t size);
 void request_hold(struct request *request);
 void request_drop(struct request *request);
 
+// "[17, 17]"
+void request_format_shape(char *out, size_t size, const struct request_tensor *tensor);
+
 int64_t request_dim(const struct request_tensor *tensor, int i);
 int64_t request_split(const struct request *request, uint32_t i);
 size_t request_nbytes(const struct request *request);

@@ -124,6 +124,11 @@ void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out);
 /* BHVD_OK while usable; else the reason it is not, with the sentence. */
 bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error);
 
+/* Writes a Chrome trace of the coordinator's view to `path`, from now on; rank 0 does, other ranks ignore it. The file is
+ * valid JSON after every event. Starting the open file again changes nothing; another one takes its place. */
+bhvd_status bhvd_timeline_start(bhvd_context *ctx, const char *path, int mark_cycles, struct bhvd_error *error);
+void bhvd_timeline_stop(bhvd_context *ctx);
+
 /* Process sets. Id 0 holds all ranks. Ids come from BHVD_PROCESS_SET_ADD operations, equal on all ranks. */
 /* Size of the set, or -1 when there is none with this id. */
 int bhvd_process_set_size(bhvd_context *ctx, int id);

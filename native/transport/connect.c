@@ -476,6 +476,9 @@ static bhvd_status check_options(const struct bhvd_context_options *options, str
     if (!known)
         return error_set(error, BHVD_ERR_ARGUMENT, "unknown transport \"%s\"; known are auto, shm, tcp, inproc",
                          options->transport ? options->transport : "");
+    const char *path = options->allreduce_path ? options->allreduce_path : "";
+    if (path[0] && strcmp(path, "shared") != 0 && strcmp(path, "ring") != 0)
+        return error_set(error, BHVD_ERR_ARGUMENT, "unknown allreduce path \"%s\"; known are shared, ring", path);
     if (options->size < 1 || options->rank < 0 || options->rank >= options->size)
         return error_set(error, BHVD_ERR_ARGUMENT, "rank %d of %d does not exist", options->rank, options->size);
     if (options->size > 1 && strcmp(options->transport, "inproc") != 0 &&

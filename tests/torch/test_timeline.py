@@ -1,0 +1,80 @@
+"""The timeline is a Chrome trace that a JSON reader takes at any time."""
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import bagua_hvd.torch as hvd
+
+
+def events_of(path, n):
+    events = json.loads(Path(path).read_text())
+    assert events[0]["args"].keys() == {"start_time_since_epoch_in_micros"}
+    names = {e["pid"]: e["args"]["name"] for e in events[1:] if e.get("name") == "process_name"}
+    depth = dict.fromkeys(names, 0)
+    for e in events:
+        if e["ph"] in "BE":
+            depth[e["pid"]] += 1 if e["ph"] == "B" else -1
+            assert depth[e["pid"]] >= 0
+    assert not any(depth.values())
+    pid = next(pid for pid, name in names.items() if name == "allreduce.test_allreduce")
+    own = [e for e in events if e["pid"] == pid and e["ph"] != "M"]
+    assert [e["name"] for e in own if e["ph"] == "B"] == ["NEGOTIATE_ALLREDUCE", "ALLREDUCE"] * 2
+    assert sorted(e["name"] for e in own if e["ph"] == "X") == sorted(str(r) for r in range(n) for _ in range(2))
+    assert own[-1]["args"]["dtype"] == "float32" and own[-1]["args"]["shape"] == "[17, 3]"
+    return events
+
+
+def write_timelines(folder):
+    hvd.init()
+    for part in ("one", "two"):
+        path = f"{folder}/{part}.json"
+        hvd.start_timeline(path, mark_cycles=part == "two")
+        hvd.barrier()           # until all have started, none of the operations below are in the file of before
+        for _ in range(2):
+            hvd.allreduce(torch.ones(17, 3), name="test_allreduce")
+        hvd.start_timeline(path)        # the same file: nothing happens
+        hvd.barrier()
+        if hvd.rank() == 0:
+            json.loads(Path(path).read_text())      # while it is open
+        hvd.stop_timeline()
+        if hvd.rank() == 0:
+            events = events_of(path, hvd.size())
+            assert any(e.get("name") == "CYCLE_START" for e in events) == (part == "two")
+        hvd.barrier()
+    hvd.stop_timeline()
+    if hvd.rank() == 0:
+        with pytest.raises(hvd.HorovodInternalError, match="cannot be written"):
+            hvd.start_timeline(f"{folder}/no/such/folder.json")
+    hvd.shutdown()
+    with pytest.raises(ValueError, match="not been initialized"):
+        hvd.start_timeline(path)
+
+
+def refuse_without_variable():
+    hvd.init()
+    with pytest.raises(ValueError, match="HOROVOD_TIMELINE"):
+        hvd.start_timeline("timeline.json")
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_timeline(run_ranks, tmp_path, n):
+    run_ranks(n, write_timelines, arguments={"folder": str(tmp_path)}, env={"HOROVOD_TIMELINE": "DYNAMIC"})
+
+
+def test_refused_without_the_variable(run_ranks):
+    run_ranks(1, refuse_without_variable)
+
+
+def from_the_start():
+    hvd.init()
+    hvd.allreduce(torch.ones(2), name='a "quoted" name\n')
+    hvd.shutdown()
+
+
+def test_from_the_start_by_the_variable(run_ranks, tmp_path):
+    path = tmp_path / "timeline.json"
+    run_ranks(1, from_the_start, env={"HOROVOD_TIMELINE": str(path)})
+    names = [e["args"]["name"] for e in json.loads(path.read_text())[1:] if e.get("name") == "process_name"]
+    assert names == ['allreduce.a "quoted" name\n']
