@@ -6,12 +6,18 @@ name. A gradient that is not there at synchronize() is supplied by the front end
 that is not complete goes as it is; so ranks may use different parameters, and every rank posts every bucket once
 between two steps.
 
+Which gradients are sparse is not known before the first backward pass, and then only to the ranks that used them. So
+the first synchronize() begins with one small allreduce in which the ranks tell each other, and before it nothing is
+posted: buckets have the same members everywhere, always.
+
 Lives on the thread of the backward pass; no lock. Nothing here touches tensor data.
 """
 import warnings
+from contextlib import contextmanager
 from time import perf_counter_ns
 
-from bagua_hvd.common import basics
+from bagua_hvd.algorithms.base import Gradient
+from bagua_hvd.common import basics, native
 from bagua_hvd.common.buckets import Bucket, partition, partition_groups
 from bagua_hvd.primitives import c_fp_s
 
@@ -25,14 +31,22 @@ class Gradients:
     """What a front end supplies to a Reducer: its gradients, by index."""
 
     def view(self, index):
-        """The in-place TensorView of what travels for gradient `index`, zeros when there is no gradient.
-
-        None: it cannot be part of a bucket (sparse), now and from now on; the reducer then asks communicate().
-        """
+        """The in-place TensorView of what travels for gradient `index`, zeros when there is no gradient."""
         raise NotImplementedError
 
-    def communicate(self, index):
-        """Begins the communication of a gradient that travels by itself; returns something with wait()."""
+    def sparse_dim(self, index):
+        """Of how many leading dimensions gradient `index` holds some entries only; 0: it is dense, or not there."""
+        return 0
+
+    def travels_alone(self, index, sparse_dim):
+        """Whether a gradient that some rank has sparse goes by communicate() on all of them, and in no bucket."""
+        return False
+
+    def communicate(self, index, name):
+        """Begins the communication of a gradient that travels by itself; returns something with wait().
+
+        name: what its operations are to be called, unique in this process.
+        """
         raise NotImplementedError
 
     def finish(self):
@@ -58,6 +72,19 @@ class _Numbers:
 _numbers = _Numbers()
 
 
+def check_algorithm(algorithm):
+    """Whether a Reducer can serve the Algorithm.
+
+    Raises:
+        ValueError: it communicates something else than gradients.
+    """
+    if algorithm.communicates is not Gradient:
+        raise ValueError(
+            f"{type(algorithm).__name__} communicates {getattr(algorithm.communicates, '__name__', '?')}: in this version "
+            "an optimizer communicates gradients, and takes algorithms that do"
+        )
+
+
 class Reducer:
     """Communicates the gradients of one optimizer.
 
@@ -72,16 +99,19 @@ class Reducer:
         buckets: all Buckets.
         pending: gradients have been computed and not yet synchronized.
         synchronized: all gradients have been communicated since the last backward pass, and no step has used them.
+        accumulating: backward passes add to the gradients and count for nothing else; see no_sync().
         synchronizations, exposed_ns: how often, and how long in all, synchronize() made the caller wait.
     """
 
     def __init__(self, gradients, members, algorithm, group, passes=1, groups=None, prescale_factor=1.0,
                  postscale_factor=1.0):
+        check_algorithm(algorithm)
         self.algorithm = algorithm
         self.group = group
         self.buckets = []
         self.synchronizations = 0
         self.exposed_ns = 0
+        self.accumulating = False
         self._gradients = gradients
         self._passes = passes
         self._factors = (prescale_factor, postscale_factor)
@@ -89,6 +119,7 @@ class Reducer:
         self._members = []
         self._bucket_of = []        # by index; None: it travels by itself
         self._noted = set()
+        self._agreed = None         # for which init() and how many members the ranks know each other's sparse ones
         self.add(members, groups)
 
     def add(self, members, groups=None):
@@ -124,33 +155,69 @@ class Reducer:
             bucket.clear()
         self._gradients.discard()
 
+    @contextmanager
+    def no_sync(self):
+        """Within it, gradients accumulate locally: nothing is posted, and no window of accumulation advances."""
+        outer, self.accumulating = self.accumulating, True
+        try:
+            yield
+        finally:
+            self.accumulating = outer
+
     def gradient_ready(self, index):
         """A backward pass has accumulated gradient `index`.
 
         Raises:
             AssertionError: it had been accumulated as often as agreed, and is on its way already.
         """
-        left = self._passes_left[index] - 1
-        if left < 0 or self._placed[index]:
+        if self._passes_left[index] == 0 or self._placed[index]:
             raise AssertionError(TOO_MANY_PASSES.format(name=self._members[index].name))
-        self._passes_left[index] = left
-        self.pending = True
         self.synchronized = False
-        if left == 0:
+        if self.accumulating:
+            return
+        self.pending = True
+        self._passes_left[index] -= 1
+        if self._passes_left[index] == 0 and self._agreed == self._agreement():
             self._place(index)
 
-    def _place(self, index):
-        """Gives a complete gradient to its bucket, and posts the bucket when that was the last."""
-        view = self._gradients.view(index)
-        bucket = self._bucket_of[index]
-        if view is None:
-            if bucket is not None:
+    def _agreement(self):
+        # A new init() may bring ranks that know nothing; new members are known to none.
+        return basics.runtime.inits, len(self._members)
+
+    def _agree(self):
+        """Learns which gradients any rank has sparse; the others are dense from then on, whatever comes.
+
+        A rank that has joined says nothing: then it is done again in the next step, until all have taken part. So
+        all ranks agree in the same step, and none waits for one that has agreed before.
+        """
+        size, count = self.group.size(), len(self._members)
+        facts = native.ffi.new("int32_t[]", size + count)
+        facts[self.group.rank()] = 1
+        for index in range(count):
+            facts[size + index] = self._gradients.sparse_dim(index)
+        address = int(native.ffi.cast("uintptr_t", facts))
+        view = native.TensorView(address, address, (size + count,), native.INT32, facts)
+        basics.context().post(
+            native.ALLREDUCE, f"{self._name}.sparse", [view], process_set=self.group.process_set_id, op=native.OP_MAX,
+            blocking=True,
+        ).wait()
+        for index in range(count):
+            sparse_dim, bucket = facts[size + index], self._bucket_of[index]
+            if sparse_dim and self._gradients.travels_alone(index, sparse_dim) and bucket is not None:
                 self._note("sparse gradients", "are gathered")
                 bucket.remove(index)
                 self._bucket_of[index] = None
-            self._operations.append(self._gradients.communicate(index))
+        if all(facts[0:size]):
+            self._agreed = self._agreement()
+
+    def _place(self, index):
+        """Gives a complete gradient to its bucket, and posts the bucket when that was the last."""
+        bucket = self._bucket_of[index]
+        if bucket is None:
+            name = f"{self._name}.{self._members[index].name}"
+            self._operations.append((self._gradients.communicate(index, name), None))
         else:
-            bucket.place(index, view)
+            bucket.place(index, self._gradients.view(index))
         self._placed[index] = True
         if bucket is not None and bucket.missing == 0:
             self._post(bucket)
@@ -162,7 +229,7 @@ class Reducer:
             else:
                 self._note(f"buckets such as {bucket.name}", "go by gradient_allreduce for their dtype")
                 operation = c_fp_s(bucket, self.group, average=self.algorithm.average)
-            self._operations.append(operation)
+            self._operations.append((operation, bucket))
         self._unposted.remove(bucket)
 
     def _note(self, what, how):
@@ -174,21 +241,61 @@ class Reducer:
 
     def _post_rest(self):
         """Places what no backward pass has made ready, and posts what is left."""
+        if self._agreed != self._agreement():
+            self._agree()
         for index, placed in enumerate(self._placed):
             if not placed:
                 self._place(index)
         for bucket in list(self._unposted):     # those whose posting failed during the backward pass
             self._post(bucket)
 
+    def _wait(self, operations):
+        """Waits for all (operation, bucket), since their memory is in the core's hands.
+
+        Returns:
+            The first failure or None, and [(bucket, failure)] of those that the core cannot do now.
+        """
+        failure, refused = None, []
+        for operation, bucket in operations:
+            try:
+                operation.wait()
+            except Exception as error:
+                if bucket is not None and getattr(error, "status", None) == native.ERR_UNSUPPORTED:
+                    refused.append((bucket, error))
+                else:
+                    failure = failure or error
+        return failure, refused
+
+    def _post_again(self, refused):
+        """Asks the algorithm what to do instead; all are posted before one is waited for, as ranks' orders differ."""
+        failure, operations = None, []
+        for bucket, error in refused:
+            try:
+                operation = self.algorithm.communicate_joined(bucket, self.group)
+            except Exception as another:
+                operation, error = None, another
+            if operation is None:
+                failure = failure or error
+            else:
+                operations.append((operation, None))
+        again, _ = self._wait(operations)
+        return failure or again
+
     def synchronize(self):
         """Posts what is missing and blocks until all gradients are reduced. Does nothing when they are already.
 
         Raises:
+            RuntimeError: within no_sync().
             HorovodInternalError: ranks disagreed, or one was lost. ValueError: a gradient cannot travel. Gradients are
             unspecified then, nothing is pending, and unless a rank was lost the next step can go on.
         """
         if self.synchronized:
             return
+        if self.accumulating:
+            raise RuntimeError(
+                "within no_sync() gradients accumulate locally and are not communicated: call step(), synchronize() and "
+                "GradScaler's unscale_() outside of it"
+            )
         started = perf_counter_ns()
         failure = None
         try:
@@ -196,12 +303,11 @@ class Reducer:
                 self._post_rest()
             except Exception as error:
                 failure = error
-            for operation in self._operations:
-                try:
-                    operation.wait()
-                except Exception as error:
-                    # The others are waited for first: their memory is in the core's hands.
-                    failure = failure or error
+            waited, refused = self._wait(self._operations)
+            failure = failure or waited
+            if refused:
+                again = self._post_again(refused)
+                failure = failure or again
             if failure is None:
                 self._gradients.finish()
         finally:

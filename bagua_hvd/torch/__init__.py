@@ -34,6 +34,7 @@ from bagua_hvd.common.basics import (
 )
 from bagua_hvd.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from bagua_hvd.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from bagua_hvd.torch.clip import clip_grad_norm_
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.functions import (
     allgather_object,

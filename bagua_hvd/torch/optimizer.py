@@ -6,7 +6,7 @@ When and how gradients travel is common/reducer.py and algorithms/.
 import sys
 import warnings
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -15,12 +15,13 @@ from bagua_hvd.common import basics
 from bagua_hvd.common.basics import Adasum, Average, Sum
 from bagua_hvd.common.buckets import Member
 from bagua_hvd.common.process_sets import global_process_set
-from bagua_hvd.common.reducer import Gradients, Reducer
+from bagua_hvd.common.reducer import Gradients, Reducer, check_algorithm
 from bagua_hvd.common.util import split_list
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.frontend import DTYPES, frontend
 from bagua_hvd.torch.mpi_ops import sparse_allreduce_async
 
+_GradScaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler      # the latter before torch 2.3
 # The one key that this optimizer adds to a state_dict, and only when its algorithm has state.
 STATE_KEY = "bagua_hvd"
 
@@ -60,14 +61,10 @@ class _TorchGradients(Gradients):
     def view(self, index):
         parameter = self.parameters[index]
         gradient = parameter.grad
-        if index in self._sparse_dims and not self.sparse_as_dense:
-            return None
         if gradient is None:
             gradient = parameter.grad = torch.zeros_like(parameter, requires_grad=False)
         if gradient.is_sparse:
             self._sparse_dims[index] = gradient.sparse_dim()
-            if not self.sparse_as_dense:
-                return None
             gradient = gradient.to_dense()
         context = None
         if self.compression is not None:
@@ -79,7 +76,15 @@ class _TorchGradients(Gradients):
             self._stand_ins[index] = (gradient, context)
         return frontend.view(gradient, gradient)
 
-    def communicate(self, index):
+    def sparse_dim(self, index):
+        gradient = self.parameters[index].grad
+        return gradient.sparse_dim() if gradient is not None and gradient.is_sparse else 0
+
+    def travels_alone(self, index, sparse_dim):
+        self._sparse_dims[index] = sparse_dim
+        return not self.sparse_as_dense
+
+    def communicate(self, index, name):
         parameter = self.parameters[index]
         gradient = parameter.grad
         sparse_dim = self._sparse_dims[index]
@@ -90,7 +95,6 @@ class _TorchGradients(Gradients):
             )
         elif not gradient.is_sparse:
             gradient = gradient.to_sparse(sparse_dim)
-        name = f"gradients.{self.names[index]}"
         return _SparseOperation(parameter, sparse_allreduce_async(gradient, name, self.op, self.process_set))
 
     @torch.no_grad()
@@ -163,20 +167,26 @@ class _Distributed:
         ]
         weakref.finalize(self.reducer, _remove_hooks, handles).atexit = False
 
+    # GradScaler.unscale_(optimizer) multiplies the gradients in place, and this read is all that it does with the
+    # optimizer before. So it is here that the gradients must be complete, or it would change what is on its way, and
+    # find infinities that other ranks do not find. To communicate at everyone's reading would be wrong: one rank that
+    # logs its learning rate must not wait for the others. docs/decisions/0006-gradscaler.md
     @property
     def param_groups(self):
-        """The parameter groups.
-
-        GradScaler's only contact with an optimizer before it changes the gradients is reading this; so it is here that
-        they must be complete, or it would scale what is on its way.
-        """
-        if sys._getframe(1).f_code.co_name == "_unscale_grads_" and self.__dict__.get("reducer") is not None:
-            self.reducer.synchronize()
+        """The parameter groups. A GradScaler that reads them synchronizes, as step() would."""
+        if isinstance(sys._getframe(1).f_locals.get("self"), _GradScaler):
+            self._complete()
         return self.__dict__["param_groups"]
 
     @param_groups.setter
     def param_groups(self, groups):
         self.__dict__["param_groups"] = groups
+
+    def _complete(self):
+        """Synchronizes on behalf of something that needs reduced gradients before the step, which then says nothing."""
+        if self.__dict__.get("reducer") is not None:
+            self.reducer.synchronize()
+            self._synchronized_by_user = False
 
     def add_param_group(self, param_group):
         """As the class's own; the group's gradients are communicated too. To be called alike on all ranks."""
@@ -209,12 +219,33 @@ class _Distributed:
             with opt.skip_synchronize():
                 opt.step()
 
+        For clipping, `hvd.clip_grad_norm_(opt, 1.0); opt.step()` does the same.
+
         Raises:
             HorovodInternalError: ranks disagreed, or one was lost; gradients are unspecified, nothing is pending.
         """
         if self.reducer is not None:
             self.reducer.synchronize()
             self._synchronized_by_user = True
+
+    def no_sync(self):
+        """Within it, backward passes only add to the local gradients: nothing is sent, nothing is counted.
+
+            for i, batch in enumerate(batches):
+                with contextlib.nullcontext() if i % k == k - 1 else optimizer.no_sync():
+                    loss_of(batch).backward()
+                if i % k == k - 1:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        does what backward_passes_per_step=k does, with a k that may change: the first backward pass after it sends the
+        sum of all. With backward_passes_per_step=m, m passes outside of it make a window, as ever, and what was
+        accumulated within it travels with them. A step() that follows it directly sends what there is.
+
+        Raises:
+            RuntimeError: from step() or synchronize() within it, when there is anything to send.
+        """
+        return nullcontext() if self.reducer is None else self.reducer.no_sync()
 
     @contextmanager
     def skip_synchronize(self):
@@ -364,13 +395,14 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         named_parameters: `model.named_parameters()`; must name all parameters of the optimizer. Others are ignored.
         compression: what is done to gradients before they travel: Compression.none, Compression.fp16 or your own.
         backward_passes_per_step: gradients are summed locally over so many backward passes, then travel. A step()
-            before the last of them sends what there is.
+            before the last of them sends what there is. See also no_sync().
         op: Average or Sum.
         gradient_predivide_factor: f: gradients are divided by f before the sum and multiplied by f / size after it.
         num_groups: deprecated, see groups.
         groups: number of groups, or lists of parameters, that travel in one operation each. None: buckets of about
             BAGUA_DEFAULT_BUCKET_SIZE bytes (10 MiB).
-        sparse_as_dense: sparse gradients travel as dense ones; else their entries are gathered.
+        sparse_as_dense: sparse gradients travel as dense ones; else their entries are gathered. What is sparse is
+            settled in the first step, by all ranks together; a gradient that becomes sparse later travels as dense.
         process_set: the ranks that reduce; others step locally.
         algorithm: how gradients travel: a registered name such as "bytegrad", an Algorithm, or its class. None: the
             name in BAGUA_ALGORITHM, else "gradient_allreduce". Relaxed algorithms apply to dense floating gradients.
@@ -395,6 +427,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     named = _named(optimizer, named_parameters)
     # Adasum of one rank is the gradient itself, and so is its average.
     chosen = algorithms.choose(algorithm, average=op != Sum)
+    check_algorithm(chosen)
     grouped = _groups(groups, num_groups, named)
     cls = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {"__doc__": type(optimizer).__doc__})
     return cls(optimizer, named, compression, backward_passes_per_step, op, gradient_predivide_factor, grouped,

@@ -696,10 +696,14 @@ static void visit_left(bhvd_context *ctx, struct pending *pending, void *arg)
         end_pending(ctx, pending, &error);
 }
 
-static bhvd_status take_goodbye(bhvd_context *ctx, struct link *link)
+static bhvd_status take_goodbye(bhvd_context *ctx, struct link *link, struct bytes_reader r)
 {
     struct negotiation *n = &ctx->negotiation;
     link->state = LINK_LEFT;
+    if (r.at < r.end) {
+        bhvd_status reason = (bhvd_status)bytes_take_u8(&r);
+        return context_fail(ctx, reason, "%.*s", (int)(r.end - r.at), (const char *)r.at);
+    }
     if (link->rank == COORDINATOR)
         context_close(ctx, BHVD_ERR_SHUTDOWN, "%s (rank %d left the job)", SHUT_DOWN, COORDINATOR);
     if (ctx->options.rank == COORDINATOR) {
@@ -725,7 +729,7 @@ bhvd_status negotiation_frame(bhvd_context *ctx, struct link *link, uint8_t type
     bool coordinator = ctx->options.rank == COORDINATOR;
     bhvd_status status = BHVD_ERR_SYSTEM;
     if (type == FRAME_GOODBYE)
-        status = take_goodbye(ctx, link);
+        status = take_goodbye(ctx, link, payload);
     else if (type == FRAME_REQUEST && coordinator)
         status = take_requests(ctx, link->rank, payload);
     else if (type == FRAME_RESPONSE && link->rank == COORDINATOR)
@@ -781,12 +785,20 @@ bhvd_status negotiation_set_removed(bhvd_context *ctx, uint32_t process_set)
 
 void negotiation_leave(bhvd_context *ctx)
 {
-    struct bytes nothing = {0};
+    struct bytes reason = {0};
+    if (ctx->negotiation.said_goodbye)
+        return;
+    ctx->negotiation.said_goodbye = true;
+    if (ctx->failure.status && ctx->failure.status != BHVD_ERR_SHUTDOWN) {
+        bytes_put_u8(&reason, (uint8_t)ctx->failure.status);
+        bytes_put(&reason, ctx->failure.message, strlen(ctx->failure.message));
+    }
     for (int rank = 0; rank < ctx->options.size; rank++) {
         struct link *link = &ctx->connections.links[rank];
         if (rank != ctx->options.rank && link->state == LINK_OPEN)
-            link_send_frame(link, FRAME_GOODBYE, &nothing, false);
+            link_send_frame(link, FRAME_GOODBYE, &reason, false);
     }
+    bytes_fini(&reason);
 }
 
 static void free_pending_node(struct table_node *node, void *arg)

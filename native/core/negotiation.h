@@ -52,6 +52,7 @@ struct negotiation {
     int left_count;
     int additions;                              // process sets answered but not yet added here ...
     struct early_request *early;                // ... and requests for them from ranks that are ahead
+    bool said_goodbye;
     int64_t next_stall_check_ns;
     struct bytes out;                           // the frame being written
 };
@@ -73,7 +74,8 @@ bhvd_status negotiation_request(bhvd_context *ctx, struct bhvd_handle *posted);
 bhvd_status negotiation_frame(bhvd_context *ctx, struct link *link, uint8_t type, struct bytes_reader payload);
 // Coordinator: answers what became complete.
 bhvd_status negotiation_respond(bhvd_context *ctx);
-// Says goodbye to all peers: this rank takes part in nothing any more.
+// Says goodbye to all peers, once: this rank takes part in nothing any more. When it failed, it says why, so that all
+// ranks name the same cause.
 void negotiation_leave(bhvd_context *ctx);
 // After a process set was added or removed by an execution. Coordinator: takes the requests that came too early, ends
 // those that wait for a set that is gone.

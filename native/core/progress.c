@@ -483,5 +483,7 @@ bhvd_status context_fail(bhvd_context *ctx, bhvd_status status, const char *form
     ctx->executions_head = NULL;
     ctx->executions_tail = &ctx->executions_head;
     end_in_flight(ctx, false, &error);
+    if (status != BHVD_ERR_SHUTDOWN)
+        negotiation_leave(ctx);
     return status;
 }

@@ -10,19 +10,11 @@ from typing import NamedTuple
 
 import pytest
 
+from zygote import Zygote
+
 ROOT = Path(__file__).resolve().parents[2]
 
-# Started with the file, function name and arguments as repr.
-_WORKER = """
-import ast, importlib.util, sys
-path, function, arguments = sys.argv[1:]
-spec = importlib.util.spec_from_file_location("worker_module", path)
-module = importlib.util.module_from_spec(spec)
-sys.modules["worker_module"] = module
-spec.loader.exec_module(module)
-getattr(module, function)(**ast.literal_eval(arguments))
-"""
-
+_zygote = Zygote()
 
 class RankResult(NamedTuple):
     returncode: int | None      # None: it had to be killed
@@ -55,11 +47,6 @@ def run_ranks(tmp_path, n, function, arguments=None, env=None, timeout=60, check
     """
     from bagua_hvd.common import native
 
-    if callable(function):
-        command = [sys.executable, "-c", _WORKER, function.__code__.co_filename, function.__name__,
-                   repr(arguments or {})]
-    else:
-        command = [sys.executable, str(function), *map(str, arguments or ())]
     secret = secrets.token_bytes(32)
     # A job of one rank needs no meeting point.
     rendezvous = native.Rendezvous(secret) if n > 1 else None
@@ -69,11 +56,7 @@ def run_ranks(tmp_path, n, function, arguments=None, env=None, timeout=60, check
     try:
         for rank in range(n):
             extra = env[rank] if isinstance(env, list) else env
-            with open(outputs[rank], "wb") as output:
-                processes.append(subprocess.Popen(
-                    command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                    env=job_environment(rank, n, port, secret, extra),
-                ))
+            processes.append(_start(function, arguments, job_environment(rank, n, port, secret, extra), outputs[rank]))
         _wait(processes, timeout, check)
     finally:
         returncodes = [process.poll() for process in processes]
@@ -95,6 +78,15 @@ def run_ranks(tmp_path, n, function, arguments=None, env=None, timeout=60, check
             for rank, result in enumerate(results)
         ), pytrace=False)
     return results
+
+
+def _start(function, arguments, environment, output_path):
+    if callable(function):
+        return _zygote.start(function.__code__.co_filename, function.__name__, arguments or {}, environment,
+                             output_path)
+    with open(output_path, "wb") as output:
+        return subprocess.Popen([sys.executable, str(function), *map(str, arguments or ())], env=environment,
+                                stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
 
 
 def _wait(processes, timeout, check):

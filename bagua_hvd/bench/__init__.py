@@ -1,0 +1,11 @@
+"""`python -m bagua_hvd.bench`: latency and bandwidth of the collectives, beside torch's gloo and MPI.
+
+    __main__   the command line, and the order of events
+    rounds     starts the ranks: the backends in turn, fresh processes for each round
+    rank       what one rank does: cases, clock, and the check of every result
+    backends   the same collectives through bagua_hvd, torch.distributed and mpi4py
+    ceiling    what the machine itself gives: memcpy, loopback TCP
+    report     medians, bandwidths, table, JSON, plot
+
+Only `rank` and `backends` import torch, and only in the processes that measure.
+"""

@@ -1,0 +1,246 @@
+"""Measures the collectives of bagua_hvd through its public interface, beside torch's gloo and MPI.
+
+Starts its ranks itself. Started as the ranks of a job (`baguarun -np N python -m bagua_hvd.bench`) it measures in that
+job, without peers unless --backends names gloo.
+
+Exit codes: 0; 1, a rank failed or a result was wrong; 2, a wrong command line; 128 + n, stopped by signal n.
+"""
+import argparse
+import os
+import re
+import signal
+import sys
+
+# Before anything imports torch: a job's ranks measure in this very process.
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+
+from bagua_hvd import algorithms, primitives  # noqa: E402
+from bagua_hvd.bench import report, rounds  # noqa: E402
+from bagua_hvd.bench.rank import ITEM_NBYTES, OPS, cases, describe, measure  # noqa: E402
+from bagua_hvd.common import native  # noqa: E402
+
+BACKENDS = ("bagua", "gloo", "mpi")
+CODECS = ("minmax_uint8",)
+SIZES = "4,1K,64K,1M,16M,64M"
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class _Parser(argparse.ArgumentParser):
+    """One sentence instead of the whole usage; in a job, once."""
+
+    def error(self, message):
+        if _job_rank() == 0:
+            sys.stderr.write(f"bench: error: {message} (see `python -m bagua_hvd.bench --help`)\n")
+        sys.exit(2)
+
+
+def _job_rank():
+    return int(os.environ.get("HOROVOD_RANK") or 0)
+
+
+def _size(text):
+    match = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
+    if not match or int(match[1]) == 0:
+        raise ValueError(f"--sizes: {text!r} is not a number of bytes such as 4, 64K or 16M")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _positive(text):
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+
+def _listed(texts):
+    """Values given apart or with commas, each once."""
+    return list(dict.fromkeys(value for text in texts for value in text.split(",") if value))
+
+
+def _known(option, texts, known):
+    values = _listed(texts)
+    for value in values:
+        if value not in known:
+            raise ValueError(f"{option}: {value!r} is unknown; choose from {', '.join(known)}")
+    if not values:
+        raise ValueError(f"{option} names nothing; choose from {', '.join(known)}")
+    return values
+
+
+def _build_parser():
+    parser = _Parser(
+        prog="python -m bagua_hvd.bench", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, epilog="Lists are given with commas or apart: --op allreduce,broadcast --sizes 4 64K 16M.")
+    parser.add_argument("-n", "-np", "--np", type=_positive, metavar="N", help="ranks; default 2, in a job its size")
+    parser.add_argument("--op", nargs="+", metavar="OP", help=f"of {', '.join(OPS)}; default allreduce")
+    parser.add_argument("--sizes", nargs="+", metavar="BYTES", default=[SIZES],
+                        help=f"of the larger of a rank's input and output; K, M, G: powers of 1024; default {SIZES}")
+    parser.add_argument("--dtype", choices=list(ITEM_NBYTES), default="float32", help="default float32")
+    parser.add_argument("--backends", nargs="+", metavar="NAME",
+                        help="of bagua, gloo (torch.distributed) and mpi (mpi4py); default all, in a job bagua")
+    parser.add_argument("--rounds", type=_positive, metavar="R", default=3, help="of fresh ranks a backend; default 3")
+    parser.add_argument("--iterations", type=_positive, metavar="I",
+                        help="timed calls a size and round; default by size")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--in-place", dest="in_place", action="store_true", default=True,
+                       help="allreduce and broadcast overwrite the tensor; the default")
+    where.add_argument("--out-of-place", dest="in_place", action="store_false", help="they return a new one")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--algorithm", metavar="NAME",
+                      help=f"bagua's allreduce by an algorithm: {', '.join(algorithms.names())}")
+    kind.add_argument("--codec", choices=CODECS, help="bagua's allreduce by the primitive C_LP_S with this codec")
+    parser.add_argument("--many", action="store_true",
+                        help="161 gradients of the sizes of ResNet-50's: all posted one by one, then waited for")
+    parser.add_argument("--ceiling", action="store_true", help="what the machine gives: memcpy and loopback TCP")
+    parser.add_argument("--json", metavar="FILE", help="also write everything, samples included, to this file")
+    parser.add_argument("--plot", metavar="FILE", help="also draw time over size into this file (needs matplotlib)")
+    return parser
+
+
+def parse_options(arguments=None):
+    """The options, checked. Wrong ones end the process with one sentence and exit code 2."""
+    parser = _build_parser()
+    options = parser.parse_args(arguments)
+    try:
+        _check(options)
+    except ValueError as error:
+        parser.error(str(error))
+    return options
+
+
+def _check(options):
+    job_size = os.environ.get("HOROVOD_SIZE")
+    if job_size and options.np not in (None, int(job_size)):
+        raise ValueError(f"-n {options.np}, but this is a job of {job_size} ranks: leave out -n, or baguarun")
+    options.np = int(job_size) if job_size else options.np or 2
+    if options.op is None:
+        # --many and --ceiling are measurements of their own.
+        options.op = [] if options.many or options.ceiling else ["allreduce"]
+    else:
+        options.op = _known("--op", options.op, OPS)
+    options.sizes = list(map(_size, _listed(options.sizes)))
+    options.backends = _known("--backends", options.backends or (["bagua"] if job_size else BACKENDS), BACKENDS)
+    if job_size and "mpi" in options.backends:
+        raise ValueError("--backends mpi: not in a running job; run `python -m bagua_hvd.bench` without baguarun")
+    if options.algorithm or options.codec:
+        _check_relaxed(options)
+    for file in filter(None, (options.json, options.plot)):
+        folder = os.path.dirname(file) or "."
+        if not os.access(folder, os.W_OK) or os.path.isdir(file):
+            raise ValueError(f"{file!r} cannot be written")
+    if options.plot:
+        _check_plot(options)
+
+
+def _check_relaxed(options):
+    dtype = getattr(native, options.dtype.upper())
+    option = "--codec" if options.codec else "--algorithm"
+    if options.op != ["allreduce"] or options.many or not options.in_place:
+        raise ValueError(f"{option} is for allreduce in place only: leave out --many, --out-of-place and other --op")
+    if options.codec:
+        takes = getattr(primitives, options.codec).takes(dtype)
+    else:
+        algorithm = algorithms.get(options.algorithm)
+        if algorithm.communicates is not algorithms.Gradient:
+            raise ValueError(f"--algorithm {options.algorithm} does not communicate gradients: it has no allreduce")
+        takes = algorithm.takes(dtype) and options.dtype.startswith(("float", "bfloat"))
+    if not takes:
+        raise ValueError(f"{option} {options.codec or options.algorithm} does not take {options.dtype}")
+
+
+def _check_plot(options):
+    if not options.op and not options.many:
+        raise ValueError("--plot draws collectives: give --op or --many besides --ceiling")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("--plot needs matplotlib, which is not installed: `pip install matplotlib`") from None
+    extension = os.path.splitext(options.plot)[1][1:]
+    known = Figure().canvas.get_supported_filetypes()
+    if extension not in known:
+        raise ValueError(f"--plot: {options.plot!r} ends in no format that matplotlib writes, such as .png or .svg")
+
+
+def _label(name, options):
+    """What a backend is called in the table."""
+    relaxed = options.codec or options.algorithm
+    return f"bagua:{relaxed}" if name == "bagua" and relaxed else name
+
+
+def _measure_fresh(options):
+    """The results of interleaved(), each round in ranks of its own."""
+    names = []
+    for name in options.backends:
+        why = rounds.why_left_out(name, options)
+        if why:
+            print(f"note: {name} is left out: {why}.")
+        else:
+            names.append(name)
+    return rounds.interleaved(names, options, lambda name: rounds.slowest(rounds.run_round(name, options)))
+
+
+def _measure_in_job(options):
+    """The same in the ranks of this job, of which this process is one."""
+    from bagua_hvd.bench import backends
+
+    bagua = backends.Bagua(options)
+    made = {"bagua": bagua}
+    if "gloo" in options.backends:
+        made["gloo"] = backends.create_gloo_within(bagua)
+
+    def run(name):
+        return rounds.slowest(bagua.hvd.allgather_object(measure(name, made[name], options)))
+
+    results = rounds.interleaved(options.backends, options, run)
+    for backend in reversed(made.values()):
+        backend.close()
+    return results
+
+
+def _run(options):
+    in_job = "HOROVOD_SIZE" in os.environ
+    speaks = _job_rank() == 0
+    facts = report.machine()
+    ceiling, rows = [], []
+    if speaks:
+        print(report.machine_line(facts), flush=True)
+    if options.ceiling and speaks:
+        from bagua_hvd.bench import ceiling as machine_ceiling
+
+        ceiling = report.ceiling_rows(machine_ceiling.measure())
+        print("\n" + report.table(report.CEILING_COLUMNS, list(map(report.ceiling_cells, ceiling)), left=2), flush=True)
+    if options.op or options.many:
+        if speaks:
+            print(report.method_line(options, in_job), flush=True)
+        results = _measure_in_job(options) if in_job else _measure_fresh(options)
+        results = {_label(name, options): times for name, times in results.items()}
+        rows = report.rows(results, cases(options, options.np), options.np)
+        if speaks:
+            print("\n" + report.table(report.COLUMNS, [row.cells() for row in rows], left=3), flush=True)
+    if speaks and options.json:
+        report.write_json(options.json, facts, options, rows, ceiling)
+    if speaks and options.plot and rows:
+        report.write_plot(options.plot, rows, report.machine_line(facts))
+
+
+def _stop(signum, frame):
+    sys.exit(128 + signum)
+
+
+def main(arguments=None):
+    """The program. Returns its exit code; a wrong command line and signals end the process."""
+    options = parse_options(arguments)
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        _run(options)
+    except KeyboardInterrupt:
+        print("bench: stopped by SIGINT.", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except Exception as error:
+        sentence = str(error) if isinstance(error, rounds.RoundFailed) else describe(error)
+        print(f"bench: error: {sentence}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

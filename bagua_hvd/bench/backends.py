@@ -1,0 +1,256 @@
+"""The same collectives through bagua_hvd, torch.distributed's gloo and mpi4py.
+
+A backend turns (op, tensor) into a function of no arguments that makes one blocking call and returns the result. All
+buffers are torch tensors; MPI sees them through numpy. In place, allreduce and broadcast overwrite the tensor; out of
+place they return a new one on every call, and a backend that cannot do so copies first, as its users must. The results
+of the other collectives are new tensors in bagua_hvd (its interface) and one reused tensor in gloo and MPI (theirs).
+"""
+import datetime
+import os
+
+import torch
+
+GLOO_TIMEOUT_SECONDS = 120
+
+
+class Bagua:
+    """The public interface of bagua_hvd.torch; with a codec or an algorithm, allreduce is theirs, over a bucket."""
+
+    def __init__(self, options):
+        import bagua_hvd.torch as hvd
+
+        hvd.init()
+        self.hvd = hvd
+        self.rank, self.size = hvd.rank(), hvd.size()
+        self.communicate = self._communicate(options)
+
+    def _communicate(self, options):
+        from bagua_hvd import algorithms, primitives
+
+        if options.codec:
+            codec = getattr(primitives, options.codec)
+            return lambda bucket, group: primitives.c_lp_s(bucket, group, codec=codec, average=False)
+        return algorithms.get(options.algorithm).communicate if options.algorithm else None
+
+    def barrier(self):
+        self.hvd.barrier()
+
+    def allreduce(self, tensor, in_place):
+        hvd, name = self.hvd, f"bench.{tensor.numel()}"
+        if self.communicate:
+            return self._bucket_allreduce(tensor, name)
+        if in_place:
+            return lambda: hvd.allreduce_(tensor, op=hvd.Sum, name=name)
+        return lambda: hvd.allreduce(tensor, op=hvd.Sum, name=name)
+
+    def _bucket_allreduce(self, tensor, name):
+        from bagua_hvd.common.buckets import Bucket, Member
+        from bagua_hvd.torch.frontend import frontend
+
+        view = frontend.view(tensor, tensor)
+        bucket = Bucket(name, {0: Member(name, tuple(tensor.shape), view.dtype)})
+        bucket.place(0, view)
+
+        def call():
+            self.communicate(bucket, self.hvd.global_process_set).wait()
+            return tensor
+
+        return call
+
+    def broadcast(self, tensor, in_place):
+        hvd, name = self.hvd, f"bench.{tensor.numel()}"
+        if in_place:
+            return lambda: hvd.broadcast_(tensor, 0, name=name)
+        return lambda: hvd.broadcast(tensor, 0, name=name)
+
+    def allgather(self, tensor, in_place):
+        hvd, name = self.hvd, f"bench.{tensor.numel()}"
+        return lambda: hvd.allgather(tensor, name=name)
+
+    def alltoall(self, tensor, in_place):
+        hvd, name = self.hvd, f"bench.{tensor.numel()}"
+        return lambda: hvd.alltoall(tensor, name=name)
+
+    def reducescatter(self, tensor, in_place):
+        hvd, name = self.hvd, f"bench.{tensor.numel()}"
+        return lambda: hvd.reducescatter(tensor, op=hvd.Sum, name=name)
+
+    def many(self, tensors):
+        hvd = self.hvd
+        names = [f"bench.gradient.{index}" for index in range(len(tensors))]
+
+        def call():
+            handles = [
+                hvd.allreduce_async_(tensor, op=hvd.Sum, name=name)
+                for tensor, name in zip(tensors, names, strict=True)
+            ]
+            for handle in handles:
+                hvd.synchronize(handle)
+            return tensors
+
+        return call
+
+    def close(self):
+        self.hvd.shutdown()
+
+    def abort(self):
+        """After a failure: the launcher ends the other ranks."""
+
+
+class Gloo:
+    """torch.distributed with the gloo backend, over loopback TCP when all ranks are on this host.
+
+    Args:
+        store: where the ranks meet, a torch.distributed store.
+    """
+
+    def __init__(self, store, rank, size):
+        import torch.distributed as dist
+
+        timeout = datetime.timedelta(seconds=GLOO_TIMEOUT_SECONDS)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+        self.dist, self.rank, self.size = dist, rank, size
+
+    def barrier(self):
+        self.dist.barrier()
+
+    def _over_a_copy(self, collective, tensor, in_place):
+        def call():
+            output = tensor if in_place else tensor.clone()
+            collective(output)
+            return output
+
+        return call
+
+    def allreduce(self, tensor, in_place):
+        return self._over_a_copy(self.dist.all_reduce, tensor, in_place)
+
+    def broadcast(self, tensor, in_place):
+        return self._over_a_copy(lambda output: self.dist.broadcast(output, 0), tensor, in_place)
+
+    def _into(self, collective, tensor, count):
+        output = tensor.new_empty(count)
+
+        def call():
+            collective(output, tensor)
+            return output
+
+        return call
+
+    def allgather(self, tensor, in_place):
+        return self._into(self.dist.all_gather_into_tensor, tensor, tensor.numel() * self.size)
+
+    def alltoall(self, tensor, in_place):
+        return self._into(self.dist.all_to_all_single, tensor, tensor.numel())
+
+    def reducescatter(self, tensor, in_place):
+        return self._into(self.dist.reduce_scatter_tensor, tensor, tensor.numel() // self.size)
+
+    def many(self, tensors):
+        def call():
+            for work in [self.dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+                work.wait()
+            return tensors
+
+        return call
+
+    def close(self):
+        self.dist.destroy_process_group()
+
+    def abort(self):
+        """After a failure: the launcher ends the other ranks."""
+
+
+class Mpi:
+    """mpi4py on the tensors' own memory."""
+
+    def __init__(self):
+        from mpi4py import MPI
+
+        self.MPI, self.comm = MPI, MPI.COMM_WORLD
+        self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
+
+    def barrier(self):
+        self.comm.Barrier()
+
+    def allreduce(self, tensor, in_place):
+        comm, array = self.comm, tensor.numpy()
+
+        def call():
+            comm.Allreduce(self.MPI.IN_PLACE, array)
+            return tensor
+
+        def call_out_of_place():
+            output = torch.empty_like(tensor)
+            comm.Allreduce(array, output.numpy())
+            return output
+
+        return call if in_place else call_out_of_place
+
+    def broadcast(self, tensor, in_place):
+        def call():
+            output = tensor if in_place else tensor.clone()
+            self.comm.Bcast(output.numpy(), 0)
+            return output
+
+        return call
+
+    def _into(self, collective, tensor, count):
+        output = tensor.new_empty(count)
+        source, target = tensor.numpy(), output.numpy()
+
+        def call():
+            collective(source, target)
+            return output
+
+        return call
+
+    def allgather(self, tensor, in_place):
+        return self._into(self.comm.Allgather, tensor, tensor.numel() * self.size)
+
+    def alltoall(self, tensor, in_place):
+        return self._into(self.comm.Alltoall, tensor, tensor.numel())
+
+    def reducescatter(self, tensor, in_place):
+        return self._into(self.comm.Reduce_scatter_block, tensor, tensor.numel() // self.size)
+
+    def many(self, tensors):
+        arrays = [tensor.numpy() for tensor in tensors]
+
+        def call():
+            self.MPI.Request.Waitall([self.comm.Iallreduce(self.MPI.IN_PLACE, array) for array in arrays])
+            return tensors
+
+        return call
+
+    def close(self):
+        pass        # mpi4py finalizes MPI at exit
+
+    def abort(self):
+        # A rank that merely exits would wait in MPI_Finalize for the others.
+        self.comm.Abort(1)
+
+
+def create(name, options, folder):
+    """The backend in a rank of its own job; the ranks of gloo meet in a file in `folder`."""
+    if name == "bagua":
+        return Bagua(options)
+    if name == "mpi":
+        return Mpi()
+    rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
+    return Gloo(torch.distributed.FileStore(os.path.join(folder, "gloo"), size), rank, size)
+
+
+def create_gloo_within(bagua):
+    """Gloo between the ranks of a running bagua_hvd job."""
+    from bagua_hvd.common.environment import read_options
+
+    store = None
+    if bagua.rank == 0:
+        # In a job of one rank there is no address to listen at but this.
+        host = read_options().listen_host
+        store = torch.distributed.TCPStore(host, 0, bagua.size, is_master=True, wait_for_workers=False)
+    meeting_point = bagua.hvd.broadcast_object(store and (host, store.port), root_rank=0)
+    if store is None:
+        store = torch.distributed.TCPStore(*meeting_point, bagua.size, is_master=False)
+    return Gloo(store, bagua.rank, bagua.size)

@@ -1,0 +1,95 @@
+"""What the machine itself gives, with no collective in between: memcpy, and TCP over loopback between two processes."""
+import ctypes
+import multiprocessing
+import select
+import socket
+import time
+
+from bagua_hvd.bench.rank import KIB, MIB
+
+FORK = multiprocessing.get_context("fork")
+ANSWER_SECONDS = 60
+
+
+def _copy(nbytes, start, answers):
+    source, target = bytearray(nbytes), bytearray(nbytes)
+    source[:], target[:] = b"1" * nbytes, b"0" * nbytes         # every page is there
+    addresses = [ctypes.addressof(ctypes.c_char.from_buffer(array)) for array in (target, source)]
+    repeats = max(1, 16 * MIB // nbytes)
+    start.wait(ANSWER_SECONDS)
+    samples, end = [], time.perf_counter() + 0.5
+    while time.perf_counter() < end:
+        started = time.perf_counter()
+        for _ in range(repeats):
+            ctypes.memmove(*addresses, nbytes)
+        samples.append((time.perf_counter() - started) / repeats)
+    answers.put(samples)
+
+
+def _in_processes(count, target, *arguments):
+    """What `count` processes answer, each once."""
+    answers = FORK.Queue()
+    processes = [FORK.Process(target=target, args=(*arguments, answers), daemon=True) for _ in range(count)]
+    for process in processes:
+        process.start()
+    try:
+        return [answers.get(timeout=ANSWER_SECONDS) for _ in processes]
+    finally:
+        for process in processes:
+            process.join(1)
+            process.kill()
+
+
+def _exchange(connection, source, target):
+    """Sends and receives at once; the socket is non-blocking."""
+    while len(source) or len(target):
+        readable, writable, _ = select.select([connection] if len(target) else [], [connection] if len(source) else [],
+                                              [])
+        if readable:
+            got = connection.recv_into(target)
+            if not got:
+                raise ConnectionError("the other process of the TCP measurement ended")
+            target = target[got:]
+        if writable:
+            source = source[connection.send(source[:4 * MIB]):]
+
+
+def _exchanges(connection, nbytes, repeats):
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setblocking(False)
+    source, target = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
+    samples = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        _exchange(connection, source, target)
+        samples.append(time.perf_counter() - started)
+    return samples[2:]
+
+
+def _tcp(nbytes, repeats):
+    """Seconds in which two processes send each other `nbytes`, both at once."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+    other = FORK.Process(target=_exchanges, args=(theirs, nbytes, repeats), daemon=True)
+    other.start()
+    theirs.close()
+    try:
+        with ours:
+            return _exchanges(ours, nbytes, repeats)
+    finally:
+        other.join(1)
+        other.kill()
+
+
+def measure():
+    """(what, bytes, [seconds]) for every line of the table."""
+    lines = []
+    for nbytes in (256 * KIB, 16 * MIB, 64 * MIB):
+        for count in (1, 2):
+            answers = _in_processes(count, _copy, nbytes, FORK.Barrier(count))
+            what = "memcpy, 1 process" if count == 1 else f"memcpy, each of {count} processes"
+            lines.append((what, nbytes, [sample for samples in answers for sample in samples]))
+    for nbytes, repeats in ((4, 2000), (KIB, 2000), (MIB, 200), (16 * MIB, 20), (64 * MIB, 8)):
+        lines.append(("loopback TCP, both ways at once", nbytes, _tcp(nbytes, repeats + 2)))
+    return lines

