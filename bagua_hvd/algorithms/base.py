@@ -123,7 +123,8 @@ def choose(algorithm, average):
         algorithm: as for get(); None: BAGUA_ALGORITHM from the environment, else gradient_allreduce.
         average: True for op=Average, False for op=Sum.
     Raises:
-        ValueError: unknown name, or an instance that was made for the other op.
+        ValueError: unknown name; an instance that was made for the other op; an algorithm that communicates something
+            else than gradients, which this version's optimizers cannot serve.
     """
     if algorithm is None:
         algorithm = os.environ.get("BAGUA_ALGORITHM", "").strip() or DEFAULT
@@ -132,5 +133,10 @@ def choose(algorithm, average):
         raise ValueError(
             f"op={'Average' if average else 'Sum'}, but {type(chosen).__name__} was made with "
             f"average={chosen.average}: say the same in both"
+        )
+    if chosen.communicates is not Gradient:
+        raise ValueError(
+            f"{type(chosen).__name__} communicates {getattr(chosen.communicates, '__name__', chosen.communicates)}: "
+            "this version's optimizers communicate gradients, and take algorithms that do"
         )
     return chosen

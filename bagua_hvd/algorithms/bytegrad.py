@@ -15,8 +15,8 @@ Wire: 2 N (n-1)/n bytes per rank, a quarter of the float32 ring, plus one header
 State: none; with error_feedback 4 (N + N/n) bytes per rank, which are in the optimizer's state_dict.
 Source: Gan et al., BAGUA, arXiv:2107.01499.  Differs: error feedback (DoubleSqueeze, Tang et al., arXiv:1905.05957) is
 offered, since without it coordinates below half a level of their chunk are zeroed for as long as its range stays large;
-NaN or infinity in a chunk makes the whole chunk NaN on all ranks, so that loss scaling sees it; and while some rank is in
-join(), gradients go by gradient allreduce, since a rank without them has nothing to encode.
+NaN or infinity in a chunk makes the whole chunk NaN on all ranks, so that loss scaling sees it; and while some rank is
+in join(), gradients go by gradient allreduce, which the core can serve for a rank that has none.
 """
 import warnings
 

@@ -167,7 +167,7 @@ def _label(name, options):
 
 
 def _measure_fresh(options):
-    """The results of interleaved(), each round in ranks of its own."""
+    """What interleaved() returns, each round in ranks of its own."""
     names = []
     for name in options.backends:
         why = rounds.why_left_out(name, options)
@@ -190,17 +190,18 @@ def _measure_in_job(options):
     def run(name):
         return rounds.slowest(bagua.hvd.allgather_object(measure(name, made[name], options)))
 
-    results = rounds.interleaved(options.backends, options, run)
+    results, _ = rounds.interleaved(options.backends, options, run)
     for backend in reversed(made.values()):
         backend.close()
-    return results
+    # The other ranks are programs too: what is not ours is not known.
+    return results, {}
 
 
 def _run(options):
-    in_job = "HOROVOD_SIZE" in os.environ
+    in_job = bool(os.environ.get("HOROVOD_SIZE"))
     speaks = _job_rank() == 0
     facts = report.machine()
-    ceiling, rows = [], []
+    ceiling, rows, others = [], [], {}
     if speaks:
         print(report.machine_line(facts), flush=True)
     if options.ceiling and speaks:
@@ -211,13 +212,15 @@ def _run(options):
     if options.op or options.many:
         if speaks:
             print(report.method_line(options, in_job), flush=True)
-        results = _measure_in_job(options) if in_job else _measure_fresh(options)
+        results, others = _measure_in_job(options) if in_job else _measure_fresh(options)
         results = {_label(name, options): times for name, times in results.items()}
         rows = report.rows(results, cases(options, options.np), options.np)
         if speaks:
             print("\n" + report.table(report.COLUMNS, [row.cells() for row in rows], left=3), flush=True)
+            if busy := report.others_line(others):
+                print("\n" + busy, flush=True)
     if speaks and options.json:
-        report.write_json(options.json, facts, options, rows, ceiling)
+        report.write_json(options.json, facts, options, rows, ceiling, others)
     if speaks and options.plot and rows:
         report.write_plot(options.plot, rows, report.machine_line(facts))
 

@@ -55,7 +55,7 @@ def rows(results, cases, size):
     """The Rows, case by case.
 
     Args:
-        results: {backend: {Case.key: [round: [seconds]]}}, as interleaved() returns.
+        results: {backend: {Case.key: [round: [seconds]]}}.
     """
     found = []
     for case in cases:
@@ -145,10 +145,17 @@ def method_line(options, in_job):
             "included; every result was checked.")
 
 
-def write_json(path, facts, options, rows, ceiling):
+def others_line(others):
+    """Whether the numbers can be trusted: how busy other programs kept the machine, by round."""
+    parts = [f"{name} " + " ".join(f"{used:.1f}" for used in rounds) for name, rounds in others.items()
+             if None not in rounds]
+    return "Cores that other programs used, by round: " + ", ".join(parts) + "." if parts else ""
+
+
+def write_json(path, facts, options, rows, ceiling, others):
     with open(path, "w") as file:
         json.dump({"machine": facts, "options": vars(options), "rows": [asdict(row) for row in rows],
-                   "ceiling": ceiling}, file, indent=1)
+                   "ceiling": ceiling, "others_cores": others}, file, indent=1)
         file.write("\n")
 
 

@@ -5,6 +5,7 @@ baguarun starts the ranks of bagua and gloo, mpiexec those of MPI. Either dies w
 import importlib.util
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -111,24 +112,54 @@ def run_round(backend, options):
             raise RoundFailed(f"{backend}: a rank left no times | {_reason(folder, text)}") from None
 
 
+class OthersCpu:
+    """Attribute used: the cores that other programs kept busy inside the `with`; None where there is no /proc.
+
+    What our own processes used is known once they are waited for.
+    """
+
+    def _now(self):
+        with open("/proc/stat") as file:
+            user, nice, system = map(int, file.readline().split()[1:4])
+        usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        ours = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+        return time.monotonic(), (user + nice + system) / os.sysconf("SC_CLK_TCK") - ours
+
+    def __enter__(self):
+        self.used = None
+        try:
+            self._start = self._now()
+        except (OSError, ValueError):
+            self._start = None
+        return self
+
+    def __exit__(self, *exception):
+        if self._start:
+            elapsed, used = (now - before for now, before in zip(self._now(), self._start, strict=True))
+            self.used = max(0.0, used / elapsed)
+
+
 def slowest(by_rank):
     """{Case.key: [seconds]}: of each sample the rank that took longest."""
     return {key: [max(sample) for sample in zip(*(times[key] for times in by_rank), strict=True)] for key in by_rank[0]}
 
 
 def interleaved(names, options, run):
-    """Measures every backend once a round: {backend: {Case.key: [round: [seconds]]}}.
+    """Measures every backend once a round.
 
     Args:
         run: from a backend's name to what slowest() returns.
+    Returns:
+        {backend: {Case.key: [round: [seconds]]}}, and {backend: [round: cores that other programs used]}.
     """
-    results = {name: {} for name in names}
+    results, others = {name: {} for name in names}, {name: [] for name in names}
     for number in range(1, options.rounds + 1):
         for name in names:
-            started = time.monotonic()
-            for key, samples in run(name).items():
+            with OthersCpu() as cpu:
+                times = run(name)
+            others[name].append(cpu.used)
+            for key, samples in times.items():
                 results[name].setdefault(key, []).append(samples)
             if sys.stderr.isatty() and int(os.environ.get("HOROVOD_RANK", 0)) == 0:
-                print(f"round {number} of {options.rounds}, {name}: {time.monotonic() - started:.1f} s",
-                      file=sys.stderr)
-    return results
+                print(f"round {number} of {options.rounds}: {name}", file=sys.stderr)
+    return results, others

@@ -16,7 +16,6 @@ import warnings
 from contextlib import contextmanager
 from time import perf_counter_ns
 
-from bagua_hvd.algorithms.base import Gradient
 from bagua_hvd.common import basics, native
 from bagua_hvd.common.buckets import Bucket, partition, partition_groups
 from bagua_hvd.primitives import c_fp_s
@@ -72,26 +71,13 @@ class _Numbers:
 _numbers = _Numbers()
 
 
-def check_algorithm(algorithm):
-    """Whether a Reducer can serve the Algorithm.
-
-    Raises:
-        ValueError: it communicates something else than gradients.
-    """
-    if algorithm.communicates is not Gradient:
-        raise ValueError(
-            f"{type(algorithm).__name__} communicates {getattr(algorithm.communicates, '__name__', '?')}: in this version "
-            "an optimizer communicates gradients, and takes algorithms that do"
-        )
-
-
 class Reducer:
     """Communicates the gradients of one optimizer.
 
     Args:
         gradients: the front end's Gradients.
         members: list of Member: gradient i is members[i]; the same on all ranks, parameters in forward order.
-        algorithm: an Algorithm. group: the ProcessSet, of which this rank is a member.
+        algorithm: an Algorithm that communicates gradients. group: the ProcessSet, of which this rank is a member.
         passes: backward passes for each gradient before it travels.
         groups: None, or lists of indices that travel together.
         prescale_factor, postscale_factor: see Bucket.
@@ -105,7 +91,6 @@ class Reducer:
 
     def __init__(self, gradients, members, algorithm, group, passes=1, groups=None, prescale_factor=1.0,
                  postscale_factor=1.0):
-        check_algorithm(algorithm)
         self.algorithm = algorithm
         self.group = group
         self.buckets = []
@@ -293,8 +278,8 @@ class Reducer:
             return
         if self.accumulating:
             raise RuntimeError(
-                "within no_sync() gradients accumulate locally and are not communicated: call step(), synchronize() and "
-                "GradScaler's unscale_() outside of it"
+                "within no_sync() gradients accumulate locally and are not communicated: call step(), synchronize() "
+                "and GradScaler's unscale_() outside of it"
             )
         started = perf_counter_ns()
         failure = None

@@ -15,7 +15,7 @@ from bagua_hvd.common import basics
 from bagua_hvd.common.basics import Adasum, Average, Sum
 from bagua_hvd.common.buckets import Member
 from bagua_hvd.common.process_sets import global_process_set
-from bagua_hvd.common.reducer import Gradients, Reducer, check_algorithm
+from bagua_hvd.common.reducer import Gradients, Reducer
 from bagua_hvd.common.util import split_list
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.frontend import DTYPES, frontend
@@ -242,6 +242,9 @@ class _Distributed:
         sum of all. With backward_passes_per_step=m, m passes outside of it make a window, as ever, and what was
         accumulated within it travels with them. A step() that follows it directly sends what there is.
 
+        It also is for a backward pass that touches these gradients without meaning them, as a generator's does with the
+        discriminator's: `with discriminator_optimizer.no_sync(): generator_loss.backward()`.
+
         Raises:
             RuntimeError: from step() or synchronize() within it, when there is anything to send.
         """
@@ -427,7 +430,6 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     named = _named(optimizer, named_parameters)
     # Adasum of one rank is the gradient itself, and so is its average.
     chosen = algorithms.choose(algorithm, average=op != Sum)
-    check_algorithm(chosen)
     grouped = _groups(groups, num_groups, named)
     cls = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {"__doc__": type(optimizer).__doc__})
     return cls(optimizer, named, compression, backward_passes_per_step, op, gradient_predivide_factor, grouped,

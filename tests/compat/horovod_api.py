@@ -154,7 +154,6 @@ B TorchState(model=None, optimizer=None, **kwargs)
 B ElasticSampler(dataset, shuffle=True, seed=0)
 
 torch.elastic.state:
-B TorchState(model=None, optimizer=None, **kwargs)
 C StateHandler
 C ModelStateHandler
 C OptimizerStateHandler

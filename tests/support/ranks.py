@@ -39,17 +39,17 @@ def job_environment(rank, size, port, secret, extra=None):
     return environment
 
 
-def run_ranks(tmp_path, n, function, arguments=None, env=None, timeout=60, check=True):
+def run_ranks(tmp_path, n, function, arguments=None, env=None, timeout=60, check=True, rendezvous=None):
     """Starts n ranks of one job on this host and returns their RankResults.
 
     `function` is one of the test's module, or a script's path; `arguments` are literals; `env` goes to every rank, a
     list of dicts to each its own. Unless check is False, every rank must end with 0 within `timeout` seconds.
+    `rendezvous`: whether there is a meeting point; None: when there are several ranks.
     """
     from bagua_hvd.common import native
 
     secret = secrets.token_bytes(32)
-    # A job of one rank needs no meeting point.
-    rendezvous = native.Rendezvous(secret) if n > 1 else None
+    rendezvous = native.Rendezvous(secret) if (n > 1 if rendezvous is None else rendezvous) else None
     port = rendezvous.port if rendezvous else 1
     outputs = [tmp_path / f"rank{rank}.{time.monotonic_ns()}" for rank in range(n)]
     processes = []
