@@ -43,14 +43,6 @@ class Algorithm:
         """
         raise NotImplementedError
 
-    def communicate_joined(self, bucket, group):
-        """Begins it in another way, when the core has refused it on all ranks because one of them is in join().
-
-        The bucket is as it was. Joined ranks take part in allreduce only, with zeros. None: the refusal stands, and
-        the optimizer's step raises it.
-        """
-        return None
-
     def takes(self, dtype):
         """Whether it can communicate buckets of the native dtype. Others go by gradient_allreduce."""
         return True

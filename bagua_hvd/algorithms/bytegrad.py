@@ -15,13 +15,12 @@ Wire: 2 N (n-1)/n bytes per rank, a quarter of the float32 ring, plus one header
 State: none; with error_feedback 4 (N + N/n) bytes per rank, which are in the optimizer's state_dict.
 Source: Gan et al., BAGUA, arXiv:2107.01499.  Differs: error feedback (DoubleSqueeze, Tang et al., arXiv:1905.05957) is
 offered, since without it coordinates below half a level of their chunk are zeroed for as long as its range stays large;
-NaN or infinity in a chunk makes the whole chunk NaN on all ranks, so that loss scaling sees it; and while some rank is
-in join(), gradients go by gradient allreduce, which the core can serve for a rank that has none.
+and NaN or infinity in a chunk makes the whole chunk NaN on all ranks, so that loss scaling sees it.
 """
 import warnings
 
 from bagua_hvd.algorithms.base import Algorithm, Gradient
-from bagua_hvd.primitives import ErrorState, c_fp_s, c_lp_s, minmax_uint8
+from bagua_hvd.primitives import ErrorState, c_lp_s, minmax_uint8
 
 
 class ByteGrad(Algorithm):
@@ -46,9 +45,6 @@ class ByteGrad(Algorithm):
 
     def communicate(self, bucket, group):
         return c_lp_s(bucket, group, codec=minmax_uint8, error=self.error_state(bucket, group), average=self.average)
-
-    def communicate_joined(self, bucket, group):
-        return c_fp_s(bucket, group, average=self.average)
 
     def error_state(self, bucket, group):
         """The bucket's error state; zeros at first, and when the number of ranks has changed."""

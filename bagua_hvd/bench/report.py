@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import statistics
+import textwrap
 import time
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -177,7 +178,7 @@ def write_plot(path, rows, title):
         panel.set(xscale="log", yscale="log", xlabel="bytes", ylabel="microseconds: median, min to max", title=op)
         panel.grid(alpha=0.3)
         panel.legend()
-    figure.suptitle(title, fontsize=9)
+    figure.suptitle(textwrap.fill(title, 80 * len(ops)), fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

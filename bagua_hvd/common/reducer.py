@@ -34,7 +34,7 @@ class Gradients:
         raise NotImplementedError
 
     def sparse_dim(self, index):
-        """Of how many leading dimensions gradient `index` holds some entries only; 0: it is dense, or not there."""
+        """Of how many leading dimensions gradient `index` holds some entries only; 0: dense, as far as is known."""
         return 0
 
     def travels_alone(self, index, sparse_dim):
@@ -187,20 +187,24 @@ class Reducer:
             blocking=True,
         ).wait()
         for index in range(count):
-            sparse_dim, bucket = facts[size + index], self._bucket_of[index]
-            if sparse_dim and self._gradients.travels_alone(index, sparse_dim) and bucket is not None:
-                self._note("sparse gradients", "are gathered")
-                bucket.remove(index)
-                self._bucket_of[index] = None
+            if facts[size + index]:
+                self._set_sparse(index, facts[size + index])
         if all(facts[0:size]):
             self._agreed = self._agreement()
+
+    def _set_sparse(self, index, sparse_dim):
+        bucket = self._bucket_of[index]
+        if self._gradients.travels_alone(index, sparse_dim) and bucket is not None:
+            self._note("sparse gradients", "are gathered")
+            bucket.remove(index)
+            self._bucket_of[index] = None
 
     def _place(self, index):
         """Gives a complete gradient to its bucket, and posts the bucket when that was the last."""
         bucket = self._bucket_of[index]
         if bucket is None:
             name = f"{self._name}.{self._members[index].name}"
-            self._operations.append((self._gradients.communicate(index, name), None))
+            self._operations.append(self._gradients.communicate(index, name))
         else:
             bucket.place(index, self._gradients.view(index))
         self._placed[index] = True
@@ -214,7 +218,7 @@ class Reducer:
             else:
                 self._note(f"buckets such as {bucket.name}", "go by gradient_allreduce for their dtype")
                 operation = c_fp_s(bucket, self.group, average=self.algorithm.average)
-            self._operations.append((operation, bucket))
+            self._operations.append(operation)
         self._unposted.remove(bucket)
 
     def _note(self, what, how):
@@ -233,38 +237,6 @@ class Reducer:
                 self._place(index)
         for bucket in list(self._unposted):     # those whose posting failed during the backward pass
             self._post(bucket)
-
-    def _wait(self, operations):
-        """Waits for all (operation, bucket), since their memory is in the core's hands.
-
-        Returns:
-            The first failure or None, and [(bucket, failure)] of those that the core cannot do now.
-        """
-        failure, refused = None, []
-        for operation, bucket in operations:
-            try:
-                operation.wait()
-            except Exception as error:
-                if bucket is not None and getattr(error, "status", None) == native.ERR_UNSUPPORTED:
-                    refused.append((bucket, error))
-                else:
-                    failure = failure or error
-        return failure, refused
-
-    def _post_again(self, refused):
-        """Asks the algorithm what to do instead; all are posted before one is waited for, as ranks' orders differ."""
-        failure, operations = None, []
-        for bucket, error in refused:
-            try:
-                operation = self.algorithm.communicate_joined(bucket, self.group)
-            except Exception as another:
-                operation, error = None, another
-            if operation is None:
-                failure = failure or error
-            else:
-                operations.append((operation, None))
-        again, _ = self._wait(operations)
-        return failure or again
 
     def synchronize(self):
         """Posts what is missing and blocks until all gradients are reduced. Does nothing when they are already.
@@ -288,11 +260,12 @@ class Reducer:
                 self._post_rest()
             except Exception as error:
                 failure = error
-            waited, refused = self._wait(self._operations)
-            failure = failure or waited
-            if refused:
-                again = self._post_again(refused)
-                failure = failure or again
+            for operation in self._operations:
+                try:
+                    operation.wait()
+                except Exception as error:
+                    # The others are waited for first: their memory is in the core's hands.
+                    failure = failure or error
             if failure is None:
                 self._gradients.finish()
         finally:
@@ -316,9 +289,15 @@ class Reducer:
     def state_dict(self):
         """The algorithm's state, {} when it has none."""
         state = self.algorithm.state_dict(self.buckets)
-        return {"algorithm": type(self.algorithm).__name__, "state": state} if state else {}
+        if not state:
+            return {}
+        # The state lies by buckets, and these are without the sparse gradients.
+        sparse = {i: self._gradients.sparse_dim(i) for i, bucket in enumerate(self._bucket_of) if bucket is None}
+        return {"algorithm": type(self.algorithm).__name__, "state": state, "sparse": sparse}
 
     def load_state_dict(self, state):
         """Takes up a state_dict() of the same rank; one of another algorithm is passed over."""
         if state.get("algorithm") == type(self.algorithm).__name__:
+            for index, sparse_dim in state["sparse"].items():
+                self._set_sparse(index, sparse_dim)
             self.algorithm.load_state_dict(state["state"], self.buckets, self.group)

@@ -6,5 +6,6 @@
     processes.py     one process and its whole session; the guard that outlives a killed launcher
     output.py        bytes of a worker -> prefixed lines
     rendezvous.py    the native meeting point of the ranks
+    startup/         what every Python of a `--as-horovod` job runs first
     common/util/     hosts and rank plans, and helpers under Horovod's names
 """

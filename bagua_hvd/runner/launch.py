@@ -12,7 +12,14 @@ import sys
 
 import bagua_hvd
 from bagua_hvd.runner.common.util import config_parser, hosts
-from bagua_hvd.runner.local import Interrupted, OutputOptions, WorkerFailed, is_local, run_local
+from bagua_hvd.runner.local import (
+    Interrupted,
+    OutputOptions,
+    WorkerFailed,
+    as_horovod_environment,
+    is_local,
+    run_local,
+)
 
 _USAGE_ERROR, _START_ERROR = 2, 1
 
@@ -73,6 +80,8 @@ def _build_parser():
                         help="also write DIR/rank.<rank>/stdout and stderr, the unchanged output of each rank")
     parser.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",
                         help="local time in front of each line")
+    parser.add_argument("--as-horovod", action="store_true",
+                        help="`import horovod` gives bagua_hvd in every Python of the job: for scripts left unchanged")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run, with its arguments")
 
     group = parser.add_argument_group("where")
@@ -154,6 +163,8 @@ def _plan(args):
 def _run_static(args):
     """Runs a job of fixed size; see _run."""
     env = config_parser.set_env_from_args(dict(os.environ), args)
+    if args.as_horovod:
+        env = as_horovod_environment(env)
     slots = _plan(args)
     _check_command(args.command[0], env)
     output = OutputOptions(args.output_filename, args.prefix_output_with_timestamp)

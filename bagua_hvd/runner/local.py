@@ -6,6 +6,7 @@ import shlex
 import signal
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 from bagua_hvd.runner.common.util.secret import HOROVOD_SECRET_KEY, make_secret_key
 from bagua_hvd.runner.output import Console, Descriptor, LineForwarder
@@ -83,6 +84,12 @@ def worker_environment(env, slot, address, port, secret_key):
         "PYTHONUNBUFFERED": "1",
     })
     return result
+
+
+def as_horovod_environment(env):
+    """`env` with startup/ as the first of PYTHONPATH: `import horovod` gives bagua_hvd in every Python started."""
+    folder = str(Path(__file__).with_name("startup"))
+    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, [folder, env.get("PYTHONPATH")]))}
 
 
 @dataclass

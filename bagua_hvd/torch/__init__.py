@@ -34,6 +34,7 @@ from bagua_hvd.common.basics import (
 )
 from bagua_hvd.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from bagua_hvd.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from bagua_hvd.torch import elastic
 from bagua_hvd.torch.clip import clip_grad_norm_
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.functions import (
@@ -72,6 +73,7 @@ from bagua_hvd.torch.mpi_ops import (
     synchronize,
 )
 from bagua_hvd.torch.optimizer import DistributedOptimizer
+from bagua_hvd.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [name for name in globals() if not name.startswith("_")]
 

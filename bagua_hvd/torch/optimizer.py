@@ -21,7 +21,6 @@ from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.frontend import DTYPES, frontend
 from bagua_hvd.torch.mpi_ops import sparse_allreduce_async
 
-_GradScaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler      # the latter before torch 2.3
 # The one key that this optimizer adds to a state_dict, and only when its algorithm has state.
 STATE_KEY = "bagua_hvd"
 
@@ -78,7 +77,9 @@ class _TorchGradients(Gradients):
 
     def sparse_dim(self, index):
         gradient = self.parameters[index].grad
-        return gradient.sparse_dim() if gradient is not None and gradient.is_sparse else 0
+        if gradient is not None and gradient.is_sparse:
+            return gradient.sparse_dim()
+        return self._sparse_dims.get(index, 0)
 
     def travels_alone(self, index, sparse_dim):
         self._sparse_dims[index] = sparse_dim
@@ -174,7 +175,8 @@ class _Distributed:
     @property
     def param_groups(self):
         """The parameter groups. A GradScaler that reads them synchronizes, as step() would."""
-        if isinstance(sys._getframe(1).f_locals.get("self"), _GradScaler):
+        reader = sys._getframe(1)
+        if reader.f_code.co_name == "_unscale_grads_" or reader.f_globals.get("__name__", "").endswith("grad_scaler"):
             self._complete()
         return self.__dict__["param_groups"]
 

@@ -42,6 +42,11 @@ static inline const unsigned char *bytes_take(struct bytes_reader *r, size_t siz
     return p;
 }
 
+static inline struct bytes_reader bytes_read(const struct bytes *b)
+{
+    return (struct bytes_reader){b->data, b->data + b->size, false};
+}
+
 #define BYTES_TAKE(name, type)                                  \
     static inline type bytes_take_##name(struct bytes_reader *r) \
     {                                                           \

@@ -186,7 +186,7 @@ static bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_handle
         status = process_set_add(ctx, op->splits, (int)op->split_count, &id, error);
     pthread_mutex_unlock(&ctx->sets_lock);
     op->value = id;
-    bhvd_status added = negotiation_set_added(ctx);
+    bhvd_status added = coordinator_set_added(ctx);
     return status ? status : added;
 }
 
@@ -197,7 +197,7 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_han
     if (!op->value)
         return BHVD_OK;
     operation_end_set(ctx, (uint32_t)id);
-    bhvd_status status = negotiation_set_removed(ctx, (uint32_t)id);
+    bhvd_status status = coordinator_set_removed(ctx, (uint32_t)id);
     pthread_mutex_lock(&ctx->sets_lock);
     process_set_remove(ctx, (uint32_t)id);
     pthread_mutex_unlock(&ctx->sets_lock);

@@ -42,10 +42,11 @@ static bool add_global_set(bhvd_context *ctx, struct bhvd_error *error)
 // Everything but the connections and the thread.
 static void context_free(bhvd_context *ctx)
 {
-    negotiation_fini(ctx);
+    coordinator_fini(ctx);
     response_cache_fini(&ctx->cache);
     process_set_table_fini(&ctx->sets);
     fusion_fini(ctx);
+    bytes_fini(&ctx->request_frame);
     timeline_fini(&ctx->timeline);
     free(ctx->names.buckets);
     free(ctx->poll_fds);
@@ -79,7 +80,7 @@ bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd
         context_free(ctx);
         return status;
     }
-    if (!copy_options(ctx, options) || negotiation_init(ctx) || !add_global_set(ctx, error))
+    if (!copy_options(ctx, options) || coordinator_init(ctx) || !add_global_set(ctx, error))
         status = error_set(error, BHVD_ERR_SYSTEM, "no memory for a context of %d ranks", options->size);
     else
         status = progress_start(ctx, error);

@@ -12,7 +12,7 @@
 
 #include "bagua_hvd.h"
 #include "base/table.h"
-#include "core/negotiation.h"
+#include "core/coordinator.h"
 #include "core/process_set.h"
 #include "core/response_cache.h"
 #include "core/timeline.h"
@@ -44,7 +44,9 @@ struct bhvd_context {
     bool progress_thread_runs;
     struct pollfd *poll_fds;                    // the engine's; the progress thread sleeps with its own copy
     int spin_limit;                             // rounds of looking before the engine sleeps
-    struct negotiation negotiation;
+    struct coordinator coordinator;
+    struct bytes request_frame;                 // the requests being announced
+    bool said_goodbye;
     struct response_cache cache;
     struct timeline timeline;
     struct execution *executions_head, **executions_tail;

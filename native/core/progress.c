@@ -91,8 +91,8 @@ static bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
         if (rank != ctx->options.rank)
             advance_link(ctx, link, look_at_sockets, &progress);
     }
-    if (!ctx->failure.status && ctx->negotiation.ready_head) {
-        negotiation_respond(ctx);
+    if (!ctx->failure.status && ctx->coordinator.ready_head) {
+        coordinator_respond(ctx);
         progress = true;
     }
     return progress;

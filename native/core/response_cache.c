@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#include "core/negotiation.h"
+#include "core/coordinator.h"
 
 // ---------------------------------------------------------------------------------------------------------- tables
 

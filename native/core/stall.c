@@ -48,7 +48,7 @@ static void visit_stalled(bhvd_context *ctx, struct pending *pending, void *arg)
     }
     stall->shut_down |= over_limit;
     for (int i = 0; i < pending->size; i++) {
-        if (!pending->requests[i] && !ctx->negotiation.joined[set->ranks[i]])
+        if (!pending->requests[i] && !ctx->coordinator.joined[set->ranks[i]])
             note_missing(stall, set->ranks[i], pending, over_limit);
     }
 }
@@ -72,13 +72,13 @@ static void print_report(const bhvd_context *ctx, const struct stall *stall)
 
 void stall_check(bhvd_context *ctx)
 {
-    struct negotiation *n = &ctx->negotiation;
-    if (ctx->options.rank != 0 || ctx->options.stall_warning_ms <= 0 || n->pending.count == 0 || ctx->failure.status)
+    struct coordinator *c = &ctx->coordinator;
+    if (ctx->options.rank != 0 || ctx->options.stall_warning_ms <= 0 || c->pending.count == 0 || ctx->failure.status)
         return;
     int64_t now_ns = clock_now_ns();
-    if (now_ns < n->next_stall_check_ns)
+    if (now_ns < c->next_stall_check_ns)
         return;
-    n->next_stall_check_ns = now_ns + LOOK_EVERY_NS;
+    c->next_stall_check_ns = now_ns + LOOK_EVERY_NS;
     struct stall stall = {
         .now_ns = now_ns,
         .warning_ns = (int64_t)ctx->options.stall_warning_ms * 1000000,
@@ -87,7 +87,7 @@ void stall_check(bhvd_context *ctx)
     };
     if (!stall.lines)
         return;
-    negotiation_visit(ctx, visit_stalled, &stall);
+    coordinator_visit(ctx, visit_stalled, &stall);
     if (stall.warn || stall.shut_down)
         print_report(ctx, &stall);
     free(stall.lines);

@@ -4,8 +4,8 @@ All cells of an algorithm run in one job of three ranks, one after the other; a 
 another job runs the cells after it. Expected values are plain torch on all ranks' data.
 """
 import copy
-import inspect
 import io
+import itertools
 import os
 import traceback
 import warnings
@@ -36,9 +36,9 @@ def loss_of(model, batch):
     return model(batch).pow(2).mean()
 
 
-def wrap(model, algorithm, lr=0.1, **options):
+def wrap(model, algorithm, fused=None, **options):
     options.setdefault("named_parameters", model.named_parameters())
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
     return hvd.DistributedOptimizer(optimizer, algorithm=algorithm, **options)
 
 
@@ -101,7 +101,8 @@ def accumulation(algorithm):
         expected = mean_gradients(model, batch_losses(0, 1))
         assert_near(algorithm, gradients(model), expected)
         if algorithm == "bytegrad":             # it is not gradient_allreduce under another name
-            assert max((g - e).abs().max() / e.abs().max() for g, e in zip(gradients(model), expected)) > 1e-4
+            assert max((g - e).abs().max() / e.abs().max()
+                       for g, e in zip(gradients(model), expected, strict=True)) > 1e-4
         with opt.skip_synchronize():
             opt.step()
     opt.zero_grad()
@@ -133,7 +134,9 @@ def no_sync(algorithm):
         expected = mean_gradients(model, batch_losses(*range(passes)))
         opt.step()
         assert_near(algorithm, gradients(model), expected)
+    assert_same_everywhere(model)
     # With windows: what is accumulated within it travels with the window. And without a pass after it, at step().
+    model = make_model()
     opt = wrap(model, algorithm, backward_passes_per_step=2)
     for within, outside in ((1, 2), (2, 0)):
         opt.zero_grad()
@@ -156,9 +159,9 @@ def no_sync(algorithm):
 
 def grad_scaler(algorithm):
     """One element of one small gradient overflows on one rank: all ranks skip the step and lower the scale."""
-    for way in ("step", "unscale", "classical"):
+    for way in ("step", "unscale", "classical", "fused"):
         model = make_model()
-        opt = wrap(model, algorithm, groups=[[model[2].bias]])
+        opt = wrap(model, algorithm, groups=[[model[2].bias]], fused=way == "fused" or None)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         poison = torch.zeros(3)
         model[2].bias.register_hook(lambda gradient, poison=poison: gradient + poison)
@@ -169,7 +172,7 @@ def grad_scaler(algorithm):
             scaler.scale(loss_of(model, batch_of(hvd.rank(), step))).backward()
             expected = mean_gradients(model, batch_losses(step))
             assert opt.param_groups[0]["lr"] == 0.1 and opt.reducer.pending     # reading them sends nothing
-            if way == "step":
+            if way in ("step", "fused"):        # a fused optimizer unscales and skips by itself
                 scaler.step(opt)
             elif way == "unscale":
                 scaler.unscale_(opt)
@@ -185,7 +188,7 @@ def grad_scaler(algorithm):
             scaler.update()
             same = all((before[name] == value).all() for name, value in model.state_dict().items())
             assert same == bool(value)
-            if not value:
+            if not value and way != "fused":
                 assert_near(algorithm, gradients(model), expected)
         assert scaler.get_scale() == 256.0
         assert_same_everywhere(model)
@@ -313,7 +316,7 @@ def unused_parameters(algorithm):
 
 
 def uneven_data_with_join(algorithm):
-    """Ranks that joined count as zeros; bytegrad falls back to gradient allreduce meanwhile."""
+    """Ranks that joined count as zeros in a mean over all; also before they have taken any step."""
     for batches in ((1, 2, 3), (0, 2, 1)):
         model = make_model()
         opt = wrap(model, algorithm)
@@ -321,10 +324,9 @@ def uneven_data_with_join(algorithm):
             opt.zero_grad()
             loss_of(model, batch_of(hvd.rank(), step)).backward()
             losses = batch_losses(step)
-            some_joined = min(batches) <= step
             expected = mean_gradients(model, [losses[r] if step < batches[r] else None for r in range(RANKS)])
             opt.step()
-            assert_near("gradient_allreduce" if some_joined else algorithm, gradients(model), expected)
+            assert_near(algorithm, gradients(model), expected)
         last = hvd.join()
         assert last == batches.index(max(batches))
         hvd.broadcast_parameters(model.state_dict(), last)
@@ -340,17 +342,28 @@ def uneven_data_with_join(algorithm):
 
 def checkpoint_and_resume(algorithm):
     """Bit for bit what uninterrupted training gives."""
-    for chosen in {"bytegrad": ("bytegrad", ByteGrad(error_feedback=True))}.get(algorithm, (algorithm,)):
-        def train(model, opt, steps):
+    def train(model, opt, steps):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore")
+            warnings.filterwarnings("error", "the error feedback of")       # it was taken up
             for step in steps:
                 opt.zero_grad()
-                loss_of(model, batch_of(hvd.rank(), step)).backward()
+                batch = batch_of(hvd.rank(), step)
+                if isinstance(model[0], nn.Embedding):
+                    batch = batch[0].abs().mul(3).long().clamp(max=8)
+                loss_of(model, batch).backward()
                 opt.step()
 
-        whole = make_model()
+    def make_sparse(seed=0):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Embedding(9, 6, sparse=True), nn.Linear(6, 4))
+
+    relaxed = {"bytegrad": ("bytegrad", ByteGrad(error_feedback=True))}
+    for chosen, make in itertools.product(relaxed.get(algorithm, (algorithm,)), (make_model, make_sparse)):
+        whole = make()
         opt = wrap(whole, chosen)
         train(whole, opt, range(5))
-        half = make_model()
+        half = make()
         opt = wrap(half, chosen)
         train(half, opt, range(2))
         file = io.BytesIO()
@@ -362,7 +375,7 @@ def checkpoint_and_resume(algorithm):
         assert own["param_groups"] == base["param_groups"]
         file.seek(0)
         state = torch.load(file)
-        resumed = make_model(seed=1)
+        resumed = make(seed=1)
         opt = wrap(resumed, chosen)
         resumed.load_state_dict(state["model"])
         opt.load_state_dict(state["optimizer"])
@@ -464,7 +477,3 @@ def test_matrix(run_ranks, algorithm, cell):
     outcome = _outcomes[algorithm, cell]
     if outcome is not None:
         pytest.fail(outcome, pytrace=False)
-
-
-def test_matrix_is_whole():
-    assert all(list(inspect.signature(cell).parameters) == ["algorithm"] for cell in CELLS)

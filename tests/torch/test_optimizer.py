@@ -120,6 +120,10 @@ def test_relaxed_algorithms_and_their_state(run_ranks):
     run_ranks(2, relaxed)
 
 
+class Weights(Algorithm):
+    communicates = object
+
+
 class Doubled(Algorithm):
     def communicate(self, bucket, group):
         return c_fp_s(bucket, group, postscale_factor=2.0)
@@ -362,6 +366,26 @@ def test_grad_scaler(run_ranks):
     run_ranks(2, grad_scaler)
 
 
+def compiled():
+    hvd.init()
+    model = make_model()
+    fast = torch.compile(model, backend="aot_eager")
+    opt = wrap(model, named_parameters=fast.named_parameters())
+    for step in range(3):
+        opt.zero_grad()
+        loss_of(fast, batch_of(hvd.rank(), step)).backward()
+        # The hooks have posted all that there is (but in the first step, in which ranks tell what is sparse).
+        assert opt.reducer.pending and bool(opt.reducer._unposted) == (step == 0)
+        expected = mean([local_gradients(model, [batch_of(r, step)]) for r in range(hvd.size())])
+        opt.step()
+        assert_close(gradients(model), expected)
+    assert_same_everywhere(model)
+
+
+def test_compiled_model(run_ranks):
+    run_ranks(2, compiled)
+
+
 def failure():
     hvd.init()
     model = make_model()
@@ -433,6 +457,7 @@ def construction():
         "unknown algorithm 'bytegard'. Did you mean 'bytegrad'": {"algorithm": "bytegard"},
         "op=Sum.*average=True": {"algorithm": ByteGrad(), "op": hvd.Sum},
         "hvd.Average or hvd.Sum": {"op": hvd.Max},
+        "Weights communicates object: .*communicate gradients": {"algorithm": Weights},
         "not registered": {"process_set": hvd.ProcessSet([0])},
     }.items():
         with pytest.raises(ValueError, match=message):

@@ -1,0 +1,61 @@
+"""`import bagua_hvd.as_horovod` makes `import horovod` and every `import horovod.X` give bagua_hvd and bagua_hvd.X.
+
+For scripts that nobody wants to edit; `baguarun --as-horovod` does it in every rank. The modules are the very objects,
+so that exceptions, constants and process sets are the same by both names. An installed Horovod is hidden for the time
+of the process. Idempotent.
+
+Raises:
+    ImportError: a real horovod has been imported already.
+"""
+import importlib
+import importlib.util
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+
+import bagua_hvd
+
+_NAME = "horovod"
+_PREFIX = _NAME + "."
+
+
+def _real_name(name):
+    return bagua_hvd.__name__ + name[len(_NAME):]
+
+
+class _AsHorovod(MetaPathFinder, Loader):
+    """Finds and loads every horovod module."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname != _NAME and not fullname.startswith(_PREFIX):
+            return None
+        real_name = _real_name(fullname)
+        found = importlib.util.find_spec(real_name)
+        if found is None:
+            raise ModuleNotFoundError(
+                f"No module named {fullname!r}: bagua_hvd stands in for horovod and has no {real_name!r}", name=fullname
+            )
+        return ModuleSpec(fullname, self, is_package=found.submodule_search_locations is not None)
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        # The import system takes what stands in sys.modules now, not the empty module that it made.
+        sys.modules[module.__name__] = importlib.import_module(_real_name(module.__name__))
+
+
+def _install():
+    present = sys.modules.get(_NAME)
+    if present is bagua_hvd:
+        return
+    if present is not None:
+        raise ImportError(
+            f"bagua_hvd cannot stand in for horovod: the real one, {getattr(present, '__file__', present)}, has been "
+            "imported already; import bagua_hvd.as_horovod before anything that imports horovod."
+        )
+    sys.meta_path.insert(0, _AsHorovod())
+    sys.modules[_NAME] = bagua_hvd
+
+
+_install()

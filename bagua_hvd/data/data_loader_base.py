@@ -1,0 +1,138 @@
+"""A data loader's two halves: what the batches are (BaseDataLoader) and reading them ahead (AsyncDataLoaderMixin)."""
+import atexit
+import queue
+import threading
+
+# How soon a thread that waits for the other end of the queue notices that the loader was closed.
+_POLL_S = 0.1
+# At the interpreter's end, how long to wait for the thread.
+_EXIT_S = 5.0
+
+
+class BaseDataLoader:
+    """Batches, epoch by epoch. Subclasses say which (_iterate) and how many (__len__)."""
+
+    def __len__(self):
+        """Batches in an epoch."""
+        raise NotImplementedError
+
+    def _iterate(self):
+        """Generator of the batches of one epoch."""
+        raise NotImplementedError
+
+    def _process_batch(self, batch):
+        """What the user gets for a batch; runs in the user's thread. The batch itself, unless overridden."""
+        return batch
+
+    def __iter__(self):
+        for batch in self._iterate():
+            yield self._process_batch(batch)
+
+
+class _Failure:
+    """In the queue: the exception that ended the thread."""
+
+    def __init__(self, exception):
+        self.exception = exception
+
+
+class AsyncDataLoaderMixin:
+    """Reads ahead in a daemon thread, across the ends of epochs. To be put first in the bases:
+
+        class AsyncLoader(AsyncDataLoaderMixin, Loader): ...
+
+    The thread starts with the first iteration and repeats _iterate() until it is closed. Iterating gives batches up to
+    the end of an epoch; after an iteration that was left early the next one begins where it stopped. An exception in
+    _iterate() is raised in the iteration, after the batches before it; a further iteration then starts anew. Batches
+    must not be None, which marks the end of an epoch. One consumer at a time.
+
+    Args:
+        async_loader_queue_size: batches read ahead at most; 0: no thread, batches are read when asked for.
+        debug_data_loader: print what the thread does.
+        args, kwargs: for the next class.
+    Attributes:
+        async_loader_queue_size, debug_data_loader; queue: None without a thread; finished_event: set when closing;
+        started: the thread exists.
+    """
+
+    def __init__(self, async_loader_queue_size=64, debug_data_loader=False, *args, **kwargs):
+        self.async_loader_queue_size = async_loader_queue_size
+        self.debug_data_loader = debug_data_loader
+        self.queue = queue.Queue(async_loader_queue_size) if async_loader_queue_size > 0 else None
+        self.finished_event = threading.Event()
+        self.started = False
+        self._thread = None
+        super().__init__(*args, **kwargs)
+
+    def close_async_loader(self):
+        """Stops the thread, once it has the batch that it is reading, and empties the queue. May be called again."""
+        self._close(timeout=None)
+
+    def _close(self, timeout):
+        if not self.started:
+            return
+        self._log("closing")
+        self.finished_event.set()
+        self._thread.join(timeout)
+        while not self.queue.empty():
+            self.queue.get_nowait()
+        self.started = False
+        atexit.unregister(self._close_at_exit)
+        self._log("closed")
+
+    def _close_at_exit(self):
+        # A thread inside a library while the interpreter ends can crash it.
+        self._close(_EXIT_S)
+
+    def _start(self):
+        self._log("starting")
+        self.finished_event.clear()
+        self.started = True
+        self._thread = threading.Thread(target=self._fill, name="async data loader", daemon=True)
+        self._thread.start()
+        atexit.register(self._close_at_exit)
+
+    def _fill(self):
+        """The thread."""
+        try:
+            while not self.finished_event.is_set():
+                for batch in self._iterate():
+                    self._put(batch)
+                    if self.finished_event.is_set():
+                        break
+                self._log("end of an epoch")
+                self._put(None)
+        except BaseException as exception:
+            self._put(_Failure(exception))
+
+    def _put(self, entry):
+        while not self.finished_event.is_set():
+            try:
+                return self.queue.put(entry, timeout=_POLL_S)
+            except queue.Full:
+                pass
+
+    def __iter__(self):
+        if self.queue is None:
+            yield from super().__iter__()
+            return
+        if not self.started:
+            self._start()
+        while (entry := self._get()) is not None:
+            if isinstance(entry, _Failure):
+                self.close_async_loader()
+                raise entry.exception
+            yield self._process_batch(entry)
+
+    def _get(self):
+        """The next entry; None also when the loader is closed, perhaps by another thread."""
+        while not self.finished_event.is_set():
+            try:
+                return self.queue.get(timeout=_POLL_S)
+            except queue.Empty:
+                pass
+        return None
+
+    def _log(self, text):
+        if self.debug_data_loader:
+            print(f"{type(self).__name__}: {text}", flush=True)

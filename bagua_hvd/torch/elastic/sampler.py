@@ -1,0 +1,82 @@
+"""A sampler that goes on within an epoch after the number of ranks has changed."""
+import torch
+from torch.utils.data import Sampler
+
+from bagua_hvd.common import basics
+
+
+class ElasticSampler(Sampler):
+    """This rank's share of what is left of the epoch.
+
+    All ranks have the same order: 0, 1, 2, ..., or a permutation by seed and epoch. The first `processed_num` entries
+    are done; the rest is filled up from its own beginning so that every rank gets equally many, and rank r of n takes
+    entries r, r + n, r + 2 n, ...
+
+    Usage: record_batch() after every batch, state.commit() now and then, set_epoch() at the *end* of an epoch.
+
+    Args:
+        dataset: anything with a length.
+        shuffle: a new permutation for every epoch.
+        seed: the same on all ranks.
+    Raises:
+        ValueError: before init().
+    Attributes:
+        epoch; processed_num: entries of this epoch that all ranks together have done; num_replicas, rank: size and rank
+        of the job at the last reset(); num_samples: what iterating gives; remaining_indices: all ranks' entries left.
+    """
+
+    def __init__(self, dataset, shuffle=True, seed=0):
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.processed_num = 0
+        self.reset()
+
+    def set_epoch(self, epoch):
+        """Begins an epoch: nothing of it is processed. To be called after the last batch of the one before, so that a
+        state that is committed between the two does not begin with the old one's count."""
+        self.epoch = epoch
+        self.processed_num = 0
+        self.reset()
+
+    def record_batch(self, batch_idx, batch_size):
+        """Counts a batch that every rank has done. Takes effect on the indices with the next reset().
+
+        Args:
+            batch_idx: for Horovod's sake. batch_size: of this rank; the others' are taken to be the same.
+        """
+        self.processed_num += batch_size * self.num_replicas
+
+    def state_dict(self):
+        """{"epoch": ..., "processed_num": ...}, the same on all ranks."""
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
+
+    def load_state_dict(self, state_dict):
+        """Takes up a state_dict() and shares out what is left."""
+        self.epoch = state_dict["epoch"]
+        self.processed_num = state_dict["processed_num"]
+        self.reset()
+
+    def reset(self):
+        """Shares out what is left of the epoch among the ranks that there are now."""
+        self.num_replicas = basics.size()
+        self.rank = basics.rank()
+        self.remaining_indices = self._order()[self.processed_num:]
+        self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+
+    def _order(self):
+        count = len(self.dataset)
+        if not self.shuffle:
+            return list(range(count))
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        return torch.randperm(count, generator=generator).tolist()
+
+    def __iter__(self):
+        remaining = self.remaining_indices
+        # Modulo: there may be fewer entries left than ranks.
+        return iter([remaining[i % len(remaining)] for i in range(self.rank, self.total_size, self.num_replicas)])
+
+    def __len__(self):
+        return self.num_samples

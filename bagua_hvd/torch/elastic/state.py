@@ -1,0 +1,169 @@
+"""The state of torch training: handlers for objects that know how to be saved and sent, pickle for the rest."""
+import copy
+import functools
+
+import torch
+
+from bagua_hvd.common import basics
+from bagua_hvd.common.elastic import ObjectState
+from bagua_hvd.torch.elastic.sampler import ElasticSampler
+from bagua_hvd.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+
+
+class StateHandler:
+    """Saves, restores and synchronizes one object of a TorchState; subclasses say how.
+
+    Args:
+        value: the object.
+    """
+
+    def __init__(self, value):
+        self.value = value
+
+    def save(self):
+        """Makes the object's present condition that which restore() returns to."""
+        raise NotImplementedError
+
+    def restore(self):
+        """Returns the object to its condition at the last save()."""
+        raise NotImplementedError
+
+    def sync(self):
+        """Gives the object the condition of rank 0's, and saves it. Collective."""
+        raise NotImplementedError
+
+    def reset(self):
+        """Adapts the object to a new rank and size. Nothing for most."""
+
+    def set_value(self, value):
+        """Takes another object in place of the present one, and saves it."""
+        self.value = value
+        self.save()
+
+
+class _StateDictHandler(StateHandler):
+    """By the object's state_dict() and load_state_dict()."""
+
+    def __init__(self, value):
+        super().__init__(value)
+        self.save()
+
+    def save(self):
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self):
+        # A copy: optimizers keep the tensors that they are given, and would change them.
+        self.value.load_state_dict(copy.deepcopy(self._saved))
+
+
+class ModelStateHandler(_StateDictHandler):
+    """For torch.nn.Module."""
+
+    def sync(self):
+        broadcast_parameters(self.value.state_dict(), root_rank=0)
+        self.save()
+
+
+class OptimizerStateHandler(_StateDictHandler):
+    """For torch.optim.Optimizer, distributed or not."""
+
+    def sync(self):
+        broadcast_optimizer_state(self.value, root_rank=0)
+        self.save()
+
+
+class SamplerStateHandler(_StateDictHandler):
+    """For ElasticSampler."""
+
+    def sync(self):
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), root_rank=0, name="elastic.sampler"))
+        self.save()
+
+    def reset(self):
+        self.value.reset()
+
+
+_handler_registry = [
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (ElasticSampler, SamplerStateHandler),
+]
+
+
+def get_handler_registry():
+    """The list of (type, StateHandler class) by which a TorchState chooses; the first that fits is taken."""
+    return _handler_registry
+
+
+def set_handler_registry(registry):
+    """Replaces the list of get_handler_registry(). States that exist keep their handlers."""
+    global _handler_registry
+    _handler_registry = registry
+
+
+def _handler_class(value):
+    """The StateHandler class for the value, or None: it is to be pickled."""
+    return next((handler for type_, handler in get_handler_registry() if isinstance(value, type_)), None)
+
+
+class TorchState(ObjectState):
+    """Model, optimizer and whatever else training needs in order to go on, as attributes.
+
+    Modules, optimizers and ElasticSamplers are saved and sent as such; see get_handler_registry() for more types. Other
+    values are pickled; see ObjectState. Assigning another module or optimizer to its attribute replaces and saves it.
+
+    Args:
+        model, optimizer: may be None. kwargs: further attributes with their first values.
+    """
+
+    def __init__(self, model=None, optimizer=None, **kwargs):
+        values = {"model": model, "optimizer": optimizer, **kwargs}
+        self._names = frozenset(values)
+        self._handlers = {}
+        super().__init__(
+            # A name of its own, apart from what the script broadcasts.
+            bcast_object=functools.partial(broadcast_object, name="elastic.state"), get_rank=basics.rank,
+            **{name: value for name, value in values.items() if _handler_class(value) is None},
+        )
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if name in self.__dict__.get("_names", ()):
+            self._handle(name, value)
+
+    def _handle(self, name, value):
+        """Finds the handler of a value that was assigned; what was None may have become an optimizer."""
+        handler, handler_class = self._handlers.get(name), _handler_class(value)
+        if handler is None and handler_class is None:
+            return
+        if type(handler) is handler_class:
+            if handler.value is not value:
+                handler.set_value(value)
+        elif handler_class is None:
+            del self._handlers[name]
+            self._saved_state[name] = value
+        else:
+            self._handlers[name] = handler_class(value)
+            self._saved_state.pop(name, None)
+
+    def save(self):
+        for handler in self._handlers.values():
+            handler.save()
+        super().save()
+
+    def restore(self):
+        for handler in self._handlers.values():
+            handler.restore()
+        super().restore()
+
+    def sync(self):
+        for handler in self._handlers.values():
+            handler.sync()
+        super().sync()
+
+    def reset(self):
+        for handler in self._handlers.values():
+            handler.reset()
+        super().reset()

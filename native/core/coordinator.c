@@ -1,0 +1,555 @@
+#include "core/coordinator.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "core/context.h"
+
+bhvd_status coordinator_init(bhvd_context *ctx)
+{
+    struct coordinator *c = &ctx->coordinator;
+    c->ready_tail = &c->ready_head;
+    c->joined = calloc((size_t)ctx->options.size, sizeof *c->joined);
+    c->left = calloc((size_t)ctx->options.size, sizeof *c->left);
+    return c->joined && c->left ? BHVD_OK : BHVD_ERR_SYSTEM;
+}
+
+static bool pending_has_key(const struct table_node *node, const void *arg)
+{
+    const struct operation_key *a = &TABLE_CONTAINER(node, struct pending, by_name)->key, *b = arg;
+    return a->process_set == b->process_set && a->name_size == b->name_size &&
+           memcmp(a->name, b->name, a->name_size) == 0;
+}
+
+static void pending_free(struct pending *pending)
+{
+    if (pending->entry)
+        pending->entry->pending = NULL;
+    for (int i = 0; i < pending->size; i++)
+        request_drop(pending->requests[i]);
+    free(pending);
+}
+
+static struct pending *pending_create(struct coordinator *c, const struct process_set *set, int first,
+                                      struct request *request)
+{
+    struct pending *pending = calloc(1, sizeof *pending + (size_t)set->size * sizeof pending->requests[0]);
+    if (!pending)
+        return NULL;
+    pending->key = request->key;
+    pending->size = set->size;
+    pending->first = first;
+    pending->since_ns = pending->warned_ns = clock_now_ns();
+    if (!table_insert(&c->pending, &pending->by_name, operation_hash(&pending->key))) {
+        free(pending);
+        return NULL;
+    }
+    return pending;
+}
+
+static void put_full_head(struct bytes *out, const struct operation_key *key, uint32_t id, bhvd_status status)
+{
+    bytes_put_u8(out, ITEM_FULL);
+    bytes_put_u16(out, key->name_size);
+    bytes_put(out, key->name, key->name_size);
+    bytes_put_u32(out, id);
+    bytes_put_u8(out, (uint8_t)status);
+}
+
+static void put_error_item(struct bytes *out, const struct operation_key *key, const struct bhvd_error *error)
+{
+    size_t size = strlen(error->message);
+    put_full_head(out, key, 0, error->status);
+    bytes_put_u16(out, (uint16_t)size);
+    bytes_put(out, error->message, size);
+}
+
+static void begin_response(struct bytes *out, uint32_t process_set, uint32_t count)
+{
+    out->size = 0;
+    bytes_put_u32(out, process_set);
+    bytes_put_u32(out, count);
+}
+
+static bhvd_status send_frame(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *out)
+{
+    struct link *link = &ctx->connections.links[rank];
+    if (link->state != LINK_OPEN)
+        return BHVD_OK;                     // it left: it needs no answer
+    if (link_send_frame(link, type, out, false))
+        return context_fail(ctx, BHVD_ERR_PEER_LOST, "the connection to rank %d broke during negotiation", rank);
+    return BHVD_OK;
+}
+
+// To all members, this rank last: its part becomes an execution.
+static bhvd_status send_response(bhvd_context *ctx, const struct process_set *set)
+{
+    struct bytes *out = &ctx->coordinator.out;
+    bhvd_status status = BHVD_OK;
+    bool member = false;
+    if (out->failed)
+        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to answer an operation");
+    for (int i = 0; i < set->size && !status; i++) {
+        if (set->ranks[i] == COORDINATOR)
+            member = true;
+        else
+            status = send_frame(ctx, set->ranks[i], FRAME_RESPONSE, out);
+    }
+    if (!status && member)
+        status = negotiation_take_response(ctx, bytes_read(out));
+    return status;
+}
+
+static bool any_left(const bhvd_context *ctx, const struct process_set *set, struct bhvd_error *error)
+{
+    const struct coordinator *c = &ctx->coordinator;
+    for (int i = 0; c->left_count && i < set->size; i++) {
+        if (c->left[set->ranks[i]]) {
+            error_set(error, BHVD_ERR_SHUTDOWN, NEGOTIATION_SHUT_DOWN " (rank %d left the job)",
+                      set->ranks[i]);
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_complete(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
+{
+    int ready = pending->ready_count;
+    for (int i = 0; ctx->coordinator.joined_count && i < set->size; i++)
+        ready += !pending->requests[i] && ctx->coordinator.joined[set->ranks[i]];
+    return ready == set->size;
+}
+
+static void mark_ready(struct coordinator *c, struct pending *pending)
+{
+    table_remove(&c->pending, &pending->by_name);
+    *c->ready_tail = pending;
+    c->ready_tail = &pending->next_ready;
+}
+
+void coordinator_visit(bhvd_context *ctx, void (*visit)(bhvd_context *, struct pending *, void *), void *arg)
+{
+    struct table *table = &ctx->coordinator.pending;
+    for (size_t i = 0; i < table->bucket_count; i++) {
+        for (struct table_node *node = table->buckets[i], *next; node; node = next) {
+            next = node->next;
+            visit(ctx, TABLE_CONTAINER(node, struct pending, by_name), arg);
+        }
+    }
+}
+
+static void visit_joined(bhvd_context *ctx, struct pending *pending, void *arg)
+{
+    const struct process_set *set = process_set_get(&ctx->sets, pending->key.process_set);
+    (void)arg;
+    if (set && is_complete(ctx, pending, set))
+        mark_ready(&ctx->coordinator, pending);
+}
+
+static bhvd_status take_join(bhvd_context *ctx, int rank, const struct request *request)
+{
+    struct coordinator *c = &ctx->coordinator;
+    if (c->joined[rank])
+        return BHVD_OK;
+    c->joined[rank] = true;
+    c->joined_count++;
+    c->last_joined = rank;
+    if (c->joined_count < ctx->options.size) {
+        coordinator_visit(ctx, visit_joined, NULL);
+        return BHVD_OK;
+    }
+    memset(c->joined, 0, (size_t)ctx->options.size * sizeof *c->joined);
+    c->joined_count = 0;
+    begin_response(&c->out, 0, 1);
+    put_full_head(&c->out, &request->key, 0, BHVD_OK);
+    bytes_put_u32(&c->out, 1);
+    bytes_put_i64(&c->out, c->last_joined);
+    bytes_put_u32(&c->out, 0);
+    return send_response(ctx, process_set_get(&ctx->sets, 0));
+}
+
+static bhvd_status refuse(bhvd_context *ctx, int rank, const struct operation_key *key, const struct bhvd_error *error)
+{
+    struct bytes *out = &ctx->coordinator.out;
+    begin_response(out, key->process_set, 1);
+    put_error_item(out, key, error);
+    return rank == COORDINATOR ? negotiation_take_response(ctx, bytes_read(out)) : send_frame(ctx, rank, FRAME_RESPONSE, out);
+}
+
+static bhvd_status keep_early(struct coordinator *c, int rank, struct request *request)
+{
+    struct early_request *early = malloc(sizeof *early), **tail = &c->early;
+    if (!early)
+        return BHVD_ERR_SYSTEM;
+    *early = (struct early_request){NULL, rank, request};
+    request_hold(request);
+    while (*tail)
+        tail = &(*tail)->next;
+    *tail = early;
+    return BHVD_OK;
+}
+
+// Rank `rank` asks for `request`; by the id of `entry`, or in full when that is NULL.
+static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *request, struct coordinator_entry *entry)
+{
+    struct coordinator *c = &ctx->coordinator;
+    const struct process_set *set = process_set_get(&ctx->sets, request->key.process_set);
+    struct bhvd_error error;
+    if (!set)       // a set that is gone: the rank learns it from its own removal
+        return c->additions ? keep_early(c, rank, request) : BHVD_OK;
+    if (any_left(ctx, set, &error))
+        return refuse(ctx, rank, &request->key, &error);
+    if (request->kind == BHVD_JOIN)
+        return take_join(ctx, rank, request);
+    int index = process_set_index(set, rank);
+    if (index < 0)
+        return BHVD_ERR_SYSTEM;
+    struct pending *pending = entry ? entry->pending : NULL;
+    if (!pending) {
+        struct table_node *node =
+            table_find(&c->pending, operation_hash(&request->key), pending_has_key, &request->key);
+        pending = node ? TABLE_CONTAINER(node, struct pending, by_name) : NULL;
+    }
+    if (!pending) {
+        pending = pending_create(c, set, index, request);
+        if (!pending)
+            return BHVD_ERR_SYSTEM;
+        pending->entry = entry;
+        if (entry)
+            entry->pending = pending;
+        timeline_negotiation_begin(ctx, &pending->key, operation_kind_name(request->kind, request->op));
+    } else if (pending->entry != entry && pending->entry) {
+        pending->entry->pending = NULL;
+        pending->entry = NULL;
+    }
+    if (pending->requests[index])
+        return BHVD_ERR_SYSTEM;
+    pending->requests[index] = request;
+    request_hold(request);
+    pending->ready_count++;
+    timeline_rank_ready(ctx, &pending->key, rank);
+    if (is_complete(ctx, pending, set))
+        mark_ready(c, pending);
+    return BHVD_OK;
+}
+
+static bhvd_status take_cached_request(bhvd_context *ctx, int rank, uint32_t id)
+{
+    struct coordinator_entry *entry = coordinator_cache_find_id(&ctx->cache, id);
+    const struct process_set *set = entry ? process_set_get(&ctx->sets, entry->key.process_set) : NULL;
+    int index = set ? process_set_index(set, rank) : -1;
+    if (index >= 0) {
+        coordinator_cache_use(&ctx->cache, entry);
+        return take_request(ctx, rank, entry->requests[index], entry);
+    }
+    struct bytes out = {0};
+    bytes_put_u32(&out, id);
+    bhvd_status status = rank == COORDINATOR ? negotiation_take_stale(ctx, bytes_read(&out)) : send_frame(ctx, rank, FRAME_STALE, &out);
+    bytes_fini(&out);
+    return status;
+}
+
+bhvd_status coordinator_take_requests(bhvd_context *ctx, int rank, struct bytes_reader r)
+{
+    while (r.at < r.end) {
+        bhvd_status status;
+        if (bytes_take_u8(&r) == ITEM_CACHED) {
+            uint32_t id = bytes_take_u32(&r);
+            status = r.failed ? BHVD_ERR_SYSTEM : take_cached_request(ctx, rank, id);
+        } else {
+            uint32_t size = bytes_take_u32(&r);
+            const unsigned char *bytes = bytes_take(&r, size);
+            struct request *request = bytes ? request_parse(bytes, size) : NULL;
+            status = request ? take_request(ctx, rank, request, NULL) : BHVD_ERR_SYSTEM;
+            request_drop(request);
+        }
+        if (status)
+            return status;
+    }
+    return BHVD_OK;
+}
+
+// Do all members ask for the same, and can it be done?
+static bhvd_status check_pending(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set,
+                                 struct bhvd_error *error)
+{
+    const struct request *first = pending->requests[pending->first];
+    for (int i = 0; i < pending->size; i++) {
+        if (!pending->requests[i] || i == pending->first)
+            continue;
+        bhvd_status status = request_compare(first, set->ranks[pending->first], pending->requests[i], set->ranks[i],
+                                             error);
+        if (status)
+            return status;
+    }
+    bool by_rows = first->kind == BHVD_ALLGATHER || first->kind == BHVD_ALLTOALL;
+    for (uint32_t t = 0; by_rows && t < first->tensor_count; t++) {
+        if (first->tensors[t].ndim == 0)
+            return error_set(error, BHVD_ERR_MISMATCH, "%s '%.*s': a rank tried to %s a rank-zero tensor.",
+                             operation_kind_word(first->kind), (int)first->key.name_size, first->key.name,
+                             first->kind == BHVD_ALLGATHER ? "allgather" : "alltoall");
+    }
+    bool sums = first->kind == BHVD_ALLREDUCE || first->kind == BHVD_C_LP_S;        // zeros can stand in
+    if (pending->ready_count < pending->size && !sums)
+        return error_set(error, BHVD_ERR_UNSUPPORTED,
+                         "%s is not supported with Join at this time. Rank %d has joined ('%.*s').",
+                         operation_kind_word(first->kind), ctx->coordinator.last_joined, (int)first->key.name_size,
+                         first->key.name);
+    return BHVD_OK;
+}
+
+static int64_t split_of(const struct pending *pending, uint32_t t, int from, int to)
+{
+    const struct request *request = pending->requests[from];
+    return request->split_count ? request_split(request, (uint32_t)to)
+                                : request_dim(&request->tensors[t], 0) / pending->size;
+}
+
+static void put_agreed(struct bytes *out, const struct pending *pending)
+{
+    const struct request *first = pending->requests[pending->first];
+    size_t count_at = out->size;
+    bytes_put_u32(out, 0);
+    for (uint32_t t = 0; t < first->tensor_count; t++) {
+        for (int from = 0; from < pending->size; from++) {
+            if (first->kind == BHVD_ALLGATHER)
+                bytes_put_i64(out, request_dim(&pending->requests[from]->tensors[t], 0));
+            for (int to = 0; first->kind == BHVD_ALLTOALL && to < pending->size; to++)
+                bytes_put_i64(out, split_of(pending, t, from, to));
+        }
+    }
+    uint32_t count = (uint32_t)((out->size - count_at - sizeof count) / sizeof(int64_t));
+    if (!out->failed)
+        memcpy(out->data + count_at, &count, sizeof count);
+}
+
+static void put_answer(bhvd_context *ctx, struct bytes *out, struct pending *pending)
+{
+    const struct request *first = pending->requests[pending->first];
+    bool all = pending->ready_count == pending->size;
+    if (all && pending->entry) {
+        bytes_put_u8(out, ITEM_CACHED);
+        bytes_put_u32(out, pending->entry->id);
+        return;
+    }
+    uint32_t id = 0;
+    // Process sets are not cached: the same name, asked again, is not the same thing done again.
+    if (all && ctx->cache.capacity && first->kind < BHVD_PROCESS_SET_ADD)
+        id = coordinator_cache_store(&ctx->cache, pending->requests, pending->size);
+    put_full_head(out, &pending->key, id, BHVD_OK);
+    put_agreed(out, pending);
+    bytes_put_u32(out, all ? 0 : (uint32_t)first->size);        // joined ranks learn what it is about
+    if (!all)
+        bytes_put(out, first->bytes, first->size);
+    if (first->kind == BHVD_PROCESS_SET_ADD)
+        ctx->coordinator.additions++;
+}
+
+static bool one_dtype(const struct request *request)
+{
+    for (uint32_t t = 1; t < request->tensor_count; t++) {
+        if (request->tensors[t].dtype != request->tensors[0].dtype)
+            return false;
+    }
+    return true;
+}
+
+static bool fusable(const struct pending *one, const struct pending *other)
+{
+    const struct request *a = one->requests[one->first], *b = other->requests[other->first];
+    return a->key.process_set == b->key.process_set && a->kind == BHVD_ALLREDUCE && b->kind == BHVD_ALLREDUCE &&
+           a->op == b->op && a->prescale_factor == b->prescale_factor && a->postscale_factor == b->postscale_factor &&
+           a->device == b->device && a->tensors[0].dtype == b->tensors[0].dtype && one_dtype(a) && one_dtype(b);
+}
+
+// Takes from the ready list what goes together with its head, up to the fusion threshold.
+static struct pending *take_fused(bhvd_context *ctx, int *count)
+{
+    struct coordinator *c = &ctx->coordinator;
+    struct pending *head = c->ready_head, *fused = NULL, **fused_tail = &fused;
+    size_t threshold = (size_t)ctx->options.fusion_threshold;
+    size_t nbytes = request_nbytes(head->requests[head->first]);
+    *count = 0;
+    for (struct pending **at = &c->ready_head, *p; (p = *at);) {
+        bool take = p == head;
+        if (!take && threshold && fusable(head, p)) {
+            size_t more = request_nbytes(p->requests[p->first]);
+            take = nbytes + more <= threshold;
+            nbytes += take ? more : 0;
+        }
+        if (take) {
+            *at = p->next_ready;
+            p->next_ready = NULL;
+            *fused_tail = p;
+            fused_tail = &p->next_ready;
+            ++*count;
+        } else {
+            at = &p->next_ready;
+        }
+    }
+    c->ready_tail = &c->ready_head;
+    while (*c->ready_tail)
+        c->ready_tail = &(*c->ready_tail)->next_ready;
+    return fused;
+}
+
+// Answers those that cannot be done, and removes them from the ready list.
+static bhvd_status respond_errors(bhvd_context *ctx)
+{
+    struct coordinator *c = &ctx->coordinator;
+    bhvd_status status = BHVD_OK;
+    for (struct pending **at = &c->ready_head, *p; (p = *at) && !status;) {
+        struct bhvd_error error;
+        const struct process_set *set = process_set_get(&ctx->sets, p->key.process_set);
+        // all by one id: checked when the id was given
+        if (set && ((p->entry && p->ready_count == p->size) || !check_pending(ctx, p, set, &error))) {
+            at = &p->next_ready;
+            continue;
+        }
+        *at = p->next_ready;
+        if (set) {
+            timeline_negotiation_end(ctx, &p->key);
+            begin_response(&c->out, p->key.process_set, 1);
+            put_error_item(&c->out, &p->key, &error);
+            status = send_response(ctx, set);
+        }
+        pending_free(p);
+    }
+    c->ready_tail = &c->ready_head;
+    while (*c->ready_tail)
+        c->ready_tail = &(*c->ready_tail)->next_ready;
+    return status;
+}
+
+bhvd_status coordinator_respond(bhvd_context *ctx)
+{
+    struct coordinator *c = &ctx->coordinator;
+    if (!c->ready_head)
+        return BHVD_OK;
+    timeline_cycle(ctx);
+    bhvd_status status = respond_errors(ctx);
+    while (!status && c->ready_head) {
+        int count;
+        struct pending *fused = take_fused(ctx, &count);
+        const struct process_set *set = process_set_get(&ctx->sets, fused->key.process_set);
+        begin_response(&c->out, fused->key.process_set, (uint32_t)count);
+        for (struct pending *p = fused, *next; p; p = next) {
+            next = p->next_ready;
+            timeline_negotiation_end(ctx, &p->key);
+            put_answer(ctx, &c->out, p);
+            pending_free(p);
+        }
+        status = send_response(ctx, set);
+    }
+    return status;
+}
+
+static void end_pending(bhvd_context *ctx, struct pending *pending, const struct bhvd_error *error)
+{
+    struct coordinator *c = &ctx->coordinator;
+    const struct process_set *set = process_set_get(&ctx->sets, pending->key.process_set);
+    table_remove(&c->pending, &pending->by_name);
+    for (int i = 0; set && i < pending->size; i++) {
+        if (pending->requests[i])
+            refuse(ctx, set->ranks[i], &pending->key, error);
+    }
+    pending_free(pending);
+}
+
+static void visit_left(bhvd_context *ctx, struct pending *pending, void *arg)
+{
+    const struct process_set *set = process_set_get(&ctx->sets, pending->key.process_set);
+    struct bhvd_error error;
+    (void)arg;
+    if (set && any_left(ctx, set, &error))
+        end_pending(ctx, pending, &error);
+}
+
+void coordinator_take_goodbye(bhvd_context *ctx, int rank)
+{
+    struct coordinator *c = &ctx->coordinator;
+    c->left[rank] = true;
+    c->left_count++;
+    coordinator_visit(ctx, visit_left, NULL);
+    if (c->joined_count) {
+        // Joins can no longer complete: who waits in one must hear it.
+        struct operation_key key = {0, sizeof JOIN_NAME - 1, JOIN_NAME};
+        struct bhvd_error error;
+        any_left(ctx, process_set_get(&ctx->sets, 0), &error);
+        for (int i = 0; i < ctx->options.size; i++) {
+            if (c->joined[i])
+                refuse(ctx, i, &key, &error);
+        }
+    }
+}
+
+bhvd_status coordinator_set_added(bhvd_context *ctx)
+{
+    struct coordinator *c = &ctx->coordinator;
+    if (ctx->options.rank != COORDINATOR)
+        return BHVD_OK;
+    c->additions--;
+    struct early_request *early = c->early;
+    bhvd_status status = BHVD_OK;
+    c->early = NULL;
+    while (early) {
+        struct early_request *next = early->next;
+        if (!status)
+            status = take_request(ctx, early->rank, early->request, NULL);
+        request_drop(early->request);
+        free(early);
+        early = next;
+    }
+    return status;
+}
+
+struct removed_set {
+    uint32_t id;
+    struct bhvd_error error;
+};
+
+static void visit_removed(bhvd_context *ctx, struct pending *pending, void *arg)
+{
+    struct removed_set *removed = arg;
+    if (pending->key.process_set == removed->id)
+        end_pending(ctx, pending, &removed->error);
+}
+
+bhvd_status coordinator_set_removed(bhvd_context *ctx, uint32_t process_set)
+{
+    if (ctx->options.rank != COORDINATOR)
+        return BHVD_OK;
+    struct removed_set removed = {.id = process_set};
+    error_set(&removed.error, BHVD_ERR_UNSUPPORTED, "process set %u was removed while the operation was in flight",
+              process_set);
+    coordinator_visit(ctx, visit_removed, &removed);
+    coordinator_cache_forget_set(&ctx->cache, process_set);
+    return BHVD_OK;
+}
+
+static void free_pending_node(struct table_node *node, void *arg)
+{
+    (void)arg;
+    pending_free(TABLE_CONTAINER(node, struct pending, by_name));
+}
+
+void coordinator_fini(bhvd_context *ctx)
+{
+    struct coordinator *c = &ctx->coordinator;
+    table_clear(&c->pending, free_pending_node, NULL);
+    for (struct pending *p = c->ready_head, *next; p; p = next) {
+        next = p->next_ready;
+        pending_free(p);
+    }
+    for (struct early_request *early = c->early, *next; early; early = next) {
+        next = early->next;
+        request_drop(early->request);
+        free(early);
+    }
+    bytes_fini(&c->out);
+    free(c->joined);
+    free(c->left);
+}

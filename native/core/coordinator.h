@@ -1,0 +1,62 @@
+// The coordinator: rank 0's second role in negotiation (negotiation.h). It collects requests until all members of the
+// process set have asked, checks that they agree, decides what is fused, and answers. Empty on other ranks. Engine only.
+#ifndef BHVD_COORDINATOR_H
+#define BHVD_COORDINATOR_H
+
+#include "core/negotiation.h"
+
+// One operation that some members asked for and others not yet.
+struct pending {
+    struct table_node by_name;
+    struct pending *next_ready;
+    struct operation_key key;                   // name inside a request
+    int size;                                   // of the process set
+    struct coordinator_entry *entry;            // all so far asked by this id; NULL: someone asked in full
+    int64_t since_ns, warned_ns;
+    int ready_count;
+    int first;                                  // set rank that asked first
+    struct request *requests[];                 // by set rank
+};
+
+// A request for a process set that this rank is still about to add.
+struct early_request {
+    struct early_request *next;
+    int rank;
+    struct request *request;
+};
+
+struct coordinator {
+    struct table pending;
+    struct pending *ready_head, **ready_tail;   // complete, in the order of completion, not yet answered
+    bool *joined;                               // by global rank
+    int joined_count, last_joined;
+    bool *left;                                 // by global rank: said goodbye
+    int left_count;
+    int additions;                              // process sets answered but not yet added here ...
+    struct early_request *early;                // ... and requests for them from ranks that are ahead
+    int64_t next_stall_check_ns;
+    struct bytes out;                           // the frame being written
+};
+
+bhvd_status coordinator_init(bhvd_context *ctx);
+void coordinator_fini(bhvd_context *ctx);
+
+bhvd_status coordinator_take_requests(bhvd_context *ctx, int rank, struct bytes_reader payload);
+// Ends what can no longer complete without this rank.
+void coordinator_take_goodbye(bhvd_context *ctx, int rank);
+// Answers what became complete.
+bhvd_status coordinator_respond(bhvd_context *ctx);
+
+// After a process set was added or removed by an execution: takes the requests that came too early; ends those that wait
+// for a set that is gone. Nothing on other ranks.
+bhvd_status coordinator_set_added(bhvd_context *ctx);
+bhvd_status coordinator_set_removed(bhvd_context *ctx, uint32_t process_set);
+
+// Calls visit for every operation that is not complete. visit may end it.
+void coordinator_visit(bhvd_context *ctx, void (*visit)(bhvd_context *, struct pending *, void *), void *arg);
+
+// Warns about operations that wait too long for some rank, and ends the job when that was asked for (stall.c). Looks at
+// the clock only once a second; does nothing on other ranks.
+void stall_check(bhvd_context *ctx);
+
+#endif

@@ -1,0 +1,73 @@
+"""baguarun --as-horovod: scripts that import horovod, unchanged."""
+import os
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.timeout(60)
+
+PRINT = "import horovod.common.exceptions as e; print(e.__name__)"
+
+
+def sitecustomize(folder, text):
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(text)
+    return str(folder)
+
+
+def with_path(*folders):
+    from launcher import ROOT
+
+    return {"PYTHONPATH": os.pathsep.join([*folders, str(ROOT)])}
+
+
+def test_an_unchanged_script(launcher):
+    pytest.importorskip("torch")
+    script = launcher.folder / "script.py"
+    script.write_text("""
+import torch
+import horovod.torch as hvd
+from horovod.common.exceptions import HorovodInternalError
+hvd.init()
+print(hvd.allreduce(torch.ones(1), op=hvd.Sum).item(), hvd.HorovodInternalError is HorovodInternalError)
+""")
+    done = launcher.run("-np", 2, "--as-horovod", sys.executable, script.name, timeout=50)
+    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:2.0 True", "[1]<stdout>:2.0 True"], done.stderr
+
+
+def test_not_without_the_flag(launcher):
+    done = launcher.run("-np", 1, sys.executable, "-c", "import sys; print('bagua_hvd.as_horovod' in sys.modules)")
+    assert done.stdout == "[0]<stdout>:False\n"
+
+
+def test_children_of_the_ranks_too(launcher):
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {PRINT!r}], check=True)"
+    done = launcher.run("-np", 1, "--as-horovod", sys.executable, "-c", code)
+    assert done.stdout == "[0]<stdout>:bagua_hvd.common.exceptions\n", done.stderr
+
+
+def test_the_users_sitecustomize_runs_too(launcher):
+    folder = sitecustomize(launcher.folder / "mine", "import os; os.environ['MINE'] = __file__")
+    code = f"{PRINT}; import os, sys; print(os.environ['MINE'], sys.modules['sitecustomize'].__file__, sys.path)"
+    done = launcher.run("-np", 1, "--as-horovod", sys.executable, "-c", code, env=with_path(folder))
+    first, second = done.stdout.splitlines()
+    assert first.endswith("bagua_hvd.common.exceptions")
+    file = os.path.join(folder, "sitecustomize.py")
+    assert second.startswith(f"[0]<stdout>:{file} {file} ") and "startup" not in second
+
+
+def test_a_failing_sitecustomize_is_reported_as_ever(launcher):
+    folder = sitecustomize(launcher.folder / "mine", "raise RuntimeError('mine')")
+    done = launcher.run("-np", 1, "--as-horovod", sys.executable, "-c", PRINT, env=with_path(folder))
+    assert "RuntimeError: mine" in done.stderr and "bagua_hvd.common.exceptions" in done.stdout
+
+
+def test_a_python_without_bagua_hvd_is_told(launcher):
+    # Neither on the path nor installed.
+    code = "import sys, runpy, os; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]; "
+    hook = "import bagua_hvd.runner as r; print(r.__path__[0] + '/startup/sitecustomize.py')"
+    done = launcher.run("-np", 1, sys.executable, "-c", hook)
+    path = done.stdout.strip().removeprefix("[0]<stdout>:")
+    done = launcher.run("-np", 1, sys.executable, "-S", "-I", "-c", code + f"runpy.run_path({path!r}); print('goes on')")
+    assert done.stdout == "[0]<stdout>:goes on\n"
+    assert "--as-horovod: no effect in" in done.stderr and "bagua_hvd" in done.stderr

@@ -1,0 +1,341 @@
+"""hvd.elastic: handlers and sampler in one process, the loop with failures on two real ranks."""
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import bagua_hvd.torch as hvd
+from bagua_hvd.common import basics
+from bagua_hvd.common.elastic import HostUpdateResult, notification_manager
+from bagua_hvd.common.exceptions import HostsUpdatedInterrupt
+from bagua_hvd.torch.elastic import state as state_module
+from bagua_hvd.torch.elastic.sampler import ElasticSampler
+from bagua_hvd.torch.elastic.state import StateHandler, TorchState, get_handler_registry, set_handler_registry
+
+
+@pytest.fixture
+def one_rank():
+    hvd.shutdown()
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """job(rank, size): what the sampler sees as its place."""
+
+    def set_place(rank, size):
+        monkeypatch.setattr(basics, "rank", lambda: rank)
+        monkeypatch.setattr(basics, "size", lambda: size)
+
+    return set_place
+
+
+# ----------------------------------------------------------------------------------------------------- sampler ----
+
+
+def shares(job, size, sampler):
+    """The indices of every rank of a job of `size` ranks."""
+    result = []
+    for rank in range(size):
+        job(rank, size)
+        sampler.reset()
+        assert (sampler.rank, sampler.num_replicas) == (rank, size)
+        result.append(list(sampler))
+        assert len(sampler) == len(result[-1])
+    return result
+
+
+@pytest.mark.parametrize("count, size, processed", [
+    (10, 2, 0), (10, 3, 0), (10, 4, 6), (10, 3, 9), (2, 5, 0), (1, 4, 0), (10, 2, 10), (10, 2, 12), (0, 3, 0)])
+def test_every_rank_has_as_many_and_nothing_is_lost(job, count, size, processed):
+    job(0, size)
+    for shuffle in (False, True):
+        sampler = ElasticSampler(range(count), shuffle=shuffle)
+        order = list(sampler.remaining_indices)
+        sampler.processed_num = processed
+        parts = shares(job, size, sampler)
+        left = order[processed:]
+        assert len({len(part) for part in parts}) == 1
+        assert len(parts[0]) == -(-len(left) // size)
+        interleaved = [index for row in zip(*parts, strict=True) for index in row]
+        assert interleaved[:len(left)] == left      # strided by rank
+        assert interleaved[len(left):] == (left * size)[:len(interleaved) - len(left)]
+
+
+def test_order_depends_on_seed_and_epoch_only(job):
+    job(0, 2)
+    sampler, same = ElasticSampler(range(50)), ElasticSampler(range(50))
+    assert sampler.remaining_indices == same.remaining_indices != list(range(50))
+    assert sorted(sampler.remaining_indices) == list(range(50))
+    assert ElasticSampler(range(50), seed=1).remaining_indices != same.remaining_indices
+    sampler.set_epoch(1)
+    assert sampler.remaining_indices != same.remaining_indices
+    assert ElasticSampler(range(4), shuffle=False).remaining_indices == [0, 1, 2, 3]
+
+
+def test_goes_on_with_another_size(job):
+    job(0, 2)
+    sampler = ElasticSampler(range(20), shuffle=False)
+    sampler.record_batch(0, 3)
+    sampler.record_batch(1, 3)
+    assert sampler.processed_num == 12
+    assert len(sampler) == 10       # the running iteration does not notice
+    saved = sampler.state_dict()
+    assert saved == {"epoch": 0, "processed_num": 12}
+    assert shares(job, 4, sampler) == [[12, 16], [13, 17], [14, 18], [15, 19]]
+    sampler.set_epoch(1)
+    assert (sampler.epoch, sampler.processed_num, len(sampler)) == (1, 0, 5)
+    sampler.load_state_dict(saved)
+    assert (sampler.epoch, sampler.processed_num, len(sampler)) == (0, 12, 2)
+
+
+# ------------------------------------------------------------------------------------------------------- state ----
+
+
+def make_training(momentum=0.9):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    return model, torch.optim.Adam(model.parameters(), lr=0.1)
+
+
+def train(model, optimizer, steps=1):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(4, 3)).square().sum().backward()
+        optimizer.step()
+
+
+def condition(*objects):
+    return copy.deepcopy([entry.state_dict() for entry in objects])
+
+
+def assert_condition(objects, expected):
+    for entry, its in zip(objects, expected, strict=True):
+        torch.testing.assert_close(entry.state_dict(), its, rtol=0, atol=0)
+
+
+def test_restore_returns_to_the_last_save_again_and_again(one_rank):
+    model, optimizer = make_training()
+    sampler = ElasticSampler(range(10))
+    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
+    first = condition(model, optimizer)
+    train(model, optimizer)
+    state.restore()
+    assert_condition((model, optimizer), first)
+    train(model, optimizer, 2)
+    sampler.record_batch(0, 4)
+    state.epoch = 1
+    state.save()
+    second = condition(model, optimizer)
+    for _ in range(2):      # twice: the saved tensors are not those that the optimizer goes on with
+        train(model, optimizer)
+        sampler.set_epoch(3)
+        state.epoch = 2
+        state.restore()
+        assert_condition((model, optimizer), second)
+        assert (state.epoch, sampler.epoch, sampler.processed_num) == (1, 0, 4)
+
+
+def test_assignment_replaces_and_saves(one_rank):
+    model, optimizer = make_training()
+    state = TorchState(model=model, epoch=0)
+    other = nn.Linear(3, 2)
+    weight = other.weight.detach().clone()
+    state.model = other
+    with torch.no_grad():
+        other.weight.zero_()
+    state.restore()
+    assert state.model is other and other.weight.equal(weight)
+    state.optimizer = optimizer         # None until now
+    saved = condition(optimizer)
+    train(model, optimizer)
+    state.restore()
+    assert state.optimizer is optimizer
+    assert_condition([optimizer], saved)
+    state.epoch = 5                     # not handled: saved by save() only
+    state.restore()
+    assert state.epoch == 0
+    state.optimizer = None
+    state.save()
+    state.restore()
+    assert state.optimizer is None
+
+
+def test_any_keyword_may_need_a_handler(one_rank):
+    generator, discriminator = nn.Linear(2, 2), nn.Linear(2, 1)
+    state = TorchState(generator=generator, discriminator=discriminator, opt=torch.optim.SGD(generator.parameters(), 1))
+    weight = discriminator.weight.detach().clone()
+    with torch.no_grad():
+        discriminator.weight.zero_()
+    state.restore()
+    assert discriminator.weight.equal(weight) and state.model is None
+
+
+def test_handler_registry(one_rank):
+    class Counter:
+        n = 0
+
+    class CounterHandler(StateHandler):
+        def __init__(self, value):
+            super().__init__(value)
+            self.save()
+
+        def save(self):
+            self.saved = self.value.n
+
+        def restore(self):
+            self.value.n = self.saved
+
+        def sync(self):
+            self.value.n = hvd.broadcast_object(self.value.n)
+            self.save()
+
+    before = get_handler_registry()
+    assert [handler for _, handler in before] == [
+        state_module.ModelStateHandler, state_module.OptimizerStateHandler, state_module.SamplerStateHandler]
+    try:
+        set_handler_registry([(Counter, CounterHandler), *before])
+        counter = Counter()
+        state = TorchState(counter=counter)
+        counter.n = 3
+        state.sync()
+        counter.n = 4
+        state.restore()
+        assert counter.n == 3
+        state.on_reset()
+    finally:
+        set_handler_registry(before)
+
+
+# ------------------------------------------------------------------------------------------------- on two ranks ----
+
+DATASET = [float(i) for i in range(24)]
+
+
+class Simulated(Exception):
+    pass
+
+
+def elastic_training():
+    """Failures, a removal and an addition, all in one run; both ranks must end with what one clean run gives."""
+    hvd.init()
+    rank = hvd.rank()
+    torch.manual_seed(rank)         # sync makes them equal
+    model = nn.Linear(1, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9),
+                                         model.named_parameters())
+    sampler = hvd.elastic.ElasticSampler(DATASET, shuffle=False)
+    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, batch=0, owner=rank)
+    resets, events, entered = [], [], []
+    state.register_reset_callbacks([lambda: resets.append((hvd.rank(), hvd.size()))])
+    start = []
+
+    def step(state, i):
+        state.optimizer.zero_grad()
+        x = torch.tensor([[DATASET[i]]])
+        state.model(x).square().sum().backward()
+        if events == [] and state.batch == 3:
+            events.append("both fail")
+            raise hvd.HorovodInternalError("simulated")      # in the middle: gradients are on their way
+        if events == ["both fail"] and state.batch == 5:
+            events.append("one fails")
+            if rank == 1:
+                raise hvd.HorovodInternalError("simulated")
+        state.optimizer.step()
+
+    @hvd.elastic.run
+    def train(state, result):
+        assert state.owner == 0 and state.sampler is sampler
+        if not start:
+            start.append(copy.deepcopy(model.state_dict()))
+        entered.append((state.epoch, state.batch, state.sampler.processed_num))
+        while state.epoch < 2:
+            for i in list(state.sampler):
+                step(state, i)
+                state.batch += 1
+                state.sampler.record_batch(state.batch, 1)
+                if events == ["both fail", "one fails"] and state.batch == 8:
+                    events.append("removed")
+                    if rank == 0:       # only rank 0 is told
+                        notification_manager.handle_hosts_updated(1, HostUpdateResult.removed)
+                if events[-1:] == ["removed"] and state.batch == 9:
+                    events.append("added")
+                    notification_manager.handle_hosts_updated(2 + rank, HostUpdateResult.added)
+                if state.batch % 2 == 0:
+                    state.commit()
+                else:
+                    state.check_host_updates()
+            state.epoch += 1
+            state.batch = 0
+            state.sampler.set_epoch(state.epoch)
+            state.commit()
+        return result
+
+    assert train(state, "result") == "result"
+    assert events == ["both fail", "one fails", "removed", "added"]
+    assert resets == [(rank, 2)] * 4
+    # A failure goes back to the last commit, an update does not; then what is left is shared out anew.
+    assert entered == [(0, 0, 0), (0, 2, 4), (0, 4, 8), (0, 8, 16), (0, 9, 18)], entered
+    # One clean run over the same pairs of entries.
+    clean = nn.Linear(1, 1)
+    clean.load_state_dict(start[0])
+    plain = torch.optim.SGD(clean.parameters(), lr=1e-3, momentum=0.9)
+    for _ in range(2):
+        for i in range(0, len(DATASET), 2):
+            plain.zero_grad()
+            (clean(torch.tensor([[DATASET[i]], [DATASET[i + 1]]])).square().sum() / 2).backward()
+            plain.step()
+    torch.testing.assert_close(model.state_dict(), clean.state_dict())
+
+
+def synchronization():
+    """Rank 0's condition everywhere, also what the others have not begun."""
+    hvd.init()
+    rank = hvd.rank()
+    model, optimizer = make_training()
+    if rank == 0:
+        train(model, optimizer, 3)
+    sampler = ElasticSampler(range(10))
+    sampler.record_batch(0, 2 - rank)
+    state = TorchState(model, optimizer, sampler=sampler, best=0.5 + rank, names=[str(rank)])
+    state.best += 1
+    state.sync()
+    assert (state.best, state.names, sampler.processed_num) == (1.5, ["0"], 4)
+    conditions = hvd.allgather_object(condition(model, optimizer))
+    torch.testing.assert_close(conditions[0], conditions[1], rtol=0, atol=0)
+    assert conditions[0][1]["state"][0]["step"] == 3
+    train(model, optimizer)
+    state.restore()
+    assert_condition((model, optimizer), conditions[0])
+
+    # Raised on both in the same call, although one was told.
+    if rank == 0:
+        state.on_hosts_updated(1, HostUpdateResult.removed)
+    with pytest.raises(HostsUpdatedInterrupt) as raised:
+        state.check_host_updates()
+    assert raised.value.skip_sync is True
+    # Others' news do not count.
+    if rank == 1:
+        state.on_hosts_updated(9, HostUpdateResult.added)
+    state.commit()
+
+    @hvd.elastic.run
+    def fails(state):
+        raise Simulated
+
+    with pytest.raises(Simulated):
+        fails(state)
+    assert hvd.is_initialized()
+
+
+def both():
+    synchronization()
+    hvd.shutdown()
+    elastic_training()
+
+
+def test_two_ranks(run_ranks):
+    run_ranks(2, both)
