@@ -13,9 +13,11 @@
 #include "collective/collective.h"
 
 enum {
-    SPIN_ROUNDS = 2000,         // about 30 us: a message from a rank that is awake comes within that
+    SPIN_ROUNDS = 100,          // a few us: a message from a rank that is running comes within that
     SPIN_ROUNDS_CROWDED = 20,   // more ranks than cores: the one that is waited for needs this core
-    YIELD_ROUNDS = 50,
+    YIELD_ROUNDS = 1000,        // it may share this core although there are others: give it away, again and again,
+                                // for up to half a millisecond, before paying for a sleep and a wake-up
+    HANDOVER_ROUNDS = 50,       // another thread runs the engine: it may be done in a moment
     SOCKET_ROUNDS = 16,         // looking at a socket is a system call: only every so many rounds
     IDLE_ROUNDS = 200,          // the progress thread looks a little longer before it sleeps: posts come in bursts
     SLEEP_MAX_MS = 1000         // then look whether an operation stalls
@@ -74,8 +76,8 @@ static bool take_posted(bhvd_context *ctx)
     ctx->posted_tail = &ctx->posted_head;
     atomic_store(&ctx->posted_count, 0);
     pthread_mutex_unlock(&ctx->post_lock);
-    if (posted)
-        negotiation_request(ctx, posted);
+    if (posted && negotiation_request(ctx, posted))
+        context_fail(ctx, BHVD_ERR_SYSTEM, "an operation could not be announced; this process may be out of memory");
     return posted != NULL;
 }
 
@@ -360,7 +362,7 @@ void progress_wait(struct bhvd_handle *op, int64_t deadline_ns)
         } else {
             // Another thread is at it. It may have looked for posts just before ours and be about to sleep.
             bell_ring(&ctx->connections.bell, 0);
-            for (int i = 0; i < YIELD_ROUNDS && !atomic_load(&op->done); i++)
+            for (int i = 0; i < HANDOVER_ROUNDS && !atomic_load(&op->done); i++)
                 sched_yield();
             futex_wait(&op->done, 0, deadline_ns);
         }

@@ -340,6 +340,16 @@ def uneven_data_with_join(algorithm):
         assert_same_everywhere(model)
 
 
+    # Rows of sparse gradients are gathered, which a joined rank cannot take part in: the step says so.
+    model = nn.Embedding(7, 2, sparse=True)
+    opt = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), algorithm=algorithm)
+    if hvd.rank() != 1:
+        model(torch.tensor([1])).sum().backward()
+        with pytest.raises(hvd.HorovodInternalError, match="not supported with Join"):
+            opt.step()
+    hvd.join()
+
+
 def checkpoint_and_resume(algorithm):
     """Bit for bit what uninterrupted training gives."""
     def train(model, opt, steps):
