@@ -4,3 +4,12 @@ Import a front end, as with Horovod: `import bagua_hvd.torch as hvd`. Importing 
 """
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name):
+    # Late: most who import the package want a front end, not the launcher.
+    if name == "run":
+        from bagua_hvd.runner import run
+
+        return run
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,7 @@
-"""Starting jobs: `baguarun` (launch.py) and what it is made of. Imports no framework.
+"""Starting jobs: `baguarun` (launch.py), `run` (run_function.py), and what they are made of. Imports no framework.
 
     launch.py        the command line: flags, their checks, exit codes
+    run_function.py  the Python API: a function on every rank, its results in a list; run_task.py: one such rank
     local.py         a job on this host: rank plan -> environments, rendezvous, output -> supervisor
     supervisor.py    runs processes to their end: output, first failure, signals
     processes.py     one process and its whole session; the guard that outlives a killed launcher
@@ -9,3 +10,12 @@
     startup/         what every Python of a `--as-horovod` job runs first
     common/util/     hosts and rank plans, and helpers under Horovod's names
 """
+
+
+def __getattr__(name):
+    # Late: every rank of run() imports this package, and needs none of the launcher.
+    if name in ("run", "_HorovodArgs"):
+        from bagua_hvd.runner import run_function
+
+        return getattr(run_function, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,13 +11,13 @@ import shutil
 import sys
 
 import bagua_hvd
-from bagua_hvd.runner.common.util import config_parser, hosts
+from bagua_hvd.runner.common.util import config_parser
 from bagua_hvd.runner.local import (
     Interrupted,
     OutputOptions,
     WorkerFailed,
     as_horovod_environment,
-    is_local,
+    plan_local,
     run_local,
 )
 
@@ -147,17 +147,9 @@ def _check_command(name, env):
 def _plan(args):
     """SlotInfos for args.num_proc ranks. UsageError: malformed hosts, too few slots, or a host that is not this one."""
     try:
-        infos = hosts.parse_hosts(args.hosts if args.hosts is not None else f"localhost:{args.num_proc}")
-    except ValueError as error:
+        return plan_local(args.num_proc, args.hosts)
+    except (ValueError, NotImplementedError) as error:
         raise UsageError(str(error)) from None
-    remote = [info.hostname for info in infos if not is_local(info.hostname)]
-    if remote:
-        raise UsageError(f"remote hosts are not supported by this version yet: {', '.join(remote)}; name only this "
-                         f"host, such as -H localhost:{args.num_proc}, or leave out -H")
-    try:
-        return hosts.get_host_assignments(infos, args.num_proc, args.num_proc)
-    except ValueError as error:
-        raise UsageError(f"{error}: lower -np, or give the hosts more slots") from None
 
 
 def _run_static(args):

@@ -8,6 +8,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from bagua_hvd.runner.common.util import hosts
 from bagua_hvd.runner.common.util.secret import HOROVOD_SECRET_KEY, make_secret_key
 from bagua_hvd.runner.output import Console, Descriptor, LineForwarder
 from bagua_hvd.runner.rendezvous import Rendezvous
@@ -21,13 +22,16 @@ class WorkerFailed(RuntimeError):
 
     Attributes:
         rank; exit_code: 128 + n when signal n ended it.
+
+    Args:
+        details: text that follows the sentence.
     """
 
-    def __init__(self, rank, exit_code):
+    def __init__(self, rank, exit_code, details=""):
         super().__init__(
             "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
             f"terminated. The first process to do so was: Process name: {rank}, Exit code: {exit_code}"
-            + _signal_note(exit_code))
+            + _signal_note(exit_code) + details)
         self.rank = rank
         self.exit_code = exit_code
 
@@ -55,6 +59,25 @@ def is_local(hostname):
     except ValueError:
         own = socket.gethostname()
         return hostname.lower() in {"localhost", own.lower(), own.split(".")[0].lower()}
+
+
+def plan_local(num_proc, hosts_string=None):
+    """SlotInfos for num_proc ranks on this host.
+
+    Args:
+        hosts_string: `localhost:2,127.0.0.1:2`; None: as many slots as ranks.
+    Raises:
+        ValueError: malformed, or too few slots. NotImplementedError: a host that is not this one.
+    """
+    infos = hosts.parse_hosts(f"localhost:{num_proc}" if hosts_string is None else hosts_string)
+    remote = [info.hostname for info in infos if not is_local(info.hostname)]
+    if remote:
+        raise NotImplementedError(f"remote hosts are not supported by this version yet: {', '.join(remote)}; name only "
+                                  f"this host, such as localhost:{num_proc}, or name none")
+    try:
+        return hosts.get_host_assignments(infos, num_proc, num_proc)
+    except ValueError as error:
+        raise ValueError(f"{error}: ask for fewer processes, or give the hosts more slots") from None
 
 
 def worker_environment(env, slot, address, port, secret_key):
@@ -100,7 +123,7 @@ class OutputOptions:
     timestamp: bool = False
 
 
-def run_local(command, slots, env, output=None, verbose=False):
+def run_local(command, slots, env, output=None, verbose=False, console=None):
     """Runs the command once for every slot and returns when all ranks ended with 0.
 
     Args:
@@ -108,13 +131,14 @@ def run_local(command, slots, env, output=None, verbose=False):
         slots: SlotInfos, all of this host.
         env: the launcher's environment, with what its flags set.
         output: OutputOptions.
+        console: Console; None: descriptors 1 and 2.
     Raises:
         WorkerFailed: the first rank that failed; the others are stopped. Interrupted: a signal stopped the job.
         RuntimeError: no rendezvous. OSError: the output directory cannot be written, or a process not started.
         In all cases no process is left.
     """
     output = output or OutputOptions()
-    console = Console(Descriptor(1), Descriptor(2))
+    console = console or Console(Descriptor(1), Descriptor(2))
     secret_key = make_secret_key()
     with Rendezvous(base64.b64decode(secret_key)) as rendezvous:
         if verbose:

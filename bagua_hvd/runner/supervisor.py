@@ -138,7 +138,7 @@ class Supervisor:
             self._selector.register(receiver, selectors.EVENT_READ, lambda fd: receiver.recv(_READ_NBYTES))
             wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
             previous = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-                        if signal.getsignal(n) is not signal.SIG_IGN}
+                        if signal.getsignal(n) not in (signal.SIG_IGN, None)}   # None: Python cannot restore it
             # Inherited as ignored, it would make the kernel throw away exit codes.
             previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             try:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from bagua_hvd import algorithms
-from bagua_hvd.common import basics
+from bagua_hvd.common import basics, native
 from bagua_hvd.common.basics import Adasum, Average, Sum
 from bagua_hvd.common.buckets import Member
 from bagua_hvd.common.process_sets import global_process_set
@@ -19,21 +19,36 @@ from bagua_hvd.common.reducer import Gradients, Reducer
 from bagua_hvd.common.util import split_list
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.frontend import DTYPES, frontend
-from bagua_hvd.torch.mpi_ops import sparse_allreduce_async
 
 # The one key that this optimizer adds to a state_dict, and only when its algorithm has state.
 STATE_KEY = "bagua_hvd"
 
 
 class _SparseOperation:
-    """The gathering of one sparse gradient."""
+    """The gathering of one sparse gradient: its indices and values in one operation.
 
-    def __init__(self, parameter, wait):
+    Posted to the core itself: the collectives with handles number what they do, unnamed operations are matched by
+    these numbers, and a rank that is in join() meanwhile would fall behind.
+    """
+
+    def __init__(self, parameter, gradient, name, op, process_set):
         self.parameter = parameter
-        self.gathered = wait
+        self.divisor = process_set.size() if op != Sum else 1
+        # allgather concatenates along the first dimension: one row for each entry.
+        self.tensors = gradient._indices().t().contiguous(), gradient._values().contiguous()
+        self.operation = basics.context().post(
+            native.ALLGATHER, f"allgather.{name}", [frontend.view(tensor) for tensor in self.tensors],
+            process_set=process_set.process_set_id,
+        )
 
     def wait(self):
-        self.parameter.grad = self.gathered()
+        self.operation.wait()
+        indices, values = (self._gathered(i, tensor) for i, tensor in enumerate(self.tensors))
+        self.parameter.grad = torch.sparse_coo_tensor(indices.t(), values / self.divisor, self.parameter.shape)
+
+    def _gathered(self, index, tensor):
+        address, nbytes, dim0, owner = self.operation.result(index)
+        return frontend.wrap_result(address, nbytes, (dim0, *tensor.shape[1:]), DTYPES[tensor.dtype], owner)
 
 
 class _TorchGradients(Gradients):
@@ -96,7 +111,7 @@ class _TorchGradients(Gradients):
             )
         elif not gradient.is_sparse:
             gradient = gradient.to_sparse(sparse_dim)
-        return _SparseOperation(parameter, sparse_allreduce_async(gradient, name, self.op, self.process_set))
+        return _SparseOperation(parameter, gradient, name, self.op, self.process_set)
 
     @torch.no_grad()
     def finish(self):

@@ -94,8 +94,8 @@ class _Normalize(torch.autograd.Function):
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.shape} "
                              "and nothing on the other ranks")
         invstd = torch.rsqrt(var + eps)
-        ctx.N, ctx.eps = N, eps
-        ctx.save_for_backward(input, weight, mu, var)
+        ctx.N = N
+        ctx.save_for_backward(input, weight, mu, invstd)
         ctx.mark_non_differentiable(mu, var)
         scale = invstd if weight is None else invstd * weight
         shift = -mu * scale if bias is None else bias - mu * scale
@@ -105,28 +105,24 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dy, *_):
-        input, weight, mu, var = ctx.saved_tensors
+        input, weight, mu, invstd = ctx.saved_tensors
         x, dy = _accurate(input), _accurate(dy)
-        invstd = torch.rsqrt(var + ctx.eps)
+        dims = _all_but_channels(x)
+        centered = x - _along(mu, x)
+        S = dy.sum(dims, dtype=torch.float64)
+        T = (dy * centered).sum(dims, dtype=torch.float64)
+        d_weight = (T * invstd).to(weight.dtype) if weight is not None and ctx.needs_input_grad[1] else None
+        d_bias = S.to(input.dtype if weight is None else weight.dtype) if ctx.needs_input_grad[2] else None
+        if not ctx.needs_input_grad[0]:
+            return None, d_weight, d_bias, None
+        ST = allreduce_(torch.stack([S, T]), op=Sum, name=f"sync_batch_norm.backward.{len(S)}")
+        if not x.numel():
+            return torch.zeros_like(input), d_weight, d_bias, None
+        S_by_N, T_by_N = ST / ctx.N
         scale = invstd if weight is None else invstd * weight
-        if x.numel():
-            # torch's kernel for statistics that are constants: dx is dy * scale, what is left out comes below.
-            dx, d_weight, S = torch.ops.aten.native_batch_norm_backward(
-                dy, x, scale.to(x.dtype) , mu.to(x.dtype), torch.ones_like(var, dtype=x.dtype), None, None, False, 0.0,
-                [True] * 3,
-            )
-        else:
-            dx, d_weight, S = torch.zeros_like(x), x.new_zeros(x.shape[1]), x.new_zeros(x.shape[1])
-        T = d_weight.double()
-        if ctx.needs_input_grad[0]:
-            ST = allreduce_(torch.stack([S.double(), T]), op=Sum, name=f"sync_batch_norm.backward.{len(S)}")
-            S_by_N, T_by_N = ST / ctx.N
-            slope = -scale * invstd.square() * T_by_N
-            dx.addcmul_(x, _along(slope, x)).add_(_along(-scale * S_by_N - slope * mu, x))
-        d_input = dx.to(input.dtype) if ctx.needs_input_grad[0] else None
-        if weight is None:
-            return d_input, None, None, None
-        return d_input, (T * invstd).to(weight.dtype), S.to(weight.dtype), None
+        dx = centered.mul_(_along(-scale * invstd.square() * T_by_N, x))
+        dx.add_(_along(-scale * S_by_N, x)).addcmul_(dy, _along(scale, x))
+        return dx.to(input.dtype), d_weight, d_bias, None
 
 
 def _accurate(tensor):

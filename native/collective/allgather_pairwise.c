@@ -14,7 +14,7 @@ bhvd_status allgather_pairwise(bhvd_context *ctx, struct process_set *set, const
     int posted = 0;
     for (int i = 0; i < set->size; place += part[i++]) {
         if (i == set->rank) {
-            memcpy(place, src, part[i]);
+            collective_copy(place, src, part[i]);
             continue;
         }
         struct link *link = collective_link(ctx, set, i);

@@ -11,7 +11,7 @@ bhvd_status allgather_shared(bhvd_context *ctx, struct process_set *set, const v
         my_offset += i < set->rank ? part[i] : 0;
         total += part[i];
     }
-    memcpy(out + my_offset, mine, part[set->rank]);
+    collective_copy(out + my_offset, mine, part[set->rank]);
     bhvd_status status = BHVD_OK;
     for (size_t offset = 0; offset < longest && !status && set->size > 1; offset += HOST_SLAB_BYTES) {
         for (int k = 0; k < set->size && !status; k++) {
@@ -19,14 +19,14 @@ bhvd_status allgather_shared(bhvd_context *ctx, struct process_set *set, const v
             int i = (set->rank + k) % set->size;
             size_t n = part[i] <= offset ? 0 : part[i] - offset < HOST_SLAB_BYTES ? part[i] - offset : HOST_SLAB_BYTES;
             if (k == 0) {
-                memcpy(shared_slab(ctx, set, i), mine + offset, n);
+                collective_copy(shared_slab(ctx, set, i), mine + offset, n);
                 status = shared_barrier(ctx, set);
                 continue;
             }
             size_t place = offset;
             for (int j = 0; j < i; j++)
                 place += part[j];
-            memcpy(out + place, shared_slab(ctx, set, i), n);
+            collective_copy(out + place, shared_slab(ctx, set, i), n);
         }
         shared_next_block(set);
     }

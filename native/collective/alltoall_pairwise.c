@@ -27,7 +27,7 @@ bhvd_status alltoall_pairwise(bhvd_context *ctx, struct process_set *set, const 
         from += out;
         to += in;
     }
-    memcpy(own_place, own, bytes[me * n + me]);
+    collective_copy(own_place, own, bytes[me * n + me]);
     bhvd_status status = progress_transfers(ctx, transfers, posted);
     free(transfers);
     return status;

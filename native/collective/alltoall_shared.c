@@ -29,14 +29,14 @@ bhvd_status alltoall_shared(bhvd_context *ctx, struct process_set *set, const vo
     for (size_t offset = 0; offset < longest && !status; offset += HOST_SLAB_BYTES) {
         size_t end = offset + HOST_SLAB_BYTES;
         if (my_total > offset)
-            memcpy(shared_slab(ctx, set, me), (const char *)src + offset, (my_total < end ? my_total : end) - offset);
+            collective_copy(shared_slab(ctx, set, me), (const char *)src + offset, (my_total < end ? my_total : end) - offset);
         status = shared_barrier(ctx, set);
         size_t place = 0;
         for (int i = 0; i < n && !status; place += bytes[i++ * n + me]) {
             struct interval part = sent_part(bytes, n, i, me);
             size_t from = part.begin > offset ? part.begin : offset, to = part.end < end ? part.end : end;
             if (from < to)
-                memcpy((char *)dst + place + (from - part.begin), shared_slab(ctx, set, i) + (from - offset), to - from);
+                collective_copy((char *)dst + place + (from - part.begin), shared_slab(ctx, set, i) + (from - offset), to - from);
         }
         shared_next_block(set);
     }

@@ -9,14 +9,14 @@ bhvd_status broadcast_shared(bhvd_context *ctx, struct process_set *set, int roo
     for (size_t offset = 0; offset < nbytes && !status && set->size > 1; offset += HOST_SLAB_BYTES) {
         size_t n = nbytes - offset < HOST_SLAB_BYTES ? nbytes - offset : HOST_SLAB_BYTES;
         if (is_root)
-            memcpy(shared_slab(ctx, set, root), (const char *)src + offset, n);
+            collective_copy(shared_slab(ctx, set, root), (const char *)src + offset, n);
         status = shared_barrier(ctx, set);
         if (!is_root && !status)
-            memcpy((char *)dst + offset, shared_slab(ctx, set, root), n);
+            collective_copy((char *)dst + offset, shared_slab(ctx, set, root), n);
         shared_next_block(set);
     }
     if (is_root && dst != src)
-        memcpy(dst, src, nbytes);
+        collective_copy(dst, src, nbytes);
     if (is_root)
         ctx->counters.payload_bytes_sent += nbytes * (size_t)(set->size - 1);
     else

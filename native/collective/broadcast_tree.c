@@ -26,7 +26,7 @@ bhvd_status broadcast_tree(bhvd_context *ctx, struct process_set *set, int root,
     const int child_count = find_children(me, n, children);
     const size_t segments = (nbytes + SEGMENT_BYTES - 1) / SEGMENT_BYTES;
     if (me == 0 && dst != src)
-        memcpy(dst, src, nbytes);
+        collective_copy(dst, src, nbytes);
     // Receives first, then the sends to the children of each segment.
     struct transfer *transfers = calloc(segments * (1 + (size_t)child_count) + 1, sizeof *transfers);
     if (!transfers)

@@ -55,6 +55,13 @@ bhvd_status broadcast_shared(bhvd_context *ctx, struct process_set *set, int roo
 bhvd_status broadcast_tree(bhvd_context *ctx, struct process_set *set, int root, const void *src, void *dst,
                            size_t nbytes);
 
+// memcpy for which NULL is fine when there is nothing to copy.
+static inline void collective_copy(void *dst, const void *src, size_t nbytes)
+{
+    if (nbytes)
+        memcpy(dst, src, nbytes);
+}
+
 // The link to a member, by its position in the set.
 static inline struct link *collective_link(bhvd_context *ctx, const struct process_set *set, int index)
 {

@@ -39,14 +39,14 @@ bhvd_status reducescatter_pairwise(bhvd_context *ctx, struct process_set *set, c
         link_post_recv(link, &transfers[posted++], received + (size_t)i * mine, mine);
     }
     bhvd_status status = progress_transfers(ctx, transfers, posted);
-    memcpy(received + (size_t)me * mine, vector + my_offset, mine);
+    collective_copy(received + (size_t)me * mine, vector + my_offset, mine);
     const unsigned char *sum = received;
     for (int i = 1; i < n && !status; i++) {
         reduction->reduce(dst, sum, received + (size_t)i * mine, count);
         sum = dst;
     }
     if (n == 1)
-        memcpy(dst, received, mine);
+        collective_copy(dst, received, mine);
     if (!status && reduction->postscale != 1.0)
         reduction->scale(dst, dst, reduction->postscale, count);
     free(transfers);

@@ -5,7 +5,7 @@
 static void stage_piece(const struct reduction *reduction, unsigned char *slab, const unsigned char *src, size_t nbytes)
 {
     if (reduction->prescale == 1.0)
-        memcpy(slab, src, nbytes);
+        collective_copy(slab, src, nbytes);
     else
         reduction->scale(slab, src, reduction->prescale, nbytes / bhvd_dtype_size(reduction->dtype));
 }

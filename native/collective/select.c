@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "base/status.h"
-#include "collective/collective.h"
+#include "collective/shared.h"
 #include "primitive/primitive.h"
 
 // ------------------------------------------------------------------------------------------------------- allreduce
@@ -37,12 +37,30 @@ static struct reduction reduction_of(const bhvd_context *ctx, const struct bhvd_
     };
 }
 
+// One rank: a copy, scaled twice as it would be among several.
+static bhvd_status allreduce_alone(const struct reduction *reduction, const struct span_list *list)
+{
+    const size_t element = bhvd_dtype_size(reduction->dtype);
+    for (size_t i = 0; i < list->count; i++) {
+        const struct span *span = &list->spans[i];
+        if (span->nbytes && span->dst != span->src)
+            memcpy(span->dst, span->src, span->nbytes);
+        if (reduction->prescale != 1.0)
+            reduction->scale(span->dst, span->dst, reduction->prescale, span->nbytes / element);
+        if (reduction->postscale != 1.0)
+            reduction->scale(span->dst, span->dst, reduction->postscale, span->nbytes / element);
+    }
+    return BHVD_OK;
+}
+
 static bhvd_status allreduce_run(bhvd_context *ctx, struct process_set *set, const struct bhvd_handle *op,
                                  bhvd_dtype dtype, const struct span_list *list)
 {
     struct reduction reduction = reduction_of(ctx, op, dtype, set->size);
     if (list->nbytes == 0)
         return BHVD_OK;
+    if (set->size == 1)
+        return allreduce_alone(&reduction, list);
     if (op->op == BHVD_OP_ADASUM)
         return allreduce_adasum(ctx, set, &reduction, list);
     return use_shared(ctx, set) ? allreduce_shared(ctx, set, &reduction, list)
@@ -120,7 +138,7 @@ static bhvd_status execute_alltoall(bhvd_context *ctx, struct process_set *set, 
         bytes[i] = (size_t)splits[i] * tensor->row_nbytes;
     for (int i = 0; i < n; i++) {
         received[i] = (int32_t)splits[i * n + set->rank];
-        rows += received[i];
+        rows += splits[i * n + set->rank];
     }
     if (operation_allocate_result(tensor, rows))
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->result_nbytes);
@@ -145,6 +163,7 @@ static bhvd_status execute_tensors(bhvd_context *ctx, struct process_set *set, s
     size_t *bytes = malloc(n * n * sizeof *bytes);
     if (op->kind == BHVD_ALLTOALL)
         op->received_splits = malloc(op->tensor_count * n * sizeof *op->received_splits);
+    op->received_size = n;
     bhvd_status status = BHVD_OK;
     if (!bytes || (op->kind == BHVD_ALLTOALL && !op->received_splits))
         status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", set->size);
@@ -169,12 +188,9 @@ static bhvd_status execute_tensors(bhvd_context *ctx, struct process_set *set, s
 
 // ----------------------------------------------------------------------------------------------------- process sets
 
-static int compare_ranks(const void *a, const void *b) { return *(const int32_t *)a - *(const int32_t *)b; }
-
 static bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_handle *op, struct bhvd_error *error)
 {
     int id = -1;
-    qsort(op->splits, op->split_count, sizeof *op->splits, compare_ranks);
     bhvd_status status = BHVD_OK;
     for (size_t i = 0; i < op->split_count && !status; i++) {
         if (op->splits[i] < 0 || op->splits[i] >= ctx->options.size || (i && op->splits[i] == op->splits[i - 1]))
@@ -196,8 +212,12 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_han
     op->value = id > 0 && process_set_get(&ctx->sets, (uint32_t)id) != NULL;
     if (!op->value)
         return BHVD_OK;
-    operation_end_set(ctx, (uint32_t)id);
-    bhvd_status status = coordinator_set_removed(ctx, (uint32_t)id);
+    struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+    operation_end_set(ctx, set->number);
+    bhvd_status status = coordinator_set_removed(ctx, set->number);
+    // Its area may be given to another set: not before all members have read what lies there.
+    if (!status && set->shared && set->size > 1)
+        status = shared_barrier(ctx, set);
     pthread_mutex_lock(&ctx->sets_lock);
     process_set_remove(ctx, (uint32_t)id);
     pthread_mutex_unlock(&ctx->sets_lock);
@@ -207,11 +227,11 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_han
 
 bhvd_status collective_execute(bhvd_context *ctx, const struct execution *execution, struct bhvd_error *error)
 {
-    struct process_set *set = process_set_get(&ctx->sets, execution->process_set);
+    struct process_set *set = process_set_find(&ctx->sets, execution->process_set);
     struct bhvd_handle *op = execution->operations[0];
     if (!set || set->rank < 0)
-        return error_set(error, BHVD_ERR_UNSUPPORTED, "process set %u was removed while an operation was in flight",
-                         execution->process_set);
+        return error_set(error, BHVD_ERR_UNSUPPORTED, "the process set was removed while '%.*s' was in flight",
+                         (int)op->name_size, op->name);
     switch (op->kind) {
     case BHVD_ALLREDUCE:
         return execute_allreduce(ctx, set, execution);

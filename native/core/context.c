@@ -125,15 +125,20 @@ void bhvd_context_after_fork(bhvd_context *ctx)
 
 void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out)
 {
-    pthread_mutex_lock(&ctx->engine_lock);
-    *out = ctx->counters;
+    *out = (struct bhvd_counters){
+        .operations = ctx->counters.operations,
+        .executions = ctx->counters.executions,
+        .payload_bytes_sent = ctx->counters.payload_bytes_sent,
+        .payload_bytes_received = ctx->counters.payload_bytes_received,
+        .cache_hits = ctx->counters.cache_hits,
+        .cache_misses = ctx->counters.cache_misses,
+    };
     for (int rank = 0; rank < ctx->options.size && !ctx->abandoned; rank++) {
         const struct link *link = &ctx->connections.links[rank];
         out->payload_bytes_sent += link->payload_sent;
         out->payload_bytes_received += link->payload_received;
         out->control_bytes_sent += link->control_sent;
     }
-    pthread_mutex_unlock(&ctx->engine_lock);
 }
 
 bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error)

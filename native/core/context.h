@@ -19,6 +19,11 @@
 #include "kernel/kernel.h"
 #include "transport/connect.h"
 
+// Written by the engine, read by any thread at any time.
+struct engine_counters {
+    _Atomic uint64_t operations, executions, payload_bytes_sent, payload_bytes_received, cache_hits, cache_misses;
+};
+
 struct fusion_buffer {
     void *data;
     size_t size;
@@ -51,7 +56,7 @@ struct bhvd_context {
     struct timeline timeline;
     struct execution *executions_head, **executions_tail;
     struct fusion_buffer scratch[2];            // fusion.h
-    struct bhvd_counters counters;              // the engine's; links count bytes, see bhvd_context_counters
+    struct engine_counters counters;            // links count bytes too, see bhvd_context_counters
     bool abandoned;                             // in a child after fork
 
     pthread_mutex_t sets_lock;

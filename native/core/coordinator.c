@@ -143,7 +143,7 @@ void coordinator_visit(bhvd_context *ctx, void (*visit)(bhvd_context *, struct p
 
 static void visit_joined(bhvd_context *ctx, struct pending *pending, void *arg)
 {
-    const struct process_set *set = process_set_get(&ctx->sets, pending->key.process_set);
+    const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
     (void)arg;
     if (set && is_complete(ctx, pending, set))
         mark_ready(&ctx->coordinator, pending);
@@ -163,7 +163,7 @@ static bhvd_status take_join(bhvd_context *ctx, int rank, const struct request *
     }
     memset(c->joined, 0, (size_t)ctx->options.size * sizeof *c->joined);
     c->joined_count = 0;
-    begin_response(&c->out, 0, 1);
+    begin_response(&c->out, request->key.process_set, 1);
     put_full_head(&c->out, &request->key, 0, BHVD_OK);
     bytes_put_u32(&c->out, 1);
     bytes_put_i64(&c->out, c->last_joined);
@@ -196,7 +196,7 @@ static bhvd_status keep_early(struct coordinator *c, int rank, struct request *r
 static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *request, struct coordinator_entry *entry)
 {
     struct coordinator *c = &ctx->coordinator;
-    const struct process_set *set = process_set_get(&ctx->sets, request->key.process_set);
+    const struct process_set *set = process_set_find(&ctx->sets, request->key.process_set);
     struct bhvd_error error;
     if (!set)       // a set that is gone: the rank learns it from its own removal
         return c->additions ? keep_early(c, rank, request) : BHVD_OK;
@@ -239,7 +239,7 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
 static bhvd_status take_cached_request(bhvd_context *ctx, int rank, uint32_t id)
 {
     struct coordinator_entry *entry = coordinator_cache_find_id(&ctx->cache, id);
-    const struct process_set *set = entry ? process_set_get(&ctx->sets, entry->key.process_set) : NULL;
+    const struct process_set *set = entry ? process_set_find(&ctx->sets, entry->key.process_set) : NULL;
     int index = set ? process_set_index(set, rank) : -1;
     if (index >= 0) {
         coordinator_cache_use(&ctx->cache, entry);
@@ -272,6 +272,25 @@ bhvd_status coordinator_take_requests(bhvd_context *ctx, int rank, struct bytes_
     return BHVD_OK;
 }
 
+// A rank has checked its own splits; a broken one must not make the others read out of bounds.
+static bool splits_fit(const struct request *request, int size)
+{
+    if (request->split_count != 0 && request->split_count != (uint32_t)size)
+        return false;
+    int64_t sum = 0;
+    for (uint32_t i = 0; i < request->split_count; i++) {
+        int64_t split = request_split(request, i);
+        if (split < 0 || split > INT32_MAX)
+            return false;
+        sum += split;
+    }
+    for (uint32_t t = 0; t < request->tensor_count; t++) {
+        if (request->tensors[t].ndim && sum > request_dim(&request->tensors[t], 0))
+            return false;
+    }
+    return true;
+}
+
 // Do all members ask for the same, and can it be done?
 static bhvd_status check_pending(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set,
                                  struct bhvd_error *error)
@@ -293,6 +312,11 @@ static bhvd_status check_pending(const bhvd_context *ctx, const struct pending *
                              first->kind == BHVD_ALLGATHER ? "allgather" : "alltoall");
     }
     bool sums = first->kind == BHVD_ALLREDUCE || first->kind == BHVD_C_LP_S;        // zeros can stand in
+    for (int i = 0; first->kind == BHVD_ALLTOALL && i < pending->size; i++) {
+        if (pending->requests[i] && !splits_fit(pending->requests[i], pending->size))
+            return error_set(error, BHVD_ERR_MISMATCH, "Alltoall '%.*s': the splits of rank %d do not fit its tensor.",
+                             (int)first->key.name_size, first->key.name, set->ranks[i]);
+    }
     if (pending->ready_count < pending->size && !sums)
         return error_set(error, BHVD_ERR_UNSUPPORTED,
                          "%s is not supported with Join at this time. Rank %d has joined ('%.*s').",
@@ -403,7 +427,7 @@ static bhvd_status respond_errors(bhvd_context *ctx)
     bhvd_status status = BHVD_OK;
     for (struct pending **at = &c->ready_head, *p; (p = *at) && !status;) {
         struct bhvd_error error;
-        const struct process_set *set = process_set_get(&ctx->sets, p->key.process_set);
+        const struct process_set *set = process_set_find(&ctx->sets, p->key.process_set);
         // all by one id: checked when the id was given
         if (set && ((p->entry && p->ready_count == p->size) || !check_pending(ctx, p, set, &error))) {
             at = &p->next_ready;
@@ -434,7 +458,7 @@ bhvd_status coordinator_respond(bhvd_context *ctx)
     while (!status && c->ready_head) {
         int count;
         struct pending *fused = take_fused(ctx, &count);
-        const struct process_set *set = process_set_get(&ctx->sets, fused->key.process_set);
+        const struct process_set *set = process_set_find(&ctx->sets, fused->key.process_set);
         begin_response(&c->out, fused->key.process_set, (uint32_t)count);
         for (struct pending *p = fused, *next; p; p = next) {
             next = p->next_ready;
@@ -450,7 +474,7 @@ bhvd_status coordinator_respond(bhvd_context *ctx)
 static void end_pending(bhvd_context *ctx, struct pending *pending, const struct bhvd_error *error)
 {
     struct coordinator *c = &ctx->coordinator;
-    const struct process_set *set = process_set_get(&ctx->sets, pending->key.process_set);
+    const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
     table_remove(&c->pending, &pending->by_name);
     for (int i = 0; set && i < pending->size; i++) {
         if (pending->requests[i])
@@ -461,7 +485,7 @@ static void end_pending(bhvd_context *ctx, struct pending *pending, const struct
 
 static void visit_left(bhvd_context *ctx, struct pending *pending, void *arg)
 {
-    const struct process_set *set = process_set_get(&ctx->sets, pending->key.process_set);
+    const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
     struct bhvd_error error;
     (void)arg;
     if (set && any_left(ctx, set, &error))
@@ -476,7 +500,7 @@ void coordinator_take_goodbye(bhvd_context *ctx, int rank)
     coordinator_visit(ctx, visit_left, NULL);
     if (c->joined_count) {
         // Joins can no longer complete: who waits in one must hear it.
-        struct operation_key key = {0, sizeof JOIN_NAME - 1, JOIN_NAME};
+        struct operation_key key = {process_set_get(&ctx->sets, 0)->number, sizeof JOIN_NAME - 1, JOIN_NAME};
         struct bhvd_error error;
         any_left(ctx, process_set_get(&ctx->sets, 0), &error);
         for (int i = 0; i < ctx->options.size; i++) {

@@ -8,6 +8,8 @@
 #include "base/status.h"
 #include "core/context.h"
 
+enum { REQUEST_FRAME_BYTES = 1 << 20 };         // far below LINK_FRAME_MAX, however many operations are posted at once
+
 static void put_request(bhvd_context *ctx, struct bytes *out, struct bhvd_handle *op)
 {
     struct operation_key key = {op->process_set, op->name_size, op->name};
@@ -48,12 +50,25 @@ static bhvd_status send_requests(bhvd_context *ctx, const struct bytes *out)
 bhvd_status negotiation_request(bhvd_context *ctx, struct bhvd_handle *posted)
 {
     struct bytes *out = &ctx->request_frame;
+    bhvd_status status = BHVD_OK;
     out->size = 0;
-    for (struct bhvd_handle *op = posted; op; op = op->next) {
+    for (struct bhvd_handle *op = posted, *next; op && !status; op = next) {
+        next = op->next;
+        if (!process_set_find(&ctx->sets, op->process_set)) {
+            struct bhvd_error error;
+            error_set(&error, BHVD_ERR_UNSUPPORTED, "the process set was removed while '%.*s' was in flight",
+                      (int)op->name_size, op->name);
+            operation_end(op, &error);
+            continue;
+        }
         put_request(ctx, out, op);
         op->announced = true;
+        if (out->size >= REQUEST_FRAME_BYTES || !next) {
+            status = send_requests(ctx, out);
+            out->size = 0;
+        }
     }
-    return send_requests(ctx, out);
+    return status || out->size == 0 ? status : send_requests(ctx, out);
 }
 
 bhvd_status negotiation_take_stale(bhvd_context *ctx, struct bytes_reader r)
@@ -171,8 +186,9 @@ static bhvd_status take_item(bhvd_context *ctx, uint32_t process_set, struct byt
     if (bytes_take_u8(r) != ITEM_CACHED)
         return take_full_item(ctx, process_set, r, out);
     struct cache_entry *entry = response_cache_find_id(&ctx->cache, bytes_take_u32(r));
+    *out = NULL;
     if (!entry || !entry->operation)
-        return BHVD_ERR_SYSTEM;
+        return BHVD_OK;                     // ended here meanwhile, as everywhere: its process set was removed
     *out = entry->operation;
     (*out)->agreed = entry->agreed;
     (*out)->agreed_count = entry->agreed_count;

@@ -54,7 +54,14 @@ struct bhvd_handle *operation_find(bhvd_context *ctx, const struct operation_key
     return node ? TABLE_CONTAINER(node, struct bhvd_handle, by_name) : NULL;
 }
 
-static bhvd_status check_process_set(bhvd_context *ctx, const struct bhvd_args *args, int *set_size,
+bool operation_needs_tensors(bhvd_kind kind) { return kind <= BHVD_REDUCESCATTER || kind == BHVD_C_LP_S; }
+
+struct set_facts {
+    int size;
+    uint32_t number;
+};
+
+static bhvd_status check_process_set(bhvd_context *ctx, const struct bhvd_args *args, struct set_facts *facts,
                                      struct bhvd_error *error)
 {
     bhvd_status status = BHVD_OK;
@@ -68,7 +75,7 @@ static bhvd_status check_process_set(bhvd_context *ctx, const struct bhvd_args *
         status = error_set(error, BHVD_ERR_ARGUMENT, "%s: Rank %d is not a member of the provided process set.", word,
                            ctx->options.rank);
     } else {
-        *set_size = set->size;
+        *facts = (struct set_facts){set->size, set->number};
         if (args->kind == BHVD_BROADCAST && process_set_index(set, args->root_rank) < 0)
             status = error_set(error, BHVD_ERR_ARGUMENT,
                                "broadcast received invalid root rank %d for provided process set", args->root_rank);
@@ -79,7 +86,7 @@ static bhvd_status check_process_set(bhvd_context *ctx, const struct bhvd_args *
 
 static bhvd_status check_splits(const struct bhvd_args *args, int set_size, struct bhvd_error *error)
 {
-    if (args->splits && args->split_count != (size_t)set_size)
+    if (args->split_count != (args->splits ? (size_t)set_size : 0))
         return error_set(error, BHVD_ERR_ARGUMENT,
                          "Number of entries in splits tensor (%zu) must equal the number of ranks in the set (%d).",
                          args->split_count, set_size);
@@ -102,14 +109,16 @@ static bhvd_status check_splits(const struct bhvd_args *args, int set_size, stru
                              "splits not provided, but first dimension of tensor (%lld) is not an even multiple of "
                              "the number of ranks (%d).",
                              (long long)tensor->shape[0], set_size);
+        if (!args->splits && tensor->shape[0] / set_size > INT32_MAX)
+            return error_set(error, BHVD_ERR_ARGUMENT, "alltoall of %lld rows to each rank: at most %d are possible",
+                             (long long)(tensor->shape[0] / set_size), INT32_MAX);
     }
     return BHVD_OK;
 }
 
 static bhvd_status check_tensors(const struct bhvd_args *args, struct bhvd_error *error)
 {
-    bool needs_tensors = args->kind <= BHVD_REDUCESCATTER || args->kind == BHVD_C_LP_S;
-    if (needs_tensors != (args->tensor_count > 0))
+    if (operation_needs_tensors(args->kind) != (args->tensor_count > 0))
         return error_set(error, BHVD_ERR_ARGUMENT, "%s '%s' was given %zu tensors", operation_kind_word(args->kind),
                          args->name, args->tensor_count);
     for (size_t t = 0; t < args->tensor_count; t++) {
@@ -122,11 +131,15 @@ static bhvd_status check_tensors(const struct bhvd_args *args, struct bhvd_error
                              t, args->name, tensor->ndim, REQUEST_NDIM_MAX);
         int64_t count = 1;
         for (int d = 0; d < tensor->ndim; d++) {
-            if (tensor->shape[d] < 0 || __builtin_mul_overflow(count, tensor->shape[d], &count) || count > (1LL << 56))
+            if (tensor->shape[d] < 0 || __builtin_mul_overflow(count, tensor->shape[d], &count) || count > OPERATION_COUNT_MAX)
                 return error_set(error, BHVD_ERR_ARGUMENT, "tensor %zu of '%s' has an impossible shape", t, args->name);
         }
         if (count && !tensor->src)
             return error_set(error, BHVD_ERR_ARGUMENT, "tensor %zu of '%s' has elements but no memory", t, args->name);
+        bool reshapes = args->kind == BHVD_ALLGATHER || args->kind == BHVD_ALLTOALL || args->kind == BHVD_REDUCESCATTER;
+        if (count && reshapes && tensor->dst == tensor->src)
+            return error_set(error, BHVD_ERR_ARGUMENT, "%s cannot be done in place (tensor %zu of '%s')",
+                             operation_kind_word(args->kind), t, args->name);
         if (args->kind == BHVD_REDUCESCATTER && tensor->ndim == 0)
             return error_set(error, BHVD_ERR_ARGUMENT, "Reducescatter of a rank-zero tensor is not possible ('%s').",
                              args->name);
@@ -152,7 +165,8 @@ static bhvd_status check_adasum(const struct bhvd_args *args, int set_size, stru
     return BHVD_OK;
 }
 
-static bhvd_status check_args(bhvd_context *ctx, const struct bhvd_args *args, int *set_size, struct bhvd_error *error)
+static bhvd_status check_args(bhvd_context *ctx, const struct bhvd_args *args, struct set_facts *facts,
+                              struct bhvd_error *error)
 {
     if (args->kind < 0 || args->kind >= KIND_COUNT)
         return error_set(error, BHVD_ERR_ARGUMENT, "unknown kind of operation %d", args->kind);
@@ -166,13 +180,19 @@ static bhvd_status check_args(bhvd_context *ctx, const struct bhvd_args *args, i
         return error_set(error, BHVD_ERR_UNSUPPORTED, "Low-precision allreduce only supports AVERAGE and SUM.");
     if (args->device >= 0)
         return error_set(error, BHVD_ERR_UNSUPPORTED, "tensors on GPU %d are not served by this build", args->device);
+    bool for_all = args->kind == BHVD_JOIN || args->kind >= BHVD_PROCESS_SET_ADD;
+    if (for_all && args->process_set != 0)
+        return error_set(error, BHVD_ERR_ARGUMENT, "%s takes part on all ranks, not on process set %d",
+                         operation_kind_word(args->kind), args->process_set);
+    if (args->kind == BHVD_PROCESS_SET_ADD && (!args->splits || args->split_count == 0))
+        return error_set(error, BHVD_ERR_ARGUMENT, "a process set needs at least one rank");
     bhvd_status status = check_tensors(args, error);
     if (!status)
-        status = check_process_set(ctx, args, set_size, error);
+        status = check_process_set(ctx, args, facts, error);
     if (!status && args->kind == BHVD_ALLTOALL)
-        status = check_splits(args, *set_size, error);
+        status = check_splits(args, facts->size, error);
     if (!status && args->kind == BHVD_ALLREDUCE && args->op == BHVD_OP_ADASUM)
-        status = check_adasum(args, *set_size, error);
+        status = check_adasum(args, facts->size, error);
     return status;
 }
 
@@ -194,26 +214,47 @@ static void tensor_init(struct tensor *out, const struct bhvd_tensor *in)
     };
 }
 
+static int compare_ranks(const void *a, const void *b) { return *(const int32_t *)a - *(const int32_t *)b; }
+
+// The ranks of a process set in rising order, so that all ranks say the same.
+static int32_t *copy_splits(const struct bhvd_args *args)
+{
+    if (args->split_count == 0)
+        return NULL;
+    int32_t *splits = malloc(args->split_count * sizeof *splits);
+    if (splits) {
+        memcpy(splits, args->splits, args->split_count * sizeof *splits);
+        if (args->kind == BHVD_PROCESS_SET_ADD)
+            qsort(splits, args->split_count, sizeof *splits, compare_ranks);
+    }
+    return splits;
+}
+
 bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, struct bhvd_handle **out,
                              struct bhvd_error *error)
 {
-    int set_size = 0;
-    bhvd_status status = check_args(ctx, args, &set_size, error);
+    struct set_facts facts = {0};
+    bhvd_status status = check_args(ctx, args, &facts, error);
     if (status)
         return status;
-    struct bhvd_args join = *args;
-    if (args->kind == BHVD_JOIN) {
-        join.name = JOIN_NAME;                  // ranks join after different numbers of operations
-        args = &join;
-    }
+    struct bhvd_args changed = *args;
+    args = &changed;
+    if (args->kind == BHVD_JOIN)
+        changed.name = JOIN_NAME;               // ranks join after different numbers of operations
     struct bhvd_handle *op = calloc(1, sizeof *op + args->tensor_count * sizeof op->tensors[0]);
-    if (!op)
+    int32_t *splits = copy_splits(args);
+    if (!op || (args->split_count && !splits)) {
+        free(op);
+        free(splits);
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
+    }
+    changed.splits = op->splits = splits;
+    op->split_count = args->split_count;
     atomic_init(&op->references, 2);            // the caller's handle, and the engine
     atomic_init(&op->done, 0);
     op->ctx = ctx;
     op->kind = args->kind;
-    op->process_set = (uint32_t)args->process_set;
+    op->process_set = facts.number;
     op->op = args->op;
     op->root_rank = args->root_rank;
     op->prescale_factor = args->prescale_factor;
@@ -224,16 +265,10 @@ bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, st
     op->tensor_count = args->tensor_count;
     for (size_t t = 0; t < args->tensor_count; t++)
         tensor_init(&op->tensors[t], &args->tensors[t]);
-    request_write(&op->request, args);
+    request_write(&op->request, facts.number, args);
     op->name_size = (uint16_t)strlen(args->name);
     op->name = (const char *)op->request.data + sizeof(uint32_t) + sizeof(uint16_t);
-    if (args->split_count) {
-        op->split_count = args->split_count;
-        op->splits = malloc(args->split_count * sizeof *op->splits);
-        if (op->splits)
-            memcpy(op->splits, args->splits, args->split_count * sizeof *op->splits);
-    }
-    if (op->request.failed || (args->split_count && !op->splits)) {
+    if (op->request.failed) {
         atomic_store(&op->references, 1);
         operation_drop(op);
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
@@ -363,6 +398,9 @@ bhvd_status bhvd_post(bhvd_context *ctx, const struct bhvd_args *args, bhvd_hand
 
 bhvd_status bhvd_wait(bhvd_handle *op, int timeout_ms, struct bhvd_error *error)
 {
+    if (!atomic_load(&op->done) && op->ctx->abandoned)
+        return error_set(error, BHVD_ERR_SHUTDOWN, "operation '%.*s' belongs to the parent of this forked process",
+                         (int)op->name_size, op->name);
     if (!atomic_load(&op->done))
         progress_wait(op, clock_deadline_ns(timeout_ms));
     if (!atomic_load(&op->done))
@@ -399,7 +437,8 @@ void bhvd_result_free(void *data) { free(data); }
 
 bhvd_status bhvd_received_splits(bhvd_handle *op, size_t index, int32_t *splits, size_t count)
 {
-    if (!atomic_load(&op->done) || op->error.status || index >= op->tensor_count || !op->received_splits)
+    if (!atomic_load(&op->done) || op->error.status || index >= op->tensor_count || !op->received_splits ||
+        count != op->received_size)
         return BHVD_ERR_ARGUMENT;
     memcpy(splits, op->received_splits + index * count, count * sizeof *splits);
     return BHVD_OK;

@@ -28,7 +28,7 @@ struct bhvd_handle {
     struct bhvd_handle *next;           // in the list of posted operations
     struct table_node by_name;          // in ctx->names
     bhvd_kind kind;
-    uint32_t process_set;
+    uint32_t process_set;               // its number
     const char *name;                   // inside `request`, not 0-terminated
     uint16_t name_size;
     bhvd_op op;
@@ -43,7 +43,8 @@ struct bhvd_handle {
     const int64_t *agreed;              // what the response adds, see core/negotiation.h
     size_t agreed_count;
     int64_t *agreed_owned;              // to be freed; NULL when `agreed` lies in `cached`
-    int32_t *received_splits;           // alltoall: set size entries for each tensor
+    int32_t *received_splits;           // alltoall: received_size entries for each tensor
+    size_t received_size;
     int64_t value;
     bool announced, answered;           // the coordinator was told; its answer came (engine only)
     bool executing;                     // its execution runs: only that ends it
@@ -55,7 +56,7 @@ struct bhvd_handle {
 };
 
 struct operation_key {
-    uint32_t process_set;
+    uint32_t process_set;       // its number, which is never reused
     uint16_t name_size;
     const char *name;
 };
@@ -72,6 +73,10 @@ void operation_end_set(bhvd_context *ctx, uint32_t process_set);
 uint64_t operation_hash(const struct operation_key *key);
 // The operation in flight with this key, or NULL. Takes post_lock.
 struct bhvd_handle *operation_find(bhvd_context *ctx, const struct operation_key *key);
+
+// Elements of one tensor at most: products with element sizes stay far from overflow.
+#define OPERATION_COUNT_MAX (1LL << 56)
+bool operation_needs_tensors(bhvd_kind kind);
 
 // Allocates the result of a tensor posted with dst NULL and points dst at it.
 bhvd_status operation_allocate_result(struct tensor *tensor, int64_t dim0);

@@ -11,6 +11,15 @@ struct process_set *process_set_get(const struct process_set_table *table, uint3
     return id < PROCESS_SET_MAX ? table->sets[id] : NULL;
 }
 
+struct process_set *process_set_find(const struct process_set_table *table, uint32_t number)
+{
+    for (int i = 0; i < table->high; i++) {
+        if (table->sets[i] && table->sets[i]->number == number)
+            return table->sets[i];
+    }
+    return NULL;
+}
+
 int process_set_index(const struct process_set *set, int global_rank)
 {
     int low = 0, high = set->size;
@@ -81,8 +90,10 @@ bhvd_status process_set_add(bhvd_context *ctx, const int32_t *ranks, int size, i
     struct process_set *set = process_set_create(ctx, ranks, size, free_id);
     if (!set)
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for a process set of %d ranks", size);
-    set->barrier = ++table->generation << 32;
+    set->number = (uint32_t)++table->generation;
+    set->barrier = table->generation << 32;
     table->sets[free_id] = set;
+    table->high = free_id >= table->high ? free_id + 1 : table->high;
     *id = free_id;
     return BHVD_OK;
 }

@@ -11,7 +11,8 @@
 enum { PROCESS_SET_MAX = 1024 };
 
 struct process_set {
-    int id;
+    int id;                     // the user's, and the area's: reused after a removal
+    uint32_t number;            // never reused: what requests, answers and executions say
     int size;
     int rank;                   // this rank's position, -1: not a member
     int32_t *ranks;             // global ranks, rising
@@ -25,10 +26,12 @@ struct process_set {
 struct process_set_table {
     struct process_set *sets[PROCESS_SET_MAX];
     uint64_t generation;        // counts additions: a new set's barriers are later than any of an older one
+    int high;                   // no set has an id from here on
 };
 
 // All under ctx->sets_lock by the caller, except where the engine reads what only the engine writes.
 struct process_set *process_set_get(const struct process_set_table *table, uint32_t id);
+struct process_set *process_set_find(const struct process_set_table *table, uint32_t number);
 // ranks rising. Errors: BHVD_ERR_ARGUMENT for a duplicate set or too many sets, BHVD_ERR_SYSTEM without memory.
 bhvd_status process_set_add(bhvd_context *ctx, const int32_t *ranks, int size, int *id, struct bhvd_error *error);
 void process_set_remove(bhvd_context *ctx, uint32_t id);

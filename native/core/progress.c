@@ -20,6 +20,7 @@ enum {
     HANDOVER_ROUNDS = 50,       // another thread runs the engine: it may be done in a moment
     SOCKET_ROUNDS = 16,         // looking at a socket is a system call: only every so many rounds
     IDLE_ROUNDS = 200,          // the progress thread looks a little longer before it sleeps: posts come in bursts
+    GOODBYE_MS = 1000,          // for the last frames to be written
     SLEEP_MAX_MS = 1000         // then look whether an operation stalls
 };
 
@@ -76,7 +77,7 @@ static bool take_posted(bhvd_context *ctx)
     ctx->posted_tail = &ctx->posted_head;
     atomic_store(&ctx->posted_count, 0);
     pthread_mutex_unlock(&ctx->post_lock);
-    if (posted && negotiation_request(ctx, posted))
+    if (posted && negotiation_request(ctx, posted) && !ctx->failure.status)
         context_fail(ctx, BHVD_ERR_SYSTEM, "an operation could not be announced; this process may be out of memory");
     return posted != NULL;
 }
@@ -94,7 +95,8 @@ static bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
             advance_link(ctx, link, look_at_sockets, &progress);
     }
     if (!ctx->failure.status && ctx->coordinator.ready_head) {
-        coordinator_respond(ctx);
+        if (coordinator_respond(ctx) && !ctx->failure.status)
+            context_fail(ctx, BHVD_ERR_SYSTEM, "an operation could not be answered; this process may be out of memory");
         progress = true;
     }
     return progress;
@@ -104,7 +106,8 @@ static int fill_poll_fds(bhvd_context *ctx, struct pollfd *fds)
 {
     int count = 0;
     fds[count++] = (struct pollfd){.fd = ctx->connections.bell.fd, .events = POLLIN};
-    for (int rank = 0; rank < ctx->options.size; rank++) {
+    // After a failure nobody reads the sockets any more.
+    for (int rank = 0; rank < ctx->options.size && !ctx->failure.status; rank++) {
         const struct link *link = &ctx->connections.links[rank];
         if (rank == ctx->options.rank || link->state != LINK_OPEN)
             continue;
@@ -145,7 +148,10 @@ static void set_bell(bhvd_context *ctx, enum bell_state state)
 
 static enum bell_state sleeping_state(bhvd_context *ctx)
 {
-    return atomic_load(&ctx->outstanding) ? BELL_ASLEEP : BELL_IDLE;
+    bool waits = atomic_load(&ctx->outstanding) != 0;
+    for (int rank = 0; rank < ctx->options.size && !waits; rank++)
+        waits = ctx->connections.links[rank].control_out.size != 0;     // for room in a ring
+    return waits ? BELL_ASLEEP : BELL_IDLE;
 }
 
 // Waits for an event; ready: what the caller waits for, looked at once more after the bell is set. NULL: nothing.
@@ -268,11 +274,11 @@ static bool engine_has_work(bhvd_context *ctx)
     if (atomic_load(&ctx->posted_count) || ctx->executions_head)
         return true;
     // With only the global set nothing can happen before this rank posts: leave the others' requests where they are.
-    if (atomic_load(&ctx->outstanding) == 0 && ctx->sets.generation <= 1)
+    if (sleeping_state(ctx) == BELL_IDLE && ctx->sets.generation <= 1)
         return false;
     for (int rank = 0; rank < ctx->options.size; rank++) {
         const struct link *link = &ctx->connections.links[rank];
-        if (rank != ctx->options.rank && (link->control_out.size || link_ready(link)))
+        if (rank != ctx->options.rank && link_ready(link))
             return true;
     }
     return false;
@@ -393,6 +399,18 @@ bhvd_status progress_start(bhvd_context *ctx, struct bhvd_error *error)
     return BHVD_OK;
 }
 
+// A goodbye may be stuck behind other frames: gives the peers a moment to read them.
+static void flush_goodbyes(bhvd_context *ctx)
+{
+    int64_t deadline_ns = clock_deadline_ns(GOODBYE_MS);
+    for (int rank = 0; rank < ctx->options.size; rank++) {
+        struct link *link = &ctx->connections.links[rank];
+        while (rank != ctx->options.rank && link->state == LINK_OPEN && link->control_out.size &&
+               clock_now_ns() < deadline_ns && link_flush(link) == BHVD_OK)
+            sched_yield();
+    }
+}
+
 void progress_stop(bhvd_context *ctx)
 {
     if (atomic_exchange(&ctx->closed, true))
@@ -408,6 +426,7 @@ void progress_stop(bhvd_context *ctx)
         execute_next(ctx);                      // the others count on it
     context_fail(ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
     negotiation_leave(ctx);
+    flush_goodbyes(ctx);
     pthread_mutex_unlock(&ctx->engine_lock);
 }
 

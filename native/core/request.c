@@ -6,10 +6,10 @@
 
 #include "base/status.h"
 
-void request_write(struct bytes *out, const struct bhvd_args *args)
+void request_write(struct bytes *out, uint32_t process_set, const struct bhvd_args *args)
 {
     size_t name_size = strlen(args->name);
-    bytes_put_u32(out, (uint32_t)args->process_set);
+    bytes_put_u32(out, process_set);
     bytes_put_u16(out, (uint16_t)name_size);
     bytes_put(out, args->name, name_size);
     bytes_put_u8(out, (uint8_t)args->kind);
@@ -29,6 +29,17 @@ void request_write(struct bytes *out, const struct bhvd_args *args)
     bytes_put_u32(out, (uint32_t)args->split_count);
     for (size_t i = 0; i < args->split_count; i++)
         bytes_put_i64(out, args->splits[i]);
+}
+
+static bool shape_is_possible(const struct request_tensor *tensor)
+{
+    int64_t count = 1;
+    for (int d = 0; d < tensor->ndim; d++) {
+        int64_t dim = request_dim(tensor, d);
+        if (dim < 0 || __builtin_mul_overflow(count, dim, &count) || count > OPERATION_COUNT_MAX)
+            return false;
+    }
+    return true;
 }
 
 struct request *request_parse(const unsigned char *bytes, size_t size)
@@ -59,10 +70,12 @@ struct request *request_parse(const unsigned char *bytes, size_t size)
             if (!request)
                 goto malformed;
         }
+        if (operation_needs_tensors(head.kind) != (head.tensor_count > 0))
+            goto malformed;
         for (uint32_t t = 0; t < head.tensor_count; t++) {
             struct request_tensor tensor = {.dtype = bytes_take_u8(&r), .ndim = bytes_take_u8(&r)};
             tensor.dims = bytes_take(&r, tensor.ndim * sizeof(int64_t));
-            if (r.failed || tensor.dtype >= BHVD_DTYPE_COUNT)
+            if (r.failed || tensor.dtype >= BHVD_DTYPE_COUNT || !shape_is_possible(&tensor))
                 goto malformed;
             if (pass)
                 request->tensors[t] = tensor;
@@ -216,6 +229,11 @@ bhvd_status request_compare(const struct request *one, int one_rank, const struc
         return error_set(error, BHVD_ERR_MISMATCH,
                          "Mismatched codecs: One rank sent codec %d, but another rank sent codec %d. %s", one->codec,
                          other->codec, facts(one, one_rank, other_rank).text);
+    if (one->kind == BHVD_PROCESS_SET_ADD &&
+        (one->split_count != other->split_count ||
+         memcmp(one->splits, other->splits, one->split_count * sizeof(int64_t)) != 0))
+        return error_set(error, BHVD_ERR_MISMATCH, "Mismatched process sets: ranks %d and %d tried to add different "
+                         "ranks ('%.*s').", one_rank, other_rank, (int)one->key.name_size, one->key.name);
     if (one->root_rank != other->root_rank)
         return error_set(error, BHVD_ERR_MISMATCH,
                          "Mismatched %s root ranks: One rank specified root rank %" PRId64

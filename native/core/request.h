@@ -1,6 +1,6 @@
 // A request: what a rank tells the coordinator about an operation it posted. Wire format, all bounds checked:
 //
-//     u32 process set, u16 name size, name, u8 kind, u8 op, u8 codec, i64 device, i64 root rank, f64 prescale,
+//     u32 process set's number, u16 name size, name, u8 kind, u8 op, u8 codec, i64 device, i64 root rank, f64 prescale,
 //     f64 postscale, u32 tensors, for each: u8 dtype, u8 ndim, i64 dims[ndim];  u32 splits, i64 splits[]
 #ifndef BHVD_REQUEST_H
 #define BHVD_REQUEST_H
@@ -32,7 +32,7 @@ struct request {
     struct request_tensor tensors[];
 };
 
-void request_write(struct bytes *out, const struct bhvd_args *args);
+void request_write(struct bytes *out, uint32_t process_set, const struct bhvd_args *args);
 // NULL: malformed, or no memory. The bytes are copied.
 struct request *request_parse(const unsigned char *bytes, size_t size);
 void request_hold(struct request *request);

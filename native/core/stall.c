@@ -37,7 +37,7 @@ static void note_missing(struct stall *stall, int rank, const struct pending *pe
 static void visit_stalled(bhvd_context *ctx, struct pending *pending, void *arg)
 {
     struct stall *stall = arg;
-    const struct process_set *set = process_set_get(&ctx->sets, pending->key.process_set);
+    const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
     int64_t waited_ns = stall->now_ns - pending->since_ns;
     if (!set || waited_ns < stall->warning_ns)
         return;

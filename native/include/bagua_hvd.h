@@ -86,7 +86,8 @@ struct bhvd_context_options {
     int64_t fusion_threshold;       /* bytes; 0: no fusion */
     int64_t cache_capacity;         /* response cache entries; 0: no cache */
     int start_timeout_ms;           /* until all ranks are connected */
-    int timeout_ms;                 /* longest time without progress inside an operation that has started */
+    int timeout_ms;                 /* longest time without progress inside an operation that has started; a member
+                                     * that is busy with an operation of another process set makes none */
     int stall_warning_ms;           /* 0: no stall check */
     int stall_shutdown_ms;          /* 0: never */
     const char *allreduce_path;     /* NULL or "": chosen by native/collective/select.c; "shared", "ring": forced */
@@ -141,7 +142,7 @@ int bhvd_process_set_ranks(bhvd_context *ctx, int id, int32_t *ranks, int capaci
 
 struct bhvd_tensor {
     const void *src;        /* contiguous; NULL allowed when it has no elements */
-    void *dst;              /* equal src: in place. NULL: the core allocates, see bhvd_result */
+    void *dst;              /* equal src: in place (allreduce, broadcast, c_lp_s). NULL: the core allocates: bhvd_result */
     const int64_t *shape;
     int32_t ndim;
     int32_t dtype;          /* bhvd_dtype */
@@ -173,8 +174,10 @@ struct bhvd_args {
  * Later, from bhvd_wait: BHVD_ERR_MISMATCH on every rank of the set, BHVD_ERR_PEER_LOST, _SHUTDOWN, _TIMEOUT. */
 bhvd_status bhvd_post(bhvd_context *ctx, const struct bhvd_args *args, bhvd_handle **out, struct bhvd_error *error);
 
-/* Waits until the operation ended, at most timeout_ms (negative: for ever), and returns how it ended, or
- * BHVD_IN_PROGRESS. May be called again, and from several threads. */
+/* Waits until the operation ended, about timeout_ms at most (negative: for ever), and returns how it ended, or
+ * BHVD_IN_PROGRESS. The calling thread may be the one that executes operations: one that it has begun it finishes first,
+ * however small timeout_ms is; that is bounded by the context's own timeout_ms. May be called again, and from several
+ * threads. */
 bhvd_status bhvd_wait(bhvd_handle *handle, int timeout_ms, struct bhvd_error *error);
 /* 1 when the operation ended, else 0. Never blocks. */
 int bhvd_poll(bhvd_handle *handle);

@@ -28,9 +28,16 @@ static bool channel_ring_readable(const struct channel *channel)
     return atomic_load(&channel->rx->tail) != atomic_load_explicit(&channel->rx->head, memory_order_relaxed);
 }
 
+static bool channel_ring_writable(const struct channel *channel)
+{
+    uint64_t tail = atomic_load_explicit(&channel->tx->tail, memory_order_relaxed);
+    return tail - atomic_load(&channel->tx->head) < channel->capacity;
+}
+
 const struct channel_ops channel_ring_ops = {
     .name = "ring",
     .send = channel_ring_send,
     .recv = channel_ring_recv,
     .readable = channel_ring_readable,
+    .writable = channel_ring_writable,
 };

@@ -36,4 +36,5 @@ const struct channel_ops channel_tcp_ops = {
     .send = channel_tcp_send,
     .recv = channel_tcp_recv,
     .readable = NULL,
+    .writable = NULL,
 };

@@ -6,6 +6,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -396,6 +398,9 @@ static bhvd_status accept_higher(struct connecting *k)
             if (!(listeners[i].revents & POLLIN))
                 continue;
             int fd = accept4(listeners[i].fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+            int yes = 1;
+            if (fd >= 0 && i == 0)
+                setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
             if (fd >= 0 && !greet(k, fd, i == 1))
                 close(fd);
         }

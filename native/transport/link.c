@@ -41,13 +41,16 @@ void link_fini(struct link *link)
 static bhvd_status flush_control(struct link *link, bool *progress)
 {
     while (link->control_out.size) {
-        struct iovec part = {link->control_out.data, link->control_out.size};
+        struct iovec part = {link->control_out.data + link->control_flushed,
+                             link->control_out.size - link->control_flushed};
         size_t moved;
         bhvd_status status = link->control.ops->send(&link->control, &part, 1, &moved);
         if (status || moved == 0)
             return status;
-        bytes_shift(&link->control_out, moved);
         *progress = true;
+        link->control_flushed += moved;
+        if (link->control_flushed == link->control_out.size)
+            link->control_out.size = link->control_flushed = 0;
     }
     return BHVD_OK;
 }
@@ -216,9 +219,19 @@ void link_hang_up(struct link *link, link_frame_fn on_frame, void *arg, bool *pr
         link->state = link->state == LINK_LEFT ? LINK_LEFT : LINK_LOST;
 }
 
+bhvd_status link_flush(struct link *link)
+{
+    bool progress;
+    return flush_control(link, &progress);
+}
+
 bool link_ready(const struct link *link)
 {
     if (link->control.ops->readable && link->state == LINK_OPEN && link->control.ops->readable(&link->control))
+        return true;
+    if (link->control_out.size && link->control.ops->writable && link->control.ops->writable(&link->control))
+        return true;
+    if (link->sends.head && link->data.ops->writable && link->data.ops->writable(&link->data))
         return true;
     return link->receives.head && link->data.ops->readable && link->data.ops->readable(&link->data);
 }

@@ -45,10 +45,11 @@ struct link {
     struct bell bell;                           // the peer's, when it is on this host
     int liveness_fd;                            // shm: a UNIX socket that breaks when the peer dies; else -1
     struct channel control, data;
-    struct bytes control_out;                   // frames not yet written
+    struct bytes control_out;                   // frames not yet written, but for the first control_flushed bytes
+    size_t control_flushed;
     struct bytes control_in;                    // a frame being assembled
     struct transfer_queue sends, receives;
-    uint64_t payload_sent, payload_received, control_sent;
+    _Atomic uint64_t payload_sent, payload_received, control_sent;
 };
 
 typedef bhvd_status (*link_frame_fn)(void *arg, struct link *link, uint8_t type, struct bytes_reader payload);
@@ -59,6 +60,9 @@ void link_fini(struct link *link);
 
 // Queues a control frame and tries to write it at once. lazy: an idle peer need not be woken for it.
 bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes *payload, bool lazy);
+
+// Writes what frames there are, as far as it goes now. control_out.size is 0 when nothing is left.
+bhvd_status link_flush(struct link *link);
 
 // Queue a message; it moves in link_advance. Size 0 sends a header only. The two sides' sizes must agree.
 void link_post_send(struct link *link, struct transfer *transfer, const void *buffer, size_t size);

@@ -24,6 +24,7 @@ struct channel_ops {
     bhvd_status (*recv)(struct channel *channel, void *dst, size_t size, size_t *moved);
     // Is there something to read? True on a broken pipe too. Cheap: no system call. NULL: only poll() can tell.
     bool (*readable)(const struct channel *channel);
+    bool (*writable)(const struct channel *channel);
 };
 
 // One ordered, reliable, two-way byte pipe to one peer.

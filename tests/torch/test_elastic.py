@@ -236,14 +236,14 @@ def elastic_training():
     def step(state, i):
         state.optimizer.zero_grad()
         x = torch.tensor([[DATASET[i]]])
+        if events == ["both fail"] and state.batch == 5:
+            events.append("one fails")
+            if rank == 1:       # before its gradients: the other rank waits for them in vain
+                raise hvd.HorovodInternalError("simulated")
         state.model(x).square().sum().backward()
         if events == [] and state.batch == 3:
             events.append("both fail")
             raise hvd.HorovodInternalError("simulated")      # in the middle: gradients are on their way
-        if events == ["both fail"] and state.batch == 5:
-            events.append("one fails")
-            if rank == 1:
-                raise hvd.HorovodInternalError("simulated")
         state.optimizer.step()
 
     @hvd.elastic.run

@@ -1,0 +1,236 @@
+"""`run`: a Python function on every rank of a job on this host, and its results in a list.
+
+The function travels by cloudpickle through a private temporary folder, the results come back the same way; see
+run_task.py, which is what the ranks are. Everything else is run_local, as for baguarun.
+"""
+import io
+import operator
+import os
+import pickle
+import shutil
+import signal
+import sys
+import tempfile
+import warnings
+from contextlib import ExitStack, contextmanager
+
+import bagua_hvd
+from bagua_hvd.runner import run_task
+from bagua_hvd.runner.common.util import config_parser
+from bagua_hvd.runner.common.util.hosts import parse_host_files
+from bagua_hvd.runner.local import (
+    Interrupted,
+    OutputOptions,
+    WorkerFailed,
+    as_horovod_environment,
+    plan_local,
+    run_local,
+)
+from bagua_hvd.runner.output import Console, Descriptor, TextStream
+
+_TASK = "bagua_hvd.runner.run_task"
+
+
+class _HorovodArgs:
+    """What parse_args() returns, without a command line: an attribute for each of Horovod's flags, and for run()."""
+
+    _NAMES = """
+        check_build ssh_port ssh_identity_file disable_cache start_timeout network_interfaces output_filename verbose
+        command run_func config_file nics nic executable slots min_num_proc max_num_proc elastic_timeout reset_limit
+        cooldown_range fusion_threshold_mb cycle_time_ms cache_capacity hierarchical_allreduce hierarchical_allgather
+        torus_allreduce autotune autotune_log_file autotune_warmup_samples autotune_steps_per_sample
+        autotune_bayes_opt_max_samples autotune_gaussian_process_noise timeline_filename timeline_mark_cycles
+        no_stall_check stall_check_warning_time_seconds stall_check_shutdown_time_seconds mpi_threads_disable mpi_args
+        tcp_flag binding_args num_nccl_streams thread_affinity gloo_timeout_seconds log_level log_with_timestamp
+        prefix_output_with_timestamp hosts hostfile host_discovery_script use_gloo use_mpi use_jsrun
+        algorithm as_horovod
+    """.split()
+
+    def __init__(self):
+        vars(self).update(dict.fromkeys(self._NAMES), num_proc=1)
+
+
+def run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=None, slots=None, reset_limit=None,
+        cooldown_range=None, hosts=None, hostfile=None, host_discovery_script=None, start_timeout=None, ssh_port=None,
+        ssh_identity_file=None, disable_cache=None, output_filename=None, verbose=None, use_gloo=None, use_mpi=None,
+        mpi_args=None, network_interface=None, network_interfaces=None, executable=None, np=None, min_np=None,
+        max_np=None):
+    """Calls func(*args, **kwargs) on every rank of a job on this host, and returns when all have ended.
+
+    The ranks are new processes, which find modules where this one does; their output comes prefixed to sys.stdout and
+    sys.stderr. Of this module's functions and classes, and of lambdas, cloudpickle sends the code itself; of an
+    importable module, the name.
+
+    Args:
+        func: may call hvd.init(), and need not.
+        num_proc: number of ranks.
+        hosts: `localhost:4`; hostfile: a file with lines `localhost slots=4`. This version: this host only. Default:
+            as many slots as ranks.
+        start_timeout: seconds until all ranks must have called init(); default 30, or HOROVOD_START_TIMEOUT.
+        output_filename: a folder: the ranks' unchanged output also goes to `rank.<rank>/stdout` and `stderr` there.
+        verbose: shows the plan of the job on stderr.
+        use_gloo: accepted for Horovod's sake: the built-in transports.
+        executable: the Python of the ranks; default sys.executable. Another one finds modules in its own way.
+        ssh_port, ssh_identity_file, disable_cache, network_interface, network_interfaces, mpi_args: no effect on one
+            host.
+        np, min_np, max_np: deprecated names of num_proc, min_num_proc, max_num_proc.
+    Returns:
+        The list of what func returned, in the order of the ranks.
+    Raises:
+        RuntimeError: a rank failed, for which the others were stopped; the text names it, with its traceback if the
+            function raised or the result cannot be pickled. Or the native extension is not built.
+        ValueError: arguments that are wrong or exclude each other, or too few slots. TypeError: func is not callable.
+        NotImplementedError: hosts other than this one, elastic arguments, use_mpi.
+        KeyboardInterrupt: Ctrl-C stopped the job. SIGTERM and SIGHUP stop it as well, and then do what they would have
+            done. BrokenPipeError: nobody reads the output any more. OSError: no process, folder or file can be made.
+        What cloudpickle raises: func or its arguments cannot be pickled.
+        In all cases no process of the job is left.
+    """
+    num_proc = _renamed("np", np, "num_proc", num_proc)
+    elastic = {
+        "min_num_proc": _renamed("min_np", min_np, "min_num_proc", min_num_proc),
+        "max_num_proc": _renamed("max_np", max_np, "max_num_proc", max_num_proc),
+        "slots": slots, "reset_limit": reset_limit, "cooldown_range": cooldown_range,
+        "host_discovery_script": host_discovery_script,
+    }
+    if not callable(func):
+        raise TypeError(f"func is {func!r}: give a function, which run() calls on every rank")
+    plan = _plan(num_proc, hosts, hostfile, use_gloo, use_mpi, elastic)
+    env = _environment(start_timeout)
+    python = _python(executable)
+    output = OutputOptions(None if output_filename is None else os.fspath(output_filename))
+    with tempfile.TemporaryDirectory(prefix="bagua_hvd.run.") as folder:    # mode 0700
+        _store_function(folder, python, func, tuple(args), dict(kwargs or {}))
+        try:
+            with _console() as console:
+                run_local([python, "-m", _TASK, folder], plan, env, output, bool(verbose), console)
+        except WorkerFailed as error:
+            raise _explained(error, folder, len(plan)) from None
+        except Interrupted as error:
+            interrupted = error
+        else:
+            return [_load_result(folder, slot.rank) for slot in plan]
+    _pass_on(interrupted)
+
+
+# ---- arguments --------------------------------------------------------------------------------------------------
+
+def _renamed(old_name, old, name, value):
+    if old is None:
+        return value
+    warnings.warn(f"run: {old_name} is deprecated, use {name}", DeprecationWarning, stacklevel=3)
+    return old
+
+
+def _plan(num_proc, hosts, hostfile, use_gloo, use_mpi, elastic):
+    """SlotInfos. ValueError, NotImplementedError: as run()."""
+    if use_gloo and use_mpi:
+        raise ValueError("use_gloo and use_mpi exclude each other: leave out both")
+    if use_mpi:
+        raise NotImplementedError("use_mpi: this version has no MPI controller; leave it out")
+    given = [name for name, value in elastic.items() if value is not None]
+    if given:
+        raise NotImplementedError(f"elastic jobs are not supported by this version yet: leave out {', '.join(given)}")
+    if hosts is not None and hostfile is not None:
+        raise ValueError("hosts and hostfile exclude each other: give one of them")
+    try:
+        count = operator.index(num_proc)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise ValueError(f"num_proc={num_proc!r} is not a number of processes: give an integer from 1 on")
+    return plan_local(count, parse_host_files(hostfile) if hostfile is not None else hosts)
+
+
+def _environment(start_timeout):
+    args = _HorovodArgs()
+    args.start_timeout = start_timeout
+    config_parser.validate_config_args(args)
+    env = config_parser.set_env_from_args(dict(os.environ), args)
+    # The function may say `import horovod.torch`, as its caller may.
+    return as_horovod_environment(env) if sys.modules.get("horovod") is bagua_hvd else env
+
+
+def _python(executable):
+    python = sys.executable if executable is None else os.fspath(executable)
+    if not shutil.which(python):
+        raise ValueError(f"executable {python!r}: no such program, or not executable; name the Python for the ranks")
+    return python
+
+
+# ---- to the ranks and back --------------------------------------------------------------------------------------
+
+def _store_function(folder, python, func, args, kwargs):
+    import cloudpickle
+
+    # Another Python would find packages there that were built for this one.
+    path = [entry for entry in sys.path if isinstance(entry, str)] if python == sys.executable else None
+    with open(os.path.join(folder, run_task.FUNCTION), "wb") as file:
+        pickle.dump(path, file)
+        cloudpickle.dump((func, args, kwargs), file)
+
+
+def _load_result(folder, rank):
+    path = run_task.result_path(folder, rank)
+    try:
+        with open(path, "rb") as file:
+            os.unlink(path)     # its disk space is free as soon as it is read
+            return pickle.load(file)
+    except FileNotFoundError:
+        raise RuntimeError(f"Process name: {rank}, Exit code: 0: the process ended before the function returned, so "
+                           "there is no result") from None
+    except Exception as error:
+        raise RuntimeError(f"the result of rank {rank} cannot be unpickled: {type(error).__name__}: {error}") from error
+
+
+def _explained(error, folder, size):
+    """The WorkerFailed with the text of the rank that was the first to report an error.
+
+    It need not be the first to end: its exit handlers take time, and a collective fails the others meanwhile. A rank
+    that ended without a report had no such delay: it stays the first.
+    """
+    reports = {}
+    for rank in range(size):
+        try:
+            with open(run_task.error_path(folder, rank), "rb") as file:
+                reports[rank] = pickle.load(file)
+        except (OSError, EOFError, pickle.UnpicklingError):
+            pass        # none, or not whole
+    if error.rank not in reports:
+        return error
+    first = min(reports, key=lambda rank: reports[rank][0])
+    exit_code = error.exit_code if first == error.rank else 1
+    return WorkerFailed(first, exit_code, f"\n\nRank {first}: {reports[first][1]}")
+
+
+# ---- the caller's process ---------------------------------------------------------------------------------------
+
+@contextmanager
+def _console():
+    """The Console at sys.stdout and sys.stderr, whatever they are: a terminal, a notebook's, None."""
+    with ExitStack() as stack:
+        sinks = []
+        for stream, original in ((sys.stdout, sys.__stdout__), (sys.stderr, sys.__stderr__)):
+            if stream is None:
+                stream = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stream.flush()
+            try:
+                # A Descriptor stays responsive while nobody reads; what stands in for the original knows better.
+                sinks.append(Descriptor(stream.fileno()) if stream is original else TextStream(stream))
+            except (AttributeError, io.UnsupportedOperation):
+                sinks.append(TextStream(stream))
+        yield Console(*sinks)
+
+
+def _pass_on(interrupted):
+    """Does what the signal would have done without the job."""
+    if interrupted.signum == signal.SIGPIPE:
+        raise BrokenPipeError(str(interrupted))
+    handler = signal.getsignal(interrupted.signum)
+    if callable(handler):
+        handler(interrupted.signum, None)
+    elif interrupted.signum != signal.SIGINT:
+        signal.raise_signal(interrupted.signum)
+    if interrupted.signum == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise RuntimeError(str(interrupted))
