@@ -50,10 +50,10 @@ def _call(function, args, kwargs):
 
 
 def _store(result, path):
-    import cloudpickle      # late: failing to import it here is a sentence, too
-
     part = path + ".part"
     try:
+        import cloudpickle  # late: where the caller's sys.path has it
+
         with open(part, "wb") as file:
             cloudpickle.dump(result, file)
     except BaseException as error:

@@ -213,14 +213,18 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_han
     if (!op->value)
         return BHVD_OK;
     struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
-    operation_end_set(ctx, set->number);
-    bhvd_status status = coordinator_set_removed(ctx, set->number);
-    // Its area may be given to another set: not before all members have read what lies there.
-    if (!status && set->shared && set->size > 1)
+    const uint32_t number = set->number;
+    bhvd_status status = BHVD_OK;
+    // Its area may be given to another set: not before all members have read what lies there. While this rank waits for
+    // them it still announces operations on the set, so those are ended afterwards.
+    if (set->shared && set->size > 1)
         status = shared_barrier(ctx, set);
+    if (!status)
+        status = coordinator_set_removed(ctx, number);
     pthread_mutex_lock(&ctx->sets_lock);
     process_set_remove(ctx, (uint32_t)id);
     pthread_mutex_unlock(&ctx->sets_lock);
+    operation_end_set(ctx, number);
     (void)error;
     return status;
 }

@@ -1,0 +1,175 @@
+"""Process sets in the core: removal and reuse of ids while operations are in flight, sets without an area, refusals."""
+import time
+
+import numpy as np
+import pytest
+from world import World, result, view
+
+from bagua_hvd.common import native
+from bagua_hvd.common.exceptions import HorovodInternalError
+
+TRANSPORTS = pytest.mark.parametrize("transport", ["inproc", "shm", "tcp"])
+
+
+def add(context, ranks):
+    operation = context.post(native.PROCESS_SET_ADD, f"add.{ranks}", splits=ranks)
+    operation.wait()
+    return operation.value
+
+
+def remove(context, set_id):
+    operation = context.post(native.PROCESS_SET_REMOVE, f"remove.{set_id}", root_rank=set_id)
+    operation.wait()
+    return operation.value
+
+
+def total(context, name, value, set_id=0, count=3):
+    x = np.full(count, value, np.float32)
+    context.post(native.ALLREDUCE, name, [view(x, "float32", "in place")], process_set=set_id, blocking=True).wait()
+    assert np.all(x == x[0])
+    return x[0]
+
+
+@TRANSPORTS
+def test_an_operation_never_runs_on_another_set_with_the_same_id(transport):
+    """Everything is posted ahead: an allreduce on {0, 1, 2}, its removal, and {0, 1} under the same id."""
+    with World(4, transport) as world:
+        def call(rank, context):
+            old = add(context, [0, 1, 2])
+            big = np.ones(1 << 22, np.float32)
+            keep = context.post(native.ALLREDUCE, "long", [view(big, "float32", "in place")])
+            removal = context.post(native.PROCESS_SET_REMOVE, "remove", root_rank=old)
+            addition = context.post(native.PROCESS_SET_ADD, "add", splits=[0, 1])
+            x, late = np.full(3, rank + 1, np.float32), None
+            if rank < 3:
+                late = context.post(native.ALLREDUCE, "x", [view(x, "float32", "in place")], process_set=old)
+            for operation in (keep, removal, addition):
+                operation.wait()
+            assert (removal.value, addition.value) == (1, old)
+            if late is None:
+                return
+            # Either it came before the removal, and then sums over the old set, or it fails on all its members.
+            try:
+                late.wait()
+                return x[0]
+            except HorovodInternalError as error:
+                assert "removed" in str(error)
+
+        for _ in range(20):
+            outcomes = world.run(call)[:3]
+            assert outcomes in ([6.0] * 3, [None] * 3)
+            world.run(lambda rank, context: remove(context, 1))
+
+
+@TRANSPORTS
+def test_reused_areas_keep_their_blocks(transport):
+    """A slow reader of the old set's last block must not see what a new set with the same id writes."""
+    with World(4, transport) as world:
+        def call(rank, context):
+            for i in range(30):
+                old = add(context, [0, 1, 2])
+                x = np.full(60_000, i, np.float32)
+                pending = context.post(native.BROADCAST, "b", [view(x, "float32", "in place")], process_set=old,
+                                       root_rank=0) if rank < 3 else None
+                removal = context.post(native.PROCESS_SET_REMOVE, "r", root_rank=old)
+                addition = context.post(native.PROCESS_SET_ADD, "a", splits=[0, 1])
+                for operation in filter(None, (pending, removal, addition)):
+                    operation.wait()
+                if rank < 2:
+                    assert total(context, "y", 1000.0, addition.value, 60_000) == 2000.0
+                assert np.all(x == i)
+                assert remove(context, addition.value) == 1
+
+        world.run(call)
+
+
+@TRANSPORTS
+def test_more_sets_than_areas_and_sets_of_one_rank(transport):
+    with World(2, transport) as world:
+        def call(rank, context):
+            ids = [add(context, [0]), add(context, [1])]
+            assert total(context, "alone", 5.0, ids[rank]) == 5.0
+            x = np.full((3, 2), rank, np.float32)
+            for kind in (native.ALLGATHER, native.REDUCESCATTER, native.ALLTOALL):
+                operation = context.post(kind, f"alone.{kind}", [view(x, "float32")], process_set=ids[rank])
+                operation.wait()
+                np.testing.assert_array_equal(result(operation, 0, "float32", (2,)), x)
+
+        world.run(call)
+    with World(8, transport) as world:
+        subsets = [[i for i in range(8) if bits >> i & 1] for bits in range(1, 90)]
+
+        def call_many(rank, context):
+            ids = [add(context, ranks) for ranks in subsets]
+            assert ids == list(range(1, len(subsets) + 1))
+            for set_id, ranks in zip(ids, subsets, strict=True):
+                if rank in ranks:
+                    assert total(context, f"s{set_id}", rank, set_id) == sum(ranks)
+
+        world.run(call_many)
+
+
+@TRANSPORTS
+def test_posting_races_with_removal(transport):
+    """Each operation ends, one way or the other, on all ranks."""
+    with World(4, transport) as world:
+        def call(rank, context):
+            for i in range(100):
+                set_id = add(context, [0, 1, 2])
+                x = np.ones(3, np.float32)
+                removal = context.post(native.PROCESS_SET_REMOVE, f"r{i}", root_rank=set_id)
+                operation = None
+                try:
+                    operation = context.post(native.ALLREDUCE, f"x{i}", [view(x, "float32", "in place")],
+                                             process_set=set_id)
+                except ValueError:
+                    pass                        # removed already, or not a member
+                started = time.monotonic()
+                removal.wait()
+                if operation:
+                    try:
+                        operation.wait()
+                    except HorovodInternalError as error:
+                        assert "removed" in str(error)
+                assert time.monotonic() - started < 10
+
+        world.run(call)
+
+
+def test_refusals():
+    with World(3) as world:
+        def call(rank, context):
+            set_id = add(context, [0, 1])
+            with pytest.raises(HorovodInternalError, match="Mismatched process sets"):
+                context.post(native.PROCESS_SET_ADD, "differ", splits=[0, 1 + rank % 2]).wait()
+            with pytest.raises(ValueError, match="at least one rank"):
+                context.post(native.PROCESS_SET_ADD, "empty", splits=[])
+            if rank < 2:
+                for kind in (native.JOIN, native.PROCESS_SET_ADD, native.PROCESS_SET_REMOVE):
+                    with pytest.raises(ValueError, match="all ranks, not on process set"):
+                        context.post(kind, "on a set", process_set=set_id, splits=[0])
+            x = np.ones(3, np.float32)
+            for kind in (native.ALLGATHER, native.ALLTOALL, native.REDUCESCATTER):
+                with pytest.raises(ValueError, match="cannot be done in place"):
+                    context.post(kind, "in place", [view(x, "float32", "in place")])
+            assert total(context, "after", 1.0) == 3.0
+
+        world.run(call)
+
+
+def test_counters_do_not_wait():
+    """They may be read while another thread waits for an operation that only this one can complete."""
+    with World(2) as world:
+        def call(rank, context):
+            operation = context.post(native.BARRIER, "b") if rank == 0 else None
+            if rank == 0:
+                started = time.monotonic()
+                assert context.counters().operations == 0
+                assert time.monotonic() - started < 1
+            else:
+                time.sleep(0.2)
+                context.post(native.BARRIER, "b").wait()
+            if operation:
+                operation.wait()
+
+        world.run(call)
