@@ -15,7 +15,10 @@ HEADER = NATIVE / "include" / "bagua_hvd.h"
 INCLUDE_DIRS = [str(NATIVE / "include"), str(NATIVE)]
 
 # -ffp-contract=off: a fused multiply-add would make SIMD and scalar kernels, CPU and GPU, differ in the last bit.
-FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O3", "-g", "-Wall", "-Wextra", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno"]
+FLAGS = [
+    "-std=c11", "-D_GNU_SOURCE", "-O3", "-g", "-Wall", "-Wextra", "-fvisibility=hidden", "-ffp-contract=off",
+    "-fno-math-errno",
+]
 ISA_FLAGS = {
     "avx2": ["-mavx2", "-mf16c", "-mfma"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mf16c", "-mfma"],

@@ -123,11 +123,15 @@ def _check_op(op, id, context):
     if op not in (0, 1, 2, 3, 4, 5):
         raise ValueError(f"op={op!r}: expected one of hvd.Average, Sum, Adasum, Min, Max and Product.")
     if op == Adasum:
-        if id != 0:
-            raise NotImplementedError("Adasum does not support non-global process sets.")
-        size = context.process_set_size(0)
-        if size & (size - 1):
-            raise NotImplementedError(f"Running Adasum with {size} ranks is not supported: it needs a power of 2.")
+        check_adasum(id, context.process_set_size(0))
+
+
+def check_adasum(process_set_id, size):
+    """NotImplementedError where Adasum cannot be done."""
+    if process_set_id != 0:
+        raise NotImplementedError("Adasum does not support non-global process sets.")
+    if size & (size - 1):
+        raise NotImplementedError(f"Running Adasum with {size} ranks is not supported: it needs a power of 2.")
 
 
 def _check_group(tensors):

@@ -11,12 +11,13 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from bagua_hvd import algorithms
-from bagua_hvd.common import basics, native
+from bagua_hvd.common import basics, collectives, native
 from bagua_hvd.common.basics import Adasum, Average, Sum
 from bagua_hvd.common.buckets import Member
 from bagua_hvd.common.process_sets import global_process_set
 from bagua_hvd.common.reducer import Gradients, Reducer
 from bagua_hvd.common.util import split_list
+from bagua_hvd.torch.adasum import DistributedAdasum
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.frontend import DTYPES, frontend
 
@@ -404,6 +405,14 @@ def _groups(groups, num_groups, named):
     return [[index_of[parameter] for parameter in group if parameter in index_of] for group in groups]
 
 
+def _adasum(optimizer, compression, backward_passes_per_step, process_set, algorithm):
+    if algorithm is not None:
+        raise ValueError(f"op=Adasum combines steps, not gradients: it does not go with algorithm={algorithm!r}")
+    collectives.check_adasum(process_set.process_set_id, basics.size())
+    cls = type(type(optimizer).__name__, (DistributedAdasum, type(optimizer)), {"__doc__": type(optimizer).__doc__})
+    return cls(optimizer, compression, backward_passes_per_step)
+
+
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1,
                          op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False,
                          process_set=global_process_set, algorithm=None):
@@ -416,7 +425,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         compression: what is done to gradients before they travel: Compression.none, Compression.fp16 or your own.
         backward_passes_per_step: gradients are summed locally over so many backward passes, then travel. A step()
             before the last of them sends what there is. See also no_sync().
-        op: Average or Sum.
+        op: Average, Sum, or Adasum (torch/adasum.py: steps are combined instead of gradients; `groups`,
+            `sparse_as_dense` and `algorithm` do not apply).
         gradient_predivide_factor: f: gradients are divided by f before the sum and multiplied by f / size after it.
         num_groups: deprecated, see groups.
         groups: number of groups, or lists of parameters, that travel in one operation each. None: buckets of about
@@ -428,23 +438,20 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
             name in BAGUA_ALGORITHM, else "gradient_allreduce". Relaxed algorithms apply to dense floating gradients.
     Raises:
         ValueError: a wrong argument; an unknown algorithm's sentence lists the known ones. Nothing was changed.
-        NotImplementedError: op=Adasum with more than one rank.
+        NotImplementedError: op=Adasum on a process set, or over a number of ranks that is no power of 2.
     """
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, (_Distributed, DistributedAdasum)):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     _check_passes(backward_passes_per_step)
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if op == Adasum and basics.size() > 1:
-        raise NotImplementedError(
-            "op=Adasum is not part of this version's DistributedOptimizer: use op=Average, or combine gradients "
-            "yourself with hvd.allreduce(op=hvd.Adasum)"
-        )
     if op not in (Average, Sum, Adasum):
         raise ValueError(f"op={op!r}: gradients are combined by hvd.Average or hvd.Sum")
     if process_set.process_set_id is None:
         raise ValueError(f"{process_set} is not registered: pass it to hvd.init(process_sets=[...]) first")
     named = _named(optimizer, named_parameters)
+    if op == Adasum and basics.size() > 1:
+        return _adasum(optimizer, compression, backward_passes_per_step, process_set, algorithm)
     # Adasum of one rank is the gradient itself, and so is its average.
     chosen = algorithms.choose(algorithm, average=op != Sum)
     grouped = _groups(groups, num_groups, named)

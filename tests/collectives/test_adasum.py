@@ -1,10 +1,10 @@
 """Adasum against the equation, for every power of two of ranks."""
 import numpy as np
 import pytest
-from world import World, bfloat16_bits, from_bits, view
 
 from bagua_hvd.common import native
 from bagua_hvd.common.exceptions import HorovodInternalError
+from world import World, bfloat16_bits, from_bits, view
 
 
 def adasum(a, b):

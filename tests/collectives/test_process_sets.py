@@ -3,10 +3,10 @@ import time
 
 import numpy as np
 import pytest
-from world import World, result, view
 
 from bagua_hvd.common import native
 from bagua_hvd.common.exceptions import HorovodInternalError
+from world import World, result, view
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["inproc", "shm", "tcp"])
 

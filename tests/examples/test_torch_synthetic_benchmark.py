@@ -15,8 +15,7 @@ SHORT = ["--batch-size", "4", "--num-warmup-batches", "1", "--num-batches-per-it
     ["--model", "resnet"],
     ["--model", "mlp", "--algorithm", "bytegrad"],
     ["--model", "mlp", "--fp16-allreduce"],
-    pytest.param(["--model", "resnet", "--use-adasum"],
-                 marks=pytest.mark.xfail(strict=True, reason="DistributedOptimizer has no op=Adasum")),
+    ["--model", "resnet", "--use-adasum"],
 ], ids=" ".join)
 def test_measures(launcher, options):
     result = launcher.run("-np", "2", sys.executable, EXAMPLE, *SHORT, *options, timeout=100)

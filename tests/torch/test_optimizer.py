@@ -468,8 +468,8 @@ def construction():
         wrap(model, num_groups=2)
     wrap(model, named_parameters=named + [("elsewhere", nn.Parameter(torch.zeros(1)))], groups=[[first]])
     if hvd.size() > 1:
-        with pytest.raises(NotImplementedError, match="Adasum"):
-            wrap(model, op=hvd.Adasum)
+        with pytest.raises(ValueError, match="Adasum combines steps"):
+            wrap(model, op=hvd.Adasum, algorithm="bytegrad")
     # One rank, one process: no hooks, nothing to communicate.
     if hvd.size() == 1:
         assert opt.reducer is None

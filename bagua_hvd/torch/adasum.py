@@ -1,0 +1,69 @@
+"""DistributedOptimizer with op=Adasum: not the gradients are combined but what the optimizer made of them.
+
+    delta_i = step(x, g_i) - x          every rank steps locally, from the same parameters
+    x      <- x + Adasum_i(delta_i)     for each parameter by itself
+
+Source: Maleki et al., Scaling Distributed Training with Adaptive Summation, arXiv:2006.02924.
+"""
+import itertools
+from contextlib import contextmanager
+
+import torch
+
+from bagua_hvd.common.basics import Adasum, runtime
+from bagua_hvd.torch.mpi_ops import grouped_allreduce_
+
+_numbers = itertools.count()
+
+
+class DistributedAdasum:
+    """What DistributedOptimizer(op=Adasum) puts before the class of the optimizer it is given."""
+
+    def __init__(self, optimizer, compression, backward_passes_per_step):
+        self.__dict__.update(optimizer.__dict__)
+        self.compression = compression
+        self.backward_passes_per_step = backward_passes_per_step
+        self.op = Adasum
+        # Equal on all ranks, which make their optimizers in the same order.
+        self._name = f"adasum.{runtime.inits}.{next(_numbers)}"
+
+    def set_backward_passes_per_step(self, passes):
+        """Kept for information: gradients accumulate until step() is called."""
+        self.backward_passes_per_step = passes
+
+    def synchronize(self):
+        """Does nothing: communication happens in step()."""
+
+    @contextmanager
+    def skip_synchronize(self):
+        """AssertionError: there is no synchronization to skip."""
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+        yield
+
+    def step(self, closure=None, **kwargs):
+        """Steps as the wrapped class does, and combines the changes of the parameters over the ranks.
+
+        Raises:
+            HorovodInternalError: ranks disagreed, or one was lost; the parameters are those of before the step.
+        """
+        if closure is not None:
+            kwargs["closure"] = closure
+        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        with torch.no_grad():
+            before = [p.detach().clone(memory_format=torch.contiguous_format) for p in parameters]
+        result = super().step(**kwargs)
+        with torch.no_grad():
+            deltas = [p.detach().contiguous() - start for p, start in zip(parameters, before, strict=True)]
+            compressed = [self.compression.compress(delta) for delta in deltas]
+            try:
+                if compressed:
+                    grouped_allreduce_([tensor for tensor, _ in compressed], op=Adasum, name=self._name)
+            except BaseException:
+                for p, start in zip(parameters, before, strict=True):
+                    p.copy_(start)
+                raise
+            for p, start, (tensor, context) in zip(parameters, before, compressed, strict=True):
+                p.copy_(start + self.compression.decompress(tensor, context))
+        return result
+
+    step.hooked = True
