@@ -56,7 +56,7 @@ class Gradients:
 
 
 class _Numbers:
-    """Numbers the reducers of this process, from 0 after each init(), so that all ranks name their buckets alike."""
+    """Numbers the optimizers of this process, from 0 after each init(): all ranks name their operations alike."""
 
     def __init__(self):
         self.inits = self.next = 0
@@ -69,6 +69,7 @@ class _Numbers:
 
 
 _numbers = _Numbers()
+optimizer_number = _numbers.take
 
 
 class Reducer:
@@ -100,7 +101,7 @@ class Reducer:
         self._gradients = gradients
         self._passes = passes
         self._factors = (prescale_factor, postscale_factor)
-        self._name = f"gradients.{_numbers.take()}"
+        self._name = f"gradients.{optimizer_number()}"
         self._members = []
         self._bucket_of = []        # by index; None: it travels by itself
         self._noted = set()

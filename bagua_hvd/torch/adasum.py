@@ -5,15 +5,13 @@
 
 Source: Maleki et al., Scaling Distributed Training with Adaptive Summation, arXiv:2006.02924.
 """
-import itertools
 from contextlib import contextmanager
 
 import torch
 
-from bagua_hvd.common.basics import Adasum, runtime
+from bagua_hvd.common.basics import Adasum
+from bagua_hvd.common.reducer import optimizer_number
 from bagua_hvd.torch.mpi_ops import grouped_allreduce_
-
-_numbers = itertools.count()
 
 
 class DistributedAdasum:
@@ -24,8 +22,7 @@ class DistributedAdasum:
         self.compression = compression
         self.backward_passes_per_step = backward_passes_per_step
         self.op = Adasum
-        # Equal on all ranks, which make their optimizers in the same order.
-        self._name = f"adasum.{runtime.inits}.{next(_numbers)}"
+        self._name = f"adasum.{optimizer_number()}"
 
     def set_backward_passes_per_step(self, passes):
         """Kept for information: gradients accumulate until step() is called."""
