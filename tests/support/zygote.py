@@ -51,7 +51,7 @@ class Zygote:
                                            env={**os.environ, "OMP_NUM_THREADS": "1"})
             self._selector = selectors.DefaultSelector()
             self._selector.register(self._popen.stdout, selectors.EVENT_READ)
-            atexit.register(self._popen.stdin.close)
+            atexit.register(self._end)
         order = {"path": str(path), "function": function, "arguments": repr(arguments), "environment": environment,
                  "output": str(output)}
         self._popen.stdin.write(json.dumps(order).encode() + b"\n")
@@ -60,6 +60,10 @@ class Zygote:
         while started is None:
             started = self.read(timeout=None)
         return started
+
+    def _end(self):
+        self._popen.stdin.close()
+        self._popen.wait()
 
     def read(self, timeout):
         """Takes in what the zygote reported; returns the process that it started, if any."""
