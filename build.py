@@ -17,7 +17,7 @@ INCLUDE_DIRS = [str(NATIVE / "include"), str(NATIVE)]
 # -ffp-contract=off: a fused multiply-add would make SIMD and scalar kernels, CPU and GPU, differ in the last bit.
 FLAGS = [
     "-std=c11", "-D_GNU_SOURCE", "-O3", "-g", "-Wall", "-Wextra", "-fvisibility=hidden", "-ffp-contract=off",
-    "-fno-math-errno",
+    "-fno-math-errno", "-Werror=implicit-function-declaration",
 ]
 ISA_FLAGS = {
     "avx2": ["-mavx2", "-mf16c", "-mfma"],

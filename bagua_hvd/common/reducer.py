@@ -101,6 +101,7 @@ class Reducer:
         self._gradients = gradients
         self._passes = passes
         self._factors = (prescale_factor, postscale_factor)
+        # Nothing of the members is in the name: ranks whose models differ shall hear it, not wait for each other.
         self._name = f"gradients.{optimizer_number()}"
         self._members = []
         self._bucket_of = []        # by index; None: it travels by itself

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from bagua_hvd.common.basics import Adasum
+from bagua_hvd.common.process_sets import global_process_set
 from bagua_hvd.common.reducer import optimizer_number
 from bagua_hvd.torch.mpi_ops import grouped_allreduce_
 
@@ -17,8 +18,15 @@ from bagua_hvd.torch.mpi_ops import grouped_allreduce_
 class DistributedAdasum:
     """What DistributedOptimizer(op=Adasum) puts before the class of the optimizer it is given."""
 
+    gradient_predivide_factor = 1.0
+    sparse_as_dense = False
+    process_set = global_process_set
+
     def __init__(self, optimizer, compression, backward_passes_per_step):
-        self.__dict__.update(optimizer.__dict__)
+        # Patched methods (an LR scheduler's step) stay with the given optimizer.
+        self.__dict__.update(
+            {name: value for name, value in optimizer.__dict__.items() if not hasattr(DistributedAdasum, name)}
+        )
         self.compression = compression
         self.backward_passes_per_step = backward_passes_per_step
         self.op = Adasum

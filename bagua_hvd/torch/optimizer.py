@@ -87,7 +87,7 @@ class _TorchGradients(Gradients):
                 gradient, context = self.compression.compress(gradient)
         if not gradient.is_contiguous():
             gradient = gradient.detach().contiguous()
-        if gradient is not parameter.grad or index in self._sparse_dims:
+        if gradient is not parameter.grad or index in self._sparse_dims or self.compression is not None:
             self._stand_ins[index] = (gradient, context)
         return frontend.view(gradient, gradient)
 
@@ -122,7 +122,7 @@ class _TorchGradients(Gradients):
                 reduced = self.compression.decompress(reduced, context)
             if index in self._sparse_dims:
                 parameter.grad = reduced.to_sparse(self._sparse_dims[index])
-            else:
+            elif reduced is not parameter.grad:
                 parameter.grad.copy_(reduced)
 
     def discard(self):

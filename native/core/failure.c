@@ -1,6 +1,7 @@
 // How a context ends: nothing more can be posted (closed), or executed either (failed); operations in flight hear why.
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "core/context.h"
 

@@ -16,10 +16,13 @@ def train(base, options, compression):
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2).double()
     cls = getattr(torch.optim, base)
-    optimizer = hvd.DistributedOptimizer(cls(model.parameters(), **options), model.named_parameters(), op=hvd.Adasum,
+    inner = cls(model.parameters(), **options)
+    torch.optim.lr_scheduler.LambdaLR(inner, lambda epoch: 1.0)     # patches inner.step, which must not be taken over
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), op=hvd.Adasum,
                                          compression=getattr(hvd.Compression, compression))
     assert type(optimizer).__name__ == base and isinstance(optimizer, cls)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
+    assert (optimizer.gradient_predivide_factor, optimizer.process_set) == (1.0, hvd.global_process_set)
     # The other ranks' local steps, done here as well.
     shadows = [torch.nn.Linear(3, 2).double() for _ in range(hvd.size())]
     locals_ = [cls(shadow.parameters(), **options) for shadow in shadows]

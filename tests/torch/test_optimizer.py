@@ -483,3 +483,24 @@ def test_construction(run_ranks, n):
 
 def test_elastic_job_of_one_rank_has_hooks(run_ranks):
     run_ranks(1, accumulation, env={"HOROVOD_ELASTIC": "1"})
+
+
+class _ScalesWhileDecompressing(hvd.Compression.none):
+    """Hands on the tensor that it is given; the work is in decompress."""
+
+    @staticmethod
+    def decompress(tensor, context):
+        return tensor * 2
+
+
+def decompress_is_always_called():
+    hvd.init()
+    parameter = nn.Parameter(torch.zeros(3))
+    opt = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), compression=_ScalesWhileDecompressing)
+    (parameter.sum() * (hvd.rank() + 1)).backward()
+    opt.synchronize()
+    assert torch.equal(parameter.grad, torch.full((3,), 3.0))       # twice the average of 1 and 2
+
+
+def test_decompress_is_always_called(run_ranks):
+    run_ranks(2, decompress_is_always_called)
