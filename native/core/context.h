@@ -31,7 +31,7 @@ struct fusion_buffer {
 
 struct bhvd_context {
     struct bhvd_context_options options;        // its strings belong to `strings`, secret excluded
-    char *strings[5];
+    char *strings[2];
     struct connections connections;
     struct kernel_table kernels;
 

@@ -1,10 +1,7 @@
 #include "core/negotiation.h"
 
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 
-#include "base/clock.h"
 #include "base/status.h"
 #include "core/context.h"
 

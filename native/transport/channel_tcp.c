@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <sys/socket.h>
 
+#include "transport/socket.h"
 #include "transport/transport.h"
 
 static bhvd_status channel_tcp_send(struct channel *channel, const struct iovec *parts, int count, size_t *moved)
@@ -17,18 +18,8 @@ static bhvd_status channel_tcp_send(struct channel *channel, const struct iovec 
 
 static bhvd_status channel_tcp_recv(struct channel *channel, void *dst, size_t size, size_t *moved)
 {
-    ssize_t n;
     *moved = 0;
-    if (size == 0)
-        return BHVD_OK;
-    do
-        n = recv(channel->fd, dst, size, MSG_DONTWAIT);
-    while (n < 0 && errno == EINTR);
-    if (n > 0) {
-        *moved = (size_t)n;
-        return BHVD_OK;
-    }
-    return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) ? BHVD_OK : BHVD_ERR_PEER_LOST;
+    return size ? socket_read(channel->fd, dst, size, moved) : BHVD_OK;
 }
 
 const struct channel_ops channel_tcp_ops = {
