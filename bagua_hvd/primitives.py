@@ -22,7 +22,7 @@ class Codec(NamedTuple):
 
     def takes(self, dtype):
         """Whether it encodes elements of the native dtype."""
-        return native.lib.bhvd_encoded_size(self.number, dtype, 1) > 0
+        return native.lib.bhvd_encoded_size(self.number, dtype, 1, ffi.NULL) > 0
 
 
 minmax_uint8 = Codec("minmax_uint8", native.CODEC_MINMAX_UINT8)

@@ -143,7 +143,8 @@ static bhvd_status check_tensors(const struct bhvd_args *args, struct bhvd_error
         if (args->kind == BHVD_REDUCESCATTER && tensor->ndim == 0)
             return error_set(error, BHVD_ERR_ARGUMENT, "Reducescatter of a rank-zero tensor is not possible ('%s').",
                              args->name);
-        if (args->kind == BHVD_C_LP_S && bhvd_encoded_size(args->codec, tensor->dtype, 1) == 0)
+        if (args->kind == BHVD_C_LP_S &&
+            (args->codec != BHVD_CODEC_MINMAX_UINT8 || !bhvd_encoded_size(args->codec, tensor->dtype, 1, NULL)))
             return error_set(error, BHVD_ERR_ARGUMENT, "codec %d does not take dtype %s (tensor %zu of '%s')",
                              args->codec, bhvd_dtype_name(tensor->dtype), t, args->name);
         if (args->kind == BHVD_C_LP_S && tensor->dtype != args->tensors[0].dtype)

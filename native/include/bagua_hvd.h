@@ -48,7 +48,20 @@ typedef enum bhvd_kind {
     BHVD_PROCESS_SET_REMOVE = 9 /* the set's id in args.root_rank; bhvd_handle_value is 1 when it was removed */
 } bhvd_kind;
 
-typedef enum bhvd_codec { BHVD_CODEC_NONE = 0, BHVD_CODEC_MINMAX_UINT8 = 1 } bhvd_codec;
+/* Lossy encodings of floating point numbers, native/kernel/<name>.h. */
+typedef enum bhvd_codec {
+    BHVD_CODEC_NONE = 0, BHVD_CODEC_MINMAX_UINT8 = 1, BHVD_CODEC_SIGN = 2, BHVD_CODEC_SIGN_RMS = 3,
+    BHVD_CODEC_TERNARY = 4, BHVD_CODEC_QSGD = 5, BHVD_CODEC_FLOAT16 = 6, BHVD_CODEC_BFLOAT16 = 7, BHVD_CODEC_TOPK = 8,
+    BHVD_CODEC_COUNT = 9
+} bhvd_codec;
+
+/* Equal on the side that encodes and the one that decodes, but for seed, which only encoding reads. Zeros: defaults. */
+struct bhvd_codec_options {
+    double parameter;           /* topk: the share of elements kept, 0 < p <= 1, default 0.01; qsgd: the number of levels,
+                                 * a whole number of 1..127, default 127; others ignore it */
+    uint64_t seed;              /* ternary, qsgd: of the random rounding; equal seeds give equal bytes, so give every
+                                 * chunk of every step its own; others ignore it */
+};
 
 typedef struct bhvd_context bhvd_context;
 typedef struct bhvd_handle bhvd_handle;
@@ -203,11 +216,19 @@ bhvd_status bhvd_received_splits(bhvd_handle *handle, size_t index, int32_t *spl
 
 /* Elements of the longest chunk when `count` elements are cut for `size` ranks (first count % size chunks one longer). */
 size_t bhvd_chunk_count(size_t count, int size);
-/* Bytes that `count` elements of `dtype` take encoded; 0: the codec does not take this dtype. */
-size_t bhvd_encoded_size(bhvd_codec codec, bhvd_dtype dtype, size_t count);
-/* dst holds bhvd_encoded_size bytes. Any alignment. */
-bhvd_status bhvd_encode(bhvd_codec codec, bhvd_dtype dtype, void *dst, const void *src, size_t count);
-bhvd_status bhvd_decode(bhvd_codec codec, bhvd_dtype dtype, void *dst, const void *src, size_t count);
+/* Codecs. options: NULL for the defaults. Memory of any alignment. Errors, which leave dst untouched:
+ * BHVD_ERR_UNSUPPORTED, no such codec or it does not take this dtype; BHVD_ERR_ARGUMENT, options out of range, too many
+ * elements, or (decode) bytes that do not begin with a header of this codec's version. */
+/* Bytes that `count` elements of `dtype` take encoded; 0 for count > 0: one of these errors. */
+size_t bhvd_encoded_size(bhvd_codec codec, bhvd_dtype dtype, size_t count, const struct bhvd_codec_options *options);
+/* dst and the encoded src hold bhvd_encoded_size bytes. Decoding is safe whatever these bytes are. */
+bhvd_status bhvd_encode(bhvd_codec codec, bhvd_dtype dtype, void *dst, const void *src, size_t count,
+                        const struct bhvd_codec_options *options);
+bhvd_status bhvd_decode(bhvd_codec codec, bhvd_dtype dtype, void *dst, const void *src, size_t count,
+                        const struct bhvd_codec_options *options);
+/* dst[i] += decoded[i], in float32 whatever the dtype. */
+bhvd_status bhvd_decode_add(bhvd_codec codec, bhvd_dtype dtype, float *dst, const void *src, size_t count,
+                            const struct bhvd_codec_options *options);
 
 size_t bhvd_dtype_size(bhvd_dtype dtype);
 const char *bhvd_dtype_name(bhvd_dtype dtype);

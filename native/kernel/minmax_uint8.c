@@ -33,34 +33,28 @@
 #define SIZE 8
 #include "kernel/minmax_uint8_loops.h"
 
-#define CODEC_SCALAR(element)                                                                      \
-    (struct kernel_codec)                                                                          \
-    {                                                                                              \
-        minmax_uint8_encode_##element##_scalar, minmax_uint8_decode_##element##_scalar,            \
-            minmax_uint8_decode_add_##element##_scalar                                             \
+static size_t minmax_uint8_encoded_size(bhvd_dtype dtype, size_t count, const struct bhvd_codec_options *options)
+{
+    (void)dtype, (void)options;
+    return CODEC_HEADER + codec_padded(count);
+}
+
+#define CODEC_FILL(dtype, element)                                                            \
+    table->codecs[BHVD_CODEC_MINMAX_UINT8][dtype] = (struct kernel_codec)                     \
+    {                                                                                         \
+        minmax_uint8_encoded_size, minmax_uint8_encode_##element##_scalar,                    \
+            minmax_uint8_decode_##element##_scalar, minmax_uint8_decode_add_##element##_scalar, \
+            MINMAX_UINT8_VERSION                                                              \
     }
 
 void minmax_uint8_kernels_init(struct kernel_table *table, unsigned cpu)
 {
-    table->minmax_uint8[BHVD_FLOAT32] = CODEC_SCALAR(f32);
-    table->minmax_uint8[BHVD_FLOAT16] = CODEC_SCALAR(f16);
-    table->minmax_uint8[BHVD_BFLOAT16] = CODEC_SCALAR(bf16);
-    table->minmax_uint8[BHVD_FLOAT64] = CODEC_SCALAR(f64);
+    CODEC_FILL(BHVD_FLOAT32, f32);
+    CODEC_FILL(BHVD_FLOAT16, f16);
+    CODEC_FILL(BHVD_BFLOAT16, bf16);
+    CODEC_FILL(BHVD_FLOAT64, f64);
     if (cpu & CPU_AVX2)
         minmax_uint8_kernels_init_avx2(table);
     if (cpu & CPU_AVX512)
         minmax_uint8_kernels_init_avx512(table);
-}
-
-size_t minmax_uint8_size(bhvd_dtype dtype, size_t count)
-{
-    switch (dtype) {
-    case BHVD_FLOAT16:
-    case BHVD_BFLOAT16:
-    case BHVD_FLOAT32:
-    case BHVD_FLOAT64:
-        return MINMAX_UINT8_HEADER + minmax_uint8_codes_size(count);
-    default:
-        return 0;
-    }
 }

@@ -13,7 +13,7 @@
 // and for each element type f32, f16, bf16 the vector functions of struct element below.
 
 enum {
-    BLOCK = MINMAX_UINT8_BLOCK,
+    BLOCK = CODEC_BLOCK,
     PREFETCH_BYTES = 8192,              // ahead of the block in work; past the end of the source it does no harm
     STREAM_COUNT = 4 << 20              // elements, from which on codes bypass the caches
 };
@@ -107,15 +107,15 @@ INLINE __m256i quantize_block(const char *block, const struct element *element, 
 INLINE void encode(void *dst, const void *src, size_t count, const struct element *element)
 {
     const char *from = src;
-    uint8_t *codes = (uint8_t *)dst + MINMAX_UINT8_HEADER;
+    uint8_t *codes = (uint8_t *)dst + CODEC_HEADER;
     float mn = 0, mx = 0;
     if (count > 0)
         range_find(from, count, element, &mn, &mx);
-    minmax_uint8_header_init(dst, mn == mn);
+    codec_header_init(dst, MINMAX_UINT8_VERSION, mn == mn);
     element->store_one(dst, mn);
     element->store_one((char *)dst + element->size, mx);
     if (!(mx > mn)) {
-        memset(codes, 0, minmax_uint8_codes_size(count));
+        memset(codes, 0, codec_padded(count));
         return;
     }
 
@@ -160,7 +160,7 @@ INLINE vec dequantize(const uint8_t *codes, const struct vec_grid *grid)
 
 INLINE void decode(void *dst, const void *src, size_t count, const struct element *element)
 {
-    const uint8_t *codes = (const uint8_t *)src + MINMAX_UINT8_HEADER;
+    const uint8_t *codes = (const uint8_t *)src + CODEC_HEADER;
     char *to = dst;
     const float mn = element->load_one(src), mx = element->load_one((const char *)src + element->size);
     if (!(mx > mn)) {
@@ -181,7 +181,7 @@ INLINE void decode(void *dst, const void *src, size_t count, const struct elemen
 
 INLINE void decode_add(float *dst, const void *src, size_t count, const struct element *element)
 {
-    const uint8_t *codes = (const uint8_t *)src + MINMAX_UINT8_HEADER;
+    const uint8_t *codes = (const uint8_t *)src + CODEC_HEADER;
     char *to = (char *)dst;
     const float mn = element->load_one(src), mx = element->load_one((const char *)src + element->size);
     if (!(mx > mn)) {
@@ -203,29 +203,33 @@ INLINE void decode_add(float *dst, const void *src, size_t count, const struct e
     }
 }
 
-#define CODEC(element)                                                                    \
-    static void NAME(minmax_uint8_encode_##element)(void *dst, const void *src, size_t count) \
-    {                                                                                          \
-        encode(dst, src, count, &element);                                                     \
-    }                                                                                          \
-    static void NAME(minmax_uint8_decode_##element)(void *dst, const void *src, size_t count) \
-    {                                                                                          \
-        decode(dst, src, count, &element);                                                     \
-    }                                                                                          \
-    static void NAME(minmax_uint8_decode_add_##element)(float *dst, const void *src, size_t count) \
-    {                                                                                          \
-        decode_add(dst, src, count, &element);                                                 \
+#define CODEC(element)                                                                              \
+    static void NAME(minmax_uint8_encode_##element)(void *dst, const void *src, size_t count,       \
+        const struct bhvd_codec_options *options)                                                   \
+    {                                                                                               \
+        (void)options;                                                                              \
+        encode(dst, src, count, &element);                                                          \
+    }                                                                                               \
+    static void NAME(minmax_uint8_decode_##element)(void *dst, const void *src, size_t count,       \
+        const struct bhvd_codec_options *options)                                                   \
+    {                                                                                               \
+        (void)options;                                                                              \
+        decode(dst, src, count, &element);                                                          \
+    }                                                                                               \
+    static void NAME(minmax_uint8_decode_add_##element)(float *dst, const void *src, size_t count,  \
+        const struct bhvd_codec_options *options)                                                   \
+    {                                                                                               \
+        (void)options;                                                                              \
+        decode_add(dst, src, count, &element);                                                      \
     }
 CODEC(f32)
 CODEC(f16)
 CODEC(bf16)
 
-#define CODEC_FILL(dtype, element)                                                             \
-    table->minmax_uint8[dtype] = (struct kernel_codec)                                         \
-    {                                                                                          \
-        NAME(minmax_uint8_encode_##element), NAME(minmax_uint8_decode_##element),              \
-            NAME(minmax_uint8_decode_add_##element)                                            \
-    }
+#define CODEC_FILL(dtype, element)                                                            \
+    kernel_codec_set(&table->codecs[BHVD_CODEC_MINMAX_UINT8][dtype],                          \
+                     NAME(minmax_uint8_encode_##element), NAME(minmax_uint8_decode_##element), \
+                     NAME(minmax_uint8_decode_add_##element))
 
 static void NAME(minmax_uint8_vectors_init)(struct kernel_table *table)
 {

@@ -21,6 +21,7 @@ struct exchange {
     bhvd_dtype dtype;
     size_t element, count, encoded;         // encoded: bytes of the longest chunk
     const struct kernel_codec *codec;
+    struct bhvd_codec_options options;
     kernel_to_float_fn to_float;
     kernel_from_float_fn from_float;
     unsigned char *vector;                  // x, later the result
@@ -40,7 +41,7 @@ static size_t chunk_count(const struct exchange *x, int k) { return chunk_begin(
 
 static size_t encoded_size(const struct exchange *x, int k)
 {
-    return bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, x->dtype, chunk_count(x, k));
+    return x->codec->encoded_size(x->dtype, chunk_count(x, k), &x->options);
 }
 
 // Encodes `count` elements with error feedback: value += error; error = value - D(Q(value)).
@@ -51,11 +52,11 @@ static void encode_with_error(struct exchange *x, unsigned char *code, unsigned 
         x->ctx->kernels.reduce[KERNEL_SUM][BHVD_FLOAT32](x->wide, x->wide, error, count);
         x->from_float(value, x->wide, count);
     }
-    x->codec->encode(code, value, count);
+    x->codec->encode(code, value, count, &x->options);
     if (error) {
         // The error is taken against the float32 value, so that what rounding to the dtype lost is fed back too.
         memcpy(error, x->wide, count * sizeof *error);
-        x->codec->decode(x->decoded, code, count);
+        x->codec->decode(x->decoded, code, count, &x->options);
         x->to_float(x->wide, x->decoded, count);
         // A NaN or Inf is for the user to see in the result, once; fed back it would never go away.
         for (size_t i = 0; i < count; i++) {
@@ -96,7 +97,7 @@ static void reduce(struct exchange *x, double factor, float *server_error, unsig
     unsigned char *own = x->vector + chunk_begin(x, me) * x->element;
     memset(x->sum, 0, count * sizeof *x->sum);
     for (int i = 0; i < n; i++)
-        x->codec->decode_add(x->sum, x->received + (size_t)i * x->encoded, count);
+        x->codec->decode_add(x->sum, x->received + (size_t)i * x->encoded, count, &x->options);
     if (factor != 1.0)
         x->ctx->kernels.scale[BHVD_FLOAT32](x->sum, x->sum, factor, count);
     x->from_float(own, x->sum, count);
@@ -119,7 +120,7 @@ static bhvd_status gather(struct exchange *x)
     bhvd_status status = progress_transfers(x->ctx, x->transfers, posted);
     for (int k = 0; k < n && !status; k++)
         x->codec->decode(x->vector + chunk_begin(x, k) * x->element,
-                         k == me ? mine : x->received + (size_t)k * x->encoded, chunk_count(x, k));
+                         k == me ? mine : x->received + (size_t)k * x->encoded, chunk_count(x, k), &x->options);
     return status;
 }
 
@@ -129,7 +130,7 @@ static size_t align64(size_t size) { return (size + 63) / 64 * 64; }
 static bool exchange_init(struct exchange *x, size_t nbytes)
 {
     const size_t n = (size_t)x->set->size, longest = bhvd_chunk_count(x->count, x->set->size);
-    x->encoded = align64(bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, x->dtype, longest));
+    x->encoded = align64(x->codec->encoded_size(x->dtype, longest, &x->options));
     x->vector = fusion_acquire(x->ctx, 0, nbytes);
     unsigned char *scratch = fusion_acquire(
         x->ctx, 1, 2 * n * x->encoded + 2 * align64(longest * sizeof(float)) + align64(longest * x->element));
@@ -160,7 +161,7 @@ bhvd_status c_lp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handl
         .dtype = dtype,
         .element = bhvd_dtype_size(dtype),
         .count = list.nbytes / bhvd_dtype_size(dtype),
-        .codec = &ctx->kernels.minmax_uint8[dtype],
+        .codec = &ctx->kernels.codecs[BHVD_CODEC_MINMAX_UINT8][dtype],
         .to_float = ctx->kernels.to_float[dtype],
         .from_float = ctx->kernels.from_float[dtype],
     };

@@ -53,10 +53,10 @@ ELEMENTS = [FLOAT32, FLOAT16, BFLOAT16, FLOAT64]
 
 def encode(element, stored):
     stored = np.ascontiguousarray(stored)
-    size = lib.bhvd_encoded_size(lib.BHVD_CODEC_MINMAX_UINT8, element.dtype, stored.size)
+    size = lib.bhvd_encoded_size(lib.BHVD_CODEC_MINMAX_UINT8, element.dtype, stored.size, ffi.NULL)
     encoded = np.full(size, 0xA5, np.uint8)
     dst, src = ffi.from_buffer(encoded, require_writable=True), ffi.from_buffer(stored)
-    status = lib.bhvd_encode(lib.BHVD_CODEC_MINMAX_UINT8, element.dtype, dst, src, stored.size)
+    status = lib.bhvd_encode(lib.BHVD_CODEC_MINMAX_UINT8, element.dtype, dst, src, stored.size, ffi.NULL)
     assert status == lib.BHVD_OK
     return encoded
 
@@ -64,7 +64,7 @@ def encode(element, stored):
 def decode(element, encoded, count):
     stored = np.empty(count, element.storage)
     dst, src = ffi.from_buffer(stored, require_writable=True), ffi.from_buffer(encoded)
-    status = lib.bhvd_decode(lib.BHVD_CODEC_MINMAX_UINT8, element.dtype, dst, src, count)
+    status = lib.bhvd_decode(lib.BHVD_CODEC_MINMAX_UINT8, element.dtype, dst, src, count, ffi.NULL)
     assert status == lib.BHVD_OK
     return stored
 
@@ -283,9 +283,9 @@ def test_any_numbers(element):
 
 
 def test_refusals():
-    assert lib.bhvd_encoded_size(lib.BHVD_CODEC_MINMAX_UINT8, lib.BHVD_INT32, 10) == 0
+    assert lib.bhvd_encoded_size(lib.BHVD_CODEC_MINMAX_UINT8, lib.BHVD_INT32, 10, ffi.NULL) == 0
     buffer = np.zeros(64, np.uint8)
     p = ffi.from_buffer(buffer, require_writable=True)
-    assert lib.bhvd_encode(lib.BHVD_CODEC_MINMAX_UINT8, lib.BHVD_INT32, p, p, 1) == lib.BHVD_ERR_UNSUPPORTED
-    assert lib.bhvd_encode(lib.BHVD_CODEC_NONE, lib.BHVD_FLOAT32, p, p, 1) == lib.BHVD_ERR_UNSUPPORTED
-    assert lib.bhvd_decode(lib.BHVD_CODEC_MINMAX_UINT8, lib.BHVD_FLOAT32, p, p, 1) == lib.BHVD_ERR_ARGUMENT
+    assert lib.bhvd_encode(lib.BHVD_CODEC_MINMAX_UINT8, lib.BHVD_INT32, p, p, 1, ffi.NULL) == lib.BHVD_ERR_UNSUPPORTED
+    assert lib.bhvd_encode(lib.BHVD_CODEC_NONE, lib.BHVD_FLOAT32, p, p, 1, ffi.NULL) == lib.BHVD_ERR_UNSUPPORTED
+    assert lib.bhvd_decode(lib.BHVD_CODEC_MINMAX_UINT8, lib.BHVD_FLOAT32, p, p, 1, ffi.NULL) == lib.BHVD_ERR_ARGUMENT

@@ -236,12 +236,14 @@ static void test_cast(const struct setting *at)
     free(wide.memory), free(wide_expected.memory), free(narrow.memory), free(narrow_expected.memory);
 }
 
+static const struct bhvd_codec_options options;
+
 static void test_codec(const struct setting *at)
 {
-    const struct kernel_codec *codec = &at->table->minmax_uint8[at->dtype];
-    const struct kernel_codec *scalar = &at->scalar->minmax_uint8[at->dtype];
+    const struct kernel_codec *codec = &at->table->codecs[BHVD_CODEC_MINMAX_UINT8][at->dtype];
+    const struct kernel_codec *scalar = &at->scalar->codecs[BHVD_CODEC_MINMAX_UINT8][at->dtype];
     const size_t size = bhvd_dtype_size((bhvd_dtype)at->dtype), count = at->count;
-    const size_t encoded_size = minmax_uint8_size((bhvd_dtype)at->dtype, count);
+    const size_t encoded_size = bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, (bhvd_dtype)at->dtype, count, NULL);
     if (!is_float(at->dtype)) {
         EXPECT(!codec->encode && !codec->decode && !codec->decode_add && encoded_size == 0, "%s", where(at));
         return;
@@ -249,16 +251,16 @@ static void test_codec(const struct setting *at)
     struct source src = source_create(count * size, at->offset);
     fill_elements(at->dtype, at->fill, src.data, count);
     struct result expected = result_create(encoded_size, 0), encoded = result_create(encoded_size, at->offset);
-    scalar->encode(expected.data, src.data, count);
-    codec->encode(encoded.data, src.data, count);
+    scalar->encode(expected.data, src.data, count, &options);
+    codec->encode(encoded.data, src.data, count, &options);
     EXPECT(memcmp(expected.data, encoded.data, encoded_size) == 0, "encode, %s", where(at));
     EXPECT(result_guards_hold(&encoded), "encode, %s", where(at));
 
     struct source codes = source_create(encoded_size, at->offset);
     memcpy(codes.data, expected.data, encoded_size);
     struct result decoded_expected = result_create(count * size, 0), decoded = result_create(count * size, at->offset);
-    scalar->decode(decoded_expected.data, expected.data, count);
-    codec->decode(decoded.data, codes.data, count);
+    scalar->decode(decoded_expected.data, expected.data, count, &options);
+    codec->decode(decoded.data, codes.data, count, &options);
     EXPECT(same_elements(at->dtype, decoded.data, decoded_expected.data, count, 0), "decode, %s", where(at));
     EXPECT(result_guards_hold(&decoded), "decode, %s", where(at));
 
@@ -266,8 +268,8 @@ static void test_codec(const struct setting *at)
     fill_elements(BHVD_FLOAT32, ORDINARY, sum.data, count);
     if (count > 0)
         memcpy(sum_expected.data, sum.data, count * 4);
-    scalar->decode_add((float *)sum_expected.data, expected.data, count);
-    codec->decode_add((void *)sum.data, codes.data, count);
+    scalar->decode_add((float *)sum_expected.data, expected.data, count, &options);
+    codec->decode_add((void *)sum.data, codes.data, count, &options);
     EXPECT(same_elements(BHVD_FLOAT32, sum.data, sum_expected.data, count, 1), "decode_add, %s", where(at));
     EXPECT(result_guards_hold(&sum), "decode_add, %s", where(at));
     free(src.memory), free(codes.memory), free(expected.memory), free(encoded.memory);
@@ -284,9 +286,9 @@ static void test_decode_add_is_decode(const struct kernel_table *table)
         unsigned char codes[32 + 96];
         float sum[COUNT] = {0}, expected[COUNT];
         fill_elements(dtypes[d], ORDINARY, elements, COUNT);
-        table->minmax_uint8[dtypes[d]].encode(codes, elements, COUNT);
-        table->minmax_uint8[dtypes[d]].decode(decoded, codes, COUNT);
-        table->minmax_uint8[dtypes[d]].decode_add(sum, codes, COUNT);
+        table->codecs[BHVD_CODEC_MINMAX_UINT8][dtypes[d]].encode(codes, elements, COUNT, &options);
+        table->codecs[BHVD_CODEC_MINMAX_UINT8][dtypes[d]].decode(decoded, codes, COUNT, &options);
+        table->codecs[BHVD_CODEC_MINMAX_UINT8][dtypes[d]].decode_add(sum, codes, COUNT, &options);
         table->to_float[dtypes[d]](expected, decoded, COUNT);
         EXPECT(memcmp(sum, expected, sizeof sum) == 0, "%s", bhvd_dtype_name((bhvd_dtype)dtypes[d]));
     }
@@ -442,13 +444,13 @@ TEST(facts)
     EXPECT(bhvd_dtype_size(BHVD_BFLOAT16) == 2 && bhvd_dtype_size(BHVD_FLOAT64) == 8, "sizes");
     EXPECT(bhvd_dtype_size((bhvd_dtype)-1) == 0 && bhvd_dtype_size(BHVD_DTYPE_COUNT) == 0, "no such type");
     EXPECT(strcmp(bhvd_dtype_name(BHVD_BOOL), "bool") == 0, "%s", bhvd_dtype_name(BHVD_BOOL));
-    EXPECT(bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, BHVD_FLOAT32, 33) == 32 + 64, "header and two blocks");
-    EXPECT(bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, BHVD_INT32, 33) == 0, "integers are not taken");
-    EXPECT(bhvd_encoded_size(BHVD_CODEC_NONE, BHVD_FLOAT32, 33) == 0, "no codec");
+    EXPECT(bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, BHVD_FLOAT32, 33, NULL) == 32 + 64, "header and two blocks");
+    EXPECT(bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, BHVD_INT32, 33, NULL) == 0, "integers are not taken");
+    EXPECT(bhvd_encoded_size(BHVD_CODEC_NONE, BHVD_FLOAT32, 33, NULL) == 0, "no codec");
     char bytes[64] = {0};
     float x = 1;
-    EXPECT(bhvd_encode(BHVD_CODEC_MINMAX_UINT8, BHVD_INT32, bytes, &x, 1) == BHVD_ERR_UNSUPPORTED, "integers");
-    EXPECT(bhvd_decode(BHVD_CODEC_MINMAX_UINT8, BHVD_FLOAT32, &x, bytes, 1) == BHVD_ERR_ARGUMENT, "no header");
+    EXPECT(bhvd_encode(BHVD_CODEC_MINMAX_UINT8, BHVD_INT32, bytes, &x, 1, NULL) == BHVD_ERR_UNSUPPORTED, "integers");
+    EXPECT(bhvd_decode(BHVD_CODEC_MINMAX_UINT8, BHVD_FLOAT32, &x, bytes, 1, NULL) == BHVD_ERR_ARGUMENT, "no header");
 }
 
 // The table against itself: in place, guard bytes, sanitizers.
