@@ -42,10 +42,13 @@ OP_MIN, OP_MAX, OP_PRODUCT = lib.BHVD_OP_MIN, lib.BHVD_OP_MAX, lib.BHVD_OP_PRODU
 
 ALLREDUCE, ALLGATHER, BROADCAST = lib.BHVD_ALLREDUCE, lib.BHVD_ALLGATHER, lib.BHVD_BROADCAST
 ALLTOALL, REDUCESCATTER = lib.BHVD_ALLTOALL, lib.BHVD_REDUCESCATTER
-BARRIER, JOIN, C_LP_S = lib.BHVD_BARRIER, lib.BHVD_JOIN, lib.BHVD_C_LP_S
+BARRIER, JOIN = lib.BHVD_BARRIER, lib.BHVD_JOIN
+C_LP_S, D_FP_S = lib.BHVD_C_LP_S, lib.BHVD_D_FP_S
 PROCESS_SET_ADD, PROCESS_SET_REMOVE = lib.BHVD_PROCESS_SET_ADD, lib.BHVD_PROCESS_SET_REMOVE
 
 CODEC_NONE, CODEC_MINMAX_UINT8 = lib.BHVD_CODEC_NONE, lib.BHVD_CODEC_MINMAX_UINT8
+
+TOPOLOGY_SHIFT_ONE, TOPOLOGY_RING = lib.BHVD_TOPOLOGY_SHIFT_ONE, lib.BHVD_TOPOLOGY_RING
 
 # A wait looks at Python's signals this often, so that Ctrl-C ends it.
 WAIT_SLICE_MS = 200
@@ -252,7 +255,8 @@ class Context:
         self.blocked_ns = 0
 
     def post(self, kind, name, tensors=(), *, process_set=0, op=OP_SUM, prescale_factor=1.0, postscale_factor=1.0,
-             root_rank=0, splits=None, codec=0, worker_error=0, server_error=0, blocking=False, owner=None):
+             root_rank=0, splits=None, codec=0, worker_error=0, server_error=0, topology=0,
+             round=0, blocking=False, owner=None):
         """Posts an operation; see bhvd_post.
 
         Args:
@@ -261,6 +265,7 @@ class Context:
             tensors: TensorViews; more than one is a group, all or nothing.
             splits: int32 values: rows for each rank (alltoall), ranks (process sets).
             worker_error, server_error: addresses of float32 error states, or 0.
+            topology, round: who averages with whom (D_FP_S).
             blocking: the caller waits at once, so that its thread makes the progress.
             owner: kept alive until the operation ended, besides the owners of the tensors (for the error states).
         Returns:
@@ -316,6 +321,8 @@ class Context:
         args.blocking = blocking
         args.worker_error = cast(_FLOAT_POINTER, worker_error) if worker_error else _NULL
         args.server_error = cast(_FLOAT_POINTER, server_error) if server_error else _NULL
+        args.topology = topology
+        args.round = round
         args.device = -1
         status = lib.bhvd_post(self._pointer, args, call.out, call.error)
         if status != OK:

@@ -241,6 +241,8 @@ bhvd_status collective_execute(bhvd_context *ctx, const struct execution *execut
         return execute_allreduce(ctx, set, execution);
     case BHVD_C_LP_S:
         return c_lp_s(ctx, set, op);
+    case BHVD_D_FP_S:
+        return d_fp_s(ctx, set, op);
     case BHVD_BARRIER:
         return BHVD_OK;
     case BHVD_JOIN:

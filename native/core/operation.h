@@ -35,6 +35,8 @@ struct bhvd_handle {
     int root_rank;
     double prescale_factor, postscale_factor;
     bhvd_codec codec;
+    bhvd_topology topology;
+    int round;
     float *worker_error, *server_error;
     int32_t *splits;
     size_t split_count;

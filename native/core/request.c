@@ -15,6 +15,8 @@ void request_write(struct bytes *out, uint32_t process_set, const struct bhvd_ar
     bytes_put_u8(out, (uint8_t)args->kind);
     bytes_put_u8(out, (uint8_t)args->op);
     bytes_put_u8(out, (uint8_t)args->codec);
+    bytes_put_u8(out, (uint8_t)args->topology);
+    bytes_put_i64(out, args->round);
     bytes_put_i64(out, args->device);
     bytes_put_i64(out, args->root_rank);
     bytes_put_f64(out, args->prescale_factor);
@@ -57,6 +59,8 @@ struct request *request_parse(const unsigned char *bytes, size_t size)
         head.kind = bytes_take_u8(&r);
         head.op = bytes_take_u8(&r);
         head.codec = bytes_take_u8(&r);
+        head.topology = bytes_take_u8(&r);
+        head.round = bytes_take_i64(&r);
         head.device = bytes_take_i64(&r);
         head.root_rank = bytes_take_i64(&r);
         head.prescale_factor = bytes_take_f64(&r);
@@ -229,6 +233,12 @@ bhvd_status request_compare(const struct request *one, int one_rank, const struc
         return error_set(error, BHVD_ERR_MISMATCH,
                          "Mismatched codecs: One rank sent codec %d, but another rank sent codec %d. %s", one->codec,
                          other->codec, facts(one, one_rank, other_rank).text);
+    if (one->topology != other->topology || one->round != other->round)
+        return error_set(error, BHVD_ERR_MISMATCH,
+                         "Mismatched %s rounds: One rank sent topology %d and round %" PRId64
+                         ", but another rank sent topology %d and round %" PRId64 ". %s",
+                         kind, one->topology, one->round, other->topology, other->round,
+                         facts(one, one_rank, other_rank).text);
     if (one->kind == BHVD_PROCESS_SET_ADD &&
         (one->split_count != other->split_count ||
          memcmp(one->splits, other->splits, one->split_count * sizeof(int64_t)) != 0))

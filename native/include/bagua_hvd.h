@@ -44,8 +44,9 @@ typedef enum bhvd_kind {
     BHVD_BARRIER = 5,
     BHVD_JOIN = 6,              /* result: bhvd_handle_value is the rank that joined last */
     BHVD_C_LP_S = 7,            /* primitive: centralized, low precision, synchronous (native/primitive/c_lp_s.c) */
-    BHVD_PROCESS_SET_ADD = 8,   /* ranks in args.splits, their number in args.split_count; bhvd_handle_value is the id */
-    BHVD_PROCESS_SET_REMOVE = 9 /* the set's id in args.root_rank; bhvd_handle_value is 1 when it was removed */
+    BHVD_D_FP_S = 8,            /* primitive: decentralized, full precision, synchronous (native/primitive/d_fp_s.c) */
+    BHVD_PROCESS_SET_ADD = 9,   /* ranks in args.splits, their number in args.split_count; bhvd_handle_value is the id */
+    BHVD_PROCESS_SET_REMOVE = 10 /* the set's id in args.root_rank; bhvd_handle_value is 1 when it was removed */
 } bhvd_kind;
 
 /* Lossy encodings of floating point numbers, native/kernel/<name>.h. */
@@ -62,6 +63,9 @@ struct bhvd_codec_options {
     uint64_t seed;              /* ternary, qsgd: of the random rounding; equal seeds give equal bytes, so give every
                                  * chunk of every step its own; others ignore it */
 };
+
+/* Who exchanges with whom in d_fp_s: native/primitive/peers.h. */
+typedef enum bhvd_topology { BHVD_TOPOLOGY_SHIFT_ONE = 0, BHVD_TOPOLOGY_RING = 1 } bhvd_topology;
 
 typedef struct bhvd_context bhvd_context;
 typedef struct bhvd_handle bhvd_handle;
@@ -155,7 +159,8 @@ int bhvd_process_set_ranks(bhvd_context *ctx, int id, int32_t *ranks, int capaci
 
 struct bhvd_tensor {
     const void *src;        /* contiguous; NULL allowed when it has no elements */
-    void *dst;              /* equal src: in place (allreduce, broadcast, c_lp_s). NULL: the core allocates: bhvd_result */
+    void *dst;              /* equal src: in place (allreduce, broadcast, c_lp_s, d_fp_s). NULL: the core allocates:
+                             * bhvd_result */
     const int64_t *shape;
     int32_t ndim;
     int32_t dtype;          /* bhvd_dtype */
@@ -171,13 +176,15 @@ struct bhvd_args {
     size_t tensor_count;            /* barrier, join, process sets: 0 */
     int32_t op;                     /* bhvd_op: allreduce, reducescatter, c_lp_s (average or sum) */
     int32_t root_rank;              /* broadcast: global rank */
-    double prescale_factor, postscale_factor;
+    double prescale_factor, postscale_factor;   /* decentralized primitives: 1.0 */
     const int32_t *splits;          /* alltoall: rows of dim 0 for each set rank; NULL: even */
     size_t split_count;
     int32_t codec;                  /* c_lp_s: bhvd_codec */
     int32_t blocking;               /* 1: the caller calls bhvd_wait next, so that its own thread makes the progress */
     float *worker_error;            /* c_lp_s: error feedback, one float per element of all tensors; NULL: none */
     float *server_error;            /* c_lp_s: one float per element of one chunk, see bhvd_chunk_count; NULL: none */
+    int32_t topology;               /* d_fp_s: bhvd_topology */
+    int32_t round;                  /* d_fp_s: which round of the topology's schedule, from 0; equal on all ranks */
     int32_t device;                 /* -1: CPU memory. GPU index: not served by this build, BHVD_ERR_UNSUPPORTED */
 };
 

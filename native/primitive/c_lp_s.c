@@ -148,12 +148,7 @@ static bool exchange_init(struct exchange *x, size_t nbytes)
 bhvd_status c_lp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op)
 {
     struct span_list list = {0};
-    for (size_t t = 0; t < op->tensor_count; t++) {
-        if (operation_allocate_result(&op->tensors[t], op->tensors[t].dim0) || !span_list_add(&list, &op->tensors[t])) {
-            span_list_fini(&list);
-            return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", op->tensors[t].nbytes);
-        }
-    }
+    bhvd_status status = primitive_spans(ctx, op, &list);
     const bhvd_dtype dtype = op->tensors[0].dtype;
     struct exchange x = {
         .ctx = ctx,
@@ -166,8 +161,7 @@ bhvd_status c_lp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handl
         .from_float = ctx->kernels.from_float[dtype],
     };
     double factor = op->postscale_factor / (op->op == BHVD_OP_AVERAGE ? set->size : 1);
-    bhvd_status status = BHVD_OK;
-    if (!exchange_init(&x, list.nbytes))
+    if (!status && !exchange_init(&x, list.nbytes))
         status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes", list.nbytes);
     if (!status && x.count) {
         struct span_cursor in = span_cursor_at(&list, 0), out = span_cursor_at(&list, 0);
