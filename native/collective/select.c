@@ -243,6 +243,8 @@ bhvd_status collective_execute(bhvd_context *ctx, const struct execution *execut
         return c_lp_s(ctx, set, op);
     case BHVD_D_FP_S:
         return d_fp_s(ctx, set, op);
+    case BHVD_D_LP_S:
+        return d_lp_s(ctx, set, op);
     case BHVD_BARRIER:
         return BHVD_OK;
     case BHVD_JOIN:

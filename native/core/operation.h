@@ -35,8 +35,11 @@ struct bhvd_handle {
     int root_rank;
     double prescale_factor, postscale_factor;
     bhvd_codec codec;
+    struct bhvd_codec_options codec_options;
+    bhvd_exchange exchange;
     bhvd_topology topology;
     int round;
+    float *replicas[3];
     float *worker_error, *server_error;
     int32_t *splits;
     size_t split_count;

@@ -45,8 +45,9 @@ typedef enum bhvd_kind {
     BHVD_JOIN = 6,              /* result: bhvd_handle_value is the rank that joined last */
     BHVD_C_LP_S = 7,            /* primitive: centralized, low precision, synchronous (native/primitive/c_lp_s.c) */
     BHVD_D_FP_S = 8,            /* primitive: decentralized, full precision, synchronous (native/primitive/d_fp_s.c) */
-    BHVD_PROCESS_SET_ADD = 9,   /* ranks in args.splits, their number in args.split_count; bhvd_handle_value is the id */
-    BHVD_PROCESS_SET_REMOVE = 10 /* the set's id in args.root_rank; bhvd_handle_value is 1 when it was removed */
+    BHVD_D_LP_S = 9,            /* primitive: decentralized, low precision, synchronous (native/primitive/d_lp_s.c) */
+    BHVD_PROCESS_SET_ADD = 10,  /* ranks in args.splits, their number in args.split_count; bhvd_handle_value is the id */
+    BHVD_PROCESS_SET_REMOVE = 11 /* the set's id in args.root_rank; bhvd_handle_value is 1 when it was removed */
 } bhvd_kind;
 
 /* Lossy encodings of floating point numbers, native/kernel/<name>.h. */
@@ -66,6 +67,11 @@ struct bhvd_codec_options {
 
 /* Who exchanges with whom in d_fp_s: native/primitive/peers.h. */
 typedef enum bhvd_topology { BHVD_TOPOLOGY_SHIFT_ONE = 0, BHVD_TOPOLOGY_RING = 1 } bhvd_topology;
+
+/* How c_lp_s moves codes. SCATTER_GATHER: a chunk for each rank, whose owner sends its mean encoded again; constant
+ * traffic. ALLGATHER: every rank's code to every rank, encoded once; for codes so small, or ranks so few, that this is
+ * less. */
+typedef enum bhvd_exchange { BHVD_EXCHANGE_SCATTER_GATHER = 0, BHVD_EXCHANGE_ALLGATHER = 1 } bhvd_exchange;
 
 typedef struct bhvd_context bhvd_context;
 typedef struct bhvd_handle bhvd_handle;
@@ -179,11 +185,16 @@ struct bhvd_args {
     double prescale_factor, postscale_factor;   /* decentralized primitives: 1.0 */
     const int32_t *splits;          /* alltoall: rows of dim 0 for each set rank; NULL: even */
     size_t split_count;
-    int32_t codec;                  /* c_lp_s: bhvd_codec */
+    int32_t codec;                  /* c_lp_s, d_lp_s: bhvd_codec; parameters equal on all ranks, seeds need not be */
+    struct bhvd_codec_options codec_options;
     int32_t blocking;               /* 1: the caller calls bhvd_wait next, so that its own thread makes the progress */
+    int32_t exchange;               /* c_lp_s: bhvd_exchange */
     float *worker_error;            /* c_lp_s: error feedback, one float per element of all tensors; NULL: none */
-    float *server_error;            /* c_lp_s: one float per element of one chunk, see bhvd_chunk_count; NULL: none */
-    int32_t topology;               /* d_fp_s: bhvd_topology */
+    float *server_error;            /* c_lp_s: one float per element of one chunk, see bhvd_chunk_count; NULL: none;
+                                     * not used by the exchange ALLGATHER, which encodes once */
+    float *replicas[3];             /* d_lp_s: own, left and right, one float per element of all tensors; NULL: not kept.
+                                     * The tensors' dst is not used */
+    int32_t topology;               /* d_fp_s: bhvd_topology; d_lp_s is a ring */
     int32_t round;                  /* d_fp_s: which round of the topology's schedule, from 0; equal on all ranks */
     int32_t device;                 /* -1: CPU memory. GPU index: not served by this build, BHVD_ERR_UNSUPPORTED */
 };

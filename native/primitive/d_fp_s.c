@@ -97,7 +97,7 @@ static bhvd_status averaging_run(struct averaging *a)
 {
     const size_t segments = (a->list->nbytes + SEGMENT_BYTES - 1) / SEGMENT_BYTES;
     enum { BUFFERS = WINDOW * (1 + PEERS_MAX), WIDE_BYTES = SEGMENT_BYTES / 2 * sizeof(float) };
-    unsigned char *buffer = fusion_acquire(a->ctx, 0, BUFFERS * SEGMENT_BYTES + 2 * WIDE_BYTES);
+    unsigned char *buffer = fusion_acquire(a->ctx, 1, BUFFERS * SEGMENT_BYTES + 2 * WIDE_BYTES);
     if (!buffer)
         return context_fail(a->ctx, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %d segments", BUFFERS);
     for (int i = 0; i < WINDOW; i++) {

@@ -11,5 +11,6 @@ bhvd_status primitive_spans(bhvd_context *ctx, struct bhvd_handle *op, struct sp
 
 bhvd_status c_lp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op);
 bhvd_status d_fp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op);
+bhvd_status d_lp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op);
 
 #endif
