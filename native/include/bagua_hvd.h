@@ -230,6 +230,12 @@ void bhvd_result_free(void *data);
 /* alltoall: rows received from each set rank of tensor `index`; count = set size. */
 bhvd_status bhvd_received_splits(bhvd_handle *handle, size_t index, int32_t *splits, size_t count);
 
+/* Tensors as one flat vector and back: pack reads every src, unpack writes every dst, one after the other. flat: the
+ * vector's dtype. BHVD_FLOAT32 takes tensors of every floating dtype, rounded to nearest even (their mixture too); others
+ * take tensors of their own dtype, copied. BHVD_ERR_UNSUPPORTED: something else; nothing was written. Any alignment. */
+bhvd_status bhvd_pack(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, void *dst);
+bhvd_status bhvd_unpack(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, const void *src);
+
 /* -------------------------------------------------------------------------------------- codecs, kernels, facts ---- */
 
 /* Elements of the longest chunk when `count` elements are cut for `size` ranks (first count % size chunks one longer). */
