@@ -28,7 +28,7 @@ _seeds = itertools.count(1)
 
 
 class Codec(NamedTuple):
-    """A lossy encoding. name: its file in native/kernel. number: the core's. parameter: of struct bhvd_codec_options."""
+    """A lossy encoding. name: its file in native/kernel. number, parameter: the core's."""
 
     name: str
     number: int

@@ -445,7 +445,7 @@ def views_into(views, out):
     size, count = dtype_size(views[0].dtype), sum(map(count_of, views))
     if out.size != count or out.itemsize != size or not (out.flags.c_contiguous and out.flags.writeable):
         raise ValueError(
-            f"out is {out.dtype}{list(out.shape)}: expected a contiguous, writable array of {count} elements of {size} bytes"
+            f"out is {out.dtype}{list(out.shape)}: expected {count} elements of {size} bytes, contiguous and writable"
         )
     moved, address = [], out.ctypes.data
     for view in views:
