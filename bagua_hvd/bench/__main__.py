@@ -140,7 +140,7 @@ def _check_relaxed(options):
         takes = getattr(primitives, options.codec).takes(dtype)
     else:
         algorithm = algorithms.get(options.algorithm)
-        if algorithm.communicates is not algorithms.Gradient:
+        if type(algorithm).communicate is algorithms.Algorithm.communicate:
             raise ValueError(f"--algorithm {options.algorithm} does not communicate gradients: it has no allreduce")
         takes = algorithm.takes(dtype) and options.dtype.startswith(("float", "bfloat"))
     if not takes:

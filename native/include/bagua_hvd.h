@@ -54,7 +54,7 @@ typedef enum bhvd_kind {
 typedef enum bhvd_codec {
     BHVD_CODEC_NONE = 0, BHVD_CODEC_MINMAX_UINT8 = 1, BHVD_CODEC_SIGN = 2, BHVD_CODEC_SIGN_RMS = 3,
     BHVD_CODEC_TERNARY = 4, BHVD_CODEC_QSGD = 5, BHVD_CODEC_FLOAT16 = 6, BHVD_CODEC_BFLOAT16 = 7, BHVD_CODEC_TOPK = 8,
-    BHVD_CODEC_COUNT = 9
+    BHVD_CODEC_FLOAT32 = 9, BHVD_CODEC_COUNT = 10
 } bhvd_codec;
 
 /* Equal on the side that encodes and the one that decodes, but for seed, which only encoding reads. Zeros: defaults. */

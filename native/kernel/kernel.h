@@ -73,5 +73,6 @@ void scale_kernels_init(struct kernel_table *table, unsigned cpu);
 void cast_kernels_init(struct kernel_table *table, unsigned cpu);
 void codec_kernels_init(struct kernel_table *table, unsigned cpu);       // each of the codecs:
 void minmax_uint8_kernels_init(struct kernel_table *table, unsigned cpu);
+void float32_kernels_init(struct kernel_table *table, unsigned cpu);
 
 #endif
