@@ -30,10 +30,10 @@ struct fusion_buffer {
 };
 
 struct bhvd_context {
-    struct bhvd_context_options options;        // its strings belong to `strings`, secret excluded
-    char *strings[2];
+    struct bhvd_context_options options;        // without strings and secret
     struct connections connections;
     struct kernel_table kernels;
+    int allreduce_path;                         // enum allreduce_path (collective/collective.h)
 
     pthread_mutex_t post_lock;
     struct bhvd_handle *posted_head, **posted_tail;

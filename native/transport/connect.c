@@ -141,10 +141,24 @@ static bhvd_status exchange_cards(struct connecting *k, const struct card *mine)
     return status;
 }
 
-static bool shares_memory(const struct connecting *k, int rank)
+static bool share_memory(const struct connecting *k, int rank, int other)
 {
-    const char *mine = k->cards[k->c->rank].host_id;
-    return mine[0] && strcmp(mine, k->cards[rank].host_id) == 0;
+    const char *id = k->cards[rank].host_id;
+    return id[0] && strcmp(id, k->cards[other].host_id) == 0;
+}
+
+static bool shares_memory(const struct connecting *k, int rank) { return share_memory(k, k->c->rank, rank); }
+
+// Equal on all ranks, since all have the same cards.
+static void count_hosts(const struct connecting *k)
+{
+    int hosts = 0;
+    for (int rank = 0; rank < k->c->size; rank++) {
+        int first = 0;
+        while (first < rank && !share_memory(k, rank, first))
+            first++;
+        k->c->host_of[rank] = first < rank ? k->c->host_of[first] : hosts++;
+    }
 }
 
 // ------------------------------------------------------------------------------------------------- local connections
@@ -445,6 +459,8 @@ static bhvd_status connect_network(struct connections *c, const struct bhvd_cont
         status = listen_locally(&k, mine.local_name);
     if (!status)
         status = exchange_cards(&k, &mine);
+    if (!status)
+        count_hosts(&k);
     for (int rank = 0; rank < c->size && !status; rank++) {
         bool local = rank == c->rank || shares_memory(&k, rank);
         c->local_size += local;
@@ -481,9 +497,6 @@ static bhvd_status check_options(const struct bhvd_context_options *options, str
     if (!known)
         return error_set(error, BHVD_ERR_ARGUMENT, "unknown transport \"%s\"; known are auto, shm, tcp, inproc",
                          options->transport ? options->transport : "");
-    const char *path = options->allreduce_path ? options->allreduce_path : "";
-    if (path[0] && strcmp(path, "shared") != 0 && strcmp(path, "ring") != 0)
-        return error_set(error, BHVD_ERR_ARGUMENT, "unknown allreduce path \"%s\"; known are shared, ring", path);
     if (options->size < 1 || options->rank < 0 || options->rank >= options->size)
         return error_set(error, BHVD_ERR_ARGUMENT, "rank %d of %d does not exist", options->rank, options->size);
     if (options->size > 1 && strcmp(options->transport, "inproc") != 0 &&
@@ -502,8 +515,12 @@ bhvd_status connections_init(struct connections *c, const struct bhvd_context_op
     if (status)
         return status;
     c->links = calloc((size_t)c->size, sizeof *c->links);
-    if (!c->links)
+    c->host_of = calloc((size_t)c->size, sizeof *c->host_of);       // one host, unless the cards say otherwise
+    if (!c->links || !c->host_of) {
+        free(c->links);
+        free(c->host_of);
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for %d ranks", c->size);
+    }
     for (int rank = 0; rank < c->size; rank++)
         link_init(&c->links[rank], rank);
     bool inproc = strcmp(options->transport, "inproc") == 0;
@@ -525,6 +542,7 @@ void connections_fini(struct connections *c)
     for (int rank = 0; rank < c->size && c->links; rank++)
         link_fini(&c->links[rank]);
     free(c->links);
+    free(c->host_of);
     close_fd(c->bell.fd);
     if (c->owns_host_memory)
         munmap(c->host.base, c->host.size);
