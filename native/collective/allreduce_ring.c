@@ -23,13 +23,11 @@ struct chunk {
     size_t begin, end;          // bytes
 };
 
+// Chunks are counted round the ring.
 static struct chunk chunk_of(size_t nbytes, size_t element, int index, int size)
 {
-    size_t count = nbytes / element, at = (size_t)((index % size + size) % size);
-    size_t base = count / (size_t)size, longer = count % (size_t)size;
-    size_t begin = at * base + (at < longer ? at : longer);
-    size_t end = begin + base + (at < longer);
-    return (struct chunk){begin * element, end * element};
+    int at = (index % size + size) % size;
+    return (struct chunk){vector_chunk(nbytes, element, at, size), vector_chunk(nbytes, element, at + 1, size)};
 }
 
 static size_t segment_count(struct chunk chunk)

@@ -27,6 +27,7 @@ enum allreduce_path {
     ALLREDUCE_SHARED,           // shared memory: sets on one host
     ALLREDUCE_RING,
     ALLREDUCE_DOUBLING,
+    ALLREDUCE_HALVING,
     ALLREDUCE_HIERARCHICAL      // sets on several hosts, some with several members
 };
 
@@ -38,7 +39,11 @@ bhvd_status allreduce_shared(bhvd_context *ctx, struct process_set *set, const s
                              const struct span_list *list);
 bhvd_status allreduce_ring(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                            const struct span_list *list);
-// Over links, by the best of the above.
+bhvd_status allreduce_doubling(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+                               const struct span_list *list);
+bhvd_status allreduce_halving(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+                              const struct span_list *list);
+// By the best of the above.
 bhvd_status allreduce_links(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                             const struct span_list *list);
 // The set has a hierarchy (hierarchy.h).

@@ -8,7 +8,7 @@
 
 // ------------------------------------------------------------------------------------------------------- allreduce
 
-static const char *const PATH_NAMES[] = {"", "shared", "ring", "doubling", "hierarchical"};
+static const char *const PATH_NAMES[] = {"", "shared", "ring", "doubling", "halving", "hierarchical"};
 
 bhvd_status allreduce_path_parse(const char *name, enum allreduce_path *path, struct bhvd_error *error)
 {
@@ -17,21 +17,25 @@ bhvd_status allreduce_path_parse(const char *name, enum allreduce_path *path, st
         if (strcmp(name ? name : "", PATH_NAMES[i]) == 0)
             return BHVD_OK;
     }
-    return error_set(error, BHVD_ERR_ARGUMENT, "unknown allreduce path \"%s\"; known are %s, %s, %s, %s", name,
-                     PATH_NAMES[1], PATH_NAMES[2], PATH_NAMES[3], PATH_NAMES[4]);
+    return error_set(error, BHVD_ERR_ARGUMENT, "unknown allreduce path \"%s\"; known are %s, %s, %s, %s, %s", name,
+                     PATH_NAMES[1], PATH_NAMES[2], PATH_NAMES[3], PATH_NAMES[4], PATH_NAMES[5]);
 }
 
-// Shared memory where it is possible, unless a path over links is forced.
+static bool is_forced_over_links(const bhvd_context *ctx)
+{
+    return ctx->allreduce_path == ALLREDUCE_RING || ctx->allreduce_path == ALLREDUCE_DOUBLING ||
+           ctx->allreduce_path == ALLREDUCE_HALVING;
+}
+
+// Shared memory where it is possible, two levels where there are two.
 static bool use_shared(const bhvd_context *ctx, const struct process_set *set)
 {
-    bool over_links = ctx->allreduce_path == ALLREDUCE_RING || ctx->allreduce_path == ALLREDUCE_DOUBLING;
-    return set->shared && !(over_links && set->size > 1);
+    return set->shared && !(set->size > 1 && is_forced_over_links(ctx));
 }
 
-// The two levels where there are two, unless a path over links is forced.
 static bool use_hierarchy(const bhvd_context *ctx, const struct process_set *set)
 {
-    return set->hierarchy && ctx->allreduce_path != ALLREDUCE_RING && ctx->allreduce_path != ALLREDUCE_DOUBLING;
+    return set->hierarchy && !is_forced_over_links(ctx);
 }
 
 static enum kernel_reduction kernel_reduction_of(bhvd_op op)
@@ -74,10 +78,37 @@ static bhvd_status allreduce_alone(const struct reduction *reduction, const stru
     return BHVD_OK;
 }
 
+// What an allreduce between hosts costs, in nanoseconds: a hop, a byte on the wire each way, a byte added. Measured with
+// `python -m bagua_hvd.bench --hosts`, see docs/performance.md; only the ratios matter, and those little.
+enum { HOP_NS = 30000, WIRE_PS_PER_BYTE = 1000, ADD_PS_PER_BYTE = 150 };
+
+static double cost_ns(double hops, double wire, double added)
+{
+    return HOP_NS * hops + (WIRE_PS_PER_BYTE * wire + ADD_PS_PER_BYTE * added) / 1000.0;
+}
+
+static enum allreduce_path cheapest_over_links(int n, size_t nbytes)
+{
+    int p = 1, rounds = 0;
+    for (; 2 * p <= n; p *= 2)
+        rounds++;
+    const bool folds = p < n;
+    const double N = (double)nbytes;
+    double doubling = cost_ns(rounds + 2 * folds, (rounds + 2 * folds) * N, (rounds + folds) * N);
+    double halving = cost_ns(2 * rounds + 2 * folds, (2.0 * (p - 1) / p + 2 * folds) * N, (1.0 * (p - 1) / p + folds) * N);
+    double ring = cost_ns(2 * (n - 1), 2.0 * (n - 1) / n * N, 0);        // it adds while the wire is busy
+    enum allreduce_path best = doubling <= halving ? ALLREDUCE_DOUBLING : ALLREDUCE_HALVING;
+    return (doubling <= halving ? doubling : halving) <= ring ? best : ALLREDUCE_RING;
+}
+
 bhvd_status allreduce_links(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                             const struct span_list *list)
 {
-    return allreduce_ring(ctx, set, reduction, list);
+    enum allreduce_path path = is_forced_over_links(ctx) ? (enum allreduce_path)ctx->allreduce_path
+                                                         : cheapest_over_links(set->size, list->nbytes);
+    return path == ALLREDUCE_DOUBLING  ? allreduce_doubling(ctx, set, reduction, list)
+           : path == ALLREDUCE_HALVING ? allreduce_halving(ctx, set, reduction, list)
+                                       : allreduce_ring(ctx, set, reduction, list);
 }
 
 static bhvd_status allreduce_run(bhvd_context *ctx, struct process_set *set, const struct bhvd_handle *op,

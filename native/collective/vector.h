@@ -20,4 +20,11 @@ void vector_load(const struct vector *vector, const struct reduction *reduction,
 // Writes the final values of this part to the tensors.
 void vector_store(const struct vector *vector, size_t begin, size_t nbytes);
 
+// Where chunk `index` of `size` begins, in bytes: the first count % size chunks are one element longer.
+static inline size_t vector_chunk(size_t nbytes, size_t element, int index, int size)
+{
+    size_t count = nbytes / element, at = (size_t)index, longer = count % (size_t)size;
+    return (count / (size_t)size * at + (at < longer ? at : longer)) * element;
+}
+
 #endif

@@ -48,7 +48,7 @@ struct bhvd_context {
     pthread_t progress_thread;
     bool progress_thread_runs;
     struct pollfd *poll_fds;                    // the engine's; the progress thread sleeps with its own copy
-    int spin_limit;                             // rounds of looking before the engine sleeps
+    int spin_limit, yield_limit;                // rounds of looking, and of yielding, before the engine sleeps
     struct coordinator coordinator;
     struct bytes request_frame;                 // the requests being announced
     bool said_goodbye;

@@ -15,8 +15,8 @@
 enum {
     SPIN_ROUNDS = 100,          // a few us: a message from a rank that is running comes within that
     SPIN_ROUNDS_CROWDED = 20,   // more ranks than cores: the one that is waited for needs this core
-    YIELD_ROUNDS = 1000,        // it may share this core although there are others: give it away, again and again,
-                                // for up to half a millisecond, before paying for a sleep and a wake-up
+    YIELD_ROUNDS = 1000,        // a rank of this host may share this core although there are others: give it away, again
+                                // and again, for up to half a millisecond, before paying for a sleep and a wake-up
     HANDOVER_ROUNDS = 50,       // another thread runs the engine: it may be done in a moment
     SOCKET_ROUNDS = 16,         // looking at a socket is a system call: only every so many rounds
     IDLE_ROUNDS = 200,          // the progress thread looks a little longer before it sleeps: posts come in bursts
@@ -155,10 +155,12 @@ static enum bell_state sleeping_state(bhvd_context *ctx)
 }
 
 // Waits for an event; ready: what the caller waits for, looked at once more after the bell is set. NULL: nothing.
-static void engine_sleep(bhvd_context *ctx, int64_t deadline_ns, progress_ready_fn ready, void *arg)
+// True when something moved instead.
+static bool engine_sleep(bhvd_context *ctx, int64_t deadline_ns, progress_ready_fn ready, void *arg)
 {
     set_bell(ctx, BELL_ASLEEP);
-    if (!engine_poll(ctx, true) && !ctx->executions_head && !ctx->failure.status && !(ready && ready(ctx, arg))) {
+    bool progress = engine_poll(ctx, true);
+    if (!progress && !ctx->executions_head && !ctx->failure.status && !(ready && ready(ctx, arg))) {
         int timeout = clock_remaining_ms(deadline_ns);
         if (timeout < 0 || timeout > SLEEP_MAX_MS)
             timeout = SLEEP_MAX_MS;
@@ -168,6 +170,7 @@ static void engine_sleep(bhvd_context *ctx, int64_t deadline_ns, progress_ready_
         stall_check(ctx);
     }
     set_bell(ctx, BELL_AWAKE);
+    return progress;
 }
 
 // Waits a moment: spins, then yields the core, then sleeps. *rounds counts since the last progress.
@@ -176,10 +179,10 @@ static void engine_pause(bhvd_context *ctx, int *rounds, int64_t deadline_ns, pr
     ++*rounds;
     if (*rounds < ctx->spin_limit)
         cpu_relax();
-    else if (*rounds < ctx->spin_limit + YIELD_ROUNDS)
+    else if (*rounds < ctx->spin_limit + ctx->yield_limit)
         sched_yield();
-    else
-        engine_sleep(ctx, deadline_ns, ready, arg);
+    else if (engine_sleep(ctx, deadline_ns, ready, arg))
+        *rounds = 0;
 }
 
 bhvd_status progress_until(bhvd_context *ctx, progress_ready_fn ready, void *arg, int waiting_for)
@@ -200,6 +203,8 @@ bhvd_status progress_until(bhvd_context *ctx, progress_ready_fn ready, void *arg
         if (rounds == ctx->spin_limit && deadline_ns == 0)
             deadline_ns = clock_deadline_ns(ctx->options.timeout_ms);
         engine_pause(ctx, &rounds, deadline_ns ? deadline_ns : CLOCK_NEVER, ready, arg);
+        if (rounds == 0)
+            deadline_ns = 0;
         if (deadline_ns && clock_now_ns() >= deadline_ns && ready(ctx, arg) <= 0) {
             char who[32] = "another rank";
             if (waiting_for >= 0)
@@ -392,6 +397,7 @@ static int core_count(void)
 bhvd_status progress_start(bhvd_context *ctx, struct bhvd_error *error)
 {
     ctx->spin_limit = ctx->connections.local_size <= core_count() ? SPIN_ROUNDS : SPIN_ROUNDS_CROWDED;
+    ctx->yield_limit = ctx->connections.local_size > 1 ? YIELD_ROUNDS : 0;
     ctx->poll_fds = malloc((1 + 3 * (size_t)ctx->options.size) * sizeof *ctx->poll_fds);
     if (!ctx->poll_fds || pthread_create(&ctx->progress_thread, NULL, progress_main, ctx) != 0)
         return error_set(error, BHVD_ERR_SYSTEM, "the progress thread could not be started");

@@ -11,7 +11,7 @@ from world import DTYPES, World, view
 
 # Which host each rank is on: equal and unequal hosts, ranks in order and dealt in turn.
 HOSTS = ["AB", "AAB", "AABB", "ABAB", "AABBB", "ABBBB", "AABBCC", "ABCABCA", "AAAABBBB"]
-PATHS = ["", "ring", "hierarchical"]
+PATHS = ["", "ring", "doubling", "halving", "hierarchical"]
 # Nothing, less than one element for each shard, sizes that divide nothing, and several segments.
 COUNTS = [0, 1, 3, 1000, 65_537]
 LARGE = 1_000_003
