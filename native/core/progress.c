@@ -53,7 +53,7 @@ static void fail_link(bhvd_context *ctx, const struct link *link, bhvd_status st
 static void advance_link(bhvd_context *ctx, struct link *link, bool look_at_sockets, bool *progress)
 {
     bool moved = false;
-    bool has_output = link->control_out.size || link->sends.head;
+    bool has_output = link->control_out.size || traffic_is_pending(&link->sends);
     bool by_socket = !link->control.ops->readable;
     if (!has_output && !(by_socket ? look_at_sockets : link_ready(link)) && link->state == LINK_OPEN)
         return;
@@ -61,7 +61,7 @@ static void advance_link(bhvd_context *ctx, struct link *link, bool look_at_sock
     if (status) {
         fail_link(ctx, link, status);
     } else if (link->state == LINK_LEFT && !moved &&
-               (link->sends.head || (link->receives.head && !by_socket))) {
+               (traffic_is_pending(&link->sends) || (traffic_is_pending(&link->receives) && !by_socket))) {
         context_fail(ctx, BHVD_ERR_PEER_LOST, "rank %d left the job while an operation still needed it", link->rank);
     }
     *progress |= moved;
@@ -102,6 +102,12 @@ static bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
     return progress;
 }
 
+// The bell; of each peer a liveness socket, or a control channel and streams.
+static size_t poll_fds_size(const bhvd_context *ctx)
+{
+    return (1 + (1 + LINK_STREAMS_MAX) * (size_t)ctx->options.size) * sizeof(struct pollfd);
+}
+
 static int fill_poll_fds(bhvd_context *ctx, struct pollfd *fds)
 {
     int count = 0;
@@ -116,10 +122,12 @@ static int fill_poll_fds(bhvd_context *ctx, struct pollfd *fds)
         if (link->control.fd >= 0)
             fds[count++] = (struct pollfd){.fd = link->control.fd,
                                            .events = POLLIN | (link->control_out.size ? POLLOUT : 0)};
-        if (link->data.fd >= 0)
-            fds[count++] = (struct pollfd){.fd = link->data.fd,
-                                           .events = (link->receives.head ? POLLIN : 0) |
-                                                     (link->sends.head ? POLLOUT : 0)};
+        for (int i = 0; i < link->stream_count && link->streams[i].channel.fd >= 0; i++) {
+            const struct stream *stream = &link->streams[i];
+            fds[count++] = (struct pollfd){.fd = stream->channel.fd,
+                                           .events = (stream->receives.head ? POLLIN : 0) |
+                                                     (stream->sends.head ? POLLOUT : 0)};
+        }
     }
     return count;
 }
@@ -292,7 +300,7 @@ static bool engine_has_work(bhvd_context *ctx)
 static void *progress_main(void *arg)
 {
     bhvd_context *ctx = arg;
-    struct pollfd *fds = malloc((1 + 3 * (size_t)ctx->options.size) * sizeof *fds);
+    struct pollfd *fds = malloc(poll_fds_size(ctx));
     while (!atomic_load(&ctx->closed) && fds) {
         pthread_mutex_lock(&ctx->engine_lock);
         set_bell(ctx, BELL_AWAKE);
@@ -398,7 +406,7 @@ bhvd_status progress_start(bhvd_context *ctx, struct bhvd_error *error)
 {
     ctx->spin_limit = ctx->connections.local_size <= core_count() ? SPIN_ROUNDS : SPIN_ROUNDS_CROWDED;
     ctx->yield_limit = ctx->connections.local_size > 1 ? YIELD_ROUNDS : 0;
-    ctx->poll_fds = malloc((1 + 3 * (size_t)ctx->options.size) * sizeof *ctx->poll_fds);
+    ctx->poll_fds = malloc(poll_fds_size(ctx));
     if (!ctx->poll_fds || pthread_create(&ctx->progress_thread, NULL, progress_main, ctx) != 0)
         return error_set(error, BHVD_ERR_SYSTEM, "the progress thread could not be started");
     ctx->progress_thread_runs = true;

@@ -113,7 +113,10 @@ struct bhvd_context_options {
                                      * that is busy with an operation of another process set makes none */
     int stall_warning_ms;           /* 0: no stall check */
     int stall_shutdown_ms;          /* 0: never */
-    const char *allreduce_path;     /* NULL or "": chosen by native/collective/select.c; "shared", "ring": forced */
+    const char *allreduce_path;     /* NULL or "": chosen by native/collective/select.c; "shared", "ring", "doubling",
+                                     * "halving", "hierarchical": forced where the process set allows it */
+    int streams;                    /* TCP connections for data to each rank of another host, 1 to 8; 0: 1. The smaller
+                                     * number of two ranks holds between them */
 };
 
 /* A world of `size` ranks inside this process, for tests: pass it to every rank's options. */
