@@ -37,7 +37,7 @@ def storage(dtype):
 class World:
     """Starts n contexts. `run(fn)` calls fn(rank, context) on a thread per rank: the results in rank order.
 
-    `path`: BAGUA_HVD_ALLREDUCE, or a list with each rank's. `hosts`: for transport "auto", the name of each rank's host;
+    `path`: BAGUA_HVD_ALLREDUCE, or a list with each rank's. `hosts`: for transport "auto", each rank's host by name;
     ranks share memory with those of the same name.
     """
 
