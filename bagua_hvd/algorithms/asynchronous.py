@@ -193,6 +193,7 @@ class Async(Algorithm):
     """
 
     asynchronous = True
+    models_differ = True
     counts_steps = True
 
     def __init__(self, peer_selection_mode="all", sync_interval_ms=500, warmup_steps=0, codec=None, max_staleness=None):

@@ -36,6 +36,7 @@ class Algorithm:
     Attributes:
         average: whether gradients become the mean over the ranks, or their sum.
         relaxed: whether results differ, by design, from the exact mean or sum.
+        models_differ: whether ranks' models differ between communications; hvd.consensus makes them one.
         asynchronous: whether ranks' weights change at moments that differ between ranks.
         dense_only: whether it cannot serve sparse gradients.
         counts_steps: whether what it does depends on model.step, which then belongs into a checkpoint.
@@ -43,6 +44,7 @@ class Algorithm:
 
     average = True
     relaxed = True
+    models_differ = False
     asynchronous = False
     dense_only = False
     counts_steps = False

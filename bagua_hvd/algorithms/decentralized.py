@@ -50,6 +50,7 @@ class Decentralized(Algorithm):
         communication_interval: optimizer steps from one communication to the next, 1 or more.
     """
 
+    models_differ = True
     counts_steps = True
 
     def __init__(self, hierarchical=True, peer_selection_mode="all", communication_interval=1):

@@ -25,6 +25,7 @@ class DiLoCo(Algorithm):
         outer_lr: eta. outer_momentum: mu, 0 <= mu < 1.
     """
 
+    models_differ = True
     counts_steps = True
 
     def __init__(self, communication_interval=500, outer_lr=0.7, outer_momentum=0.9):

@@ -23,6 +23,7 @@ class LocalSGD(Algorithm):
         warmup_steps: steps with averaged gradients before the local ones begin.
     """
 
+    models_differ = True
     counts_steps = True
 
     def __init__(self, communication_interval=4, warmup_steps=0):

@@ -29,6 +29,7 @@ class LowPrecisionDecentralized(Algorithm):
         communication_interval: optimizer steps from one communication to the next, 1 or more.
     """
 
+    models_differ = True
     counts_steps = True
 
     def __init__(self, hierarchical=True, communication_interval=1):
