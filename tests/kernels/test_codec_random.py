@@ -1,4 +1,4 @@
-"""The random numbers themselves: as uniform, and as independent between seeds and neighbours, as rounding needs them."""
+"""The codecs' random numbers: uniform, and uncorrelated between seeds and between neighbours."""
 import numpy as np
 import pytest
 
