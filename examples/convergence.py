@@ -3,8 +3,9 @@
     baguarun -np 4 python examples/convergence.py --output docs/results/convergence
 
 Two tasks: a CNN on scikit-learn's handwritten digits, and a small transformer on the next character of Python's help
-texts. Every algorithm makes the same number of steps on the same data as gradient_allreduce with the same optimizer. What
-it needs to be told otherwise is its recipe, below and in the table. Models that differ are averaged for the evaluation.
+texts. Every algorithm makes the same number of steps on the same data as gradient_allreduce with the same optimizer.
+What it needs to be told otherwise is its recipe, below and in the table. Models that differ are averaged for the
+evaluation.
 """
 import argparse
 import json
