@@ -56,12 +56,15 @@ class ErrorState:
         """Whether it was made for `count` elements over `size` ranks."""
         return self.worker.size == count and self.server.size == native.chunk_count(count, size)
 
+    def _arrays(self):
+        return {"worker": self.worker, "server": self.server}
+
     def state_dict(self):
-        return {"worker": self.worker.tobytes(), "server": self.server.tobytes()}
+        return _dump(self._arrays())
 
     def load_state_dict(self, state):
         """Returns False, and changes nothing, when the state is of another size (another number of ranks)."""
-        return _load({name: memoryview(getattr(self, name)).cast("B") for name in ("worker", "server")}, state)
+        return _load(self._arrays(), state)
 
 
 class Replicas:
@@ -81,18 +84,22 @@ class Replicas:
 
     def state_dict(self):
         """Of this rank only: a checkpoint must hold every rank's, or all ranks must begin equal again."""
-        return {name: array.tobytes() for name, array in self._kept().items()}
+        return _dump(self._kept())
 
     def load_state_dict(self, state):
         """Returns False, and changes nothing, when the state is of another size."""
-        return _load({name: memoryview(array).cast("B") for name, array in self._kept().items()}, state)
+        return _load(self._kept(), state)
 
 
-def _load(targets, state):
-    if targets.keys() != state.keys() or any(len(state[name]) != len(target) for name, target in targets.items()):
+def _dump(arrays):
+    return {name: array.tobytes() for name, array in arrays.items()}
+
+
+def _load(arrays, state):
+    if arrays.keys() != state.keys() or any(len(state[name]) != array.nbytes for name, array in arrays.items()):
         return False
-    for name, target in targets.items():
-        target[:] = state[name]
+    for name, array in arrays.items():
+        array[:] = np.frombuffer(state[name], array.dtype)
     return True
 
 

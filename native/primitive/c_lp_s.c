@@ -10,7 +10,7 @@
 // taken in float32, in rank order, then multiplied by 1/n (or not, for a sum) and rounded to the dtype once.
 // Chunks are encoded in segments (encoder.h): while segment s is encoded, s-1 is on its way to the owners, and the mean
 // of s-2 on its way back. In place is safe: a segment is written when it has been sent.
-// Wire: 2 (n-1) encoded chunks each way per rank: 2 |Q(N)| (n-1)/n bytes.
+// Wire: 2 (n-1) encoded chunks each way per rank: 2 (n-1) |Q(N/n)| bytes.
 //
 // ALLGATHER. out = mean_i D(Q(v_i)), computed by every rank from all codes, by the same rules; no second loss.
 // Wire: (n-1) |Q(N)| bytes each way per rank.

@@ -47,7 +47,7 @@ class Codec(NamedTuple):
 
 CODECS = [Codec(name, getattr(lib, f"BHVD_CODEC_{name.upper()}"), *parameter) for name, *parameter in [
     ("minmax_uint8",), ("sign",), ("sign_rms",), ("ternary",), ("qsgd",), ("qsgd", 3), ("float16",), ("bfloat16",),
-    ("topk",), ("topk", 0.25),
+    ("float32",), ("topk",), ("topk", 0.25),
 ]]
 
 
