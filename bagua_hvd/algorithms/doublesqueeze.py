@@ -35,6 +35,6 @@ class DoubleSqueeze(Algorithm):
 
     def communicate(self, bucket, group):
         return c_lp_s(
-            bucket, group, codec=self.codec, error=error_state(bucket, group), average=self.average,
+            bucket, group, codec=self.codec, error=error_state(bucket, group, self.hierarchical), average=self.average,
             hierarchical=self.hierarchical, seed=bucket.step,
         )

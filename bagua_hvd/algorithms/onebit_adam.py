@@ -35,7 +35,7 @@ class OneBitAdam(QAdam):
         m /= p
         m[v == 0] = 0
         return c_lp_s(
-            m, group, codec=self.codec, error=error_state(bucket, group), name=bucket.name,
+            m, group, codec=self.codec, error=error_state(bucket, group, self.hierarchical), name=bucket.name,
             hierarchical=self.hierarchical,
         )
 

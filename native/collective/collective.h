@@ -46,7 +46,13 @@ bhvd_status allreduce_halving(bhvd_context *ctx, struct process_set *set, const 
 // By the best of the above.
 bhvd_status allreduce_links(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                             const struct span_list *list);
-// The set has a hierarchy (hierarchy.h).
+// In two levels, on a set that has a hierarchy (hierarchy.h): reduces within each host, lets `between` work in place on
+// every shard of the vector among its owners, and spreads the result within each host. begin: the shard's place in the
+// vector, in bytes.
+typedef bhvd_status (*hierarchical_fn)(bhvd_context *ctx, struct process_set *cross, const struct span_list *shard,
+                                       size_t begin, void *arg);
+bhvd_status hierarchical_run(bhvd_context *ctx, struct process_set *set, const struct reduction *within,
+                             const struct span_list *list, hierarchical_fn between, void *arg);
 bhvd_status allreduce_hierarchical(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                                    const struct span_list *list);
 

@@ -308,9 +308,9 @@ bhvd_status collective_execute(bhvd_context *ctx, const struct execution *execut
     case BHVD_C_LP_S:
         return c_lp_s(ctx, set, op);
     case BHVD_D_FP_S:
-        return d_fp_s(ctx, set, op);
+        return d_fp_s(ctx, set, op, error);
     case BHVD_D_LP_S:
-        return d_lp_s(ctx, set, op);
+        return d_lp_s(ctx, set, op, error);
     case BHVD_BARRIER:
         return BHVD_OK;
     case BHVD_JOIN:

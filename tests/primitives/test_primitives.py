@@ -55,9 +55,8 @@ def over_arrays():
     assert_same_bits(ringed, ring)
     sent = [MINMAX.round_trip("float32", x, 0) for x in everyone]
     assert_same_bits(own, sent[rank])
-    if n > 1:
-        assert_same_bits(left, sent[rank - 1])
-        assert_same_bits(right, sent[(rank + 1) % n])
+    assert_same_bits(left, sent[rank - 1])
+    assert_same_bits(right, sent[(rank + 1) % n])
     # In place, in two dimensions.
     d_fp_s(mine[:1000].reshape(10, 100), world, "ring", name="ringed").wait()
     assert_same_bits(mine[:1000], ring[:1000])
