@@ -1,8 +1,9 @@
 // Collectives over a process set. Straight-line code: post messages, wait, reduce, as in the textbook; waiting runs the
 // engine (core/progress.h). Words: docs/glossary.md. All are called by the engine, in the same order on all ranks.
 //
-//     ..._shared    all members on one host: blocks staged in shared memory (shared.h)
-//     ..._ring etc. over links: any transport
+//     ..._shared        all members on one host: blocks staged in shared memory (shared.h)
+//     ..._hierarchical  in two levels: members on several hosts, some with several members (hierarchy.h)
+//     ..._ring etc.     over links: any transport
 //
 // Every function returns the context's failure when a rank is lost meanwhile; results are undefined then.
 #ifndef BHVD_COLLECTIVE_H
@@ -65,12 +66,18 @@ bhvd_status reducescatter_shared(bhvd_context *ctx, struct process_set *set, con
                                  const struct span_list *src, void *dst, const size_t *part);
 bhvd_status reducescatter_pairwise(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                                    const void *src, void *dst, const size_t *part);
+// The set has a hierarchy, and its hosts hold equally many members.
+bhvd_status reducescatter_hierarchical(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+                                       const void *src, void *dst, const size_t *part);
 
 // part[i]: bytes that rank i contributes; dst holds all of them, in rank order. src may lie in dst at its place.
 bhvd_status allgather_shared(bhvd_context *ctx, struct process_set *set, const void *src,
                              const struct span_list *dst, const size_t *part);
 bhvd_status allgather_pairwise(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,
                                const size_t *part);
+// The set has a hierarchy.
+bhvd_status allgather_hierarchical(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,
+                                   const size_t *part);
 
 // bytes[from * size + to]; src and dst: the parts one after the other.
 bhvd_status alltoall_shared(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,
@@ -78,11 +85,17 @@ bhvd_status alltoall_shared(bhvd_context *ctx, struct process_set *set, const vo
 bhvd_status alltoall_pairwise(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,
                               const size_t *bytes);
 
+enum { BROADCAST_SEGMENT_BYTES = 128 * 1024 };
+
 // root: position in the set. The root's dst may equal src.
 bhvd_status broadcast_shared(bhvd_context *ctx, struct process_set *set, int root, const void *src, void *dst,
                              size_t nbytes);
+// local: NULL, or a set in shared memory to which this member shows every segment as it comes.
 bhvd_status broadcast_tree(bhvd_context *ctx, struct process_set *set, int root, const void *src, void *dst,
-                           size_t nbytes);
+                           size_t nbytes, struct process_set *local);
+// The set has a hierarchy, and the root's local index exists on every host.
+bhvd_status broadcast_hierarchical(bhvd_context *ctx, struct process_set *set, int root, const void *src, void *dst,
+                                   size_t nbytes);
 
 // memcpy for which NULL is fine when there is nothing to copy.
 static inline void collective_copy(void *dst, const void *src, size_t nbytes)

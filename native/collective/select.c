@@ -171,10 +171,14 @@ static bhvd_status execute_reducescatter(bhvd_context *ctx, struct process_set *
         part[i] = (size_t)rows_of(tensor->dim0, i, set->size) * tensor->row_nbytes;
     if (operation_allocate_result(tensor, rows_of(tensor->dim0, set->rank, set->size)))
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", part[set->rank]);
-    struct span whole = {tensor->src, NULL, tensor->nbytes};
-    return use_shared(ctx, set) ? reducescatter_shared(ctx, set, &reduction,
-                                                       &(struct span_list){&whole, 1, 1, whole.nbytes}, tensor->dst, part)
-                                : reducescatter_pairwise(ctx, set, &reduction, tensor->src, tensor->dst, part);
+    if (use_shared(ctx, set)) {
+        struct span whole = {tensor->src, NULL, tensor->nbytes};
+        return reducescatter_shared(ctx, set, &reduction, &(struct span_list){&whole, 1, 1, whole.nbytes}, tensor->dst,
+                                    part);
+    }
+    return use_hierarchy(ctx, set) && set->hierarchy->shards == set->hierarchy->largest
+               ? reducescatter_hierarchical(ctx, set, &reduction, tensor->src, tensor->dst, part)
+               : reducescatter_pairwise(ctx, set, &reduction, tensor->src, tensor->dst, part);
 }
 
 static bhvd_status execute_allgather(bhvd_context *ctx, struct process_set *set, struct tensor *tensor,
@@ -187,10 +191,12 @@ static bhvd_status execute_allgather(bhvd_context *ctx, struct process_set *set,
     }
     if (operation_allocate_result(tensor, rows))
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->result_nbytes);
-    struct span whole = {NULL, tensor->dst, tensor->result_nbytes};
-    return use_shared(ctx, set) ? allgather_shared(ctx, set, tensor->src,
-                                                   &(struct span_list){&whole, 1, 1, whole.nbytes}, part)
-                                : allgather_pairwise(ctx, set, tensor->src, tensor->dst, part);
+    if (use_shared(ctx, set)) {
+        struct span whole = {NULL, tensor->dst, tensor->result_nbytes};
+        return allgather_shared(ctx, set, tensor->src, &(struct span_list){&whole, 1, 1, whole.nbytes}, part);
+    }
+    return use_hierarchy(ctx, set) ? allgather_hierarchical(ctx, set, tensor->src, tensor->dst, part)
+                                   : allgather_pairwise(ctx, set, tensor->src, tensor->dst, part);
 }
 
 static bhvd_status execute_alltoall(bhvd_context *ctx, struct process_set *set, struct tensor *tensor,
@@ -210,14 +216,25 @@ static bhvd_status execute_alltoall(bhvd_context *ctx, struct process_set *set, 
                                 : alltoall_pairwise(ctx, set, tensor->src, tensor->dst, bytes);
 }
 
+// Whether every host has a member with the local index of this one.
+static bool is_on_every_host(const struct hierarchy *h, int position)
+{
+    int host, index;
+    hierarchy_find(h, position, &host, &index);
+    return index < h->shards;
+}
+
 static bhvd_status execute_broadcast(bhvd_context *ctx, struct process_set *set, const struct bhvd_handle *op,
                                      struct tensor *tensor)
 {
     int root = process_set_index(set, op->root_rank);
     if (operation_allocate_result(tensor, tensor->dim0))
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->nbytes);
-    return use_shared(ctx, set) ? broadcast_shared(ctx, set, root, tensor->src, tensor->dst, tensor->nbytes)
-                                : broadcast_tree(ctx, set, root, tensor->src, tensor->dst, tensor->nbytes);
+    if (use_shared(ctx, set))
+        return broadcast_shared(ctx, set, root, tensor->src, tensor->dst, tensor->nbytes);
+    return use_hierarchy(ctx, set) && is_on_every_host(set->hierarchy, root)
+               ? broadcast_hierarchical(ctx, set, root, tensor->src, tensor->dst, tensor->nbytes)
+               : broadcast_tree(ctx, set, root, tensor->src, tensor->dst, tensor->nbytes, NULL);
 }
 
 static bhvd_status execute_tensors(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op)
