@@ -78,9 +78,10 @@ static bhvd_status allreduce_alone(const struct reduction *reduction, const stru
     return BHVD_OK;
 }
 
-// What an allreduce between hosts costs, in nanoseconds: a hop, a byte on the wire each way, a byte added. Measured with
-// `python -m bagua_hvd.bench --hosts`, see docs/performance.md; only the ratios matter, and those little.
-enum { HOP_NS = 30000, WIRE_PS_PER_BYTE = 1000, ADD_PS_PER_BYTE = 150 };
+// What an allreduce between hosts costs, in nanoseconds: a hop, a byte on the wire each way, a byte added (in the cache:
+// these are short vectors). Measured with `python -m bagua_hvd.bench --hosts` at 10 Gbit/s, see docs/performance.md; only
+// the ratios matter, and those little.
+enum { HOP_NS = 27000, WIRE_PS_PER_BYTE = 900, ADD_PS_PER_BYTE = 40 };
 
 static double cost_ns(double hops, double wire, double added)
 {
