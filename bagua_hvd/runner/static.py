@@ -1,5 +1,6 @@
 """A job of fixed size: connections, addresses, rendezvous, output -> supervisor."""
 import base64
+import os
 import shlex
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from bagua_hvd.runner.ssh.spawner import SshSpawner
 from bagua_hvd.runner.supervisor import Supervisor, Task
 
 _EVERY_INTERFACE = "0.0.0.0"
+_START_TIMEOUT_SECONDS = 30
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,25 @@ class HostOptions:
 
     ssh: SshOptions = field(default_factory=SshOptions)
     nics: list | None = None
+
+
+def host_options(ssh_port=None, ssh_identity_file=None, start_timeout=None, nics=None):
+    """HostOptions of the flags.
+
+    Args:
+        start_timeout: seconds; None: HOROVOD_START_TIMEOUT, or 30.
+    Raises:
+        ValueError: the identity file cannot be read, or the variable is no number.
+    """
+    if ssh_identity_file is not None and not os.access(ssh_identity_file, os.R_OK):
+        raise ValueError(f"ssh identity file {ssh_identity_file}: no such file, or not readable")
+    timeout = start_timeout or os.environ.get("HOROVOD_START_TIMEOUT") or _START_TIMEOUT_SECONDS
+    try:
+        timeout = max(1, int(float(timeout)))
+    except ValueError:
+        raise ValueError(f"environment variable HOROVOD_START_TIMEOUT={timeout!r}: expected seconds") from None
+    identity_file = None if ssh_identity_file is None else os.fspath(ssh_identity_file)
+    return HostOptions(SshOptions(ssh_port, identity_file, timeout), nics)
 
 
 def run_static(command, slots, env, output=None, verbose=False, console=None, options=None, transfer=None):

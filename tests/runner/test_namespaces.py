@@ -26,8 +26,8 @@ print(json.dumps([socket.gethostname(), *numbers, total]))
 
 def report(launcher, namespaces, *arguments, on=0):
     """[[host, rank, size, local rank, local size, cross rank, cross size, sum], ...] in the order of the ranks."""
-    done = launcher.run(*arguments, sys.executable, "-c", REPORT, env=namespaces.environment, timeout=120,
-                        prefix=namespaces.enter(on))
+    env = {**namespaces.environment, "HOROVOD_START_TIMEOUT": "100"}
+    done = launcher.run(*arguments, sys.executable, "-c", REPORT, env=env, timeout=120, prefix=namespaces.enter(on))
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line.partition(">:")[2]) for line in done.stdout.splitlines()]
     return sorted(lines, key=lambda line: line[1])
@@ -47,8 +47,8 @@ def test_unequal_slots_on_hosts_other_than_the_launchers(launcher, namespaces):
 
 
 def test_training(launcher, namespaces):
-    done = launcher.run("-np", 6, "-H", "h0:2,h1:2,h2:2", sys.executable, EXAMPLE, env=namespaces.environment,
-                        timeout=280, prefix=namespaces.enter(0))
+    done = launcher.run("-np", 6, "-H", "h0:2,h1:2,h2:2", sys.executable, EXAMPLE, timeout=280,
+                        env={**namespaces.environment, "HOROVOD_START_TIMEOUT": "100"}, prefix=namespaces.enter(0))
     assert done.returncode == 0, done.stderr
     assert "[0]<stdout>:parameters identical on all ranks: yes" in done.stdout
     accuracy = re.search(r"accuracy[^\d]*([\d.]+)", done.stdout)
