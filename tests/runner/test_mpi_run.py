@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from test_engines import SCRIPT, THREE_ON_ONE_HOST, _open_mpi
 
 pytestmark = pytest.mark.timeout(120)
@@ -27,8 +26,8 @@ def composed(launcher, version, *arguments):
 
 
 def test_open_mpi(launcher):
-    command = composed(launcher, "mpirun (Open MPI) 5.0.1", "-H", "a:2,b:2", "--tcp", "--network-interfaces", "eth0,eth1",
-                       "-p", 2222, "--mpi-args=--map-by node", "--fusion-threshold-mb", 1)
+    command = composed(launcher, "mpirun (Open MPI) 5.0.1", "-H", "a:2,b:2", "--tcp",
+                       "--network-interfaces", "eth0,eth1", "-p", 2222, "--mpi-args=--map-by node", "--fusion-threshold-mb", 1)
     assert command[0].endswith("/mpirun") and command[-4:] == ["--map-by", "node", "train", "--flag"]
     text = " ".join(command)
     for part in ("-np 4 -H a:2,b:2 -bind-to none -map-by slot", "-mca btl_tcp_if_include eth0,eth1", "-x MINE",
