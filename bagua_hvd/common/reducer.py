@@ -213,6 +213,7 @@ class Reducer:
         all ranks agree in the same step, and none waits for one that has agreed before.
         """
         model, size, count = self.model, self.group.size(), len(self._members)
+        model.settle()
         values = (model.step, *map(int, model.kinds_of_state()))
         facts = native.ffi.new("int32_t[]", size + count + 2 * len(values))
         facts[self.group.rank()] = 1

@@ -27,7 +27,8 @@ def composed(launcher, version, *arguments):
 
 def test_open_mpi(launcher):
     command = composed(launcher, "mpirun (Open MPI) 5.0.1", "-H", "a:2,b:2", "--tcp",
-                       "--network-interfaces", "eth0,eth1", "-p", 2222, "--mpi-args=--map-by node", "--fusion-threshold-mb", 1)
+                       "--network-interfaces", "eth0,eth1", "-p", 2222, "--mpi-args=--map-by node",
+                       "--fusion-threshold-mb", 1)
     assert command[0].endswith("/mpirun") and command[-4:] == ["--map-by", "node", "train", "--flag"]
     text = " ".join(command)
     for part in ("-np 4 -H a:2,b:2 -bind-to none -map-by slot", "-mca btl_tcp_if_include eth0,eth1", "-x MINE",
