@@ -200,14 +200,13 @@ def shutdown_meanwhile():
 
     hvd.init()
     errors = []
-
-    @tf.function
-    def step(x):
-        return hvd.allreduce(x, name=f"only rank {hvd.rank()} asks")
+    x = tf.ones([2])
+    name = f"only rank {hvd.rank()} asks"
+    step = tf.function(lambda x: hvd.allreduce(x, name=name)).get_concrete_function(x)
 
     def run():
         try:
-            step(tf.ones([2]))
+            step(x)
         except tf.errors.OpError as error:
             errors.append(error)
 
@@ -222,3 +221,24 @@ def shutdown_meanwhile():
 
 def test_shutdown_ends_what_is_in_flight(run_ranks):
     run_ranks(2, shutdown_meanwhile)
+
+
+def without_custom_calls():
+    """As if this TensorFlow had no registry of custom calls."""
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+    from bagua_hvd.tensorflow import xla
+
+    hvd.init()
+    xla.missing = b"xla::CustomCallTargetRegistry"
+    try:
+        tf.function(lambda x: hvd.allreduce(x), jit_compile=True)(tf.ones([2]))
+    except NotImplementedError as error:
+        assert "xla::CustomCallTargetRegistry" in str(error) and "jit_compile=False" in str(error)
+    else:
+        raise AssertionError("no error")
+
+
+def test_a_tensorflow_without_custom_calls_says_so(run_ranks):
+    run_ranks(1, without_custom_calls)
