@@ -1,4 +1,4 @@
-"""Measures the codecs on one core, beside a copy of as many bytes in the same round: `python -m bagua_hvd.bench.codecs`.
+"""Measures the codecs on one core, beside a copy of as many bytes: `python -m bagua_hvd.bench.codecs`.
 
 A speed is bytes read plus bytes written by the time; of all rounds the shortest time counts, for the copy too.
 """
