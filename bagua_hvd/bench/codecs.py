@@ -1,9 +1,10 @@
 """Measures the codecs on one core, beside a copy of as many bytes: `python -m bagua_hvd.bench.codecs`.
 
-A speed is bytes read plus bytes written by the time; of all rounds the shortest time counts, for the copy too.
+A speed is bytes read plus bytes written by the CPU time of the thread, so that other processes count less; of all rounds
+the shortest time counts, for the copy too.
 """
 import argparse
-from time import perf_counter
+from time import thread_time
 
 import numpy as np
 
@@ -16,9 +17,9 @@ CODECS = (codecs.minmax_uint8, codecs.sign, codecs.sign_rms, codecs.ternary, cod
 
 
 def _seconds(function, *arguments):
-    started = perf_counter()
+    started = thread_time()
     function(*arguments)
-    return perf_counter() - started
+    return thread_time() - started
 
 
 def measure(codec, values, rounds):
