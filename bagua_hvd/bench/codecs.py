@@ -1,7 +1,7 @@
 """Measures the codecs on one core, beside a copy of as many bytes: `python -m bagua_hvd.bench.codecs`.
 
-A speed is bytes read plus bytes written by the CPU time of the thread, so that other processes count less; of all rounds
-the shortest time counts, for the copy too.
+A speed is bytes read plus bytes written by the CPU time of the thread, so that other processes count less; of all
+rounds the shortest time counts, for the copy too.
 """
 import argparse
 from time import thread_time
