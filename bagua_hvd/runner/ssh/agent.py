@@ -18,7 +18,6 @@ from bagua_hvd.runner import probe
 from bagua_hvd.runner.common.util.host_hash import host_hash
 from bagua_hvd.runner.output import Console, Descriptor
 from bagua_hvd.runner.processes import Guard
-from bagua_hvd.runner.run_task import FOLDER_VARIABLE
 from bagua_hvd.runner.ssh.frames import MAGIC, Kind, Reader, pack
 from bagua_hvd.runner.supervisor import Supervisor, Task
 
@@ -207,7 +206,7 @@ class Agent:
             self._folder = tempfile.mkdtemp(prefix="bagua_hvd.run.")        # mode 0700
             self._folder_guard = Guard()
             self._folder_guard.watch_folder(self._folder)
-            self._environment[FOLDER_VARIABLE] = self._folder
+            self._environment["BAGUA_HVD_RUN_FOLDER"] = self._folder
         with open(os.path.join(self._folder, os.path.basename(name.decode())), "wb") as file:
             file.write(content)
 
