@@ -49,15 +49,15 @@ def command(args, hosts, env):
 
 def _open_mpi(args, hosts, env):
     start = ["--allow-run-as-root", "--tag-output", "-np", str(args.num_proc), "-H",
-             hosts or f"localhost:{args.num_proc}", *shlex.split(args.binding_args or "-bind-to none -map-by slot")]
+             hosts or f"localhost:{args.num_proc}", *shlex.split(args.binding_args or "--bind-to none --map-by slot")]
     if args.tcp_flag:
-        start += ["-mca", "pml", "ob1", "-mca", "btl", "^openib"]
+        start += ["--mca", "pml", "ob1", "--mca", "btl", "^openib"]
     if args.nics:
-        start += ["-mca", "btl_tcp_if_include", ",".join(args.nics), "-x", f"NCCL_SOCKET_IFNAME={','.join(args.nics)}"]
+        start += ["--mca", "btl_tcp_if_include", ",".join(args.nics), "-x", f"NCCL_SOCKET_IFNAME={','.join(args.nics)}"]
     ssh = (["-p", str(args.ssh_port)] if args.ssh_port else []) + \
           (["-i", args.ssh_identity_file] if args.ssh_identity_file else [])
     if ssh:
-        start += ["-mca", "plm_rsh_args", shlex.join(ssh)]
+        start += ["--mca", "plm_rsh_args", shlex.join(ssh)]
     if args.output_filename:
         start += ["--output-filename", args.output_filename]
     for name in sorted(forwarded(env)):

