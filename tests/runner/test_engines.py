@@ -107,6 +107,26 @@ def test_slurm_on_three_hosts(namespaces, environment, tmp_path):
     assert list((tmp_path / ".bagua_hvd").iterdir()) == []
 
 
+MPI_FLAGS = {
+    "mpich": ["-hosts", "{hosts}", "-launcher", "ssh", "-launcher-exec", "{rsh}", "-iface", "eth0", "-genvall"],
+    "openmpi": ["-H", "{hosts}", "--mca", "plm_ssh_agent", "{rsh}", "--bind-to", "none", "--prtemca", "prte_if_include",
+                "eth0", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "eth0", "-x", "PYTHONPATH",
+                "-x", "HOROVOD_START_TIMEOUT", "-x", "BAGUA_HVD_EXCHANGE"],
+}
+
+
+@pytest.mark.parametrize("engine", MPI_FLAGS)
+def test_mpi_on_three_hosts(engine, namespaces, environment, tmp_path):
+    *command, python = starter(engine, 5)
+    command = [part for part in command if part != "--oversubscribe"]
+    flags = [flag.format(hosts="10.0.0.1:2,10.0.0.2:1,10.0.0.3:2", rsh=namespaces.rsh) for flag in MPI_FLAGS[engine]]
+    # Without a way out: the home is common here, so that a file would do, too.
+    done = run([*namespaces.enter(0), *command, *flags, python], SCRIPT, {**environment, "BAGUA_HVD_EXCHANGE": "mpi"},
+               tmp_path)
+    assert numbers(done) == [[0, 5, 0, 2, 0, 3, 31.0], [1, 5, 1, 2, 0, 2, 31.0], [2, 5, 0, 1, 1, 3, 31.0],
+                             [3, 5, 0, 2, 2, 3, 31.0], [4, 5, 1, 2, 1, 2, 31.0]]
+
+
 # ---- detection --------------------------------------------------------------------------------------------------
 
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
