@@ -8,7 +8,7 @@ import itertools
 import os
 import threading
 
-from bagua_hvd.common import environment, native, objects, process_sets
+from bagua_hvd.common import environment, native, objects, process_sets, reporting
 from bagua_hvd.common.exceptions import HorovodInternalError
 
 # Horovod's reduction constants.
@@ -31,6 +31,8 @@ class _Runtime:
         self.options = None
         self.inits = 0                          # names the meeting: ranks of different inits never mix
         self.handle_numbers = itertools.count(1)
+        self.reporter = None                    # reports to baguarun --dashboard
+        self.steps = 0                          # of all optimizers
         self.membership = None                  # in a job that another engine than baguarun started
         self.handles = {}                       # int handle -> collectives.Pending
         self.atexit_registered = False
@@ -102,6 +104,7 @@ def init(comm=None, process_sets=None):
         runtime.handles.clear()
         runtime.options = options
         runtime.context = started
+        runtime.reporter = reporting.start(_facts)
         runtime.tell_watchers()
         if not runtime.atexit_registered:
             runtime.atexit_registered = True
@@ -116,6 +119,13 @@ def init(comm=None, process_sets=None):
         except BaseException:
             shutdown()
             raise
+
+
+def _facts():
+    """For reports: sums since init()."""
+    counters = runtime.context.counters()
+    return {"steps": runtime.steps, "bytes": counters.payload_bytes_sent, "blocked_ns": counters.blocked_ns,
+            "operations": counters.operations}
 
 
 def _launcher_environment():
@@ -197,6 +207,9 @@ def shutdown():
         stopped = runtime.context
         if stopped is None:
             return
+        if runtime.reporter is not None:
+            runtime.reporter.close()
+            runtime.reporter = None
         runtime.context = None
         runtime.options = None
         process_sets.on_shutdown()

@@ -363,6 +363,7 @@ class Reducer:
         started = perf_counter_ns()
         self.algorithm.after_step(self.model)
         self.model.step += 1
+        basics.runtime.steps += 1
         self.exposed_ns += perf_counter_ns() - started
 
     def cleared(self):

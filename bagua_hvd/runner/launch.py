@@ -130,7 +130,11 @@ def _run_static(args):
             print(f"{describe(slot)}, started {way}: {shlex.join(args.command)}")
         return
     output = OutputOptions(args.output_filename, args.prefix_output_with_timestamp)
-    run_static(args.command, slots, env, output, args.verbose, options=options)
+    dashboard = bool(args.dashboard)
+    if dashboard and not os.isatty(1):
+        _warn("--dashboard has no effect: stdout is not a terminal")
+        dashboard = False
+    run_static(args.command, slots, env, output, args.verbose, options=options, dashboard=dashboard)
 
 
 def _run_mpi(args):
