@@ -93,6 +93,11 @@ def not_negative(name, value):
     return 0 if value == 0 else positive(name, value)
 
 
+def blocks(count, size=1 << 16):
+    """Slices that cover `count` elements: arithmetic on one at a time stays in the cache."""
+    return [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
+
+
 def error_state(bucket, group, hierarchical=False):
     """The bucket's memory of error feedback; zeros at first, and when the number of ranks has changed."""
     shape = bucket.count, group.size(), hierarchical
