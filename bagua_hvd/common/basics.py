@@ -30,6 +30,7 @@ class _Runtime:
         self.context = None
         self.options = None
         self.inits = 0                          # names the meeting: ranks of different inits never mix
+        self.joins = 0                          # calls of join(); the same on all ranks, but within one
         self.handle_numbers = itertools.count(1)
         self.reporter = None                    # reports to baguarun --dashboard
         self.steps = 0                          # of all optimizers

@@ -54,7 +54,7 @@ class Model:
         state: what belongs to no bucket.
         scratch: what an algorithm keeps that no checkpoint needs.
         pending: what an algorithm has begun in this step; {} when the next one begins.
-        scaled: whether something multiplies the gradients until just before the step (loss scaling).
+        scaled: whether something multiplies the gradients until just before the step (loss scaling, clipping).
     """
 
     def __init__(self, name, source, group):

@@ -153,12 +153,13 @@ class Reducer:
         """Forgets what is pending: the next backward pass begins a new step. Operations in flight go on unobserved."""
         self.pending = False
         self.synchronized = False
+        self._settled = False       # whether the ranks have agreed on an overflow in this step
         self._begun = False
         self._travel = True
         self._passes_left = [self._passes] * len(self._members)
         self._placed = [False] * len(self._members)
         self._unposted = list(self.buckets)
-        self._operations = []
+        self._operations = {}       # by a number that is the same on all ranks
         for bucket in self.buckets:
             bucket.clear()
         self._gradients.discard()
@@ -180,7 +181,7 @@ class Reducer:
         """
         if self._passes_left[index] == 0 or self._placed[index]:
             raise AssertionError(TOO_MANY_PASSES.format(name=self._members[index].name))
-        self.synchronized = False
+        self.synchronized = self._settled = False
         if self.accumulating:
             return
         self.pending = True
@@ -201,7 +202,8 @@ class Reducer:
 
     def _agreement(self):
         # A new init() may bring ranks that know nothing; new members are known to none.
-        return basics.runtime.inits, len(self._members)
+        # And a rank in join() has missed steps.
+        return basics.runtime.inits, basics.runtime.joins, len(self._members)
 
     def _agree(self):
         """Learns which gradients any rank has sparse; the others are dense from then on, whatever comes.
@@ -230,7 +232,7 @@ class Reducer:
         )
         if steps[0] != steps[1] or own[0] != own[1] or kept[0] != kept[1]:
             model.step = steps[0]
-            model.drop_state(shared=kept[0] != kept[1])
+            model.drop_state(shared=steps[0] != steps[1] or kept[0] != kept[1])
         if all(facts[0:size]):
             self._agreed = self._agreement()
 
@@ -260,7 +262,7 @@ class Reducer:
         bucket = self._bucket_of[index]
         if bucket is None:
             name = f"{self._name}.{self._members[index].name}"
-            self._operations.append(self._gradients.communicate(index, name))
+            self._operations[len(self.buckets) + index] = self._gradients.communicate(index, name)
         else:
             bucket.place(index, self._gradients.view(index))
         self._placed[index] = True
@@ -274,7 +276,7 @@ class Reducer:
             else:
                 self._note(f"buckets such as {bucket.name}", "go by gradient_allreduce for their dtype")
                 operation = c_fp_s(bucket, self.group, average=self.algorithm.average)
-            self._operations.append(operation)
+            self._operations[self.buckets.index(bucket)] = operation
         self._unposted.remove(bucket)
 
     def _note(self, what, how):
@@ -319,7 +321,8 @@ class Reducer:
                 self._post_rest()
             except Exception as error:
                 failure = error
-            for operation in self._operations:
+            # In the same order everywhere: an operation's wait() may post another one, and wait for that.
+            for _, operation in sorted(self._operations.items()):
                 try:
                     operation.wait()
                 except Exception as error:
@@ -342,10 +345,12 @@ class Reducer:
         All ranks must skip a step together: what comes after a step is communication. Unless that is asynchronous.
 
         Args:
-            local: function without arguments: whether this rank's are not finite. Not called where gradients travel.
+            local: function without arguments: whether this rank's are not finite. Not called where gradients travel,
+                nor again in the same step: then the answer is False.
         """
-        if self.algorithm.asynchronous or self.algorithm.gradients_travel(self.model):
+        if self._settled or self.algorithm.asynchronous or self.algorithm.gradients_travel(self.model):
             return False
+        self._settled = True
         overflow = native.ffi.new("int32_t[]", [int(local())])
         self._maximum(overflow, 1, "overflow")
         return bool(overflow[0])
