@@ -16,10 +16,7 @@ def replicas_of(bucket, group, hierarchical, state=None):
         state = bucket.state
 
     def make():
-        own, left, right = np.zeros((3, bucket.count), np.float32)
-        if group.size() == 1:
-            left = right = own      # on a ring of one, both neighbours are this rank
-        replicas = Replicas(own, left, right)
+        replicas = Replicas(*np.zeros((3, bucket.count), np.float32))
         if not state.loaded("replicas"):
             x = bucket.read().astype(np.float32)
             d_lp_s(x, group, float32, replicas, hierarchical=hierarchical, name=f"{bucket.name}.replicas").wait()

@@ -54,7 +54,7 @@ def run(algorithm, codec, feedback, make_optimizer):
             assert_near(of_adam(optimizer, "exp_avg"), m, what)
         else:
             before, m = m, np.empty_like(x)
-            p = np.sqrt(v) / F(np.sqrt(1 - BETA2**WARMUP)) + F(EPS)
+            p = (np.sqrt(v) / np.sqrt(1 - BETA2**WARMUP) + EPS).astype(F)
             for b, at in enumerate(places):
                 l2 = [g[at] if decoupled or not decay else g[at] + decay * x[at] for g in gs]
                 m_i = [BETA1 * before[at] + (1 - BETA1) * g for g in l2]
