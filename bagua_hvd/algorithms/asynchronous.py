@@ -35,7 +35,7 @@ import weakref
 import numpy as np
 
 from bagua_hvd.algorithms.averaging import Mean
-from bagua_hvd.algorithms.base import Algorithm, not_negative, positive
+from bagua_hvd.algorithms.base import Algorithm, blocks, not_negative, positive
 from bagua_hvd.algorithms.replicas import replicas_of
 from bagua_hvd.common import basics
 from bagua_hvd.common.state import State
@@ -52,7 +52,9 @@ class _ToMean:
         self.done = self._mean.done
 
     def delta(self):
-        return self._mean.wait() - self._mean.values
+        delta = self._mean.wait()
+        delta -= self._mean.values
+        return delta
 
 
 class _ToPeers:
@@ -61,14 +63,17 @@ class _ToPeers:
     topology = None
 
     def __init__(self, bucket, group, number, codec, state):
-        self._snapshot = bucket.read()
-        self._out = self._snapshot.copy()
-        self._operation = d_fp_s(self._out, group, topology=self.topology, round=number, name=bucket.name)
+        self._snapshot = bucket.read(workspace="snapshot")
+        self._out = bucket.workspace("average", self._snapshot.size, self._snapshot.dtype)
+        self._operation = d_fp_s(
+            self._snapshot, group, topology=self.topology, round=number, out=self._out, name=bucket.name
+        )
         self.done = self._operation.done
 
     def delta(self):
         self._operation.wait()
-        return self._out - self._snapshot
+        self._out -= self._snapshot
+        return self._out
 
 
 class _ToPartner(_ToPeers):
@@ -84,20 +89,23 @@ class _ToMeanByCodes:
 
     def __init__(self, bucket, group, number, codec, state):
         count, size = bucket.count, group.size()
-        self._y = state.keep("y", lambda: Mean(bucket, group, f"{bucket.name}.first").wait())
+        self._y = state.keep("y", lambda: Mean(bucket, group, f"{bucket.name}.first").wait().copy())
         self._error = ErrorState(count, size)
         self._error.server = state.keep("server_error", lambda: self._error.server)
-        self._difference = bucket.read() - self._y
-        self._mean = self._difference.copy()
+        self._difference = bucket.read(workspace="difference")
+        self._difference -= self._y
+        self._mean = bucket.workspace("mean of differences", count, self._difference.dtype)
         self._operation = c_lp_s(
-            self._mean, group, codec=codec, error=self._error, name=bucket.name, seed=number
+            self._difference, group, codec=codec, error=self._error, out=self._mean, name=bucket.name, seed=number
         )
         self.done = self._operation.done
 
     def delta(self):
         self._operation.wait()
         self._y += self._mean
-        return self._mean - self._difference + self._error.worker
+        self._mean -= self._difference
+        self._mean += self._error.worker
+        return self._mean
 
 
 class _ToNeighboursByCodes:
@@ -105,16 +113,20 @@ class _ToNeighboursByCodes:
 
     def __init__(self, bucket, group, number, codec, state):
         self._replicas = replicas_of(bucket, group, hierarchical=False, state=state)
-        self._difference = bucket.read() - self._replicas.own
+        self._delta = bucket.workspace("delta", bucket.count, np.float32)
+        self._difference = bucket.read(workspace="difference")
+        self._difference -= self._replicas.own
         self._operation = d_lp_s(
-            self._difference.astype(np.float32), group, codec, self._replicas, name=bucket.name, seed=number
+            self._difference.astype(np.float32, copy=False), group, codec, self._replicas, name=bucket.name, seed=number
         )
         self.done = self._operation.done
 
     def delta(self):
         self._operation.wait()
-        replicas = self._replicas
-        return (replicas.left + replicas.right - 2 * replicas.own) / 3
+        W, L, R = self._replicas.own, self._replicas.left, self._replicas.right
+        for part in blocks(W.size):
+            self._delta[part] = (L[part] + R[part] - 2 * W[part]) / 3
+        return self._delta
 
 
 _PARTS = {
@@ -157,8 +169,9 @@ class _Rounds:
     def end(self):
         """Waits for the round under way and adds what it says."""
         for bucket, part in zip(self._model.weights, self._parts, strict=False):
-            delta = part.delta()
-            bucket.write(bucket.read() + delta)
+            x = bucket.read(workspace="x")
+            x += part.delta()
+            bucket.write(x)
         counts, operation = self._stopping
         operation.wait()
         self.stopped = counts[0] == counts[1]

@@ -1,8 +1,8 @@
 """Steps per second of one training with each algorithm: `python -m bagua_hvd.bench.algorithms --hosts 2 --rate 1gbit`.
 
 Every algorithm trains the same multilayer perceptron in the same job, in turn, in several rounds; "none" is training
-without communication. Seconds are the slowest rank's, medians over the rounds. --hosts puts the ranks on hosts with links
-of the given rate (bench/hosts.py); without it they share this one.
+without communication. Seconds are the slowest rank's, medians over the rounds. --hosts puts the ranks on hosts with
+links of the given rate (bench/hosts.py); without it they share this one.
 """
 import argparse
 import json

@@ -95,12 +95,13 @@ class Bucket:
             workspace: None: an array of its own; a name: the one of workspace().
         """
         dtype = np.float64 if self.dtype == native.FLOAT64 else np.float32
-        values = self.workspace(workspace, self.count + tail, dtype) if workspace else np.empty(self.count + tail, dtype)
+        count = self.count + tail
+        values = self.workspace(workspace, count, dtype) if workspace else np.empty(count, dtype)
         native.pack(views, values[:self.count])
         return values
 
     def workspace(self, name, count, dtype):
-        """An array that is kept for the next time, with whatever is in it: new memory costs more than a pass over it."""
+        """An array that is kept for the next time, with whatever is in it. New memory costs more than a pass."""
         array = self._workspaces.get(name)
         if array is None or array.size != count or array.dtype != dtype:
             array = self._workspaces[name] = np.empty(count, dtype)
