@@ -90,30 +90,50 @@ def _pipe(on_error, theirs):
 class Process:
     """A command that runs as the leader of a new session; its input is /dev/null.
 
+    The kernel kills it when the thread that created it ends: create it in one that lasts.
+
     Attributes:
         name: for messages; the rank in a job.
         pid: also the number of its session.
         stdout, stderr: non-blocking descriptors to read from; the owner closes them.
         exit_code: None while it runs; 128 + n when signal n ended it.
+        note: what is known about its end besides; None: nothing.
 
     Args:
         command: list of arguments, passed on unchanged; no shell takes part.
         env: the whole environment.
+        stdin: a descriptor or subprocess.PIPE, see `Process.stdin`.
     Raises:
         OSError: no more processes or descriptors.
     """
 
-    def __init__(self, name, command, env):
+    note = None
+
+    def __init__(self, name, command, env, stdin=subprocess.DEVNULL):
         self.name = name
         self.exit_code = None
         with ExitStack() as on_error, ExitStack() as theirs:
             self.stdout, stdout = _pipe(on_error, theirs)
             self.stderr, stderr = _pipe(on_error, theirs)
             self._popen = subprocess.Popen(
-                [sys.executable, "-I", "-S", _EXEC, str(os.getpid()), *command], env=env,
-                stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True)
+                [sys.executable, "-I", "-S", _EXEC, str(os.getpid()), *command], env=env, bufsize=0,
+                stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True)
             self.pid = self._popen.pid
             on_error.pop_all()
+
+    @property
+    def place(self):
+        """Where it runs, for messages."""
+        return f"pid {self.pid}"
+
+    @property
+    def stdin(self):
+        """The raw file that the process reads from, with stdin=subprocess.PIPE; the owner closes it."""
+        return self._popen.stdin
+
+    def signal(self, signum):
+        """Sends the signal to the process and all that it started in its session."""
+        signal_sessions({self.pid}, signum)
 
     def open_pidfd(self):
         """A descriptor that becomes readable when the process ends; None where the system has none."""
