@@ -8,6 +8,7 @@ saying so, by SIGKILL for instance, closes the pipe, and the guard kills what is
 the death signal of exec_worker.py does not reach. It runs this very file, without the package.
 """
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from contextlib import ExitStack
 
 _EXEC = os.path.join(os.path.dirname(os.path.abspath(__file__)), "exec_worker.py")
 _DONE = b"done\n"
+_FOLDER = b"folder "
 _POLL_SECONDS = 0.02
 
 
@@ -156,7 +158,7 @@ class Process:
 
 
 class Guard:
-    """Outlives the launcher and kills the sessions it was told of. A context manager; leaving it calls them off."""
+    """Outlives the launcher, kills the sessions and removes the folders it was told of. A context manager: close()."""
 
     def __init__(self):
         self._popen = subprocess.Popen(
@@ -166,6 +168,10 @@ class Guard:
     def watch(self, session):
         """From now on this session dies with the launcher."""
         self._tell(b"%d\n" % session)
+
+    def watch_folder(self, folder):
+        """From now on this folder is removed with the launcher, after the sessions have ended."""
+        self._tell(_FOLDER + os.fsencode(folder) + b"\n")
 
     def _tell(self, line):
         try:
@@ -177,18 +183,27 @@ class Guard:
         return self
 
     def __exit__(self, *exception):
+        self.close()
+
+    def close(self):
+        """Calls it off, and waits for its end."""
         self._tell(_DONE)
         self._popen.stdin.close()
         self._popen.wait()
 
 
 def _guard():
-    sessions = set()
+    sessions, folders = set(), []
     for line in sys.stdin.buffer:
         if line == _DONE:
             return
-        sessions.add(int(line))
+        if line.startswith(_FOLDER):
+            folders.append(line[len(_FOLDER):-1])
+        else:
+            sessions.add(int(line))
     kill_sessions(sessions)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 A spawner belongs to the thread that runs the supervisor's loop. What it starts has the members of processes.Process
 that the loop uses: name, stdout, stderr, exit_code, note, open_pidfd(), poll(), signal(), release().
 """
-import signal
 from contextlib import ExitStack
 
 from bagua_hvd.runner.processes import Guard, Process, kill_sessions, session_members, signal_sessions
@@ -83,7 +82,5 @@ class Spawner:
 
     def kill_all(self):
         """SIGKILL for everything that runs; returns when nothing does on this host."""
-        for spawner in self._all:
-            spawner.signal_all(signal.SIGKILL)
         for spawner in self._all:
             spawner.kill_all()

@@ -163,6 +163,10 @@ class Supervisor:
                 running.kill_at = time.monotonic() + grace_seconds
                 process.signal(signal.SIGTERM)
 
+    def signal_all(self, signum):
+        """Sends the signal to everything that runs, and changes nothing else. Only in the loop."""
+        self._spawner.signal_all(signum)
+
     def watch(self, fd, function):
         """Has the loop call function(fd) when there is something to read. Only before or in the loop."""
         self._selector.register(fd, selectors.EVENT_READ, function)
