@@ -85,6 +85,11 @@ class Workers:
         self._call(lambda: self._start(worker, task))
         return worker
 
+    @property
+    def stopping(self):
+        """Whether all workers are being stopped, by a signal for instance."""
+        return self._supervisor.stopping
+
     def say(self, text):
         """Prints a line of the launcher's own. Any thread."""
         self._call(lambda: self._console.say(text))
