@@ -47,13 +47,16 @@ class ByteGrad(Algorithm):
         return c_lp_s(bucket, group, codec=minmax_uint8, error=self.error_state(bucket, group), average=self.average)
 
     def error_state(self, bucket, group):
-        """The bucket's error state; zeros at first, and when the number of ranks has changed."""
+        """The bucket's error state; zeros at first, and when the number of ranks or this rank's chunk has changed."""
         if not self.error_feedback:
             return None
-        count, size = bucket.count, group.size()
+        count, size, rank = bucket.count, group.size(), group.rank()
         error = bucket.state.get("error")
-        if error is None or not error.fits(count, size):
+        if error is None or not error.fits(count, size) or bucket.state["chunk"] != rank:
+            if error is not None and rank == 0:
+                warnings.warn("ByteGrad: the ranks have changed: error feedback begins at zero", stacklevel=2)
             error = bucket.state["error"] = ErrorState(count, size)
+            bucket.state["chunk"] = rank
         return error
 
     def state_dict(self, buckets):

@@ -56,20 +56,38 @@ class Gradients:
 
 
 class _Numbers:
-    """Numbers the optimizers of this process, from 0 after each init(): all ranks name their operations alike."""
+    """Numbers the optimizers of this process, from 0 after each init(): all ranks name their operations alike.
+
+    In an elastic job the numbers go on after a reset, for the optimizers live on; see share_numbers().
+    """
 
     def __init__(self):
         self.inits = self.next = 0
 
     def take(self):
-        if self.inits != basics.runtime.inits:
-            self.inits, self.next = basics.runtime.inits, 0
+        if self.inits != basics.runtime.inits and not basics.runtime.options.elastic:
+            self.next = 0
+        self.inits = basics.runtime.inits
         self.next += 1
         return self.next - 1
 
 
 _numbers = _Numbers()
 optimizer_number = _numbers.take
+
+
+def share_numbers(optimizers, broadcast):
+    """Gives optimizers of all ranks the numbers that they have on rank 0, and those that are made later equal ones.
+
+    Collective. For elastic jobs, where a rank that came later has made fewer optimizers than the others.
+
+    Args:
+        optimizers: what has `number` and `renumber(number)`, in the same order on all ranks.
+        broadcast: function that returns rank 0's object.
+    """
+    numbers, _numbers.next = broadcast(([optimizer.number for optimizer in optimizers], _numbers.next))
+    for optimizer, number in zip(optimizers, numbers, strict=True):
+        optimizer.renumber(number)
 
 
 class Reducer:
@@ -87,6 +105,7 @@ class Reducer:
         pending: gradients have been computed and not yet synchronized.
         synchronized: all gradients have been communicated since the last backward pass, and no step has used them.
         accumulating: backward passes add to the gradients and count for nothing else; see no_sync().
+        number: of its optimizer; see renumber().
         synchronizations, exposed_ns: how often, and how long in all, synchronize() made the caller wait.
     """
 
@@ -101,13 +120,21 @@ class Reducer:
         self._gradients = gradients
         self._passes = passes
         self._factors = (prescale_factor, postscale_factor)
-        # Nothing of the members is in the name: ranks whose models differ shall hear it, not wait for each other.
-        self._name = f"gradients.{optimizer_number()}"
         self._members = []
         self._bucket_of = []        # by index; None: it travels by itself
         self._noted = set()
         self._agreed = None         # for which init() and how many members the ranks know each other's sparse ones
+        self.renumber(optimizer_number())
         self.add(members, groups)
+
+    def renumber(self, number):
+        """Changes the number of its optimizer, by which ranks match what it communicates. Not while anything is pending.
+        """
+        # Nothing of the members is in the name: ranks whose models differ shall hear it, not wait for each other.
+        self.number = number
+        self._name = f"gradients.{number}"
+        for place, bucket in enumerate(self.buckets):
+            bucket.name = f"{self._name}.{place}"
 
     def add(self, members, groups=None):
         """More gradients, numbered on from those before, in buckets of their own. Not while anything is pending."""

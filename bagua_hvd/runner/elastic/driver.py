@@ -163,7 +163,7 @@ class ElasticDriver:
         for other in self._live():
             if other.host == worker.host:
                 self._stop(other)
-        self._crew.say(f"baguarun: {said}: the host is blacklisted; workers that go on: {len(self._live())}.")
+        self._crew.say(f"baguarun: {said}: the host is blacklisted.")
 
     # ---- what follows -------------------------------------------------------------------------------------------
 
@@ -303,7 +303,7 @@ class ElasticDriver:
         self._news = self._failure_of_worker = self._failure_of_member = self._lacking_since = None
         if self.meetings > 1:
             places = ", ".join(dict.fromkeys(worker.host for worker in members))
-            self._crew.say(f"baguarun: {len(members)} workers go on together, on {places}.")
+            self._crew.say(f"baguarun: the job goes on with size {len(members)}, on {places}.")
 
     def _give_up(self, staying, hosts, now):
         """Ends the job when nothing can come of it any more, or has not for too long."""
