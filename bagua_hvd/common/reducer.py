@@ -128,8 +128,7 @@ class Reducer:
         self.add(members, groups)
 
     def renumber(self, number):
-        """Changes the number of its optimizer, by which ranks match what it communicates. Not while anything is pending.
-        """
+        """Changes its optimizer's number, by which ranks match what it communicates. Not while anything is pending."""
         # Nothing of the members is in the name: ranks whose models differ shall hear it, not wait for each other.
         self.number = number
         self._name = f"gradients.{number}"

@@ -3,7 +3,7 @@ import os
 import threading
 
 from bagua_hvd.common.elastic_worker import DRIVER, WORKER
-from bagua_hvd.runner.local import is_local, worker_environment
+from bagua_hvd.runner.job import is_local, worker_environment
 from bagua_hvd.runner.output import LineForwarder
 
 

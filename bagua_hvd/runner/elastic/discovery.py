@@ -6,7 +6,6 @@ import time
 
 from bagua_hvd.common.elastic_worker import HostUpdateResult
 from bagua_hvd.runner.common.util.hosts import HostInfo
-from bagua_hvd.runner.elastic.settings import check_cooldown_range
 from bagua_hvd.runner.processes import kill_sessions
 
 
@@ -99,7 +98,7 @@ class _Blacklist:
     """
 
     def __init__(self, cooldown_range, clock, jitter):
-        self._range = check_cooldown_range(cooldown_range)
+        self._range = cooldown_range
         self._clock = clock
         self._jitter = jitter
         self._failures = {}
@@ -133,8 +132,6 @@ class HostManager:
         discovery: HostDiscovery.
         cooldown_range: (low, high) seconds after which a blacklisted host comes back; see _Blacklist. None: never.
         clock: seconds. jitter: function of (low, high).
-    Raises:
-        ValueError: cooldown_range is out of bounds.
     """
 
     def __init__(self, discovery, cooldown_range=None, clock=time.monotonic, jitter=random.uniform):

@@ -26,7 +26,7 @@ from enum import Enum
 
 from bagua_hvd.common.elastic_worker import HostUpdateResult
 from bagua_hvd.runner.elastic.placement import assign, fit
-from bagua_hvd.runner.local import WorkerFailed
+from bagua_hvd.runner.job import WorkerFailed
 
 # News that arrives while a worker resets is dropped there: so it is repeated until it has led to a meeting.
 _REPEAT_SECONDS = 1
@@ -118,8 +118,8 @@ class ElasticDriver:
             self._failed_meeting = self.meetings
             self._failed_meetings += 1
             if self._failed_meetings >= _FAILED_MEETINGS_MAX:
-                self._fail(RuntimeError(f"the workers could not connect to each other {_FAILED_MEETINGS_MAX} times in a "
-                                        f"row: {failure}"))
+                self._fail(RuntimeError(
+                    f"the workers could not connect to each other {_FAILED_MEETINGS_MAX} times in a row: {failure}"))
         self._enter(worker, Phase.WAITING)
         worker.skip_sync = skip_sync
         if self._first_arrival is None:

@@ -1,7 +1,7 @@
 """Ranks for the members of a meeting, and places for more workers.
 
-Old workers first: rank 0 gives its state to all others, so it must be one that has the state. The workers of a host have
-neighbouring ranks.
+Old workers first: rank 0 gives its state to all others, so it must be one that has the state. The workers of a host
+have neighbouring ranks.
 """
 from bagua_hvd.runner.common.util.hosts import HostInfo, get_host_assignments
 

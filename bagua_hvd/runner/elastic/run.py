@@ -2,15 +2,16 @@
 import base64
 import queue
 import threading
-import time
 from contextlib import ExitStack
 
+from bagua_hvd.runner.common.util.hosts import parse_hosts_and_slots
 from bagua_hvd.runner.common.util.secret import make_secret_key
 from bagua_hvd.runner.elastic.crew import Crew
-from bagua_hvd.runner.elastic.discovery import HostManager
+from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscoveryScript, HostManager
 from bagua_hvd.runner.elastic.driver import ElasticDriver
 from bagua_hvd.runner.elastic.service import Service
-from bagua_hvd.runner.local import Interrupted, OutputOptions
+from bagua_hvd.runner.elastic.settings import DEFAULT_ELASTIC_TIMEOUT, ElasticSettings
+from bagua_hvd.runner.job import Interrupted, OutputOptions
 from bagua_hvd.runner.output import Console, Descriptor
 from bagua_hvd.runner.rendezvous import Rendezvous
 from bagua_hvd.runner.workers import JobStopped, Workers
@@ -57,6 +58,39 @@ class _Discovery:
         self._thread.join()
 
 
+def plan_elastic(env, num_proc=None, min_num_proc=None, max_num_proc=None, script=None, slots=None, hosts_string=None,
+                 reset_limit=None):
+    """(HostDiscovery, ElasticSettings) from what a user says.
+
+    Args:
+        env: for HOROVOD_ELASTIC_TIMEOUT and HOROVOD_START_TIMEOUT.
+        script: path of a discovery script, with `slots` for hosts that it prints without a number.
+        hosts_string: `h1:2,h2:2`, where there is no script.
+    Raises:
+        ValueError: the numbers contradict each other, or there are too few hosts.
+    """
+    settings = ElasticSettings(
+        num_proc, min_num_proc, max_num_proc, _seconds(env, "HOROVOD_ELASTIC_TIMEOUT", DEFAULT_ELASTIC_TIMEOUT),
+        _seconds(env, "HOROVOD_START_TIMEOUT", 30), reset_limit, hosts_are_fixed=script is None)
+    if script is not None:
+        return HostDiscoveryScript(script, slots), settings
+    _, hosts = parse_hosts_and_slots(hosts_string or f"localhost:{settings.num_proc}")
+    if len(hosts) < 2:
+        raise ValueError("an elastic job needs two hosts or a discovery script, for a host is not used any more when a "
+                         "worker has failed there: name hosts by -H, or give --host-discovery-script")
+    if sum(hosts.values()) < settings.num_proc:
+        raise ValueError(f"Requested more processes ({settings.num_proc}) than there are available slots "
+                         f"({sum(hosts.values())}): ask for fewer processes, or give the hosts more slots")
+    return FixedHosts(hosts), settings
+
+
+def _seconds(env, name, default):
+    try:
+        return float(env.get(name) or default)
+    except ValueError:
+        raise ValueError(f"environment variable {name}={env[name]!r}: expected seconds") from None
+
+
 def run_elastic(command, discovery, settings, env, output=None, console=None, cooldown_range=None):
     """Runs the command as the ranks of an elastic job; returns when a worker, and with it the job, has ended with 0.
 
@@ -68,7 +102,7 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
     Raises:
         WorkerFailed: workers failed, and the job could not go on without them. Interrupted: a signal stopped the job.
         RuntimeError: too few slots for too long, too many resets, no state left; the discovery failed the first time.
-        ValueError: cooldown_range. OSError: the output directory cannot be written, or no process can be started.
+        OSError: the output directory cannot be written, or no process can be started.
         In all cases no process is left.
     """
     output = output or OutputOptions()

@@ -1,7 +1,7 @@
 """The driver's connections to its workers: an asyncio server in a thread of its own.
 
-A stranger may say 72 bytes of handshake, for a few seconds, and nothing of them is interpreted before the proof. Messages
-are those of common/elastic_worker.py.
+A stranger may say 72 bytes of handshake, for a few seconds, and nothing of them is interpreted before the proof.
+Messages are those of common/elastic_worker.py.
 """
 import asyncio
 import threading

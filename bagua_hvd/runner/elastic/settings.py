@@ -2,7 +2,6 @@
 from dataclasses import dataclass
 
 DEFAULT_ELASTIC_TIMEOUT = 600
-COOLDOWN_MAX = 3600
 
 
 @dataclass
@@ -39,20 +38,5 @@ class ElasticSettings:
         if self.num_proc < self.min_num_proc:
             raise ValueError(f"-np {self.num_proc} is below --min-np {self.min_num_proc}: raise it, or leave it out")
         if self.max_num_proc is not None and self.max_num_proc < self.num_proc:
-            raise ValueError(f"--max-np {self.max_num_proc} is below the {self.num_proc} processes to begin with: raise "
-                             "it, or leave it out")
-        if self.reset_limit is not None and self.reset_limit < 0:
-            raise ValueError(f"--reset-limit {self.reset_limit}: give 0 or more")
-        if self.elastic_timeout <= 0:
-            raise ValueError(f"--elastic-timeout {self.elastic_timeout}: give more than 0 seconds")
-
-
-def check_cooldown_range(cooldown_range):
-    """(low, high) in seconds, or None. ValueError unless 1 <= low <= high <= COOLDOWN_MAX."""
-    if cooldown_range is None:
-        return None
-    low, high = cooldown_range
-    if not 1 <= low <= high <= COOLDOWN_MAX:
-        raise ValueError(f"--blacklist-cooldown-range {low} {high}: give two numbers of seconds, the smaller one first, "
-                         f"from 1 to {COOLDOWN_MAX}")
-    return low, high
+            raise ValueError(f"--max-np {self.max_num_proc} is below the {self.num_proc} processes to begin with: "
+                             "raise it, or leave it out")
