@@ -27,6 +27,7 @@ class ElasticJob:
         self.script = launcher.folder / "discover.sh"
         self.script.write_text(f"#!/bin/sh\ncat '{self._file}'\n")
         self.script.chmod(0o755)
+        self._stop = launcher.folder / "stop"
         self.set_hosts(hosts)
         self.output = []
         self._popen = None
@@ -43,6 +44,7 @@ class ElasticJob:
     def start(self, *flags, command, env=None, script=True):
         """Starts the job; command: a Python script and its arguments."""
         discovery = ["--host-discovery-script", self.script] if script else []
+        env = {"TEST_STOP": str(self._stop), **(env or {})}
         self._popen = self._launcher.start(*discovery, *flags, sys.executable, *command, env=env)
         self._threads = [threading.Thread(target=self._read, args=(file,), daemon=True)
                          for file in (self._popen.stdout, self._popen.stderr)]
@@ -52,6 +54,10 @@ class ElasticJob:
     def _read(self, file):
         for line in file:
             self.output.append(line.decode(errors="replace").rstrip("\n"))
+
+    def let_end(self):
+        """From now on the workers may end their training."""
+        self._stop.touch()
 
     @property
     def events(self):
@@ -81,16 +87,32 @@ class ElasticJob:
         except AssertionError:
             raise AssertionError(f"no {count} times {name} {words} in:\n{self.text}") from None
 
+    def wait_for_text(self, text, seconds=60):
+        """Returns when a line of the output contains the text."""
+        try:
+            wait_until(lambda: text in self.text, seconds)
+        except AssertionError:
+            raise AssertionError(f"no {text!r} in:\n{self.text}") from None
+
+    def committed(self):
+        """The last step that a worker's commit() has returned from."""
+        return max((int(event.words["step"]) for event in self.of("committed")), default=0)
+
     @property
     def text(self):
         return "\n".join(self.output)
+
+    def signal(self, signum):
+        """Sends a signal to baguarun."""
+        self._popen.send_signal(signum)
 
     def kill(self, event):
         """SIGKILL for the process that printed the event."""
         os.kill(int(event.words["pid"]), signal.SIGKILL)
 
     def finish(self, seconds=60):
-        """The exit code; checks that no process is left."""
+        """let_end(), then the exit code; checks that no process is left."""
+        self.let_end()
         try:
             code = self._popen.wait(seconds)
         except Exception:

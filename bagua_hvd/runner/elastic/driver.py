@@ -324,14 +324,16 @@ class ElasticDriver:
             return
         if self._lacking_since is None:
             self._lacking_since = now
+            if slots < needed and not self._settings.hosts_are_fixed:
+                self._crew.say(f"baguarun: waiting for slots: {needed} needed, {slots} available.")
         timeout = self._settings.elastic_timeout
         waited = now >= self._lacking_since + timeout
         if slots < needed and (waited or self._settings.hosts_are_fixed and not self._hosts.come_back):
             how_long = f"for {timeout:g} s" if waited else "and no host can come back"
             self._fail(RuntimeError(
-                f"Timed out waiting for minimum number of slots to become available: {needed} are needed, {slots} are "
-                f"there, {how_long}. Give the job more hosts, a lower --min-np, a --blacklist-cooldown-range, or a "
-                "longer --elastic-timeout."))
+                f"Timed out waiting for minimum number of slots to become available: {needed} needed, {slots} "
+                f"available, {how_long}. Give the job more hosts, a lower --min-np, a --blacklist-cooldown-range, or a longer "
+                "--elastic-timeout."))
         elif waited:
             missing = [worker for worker in staying if worker.phase is not Phase.WAITING]
             where = ", ".join(dict.fromkeys(worker.host for worker in missing))
