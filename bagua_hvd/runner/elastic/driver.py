@@ -332,8 +332,8 @@ class ElasticDriver:
             how_long = f"for {timeout:g} s" if waited else "and no host can come back"
             self._fail(RuntimeError(
                 f"Timed out waiting for minimum number of slots to become available: {needed} needed, {slots} "
-                f"available, {how_long}. Give the job more hosts, a lower --min-np, a --blacklist-cooldown-range, or a longer "
-                "--elastic-timeout."))
+                f"available, {how_long}. Give the job more hosts, a lower --min-np, a --blacklist-cooldown-range, or a "
+                "longer --elastic-timeout."))
         elif waited:
             missing = [worker for worker in staying if worker.phase is not Phase.WAITING]
             where = ", ".join(dict.fromkeys(worker.host for worker in missing))
