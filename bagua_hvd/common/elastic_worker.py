@@ -20,7 +20,7 @@ DRIVER, WORKER = "BAGUA_HVD_ELASTIC_DRIVER", "BAGUA_HVD_ELASTIC_WORKER"
 _CONNECT_SECONDS = 30
 
 _PLACE = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
-          "HOROVOD_CROSS_SIZE")
+          "HOROVOD_CROSS_SIZE", "HOROVOD_GLOO_IFACE")
 
 
 class HostUpdateResult:
@@ -44,7 +44,7 @@ class Assignment:
     """This process's place in the next meeting.
 
     Attributes:
-        environment: the HOROVOD_ variables of rank and size. scope: names the meeting.
+        environment: the HOROVOD_ variables of rank and size, and of the interface. scope: names the meeting.
         skip_sync: whether all members agree not to synchronize their state after this meeting.
     """
 

@@ -173,13 +173,13 @@ def _run_elastic(args):
                                            args.host_discovery_script, args.slots, _hosts(args), args.reset_limit)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    _check_command(args.command[0], env)
     if args.dry_run:
         for name, slots in discovery.find_available_hosts_and_slots().items():
             print(f"{name}:{slots}, up to {slots} ranks: {shlex.join(args.command)}")
         return
     output = OutputOptions(args.output_filename, args.prefix_output_with_timestamp)
-    run_elastic(args.command, discovery, settings, env, output, cooldown_range=args.cooldown_range)
+    run_elastic(args.command, discovery, settings, env, output, cooldown_range=args.cooldown_range,
+                options=host_options(args))
 
 
 def _run(args):

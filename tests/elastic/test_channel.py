@@ -30,13 +30,13 @@ def event(service):
 
 def test_messages(service):
     updates = queue.Queue()
-    link = DriverLink(service.address, SECRET, 3, lambda *update: updates.put(update))
+    link = DriverLink(f"127.0.0.1:{service.port}", SECRET, 3, lambda *update: updates.put(update))
     service.send(3, {"type": "lost before anybody is there"})
     service.send(4, {"type": "for nobody"})
     link.synced()
     assert event(service) == ("synced", 3, {"type": "synced"})
     place = {f"HOROVOD_{name}": str(i) for i, name in enumerate(
-        ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"])}
+        ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "GLOO_IFACE"])}
     service.send(3, {"type": "hosts_updated", "timestamp": 5, "result": 2})
     service.send(3, {"type": "assignment", "environment": {**place, "PATH": "no"}, "scope": "elastic.1",
                      "skip_sync": True})
@@ -65,11 +65,11 @@ def test_a_worker_that_hangs_up(service):
 
 def test_a_driver_that_ends():
     with Service(SECRET, lambda *event: None) as service:
-        link = DriverLink(service.address, SECRET, 0, None)
+        link = DriverLink(f"127.0.0.1:{service.port}", SECRET, 0, None)
     with pytest.raises(ValueError, match="The driver of the elastic job has hung up"):
         link.join()
     with pytest.raises(ValueError, match="does not answer at"):
-        DriverLink(service.address, SECRET, 0, None)
+        DriverLink(f"127.0.0.1:{service.port}", SECRET, 0, None)
 
 
 def test_wrong_secret(service):

@@ -311,7 +311,7 @@ def test_a_function_that_cannot_be_pickled():
 # ---- arguments --------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("arguments, error, words", [
-    ({"hosts": "localhost:1", "hostfile": "x"}, ValueError, "hosts, hostfile and host_discovery_script exclude each other"),
+    ({"hosts": "localhost:1", "hostfile": "x"}, ValueError, "hostfile and host_discovery_script exclude each other"),
     ({"use_gloo": True, "use_mpi": True}, ValueError, "use_gloo and use_mpi exclude each other"),
     ({"use_mpi": True}, NotImplementedError, "use_mpi: "),
     ({"num_proc": 3, "hosts": "localhost:2"}, ValueError,
@@ -326,7 +326,7 @@ def test_a_function_that_cannot_be_pickled():
     ({"max_num_proc": 1, "slots": 2}, ValueError, "max_num_proc, slots: these are for elastic jobs"),
     ({"min_num_proc": 1}, ValueError, "needs two hosts or a discovery script"),
     ({"max_num_proc": 1, "reset_limit": 2}, ValueError, "max_num_proc, reset_limit: these are for elastic jobs"),
-    ({"host_discovery_script": "/no/such/script", "cooldown_range": (2, 1)}, ValueError, "blacklist-cooldown-range 2 1"),
+    ({"host_discovery_script": "/no/such", "cooldown_range": (2, 1)}, ValueError, "blacklist-cooldown-range 2 1"),
     ({"host_discovery_script": "/no/such/script"}, RuntimeError, "'/no/such/script' cannot be run"),
 ], ids=lambda value: "-".join(value) if isinstance(value, dict) else "")
 def test_wrong_arguments(arguments, error, words):

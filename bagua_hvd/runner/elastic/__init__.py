@@ -5,6 +5,7 @@
     placement.py     ranks for the members of a meeting
     service.py       the driver's connections to its workers
     crew.py          what the driver acts through: processes, their output, messages
+    reach.py         how hosts are connected
     run.py           puts these together: `baguarun --min-np ...`
     settings.py      the flags
     worker.py        HostUpdateResult, under Horovod's name

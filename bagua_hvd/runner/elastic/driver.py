@@ -69,7 +69,8 @@ class ElasticDriver:
 
     Args:
         settings: ElasticSettings. hosts: HostManager.
-        crew: has start(number, host, slot), stop(number), send(number, message), place(number, rank), say(text).
+        crew: has start(number, host, slot), stop(number), send(number, message), place(number, rank),
+            interface(host, hosts), say(text).
         clock: seconds.
     Attributes:
         finished: no worker is left, and none will be started.
@@ -293,17 +294,18 @@ class ElasticDriver:
         for worker in self._workers.values():
             if worker not in members:       # whatever it knows is out of date from now on
                 worker.rank, worker.has_state = None, False
+        places = list(dict.fromkeys(worker.host for worker in members))
         for worker, slot in assign(members, list(hosts)).items():
             self._enter(worker, Phase.RUNNING)
             worker.rank = worker.label = slot.rank
             self._crew.place(worker.number, slot.rank)
-            self._crew.send(worker.number, {
-                "type": "assignment", "scope": f"elastic.{self.meetings}", "skip_sync": skip_sync,
-                "environment": environment_of(slot)})
+            environment = environment_of(slot)
+            environment["HOROVOD_GLOO_IFACE"] = self._crew.interface(worker.host, places)
+            self._crew.send(worker.number, {"type": "assignment", "scope": f"elastic.{self.meetings}",
+                                            "skip_sync": skip_sync, "environment": environment})
         self._news = self._failure_of_worker = self._failure_of_member = self._lacking_since = None
         if self.meetings > 1:
-            places = ", ".join(dict.fromkeys(worker.host for worker in members))
-            self._crew.say(f"baguarun: the job goes on with size {len(members)}, on {places}.")
+            self._crew.say(f"baguarun: the job goes on with size {len(members)}, on {', '.join(places)}.")
 
     def _give_up(self, staying, hosts, now):
         """Ends the job when nothing can come of it any more, or has not for too long."""

@@ -9,12 +9,16 @@ from bagua_hvd.runner.common.util.secret import make_secret_key
 from bagua_hvd.runner.elastic.crew import Crew
 from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscoveryScript, HostManager
 from bagua_hvd.runner.elastic.driver import ElasticDriver
+from bagua_hvd.runner.elastic.reach import Reach
 from bagua_hvd.runner.elastic.service import Service
 from bagua_hvd.runner.elastic.settings import DEFAULT_ELASTIC_TIMEOUT, ElasticSettings
-from bagua_hvd.runner.job import Interrupted, OutputOptions
+from bagua_hvd.runner.job import Interrupted, OutputOptions, is_local
 from bagua_hvd.runner.output import Console, Descriptor
 from bagua_hvd.runner.rendezvous import Rendezvous
-from bagua_hvd.runner.workers import JobStopped, Workers
+from bagua_hvd.runner.spawner import Spawner
+from bagua_hvd.runner.ssh.spawner import SshSpawner
+from bagua_hvd.runner.static import HostOptions
+from bagua_hvd.runner.workers import Workers
 
 _DISCOVERY_SECONDS = 1
 # The rules know deadlines; so often they are looked at when nothing happens.
@@ -91,14 +95,14 @@ def _seconds(env, name, default):
         raise ValueError(f"environment variable {name}={env[name]!r}: expected seconds") from None
 
 
-def run_elastic(command, discovery, settings, env, output=None, console=None, cooldown_range=None):
+def run_elastic(command, discovery, settings, env, output=None, console=None, cooldown_range=None, options=None):
     """Runs the command as the ranks of an elastic job; returns when a worker, and with it the job, has ended with 0.
 
     Args:
         command: list of arguments. discovery: HostDiscovery. settings: ElasticSettings.
         env: the launcher's environment, with what its flags set.
         output: OutputOptions. console: Console; None: descriptors 1 and 2.
-        cooldown_range: see HostManager.
+        cooldown_range: see HostManager. options: HostOptions.
     Raises:
         WorkerFailed: workers failed, and the job could not go on without them. Interrupted: a signal stopped the job.
         RuntimeError: too few slots for too long, too many resets, no state left; the discovery failed the first time.
@@ -106,6 +110,7 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
         In all cases no process is left.
     """
     output = output or OutputOptions()
+    options = options or HostOptions()
     console = console or Console(Descriptor(1), Descriptor(2))
     hosts = HostManager(discovery, cooldown_range)
     # Before there is anything to clean up: a discovery that does not work at all is a mistake of the user's.
@@ -113,12 +118,16 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
     secret_key = make_secret_key()
     secret = base64.b64decode(secret_key)
     events = queue.SimpleQueue()
+    # Other hosts may come; whoever connects must prove the job's secret.
+    address = "127.0.0.1" if settings.hosts_are_fixed and all(map(is_local, first)) else "0.0.0.0"
     with ExitStack() as stack:
-        rendezvous = stack.enter_context(Rendezvous(secret))
-        service = stack.enter_context(Service(secret, lambda *event: events.put(event)))
-        workers = Workers(console)
-        crew = Crew(command, env, output, workers, service, rendezvous, secret_key, console,
-                    lambda number, code, note: events.put(("ended", number, (code, note))))
+        ssh = SshSpawner(options.ssh, env)
+        spawner = stack.enter_context(Spawner(is_local, ssh))
+        rendezvous = stack.enter_context(Rendezvous(secret, address))
+        service = stack.enter_context(Service(secret, lambda *event: events.put(event), address))
+        workers = Workers(console, spawner)
+        crew = Crew(command, env, output, workers, Reach(ssh, options, workers.call), service, rendezvous, secret_key,
+                    console, lambda number, code, note: events.put(("ended", number, (code, note))))
         driver = ElasticDriver(settings, hosts, crew)
         driver.hosts_found(first)
         stack.enter_context(_Discovery(discovery, lambda found: events.put(("hosts", None, found)), workers.say))
@@ -137,8 +146,6 @@ def _drive(driver, events, workers):
                 _handle(driver, *events.get_nowait())
         except queue.Empty:
             pass
-        except JobStopped:
-            return
         if workers.stopping:
             return
     if driver.failure is not None:

@@ -22,7 +22,7 @@ class Service:
     Raises:
         OSError: the address cannot be used.
     Attributes:
-        address: `host:port`, for workers on hosts that reach `host`.
+        port.
     """
 
     def __init__(self, secret, on_event, host="127.0.0.1"):
@@ -34,7 +34,6 @@ class Service:
         self._server = self._loop.run_until_complete(
             asyncio.start_server(self._serve, host, 0, limit=channel.MESSAGE_MAX))
         self.port = self._server.sockets[0].getsockname()[1]
-        self.address = f"{host}:{self.port}"
         self._thread = threading.Thread(target=self._loop.run_forever, name="elastic service", daemon=True)
         self._thread.start()
 
