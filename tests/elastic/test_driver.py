@@ -340,6 +340,14 @@ def test_a_new_worker_that_failed_is_none():
     assert job.driver.finished and job.driver.failure is None
 
 
+def test_workers_that_never_call_init():
+    job = Job({"a": 1, "b": 1}, min_num_proc=1)
+    job.end(0, 0)
+    assert job.stopped == [] and not job.driver.finished
+    job.end(1, 0)
+    assert job.driver.finished and job.driver.failure is None
+
+
 def test_all_hosts_blacklisted_before_anything_was_done():
     job = Job({"a": 1, "b": 1}, min_num_proc=1)
     job.end(0, 3)

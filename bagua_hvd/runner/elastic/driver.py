@@ -236,7 +236,8 @@ class ElasticDriver:
 
     def _end(self):
         """A worker has done its work. The others finish theirs; nobody joins any more."""
-        members = [worker for worker in self._live() if worker.rank is not None]
+        # Without a meeting, they may have no need of one.
+        members = [worker for worker in self._live() if worker.rank is not None or self.meetings == 0]
         self._let_go(members, self._clock())
         for worker in members:
             if worker.phase is Phase.WAITING:
