@@ -1,31 +1,43 @@
-"""The paper's communication primitives over buckets: what an algorithm's `communicate` is made of.
+"""The paper's communication primitives: what an algorithm's `communicate` is made of, and for users to call themselves.
 
-Each posts one native operation and returns at once with its Operation. The bytes are the bucket's views, read and
-overwritten in place by the core, which the caller must leave alone until the Operation has ended.
+Each posts one native operation and returns at once with its Operation, whose wait() ends it. What is communicated, a
+Bucket or a contiguous NumPy array, is read and overwritten in place by the core (or written to `out`), and must be left
+alone until the Operation has ended.
 
     c_fp_s   centralized, full precision, synchronous: allreduce
     c_lp_s   centralized, low precision, synchronous: alltoall of codes, mean of one's own chunk, allgather of its code
+    d_fp_s   decentralized, full precision, synchronous: the mean with a peer, or with the neighbours in a ring
+    d_lp_s   decentralized, low precision, synchronous: codes to and from the neighbours in a ring
+
+A bucket names itself. An array needs a `name`, the same on all ranks and used by no other operation in flight: ranks
+match operations by it. Every wait() raises HorovodInternalError when ranks disagree or one is lost.
 
 The names are those of BAGUA (Gan et al., arXiv:2107.01499).
 """
+import itertools
 from typing import NamedTuple
 
+import numpy as np
+
+from bagua_hvd.codecs import (  # noqa: F401  (with the primitives that take them)
+    Codec,
+    bfloat16,
+    float16,
+    float32,
+    minmax_uint8,
+    qsgd,
+    sign,
+    sign_rms,
+    ternary,
+    topk,
+)
 from bagua_hvd.common import basics, native
-from bagua_hvd.common.native import ffi
+from bagua_hvd.common.buckets import Bucket
 
+EXCHANGES = {"scatter_gather": native.EXCHANGE_SCATTER_GATHER, "allgather": native.EXCHANGE_ALLGATHER}
+TOPOLOGIES = {"shift_one": native.TOPOLOGY_SHIFT_ONE, "ring": native.TOPOLOGY_RING}
 
-class Codec(NamedTuple):
-    """A lossy encoding. name: its file in native/kernel. number: the core's."""
-
-    name: str
-    number: int
-
-    def takes(self, dtype):
-        """Whether it encodes elements of the native dtype."""
-        return native.lib.bhvd_encoded_size(self.number, dtype, 1) > 0
-
-
-minmax_uint8 = Codec("minmax_uint8", native.CODEC_MINMAX_UINT8)
+_seeds = itertools.count(1)
 
 
 class ErrorState:
@@ -33,70 +45,208 @@ class ErrorState:
 
     Attributes:
         worker: one element for each of the bucket: what encoding this rank's own values has lost so far.
-        server: one element for each of a chunk: what encoding the mean of its chunk has lost so far.
+        server: one element for each of a chunk: what encoding the mean of its chunk has lost so far. Hierarchical: one
+            for each of the bucket, of which a rank uses those of its chunks; memory that is not used costs nothing.
     """
 
-    def __init__(self, count, size):
-        self.worker = ffi.new("float[]", max(count, 1))
-        self.server = ffi.new("float[]", max(native.chunk_count(count, size), 1))
+    def __init__(self, count, size, hierarchical=False):
+        self.worker = np.zeros(count, np.float32)
+        self.server = np.zeros(self._server_count(count, size, hierarchical), np.float32)
 
-    def fits(self, count, size):
+    @staticmethod
+    def _server_count(count, size, hierarchical):
+        return count if hierarchical else native.chunk_count(count, size)
+
+    def fits(self, count, size, hierarchical=False):
         """Whether it was made for `count` elements over `size` ranks."""
-        return len(self.worker) == max(count, 1) and len(self.server) == max(native.chunk_count(count, size), 1)
+        return self.worker.size == count and self.server.size == self._server_count(count, size, hierarchical)
+
+    def _arrays(self):
+        return {"worker": self.worker, "server": self.server}
 
     def state_dict(self):
-        return {"worker": bytes(ffi.buffer(self.worker)), "server": bytes(ffi.buffer(self.server))}
+        return _dump(self._arrays())
 
     def load_state_dict(self, state):
         """Returns False, and changes nothing, when the state is of another size (another number of ranks)."""
-        targets = {name: ffi.buffer(getattr(self, name)) for name in ("worker", "server")}
-        if any(len(state[name]) != len(target) for name, target in targets.items()):
-            return False
-        for name, target in targets.items():
-            target[:] = state[name]
-        return True
+        return _load(self._arrays(), state)
 
 
-def _address(array):
-    return int(ffi.cast("uintptr_t", array))
-
-
-def c_fp_s(bucket, group, average=True, prescale_factor=1.0, postscale_factor=1.0):
-    """Sum or mean of the bucket over the ranks of `group`; bit-equal on all of them.
+class Replicas:
+    """What a rank and its neighbours in a ring have sent so far, as everyone who holds a copy knows it.
 
     Args:
-        bucket: one dtype that allreduce takes; the same layout on all ranks.
+        own, left, right: contiguous float32 NumPy arrays of one element for each value, or None: not kept. Left is the
+            rank before this one. They must begin equal on their holders: own here, right on the left neighbour, left on
+            the right one.
+    """
+
+    def __init__(self, own, left, right):
+        self.own, self.left, self.right = own, left, right
+
+    def _kept(self):
+        return {name: getattr(self, name) for name in ("own", "left", "right") if getattr(self, name) is not None}
+
+    def state_dict(self):
+        """Of this rank only: a checkpoint must hold every rank's, or all ranks must begin equal again."""
+        return _dump(self._kept())
+
+    def load_state_dict(self, state):
+        """Returns False, and changes nothing, when the state is of another size."""
+        return _load(self._kept(), state)
+
+
+def _dump(arrays):
+    return {name: array.tobytes() for name, array in arrays.items()}
+
+
+def _load(arrays, state):
+    if arrays.keys() != state.keys() or any(len(state[name]) != array.nbytes for name, array in arrays.items()):
+        return False
+    for name, array in arrays.items():
+        array[:] = np.frombuffer(state[name], array.dtype)
+    return True
+
+
+class _Values(NamedTuple):
+    """What a primitive communicates: TensorViews, under a name."""
+
+    name: str
+    views: list
+    prescale_factor: float = 1.0
+    postscale_factor: float = 1.0
+
+    @property
+    def count(self):
+        return sum(native.count_of(view) for view in self.views)
+
+
+def _values(values, name, out):
+    if not isinstance(values, Bucket):
+        if name is None:
+            raise ValueError("an array needs a name, the same on all ranks, by which they match the operation")
+        return _Values(name, [native.array_view(values, out)])
+    views = values.views if out is None else native.views_into(values.views, out)
+    return _Values(name or values.name, views, values.prescale_factor, values.postscale_factor)
+
+
+def _choice(choices, chosen, what):
+    if chosen not in choices:
+        raise ValueError(f"{what}={chosen!r}: expected one of {', '.join(choices)}")
+    return choices[chosen]
+
+
+def _codec_fields(codec, seed):
+    # Of a codec that rounds at random, no two calls of a process must repeat the numbers.
+    seed = next(_seeds) if seed is None else seed
+    return {"codec": codec.number, "codec_options": {"parameter": codec.parameter, "seed": seed}}
+
+
+def c_fp_s(bucket, group, average=True, prescale_factor=1.0, postscale_factor=1.0, out=None, name=None):
+    """Sum or mean over the ranks of `group`; bit-equal on all of them.
+
+    Args:
+        bucket: a Bucket or an array; one dtype that allreduce takes; the same layout on all ranks.
         average: False for the sum.
         prescale_factor, postscale_factor: multiply before and after, together with the bucket's own factors.
+        out: where the result goes instead: for an array one like it, for a bucket a flat array of as many elements of
+            the same size.
+        name: of an array; for a bucket, in place of its own.
     Returns:
-        An Operation. Its wait() raises HorovodInternalError when ranks disagree or one is lost.
+        An Operation.
     """
+    values = _values(bucket, name, out)
     return basics.context().post(
-        native.ALLREDUCE, bucket.name, bucket.views, process_set=group.process_set_id,
+        native.ALLREDUCE, values.name, values.views, process_set=group.process_set_id,
         op=native.OP_AVERAGE if average else native.OP_SUM,
-        prescale_factor=bucket.prescale_factor * prescale_factor,
-        postscale_factor=bucket.postscale_factor * postscale_factor,
+        prescale_factor=values.prescale_factor * prescale_factor,
+        postscale_factor=values.postscale_factor * postscale_factor,
     )
 
 
-def c_lp_s(bucket, group, codec=minmax_uint8, error=None, average=True, prescale_factor=1.0, postscale_factor=1.0):
-    """Sum or mean of the encoded bucket over the ranks of `group`, encoded again; bit-equal on all of them.
+def c_lp_s(bucket, group, codec=minmax_uint8, error=None, average=True, exchange="scatter_gather", seed=None,
+           prescale_factor=1.0, postscale_factor=1.0, out=None, name=None, hierarchical=False):
+    """Sum or mean of the encoded values over the ranks of `group`; bit-equal on all of them.
 
     Args:
-        bucket: of a dtype that the codec takes; the same layout on all ranks.
-        error: an ErrorState that fits the bucket, read and updated; None: what encoding loses is lost.
+        bucket: a Bucket or an array, of a dtype that the codec takes; the same layout on all ranks.
+        codec: equal on all ranks.
+        error: an ErrorState that fits, read and updated; None: what encoding loses is lost.
         average: False for the sum.
-        prescale_factor, postscale_factor: multiply before and after, together with the bucket's own factors.
+        exchange: "scatter_gather": every rank averages its chunk, and encodes it again; "allgather": everyone's codes
+            to everyone, encoded once; less traffic for very small codes (top-k) or few ranks.
+        seed: of a codec that rounds at random, 0 <= seed < 2^64; None: a new one for each call. It is mixed with rank
+            and place (native/primitive/encoder.h).
+        prescale_factor, postscale_factor, out, name: as for c_fp_s().
+        hierarchical: sum in full precision within hosts, codes between them. On one host it is as without.
     Returns:
-        An Operation. Its wait() raises HorovodInternalError when ranks disagree or one is lost.
+        An Operation.
+    Raises:
+        ValueError: the error state does not fit.
     """
+    values = _values(bucket, name, out)
+    if error is not None and not error.fits(values.count, group.size(), hierarchical):
+        raise ValueError(
+            f"the error state does not fit {values.count} elements over {group.size()} ranks, "
+            f"hierarchical={hierarchical}: make a new ErrorState"
+        )
     return basics.context().post(
-        native.C_LP_S, bucket.name, bucket.views, process_set=group.process_set_id,
+        native.C_LP_S, values.name, values.views, process_set=group.process_set_id,
         op=native.OP_AVERAGE if average else native.OP_SUM,
-        prescale_factor=bucket.prescale_factor * prescale_factor,
-        postscale_factor=bucket.postscale_factor * postscale_factor,
-        codec=codec.number,
-        worker_error=_address(error.worker) if error else 0,
-        server_error=_address(error.server) if error else 0,
+        prescale_factor=values.prescale_factor * prescale_factor,
+        postscale_factor=values.postscale_factor * postscale_factor,
+        exchange=_choice(EXCHANGES, exchange, "exchange"), hierarchical=hierarchical,
+        worker_error=native.floats(error.worker if error else None),
+        server_error=native.floats(error.server if error else None),
         owner=error,
+        **_codec_fields(codec, seed),
+    )
+
+
+def d_fp_s(bucket, group, topology="shift_one", round=0, out=None, name=None, hierarchical=False):
+    """The mean with this rank's peers, which differs between ranks. A bucket's factors do not apply.
+
+    Args:
+        bucket: a Bucket or an array, of one floating dtype; the same layout on all ranks.
+        topology: "shift_one": the mean of two, with another peer in every round (native/primitive/peers.h); "ring": the
+            mean of three, with both neighbours; of two ranks the other one counts twice.
+        round: counts the calls, from 0; equal on all ranks.
+        out, name: as for c_fp_s().
+        hierarchical: hosts are the peers, each with the mean of its ranks, which all end alike. One host: that mean.
+    Returns:
+        An Operation.
+    """
+    values = _values(bucket, name, out)
+    return basics.context().post(
+        native.D_FP_S, values.name, values.views, process_set=group.process_set_id,
+        topology=_choice(TOPOLOGIES, topology, "topology"), round=round, hierarchical=hierarchical,
+    )
+
+
+def d_lp_s(values, group, codec, replicas, seed=None, name=None, hierarchical=False):
+    """Sends the encoded values to both neighbours in a ring, and adds to each replica what its owner's code decodes to.
+
+        own += D(Q(v))      left += D(Q(v_left))      right += D(Q(v_right))
+
+    Args:
+        values: a Bucket or an array, of a dtype that the codec takes; only read. The same layout on all ranks.
+        replicas: Replicas of as many elements. With two ranks left and right are the same one; alone, a rank is its own
+            left and right.
+        codec, seed, name: as for c_lp_s().
+        hierarchical: hosts stand in the ring, each with the mean of its ranks' values; their replicas are alike. One
+            host is its own left and right.
+    Returns:
+        An Operation.
+    Raises:
+        ValueError: the replicas do not fit.
+    """
+    sent = _values(values, name, None)
+    kept = (replicas.own, replicas.left, replicas.right)
+    for array in kept:
+        if array is not None and (array.size != sent.count or native.array_view(array).dtype != native.FLOAT32):
+            raise ValueError(f"a replica is {array.dtype}{list(array.shape)}, not float32[{sent.count}]")
+    return basics.context().post(
+        native.D_LP_S, sent.name, sent.views, process_set=group.process_set_id,
+        replicas=[native.floats(array) for array in kept], hierarchical=hierarchical, owner=kept,
+        **_codec_fields(codec, seed),
     )

@@ -39,6 +39,20 @@ class _Runtime:
         self.membership = None                  # in a job that another engine than baguarun started
         self.handles = {}                       # int handle -> collectives.Pending
         self.atexit_registered = False
+        self._watchers = []
+
+    def watch(self, watcher):
+        """Calls watcher(context, options) now, after every init(), and with (None, None) after every shutdown().
+
+        For front ends that keep the native context where Python does not look.
+        """
+        with self.lock:
+            self._watchers.append(watcher)
+            watcher(self.context, self.options)
+
+    def tell_watchers(self):
+        for watcher in self._watchers:
+            watcher(self.context, self.options)
 
 
 runtime = _Runtime()
@@ -121,6 +135,7 @@ def _start(comm, process_sets, scope=None):
     runtime.handles.clear()
     runtime.options = options
     runtime.context = started
+    runtime.tell_watchers()
     if not runtime.atexit_registered:
         runtime.atexit_registered = True
         atexit.register(shutdown)
@@ -242,6 +257,7 @@ def shutdown():
         runtime.handle_numbers = itertools.count(1)
         # Not destroyed here: other threads may be waiting in it. The last reference does that.
         stopped.shutdown()
+        runtime.tell_watchers()
 
 
 def start_timeline(file_path, mark_cycles=False):

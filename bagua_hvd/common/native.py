@@ -7,6 +7,7 @@ any thread; cffi releases the GIL inside native calls.
 The structs of bhvd_post are pooled, since building them anew would cost more than a small allreduce in shared memory. A
 call takes one from the pool, so threads never share one.
 """
+import math
 import os
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -42,10 +43,14 @@ OP_MIN, OP_MAX, OP_PRODUCT = lib.BHVD_OP_MIN, lib.BHVD_OP_MAX, lib.BHVD_OP_PRODU
 
 ALLREDUCE, ALLGATHER, BROADCAST = lib.BHVD_ALLREDUCE, lib.BHVD_ALLGATHER, lib.BHVD_BROADCAST
 ALLTOALL, REDUCESCATTER = lib.BHVD_ALLTOALL, lib.BHVD_REDUCESCATTER
-BARRIER, JOIN, C_LP_S = lib.BHVD_BARRIER, lib.BHVD_JOIN, lib.BHVD_C_LP_S
+BARRIER, JOIN = lib.BHVD_BARRIER, lib.BHVD_JOIN
+C_LP_S, D_FP_S, D_LP_S = lib.BHVD_C_LP_S, lib.BHVD_D_FP_S, lib.BHVD_D_LP_S
 PROCESS_SET_ADD, PROCESS_SET_REMOVE = lib.BHVD_PROCESS_SET_ADD, lib.BHVD_PROCESS_SET_REMOVE
 
-CODEC_NONE, CODEC_MINMAX_UINT8 = lib.BHVD_CODEC_NONE, lib.BHVD_CODEC_MINMAX_UINT8
+CODEC_NONE = lib.BHVD_CODEC_NONE
+
+EXCHANGE_SCATTER_GATHER, EXCHANGE_ALLGATHER = lib.BHVD_EXCHANGE_SCATTER_GATHER, lib.BHVD_EXCHANGE_ALLGATHER
+TOPOLOGY_SHIFT_ONE, TOPOLOGY_RING = lib.BHVD_TOPOLOGY_SHIFT_ONE, lib.BHVD_TOPOLOGY_RING
 
 # A wait looks at Python's signals this often, so that Ctrl-C ends it.
 WAIT_SLICE_MS = 200
@@ -234,7 +239,7 @@ class Context:
         native = ffi.new("struct bhvd_context_options *")
         for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "rendezvous_port",
                      "fusion_threshold", "cache_capacity", "start_timeout_ms", "timeout_ms", "stall_warning_ms",
-                     "stall_shutdown_ms"):
+                     "stall_shutdown_ms", "streams"):
             setattr(native, name, getattr(options, name))
         for name in ("transport", "rendezvous_host", "scope", "listen_host", "host_id", "allreduce_path"):
             setattr(native, name, text(getattr(options, name)))
@@ -252,7 +257,7 @@ class Context:
         self.blocked_ns = 0
 
     def post(self, kind, name, tensors=(), *, process_set=0, op=OP_SUM, prescale_factor=1.0, postscale_factor=1.0,
-             root_rank=0, splits=None, codec=0, worker_error=0, server_error=0, blocking=False, owner=None):
+             root_rank=0, splits=None, blocking=False, owner=None, **primitive):
         """Posts an operation; see bhvd_post.
 
         Args:
@@ -260,9 +265,9 @@ class Context:
             name: full name; ranks match operations by it.
             tensors: TensorViews; more than one is a group, all or nothing.
             splits: int32 values: rows for each rank (alltoall), ranks (process sets).
-            worker_error, server_error: addresses of float32 error states, or 0.
             blocking: the caller waits at once, so that its thread makes the progress.
-            owner: kept alive until the operation ended, besides the owners of the tensors (for the error states).
+            owner: kept alive until the operation ended, besides the owners of the tensors (for error states, replicas).
+            primitive: other fields of struct bhvd_args, as cffi takes them; see floats() for its pointers.
         Returns:
             An Operation.
         Raises:
@@ -271,7 +276,8 @@ class Context:
         if self.abandoned:
             self._drop_abandoned()
         try:
-            call = _calls.pop()
+            # What a primitive sets must not be left for a later call of another kind.
+            call = _Call() if primitive else _calls.pop()
         except IndexError:
             call = _Call()
         args = call.args
@@ -312,18 +318,17 @@ class Context:
             split_array = ffi.new(_INT32S, splits)
             args.splits = split_array
             args.split_count = len(splits)
-        args.codec = codec
         args.blocking = blocking
-        args.worker_error = cast(_FLOAT_POINTER, worker_error) if worker_error else _NULL
-        args.server_error = cast(_FLOAT_POINTER, server_error) if server_error else _NULL
         args.device = -1
+        for field, value in primitive.items():
+            setattr(args, field, value)
         status = lib.bhvd_post(self._pointer, args, call.out, call.error)
-        if status != OK:
-            message = _message(call.error)
+        operation = Operation(call.out[0], self, (tensors, owner)) if status == OK else None
+        message = "" if operation else _message(call.error)
+        if not primitive:
             _calls.append(call)
+        if operation is None:
             raise_for_status(status, message)
-        operation = Operation(call.out[0], self, (tensors, owner))
-        _calls.append(call)
         return operation
 
     def _drop_abandoned(self):
@@ -377,6 +382,11 @@ class Context:
         ranks = ffi.new(_INT32S, size)
         return list(ranks[0:lib.bhvd_process_set_ranks(self._pointer, process_set, ranks, size)])
 
+    @property
+    def address(self):
+        """The native context, for libraries that call the core by themselves; it lives as long as this object."""
+        return int(ffi.cast(_UINTPTR, self._pointer))
+
     def shutdown(self):
         """Leaves the job; operations in flight end with HorovodInternalError. Idempotent, safe while others wait."""
         lib.bhvd_context_shutdown(self._pointer)
@@ -406,13 +416,106 @@ def gathered_view(source):
     return TensorView(int(ffi.cast(_UINTPTR, src)), 0, (len(src),), UINT8, src)
 
 
+def array_view(array, out=None):
+    """The TensorView of a NumPy array; of its own memory in place, or with results in `out`.
+
+    Args:
+        array: contiguous, of a dtype of the core (bfloat16: that of the package ml_dtypes).
+        out: an array of the same shape and dtype.
+    Raises:
+        ValueError: another dtype, not contiguous, or `out` is read-only or does not fit.
+    """
+    out = array if out is None else out
+    dtype = _dtype_of_name.get(array.dtype.name)
+    if dtype is None or not array.dtype.isnative:
+        raise ValueError(f"arrays of dtype {array.dtype} cannot travel; take one of {', '.join(_dtype_of_name)}")
+    if out.shape != array.shape or out.dtype != array.dtype:
+        raise ValueError(f"out is {out.dtype}{list(out.shape)}, but the array {array.dtype}{list(array.shape)}")
+    if not (array.flags.c_contiguous and out.flags.c_contiguous and out.flags.writeable):
+        raise ValueError("an array that travels must be contiguous, and the one for the result writable: copy it")
+    return TensorView(array.ctypes.data, out.ctypes.data, array.shape, dtype, (array, out))
+
+
+def count_of(view):
+    """Elements of a TensorView."""
+    return math.prod(view.shape)
+
+
+def views_into(views, out):
+    """The same TensorViews with their results one after the other in `out`, a contiguous NumPy array.
+
+    Raises:
+        ValueError: `out` has not as many elements of the same size, or is read-only.
+    """
+    size, count = dtype_size(views[0].dtype), sum(map(count_of, views))
+    if out.size != count or out.itemsize != size or not (out.flags.c_contiguous and out.flags.writeable):
+        raise ValueError(
+            f"out is {out.dtype}{list(out.shape)}: expected {count} elements of {size} bytes, contiguous and writable"
+        )
+    moved, address = [], out.ctypes.data
+    for view in views:
+        moved.append(view._replace(dst=address, owner=(view.owner, out)))
+        address += count_of(view) * size
+    return moved
+
+
+def floats(array):
+    """The pointer to a contiguous, writable float32 NumPy array, for the fields of a primitive; None: NULL."""
+    return _NULL if array is None else ffi.cast(_FLOAT_POINTER, array.ctypes.data)
+
+
+def pack(tensors, flat):
+    """Copies tensors into a flat NumPy array, one after the other.
+
+    Args:
+        tensors: TensorViews of `flat.size` elements in all: of every floating dtype when `flat` is float32 (rounded to
+            nearest even), else of its dtype.
+        flat: contiguous, 1-D.
+    Raises:
+        ValueError: sizes or dtypes do not fit.
+    """
+    _move_flat(lib.bhvd_pack, tensors, flat)
+
+
+def unpack(tensors, flat):
+    """The other way: from a flat NumPy array into where the results of the tensors belong; see pack()."""
+    _move_flat(lib.bhvd_unpack, tensors, flat)
+
+
+def _move_flat(move, tensors, flat):
+    view = array_view(flat)
+    count = sum(map(count_of, tensors))
+    if flat.ndim != 1 or flat.size != count:
+        raise ValueError(f"tensors of {count} elements do not fit a flat array of shape {list(flat.shape)}")
+    array, _shapes = _tensor_array(tensors)
+    if move(array, len(tensors), view.dtype, ffi.cast(_VOID_POINTER, view.src)) != OK:
+        names = sorted({dtype_name(tensor.dtype) for tensor in tensors})
+        raise ValueError(f"tensors of {', '.join(names)} cannot be one flat array of {flat.dtype}")
+
+
 def buffer(owner, nbytes):
     """The memory of a result as a writable Python buffer, which keeps `owner` alive."""
     return ffi.buffer(owner, nbytes)
 
 
+def function_address(name):
+    """Where a function of the core lies, for libraries that call it by themselves."""
+    return int(ffi.cast(_UINTPTR, ffi.addressof(lib, name)))
+
+
+def fill_error(error, status, message):
+    """Writes into a struct bhvd_error that native code passed in; a long message is cut."""
+    error.status = status
+    text = message.encode()[:ffi.sizeof(error.message) - 1]
+    ffi.memmove(error.message, text + b"\0", len(text) + 1)
+    return status
+
+
 def dtype_name(dtype):
     return ffi.string(lib.bhvd_dtype_name(dtype)).decode()
+
+
+_dtype_of_name = {dtype_name(dtype): dtype for dtype in range(lib.BHVD_DTYPE_COUNT)}
 
 
 def dtype_size(dtype):

@@ -60,6 +60,42 @@ void span_unpack(struct span_cursor *cursor, const void *from, size_t nbytes)
         memcpy(dst, at, n);
 }
 
+// The span that holds all of the piece, or NULL. *at: where in it.
+static const struct span *whole_span(const struct span_list *list, size_t offset, size_t nbytes, size_t *at)
+{
+    struct span_cursor cursor = span_cursor_at(list, offset);
+    const struct span *span = &list->spans[cursor.span];
+    *at = cursor.offset;
+    return cursor.span < list->count && span->nbytes - cursor.offset >= nbytes ? span : NULL;
+}
+
+const void *span_source(const struct span_list *list, size_t offset, size_t nbytes, void *scratch)
+{
+    size_t at;
+    const struct span *span = whole_span(list, offset, nbytes, &at);
+    if (span)
+        return span->src + at;
+    struct span_cursor cursor = span_cursor_at(list, offset);
+    span_pack(&cursor, scratch, nbytes);
+    return scratch;
+}
+
+void *span_target(const struct span_list *list, size_t offset, size_t nbytes, void *scratch)
+{
+    size_t at;
+    const struct span *span = whole_span(list, offset, nbytes, &at);
+    return span ? span->dst + at : scratch;
+}
+
+void span_store(const struct span_list *list, size_t offset, size_t nbytes, const void *from)
+{
+    size_t at;
+    if (whole_span(list, offset, nbytes, &at))
+        return;
+    struct span_cursor cursor = span_cursor_at(list, offset);
+    span_unpack(&cursor, from, nbytes);
+}
+
 void *fusion_acquire(bhvd_context *ctx, int number, size_t size)
 {
     struct fusion_buffer *buffer = &ctx->scratch[number];

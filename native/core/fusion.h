@@ -34,6 +34,13 @@ size_t span_cursor_next(struct span_cursor *cursor, size_t limit, const unsigned
 void span_pack(struct span_cursor *cursor, void *to, size_t nbytes);
 void span_unpack(struct span_cursor *cursor, const void *from, size_t nbytes);
 
+// The piece of the sources at `offset` in one: where it lies, or a copy of it in scratch when it lies in several spans.
+const void *span_source(const struct span_list *list, size_t offset, size_t nbytes, void *scratch);
+// Where to write the piece of the destinations at `offset`: the place itself, or scratch when that is several spans.
+// span_store puts it where it belongs then, and does nothing when it is there already.
+void *span_target(const struct span_list *list, size_t offset, size_t nbytes, void *scratch);
+void span_store(const struct span_list *list, size_t offset, size_t nbytes, const void *from);
+
 // Scratch memory number 0 or 1 of at least this size, 64-byte aligned, valid until the next call for the same number.
 // NULL: no memory.
 void *fusion_acquire(bhvd_context *ctx, int number, size_t size);

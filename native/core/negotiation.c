@@ -110,6 +110,9 @@ static struct bhvd_handle *phantom_create(bhvd_context *ctx, const struct reques
     op->process_set = request->key.process_set;
     op->op = request->op;
     op->codec = request->codec;
+    op->codec_options.parameter = request->codec_parameter;
+    op->exchange = request->exchange;
+    op->hierarchical = request->hierarchical;
     op->prescale_factor = request->prescale_factor;
     op->postscale_factor = request->postscale_factor;
     op->tensor_count = request->tensor_count;

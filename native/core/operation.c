@@ -21,6 +21,8 @@ static const struct {
     [BHVD_BARRIER] = {"BARRIER", "Barrier"},
     [BHVD_JOIN] = {"JOIN", "Join"},
     [BHVD_C_LP_S] = {"C_LP_S", "Low-precision allreduce"},
+    [BHVD_D_FP_S] = {"D_FP_S", "Decentralized averaging"},
+    [BHVD_D_LP_S] = {"D_LP_S", "Decentralized low-precision exchange"},
     [BHVD_PROCESS_SET_ADD] = {"PROCESS_SET_ADD", "Process set addition"},
     [BHVD_PROCESS_SET_REMOVE] = {"PROCESS_SET_REMOVE", "Process set removal"},
 };
@@ -54,7 +56,10 @@ struct bhvd_handle *operation_find(bhvd_context *ctx, const struct operation_key
     return node ? TABLE_CONTAINER(node, struct bhvd_handle, by_name) : NULL;
 }
 
-bool operation_needs_tensors(bhvd_kind kind) { return kind <= BHVD_REDUCESCATTER || kind == BHVD_C_LP_S; }
+bool operation_needs_tensors(bhvd_kind kind)
+{
+    return kind <= BHVD_REDUCESCATTER || (kind >= BHVD_C_LP_S && kind <= BHVD_D_LP_S);
+}
 
 struct set_facts {
     int size;
@@ -143,10 +148,15 @@ static bhvd_status check_tensors(const struct bhvd_args *args, struct bhvd_error
         if (args->kind == BHVD_REDUCESCATTER && tensor->ndim == 0)
             return error_set(error, BHVD_ERR_ARGUMENT, "Reducescatter of a rank-zero tensor is not possible ('%s').",
                              args->name);
-        if (args->kind == BHVD_C_LP_S && bhvd_encoded_size(args->codec, tensor->dtype, 1) == 0)
-            return error_set(error, BHVD_ERR_ARGUMENT, "codec %d does not take dtype %s (tensor %zu of '%s')",
-                             args->codec, bhvd_dtype_name(tensor->dtype), t, args->name);
-        if (args->kind == BHVD_C_LP_S && tensor->dtype != args->tensors[0].dtype)
+        if ((args->kind == BHVD_C_LP_S || args->kind == BHVD_D_LP_S) &&
+            !bhvd_encoded_size(args->codec, tensor->dtype, 1, &args->codec_options))
+            return error_set(error, BHVD_ERR_ARGUMENT,
+                             "codec %d with parameter %g does not take dtype %s (tensor %zu of '%s')", args->codec,
+                             args->codec_options.parameter, bhvd_dtype_name(tensor->dtype), t, args->name);
+        if (args->kind == BHVD_D_FP_S && !dtype_is_floating(tensor->dtype))
+            return error_set(error, BHVD_ERR_ARGUMENT, "%s does not take dtype %s (tensor %zu of '%s')",
+                             operation_kind_word(args->kind), bhvd_dtype_name(tensor->dtype), t, args->name);
+        if (args->kind >= BHVD_C_LP_S && tensor->dtype != args->tensors[0].dtype)
             return error_set(error, BHVD_ERR_ARGUMENT, "the tensors of '%s' must have one dtype", args->name);
     }
     return BHVD_OK;
@@ -165,6 +175,19 @@ static bhvd_status check_adasum(const struct bhvd_args *args, int set_size, stru
     return BHVD_OK;
 }
 
+static bhvd_status check_decentralized(const struct bhvd_args *args, struct bhvd_error *error)
+{
+    if (args->topology < BHVD_TOPOLOGY_SHIFT_ONE || args->topology > BHVD_TOPOLOGY_RING)
+        return error_set(error, BHVD_ERR_ARGUMENT, "unknown topology %d ('%s')", args->topology, args->name);
+    if (args->round < 0)
+        return error_set(error, BHVD_ERR_ARGUMENT, "round %d is negative: rounds count from 0 ('%s')", args->round,
+                         args->name);
+    if (args->prescale_factor != 1.0 || args->postscale_factor != 1.0)
+        return error_set(error, BHVD_ERR_ARGUMENT, "%s takes no prescale or postscale factor ('%s')",
+                         operation_kind_word(args->kind), args->name);
+    return BHVD_OK;
+}
+
 static bhvd_status check_args(bhvd_context *ctx, const struct bhvd_args *args, struct set_facts *facts,
                               struct bhvd_error *error)
 {
@@ -178,6 +201,8 @@ static bhvd_status check_args(bhvd_context *ctx, const struct bhvd_args *args, s
         return error_set(error, BHVD_ERR_UNSUPPORTED, "Reducescatter currently only supports AVERAGE and SUM.");
     if (args->kind == BHVD_C_LP_S && args->op > BHVD_OP_SUM)
         return error_set(error, BHVD_ERR_UNSUPPORTED, "Low-precision allreduce only supports AVERAGE and SUM.");
+    if (args->exchange < BHVD_EXCHANGE_SCATTER_GATHER || args->exchange > BHVD_EXCHANGE_ALLGATHER)
+        return error_set(error, BHVD_ERR_ARGUMENT, "unknown exchange %d ('%s')", args->exchange, args->name);
     if (args->device >= 0)
         return error_set(error, BHVD_ERR_UNSUPPORTED, "tensors on GPU %d are not served by this build", args->device);
     bool for_all = args->kind == BHVD_JOIN || args->kind >= BHVD_PROCESS_SET_ADD;
@@ -191,6 +216,8 @@ static bhvd_status check_args(bhvd_context *ctx, const struct bhvd_args *args, s
         status = check_process_set(ctx, args, facts, error);
     if (!status && args->kind == BHVD_ALLTOALL)
         status = check_splits(args, facts->size, error);
+    if (!status && (args->kind == BHVD_D_FP_S || args->kind == BHVD_D_LP_S))
+        status = check_decentralized(args, error);
     if (!status && args->kind == BHVD_ALLREDUCE && args->op == BHVD_OP_ADASUM)
         status = check_adasum(args, facts->size, error);
     return status;
@@ -260,6 +287,12 @@ bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, st
     op->prescale_factor = args->prescale_factor;
     op->postscale_factor = args->postscale_factor;
     op->codec = args->codec;
+    op->codec_options = args->codec_options;
+    op->exchange = args->exchange;
+    op->topology = args->topology;
+    op->round = args->round;
+    op->hierarchical = args->hierarchical != 0;
+    memcpy(op->replicas, args->replicas, sizeof op->replicas);
     op->worker_error = args->worker_error;
     op->server_error = args->server_error;
     op->tensor_count = args->tensor_count;

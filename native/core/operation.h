@@ -35,6 +35,12 @@ struct bhvd_handle {
     int root_rank;
     double prescale_factor, postscale_factor;
     bhvd_codec codec;
+    struct bhvd_codec_options codec_options;
+    bhvd_exchange exchange;
+    bhvd_topology topology;
+    int round;
+    bool hierarchical;
+    float *replicas[3];
     float *worker_error, *server_error;
     int32_t *splits;
     size_t split_count;

@@ -15,6 +15,11 @@ void request_write(struct bytes *out, uint32_t process_set, const struct bhvd_ar
     bytes_put_u8(out, (uint8_t)args->kind);
     bytes_put_u8(out, (uint8_t)args->op);
     bytes_put_u8(out, (uint8_t)args->codec);
+    bytes_put_f64(out, args->codec_options.parameter);
+    bytes_put_u8(out, (uint8_t)args->exchange);
+    bytes_put_u8(out, (uint8_t)args->topology);
+    bytes_put_i64(out, args->round);
+    bytes_put_u8(out, args->hierarchical != 0);
     bytes_put_i64(out, args->device);
     bytes_put_i64(out, args->root_rank);
     bytes_put_f64(out, args->prescale_factor);
@@ -57,12 +62,19 @@ struct request *request_parse(const unsigned char *bytes, size_t size)
         head.kind = bytes_take_u8(&r);
         head.op = bytes_take_u8(&r);
         head.codec = bytes_take_u8(&r);
+        head.codec_parameter = bytes_take_f64(&r);
+        head.exchange = bytes_take_u8(&r);
+        head.topology = bytes_take_u8(&r);
+        head.round = bytes_take_i64(&r);
+        head.hierarchical = bytes_take_u8(&r) != 0;
         head.device = bytes_take_i64(&r);
         head.root_rank = bytes_take_i64(&r);
         head.prescale_factor = bytes_take_f64(&r);
         head.postscale_factor = bytes_take_f64(&r);
         head.tensor_count = bytes_take_u32(&r);
         if (r.failed || head.kind > BHVD_PROCESS_SET_REMOVE || head.op > BHVD_OP_PRODUCT ||
+            head.codec >= BHVD_CODEC_COUNT || head.exchange > BHVD_EXCHANGE_ALLGATHER ||
+            head.topology > BHVD_TOPOLOGY_RING ||
             head.tensor_count > size / 2)       // a tensor takes two bytes at least
             goto malformed;
         if (pass) {
@@ -225,10 +237,23 @@ bhvd_status request_compare(const struct request *one, int one_rank, const struc
                          "Mismatched reduction operation: One rank sent reduction op %d, but another rank sent "
                          "reduction op %d. %s",
                          one->op, other->op, facts(one, one_rank, other_rank).text);
-    if (one->codec != other->codec)
+    if (one->codec != other->codec || one->codec_parameter != other->codec_parameter ||
+        one->exchange != other->exchange)
         return error_set(error, BHVD_ERR_MISMATCH,
-                         "Mismatched codecs: One rank sent codec %d, but another rank sent codec %d. %s", one->codec,
-                         other->codec, facts(one, one_rank, other_rank).text);
+                         "Mismatched codecs: One rank sent codec %d with parameter %g and exchange %d, but another rank "
+                         "sent codec %d with parameter %g and exchange %d. %s",
+                         one->codec, one->codec_parameter, one->exchange, other->codec, other->codec_parameter,
+                         other->exchange, facts(one, one_rank, other_rank).text);
+    if (one->hierarchical != other->hierarchical)
+        return error_set(error, BHVD_ERR_MISMATCH,
+                         "Mismatched %s levels: One rank asked for a hierarchical one, but another rank for a flat one. %s",
+                         kind, facts(one, one_rank, other_rank).text);
+    if (one->topology != other->topology || one->round != other->round)
+        return error_set(error, BHVD_ERR_MISMATCH,
+                         "Mismatched %s rounds: One rank sent topology %d and round %" PRId64
+                         ", but another rank sent topology %d and round %" PRId64 ". %s",
+                         kind, one->topology, one->round, other->topology, other->round,
+                         facts(one, one_rank, other_rank).text);
     if (one->kind == BHVD_PROCESS_SET_ADD &&
         (one->split_count != other->split_count ||
          memcmp(one->splits, other->splits, one->split_count * sizeof(int64_t)) != 0))

@@ -44,11 +44,34 @@ typedef enum bhvd_kind {
     BHVD_BARRIER = 5,
     BHVD_JOIN = 6,              /* result: bhvd_handle_value is the rank that joined last */
     BHVD_C_LP_S = 7,            /* primitive: centralized, low precision, synchronous (native/primitive/c_lp_s.c) */
-    BHVD_PROCESS_SET_ADD = 8,   /* ranks in args.splits, their number in args.split_count; bhvd_handle_value is the id */
-    BHVD_PROCESS_SET_REMOVE = 9 /* the set's id in args.root_rank; bhvd_handle_value is 1 when it was removed */
+    BHVD_D_FP_S = 8,            /* primitive: decentralized, full precision, synchronous (native/primitive/d_fp_s.c) */
+    BHVD_D_LP_S = 9,            /* primitive: decentralized, low precision, synchronous (native/primitive/d_lp_s.c) */
+    BHVD_PROCESS_SET_ADD = 10,  /* ranks in args.splits, their number in args.split_count; bhvd_handle_value is the id */
+    BHVD_PROCESS_SET_REMOVE = 11 /* the set's id in args.root_rank; bhvd_handle_value is 1 when it was removed */
 } bhvd_kind;
 
-typedef enum bhvd_codec { BHVD_CODEC_NONE = 0, BHVD_CODEC_MINMAX_UINT8 = 1 } bhvd_codec;
+/* Lossy encodings of floating point numbers, native/kernel/<name>.h. */
+typedef enum bhvd_codec {
+    BHVD_CODEC_NONE = 0, BHVD_CODEC_MINMAX_UINT8 = 1, BHVD_CODEC_SIGN = 2, BHVD_CODEC_SIGN_RMS = 3,
+    BHVD_CODEC_TERNARY = 4, BHVD_CODEC_QSGD = 5, BHVD_CODEC_FLOAT16 = 6, BHVD_CODEC_BFLOAT16 = 7, BHVD_CODEC_TOPK = 8,
+    BHVD_CODEC_FLOAT32 = 9, BHVD_CODEC_COUNT = 10
+} bhvd_codec;
+
+/* Equal on the side that encodes and the one that decodes, but for seed, which only encoding reads. Zeros: defaults. */
+struct bhvd_codec_options {
+    double parameter;           /* topk: the share of elements kept, 0 < p <= 1, default 0.01; qsgd: the number of levels,
+                                 * a whole number of 1..127, default 127; others ignore it */
+    uint64_t seed;              /* ternary, qsgd: of the random rounding; equal seeds give equal bytes, so give every
+                                 * chunk of every step its own; others ignore it */
+};
+
+/* Who exchanges with whom in d_fp_s: native/primitive/peers.h. */
+typedef enum bhvd_topology { BHVD_TOPOLOGY_SHIFT_ONE = 0, BHVD_TOPOLOGY_RING = 1 } bhvd_topology;
+
+/* How c_lp_s moves codes. SCATTER_GATHER: a chunk for each rank, whose owner sends its mean encoded again; constant
+ * traffic. ALLGATHER: every rank's code to every rank, encoded once; for codes so small, or ranks so few, that this is
+ * less. */
+typedef enum bhvd_exchange { BHVD_EXCHANGE_SCATTER_GATHER = 0, BHVD_EXCHANGE_ALLGATHER = 1 } bhvd_exchange;
 
 typedef struct bhvd_context bhvd_context;
 typedef struct bhvd_handle bhvd_handle;
@@ -90,7 +113,10 @@ struct bhvd_context_options {
                                      * that is busy with an operation of another process set makes none */
     int stall_warning_ms;           /* 0: no stall check */
     int stall_shutdown_ms;          /* 0: never */
-    const char *allreduce_path;     /* NULL or "": chosen by native/collective/select.c; "shared", "ring": forced */
+    const char *allreduce_path;     /* NULL or "": chosen by native/collective/select.c; "shared", "ring", "doubling",
+                                     * "halving", "hierarchical": forced where the process set allows it */
+    int streams;                    /* TCP connections for data to each rank of another host, 1 to 8; 0: 1. The smaller
+                                     * number of two ranks holds between them */
 };
 
 /* A world of `size` ranks inside this process, for tests: pass it to every rank's options. */
@@ -142,7 +168,8 @@ int bhvd_process_set_ranks(bhvd_context *ctx, int id, int32_t *ranks, int capaci
 
 struct bhvd_tensor {
     const void *src;        /* contiguous; NULL allowed when it has no elements */
-    void *dst;              /* equal src: in place (allreduce, broadcast, c_lp_s). NULL: the core allocates: bhvd_result */
+    void *dst;              /* equal src: in place (allreduce, broadcast, c_lp_s, d_fp_s). NULL: the core allocates:
+                             * bhvd_result */
     const int64_t *shape;
     int32_t ndim;
     int32_t dtype;          /* bhvd_dtype */
@@ -158,13 +185,23 @@ struct bhvd_args {
     size_t tensor_count;            /* barrier, join, process sets: 0 */
     int32_t op;                     /* bhvd_op: allreduce, reducescatter, c_lp_s (average or sum) */
     int32_t root_rank;              /* broadcast: global rank */
-    double prescale_factor, postscale_factor;
+    double prescale_factor, postscale_factor;   /* decentralized primitives: 1.0 */
     const int32_t *splits;          /* alltoall: rows of dim 0 for each set rank; NULL: even */
     size_t split_count;
-    int32_t codec;                  /* c_lp_s: bhvd_codec */
+    int32_t codec;                  /* c_lp_s, d_lp_s: bhvd_codec; parameters equal on all ranks, seeds need not be */
+    struct bhvd_codec_options codec_options;
     int32_t blocking;               /* 1: the caller calls bhvd_wait next, so that its own thread makes the progress */
+    int32_t exchange;               /* c_lp_s: bhvd_exchange */
     float *worker_error;            /* c_lp_s: error feedback, one float per element of all tensors; NULL: none */
-    float *server_error;            /* c_lp_s: one float per element of one chunk, see bhvd_chunk_count; NULL: none */
+    float *server_error;            /* c_lp_s: one float per element of one chunk, see bhvd_chunk_count; hierarchical: one
+                                     * per element of all tensors; NULL: none; not used by the exchange ALLGATHER, which
+                                     * encodes once */
+    float *replicas[3];             /* d_lp_s: own, left and right, one float per element of all tensors; NULL: not kept.
+                                     * The tensors' dst is not used */
+    int32_t topology;               /* d_fp_s: bhvd_topology; d_lp_s is a ring */
+    int32_t round;                  /* d_fp_s: which round of the topology's schedule, from 0; equal on all ranks */
+    int32_t hierarchical;           /* primitives: 1: in full precision within each host, and the primitive between hosts,
+                                     * see native/primitive/primitive.h; equal on all ranks */
     int32_t device;                 /* -1: CPU memory. GPU index: not served by this build, BHVD_ERR_UNSUPPORTED */
 };
 
@@ -199,15 +236,29 @@ void bhvd_result_free(void *data);
 /* alltoall: rows received from each set rank of tensor `index`; count = set size. */
 bhvd_status bhvd_received_splits(bhvd_handle *handle, size_t index, int32_t *splits, size_t count);
 
+/* Tensors as one flat vector and back: pack reads every src, unpack writes every dst, one after the other. flat: the
+ * vector's dtype. BHVD_FLOAT32 takes tensors of every floating dtype, rounded to nearest even (their mixture too); others
+ * take tensors of their own dtype, copied. BHVD_ERR_UNSUPPORTED: something else; nothing was written. Any alignment. */
+bhvd_status bhvd_pack(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, void *dst);
+bhvd_status bhvd_unpack(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, const void *src);
+
 /* -------------------------------------------------------------------------------------- codecs, kernels, facts ---- */
 
 /* Elements of the longest chunk when `count` elements are cut for `size` ranks (first count % size chunks one longer). */
 size_t bhvd_chunk_count(size_t count, int size);
-/* Bytes that `count` elements of `dtype` take encoded; 0: the codec does not take this dtype. */
-size_t bhvd_encoded_size(bhvd_codec codec, bhvd_dtype dtype, size_t count);
-/* dst holds bhvd_encoded_size bytes. Any alignment. */
-bhvd_status bhvd_encode(bhvd_codec codec, bhvd_dtype dtype, void *dst, const void *src, size_t count);
-bhvd_status bhvd_decode(bhvd_codec codec, bhvd_dtype dtype, void *dst, const void *src, size_t count);
+/* Codecs. options: NULL for the defaults. Memory of any alignment. Errors, which leave dst untouched:
+ * BHVD_ERR_UNSUPPORTED, no such codec or it does not take this dtype; BHVD_ERR_ARGUMENT, options out of range, too many
+ * elements, or (decode) bytes that do not begin with a header of this codec's version. */
+/* Bytes that `count` elements of `dtype` take encoded; 0 for count > 0: one of these errors. */
+size_t bhvd_encoded_size(bhvd_codec codec, bhvd_dtype dtype, size_t count, const struct bhvd_codec_options *options);
+/* dst and the encoded src hold bhvd_encoded_size bytes. Decoding is safe whatever these bytes are. */
+bhvd_status bhvd_encode(bhvd_codec codec, bhvd_dtype dtype, void *dst, const void *src, size_t count,
+                        const struct bhvd_codec_options *options);
+bhvd_status bhvd_decode(bhvd_codec codec, bhvd_dtype dtype, void *dst, const void *src, size_t count,
+                        const struct bhvd_codec_options *options);
+/* dst[i] += decoded[i], in float32 whatever the dtype. */
+bhvd_status bhvd_decode_add(bhvd_codec codec, bhvd_dtype dtype, float *dst, const void *src, size_t count,
+                            const struct bhvd_codec_options *options);
 
 size_t bhvd_dtype_size(bhvd_dtype dtype);
 const char *bhvd_dtype_name(bhvd_dtype dtype);

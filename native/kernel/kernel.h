@@ -21,20 +21,27 @@ typedef void (*kernel_reduce_fn)(void *dst, const void *a, const void *b, size_t
 // truncated towards zero, saturated at the type's limits; bool: copied unchanged.
 typedef void (*kernel_scale_fn)(void *dst, const void *src, double factor, size_t count);
 
-// Encodes count elements of src to bhvd_encoded_size bytes at dst / decodes them. Layout: kernel/minmax_uint8.h.
-typedef void (*kernel_encode_fn)(void *dst, const void *src, size_t count);
-typedef void (*kernel_decode_fn)(void *dst, const void *src, size_t count);
+// Codecs. options: never NULL; all zeros are the defaults. Layouts: kernel/codec.h and kernel/<codec>.h.
+// Bytes of `count` encoded elements; 0 for options out of range.
+typedef size_t (*kernel_encoded_size_fn)(bhvd_dtype dtype, size_t count, const struct bhvd_codec_options *options);
+// Encodes count elements of src to encoded_size bytes at dst.
+typedef void (*kernel_encode_fn)(void *dst, const void *src, size_t count, const struct bhvd_codec_options *options);
+// Decodes encoded_size bytes at src, whatever they are, to count elements at dst.
+typedef void (*kernel_decode_fn)(void *dst, const void *src, size_t count, const struct bhvd_codec_options *options);
 // dst[i] += decoded[i], dst in float32 whatever the encoded dtype: the accumulation of C_LP_S.
-typedef void (*kernel_decode_add_fn)(float *dst, const void *src, size_t count);
+typedef void (*kernel_decode_add_fn)(float *dst, const void *src, size_t count,
+                                     const struct bhvd_codec_options *options);
 
 // dtype <-> float32 (float32: a copy). Rounds to nearest even. NULL for integers and bool.
 typedef void (*kernel_to_float_fn)(float *dst, const void *src, size_t count);
 typedef void (*kernel_from_float_fn)(void *dst, const float *src, size_t count);
 
 struct kernel_codec {
-    kernel_encode_fn encode;            // NULL: the codec does not take this dtype
+    kernel_encoded_size_fn encoded_size;        // NULL, as all members: the codec does not take this dtype
+    kernel_encode_fn encode;
     kernel_decode_fn decode;
     kernel_decode_add_fn decode_add;
+    uint8_t version;                            // in the header of its codes; 0: they have none
 };
 
 struct kernel_table {
@@ -42,8 +49,17 @@ struct kernel_table {
     kernel_scale_fn scale[BHVD_DTYPE_COUNT];
     kernel_to_float_fn to_float[BHVD_DTYPE_COUNT];
     kernel_from_float_fn from_float[BHVD_DTYPE_COUNT];
-    struct kernel_codec minmax_uint8[BHVD_DTYPE_COUNT];
+    struct kernel_codec codecs[BHVD_CODEC_COUNT][BHVD_DTYPE_COUNT];
 };
+
+// What a variant replaces: the rest is as for the definition.
+static inline void kernel_codec_set(struct kernel_codec *codec, kernel_encode_fn encode, kernel_decode_fn decode,
+                                    kernel_decode_add_fn decode_add)
+{
+    codec->encode = encode;
+    codec->decode = decode;
+    codec->decode_add = decode_add;
+}
 
 // What the CPU can run (CPU_* bits), asked once through CPUID including the operating system's part (XGETBV).
 unsigned cpu_features(void);
@@ -51,13 +67,17 @@ unsigned cpu_features(void);
 // Fills the table for a CPU with these features; cpu = 0 gives the scalar definitions.
 void kernel_table_init(struct kernel_table *table, unsigned cpu);
 
-// Bytes of `count` encoded elements, 0 when the dtype is not taken.
-size_t minmax_uint8_size(bhvd_dtype dtype, size_t count);
-
 // Each family fills its part, scalar first. kernel_table_init calls them in order.
 void reduce_kernels_init(struct kernel_table *table, unsigned cpu);
 void scale_kernels_init(struct kernel_table *table, unsigned cpu);
 void cast_kernels_init(struct kernel_table *table, unsigned cpu);
+void codec_kernels_init(struct kernel_table *table, unsigned cpu);       // each of the codecs:
 void minmax_uint8_kernels_init(struct kernel_table *table, unsigned cpu);
+void float32_kernels_init(struct kernel_table *table, unsigned cpu);
+void sign_kernels_init(struct kernel_table *table, unsigned cpu);
+void ternary_kernels_init(struct kernel_table *table, unsigned cpu);
+void qsgd_kernels_init(struct kernel_table *table, unsigned cpu);
+void half_kernels_init(struct kernel_table *table, unsigned cpu);
+void topk_kernels_init(struct kernel_table *table, unsigned cpu);
 
 #endif

@@ -19,30 +19,17 @@
 // - Levels beyond 2^24 (offset data: mx/(mx - mn) large) are no longer all floats; lb is rounded then, and q is clamped
 //   to 0..255 after the subtraction, which for smaller levels is the same as clamping to lb..ub before it.
 //
-// Wire, one chunk: 32 bytes of header, then count codes, then zeros up to a multiple of 32.
-//     0: mn, as an element    sizeof(element): mx    16: version    17: flags    all other bytes 0
-// mn and mx are never -0.0. An empty chunk is its header alone, with mn = mx = 0. Numbers are little endian.
+// Wire (see codec.h): a header, then count codes of one byte, then zeros up to a multiple of 32 bytes.
+//     0: mn, as an element    sizeof(element): mx
+// mn and mx are never -0.0. An empty chunk is its header alone, with mn = mx = 0.
 #ifndef BHVD_MINMAX_UINT8_H
 #define BHVD_MINMAX_UINT8_H
 
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
 
-#ifdef __CUDACC__
-#define MINMAX_UINT8_INLINE static __host__ __device__ inline
-#else
-#define MINMAX_UINT8_INLINE static inline
-#endif
+#include "kernel/codec.h"
 
-enum {
-    MINMAX_UINT8_HEADER = 32,           // bytes
-    MINMAX_UINT8_BLOCK = 32,            // codes are padded to a multiple of this
-    MINMAX_UINT8_VERSION_AT = 16,
-    MINMAX_UINT8_FLAGS_AT = 17,
-    MINMAX_UINT8_VERSION = 2,           // 1 is BAGUA's own formula
-    MINMAX_UINT8_NONFINITE = 1          // flag: the chunk holds a NaN or an infinity
-};
+enum { MINMAX_UINT8_VERSION = 2 };      // 1 is BAGUA's own formula
 
 // What encode and decode need to know of a chunk that is not constant (mx > mn; test that first: NaN fails it).
 //     real_grid         from mn and mx
@@ -52,7 +39,7 @@ enum {
     struct minmax_uint8_##real##_grid {                                                               \
         real s, t, lb, mn, mx;                                                                        \
     };                                                                                                \
-    MINMAX_UINT8_INLINE struct minmax_uint8_##real##_grid minmax_uint8_##real##_grid(real mn, real mx) \
+    CODEC_INLINE struct minmax_uint8_##real##_grid minmax_uint8_##real##_grid(real mn, real mx) \
     {                                                                                                 \
         /* half the range, because the range of doubles may overflow */                               \
         const double half = 0.5 * mx - 0.5 * mn;                                                      \
@@ -69,30 +56,17 @@ enum {
         grid.mx = mx;                                                                                 \
         return grid;                                                                                  \
     }                                                                                                 \
-    MINMAX_UINT8_INLINE real minmax_uint8_##real##_quantize(const struct minmax_uint8_##real##_grid *grid, real x) \
+    CODEC_INLINE real minmax_uint8_##real##_quantize(const struct minmax_uint8_##real##_grid *grid, real x) \
     {                                                                                                 \
         const real q = rint_real(x * grid->s) - grid->lb;                                             \
         return q < 0 ? 0 : q > 255 ? 255 : q;                                                         \
     }                                                                                                 \
-    MINMAX_UINT8_INLINE real minmax_uint8_##real##_dequantize(const struct minmax_uint8_##real##_grid *grid, real q) \
+    CODEC_INLINE real minmax_uint8_##real##_dequantize(const struct minmax_uint8_##real##_grid *grid, real q) \
     {                                                                                                 \
         const real x = (q + grid->lb) * grid->t;                                                      \
         return x < grid->mn ? grid->mn : x > grid->mx ? grid->mx : x;                                 \
     }
 MINMAX_UINT8_ARITHMETIC(float, rintf, 0x1p126)
 MINMAX_UINT8_ARITHMETIC(double, rint, 0x1p1022)
-
-MINMAX_UINT8_INLINE size_t minmax_uint8_codes_size(size_t count)
-{
-    return (count + MINMAX_UINT8_BLOCK - 1) / MINMAX_UINT8_BLOCK * MINMAX_UINT8_BLOCK;
-}
-
-// Everything of the header but mn and mx, which the caller stores at 0 and at sizeof(element) afterwards.
-MINMAX_UINT8_INLINE void minmax_uint8_header_init(uint8_t *header, int is_finite)
-{
-    memset(header, 0, MINMAX_UINT8_HEADER);
-    header[MINMAX_UINT8_VERSION_AT] = MINMAX_UINT8_VERSION;
-    header[MINMAX_UINT8_FLAGS_AT] = is_finite ? 0 : MINMAX_UINT8_NONFINITE;
-}
 
 #endif

@@ -12,10 +12,11 @@
 #define ARITHMETIC__(real, name) ARITHMETIC_(real, name)
 #define ARITHMETIC(name) ARITHMETIC__(REAL, name)
 
-static void CODEC(encode)(void *dst, const void *src, size_t count)
+static void CODEC(encode)(void *dst, const void *src, size_t count, const struct bhvd_codec_options *options)
 {
+    (void)options;
     const char *from = src;
-    uint8_t *codes = (uint8_t *)dst + MINMAX_UINT8_HEADER;
+    uint8_t *codes = (uint8_t *)dst + CODEC_HEADER;
     REAL mn = count > 0 ? LOAD(from) : 0, mx = mn;
     int is_finite = 1;
     for (size_t i = 0; i < count; i++) {
@@ -26,7 +27,7 @@ static void CODEC(encode)(void *dst, const void *src, size_t count)
     }
     mn = is_finite ? mn + 0 : (REAL)NAN;        // + 0 turns -0.0 into +0.0
     mx = is_finite ? mx + 0 : (REAL)NAN;
-    minmax_uint8_header_init(dst, is_finite);
+    codec_header_init(dst, MINMAX_UINT8_VERSION, is_finite);
     STORE(dst, mn);
     STORE((char *)dst + SIZE, mx);
 
@@ -36,12 +37,13 @@ static void CODEC(encode)(void *dst, const void *src, size_t count)
         for (; done < count; done++)
             codes[done] = (uint8_t)(int)ARITHMETIC(quantize)(&grid, LOAD(from + SIZE * done));
     }
-    memset(codes + done, 0, minmax_uint8_codes_size(count) - done);
+    memset(codes + done, 0, codec_padded(count) - done);
 }
 
-static void CODEC(decode)(void *dst, const void *src, size_t count)
+static void CODEC(decode)(void *dst, const void *src, size_t count, const struct bhvd_codec_options *options)
 {
-    const uint8_t *codes = (const uint8_t *)src + MINMAX_UINT8_HEADER;
+    (void)options;
+    const uint8_t *codes = (const uint8_t *)src + CODEC_HEADER;
     char *to = dst;
     const REAL mn = LOAD(src), mx = LOAD((const char *)src + SIZE);
     if (!(mx > mn)) {
@@ -55,9 +57,10 @@ static void CODEC(decode)(void *dst, const void *src, size_t count)
 }
 
 // Adds what decode would give, element by element: rounded to the element type first. A float64 is added in double.
-static void CODEC(decode_add)(float *dst, const void *src, size_t count)
+static void CODEC(decode_add)(float *dst, const void *src, size_t count, const struct bhvd_codec_options *options)
 {
-    const uint8_t *codes = (const uint8_t *)src + MINMAX_UINT8_HEADER;
+    (void)options;
+    const uint8_t *codes = (const uint8_t *)src + CODEC_HEADER;
     char *to = (char *)dst;
     const REAL mn = LOAD(src), mx = LOAD((const char *)src + SIZE);
     if (!(mx > mn)) {
@@ -82,4 +85,5 @@ static void CODEC(decode_add)(float *dst, const void *src, size_t count)
 #undef ELEMENT
 #undef REAL
 #undef REAL_MAX
+#undef LARGEST
 #undef SIZE

@@ -5,38 +5,9 @@
 // lets the codes of a chunk that no cache can hold bypass the caches. (Measured and rejected: the second pass from back
 // to front, which the prefetchers punish more than the warm end repays.)
 //
-// The includer defines ISA and, for a vector `vec` of LANES floats: vec_load, vec_store, vec_set1, vec_add, vec_sub,
-// vec_mul, vec_rint, vec_min, vec_max;
-//     vec_nans, VEC_NANS_NONE, vec_nans_add(nans, a, b), vec_nans_any    whether any of the vectors added held a NaN
+// The includer has the vectors of vectors.h, and defines
 //     vec_codes(q)             whole numbers, clamped to 0..255, as a block of bytes
 //     vec_from_codes(codes)    LANES bytes as numbers
-// and for each element type f32, f16, bf16 the vector functions of struct element below.
-
-enum {
-    BLOCK = MINMAX_UINT8_BLOCK,
-    PREFETCH_BYTES = 8192,              // ahead of the block in work; past the end of the source it does no harm
-    STREAM_COUNT = 4 << 20              // elements, from which on codes bypass the caches
-};
-
-// Asks for the cache lines of the block PREFETCH_BYTES ahead.
-INLINE void prefetch_block(const char *block, size_t size)
-{
-    for (size_t line = 0; line < BLOCK * size; line += 64)
-        _mm_prefetch(block + PREFETCH_BYTES + line, _MM_HINT_T0);
-}
-
-// An element type: its vectors, and one element for the header.
-struct element {
-    size_t size;
-    vec (*load)(const void *p);
-    void (*store_two)(void *p, vec a, vec b);   // finite numbers, one vector after the other
-    vec (*round)(vec x);                        // finite numbers rounded to the element type, still as float32
-    float (*load_one)(const void *p);
-    void (*store_one)(void *p, float x);
-};
-static const struct element f32 = {4, vec_load, vec_store_two_f32, vec_round_f32, load_f32, store_f32};
-static const struct element f16 = {2, vec_load_f16, vec_store_two_f16, vec_round_f16, load_f16, store_f16};
-static const struct element bf16 = {2, vec_load_bf16, vec_store_two_bf16, vec_round_bf16, load_bf16, store_bf16};
 
 // The last count % BLOCK elements, filled up to a block by repeating the first of them.
 INLINE void tail_load(char *block, const char *src, size_t count, size_t size)
@@ -107,15 +78,15 @@ INLINE __m256i quantize_block(const char *block, const struct element *element, 
 INLINE void encode(void *dst, const void *src, size_t count, const struct element *element)
 {
     const char *from = src;
-    uint8_t *codes = (uint8_t *)dst + MINMAX_UINT8_HEADER;
+    uint8_t *codes = (uint8_t *)dst + CODEC_HEADER;
     float mn = 0, mx = 0;
     if (count > 0)
         range_find(from, count, element, &mn, &mx);
-    minmax_uint8_header_init(dst, mn == mn);
+    codec_header_init(dst, MINMAX_UINT8_VERSION, mn == mn);
     element->store_one(dst, mn);
     element->store_one((char *)dst + element->size, mx);
     if (!(mx > mn)) {
-        memset(codes, 0, minmax_uint8_codes_size(count));
+        memset(codes, 0, codec_padded(count));
         return;
     }
 
@@ -160,7 +131,7 @@ INLINE vec dequantize(const uint8_t *codes, const struct vec_grid *grid)
 
 INLINE void decode(void *dst, const void *src, size_t count, const struct element *element)
 {
-    const uint8_t *codes = (const uint8_t *)src + MINMAX_UINT8_HEADER;
+    const uint8_t *codes = (const uint8_t *)src + CODEC_HEADER;
     char *to = dst;
     const float mn = element->load_one(src), mx = element->load_one((const char *)src + element->size);
     if (!(mx > mn)) {
@@ -181,7 +152,7 @@ INLINE void decode(void *dst, const void *src, size_t count, const struct elemen
 
 INLINE void decode_add(float *dst, const void *src, size_t count, const struct element *element)
 {
-    const uint8_t *codes = (const uint8_t *)src + MINMAX_UINT8_HEADER;
+    const uint8_t *codes = (const uint8_t *)src + CODEC_HEADER;
     char *to = (char *)dst;
     const float mn = element->load_one(src), mx = element->load_one((const char *)src + element->size);
     if (!(mx > mn)) {
@@ -203,29 +174,33 @@ INLINE void decode_add(float *dst, const void *src, size_t count, const struct e
     }
 }
 
-#define CODEC(element)                                                                    \
-    static void NAME(minmax_uint8_encode_##element)(void *dst, const void *src, size_t count) \
-    {                                                                                          \
-        encode(dst, src, count, &element);                                                     \
-    }                                                                                          \
-    static void NAME(minmax_uint8_decode_##element)(void *dst, const void *src, size_t count) \
-    {                                                                                          \
-        decode(dst, src, count, &element);                                                     \
-    }                                                                                          \
-    static void NAME(minmax_uint8_decode_add_##element)(float *dst, const void *src, size_t count) \
-    {                                                                                          \
-        decode_add(dst, src, count, &element);                                                 \
+#define CODEC(element)                                                                              \
+    static void NAME(minmax_uint8_encode_##element)(void *dst, const void *src, size_t count,       \
+        const struct bhvd_codec_options *options)                                                   \
+    {                                                                                               \
+        (void)options;                                                                              \
+        encode(dst, src, count, &element);                                                          \
+    }                                                                                               \
+    static void NAME(minmax_uint8_decode_##element)(void *dst, const void *src, size_t count,       \
+        const struct bhvd_codec_options *options)                                                   \
+    {                                                                                               \
+        (void)options;                                                                              \
+        decode(dst, src, count, &element);                                                          \
+    }                                                                                               \
+    static void NAME(minmax_uint8_decode_add_##element)(float *dst, const void *src, size_t count,  \
+        const struct bhvd_codec_options *options)                                                   \
+    {                                                                                               \
+        (void)options;                                                                              \
+        decode_add(dst, src, count, &element);                                                      \
     }
 CODEC(f32)
 CODEC(f16)
 CODEC(bf16)
 
-#define CODEC_FILL(dtype, element)                                                             \
-    table->minmax_uint8[dtype] = (struct kernel_codec)                                         \
-    {                                                                                          \
-        NAME(minmax_uint8_encode_##element), NAME(minmax_uint8_decode_##element),              \
-            NAME(minmax_uint8_decode_add_##element)                                            \
-    }
+#define CODEC_FILL(dtype, element)                                                            \
+    kernel_codec_set(&table->codecs[BHVD_CODEC_MINMAX_UINT8][dtype],                          \
+                     NAME(minmax_uint8_encode_##element), NAME(minmax_uint8_decode_##element), \
+                     NAME(minmax_uint8_decode_add_##element))
 
 static void NAME(minmax_uint8_vectors_init)(struct kernel_table *table)
 {

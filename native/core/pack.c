@@ -1,0 +1,59 @@
+// Tensors as one flat vector and back: for algorithms that compute on flat arrays.
+#include "base/dtype.h"
+#include "kernel/kernel.h"
+
+#include <string.h>
+
+static size_t count_of(const struct bhvd_tensor *tensor)
+{
+    size_t count = 1;
+    for (int d = 0; d < tensor->ndim; d++)
+        count *= (size_t)tensor->shape[d];
+    return count;
+}
+
+// The casts to and from float32, best of this CPU. False: there is no such flat form of these tensors.
+static bool find_casts(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, struct kernel_table *table)
+{
+    for (size_t t = 0; t < count; t++) {
+        if (!dtype_is_valid(tensors[t].dtype) || (tensors[t].dtype != (int32_t)flat &&
+                                                  (flat != BHVD_FLOAT32 || !dtype_is_floating(tensors[t].dtype))))
+            return false;
+    }
+    cast_kernels_init(table, cpu_features());
+    return true;
+}
+
+bhvd_status bhvd_pack(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, void *dst)
+{
+    struct kernel_table table;
+    unsigned char *to = dst;
+    if (!find_casts(tensors, count, flat, &table))
+        return BHVD_ERR_UNSUPPORTED;
+    for (size_t t = 0; t < count; t++) {
+        const size_t n = count_of(&tensors[t]), nbytes = n * bhvd_dtype_size(flat);
+        if (n && tensors[t].dtype == (int32_t)flat)
+            memcpy(to, tensors[t].src, nbytes);
+        else if (n)
+            table.to_float[tensors[t].dtype]((float *)to, tensors[t].src, n);
+        to += nbytes;
+    }
+    return BHVD_OK;
+}
+
+bhvd_status bhvd_unpack(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, const void *src)
+{
+    struct kernel_table table;
+    const unsigned char *from = src;
+    if (!find_casts(tensors, count, flat, &table))
+        return BHVD_ERR_UNSUPPORTED;
+    for (size_t t = 0; t < count; t++) {
+        const size_t n = count_of(&tensors[t]), nbytes = n * bhvd_dtype_size(flat);
+        if (n && tensors[t].dtype == (int32_t)flat)
+            memcpy(tensors[t].dst, from, nbytes);
+        else if (n)
+            table.from_float[tensors[t].dtype](tensors[t].dst, (const float *)from, n);
+        from += nbytes;
+    }
+    return BHVD_OK;
+}

@@ -1,0 +1,41 @@
+// What the codecs share: the header of a code and its padding. Plain C that a CUDA file includes as well.
+//
+// Wire, one chunk: 32 bytes of header, then what the codec defines. A code is as many bytes as bhvd_encoded_size says,
+// which both sides compute from codec, dtype, count and options. Numbers are little endian.
+//     0..15: the codec's own, else 0    16: version    17: flags    18..31: the codec's own, else 0
+// Codecs float16 and bfloat16 have no header: their codes are the elements.
+#ifndef BHVD_KERNEL_CODEC_H
+#define BHVD_KERNEL_CODEC_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __CUDACC__
+#define CODEC_INLINE static __host__ __device__ inline
+#else
+#define CODEC_INLINE static inline
+#endif
+
+enum {
+    CODEC_HEADER = 32,                  // bytes
+    CODEC_BLOCK = 32,                   // codes are padded with zeros to a multiple of this many bytes
+    CODEC_VERSION_AT = 16,
+    CODEC_FLAGS_AT = 17,
+    CODEC_NONFINITE = 1                 // flag: the chunk holds a NaN or an infinity
+};
+
+CODEC_INLINE size_t codec_padded(size_t nbytes)
+{
+    return (nbytes + CODEC_BLOCK - 1) / CODEC_BLOCK * CODEC_BLOCK;
+}
+
+// Everything of the header but what is the codec's own, which the caller stores afterwards.
+CODEC_INLINE void codec_header_init(uint8_t *header, uint8_t version, int is_finite)
+{
+    memset(header, 0, CODEC_HEADER);
+    header[CODEC_VERSION_AT] = version;
+    header[CODEC_FLAGS_AT] = is_finite ? 0 : CODEC_NONFINITE;
+}
+
+#endif

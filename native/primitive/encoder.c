@@ -1,0 +1,68 @@
+#include "primitive/encoder.h"
+
+#include <math.h>
+
+#include "core/operation.h"
+
+static uint64_t mix(uint64_t h, uint64_t v)
+{
+    h += (v + 1) * 0x9e3779b97f4a7c15u;
+    h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9u;
+    h = (h ^ h >> 27) * 0x94d049bb133111ebu;
+    return h ^ h >> 31;
+}
+
+struct encoder encoder_init(const bhvd_context *ctx, const struct bhvd_handle *op, int rank)
+{
+    const bhvd_dtype dtype = op->tensors[0].dtype;
+    return (struct encoder){
+        .kernels = &ctx->kernels,
+        .codec = &ctx->kernels.codecs[op->codec][dtype],
+        .options = op->codec_options,
+        .dtype = dtype,
+        .element = bhvd_dtype_size(dtype),
+        .rank = rank,
+    };
+}
+
+size_t encoder_scratch_size(const struct encoder *e, size_t count)
+{
+    return encoder_align(count * e->element) + encoder_align(count * sizeof(float));
+}
+
+void encoder_set_scratch(struct encoder *e, unsigned char *scratch, size_t count)
+{
+    e->value = scratch;
+    e->wide = (float *)(scratch + encoder_align(count * e->element));
+}
+
+size_t encoder_size(const struct encoder *e, size_t count)
+{
+    return count ? e->codec->encoded_size(e->dtype, count, &e->options) : 0;
+}
+
+size_t encoder_stride(const struct encoder *e, size_t count) { return encoder_align(encoder_size(e, count)); }
+
+void encoder_encode(const struct encoder *e, unsigned char *code, const void *value, size_t count, float *error,
+                    enum encoder_pass pass, size_t begin)
+{
+    struct bhvd_codec_options options = e->options;
+    options.seed = mix(mix(mix(options.seed, (uint64_t)e->rank), pass), begin);
+    if (!error) {
+        e->codec->encode(code, value, count, &options);
+        return;
+    }
+    e->kernels->to_float[e->dtype](e->wide, value, count);
+    e->kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](e->wide, e->wide, error, count);
+    e->kernels->from_float[e->dtype](e->value, e->wide, count);
+    e->codec->encode(code, e->value, count, &options);
+    // The error is taken against the float32 value, so that what rounding to the dtype lost is fed back too.
+    memcpy(error, e->wide, count * sizeof *error);
+    e->codec->decode(e->value, code, count, &options);
+    e->kernels->to_float[e->dtype](e->wide, e->value, count);
+    // A NaN or Inf is for the user to see in the result, once; fed back it would never go away.
+    for (size_t i = 0; i < count; i++) {
+        float difference = error[i] - e->wide[i];
+        error[i] = isfinite(difference) ? difference : 0.0f;
+    }
+}

@@ -1,0 +1,48 @@
+// Encoding with error feedback and reproducible randomness: what the low-precision primitives share.
+//
+// A vector is encoded in segments of at most ENCODER_SEGMENT elements, each with a header of its own, so that one is
+// encoded while another is on the wire; and a smaller segment has a smaller range, which quantizes better. The number is
+// the same for all transports, so results do not depend on them.
+//
+// A codec that rounds at random gets for every segment the seed
+//     encoder_seed(seed, rank, pass, begin) = mix(mix(mix(seed, rank), pass), begin)
+//     mix(h, v) = finalizer of splitmix64 (h + (v + 1) * 0x9e3779b97f4a7c15), all modulo 2^64
+// of the caller's seed, the position in the process set, the pass (0: a rank's own values, 1: a mean that it owns) and the
+// place of the segment's first element in the vector. Decoding needs no seed: ranks may give different ones.
+#ifndef BHVD_ENCODER_H
+#define BHVD_ENCODER_H
+
+#include "core/context.h"
+
+enum { ENCODER_SEGMENT = 1 << 18 };             // elements
+
+enum encoder_pass { ENCODER_VALUES = 0, ENCODER_MEAN = 1 };
+
+struct encoder {
+    const struct kernel_table *kernels;
+    const struct kernel_codec *codec;
+    struct bhvd_codec_options options;
+    bhvd_dtype dtype;
+    size_t element;
+    int rank;                   // of the process set
+    unsigned char *value;       // scratch: one segment in the dtype ...
+    float *wide;                // ... and in float32
+};
+
+struct encoder encoder_init(const bhvd_context *ctx, const struct bhvd_handle *op, int rank);
+// Encoding needs scratch for segments of `count` elements: so many bytes, 64-byte aligned.
+size_t encoder_scratch_size(const struct encoder *e, size_t count);
+void encoder_set_scratch(struct encoder *e, unsigned char *scratch, size_t count);
+
+// Bytes of a segment, rounded up to whole cache lines for laying out buffers / as they travel.
+size_t encoder_stride(const struct encoder *e, size_t count);
+size_t encoder_size(const struct encoder *e, size_t count);
+
+// code = Q(value + error); error = value + error - D(code). error NULL: code = Q(value). value may be e->value.
+// begin: the place of the segment in the vector.
+void encoder_encode(const struct encoder *e, unsigned char *code, const void *value, size_t count, float *error,
+                    enum encoder_pass pass, size_t begin);
+
+static inline size_t encoder_align(size_t size) { return (size + 63) / 64 * 64; }
+
+#endif

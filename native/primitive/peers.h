@@ -1,0 +1,29 @@
+// Who exchanges with whom in the decentralized primitives: pure functions of the topology, the number of participants n,
+// the own position and the round, so that all ranks know the same schedule without asking each other.
+//
+//     SHIFT_ONE, n even   h = n/2; the lower half meets the upper one, shifted by one more place in every round:
+//                         p(i) = h + (round + i) mod h  for i < h,    p(i) = (i - h - round) mod h  else
+//                         period h: every one of the h^2 pairs across the halves meets once
+//     SHIFT_ONE, n odd    round robin by the circle method: p(i) = (round - i) mod n; who is his own peer pauses
+//                         period n: every one of the n(n-1)/2 pairs meets once, everyone pauses once
+//     RING                i-1 and i+1, in every round; n = 2: they are the same rank, n = 1: there are none
+//
+// p(p(i)) = i always: both sides of a pair name each other. Source of the even schedule: Gan et al., BAGUA,
+// arXiv:2107.01499, whose decentralized algorithm does not take odd n.
+#ifndef BHVD_PEERS_H
+#define BHVD_PEERS_H
+
+#include "bagua_hvd.h"
+
+enum { PEERS_MAX = 2 };
+
+// Positions among the participants. RING: left (i-1), then right (i+1).
+struct peers {
+    int count;                  // different peers; 0: this one pauses, or is alone
+    int index[PEERS_MAX];
+    int times;                  // how often each peer's value counts: the mean is over 1 + times * count values
+};
+
+struct peers peers_of(bhvd_topology topology, int n, int i, int round);
+
+#endif

@@ -1,0 +1,91 @@
+// The schedule of the decentralized primitives: involution, coverage and period, and BAGUA's own numbers.
+#include "check.h"
+#include "primitive/peers.h"
+
+enum { SIZES = 17 };
+
+static int peer_of(int n, int i, int round)
+{
+    struct peers peers = peers_of(BHVD_TOPOLOGY_SHIFT_ONE, n, i, round);
+    CHECK(peers.count <= 1);
+    CHECK_EQ(peers.times, 1);
+    CHECK(peers.count == 1 || peers.index[0] == i);
+    CHECK(peers.index[0] >= 0 && peers.index[0] < n);
+    return peers.index[0];
+}
+
+TEST(shift_one_is_an_involution_in_every_round)
+{
+    for (int n = 1; n < SIZES; n++) {
+        for (int round = 0; round < 4 * n; round++) {
+            for (int i = 0; i < n; i++)
+                CHECK_EQ(peer_of(n, peer_of(n, i, round), round), i);
+        }
+        for (int i = 0; i < n; i++)
+            CHECK_EQ(peer_of(n, peer_of(n, i, INT32_MAX), INT32_MAX), i);
+    }
+}
+
+TEST(even_halves_meet_across_once_in_a_period)
+{
+    for (int n = 2; n < SIZES; n += 2) {
+        int met[SIZES][SIZES] = {{0}};
+        for (int round = 0; round < n / 2; round++) {
+            for (int i = 0; i < n; i++) {
+                met[i][peer_of(n, i, round)]++;
+                CHECK_EQ(peer_of(n, i, round), peer_of(n, i, round + n / 2));
+            }
+        }
+        for (int i = 0; i < n; i++) {
+            for (int j = 0; j < n; j++)
+                CHECK_EQ(met[i][j], (i < n / 2) != (j < n / 2));
+        }
+    }
+}
+
+TEST(odd_ones_all_meet_and_pause_once_in_a_period)
+{
+    for (int n = 1; n < SIZES; n += 2) {
+        int met[SIZES][SIZES] = {{0}};
+        for (int round = 0; round < n; round++) {
+            int pauses = 0;
+            for (int i = 0; i < n; i++) {
+                met[i][peer_of(n, i, round)]++;
+                pauses += peer_of(n, i, round) == i;
+                CHECK_EQ(peer_of(n, i, round), peer_of(n, i, round + n));
+            }
+            CHECK_EQ(pauses, 1);
+        }
+        for (int i = 0; i < n; i++) {
+            for (int j = 0; j < n; j++)
+                CHECK_EQ(met[i][j], 1);
+        }
+    }
+}
+
+TEST(shift_one_is_the_published_schedule)
+{
+    static const int FOUR[2][4] = {{2, 3, 0, 1}, {3, 2, 1, 0}}, EIGHT[8] = {5, 6, 7, 4, 3, 0, 1, 2};
+    for (int i = 0; i < 8; i++) {
+        CHECK_EQ(peer_of(8, i, 1), EIGHT[i]);
+        CHECK_EQ(peer_of(4, i % 4, i / 4), FOUR[i / 4][i % 4]);
+    }
+}
+
+TEST(ring_neighbours)
+{
+    for (int n = 3; n < SIZES; n++) {
+        for (int i = 0; i < n; i++) {
+            struct peers peers = peers_of(BHVD_TOPOLOGY_RING, n, i, i);
+            CHECK_EQ(peers.count, 2);
+            CHECK_EQ(peers.times, 1);
+            CHECK_EQ(peers.index[0], i ? i - 1 : n - 1);
+            CHECK_EQ(peers.index[1], i < n - 1 ? i + 1 : 0);
+        }
+    }
+    struct peers two = peers_of(BHVD_TOPOLOGY_RING, 2, 1, 0), alone = peers_of(BHVD_TOPOLOGY_RING, 1, 0, 0);
+    CHECK_EQ(two.count, 1);
+    CHECK_EQ(two.index[0], 0);
+    CHECK_EQ(two.times, 2);
+    CHECK_EQ(alone.count, 0);
+}

@@ -1,0 +1,151 @@
+"""D_LP_S against its equation, bit for bit, with every codec.
+
+    own += D(Q(v_i))      left += D(Q(v_{i-1}))      right += D(Q(v_{i+1}))       indices modulo n
+"""
+import itertools
+
+import numpy as np
+import pytest
+
+from bagua_hvd.common import native
+from bagua_hvd.common.exceptions import HorovodInternalError
+from floats import FLOATS, assert_same_bits, load, store, unaligned
+from low_precision import CODECS, SEGMENT, encoded_bytes, segment_seed, segments
+from world import World, view
+
+MINMAX = CODECS[0]
+
+_names = itertools.count()
+
+
+def decoded(codec, dtype, value, seed, rank):
+    """D(Q(value)), as the wide values that replicas take in."""
+    out = np.empty_like(value)
+    for part in segments(0, len(value)):
+        out[part] = codec.round_trip(dtype, value[part], segment_seed(seed, rank, 0, part.start))
+    return load(dtype, out)
+
+
+def values(dtype, count, rank, step=0):
+    return store(dtype, np.random.default_rng([count, rank, step]).standard_normal(count))
+
+
+def post(context, name, views, replicas, codec=MINMAX, seed=0, **arguments):
+    return context.post(native.D_LP_S, name, views, replicas=[native.floats(array) for array in replicas],
+                        **codec.fields(seed), **arguments)
+
+
+def add(replica, value):
+    replica[:] = (replica + value).astype(np.float32)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda c: f"{c.name}-{c.parameter}")
+def test_equals_the_equation(world, codec):
+    n, rounds = world.n, 3
+    cases = [*itertools.product(FLOATS, [0, 1, 7, 1000]), ("float32", 150_001)]
+    for dtype, count in cases:
+        if codec.size(dtype, 1) == 0:
+            continue
+        start = [np.random.default_rng(rank).standard_normal(count).astype(np.float32) for rank in range(n)]
+        wanted, name = [x.copy() for x in start], f"d.{next(_names)}"
+        for rank, step in itertools.product(range(n), range(rounds)):
+            add(wanted[rank], decoded(codec, dtype, values(dtype, count, rank, step), 100 * rank + step, rank))
+
+        def call(rank, context, dtype=dtype, count=count, start=start, name=name):
+            replicas = [unaligned(start[i % n]) for i in (rank, rank - 1, rank + 1)]
+            for step in range(rounds):
+                value = values(dtype, count, rank, step)
+                before = value.copy()
+                post(context, name, [view(value, dtype, "in place")], replicas, codec, 100 * rank + step).wait()
+                assert_same_bits(value, before, "values are only read")
+            return replicas
+
+        for rank, (own, left, right) in enumerate(world.run(call)):
+            assert_same_bits(own, wanted[rank], (dtype, count))
+            assert_same_bits(left, wanted[rank - 1], (dtype, count))
+            assert_same_bits(right, wanted[(rank + 1) % n], (dtype, count))
+
+
+def test_several_segments_tensors_and_replicas_that_are_not_kept(world):
+    n, name = world.n, f"d.{next(_names)}"
+    counts = [SEGMENT - 3, 7, SEGMENT]
+    inputs = [values("float32", sum(counts), rank) for rank in range(n)]
+
+    def call(rank, context):
+        parts = [part.copy() for part in np.split(inputs[rank], np.cumsum(counts)[:-1])]
+        views = [view(part, "float32", "in place") for part in parts]
+        left, right = np.zeros(sum(counts), np.float32), np.zeros(sum(counts), np.float32)
+        sent = context.counters().payload_bytes_sent
+        post(context, name, views, [None, left, None]).wait()
+        sent = context.counters().payload_bytes_sent - sent
+        post(context, name, views, [None, None, right]).wait()
+        post(context, name, views, [None, None, None]).wait()
+        return left, right, sent
+
+    for rank, (left, right, sent) in enumerate(world.run(call)):
+        neighbours = {(rank - 1) % n, (rank + 1) % n} - {rank}
+        assert sent == len(neighbours) * encoded_bytes(MINMAX, "float32", 0, sum(counts))
+        assert_same_bits(left, decoded(MINMAX, "float32", inputs[rank - 1], 0, (rank - 1) % n))
+        assert_same_bits(right, decoded(MINMAX, "float32", inputs[(rank + 1) % n], 0, (rank + 1) % n))
+
+
+def test_difference_compression_comes_near_and_replicas_stay_equal(world):
+    """v = x - own, round after round with the same x: every replica converges to its owner's x."""
+    n, count, name = world.n, 3000, f"d.{next(_names)}"
+    inputs = [values("float32", count, rank) for rank in range(n)]
+
+    def call(rank, context):
+        own, left, right = (np.zeros(count, np.float32) for _ in range(3))
+        for _ in range(20):
+            difference = inputs[rank] - own
+            post(context, name, [view(difference, "float32", "in place")], [own, left, right]).wait()
+        return own, left, right
+
+    replicas = world.run(call)
+    for rank, (own, left, right) in enumerate(replicas):
+        np.testing.assert_allclose(own, inputs[rank], rtol=0, atol=1e-6)
+        assert_same_bits(left, replicas[rank - 1][0])
+        assert_same_bits(right, replicas[(rank + 1) % n][0])
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda c: f"{c.name}-{c.parameter}")
+def test_counters_are_the_formula(world, codec):
+    """|Q(N)| bytes to each neighbour."""
+    n, count, name = world.n, 150_001, f"d.{next(_names)}"
+
+    def call(rank, context):
+        before, replicas = context.counters().payload_bytes_sent, [np.zeros(count, np.float32) for _ in range(3)]
+        post(context, name, [view(np.ones(count, np.float32), "float32", "in place")], replicas, codec).wait()
+        return context.counters().payload_bytes_sent - before
+
+    assert world.run(call) == [min(n - 1, 2) * codec.size("float32", count)] * n
+
+
+def test_ranks_that_disagree_all_hear_it(world):
+    if world.n == 1:
+        pytest.skip("one rank agrees with itself")
+
+    def call(rank, context):
+        array, last = np.ones(8, np.float32), rank == world.n - 1
+        own = np.zeros(8, np.float32)
+        views = [view(array, "float32", "in place")]
+        with pytest.raises(HorovodInternalError, match="Mismatched codecs"):
+            post(context, "codec", views, [own, None, None], CODECS[-1] if last else MINMAX).wait()
+        with pytest.raises(HorovodInternalError, match="Mismatched D_LP_S tensor shapes"):
+            post(context, "shape", [view(array, "float32", "in place", (4,) if last else (8,))], [None] * 3).wait()
+        assert (own == 0).all()
+        post(context, "codec", views, [own, None, None]).wait()
+        assert (own == 1).all()
+
+    world.run(call)
+
+
+def test_wrong_calls_are_refused_at_once():
+    with World(1) as world:
+        context, views = world.contexts[0], [view(np.ones(8, np.float32), "float32", "in place")]
+        with pytest.raises(ValueError, match="codec 0 .* does not take"):
+            context.post(native.D_LP_S, "wrong", views)
+        with pytest.raises(ValueError, match="takes no prescale"):
+            post(context, "wrong", views, [None] * 3, prescale_factor=2.0)
+        with pytest.raises(ValueError, match="must have one dtype"):
+            post(context, "wrong", [*views, view(np.ones(8), "float64", "in place")], [None] * 3)
