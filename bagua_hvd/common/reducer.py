@@ -138,6 +138,7 @@ class Reducer:
         self._noted = set()
         self._agreed = None         # for which init() and how many members the ranks know each other's facts
         self._seat = None           # (rank, size) then
+        self._met = basics.runtime.inits    # by which init() the connections were made that the scratch belongs to
         self.model = Model("weights", gradients, group)
         self.buckets = self.model.gradients
         self.renumber(optimizer_number())
@@ -242,6 +243,9 @@ class Reducer:
         all ranks agree in the same step, and none waits for one that has agreed before.
         """
         model, size, count = self.model, self.group.size(), len(self._members)
+        if self._met != basics.runtime.inits:
+            self._met = basics.runtime.inits
+            model.scratch.clear()       # it may hold operations that ended with the connections before
         seat = self.group.rank(), size
         moved = self._seat not in (None, seat) and model.kinds_of_state()[0]
         values = (model.step, *map(int, (*model.kinds_of_state(), moved)))

@@ -25,7 +25,7 @@ def with_rank(events, rank):
     return next(event for event in events if event.words["rank"] == str(rank))
 
 
-@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad"])
+@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad", "async"])
 def test_trains_on(make_job, digits, algorithm):
     job = make_job({A: 1, B: 1})
     job.start("--min-np", 1, "--max-np", 2, command=[WORKER, algorithm],
