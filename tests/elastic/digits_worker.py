@@ -33,6 +33,9 @@ def main(algorithm):
     say("up", rank=hvd.rank(), size=hvd.size(), pid=os.getpid())
     if algorithm == "bytegrad":
         algorithm = hvd.algorithms.ByteGrad(error_feedback=True)
+    if algorithm == "async":
+        # A round is always under way.
+        algorithm = hvd.algorithms.get("async", sync_interval_ms=0)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), algorithm=algorithm)
     sampler = hvd.elastic.ElasticSampler(train_set)
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, batch=0, steps=0, last=False)
