@@ -243,12 +243,17 @@ class Reducer:
         all ranks agree in the same step, and none waits for one that has agreed before.
         """
         model, size, count = self.model, self.group.size(), len(self._members)
+<<<<<<< HEAD
         if self._met != basics.runtime.inits:
             self._met = basics.runtime.inits
             model.scratch.clear()       # it may hold operations that ended with the connections before
         seat = self.group.rank(), size
         moved = self._seat not in (None, seat) and model.kinds_of_state()[0]
         values = (model.step, *map(int, (*model.kinds_of_state(), moved)))
+=======
+        model.settle()
+        values = (model.step, *map(int, model.kinds_of_state()))
+>>>>>>> origin/main
         facts = native.ffi.new("int32_t[]", size + count + 2 * len(values))
         facts[self.group.rank()] = 1
         for index in range(count):
@@ -402,6 +407,7 @@ class Reducer:
         started = perf_counter_ns()
         self.algorithm.after_step(self.model)
         self.model.step += 1
+        basics.runtime.steps += 1
         self.exposed_ns += perf_counter_ns() - started
 
     def cleared(self):

@@ -4,8 +4,8 @@
 //     allreduce of shard s among its owners, over links:   every owner drives its own sockets
 //     allgather within each host, in shared memory
 //
-// Wire: 2 N (h-1)/h elements each way per host of h, however many ranks it holds; a ring over all ranks sends that much
-// over a host's link too, but in 2 (n-1) hops instead of 2 (h-1). A vector is worked off in pieces, so that a member
+// Wire: 2 N (h-1)/h elements each way per host of h, however many ranks it holds; a ring over all n ranks sends 2 N (n-1)/n
+// over a host's link, and that in 2 (n-1) hops instead of 2 (h-1). A vector is worked off in pieces, so that a member
 // without a shard is never left waiting for longer than one piece takes.
 #include <stdlib.h>
 

@@ -8,11 +8,11 @@
 enum {
     COUNT = (1 << 18) + 1001,       // two segments of each kind, in a vector of three tensors
     ROUNDS = 3,
-    KINDS = 4
+    KINDS = 7
 };
 
 struct memory {
-    float *values, *out[KINDS], *worker_error, *server_error, *replicas[3];
+    float *values, *out[KINDS], *worker_error, *server_error, *replicas[3], *of_hosts[3];
 };
 
 static float *floats(size_t count, float value)
@@ -28,8 +28,10 @@ static struct memory memory_create(float value)
     struct memory m = {.values = floats(COUNT, value), .worker_error = floats(COUNT, 0), .server_error = floats(COUNT, 0)};
     for (int i = 0; i < KINDS; i++)
         m.out[i] = floats(COUNT, -1);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 3; i++) {
         m.replicas[i] = floats(COUNT, 0);
+        m.of_hosts[i] = floats(COUNT, 0);
+    }
     return m;
 }
 
@@ -40,14 +42,18 @@ static void memory_destroy(struct memory *m)
     free(m->server_error);
     for (int i = 0; i < KINDS; i++)
         free(m->out[i]);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 3; i++) {
         free(m->replicas[i]);
+        free(m->of_hosts[i]);
+    }
 }
 
-// Kinds 0 to 3: C_LP_S by its two exchanges, D_FP_S, D_LP_S.
+// Kinds 0 to 3: C_LP_S by its two exchanges, D_FP_S, D_LP_S. 4 to 6: C_LP_S, D_FP_S, D_LP_S between hosts.
 static bhvd_handle *post(bhvd_context *ctx, struct memory *m, int kind, int round)
 {
-    static const bhvd_kind kinds[KINDS] = {BHVD_C_LP_S, BHVD_C_LP_S, BHVD_D_FP_S, BHVD_D_LP_S};
+    static const bhvd_kind kinds[KINDS] = {BHVD_C_LP_S, BHVD_C_LP_S, BHVD_D_FP_S, BHVD_D_LP_S,
+                                            BHVD_C_LP_S, BHVD_D_FP_S, BHVD_D_LP_S};
+    float *const *replicas = kind == 3 ? m->replicas : m->of_hosts;
     const int64_t shapes[3] = {1000, 0, COUNT - 1000};
     struct bhvd_tensor tensors[3];
     for (size_t t = 0, at = 0; t < 3; at += (size_t)shapes[t++])
@@ -59,8 +65,8 @@ static bhvd_handle *post(bhvd_context *ctx, struct memory *m, int kind, int roun
         .prescale_factor = 1.0, .postscale_factor = 1.0, .codec = BHVD_CODEC_MINMAX_UINT8,
         .exchange = kind == 1 ? BHVD_EXCHANGE_ALLGATHER : BHVD_EXCHANGE_SCATTER_GATHER,
         .worker_error = kind == 0 ? m->worker_error : NULL, .server_error = kind == 0 ? m->server_error : NULL,
-        .replicas = {m->replicas[0], m->replicas[1], m->replicas[2]},
-        .topology = BHVD_TOPOLOGY_SHIFT_ONE, .round = round, .device = -1};
+        .replicas = {replicas[0], replicas[1], replicas[2]},
+        .topology = BHVD_TOPOLOGY_SHIFT_ONE, .round = round, .hierarchical = kind > 3, .device = -1};
     struct bhvd_error error;
     bhvd_handle *handle;
     CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
@@ -69,10 +75,8 @@ static bhvd_handle *post(bhvd_context *ctx, struct memory *m, int kind, int roun
 
 static void check_constant(const float *array, float expected)
 {
-    for (int i = 0; i < COUNT; i++) {
-        if (array[i] != expected)
-            CHECK_EQ(array[i] * 1000, expected * 1000);
-    }
+    for (int i = 0; i < COUNT; i++)
+        CHECK(array[i] == expected);
 }
 
 // Rank r sends r + 1 everywhere; a constant segment is encoded exactly.
@@ -91,6 +95,7 @@ static void all_at_once(struct job *job, int rank, bhvd_context *ctx)
         int peer = (round - rank + RANKS) % RANKS;      // three ranks: the circle method
         check_constant(m.out[0], 2.0f);
         check_constant(m.out[1], 2.0f);
+        check_constant(m.out[4], 2.0f);     // (hosts / n) sum is a whole number on every path: 2, or, flat, r + 1
         check_constant(m.out[2], (float)(rank + peer + 2) / 2);
         check_constant(m.replicas[0], (float)((rank + 1) * (round + 1)));
         check_constant(m.replicas[1], (float)(((rank + RANKS - 1) % RANKS + 1) * (round + 1)));
