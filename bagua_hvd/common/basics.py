@@ -9,11 +9,7 @@ import os
 import threading
 import warnings
 
-<<<<<<< HEAD
-from bagua_hvd.common import elastic_worker, environment, native, objects, process_sets
-=======
-from bagua_hvd.common import environment, native, objects, process_sets, reporting
->>>>>>> origin/main
+from bagua_hvd.common import elastic_worker, environment, native, objects, process_sets, reporting
 from bagua_hvd.common.exceptions import HorovodInternalError
 
 # Horovod's reduction constants.
@@ -40,11 +36,8 @@ class _Runtime:
         self.inits = 0                          # names the meeting of a job that is not elastic
         self.process_sets = None                # as given to init(): restart() gives it again
         self.handle_numbers = itertools.count(1)
-<<<<<<< HEAD
-=======
         self.reporter = None                    # reports to baguarun --dashboard
         self.steps = 0                          # of all optimizers
->>>>>>> origin/main
         self.membership = None                  # in a job that another engine than baguarun started
         self.handles = {}                       # int handle -> collectives.Pending
         self.atexit_registered = False
@@ -104,7 +97,6 @@ def init(comm=None, process_sets=None):
     with runtime.lock:
         if runtime.context is not None:
             return
-<<<<<<< HEAD
         runtime.process_sets = process_sets
         driver = elastic_worker.connect()
         if driver is None:
@@ -145,6 +137,7 @@ def _start(comm, process_sets, scope=None):
     runtime.handles.clear()
     runtime.options = options
     runtime.context = started
+    runtime.reporter = reporting.start(_facts)
     runtime.tell_watchers()
     if not runtime.atexit_registered:
         runtime.atexit_registered = True
@@ -177,19 +170,10 @@ def _launcher_environment():
     if runtime.membership is None:
         from bagua_hvd.runner.engines import join  # late: most jobs have no need of it
 
-=======
-        # Counted before anything can fail: an attempt that fails on one rank only is an attempt on all.
-        runtime.inits += 1
-        options = environment.read_options(_launcher_environment())
-        _check_comm(comm, options)
-        static_sets = _static_sets(process_sets, options)
-        options.scope = f"init.{runtime.inits}"
->>>>>>> origin/main
         try:
             runtime.membership = join.join(environment.start_timeout_ms(os.environ) / 1000)
         except RuntimeError as error:
             raise ValueError(f"Horovod initialization failed. {error}") from error
-<<<<<<< HEAD
     return os.environ if runtime.membership is None else {**os.environ, **runtime.membership.variables}
 
 
@@ -204,27 +188,6 @@ def _number_hosts(started, options):
     # As baguarun counts: among the hosts that have this local rank, in the order of their first ranks.
     having = [host for host in dict.fromkeys(hosts) if hosts.count(host) > options.local_rank]
     options.cross_rank, options.cross_size = having.index(mine), len(having)
-=======
-        runtime.handle_numbers = itertools.count(1)
-        runtime.handles.clear()
-        runtime.options = options
-        runtime.context = started
-        runtime.reporter = reporting.start(_facts)
-        runtime.tell_watchers()
-        if not runtime.atexit_registered:
-            runtime.atexit_registered = True
-            atexit.register(shutdown)
-        try:
-            if runtime.membership is not None:
-                _number_hosts(started, options)
-                runtime.membership.met()
-            if options.timeline and options.timeline.upper() != "DYNAMIC":
-                started.start_timeline(options.timeline, options.timeline_mark_cycles)
-            _register_static_sets(started, static_sets, options)
-        except BaseException:
-            shutdown()
-            raise
->>>>>>> origin/main
 
 
 def _facts():

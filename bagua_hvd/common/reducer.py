@@ -137,7 +137,6 @@ class Reducer:
         self._bucket_of = []        # by index; None: it travels by itself
         self._noted = set()
         self._agreed = None         # for which init() and how many members the ranks know each other's facts
-        self._seat = None           # (rank, size) then
         self._met = basics.runtime.inits    # by which init() the connections were made that the scratch belongs to
         self.model = Model("weights", gradients, group)
         self.buckets = self.model.gradients
@@ -236,24 +235,18 @@ class Reducer:
 
         And whether all ranks are in the same step, with or without a state from before: a checkpoint may have been
         loaded by some only, and ranks of an elastic job come and go. If not, they go on from the latest step, all
-        without. So they do, but for what is shared, when a rank's number or their count has changed since the last
-        time: error feedback and replicas are of certain chunks and neighbours.
+        without.
 
         A rank that has joined says nothing: then it is done again in the next step, until all have taken part. So
         all ranks agree in the same step, and none waits for one that has agreed before.
         """
         model, size, count = self.model, self.group.size(), len(self._members)
-<<<<<<< HEAD
         if self._met != basics.runtime.inits:
             self._met = basics.runtime.inits
             model.scratch.clear()       # it may hold operations that ended with the connections before
-        seat = self.group.rank(), size
-        moved = self._seat not in (None, seat) and model.kinds_of_state()[0]
-        values = (model.step, *map(int, (*model.kinds_of_state(), moved)))
-=======
+        had_state = model.kinds_of_state()[0]
         model.settle()
         values = (model.step, *map(int, model.kinds_of_state()))
->>>>>>> origin/main
         facts = native.ffi.new("int32_t[]", size + count + 2 * len(values))
         facts[self.group.rank()] = 1
         for index in range(count):
@@ -264,19 +257,16 @@ class Reducer:
         for index in range(count):
             if facts[size + index]:
                 self._set_sparse(index, facts[size + index])
-        steps, own, kept, moved = (
+        steps, own, kept = (
             (facts[size + count + 2 * i], -facts[size + count + 2 * i + 1]) for i in range(len(values))
         )
         if steps[0] != steps[1] or own[0] != own[1] or kept[0] != kept[1]:
             model.step = steps[0]
             model.drop_state(shared=kept[0] != kept[1])
-        elif moved[0]:
-            model.drop_state(shared=False)
-        if own[0] and (own[0] != own[1] or moved[0]):
+        if had_state and not model.kinds_of_state()[0]:
             self._note("the ranks have changed: what it keeps of its own", "begins anew")
         if all(facts[0:size]):
             self._agreed = self._agreement()
-            self._seat = seat
 
     def _maximum(self, values, count, what):
         """Sets int32 values to their maximum over the ranks. Blocks."""

@@ -166,13 +166,17 @@ def _run_elastic(args):
                                            args.host_discovery_script, args.slots, _hosts(args), args.reset_limit)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    try:
+        options = host_options(args.ssh_port, args.ssh_identity_file, args.start_timeout, args.nics)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     if args.dry_run:
         for name, slots in discovery.find_available_hosts_and_slots().items():
             print(f"{name}:{slots}, up to {slots} ranks: {shlex.join(args.command)}")
         return
     output = OutputOptions(args.output_filename, args.prefix_output_with_timestamp)
     run_elastic(args.command, discovery, settings, env, output, cooldown_range=args.cooldown_range,
-                options=host_options(args))
+                options=options)
 
 
 def _run(args):

@@ -1,12 +1,8 @@
 """`run`: a Python function on every rank of a job, and its results in a list.
 
 The function travels by cloudpickle through a private temporary folder, the results come back the same way; see
-<<<<<<< HEAD
-run_task.py, which is what the ranks are. Everything else is run_static or run_elastic, as for baguarun.
-=======
 run_task.py, which is what the ranks are. Other hosts get the file, and give back theirs, through the ssh connection.
-Everything else is run_static, as for baguarun.
->>>>>>> origin/main
+Everything else is run_static or run_elastic, as for baguarun.
 """
 import io
 import operator
@@ -22,9 +18,9 @@ from contextlib import ExitStack, contextmanager
 import bagua_hvd
 from bagua_hvd.runner import run_task
 from bagua_hvd.runner.common.util import config_parser
-from bagua_hvd.runner.common.util.hosts import parse_host_files
+from bagua_hvd.runner.common.util.hosts import parse_host_files, parse_hosts
 from bagua_hvd.runner.elastic.run import plan_elastic, run_elastic
-from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, as_horovod_environment, plan
+from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, as_horovod_environment, is_local, plan
 from bagua_hvd.runner.output import Console, Descriptor, TextStream
 from bagua_hvd.runner.static import host_options, run_static
 
@@ -63,16 +59,10 @@ def run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=
 
     Args:
         func: may call hvd.init(), and need not.
-<<<<<<< HEAD
         num_proc: number of ranks; of an elastic job: at the start.
         min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script: as the flags --min-np,
             --max-np, --slots-per-host, --reset-limit, --blacklist-cooldown-range and --host-discovery-script of
             baguarun. The first and the last make the job elastic; num_proc is at least min_num_proc then.
-        hosts: `localhost:4`; hostfile: a file with lines `localhost slots=4`. This version: this host only. Default:
-            as many slots as ranks.
-        start_timeout: seconds until all ranks must have called init(); default 30, or HOROVOD_START_TIMEOUT.
-=======
-        num_proc: number of ranks.
         hosts: `h1:4,h2:4`; hostfile: a file with lines `h1 slots=4`. Default: as many slots on this host as ranks.
             Others are reached by ssh; they need the same Python with bagua_hvd, and the current folder.
         start_timeout: seconds to reach all hosts, and then until all ranks must have called init(); default 30, or
@@ -80,7 +70,6 @@ def run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=
         ssh_port, ssh_identity_file: of sshd on all hosts; the private key.
         network_interface, network_interfaces: names of the allowed ones, `eth0,eth1` or a list; default: found by
             trying.
->>>>>>> origin/main
         output_filename: a folder: the ranks' unchanged output also goes to `rank.<rank>/stdout` and `stderr` there.
         verbose: shows the plan of the job on stderr.
         use_gloo: accepted for Horovod's sake: the built-in transports.
@@ -94,11 +83,7 @@ def run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=
             function raised or the result cannot be pickled. Or a host cannot be used, or the native extension is not
             built.
         ValueError: arguments that are wrong or exclude each other, or too few slots. TypeError: func is not callable.
-<<<<<<< HEAD
-        NotImplementedError: hosts other than this one, use_mpi.
-=======
-        NotImplementedError: elastic arguments, use_mpi.
->>>>>>> origin/main
+        NotImplementedError: other hosts than this one in an elastic job, use_mpi.
         KeyboardInterrupt: Ctrl-C stopped the job. SIGTERM and SIGHUP stop it as well, and then do what they would have
             done. BrokenPipeError: nobody reads the output any more. OSError: no process, folder or file can be made.
         What cloudpickle raises: func or its arguments cannot be pickled.
@@ -112,11 +97,12 @@ def run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=
                    cooldown_range=cooldown_range)
     if not callable(func):
         raise TypeError(f"func is {func!r}: give a function, which run() calls on every rank")
-<<<<<<< HEAD
     env = _environment(start_timeout, cooldown_range, reset_limit)
     hosts = _hosts(hosts, hostfile, host_discovery_script, use_gloo, use_mpi)
     num_proc = _count(num_proc)
     if elastic:
+        if hosts is not None and not all(is_local(info.hostname) for info in parse_hosts(hosts)):
+            raise NotImplementedError("an elastic job of a function runs on this host only: use baguarun and a script")
         min_num_proc = num_proc if min_num_proc is None else min_num_proc
         discovery, settings = plan_elastic(env, max(num_proc, min_num_proc), min_num_proc, max_num_proc,
                                            host_discovery_script, slots, hosts, reset_limit)
@@ -124,27 +110,19 @@ def run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=
     else:
         rank_plan = plan(num_proc, hosts)
         ranks = range(num_proc)
-=======
-    rank_plan = _plan(num_proc, hosts, hostfile, use_gloo, use_mpi, elastic)
-    env = _environment(start_timeout)
     options = host_options(ssh_port, ssh_identity_file, start_timeout, _nics(network_interface, network_interfaces))
->>>>>>> origin/main
     python = _python(executable)
     output = OutputOptions(None if output_filename is None else os.fspath(output_filename))
     with tempfile.TemporaryDirectory(prefix="bagua_hvd.run.") as folder:    # mode 0700
         _store_function(folder, python, func, tuple(args), dict(kwargs or {}))
         try:
             with _console() as console:
-<<<<<<< HEAD
                 command = [python, "-m", _TASK, folder]
                 if elastic:
-                    run_elastic(command, discovery, settings, env, output, console, cooldown_range)
+                    run_elastic(command, discovery, settings, env, output, console, cooldown_range, options)
                 else:
-                    run_static(command, rank_plan, env, output, bool(verbose), console)
-=======
-                run_static([python, "-m", _TASK, folder], rank_plan, env, output, bool(verbose), console, options,
-                           _Transfer(folder, rank_plan))
->>>>>>> origin/main
+                    run_static(command, rank_plan, env, output, bool(verbose), console, options,
+                               _Transfer(folder, rank_plan))
         except WorkerFailed as error:
             raise _explained(error, folder, len(ranks)) from None
         except Interrupted as error:
@@ -184,15 +162,6 @@ def _count(num_proc):
     return count
 
 
-<<<<<<< HEAD
-def _check_elastic(elastic, **arguments):
-    given = [name for name, value in arguments.items() if value is not None]
-    if given and not elastic:
-        raise ValueError(f"{', '.join(given)}: these are for elastic jobs; give min_num_proc or host_discovery_script")
-
-
-def _environment(start_timeout, cooldown_range, reset_limit):
-=======
 def _nics(*given):
     """The names in text with commas, or in lists; None: none."""
     names = []
@@ -201,8 +170,13 @@ def _nics(*given):
     return names or None
 
 
-def _environment(start_timeout):
->>>>>>> origin/main
+def _check_elastic(elastic, **arguments):
+    given = [name for name, value in arguments.items() if value is not None]
+    if given and not elastic:
+        raise ValueError(f"{', '.join(given)}: these are for elastic jobs; give min_num_proc or host_discovery_script")
+
+
+def _environment(start_timeout, cooldown_range, reset_limit):
     args = _HorovodArgs()
     args.start_timeout, args.cooldown_range, args.reset_limit = start_timeout, cooldown_range, reset_limit
     config_parser.validate_config_args(args)

@@ -84,11 +84,7 @@ def _report(text, path):
 def main():
     """Ends the process with 0 or 1, by way of its exit handlers: hvd.shutdown() is one."""
     folder = sys.argv.pop()     # a function that parses sys.argv finds it empty
-<<<<<<< HEAD
-=======
     folder = os.environ.pop(FOLDER_VARIABLE, folder)
-    rank, _ = get_env_rank_and_size()
->>>>>>> origin/main
     try:
         result = _call(*_load(folder))
         _store(result, result_path(folder, _rank()))
