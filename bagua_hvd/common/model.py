@@ -70,6 +70,12 @@ class Model:
         self.pending = {}
         self.scaled = False
 
+    def rename(self, name):
+        """Changes the name, and those of its weights."""
+        self.name = name
+        for place, bucket in enumerate(self.weights):
+            bucket.name = f"{name}.{place}"
+
     def add(self, members):
         """More members, by index: their weights join in buckets of their own."""
         by_kind = {}

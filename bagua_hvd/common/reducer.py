@@ -68,20 +68,38 @@ class Gradients:
 
 
 class _Numbers:
-    """Numbers the optimizers of this process, from 0 after each init(): all ranks name their operations alike."""
+    """Numbers the optimizers of this process, from 0 after each init(): all ranks name their operations alike.
+
+    In an elastic job the numbers go on after a reset, for the optimizers live on; see share_numbers().
+    """
 
     def __init__(self):
         self.inits = self.next = 0
 
     def take(self):
-        if self.inits != basics.runtime.inits:
-            self.inits, self.next = basics.runtime.inits, 0
+        if self.inits != basics.runtime.inits and not basics.runtime.options.elastic:
+            self.next = 0
+        self.inits = basics.runtime.inits
         self.next += 1
         return self.next - 1
 
 
 _numbers = _Numbers()
 optimizer_number = _numbers.take
+
+
+def share_numbers(optimizers, broadcast):
+    """Gives optimizers of all ranks the numbers that they have on rank 0, and those that are made later equal ones.
+
+    Collective. For elastic jobs, where a rank that came later has made fewer optimizers than the others.
+
+    Args:
+        optimizers: what has `number` and `renumber(number)`, in the same order on all ranks.
+        broadcast: function that returns rank 0's object.
+    """
+    numbers, _numbers.next = broadcast(([optimizer.number for optimizer in optimizers], _numbers.next))
+    for optimizer, number in zip(optimizers, numbers, strict=True):
+        optimizer.renumber(number)
 
 
 class Reducer:
@@ -101,6 +119,7 @@ class Reducer:
         pending: gradients have been computed and not yet synchronized.
         synchronized: all gradients have been communicated since the last backward pass, and no step has used them.
         accumulating: backward passes add to the gradients and count for nothing else; see no_sync().
+        number: of its optimizer; see renumber().
         synchronizations, exposed_ns: how often, and how long in all, synchronize() made the caller wait.
     """
 
@@ -114,17 +133,25 @@ class Reducer:
         self._gradients = gradients
         self._passes = passes
         self._factors = (prescale_factor, postscale_factor)
-        # Nothing of the members is in the name: ranks whose models differ shall hear it, not wait for each other.
-        number = optimizer_number()
-        self._name = f"gradients.{number}"
         self._members = []
         self._bucket_of = []        # by index; None: it travels by itself
         self._noted = set()
         self._agreed = None         # for which init() and how many members the ranks know each other's facts
-        self.model = Model(f"weights.{number}", gradients, group)
+        self._met = basics.runtime.inits    # by which init() the connections were made that the scratch belongs to
+        self.model = Model("weights", gradients, group)
         self.buckets = self.model.gradients
+        self.renumber(optimizer_number())
         self.add(members, groups)
         algorithm.prepare(self.model)
+
+    def renumber(self, number):
+        """Changes its optimizer's number, by which ranks match what it communicates. Not while anything is pending."""
+        # Nothing of the members is in the name: ranks whose models differ shall hear it, not wait for each other.
+        self.number = number
+        self._name = f"gradients.{number}"
+        for place, bucket in enumerate(self.buckets):
+            bucket.name = f"{self._name}.{place}"
+        self.model.rename(f"weights.{number}")
 
     def add(self, members, groups=None):
         """More gradients, numbered on from those before, in buckets of their own. Not while anything is pending."""
@@ -209,12 +236,17 @@ class Reducer:
         """Learns which gradients any rank has sparse; the others are dense from then on, whatever comes.
 
         And whether all ranks are in the same step, with or without a state from before: a checkpoint may have been
-        loaded by some only. If not, they go on from the latest step, all without.
+        loaded by some only, and ranks of an elastic job come and go. If not, they go on from the latest step, all
+        without.
 
         A rank that has joined says nothing: then it is done again in the next step, until all have taken part. So
         all ranks agree in the same step, and none waits for one that has agreed before.
         """
         model, size, count = self.model, self.group.size(), len(self._members)
+        if self._met != basics.runtime.inits:
+            self._met = basics.runtime.inits
+            model.scratch.clear()       # it may hold operations that ended with the connections before
+        had_state = model.kinds_of_state()[0]
         model.settle()
         values = (model.step, *map(int, model.kinds_of_state()))
         facts = native.ffi.new("int32_t[]", size + count + 2 * len(values))
@@ -233,6 +265,8 @@ class Reducer:
         if steps[0] != steps[1] or own[0] != own[1] or kept[0] != kept[1]:
             model.step = steps[0]
             model.drop_state(shared=steps[0] != steps[1] or kept[0] != kept[1])
+        if had_state and not model.kinds_of_state()[0]:
+            self._note("the ranks have changed: what it keeps of its own", "begins anew")
         if all(facts[0:size]):
             self._agreed = self._agreement()
 

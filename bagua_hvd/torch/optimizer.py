@@ -542,7 +542,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     if process_set.process_set_id is None:
         raise ValueError(f"{process_set} is not registered: pass it to hvd.init(process_sets=[...]) first")
     named = _named(optimizer, named_parameters)
-    if op == Adasum and basics.size() > 1:
+    if op == Adasum and (basics.size() > 1 or basics.runtime.options.elastic):
         return _adasum(optimizer, compression, backward_passes_per_step, process_set, algorithm)
     # Adasum of one rank is the gradient itself, and so is its average.
     chosen = algorithms.choose(algorithm, average=op != Sum)
