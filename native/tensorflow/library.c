@@ -1,0 +1,29 @@
+/* Registers the ops when tf.load_op_library loads this library. */
+#include "tensorflow/bridge.h"
+#include "tensorflow/collective.h"
+#include "tensorflow/fact.h"
+#include "tensorflow/tf_api.h"
+
+#include <stdio.h>
+
+static char problem[512];
+
+/* Why the ops are not there: a sentence, or NULL when they are. */
+__attribute__((visibility("default"))) const char *bhvd_tf_problem(void)
+{
+    return problem[0] ? problem : NULL;
+}
+
+__attribute__((constructor)) static void load(void)
+{
+    const char *missing = tf_api_load();
+    if (missing) {
+        snprintf(problem, sizeof problem, "the installed TensorFlow has no %s in its C API: bagua_hvd needs "
+                 "TensorFlow 2.16 or later", missing);
+        return;
+    }
+    TF_Status *status = tf.NewStatus();
+    if (!collective_register(status) || !fact_register(status) || !bridge_register(status))
+        snprintf(problem, sizeof problem, "TensorFlow refused the ops of bagua_hvd: %s", tf.Message(status));
+    tf.DeleteStatus(status);
+}
