@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the cffi module, the C libraries under it, and the ops for TensorFlow. See build.py."""
+"""What pyproject.toml cannot say: the cffi module, the C libraries under it, the ops for TensorFlow. See build.py."""
 import runpy
 from pathlib import Path
 

@@ -1,5 +1,5 @@
 # ruff: noqa: F401  (this file is the list of what scripts use)
-"""bagua_hvd for TensorFlow: `import bagua_hvd.tensorflow as hvd` where a script has `import horovod.tensorflow as hvd`."""
+"""bagua_hvd for TensorFlow: `import bagua_hvd.tensorflow as hvd` for `import horovod.tensorflow as hvd`."""
 from bagua_hvd import algorithms
 from bagua_hvd.common.basics import (
     Adasum,

@@ -36,7 +36,8 @@ import tensorflow as tf
 from bagua_hvd.common import native
 from bagua_hvd.common.exceptions import HorovodInternalError
 from bagua_hvd.common.native import TensorView, ffi
-from bagua_hvd.tensorflow.graphs import run_independently
+from bagua_hvd.tensorflow import xla
+from bagua_hvd.tensorflow.graphs import compiled_by_xla, run_independently
 from bagua_hvd.tensorflow.native_ops import ops, release
 
 _bridges = weakref.WeakValueDictionary()
@@ -71,6 +72,8 @@ class Bridge:
         indices = range(len(tensors)) if indices is None else indices
         if not tensors:
             return []
+        if compiled_by_xla():
+            return xla.exchange(self._id, tensors, indices)
         buffers = []
         for index, tensor in zip(indices, tensors, strict=True):
             buffer = ops.bagua_hvd_bridge_put(tensor, bridge=self._id, index=index, name="HorovodBridgePut")

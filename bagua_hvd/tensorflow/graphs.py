@@ -9,10 +9,10 @@ def run_independently(output):
     tf.function runs stateful ops in program order otherwise: a collective would wait for the one before it, which ranks
     may reach in another order. Does nothing in eager mode and in graphs of tf.compat.v1.
     """
-    operation = getattr(output, "op", output) if not tf.executing_eagerly() else None
-    manager = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None) if operation is not None else None
-    if manager is not None:
-        manager.run_independently(operation)
+    if not tf.executing_eagerly():
+        manager = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
+        if manager is not None:
+            manager.run_independently(getattr(output, "op", output))
 
 
 def compiled_by_xla():

@@ -32,6 +32,7 @@ def _load():
     problem = library.bhvd_tf_problem()
     if problem:
         raise ImportError(problem.decode())
+    library.bhvd_tf_xla_missing.restype = ctypes.c_char_p
     library.bhvd_tf_wanted.restype = ctypes.c_char_p
     library.bhvd_tf_supply.argtypes = [ctypes.c_int, ctypes.c_void_p]
     library.bhvd_tf_set_context.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32]

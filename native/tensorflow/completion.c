@@ -59,14 +59,26 @@ static void done_run(struct done *done)
 
 /* -------------------------------------------------------------------------------------------------- completion ---- */
 
-static void complete(struct completion *completion, bhvd_status status, const struct bhvd_error *error)
+void completion_begin(void)
 {
-    struct done done = completion->done;
-    completion->finish(completion, status, error);
+    pthread_mutex_lock(&lock);
+    in_flight++;
+    pthread_mutex_unlock(&lock);
+}
+
+void completion_end(void)
+{
     pthread_mutex_lock(&lock);
     if (--in_flight == 0)
         pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
+}
+
+static void complete(struct completion *completion, bhvd_status status, const struct bhvd_error *error)
+{
+    struct done done = completion->done;
+    completion->finish(completion, status, error);
+    completion_end();
     done_run(&done);
 }
 
@@ -123,13 +135,6 @@ static bool ensure_running(void)
         running = true;
     }
     return running;
-}
-
-void completion_begin(void)
-{
-    pthread_mutex_lock(&lock);
-    in_flight++;
-    pthread_mutex_unlock(&lock);
 }
 
 void completion_add(struct completion *completion)

@@ -31,8 +31,9 @@ struct completion {
     struct completion *next;
 };
 
-/* Counts an operation as in flight, while core_acquire holds off a change of the context; then one of the next two. */
+/* Counts an operation as in flight, while core_acquire holds off a change of the context. */
 void completion_begin(void);
+void completion_end(void);      /* for operations that are not given to one of the next two */
 /* Takes a posted operation over. */
 void completion_add(struct completion *completion);
 /* The same on the calling thread: returns when the operation has ended and TensorFlow knows. */

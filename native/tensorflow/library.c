@@ -3,15 +3,23 @@
 #include "tensorflow/collective.h"
 #include "tensorflow/fact.h"
 #include "tensorflow/tf_api.h"
+#include "tensorflow/xla.h"
 
 #include <stdio.h>
 
 static char problem[512];
+static const char *xla_missing;
 
 /* Why the ops are not there: a sentence, or NULL when they are. */
 __attribute__((visibility("default"))) const char *bhvd_tf_problem(void)
 {
     return problem[0] ? problem : NULL;
+}
+
+/* What this TensorFlow lacks for collectives in programs compiled by XLA, or NULL. */
+__attribute__((visibility("default"))) const char *bhvd_tf_xla_missing(void)
+{
+    return xla_missing;
 }
 
 __attribute__((constructor)) static void load(void)
@@ -26,4 +34,5 @@ __attribute__((constructor)) static void load(void)
     if (!collective_register(status) || !fact_register(status) || !bridge_register(status))
         snprintf(problem, sizeof problem, "TensorFlow refused the ops of bagua_hvd: %s", tf.Message(status));
     tf.DeleteStatus(status);
+    xla_missing = xla_calls_register();
 }
