@@ -11,6 +11,7 @@ from cffi import FFI
 
 ROOT = Path(__file__).parent
 NATIVE = Path("native")
+TENSORFLOW = NATIVE / "tensorflow"      # a library of its own, loaded by TensorFlow
 HEADER = NATIVE / "include" / "bagua_hvd.h"
 INCLUDE_DIRS = [str(NATIVE / "include"), str(NATIVE)]
 
@@ -35,6 +36,8 @@ def _sources():
     x86 = platform.machine() in ("x86_64", "AMD64")
     sources = {None: []}
     for path in sorted((ROOT / NATIVE).rglob("*.c")):
+        if ROOT / TENSORFLOW in path.parents:
+            continue
         isa = _isa(path)
         if isa is None or x86:
             sources.setdefault(isa, []).append(str(path.relative_to(ROOT)))
@@ -58,6 +61,23 @@ LIBRARIES = [
     for isa, files in SOURCES.items()
 ]
 
+# The ops for TensorFlow: no header and no library of it is needed, so they are always built.
+TENSORFLOW_OPS = {
+    "name": "bagua_hvd.tensorflow._ops",
+    "sources": sorted(str(path.relative_to(ROOT)) for path in (ROOT / TENSORFLOW).glob("*.c")),
+    "include_dirs": INCLUDE_DIRS,
+    "extra_compile_args": FLAGS,
+    "libraries": ["pthread", "dl"],
+    "depends": HEADERS,
+    "py_limited_api": True,     # no Python in it: one file name serves all versions
+}
+
+# What the ops of TensorFlow call in Python; see native/tensorflow/core.h.
+CALLBACKS = """
+extern "Python" int bhvd_python_put(int64_t, int64_t, const struct bhvd_tensor *, void *, struct bhvd_error *);
+extern "Python" int bhvd_python_wait(int64_t, struct bhvd_error *);
+"""
+
 
 def declarations():
     """The public header as cffi wants it: without preprocessor lines."""
@@ -65,7 +85,7 @@ def declarations():
 
 
 ffibuilder = FFI()
-ffibuilder.cdef(declarations())
+ffibuilder.cdef(declarations() + CALLBACKS)
 ffibuilder.set_source(
     "bagua_hvd._native",
     '#include "bagua_hvd.h"',

@@ -1,9 +1,10 @@
-"""What pyproject.toml cannot say: the cffi module and the C libraries under it. See build.py."""
+"""What pyproject.toml cannot say: the cffi module, the C libraries under it, the ops for TensorFlow. See build.py."""
 import runpy
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 
 build = runpy.run_path(str(Path(__file__).parent / "build.py"))
 
-setup(cffi_modules=["build.py:ffibuilder"], libraries=build["LIBRARIES"])
+setup(cffi_modules=["build.py:ffibuilder"], libraries=build["LIBRARIES"],
+      ext_modules=[Extension(**build["TENSORFLOW_OPS"])])

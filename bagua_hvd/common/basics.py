@@ -33,6 +33,20 @@ class _Runtime:
         self.handle_numbers = itertools.count(1)
         self.handles = {}                       # int handle -> collectives.Pending
         self.atexit_registered = False
+        self._watchers = []
+
+    def watch(self, watcher):
+        """Calls watcher(context, options) now, after every init(), and with (None, None) after every shutdown().
+
+        For front ends that keep the native context where Python does not look.
+        """
+        with self.lock:
+            self._watchers.append(watcher)
+            watcher(self.context, self.options)
+
+    def tell_watchers(self):
+        for watcher in self._watchers:
+            watcher(self.context, self.options)
 
 
 runtime = _Runtime()
@@ -87,6 +101,7 @@ def init(comm=None, process_sets=None):
         runtime.handles.clear()
         runtime.options = options
         runtime.context = started
+        runtime.tell_watchers()
         if not runtime.atexit_registered:
             runtime.atexit_registered = True
             atexit.register(shutdown)
@@ -154,6 +169,7 @@ def shutdown():
         runtime.handle_numbers = itertools.count(1)
         # Not destroyed here: other threads may be waiting in it. The last reference does that.
         stopped.shutdown()
+        runtime.tell_watchers()
 
 
 def start_timeline(file_path, mark_cycles=False):

@@ -382,6 +382,11 @@ class Context:
         ranks = ffi.new(_INT32S, size)
         return list(ranks[0:lib.bhvd_process_set_ranks(self._pointer, process_set, ranks, size)])
 
+    @property
+    def address(self):
+        """The native context, for libraries that call the core by themselves; it lives as long as this object."""
+        return int(ffi.cast(_UINTPTR, self._pointer))
+
     def shutdown(self):
         """Leaves the job; operations in flight end with HorovodInternalError. Idempotent, safe while others wait."""
         lib.bhvd_context_shutdown(self._pointer)
@@ -491,6 +496,19 @@ def _move_flat(move, tensors, flat):
 def buffer(owner, nbytes):
     """The memory of a result as a writable Python buffer, which keeps `owner` alive."""
     return ffi.buffer(owner, nbytes)
+
+
+def function_address(name):
+    """Where a function of the core lies, for libraries that call it by themselves."""
+    return int(ffi.cast(_UINTPTR, ffi.addressof(lib, name)))
+
+
+def fill_error(error, status, message):
+    """Writes into a struct bhvd_error that native code passed in; a long message is cut."""
+    error.status = status
+    text = message.encode()[:ffi.sizeof(error.message) - 1]
+    ffi.memmove(error.message, text + b"\0", len(text) + 1)
+    return status
 
 
 def dtype_name(dtype):

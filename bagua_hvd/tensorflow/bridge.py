@@ -1,0 +1,134 @@
+"""The step bridge: tensors of a graph, given to Python while the graph runs, and taken back with results in them.
+
+The reducer and the algorithms (common/reducer.py, algorithms/) see memory and Python calls. A Bridge brings them into
+eager code, tf.function graphs, Keras' train steps and XLA-compiled steps alike, from one text:
+
+    bridge = Bridge(put, wait)
+    reduced = bridge.exchange(gradients)        # in a train step, traced or eager
+
+When that step runs, `put(index, view)` is called for each gradient as soon as it is there, in any order, and
+`wait()` once, when all puts have returned. What then lies in the memory of the views is what exchange() yields.
+Views are in place (src == dst): put() begins the communication and returns, wait() blocks until it is done. So, for a
+Reducer, put is "keep the view for Gradients.view(index), then reducer.gradient_ready(index)", and wait is
+"reducer.synchronize()".
+
+Threads: both are called on threads of TensorFlow that hold the GIL for the call; calls for one Bridge never overlap.
+They must not run TensorFlow ops.
+
+Memory: it lives as long as `view.owner`. An Operation keeps its owners until it has ended, so a step that was given up
+between put() and wait() leaves nothing dangling. Whoever holds views must let go of them after wait().
+
+Errors: an exception of put() or wait() makes the step fail with a tf.errors.OpError that carries its text:
+InvalidArgumentError for ValueError, FailedPreconditionError when ranks disagree or before init(), UnknownError for the
+rest. The exception itself is `bridge.failure`, until the next exchange succeeds. After a failure the user of the Bridge
+clears its own state (Reducer.synchronize does so by itself; after a failure elsewhere in the step call
+Reducer.reset()).
+
+Deadlock: wait() blocks a thread of TensorFlow, but only when all puts it needs have been made; within a graph the waits
+are in program order, the same on all ranks. See docs/decisions/0007-tensorflow-ops.md.
+"""
+import itertools
+import threading
+import weakref
+
+import tensorflow as tf
+
+from bagua_hvd.common import native
+from bagua_hvd.common.exceptions import HorovodInternalError
+from bagua_hvd.common.native import TensorView, ffi
+from bagua_hvd.tensorflow import xla
+from bagua_hvd.tensorflow.graphs import compiled_by_xla, run_independently
+from bagua_hvd.tensorflow.native_ops import ops, release
+
+_bridges = weakref.WeakValueDictionary()
+_ids = itertools.count()
+
+
+class Bridge:
+    """Connects graphs to two Python functions; see the module. Must live as long as the graphs that use it.
+
+    Args:
+        put: put(index, view) with an in-place TensorView. wait: wait().
+    Attributes:
+        failure: the exception that made the last exchange fail, or None.
+    """
+
+    def __init__(self, put, wait):
+        self._put = put
+        self._wait = wait
+        self._lock = threading.Lock()
+        self.failure = None
+        self._id = next(_ids)
+        _bridges[self._id] = self
+
+    def exchange(self, tensors, indices=None):
+        """What put() and wait() make of the tensors, as a list; runs them now in eager mode, else when the graph runs.
+
+        Args:
+            tensors: a list of dense tensors; no gradient flows through.
+            indices: what put() is told for each of them; None: 0, 1, ...
+        """
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        indices = range(len(tensors)) if indices is None else indices
+        if not tensors:
+            return []
+        if compiled_by_xla():
+            return xla.exchange(self._id, tensors, indices)
+        buffers = []
+        for index, tensor in zip(indices, tensors, strict=True):
+            buffer = ops.bagua_hvd_bridge_put(tensor, bridge=self._id, index=index, name="HorovodBridgePut")
+            run_independently(buffer)
+            buffers.append(buffer)
+        return list(ops.bagua_hvd_bridge_wait(buffers, bridge=self._id, name="HorovodBridgeWait"))
+
+    def _call(self, function, *arguments):
+        with self._lock:
+            try:
+                function(*arguments)
+            except BaseException as error:
+                self.failure = error
+                raise
+            if function is self._wait:
+                self.failure = None
+
+
+def _status(error):
+    """The native status by which the ops choose their error class."""
+    status = getattr(error, "status", None)
+    if status is not None:
+        return status
+    if isinstance(error, ValueError):
+        return native.ERR_ARGUMENT
+    # What Python itself says of this kind: not initialized.
+    return native.ERR_UNSUPPORTED if isinstance(error, HorovodInternalError) else native.ERR_SYSTEM
+
+
+def _message(error):
+    plain = isinstance(error, (HorovodInternalError, ValueError))
+    return str(error) if plain else f"{type(error).__name__}: {error}"
+
+
+def _guarded(id, error, call):
+    """Runs call(bridge) for native code: what it raises is written to the native `error`."""
+    try:
+        bridge = _bridges.get(id)
+        if bridge is None:
+            raise HorovodInternalError("the optimizer or tape that this graph was traced with is gone")
+        call(bridge)
+    except BaseException as raised:
+        return native.fill_error(error, _status(raised), _message(raised))
+    return native.OK
+
+
+@ffi.def_extern(name="bhvd_python_put", error=native.ERR_SYSTEM)
+def _python_put(id, index, tensor, memory, error):
+    # The memory is Python's from here on, also when put() fails: it may have kept the view.
+    owner = ffi.gc(memory, release)
+    address = int(ffi.cast("uintptr_t", tensor.dst))
+    view = TensorView(address, address, tuple(tensor.shape[0:tensor.ndim]), tensor.dtype, owner)
+    return _guarded(id, error, lambda bridge: bridge._call(bridge._put, index, view))
+
+
+@ffi.def_extern(name="bhvd_python_wait", error=native.ERR_SYSTEM)
+def _python_wait(id, error):
+    return _guarded(id, error, lambda bridge: bridge._call(bridge._wait))

@@ -1,0 +1,67 @@
+"""Loads the ops (native/tensorflow) into TensorFlow, and gives them the core and the context.
+
+`ops` are the generated functions: ops.bagua_hvd_allreduce(tensors, ...) and so on; see the *_register functions there.
+"""
+import ctypes
+from pathlib import Path
+
+import tensorflow as tf
+
+from bagua_hvd.common import basics, native
+
+MINIMUM_VERSION = (2, 16)
+
+
+def _check_version():
+    version = tuple(int(part) for part in tf.__version__.split(".")[:2])
+    if version < MINIMUM_VERSION:
+        raise ImportError(
+            f"bagua_hvd.tensorflow needs TensorFlow {'.'.join(map(str, MINIMUM_VERSION))} or later, but "
+            f"{tf.__version__} is installed: run `pip install -U tensorflow`"
+        )
+
+
+def _load():
+    _check_version()
+    path = Path(__file__).parent / "_ops.abi3.so"
+    if not path.exists():
+        raise ImportError(f"{path.name} is not built: run `pip install .` in the source folder of bagua_hvd")
+    loaded = tf.load_op_library(str(path))
+    library = ctypes.CDLL(str(path))
+    library.bhvd_tf_problem.restype = ctypes.c_char_p
+    problem = library.bhvd_tf_problem()
+    if problem:
+        raise ImportError(problem.decode())
+    library.bhvd_tf_xla_missing.restype = ctypes.c_char_p
+    library.bhvd_tf_wanted.restype = ctypes.c_char_p
+    library.bhvd_tf_supply.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    library.bhvd_tf_set_context.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32]
+    index = 0
+    while name := library.bhvd_tf_wanted(index):
+        library.bhvd_tf_supply(index, native.function_address(name.decode()))
+        index += 1
+    return loaded, library
+
+
+ops, library = _load()
+# As cffi wants it, to end the life of memory with ffi.gc.
+release = native.ffi.cast("void (*)(void *)", ctypes.cast(library.bhvd_tf_release, ctypes.c_void_p).value)
+
+
+class _ContextKeeper:
+    """Gives the ops each new context, and keeps it alive until no op uses it."""
+
+    def __init__(self):
+        self._context = None
+
+    def __call__(self, context, options):
+        address, local_rank, local_size = (
+            (context.address, options.local_rank, options.local_size) if context else (None, 0, 0)
+        )
+        library.bhvd_tf_set_context(address, local_rank, local_size)
+        # ctypes lets go of the GIL: ops that end meanwhile may need it.
+        library.bhvd_tf_drain()
+        self._context = context
+
+
+basics.runtime.watch(_ContextKeeper())

@@ -1,0 +1,95 @@
+"""The ops in programs that XLA compiles, tf.function(jit_compile=True): as custom calls (native/tensorflow/xla.c).
+
+A collective is a pair of calls, post and wait. Each wait takes a token from the wait before it in the same graph. So
+every rank waits in program order, and no wait can keep a rank from posting what another rank waits for first.
+"""
+import weakref
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+
+from bagua_hvd.common import native
+from bagua_hvd.tensorflow.dtypes import native_dtype
+from bagua_hvd.tensorflow.native_ops import library
+
+# The token of the last wait, by graph.
+_tokens = weakref.WeakKeyDictionary()
+
+missing = library.bhvd_tf_xla_missing()
+
+
+def _check():
+    if missing:
+        raise NotImplementedError(
+            f"collectives in a function compiled by XLA need {missing.decode()}, which the installed TensorFlow does "
+            "not have: use jit_compile=False"
+        )
+
+
+def _call(target, text, operands, dtypes, shapes, name):
+    _check()
+    return gen_xla_ops.xla_custom_call_v2(
+        operands=operands, call_target_name=f"bagua_hvd.{target}", backend_config=text, has_side_effect=True,
+        result_dtypes=dtypes, result_shapes=shapes, name=name,
+    )
+
+
+def _describe(tensor):
+    """dtype ndim dims bytes, as xla.c reads them."""
+    shape = _static_shape(tensor)
+    dtype = native_dtype(tensor.dtype)
+    return " ".join(map(str, (dtype, len(shape), *shape, _nbytes(dtype, shape))))
+
+
+def _static_shape(tensor):
+    if not tensor.shape.is_fully_defined():
+        raise ValueError(
+            f"{tensor.name} has the shape {tensor.shape}: a function compiled by XLA communicates tensors of known "
+            "shapes only; use jit_compile=False"
+        )
+    return tensor.shape.as_list()
+
+
+def _nbytes(dtype, shape):
+    count = native.dtype_size(dtype)
+    for dim in shape:
+        count *= dim
+    return count
+
+
+def _wait(target, text, running, tensors, shapes, name):
+    graph = tf.compat.v1.get_default_graph()
+    token = _tokens.get(graph)
+    if token is None:
+        token = tf.zeros([1], tf.int64)
+    *outputs, _tokens[graph] = _call(
+        target, text, [*running, token], [*(tensor.dtype for tensor in tensors), tf.int64], [*shapes, [1]], name
+    )
+    return outputs
+
+
+def collective(kind, tensors, shapes, name, process_set_id, op=native.OP_SUM, root_rank=0, prescale_factor=1.0,
+               postscale_factor=1.0):
+    """The results of a collective whose output shapes are known.
+
+    Args:
+        kind: a native kind. shapes: of the results, lists of ints. Others: see native.Context.post.
+    Raises:
+        ValueError: a tensor's shape is not known. NotImplementedError: not with this TensorFlow.
+    """
+    sizes = [_nbytes(native_dtype(tensor.dtype), shape) for tensor, shape in zip(tensors, shapes, strict=True)]
+    described = [f"{_describe(tensor)} {size}" for tensor, size in zip(tensors, sizes, strict=True)]
+    text = " ".join(map(str, (kind, process_set_id, op, root_rank, prescale_factor, postscale_factor, len(tensors),
+                              *described, name)))
+    running, _ = _call("post", text, tensors, [tf.int64, tf.int64], [[1], [1]], None)
+    return _wait("wait", "", [running], tensors, shapes, None)
+
+
+def exchange(bridge_id, tensors, indices):
+    """The twin of Bridge.exchange."""
+    running = [
+        _call("put", f"{bridge_id} {index} {_describe(tensor)}", [tensor], [tf.int64, tf.int64], [[1], [1]], None)[0]
+        for index, tensor in zip(indices, tensors, strict=True)
+    ]
+    shapes = [_static_shape(tensor) for tensor in tensors]
+    return _wait("finish", f"{bridge_id} {len(tensors)}", running, tensors, shapes, None)

@@ -1,0 +1,15 @@
+/* The memory of a tensor that Python holds while the core reads and writes it. */
+#ifndef BHVD_TENSORFLOW_BRIDGE_MEMORY_H
+#define BHVD_TENSORFLOW_BRIDGE_MEMORY_H
+
+struct bridge_memory {
+    void *owner;
+    void (*release)(struct bridge_memory *);
+};
+
+struct bridge_memory *bridge_memory_create(void *owner, void (*release)(struct bridge_memory *));
+
+/* Lets go of it. Any thread. For Python, which calls it once for every put. */
+void bhvd_tf_release(struct bridge_memory *memory);
+
+#endif

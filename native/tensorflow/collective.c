@@ -1,0 +1,356 @@
+/* The collectives as ops. One kernel serves all kinds: it posts the operation and returns; completion.c ends it.
+ *
+ * In eager mode (attribute `blocking`) the calling thread waits itself, and makes the progress.
+ */
+#include "tensorflow/collective.h"
+
+#include "tensorflow/completion.h"
+#include "tensorflow/kernel.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Loops of TensorFlow run several iterations at once (10 by default), each with the same op. */
+#define MAX_PARALLEL_ITERATIONS 64
+#define ITERATION_NCHARS 16
+
+struct collective {
+    bhvd_kind kind;
+    char *name;
+    int32_t process_set, op, root_rank;
+    double prescale_factor, postscale_factor;
+    bool even;                  /* alltoall: no splits given */
+    bool blocking;
+};
+
+/* A run of the op, until it ended. */
+struct run {
+    struct completion completion;
+    const struct collective *collective;
+    TF_OpKernelContext *ctx;
+    TF_Tensor *splits;
+    size_t count;
+    struct member {
+        TF_Tensor *input, *output;      /* output NULL: the core allocates the result */
+    } members[];
+};
+
+static void *create(TF_OpKernelConstruction *construction, bhvd_kind kind)
+{
+    TF_Status *status = tf.NewStatus();
+    struct collective *self = calloc(1, sizeof *self);
+    self->kind = kind;
+    self->name = kernel_string(construction, "tensor_name", status);
+    self->process_set = (int32_t)kernel_int(construction, "process_set_id", status);
+    self->blocking = kernel_bool(construction, "blocking", status);
+    if (kind == BHVD_ALLREDUCE || kind == BHVD_REDUCESCATTER) {
+        self->op = (int32_t)kernel_int(construction, "op", status);
+        self->prescale_factor = kernel_float(construction, "prescale_factor", status);
+        self->postscale_factor = kernel_float(construction, "postscale_factor", status);
+    } else {
+        self->op = BHVD_OP_SUM;
+        self->prescale_factor = self->postscale_factor = 1.0;
+    }
+    if (kind == BHVD_BROADCAST)
+        self->root_rank = (int32_t)kernel_int(construction, "root_rank", status);
+    if (kind == BHVD_ALLTOALL)
+        self->even = kernel_bool(construction, "even", status);
+    if (tf.GetCode(status) != TF_OK)
+        tf.OpKernelConstruction_Failure(construction, status);
+    tf.DeleteStatus(status);
+    return self;
+}
+
+static void destroy(void *kernel)
+{
+    struct collective *self = kernel;
+    if (self)
+        free(self->name);
+    free(self);
+}
+
+static void run_free(struct run *run)
+{
+    for (size_t i = 0; i < run->count; i++) {
+        if (run->members[i].input)
+            tf.DeleteTensor(run->members[i].input);
+        if (run->members[i].output)
+            tf.DeleteTensor(run->members[i].output);
+    }
+    if (run->splits)
+        tf.DeleteTensor(run->splits);
+    free(run);
+}
+
+/* ---------------------------------------------------------------------------------------------------- results ---- */
+
+static void release_result(void *data, size_t nbytes, void *unused)
+{
+    (void)nbytes, (void)unused;
+    core.result_free(data);
+}
+
+/* Gives what the core allocated for a tensor to TensorFlow, not copied. */
+static void set_result(struct run *run, size_t index, TF_Status *status)
+{
+    struct bhvd_result result;
+    const TF_Tensor *input = run->members[index].input;
+    int64_t dims[KERNEL_MAX_NDIM];
+    int ndim = kernel_shape(input, dims);
+    if (core.result_take(run->completion.handle, index, &result) != BHVD_OK) {
+        tf.SetStatus(status, TF_UNKNOWN, "the operation has no result");
+        return;
+    }
+    dims[0] = result.dim0;
+    TF_Tensor *output = result.nbytes
+        ? tf.NewTensor(tf.TensorType(input), dims, ndim, result.data, result.nbytes, release_result, NULL)
+        : tf.AllocateTensor(tf.TensorType(input), dims, ndim, 0);
+    if (!result.nbytes)
+        core.result_free(result.data);
+    tf.SetOutput(run->ctx, (int)index, output, status);
+    tf.DeleteTensor(output);
+}
+
+static void set_received_splits(struct run *run, TF_Status *status)
+{
+    int64_t count = 0;
+    bhvd_context *context = core_acquire(NULL);
+    if (context)
+        count = core.process_set_size(context, run->collective->process_set);
+    core_release();
+    size_t nbytes = (size_t)count * sizeof(int32_t);
+    TF_Tensor *output = tf.AllocateOutput(run->ctx, 1, TF_INT32, &count, 1, nbytes, status);
+    if (tf.GetCode(status) != TF_OK)
+        return;
+    if (core.received_splits(run->completion.handle, 0, tf.TensorData(output), (size_t)count) != BHVD_OK)
+        tf.SetStatus(status, TF_UNKNOWN, CORE_NOT_INITIALIZED);
+    tf.DeleteTensor(output);
+}
+
+static void set_value(struct run *run, TF_Status *status)
+{
+    TF_Tensor *output = tf.AllocateOutput(run->ctx, 0, TF_INT32, NULL, 0, sizeof(int32_t), status);
+    if (tf.GetCode(status) != TF_OK)
+        return;
+    *(int32_t *)tf.TensorData(output) = (int32_t)core.handle_value(run->completion.handle);
+    tf.DeleteTensor(output);
+}
+
+static void finish(struct completion *completion, bhvd_status end, const struct bhvd_error *error)
+{
+    struct run *run = (struct run *)completion;
+    if (end != BHVD_OK) {
+        kernel_fail(run->ctx, kernel_code(end), error->message);
+    } else {
+        TF_Status *status = tf.NewStatus();
+        for (size_t i = 0; i < run->count && tf.GetCode(status) == TF_OK; i++)
+            if (!run->members[i].output)
+                set_result(run, i, status);
+        if (run->collective->kind == BHVD_ALLTOALL && tf.GetCode(status) == TF_OK)
+            set_received_splits(run, status);
+        if (run->collective->kind == BHVD_JOIN)
+            set_value(run, status);
+        kernel_failed(run->ctx, status);
+        tf.DeleteStatus(status);
+    }
+    core.handle_drop(completion->handle);
+    run_free(run);
+}
+
+/* ---------------------------------------------------------------------------------------------------- posting ---- */
+
+/* Rows that this rank keeps of `rows`: the first ranks have one more. Nothing for ranks outside the set: the core
+ * refuses them. */
+static int64_t scattered_rows(bhvd_context *context, int32_t process_set, int64_t rows)
+{
+    int size = core.process_set_size(context, process_set), rank = core.process_set_rank(context, process_set);
+    return size < 1 || rank < 0 ? 0 : rows / size + (rank < rows % size);
+}
+
+/* Takes input i, and allocates its output unless the core does. */
+static bool take_member(struct run *run, bhvd_context *context, int index, struct bhvd_tensor *tensor, int64_t *dims,
+                        TF_Status *status)
+{
+    const struct collective *self = run->collective;
+    struct member *member = &run->members[index];
+    tf.GetInput(run->ctx, index, &member->input, status);
+    if (tf.GetCode(status) != TF_OK)
+        return false;
+    int ndim = kernel_shape(member->input, dims);
+    int dtype = tf.TensorType(member->input);
+    size_t nbytes = tf.TensorByteSize(member->input);
+    if (self->kind == BHVD_REDUCESCATTER) {
+        if (ndim < 1) {
+            tf.SetStatus(status, TF_INVALID_ARGUMENT,
+                         "Reducescatter needs a tensor of at least one dimension, but got a 0-d one.");
+            return false;
+        }
+        int64_t rows = dims[0];
+        dims[0] = scattered_rows(context, self->process_set, rows);
+        member->output = tf.AllocateOutput(run->ctx, index, dtype, dims, ndim,
+                                           rows ? nbytes / (size_t)rows * (size_t)dims[0] : 0, status);
+        dims[0] = rows;
+    } else if (self->kind == BHVD_ALLREDUCE || self->kind == BHVD_BROADCAST) {
+        /* In place, when nobody else uses the input. That takes giving up our own reference. */
+        int forwarded = -1;
+        tf.DeleteTensor(member->input);
+        member->input = NULL;
+        member->output = tf.ForwardInputOrAllocateOutput(run->ctx, &index, 1, index, dims, ndim, &forwarded, status);
+        if (tf.GetCode(status) == TF_OK && forwarded < 0)
+            tf.GetInput(run->ctx, index, &member->input, status);
+    }
+    if (tf.GetCode(status) != TF_OK)
+        return false;
+    tensor->dst = member->output ? tf.TensorData(member->output) : NULL;
+    tensor->src = member->input ? tf.TensorData(member->input) : tensor->dst;
+    tensor->shape = dims;
+    tensor->ndim = ndim;
+    tensor->dtype = kernel_dtype(dtype);
+    return true;
+}
+
+static bool take_splits(struct run *run, struct bhvd_args *args, TF_Status *status)
+{
+    tf.GetInput(run->ctx, 1, &run->splits, status);
+    if (tf.GetCode(status) != TF_OK || run->collective->even)
+        return tf.GetCode(status) == TF_OK;
+    if (tf.NumDims(run->splits) != 1) {
+        tf.SetStatus(status, TF_INVALID_ARGUMENT, "alltoall expects a 1-D splits tensor.");
+        return false;
+    }
+    args->splits = tf.TensorData(run->splits);
+    args->split_count = (size_t)tf.Dim(run->splits, 0);
+    return true;
+}
+
+/* Posts the operation. On failure *status says why, and nothing is in flight. */
+static bool post(struct run *run, bhvd_context *context, TF_Status *status)
+{
+    const struct collective *self = run->collective;
+    struct bhvd_error error;
+    struct bhvd_args args = {
+        .kind = self->kind, .process_set = self->process_set, .op = self->op, .root_rank = self->root_rank,
+        .prescale_factor = self->prescale_factor, .postscale_factor = self->postscale_factor,
+        .blocking = self->blocking, .device = -1, .tensor_count = run->count,
+    };
+    struct bhvd_tensor *tensors = calloc(run->count + 1, sizeof *tensors);
+    int64_t *dims = malloc((run->count + 1) * KERNEL_MAX_NDIM * sizeof *dims);
+    size_t name_size = strlen(self->name) + ITERATION_NCHARS;
+    char *name = malloc(name_size);
+    bool ok = tensors && dims && name;
+    if (!ok)
+        tf.SetStatus(status, TF_UNKNOWN, "out of memory");
+    for (size_t i = 0; ok && i < run->count; i++)
+        ok = take_member(run, context, (int)i, &tensors[i], dims + i * KERNEL_MAX_NDIM, status);
+    if (ok && self->kind == BHVD_ALLTOALL)
+        ok = take_splits(run, &args, status);
+    if (ok) {
+        int64_t iteration = tf.GetIterId(run->ctx) % MAX_PARALLEL_ITERATIONS;
+        if (iteration)
+            snprintf(name, name_size, "%s.%" PRId64, self->name, iteration);
+        else
+            snprintf(name, name_size, "%s", self->name);
+        args.name = name;
+        args.tensors = run->count ? tensors : NULL;
+        bhvd_status posted = core.post(context, &args, &run->completion.handle, &error);
+        ok = posted == BHVD_OK;
+        if (!ok)
+            tf.SetStatus(status, kernel_code(posted), error.message);
+    }
+    free(name);
+    free(dims);
+    free(tensors);
+    return ok;
+}
+
+static void compute(void *kernel, TF_OpKernelContext *ctx, TF_AsyncOpKernelDoneCallback *done)
+{
+    const struct collective *self = kernel;
+    bool has_tensors = self->kind != BHVD_JOIN && self->kind != BHVD_BARRIER;
+    size_t count = self->kind == BHVD_ALLTOALL ? 1 : has_tensors ? (size_t)tf.NumInputs(ctx) : 0;
+    struct run *run = calloc(1, sizeof *run + count * sizeof run->members[0]);
+    TF_Status *status = tf.NewStatus();
+    run->collective = self;
+    run->ctx = ctx;
+    run->count = count;
+    run->completion.finish = finish;
+    bhvd_context *context = core_acquire(NULL);
+    bool posted = false;
+    if (context)
+        posted = post(run, context, status);
+    else
+        tf.SetStatus(status, TF_FAILED_PRECONDITION, CORE_NOT_INITIALIZED);
+    if (!posted) {
+        core_release();
+        kernel_failed(ctx, status);
+        run_free(run);
+        tf.RunAsyncOpKernelDoneCallback(done);
+    } else {
+        /* Registered before the context may go: the drain at shutdown counts it. */
+        bool kept = done_keep(&run->completion.done, done);
+        completion_begin();
+        core_release();
+        if (kept && !self->blocking)
+            completion_add(&run->completion);
+        else
+            completion_wait(&run->completion);
+    }
+    tf.DeleteStatus(status);
+}
+
+/* ----------------------------------------------------------------------------------------------- registration ---- */
+
+#define REDUCED_TYPES "{uint8, int8, int32, int64, half, float, double, bfloat16}"
+#define SCATTERED_TYPES "{int32, int64, half, float, double, bfloat16}"
+#define MOVED_TYPES "{uint8, int8, uint16, int16, int32, int64, half, float, double, bool, bfloat16}"
+#define COMMON_ATTRIBUTES "tensor_name: string", "process_set_id: int = 0", "blocking: bool = false"
+#define REDUCTION_ATTRIBUTES "op: int", "prescale_factor: float = 1.0", "postscale_factor: float = 1.0"
+
+#define COLLECTIVE(lower, upper) \
+    static void *create_##lower(TF_OpKernelConstruction *construction) { return create(construction, BHVD_##upper); }
+COLLECTIVE(allreduce, ALLREDUCE)
+COLLECTIVE(allgather, ALLGATHER)
+COLLECTIVE(broadcast, BROADCAST)
+COLLECTIVE(alltoall, ALLTOALL)
+COLLECTIVE(reducescatter, REDUCESCATTER)
+COLLECTIVE(join, JOIN)
+COLLECTIVE(barrier, BARRIER)
+
+#define STRINGS(...) (const char *const[]){ __VA_ARGS__, NULL }
+#define NO_STRINGS (const char *const[]){ NULL }
+
+bool collective_register(TF_Status *status)
+{
+    const struct kernel_op ops[] = {
+        { .name = "BaguaHvdAllreduce", .inputs = STRINGS("tensors: T"), .outputs = STRINGS("outputs: T"),
+          .attributes = STRINGS("T: list(" REDUCED_TYPES ") >= 1", REDUCTION_ATTRIBUTES, COMMON_ATTRIBUTES),
+          .shape = kernel_same_shapes, .create = create_allreduce },
+        { .name = "BaguaHvdAllgather", .inputs = STRINGS("tensors: T"), .outputs = STRINGS("outputs: T"),
+          .attributes = STRINGS("T: list(" MOVED_TYPES ") >= 1", COMMON_ATTRIBUTES),
+          .shape = kernel_other_rows, .create = create_allgather },
+        { .name = "BaguaHvdBroadcast", .inputs = STRINGS("tensors: T"), .outputs = STRINGS("outputs: T"),
+          .attributes = STRINGS("T: list(" MOVED_TYPES ") >= 1", "root_rank: int", COMMON_ATTRIBUTES),
+          .shape = kernel_same_shapes, .create = create_broadcast },
+        { .name = "BaguaHvdAlltoall", .inputs = STRINGS("tensor: T", "splits: int32"),
+          .outputs = STRINGS("output: T", "received_splits: int32"),
+          .attributes = STRINGS("T: " MOVED_TYPES, "even: bool = false", COMMON_ATTRIBUTES),
+          .shape = kernel_other_rows, .create = create_alltoall },
+        { .name = "BaguaHvdReducescatter", .inputs = STRINGS("tensors: T"), .outputs = STRINGS("outputs: T"),
+          .attributes = STRINGS("T: list(" SCATTERED_TYPES ") >= 1", REDUCTION_ATTRIBUTES, COMMON_ATTRIBUTES),
+          .shape = kernel_other_rows, .create = create_reducescatter },
+        { .name = "BaguaHvdJoin", .inputs = NO_STRINGS, .outputs = STRINGS("last_rank: int32"),
+          .attributes = STRINGS(COMMON_ATTRIBUTES), .shape = kernel_scalar_shape, .create = create_join },
+        { .name = "BaguaHvdBarrier", .inputs = NO_STRINGS, .outputs = NO_STRINGS,
+          .attributes = STRINGS(COMMON_ATTRIBUTES), .shape = kernel_no_shapes, .create = create_barrier },
+    };
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
+        struct kernel_op op = ops[i];
+        op.compute_async = compute;
+        op.destroy = destroy;
+        if (!kernel_register(&op, status))
+            return false;
+    }
+    return true;
+}

@@ -1,0 +1,168 @@
+#include "tensorflow/completion.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <string.h>
+
+/* While the first operation is waited for, others that end earlier are noticed after this long at most. */
+#define SLICE_MS 1
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct completion *first, **last = &first;
+static size_t in_flight;
+static bool running;
+
+/* ------------------------------------------------------------------------------------------------------- done ---- */
+
+/* The callback is a std::function<void()>, of which TensorFlow hands out the address of a parameter: an object on the
+ * caller's stack that dies when the kernel returns. So it is moved, as its move constructor does: the words are copied
+ * and the original is emptied. The layout is libstdc++'s: two words of storage, the manager, the invoker. */
+enum { FUNCTION_MANAGER = 2, FUNCTION_INVOKER = 3 };
+enum { MANAGER_DESTROY = 3 };
+typedef bool function_manager(void *self, const void *source, int operation);
+
+/* A frame of the caller is at most this far up the stack. */
+#define CALLER_DISTANCE (64 * 1024)
+
+static bool is_code(void *address)
+{
+    Dl_info info;
+    return address && dladdr(address, &info);
+}
+
+bool done_keep(struct done *done, TF_AsyncOpKernelDoneCallback *callback)
+{
+    uintptr_t here = (uintptr_t)__builtin_frame_address(0), there = (uintptr_t)callback;
+    done->callback = callback;
+    done->moved = false;
+    if (there < here || there - here > CALLER_DISTANCE)
+        return true;                    /* not on the stack: it lives until it is run */
+    void **words = (void **)callback;
+    if (!is_code(words[FUNCTION_MANAGER]) || !is_code(words[FUNCTION_INVOKER]))
+        return false;
+    memcpy(done->storage, words, sizeof done->storage);
+    words[FUNCTION_MANAGER] = words[FUNCTION_INVOKER] = NULL;
+    done->moved = true;
+    return true;
+}
+
+static void done_run(struct done *done)
+{
+    if (!done->moved) {
+        tf.RunAsyncOpKernelDoneCallback(done->callback);
+        return;
+    }
+    tf.RunAsyncOpKernelDoneCallback((TF_AsyncOpKernelDoneCallback *)done->storage);
+    ((function_manager *)done->storage[FUNCTION_MANAGER])(done->storage, done->storage, MANAGER_DESTROY);
+}
+
+/* -------------------------------------------------------------------------------------------------- completion ---- */
+
+void completion_begin(void)
+{
+    pthread_mutex_lock(&lock);
+    in_flight++;
+    pthread_mutex_unlock(&lock);
+}
+
+void completion_end(void)
+{
+    pthread_mutex_lock(&lock);
+    if (--in_flight == 0)
+        pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+static void complete(struct completion *completion, bhvd_status status, const struct bhvd_error *error)
+{
+    struct done done = completion->done;
+    completion->finish(completion, status, error);
+    completion_end();
+    done_run(&done);
+}
+
+/* Takes what has ended out of the list. */
+static struct completion *take_ended(void)
+{
+    struct completion *ended = NULL, **ended_last = &ended;
+    struct completion **link = &first;
+    while (*link) {
+        struct completion *completion = *link;
+        if (core.poll(completion->handle)) {
+            *link = completion->next;
+            completion->next = NULL;
+            *ended_last = completion;
+            ended_last = &completion->next;
+        } else {
+            link = &completion->next;
+        }
+    }
+    last = link;
+    return ended;
+}
+
+static void *run(void *unused)
+{
+    (void)unused;
+    struct bhvd_error error;
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        while (!first)
+            pthread_cond_wait(&changed, &lock);
+        bhvd_handle *oldest = first->handle;
+        pthread_mutex_unlock(&lock);
+        core.wait(oldest, SLICE_MS, &error);
+        pthread_mutex_lock(&lock);
+        struct completion *ended = take_ended();
+        pthread_mutex_unlock(&lock);
+        while (ended) {
+            struct completion *next = ended->next;
+            bhvd_status status = core.wait(ended->handle, 0, &error);
+            complete(ended, status, &error);
+            ended = next;
+        }
+        pthread_mutex_lock(&lock);
+    }
+    return NULL;
+}
+
+static bool ensure_running(void)
+{
+    pthread_t thread;
+    if (!running && pthread_create(&thread, NULL, run, NULL) == 0) {
+        pthread_detach(thread);
+        running = true;
+    }
+    return running;
+}
+
+void completion_add(struct completion *completion)
+{
+    completion->next = NULL;
+    pthread_mutex_lock(&lock);
+    if (!ensure_running()) {
+        pthread_mutex_unlock(&lock);
+        completion_wait(completion);
+        return;
+    }
+    *last = completion;
+    last = &completion->next;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+void completion_wait(struct completion *completion)
+{
+    struct bhvd_error error;
+    bhvd_status status = core.wait(completion->handle, -1, &error);
+    complete(completion, status, &error);
+}
+
+void completion_drain(void)
+{
+    pthread_mutex_lock(&lock);
+    while (in_flight)
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+}

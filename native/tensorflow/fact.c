@@ -1,0 +1,92 @@
+/* Op BaguaHvdFact: numbers of the job, asked for when the graph runs. An elastic job may have others in each run. */
+#include "tensorflow/fact.h"
+
+#include "tensorflow/kernel.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct fact {
+    char *name;
+    int32_t process_set;
+};
+
+/* process_set_included: Horovod's answers besides 0 and 1. */
+enum { INCLUDED_NOT_INITIALIZED = -1, INCLUDED_UNKNOWN_SET = -3 };
+
+static void *create(TF_OpKernelConstruction *construction)
+{
+    TF_Status *status = tf.NewStatus();
+    struct fact *self = calloc(1, sizeof *self);
+    self->name = kernel_string(construction, "fact", status);
+    self->process_set = (int32_t)kernel_int(construction, "process_set_id", status);
+    if (tf.GetCode(status) != TF_OK)
+        tf.OpKernelConstruction_Failure(construction, status);
+    tf.DeleteStatus(status);
+    return self;
+}
+
+static void destroy(void *kernel)
+{
+    struct fact *self = kernel;
+    if (self)
+        free(self->name);
+    free(self);
+}
+
+static int included(bhvd_context *context, int process_set)
+{
+    if (!context)
+        return INCLUDED_NOT_INITIALIZED;
+    int rank = core.process_set_rank(context, process_set);
+    return rank >= 0 ? 1 : rank == -1 ? 0 : INCLUDED_UNKNOWN_SET;
+}
+
+static void compute(void *kernel, TF_OpKernelContext *ctx)
+{
+    const struct fact *self = kernel;
+    struct core_job job;
+    bhvd_context *context = core_acquire(&job);
+    int32_t value = 0;
+    int code = TF_OK;
+    if (strcmp(self->name, "process_set_included") == 0) {
+        value = included(context, self->process_set);
+    } else if (!context) {
+        code = TF_FAILED_PRECONDITION;
+    } else if (strcmp(self->name, "size") == 0) {
+        value = core.process_set_size(context, self->process_set);
+        code = value < 0 ? TF_INVALID_ARGUMENT : TF_OK;
+    } else if (strcmp(self->name, "rank") == 0) {
+        value = core.process_set_rank(context, 0);
+    } else if (strcmp(self->name, "local_rank") == 0) {
+        value = job.local_rank;
+    } else {
+        value = job.local_size;
+    }
+    core_release();
+    if (code != TF_OK) {
+        kernel_fail(ctx, code, code == TF_INVALID_ARGUMENT
+            ? "Process set provided does not exist, or has not been registered." : CORE_NOT_INITIALIZED);
+        return;
+    }
+    TF_Status *status = tf.NewStatus();
+    TF_Tensor *output = tf.AllocateOutput(ctx, 0, TF_INT32, NULL, 0, sizeof value, status);
+    if (!kernel_failed(ctx, status)) {
+        *(int32_t *)tf.TensorData(output) = value;
+        tf.DeleteTensor(output);
+    }
+    tf.DeleteStatus(status);
+}
+
+bool fact_register(TF_Status *status)
+{
+    const struct kernel_op op = {
+        .name = "BaguaHvdFact", .inputs = (const char *const[]){ NULL },
+        .outputs = (const char *const[]){ "value: int32", NULL },
+        .attributes = (const char *const[]){
+            "fact: {'size', 'rank', 'local_size', 'local_rank', 'process_set_included'}", "process_set_id: int = 0",
+            NULL },
+        .shape = kernel_scalar_shape, .create = create, .compute = compute, .destroy = destroy,
+    };
+    return kernel_register(&op, status);
+}

@@ -1,0 +1,241 @@
+/* The twins of the ops in programs compiled by XLA: custom calls in pairs.
+ *
+ *   post: copies its operands to staging memory, posts, yields the address of a struct pending as an integer
+ *   wait: takes that integer, waits, copies the results out
+ *   put, finish: the same for the bridge
+ *
+ * What XLA knows of the operands does not come with a call, so Python writes it into the call's text: numbers between
+ * blanks, the operation's name last (bagua_hvd/tensorflow/xla.py). Every call has several results, so that `outs` is
+ * always an array.
+ */
+#include "tensorflow/xla.h"
+
+#include "tensorflow/bridge_memory.h"
+#include "tensorflow/completion.h"
+#include "tensorflow/core.h"
+#include "tensorflow/staging.h"
+#include "tensorflow/xla_api.h"
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_NDIM 64
+
+/* ------------------------------------------------------------------------------------------------------- text ---- */
+
+/* The text of a call, 0-terminated, and how far it is read. */
+struct text {
+    char *begin, *next;
+};
+
+static struct text text_open(const char *chars, size_t nchars)
+{
+    char *begin = malloc(nchars + 1);
+    memcpy(begin, chars, nchars);
+    begin[nchars] = 0;
+    return (struct text){ begin, begin };
+}
+
+static int64_t text_int(struct text *text)
+{
+    return strtoll(text->next, &text->next, 10);
+}
+
+static double text_float(struct text *text)
+{
+    return strtod(text->next, &text->next);
+}
+
+/* What follows the last number and one blank. */
+static const char *text_rest(const struct text *text)
+{
+    return *text->next ? text->next + 1 : text->next;
+}
+
+/* dtype ndim dims bytes; returns the bytes. */
+static size_t text_tensor(struct text *text, struct bhvd_tensor *tensor, int64_t *dims)
+{
+    tensor->dtype = (int32_t)text_int(text);
+    tensor->ndim = (int32_t)text_int(text);
+    tensor->shape = dims;
+    for (int i = 0; i < tensor->ndim && i < MAX_NDIM; i++)
+        dims[i] = text_int(text);
+    return (size_t)text_int(text);
+}
+
+/* ------------------------------------------------------------------------------------------------- collectives ---- */
+
+/* A posted operation, until its wait. */
+struct pending {
+    bhvd_handle *handle;
+    size_t count;
+    struct block {
+        void *src, *dst;        /* staging memory; equal: in place */
+        size_t nbytes;          /* of the result */
+    } blocks[];
+};
+
+static void pending_free(struct pending *pending)
+{
+    for (size_t i = 0; i < pending->count; i++) {
+        if (pending->blocks[i].dst != pending->blocks[i].src)
+            staging_release(pending->blocks[i].dst);
+        staging_release(pending->blocks[i].src);
+    }
+    free(pending);
+}
+
+static void post(void **outs, const void **ins, const char *chars, size_t nchars, xla_status *status)
+{
+    struct text text = text_open(chars, nchars);
+    struct bhvd_error error;
+    struct bhvd_args args = { .device = -1 };
+    args.kind = (int32_t)text_int(&text);
+    args.process_set = (int32_t)text_int(&text);
+    args.op = (int32_t)text_int(&text);
+    args.root_rank = (int32_t)text_int(&text);
+    args.prescale_factor = text_float(&text);
+    args.postscale_factor = text_float(&text);
+    args.tensor_count = (size_t)text_int(&text);
+    struct pending *pending = calloc(1, sizeof *pending + args.tensor_count * sizeof pending->blocks[0]);
+    struct bhvd_tensor *tensors = calloc(args.tensor_count + 1, sizeof *tensors);
+    int64_t *dims = calloc(args.tensor_count + 1, MAX_NDIM * sizeof *dims);
+    pending->count = args.tensor_count;
+    for (size_t i = 0; i < args.tensor_count; i++) {
+        struct block *block = &pending->blocks[i];
+        size_t nbytes = text_tensor(&text, &tensors[i], dims + i * MAX_NDIM);
+        block->nbytes = (size_t)text_int(&text);
+        block->src = staging_acquire(nbytes);
+        memcpy(block->src, ins[i], nbytes);
+        /* A result of another size cannot lie in the same place. */
+        block->dst = block->nbytes == nbytes ? block->src : staging_acquire(block->nbytes);
+        tensors[i].src = block->src;
+        tensors[i].dst = block->dst;
+    }
+    args.name = text_rest(&text);
+    args.tensors = tensors;
+    bhvd_context *context = core_acquire(NULL);
+    if (!context)
+        xla_fail(status, CORE_NOT_INITIALIZED);
+    else if (core.post(context, &args, &pending->handle, &error) != BHVD_OK)
+        xla_fail(status, error.message);
+    core_release();
+    if (!pending->handle) {
+        pending_free(pending);
+        pending = NULL;
+    }
+    *(int64_t *)outs[0] = (int64_t)(intptr_t)pending;
+    *(int64_t *)outs[1] = 0;
+    free(dims);
+    free(tensors);
+    free(text.begin);
+}
+
+/* Operands: the pending, the token of the wait before. Results: the tensors, the token. */
+static void wait(void **outs, const void **ins, const char *chars, size_t nchars, xla_status *status)
+{
+    (void)chars, (void)nchars;
+    struct pending *pending = (struct pending *)(intptr_t)*(const int64_t *)ins[0];
+    struct bhvd_error error;
+    if (!pending)
+        return;
+    /* The context may be shut down meanwhile, and must live until the wait returned. */
+    core_acquire(NULL);
+    completion_begin();
+    core_release();
+    bhvd_status end = core.wait(pending->handle, -1, &error);
+    if (end != BHVD_OK) {
+        xla_fail(status, error.message);
+    } else {
+        for (size_t i = 0; i < pending->count; i++)
+            memcpy(outs[i], pending->blocks[i].dst, pending->blocks[i].nbytes);
+        *(int64_t *)outs[pending->count] = 0;
+    }
+    core.handle_drop(pending->handle);
+    completion_end();
+    pending_free(pending);
+}
+
+/* ----------------------------------------------------------------------------------------------------- bridge ---- */
+
+/* Staging memory that both Python and the program hold. */
+struct shared_block {
+    struct bridge_memory memory;
+    void *data;
+    size_t nbytes;
+    atomic_int holders;
+};
+
+static void shared_block_drop(struct shared_block *block)
+{
+    if (atomic_fetch_sub(&block->holders, 1) == 1) {
+        staging_release(block->data);
+        free(block);
+    }
+}
+
+static void release_by_python(struct bridge_memory *memory)
+{
+    shared_block_drop(memory->owner);
+}
+
+static void put(void **outs, const void **ins, const char *chars, size_t nchars, xla_status *status)
+{
+    struct text text = text_open(chars, nchars);
+    struct bhvd_error error = { 0 };
+    struct bhvd_tensor tensor;
+    int64_t dims[MAX_NDIM];
+    int64_t id = text_int(&text), index = text_int(&text);
+    struct shared_block *block = calloc(1, sizeof *block);
+    block->nbytes = text_tensor(&text, &tensor, dims);
+    block->data = staging_acquire(block->nbytes);
+    atomic_init(&block->holders, 2);
+    memcpy(block->data, ins[0], block->nbytes);
+    tensor.src = tensor.dst = block->data;
+    struct bridge_memory *memory = bridge_memory_create(block, release_by_python);
+    if (core.python_put(id, index, &tensor, memory, &error) != BHVD_OK) {
+        xla_fail(status, error.message);
+        shared_block_drop(block);
+        block = NULL;
+    }
+    *(int64_t *)outs[0] = (int64_t)(intptr_t)block;
+    *(int64_t *)outs[1] = 0;
+    free(text.begin);
+}
+
+/* Operands: the blocks, the token of the wait before. Results: the tensors, the token. */
+static void finish(void **outs, const void **ins, const char *chars, size_t nchars, xla_status *status)
+{
+    struct text text = text_open(chars, nchars);
+    struct bhvd_error error = { 0 };
+    int64_t id = text_int(&text), count = text_int(&text);
+    int end = core.python_wait(id, &error);
+    if (end != BHVD_OK)
+        xla_fail(status, error.message);
+    for (int64_t i = 0; i < count; i++) {
+        struct shared_block *block = (struct shared_block *)(intptr_t)*(const int64_t *)ins[i];
+        if (!block)
+            continue;
+        if (end == BHVD_OK)
+            memcpy(outs[i], block->data, block->nbytes);
+        shared_block_drop(block);
+    }
+    *(int64_t *)outs[count] = 0;
+    free(text.begin);
+}
+
+const char *xla_calls_register(void)
+{
+    static const struct { const char *name; xla_function *function; } calls[] = {
+        { "bagua_hvd.post", post }, { "bagua_hvd.wait", wait }, { "bagua_hvd.put", put }, { "bagua_hvd.finish", finish },
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const char *missing = xla_register(calls[i].name, calls[i].function);
+        if (missing)
+            return missing;
+    }
+    return NULL;
+}

@@ -1,0 +1,18 @@
+/* XLA's registry of custom calls, found in the loaded TensorFlow by its C++ names. */
+#ifndef BHVD_TENSORFLOW_XLA_API_H
+#define BHVD_TENSORFLOW_XLA_API_H
+
+#include <stddef.h>
+
+typedef struct xla_status xla_status;
+
+/* A custom call of several results (outs) with the text that the graph gives it, which is not 0-terminated. */
+typedef void xla_function(void **outs, const void **ins, const char *text, size_t nchars, xla_status *status);
+
+/* Registers a custom call for the CPU. NULL on success, else what is missing. */
+const char *xla_register(const char *name, xla_function *function);
+
+/* Makes the program fail. */
+void xla_fail(xla_status *status, const char *message);
+
+#endif
