@@ -1,10 +1,11 @@
-"""A process that has imported torch and forks ranks: each is a process of its own, without two seconds of importing.
+"""A process that has imported a framework and forks ranks: each is a process of its own, without seconds of importing.
 
-Run as a script it is the zygote: it reads one JSON line per process to start, and writes one when it started and one
-when it ended. `Zygote` is the other end; its processes look like subprocess.Popen.
+Run as a script, with the framework's name, it is the zygote: it reads one JSON line per process to start, and writes
+one when it started and one when it ended. `Zygote` is the other end; its processes look like subprocess.Popen.
 """
 import ast
 import atexit
+import importlib
 import importlib.util
 import json
 import os
@@ -37,9 +38,15 @@ class ZygoteProcess:
 
 
 class Zygote:
-    """Starts the zygote with the first process."""
+    """Starts the zygote with the first process.
 
-    def __init__(self):
+    Args:
+        preload: module that the zygote imports. environment: what it finds in its environment besides the test's.
+    """
+
+    def __init__(self, preload="torch", environment=None):
+        self._preload = preload
+        self._environment = environment or {}
         self._popen = None
         self._processes = {}
         self._buffer = b""
@@ -47,8 +54,9 @@ class Zygote:
     def start(self, path, function, arguments, environment, output):
         """Calls a function of the file in a new process whose stdout and stderr go to `output`, a path."""
         if self._popen is None:
-            self._popen = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                           env={**os.environ, "OMP_NUM_THREADS": "1"})
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", **self._environment}
+            self._popen = subprocess.Popen([sys.executable, __file__, self._preload], stdin=subprocess.PIPE,
+                                           stdout=subprocess.PIPE, env=environment)
             self._selector = selectors.DefaultSelector()
             self._selector.register(self._popen.stdout, selectors.EVENT_READ)
             atexit.register(self._end)
@@ -113,7 +121,7 @@ def _run(order):
 
 
 def _main():
-    import torch  # noqa: F401  what takes the time
+    importlib.import_module(sys.argv[1])        # what takes the time
 
     wakeup_read, wakeup_write = os.pipe()
     os.set_blocking(wakeup_write, False)

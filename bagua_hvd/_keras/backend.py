@@ -1,0 +1,48 @@
+"""How gradients are reduced on the backend that Keras runs on.
+
+A reduction is an object with
+
+    reduction(gradients, variables)     reduced gradients, in their order; None where there was None
+    stepped(variables)                  the optimizer has applied them
+    dense(gradient)                     a gradient that can be added up
+    identify(variable)                  the key by which a variable is known
+    register_local(variable)            from now on this one is not reduced
+    reset()                             forget what is pending
+"""
+import keras
+
+
+def make_reduction(options):
+    """The reduction of GradientOptions on this backend.
+
+    Raises:
+        NotImplementedError: the backend is neither tensorflow nor torch.
+    """
+    name = keras.backend.backend()
+    if name == "tensorflow":
+        from bagua_hvd.tensorflow.reduction import Reduction
+    elif name == "torch":
+        from bagua_hvd._keras.torch_reduction import Reduction
+    else:
+        raise NotImplementedError(
+            f"KERAS_BACKEND={name}: distributed optimizers work on the backends tensorflow and torch"
+        )
+    return Reduction(options)
+
+
+def default_compression():
+    """Compression of the backend: classes none and fp16."""
+    if keras.backend.backend() == "torch":
+        from bagua_hvd.torch.compression import Compression
+    else:
+        from bagua_hvd.tensorflow.compression import Compression
+    return Compression
+
+
+def convert_errors(func):
+    """`func`, whose failed collectives raise HorovodInternalError whatever the backend makes of them."""
+    if keras.backend.backend() != "tensorflow":
+        return func
+    from bagua_hvd.tensorflow.elastic import convert_errors
+
+    return convert_errors(func)
