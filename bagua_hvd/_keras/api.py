@@ -51,7 +51,7 @@ def distributed_optimizer(optimizer, compression=Compression.none, sparse_as_den
         compression=compression, sparse_as_dense=sparse_as_dense, op=op,
         gradient_predivide_factor=gradient_predivide_factor, groups=groups_of(num_groups, groups),
         process_set=process_set, algorithm=algorithm, scale_local_gradients=scale_local_gradients,
-    )
+    ).check()
     return wrap(optimizer, options, backward_passes_per_step, average_aggregated_gradients)
 
 

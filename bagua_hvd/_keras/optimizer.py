@@ -210,9 +210,9 @@ def wrap(optimizer, options, passes=1, average_aggregated=False):
 
     Args:
         optimizer: keras.Optimizer; only the result should be used from then on.
-        options: GradientOptions. passes, average_aggregated: backward_passes_per_step, average_aggregated_gradients.
+        options: GradientOptions, checked. passes, average_aggregated: backward_passes_per_step, average_aggregated_gradients.
     Raises:
-        ValueError: not a Keras 3 optimizer, or a distributed one already; wrong options.
+        ValueError: not a Keras 3 optimizer, or a distributed one already.
     """
     if isinstance(optimizer, Distributed) or isinstance(innermost(optimizer), Distributed):
         raise ValueError("the optimizer is a DistributedOptimizer already")
@@ -222,7 +222,7 @@ def wrap(optimizer, options, passes=1, average_aggregated=False):
         raise ValueError(f"backward_passes_per_step must be > 0, not {passes}")
     if keras.optimizers.LossScaleOptimizer.apply is _scaled_apply:
         keras.optimizers.LossScaleOptimizer.apply = _apply_scaled
-    cls = _subclass(type(optimizer), (options.check(), passes, average_aggregated))
+    cls = _subclass(type(optimizer), (options, passes, average_aggregated))
     wrapped = cls.__new__(cls)
     wrapped.__dict__.update(optimizer.__dict__)
     if wrapped.built:

@@ -1,4 +1,4 @@
-# ruff: noqa: F401, F403  (this file is the list of what scripts use)
+# ruff: noqa: F401, F403, F405  (this file is the list of what scripts use)
 """bagua_hvd for Keras: `import bagua_hvd.keras as hvd` where a script has `import horovod.keras as hvd`.
 
 It follows the backend that Keras runs on: tensorflow, or torch (KERAS_BACKEND=torch).
