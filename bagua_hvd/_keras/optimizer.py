@@ -210,7 +210,8 @@ def wrap(optimizer, options, passes=1, average_aggregated=False):
 
     Args:
         optimizer: keras.Optimizer; only the result should be used from then on.
-        options: GradientOptions, checked. passes, average_aggregated: backward_passes_per_step, average_aggregated_gradients.
+        options: GradientOptions, checked.
+        passes, average_aggregated: backward_passes_per_step, average_aggregated_gradients.
     Raises:
         ValueError: not a Keras 3 optimizer, or a distributed one already.
     """

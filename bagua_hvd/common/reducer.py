@@ -56,16 +56,21 @@ class Gradients:
 
 
 class _Numbers:
-    """Numbers the optimizers of this process, from 0 after each init(): all ranks name their operations alike."""
+    """Numbers the optimizers of a process set, from 0 after each init(): all its ranks name their operations alike.
+
+    Each set has its own numbers, for ranks outside of it may have no such optimizer.
+    """
 
     def __init__(self):
-        self.inits = self.next = 0
+        self.inits = 0
+        self.next = {}
 
-    def take(self):
+    def take(self, process_set=0):
         if self.inits != basics.runtime.inits:
-            self.inits, self.next = basics.runtime.inits, 0
-        self.next += 1
-        return self.next - 1
+            self.inits, self.next = basics.runtime.inits, {}
+        number = self.next.get(process_set, 0)
+        self.next[process_set] = number + 1
+        return number
 
 
 _numbers = _Numbers()
@@ -102,7 +107,7 @@ class Reducer:
         self._passes = passes
         self._factors = (prescale_factor, postscale_factor)
         # Nothing of the members is in the name: ranks whose models differ shall hear it, not wait for each other.
-        self._name = f"gradients.{optimizer_number()}"
+        self._name = f"gradients.{optimizer_number(group.process_set_id)}"
         self._members = []
         self._bucket_of = []        # by index; None: it travels by itself
         self._noted = set()

@@ -14,12 +14,12 @@ import weakref
 
 import tensorflow as tf
 
-from bagua_hvd._keras.values import DTYPES
 from bagua_hvd.common.basics import Adasum
 from bagua_hvd.common.buckets import Member
 from bagua_hvd.common.reducer import Gradients, Reducer
 from bagua_hvd.tensorflow.bridge import Bridge
 from bagua_hvd.tensorflow.compression import Compression
+from bagua_hvd.tensorflow.dtypes import native_dtype
 from bagua_hvd.tensorflow.graphs import compiled_by_xla
 from bagua_hvd.tensorflow.mpi_ops import allreduce, grouped_allreduce
 
@@ -37,7 +37,7 @@ class _Step(Gradients):
         variables = [native_variable(variable) for variable in variables]
         self._views = {}
         members = [
-            Member(variable.name, tuple(variable.shape), DTYPES[variable.dtype.base_dtype.name])
+            Member(variable.name, tuple(variable.shape), native_dtype(variable.dtype.base_dtype))
             for variable in variables
         ]
         self.reducer = Reducer(

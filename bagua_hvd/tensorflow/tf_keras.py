@@ -42,7 +42,8 @@ class _Distributed:
         gradients, variables = zip(*grads_and_vars, strict=True)
         distribution, apply = self.distribution, super().apply_gradients
         if distribution.aggregation is None:
-            return apply(list(zip(distribution.reduction(gradients, variables), variables, strict=True)), *args, **kwargs)
+            reduced = distribution.reduction(gradients, variables)
+            return apply(list(zip(reduced, variables, strict=True)), *args, **kwargs)
         with tf.init_scope():       # within a condition, variables cannot be made
             if hasattr(self, "build"):
                 self.build(variables)

@@ -54,9 +54,9 @@ class Zygote:
     def start(self, path, function, arguments, environment, output):
         """Calls a function of the file in a new process whose stdout and stderr go to `output`, a path."""
         if self._popen is None:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", **self._environment}
+            own = {**os.environ, "OMP_NUM_THREADS": "1", **self._environment}
             self._popen = subprocess.Popen([sys.executable, __file__, self._preload], stdin=subprocess.PIPE,
-                                           stdout=subprocess.PIPE, env=environment)
+                                           stdout=subprocess.PIPE, env=own)
             self._selector = selectors.DefaultSelector()
             self._selector.register(self._popen.stdout, selectors.EVENT_READ)
             atexit.register(self._end)
