@@ -14,7 +14,8 @@ from zygote import Zygote
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_zygote = Zygote()
+_zygotes = {"torch": Zygote(), "tensorflow": Zygote("bagua_hvd.tensorflow")}
+
 
 class RankResult(NamedTuple):
     returncode: int | None      # None: it had to be killed
@@ -39,12 +40,14 @@ def job_environment(rank, size, port, secret, extra=None):
     return environment
 
 
-def run_ranks(tmp_path, n, function, arguments=None, env=None, timeout=60, check=True, rendezvous=None):
+def run_ranks(tmp_path, n, function, arguments=None, env=None, timeout=60, check=True, rendezvous=None,
+              framework="torch"):
     """Starts n ranks of one job on this host and returns their RankResults.
 
     `function` is one of the test's module, or a script's path; `arguments` are literals; `env` goes to every rank, a
     list of dicts to each its own. Unless check is False, every rank must end with 0 within `timeout` seconds.
-    `rendezvous`: whether there is a meeting point; None: when there are several ranks.
+    `rendezvous`: whether there is a meeting point; None: when there are several ranks. `framework`: what the processes
+    have imported already, "torch" or "tensorflow".
     """
     from bagua_hvd.common import native
 
@@ -56,7 +59,8 @@ def run_ranks(tmp_path, n, function, arguments=None, env=None, timeout=60, check
     try:
         for rank in range(n):
             extra = env[rank] if isinstance(env, list) else env
-            processes.append(_start(function, arguments, job_environment(rank, n, port, secret, extra), outputs[rank]))
+            environment = job_environment(rank, n, port, secret, extra)
+            processes.append(_start(function, arguments, environment, outputs[rank], framework))
         _wait(processes, timeout, check)
     finally:
         returncodes = [process.poll() for process in processes]
@@ -80,10 +84,10 @@ def run_ranks(tmp_path, n, function, arguments=None, env=None, timeout=60, check
     return results
 
 
-def _start(function, arguments, environment, output_path):
+def _start(function, arguments, environment, output_path, framework):
     if callable(function):
-        return _zygote.start(function.__code__.co_filename, function.__name__, arguments or {}, environment,
-                             output_path)
+        return _zygotes[framework].start(function.__code__.co_filename, function.__name__, arguments or {},
+                                          environment, output_path)
     with open(output_path, "wb") as output:
         return subprocess.Popen([sys.executable, str(function), *map(str, arguments or ())], env=environment,
                                 stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)

@@ -1,10 +1,11 @@
-"""A process that has imported torch and forks ranks: each is a process of its own, without two seconds of importing.
+"""A process that has imported a framework and forks ranks: each is a process of its own, without seconds of importing.
 
-Run as a script it is the zygote: it reads one JSON line per process to start, and writes one when it started and one
-when it ended. `Zygote` is the other end; its processes look like subprocess.Popen.
+Run as a script, with the name of what to import, it is the zygote: it reads one JSON line per process to start, and
+writes one when it started and one when it ended. `Zygote` is the other end; its processes look like subprocess.Popen.
 """
 import ast
 import atexit
+import importlib
 import importlib.util
 import json
 import os
@@ -37,9 +38,10 @@ class ZygoteProcess:
 
 
 class Zygote:
-    """Starts the zygote with the first process."""
+    """Starts the zygote with the first process. module: what it imports; must leave the process with one thread."""
 
-    def __init__(self):
+    def __init__(self, module="torch"):
+        self._module = module
         self._popen = None
         self._processes = {}
         self._buffer = b""
@@ -47,8 +49,11 @@ class Zygote:
     def start(self, path, function, arguments, environment, output):
         """Calls a function of the file in a new process whose stdout and stderr go to `output`, a path."""
         if self._popen is None:
-            self._popen = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                           env={**os.environ, "OMP_NUM_THREADS": "1"})
+            self._popen = subprocess.Popen(
+                [sys.executable, __file__, self._module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": environment["PYTHONPATH"],
+                     "TF_CPP_MIN_LOG_LEVEL": "3"},
+            )
             self._selector = selectors.DefaultSelector()
             self._selector.register(self._popen.stdout, selectors.EVENT_READ)
             atexit.register(self._end)
@@ -113,8 +118,7 @@ def _run(order):
 
 
 def _main():
-    import torch  # noqa: F401  what takes the time
-
+    importlib.import_module(sys.argv[1])    # what takes the time
     wakeup_read, wakeup_write = os.pipe()
     os.set_blocking(wakeup_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
