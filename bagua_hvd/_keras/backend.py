@@ -9,6 +9,8 @@ A reduction is an object with
     register_local(variable)            from now on this one is not reduced
     reset()                             forget what is pending
 """
+from contextlib import nullcontext
+
 import keras
 
 
@@ -39,10 +41,10 @@ def default_compression():
     return Compression
 
 
-def convert_errors(func):
-    """`func`, whose failed collectives raise HorovodInternalError whatever the backend makes of them."""
+def translated_errors():
+    """A context in which a failed collective raises HorovodInternalError, whatever the backend makes of it."""
     if keras.backend.backend() != "tensorflow":
-        return func
-    from bagua_hvd.tensorflow.elastic import convert_errors
+        return nullcontext()
+    from bagua_hvd.tensorflow.elastic import translated_errors
 
-    return convert_errors(func)
+    return translated_errors()

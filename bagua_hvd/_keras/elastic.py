@@ -1,8 +1,10 @@
 """Elastic training with Keras: the state of a model and its optimizer, and the callbacks that keep it up to date."""
+import functools
+
 import keras
 
 from bagua_hvd._keras import values
-from bagua_hvd._keras.backend import convert_errors
+from bagua_hvd._keras.backend import translated_errors
 from bagua_hvd._keras.optimizer import forget_step
 from bagua_hvd.common import basics, objects
 from bagua_hvd.common.elastic import ObjectState, reset, run_fn
@@ -18,26 +20,24 @@ class KerasState(ObjectState):
 
     Args:
         model: built (its weights exist).
-        optimizer: None: the one that the model was compiled with.
+        optimizer: None: the one that the model was compiled with, if any.
         kwargs: further attributes with their first values; see ObjectState.
     Raises:
-        ValueError: the model is not built, or there is no optimizer.
+        ValueError: the model is not built: its variables do not exist yet.
     """
 
     def __init__(self, model, optimizer=None, **kwargs):
         if not model.built or not model.weights:
-            raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
+            raise ValueError("Model must be built first. Run `model.build(input_shape)`, or the model on some data.")
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
-        if self.optimizer is None:
-            raise ValueError("KerasState needs an optimizer: compile the model first, or pass optimizer=")
-        if not self.optimizer.built:
+        if self.optimizer is not None and not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
         self._save_model()
         super().__init__(_broadcast_object, basics.rank, **kwargs)
 
     def _variables(self):
-        return [*self.model.weights, *self.optimizer.variables]
+        return [*self.model.weights, *(self.optimizer.variables if self.optimizer is not None else ())]
 
     def _save_model(self):
         self._saved_values = [values.to_array(variable).copy() for variable in self._variables()]
@@ -151,4 +151,10 @@ def run(func):
     Args:
         func: function whose first argument is the state, such as a KerasState.
     """
-    return run_fn(convert_errors(func), reset)
+
+    @functools.wraps(func)
+    def translated(state, *args, **kwargs):
+        with translated_errors():
+            return func(state, *args, **kwargs)
+
+    return run_fn(translated, reset)

@@ -101,13 +101,18 @@ def begin(process_set):
     context = runtime.context
     if context is None:
         raise HorovodInternalError(NOT_INITIALIZED)
+    return context, registered_id(process_set)
+
+
+def registered_id(process_set):
+    """The native id of the set. ValueError: it has none."""
     id = process_set.process_set_id
     if id is None:
         raise ValueError(
             f"{process_set} is not registered, or has been removed: pass it to init(process_sets=[...]) or "
             "add_process_set() first."
         )
-    return context, id
+    return id
 
 
 def _full_name(kind, name, number):
@@ -119,10 +124,11 @@ def _check_reducible(frontend, tensor, view):
         raise ValueError(f"Tensor type {frontend.type_name(tensor)} is not supported.")
 
 
-def _check_op(op, id, context):
+def check_op(op, id, context):
+    """ValueError, NotImplementedError: `op` is none, or cannot be done over this set. context None: not known yet."""
     if op not in (0, 1, 2, 3, 4, 5):
         raise ValueError(f"op={op!r}: expected one of hvd.Average, Sum, Adasum, Min, Max and Product.")
-    if op == Adasum:
+    if op == Adasum and context is not None:
         check_adasum(id, context.process_set_size(0))
 
 
@@ -164,7 +170,7 @@ def allreduce(frontend, tensor, in_place=False, name=None, op=Average, prescale_
     """
     context, id = begin(process_set)
     if op != Average and op != Sum:
-        _check_op(op, id, context)
+        check_op(op, id, context)
     output = tensor if in_place else frontend.allocate_like(tensor)
     view = frontend.view(tensor, output)
     if view[3] not in frontend.reducible:
@@ -184,7 +190,7 @@ def grouped_allreduce(frontend, tensors, in_place=False, name=None, op=Average, 
     Otherwise as allreduce; the result is a tuple in the order of `tensors`.
     """
     context, id = begin(process_set)
-    _check_op(op, id, context)
+    check_op(op, id, context)
     tensors = _check_group(tensors)
     outputs = tuple(tensors) if in_place else tuple(frontend.allocate_like(tensor) for tensor in tensors)
     views = [frontend.view(tensor, output) for tensor, output in zip(tensors, outputs, strict=True)]
@@ -313,9 +319,12 @@ def _scatter_output(frontend, tensor, context, id):
     return frontend.view(tensor, output), output
 
 
+SCATTER_OPS_ONLY = "Reducescatter currently only supports AVERAGE and SUM."
+
+
 def _check_scatter_op(op):
     if op != Average and op != Sum:
-        raise HorovodInternalError("Reducescatter currently only supports AVERAGE and SUM.")
+        raise HorovodInternalError(SCATTER_OPS_ONLY)
 
 
 def reducescatter(frontend, tensor, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,

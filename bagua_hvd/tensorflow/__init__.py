@@ -33,4 +33,43 @@ from bagua_hvd.common.basics import (
 )
 from bagua_hvd.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from bagua_hvd.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from bagua_hvd.tensorflow.bridge import Bridge as _Bridge
+from bagua_hvd.tensorflow import elastic
+from bagua_hvd.tensorflow.compression import Compression
+from bagua_hvd.tensorflow.functions import (
+    BroadcastGlobalVariablesHook,
+    allgather_object,
+    broadcast_,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
+)
+from bagua_hvd.tensorflow.gradient_aggregation import (
+    LocalGradientAggregationHelper,
+    LocalGradientAggregationHelperEager,
+)
+from bagua_hvd.tensorflow.mpi_ops import (
+    allgather,
+    allreduce,
+    alltoall,
+    barrier,
+    broadcast,
+    check_num_rank_power_of_2,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    handle_average_backwards_compatibility,
+    join,
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    reducescatter,
+    size_op,
+)
+from bagua_hvd.tensorflow.optimizer import DistributedOptimizer
+from bagua_hvd.tensorflow.sync_batch_norm import SyncBatchNormalization
+from bagua_hvd.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from bagua_hvd.tensorflow.util import _cache, _executing_eagerly, _make_subgraph, refs_to_vars, vars_to_refs
+
+__all__ = [name for name in globals() if not name.startswith("_")]

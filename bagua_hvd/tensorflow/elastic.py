@@ -1,31 +1,20 @@
-"""Elastic training for TensorFlow: `@hvd.elastic.run` around a function of a state; the loop is common/elastic.py."""
+"""Elastic training for TensorFlow: `@hvd.elastic.run` around a function of a state. The loop is in common/elastic.py.
+
+    state = hvd.elastic.TensorFlowKerasState(model, optimizer, epoch=0)
+
+    @hvd.elastic.run
+    def train(state): ...       # commit() after every few batches; begins where the state says
+"""
 import functools
 
 import tensorflow as tf
 
-from bagua_hvd._keras import values
 from bagua_hvd._keras.elastic import KerasState
-from bagua_hvd.common import basics, objects
+from bagua_hvd.common import basics
 from bagua_hvd.common.elastic import ObjectState, reset, run_fn
-from bagua_hvd.common.exceptions import HorovodInternalError
+from bagua_hvd.tensorflow.functions import broadcast_object, broadcast_variables
 
-
-def convert_errors(func):
-    """`func`, whose failed collectives raise HorovodInternalError instead of what TensorFlow makes of them."""
-
-    @functools.wraps(func)
-    def converting(*args, **kwargs):
-        try:
-            return func(*args, **kwargs)
-        except tf.errors.OpError as error:
-            # A lost rank fails every operation, so the core itself knows whether this error is its own.
-            try:
-                basics.context().check()
-            except HorovodInternalError as failure:
-                raise failure from error
-            raise
-
-    return converting
+__all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
 
 def run(func):
@@ -36,64 +25,105 @@ def run(func):
 
     Args:
         func: function whose first argument is the state, such as a TensorFlowKerasState.
+    Returns:
+        A function with the same arguments and result. Exceptions other than HorovodInternalError,
+        HostsUpdatedInterrupt, and the errors of TensorFlow that a lost rank causes pass through it.
     """
-    return run_fn(convert_errors(func), reset)
+
+    @functools.wraps(func)
+    def translated(state, *args, **kwargs):
+        with translated_errors():
+            return func(state, *args, **kwargs)
+
+    return run_fn(translated, reset)
+
+
+class translated_errors:
+    """Within it, an error of TensorFlow that comes of a lost rank or a shutdown is a HorovodInternalError.
+
+    Which class TensorFlow gives the error depends on how the step runs (UnknownError, InternalError from programs
+    compiled by XLA), so what decides is the runtime: whether it can go on.
+    """
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if isinstance(error, tf.errors.OpError):
+            try:
+                basics.context().check()
+            except Exception as failure:
+                raise failure from error
 
 
 class TensorFlowKerasState(KerasState):
-    __doc__ = KerasState.__doc__
+    """Keras model and optimizer, and whatever else training needs in order to go on, as attributes.
+
+    Args:
+        model: a built Keras model. optimizer: None for the model's own. backend: for Horovod's sake.
+        kwargs: further attributes with their first values; they are pickled.
+    Raises:
+        ValueError: the model is not built: its variables do not exist yet.
+    """
 
     def __init__(self, model, optimizer=None, backend=None, **kwargs):
-        # backend: Keras' session functions, in Horovod; Keras 3 has no sessions.
         super().__init__(model, optimizer, **kwargs)
 
 
 class TensorFlowState(ObjectState):
-    """Variables and whatever else training needs in order to go on, as attributes.
+    """Variables, and whatever else training needs in order to go on, as attributes.
 
     Args:
-        variables: None: all global variables (of a graph in TensorFlow 1's way).
-        session: the tf.compat.v1.Session in which they live; None: eager variables.
-        kwargs: further attributes with their first values; see ObjectState.
+        variables: None for all global variables (tf.compat.v1). session: for graphs of tf.compat.v1; None: eager mode.
+        kwargs: further attributes with their first values; they are pickled.
     """
 
     def __init__(self, variables=None, session=None, **kwargs):
         self.variables = list(variables or tf.compat.v1.global_variables())
         self.session = session
-        self._placeholders = None
-        self._save_variables()
+        self._operations = None
+        self._saved_values = self._read()
+        # A name of its own, apart from what the script broadcasts.
+        super().__init__(
+            bcast_object=functools.partial(broadcast_object, name="elastic.state"), get_rank=basics.rank, **kwargs
+        )
 
-        def broadcast_object(obj):
-            return objects.broadcast_object(basics.context(), obj, 0, basics.rank() == 0, "elastic.state")
+    def _graph_operations(self):
+        """(placeholders, assignments, broadcast), made once."""
+        if self._operations is None:
+            with self.session.graph.as_default():
+                placeholders = [tf.compat.v1.placeholder(v.dtype.base_dtype, v.shape) for v in self.variables]
+                assignments = [v.assign(p).op for v, p in zip(self.variables, placeholders, strict=True)]
+                self._operations = placeholders, assignments, broadcast_variables(self.variables, 0)
+        return self._operations
 
-        super().__init__(broadcast_object, basics.rank, **kwargs)
-
-    def _values(self):
+    def _read(self):
         if self.session is not None:
             return self.session.run(self.variables)
         return [variable.numpy() for variable in self.variables]
 
-    def _assign(self, arrays):
-        for variable, array in zip(self.variables, arrays, strict=True):
-            if self.session is not None:
-                variable.load(array, self.session)
-            else:
-                variable.assign(array)
-
-    def _save_variables(self):
-        self._saved_values = [array.copy() for array in self._values()]
+    def _write(self, values):
+        if self.session is not None:
+            placeholders, assignments, _ = self._graph_operations()
+            self.session.run(assignments, dict(zip(placeholders, values, strict=True)))
+            return
+        for variable, value in zip(self.variables, values, strict=True):
+            variable.assign(value)
 
     def save(self):
-        self._save_variables()
+        self._saved_values = self._read()
         super().save()
 
     def restore(self):
-        self._assign(self._saved_values)
+        # Called by the constructor of ObjectState too, and then changes nothing.
+        self._write(self._saved_values)
         super().restore()
 
     def sync(self):
-        self._assign([
-            values.broadcast(array, 0, f"elastic.state.variables.{i}") for i, array in enumerate(self._values())
-        ])
-        self._save_variables()
+        with translated_errors():
+            if self.session is None:
+                broadcast_variables(self.variables, root_rank=0)
+            else:
+                self.session.run(self._graph_operations()[2])
+        self._saved_values = self._read()
         super().sync()

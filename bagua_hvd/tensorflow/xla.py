@@ -93,3 +93,8 @@ def exchange(bridge_id, tensors, indices):
     ]
     shapes = [_static_shape(tensor) for tensor in tensors]
     return _wait("finish", f"{bridge_id} {len(tensors)}", running, tensors, shapes, None)
+
+
+def fact(name, process_set_id):
+    """The twin of op BaguaHvdFact."""
+    return _call("fact", f"{process_set_id} {name}", [], [tf.int32, tf.int64], [[], [1]], None)[0]

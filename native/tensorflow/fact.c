@@ -14,6 +14,47 @@ struct fact {
 /* process_set_included: Horovod's answers besides 0 and 1. */
 enum { INCLUDED_NOT_INITIALIZED = -1, INCLUDED_UNKNOWN_SET = -3 };
 
+static int included(bhvd_context *context, int process_set)
+{
+    if (!context)
+        return INCLUDED_NOT_INITIALIZED;
+    int rank = core.process_set_rank(context, process_set);
+    return rank >= 0 ? 1 : rank == -1 ? 0 : INCLUDED_UNKNOWN_SET;
+}
+
+static bhvd_status look_up(bhvd_context *context, const struct core_job *job, const char *name, int32_t process_set,
+                           int32_t *value)
+{
+    if (strcmp(name, "process_set_included") == 0) {
+        *value = included(context, process_set);
+        return BHVD_OK;
+    }
+    if (!context)
+        return BHVD_ERR_UNSUPPORTED;
+    if (strcmp(name, "size") == 0)
+        *value = core.process_set_size(context, process_set);
+    else if (strcmp(name, "process_set_rank") == 0)
+        *value = core.process_set_rank(context, process_set);
+    else if (strcmp(name, "rank") == 0)
+        *value = core.process_set_rank(context, 0);
+    else if (strcmp(name, "local_rank") == 0)
+        *value = job->local_rank;
+    else
+        *value = job->local_size;
+    return *value < 0 ? BHVD_ERR_ARGUMENT : BHVD_OK;
+}
+
+bhvd_status fact_value(const char *name, int32_t process_set, int32_t *value, const char **message)
+{
+    struct core_job job;
+    bhvd_context *context = core_acquire(&job);
+    bhvd_status status = look_up(context, &job, name, process_set, value);
+    core_release();
+    *message = status == BHVD_ERR_UNSUPPORTED ? CORE_NOT_INITIALIZED
+        : "Process set provided does not exist, or does not hold this rank.";
+    return status;
+}
+
 static void *create(TF_OpKernelConstruction *construction)
 {
     TF_Status *status = tf.NewStatus();
@@ -34,39 +75,14 @@ static void destroy(void *kernel)
     free(self);
 }
 
-static int included(bhvd_context *context, int process_set)
-{
-    if (!context)
-        return INCLUDED_NOT_INITIALIZED;
-    int rank = core.process_set_rank(context, process_set);
-    return rank >= 0 ? 1 : rank == -1 ? 0 : INCLUDED_UNKNOWN_SET;
-}
-
 static void compute(void *kernel, TF_OpKernelContext *ctx)
 {
     const struct fact *self = kernel;
-    struct core_job job;
-    bhvd_context *context = core_acquire(&job);
+    const char *message;
     int32_t value = 0;
-    int code = TF_OK;
-    if (strcmp(self->name, "process_set_included") == 0) {
-        value = included(context, self->process_set);
-    } else if (!context) {
-        code = TF_FAILED_PRECONDITION;
-    } else if (strcmp(self->name, "size") == 0) {
-        value = core.process_set_size(context, self->process_set);
-        code = value < 0 ? TF_INVALID_ARGUMENT : TF_OK;
-    } else if (strcmp(self->name, "rank") == 0) {
-        value = core.process_set_rank(context, 0);
-    } else if (strcmp(self->name, "local_rank") == 0) {
-        value = job.local_rank;
-    } else {
-        value = job.local_size;
-    }
-    core_release();
-    if (code != TF_OK) {
-        kernel_fail(ctx, code, code == TF_INVALID_ARGUMENT
-            ? "Process set provided does not exist, or has not been registered." : CORE_NOT_INITIALIZED);
+    bhvd_status found = fact_value(self->name, self->process_set, &value, &message);
+    if (found != BHVD_OK) {
+        kernel_fail(ctx, kernel_code(found), message);
         return;
     }
     TF_Status *status = tf.NewStatus();
@@ -84,7 +100,8 @@ bool fact_register(TF_Status *status)
         .name = "BaguaHvdFact", .inputs = (const char *const[]){ NULL },
         .outputs = (const char *const[]){ "value: int32", NULL },
         .attributes = (const char *const[]){
-            "fact: {'size', 'rank', 'local_size', 'local_rank', 'process_set_included'}", "process_set_id: int = 0",
+            "fact: {'size', 'rank', 'local_size', 'local_rank', 'process_set_rank', "
+            "'process_set_included'}", "process_set_id: int = 0",
             NULL },
         .shape = kernel_scalar_shape, .create = create, .compute = compute, .destroy = destroy,
     };

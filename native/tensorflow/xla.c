@@ -3,6 +3,7 @@
  *   post: copies its operands to staging memory, posts, yields the address of a struct pending as an integer
  *   wait: takes that integer, waits, copies the results out
  *   put, finish: the same for the bridge
+ *   fact: the twin of BaguaHvdFact
  *
  * What XLA knows of the operands does not come with a call, so Python writes it into the call's text: numbers between
  * blanks, the operation's name last (bagua_hvd/tensorflow/xla.py). Every call has several results, so that `outs` is
@@ -13,6 +14,7 @@
 #include "tensorflow/bridge_memory.h"
 #include "tensorflow/completion.h"
 #include "tensorflow/core.h"
+#include "tensorflow/fact.h"
 #include "tensorflow/staging.h"
 #include "tensorflow/xla_api.h"
 
@@ -227,10 +229,26 @@ static void finish(void **outs, const void **ins, const char *chars, size_t ncha
     free(text.begin);
 }
 
+/* ------------------------------------------------------------------------------------------------------ facts ---- */
+
+static void fact(void **outs, const void **ins, const char *chars, size_t nchars, xla_status *status)
+{
+    (void)ins;
+    struct text text = text_open(chars, nchars);
+    const char *message;
+    int32_t process_set = (int32_t)text_int(&text), value = 0;
+    if (fact_value(text_rest(&text), process_set, &value, &message) != BHVD_OK)
+        xla_fail(status, message);
+    *(int32_t *)outs[0] = value;
+    *(int64_t *)outs[1] = 0;
+    free(text.begin);
+}
+
 const char *xla_calls_register(void)
 {
     static const struct { const char *name; xla_function *function; } calls[] = {
         { "bagua_hvd.post", post }, { "bagua_hvd.wait", wait }, { "bagua_hvd.put", put }, { "bagua_hvd.finish", finish },
+        { "bagua_hvd.fact", fact },
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         const char *missing = xla_register(calls[i].name, calls[i].function);

@@ -10,4 +10,4 @@ collect_ignore_glob = [] if importlib.util.find_spec("keras") and importlib.util
 @pytest.fixture
 def run_ranks(run_ranks):
     """As elsewhere; the ranks find TensorFlow, and with it Keras, imported."""
-    return functools.partial(run_ranks, preload="tensorflow")
+    return functools.partial(run_ranks, framework="tensorflow")

@@ -176,7 +176,7 @@ def test_modes(run_ranks, mode):
 
 
 def as_keras_chooses():
-    """An unchanged script: only the optimizer is wrapped. Ranks start from different weights, and rank 0's are taken."""
+    """An unchanged script: only the optimizer is wrapped. Ranks start from different weights; rank 0 gives its own."""
     hvd.init()
     model = make_model(seed=hvd.rank())
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")

@@ -14,7 +14,12 @@ from zygote import Zygote
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_zygotes = {}       # by what they have imported, and for which backend of Keras
+_zygotes = {
+    "torch": Zygote(),
+    "tensorflow": Zygote("bagua_hvd.tensorflow"),
+    "keras on torch": Zygote("keras", KERAS_BACKEND="torch"),
+}
+
 
 class RankResult(NamedTuple):
     returncode: int | None      # None: it had to be killed
@@ -40,13 +45,13 @@ def job_environment(rank, size, port, secret, extra=None):
 
 
 def run_ranks(tmp_path, n, function, arguments=None, env=None, timeout=60, check=True, rendezvous=None,
-              preload="torch"):
+              framework="torch"):
     """Starts n ranks of one job on this host and returns their RankResults.
 
     `function` is one of the test's module, or a script's path; `arguments` are literals; `env` goes to every rank, a
     list of dicts to each its own. Unless check is False, every rank must end with 0 within `timeout` seconds.
-    `rendezvous`: whether there is a meeting point; None: when there are several ranks. `preload`: the framework that
-    the ranks of a `function` find imported.
+    `rendezvous`: whether there is a meeting point; None: when there are several ranks. `framework`: what the processes
+    have imported already, "torch", "tensorflow", or "keras on torch" (and that is Keras' backend there).
     """
     from bagua_hvd.common import native
 
@@ -59,7 +64,7 @@ def run_ranks(tmp_path, n, function, arguments=None, env=None, timeout=60, check
         for rank in range(n):
             extra = env[rank] if isinstance(env, list) else env
             environment = job_environment(rank, n, port, secret, extra)
-            processes.append(_start(function, arguments, environment, outputs[rank], preload))
+            processes.append(_start(function, arguments, environment, outputs[rank], framework))
         _wait(processes, timeout, check)
     finally:
         returncodes = [process.poll() for process in processes]
@@ -83,12 +88,10 @@ def run_ranks(tmp_path, n, function, arguments=None, env=None, timeout=60, check
     return results
 
 
-def _start(function, arguments, environment, output_path, preload):
+def _start(function, arguments, environment, output_path, framework):
     if callable(function):
-        backend = {name: value for name, value in environment.items() if name == "KERAS_BACKEND"}
-        zygote = _zygotes.setdefault((preload, *backend.values()), Zygote(preload, backend))
-        return zygote.start(function.__code__.co_filename, function.__name__, arguments or {}, environment,
-                            output_path)
+        return _zygotes[framework].start(function.__code__.co_filename, function.__name__, arguments or {},
+                                          environment, output_path)
     with open(output_path, "wb") as output:
         return subprocess.Popen([sys.executable, str(function), *map(str, arguments or ())], env=environment,
                                 stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)

@@ -1,7 +1,7 @@
 """A process that has imported a framework and forks ranks: each is a process of its own, without seconds of importing.
 
-Run as a script, with the framework's name, it is the zygote: it reads one JSON line per process to start, and writes
-one when it started and one when it ended. `Zygote` is the other end; its processes look like subprocess.Popen.
+Run as a script, with the name of what to import, it is the zygote: it reads one JSON line per process to start, and
+writes one when it started and one when it ended. `Zygote` is the other end; its processes look like subprocess.Popen.
 """
 import ast
 import atexit
@@ -41,12 +41,12 @@ class Zygote:
     """Starts the zygote with the first process.
 
     Args:
-        preload: module that the zygote imports. environment: what it finds in its environment besides the test's.
+        module: what it imports; must leave the process with one thread. variables: of its environment.
     """
 
-    def __init__(self, preload="torch", environment=None):
-        self._preload = preload
-        self._environment = environment or {}
+    def __init__(self, module="torch", **variables):
+        self._module = module
+        self._variables = variables
         self._popen = None
         self._processes = {}
         self._buffer = b""
@@ -54,9 +54,11 @@ class Zygote:
     def start(self, path, function, arguments, environment, output):
         """Calls a function of the file in a new process whose stdout and stderr go to `output`, a path."""
         if self._popen is None:
-            own = {**os.environ, "OMP_NUM_THREADS": "1", **self._environment}
-            self._popen = subprocess.Popen([sys.executable, __file__, self._preload], stdin=subprocess.PIPE,
-                                           stdout=subprocess.PIPE, env=own)
+            self._popen = subprocess.Popen(
+                [sys.executable, __file__, self._module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": environment["PYTHONPATH"],
+                     "TF_CPP_MIN_LOG_LEVEL": "3", **self._variables},
+            )
             self._selector = selectors.DefaultSelector()
             self._selector.register(self._popen.stdout, selectors.EVENT_READ)
             atexit.register(self._end)
@@ -121,8 +123,7 @@ def _run(order):
 
 
 def _main():
-    importlib.import_module(sys.argv[1])        # what takes the time
-
+    importlib.import_module(sys.argv[1])    # what takes the time
     wakeup_read, wakeup_write = os.pipe()
     os.set_blocking(wakeup_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)

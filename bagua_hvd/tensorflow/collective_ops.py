@@ -1,0 +1,243 @@
+"""The collectives over lists of dense tensors, with their gradients: in eager mode, in graphs, and compiled by XLA.
+
+Arguments are checked by mpi_ops.py, as far as the core does not do it. Names: ranks match operations by them. In eager
+mode an operation without a name has that of its kind, since calls follow one another; in a graph it is named for
+its tensor, within the name scope, as the graph's own ops are.
+"""
+import re
+
+import tensorflow as tf
+
+from bagua_hvd.common import basics, native
+from bagua_hvd.common.basics import Average, Sum
+from bagua_hvd.tensorflow import xla
+from bagua_hvd.tensorflow.graphs import compiled_by_xla, run_independently
+from bagua_hvd.tensorflow.native_ops import ops
+
+_NO_XLA = (
+    "the shape of what {kind} returns is known only when it ran, which a function compiled by XLA cannot have: use "
+    "jit_compile=False"
+)
+
+
+def _names(label, name, tensor, ignore_name_scope):
+    """The name of the operation, and that of the node in the graph."""
+    if tf.executing_eagerly():
+        return name or label, None
+    name = name or (f"{label}_{re.sub('[^a-zA-Z0-9_]', '_', tensor.name)}" if tensor is not None else label)
+    node_name = re.sub("[^a-zA-Z0-9_./-]", "_", name)
+    if ignore_name_scope:
+        return name, node_name
+    return tf.compat.v1.get_default_graph().unique_name(node_name, mark_as_used=False), node_name
+
+
+def _run(function, names, **arguments):
+    """Adds the op to the graph, or runs it now, on the calling thread."""
+    tensor_name, node_name = names
+    outputs = function(tensor_name=tensor_name, blocking=tf.executing_eagerly(), name=node_name, **arguments)
+    run_independently(outputs[0] if isinstance(outputs, (list, tuple)) else outputs)
+    return outputs
+
+
+def _compiled(kind, gradient, tensors, shapes, name, attributes):
+    """The same in a program compiled by XLA; gradient(name, attributes, inputs, gradients)."""
+
+    @tf.custom_gradient
+    def call(*tensors):
+        outputs = xla.collective(kind, tensors, shapes, name, **attributes)
+        return outputs, lambda *gradients: gradient(name, attributes, tensors, gradients)
+
+    return list(call(*tensors))
+
+
+def _register(op_type, attribute_names, gradient):
+    """Makes gradient(name, attributes, inputs, gradients) that of the op."""
+
+    @tf.RegisterGradient(op_type)
+    def registered(op, *gradients):
+        attributes = {name: op.get_attr(name) for name in attribute_names}
+        return gradient(op.get_attr("tensor_name").decode(), attributes, op.inputs, gradients)
+
+
+def _filled(inputs, gradients):
+    """The gradients, zeros where an output was not used: every rank communicates all of them."""
+    return [
+        tf.zeros_like(tensor) if gradient is None else tf.convert_to_tensor(gradient)
+        for tensor, gradient in zip(inputs, gradients, strict=True)
+    ]
+
+
+def fact(name, process_set_id=0, node_name=None):
+    """A number of the job as an int32 scalar, asked for when the graph runs; see native/tensorflow/fact.c."""
+    if compiled_by_xla():
+        return xla.fact(name, process_set_id)
+    return ops.bagua_hvd_fact(fact=name, process_set_id=process_set_id, name=node_name)
+
+
+# ---------------------------------------------------------------------------------------------------- allreduce ----
+
+
+def allreduce(tensors, name, op, prescale_factor, postscale_factor, process_set_id, ignore_name_scope=False,
+              label="HorovodAllreduce"):
+    """The reduced tensors; several are one operation."""
+    names = _names(label, name, tensors[0], ignore_name_scope)
+    attributes = {"op": op, "prescale_factor": float(prescale_factor), "postscale_factor": float(postscale_factor),
+                  "process_set_id": process_set_id}
+    if compiled_by_xla():
+        shapes = [tensor.shape for tensor in tensors]
+        return _compiled(native.ALLREDUCE, _allreduce_gradient, tensors, shapes, names[0], attributes)
+    return _run(ops.bagua_hvd_allreduce, names, tensors=tensors, **attributes)
+
+
+def _allreduce_gradient(name, attributes, inputs, gradients):
+    """The allreduce of the gradients with the same op and factors."""
+    return allreduce(_filled(inputs, gradients), f"{name}_gradient", **attributes)
+
+
+_REDUCTION = ("op", "prescale_factor", "postscale_factor", "process_set_id")
+_register("BaguaHvdAllreduce", _REDUCTION, _allreduce_gradient)
+
+
+def _averaged(name, inputs, gradients, process_set_id):
+    return allreduce(_filled(inputs, gradients), f"{name}_gradient", Average, 1.0, 1.0, process_set_id)
+
+
+# ---------------------------------------------------------------------------------------------------- allgather ----
+
+
+def allgather(tensors, name, process_set_id, ignore_name_scope=False, label="HorovodAllgather"):
+    """The tensors of all ranks, one after the other; several are one operation."""
+    names = _names(label, name, tensors[0], ignore_name_scope)
+    if compiled_by_xla():
+        raise NotImplementedError(_NO_XLA.format(kind="allgather"))
+    return _run(ops.bagua_hvd_allgather, names, tensors=tensors, process_set_id=process_set_id)
+
+
+@tf.RegisterGradient("BaguaHvdAllgather")
+def _allgather_gradient(op, *gradients):
+    """This rank's slices of the averaged gradients."""
+    name, process_set_id = op.get_attr("tensor_name").decode(), op.get_attr("process_set_id")
+    gradients = [
+        tf.zeros_like(output) if gradient is None else tf.convert_to_tensor(gradient)
+        for output, gradient in zip(op.outputs, gradients, strict=True)
+    ]
+    reduced = allreduce(gradients, f"{name}_gradient", Average, 1.0, 1.0, process_set_id)
+    rows = [tf.shape(tensor)[0] for tensor in op.inputs]
+    by_rank = allgather([tf.expand_dims(tf.stack(rows), 0)], f"{name}_gradient_rows", process_set_id)[0]
+    begins = tf.reduce_sum(by_rank[:fact("process_set_rank", process_set_id)], axis=0)
+    return [tensor[begins[i]:begins[i] + count] for i, (tensor, count) in enumerate(zip(reduced, rows, strict=True))]
+
+
+# ---------------------------------------------------------------------------------------------------- broadcast ----
+
+
+def broadcast(tensors, root_rank, name, process_set_id, ignore_name_scope=False, label="HorovodBroadcast"):
+    """The root's tensors; several are one operation."""
+    names = _names(label, name, tensors[0], ignore_name_scope)
+    attributes = {"root_rank": root_rank, "process_set_id": process_set_id}
+    if compiled_by_xla():
+        shapes = [tensor.shape for tensor in tensors]
+        return _compiled(native.BROADCAST, _broadcast_gradient, tensors, shapes, names[0], attributes)
+    return _run(ops.bagua_hvd_broadcast, names, tensors=tensors, **attributes)
+
+
+def _broadcast_gradient(name, attributes, inputs, gradients):
+    """The averaged gradients on the root, zeros elsewhere."""
+    reduced = _averaged(name, inputs, gradients, attributes["process_set_id"])
+    is_root = tf.equal(fact("rank"), attributes["root_rank"])
+    return [tf.where(is_root, tensor, tf.zeros_like(tensor)) for tensor in reduced]
+
+
+_register("BaguaHvdBroadcast", ("root_rank", "process_set_id"), _broadcast_gradient)
+
+
+# ----------------------------------------------------------------------------------------------------- alltoall ----
+
+
+def alltoall(tensor, splits, name, process_set_id, ignore_name_scope=False):
+    """(output, received splits). splits: an int32 tensor, or None for an even split."""
+    names = _names("HorovodAlltoall", name, tensor, ignore_name_scope)
+    if compiled_by_xla():
+        raise NotImplementedError(_NO_XLA.format(kind="alltoall"))
+    even = splits is None
+    return _run(ops.bagua_hvd_alltoall, names, tensor=tensor, splits=tf.zeros([0], tf.int32) if even else splits,
+                even=even, process_set_id=process_set_id)
+
+
+@tf.RegisterGradient("BaguaHvdAlltoall")
+def _alltoall_gradient(op, gradient, _):
+    """The alltoall of the gradient by the received splits; zeros for rows that went nowhere."""
+    name, process_set_id = op.get_attr("tensor_name").decode(), op.get_attr("process_set_id")
+    if gradient is None:
+        gradient = tf.zeros_like(op.outputs[0])
+    returned, _ = alltoall(gradient, op.outputs[1], f"{name}_gradient", process_set_id)
+    shape = tf.shape(op.inputs[0])
+    missing = tf.concat([shape[:1] - tf.shape(returned)[:1], shape[1:]], 0)
+    return tf.concat([returned, tf.zeros(missing, returned.dtype)], 0), None
+
+
+# ------------------------------------------------------------------------------------------------ reducescatter ----
+
+
+def reducescatter(tensors, name, op, prescale_factor, postscale_factor, process_set_id, ignore_name_scope=False,
+                  label="HorovodReducescatter"):
+    """This rank's rows of the reduced tensors; several are one operation."""
+    names = _names(label, name, tensors[0], ignore_name_scope)
+    attributes = {"op": op, "prescale_factor": float(prescale_factor), "postscale_factor": float(postscale_factor),
+                  "process_set_id": process_set_id}
+    if compiled_by_xla():
+        shapes = [_own_shape(tensor, process_set_id) for tensor in tensors]
+        return _compiled(native.REDUCESCATTER, _no_reducescatter_gradient, tensors, shapes, names[0], attributes)
+    return _run(ops.bagua_hvd_reducescatter, names, tensors=tensors, **attributes)
+
+
+def _own_shape(tensor, process_set_id):
+    """The shape of this rank's rows, as it is now."""
+    context = basics.context()
+    size, rank = context.process_set_size(process_set_id), context.process_set_rank(process_set_id)
+    rows = tensor.shape[0]
+    return [rows // size + (rank < rows % size), *tensor.shape[1:]]
+
+
+def _no_reducescatter_gradient(name, attributes, inputs, gradients):
+    raise NotImplementedError("the gradient of reducescatter is an allgather; " + _NO_XLA.format(kind="allgather"))
+
+
+def _reducescatter_gradient(name, attributes, inputs, gradients):
+    """The allgather of the gradients, times the size for Sum, times the factors: Horovod's convention."""
+    process_set_id = attributes["process_set_id"]
+    gathered = allgather(gradients, f"{name}_gradient", process_set_id)
+    factor = attributes["prescale_factor"] * attributes["postscale_factor"]
+    results = []
+    for tensor in gathered:
+        scaled = tensor * tf.cast(factor, tensor.dtype)
+        if attributes["op"] == Sum:
+            scaled *= tf.cast(fact("size", process_set_id), tensor.dtype)
+        results.append(scaled)
+    return results
+
+
+@tf.RegisterGradient("BaguaHvdReducescatter")
+def _registered_reducescatter_gradient(op, *gradients):
+    gradients = _filled(op.outputs, gradients)
+    attributes = {name: op.get_attr(name) for name in _REDUCTION}
+    return _reducescatter_gradient(op.get_attr("tensor_name").decode(), attributes, op.inputs, gradients)
+
+
+# --------------------------------------------------------------------------------------------- join and barrier ----
+
+
+def join():
+    """The rank that joined last, an int32 scalar."""
+    return _run(ops.bagua_hvd_join, _names("HorovodJoin", None, None, True))
+
+
+def barrier(process_set_id):
+    """None in eager mode, else the Operation that waits."""
+    return _run(ops.bagua_hvd_barrier, _names("HorovodBarrier", None, None, True), process_set_id=process_set_id)
+
+
+tf.no_gradient("BaguaHvdJoin")
+tf.no_gradient("BaguaHvdFact")
+tf.no_gradient("BaguaHvdBridgePut")
+tf.no_gradient("BaguaHvdBridgeWait")

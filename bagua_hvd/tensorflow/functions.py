@@ -1,0 +1,129 @@
+"""Variables and Python objects, from one rank to all or from all to all."""
+import tensorflow as tf
+
+from bagua_hvd.common import basics, objects
+from bagua_hvd.common.collectives import begin, registered_id
+from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd.tensorflow import collective_ops
+
+# What no collective takes travels as something of the same size; Keras seeds its random numbers with uint32.
+_STAND_INS = {tf.uint32: tf.int32, tf.uint64: tf.int64}
+
+
+def _plain(variable):
+    """The tf.Variable within a Keras variable, or the variable itself."""
+    value = getattr(variable, "value", None)
+    return value if isinstance(value, tf.Variable) else variable
+
+
+def broadcast_(variables, root_rank, name=None, process_set=global_process_set):
+    """Overwrites the variables with those of the root, as one operation.
+
+    Args:
+        variables: a list of tf.Variable (all resource variables, or all reference variables) or of Keras variables;
+            same shapes and dtypes, in the same order, on all ranks.
+        root_rank: global rank. name: ranks match operations by it. process_set: the ranks taking part.
+    Returns:
+        The new values, a list of tensors.
+    Raises:
+        ValueError: both kinds of variables. tf.errors.FailedPreconditionError: ranks disagree about the variables.
+        tf.errors.InvalidArgumentError: the root is not in the set. tf.errors.UnknownError: a rank was lost.
+    """
+    variables = [_plain(variable) for variable in variables]
+    if not variables:
+        return []
+    if len({getattr(variable, "_in_graph_mode", None) is None for variable in variables}) > 1:
+        raise ValueError("broadcast_ takes resource variables or reference variables, but not both in one call")
+    tensors = [tf.convert_to_tensor(variable) for variable in variables]
+    travelling = [_bitcast(tensor, _STAND_INS.get(tensor.dtype)) for tensor in tensors]
+    received = collective_ops.broadcast(travelling, root_rank, name, registered_id(process_set),
+                                        label="HorovodBroadcastVariables")
+    values = [_bitcast(value, tensor.dtype) for value, tensor in zip(received, tensors, strict=True)]
+    return [
+        tf.convert_to_tensor(variable.assign(value)) for variable, value in zip(variables, values, strict=True)
+    ]
+
+
+def _bitcast(tensor, dtype):
+    return tensor if dtype is None or tensor.dtype == dtype else tf.bitcast(tensor, dtype)
+
+
+def broadcast_variables(variables, root_rank, process_set=global_process_set, inplace=False):
+    """Gives every rank the root's values.
+
+    Args:
+        variables: a list of variables, the same on all ranks; see broadcast_().
+        root_rank: global rank. process_set: the ranks taking part. inplace: for Horovod's sake; it is so always.
+    Returns:
+        None in eager mode, where it is done on return; else the operation that does it.
+    Raises:
+        As broadcast_().
+    """
+    values = broadcast_(list(variables), root_rank, process_set=process_set)
+    return None if tf.executing_eagerly() else tf.group(*(value.op for value in values))
+
+
+def broadcast_global_variables(root_rank):
+    """The operation that gives every rank the root's values of all variables of the default graph (tf.compat.v1).
+
+    Raises:
+        RuntimeError: in eager mode, where there is no list of all variables.
+    """
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "bagua_hvd.tensorflow.broadcast_global_variables() does not support eager execution: use "
+            "broadcast_variables(model.variables, root_rank)"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
+    """Broadcasts all variables once the session exists, so that all ranks begin with the root's.
+
+    Args:
+        root_rank: global rank. device: for Horovod's sake.
+    """
+
+    def __init__(self, root_rank, device=""):
+        super().__init__()
+        self.root_rank = root_rank
+        self._broadcast = None
+
+    def begin(self):
+        if self._broadcast is None or self._broadcast.graph is not tf.compat.v1.get_default_graph():
+            self._broadcast = broadcast_global_variables(self.root_rank)
+
+    def after_create_session(self, session, coord):
+        session.run(self._broadcast)
+
+
+def broadcast_object(obj, root_rank=0, session=None, name=None, process_set=global_process_set):
+    """Gives every rank of the process set a copy of the root's object, sent with cloudpickle. Runs at once, always.
+
+    Args:
+        obj: matters on the root only. root_rank: global rank. session: for Horovod's sake.
+        name: the same on all ranks (and so is the default, whatever class the objects have).
+    Returns:
+        `obj` itself on the root, else the copy.
+    Raises:
+        ValueError: the root or this rank is not in the set. HorovodInternalError: a rank was lost.
+    """
+    context, id = begin(process_set)
+    return objects.broadcast_object(context, obj, root_rank, basics.rank() == root_rank, name or "object", id)
+
+
+def broadcast_object_fn(root_rank=0, session=None, name=None, process_set=global_process_set):
+    """A function obj -> obj that does broadcast_object with these arguments."""
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
+
+
+def allgather_object(obj, session=None, name=None, process_set=global_process_set):
+    """The objects of all ranks of the set, sent with cloudpickle, as a list in rank order. Runs at once, always.
+
+    Args:
+        session: for Horovod's sake. name: the same on all ranks (and so is the default).
+    Raises:
+        ValueError: this rank is not in the set. HorovodInternalError: a rank was lost.
+    """
+    context, id = begin(process_set)
+    return objects.allgather_object(context, obj, name or "object", id)

@@ -1,0 +1,28 @@
+"""Small helpers under Horovod's names (`horovod.tensorflow.util`)."""
+import tensorflow as tf
+
+from bagua_hvd.common.util import _cache  # noqa: F401  (Horovod's name for it)
+
+
+def _executing_eagerly():
+    """Whether ops run as they are called."""
+    return tf.executing_eagerly()
+
+
+def _make_subgraph(f):
+    """The function as a tf.function."""
+    return tf.function(f)
+
+
+def vars_to_refs(variables):
+    """The variables, nested in lists and tuples as they may be, as hashable references, in tuples."""
+    if isinstance(variables, (list, tuple)):
+        return tuple(vars_to_refs(variable) for variable in variables)
+    return variables.ref() if isinstance(variables, (tf.Tensor, tf.Variable)) else variables
+
+
+def refs_to_vars(refs):
+    """Undoes vars_to_refs(); the result is of lists."""
+    if isinstance(refs, (list, tuple)):
+        return [refs_to_vars(ref) for ref in refs]
+    return refs.deref() if hasattr(refs, "deref") else refs

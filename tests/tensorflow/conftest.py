@@ -1,0 +1,14 @@
+import importlib.util
+
+import pytest
+
+import ranks
+
+# Without TensorFlow there is nothing to test here.
+collect_ignore_glob = [] if importlib.util.find_spec("tensorflow") else ["test_*.py"]
+
+
+@pytest.fixture
+def run_ranks(tmp_path):
+    """ranks.run_ranks in a folder of the test's own, in processes that have imported TensorFlow."""
+    return lambda n, function, **options: ranks.run_ranks(tmp_path, n, function, framework="tensorflow", **options)
