@@ -17,29 +17,27 @@ The names are those of BAGUA (Gan et al., arXiv:2107.01499).
 import itertools
 from typing import NamedTuple
 
+import numpy as np
+
+from bagua_hvd.codecs import (  # noqa: F401  (with the primitives that take them)
+    Codec,
+    bfloat16,
+    float16,
+    float32,
+    minmax_uint8,
+    qsgd,
+    sign,
+    sign_rms,
+    ternary,
+    topk,
+)
 from bagua_hvd.common import basics, native
 from bagua_hvd.common.buckets import Bucket
-from bagua_hvd.common.native import ffi
 
 EXCHANGES = {"scatter_gather": native.EXCHANGE_SCATTER_GATHER, "allgather": native.EXCHANGE_ALLGATHER}
 TOPOLOGIES = {"shift_one": native.TOPOLOGY_SHIFT_ONE, "ring": native.TOPOLOGY_RING}
 
 _seeds = itertools.count(1)
-
-
-class Codec(NamedTuple):
-    """A lossy encoding. name: its file in native/kernel. number, parameter: the core's."""
-
-    name: str
-    number: int
-    parameter: float = 0.0
-
-    def takes(self, dtype):
-        """Whether it encodes elements of the native dtype."""
-        return native.lib.bhvd_encoded_size(self.number, dtype, 1, ffi.NULL) > 0
-
-
-minmax_uint8 = Codec("minmax_uint8", native.CODEC_MINMAX_UINT8)
 
 
 class ErrorState:
@@ -51,19 +49,19 @@ class ErrorState:
     """
 
     def __init__(self, count, size):
-        self.worker = ffi.new("float[]", max(count, 1))
-        self.server = ffi.new("float[]", max(native.chunk_count(count, size), 1))
+        self.worker = np.zeros(count, np.float32)
+        self.server = np.zeros(native.chunk_count(count, size), np.float32)
 
     def fits(self, count, size):
         """Whether it was made for `count` elements over `size` ranks."""
-        return len(self.worker) == max(count, 1) and len(self.server) == max(native.chunk_count(count, size), 1)
+        return self.worker.size == count and self.server.size == native.chunk_count(count, size)
 
     def state_dict(self):
-        return {"worker": bytes(ffi.buffer(self.worker)), "server": bytes(ffi.buffer(self.server))}
+        return {"worker": self.worker.tobytes(), "server": self.server.tobytes()}
 
     def load_state_dict(self, state):
         """Returns False, and changes nothing, when the state is of another size (another number of ranks)."""
-        return _load({name: ffi.buffer(getattr(self, name)) for name in ("worker", "server")}, state)
+        return _load({name: memoryview(getattr(self, name)).cast("B") for name in ("worker", "server")}, state)
 
 
 class Replicas:
@@ -155,7 +153,7 @@ def c_fp_s(bucket, group, average=True, prescale_factor=1.0, postscale_factor=1.
 
 
 def c_lp_s(bucket, group, codec=minmax_uint8, error=None, average=True, exchange="scatter_gather", seed=None,
-           prescale_factor=1.0, postscale_factor=1.0, out=None, name=None):
+           prescale_factor=1.0, postscale_factor=1.0, out=None, name=None, hierarchical=False):
     """Sum or mean of the encoded values over the ranks of `group`; bit-equal on all of them.
 
     Args:
@@ -184,14 +182,14 @@ def c_lp_s(bucket, group, codec=minmax_uint8, error=None, average=True, exchange
         prescale_factor=values.prescale_factor * prescale_factor,
         postscale_factor=values.postscale_factor * postscale_factor,
         exchange=_choice(EXCHANGES, exchange, "exchange"),
-        worker_error=error.worker if error else ffi.NULL,
-        server_error=error.server if error else ffi.NULL,
+        worker_error=native.floats(error.worker if error else None),
+        server_error=native.floats(error.server if error else None),
         owner=error,
         **_codec_fields(codec, seed),
     )
 
 
-def d_fp_s(bucket, group, topology="shift_one", round=0, out=None, name=None):
+def d_fp_s(bucket, group, topology="shift_one", round=0, out=None, name=None, hierarchical=False):
     """The mean with this rank's peers, which differs between ranks. A bucket's factors do not apply.
 
     Args:
@@ -210,7 +208,7 @@ def d_fp_s(bucket, group, topology="shift_one", round=0, out=None, name=None):
     )
 
 
-def d_lp_s(values, group, codec, replicas, seed=None, name=None):
+def d_lp_s(values, group, codec, replicas, seed=None, name=None, hierarchical=False):
     """Sends the encoded values to both neighbours in a ring, and adds to each replica what its owner's code decodes to.
 
         own += D(Q(v))      left += D(Q(v_left))      right += D(Q(v_right))

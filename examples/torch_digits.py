@@ -106,6 +106,10 @@ def main():
     bytes_sent = basics.context().counters().payload_bytes_sent - bytes_before
     exposed_ns = optimizer.reducer.exposed_ns if optimizer.reducer else 0
 
+    if optimizer.algorithm.asynchronous:
+        optimizer.algorithm.abort()
+    if optimizer.algorithm.models_differ:
+        hvd.consensus(model)
     digests = hvd.allgather(digest(model).view(1, -1))
     identical = bool((digests == digests[0]).all())
     if hvd.rank() == 0:

@@ -3,7 +3,8 @@ import signal
 import pytest
 
 import ranks
-from launcher import Launcher
+from launcher import Launcher, wait_until
+from ssh_hosts import Namespaces, SshHosts
 from world import TRANSPORTS, World
 
 
@@ -25,6 +26,25 @@ def launcher(tmp_path):
         left = result.close()
         signal.signal(signal.SIGINT, previous)
     assert not left, f"processes left behind: {left}"
+
+
+@pytest.fixture
+def ssh_hosts(tmp_path_factory):
+    """SshHosts; the test fails when a process is left behind there."""
+    hosts = SshHosts(tmp_path_factory.mktemp("ssh"))
+    try:
+        yield hosts
+        wait_until(lambda: not hosts.left(), 15)
+    finally:
+        hosts.close()
+
+
+@pytest.fixture
+def namespaces(tmp_path_factory):
+    """Namespaces: three hosts."""
+    hosts = Namespaces(tmp_path_factory.mktemp("namespaces"), 3)
+    yield hosts
+    hosts.close()
 
 
 # Every path an allreduce can take: over links on each transport, and through shared memory where there is some.

@@ -1,12 +1,54 @@
 """The algorithms, one file each, and the names for `DistributedOptimizer(..., algorithm="name")`.
 
-Names: gradient_allreduce, bytegrad. Your own: subclass Algorithm, and register() it or pass an instance.
+docs/algorithms.md says what each does, costs and is good for. Your own: subclass Algorithm, and register() it or pass
+an instance.
 """
-from bagua_hvd.algorithms.base import Algorithm, Gradient, choose, get, names, register
+from bagua_hvd.algorithms.asynchronous import (
+    Async,
+    AsyncDecentralized,
+    AsyncLowPrecision,
+    AsyncLowPrecisionDecentralized,
+)
+from bagua_hvd.algorithms.base import Algorithm, choose, get, names, register
 from bagua_hvd.algorithms.bytegrad import ByteGrad
+from bagua_hvd.algorithms.choco import Choco
+from bagua_hvd.algorithms.decentralized import Decentralized
+from bagua_hvd.algorithms.diloco import DiLoCo
+from bagua_hvd.algorithms.doublesqueeze import DoubleSqueeze
+from bagua_hvd.algorithms.ef_signsgd import EFSignSGD
 from bagua_hvd.algorithms.gradient_allreduce import GradientAllReduce
+from bagua_hvd.algorithms.local_sgd import LocalSGD
+from bagua_hvd.algorithms.low_precision_decentralized import LowPrecisionDecentralized
+from bagua_hvd.algorithms.onebit_adam import OneBitAdam
+from bagua_hvd.algorithms.powersgd import PowerSGD
+from bagua_hvd.algorithms.qadam import QAdam
+from bagua_hvd.algorithms.qsgd import QSGD
+from bagua_hvd.algorithms.terngrad import TernGrad
+from bagua_hvd.algorithms.topk import TopK
 
 register("gradient_allreduce", GradientAllReduce)
 register("bytegrad", ByteGrad)
+register("decentralized", Decentralized)
+register("low_precision_decentralized", LowPrecisionDecentralized)
+register("qadam", QAdam)
+register("async", Async)
+register("async_low_precision", AsyncLowPrecision)
+register("async_decentralized", AsyncDecentralized)
+register("async_low_precision_decentralized", AsyncLowPrecisionDecentralized)
+register("doublesqueeze", DoubleSqueeze)
+register("ef_signsgd", EFSignSGD)
+register("onebit_adam", OneBitAdam)
+register("powersgd", PowerSGD)
+register("topk", TopK)
+register("qsgd", QSGD)
+register("terngrad", TernGrad)
+register("local_sgd", LocalSGD)
+register("choco", Choco)
+register("diloco", DiLoCo)
 
-__all__ = ["Algorithm", "ByteGrad", "Gradient", "GradientAllReduce", "choose", "get", "names", "register"]
+__all__ = [
+    "Algorithm", "Async", "AsyncDecentralized", "AsyncLowPrecision", "AsyncLowPrecisionDecentralized", "ByteGrad",
+    "Choco", "Decentralized", "DiLoCo", "DoubleSqueeze", "EFSignSGD", "GradientAllReduce", "LocalSGD",
+    "LowPrecisionDecentralized", "OneBitAdam", "PowerSGD", "QAdam", "QSGD", "TernGrad", "TopK", "choose", "get",
+    "names", "register",
+]

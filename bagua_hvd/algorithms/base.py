@@ -1,7 +1,7 @@
 """What an algorithm is, and the names under which scripts choose one.
 
-An algorithm says what is communicated, when and by which primitive. It sees buckets and process sets, never a
-framework's tensor, so every front end has it on the day it is written. A user's own takes ten lines:
+An algorithm says what is communicated, when and by which primitive. It sees a model's buckets and a process set, never
+a framework's tensor, so every front end has it on the day it is written. A user's own takes ten lines:
 
     class Halved(Algorithm):
         "Sends the mean of half the gradients."
@@ -9,32 +9,52 @@ framework's tensor, so every front end has it on the day it is written. A user's
             return c_fp_s(bucket, group, prescale_factor=0.5)
 
     opt = hvd.DistributedOptimizer(opt, algorithm=Halved())
+
+One step of training, and where an algorithm may act:
+
+    backward_begins(model)     the first gradient is there; weights are read until the step and must not be written
+    communicate(bucket, group) a bucket of gradients is complete; while the backward pass goes on
+    before_step(model)         all buckets have been communicated; the optimizer has not read gradients or weights yet
+    step(model)                instead of the optimizer
+    after_step(model)          the weights are new
 """
 import difflib
 import os
 
+from bagua_hvd.primitives import ErrorState
+
 DEFAULT = "gradient_allreduce"
-
-
-class Gradient:
-    """What is communicated: gradients, each bucket as it fills, overlapping the backward pass."""
 
 
 class Algorithm:
     """How the ranks of a job keep their models together. One instance may serve several optimizers.
 
-    What must be kept from step to step lies in `bucket.state`, not in the instance. The hooks after `communicate` do
-    nothing by default, and are called alike on all ranks of the group.
+    What must be kept from step to step lies in `model.state` and `bucket.state` (common/state.py), never in the
+    instance: so it is in the optimizer's checkpoint. All hooks but `communicate` are called alike on all ranks of the
+    group, in the same steps: what they post, they may wait for.
 
     Attributes:
-        communicates: Gradient.
-        average: whether what is communicated becomes the mean over the ranks, or their sum.
+        average: whether gradients become the mean over the ranks, or their sum.
         relaxed: whether results differ, by design, from the exact mean or sum.
+        models_differ: whether ranks' models differ between communications; hvd.consensus makes them one.
+        asynchronous: whether ranks' weights change at moments that differ between ranks.
+        dense_only: whether it cannot serve sparse gradients.
+        counts_steps: whether what it does depends on model.step, which then belongs into a checkpoint.
     """
 
-    communicates = Gradient
     average = True
     relaxed = True
+    models_differ = False
+    asynchronous = False
+    dense_only = False
+    counts_steps = False
+
+    def prepare(self, model):
+        """When an optimizer takes it up: raises ValueError for what it cannot serve, warns of what is unwise."""
+
+    def gradients_travel(self, model):
+        """Whether this step communicates gradients; asked once at its beginning, the same answer on all ranks."""
+        return True
 
     def communicate(self, bucket, group):
         """Begins the communication of a bucket that is ready; returns its Operation (or whatever has wait()).
@@ -47,24 +67,36 @@ class Algorithm:
         """Whether it can communicate buckets of the native dtype. Others go by gradient_allreduce."""
         return True
 
-    def before_forward(self, buckets, group):
-        """Before a forward pass in training. For front ends that see it; an optimizer alone does not."""
+    def backward_begins(self, model):
+        """A backward pass has begun; what it communicates of the weights may overlap the rest of it."""
 
-    def after_backward(self, buckets, group):
-        """When all buckets have been communicated, before the optimizer reads the gradients."""
+    def before_step(self, model):
+        """Gradients are complete, and the optimizer is about to read them and the weights."""
 
-    def after_step(self, buckets, group):
-        """After the optimizer has changed the weights."""
+    def step(self, model):
+        """Updates the weights in the optimizer's place and returns True; False: the optimizer does it."""
+        return False
 
-    def state_dict(self, buckets):
-        """What a checkpoint of this rank must hold, made of dicts, lists, numbers and bytes; empty: nothing.
+    def after_step(self, model):
+        """The weights have been updated."""
 
-        Name buckets by their place in `buckets`: the names are of this process only.
-        """
-        return {}
 
-    def load_state_dict(self, state, buckets, group):
-        """Takes up a state_dict() of the same rank."""
+def positive(name, value):
+    """The value of a constructor's argument that counts something, 1 or more; ValueError: it does not."""
+    if isinstance(value, bool) or int(value) != value or value < 1:
+        raise ValueError(f"{name}={value!r}: expected an integer of 1 or more")
+    return int(value)
+
+
+def not_negative(name, value):
+    """The same, 0 or more."""
+    return 0 if value == 0 else positive(name, value)
+
+
+def error_state(bucket, group):
+    """The bucket's memory of error feedback; zeros at first, and when the number of ranks has changed."""
+    count, size = bucket.count, group.size()
+    return bucket.state.keep("error", lambda: ErrorState(count, size), fits=lambda kept: kept.fits(count, size))
 
 
 _registry = {}
@@ -115,20 +147,19 @@ def choose(algorithm, average):
         algorithm: as for get(); None: BAGUA_ALGORITHM from the environment, else gradient_allreduce.
         average: True for op=Average, False for op=Sum.
     Raises:
-        ValueError: unknown name; an instance that was made for the other op; an algorithm that communicates something
-            else than gradients, which this version's optimizers cannot serve.
+        ValueError: unknown name; an algorithm that was made for the other op, or knows no sums.
     """
     if algorithm is None:
         algorithm = os.environ.get("BAGUA_ALGORITHM", "").strip() or DEFAULT
-    chosen = get(algorithm) if average or isinstance(algorithm, Algorithm) else get(algorithm, average=False)
+    chosen = get(algorithm)
+    if not average and chosen.average and not isinstance(algorithm, Algorithm):
+        try:
+            chosen = get(algorithm, average=False)
+        except TypeError:
+            raise ValueError(f"op=Sum: {type(chosen).__name__} takes the mean over the ranks, not the sum") from None
     if chosen.average != average:
         raise ValueError(
             f"op={'Average' if average else 'Sum'}, but {type(chosen).__name__} was made with "
             f"average={chosen.average}: say the same in both"
-        )
-    if chosen.communicates is not Gradient:
-        raise ValueError(
-            f"{type(chosen).__name__} communicates {getattr(chosen.communicates, '__name__', chosen.communicates)}: "
-            "this version's optimizers communicate gradients, and take algorithms that do"
         )
     return chosen

@@ -10,17 +10,15 @@ With error_feedback, what encoding lost is added before the next one (worker err
     v_i = g_i + e_i          e_i <- v_i - D(Q(v_i))
     u   = s[k] + f_k         f_k <- u - D(Q(u))
 
-Q is codec minmax_uint8, D its inverse; |D(Q(x)) - x| <= (max x - min x) / 510, rounding aside.
-Wire: 2 N (n-1)/n bytes per rank, a quarter of the float32 ring, plus one header per chunk.
-State: none; with error_feedback 4 (N + N/n) bytes per rank, which are in the optimizer's state_dict.
-Source: Gan et al., BAGUA, arXiv:2107.01499.  Differs: error feedback (DoubleSqueeze, Tang et al., arXiv:1905.05957) is
-offered, since without it coordinates below half a level of their chunk are zeroed for as long as its range stays large;
-and NaN or infinity in a chunk makes the whole chunk NaN on all ranks, so that loss scaling sees it.
+Q is codec minmax_uint8, D its inverse; |D(Q(x)) - x| <= (max x - min x) / 510, rounding aside. Wire: 2 N (n-1)/n bytes
+per rank, a quarter of the float32 ring, plus one header per chunk. State: none; with error_feedback 4 (N + N/n) bytes
+per rank, which are in the optimizer's state_dict. Source: Gan et al., BAGUA, arXiv:2107.01499.  Differs: error
+feedback (DoubleSqueeze, Tang et al., arXiv:1905.05957) is offered, since without it coordinates below half a level of
+their chunk are zeroed for as long as its range stays large; and NaN or infinity in a chunk makes the whole chunk NaN
+on all ranks, so that loss scaling sees it.
 """
-import warnings
-
-from bagua_hvd.algorithms.base import Algorithm, Gradient
-from bagua_hvd.primitives import ErrorState, c_lp_s, minmax_uint8
+from bagua_hvd.algorithms.base import Algorithm, error_state
+from bagua_hvd.primitives import c_lp_s, minmax_uint8
 
 
 class ByteGrad(Algorithm):
@@ -28,12 +26,10 @@ class ByteGrad(Algorithm):
 
     Args:
         hierarchical: reduce in full precision within hosts, quantize between them. On one host there is nothing between
-            hosts: there it is the same as flat, quantized between all ranks. (This build has the flat form only.)
+            hosts: there it is the same as flat, quantized between all ranks.
         average: False for the sum.
         error_feedback: carry what quantization lost into the next step.
     """
-
-    communicates = Gradient
 
     def __init__(self, hierarchical=True, average=True, error_feedback=False):
         self.hierarchical = hierarchical
@@ -44,30 +40,7 @@ class ByteGrad(Algorithm):
         return minmax_uint8.takes(dtype)
 
     def communicate(self, bucket, group):
-        return c_lp_s(bucket, group, codec=minmax_uint8, error=self.error_state(bucket, group), average=self.average)
-
-    def error_state(self, bucket, group):
-        """The bucket's error state; zeros at first, and when the number of ranks has changed."""
-        if not self.error_feedback:
-            return None
-        count, size = bucket.count, group.size()
-        error = bucket.state.get("error")
-        if error is None or not error.fits(count, size):
-            error = bucket.state["error"] = ErrorState(count, size)
-        return error
-
-    def state_dict(self, buckets):
-        return {
-            place: bucket.state["error"].state_dict()
-            for place, bucket in enumerate(buckets) if "error" in bucket.state
-        }
-
-    def load_state_dict(self, state, buckets, group):
-        for place, bucket in enumerate(buckets):
-            error = self.error_state(bucket, group)
-            if error is not None and place in state and not error.load_state_dict(state[place]):
-                warnings.warn(
-                    f"the error feedback of {bucket.name} is of another size (another number of ranks, or another "
-                    "model): it begins at zero",
-                    stacklevel=2,
-                )
+        error = error_state(bucket, group) if self.error_feedback else None
+        return c_lp_s(
+            bucket, group, codec=minmax_uint8, error=error, average=self.average, hierarchical=self.hierarchical
+        )

@@ -7,7 +7,7 @@ Rank i of n holds the bucket g_i (N elements).
 Wire: 2 N (n-1)/n elements per rank in a ring. No state.
 Source: Sergeev and Del Balso, Horovod, arXiv:1802.05799; as C_FP_S in Gan et al., BAGUA, arXiv:2107.01499.
 """
-from bagua_hvd.algorithms.base import Algorithm, Gradient
+from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.primitives import c_fp_s
 
 
@@ -20,7 +20,6 @@ class GradientAllReduce(Algorithm):
         average: False for the sum.
     """
 
-    communicates = Gradient
     relaxed = False
 
     def __init__(self, hierarchical=False, average=True):

@@ -4,6 +4,7 @@
     rounds     starts the ranks: the backends in turn, fresh processes for each round
     rank       what one rank does: cases, clock, and the check of every result
     backends   the same collectives through bagua_hvd, torch.distributed and mpi4py
+    hosts      several hosts on this machine: network namespaces with shaped links
     ceiling    what the machine itself gives: memcpy, loopback TCP
     report     medians, bandwidths, table, JSON, plot
 

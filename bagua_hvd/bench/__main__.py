@@ -10,12 +10,13 @@ import os
 import re
 import signal
 import sys
+from contextlib import nullcontext
 
 # Before anything imports torch: a job's ranks measure in this very process.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
 from bagua_hvd import algorithms, primitives  # noqa: E402
-from bagua_hvd.bench import report, rounds  # noqa: E402
+from bagua_hvd.bench import hosts, report, rounds  # noqa: E402
 from bagua_hvd.bench.rank import ITEM_NBYTES, OPS, cases, describe, measure  # noqa: E402
 from bagua_hvd.common import native  # noqa: E402
 
@@ -80,6 +81,9 @@ def _build_parser():
     parser.add_argument("--rounds", type=_positive, metavar="R", default=3, help="of fresh ranks a backend; default 3")
     parser.add_argument("--iterations", type=_positive, metavar="I",
                         help="timed calls a size and round; default by size")
+    parser.add_argument("--hosts", type=_positive, metavar="H",
+                        help="spread the ranks over H hosts: network namespaces of this machine, made for it (root)")
+    parser.add_argument("--rate", metavar="RATE", help="of every host's link: 100mbit, 1gbit, 10gbit ..., or none")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--in-place", dest="in_place", action="store_true", default=True,
                        help="allreduce and broadcast overwrite the tensor; the default")
@@ -111,7 +115,8 @@ def _check(options):
     job_size = os.environ.get("HOROVOD_SIZE")
     if job_size and options.np not in (None, int(job_size)):
         raise ValueError(f"-n {options.np}, but this is a job of {job_size} ranks: leave out -n, or baguarun")
-    options.np = int(job_size) if job_size else options.np or 2
+    options.np = int(job_size) if job_size else options.np or max(2, options.hosts or 0)
+    _check_hosts(options, job_size)
     if options.op is None:
         # --many and --ceiling are measurements of their own.
         options.op = [] if options.many or options.ceiling else ["allreduce"]
@@ -131,6 +136,22 @@ def _check(options):
         _check_plot(options)
 
 
+def _check_hosts(options, job_size):
+    if options.hosts is None:
+        if options.rate:
+            raise ValueError("--rate shapes the links between hosts: give --hosts too")
+        return
+    options.rate = options.rate or "none"
+    if job_size:
+        raise ValueError("--hosts: not in a running job; run `python -m bagua_hvd.bench` without baguarun")
+    if options.hosts > 250 or options.np % options.hosts:
+        raise ValueError(f"--hosts {options.hosts}: {options.np} ranks cannot be spread evenly over them")
+    if options.rate != "none" and not re.fullmatch(r"\d+(\.\d+)?[kmgt]?bit", options.rate.lower()):
+        raise ValueError(f"--rate: {options.rate!r} is not a rate such as 1gbit, nor none")
+    if why := hosts.why_impossible():
+        raise ValueError(why)
+
+
 def _check_relaxed(options):
     dtype = getattr(native, options.dtype.upper())
     option = "--codec" if options.codec else "--algorithm"
@@ -140,7 +161,7 @@ def _check_relaxed(options):
         takes = getattr(primitives, options.codec).takes(dtype)
     else:
         algorithm = algorithms.get(options.algorithm)
-        if algorithm.communicates is not algorithms.Gradient:
+        if type(algorithm).communicate is algorithms.Algorithm.communicate:
             raise ValueError(f"--algorithm {options.algorithm} does not communicate gradients: it has no allreduce")
         takes = algorithm.takes(dtype) and options.dtype.startswith(("float", "bfloat"))
     if not takes:
@@ -166,8 +187,8 @@ def _label(name, options):
     return f"bagua:{relaxed}" if name == "bagua" and relaxed else name
 
 
-def _measure_fresh(options):
-    """What interleaved() returns, each round in ranks of its own."""
+def _measure_fresh(options, where):
+    """What interleaved() returns, each round in ranks of its own. where: Hosts, or None."""
     names = []
     for name in options.backends:
         why = rounds.why_left_out(name, options)
@@ -175,7 +196,7 @@ def _measure_fresh(options):
             print(f"note: {name} is left out: {why}.")
         else:
             names.append(name)
-    return rounds.interleaved(names, options, lambda name: rounds.slowest(rounds.run_round(name, options)))
+    return rounds.interleaved(names, options, lambda name: rounds.slowest(rounds.run_round(name, options, where)))
 
 
 def _measure_in_job(options):
@@ -198,6 +219,11 @@ def _measure_in_job(options):
 
 
 def _run(options):
+    with hosts.Hosts(options.hosts, options.rate) if options.hosts else nullcontext() as where:
+        _run_on(options, where)
+
+
+def _run_on(options, where):
     in_job = bool(os.environ.get("HOROVOD_SIZE"))
     speaks = _job_rank() == 0
     facts = report.machine()
@@ -207,12 +233,12 @@ def _run(options):
     if options.ceiling and speaks:
         from bagua_hvd.bench import ceiling as machine_ceiling
 
-        ceiling = report.ceiling_rows(machine_ceiling.measure())
+        ceiling = report.ceiling_rows(machine_ceiling.measure(where))
         print("\n" + report.table(report.CEILING_COLUMNS, list(map(report.ceiling_cells, ceiling)), left=2), flush=True)
     if options.op or options.many:
         if speaks:
             print(report.method_line(options, in_job), flush=True)
-        results, others = _measure_in_job(options) if in_job else _measure_fresh(options)
+        results, others = _measure_in_job(options) if in_job else _measure_fresh(options, where)
         results = {_label(name, options): times for name, times in results.items()}
         rows = report.rows(results, cases(options, options.np), options.np)
         if speaks:

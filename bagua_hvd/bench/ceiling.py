@@ -1,14 +1,23 @@
-"""What the machine itself gives, with no collective in between: memcpy, and TCP over loopback between two processes."""
+"""What the machine itself gives, with no collective in between: memcpy, and TCP between two processes.
+
+As a program, `python -m bagua_hvd.bench.ceiling listen|connect ADDRESS`: one end of a link between two hosts; the
+listening end writes the samples of the other's TCP_CASES to stdout, as JSON.
+"""
 import ctypes
+import json
 import multiprocessing
 import select
 import socket
+import subprocess
+import sys
 import time
 
 from bagua_hvd.bench.rank import KIB, MIB
 
 FORK = multiprocessing.get_context("fork")
 ANSWER_SECONDS = 60
+LINK_PORT = 5777
+TCP_CASES = ((4, 2000), (KIB, 2000), (MIB, 200), (16 * MIB, 20), (64 * MIB, 8))      # bytes, repeats
 
 
 def _copy(nbytes, start, answers):
@@ -82,14 +91,61 @@ def _tcp(nbytes, repeats):
         other.kill()
 
 
-def measure():
-    """(what, bytes, [seconds]) for every line of the table."""
+def _between(hosts):
+    """The samples of TCP_CASES between the first two hosts."""
+    ends = [subprocess.Popen(["ip", "netns", "exec", hosts.names[index], sys.executable, "-m", __spec__.name, role,
+                              hosts.address_of(0)], stdout=subprocess.PIPE)
+            for index, role in enumerate(("listen", "connect"))]
+    try:
+        output, _ = ends[0].communicate(timeout=10 * ANSWER_SECONDS)
+    finally:
+        for end in ends:
+            end.kill()
+            end.wait()
+    if ends[0].returncode:
+        raise RuntimeError("the hosts could not exchange data")
+    return json.loads(output)
+
+
+def measure(hosts=None):
+    """(what, bytes, [seconds]) for every line of the table: of the link between `hosts`, or else of this machine."""
+    if hosts:
+        what = "TCP between two hosts, both ways at once"
+        return [(what, nbytes, samples)
+                for (nbytes, _), samples in zip(TCP_CASES, _between(hosts), strict=True)]
     lines = []
     for nbytes in (256 * KIB, 16 * MIB, 64 * MIB):
         for count in (1, 2):
             answers = _in_processes(count, _copy, nbytes, FORK.Barrier(count))
             what = "memcpy, 1 process" if count == 1 else f"memcpy, each of {count} processes"
             lines.append((what, nbytes, [sample for samples in answers for sample in samples]))
-    for nbytes, repeats in ((4, 2000), (KIB, 2000), (MIB, 200), (16 * MIB, 20), (64 * MIB, 8)):
+    for nbytes, repeats in TCP_CASES:
         lines.append(("loopback TCP, both ways at once", nbytes, _tcp(nbytes, repeats + 2)))
     return lines
+
+
+def _connect(address):
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while True:
+        try:
+            return socket.create_connection((address, LINK_PORT))
+        except ConnectionRefusedError:          # it may not listen yet
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def main(role, address):
+    if role == "listen":
+        with socket.create_server((address, LINK_PORT)) as server:
+            connection, _ = server.accept()
+    else:
+        connection = _connect(address)
+    with connection:
+        samples = [_exchanges(connection, nbytes, repeats + 2) for nbytes, repeats in TCP_CASES]
+    if role == "listen":
+        json.dump(samples, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -11,9 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import bagua_hvd
+from bagua_hvd.bench.hosts import mpi_environment
 from bagua_hvd.runner import exec_worker
 
 ROUND_TIMEOUT_SECONDS = 900
@@ -46,8 +48,10 @@ def why_left_out(backend, options):
     return None
 
 
-def _command(backend, options, folder):
+def _command(backend, options, folder, on_hosts):
     rank = [sys.executable, "-m", "bagua_hvd.bench.rank", backend, folder, json.dumps(vars(options))]
+    if on_hosts:
+        rank = [sys.executable, "-m", "bagua_hvd.bench.hosts", *rank]
     if backend == "mpi":
         launcher = [find_mpiexec(), "-n", str(options.np)]
     else:
@@ -76,6 +80,16 @@ def _reason(folder, output):
     return " | ".join(sentences[:1] + last) or "no output"
 
 
+@contextmanager
+def _job_on(hosts, backend, options):
+    """The variables that put one job on the hosts."""
+    if hosts is None:
+        yield {}
+        return
+    with hosts.job(options.np) as variables:
+        yield {**variables, **(mpi_environment(hosts) if backend == "mpi" else {})}
+
+
 def _stop(process):
     if process.poll() is None:
         process.terminate()
@@ -86,15 +100,17 @@ def _stop(process):
     process.wait()
 
 
-def run_round(backend, options):
+def run_round(backend, options, hosts=None):
     """One round: a list over ranks of {Case.key: [seconds]}.
 
+    Args:
+        hosts: hosts.Hosts, to spread the ranks over; None: all on this host.
     Raises:
         RoundFailed: a rank failed, or the round took too long. Nothing of it is left running.
     """
-    with tempfile.TemporaryDirectory(prefix="bagua-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="bagua-bench-") as folder, _job_on(hosts, backend, options) as variables:
         with open(os.path.join(folder, "output"), "w+", errors="replace") as output:
-            process = subprocess.Popen(_command(backend, options, folder), env=_environment(),
+            process = subprocess.Popen(_command(backend, options, folder, hosts), env={**_environment(), **variables},
                                        stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
             try:
                 exit_code = process.wait(ROUND_TIMEOUT_SECONDS)

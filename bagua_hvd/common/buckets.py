@@ -3,11 +3,15 @@
 A bucket never copies: it is an ordered list of views, which the core packs from and writes back to. All its members
 have one dtype and one device.
 """
+import itertools
 import math
 import os
 from typing import NamedTuple
 
+import numpy as np
+
 from bagua_hvd.common import native
+from bagua_hvd.common.state import State
 
 MIB = 1 << 20
 DEFAULT_BUCKET_SIZE = 10 * MIB
@@ -33,26 +37,28 @@ class Member(NamedTuple):
 
 
 class Bucket:
-    """Some members of a reducer, and in each step the memory where they lie.
+    """Some members of a model: their gradients, and in each step the memory where they lie.
 
     Args:
         name: ranks match buckets by it: unique within the process set, the same on all ranks.
         members: dict of reducer index -> Member, in the order of the layout; one dtype and device.
         prescale_factor, postscale_factor: what the optimizer wants multiplied before and after the reduction.
+        model: the Model it is of; None: a bucket by itself.
     Attributes:
         views: TensorViews in place (src == dst), in the order of the layout; complete while an algorithm communicates.
         missing: members without a view in this step.
-        state: what an algorithm keeps with this bucket between steps (error feedback, replicas, ...), by name.
+        state: what an algorithm keeps with this bucket between steps (error feedback, replicas, ...): a State.
     """
 
-    def __init__(self, name, members, prescale_factor=1.0, postscale_factor=1.0):
+    def __init__(self, name, members, prescale_factor=1.0, postscale_factor=1.0, model=None):
         if len({(member.dtype, member.device) for member in members.values()}) > 1:
             raise ValueError(f"bucket {name!r}: its members differ in dtype or device")
         self.name = name
         self.members = members
         self.prescale_factor = prescale_factor
         self.postscale_factor = postscale_factor
-        self.state = {}
+        self.model = model
+        self.state = State(name)
         self.clear()
 
     def clear(self):
@@ -76,6 +82,47 @@ class Bucket:
         return list(self._views.values())
 
     @property
+    def step(self):
+        """The model's step; 0 for a bucket by itself."""
+        return self.model.step if self.model else 0
+
+    def flat(self, views, tail=0):
+        """A copy of tensors shaped as the members: a flat array, float64 for float64, else float32.
+
+        tail: elements to append, uninitialized.
+        """
+        values = np.empty(self.count + tail, np.float64 if self.dtype == native.FLOAT64 else np.float32)
+        native.pack(views, values[:self.count])
+        return values
+
+    def set_flat(self, views, values):
+        """Sets tensors shaped as the members from a flat array, rounded to their dtype."""
+        native.unpack(views, values)
+
+    def slices(self):
+        """Of each member, where it lies in a flat array."""
+        ends = list(itertools.accumulate(member.count for member in self.members.values()))
+        return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+
+    def read(self, tail=0):
+        """A flat copy of this step's views; see flat()."""
+        return self.flat(self.views, tail)
+
+    def write(self, values):
+        """Sets this step's views from a flat array."""
+        self.set_flat(self.views, values)
+
+    @property
+    def gradients(self):
+        """Views of the members' gradients as they are now, to be read. Those that are not there are zeros."""
+        return [self.model.source.view(index) for index in self.members]
+
+    @property
+    def weights(self):
+        """Views of the members' weights as they lie now. Call model.source.weight_written(index) after writing."""
+        return [self.model.source.weight(index) for index in self.members]
+
+    @property
     def dtype(self):
         """The native dtype that travels: that of the views (compression may have changed it), else of the members."""
         index, member = next(iter(self.members.items()))
@@ -91,7 +138,36 @@ class Bucket:
         )
 
     def __repr__(self):
-        return f"Bucket({self.name!r}, {[member.name for member in self.members.values()]})"
+        return f"{type(self).__name__}({self.name!r}, {[member.name for member in self.members.values()]})"
+
+
+class Weights(Bucket):
+    """The weights of some members: views of wherever they lie at the moment.
+
+    Args:
+        source: the front end's Gradients, which knows the weights too.
+    """
+
+    def __init__(self, name, members, source, model=None):
+        super().__init__(name, members, model=model)
+        self._source = source
+
+    @property
+    def views(self):
+        return [self._source.weight(index) for index in self.members]
+
+    @property
+    def dtype(self):
+        return next(iter(self.members.values())).dtype
+
+    @property
+    def count(self):
+        return sum(member.count for member in self.members.values())
+
+    def write(self, values):
+        super().write(values)
+        for index in self.members:
+            self._source.weight_written(index)
 
 
 def bucket_size(environ=os.environ):

@@ -37,6 +37,7 @@ class Options:
     stall_warning_ms: int = 60_000
     stall_shutdown_ms: int = 0
     allreduce_path: str | None = None
+    streams: int = 1
     dynamic_process_sets: bool = False
     elastic: bool = False
     timeline: str | None = None         # a file, or "DYNAMIC": may be started later; None: may not
@@ -120,6 +121,7 @@ def read_options(environ=None):
     options.cross_rank = read.integer("HOROVOD_CROSS_RANK", 0, 0, options.cross_size - 1)
     options.transport = read.choice("BAGUA_HVD_TRANSPORT", "auto", TRANSPORTS)
     options.allreduce_path = read.text("BAGUA_HVD_ALLREDUCE")
+    options.streams = read.integer("BAGUA_HVD_STREAMS", options.streams, 1, 8)
     options.host_id = read.text("BAGUA_HVD_HOST_ID")
     options.fusion_threshold = read.integer("HOROVOD_FUSION_THRESHOLD", options.fusion_threshold, 0, 2**63 - 1)
     options.cache_capacity = read.integer("HOROVOD_CACHE_CAPACITY", options.cache_capacity, 0)

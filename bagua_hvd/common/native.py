@@ -47,7 +47,7 @@ BARRIER, JOIN = lib.BHVD_BARRIER, lib.BHVD_JOIN
 C_LP_S, D_FP_S, D_LP_S = lib.BHVD_C_LP_S, lib.BHVD_D_FP_S, lib.BHVD_D_LP_S
 PROCESS_SET_ADD, PROCESS_SET_REMOVE = lib.BHVD_PROCESS_SET_ADD, lib.BHVD_PROCESS_SET_REMOVE
 
-CODEC_NONE, CODEC_MINMAX_UINT8 = lib.BHVD_CODEC_NONE, lib.BHVD_CODEC_MINMAX_UINT8
+CODEC_NONE = lib.BHVD_CODEC_NONE
 
 EXCHANGE_SCATTER_GATHER, EXCHANGE_ALLGATHER = lib.BHVD_EXCHANGE_SCATTER_GATHER, lib.BHVD_EXCHANGE_ALLGATHER
 TOPOLOGY_SHIFT_ONE, TOPOLOGY_RING = lib.BHVD_TOPOLOGY_SHIFT_ONE, lib.BHVD_TOPOLOGY_RING
@@ -239,7 +239,7 @@ class Context:
         native = ffi.new("struct bhvd_context_options *")
         for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "rendezvous_port",
                      "fusion_threshold", "cache_capacity", "start_timeout_ms", "timeout_ms", "stall_warning_ms",
-                     "stall_shutdown_ms"):
+                     "stall_shutdown_ms", "streams"):
             setattr(native, name, getattr(options, name))
         for name in ("transport", "rendezvous_host", "scope", "listen_host", "host_id", "allreduce_path"):
             setattr(native, name, text(getattr(options, name)))

@@ -18,6 +18,7 @@ from time import perf_counter_ns
 
 from bagua_hvd.common import basics, native
 from bagua_hvd.common.buckets import Bucket, partition, partition_groups
+from bagua_hvd.common.model import Model
 from bagua_hvd.primitives import c_fp_s
 
 TOO_MANY_PASSES = (
@@ -27,7 +28,7 @@ TOO_MANY_PASSES = (
 
 
 class Gradients:
-    """What a front end supplies to a Reducer: its gradients, by index."""
+    """What a front end supplies to a Reducer: its gradients, weights and optimizer, by index."""
 
     def view(self, index):
         """The in-place TensorView of what travels for gradient `index`, zeros when there is no gradient."""
@@ -53,6 +54,17 @@ class Gradients:
 
     def discard(self):
         """Forget this step's views; after finish(), or because something failed."""
+
+    def weight(self, index):
+        """The in-place TensorView of weight `index`, where it lies now."""
+        raise NotImplementedError
+
+    def weight_written(self, index):
+        """weight(index) has new values: bring them to where the model has them, if that is elsewhere."""
+
+    def adam(self):
+        """The optimizer as an Adam (common/model.py), or a sentence that says why it is none that can be served."""
+        return "this front end has no Adam to share"
 
 
 class _Numbers:
@@ -83,12 +95,14 @@ class Reducer:
     Args:
         gradients: the front end's Gradients.
         members: list of Member: gradient i is members[i]; the same on all ranks, parameters in forward order.
-        algorithm: an Algorithm that communicates gradients. group: the ProcessSet, of which this rank is a member.
+        algorithm: an Algorithm. group: the ProcessSet, of which this rank is a member.
         passes: backward passes for each gradient before it travels.
         groups: None, or lists of indices that travel together.
         prescale_factor, postscale_factor: see Bucket.
+    Raises:
+        ValueError: the algorithm cannot serve this model.
     Attributes:
-        buckets: all Buckets.
+        model: the Model that the algorithm sees. buckets: its Buckets of gradients.
         pending: gradients have been computed and not yet synchronized.
         synchronized: all gradients have been communicated since the last backward pass, and no step has used them.
         accumulating: backward passes add to the gradients and count for nothing else; see no_sync().
@@ -99,7 +113,6 @@ class Reducer:
                  postscale_factor=1.0):
         self.algorithm = algorithm
         self.group = group
-        self.buckets = []
         self.synchronizations = 0
         self.exposed_ns = 0
         self.accumulating = False
@@ -107,12 +120,16 @@ class Reducer:
         self._passes = passes
         self._factors = (prescale_factor, postscale_factor)
         # Nothing of the members is in the name: ranks whose models differ shall hear it, not wait for each other.
-        self._name = f"gradients.{optimizer_number(group.process_set_id)}"
+        number = optimizer_number(group.process_set_id)
+        self._name = f"gradients.{number}"
         self._members = []
         self._bucket_of = []        # by index; None: it travels by itself
         self._noted = set()
-        self._agreed = None         # for which init() and how many members the ranks know each other's sparse ones
+        self._agreed = None         # for which init() and how many members the ranks know each other's facts
+        self.model = Model(f"weights.{number}", gradients, group)
+        self.buckets = self.model.gradients
         self.add(members, groups)
+        algorithm.prepare(self.model)
 
     def add(self, members, groups=None):
         """More gradients, numbered on from those before, in buckets of their own. Not while anything is pending."""
@@ -123,11 +140,13 @@ class Reducer:
         self._bucket_of.extend([None] * len(members))
         for indices in plan:
             bucket = Bucket(
-                f"{self._name}.{len(self.buckets)}", {index: numbered[index] for index in indices}, *self._factors
+                f"{self._name}.{len(self.buckets)}", {index: numbered[index] for index in indices}, *self._factors,
+                model=self.model,
             )
             self.buckets.append(bucket)
             for index in indices:
                 self._bucket_of[index] = bucket
+        self.model.add(numbered)
         self.reset()
 
     def set_passes(self, passes):
@@ -139,6 +158,8 @@ class Reducer:
         """Forgets what is pending: the next backward pass begins a new step. Operations in flight go on unobserved."""
         self.pending = False
         self.synchronized = False
+        self._begun = False
+        self._travel = True
         self._passes_left = [self._passes] * len(self._members)
         self._placed = [False] * len(self._members)
         self._unposted = list(self.buckets)
@@ -169,8 +190,19 @@ class Reducer:
             return
         self.pending = True
         self._passes_left[index] -= 1
-        if self._passes_left[index] == 0 and self._agreed == self._agreement():
+        if self._agreed != self._agreement():
+            return
+        self._begin()
+        if self._passes_left[index] == 0 and self._travel:
             self._place(index)
+
+    def _begin(self):
+        """A step's communication begins, once."""
+        if not self._begun:
+            self._begun = True
+            self.model.pending = {}
+            self._travel = self.algorithm.gradients_travel(self.model)
+            self.algorithm.backward_begins(self.model)
 
     def _agreement(self):
         # A new init() may bring ranks that know nothing; new members are known to none.
@@ -179,29 +211,50 @@ class Reducer:
     def _agree(self):
         """Learns which gradients any rank has sparse; the others are dense from then on, whatever comes.
 
+        And whether all ranks are in the same step, with or without a state from before: a checkpoint may have been
+        loaded by some only. If not, they go on from the latest step, all without.
+
         A rank that has joined says nothing: then it is done again in the next step, until all have taken part. So
         all ranks agree in the same step, and none waits for one that has agreed before.
         """
-        size, count = self.group.size(), len(self._members)
-        facts = native.ffi.new("int32_t[]", size + count)
+        model, size, count = self.model, self.group.size(), len(self._members)
+        values = (model.step, *map(int, model.kinds_of_state()))
+        facts = native.ffi.new("int32_t[]", size + count + 2 * len(values))
         facts[self.group.rank()] = 1
         for index in range(count):
             facts[size + index] = self._gradients.sparse_dim(index)
-        address = int(native.ffi.cast("uintptr_t", facts))
-        view = native.TensorView(address, address, (size + count,), native.INT32, facts)
-        basics.context().post(
-            native.ALLREDUCE, f"{self._name}.sparse", [view], process_set=self.group.process_set_id, op=native.OP_MAX,
-            blocking=True,
-        ).wait()
+        for i, value in enumerate(values):      # the maximum, and minus the minimum
+            facts[size + count + 2 * i], facts[size + count + 2 * i + 1] = value, -value
+        self._maximum(facts, len(facts), "facts")
         for index in range(count):
             if facts[size + index]:
                 self._set_sparse(index, facts[size + index])
+        steps, own, kept = (
+            (facts[size + count + 2 * i], -facts[size + count + 2 * i + 1]) for i in range(len(values))
+        )
+        if steps[0] != steps[1] or own[0] != own[1] or kept[0] != kept[1]:
+            model.step = steps[0]
+            model.drop_state(shared=kept[0] != kept[1])
         if all(facts[0:size]):
             self._agreed = self._agreement()
+
+    def _maximum(self, values, count, what):
+        """Sets int32 values to their maximum over the ranks. Blocks."""
+        address = int(native.ffi.cast("uintptr_t", values))
+        view = native.TensorView(address, address, (count,), native.INT32, values)
+        basics.context().post(
+            native.ALLREDUCE, f"{self._name}.{what}", [view], process_set=self.group.process_set_id, op=native.OP_MAX,
+            blocking=True,
+        ).wait()
 
     def _set_sparse(self, index, sparse_dim):
         bucket = self._bucket_of[index]
         if self._gradients.travels_alone(index, sparse_dim) and bucket is not None:
+            if self.algorithm.dense_only:
+                raise ValueError(
+                    f"the gradient of {self._members[index].name} is sparse, which {type(self.algorithm).__name__} "
+                    "cannot serve: pass sparse_as_dense=True to DistributedOptimizer"
+                )
             self._note("sparse gradients", "are gathered")
             bucket.remove(index)
             self._bucket_of[index] = None
@@ -239,6 +292,9 @@ class Reducer:
         """Places what no backward pass has made ready, and posts what is left."""
         if self._agreed != self._agreement():
             self._agree()
+        self._begin()
+        if not self._travel:
+            return
         for index, placed in enumerate(self._placed):
             if not placed:
                 self._place(index)
@@ -275,36 +331,61 @@ class Reducer:
                     failure = failure or error
             if failure is None:
                 self._gradients.finish()
+                self.algorithm.before_step(self.model)
         finally:
             self.reset()
             self.synchronizations += 1
             self.exposed_ns += perf_counter_ns() - started
         if failure is not None:
             raise failure
-        self.algorithm.after_backward(self.buckets, self.group)
         self.synchronized = True
 
+    def agree_on_overflow(self, local):
+        """Whether the gradients of any rank are not finite, where they do not travel and so differ; collective.
+
+        All ranks must skip a step together: what comes after a step is communication. Unless that is asynchronous.
+
+        Args:
+            local: function without arguments: whether this rank's are not finite. Not called where gradients travel.
+        """
+        if self.algorithm.asynchronous or self.algorithm.gradients_travel(self.model):
+            return False
+        overflow = native.ffi.new("int32_t[]", [int(local())])
+        self._maximum(overflow, 1, "overflow")
+        return bool(overflow[0])
+
+    def step(self):
+        """Lets the algorithm update the weights. False: the optimizer is to do it."""
+        try:
+            return self.algorithm.step(self.model)
+        finally:
+            self._gradients.discard()
+
     def stepped(self):
-        """The optimizer has used the gradients."""
+        """The weights have been updated."""
         self.synchronized = False
-        self.algorithm.after_step(self.buckets, self.group)
+        started = perf_counter_ns()
+        self.algorithm.after_step(self.model)
+        self.model.step += 1
+        self.exposed_ns += perf_counter_ns() - started
 
     def cleared(self):
         """The gradients have been zeroed: they are no longer those that were communicated."""
         self.synchronized = False
 
     def state_dict(self):
-        """The algorithm's state, {} when it has none."""
-        state = self.algorithm.state_dict(self.buckets)
-        if not state:
+        """The algorithm's state on this rank, {} when it has none."""
+        state = self.model.state_dict()
+        if not any(state["states"]) and not self.algorithm.counts_steps:
             return {}
         # The state lies by buckets, and these are without the sparse gradients.
         sparse = {i: self._gradients.sparse_dim(i) for i, bucket in enumerate(self._bucket_of) if bucket is None}
         return {"algorithm": type(self.algorithm).__name__, "state": state, "sparse": sparse}
 
     def load_state_dict(self, state):
-        """Takes up a state_dict() of the same rank; one of another algorithm is passed over."""
+        """Takes up a state_dict(); to be called alike on all ranks. One of another algorithm is passed over."""
+        self._agreed = None
         if state.get("algorithm") == type(self.algorithm).__name__:
             for index, sparse_dim in state["sparse"].items():
                 self._set_sparse(index, sparse_dim)
-            self.algorithm.load_state_dict(state["state"], self.buckets, self.group)
+            self.model.load_state_dict(state["state"])

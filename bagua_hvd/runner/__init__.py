@@ -3,6 +3,8 @@
     launch.py        the command line: flags, their checks, exit codes
     run_function.py  the Python API: a function on every rank, its results in a list; run_task.py: one such rank
     local.py         a job on this host: rank plan -> environments, rendezvous, output -> supervisor
+    workers.py       workers started and stopped one by one: for an elastic driver
+    spawner.py       where processes are started: on this host, on others
     supervisor.py    runs processes to their end: output, first failure, signals
     processes.py     one process and its whole session; the guard that outlives a killed launcher
     output.py        bytes of a worker -> prefixed lines

@@ -4,131 +4,81 @@ Exit codes: 0, all ranks ended with 0; that of the first rank that failed, 128 +
 signal n stopped baguarun; 2, a wrong command line; 1, the job could not be started. Every failure is a sentence on
 stderr.
 """
-import argparse
 import errno
 import os
+import shlex
 import shutil
 import sys
 
-import bagua_hvd
 from bagua_hvd.runner.common.util import config_parser
-from bagua_hvd.runner.local import (
-    Interrupted,
-    OutputOptions,
-    WorkerFailed,
-    as_horovod_environment,
-    plan_local,
-    run_local,
-)
+from bagua_hvd.runner.common.util.hosts import parse_host_files
+from bagua_hvd.runner.flags import USAGE_ERROR, build_parser
+from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, as_horovod_environment, is_local, plan
+from bagua_hvd.runner.ssh.connection import SshOptions
+from bagua_hvd.runner.ssh.spawner import UnreachableHosts
+from bagua_hvd.runner.static import HostOptions, describe, run_static
 
-_USAGE_ERROR, _START_ERROR = 2, 1
+_START_ERROR = 1
+_START_TIMEOUT_SECONDS = 30
 
 
 class UsageError(ValueError):
     """The command line is wrong; the sentence says how to put it right."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """One sentence instead of the whole usage."""
-
-    def error(self, message):
-        self.exit(_USAGE_ERROR, f"baguarun: error: {message} (see `baguarun --help`)\n")
-
-
-def _num_proc(text):
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes: give an integer from 1 on")
-    return value
-
-
-def _number(kind, description):
-    def parse(text):
-        try:
-            return kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {description}") from None
-
-    return parse
-
-
-_integer = _number(int, "an integer")
-_decimal = _number(float, "a number")
-
-
-def _log_level(text):
-    if text.upper() not in config_parser.LOG_LEVELS:
-        levels = ", ".join(config_parser.LOG_LEVELS)
-        raise argparse.ArgumentTypeError(f"{text!r} is not a log level: give one of {levels}")
-    return text.upper()
-
-
-def _build_parser():
-    parser = _Parser(
-        prog="baguarun", allow_abbrev=False, usage="baguarun -np N [flags] command...",
-        description="Runs a command as the N ranks of a job. Example: baguarun -np 4 python train.py")
-    parser.add_argument("-v", "--version", action="version", version=bagua_hvd.__version__)
-    parser.add_argument("-np", "--num-proc", dest="num_proc", type=_num_proc, metavar="N", help="number of processes")
-    parser.add_argument("-cb", "--check-build", action="store_true", help="show what this installation can do")
-    parser.add_argument("--verbose", action="store_true", help="show the plan of the job")
-    parser.add_argument("--start-timeout", type=_integer, metavar="S",
-                        help="seconds until all ranks must have called init(); default 30, or HOROVOD_START_TIMEOUT")
-    parser.add_argument("--output-filename", metavar="DIR",
-                        help="also write DIR/rank.<rank>/stdout and stderr, the unchanged output of each rank")
-    parser.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",
-                        help="local time in front of each line")
-    parser.add_argument("--as-horovod", action="store_true",
-                        help="`import horovod` gives bagua_hvd in every Python of the job: for scripts left unchanged")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run, with its arguments")
-
-    group = parser.add_argument_group("where")
-    group.add_argument("-H", "--hosts", metavar="HOST:SLOTS", help="default localhost:N; this version: this host only")
-    group.add_argument("--gloo", action="store_true", help="accepted for Horovod's sake: the built-in transports")
-
-    group = parser.add_argument_group("how the ranks communicate")
-    group.add_argument("--algorithm", metavar="NAME",
-                       help="BAGUA algorithm for optimizers that name none, such as bytegrad")
-    group.add_argument("--fusion-threshold-mb", type=_integer, metavar="MB",
-                       help="fusion buffer; 0: no fusion; default 128")
-    group.add_argument("--cycle-time-ms", type=_decimal, metavar="MS",
-                       help="longest wait for further tensors; default 1")
-    group.add_argument("--cache-capacity", type=_integer, metavar="N",
-                       help="response cache entries; 0: none; default 1024")
-    group.add_argument("--gloo-timeout-seconds", type=_integer, metavar="S",
-                       help="longest time without progress in an operation; default 30")
-
-    group = parser.add_argument_group("what is recorded")
-    group.add_argument("--timeline-filename", metavar="FILE", help="Chrome trace of rank 0")
-    group.add_argument("--log-level", type=_log_level, metavar="LEVEL", help=", ".join(config_parser.LOG_LEVELS))
-    switch = group.add_mutually_exclusive_group()
-    switch.add_argument("--no-stall-check", dest="no_stall_check", action="store_true", default=None,
-                        help="no warning about tensors that some ranks never submit")
-    switch.add_argument("--stall-check", dest="no_stall_check", action="store_false", help="the default")
-    group.add_argument("--stall-check-warning-time-seconds", type=_integer, metavar="S", help="default 60")
-    group.add_argument("--stall-check-shutdown-time-seconds", type=_integer, metavar="S",
-                       help="end the job then; 0, the default: never")
-    return parser
-
-
 def parse_args():
     """The arguments in sys.argv, checked as far as they can be by themselves. Wrong ones end the process with 2."""
-    parser = _build_parser()
+    parser = build_parser()
     args = parser.parse_args()
     if args.command[:1] == ["--"]:
         del args.command[0]
+    try:
+        if args.config_file is not None:
+            _read_config_file(args)
+        config_parser.validate_config_args(args)
+    except ValueError as error:
+        parser.error(str(error))
     if not args.check_build:
         if args.num_proc is None:
             parser.error("-np is missing: say how many processes to start, such as `baguarun -np 2 python train.py`")
         if not args.command:
             parser.error("the command is missing: say what to run, such as `baguarun -np 2 python train.py`")
-    try:
-        config_parser.validate_config_args(args)
-    except ValueError as error:
-        parser.error(str(error))
+    if args.use_jsrun:
+        parser.error("--jsrun: jsrun is not supported; name the hosts by -H, or leave them to mpirun by --mpi")
+    args.nics = args.network_interfaces or sum(args.nic or [], []) or None
     return args
+
+
+def _read_config_file(args):
+    """Sets what the file says and the command line does not. ValueError: no such file, not YAML, or wrong values."""
+    import yaml
+
+    given = {name for name, value in vars(args).items() if value is not None}
+    try:
+        with open(args.config_file) as file:
+            config = yaml.safe_load(file) or {}
+        unknown = config_parser.set_args_from_config(args, config, given)
+    except OSError as error:
+        raise ValueError(f"--config-file {args.config_file}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"--config-file {args.config_file} is not YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise ValueError(f"--config-file {args.config_file}: {error}") from None
+    if unknown:
+        _warn(f"--config-file {args.config_file}: nothing has the key {', '.join(unknown)}")
+
+
+def _warn(sentence):
+    print(f"baguarun: warning: {sentence}", file=sys.stderr)
+
+
+# What was asked for and does not happen. (attribute, sentence)
+_WITHOUT_EFFECT = (
+    ("autotune", "--autotune: this version searches for nothing; set --fusion-threshold-mb yourself"),
+    ("hierarchical_allgather", "--hierarchical-allgather has no effect"),
+    ("torus_allreduce", "--torus-allreduce has no effect"),
+    ("thread_affinity", "--thread-affinity has no effect: the progress thread runs where the system puts it"),
+)
 
 
 def _check_command(name, env):
@@ -145,11 +95,35 @@ def _check_command(name, env):
 
 
 def _plan(args):
-    """SlotInfos for args.num_proc ranks. UsageError: malformed hosts, too few slots, or a host that is not this one."""
+    """SlotInfos for args.num_proc ranks. UsageError: malformed hosts, or too few slots."""
     try:
-        return plan_local(args.num_proc, args.hosts)
-    except (ValueError, NotImplementedError) as error:
+        return plan(args.num_proc, _hosts(args))
+    except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _hosts(args):
+    """`h1:2,h2:2`, from -H or the hostfile; None: not given. UsageError: there is no such file."""
+    if args.hostfile is None:
+        return args.hosts
+    try:
+        return parse_host_files(args.hostfile)
+    except OSError as error:
+        raise UsageError(f"--hostfile {args.hostfile}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def host_options(args):
+    """HostOptions of the flags. UsageError: the identity file cannot be read."""
+    if args.ssh_identity_file is not None and not os.access(args.ssh_identity_file, os.R_OK):
+        raise UsageError(f"--ssh-identity-file {args.ssh_identity_file}: no such file, or not readable")
+    timeout = args.start_timeout or os.environ.get("HOROVOD_START_TIMEOUT") or _START_TIMEOUT_SECONDS
+    try:
+        timeout = max(1, int(float(timeout)))
+    except ValueError:
+        raise UsageError(f"environment variable HOROVOD_START_TIMEOUT={timeout!r}: expected seconds") from None
+    return HostOptions(SshOptions(args.ssh_port, args.ssh_identity_file, timeout), args.nics)
 
 
 def _run_static(args):
@@ -158,23 +132,64 @@ def _run_static(args):
     if args.as_horovod:
         env = as_horovod_environment(env)
     slots = _plan(args)
-    _check_command(args.command[0], env)
+    options = host_options(args)
+    if any(is_local(name) for name in {slot.hostname for slot in slots}):
+        _check_command(args.command[0], env)
+    if args.dry_run:
+        for slot in slots:
+            way = "here" if is_local(slot.hostname) else "by ssh"
+            print(f"{describe(slot)}, started {way}: {shlex.join(args.command)}")
+        return
     output = OutputOptions(args.output_filename, args.prefix_output_with_timestamp)
-    run_local(args.command, slots, env, output, args.verbose)
+    run_static(args.command, slots, env, output, args.verbose, options=options)
+
+
+def _run_mpi(args):
+    """Hands the job to mpirun; see _run. Returns only for --dry-run."""
+    from bagua_hvd.runner import mpi_run
+
+    env = config_parser.set_env_from_args(dict(os.environ), args)
+    if args.as_horovod:
+        env = as_horovod_environment(env)
+    try:
+        command = mpi_run.command(args, _hosts(args), env)
+    except FileNotFoundError as error:
+        raise UsageError(str(error)) from None
+    if args.dry_run:
+        print(shlex.join(command))
+        return
+    os.execvpe(command[0], command, env)
+
+
+def _run_elastic(args):
+    """Runs a job that grows and shrinks; see _run."""
+    raise UsageError("elastic jobs are not supported by this version yet: leave out --min-np and "
+                     "--host-discovery-script")
 
 
 def _run(args):
     """Runs what parse_args() understood; returns when all ranks ended with 0.
 
     Raises:
-        UsageError: the arguments do not fit together. WorkerFailed, Interrupted, RuntimeError, OSError: as run_local.
+        UsageError: the arguments do not fit together. WorkerFailed, Interrupted, RuntimeError, OSError: as run_static.
     """
     if args.check_build:
         from bagua_hvd.runner.check_build import check_build
 
         print(check_build())
         return
-    _run_static(args)
+    for attribute, sentence in _WITHOUT_EFFECT:
+        if getattr(args, attribute):
+            _warn(sentence)
+    if args.use_mpi:
+        _run_mpi(args)
+        return
+    if args.mpi_args or args.binding_args:
+        _warn("--mpi-args and --binding-args have no effect without --mpi")
+    if args.min_num_proc is not None or args.host_discovery_script is not None:
+        _run_elastic(args)
+    else:
+        _run_static(args)
 
 
 def _describe(error):
@@ -198,13 +213,15 @@ def run_commandline():
     try:
         _run(parse_args())
     except UsageError as error:
-        _fail(f"baguarun: error: {error} (see `baguarun --help`)", _USAGE_ERROR)
+        _fail(f"baguarun: error: {error} (see `baguarun --help`)", USAGE_ERROR)
     except WorkerFailed as error:
         _fail(f"baguarun: {error}", error.exit_code)
     except Interrupted as error:
         _fail(f"baguarun: {error}; all processes of the job have ended.", 128 + error.signum)
     except KeyboardInterrupt:
         _fail("baguarun: stopped by SIGINT before the job began.", 130)
+    except UnreachableHosts as error:
+        _fail("\n".join(f"baguarun: error: {line}" for line in str(error).splitlines()), _START_ERROR)
     except (RuntimeError, OSError) as error:
         _fail(f"baguarun: error: {_describe(error)}", _START_ERROR)
 

@@ -13,7 +13,7 @@ import time
 _WRITE_NBYTES = 4096        # a pipe that select() calls writable takes so many without blocking (PIPE_BUF)
 _LINE_MAX_NBYTES = 16 << 20     # a longer line is cut, so that a worker cannot fill the launcher's memory
 _BLOCKED_SECONDS = 0.1
-_LINE = re.compile(rb"([^\r\n]*)(\r\n|\r|\n)")
+_END = re.compile(rb"(\r\n|\r|\n)")
 
 
 class Descriptor:
@@ -177,13 +177,11 @@ class LineForwarder:
             self._console.end_line(self._source, self._stream)
             data = data[1:]
         self._after_return = data.endswith(b"\r")
-        lines, end = [], 0
-        for match in _LINE.finditer(data):
-            lines.append((self._take_partial() + match[1], match[2]))
-            end = match.end()
-        if end < len(data):
-            self._partial.append(data[end:])
-            self._partial_nbytes += len(data) - end
+        *pieces, rest = _END.split(data)       # line, end, line, end, ..., what has no end yet
+        lines = [(self._take_partial() + line, end) for line, end in zip(pieces[::2], pieces[1::2], strict=True)]
+        if rest:
+            self._partial.append(rest)
+            self._partial_nbytes += len(rest)
             if self._partial_nbytes >= _LINE_MAX_NBYTES:
                 lines.append((self._take_partial(), b"\n"))
         self._write(lines)

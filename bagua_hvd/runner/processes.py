@@ -8,6 +8,7 @@ saying so, by SIGKILL for instance, closes the pipe, and the guard kills what is
 the death signal of exec_worker.py does not reach. It runs this very file, without the package.
 """
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from contextlib import ExitStack
 
 _EXEC = os.path.join(os.path.dirname(os.path.abspath(__file__)), "exec_worker.py")
 _DONE = b"done\n"
+_FOLDER = b"folder "
 _POLL_SECONDS = 0.02
 
 
@@ -90,30 +92,50 @@ def _pipe(on_error, theirs):
 class Process:
     """A command that runs as the leader of a new session; its input is /dev/null.
 
+    The kernel kills it when the thread that created it ends: create it in one that lasts.
+
     Attributes:
         name: for messages; the rank in a job.
         pid: also the number of its session.
         stdout, stderr: non-blocking descriptors to read from; the owner closes them.
         exit_code: None while it runs; 128 + n when signal n ended it.
+        note: what is known about its end besides; None: nothing.
 
     Args:
         command: list of arguments, passed on unchanged; no shell takes part.
         env: the whole environment.
+        stdin: a descriptor or subprocess.PIPE, see `Process.stdin`.
     Raises:
         OSError: no more processes or descriptors.
     """
 
-    def __init__(self, name, command, env):
+    note = None
+
+    def __init__(self, name, command, env, stdin=subprocess.DEVNULL):
         self.name = name
         self.exit_code = None
         with ExitStack() as on_error, ExitStack() as theirs:
             self.stdout, stdout = _pipe(on_error, theirs)
             self.stderr, stderr = _pipe(on_error, theirs)
             self._popen = subprocess.Popen(
-                [sys.executable, "-I", "-S", _EXEC, str(os.getpid()), *command], env=env,
-                stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True)
+                [sys.executable, "-I", "-S", _EXEC, str(os.getpid()), *command], env=env, bufsize=0,
+                stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True)
             self.pid = self._popen.pid
             on_error.pop_all()
+
+    @property
+    def place(self):
+        """Where it runs, for messages."""
+        return f"pid {self.pid}"
+
+    @property
+    def stdin(self):
+        """The raw file that the process reads from, with stdin=subprocess.PIPE; the owner closes it."""
+        return self._popen.stdin
+
+    def signal(self, signum):
+        """Sends the signal to the process and all that it started in its session."""
+        signal_sessions({self.pid}, signum)
 
     def open_pidfd(self):
         """A descriptor that becomes readable when the process ends; None where the system has none."""
@@ -136,7 +158,7 @@ class Process:
 
 
 class Guard:
-    """Outlives the launcher and kills the sessions it was told of. A context manager; leaving it calls them off."""
+    """Outlives the launcher, kills the sessions and removes the folders it was told of. A context manager: close()."""
 
     def __init__(self):
         self._popen = subprocess.Popen(
@@ -146,6 +168,10 @@ class Guard:
     def watch(self, session):
         """From now on this session dies with the launcher."""
         self._tell(b"%d\n" % session)
+
+    def watch_folder(self, folder):
+        """From now on this folder is removed with the launcher, after the sessions have ended."""
+        self._tell(_FOLDER + os.fsencode(folder) + b"\n")
 
     def _tell(self, line):
         try:
@@ -157,18 +183,27 @@ class Guard:
         return self
 
     def __exit__(self, *exception):
+        self.close()
+
+    def close(self):
+        """Calls it off, and waits for its end."""
         self._tell(_DONE)
         self._popen.stdin.close()
         self._popen.wait()
 
 
 def _guard():
-    sessions = set()
+    sessions, folders = set(), []
     for line in sys.stdin.buffer:
         if line == _DONE:
             return
-        sessions.add(int(line))
+        if line.startswith(_FOLDER):
+            folders.append(line[len(_FOLDER):-1])
+        else:
+            sessions.add(int(line))
     kill_sessions(sessions)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

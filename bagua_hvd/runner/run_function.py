@@ -18,15 +18,9 @@ import bagua_hvd
 from bagua_hvd.runner import run_task
 from bagua_hvd.runner.common.util import config_parser
 from bagua_hvd.runner.common.util.hosts import parse_host_files
-from bagua_hvd.runner.local import (
-    Interrupted,
-    OutputOptions,
-    WorkerFailed,
-    as_horovod_environment,
-    plan_local,
-    run_local,
-)
+from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, as_horovod_environment, plan
 from bagua_hvd.runner.output import Console, Descriptor, TextStream
+from bagua_hvd.runner.static import run_static
 
 _TASK = "bagua_hvd.runner.run_task"
 
@@ -95,7 +89,7 @@ def run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=
     }
     if not callable(func):
         raise TypeError(f"func is {func!r}: give a function, which run() calls on every rank")
-    plan = _plan(num_proc, hosts, hostfile, use_gloo, use_mpi, elastic)
+    rank_plan = _plan(num_proc, hosts, hostfile, use_gloo, use_mpi, elastic)
     env = _environment(start_timeout)
     python = _python(executable)
     output = OutputOptions(None if output_filename is None else os.fspath(output_filename))
@@ -103,13 +97,13 @@ def run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=
         _store_function(folder, python, func, tuple(args), dict(kwargs or {}))
         try:
             with _console() as console:
-                run_local([python, "-m", _TASK, folder], plan, env, output, bool(verbose), console)
+                run_static([python, "-m", _TASK, folder], rank_plan, env, output, bool(verbose), console)
         except WorkerFailed as error:
-            raise _explained(error, folder, len(plan)) from None
+            raise _explained(error, folder, len(rank_plan)) from None
         except Interrupted as error:
             interrupted = error
         else:
-            return [_load_result(folder, slot.rank) for slot in plan]
+            return [_load_result(folder, slot.rank) for slot in rank_plan]
     _pass_on(interrupted)
 
 
@@ -139,7 +133,7 @@ def _plan(num_proc, hosts, hostfile, use_gloo, use_mpi, elastic):
         count = 0
     if count < 1:
         raise ValueError(f"num_proc={num_proc!r} is not a number of processes: give an integer from 1 on")
-    return plan_local(count, parse_host_files(hostfile) if hostfile is not None else hosts)
+    return plan(count, parse_host_files(hostfile) if hostfile is not None else hosts)
 
 
 def _environment(start_timeout):

@@ -1,6 +1,7 @@
 """Runs processes to their end: forwards their output, and stops all of them at the first failure or a signal.
 
-One loop in one thread around selectors. The order of a stop: SIGTERM to every session, after `grace_seconds` SIGKILL.
+One loop in one thread around selectors. Processes come from a spawner, which may have them run on other hosts. The
+order of a stop: SIGTERM to every process and its session, after `grace_seconds` SIGKILL.
 Whichever way run() ends, also by an exception, no process of the job is left; what ranks put in the background ends
 with the job. A child that leaves its session (a daemon) is not found, and lives on.
 """
@@ -10,11 +11,12 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from bagua_hvd.runner.output import LineForwarder
-from bagua_hvd.runner.processes import Guard, Process, kill_sessions, session_members, signal_sessions
+from bagua_hvd.runner.spawner import LocalSpawner
 
 GRACE_SECONDS = 5
 # How long a pipe is read after its process ended: a child that it left behind may hold the pipe open for ever.
@@ -29,13 +31,21 @@ _READ_NBYTES = 1 << 16
 
 @dataclass
 class Task:
-    """What to run, and where its output goes. name is for messages: the rank."""
+    """What to run, and where its output goes.
+
+    Attributes:
+        name: for messages; the rank.
+        env: the whole environment; for another host, what differs from the base that the connection was given.
+        stdout, stderr: LineForwarder, or what has its feed() and close().
+        host: the host's name; None: this one.
+    """
 
     name: object
     command: list
     env: dict
     stdout: LineForwarder
     stderr: LineForwarder
+    host: str | None = None
 
 
 @dataclass
@@ -50,10 +60,11 @@ class Outcome:
 
 @dataclass
 class _Running:
-    process: Process
+    process: object             # processes.Process, or what a spawner has in its place
     forwarders: dict            # descriptor -> LineForwarder, as long as it is open
     pidfd: int | None
     drain_until: float | None = None
+    kill_at: float | None = None    # this process alone is being terminated
 
 
 class Supervisor:
@@ -65,18 +76,26 @@ class Supervisor:
         handle_signals: SIGINT, SIGTERM and SIGHUP stop everything, unless they were ignored before (nohup), and a
             second one kills at once. Only in the main thread; elsewhere, and with False, signals are left alone.
         report_failures: whether the first failure is told on the console's stderr.
+        spawner: starts the processes, entered by the caller; None: on this host.
+        on_exit: called in the loop with (process, exit code) when a process has ended and its output is forwarded,
+            instead of stopping all at the first failure. None: that.
+        open_ended: run() goes on without processes until finish().
     """
 
     def __init__(self, console, should_stop=None, handle_signals=True, grace_seconds=GRACE_SECONDS,
-                 report_failures=True):
+                 report_failures=True, spawner=None, on_exit=None, open_ended=False):
         self._console = console
+        self._spawner = spawner
+        self._on_exit = on_exit
+        self._open = open_ended
+        self._calls = deque()
+        self._wakeup = None
         self._report_failures = report_failures
         self._should_stop = should_stop
         self._handle_signals = handle_signals and threading.current_thread() is threading.main_thread()
         self._grace_seconds = grace_seconds
         self._selector = selectors.DefaultSelector()
         self._running = []
-        self._sessions = set()
         self._signals = []          # (number, when)
         self._kill_at = None        # set: a stop is under way
         self._killed_at = None
@@ -90,14 +109,20 @@ class Supervisor:
         """
         with ExitStack() as stack:
             stack.callback(self._selector.close)
-            guard = stack.enter_context(Guard())
+            if self._spawner is None:
+                self._spawner = stack.enter_context(LocalSpawner())
+            self._open_wakeup(stack)
             stack.enter_context(self._signals_handled())
             stack.callback(self._clean_up)
             self._console.while_blocked(self._check_time)
-            self._start(tasks, guard)
+            for task in tasks:
+                if not self._signals:
+                    self.start(task)
             while not self._finished():
                 for key, _ in self._selector.select(self._select_timeout()):
                     key.data(key.fd)
+                while self._calls:
+                    self._calls.popleft()()
                 self._check_processes()
                 stopping = self._kill_at is not None
                 self._check_time()
@@ -107,46 +132,89 @@ class Supervisor:
                                       "the signal once more kills it at once.")
         return self._outcome
 
-    # ---- starting -----------------------------------------------------------------------------------------------
+    # ---- while it runs ------------------------------------------------------------------------------------------
 
-    def _start(self, tasks, guard):
-        for task in tasks:
-            if self._signals:
-                return
-            process = Process(task.name, task.command, task.env)
-            self._sessions.add(process.pid)
-            guard.watch(process.pid)
-            forwarders = {process.stdout: task.stdout, process.stderr: task.stderr}
-            running = _Running(process, forwarders, process.open_pidfd())
-            self._running.append(running)
-            for fd in forwarders:
-                self._selector.register(fd, selectors.EVENT_READ, lambda fd, running=running: self._read(running, fd))
-            if running.pidfd is not None:
-                self._selector.register(running.pidfd, selectors.EVENT_READ,
-                                        lambda fd, running=running: self._check_process(running))
+    def call_soon(self, function):
+        """Has the loop call function(). Any thread; lost when run() has ended."""
+        self._calls.append(function)
+        if self._wakeup is not None:
+            try:
+                self._wakeup.send(b"\0")
+            except OSError:
+                pass        # full: the loop will wake up; closed: run() has ended
+
+    def start(self, task):
+        """Starts a task and returns its process. Only in the loop. OSError: it could not be started."""
+        process = self._spawner.start(task)
+        forwarders = {process.stdout: task.stdout, process.stderr: task.stderr}
+        running = _Running(process, forwarders, process.open_pidfd())
+        self._running.append(running)
+        for fd in forwarders:
+            self._selector.register(fd, selectors.EVENT_READ, lambda fd, running=running: self._read(running, fd))
+        if running.pidfd is not None:
+            self._selector.register(running.pidfd, selectors.EVENT_READ,
+                                    lambda fd, running=running: self._check_process(running))
+        return process
+
+    def terminate(self, process, grace_seconds=GRACE_SECONDS):
+        """SIGTERM for one process and what it started, SIGKILL later. Only in the loop. Does nothing after its end."""
+        for running in self._running:
+            if running.process is process and running.process.exit_code is None and running.kill_at is None:
+                running.kill_at = time.monotonic() + grace_seconds
+                process.signal(signal.SIGTERM)
+
+    def signal_all(self, signum):
+        """Sends the signal to everything that runs, and changes nothing else. Only in the loop."""
+        self._spawner.signal_all(signum)
+
+    def watch(self, fd, function):
+        """Has the loop call function(fd) when there is something to read. Only before or in the loop."""
+        self._selector.register(fd, selectors.EVENT_READ, function)
+
+    def unwatch(self, fd):
+        """Ends watch()."""
+        self._selector.unregister(fd)
+
+    def finish(self):
+        """An open-ended run() returns when no process runs any more. Only in the loop."""
+        self._open = False
+
+    def stop(self):
+        """Stops everything, as should_stop does. Only in the loop."""
+        if self._kill_at is None:
+            self._outcome.stopped = True
+            self._stop()
+
+    @property
+    def stopping(self):
+        """Whether a stop is under way, for whatever reason."""
+        return self._kill_at is not None
+
+    def _open_wakeup(self, stack):
+        """A socket that wakes the selector, whichever thread or signal handler writes to it."""
+        receiver, self._wakeup = socket.socketpair()
+        for end in (receiver, self._wakeup):
+            stack.callback(end.close)
+            end.setblocking(False)
+        self._selector.register(receiver, selectors.EVENT_READ, lambda fd: receiver.recv(_READ_NBYTES))
+        self.call_soon(lambda: None)    # for those who called before there was a socket
 
     @contextmanager
     def _signals_handled(self):
         if not self._handle_signals:
             yield
             return
-        # Wakes the selector, whichever thread the kernel gave the signal to.
-        receiver, sender = socket.socketpair()
-        with receiver, sender:
-            receiver.setblocking(False)
-            sender.setblocking(False)
-            self._selector.register(receiver, selectors.EVENT_READ, lambda fd: receiver.recv(_READ_NBYTES))
-            wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-            previous = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-                        if signal.getsignal(n) not in (signal.SIG_IGN, None)}   # None: Python cannot restore it
-            # Inherited as ignored, it would make the kernel throw away exit codes.
-            previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            try:
-                yield
-            finally:
-                for n, handler in previous.items():
-                    signal.signal(n, handler)
-                signal.set_wakeup_fd(wakeup)
+        wakeup = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+        previous = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+                    if signal.getsignal(n) not in (signal.SIG_IGN, None)}   # None: Python cannot restore it
+        # Inherited as ignored, it would make the kernel throw away exit codes.
+        previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        try:
+            yield
+        finally:
+            for n, handler in previous.items():
+                signal.signal(n, handler)
+            signal.set_wakeup_fd(wakeup)
 
     def _on_signal(self, signum, frame):
         now = time.monotonic()
@@ -161,7 +229,9 @@ class Supervisor:
 
     def _finished(self):
         stuck = self._killed_at is not None and time.monotonic() > self._killed_at + _STUCK_SECONDS
-        return stuck or not any(r.process.exit_code is None or r.forwarders for r in self._running)
+        if stuck or not any(r.process.exit_code is None or r.forwarders for r in self._running):
+            return stuck or self._kill_at is not None or not (self._open or self._calls)
+        return False
 
     def _select_timeout(self):
         deadlines = [r.drain_until for r in self._running if r.forwarders and r.drain_until is not None]
@@ -169,6 +239,7 @@ class Supervisor:
             deadlines.append(self._kill_at)
         if self._killed_at is not None:
             deadlines.append(self._killed_at + _STUCK_SECONDS)
+        deadlines += [r.kill_at for r in self._running if r.kill_at is not None and r.process.exit_code is None]
         now = time.monotonic()
         waits = [max(0, deadline - now) for deadline in deadlines]
         if self._should_stop or any(r.pidfd is None and r.process.exit_code is None for r in self._running):
@@ -207,6 +278,10 @@ class Supervisor:
         for running in self._running:
             if running.pidfd is None and running.process.exit_code is None:
                 self._check_process(running)
+            if running.kill_at is not None and running.process.exit_code is None \
+                    and time.monotonic() >= running.kill_at:
+                running.kill_at = None
+                running.process.signal(signal.SIGKILL)
             if running.drain_until is not None and time.monotonic() >= running.drain_until:
                 for fd in list(running.forwarders):
                     while self._read(running, fd) and time.monotonic() < running.drain_until + _DRAIN_SECONDS:
@@ -225,13 +300,19 @@ class Supervisor:
         running.drain_until = time.monotonic() + _DRAIN_SECONDS
         name = running.process.name
         self._outcome.exit_codes[name] = code
-        if code and self._kill_at is None:
-            # What it said last comes before what we say about it.
-            for fd in list(running.forwarders):
-                while self._read(running, fd) and time.monotonic() < running.drain_until:
-                    pass
+        if self._on_exit is None and not (code and self._kill_at is None):
+            return
+        # What it said last comes before what is said about it.
+        for fd in list(running.forwarders):
+            while self._read(running, fd) and time.monotonic() < running.drain_until:
+                pass
+        if self._on_exit is not None:
+            self._on_exit(running.process, code)
+        else:
             self._outcome.failed = name
             if self._report_failures:
+                if running.process.note:
+                    self._console.say(f"baguarun: {running.process.note}")
                 self._console.say(f"Process {name} exit with status code {code}.")
                 self._console.say(f"Terminating remaining workers after failure of Process {name}.")
             self._stop()
@@ -253,26 +334,26 @@ class Supervisor:
 
     def _stop(self):
         self._kill_at = time.monotonic() + self._grace_seconds
-        signal_sessions(self._sessions, signal.SIGTERM)
+        self._spawner.signal_all(signal.SIGTERM)
 
     def _kill(self):
         self._killed_at = time.monotonic()
-        signal_sessions(self._sessions, signal.SIGKILL)
+        self._spawner.signal_all(signal.SIGKILL)
 
     def _clean_up(self):
         """Ends what is left, in the background or because of an exception, and reaps."""
-        if self._kill_at is None and session_members(self._sessions):
+        if self._kill_at is None and self._spawner.any_left():
             self._stop()
-        while session_members(self._sessions) and self._killed_at is None and time.monotonic() < self._kill_at:
+        while self._spawner.any_left() and self._killed_at is None and time.monotonic() < self._kill_at:
             time.sleep(_POLL_SECONDS)
-        kill_sessions(self._sessions)
+        self._spawner.kill_all()
         for running in self._running:
             for fd in list(running.forwarders):
                 self._close(running, fd)
             if running.pidfd is not None:
                 os.close(running.pidfd)
             if running.process.poll() is None:
-                self._console.say(f"baguarun: Process {running.process.name} (pid {running.process.pid}) does not end "
+                self._console.say(f"baguarun: Process {running.process.name} ({running.process.place}) does not end "
                                   "after SIGKILL; it is stuck in the kernel and left behind.")
             else:
                 running.process.release()

@@ -37,6 +37,7 @@ from bagua_hvd.common.process_sets import ProcessSet, add_process_set, global_pr
 from bagua_hvd.torch import elastic
 from bagua_hvd.torch.clip import clip_grad_norm_
 from bagua_hvd.torch.compression import Compression
+from bagua_hvd.torch.consensus import consensus
 from bagua_hvd.torch.functions import (
     allgather_object,
     broadcast_object,
@@ -73,6 +74,7 @@ from bagua_hvd.torch.mpi_ops import (
     synchronize,
 )
 from bagua_hvd.torch.optimizer import DistributedOptimizer
+from bagua_hvd.torch.qadam import QAdamOptimizer
 from bagua_hvd.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [name for name in globals() if not name.startswith("_")]

@@ -14,6 +14,7 @@ from bagua_hvd import algorithms
 from bagua_hvd.common import basics, collectives, native
 from bagua_hvd.common.basics import Adasum, Average, Sum
 from bagua_hvd.common.buckets import Member
+from bagua_hvd.common.model import Adam, AdamMember, Model
 from bagua_hvd.common.process_sets import global_process_set
 from bagua_hvd.common.reducer import Gradients, Reducer
 from bagua_hvd.common.util import split_list
@@ -52,10 +53,45 @@ class _SparseOperation:
         return frontend.wrap_result(address, nbytes, (dim0, *tensor.shape[1:]), DTYPES[tensor.dtype], owner)
 
 
+class _TorchAdam(Adam):
+    """torch.optim.Adam or AdamW over the parameters of a _TorchGradients."""
+
+    def __init__(self, optimizer, parameters):
+        self.warmup_steps = getattr(optimizer, "warmup_steps", None)
+        self._optimizer = weakref.ref(optimizer)
+        self._parameters = parameters
+        self._copies = {}           # index -> [(contiguous copy, tensor)], where the state's layout is another
+
+    def _view(self, index, tensor):
+        if tensor.is_contiguous():
+            return frontend.view(tensor, tensor)
+        copy = tensor.contiguous()
+        self._copies.setdefault(index, []).append((copy, tensor))
+        return frontend.view(copy, copy)
+
+    def member(self, index):
+        optimizer, parameter = self._optimizer(), self._parameters[index]
+        group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+        state = optimizer.state[parameter]
+        beta1, beta2 = (float(beta) for beta in group["betas"])
+        return AdamMember(
+            self._view(index, state["exp_avg"]), self._view(index, state["exp_avg_sq"]), int(state["step"]),
+            float(group["lr"]), beta1, beta2, group["eps"], group["weight_decay"],
+            isinstance(optimizer, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay")),
+        )
+
+    def stepped(self, index):
+        for copy, tensor in self._copies.pop(index, ()):
+            tensor.copy_(copy)
+        state = self._optimizer().state[self._parameters[index]]
+        state["step"] += 1
+
+
 class _TorchGradients(Gradients):
     """The gradients of some parameters; `p.grad` itself travels wherever it can."""
 
-    def __init__(self, compression, sparse_as_dense, op, process_set):
+    def __init__(self, optimizer, compression, sparse_as_dense, op, process_set):
+        self._optimizer = weakref.ref(optimizer)
         self.names = []
         self.parameters = []
         self.compression = None if compression is Compression.none else compression
@@ -64,6 +100,7 @@ class _TorchGradients(Gradients):
         self.process_set = process_set
         self._stand_ins = {}        # index -> (tensor that travels for p.grad, compression's context)
         self._sparse_dims = {}      # index -> sparse_dim of gradients seen sparse
+        self._weights = {}          # index -> contiguous copy of a weight of another layout
 
     def add(self, name, parameter):
         """Appends a parameter; returns its Member."""
@@ -128,6 +165,39 @@ class _TorchGradients(Gradients):
     def discard(self):
         self._stand_ins.clear()
 
+    def weight(self, index):
+        weight = self.parameters[index].detach()
+        if not weight.is_contiguous():
+            weight = self._weights[index] = weight.contiguous()
+        return frontend.view(weight, weight)
+
+    @torch.no_grad()
+    def weight_written(self, index):
+        if index in self._weights:
+            self.parameters[index].copy_(self._weights.pop(index))
+
+    def adam(self):
+        optimizer = self._optimizer()
+        if not isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
+            return f"it needs torch.optim.Adam or AdamW, not {type(optimizer).__name__}"
+        for option in ("amsgrad", "maximize", "differentiable"):
+            if any(group.get(option) for group in optimizer.param_groups):
+                return f"it cannot serve {type(optimizer).__name__} with {option}=True"
+        return _TorchAdam(optimizer, self.parameters)
+
+    @torch.no_grad()
+    def overflow(self):
+        """Whether any gradient holds NaN or infinity."""
+        gradients = (parameter.grad for parameter in self.parameters)
+        return any(not g.coalesce().values().isfinite().all() if g.is_sparse else not g.isfinite().all()
+                   for g in gradients if g is not None)
+
+    @torch.no_grad()
+    def make_overflow(self):
+        """Gives one gradient an infinity: a GradScaler then skips the step here, too."""
+        gradient = next(parameter.grad for parameter in self.parameters if parameter.grad is not None)
+        (gradient._values() if gradient.is_sparse else gradient).view(-1)[:1] = float("inf")
+
 
 def _hook(reducer, index):
     """For a parameter; holds the reducer weakly, so that a discarded optimizer does not live on in its model."""
@@ -165,10 +235,11 @@ class _Distributed:
         self.reducer = None
         self._should_synchronize = True
         self._synchronized_by_user = False
-        if not process_set.included() or (basics.size() == 1 and not basics.runtime.options.elastic):
-            return
-        gradients = _TorchGradients(compression, sparse_as_dense, op, process_set)
+        gradients = _TorchGradients(self, compression, sparse_as_dense, op, process_set)
         members = [gradients.add(name, parameter) for name, parameter in named]
+        if not process_set.included() or (basics.size() == 1 and not basics.runtime.options.elastic):
+            algorithm.prepare(Model("unused", gradients, process_set))      # what is refused is refused everywhere
+            return
         self._gradients = gradients
         self.reducer = Reducer(
             gradients, members, algorithm, process_set, backward_passes_per_step, groups,
@@ -202,8 +273,13 @@ class _Distributed:
 
     def _complete(self):
         """Synchronizes on behalf of something that needs reduced gradients before the step, which then says nothing."""
-        if self.__dict__.get("reducer") is not None:
-            self.reducer.synchronize()
+        reducer = self.__dict__.get("reducer")
+        if reducer is not None and not reducer.synchronized:
+            reducer.model.scaled = True
+            reducer.synchronize()
+            if reducer.agree_on_overflow(self._gradients.overflow):
+                self._gradients.make_overflow()
+        if reducer is not None:
             self._synchronized_by_user = False
 
     def add_param_group(self, param_group):
@@ -295,10 +371,15 @@ class _Distributed:
             reducer.synchronize()
         self._synchronized_by_user = False
         if closure is not None:
-            kwargs["closure"] = self._synchronizing(closure)
-        result = super().step(**kwargs)
-        if reducer is not None:
-            reducer.stepped()
+            closure = kwargs["closure"] = self._synchronizing(closure)
+        if reducer is None:
+            return super().step(**kwargs)
+        result = None
+        if not reducer.step():
+            result = super().step(**kwargs)
+        elif closure is not None:
+            raise RuntimeError(f"{type(self.algorithm).__name__} updates the weights itself: step() takes no closure")
+        reducer.stepped()
         return result
 
     # Hooks around the step are run by the wrapped class's step, once, on reduced gradients.

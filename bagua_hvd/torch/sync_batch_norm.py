@@ -14,10 +14,13 @@ Rank i of n holds m_i values of each channel, N = sum_i m_i; m_i may differ betw
 The gradients of weight and bias are this rank's part, T_i / sqrt(var + eps) and S_i: a DistributedOptimizer reduces
 them like those of any parameter. Statistics are merged in float64, other arithmetic is in float32 at least.
 """
+import warnings
+
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bagua_hvd.algorithms.asynchronous import in_use
 from bagua_hvd.torch.mpi_ops import Sum, allgather, allreduce_, size
 
 
@@ -35,6 +38,8 @@ class SyncBatchNorm(_BatchNorm):
         HorovodInternalError: from forward and backward: a rank was lost.
     """
 
+    _warned = False
+
     def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True):
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
 
@@ -46,6 +51,14 @@ class SyncBatchNorm(_BatchNorm):
         """The normalized input, of its shape, dtype and memory format."""
         if not self.training or size() == 1:
             return super().forward(input)
+        if in_use() and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "SyncBatchNorm with an asynchronous algorithm: every forward pass waits for all ranks, so they train "
+                "in step after all, and a rank that makes fewer steps leaves the others waiting. Use BatchNorm, and "
+                "hvd.consensus(model) before evaluation.",
+                stacklevel=2,
+            )
         self._check_input_dim(input)
         output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps)
         if self.track_running_stats and count:

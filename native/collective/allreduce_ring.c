@@ -4,27 +4,30 @@
 //                                rank r holds the sum of chunk r + 1
 //     n-1 steps allgather:       send the finished chunk (r + 1 - s), receive chunk (r - s)
 //
-// Chunks travel in segments: while one is added, the next is on the wire, and what was added goes on at once.
+// Chunks travel in segments, each passed on as soon as it was added, through all 2 (n-1) steps without a break: what one
+// rank adds and what is on the wire in either direction overlap. Every tensor byte is read when its segment is first
+// needed and written when its segment is final, so packing and unpacking overlap with the wire as well.
 // Wire: 2 N (n-1)/n elements per rank, 2 (n-1) hops. The order of additions differs from chunk to chunk, but every chunk
 // is finished by one rank and copied, so all ranks end bit-equal.
 #include <stdlib.h>
 
-#include "collective/collective.h"
+#include "collective/vector.h"
 #include "core/progress.h"
 
-enum { SEGMENT_BYTES = 256 * 1024 };
+enum {
+    SEGMENT_BYTES = 256 * 1024,
+    WINDOW = 8                  // receives posted ahead, so that the socket is read while a segment is added
+};
 
 struct chunk {
     size_t begin, end;          // bytes
 };
 
+// Chunks are counted round the ring.
 static struct chunk chunk_of(size_t nbytes, size_t element, int index, int size)
 {
-    size_t count = nbytes / element, at = (size_t)((index % size + size) % size);
-    size_t base = count / (size_t)size, longer = count % (size_t)size;
-    size_t begin = at * base + (at < longer ? at : longer);
-    size_t end = begin + base + (at < longer);
-    return (struct chunk){begin * element, end * element};
+    int at = (index % size + size) % size;
+    return (struct chunk){vector_chunk(nbytes, element, at, size), vector_chunk(nbytes, element, at + 1, size)};
 }
 
 static size_t segment_count(struct chunk chunk)
@@ -38,103 +41,113 @@ static struct chunk segment_of(struct chunk chunk, size_t index)
     return (struct chunk){begin, end < chunk.end ? end : chunk.end};
 }
 
+// One segment received from the previous rank, and what is done with it.
+struct arrival {
+    struct chunk part;
+    bool adds;                  // the own values; else it is final
+    bool passes_on;
+};
+
 struct ring_walk {
     bhvd_context *ctx;
     struct link *next, *previous;
+    struct vector vector;
     const struct reduction *reduction;
-    unsigned char *vector, *received;
-    struct transfer *sends;     // every segment sent in the whole operation
-    size_t posted;
-    size_t nbytes, element;
-    int rank, size;
+    unsigned char *received;    // WINDOW segments
+    struct arrival *arrivals;   // in the order in which they come
+    struct transfer *receives, *sends;
+    size_t expected, posted, sent;
 };
-
-static struct chunk ring_chunk(const struct ring_walk *ring, int index)
-{
-    return chunk_of(ring->nbytes, ring->element, index, ring->size);
-}
 
 static void ring_send(struct ring_walk *ring, struct chunk part)
 {
-    link_post_send(ring->next, &ring->sends[ring->posted++], ring->vector + part.begin, part.end - part.begin);
+    link_post_send(ring->next, &ring->sends[ring->sent++], ring->vector.data + part.begin, part.end - part.begin);
 }
 
-// One step: receives `chunk` from the previous rank into `to`, segment by segment, and passes each on when told to.
-// adds: to the own values, so that the sum is passed on.
-static bhvd_status ring_step(struct ring_walk *ring, struct chunk chunk, struct transfer *receives, bool adds, bool passes_on)
+static unsigned char *received_at(const struct ring_walk *ring, size_t index)
 {
-    size_t segments = segment_count(chunk);
-    for (size_t s = 0; s < segments; s++) {
-        struct chunk part = segment_of(chunk, s);
-        unsigned char *to = adds ? ring->received + (part.begin - chunk.begin) : ring->vector + part.begin;
-        link_post_recv(ring->previous, &receives[s], to, part.end - part.begin);
-    }
-    for (size_t s = 0; s < segments; s++) {
-        struct chunk part = segment_of(chunk, s);
-        bhvd_status status = progress_transfers(ring->ctx, &receives[s], 1);
-        if (status)
-            return status;
-        unsigned char *own = ring->vector + part.begin;
-        if (adds)
-            ring->reduction->reduce(own, own, ring->received + (part.begin - chunk.begin),
-                                    (part.end - part.begin) / ring->element);
-        if (passes_on)
-            ring_send(ring, part);
-    }
-    return BHVD_OK;
+    return ring->received + index % WINDOW * SEGMENT_BYTES;
 }
 
-static bhvd_status ring_run(struct ring_walk *ring, struct transfer *receives)
+static void ring_post_receives(struct ring_walk *ring, size_t until)
 {
-    const int n = ring->size, r = ring->rank;
+    for (; ring->posted < ring->expected && ring->posted < until; ring->posted++) {
+        const struct arrival *a = &ring->arrivals[ring->posted];
+        void *to = a->adds ? received_at(ring, ring->posted) : ring->vector.data + a->part.begin;
+        link_post_recv(ring->previous, &ring->receives[ring->posted], to, a->part.end - a->part.begin);
+    }
+}
+
+// A segment came: adds it, passes it on, writes it where it is final.
+static void ring_take(struct ring_walk *ring, size_t index, bool last_addition)
+{
+    const struct arrival *a = &ring->arrivals[index];
+    const size_t nbytes = a->part.end - a->part.begin, count = nbytes / ring->vector.element;
+    unsigned char *own = ring->vector.data + a->part.begin;
+    if (a->adds) {
+        vector_load(&ring->vector, ring->reduction, a->part.begin, nbytes);
+        ring->reduction->reduce(own, own, received_at(ring, index), count);
+        if (last_addition && ring->reduction->postscale != 1.0)
+            ring->reduction->scale(own, own, ring->reduction->postscale, count);
+    }
+    if (a->passes_on)
+        ring_send(ring, a->part);
+    if (!a->adds || last_addition)
+        vector_store(&ring->vector, a->part.begin, nbytes);
+}
+
+static bhvd_status ring_run(struct ring_walk *ring, struct chunk first, size_t last_additions)
+{
     bhvd_status status = BHVD_OK;
-    struct chunk first = ring_chunk(ring, r);
-    for (size_t s = 0; s < segment_count(first); s++)
-        ring_send(ring, segment_of(first, s));
-    for (int step = 0; step < n - 1 && !status; step++)
-        status = ring_step(ring, ring_chunk(ring, r - step - 1), receives, true, step < n - 2);
-    struct chunk mine = ring_chunk(ring, r + 1);
-    if (ring->reduction->postscale != 1.0)
-        ring->reduction->scale(ring->vector + mine.begin, ring->vector + mine.begin, ring->reduction->postscale,
-                               (mine.end - mine.begin) / ring->element);
-    for (size_t s = 0; s < segment_count(mine) && !status; s++)
-        ring_send(ring, segment_of(mine, s));
-    for (int step = 0; step < n - 1 && !status; step++)
-        status = ring_step(ring, ring_chunk(ring, r - step), receives, false, step < n - 2);
-    return status ? status : progress_transfers(ring->ctx, ring->sends, (int)ring->posted);
+    ring_post_receives(ring, WINDOW);
+    for (size_t s = 0; s < segment_count(first); s++) {
+        struct chunk part = segment_of(first, s);
+        vector_load(&ring->vector, ring->reduction, part.begin, part.end - part.begin);
+        ring_send(ring, part);
+        progress_look(ring->ctx);
+    }
+    for (size_t i = 0; i < ring->expected && !status; i++) {
+        status = progress_transfers(ring->ctx, &ring->receives[i], 1);
+        if (status)
+            break;
+        ring_take(ring, i, i >= last_additions);
+        ring_post_receives(ring, i + 1 + WINDOW);
+    }
+    return status ? status : progress_transfers(ring->ctx, ring->sends, (int)ring->sent);
 }
 
 bhvd_status allreduce_ring(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                            const struct span_list *list)
 {
-    const int n = set->size;
+    const int n = set->size, r = set->rank;
+    const size_t element = bhvd_dtype_size(reduction->dtype);
     struct ring_walk ring = {
         .ctx = ctx,
-        .next = collective_link(ctx, set, (set->rank + 1) % n),
-        .previous = collective_link(ctx, set, (set->rank + n - 1) % n),
+        .next = collective_link(ctx, set, (r + 1) % n),
+        .previous = collective_link(ctx, set, (r + n - 1) % n),
         .reduction = reduction,
-        .nbytes = list->nbytes,
-        .element = bhvd_dtype_size(reduction->dtype),
-        .rank = set->rank,
-        .size = n,
     };
-    struct chunk longest = chunk_of(list->nbytes, ring.element, 0, n);
-    size_t per_chunk = segment_count(longest);
-    ring.vector = fusion_acquire(ctx, 0, list->nbytes);
-    ring.received = fusion_acquire(ctx, 1, longest.end);
-    struct transfer *transfers = calloc(per_chunk * (2 * (size_t)n + 1) + 1, sizeof *transfers);
-    if (!ring.vector || !ring.received || !transfers) {
-        free(transfers);
+    const size_t longest = segment_count(chunk_of(list->nbytes, element, 0, n)), most = 2 * (size_t)n * longest;
+    ring.received = fusion_acquire(ctx, 1, WINDOW * SEGMENT_BYTES);
+    ring.arrivals = malloc(most * sizeof *ring.arrivals);
+    ring.receives = malloc(2 * most * sizeof *ring.receives);
+    ring.sends = ring.receives + most;
+    if (!vector_init(&ring.vector, ctx, list, element) || !ring.received || !ring.arrivals || !ring.receives) {
+        free(ring.arrivals);
+        free(ring.receives);
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes", list->nbytes);
     }
-    ring.sends = transfers + per_chunk;
-    struct span_cursor in = span_cursor_at(list, 0), out = span_cursor_at(list, 0);
-    span_pack(&in, ring.vector, list->nbytes);
-    if (reduction->prescale != 1.0)
-        reduction->scale(ring.vector, ring.vector, reduction->prescale, list->nbytes / ring.element);
-    bhvd_status status = ring_run(&ring, transfers);
-    if (!status)
-        span_unpack(&out, ring.vector, list->nbytes);
-    free(transfers);
+    size_t last_additions = 0;          // the arrivals from here on
+    for (int step = 0; step < 2 * (n - 1); step++) {
+        bool adds = step < n - 1;
+        struct chunk chunk = chunk_of(list->nbytes, element, adds ? r - step - 1 : r - (step - (n - 1)), n);
+        if (step == n - 2)
+            last_additions = ring.expected;
+        for (size_t s = 0; s < segment_count(chunk); s++)
+            ring.arrivals[ring.expected++] = (struct arrival){segment_of(chunk, s), adds, step < 2 * (n - 1) - 1};
+    }
+    bhvd_status status = ring_run(&ring, chunk_of(list->nbytes, element, r, n), last_additions);
+    free(ring.arrivals);
+    free(ring.receives);
     return status;
 }

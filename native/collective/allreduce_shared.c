@@ -12,20 +12,6 @@ enum {
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
-// Copies the next block into this member's slab, scaled.
-static void stage(const struct reduction *reduction, struct span_cursor *cursor, unsigned char *slab, size_t nbytes)
-{
-    const size_t element = bhvd_dtype_size(reduction->dtype);
-    const unsigned char *src;
-    unsigned char *dst;
-    if (reduction->prescale == 1.0) {
-        span_pack(cursor, slab, nbytes);
-        return;
-    }
-    for (size_t n; (n = span_cursor_next(cursor, nbytes, &src, &dst)); nbytes -= n, slab += n)
-        reduction->scale(slab, src, reduction->prescale, n / element);
-}
-
 // Chunk boundaries of a block: multiples of the cache line where there is enough, so that members do not share lines.
 static size_t chunk_begin(size_t nbytes, int index, int size)
 {
@@ -70,7 +56,7 @@ bhvd_status allreduce_shared(bhvd_context *ctx, struct process_set *set, const s
     for (size_t left = list->nbytes; left && !status;) {
         size_t nbytes = min_size(left, HOST_SLAB_BYTES);
         bool small = nbytes <= SMALL_BYTES;
-        stage(reduction, &in, shared_slab(ctx, set, set->rank), nbytes);
+        shared_stage(reduction, &in, shared_slab(ctx, set, set->rank), nbytes);
         status = small ? allreduce_small_block(ctx, set, reduction, &out, nbytes)
                        : allreduce_large_block(ctx, set, reduction, &out, nbytes);
         // What the others read from this member: its slab (or all chunks of it but its own), and its reduced chunk.

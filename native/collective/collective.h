@@ -21,25 +21,48 @@ struct reduction {
     double prescale, postscale;         // 1.0: untouched
 };
 
+// How an allreduce is done: chosen in select.c, or forced by BAGUA_HVD_ALLREDUCE.
+enum allreduce_path {
+    ALLREDUCE_CHOSEN,
+    ALLREDUCE_SHARED,           // shared memory: sets on one host
+    ALLREDUCE_RING,
+    ALLREDUCE_DOUBLING,
+    ALLREDUCE_HALVING,
+    ALLREDUCE_HIERARCHICAL      // sets on several hosts, some with several members
+};
+
+// "" or NULL: chosen. BHVD_ERR_ARGUMENT for an unknown name, with the known ones.
+bhvd_status allreduce_path_parse(const char *name, enum allreduce_path *path, struct bhvd_error *error);
+
 // In place on the vector that the spans make up: dst = postscale * reduce over ranks (prescale * src).
 bhvd_status allreduce_shared(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                              const struct span_list *list);
 bhvd_status allreduce_ring(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                            const struct span_list *list);
+bhvd_status allreduce_doubling(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+                               const struct span_list *list);
+bhvd_status allreduce_halving(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+                              const struct span_list *list);
+// By the best of the above.
+bhvd_status allreduce_links(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+                            const struct span_list *list);
+// The set has a hierarchy (hierarchy.h).
+bhvd_status allreduce_hierarchical(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+                                   const struct span_list *list);
 
 // Every span is one tensor. The set's size is a power of two. Float dtypes.
 bhvd_status allreduce_adasum(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                              const struct span_list *list);
 
-// part[i]: bytes of the vector that rank i of the set gets; dst: this rank's part.
+// part[i]: bytes of the vector that rank i of the set gets, in rank order; dst: this rank's part.
 bhvd_status reducescatter_shared(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
-                                 const void *src, void *dst, const size_t *part);
+                                 const struct span_list *src, void *dst, const size_t *part);
 bhvd_status reducescatter_pairwise(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                                    const void *src, void *dst, const size_t *part);
 
-// part[i]: bytes that rank i contributes; dst holds all of them, in rank order.
-bhvd_status allgather_shared(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,
-                             const size_t *part);
+// part[i]: bytes that rank i contributes; dst holds all of them, in rank order. src may lie in dst at its place.
+bhvd_status allgather_shared(bhvd_context *ctx, struct process_set *set, const void *src,
+                             const struct span_list *dst, const size_t *part);
 bhvd_status allgather_pairwise(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,
                                const size_t *part);
 

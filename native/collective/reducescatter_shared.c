@@ -2,14 +2,6 @@
 // same time; member k reduces the k-th piece of all slabs straight into its output.
 #include "collective/shared.h"
 
-static void stage_piece(const struct reduction *reduction, unsigned char *slab, const unsigned char *src, size_t nbytes)
-{
-    if (reduction->prescale == 1.0)
-        collective_copy(slab, src, nbytes);
-    else
-        reduction->scale(slab, src, reduction->prescale, nbytes / bhvd_dtype_size(reduction->dtype));
-}
-
 // How much of a part of `total` bytes lies in the piece that begins at `offset`.
 static size_t piece_size(size_t total, size_t offset, size_t piece)
 {
@@ -17,7 +9,7 @@ static size_t piece_size(size_t total, size_t offset, size_t piece)
 }
 
 bhvd_status reducescatter_shared(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
-                                 const void *src, void *dst, const size_t *part)
+                                 const struct span_list *src, void *dst, const size_t *part)
 {
     const size_t piece = HOST_SLAB_BYTES / (size_t)set->size / 64 * 64;
     size_t longest = 0;
@@ -25,11 +17,12 @@ bhvd_status reducescatter_shared(bhvd_context *ctx, struct process_set *set, con
         longest = part[i] > longest ? part[i] : longest;
     bhvd_status status = BHVD_OK;
     for (size_t offset = 0; offset < longest && !status; offset += piece) {
-        const unsigned char *from = src;
         unsigned char *slab = shared_slab(ctx, set, set->rank);
-        for (int i = 0; i < set->size; from += part[i++]) {
+        size_t begin = 0;
+        for (int i = 0; i < set->size; begin += part[i++]) {
             size_t n = piece_size(part[i], offset, piece);
-            stage_piece(reduction, slab + (size_t)i * piece, from + offset, n);
+            struct span_cursor cursor = span_cursor_at(src, begin + offset);
+            shared_stage(reduction, &cursor, slab + (size_t)i * piece, n);
             if (i != set->rank)
                 ctx->counters.payload_bytes_sent += n;
         }

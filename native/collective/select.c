@@ -2,15 +2,40 @@
 #include <stdlib.h>
 
 #include "base/status.h"
+#include "collective/hierarchy.h"
 #include "collective/shared.h"
 #include "primitive/primitive.h"
 
 // ------------------------------------------------------------------------------------------------------- allreduce
 
+static const char *const PATH_NAMES[] = {"", "shared", "ring", "doubling", "halving", "hierarchical"};
+
+bhvd_status allreduce_path_parse(const char *name, enum allreduce_path *path, struct bhvd_error *error)
+{
+    for (int i = ALLREDUCE_CHOSEN; i <= ALLREDUCE_HIERARCHICAL; i++) {
+        *path = (enum allreduce_path)i;
+        if (strcmp(name ? name : "", PATH_NAMES[i]) == 0)
+            return BHVD_OK;
+    }
+    return error_set(error, BHVD_ERR_ARGUMENT, "unknown allreduce path \"%s\"; known are %s, %s, %s, %s, %s", name,
+                     PATH_NAMES[1], PATH_NAMES[2], PATH_NAMES[3], PATH_NAMES[4], PATH_NAMES[5]);
+}
+
+static bool is_forced_over_links(const bhvd_context *ctx)
+{
+    return ctx->allreduce_path == ALLREDUCE_RING || ctx->allreduce_path == ALLREDUCE_DOUBLING ||
+           ctx->allreduce_path == ALLREDUCE_HALVING;
+}
+
+// Shared memory where it is possible, two levels where there are two.
 static bool use_shared(const bhvd_context *ctx, const struct process_set *set)
 {
-    const char *forced = ctx->options.allreduce_path;
-    return set->shared && !(forced && strcmp(forced, "ring") == 0 && set->size > 1);
+    return set->shared && !(set->size > 1 && is_forced_over_links(ctx));
+}
+
+static bool use_hierarchy(const bhvd_context *ctx, const struct process_set *set)
+{
+    return set->hierarchy && !is_forced_over_links(ctx);
 }
 
 static enum kernel_reduction kernel_reduction_of(bhvd_op op)
@@ -53,6 +78,39 @@ static bhvd_status allreduce_alone(const struct reduction *reduction, const stru
     return BHVD_OK;
 }
 
+// What an allreduce between hosts costs, in nanoseconds: a hop, a byte on the wire each way, a byte added. Measured with
+// `python -m bagua_hvd.bench --hosts`, see docs/performance.md; only the ratios matter, and those little.
+enum { HOP_NS = 30000, WIRE_PS_PER_BYTE = 1000, ADD_PS_PER_BYTE = 150 };
+
+static double cost_ns(double hops, double wire, double added)
+{
+    return HOP_NS * hops + (WIRE_PS_PER_BYTE * wire + ADD_PS_PER_BYTE * added) / 1000.0;
+}
+
+static enum allreduce_path cheapest_over_links(int n, size_t nbytes)
+{
+    int p = 1, rounds = 0;
+    for (; 2 * p <= n; p *= 2)
+        rounds++;
+    const bool folds = p < n;
+    const double N = (double)nbytes;
+    double doubling = cost_ns(rounds + 2 * folds, (rounds + 2 * folds) * N, (rounds + folds) * N);
+    double halving = cost_ns(2 * rounds + 2 * folds, (2.0 * (p - 1) / p + 2 * folds) * N, (1.0 * (p - 1) / p + folds) * N);
+    double ring = cost_ns(2 * (n - 1), 2.0 * (n - 1) / n * N, 0);        // it adds while the wire is busy
+    enum allreduce_path best = doubling <= halving ? ALLREDUCE_DOUBLING : ALLREDUCE_HALVING;
+    return (doubling <= halving ? doubling : halving) <= ring ? best : ALLREDUCE_RING;
+}
+
+bhvd_status allreduce_links(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+                            const struct span_list *list)
+{
+    enum allreduce_path path = is_forced_over_links(ctx) ? (enum allreduce_path)ctx->allreduce_path
+                                                         : cheapest_over_links(set->size, list->nbytes);
+    return path == ALLREDUCE_DOUBLING  ? allreduce_doubling(ctx, set, reduction, list)
+           : path == ALLREDUCE_HALVING ? allreduce_halving(ctx, set, reduction, list)
+                                       : allreduce_ring(ctx, set, reduction, list);
+}
+
 static bhvd_status allreduce_run(bhvd_context *ctx, struct process_set *set, const struct bhvd_handle *op,
                                  bhvd_dtype dtype, const struct span_list *list)
 {
@@ -63,8 +121,10 @@ static bhvd_status allreduce_run(bhvd_context *ctx, struct process_set *set, con
         return allreduce_alone(&reduction, list);
     if (op->op == BHVD_OP_ADASUM)
         return allreduce_adasum(ctx, set, &reduction, list);
-    return use_shared(ctx, set) ? allreduce_shared(ctx, set, &reduction, list)
-                                : allreduce_ring(ctx, set, &reduction, list);
+    if (use_shared(ctx, set))
+        return allreduce_shared(ctx, set, &reduction, list);
+    return use_hierarchy(ctx, set) ? allreduce_hierarchical(ctx, set, &reduction, list)
+                                   : allreduce_links(ctx, set, &reduction, list);
 }
 
 // Fused operations have one dtype; within a group dtypes may differ, and each is reduced by itself.
@@ -111,7 +171,9 @@ static bhvd_status execute_reducescatter(bhvd_context *ctx, struct process_set *
         part[i] = (size_t)rows_of(tensor->dim0, i, set->size) * tensor->row_nbytes;
     if (operation_allocate_result(tensor, rows_of(tensor->dim0, set->rank, set->size)))
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", part[set->rank]);
-    return use_shared(ctx, set) ? reducescatter_shared(ctx, set, &reduction, tensor->src, tensor->dst, part)
+    struct span whole = {tensor->src, NULL, tensor->nbytes};
+    return use_shared(ctx, set) ? reducescatter_shared(ctx, set, &reduction,
+                                                       &(struct span_list){&whole, 1, 1, whole.nbytes}, tensor->dst, part)
                                 : reducescatter_pairwise(ctx, set, &reduction, tensor->src, tensor->dst, part);
 }
 
@@ -125,7 +187,9 @@ static bhvd_status execute_allgather(bhvd_context *ctx, struct process_set *set,
     }
     if (operation_allocate_result(tensor, rows))
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->result_nbytes);
-    return use_shared(ctx, set) ? allgather_shared(ctx, set, tensor->src, tensor->dst, part)
+    struct span whole = {NULL, tensor->dst, tensor->result_nbytes};
+    return use_shared(ctx, set) ? allgather_shared(ctx, set, tensor->src,
+                                                   &(struct span_list){&whole, 1, 1, whole.nbytes}, part)
                                 : allgather_pairwise(ctx, set, tensor->src, tensor->dst, part);
 }
 
@@ -219,6 +283,8 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_han
     // them it still announces operations on the set, so those are ended afterwards.
     if (set->shared && set->size > 1)
         status = shared_barrier(ctx, set);
+    else if (set->hierarchy)
+        status = shared_barrier(ctx, set->hierarchy->local);
     if (!status)
         status = coordinator_set_removed(ctx, number);
     pthread_mutex_lock(&ctx->sets_lock);

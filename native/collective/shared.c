@@ -53,6 +53,19 @@ bhvd_status shared_barrier(bhvd_context *ctx, struct process_set *set)
     return progress_until(ctx, all_arrived, &arrival, set->ranks[arrival.index]);
 }
 
+void shared_stage(const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst, size_t nbytes)
+{
+    const size_t element = bhvd_dtype_size(reduction->dtype);
+    const unsigned char *src;
+    unsigned char *unused;
+    if (reduction->prescale == 1.0) {
+        span_pack(cursor, dst, nbytes);
+        return;
+    }
+    for (size_t n; (n = span_cursor_next(cursor, nbytes, &src, &unused)); nbytes -= n, dst += n)
+        reduction->scale(dst, src, reduction->prescale, n / element);
+}
+
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
 void shared_reduce(bhvd_context *ctx, const struct process_set *set, const struct reduction *reduction, size_t offset,

@@ -15,6 +15,9 @@ unsigned char *shared_slab(bhvd_context *ctx, const struct process_set *set, int
 // All members have arrived; what they wrote before is visible.
 bhvd_status shared_barrier(bhvd_context *ctx, struct process_set *set);
 
+// Copies the next `nbytes` from the cursor on to `dst`, in this member's slab, prescaled.
+void shared_stage(const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst, size_t nbytes);
+
 // dst = postscale * reduction over all members' current slabs at `offset`, in rank order. dst may lie in the own slab
 // at the same offset.
 void shared_reduce(bhvd_context *ctx, const struct process_set *set, const struct reduction *reduction, size_t offset,

@@ -4,26 +4,18 @@
 #include <unistd.h>
 
 #include "base/status.h"
+#include "collective/collective.h"
 #include "core/fusion.h"
 #include "core/progress.h"
 
-static bool copy_string(bhvd_context *ctx, int slot, const char **string)
-{
-    if (!*string)
-        return true;
-    ctx->strings[slot] = strdup(*string);
-    *string = ctx->strings[slot];
-    return *string != NULL;
-}
-
-// The rendezvous and the secret are needed only while connecting, so they are not kept.
-static bool copy_options(bhvd_context *ctx, const struct bhvd_context_options *options)
+// What the strings and the secret say is needed only while connecting, so they are not kept.
+static void copy_options(bhvd_context *ctx, const struct bhvd_context_options *options)
 {
     ctx->options = *options;
     ctx->options.secret = NULL;
     ctx->options.secret_size = 0;
-    ctx->options.rendezvous_host = ctx->options.scope = ctx->options.listen_host = ctx->options.host_id = NULL;
-    return copy_string(ctx, 0, &ctx->options.transport) && copy_string(ctx, 1, &ctx->options.allreduce_path);
+    ctx->options.transport = ctx->options.rendezvous_host = ctx->options.scope = ctx->options.listen_host = NULL;
+    ctx->options.host_id = ctx->options.allreduce_path = NULL;
 }
 
 static bool add_global_set(bhvd_context *ctx, struct bhvd_error *error)
@@ -50,8 +42,6 @@ static void context_free(bhvd_context *ctx)
     timeline_fini(&ctx->timeline);
     free(ctx->names.buckets);
     free(ctx->poll_fds);
-    for (size_t i = 0; i < sizeof ctx->strings / sizeof ctx->strings[0]; i++)
-        free(ctx->strings[i]);
     pthread_mutex_destroy(&ctx->post_lock);
     pthread_mutex_destroy(&ctx->engine_lock);
     pthread_mutex_destroy(&ctx->sets_lock);
@@ -75,12 +65,17 @@ bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd
     ctx->executions_tail = &ctx->executions_head;
     ctx->cache.capacity = options->cache_capacity > 0 ? (size_t)options->cache_capacity : 0;
     kernel_table_init(&ctx->kernels, cpu_features());
-    bhvd_status status = connections_init(&ctx->connections, options, error);
+    enum allreduce_path path;
+    bhvd_status status = allreduce_path_parse(options->allreduce_path, &path, error);
+    ctx->allreduce_path = path;
+    if (!status)
+        status = connections_init(&ctx->connections, options, error);
     if (status) {
         context_free(ctx);
         return status;
     }
-    if (!copy_options(ctx, options) || coordinator_init(ctx) || !add_global_set(ctx, error))
+    copy_options(ctx, options);
+    if (coordinator_init(ctx) || !add_global_set(ctx, error))
         status = error_set(error, BHVD_ERR_SYSTEM, "no memory for a context of %d ranks", options->size);
     else
         status = progress_start(ctx, error);

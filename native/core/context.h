@@ -30,10 +30,10 @@ struct fusion_buffer {
 };
 
 struct bhvd_context {
-    struct bhvd_context_options options;        // its strings belong to `strings`, secret excluded
-    char *strings[2];
+    struct bhvd_context_options options;        // without strings and secret
     struct connections connections;
     struct kernel_table kernels;
+    int allreduce_path;                         // enum allreduce_path (collective/collective.h)
 
     pthread_mutex_t post_lock;
     struct bhvd_handle *posted_head, **posted_tail;
@@ -48,7 +48,7 @@ struct bhvd_context {
     pthread_t progress_thread;
     bool progress_thread_runs;
     struct pollfd *poll_fds;                    // the engine's; the progress thread sleeps with its own copy
-    int spin_limit;                             // rounds of looking before the engine sleeps
+    int spin_limit, yield_limit;                // rounds of looking, and of yielding, before the engine sleeps
     struct coordinator coordinator;
     struct bytes request_frame;                 // the requests being announced
     bool said_goodbye;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/status.h"
+#include "collective/hierarchy.h"
 #include "core/context.h"
 
 struct process_set *process_set_get(const struct process_set_table *table, uint32_t id)
@@ -37,6 +38,7 @@ static void process_set_destroy(struct process_set *set)
 {
     if (!set)
         return;
+    hierarchy_destroy(set->hierarchy);
     free(set->ranks);
     free(set->local_indices);
     free(set);
@@ -88,10 +90,14 @@ bhvd_status process_set_add(bhvd_context *ctx, const int32_t *ranks, int size, i
     if (free_id < 0)
         return error_set(error, BHVD_ERR_ARGUMENT, "there are %d process sets already; remove one", PROCESS_SET_MAX);
     struct process_set *set = process_set_create(ctx, ranks, size, free_id);
-    if (!set)
+    if (set) {
+        set->number = (uint32_t)++table->generation;
+        set->barrier = table->generation << 32;
+    }
+    if (!set || hierarchy_create(ctx, set)) {
+        process_set_destroy(set);
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for a process set of %d ranks", size);
-    set->number = (uint32_t)++table->generation;
-    set->barrier = table->generation << 32;
+    }
     table->sets[free_id] = set;
     table->high = free_id >= table->high ? free_id + 1 : table->high;
     *id = free_id;

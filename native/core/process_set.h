@@ -8,6 +8,8 @@
 
 #include "bagua_hvd.h"
 
+struct hierarchy;
+
 enum { PROCESS_SET_MAX = 1024 };
 
 struct process_set {
@@ -21,6 +23,7 @@ struct process_set {
     int32_t *local_indices;     // by set rank; only when shared
     uint64_t barrier;           // the last barrier's number: generation << 32 | counter
     int slab;                   // which slab the next block goes to
+    struct hierarchy *hierarchy;        // collective/hierarchy.h; NULL: one host, or no host holds two members
 };
 
 struct process_set_table {

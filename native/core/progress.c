@@ -15,8 +15,8 @@
 enum {
     SPIN_ROUNDS = 100,          // a few us: a message from a rank that is running comes within that
     SPIN_ROUNDS_CROWDED = 20,   // more ranks than cores: the one that is waited for needs this core
-    YIELD_ROUNDS = 1000,        // it may share this core although there are others: give it away, again and again,
-                                // for up to half a millisecond, before paying for a sleep and a wake-up
+    YIELD_ROUNDS = 1000,        // a rank of this host may share this core although there are others: give it away, again
+                                // and again, for up to half a millisecond, before paying for a sleep and a wake-up
     HANDOVER_ROUNDS = 50,       // another thread runs the engine: it may be done in a moment
     SOCKET_ROUNDS = 16,         // looking at a socket is a system call: only every so many rounds
     IDLE_ROUNDS = 200,          // the progress thread looks a little longer before it sleeps: posts come in bursts
@@ -53,7 +53,7 @@ static void fail_link(bhvd_context *ctx, const struct link *link, bhvd_status st
 static void advance_link(bhvd_context *ctx, struct link *link, bool look_at_sockets, bool *progress)
 {
     bool moved = false;
-    bool has_output = link->control_out.size || link->sends.head;
+    bool has_output = link->control_out.size || traffic_is_pending(&link->sends);
     bool by_socket = !link->control.ops->readable;
     if (!has_output && !(by_socket ? look_at_sockets : link_ready(link)) && link->state == LINK_OPEN)
         return;
@@ -61,7 +61,7 @@ static void advance_link(bhvd_context *ctx, struct link *link, bool look_at_sock
     if (status) {
         fail_link(ctx, link, status);
     } else if (link->state == LINK_LEFT && !moved &&
-               (link->sends.head || (link->receives.head && !by_socket))) {
+               (traffic_is_pending(&link->sends) || (traffic_is_pending(&link->receives) && !by_socket))) {
         context_fail(ctx, BHVD_ERR_PEER_LOST, "rank %d left the job while an operation still needed it", link->rank);
     }
     *progress |= moved;
@@ -102,6 +102,12 @@ static bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
     return progress;
 }
 
+// The bell; of each peer a liveness socket, or a control channel and streams.
+static size_t poll_fds_size(const bhvd_context *ctx)
+{
+    return (1 + (1 + LINK_STREAMS_MAX) * (size_t)ctx->options.size) * sizeof(struct pollfd);
+}
+
 static int fill_poll_fds(bhvd_context *ctx, struct pollfd *fds)
 {
     int count = 0;
@@ -116,10 +122,12 @@ static int fill_poll_fds(bhvd_context *ctx, struct pollfd *fds)
         if (link->control.fd >= 0)
             fds[count++] = (struct pollfd){.fd = link->control.fd,
                                            .events = POLLIN | (link->control_out.size ? POLLOUT : 0)};
-        if (link->data.fd >= 0)
-            fds[count++] = (struct pollfd){.fd = link->data.fd,
-                                           .events = (link->receives.head ? POLLIN : 0) |
-                                                     (link->sends.head ? POLLOUT : 0)};
+        for (int i = 0; i < link->stream_count && link->streams[i].channel.fd >= 0; i++) {
+            const struct stream *stream = &link->streams[i];
+            fds[count++] = (struct pollfd){.fd = stream->channel.fd,
+                                           .events = (stream->receives.head ? POLLIN : 0) |
+                                                     (stream->sends.head ? POLLOUT : 0)};
+        }
     }
     return count;
 }
@@ -155,10 +163,12 @@ static enum bell_state sleeping_state(bhvd_context *ctx)
 }
 
 // Waits for an event; ready: what the caller waits for, looked at once more after the bell is set. NULL: nothing.
-static void engine_sleep(bhvd_context *ctx, int64_t deadline_ns, progress_ready_fn ready, void *arg)
+// True when something moved instead.
+static bool engine_sleep(bhvd_context *ctx, int64_t deadline_ns, progress_ready_fn ready, void *arg)
 {
     set_bell(ctx, BELL_ASLEEP);
-    if (!engine_poll(ctx, true) && !ctx->executions_head && !ctx->failure.status && !(ready && ready(ctx, arg))) {
+    bool progress = engine_poll(ctx, true);
+    if (!progress && !ctx->executions_head && !ctx->failure.status && !(ready && ready(ctx, arg))) {
         int timeout = clock_remaining_ms(deadline_ns);
         if (timeout < 0 || timeout > SLEEP_MAX_MS)
             timeout = SLEEP_MAX_MS;
@@ -168,6 +178,7 @@ static void engine_sleep(bhvd_context *ctx, int64_t deadline_ns, progress_ready_
         stall_check(ctx);
     }
     set_bell(ctx, BELL_AWAKE);
+    return progress;
 }
 
 // Waits a moment: spins, then yields the core, then sleeps. *rounds counts since the last progress.
@@ -176,10 +187,10 @@ static void engine_pause(bhvd_context *ctx, int *rounds, int64_t deadline_ns, pr
     ++*rounds;
     if (*rounds < ctx->spin_limit)
         cpu_relax();
-    else if (*rounds < ctx->spin_limit + YIELD_ROUNDS)
+    else if (*rounds < ctx->spin_limit + ctx->yield_limit)
         sched_yield();
-    else
-        engine_sleep(ctx, deadline_ns, ready, arg);
+    else if (engine_sleep(ctx, deadline_ns, ready, arg))
+        *rounds = 0;
 }
 
 bhvd_status progress_until(bhvd_context *ctx, progress_ready_fn ready, void *arg, int waiting_for)
@@ -200,6 +211,8 @@ bhvd_status progress_until(bhvd_context *ctx, progress_ready_fn ready, void *arg
         if (rounds == ctx->spin_limit && deadline_ns == 0)
             deadline_ns = clock_deadline_ns(ctx->options.timeout_ms);
         engine_pause(ctx, &rounds, deadline_ns ? deadline_ns : CLOCK_NEVER, ready, arg);
+        if (rounds == 0)
+            deadline_ns = 0;
         if (deadline_ns && clock_now_ns() >= deadline_ns && ready(ctx, arg) <= 0) {
             char who[32] = "another rank";
             if (waiting_for >= 0)
@@ -287,7 +300,7 @@ static bool engine_has_work(bhvd_context *ctx)
 static void *progress_main(void *arg)
 {
     bhvd_context *ctx = arg;
-    struct pollfd *fds = malloc((1 + 3 * (size_t)ctx->options.size) * sizeof *fds);
+    struct pollfd *fds = malloc(poll_fds_size(ctx));
     while (!atomic_load(&ctx->closed) && fds) {
         pthread_mutex_lock(&ctx->engine_lock);
         set_bell(ctx, BELL_AWAKE);
@@ -392,7 +405,8 @@ static int core_count(void)
 bhvd_status progress_start(bhvd_context *ctx, struct bhvd_error *error)
 {
     ctx->spin_limit = ctx->connections.local_size <= core_count() ? SPIN_ROUNDS : SPIN_ROUNDS_CROWDED;
-    ctx->poll_fds = malloc((1 + 3 * (size_t)ctx->options.size) * sizeof *ctx->poll_fds);
+    ctx->yield_limit = ctx->connections.local_size > 1 ? YIELD_ROUNDS : 0;
+    ctx->poll_fds = malloc(poll_fds_size(ctx));
     if (!ctx->poll_fds || pthread_create(&ctx->progress_thread, NULL, progress_main, ctx) != 0)
         return error_set(error, BHVD_ERR_SYSTEM, "the progress thread could not be started");
     ctx->progress_thread_runs = true;

@@ -54,7 +54,7 @@ typedef enum bhvd_kind {
 typedef enum bhvd_codec {
     BHVD_CODEC_NONE = 0, BHVD_CODEC_MINMAX_UINT8 = 1, BHVD_CODEC_SIGN = 2, BHVD_CODEC_SIGN_RMS = 3,
     BHVD_CODEC_TERNARY = 4, BHVD_CODEC_QSGD = 5, BHVD_CODEC_FLOAT16 = 6, BHVD_CODEC_BFLOAT16 = 7, BHVD_CODEC_TOPK = 8,
-    BHVD_CODEC_COUNT = 9
+    BHVD_CODEC_FLOAT32 = 9, BHVD_CODEC_COUNT = 10
 } bhvd_codec;
 
 /* Equal on the side that encodes and the one that decodes, but for seed, which only encoding reads. Zeros: defaults. */
@@ -113,7 +113,10 @@ struct bhvd_context_options {
                                      * that is busy with an operation of another process set makes none */
     int stall_warning_ms;           /* 0: no stall check */
     int stall_shutdown_ms;          /* 0: never */
-    const char *allreduce_path;     /* NULL or "": chosen by native/collective/select.c; "shared", "ring": forced */
+    const char *allreduce_path;     /* NULL or "": chosen by native/collective/select.c; "shared", "ring", "doubling",
+                                     * "halving", "hierarchical": forced where the process set allows it */
+    int streams;                    /* TCP connections for data to each rank of another host, 1 to 8; 0: 1. The smaller
+                                     * number of two ranks holds between them */
 };
 
 /* A world of `size` ranks inside this process, for tests: pass it to every rank's options. */

@@ -9,6 +9,12 @@ static const struct bhvd_codec_options defaults;
 void codec_kernels_init(struct kernel_table *table, unsigned cpu)
 {
     minmax_uint8_kernels_init(table, cpu);
+    float32_kernels_init(table, cpu);
+    sign_kernels_init(table, cpu);
+    ternary_kernels_init(table, cpu);
+    qsgd_kernels_init(table, cpu);
+    half_kernels_init(table, cpu);
+    topk_kernels_init(table, cpu);
 }
 
 // The codec's kernels for this dtype, best of this CPU, and *options for them; false when it does not take the dtype.

@@ -73,5 +73,11 @@ void scale_kernels_init(struct kernel_table *table, unsigned cpu);
 void cast_kernels_init(struct kernel_table *table, unsigned cpu);
 void codec_kernels_init(struct kernel_table *table, unsigned cpu);       // each of the codecs:
 void minmax_uint8_kernels_init(struct kernel_table *table, unsigned cpu);
+void float32_kernels_init(struct kernel_table *table, unsigned cpu);
+void sign_kernels_init(struct kernel_table *table, unsigned cpu);
+void ternary_kernels_init(struct kernel_table *table, unsigned cpu);
+void qsgd_kernels_init(struct kernel_table *table, unsigned cpu);
+void half_kernels_init(struct kernel_table *table, unsigned cpu);
+void topk_kernels_init(struct kernel_table *table, unsigned cpu);
 
 #endif

@@ -85,4 +85,5 @@ static void CODEC(decode_add)(float *dst, const void *src, size_t count, const s
 #undef ELEMENT
 #undef REAL
 #undef REAL_MAX
+#undef LARGEST
 #undef SIZE

@@ -5,38 +5,9 @@
 // lets the codes of a chunk that no cache can hold bypass the caches. (Measured and rejected: the second pass from back
 // to front, which the prefetchers punish more than the warm end repays.)
 //
-// The includer defines ISA and, for a vector `vec` of LANES floats: vec_load, vec_store, vec_set1, vec_add, vec_sub,
-// vec_mul, vec_rint, vec_min, vec_max;
-//     vec_nans, VEC_NANS_NONE, vec_nans_add(nans, a, b), vec_nans_any    whether any of the vectors added held a NaN
+// The includer has the vectors of vectors.h, and defines
 //     vec_codes(q)             whole numbers, clamped to 0..255, as a block of bytes
 //     vec_from_codes(codes)    LANES bytes as numbers
-// and for each element type f32, f16, bf16 the vector functions of struct element below.
-
-enum {
-    BLOCK = CODEC_BLOCK,
-    PREFETCH_BYTES = 8192,              // ahead of the block in work; past the end of the source it does no harm
-    STREAM_COUNT = 4 << 20              // elements, from which on codes bypass the caches
-};
-
-// Asks for the cache lines of the block PREFETCH_BYTES ahead.
-INLINE void prefetch_block(const char *block, size_t size)
-{
-    for (size_t line = 0; line < BLOCK * size; line += 64)
-        _mm_prefetch(block + PREFETCH_BYTES + line, _MM_HINT_T0);
-}
-
-// An element type: its vectors, and one element for the header.
-struct element {
-    size_t size;
-    vec (*load)(const void *p);
-    void (*store_two)(void *p, vec a, vec b);   // finite numbers, one vector after the other
-    vec (*round)(vec x);                        // finite numbers rounded to the element type, still as float32
-    float (*load_one)(const void *p);
-    void (*store_one)(void *p, float x);
-};
-static const struct element f32 = {4, vec_load, vec_store_two_f32, vec_round_f32, load_f32, store_f32};
-static const struct element f16 = {2, vec_load_f16, vec_store_two_f16, vec_round_f16, load_f16, store_f16};
-static const struct element bf16 = {2, vec_load_bf16, vec_store_two_bf16, vec_round_bf16, load_bf16, store_bf16};
 
 // The last count % BLOCK elements, filled up to a block by repeating the first of them.
 INLINE void tail_load(char *block, const char *src, size_t count, size_t size)

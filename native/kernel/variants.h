@@ -12,6 +12,14 @@ void scale_kernels_init_avx2(struct kernel_table *table);
 void cast_kernels_init_avx2(struct kernel_table *table);
 void minmax_uint8_kernels_init_avx2(struct kernel_table *table);
 void minmax_uint8_kernels_init_avx512(struct kernel_table *table);
+void sign_kernels_init_avx2(struct kernel_table *table);
+void sign_kernels_init_avx512(struct kernel_table *table);
+void ternary_kernels_init_avx2(struct kernel_table *table);
+void ternary_kernels_init_avx512(struct kernel_table *table);
+void qsgd_kernels_init_avx2(struct kernel_table *table);
+void qsgd_kernels_init_avx512(struct kernel_table *table);
+void half_kernels_init_avx2(struct kernel_table *table);
+void topk_kernels_init_avx2(struct kernel_table *table);
 
 // libgcc asked CPUID and XGETBV once, before main: a feature counts only when the operating system saves its registers.
 static inline unsigned variants_cpu_features(void)
@@ -31,6 +39,14 @@ static inline void scale_kernels_init_avx2(struct kernel_table *table) { (void)t
 static inline void cast_kernels_init_avx2(struct kernel_table *table) { (void)table; }
 static inline void minmax_uint8_kernels_init_avx2(struct kernel_table *table) { (void)table; }
 static inline void minmax_uint8_kernels_init_avx512(struct kernel_table *table) { (void)table; }
+static inline void sign_kernels_init_avx2(struct kernel_table *table) { (void)table; }
+static inline void sign_kernels_init_avx512(struct kernel_table *table) { (void)table; }
+static inline void ternary_kernels_init_avx2(struct kernel_table *table) { (void)table; }
+static inline void ternary_kernels_init_avx512(struct kernel_table *table) { (void)table; }
+static inline void qsgd_kernels_init_avx2(struct kernel_table *table) { (void)table; }
+static inline void qsgd_kernels_init_avx512(struct kernel_table *table) { (void)table; }
+static inline void half_kernels_init_avx2(struct kernel_table *table) { (void)table; }
+static inline void topk_kernels_init_avx2(struct kernel_table *table) { (void)table; }
 static inline unsigned variants_cpu_features(void) { return 0; }
 
 #endif

@@ -28,20 +28,23 @@
 #include "transport/socket.h"
 
 enum {
-    CARD_MAGIC = 0x31484742,            // "BGH1", also tells the byte order
+    CARD_MAGIC = 0x33484742,            // "BGH3", also tells the byte order
     HELLO_MAGIC = 0x32484742,
     HANDSHAKE_MS = 5000,                // one connection's; a stranger must not hold up the others for longer
     ID_SIZE = 192
 };
-enum channel_kind { CHANNEL_CONTROL = 0, CHANNEL_DATA = 1, CHANNEL_LOCAL = 2 };
+// CHANNEL_STREAM + i is stream i.
+enum channel_kind { CHANNEL_CONTROL = 0, CHANNEL_LOCAL = 1, CHANNEL_STREAM = 2 };
 
 // What a rank tells the others about itself.
 struct card {
     uint32_t magic;
     int32_t rank, port;
+    int32_t streams;                    // at most so many to each peer
     char host[16];                      // numeric IPv4
     char host_id[ID_SIZE];              // empty: shares memory with nobody
     char local_name[40];                // of its UNIX socket
+    char allreduce_path[16];            // must be the same everywhere
 };
 
 // The first bytes on an authenticated connection.
@@ -97,7 +100,10 @@ static bhvd_status fill_card(struct connecting *k, struct card *card)
     if (status)
         return status;
     card->port = port;
+    card->streams = options->streams > 0 ? options->streams : 1;
     snprintf(card->host, sizeof card->host, "%s", options->listen_host);
+    snprintf(card->allreduce_path, sizeof card->allreduce_path, "%s",
+             options->allreduce_path ? options->allreduce_path : "");
     if (!may_share(options))
         return BHVD_OK;
     if (options->host_id)
@@ -133,18 +139,38 @@ static bhvd_status exchange_cards(struct connecting *k, const struct card *mine)
         card->host[sizeof card->host - 1] = '\0';
         card->host_id[sizeof card->host_id - 1] = '\0';
         card->local_name[sizeof card->local_name - 1] = '\0';
-        if (all[rank].size != sizeof *card || card->magic != CARD_MAGIC || card->rank != rank)
+        card->allreduce_path[sizeof card->allreduce_path - 1] = '\0';
+        if (all[rank].size != sizeof *card || card->magic != CARD_MAGIC || card->rank != rank || card->streams < 1 ||
+            card->streams > LINK_STREAMS_MAX)
             status = error_set(k->error, BHVD_ERR_MISMATCH,
                                "rank %d runs another version of bagua_hvd or another byte order", rank);
+        else if (strcmp(card->allreduce_path, k->cards[0].allreduce_path) != 0)
+            status = error_set(k->error, BHVD_ERR_MISMATCH,
+                               "BAGUA_HVD_ALLREDUCE is \"%s\" on rank 0 but \"%s\" on rank %d: give all ranks the same",
+                               k->cards[0].allreduce_path, card->allreduce_path, rank);
     }
     free(all);
     return status;
 }
 
-static bool shares_memory(const struct connecting *k, int rank)
+static bool share_memory(const struct connecting *k, int rank, int other)
 {
-    const char *mine = k->cards[k->c->rank].host_id;
-    return mine[0] && strcmp(mine, k->cards[rank].host_id) == 0;
+    const char *id = k->cards[rank].host_id;
+    return id[0] && strcmp(id, k->cards[other].host_id) == 0;
+}
+
+static bool shares_memory(const struct connecting *k, int rank) { return share_memory(k, k->c->rank, rank); }
+
+// Equal on all ranks, since all have the same cards.
+static void count_hosts(const struct connecting *k)
+{
+    int hosts = 0;
+    for (int rank = 0; rank < k->c->size; rank++) {
+        int first = 0;
+        while (first < rank && !share_memory(k, rank, first))
+            first++;
+        k->c->host_of[rank] = first < rank ? k->c->host_of[first] : hosts++;
+    }
 }
 
 // ------------------------------------------------------------------------------------------------- local connections
@@ -271,7 +297,7 @@ void connections_use_rings(struct connections *c, int peer, int local_index, int
         .ops = &channel_ring_ops, .fd = -1, .capacity = RING_CONTROL_BYTES, .peer_bell = &link->bell,
         .tx = host_memory_control_ring(&c->host, c->local_index, local_index),
         .rx = host_memory_control_ring(&c->host, local_index, c->local_index)};
-    link->data = (struct channel){
+    link->streams[0].channel = (struct channel){
         .ops = &channel_ring_ops, .fd = -1, .capacity = RING_DATA_BYTES, .peer_bell = &link->bell,
         .tx = host_memory_data_ring(&c->host, c->local_index, local_index),
         .rx = host_memory_data_ring(&c->host, local_index, c->local_index)};
@@ -310,13 +336,24 @@ static bhvd_status join_locally(struct connecting *k, int rank, int fd, int64_t 
 
 // ---------------------------------------------------------------------------------------------------- all connections
 
-static void use_socket(struct link *link, enum channel_kind kind, int fd)
+// As many as both ranks ask for.
+static int stream_count(const struct connecting *k, int rank)
 {
-    struct channel *channel = kind == CHANNEL_CONTROL ? &link->control : &link->data;
-    *channel = (struct channel){.ops = &channel_tcp_ops, .fd = fd};
+    int mine = k->cards[k->c->rank].streams, theirs = k->cards[rank].streams;
+    return mine < theirs ? mine : theirs;
 }
 
-static bhvd_status connect_to(struct connecting *k, int rank, enum channel_kind kind)
+static struct channel *channel_of(struct link *link, uint32_t kind)
+{
+    return kind == CHANNEL_CONTROL ? &link->control : &link->streams[kind - CHANNEL_STREAM].channel;
+}
+
+static void use_socket(struct link *link, uint32_t kind, int fd)
+{
+    *channel_of(link, kind) = (struct channel){.ops = &channel_tcp_ops, .fd = fd};
+}
+
+static bhvd_status connect_to(struct connecting *k, int rank, uint32_t kind)
 {
     const struct card *card = &k->cards[rank];
     int fd = -1;
@@ -343,11 +380,9 @@ static bhvd_status connect_to(struct connecting *k, int rank, enum channel_kind 
     return BHVD_OK;
 }
 
-static bool is_connected(const struct link *link, enum channel_kind kind)
+static bool is_connected(struct link *link, uint32_t kind)
 {
-    return kind == CHANNEL_LOCAL     ? link->liveness_fd >= 0
-           : kind == CHANNEL_CONTROL ? link->control.fd >= 0
-                                     : link->data.fd >= 0;
+    return kind == CHANNEL_LOCAL ? link->liveness_fd >= 0 : channel_of(link, kind)->fd >= 0;
 }
 
 // An accepted connection. Whoever does not know the secret, or is not expected, is turned away without harm.
@@ -360,7 +395,7 @@ static bool greet(struct connecting *k, int fd, bool local)
         socket_read_full(fd, &hello, sizeof hello, deadline_ns))
         return false;
     if (hello.magic != HELLO_MAGIC || hello.rank <= k->c->rank || hello.rank >= k->c->size ||
-        hello.channel > CHANNEL_LOCAL || (hello.channel == CHANNEL_LOCAL) != local ||
+        hello.channel >= CHANNEL_STREAM + (uint32_t)stream_count(k, hello.rank) || (hello.channel == CHANNEL_LOCAL) != local ||
         local != shares_memory(k, hello.rank))
         return false;
     struct link *link = &k->c->links[hello.rank];
@@ -372,14 +407,21 @@ static bool greet(struct connecting *k, int fd, bool local)
     return true;
 }
 
-static int first_missing(const struct connecting *k)
+static bool is_complete(struct connecting *k, int rank)
+{
+    struct link *link = &k->c->links[rank];
+    if (shares_memory(k, rank))
+        return is_connected(link, CHANNEL_LOCAL);
+    bool complete = is_connected(link, CHANNEL_CONTROL);
+    for (int i = 0; i < link->stream_count; i++)
+        complete = complete && is_connected(link, CHANNEL_STREAM + (uint32_t)i);
+    return complete;
+}
+
+static int first_missing(struct connecting *k)
 {
     for (int rank = k->c->rank + 1; rank < k->c->size; rank++) {
-        const struct link *link = &k->c->links[rank];
-        bool complete = shares_memory(k, rank)
-                            ? is_connected(link, CHANNEL_LOCAL)
-                            : is_connected(link, CHANNEL_CONTROL) && is_connected(link, CHANNEL_DATA);
-        if (!complete)
+        if (!is_complete(k, rank))
             return rank;
     }
     return -1;
@@ -420,8 +462,8 @@ static bhvd_status connect_all(struct connecting *k)
             status = connect_to(k, rank, CHANNEL_LOCAL);
         } else {
             status = connect_to(k, rank, CHANNEL_CONTROL);
-            if (!status)
-                status = connect_to(k, rank, CHANNEL_DATA);
+            for (int i = 0; i < c->links[rank].stream_count && !status; i++)
+                status = connect_to(k, rank, CHANNEL_STREAM + (uint32_t)i);
         }
     }
     return status ? status : accept_higher(k);
@@ -445,10 +487,13 @@ static bhvd_status connect_network(struct connections *c, const struct bhvd_cont
         status = listen_locally(&k, mine.local_name);
     if (!status)
         status = exchange_cards(&k, &mine);
+    if (!status)
+        count_hosts(&k);
     for (int rank = 0; rank < c->size && !status; rank++) {
         bool local = rank == c->rank || shares_memory(&k, rank);
         c->local_size += local;
         c->local_index += local && rank < c->rank;
+        c->links[rank].stream_count = local ? 1 : stream_count(&k, rank);
         if (!local && strcmp(options->transport, "shm") == 0)
             status = error_set(error, BHVD_ERR_ARGUMENT,
                                "transport \"shm\" needs all ranks on one host, but rank %d is on another; use \"auto\"",
@@ -481,9 +526,9 @@ static bhvd_status check_options(const struct bhvd_context_options *options, str
     if (!known)
         return error_set(error, BHVD_ERR_ARGUMENT, "unknown transport \"%s\"; known are auto, shm, tcp, inproc",
                          options->transport ? options->transport : "");
-    const char *path = options->allreduce_path ? options->allreduce_path : "";
-    if (path[0] && strcmp(path, "shared") != 0 && strcmp(path, "ring") != 0)
-        return error_set(error, BHVD_ERR_ARGUMENT, "unknown allreduce path \"%s\"; known are shared, ring", path);
+    if (options->streams < 0 || options->streams > LINK_STREAMS_MAX)
+        return error_set(error, BHVD_ERR_ARGUMENT, "%d streams to each rank: 1 to %d are possible", options->streams,
+                         LINK_STREAMS_MAX);
     if (options->size < 1 || options->rank < 0 || options->rank >= options->size)
         return error_set(error, BHVD_ERR_ARGUMENT, "rank %d of %d does not exist", options->rank, options->size);
     if (options->size > 1 && strcmp(options->transport, "inproc") != 0 &&
@@ -502,8 +547,12 @@ bhvd_status connections_init(struct connections *c, const struct bhvd_context_op
     if (status)
         return status;
     c->links = calloc((size_t)c->size, sizeof *c->links);
-    if (!c->links)
+    c->host_of = calloc((size_t)c->size, sizeof *c->host_of);       // one host, unless the cards say otherwise
+    if (!c->links || !c->host_of) {
+        free(c->links);
+        free(c->host_of);
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for %d ranks", c->size);
+    }
     for (int rank = 0; rank < c->size; rank++)
         link_init(&c->links[rank], rank);
     bool inproc = strcmp(options->transport, "inproc") == 0;
@@ -525,6 +574,7 @@ void connections_fini(struct connections *c)
     for (int rank = 0; rank < c->size && c->links; rank++)
         link_fini(&c->links[rank]);
     free(c->links);
+    free(c->host_of);
     close_fd(c->bell.fd);
     if (c->owns_host_memory)
         munmap(c->host.base, c->host.size);

@@ -12,6 +12,7 @@ struct connections {
     struct bell bell;               // this rank's own
     struct host_memory host;        // shared with the ranks of local_ranks; of this rank alone for transport "tcp"
     int local_index, local_size;    // among the ranks that share `host`
+    int *host_of;                   // by rank: its host, counted in the order of their first ranks
     bool owns_host_memory;          // to be unmapped in connections_fini
 };
 

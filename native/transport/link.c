@@ -10,15 +10,18 @@ static void queue_init(struct transfer_queue *queue)
 {
     queue->head = NULL;
     queue->tail = &queue->head;
-    queue->next_number = 0;
 }
 
 void link_init(struct link *link, int rank)
 {
     *link = (struct link){.rank = rank, .local_index = -1, .bell = {.fd = -1}, .liveness_fd = -1};
-    link->control.fd = link->data.fd = -1;
-    queue_init(&link->sends);
-    queue_init(&link->receives);
+    link->control.fd = -1;
+    link->stream_count = 1;
+    for (int i = 0; i < LINK_STREAMS_MAX; i++) {
+        link->streams[i].channel.fd = -1;
+        queue_init(&link->streams[i].sends);
+        queue_init(&link->streams[i].receives);
+    }
 }
 
 static void close_fd(int *fd)
@@ -31,7 +34,8 @@ static void close_fd(int *fd)
 void link_fini(struct link *link)
 {
     close_fd(&link->control.fd);
-    close_fd(&link->data.fd);
+    for (int i = 0; i < LINK_STREAMS_MAX; i++)
+        close_fd(&link->streams[i].channel.fd);
     close_fd(&link->liveness_fd);
     close_fd(&link->bell.fd);
     bytes_fini(&link->control_out);
@@ -70,37 +74,41 @@ bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes 
     return status;
 }
 
-static void queue_append(struct transfer_queue *queue, struct transfer *transfer, void *buffer, size_t size)
+static void queue_append(struct transfer_queue *queue, struct transfer *transfer, void *buffer, size_t size,
+                         struct traffic *traffic)
 {
     *transfer = (struct transfer){
-        .buffer = buffer, .size = size, .header = {.number = queue->next_number++, .size = size}};
+        .buffer = buffer, .size = size, .header = {.number = traffic->posted++, .size = size}};
     *queue->tail = transfer;
     queue->tail = &transfer->next;
 }
 
-static void queue_pop(struct transfer_queue *queue)
+static void queue_pop(struct transfer_queue *queue, struct traffic *traffic)
 {
     struct transfer *transfer = queue->head;
     queue->head = transfer->next;
     if (!queue->head)
         queue->tail = &queue->head;
+    traffic->done++;
     transfer->done = true;
 }
 
 void link_post_send(struct link *link, struct transfer *transfer, const void *buffer, size_t size)
 {
-    queue_append(&link->sends, transfer, (void *)buffer, size);
+    struct stream *stream = &link->streams[link->sends.posted % (unsigned)link->stream_count];
+    queue_append(&stream->sends, transfer, (void *)buffer, size, &link->sends);
 }
 
 void link_post_recv(struct link *link, struct transfer *transfer, void *buffer, size_t size)
 {
-    queue_append(&link->receives, transfer, buffer, size);
+    struct stream *stream = &link->streams[link->receives.posted % (unsigned)link->stream_count];
+    queue_append(&stream->receives, transfer, buffer, size, &link->receives);
 }
 
-static bhvd_status advance_sends(struct link *link, bool *progress)
+static bhvd_status advance_sends(struct link *link, struct stream *stream, bool *progress)
 {
     struct transfer *t;
-    while ((t = link->sends.head)) {
+    while ((t = stream->sends.head)) {
         size_t moved, header_left = sizeof t->header - t->header_moved;
         struct iovec parts[2] = {
             {(char *)&t->header + t->header_moved, header_left},
@@ -108,7 +116,7 @@ static bhvd_status advance_sends(struct link *link, bool *progress)
         };
         bool both = header_left && t->size;
         bhvd_status status =
-            link->data.ops->send(&link->data, header_left ? parts : parts + 1, both ? 2 : 1, &moved);
+            stream->channel.ops->send(&stream->channel, header_left ? parts : parts + 1, both ? 2 : 1, &moved);
         if (status)
             return status;
         if (moved)
@@ -119,21 +127,21 @@ static bhvd_status advance_sends(struct link *link, bool *progress)
         link->payload_sent += moved - of_header;
         if (t->header_moved < sizeof t->header || t->moved < t->size)
             return BHVD_OK;
-        queue_pop(&link->sends);
+        queue_pop(&stream->sends, &link->sends);
     }
     return BHVD_OK;
 }
 
-static bhvd_status advance_receives(struct link *link, bool *progress)
+static bhvd_status advance_receives(struct link *link, struct stream *stream, bool *progress)
 {
+    struct channel *channel = &stream->channel;
     struct transfer *t;
-    while ((t = link->receives.head)) {
+    while ((t = stream->receives.head)) {
         size_t moved;
         // While the header is incomplete its expected content lies in t->header; what arrives is compared with it.
         while (t->header_moved < sizeof t->header) {
             unsigned char got[sizeof t->header];
-            bhvd_status status =
-                link->data.ops->recv(&link->data, got, sizeof got - t->header_moved, &moved);
+            bhvd_status status = channel->ops->recv(channel, got, sizeof got - t->header_moved, &moved);
             if (status || moved == 0)
                 return status;
             *progress = true;
@@ -142,16 +150,24 @@ static bhvd_status advance_receives(struct link *link, bool *progress)
             t->header_moved += moved;
         }
         while (t->moved < t->size) {
-            bhvd_status status = link->data.ops->recv(&link->data, t->buffer + t->moved, t->size - t->moved, &moved);
+            bhvd_status status = channel->ops->recv(channel, t->buffer + t->moved, t->size - t->moved, &moved);
             if (status || moved == 0)
                 return status;
             *progress = true;
             t->moved += moved;
             link->payload_received += moved;
         }
-        queue_pop(&link->receives);
+        queue_pop(&stream->receives, &link->receives);
     }
     return BHVD_OK;
+}
+
+static bhvd_status advance_all_receives(struct link *link, bool *progress)
+{
+    bhvd_status status = BHVD_OK;
+    for (int i = 0; i < link->stream_count && !status && traffic_is_pending(&link->receives); i++)
+        status = advance_receives(link, &link->streams[i], progress);
+    return status;
 }
 
 static bhvd_status advance_control(struct link *link, link_frame_fn on_frame, void *arg, bool *progress)
@@ -190,14 +206,14 @@ bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, b
     bhvd_status status = BHVD_OK;
     if (link->state != LINK_OPEN) {
         // It is gone, but what it sent before lies in the ring or the socket still.
-        return link->receives.head ? advance_receives(link, progress) : BHVD_OK;
+        return advance_all_receives(link, progress);
     }
     if (link->control_out.size)
         status = flush_control(link, progress);
-    if (!status && link->sends.head)
-        status = advance_sends(link, progress);
-    if (!status && link->receives.head)
-        status = advance_receives(link, progress);
+    for (int i = 0; i < link->stream_count && !status && traffic_is_pending(&link->sends); i++)
+        status = advance_sends(link, &link->streams[i], progress);
+    if (!status)
+        status = advance_all_receives(link, progress);
     // Last, so that a goodbye is seen after the data that came before it; and also when the data channel broke, because
     // the goodbye may explain it.
     if ((!status || status == BHVD_ERR_PEER_LOST) &&
@@ -231,7 +247,12 @@ bool link_ready(const struct link *link)
         return true;
     if (link->control_out.size && link->control.ops->writable && link->control.ops->writable(&link->control))
         return true;
-    if (link->sends.head && link->data.ops->writable && link->data.ops->writable(&link->data))
-        return true;
-    return link->receives.head && link->data.ops->readable && link->data.ops->readable(&link->data);
+    for (int i = 0; i < link->stream_count; i++) {
+        const struct stream *stream = &link->streams[i];
+        const struct channel_ops *ops = stream->channel.ops;
+        if ((stream->sends.head && ops->writable && ops->writable(&stream->channel)) ||
+            (stream->receives.head && ops->readable && ops->readable(&stream->channel)))
+            return true;
+    }
+    return false;
 }

@@ -1,5 +1,6 @@
 // A link: everything this rank exchanges with one peer. It has a control channel (small frames: negotiation, goodbye)
-// and a data channel (the messages of collectives), so that control never waits behind data.
+// and one or more streams (the messages of collectives), so that control never waits behind data. Messages are dealt to
+// the streams in turn; within one they keep their order.
 //
 // Data messages between two ranks are matched by order: both execute the operations they share in the same order
 // (core/negotiation.h). Each message carries its number and size, so that a disagreement is an error, not garbage.
@@ -10,7 +11,10 @@
 #include "base/bytes.h"
 #include "transport/transport.h"
 
-enum { LINK_FRAME_MAX = 64 << 20 };             // a control frame's payload
+enum {
+    LINK_FRAME_MAX = 64 << 20,                  // a control frame's payload
+    LINK_STREAMS_MAX = 8
+};
 
 enum link_state {
     LINK_OPEN,
@@ -35,7 +39,16 @@ struct transfer {
 
 struct transfer_queue {
     struct transfer *head, **tail;
-    uint64_t next_number;
+};
+
+struct stream {
+    struct channel channel;
+    struct transfer_queue sends, receives;
+};
+
+// Messages of a link in one direction, over all its streams.
+struct traffic {
+    uint64_t posted, done;
 };
 
 struct link {
@@ -44,11 +57,13 @@ struct link {
     enum link_state state;
     struct bell bell;                           // the peer's, when it is on this host
     int liveness_fd;                            // shm: a UNIX socket that breaks when the peer dies; else -1
-    struct channel control, data;
+    struct channel control;
+    struct stream streams[LINK_STREAMS_MAX];
+    int stream_count;
     struct bytes control_out;                   // frames not yet written, but for the first control_flushed bytes
     size_t control_flushed;
     struct bytes control_in;                    // a frame being assembled
-    struct transfer_queue sends, receives;
+    struct traffic sends, receives;
     _Atomic uint64_t payload_sent, payload_received, control_sent;
 };
 
@@ -74,6 +89,8 @@ bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, b
 
 // The liveness socket broke: reads what the peer sent before, then marks it lost unless a goodbye was among it.
 void link_hang_up(struct link *link, link_frame_fn on_frame, void *arg, bool *progress);
+
+static inline bool traffic_is_pending(const struct traffic *traffic) { return traffic->posted != traffic->done; }
 
 // True when link_advance would move something, as far as can be told without a system call.
 bool link_ready(const struct link *link);

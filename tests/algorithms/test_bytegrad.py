@@ -129,11 +129,16 @@ def error_feedback():
     # The loss does not add up over the steps: it stays within the last levels (range / 255) of both encodings.
     assert np.abs(sent - exact).max() < 2 * 1100 / 255, np.abs(sent - exact).max()
     # A checkpoint brings it back; another one of another size does not.
-    state = algorithm.state_dict([bucket])
+    state = bucket.state.state_dict()
     other = bucket_over([gradient], "feedback")
-    algorithm.load_state_dict(state, [other], global_process_set)
-    assert algorithm.state_dict([other]) == state
-    assert ByteGrad().state_dict([bucket_over([gradient], "none")]) == {}
+    other.state.load_state_dict(state, own=True)
+    assert other.state.state_dict() == state
+    in_place(ByteGrad(), gradient, "none")
+    assert bucket_over([gradient], "none").state.state_dict() == {}
+    longer = bucket_over([np.zeros(count + 1, F)], "longer")
+    longer.state.load_state_dict(state, own=True)
+    with pytest.warns(UserWarning, match="error of longer in the checkpoint is of another size"):
+        algorithm.communicate(longer, global_process_set).wait()
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])

@@ -5,43 +5,18 @@ import numpy as np
 import pytest
 
 from bagua_hvd.common import native
-from world import DTYPES, bfloat16_bits, from_bits, result, storage, view
+from values import OPS, make, reduced
+from world import DTYPES, bfloat16_bits, result, storage, view
 
 # 1 MiB of int64 and more: several blocks and segments, sizes that divide nothing; 0: nothing at all.
 COUNTS = [0, 1, 3, 17, 1000, 4099]
 LARGE = 150_001
-
-OPS = {native.OP_SUM: np.add, native.OP_MIN: np.minimum, native.OP_MAX: np.maximum, native.OP_PRODUCT: np.multiply}
-LOGICAL = {native.OP_SUM: np.logical_or, native.OP_MAX: np.logical_or,
-           native.OP_MIN: np.logical_and, native.OP_PRODUCT: np.logical_and}
 
 _names = itertools.count()
 
 
 def name_for_all(world):
     return f"op.{world.n}.{next(_names)}"
-
-
-def make(dtype, count, rank, n):
-    """Values that differ between ranks, small enough that every dtype holds sums and products of 8 ranks exactly."""
-    i = np.arange(count)
-    if dtype == "bool":
-        return (i + rank) % 3 == 0
-    values = (i * 7 + rank * 3) % 5 if n <= 3 else (i + rank) % 2
-    if dtype == "bfloat16":
-        return bfloat16_bits(values)
-    return values.astype(dtype)
-
-
-def reduced(dtype, op, inputs):
-    if dtype == "bool":
-        return np.logical_or.reduce(inputs) if LOGICAL[op] is np.logical_or else np.logical_and.reduce(inputs)
-    if dtype == "bfloat16":
-        return bfloat16_bits(OPS[op].reduce([from_bits(x) for x in inputs]))
-    total = inputs[0]
-    for x in inputs[1:]:
-        total = OPS[op](total, x)
-    return total.astype(storage(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

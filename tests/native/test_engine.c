@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "bagua_hvd.h"
@@ -12,6 +13,7 @@ enum { RANKS = 3, COUNT = 5000, ROUNDS = 4, OPERATIONS = 24 };
 
 struct job {
     const char *transport, *path;
+    const char *hosts;              // a letter for each rank's host; NULL: all on this one
     void *world;
     bhvd_rendezvous *rendezvous;
     int round;
@@ -29,10 +31,12 @@ static const char SECRET[] = "an engine test's secret";
 static void *run_rank(void *arg)
 {
     struct rank *r = arg;
+    char host[64];
+    snprintf(host, sizeof host, "%d.%c", getpid(), r->job->hosts ? r->job->hosts[r->rank] : 'A');
     struct bhvd_context_options options = {
         .rank = r->rank, .size = RANKS, .transport = r->job->transport, .rendezvous_host = "127.0.0.1",
         .rendezvous_port = r->job->rendezvous ? bhvd_rendezvous_port(r->job->rendezvous) : 0, .scope = "test",
-        .listen_host = "127.0.0.1", .secret = SECRET, .secret_size = sizeof SECRET, .inproc_world = r->job->world,
+        .listen_host = "127.0.0.1", .host_id = host, .secret = SECRET, .secret_size = sizeof SECRET, .inproc_world = r->job->world,
         .fusion_threshold = 1 << 20, .cache_capacity = 16, .start_timeout_ms = 60000, .timeout_ms = 60000,
         .stall_warning_ms = 60000, .allreduce_path = r->job->path,
     };
@@ -44,9 +48,10 @@ static void *run_rank(void *arg)
     return NULL;
 }
 
-static void run_job(const char *transport, const char *path, void (*body)(struct job *, int, bhvd_context *))
+static void run_job(const char *transport, const char *path, const char *hosts,
+                    void (*body)(struct job *, int, bhvd_context *))
 {
-    struct job job = {.transport = transport, .path = path, .body = body};
+    struct job job = {.transport = transport, .path = path, .hosts = hosts, .body = body};
     struct bhvd_error error;
     if (strcmp(transport, "inproc") == 0)
         job.world = bhvd_inproc_world_create(RANKS);
@@ -187,13 +192,16 @@ static void one_leaves_early(struct job *job, int rank, bhvd_context *ctx)
 }
 
 static const struct {
-    const char *transport, *path;
-} PATHS[] = {{"inproc", ""}, {"inproc", "ring"}, {"shm", ""}, {"tcp", ""}};
+    const char *transport, *path, *hosts;
+} PATHS[] = {
+    {"inproc", "", NULL}, {"inproc", "ring", NULL}, {"shm", "", NULL}, {"tcp", "", NULL}, {"auto", "", "AAB"},
+    {"auto", "ring", "ABA"},
+};
 
 static void on_every_path(void (*body)(struct job *, int, bhvd_context *))
 {
     for (size_t i = 0; i < sizeof PATHS / sizeof PATHS[0]; i++)
-        run_job(PATHS[i].transport, PATHS[i].path, body);
+        run_job(PATHS[i].transport, PATHS[i].path, PATHS[i].hosts, body);
 }
 
 TEST(mixed_operations_on_every_path) { on_every_path(mixed_operations); }

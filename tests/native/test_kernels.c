@@ -1,166 +1,6 @@
 // Every entry of the kernel table, for every feature set this CPU runs, against the scalar definitions; and these
-// against values worked out by hand. The codec's definition is tested in tests/kernels/test_minmax_uint8.py.
-// Sources are allocated to the byte, so that AddressSanitizer sees a read past the end; writes past it hit guard bytes.
-#include <float.h>
-#include <math.h>
-
-#include "base/dtype.h"
-#include "check.h"
-#include "kernel/element.h"
-#include "kernel/kernel.h"
-#include "kernel/minmax_uint8.h"
-
-enum { GUARD = 64, GUARD_BYTE = 0xA5 };
-
-// CHECK, with a sentence that says for which input.
-#define EXPECT(condition, ...)                               \
-    do {                                                     \
-        if (!(condition))                                    \
-            check_fail(__FILE__, __LINE__, __VA_ARGS__);     \
-    } while (0)
-
-static const size_t counts[] = {0, 1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 1000, 4097};
-enum { COUNTS = sizeof counts / sizeof counts[0] };
-
-// Past the count from which encode lets its codes bypass the caches.
-enum { LARGE = (4 << 20) + 5 };
-
-static uint64_t random_state = 88172645463325252u;
-
-static uint64_t random_bits(void)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    return random_state ^= random_state << 17;
-}
-
-static int is_float(int dtype)
-{
-    return dtype == BHVD_FLOAT16 || dtype == BHVD_FLOAT32 || dtype == BHVD_FLOAT64 || dtype == BHVD_BFLOAT16;
-}
-
-static void store(int dtype, void *p, double x)
-{
-    switch (dtype) {
-    case BHVD_FLOAT16: store_f16(p, (float)x); break;
-    case BHVD_BFLOAT16: store_bf16(p, (float)x); break;
-    case BHVD_FLOAT32: store_f32(p, (float)x); break;
-    default: store_f64(p, x); break;
-    }
-}
-
-// ORDINARY: floats in [-1, 1). SPECIAL: mostly the values that break kernels. ANY_BITS: random bytes.
-// TINY: subnormals and their neighbours. HUGE_RANGE: both ends of the type. CONSTANT: all the same.
-enum fill { ORDINARY, SPECIAL, ANY_BITS, TINY, HUGE_RANGE, CONSTANT, FILLS };
-
-static double fill_value(int dtype, enum fill fill, size_t i)
-{
-    static const double specials[] = {
-        0.0, -0.0, 1, -1, INFINITY, -INFINITY, NAN, -NAN, FLT_MAX, -FLT_MAX, DBL_MAX, FLT_MIN, 0x1p-149, -0x1p-149,
-        0x1p-1074, 65504, -65504, 65520, 0x1p-24, 0x1p-25, 3.3895314e38,
-    };
-    const double unit = (double)(int64_t)random_bits() * 0x1p-63;
-    const double limit = dtype == BHVD_FLOAT16 ? 65504 : dtype == BHVD_BFLOAT16 ? 0x1.fep127
-                       : dtype == BHVD_FLOAT32 ? FLT_MAX : DBL_MAX;
-    switch (fill) {
-    case SPECIAL: return specials[random_bits() % (sizeof specials / sizeof specials[0])];
-    case TINY: return unit * (dtype == BHVD_FLOAT16 ? 0x1p-20 : dtype == BHVD_FLOAT64 ? 0x1p-1060 : 0x1p-130);
-    case HUGE_RANGE: return i % 3 == 0 ? limit : i % 3 == 1 ? -limit : unit * limit;
-    case CONSTANT: return -0.75;
-    default: return unit;
-    }
-}
-
-static void fill_elements(int dtype, enum fill fill, void *data, size_t count)
-{
-    const size_t size = bhvd_dtype_size((bhvd_dtype)dtype);
-    for (size_t i = 0; i < count; i++) {
-        char *p = (char *)data + i * size;
-        const uint64_t bits = random_bits();
-        if (is_float(dtype) && fill != ANY_BITS)
-            store(dtype, p, fill_value(dtype, fill, i));
-        else if (fill == SPECIAL) {                             // 0, -1 and the limits of every integer type
-            memset(p, bits % 2 == 0 ? 0xff : 0, size);
-            p[size - 1] ^= bits % 3 == 0 ? (char)0x80 : 0;
-        }
-        else if (fill == CONSTANT)
-            memset(p, 1, size);
-        else
-            memcpy(p, &bits, size);
-    }
-}
-
-// `nbytes` bytes that end where the allocation ends and begin at an address with this remainder.
-struct source {
-    char *memory, *data;
-};
-
-static struct source source_create(size_t nbytes, size_t offset)
-{
-    struct source source;
-    source.memory = malloc(offset + nbytes + !(offset + nbytes));
-    source.data = source.memory + offset;
-    return source;
-}
-
-// `nbytes` bytes with guards on both sides, for results; at an address that is a multiple of GUARD, plus `offset`.
-struct result {
-    unsigned char *memory, *data;
-    size_t nbytes;
-};
-
-static struct result result_create(size_t nbytes, size_t offset)
-{
-    const size_t size = (nbytes + offset + 3 * GUARD - 1) / GUARD * GUARD;
-    struct result result = {aligned_alloc(GUARD, size), NULL, nbytes};
-    memset(result.memory, GUARD_BYTE, size);
-    result.data = result.memory + GUARD + offset;
-    return result;
-}
-
-static int result_guards_hold(const struct result *result)
-{
-    for (const unsigned char *p = result->memory; p < result->data; p++)
-        if (*p != GUARD_BYTE)
-            return 0;
-    for (size_t i = 0; i < GUARD; i++)
-        if (result->data[result->nbytes + i] != GUARD_BYTE)
-            return 0;
-    return 1;
-}
-
-// Bit for bit; with any_nan, a NaN equals every NaN (which operand's payload survives a sum is the processor's choice).
-static int same_elements(int dtype, const void *a, const void *b, size_t count, int any_nan)
-{
-    const size_t size = bhvd_dtype_size((bhvd_dtype)dtype);
-    if (count == 0 || memcmp(a, b, count * size) == 0)
-        return 1;
-    for (size_t i = 0; any_nan && i < count; i++) {
-        const char *x = (const char *)a + i * size, *y = (const char *)b + i * size;
-        const int both_nan = dtype == BHVD_FLOAT32 ? isnan(load_f32(x)) && isnan(load_f32(y))
-                           : dtype == BHVD_FLOAT64 ? isnan(load_f64(x)) && isnan(load_f64(y)) : 0;
-        if (!both_nan && memcmp(x, y, size) != 0)
-            return 0;
-    }
-    return any_nan;
-}
-
-struct setting {
-    const struct kernel_table *table, *scalar;
-    const char *isa;
-    int dtype;
-    enum fill fill;
-    size_t count, offset;
-};
-
-// The setting in words, for reports.
-static const char *where(const struct setting *at)
-{
-    static char text[128];
-    snprintf(text, sizeof text, "%s %s, fill %d, count %zu, offset %zu", at->isa,
-             bhvd_dtype_name((bhvd_dtype)at->dtype), (int)at->fill, at->count, at->offset);
-    return text;
-}
+// against values worked out by hand. Codecs: test_codecs.c.
+#include "kernel_inputs.h"
 
 static void test_reduce(const struct setting *at)
 {
@@ -215,7 +55,7 @@ static void test_scale(const struct setting *at)
 
 static void test_cast(const struct setting *at)
 {
-    if (!is_float(at->dtype)) {
+    if (!dtype_is_floating(at->dtype)) {
         EXPECT(!at->table->to_float[at->dtype] && !at->table->from_float[at->dtype], "%s", where(at));
         return;
     }
@@ -236,64 +76,6 @@ static void test_cast(const struct setting *at)
     free(wide.memory), free(wide_expected.memory), free(narrow.memory), free(narrow_expected.memory);
 }
 
-static const struct bhvd_codec_options options;
-
-static void test_codec(const struct setting *at)
-{
-    const struct kernel_codec *codec = &at->table->codecs[BHVD_CODEC_MINMAX_UINT8][at->dtype];
-    const struct kernel_codec *scalar = &at->scalar->codecs[BHVD_CODEC_MINMAX_UINT8][at->dtype];
-    const size_t size = bhvd_dtype_size((bhvd_dtype)at->dtype), count = at->count;
-    const size_t encoded_size = bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, (bhvd_dtype)at->dtype, count, NULL);
-    if (!is_float(at->dtype)) {
-        EXPECT(!codec->encode && !codec->decode && !codec->decode_add && encoded_size == 0, "%s", where(at));
-        return;
-    }
-    struct source src = source_create(count * size, at->offset);
-    fill_elements(at->dtype, at->fill, src.data, count);
-    struct result expected = result_create(encoded_size, 0), encoded = result_create(encoded_size, at->offset);
-    scalar->encode(expected.data, src.data, count, &options);
-    codec->encode(encoded.data, src.data, count, &options);
-    EXPECT(memcmp(expected.data, encoded.data, encoded_size) == 0, "encode, %s", where(at));
-    EXPECT(result_guards_hold(&encoded), "encode, %s", where(at));
-
-    struct source codes = source_create(encoded_size, at->offset);
-    memcpy(codes.data, expected.data, encoded_size);
-    struct result decoded_expected = result_create(count * size, 0), decoded = result_create(count * size, at->offset);
-    scalar->decode(decoded_expected.data, expected.data, count, &options);
-    codec->decode(decoded.data, codes.data, count, &options);
-    EXPECT(same_elements(at->dtype, decoded.data, decoded_expected.data, count, 0), "decode, %s", where(at));
-    EXPECT(result_guards_hold(&decoded), "decode, %s", where(at));
-
-    struct result sum_expected = result_create(count * 4, 0), sum = result_create(count * 4, at->offset);
-    fill_elements(BHVD_FLOAT32, ORDINARY, sum.data, count);
-    if (count > 0)
-        memcpy(sum_expected.data, sum.data, count * 4);
-    scalar->decode_add((float *)sum_expected.data, expected.data, count, &options);
-    codec->decode_add((void *)sum.data, codes.data, count, &options);
-    EXPECT(same_elements(BHVD_FLOAT32, sum.data, sum_expected.data, count, 1), "decode_add, %s", where(at));
-    EXPECT(result_guards_hold(&sum), "decode_add, %s", where(at));
-    free(src.memory), free(codes.memory), free(expected.memory), free(encoded.memory);
-    free(decoded_expected.memory), free(decoded.memory), free(sum_expected.memory), free(sum.memory);
-}
-
-// decode_add adds exactly what decode gives, whatever the element type.
-static void test_decode_add_is_decode(const struct kernel_table *table)
-{
-    enum { COUNT = 77 };
-    static const int dtypes[] = {BHVD_FLOAT16, BHVD_BFLOAT16, BHVD_FLOAT32, BHVD_FLOAT64};
-    for (size_t d = 0; d < sizeof dtypes / sizeof dtypes[0]; d++) {
-        double elements[COUNT], decoded[COUNT];
-        unsigned char codes[32 + 96];
-        float sum[COUNT] = {0}, expected[COUNT];
-        fill_elements(dtypes[d], ORDINARY, elements, COUNT);
-        table->codecs[BHVD_CODEC_MINMAX_UINT8][dtypes[d]].encode(codes, elements, COUNT, &options);
-        table->codecs[BHVD_CODEC_MINMAX_UINT8][dtypes[d]].decode(decoded, codes, COUNT, &options);
-        table->codecs[BHVD_CODEC_MINMAX_UINT8][dtypes[d]].decode_add(sum, codes, COUNT, &options);
-        table->to_float[dtypes[d]](expected, decoded, COUNT);
-        EXPECT(memcmp(sum, expected, sizeof sum) == 0, "%s", bhvd_dtype_name((bhvd_dtype)dtypes[d]));
-    }
-}
-
 static void test_against_scalar(const char *isa, unsigned cpu)
 {
     struct kernel_table scalar, table;
@@ -308,14 +90,7 @@ static void test_against_scalar(const char *isa, unsigned cpu)
                     test_reduce(&at);
                     test_scale(&at);
                     test_cast(&at);
-                    test_codec(&at);
                 }
-    at.fill = ORDINARY;
-    at.count = LARGE;
-    at.dtype = BHVD_FLOAT32;
-    for (at.offset = 0; at.offset < 2; at.offset++)
-        test_codec(&at);
-    test_decode_add_is_decode(&table);
 }
 
 // What one kernel gives for one pair of elements.
@@ -444,13 +219,6 @@ TEST(facts)
     EXPECT(bhvd_dtype_size(BHVD_BFLOAT16) == 2 && bhvd_dtype_size(BHVD_FLOAT64) == 8, "sizes");
     EXPECT(bhvd_dtype_size((bhvd_dtype)-1) == 0 && bhvd_dtype_size(BHVD_DTYPE_COUNT) == 0, "no such type");
     EXPECT(strcmp(bhvd_dtype_name(BHVD_BOOL), "bool") == 0, "%s", bhvd_dtype_name(BHVD_BOOL));
-    EXPECT(bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, BHVD_FLOAT32, 33, NULL) == 32 + 64, "header and two blocks");
-    EXPECT(bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, BHVD_INT32, 33, NULL) == 0, "integers are not taken");
-    EXPECT(bhvd_encoded_size(BHVD_CODEC_NONE, BHVD_FLOAT32, 33, NULL) == 0, "no codec");
-    char bytes[64] = {0};
-    float x = 1;
-    EXPECT(bhvd_encode(BHVD_CODEC_MINMAX_UINT8, BHVD_INT32, bytes, &x, 1, NULL) == BHVD_ERR_UNSUPPORTED, "integers");
-    EXPECT(bhvd_decode(BHVD_CODEC_MINMAX_UINT8, BHVD_FLOAT32, &x, bytes, 1, NULL) == BHVD_ERR_ARGUMENT, "no header");
 }
 
 // The table against itself: in place, guard bytes, sanitizers.

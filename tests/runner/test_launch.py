@@ -341,7 +341,7 @@ def test_a_daemon_that_writes_for_ever_does_not_hold_the_job(launcher):
     (["-np", "2", "--"], 2, "the command is missing"),
     (["-np", "3", "-H", "localhost:2", "true"], 2,
      "Requested more processes (3) than there are available slots (2)"),
-    (["-np", "1", "-H", "elsewhere.invalid:1", "true"], 2, "remote hosts are not supported by this version yet"),
+    (["-np", "1", "-H", "elsewhere.invalid:1", "true"], 1, "host elsewhere.invalid cannot be reached (ssh: Could not"),
     (["-np", "1", "-H", "localhost:x", "true"], 2, "expected name:slots"),
     (["-np", "1", "--unknown", "true"], 2, "unrecognized arguments: --unknown"),
     (["-np", "1", "--fusion-threshold-mb", "-1", "true"], 2, "--fusion-threshold-mb -1: give 0 or more"),

@@ -317,7 +317,7 @@ def test_a_function_that_cannot_be_pickled():
     ({"num_proc": 3, "hosts": "localhost:2"}, ValueError,
      r"Requested more processes \(3\) than there are available slots \(2\)"),
     ({"hosts": "localhost:x"}, ValueError, "expected name:slots"),
-    ({"hosts": "elsewhere.invalid:1"}, NotImplementedError, "remote hosts are not supported.*elsewhere.invalid"),
+    ({"hosts": "elsewhere.invalid:1"}, RuntimeError, "host elsewhere.invalid cannot be reached"),
     ({"num_proc": 0}, ValueError, "num_proc=0 is not a number of processes"),
     ({"num_proc": "2"}, ValueError, "num_proc='2' is not a number of processes"),
     ({"start_timeout": 0}, ValueError, "start-timeout 0: give 1 or more"),

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from bagua_hvd.runner.common.util import config_parser, env, host_hash, safe_shell_exec, secret, timeout
-from bagua_hvd.runner.launch import _build_parser
+from bagua_hvd.runner.flags import build_parser
 from launcher import MARK, processes_of, wait_until
 
 
@@ -84,13 +84,13 @@ FLAGS = [
 
 @pytest.mark.parametrize("flags, variable, value", FLAGS, ids=[" ".join(flags) for flags, _, _ in FLAGS])
 def test_each_flag_sets_its_variable_and_no_other(flags, variable, value):
-    args = _build_parser().parse_args([*flags, "-np", "1", "true"])
+    args = build_parser().parse_args([*flags, "-np", "1", "true"])
     config_parser.validate_config_args(args)
     assert config_parser.set_env_from_args({"KEPT": "1", variable: "before"}, args) == {"KEPT": "1", variable: value}
 
 
 def test_flags_not_given_keep_what_the_user_exported():
-    args = _build_parser().parse_args(["-np", "1", "true"])
+    args = build_parser().parse_args(["-np", "1", "true"])
     assert config_parser.set_env_from_args({"HOROVOD_CYCLE_TIME": "3"}, args) == {"HOROVOD_CYCLE_TIME": "3"}
 
 

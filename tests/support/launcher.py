@@ -43,11 +43,12 @@ class Launcher:
         self.mark = uuid.uuid4().hex
         self._popens = []
 
-    def start(self, *arguments, env=None, **options):
-        """The Popen of a baguarun, in a session of its own."""
+    def start(self, *arguments, env=None, prefix=(), **options):
+        """The Popen of a baguarun, in a session of its own. prefix: what comes before its command."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), MARK: self.mark, **(env or {})}
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": self.folder, **options}
-        popen = subprocess.Popen([*BAGUARUN, *map(str, arguments)], env=environment, start_new_session=True, **options)
+        command = [*prefix, *BAGUARUN, *map(str, arguments)]
+        popen = subprocess.Popen(command, env=environment, start_new_session=True, **options)
         self._popens.append(popen)
         return popen
 

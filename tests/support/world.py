@@ -35,10 +35,16 @@ def storage(dtype):
 
 
 class World:
-    """Starts n contexts. `run(fn)` calls fn(rank, context) on a thread per rank: the results in rank order."""
+    """Starts n contexts. `run(fn)` calls fn(rank, context) on a thread per rank: the results in rank order.
 
-    def __init__(self, n, transport="inproc", path="", timeout_ms=20000, **options):
+    `path`: BAGUA_HVD_ALLREDUCE, or a list with each rank's. `hosts`: for transport "auto", each rank's host by name;
+    ranks share memory with those of the same name.
+    """
+
+    def __init__(self, n, transport="inproc", path="", timeout_ms=20000, hosts=None, **options):
         self.n = n
+        hosts = hosts or [None] * n
+        paths = [path] * n if isinstance(path, str) else path
         self._inproc = native.lib.bhvd_inproc_world_create(n) if transport == "inproc" else None
         secret = os.urandom(32)
         self._rendezvous = None if transport == "inproc" else native.Rendezvous(secret)
@@ -49,9 +55,10 @@ class World:
                 "rank": rank, "size": n, "local_rank": rank, "local_size": n, "cross_rank": 0, "cross_size": 1,
                 "transport": transport, "rendezvous_host": "127.0.0.1", "scope": scope,
                 "rendezvous_port": self._rendezvous.port if self._rendezvous else 0, "listen_host": "127.0.0.1",
-                "host_id": None, "secret": secret, "inproc_world": self._inproc, "fusion_threshold": 1 << 27,
+                "host_id": hosts[rank], "secret": secret, "inproc_world": self._inproc, "fusion_threshold": 1 << 27,
                 "cache_capacity": 1024, "start_timeout_ms": 20000, "timeout_ms": timeout_ms,
-                "stall_warning_ms": 60000, "stall_shutdown_ms": 0, "allreduce_path": path, **options}))
+                "stall_warning_ms": 60000, "stall_shutdown_ms": 0, "allreduce_path": paths[rank],
+                "streams": 1, **options}))
 
         self.contexts = [None] * n
         self.contexts = self.run(create)

@@ -120,10 +120,6 @@ def test_relaxed_algorithms_and_their_state(run_ranks):
     run_ranks(2, relaxed)
 
 
-class Weights(Algorithm):
-    communicates = object
-
-
 class Doubled(Algorithm):
     def communicate(self, bucket, group):
         return c_fp_s(bucket, group, postscale_factor=2.0)
@@ -457,7 +453,7 @@ def construction():
         "unknown algorithm 'bytegard'. Did you mean 'bytegrad'": {"algorithm": "bytegard"},
         "op=Sum.*average=True": {"algorithm": ByteGrad(), "op": hvd.Sum},
         "hvd.Average or hvd.Sum": {"op": hvd.Max},
-        "Weights communicates object: .*communicate gradients": {"algorithm": Weights},
+        "QAdam cannot serve this optimizer: it needs torch.optim.Adam or AdamW, not SGD": {"algorithm": "qadam"},
         "not registered": {"process_set": hvd.ProcessSet([0])},
     }.items():
         with pytest.raises(ValueError, match=message):

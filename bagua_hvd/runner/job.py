@@ -1,20 +1,17 @@
-"""A job whose ranks all run on this host."""
-import base64
+"""What jobs of fixed and of changing size share: the plan, the environment of a rank, its output, how a job ends."""
+import functools
 import ipaddress
 import os
-import shlex
 import signal
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from bagua_hvd.runner.common.util import hosts
-from bagua_hvd.runner.common.util.secret import HOROVOD_SECRET_KEY, make_secret_key
-from bagua_hvd.runner.output import Console, Descriptor, LineForwarder
-from bagua_hvd.runner.rendezvous import Rendezvous
-from bagua_hvd.runner.supervisor import Supervisor, Task
+from bagua_hvd.runner.common.util.secret import HOROVOD_SECRET_KEY
+from bagua_hvd.runner.output import LineForwarder
 
-_LOOPBACK = "lo"
+LOOPBACK = "lo"
 
 
 class WorkerFailed(RuntimeError):
@@ -52,41 +49,60 @@ def _signal_note(exit_code):
         return ""
 
 
+@functools.cache      # a name server may take seconds for a name that only ssh knows
 def is_local(hostname):
-    """Whether the name means this host: localhost, a loopback address, or the host's own name."""
+    """Whether the name means this host: localhost, the host's own name, or an address of one of its interfaces."""
+    own = socket.gethostname().lower()
+    if hostname.lower() in {"localhost", own, own.split(".")[0]}:
+        return True
     try:
-        return ipaddress.ip_address(hostname).is_loopback
+        found = {ipaddress.ip_address(hostname)}
     except ValueError:
-        own = socket.gethostname()
-        return hostname.lower() in {"localhost", own.lower(), own.split(".")[0].lower()}
+        found = _resolved(hostname)
+    return bool(found) and all(address.is_loopback or _is_own(address) for address in found)
 
 
-def plan_local(num_proc, hosts_string=None):
-    """SlotInfos for num_proc ranks on this host.
+def _resolved(hostname):
+    try:
+        return {ipaddress.ip_address(info[4][0].partition("%")[0]) for info in socket.getaddrinfo(hostname, None)}
+    except (OSError, UnicodeError):
+        return set()        # only ssh knows it
+
+
+def _is_own(address):
+    """Whether a socket can be bound to it: a question that needs no list of interfaces."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(address), 0))
+            return True
+    except OSError:
+        return False
+
+
+def plan(num_proc, hosts_string=None):
+    """SlotInfos for num_proc ranks.
 
     Args:
-        hosts_string: `localhost:2,127.0.0.1:2`; None: as many slots as ranks.
+        hosts_string: `h1:2,h2:2`; None: as many slots on this host as ranks.
     Raises:
-        ValueError: malformed, or too few slots. NotImplementedError: a host that is not this one.
+        ValueError: malformed, or too few slots.
     """
     infos = hosts.parse_hosts(f"localhost:{num_proc}" if hosts_string is None else hosts_string)
-    remote = [info.hostname for info in infos if not is_local(info.hostname)]
-    if remote:
-        raise NotImplementedError(f"remote hosts are not supported by this version yet: {', '.join(remote)}; name only "
-                                  f"this host, such as localhost:{num_proc}, or name none")
     try:
         return hosts.get_host_assignments(infos, num_proc, num_proc)
     except ValueError as error:
         raise ValueError(f"{error}: ask for fewer processes, or give the hosts more slots") from None
 
 
-def worker_environment(env, slot, address, port, secret_key):
+def worker_environment(env, slot, address, port, secret_key, interface=LOOPBACK):
     """The environment of the rank at `slot`: what the launcher's own, `env`, holds and a job needs besides.
 
     Args:
         slot: SlotInfo.
         address, port: where the ranks meet.
         secret_key: base64 bytes.
+        interface: of the rank's host, for the connections with other ranks.
     """
     # Exported shell functions are no use to the command, and older shells choke on their names.
     result = {name: value for name, value in env.items() if not name.startswith("BASH_FUNC_") and name != "OLDPWD"}
@@ -102,7 +118,7 @@ def worker_environment(env, slot, address, port, secret_key):
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_GLOO_IFACE": _LOOPBACK,
+        "HOROVOD_GLOO_IFACE": interface,
         HOROVOD_SECRET_KEY: secret_key.decode(),
         "PYTHONUNBUFFERED": "1",
     })
@@ -123,44 +139,7 @@ class OutputOptions:
     timestamp: bool = False
 
 
-def run_local(command, slots, env, output=None, verbose=False, console=None):
-    """Runs the command once for every slot and returns when all ranks ended with 0.
-
-    Args:
-        command: list of arguments; no shell takes part.
-        slots: SlotInfos, all of this host.
-        env: the launcher's environment, with what its flags set.
-        output: OutputOptions.
-        console: Console; None: descriptors 1 and 2.
-    Raises:
-        WorkerFailed: the first rank that failed; the others are stopped. Interrupted: a signal stopped the job.
-        RuntimeError: no rendezvous. OSError: the output directory cannot be written, or a process not started.
-        In all cases no process is left.
-    """
-    output = output or OutputOptions()
-    console = console or Console(Descriptor(1), Descriptor(2))
-    secret_key = make_secret_key()
-    with Rendezvous(base64.b64decode(secret_key)) as rendezvous:
-        if verbose:
-            console.say(f"baguarun: the ranks meet at {rendezvous.host}:{rendezvous.port}; command: "
-                        + shlex.join(command))
-        tasks = []
-        for slot in slots:
-            stdout, stderr = _forwarders(console, slot, output)
-            environment = worker_environment(env, slot, rendezvous.host, rendezvous.port, secret_key)
-            tasks.append(Task(slot.rank, command, environment, stdout, stderr))
-            if verbose:
-                console.say(f"baguarun: rank {slot.rank} of {slot.size}: host {slot.hostname}, local rank "
-                            f"{slot.local_rank} of {slot.local_size}, cross rank {slot.cross_rank} of "
-                            f"{slot.cross_size}")
-        outcome = Supervisor(console).run(tasks)
-    if outcome.signum is not None:
-        raise Interrupted(outcome.signum)
-    if outcome.failed is not None:
-        raise WorkerFailed(outcome.failed, outcome.exit_codes[outcome.failed])
-
-
-def _forwarders(console, slot, output):
+def forwarders(console, slot, output):
     """The LineForwarders of a rank's stdout and stderr, with files `rank.<rank>/stdout` and `stderr` when asked for."""
     streams = ("stdout", "stderr")
     files = [None, None]

@@ -1,0 +1,62 @@
+"""CHOCO-SGD: gossip on a ring with any compressor that contracts.
+
+Rank i keeps replicas of itself and of its neighbours j, and after the optimizer's step, every communication_interval
+steps:
+
+    q_i  = Q(x_i - x^_i)                        sent to both neighbours
+    x^_j += D(q_j)                              j = i and its neighbours, everywhere from the same bytes
+    x_i  += gamma sum_j W_ij (x^_j - x^_i)      W_ij = 1/3 on the ring
+
+It converges for every contraction Q, down to one bit, when gamma is small enough; LowPrecisionDecentralized needs 8
+bits.
+
+Wire per communication: two codes of N elements; with sign N/4 bytes.
+Memory: 12 N bytes.
+Source: Koloskova et al., arXiv:1902.00340.  Differs: replicas begin as the weights and not as zeros.
+"""
+from bagua_hvd.algorithms.base import Algorithm, positive
+from bagua_hvd.algorithms.replicas import replicas_of
+from bagua_hvd.primitives import d_lp_s, sign
+
+
+class Choco(Algorithm):
+    """Gossips compressed differences of weights with two neighbours.
+
+    Args:
+        codec: what the differences are encoded with, of bagua_hvd.primitives.
+        gamma: consensus step size, 0 < gamma <= 1; the coarser the codec, the smaller.
+        hierarchical: hosts are the neighbours, each with the mean of its ranks.
+        communication_interval: optimizer steps from one communication to the next, 1 or more.
+    """
+
+    models_differ = True
+    counts_steps = True
+
+    def __init__(self, codec=sign, gamma=0.3, hierarchical=False, communication_interval=1):
+        if not 0 < gamma <= 1:
+            raise ValueError(f"gamma={gamma!r}: the consensus step size lies above 0 and is at most 1")
+        self.codec = codec
+        self.gamma = gamma
+        self.hierarchical = hierarchical
+        self.communication_interval = positive("communication_interval", communication_interval)
+
+    def gradients_travel(self, model):
+        return False
+
+    def after_step(self, model):
+        if model.step % self.communication_interval:
+            return
+        rounds = [self._begin(bucket, model) for bucket in model.weights]
+        for bucket, (x, replicas, operation) in zip(model.weights, rounds, strict=True):
+            operation.wait()
+            bucket.write(x + self.gamma * (replicas.left + replicas.right - 2 * replicas.own) / 3)
+
+    def _begin(self, bucket, model):
+        x = bucket.read()
+        replicas = replicas_of(bucket, model.group, self.hierarchical)
+        difference = x - replicas.own
+        operation = d_lp_s(
+            difference, model.group, self.codec, replicas, hierarchical=self.hierarchical, name=bucket.name,
+            seed=model.step,
+        )
+        return x, replicas, operation

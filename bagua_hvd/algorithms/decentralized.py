@@ -1,0 +1,82 @@
+"""Decentralized SGD (D-PSGD): weights are averaged with peers, gradients stay where they are.
+
+    x_i' = sum_j W_ij x_i^t                     while the backward pass computes g_i(x_i^t)
+    x_i^(t+1) = x_i' - step(g_i(x_i^t))         the user's optimizer
+
+every communication_interval steps, from the first one on; in the others x_i' = x_i^t. W by peer_selection_mode:
+
+    all         W_ij = 1 / n
+    shift_one   rank i and its peer of this round: W_ii = W_ip = 1/2. Even n: the lower half meets the upper half,
+                shifted by one in every round; n/2 rounds meet all such pairs. Odd n: a round robin of n rounds, in
+                each of which one rank rests (native/primitive/peers.c).
+
+Wire per communication: all, 2 N (n-1)/n elements, as a ring; shift_one, N elements to one peer, whatever n.
+Memory: N elements. Optimizer state, batch-norm statistics and models differ between ranks: hvd.consensus averages
+them.
+Source: Lian et al., arXiv:1705.09056; BAGUA, arXiv:2107.01499. Differs: the averaging overlaps the backward pass, and
+not also the forward pass: weights that someone changes between two steps (clamping, loading) are the ones averaged.
+"""
+from bagua_hvd.algorithms.averaging import Mean
+from bagua_hvd.algorithms.base import Algorithm, positive
+from bagua_hvd.primitives import d_fp_s
+
+MODES = ("all", "shift_one")
+
+
+class _Pairing:
+    """A bucket's average with this round's peer, on its way."""
+
+    def __init__(self, bucket, group, round, hierarchical):
+        self._out = bucket.read()
+        # The schedule repeats; what is asked for again under the same name needs no negotiation.
+        round %= group.size()
+        self._operation = d_fp_s(
+            self._out, group, topology="shift_one", round=round, hierarchical=hierarchical,
+            name=f"{bucket.name}.{round}",
+        )
+
+    def wait(self):
+        self._operation.wait()
+        return self._out
+
+
+class Decentralized(Algorithm):
+    """Averages weights with peers instead of gradients with everyone.
+
+    Args:
+        hierarchical: shift_one: hosts are the peers, each with the mean of its ranks. For all it changes nothing but
+            the way that the bytes take.
+        peer_selection_mode: "all" or "shift_one".
+        communication_interval: optimizer steps from one communication to the next, 1 or more.
+    """
+
+    models_differ = True
+    counts_steps = True
+
+    def __init__(self, hierarchical=True, peer_selection_mode="all", communication_interval=1):
+        if peer_selection_mode not in MODES:
+            raise ValueError(f"peer_selection_mode={peer_selection_mode!r}: expected one of {', '.join(MODES)}")
+        self.hierarchical = hierarchical
+        self.peer_selection_mode = peer_selection_mode
+        self.communication_interval = positive("communication_interval", communication_interval)
+
+    def prepare(self, model):
+        if self.peer_selection_mode == "shift_one" and model.group.size() < 2:
+            raise ValueError("peer_selection_mode='shift_one' needs two ranks or more: one has no peer")
+
+    def gradients_travel(self, model):
+        return False
+
+    def backward_begins(self, model):
+        communications, rest = divmod(model.step, self.communication_interval)
+        if not rest:
+            model.pending["averages"] = [self._begin(bucket, model.group, communications) for bucket in model.weights]
+
+    def _begin(self, bucket, group, round):
+        if self.peer_selection_mode == "all":
+            return Mean(bucket, group)
+        return _Pairing(bucket, group, round, self.hierarchical)
+
+    def before_step(self, model):
+        for bucket, average in zip(model.weights, model.pending.get("averages", ()), strict=False):
+            bucket.write(average.wait())

@@ -1,0 +1,61 @@
+"""DiLoCo: many local steps, then one step of an outer optimizer on how far they went.
+
+theta is where all ranks stood after the last outer step. Every H steps of the user's (inner) optimizer:
+
+    Delta = (1/n) sum_i (theta - x_i)
+    m     = mu m + Delta
+    theta = theta - eta (Delta + mu m)          Nesterov momentum
+    x_i   = theta
+
+Wire: 2 N (n-1)/n elements every H steps.
+Memory: 2 N elements (theta and m), equal on all ranks.
+Source: Douillard et al., arXiv:2311.08105.
+"""
+import numpy as np
+
+from bagua_hvd.algorithms.averaging import Mean
+from bagua_hvd.algorithms.base import Algorithm, positive
+
+
+class DiLoCo(Algorithm):
+    """Local steps, and an outer Nesterov SGD over the ranks.
+
+    Args:
+        communication_interval: H, inner steps for each outer one, 1 or more.
+        outer_lr: eta. outer_momentum: mu, 0 <= mu < 1.
+    """
+
+    models_differ = True
+    counts_steps = True
+
+    def __init__(self, communication_interval=500, outer_lr=0.7, outer_momentum=0.9):
+        if not outer_lr > 0:
+            raise ValueError(f"outer_lr={outer_lr!r}: expected a number above 0")
+        if not 0 <= outer_momentum < 1:
+            raise ValueError(f"outer_momentum={outer_momentum!r}: expected 0 <= outer_momentum < 1")
+        self.communication_interval = positive("communication_interval", communication_interval)
+        self.outer_lr = outer_lr
+        self.outer_momentum = outer_momentum
+
+    def gradients_travel(self, model):
+        return False
+
+    def before_step(self, model):
+        # The ranks may begin apart: theta is the mean of where they are, which is bit-equal everywhere.
+        for bucket in model.weights:
+            bucket.state.keep("theta", lambda bucket=bucket: self._theta(bucket, model.group), shared=True)
+
+    def _theta(self, bucket, group):
+        return bucket.read() if bucket.state.loaded("theta") else Mean(bucket, group).wait()
+
+    def after_step(self, model):
+        if (model.step + 1) % self.communication_interval:
+            return
+        means = [Mean(bucket, model.group) for bucket in model.weights]
+        for bucket, x in zip(model.weights, means, strict=True):
+            theta = bucket.state["theta"]
+            m = bucket.state.keep("momentum", lambda theta=theta: np.zeros_like(theta), shared=True)
+            delta = theta - x.wait()
+            m[:] = self.outer_momentum * m + delta
+            theta -= self.outer_lr * (delta + self.outer_momentum * m)
+            bucket.write(theta)

@@ -1,0 +1,42 @@
+"""Local SGD: every rank steps by itself, and every H steps all take the mean of the weights.
+
+    x_i <- x_i - step(g_i(x_i))
+    x_i <- (1/n) sum_j x_j                      after every H-th step
+
+Post-local SGD: for the first warmup_steps steps gradients are averaged as in gradient_allreduce; local steps begin
+then, usually where the learning rate first decays.
+
+Wire: 2 N (n-1)/n elements every H steps.
+Memory: 2 N elements during the averaging.
+Source: Stich, arXiv:1805.09767; Lin et al. (post-local SGD), arXiv:1808.07217.
+"""
+from bagua_hvd.algorithms.averaging import mean
+from bagua_hvd.algorithms.base import Algorithm, not_negative, positive
+from bagua_hvd.primitives import c_fp_s
+
+
+class LocalSGD(Algorithm):
+    """Averages weights now and then.
+
+    Args:
+        communication_interval: H, optimizer steps from one averaging to the next, 1 or more.
+        warmup_steps: steps with averaged gradients before the local ones begin.
+    """
+
+    models_differ = True
+    counts_steps = True
+
+    def __init__(self, communication_interval=4, warmup_steps=0):
+        self.communication_interval = positive("communication_interval", communication_interval)
+        self.warmup_steps = not_negative("warmup_steps", warmup_steps)
+
+    def gradients_travel(self, model):
+        return model.step < self.warmup_steps
+
+    def communicate(self, bucket, group):
+        return c_fp_s(bucket, group)
+
+    def after_step(self, model):
+        local_steps = model.step + 1 - self.warmup_steps
+        if local_steps > 0 and local_steps % self.communication_interval == 0:
+            mean(model.weights, model.group)

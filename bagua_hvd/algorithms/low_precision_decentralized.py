@@ -1,0 +1,54 @@
+"""Low-precision decentralized SGD (DCD-PSGD): neighbours on a ring exchange quantized differences.
+
+Rank i keeps, besides its weights x_i, three replicas: W of itself as its neighbours know it, L and R of the left and
+the right neighbour. After the optimizer's step, every communication_interval steps:
+
+    z = x + (1/3) L + (1/3) R - (5/3) W         = (W + L + R)/3 - W + u,  u what the steps since have added to W
+    W += D(Q(z))                                and on the neighbours, from the same bytes: R += D(Q(z)), L += D(Q(z))
+    x = W
+
+What Q loses stays in x - W of the next round and is sent again. Replicas begin as the weights themselves, in full
+precision. Two ranks: left and right are one peer. They must not change while replicas live: after a checkpoint of
+another number of ranks they begin anew.
+
+Wire per communication: 2 N bytes (two neighbours; N with two ranks) and headers, whatever n.
+Memory: 12 N bytes.
+Source: Tang et al., arXiv:1803.06443; BAGUA, arXiv:2107.01499.  Differs: replicas are float32 whatever the weights,
+are exchanged and not assumed equal at the beginning, and are in the optimizer's state_dict.
+"""
+from bagua_hvd.algorithms.base import Algorithm, positive
+from bagua_hvd.algorithms.replicas import replicas_of
+from bagua_hvd.primitives import d_lp_s, minmax_uint8
+
+
+class LowPrecisionDecentralized(Algorithm):
+    """Exchanges 8-bit differences of weights with two neighbours.
+
+    Args:
+        hierarchical: hosts are the neighbours, each with the mean of its ranks.
+        communication_interval: optimizer steps from one communication to the next, 1 or more.
+    """
+
+    models_differ = True
+    counts_steps = True
+
+    def __init__(self, hierarchical=True, communication_interval=1):
+        self.hierarchical = hierarchical
+        self.communication_interval = positive("communication_interval", communication_interval)
+
+    def gradients_travel(self, model):
+        return False
+
+    def after_step(self, model):
+        if model.step % self.communication_interval:
+            return
+        rounds = [self._begin(bucket, model.group) for bucket in model.weights]
+        for bucket, (operation, replicas) in zip(model.weights, rounds, strict=True):
+            operation.wait()
+            bucket.write(replicas.own)
+
+    def _begin(self, bucket, group):
+        x = bucket.read()
+        replicas = replicas_of(bucket, group, self.hierarchical)
+        z = x + (replicas.left + replicas.right) / 3 - replicas.own * 5 / 3
+        return d_lp_s(z, group, minmax_uint8, replicas, hierarchical=self.hierarchical, name=bucket.name), replicas

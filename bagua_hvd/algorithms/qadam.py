@@ -1,0 +1,114 @@
+"""QAdam: Adam whose momentum travels as bytes once its variance has settled.
+
+Warm-up, the first warmup_steps steps: gradients are averaged, and the user's Adam makes its step. From then on v is
+frozen, and with the gradient g_i of rank i (weight decay lambda x added to it, unless decoupled)
+
+    m_i = beta1 m + (1 - beta1) g_i
+    m   = C_LP_S(m_i)                               8 bits; the same on all ranks
+    x   = x - gamma / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^T) + eps)
+
+where t counts all updates and T those before v was frozen. Decoupled weight decay (AdamW): x = x - gamma lambda x
+before.
+
+Wire after the warm-up: 2 N (n-1)/n bytes, as ByteGrad.
+Memory: none beyond Adam's during a step.
+Source: Tang et al. (1-bit Adam), arXiv:2102.02888; BAGUA, arXiv:2107.01499.  Differs from BAGUA's: weight decay goes
+on after the warm-up; v's bias correction is frozen with v, or the steps would grow; the gradient of step T is not
+lost.
+"""
+import numpy as np
+
+from bagua_hvd.algorithms.base import Algorithm, positive
+from bagua_hvd.primitives import c_fp_s, c_lp_s, minmax_uint8
+
+
+class QAdam(Algorithm):
+    """Adam with 8-bit momentum. For Adam and AdamW without amsgrad or maximize; gradients must be dense.
+
+    Args:
+        hierarchical: full precision within hosts, codes between them.
+        warmup_steps: T, steps of plain Adam, 1 or more; about a fifth of all. None: that of the optimizer, if it has
+            such an attribute (hvd.QAdamOptimizer), else 100.
+    """
+
+    counts_steps = True
+    dense_only = True
+    codec = minmax_uint8
+
+    def __init__(self, hierarchical=True, warmup_steps=None):
+        self.hierarchical = hierarchical
+        self.warmup_steps = None if warmup_steps is None else positive("warmup_steps", warmup_steps)
+
+    def prepare(self, model):
+        try:
+            adam = model.adam()
+        except ValueError as error:
+            raise ValueError(f"{type(self).__name__} cannot serve this optimizer: {error}") from None
+        if self.warmup_steps is None:
+            self.warmup_steps = positive("warmup_steps", adam.warmup_steps or 100)
+
+    def frozen(self, model):
+        """Whether the warm-up is over."""
+        return model.step >= self.warmup_steps
+
+    def gradients_travel(self, model):
+        # A GradScaler multiplies gradients until it unscales them, just before the step: momenta have to wait for that.
+        return not self.frozen(model) or not model.scaled
+
+    def takes(self, dtype):
+        return self.codec.takes(dtype)
+
+    def communicate(self, bucket, group):
+        return self._begin(bucket, bucket.read()) if self.frozen(bucket.model) else c_fp_s(bucket, group)
+
+    def _begin(self, bucket, gradient):
+        """Posts m_i of a bucket."""
+        model, adam = bucket.model, bucket.model.adam()
+        members = [adam.member(index) for index in bucket.members]
+        m = bucket.flat([member.m for member in members])
+        x = bucket.flat(bucket.weights)
+        for member, part in zip(members, bucket.slices(), strict=True):
+            if member.weight_decay and not member.decoupled:
+                gradient[part] += member.weight_decay * x[part]
+            m[part] = member.beta1 * m[part] + (1 - member.beta1) * gradient[part]
+        model.pending[bucket.name] = m, x, members
+        return self.exchange(bucket, m, bucket.flat([member.v for member in members]))
+
+    def exchange(self, bucket, m, v):
+        """Begins m <- C_LP_S(m)."""
+        return c_lp_s(m, bucket.model.group, codec=self.codec, name=bucket.name, hierarchical=self.hierarchical)
+
+    def backward_begins(self, model):
+        if self.frozen(model) and "T" not in model.state:
+            adam = model.adam()
+            model.state.keep("T", lambda: adam.member(0).step, shared=True)
+
+    def step(self, model):
+        if not self.frozen(model):
+            return False
+        adam = model.adam()
+        if not model.pending:
+            for operation in [self._begin(bucket, bucket.flat(bucket.gradients)) for bucket in model.gradients]:
+                operation.wait()
+        for bucket in model.gradients:
+            m, x, members = model.pending[bucket.name]
+            v = bucket.flat([member.v for member in members])
+            bucket.set_flat([member.m for member in members], self.received(m, v))
+            for member, part in zip(members, bucket.slices(), strict=True):
+                x[part] -= self.update(member, m[part], v[part], x[part], model.state["T"])
+            bucket.set_flat(bucket.weights, x)
+            for index in bucket.members:
+                model.source.weight_written(index)
+                adam.stepped(index)
+        return True
+
+    def received(self, m, v):
+        """m as the optimizer keeps it."""
+        return m
+
+    def update(self, member, m, v, x, frozen_at):
+        """What is taken from x."""
+        gamma, t = member.lr, member.step + 1
+        corrected = np.sqrt(v) / np.sqrt(1 - member.beta2**frozen_at) + member.eps
+        update = gamma / (1 - member.beta1**t) * m / corrected
+        return update + gamma * member.weight_decay * x if member.decoupled else update

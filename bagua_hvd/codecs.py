@@ -1,0 +1,134 @@
+"""Lossy encodings of floating point numbers, as a primitive's or an algorithm's `codec`.
+
+    codec                 bits an element     rounding       D(Q(x))
+    minmax_uint8          8                   nearest        one of 256 levels between the chunk's minimum and maximum
+    sign, sign_rms        1                   biased         sign(x) times the mean, or the root mean square, of |x|
+    ternary               2                   stochastic     -s, 0 or s with s = max |x|: right in the mean
+    qsgd(levels)          8                   stochastic     sign(x) l n / levels, n = ||x||_2 of 512: right in the mean
+    float16, bfloat16     16                  nearest        x
+    topk(ratio)           64 ratio (float32)  biased         x where |x| is among the largest, else 0
+    float32               32                  none           x: float32 that goes by the way of codes
+
+Biased ones are for use with error feedback. Each takes float16, bfloat16, float32 and float64 (float32: only that); what
+is encoded at a time is called a chunk here. A NaN or infinity is never lost: its chunk (qsgd: its 512 elements) decodes to NaN; topk,
+float16 and bfloat16 keep it as it is. Formulas, sources and bytes: native/kernel/<codec>.h (float16, bfloat16: half.h).
+"""
+from typing import NamedTuple
+
+import numpy as np
+
+from bagua_hvd.common import native
+from bagua_hvd.common.native import ffi, lib
+
+_DTYPES = {"float16": native.FLOAT16, "bfloat16": native.BFLOAT16, "float32": native.FLOAT32, "float64": native.FLOAT64}
+
+
+class Codec(NamedTuple):
+    """A lossy encoding. name: as above. number: the core's. parameter: levels, ratio, or 0 where there is none."""
+
+    name: str
+    number: int
+    parameter: float = 0.0
+
+    def options(self, seed=0):
+        """The native struct bhvd_codec_options. seed: of stochastic rounding, 0 <= seed < 2^64."""
+        return ffi.new("struct bhvd_codec_options *", {"parameter": self.parameter, "seed": seed})
+
+    def takes(self, dtype):
+        """Whether it encodes elements of the native dtype."""
+        return self.encoded_size(dtype, 1) > 0
+
+    def encoded_size(self, dtype, count):
+        """Bytes of a chunk of `count` elements of the native dtype; 0 when the dtype is not taken."""
+        return lib.bhvd_encoded_size(self.number, dtype, count, self.options())
+
+    def encode(self, array, seed=0):
+        """Encodes a NumPy array as one chunk.
+
+        Args:
+            array: float16, float32, float64, or bfloat16 as ml_dtypes defines it; any shape, read in C order.
+            seed: of stochastic rounding; equal seeds give equal bytes.
+        Returns:
+            uint8, shape (encoded_size,).
+        Raises:
+            ValueError: the codec does not take the array's dtype.
+        """
+        dtype = self._dtype(array.dtype)
+        code = np.empty(self.encoded_size(dtype, array.size), np.uint8)
+        self._call(lib.bhvd_encode, dtype, code, np.ascontiguousarray(array), array.size, seed)
+        return code
+
+    def decode(self, code, dtype, count):
+        """Decodes what encode gave for `count` elements of the NumPy dtype; returns an array of shape (count,).
+
+        Raises:
+            ValueError: these are not the bytes of such a chunk.
+        """
+        array = np.empty(count, dtype)
+        native_dtype = self._dtype(array.dtype)
+        self._check_size(code, native_dtype, count)
+        self._call(lib.bhvd_decode, native_dtype, array, code, count)
+        return array
+
+    def decode_add(self, total, code, dtype):
+        """Adds the decoded elements, of the NumPy dtype, to `total`, a contiguous float32 array; in float32.
+
+        Raises:
+            ValueError: `total` is no such array, or these are not the bytes of as many elements.
+        """
+        if total.dtype != np.float32 or not total.flags.c_contiguous:
+            raise ValueError("decode_add adds to a contiguous float32 array: make a copy that is one")
+        native_dtype = self._dtype(np.dtype(dtype))
+        self._check_size(code, native_dtype, total.size)
+        self._call(lib.bhvd_decode_add, native_dtype, total, code, total.size)
+
+    def _dtype(self, dtype):
+        number = _DTYPES.get(dtype.name)
+        if number is None or not self.takes(number):
+            taken = ", ".join(name for name, number in _DTYPES.items() if self.takes(number))
+            raise ValueError(f"codec {self.name} does not take dtype {dtype.name}: convert to one of {taken}")
+        return number
+
+    def _check_size(self, code, dtype, count):
+        expected = self.encoded_size(dtype, count)
+        if code.nbytes != expected:
+            raise ValueError(f"{count} elements encoded by {self.name} are {expected} bytes, not {code.nbytes}: pass "
+                             "the dtype and count that were encoded")
+
+    def _call(self, function, dtype, dst, src, count, seed=0):
+        def address(array):
+            return ffi.cast("void *", array.ctypes.data)
+
+        status = function(self.number, dtype, address(dst), address(src), count, self.options(seed))
+        native.raise_for_status(status, f"these are not bytes that codec {self.name} has encoded")
+
+
+def qsgd(levels=127):
+    """QSGD with `levels` levels beside 0 on each side, 1 to 127. Fewer levels do not save bytes.
+
+    Raises:
+        ValueError: levels is something else.
+    """
+    if int(levels) != levels or not 1 <= levels <= 127:
+        raise ValueError(f"qsgd(levels={levels!r}): expected an integer from 1 to 127")
+    return Codec("qsgd", lib.BHVD_CODEC_QSGD, float(levels))
+
+
+def topk(ratio=0.01):
+    """The largest max(1, ceil(ratio d)) of d elements, 0 < ratio <= 1.
+
+    Raises:
+        ValueError: ratio lies outside.
+    """
+    if not 0 < ratio <= 1:
+        raise ValueError(f"topk(ratio={ratio!r}): expected a number above 0 and at most 1")
+    return Codec("topk", lib.BHVD_CODEC_TOPK, float(ratio))
+
+
+minmax_uint8 = Codec("minmax_uint8", lib.BHVD_CODEC_MINMAX_UINT8)
+sign = Codec("sign", lib.BHVD_CODEC_SIGN)
+sign_rms = Codec("sign_rms", lib.BHVD_CODEC_SIGN_RMS)
+ternary = Codec("ternary", lib.BHVD_CODEC_TERNARY)
+float16 = Codec("float16", lib.BHVD_CODEC_FLOAT16)
+bfloat16 = Codec("bfloat16", lib.BHVD_CODEC_BFLOAT16)
+float32 = Codec("float32", lib.BHVD_CODEC_FLOAT32)

@@ -1,0 +1,114 @@
+"""What one optimizer trains, as its algorithm sees it: gradients, weights, the optimizer's own state, the step."""
+from typing import NamedTuple
+
+from bagua_hvd.common.buckets import Weights
+from bagua_hvd.common.native import TensorView
+from bagua_hvd.common.state import State
+
+
+class AdamMember(NamedTuple):
+    """Adam's state and hyperparameters of one weight. m, v: in-place TensorViews in the weight's dtype.
+
+    step: how often it has been updated. decoupled: weight decay as in AdamW, else added to the gradient.
+    """
+
+    m: TensorView
+    v: TensorView
+    step: int
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    decoupled: bool
+
+
+class Adam:
+    """An Adam optimizer of a front end, for algorithms that update the weights in its place.
+
+    Attributes:
+        warmup_steps: what the optimizer says of itself, or None.
+    """
+
+    warmup_steps = None
+
+    def member(self, index):
+        """The AdamMember of weight `index`; the state exists from the first step on."""
+        raise NotImplementedError
+
+    def stepped(self, index):
+        """Weight `index` has been updated: counts it, as the optimizer's own step would."""
+        raise NotImplementedError
+
+
+class Model:
+    """One optimizer's weights and gradients on one rank.
+
+    Args:
+        name: of its weights; the same on all ranks.
+        source: the front end's Gradients. group: the ProcessSet that communicates.
+    Attributes:
+        step: optimizer steps done before this one, t in the formulas.
+        gradients: Buckets, in the order in which they are expected to fill. Sparse gradients are in none.
+        weights: one Weights bucket for each dtype and device.
+        state: what belongs to no bucket.
+        scratch: what an algorithm keeps that no checkpoint needs.
+        pending: what an algorithm has begun in this step; {} when the next one begins.
+        scaled: whether something multiplies the gradients until just before the step (loss scaling).
+    """
+
+    def __init__(self, name, source, group):
+        self.name = name
+        self.source = source
+        self.group = group
+        self.step = 0
+        self.gradients = []
+        self.weights = []
+        self.state = State(name)
+        self.scratch = {}
+        self.pending = {}
+        self.scaled = False
+
+    def add(self, members):
+        """More members, by index: their weights join in buckets of their own."""
+        by_kind = {}
+        for index, member in members.items():
+            by_kind.setdefault((member.dtype, member.device), {})[index] = member
+        for kind in by_kind.values():
+            self.weights.append(Weights(f"{self.name}.{len(self.weights)}", kind, self.source, model=self))
+
+    def adam(self):
+        """The optimizer as an Adam.
+
+        Raises:
+            ValueError: it is none, or one with an option that cannot be served.
+        """
+        adam = self.source.adam()
+        if isinstance(adam, str):
+            raise ValueError(adam)
+        return adam
+
+    def _states(self):
+        return [self.state, *(bucket.state for bucket in self.gradients + self.weights)]
+
+    def kinds_of_state(self):
+        """(whether this rank keeps anything that is of this rank only, whether anything at all)."""
+        kinds = [state.kinds() for state in self._states()]
+        return any(own for own, _ in kinds), any(kept for _, kept in kinds)
+
+    def drop_state(self, shared):
+        """Forgets what is of this rank only; with shared=True everything."""
+        for state in self._states():
+            state.drop(shared)
+
+    def state_dict(self):
+        """For a checkpoint of this rank, made of dicts, lists, numbers and bytes. "states" may hold nothing."""
+        states = [state.state_dict() for state in self._states()]       # by place: names are of this process only
+        return {"step": self.step, "rank": self.group.rank(), "size": self.group.size(), "states": states}
+
+    def load_state_dict(self, state):
+        """Takes up a state_dict(). What was of another rank, or of another number of ranks, is passed over."""
+        self.step = state["step"]
+        own = (state["rank"], state["size"]) == (self.group.rank(), self.group.size())
+        for target, loaded in zip(self._states(), state["states"], strict=False):
+            target.load_state_dict(loaded, own)

@@ -1,0 +1,227 @@
+"""The end of a connection on the host: runs processes for the launcher, and ends them when the launcher is gone.
+
+sshd starts it with the launcher's frames as its input; its output carries frames back. When the input ends, or nothing
+came for SILENCE_SECONDS (a lost network), everything is stopped: SIGTERM, then SIGKILL. What kills the agent itself
+kills its processes, too: see processes.Guard. Needs nothing but Python's own modules.
+"""
+import base64
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+
+from bagua_hvd import __version__
+from bagua_hvd.runner.common.util.host_hash import host_hash
+from bagua_hvd.runner.output import Console, Descriptor
+from bagua_hvd.runner.processes import Guard
+from bagua_hvd.runner.ssh import probe
+from bagua_hvd.runner.ssh.frames import MAGIC, Kind, Reader, pack
+from bagua_hvd.runner.supervisor import Supervisor, Task
+
+SILENCE_SECONDS = 60
+_READ_NBYTES = 1 << 16
+
+
+class _Stream:
+    """Sends what is fed to it as frames of a process."""
+
+    def __init__(self, output, kind, number):
+        self._output, self._kind, self._number = output, kind, number
+
+    def feed(self, data):
+        self._output.write(pack(self._kind, self._number, data))
+
+    def close(self):
+        self._output.write(pack(self._kind, self._number, b""))
+
+
+class _Sayings:
+    """A sink for Console: what the supervisor says goes to the launcher."""
+
+    is_terminal = False
+
+    def __init__(self, output):
+        self._output = output
+
+    @property
+    def while_blocked(self):
+        return self._output.while_blocked
+
+    @while_blocked.setter
+    def while_blocked(self, function):
+        self._output.while_blocked = function
+
+    def write(self, data):
+        self._output.write(pack(Kind.SAY, 0, data))
+
+
+class Agent:
+    """See the module.
+
+    Args:
+        source, sink: descriptors of the frames.
+    """
+
+    def __init__(self, source, sink):
+        self._source = source
+        os.set_blocking(source, False)
+        self._output = Descriptor(sink)
+        sayings = _Sayings(self._output)
+        self._supervisor = Supervisor(Console(sayings, sayings), self._should_stop, report_failures=False,
+                                      on_exit=self._on_exit, open_ended=True)
+        self._supervisor.watch(source, lambda fd: self._handle())
+        self._reader = Reader()
+        self._frames = []
+        self._heard = time.monotonic()
+        self._ended = False
+        self._processes = {}        # number -> process
+        self._environment = {}
+        self._target = None
+        self._folder = self._folder_guard = None
+
+    def run(self):
+        """Returns when the launcher says so or is gone, and nothing runs any more."""
+        try:
+            self._output.write(MAGIC)
+            self._supervisor.run([])
+        finally:
+            self._stop_listening()
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder_guard.close()
+
+    # ---- what arrives -------------------------------------------------------------------------------------------
+
+    def _pump(self):
+        """Reads what there is. Signals take effect here, because the loop may be waiting for the launcher to read."""
+        while not self._ended:
+            try:
+                data = os.read(self._source, _READ_NBYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                self._ended = True
+                self._supervisor.unwatch(self._source)
+                return
+            self._heard = time.monotonic()
+            for frame in self._reader.feed(data):
+                if frame[0] == Kind.SIGNAL_ALL:
+                    self._on_signal_all(*frame[1:])
+                else:
+                    self._frames.append(frame)
+
+    def _should_stop(self):
+        self._pump()
+        return self._ended or time.monotonic() > self._heard + SILENCE_SECONDS
+
+    def _handle(self):
+        self._pump()
+        while self._frames:
+            kind, number, payload = self._frames.pop(0)
+            handler = getattr(self, f"_on_{kind.name.lower()}")
+            handler(number, payload if kind == Kind.PUT else json.loads(payload))
+
+    def _send(self, kind, number=0, payload=None):
+        try:
+            self._output.write(pack(kind, number, payload))
+        except BrokenPipeError:
+            self._supervisor.stop()
+
+    def _on_begin(self, number, begin):
+        problem = None
+        if begin["version"] != __version__:
+            problem = (f"has bagua_hvd {__version__} in {os.path.dirname(os.path.dirname(__file__))}, the launcher "
+                       f"{begin['version']}: install the same on every host")
+        try:
+            os.chdir(begin["folder"])
+        except OSError as error:
+            problem = (f"has no folder {begin['folder']} ({error.strerror}): start baguarun in a folder that every "
+                       "host has")
+        self._environment = {**os.environ, **begin["environment"], "PWD": begin["folder"]}
+        self._send(Kind.READY, 0, {"problem": problem, "host_hash": host_hash()})
+
+    def _on_start(self, number, task):
+        environment = {name: value for name, value in {**self._environment, **task["environment"]}.items()
+                       if value is not None}
+        streams = [_Stream(self._output, kind, number) for kind in (Kind.STDOUT, Kind.STDERR)]
+        try:
+            process = self._supervisor.start(Task(number, task["command"], environment, *streams))
+        except OSError as error:
+            self._send(Kind.STDERR, number, f"baguarun: cannot be started: {error.strerror}\n".encode())
+            self._send(Kind.EXIT, number, 255)
+        else:
+            self._processes[number] = process
+
+    def _on_signal(self, number, signum):
+        process = self._processes.get(number)
+        if process is not None and process.poll() is None:
+            process.signal(signum)
+
+    def _on_signal_all(self, number, payload):
+        self._supervisor.signal_all(json.loads(payload))
+
+    def _on_finish(self, number, payload):
+        self._supervisor.finish()
+
+    def _on_ping(self, number, payload):
+        pass
+
+    def _on_exit(self, process, exit_code):
+        self._processes.pop(process.name, None)
+        self._send(Kind.EXIT, process.name, exit_code)
+
+    # ---- requests -----------------------------------------------------------------------------------------------
+
+    def _on_request(self, number, payload):
+        name, arguments = payload
+        function = {"listen": self._listen, "reachable": self._reachable,
+                    "stop_listening": self._stop_listening}[name]
+
+        def work():
+            answer = function(**arguments)
+            self._supervisor.call_soon(lambda: self._send(Kind.ANSWER, number, answer))
+
+        threading.Thread(target=work, name=name, daemon=True).start()
+
+    def _listen(self, name, key, nics):
+        self._target = probe.Target(name, base64.b64decode(key))
+        return {"port": self._target.port, "addresses": probe.addresses(nics)}
+
+    def _stop_listening(self):
+        if self._target is not None:
+            self._target.close()
+
+    @staticmethod
+    def _reachable(targets, key):
+        return probe.reachable(targets, base64.b64decode(key))
+
+    # ---- files --------------------------------------------------------------------------------------------------
+
+    def _on_put(self, number, payload):
+        name, _, content = payload.partition(b"\0")
+        if self._folder is None:
+            self._folder = tempfile.mkdtemp(prefix="bagua_hvd.run.")        # mode 0700
+            self._folder_guard = Guard()
+            self._folder_guard.watch_folder(self._folder)
+            self._environment["BAGUA_HVD_RUN_FOLDER"] = self._folder
+        with open(os.path.join(self._folder, os.path.basename(name.decode())), "wb") as file:
+            file.write(content)
+
+    def _on_get(self, number, name):
+        try:
+            with open(os.path.join(self._folder, os.path.basename(name)), "rb") as file:
+                content = b"\1" + file.read()
+        except OSError:
+            content = b""
+        self._send(Kind.CONTENT, number, content)
+
+
+def main():
+    """Serves the launcher that is connected to standard input and output. Does not return."""
+    sink = os.dup(1)
+    os.dup2(2, 1)       # what somebody prints must not get between the frames
+    Agent(0, sink).run()
+    sys.exit(0)

@@ -1,0 +1,333 @@
+"""The launcher's end of the connection to a host, and the processes that run there.
+
+The ssh client is a process of this host. A thread reads what comes from it and passes the output of each process on
+through a pipe, so that the supervisor reads local and remote processes alike; another thread writes, so that a slow
+network keeps nobody waiting, and tells the host from time to time that the launcher lives.
+"""
+import json
+import os
+import queue
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+from bagua_hvd import __version__
+from bagua_hvd.runner.processes import Process
+from bagua_hvd.runner.ssh.frames import Kind, Reader, pack
+
+LOST = 255      # the exit code of processes whose connection was lost: ssh's own
+_PING_SECONDS = 5
+_READ_NBYTES = 1 << 16
+_WORDS_MAX_NBYTES = 1 << 16
+_ROOT = str(Path(__file__).resolve().parents[3])
+_AGENT = "import sys; sys.path[0] = {root!r}; from bagua_hvd.runner.ssh.agent import main; main()"
+# Of the launcher's host alone, as is every name that ends in CUDA_VISIBLE_DEVICES.
+_NOT_FORWARDED = ("BASH_FUNC_", "SSH_")
+_NOT_FORWARDED_NAMES = {"OLDPWD", "PWD", "HOSTNAME"}
+
+
+@dataclass(frozen=True)
+class SshOptions:
+    """How hosts are reached: what the flags say. BAGUA_HVD_SSH_COMMAND replaces `ssh`, and may hold options."""
+
+    port: int | None = None
+    identity_file: str | None = None
+    timeout_seconds: int = 30
+
+    def command(self, host, remote_command=None):
+        """The arguments of the ssh client. What stands in BAGUA_HVD_SSH_COMMAND has precedence."""
+        command = shlex.split(os.environ.get("BAGUA_HVD_SSH_COMMAND", "ssh"))
+        for option in ("BatchMode=yes", "StrictHostKeyChecking=accept-new", "ControlMaster=no",
+                       "ClearAllForwardings=yes", "ServerAliveInterval=10", "ServerAliveCountMax=3",
+                       f"ConnectTimeout={self.timeout_seconds}"):
+            command += ["-o", option]
+        command += ["-T", "-x", "-a"] + (["-p", str(self.port)] if self.port else [])
+        command += ["-i", self.identity_file] if self.identity_file else []
+        return [*command, "--", host] + ([remote_command] if remote_command else [])
+
+    def trial(self, host):
+        """A command that a user may try."""
+        command = shlex.split(os.environ.get("BAGUA_HVD_SSH_COMMAND", "ssh"))
+        command += ["-p", str(self.port)] if self.port else []
+        command += ["-i", self.identity_file] if self.identity_file else []
+        return shlex.join([*command, host, "true"])
+
+
+def forwarded(environment):
+    """What of the launcher's environment other hosts get: not what is of one host, and no exported shell functions."""
+    return {name: value for name, value in environment.items()
+            if not (name.startswith(_NOT_FORWARDED) or name in _NOT_FORWARDED_NAMES
+                    or name.endswith("CUDA_VISIBLE_DEVICES"))}
+
+
+class RemoteProcess:
+    """A process on another host, with the members of processes.Process that a supervisor uses."""
+
+    def __init__(self, host, number, name):
+        self.name = name
+        self.exit_code = None
+        self.note = None
+        self._host, self._number = host, number
+        self.stdout, stdout = os.pipe()
+        self.stderr, stderr = os.pipe()
+        self._end_reader, self._end_writer = os.pipe()
+        for fd in (self.stdout, self.stderr):
+            os.set_blocking(fd, False)
+        self._writers = {Kind.STDOUT: stdout, Kind.STDERR: stderr}
+
+    @property
+    def place(self):
+        """Where it runs, for messages."""
+        return f"on host {self._host.name}"
+
+    def open_pidfd(self):
+        """A descriptor that becomes readable when the process ends; the caller's from now on."""
+        return self._end_reader
+
+    def poll(self):
+        """The exit code, None while it runs."""
+        return self.exit_code
+
+    def signal(self, signum):
+        """Sends the signal to the process and all that it started in its session."""
+        self._host.send(Kind.SIGNAL, self._number, signum)
+
+    def release(self):
+        """Nothing is left to be freed."""
+
+    # Called by the host's reading thread.
+
+    def feed(self, kind, data):
+        writer = self._writers.get(kind)
+        if writer is None:
+            return
+        if not data:
+            os.close(self._writers.pop(kind))
+            return
+        try:
+            while data:
+                data = data[os.write(writer, data):]
+        except BrokenPipeError:
+            pass        # the supervisor has closed its end
+
+    def end(self, exit_code, note=None):
+        if self.exit_code is None:
+            self.note, self.exit_code = note, exit_code
+            os.close(self._end_writer)
+
+    def close(self):
+        for kind in list(self._writers):
+            self.feed(kind, b"")
+
+
+class RemoteHost:
+    """A host, connected to from construction to close().
+
+    Create it in a thread that lasts: the kernel ends the ssh client with that thread.
+
+    Attributes:
+        name: as ssh knows it.
+        error: a sentence, why there is no connection (any more); None: there is one, or it is being made.
+        host_hash: tells machines apart; None before wait_ready().
+
+    Args:
+        environment: the launcher's.
+    Raises:
+        OSError: no ssh client, no more processes or descriptors.
+    """
+
+    def __init__(self, name, options, environment):
+        self.name = name
+        self.error = None
+        self.host_hash = None
+        self._options = options
+        self._environment = forwarded(environment)
+        self._processes = {}
+        self._requests = {}
+        self._lock = threading.Lock()
+        self._count = 0
+        self._words = b""           # what ssh and the agent wrote to stderr
+        self._closing = False
+        self._ready = threading.Event()
+        self.say = lambda text: None
+        # The quotes are for the login shell of the host, whichever that is.
+        remote = f"exec {shlex.quote(sys.executable)} -S -c {shlex.quote(_AGENT.format(root=_ROOT))}"
+        self._ssh = Process(name, options.command(name, remote), dict(environment), stdin=subprocess.PIPE)
+        self._outbox = queue.SimpleQueue()
+        self.send(Kind.BEGIN, 0, {"version": __version__, "folder": os.getcwd(), "environment": self._environment})
+        self._threads = [threading.Thread(target=work, name=f"{work.__name__} {name}", daemon=True)
+                         for work in (self._write, self._read)]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, kind, number=0, payload=None):
+        """Sends a frame, or drops it when the connection is lost. Any thread; never waits."""
+        self._outbox.put(pack(kind, number, payload))
+
+    def wait_ready(self, timeout):
+        """Whether the host can start processes; False: `error` says why not, after at most `timeout` seconds."""
+        if not self._ready.wait(timeout):
+            self.error = (f"host {self.name} did not answer within {self._options.timeout_seconds} s: check that "
+                          f"`{self._options.trial(self.name)}` works, or raise --start-timeout")
+        return self.error is None
+
+    def start(self, task):
+        """The RemoteProcess of a supervisor.Task; where there is no connection, it has ended."""
+        wanted = forwarded(task.env)
+        changes = {name: value for name, value in wanted.items() if self._environment.get(name) != value}
+        changes.update(dict.fromkeys(self._environment.keys() - wanted.keys()))
+        with self._lock:
+            self._count += 1
+            number = self._count
+            process = RemoteProcess(self, number, task.name)
+            if self.error is None:
+                self._processes[number] = process
+        if self.error is not None:
+            process.end(LOST, self.error)
+            process.close()
+        else:
+            self.send(Kind.START, number, {"name": str(task.name), "command": task.command, "environment": changes})
+        return process
+
+    def any_left(self):
+        """Whether a process that was started has not ended."""
+        with self._lock:
+            return any(process.exit_code is None for process in self._processes.values())
+
+    def request(self, function, **arguments):
+        """A Future of what the agent's function returns. Its exception: ConnectionError, with the sentence."""
+        return self._ask(Kind.REQUEST, [function, arguments])
+
+    def put(self, name, content):
+        """Stores a file in a folder of the job on the host, BAGUA_HVD_RUN_FOLDER of what is started later."""
+        self.send(Kind.PUT, 0, name.encode() + b"\0" + content)
+
+    def get(self, name):
+        """A Future of the bytes of such a file; None: there is none."""
+        return self._ask(Kind.GET, name)
+
+    def _ask(self, kind, payload):
+        future = Future()
+        with self._lock:
+            self._count += 1
+            number = self._count
+            self._requests[number] = future
+        self.send(kind, number, payload)
+        if self.error is not None:
+            self._fail_requests()
+        return future
+
+    def finish(self):
+        """Asks the host to end when nothing runs any more, and to stop what is left in the background."""
+        self._closing = True
+        self.send(Kind.FINISH)
+
+    def close(self, timeout):
+        """Waits for the end after finish(), at most so many seconds; then ends the connection."""
+        end = time.monotonic() + timeout
+        while self._ssh.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)
+        self._ssh.signal(signal.SIGKILL)
+        self._outbox.put(None)
+        for thread in self._threads:
+            thread.join(timeout=5)
+        self._ssh.stdin.close()
+        for fd in (self._ssh.stdout, self._ssh.stderr):
+            os.close(fd)
+        self._ssh.release()
+
+    # ---- threads ------------------------------------------------------------------------------------------------
+
+    def _write(self):
+        while True:
+            try:
+                data = self._outbox.get(timeout=_PING_SECONDS)
+            except queue.Empty:
+                data = pack(Kind.PING)
+            if data is None:
+                return
+            try:
+                while data:
+                    data = data[self._ssh.stdin.write(data):]
+            except OSError:
+                return      # ssh has ended: the other thread says why
+
+    def _read(self):
+        reader = Reader(after_magic=True)
+        with selectors.DefaultSelector() as selector:
+            for fd in (self._ssh.stdout, self._ssh.stderr):
+                selector.register(fd, selectors.EVENT_READ)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    data = os.read(key.fd, _READ_NBYTES)
+                    if not data:
+                        selector.unregister(key.fd)
+                    elif key.fd == self._ssh.stderr:
+                        self._words = (self._words + data)[-_WORDS_MAX_NBYTES:]
+                    else:
+                        try:
+                            for frame in reader.feed(data):
+                                self._handle(*frame)
+                        except ValueError as error:
+                            self._words += f"\nthe host sent what is not understood: {error}".encode()
+                            selector.unregister(key.fd)
+                            self._ssh.signal(signal.SIGKILL)
+        while self._ssh.poll() is None:
+            time.sleep(0.01)
+        self._lose()
+
+    def _handle(self, kind, number, payload):
+        if kind in (Kind.STDOUT, Kind.STDERR):
+            process = self._processes.get(number)
+            if process is not None:
+                process.feed(kind, payload)
+        elif kind == Kind.SAY:
+            self.say(payload.decode(errors="replace").rstrip("\n"))
+        elif kind == Kind.CONTENT:
+            self._requests.pop(number).set_result(payload[1:] if payload else None)
+        elif kind == Kind.ANSWER:
+            self._requests.pop(number).set_result(json.loads(payload))
+        elif kind == Kind.EXIT:
+            self._processes[number].end(json.loads(payload))
+        elif kind == Kind.READY:
+            answer = json.loads(payload)
+            self.host_hash = answer["host_hash"]
+            if answer["problem"]:
+                self.error = f"host {self.name} {answer['problem']}"
+            self._ready.set()
+
+    def _lose(self):
+        """The connection has ended: so have, as far as we know, all processes."""
+        if self.error is None:
+            self.error = self._explanation()
+        self._ready.set()
+        with self._lock:
+            processes = list(self._processes.values())
+        for process in processes:
+            process.end(LOST, self.error)
+            process.close()
+        self._fail_requests()
+
+    def _fail_requests(self):
+        with self._lock:
+            requests, self._requests = self._requests, {}
+        for future in requests.values():
+            future.set_exception(ConnectionError(self.error))
+
+    def _explanation(self):
+        lines = [line.strip() for line in self._words.decode(errors="replace").splitlines() if line.strip()]
+        words = lines[-1] if lines else f"ssh ended with status {self._ssh.exit_code} and said nothing"
+        if self._ready.is_set():
+            return f"the connection to host {self.name} was lost ({words}); its processes end by themselves"
+        if self._ssh.exit_code in (126, 127) or (lines and "ModuleNotFoundError" in words):
+            return (f"host {self.name} cannot run {sys.executable} with bagua_hvd ({words}): every host needs Python "
+                    "and bagua_hvd where this one has them")
+        return (f"host {self.name} cannot be reached ({words}): check that `{self._options.trial(self.name)}` works "
+                "without asking for anything")

@@ -1,0 +1,86 @@
+"""Starts processes on other hosts; the counterpart of runner.spawner.LocalSpawner."""
+import os
+import signal
+import time
+
+from bagua_hvd.runner.ssh.connection import RemoteHost, SshOptions
+from bagua_hvd.runner.ssh.frames import Kind
+from bagua_hvd.runner.supervisor import GRACE_SECONDS
+
+# For the host's own stop of what is left in the background, and then for the connection.
+_CLOSE_SECONDS = GRACE_SECONDS + 5
+
+
+class UnreachableHosts(RuntimeError):
+    """Hosts that cannot be used; a line for each."""
+
+
+class SshSpawner:
+    """Connects to hosts as they are named; leaving it ends all connections, and what still runs there.
+
+    Args:
+        options: SshOptions.
+        environment: the launcher's; None: os.environ.
+    """
+
+    def __init__(self, options=None, environment=None):
+        self._options = options or SshOptions()
+        self._environment = dict(os.environ if environment is None else environment)
+        self._hosts = {}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        for host in self._hosts.values():
+            host.finish()
+        end = time.monotonic() + _CLOSE_SECONDS
+        for host in self._hosts.values():
+            host.close(max(0, end - time.monotonic()))
+
+    def host(self, name):
+        """The RemoteHost of this name, which is connected to now, unless it is already or was lost meanwhile."""
+        host = self._hosts.get(name)
+        if host is not None and host.error is not None and not host.any_left():
+            host.close(0)
+            host = None
+        if host is None:
+            host = self._hosts[name] = RemoteHost(name, self._options, self._environment)
+        return host
+
+    def connect(self, names, report=lambda text: None):
+        """The RemoteHosts of these names, ready to start processes. All are connected to at the same time.
+
+        Args:
+            report: called with a line for each host that is ready.
+        Raises:
+            UnreachableHosts: not all are ready within the timeout of the options.
+        """
+        began = time.monotonic()
+        hosts = [self.host(name) for name in names]
+        for host in hosts:
+            if host.wait_ready(max(0, began + self._options.timeout_seconds - time.monotonic())):
+                report(f"{host.name}: connected by ssh")
+        errors = [host.error for host in hosts if host.error is not None]
+        if errors:
+            raise UnreachableHosts("\n".join(errors))
+        return hosts
+
+    def start(self, task):
+        """The running process of a supervisor.Task, see RemoteHost.start. OSError: no more processes or descriptors."""
+        return self.host(task.host).start(task)
+
+    def signal_all(self, signum):
+        """Sends the signal to everything on all hosts."""
+        for host in self._hosts.values():
+            host.send(Kind.SIGNAL_ALL, 0, signum)
+
+    def any_left(self):
+        """Whether a process that was started has not ended."""
+        return any(host.any_left() for host in self._hosts.values())
+
+    def kill_all(self):
+        """SIGKILL where a process still runs. What is in the background ends with the connection."""
+        for host in self._hosts.values():
+            if host.any_left():
+                host.send(Kind.SIGNAL_ALL, 0, signal.SIGKILL)

@@ -1,0 +1,113 @@
+"""A job of fixed size: connections, addresses, rendezvous, output -> supervisor."""
+import base64
+import shlex
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from bagua_hvd.runner.common.util.secret import make_secret_key
+from bagua_hvd.runner.job import (
+    LOOPBACK,
+    Interrupted,
+    OutputOptions,
+    WorkerFailed,
+    forwarders,
+    is_local,
+    worker_environment,
+)
+from bagua_hvd.runner.output import Console, Descriptor
+from bagua_hvd.runner.rendezvous import Rendezvous
+from bagua_hvd.runner.spawner import Spawner
+from bagua_hvd.runner.ssh.connection import SshOptions
+from bagua_hvd.runner.ssh.network import Place, find_places
+from bagua_hvd.runner.ssh.spawner import SshSpawner
+from bagua_hvd.runner.supervisor import Supervisor, Task
+
+_EVERY_INTERFACE = "0.0.0.0"
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """How other hosts are reached, and which interfaces may be used (nics, a list; None: all)."""
+
+    ssh: SshOptions = field(default_factory=SshOptions)
+    nics: list | None = None
+
+
+def run_static(command, slots, env, output=None, verbose=False, console=None, options=None, transfer=None):
+    """Runs the command once for every slot and returns when all ranks ended with 0.
+
+    Args:
+        command: list of arguments; no shell takes part.
+        slots: SlotInfos.
+        env: the launcher's environment, with what its flags set.
+        output: OutputOptions.
+        console: Console; None: descriptors 1 and 2.
+        options: HostOptions.
+        transfer: object whose send(RemoteHosts) is called before the ranks start, and receive(RemoteHosts) after their
+            end, however they ended; None: no files go to other hosts.
+    Raises:
+        WorkerFailed: the first rank that failed; the others are stopped. Interrupted: a signal stopped the job.
+        UnreachableHosts, NoRoute, RuntimeError: a host cannot be used, or there is no rendezvous.
+        OSError: the output directory cannot be written, or a process not started.
+        In all cases no process is left.
+    """
+    output = output or OutputOptions()
+    options = options or HostOptions()
+    console = console or Console(Descriptor(1), Descriptor(2))
+    names = list(dict.fromkeys(slot.hostname for slot in slots))
+    local = [name for name in names if is_local(name)]
+    remote = [name for name in names if name not in local]
+    secret_key = make_secret_key()
+    with ExitStack() as stack:
+        ssh = SshSpawner(options.ssh, env)
+        spawner = stack.enter_context(Spawner(local.__contains__, ssh))
+        hosts = ssh.connect(remote, lambda text: console.say(f"baguarun: {text}"))
+        _warn_of_twins(console, hosts)
+        places, address = _find_places(hosts, local, options)
+        rendezvous = stack.enter_context(Rendezvous(base64.b64decode(secret_key), address))
+        if verbose:
+            console.say(f"baguarun: the ranks meet at {rendezvous.host}:{rendezvous.port}; command: "
+                        + shlex.join(command))
+        if transfer:
+            transfer.send(hosts)
+        tasks = []
+        for slot in slots:
+            place = places[slot.hostname]
+            environment = worker_environment(env, slot, place.rendezvous, rendezvous.port, secret_key, place.interface)
+            if remote:
+                environment["NCCL_SOCKET_IFNAME"] = place.interface
+            tasks.append(Task(slot.rank, command, environment, *forwarders(console, slot, output), slot.hostname))
+            if verbose:
+                console.say(f"baguarun: {describe(slot)}")
+        outcome = Supervisor(console, spawner=spawner).run(tasks)
+        if transfer:
+            transfer.receive(hosts)
+    if outcome.signum is not None:
+        raise Interrupted(outcome.signum)
+    if outcome.failed is not None:
+        raise WorkerFailed(outcome.failed, outcome.exit_codes[outcome.failed])
+
+
+def describe(slot):
+    """A line about a SlotInfo."""
+    return (f"rank {slot.rank} of {slot.size}: host {slot.hostname}, local rank {slot.local_rank} of "
+            f"{slot.local_size}, cross rank {slot.cross_rank} of {slot.cross_size}")
+
+
+def _find_places(hosts, local, options):
+    """({host: Place}, address to bind the rendezvous to)."""
+    if not hosts:
+        return dict.fromkeys(local, Place(LOOPBACK, "127.0.0.1")), "127.0.0.1"
+    places, one_address = find_places(hosts, local, options.nics, options.ssh.timeout_seconds)
+    # Hosts that know the launcher by different addresses are let in everywhere; all must prove the job's secret.
+    return places, next(iter(places.values())).rendezvous if one_address else _EVERY_INTERFACE
+
+
+def _warn_of_twins(console, hosts):
+    """Two names of one machine: its ranks are numbered as those of two hosts, which scripts that share GPUs notice."""
+    seen = {}
+    for host in hosts:
+        other = seen.setdefault(host.host_hash, host.name)
+        if other != host.name:
+            console.say(f"baguarun: warning: {other} and {host.name} are the same machine, yet their local ranks are "
+                        "numbered as those of two hosts: name it once, with all its slots")

@@ -1,0 +1,138 @@
+"""Workers that are started and stopped one by one while the job runs, from any thread: what an elastic driver needs.
+
+The caller's thread forwards output and handles signals, in run(); the driver is a function that run() calls in a thread
+of its own.
+"""
+import threading
+
+from bagua_hvd.runner.supervisor import GRACE_SECONDS, Supervisor, Task
+
+
+class JobStopped(RuntimeError):
+    """The job is being stopped: no worker is started any more."""
+
+
+class Worker:
+    """A process of the job, on whichever host.
+
+    Attributes:
+        host, name: as given to start().
+        exit_code: None while it runs; 128 + n when signal n ended it. 255 also: the connection to its host was lost,
+            or never came about; `note` says why then.
+        note: see exit_code; None: nothing to say.
+    """
+
+    def __init__(self, workers, name, host):
+        self.name = name
+        self.host = host
+        self.exit_code = None
+        self.note = None
+        self._workers = workers
+        self._process = None
+        self._ended = threading.Event()
+
+    def poll(self):
+        """The exit code, None while it runs."""
+        return self.exit_code
+
+    def wait(self, timeout=None):
+        """The exit code; None when it still runs after `timeout` seconds. Its output has been forwarded by then."""
+        return self.exit_code if self._ended.wait(timeout) else None
+
+    def terminate(self, grace_seconds=GRACE_SECONDS):
+        """SIGTERM for it and all that it started, SIGKILL after the grace. Returns at once."""
+        self._workers._call(lambda: self._process and self._workers._supervisor.terminate(self._process, grace_seconds))
+
+    def _end(self, exit_code, note=None):
+        self.exit_code, self.note = exit_code, note
+        self._ended.set()
+
+
+class Workers:
+    """Starts workers.
+
+    Args:
+        console: Console.
+        spawner: where they are started, entered by the caller; None: on this host only.
+    """
+
+    def __init__(self, console, spawner=None, grace_seconds=GRACE_SECONDS):
+        self._console = console
+        self._supervisor = Supervisor(console, spawner=spawner, on_exit=self._on_exit, open_ended=True,
+                                      grace_seconds=grace_seconds)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._all = []
+        self._workers = {}      # process -> Worker
+
+    def start(self, host, env, command, output, name=None):
+        """Starts a command on a host and returns its Worker, at once. Any thread.
+
+        Args:
+            host: as the spawner knows it; None: this one.
+            env: the whole environment here; on another host what differs from the connection's base.
+            output: (stdout, stderr), LineForwarders; they are used by run()'s thread only.
+            name: for messages; the rank.
+        Raises:
+            JobStopped: run() is about to end.
+        """
+        worker = Worker(self, name, host)
+        task = Task(name, command, env, *output, host)
+        with self._lock:
+            if self._closed or self._supervisor.stopping:
+                raise JobStopped("the job is being stopped")
+            self._all.append(worker)
+        self._call(lambda: self._start(worker, task))
+        return worker
+
+    def say(self, text):
+        """Prints a line of the launcher's own. Any thread."""
+        self._call(lambda: self._console.say(text))
+
+    def run(self, main):
+        """Calls main() in a thread and returns (what it returned, supervisor.Outcome) when no worker is left.
+
+        Workers that still run when main() returns are stopped. A signal stops the workers (their wait() returns) and
+        then run(), whose main() should return, too. What main() raises is raised here.
+        """
+        result = []
+
+        def call():
+            try:
+                result.append((main(), None))
+            except BaseException as error:
+                result.append((None, error))
+            finally:
+                self._call(self._supervisor.stop)
+
+        thread = threading.Thread(target=call, name="elastic driver", daemon=True)
+        self._call(thread.start)
+        try:
+            outcome = self._supervisor.run([])
+        finally:
+            with self._lock:
+                self._closed = True
+            for worker in self._all:
+                if worker.exit_code is None:
+                    worker._end(137)
+        thread.join()
+        value, error = result[0]
+        if error is not None:
+            raise error
+        return value, outcome
+
+    def _call(self, function):
+        self._supervisor.call_soon(function)
+
+    def _start(self, worker, task):
+        if self._supervisor.stopping:
+            return      # run() ends it
+        try:
+            worker._process = self._supervisor.start(task)
+        except OSError as error:
+            worker._end(255, f"cannot be started: {error.strerror}")
+        else:
+            self._workers[worker._process] = worker
+
+    def _on_exit(self, process, exit_code):
+        self._workers.pop(process)._end(exit_code, process.note)

@@ -1,0 +1,47 @@
+"""One model out of the ranks' different ones: decentralized and asynchronous algorithms leave them apart."""
+import torch
+
+from bagua_hvd.common.basics import Average
+from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd.torch.mpi_ops import grouped_allreduce
+
+
+class consensus:
+    """Sets a model's floating parameters and buffers to their mean over the ranks, at once. Collective.
+
+        hvd.consensus(model)                    # from here on all ranks have the mean
+
+        with hvd.consensus(model):              # only within: evaluation, a checkpoint
+            evaluate(model)
+
+    With algorithm="async", `optimizer.algorithm.abort()` comes before it. Buffers that count (batch norm's
+    num_batches_tracked) stay.
+
+    Args:
+        model: a torch.nn.Module, the same on all ranks. process_set: the ranks that take part.
+    Raises:
+        HorovodInternalError: ranks disagree about the model, or one was lost; the model is as before.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model, process_set=global_process_set):
+        state = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}     # shared ones once
+        self._tensors = [
+            tensor.detach() for tensor in state.values() if torch.is_tensor(tensor) and tensor.is_floating_point()
+        ]
+        means = grouped_allreduce(
+            [tensor.contiguous() for tensor in self._tensors], op=Average, name="consensus", process_set=process_set
+        ) if self._tensors else []
+        self._own = [tensor.clone() for tensor in self._tensors]
+        self._set(means)
+
+    @torch.no_grad()
+    def _set(self, values):
+        for tensor, value in zip(self._tensors, values, strict=True):
+            tensor.copy_(value)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._set(self._own)

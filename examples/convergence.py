@@ -1,0 +1,239 @@
+"""Trains with every algorithm on real data, and makes the table and the picture of docs/algorithms.md.
+
+    baguarun -np 4 python examples/convergence.py --output docs/results/convergence
+
+Two tasks: a CNN on scikit-learn's handwritten digits, and a small transformer on the next character of Python's help
+texts. Every algorithm makes the same number of steps on the same data as gradient_allreduce with the same optimizer. What
+it needs to be told otherwise is its recipe, below and in the table. Models that differ are averaged for the evaluation.
+"""
+import argparse
+import json
+import math
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+from torch_char_lm import Transformer, characters
+from torch_digits import Net, accuracy, digits
+
+import bagua_hvd.torch as hvd
+from bagua_hvd import algorithms
+from bagua_hvd.common import basics
+
+ADAMS = {"qadam", "onebit_adam", "diloco"}
+# name -> (arguments, factor on the learning rate). Gradient averaging sees n times the batch, and its learning rate is
+# the reference; algorithms whose ranks step by themselves take the rate of one rank, or a little more.
+RECIPES = {
+    "qadam": ({"warmup_steps": 0.2}, 1.0),
+    "onebit_adam": ({"warmup_steps": 0.3}, 1.0),
+    "powersgd": ({"rank": 4, "warmup_steps": 10}, 1.0),
+    "topk": ({"ratio": 0.1}, 1.0),
+    "local_sgd": ({"communication_interval": 4}, 1.0),
+    "diloco": ({"communication_interval": 12, "outer_lr": 0.7, "outer_momentum": 0.6}, 1.0),
+    "async": ({"sync_interval_ms": 0}, 1.0),
+    "async_low_precision": ({"sync_interval_ms": 0}, 1.0),
+    "async_decentralized": ({"sync_interval_ms": 0}, 1.0),
+    "async_low_precision_decentralized": ({"sync_interval_ms": 0}, 1.0),
+}
+
+
+class Digits:
+    """Accuracy in percent; higher is better."""
+
+    name, unit, sign = "digits", "test accuracy, %", 1
+    rates = {"sgd": 0.03, "adam": 0.002}
+
+    def __init__(self, args):
+        self.train_set, self.test_set = digits()
+        self.batch, self.epochs = 32, args.epochs
+
+    def model(self):
+        return Net()
+
+    def batches(self, seed):
+        images, labels = self.train_set.tensors
+        share = len(labels) // hvd.size()
+        for epoch in range(self.epochs):
+            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1000 * seed + epoch))
+            mine = order[hvd.rank() * share:(hvd.rank() + 1) * share]
+            for begin in range(0, share - self.batch + 1, self.batch):
+                chosen = mine[begin:begin + self.batch]
+                yield images[chosen], labels[chosen]
+
+    def steps(self):
+        return self.epochs * ((len(self.train_set) // hvd.size()) // self.batch)
+
+    def loss(self, model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    def evaluate(self, model):
+        return 100 * accuracy(model, self.test_set)
+
+
+class Characters:
+    """Bits per character on the held-out tenth; lower is better."""
+
+    name, unit, sign = "characters", "held-out loss, bits per character", -1
+    rates = {"sgd": 0.2, "adam": 0.002}
+    context, batch = 48, 16
+
+    def __init__(self, args):
+        self.train_data, self.held_out, self.vocabulary = characters()
+        self.count = args.steps
+
+    def model(self):
+        return Transformer(self.vocabulary, self.context, width=64, layers=2)
+
+    def batches(self, seed):
+        choice = torch.Generator().manual_seed(1000 * seed + hvd.rank())
+        window = torch.arange(self.context + 1)
+        for _ in range(self.count):
+            starts = torch.randint(len(self.train_data) - self.context, (self.batch, 1), generator=choice)
+            yield self.train_data[starts + window]
+
+    def steps(self):
+        return self.count
+
+    def loss(self, model, batch):
+        return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+
+    @torch.no_grad()
+    def evaluate(self, model):
+        starts = torch.arange(0, len(self.held_out) - self.context - 1, 4 * self.context)[hvd.rank()::hvd.size()]
+        windows = self.held_out[starts[:, None] + torch.arange(self.context + 1)]
+        mean = torch.stack([self.loss(model, part) for part in windows.split(64)]).mean()
+        return hvd.allreduce(mean, name="loss").item() / math.log(2)
+
+
+def make_optimizer(kind, parameters, rate):
+    if kind == "adam":
+        return torch.optim.Adam(parameters, lr=rate)
+    return torch.optim.SGD(parameters, lr=rate, momentum=0.9)
+
+
+def train(task, name, kind, seed):
+    """One training; returns the result, the losses on this rank's batches, and what it cost."""
+    arguments, factor = RECIPES.get(name, ({}, 1.0))
+    arguments = dict(arguments)
+    if isinstance(arguments.get("warmup_steps"), float):
+        arguments["warmup_steps"] = int(arguments["warmup_steps"] * task.steps())
+    torch.manual_seed(seed)
+    model = task.model()
+    rate = task.rates[kind] * (hvd.size() if kind == "sgd" else math.sqrt(hvd.size())) * factor
+    optimizer = make_optimizer(kind, model.parameters(), rate)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, named_parameters=model.named_parameters(), algorithm=algorithms.get(name, **arguments))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
+        (step + 1) / (0.05 * task.steps()), 0.505 + 0.495 * math.cos(math.pi * step / task.steps())))
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    sent = basics.context().counters().payload_bytes_sent
+    losses, started = [], time.perf_counter()
+    for batch in task.batches(seed):
+        optimizer.zero_grad()
+        loss = task.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    seconds = time.perf_counter() - started
+    if optimizer.algorithm.asynchronous:
+        optimizer.algorithm.abort()
+    sent = (basics.context().counters().payload_bytes_sent - sent) / len(losses)
+    if optimizer.algorithm.models_differ:
+        hvd.consensus(model)
+    mean_losses = hvd.allreduce(torch.tensor(losses), name="losses").tolist()
+    return {"result": task.evaluate(model), "losses": mean_losses, "bytes": sent, "seconds": seconds}
+
+
+def run(task, names, seeds):
+    """Rows of the table: a dict for each algorithm and optimizer."""
+    rows = []
+    for kind in ("sgd", "adam") if task.name == "digits" else ("adam",):
+        for name in names:
+            if name != "gradient_allreduce" and (kind == "adam") != (name in ADAMS or task.name == "characters"):
+                continue
+            trained = [train(task, name, kind, seed) for seed in range(seeds)]
+            rows.append({
+                "task": task.name, "optimizer": kind, "algorithm": name, "recipe": RECIPES.get(name, ({}, 1.0))[0],
+                "rate_factor": RECIPES.get(name, ({}, 1.0))[1],
+                "result": statistics.mean(one["result"] for one in trained),
+                "spread": statistics.stdev(one["result"] for one in trained) if seeds > 1 else 0.0,
+                "bytes_per_step": statistics.mean(one["bytes"] for one in trained),
+                "seconds": statistics.mean(one["seconds"] for one in trained), "losses": trained[0]["losses"],
+            })
+            if hvd.rank() == 0:
+                print(f"{task.name:10} {kind:4} {name:34} {rows[-1]['result']:8.3f} +- {rows[-1]['spread']:.3f}   "
+                      f"{rows[-1]['bytes_per_step'] / 1024:8.1f} KiB/step  {rows[-1]['seconds']:6.1f} s", flush=True)
+    return rows
+
+
+def table(rows, tasks):
+    """Markdown."""
+    lines = []
+    for task in tasks:
+        lines += [f"### {task.name}: {task.unit}", "",
+                  "| algorithm | optimizer | recipe | result | against gradient_allreduce | bytes per step and rank |",
+                  "|---|---|---|---|---|---|"]
+        mine = [row for row in rows if row["task"] == task.name]
+        for row in mine:
+            reference = next(other for other in mine if other["algorithm"] == "gradient_allreduce"
+                             and other["optimizer"] == row["optimizer"])
+            difference = row["result"] - reference["result"]
+            against = f"{difference:+.2f}" if task.sign > 0 else f"{100 * difference / reference['result']:+.2f} %"
+            recipe = ", ".join(f"{key}={value}" for key, value in row["recipe"].items())
+            if row["rate_factor"] != 1:
+                recipe += f"; learning rate times {row['rate_factor']}"
+            lines.append(f"| {row['algorithm']} | {row['optimizer']} | {recipe} | {row['result']:.3f} "
+                         f"+- {row['spread']:.3f} | {against} | {row['bytes_per_step']:.0f} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def picture(rows, path):
+    """Training losses, one panel for each task and optimizer."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    panels = list(dict.fromkeys((row["task"], row["optimizer"]) for row in rows))
+    figure, axes = plt.subplots(1, len(panels), figsize=(6.5 * len(panels), 5.5), squeeze=False)
+    for axis, (task, kind) in zip(axes[0], panels, strict=True):
+        for number, row in enumerate(row for row in rows if (row["task"], row["optimizer"]) == (task, kind)):
+            width = max(1, len(row["losses"]) // 30)
+            smooth = [statistics.mean(row["losses"][max(0, i - width):i + 1]) for i in range(len(row["losses"]))]
+            axis.plot(smooth, label=row["algorithm"], color=plt.get_cmap("tab20")(number % 20),
+                      linestyle="-" if number < 10 else "--", linewidth=2.5 if number == 0 else 1.2)
+        axis.set(title=f"{task}, {kind}", xlabel="step", ylabel="training loss (moving mean)", yscale="log")
+        axis.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tasks", nargs="+", choices=("digits", "characters"), default=["digits", "characters"])
+    parser.add_argument("--algorithms", nargs="+", help="default: all; gradient_allreduce always comes first")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=20, help="of digits")
+    parser.add_argument("--steps", type=int, default=400, help="of characters")
+    parser.add_argument("--output", type=Path, help="folder for convergence.md, .json and .png")
+    args = parser.parse_args()
+    hvd.init()
+    torch.set_num_threads(1)
+    chosen = args.algorithms or algorithms.names()
+    names = ["gradient_allreduce", *(name for name in chosen if name != "gradient_allreduce")]
+    tasks = [{"digits": Digits, "characters": Characters}[name](args) for name in args.tasks]
+    rows = [row for task in tasks for row in run(task, names, args.seeds if task.name == "digits" else 1)]
+    if hvd.rank() == 0 and args.output:
+        args.output.mkdir(parents=True, exist_ok=True)
+        (args.output / "convergence.md").write_text(table(rows, tasks))
+        (args.output / "convergence.json").write_text(json.dumps(rows))
+        picture(rows, args.output / "convergence.png")
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+// Allreduce in two levels (hierarchy.h), for hosts with several members each:
+//
+//     reduce-scatter within each host, in shared memory:   local member s holds the host's sum of shard s
+//     allreduce of shard s among its owners, over links:   every owner drives its own sockets
+//     allgather within each host, in shared memory
+//
+// Wire: 2 N (h-1)/h elements each way per host of h, however many ranks it holds; a ring over all ranks sends that much
+// over a host's link too, but in 2 (n-1) hops instead of 2 (h-1). A vector is worked off in pieces, so that a member
+// without a shard is never left waiting for longer than one piece takes.
+#include <stdlib.h>
+
+#include "collective/hierarchy.h"
+#include "collective/shared.h"
+
+enum { SHARD_MAX_BYTES = 16 << 20 };
+
+static bhvd_status reduce_piece(bhvd_context *ctx, const struct hierarchy *h, const struct reduction *reduction,
+                                const struct span_list *piece, size_t *part)
+{
+    struct reduction within = *reduction, across = *reduction;
+    within.postscale = across.prescale = 1.0;
+    hierarchy_cut(h, piece->nbytes, part);
+    const size_t mine = part[h->index];
+    unsigned char *shard = fusion_acquire(ctx, 0, mine);
+    if (!shard)
+        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes", mine);
+    bhvd_status status = reducescatter_shared(ctx, h->local, &within, piece, shard, part);
+    if (!status && mine) {
+        struct span span = {shard, shard, mine};
+        status = allreduce_links(ctx, h->cross, &across, &(struct span_list){&span, 1, 1, mine});
+    }
+    return status ? status : allgather_shared(ctx, h->local, shard, piece, part);
+}
+
+bhvd_status allreduce_hierarchical(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+                                   const struct span_list *list)
+{
+    const struct hierarchy *h = set->hierarchy;
+    const size_t most = (size_t)SHARD_MAX_BYTES * (size_t)h->shards;
+    size_t *part = malloc((size_t)h->local->size * sizeof *part);
+    struct span *spans = malloc(list->count * sizeof *spans);
+    bhvd_status status = BHVD_OK;
+    if (!part || !spans)
+        status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for %zu fused tensors", list->count);
+    struct span_cursor cursor = span_cursor_at(list, 0);
+    for (size_t left = list->nbytes; left && !status;) {
+        struct span_list piece = {spans, 0, list->count, 0};
+        struct span *next = spans;
+        for (size_t n; (n = span_cursor_next(&cursor, most - piece.nbytes, &next->src, &next->dst)); next++) {
+            next->nbytes = n;
+            piece.nbytes += n;
+            piece.count++;
+            if (piece.nbytes == most)
+                break;
+        }
+        status = reduce_piece(ctx, h, reduction, &piece, part);
+        left -= piece.nbytes;
+    }
+    free(part);
+    free(spans);
+    return status;
+}

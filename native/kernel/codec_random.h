@@ -1,0 +1,48 @@
+// The random numbers of the stochastic codecs: a function of (seed, index of the element in its chunk) and nothing else, so
+// that order, vectors and threads do not matter. Plain C that a CUDA file includes as well.
+//
+//     z = seed + (1 + floor(i / 2^32)) 0x9e3779b97f4a7c15       mod 2^64, then the finalizer of splitmix64:
+//     z = (z ^ z >> 30) 0xbf58476d1ce4e5b9;  z = (z ^ z >> 27) 0x94d049bb133111eb;  z = z ^ z >> 31
+//     a = z mod 2^32;  b = floor(z / 2^32)
+//     x = (i mod 2^32) ^ a                                      mod 2^32, from here on
+//     x = (x ^ x >> 16) 0x21f0aaad;  x = (x ^ x >> 15 ^ b) 0x735a2d97;  x = x ^ x >> 15
+//     u = ((x >> 8) | 1) / 2^24                                 odd multiples of 2^-24, in (0, 1), of mean 1/2
+//
+// Sources: splitmix64, Steele, Lea and Flood, OOPSLA 2014; the multipliers and shifts of the 32-bit mix were found by
+// Ettinger and others (hash-prospector). Differs: b is mixed in half way, so that seeds are no shifts of one sequence.
+// Not for secrets.
+#ifndef BHVD_KERNEL_CODEC_RANDOM_H
+#define BHVD_KERNEL_CODEC_RANDOM_H
+
+#include "kernel/codec.h"
+
+#define CODEC_RANDOM_MULTIPLIER_1 0x21f0aaadu
+#define CODEC_RANDOM_MULTIPLIER_2 0x735a2d97u
+
+// Serves the 2^32 elements from index on, which is a multiple of 2^32.
+struct codec_key {
+    uint32_t a, b;
+};
+
+CODEC_INLINE struct codec_key codec_key(uint64_t seed, uint64_t index)
+{
+    struct codec_key key;
+    uint64_t z = seed + (1 + (index >> 32)) * 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    z ^= z >> 31;
+    key.a = (uint32_t)z;
+    key.b = (uint32_t)(z >> 32);
+    return key;
+}
+
+CODEC_INLINE float codec_uniform(struct codec_key key, uint32_t index)
+{
+    uint32_t x = index ^ key.a;
+    x = (x ^ x >> 16) * CODEC_RANDOM_MULTIPLIER_1;
+    x = (x ^ x >> 15 ^ key.b) * CODEC_RANDOM_MULTIPLIER_2;
+    x ^= x >> 15;
+    return (float)(x >> 8 | 1) * 0x1p-24f;
+}
+
+#endif

@@ -1,0 +1,22 @@
+// Puts a codec's scalar definitions into the table.
+#ifndef BHVD_KERNEL_DEFINITIONS_H
+#define BHVD_KERNEL_DEFINITIONS_H
+
+#include "kernel/kernel.h"
+
+// <encoder>_encode_f32_scalar, <decoder>_decode_f32_scalar, <decoder>_decode_add_f32_scalar, and for the other types.
+#define CODEC_DEFINITION(table, codec, version, encoded_size, encoder, decoder, dtype, element)    \
+    (table)->codecs[codec][dtype] = (struct kernel_codec)                                           \
+    {                                                                                               \
+        encoded_size, encoder##_encode_##element##_scalar, decoder##_decode_##element##_scalar,     \
+            decoder##_decode_add_##element##_scalar, version                                        \
+    }
+#define CODEC_DEFINITIONS(table, codec, version, encoded_size, encoder, decoder)                            \
+    do {                                                                                                    \
+        CODEC_DEFINITION(table, codec, version, encoded_size, encoder, decoder, BHVD_FLOAT32, f32);         \
+        CODEC_DEFINITION(table, codec, version, encoded_size, encoder, decoder, BHVD_FLOAT16, f16);         \
+        CODEC_DEFINITION(table, codec, version, encoded_size, encoder, decoder, BHVD_BFLOAT16, bf16);       \
+        CODEC_DEFINITION(table, codec, version, encoded_size, encoder, decoder, BHVD_FLOAT64, f64);         \
+    } while (0)
+
+#endif

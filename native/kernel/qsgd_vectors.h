@@ -1,0 +1,115 @@
+// Codec qsgd by vectors of float32, for qsgd_avx2.c and qsgd_avx512.c: a block of 512 elements is read twice, the second time
+// from the cache. The includer has the vectors of vectors.h, and defines
+//     vec_bytes(x)              a block of 32 small whole numbers as signed bytes
+//     vec_from_bytes(bytes)     LANES signed bytes as numbers
+
+struct quantizer {
+    vec scale, levels;
+    struct codec_key key;
+};
+
+INLINE vec quantize(vec x, const struct quantizer *with, uint32_t index)
+{
+    const vec r = vec_mul(vec_abs(x), with->scale), l = vec_floor(r);
+    const uint32_t up = vec_less(vec_uniform(with->key, index), vec_sub(r, l));
+    const vec q = vec_min(vec_add(l, vec_select(vec_set1(1), up)), with->levels);
+    return vec_negate(q, vec_less(x, vec_set1(0)));
+}
+
+INLINE void encode_block(char *codes, const char *block, const struct quantizer *with, uint32_t index,
+                         const struct element *element)
+{
+    vec q[BLOCK / LANES];
+    for (int v = 0; v < BLOCK / LANES; v++)
+        q[v] = quantize(element->load(block + v * LANES * element->size), with, index + v * LANES);
+    _mm256_storeu_si256((void *)codes, vec_bytes(q));
+}
+
+// The sum of the squares of up to QSGD_BLOCK elements.
+INLINE double squares_sum(const char *src, size_t count, const struct element *element)
+{
+    struct sums sums;
+    sums_init(&sums);
+    size_t i = 0;
+    for (; i + BLOCK <= count; i += BLOCK) {
+        prefetch_block(src + i * element->size, element->size);
+        for (int v = 0; v < BLOCK / LANES; v++)
+            sums_add(&sums, v, element->load(src + (i + v * LANES) * element->size), 1);
+    }
+    if (i < count) {
+        char block[BLOCK * sizeof(float)];
+        tail_zeros(block, src + i * element->size, count - i, element->size);
+        for (int v = 0; v < BLOCK / LANES; v++)
+            sums_add(&sums, v, element->load(block + v * LANES * element->size), 1);
+    }
+    return sums_total(&sums);
+}
+
+INLINE void encode(void *dst, const void *src, size_t count, const struct element *element,
+                   const struct bhvd_codec_options *options)
+{
+    const int levels = qsgd_levels(options->parameter);
+    const size_t norms_size = qsgd_norms_size(count, sizeof(float));
+    char *norms = (char *)dst + CODEC_HEADER, *codes = norms + norms_size;
+    int is_finite = 1;
+    memset(norms + count / QSGD_BLOCK * sizeof(float), 0, norms_size - count / QSGD_BLOCK * sizeof(float));
+    for (size_t begin = 0; begin < count; begin += QSGD_BLOCK) {
+        const size_t length = count - begin < QSGD_BLOCK ? count - begin : QSGD_BLOCK;
+        const char *from = (const char *)src + begin * element->size;
+        const float norm = qsgd_float_norm(squares_sum(from, length, element), levels, element->largest);
+        store_f32(norms + begin / QSGD_BLOCK * sizeof norm, norm);
+        is_finite &= norm == norm;
+        if (!(norm > 0)) {
+            memset(codes + begin, 0, codec_padded(length));
+            continue;
+        }
+        const struct quantizer with = {vec_set1(qsgd_float_scale(norm, levels)), vec_set1((float)levels),
+                                       codec_key(options->seed, begin)};
+        size_t i = 0;
+        for (; i + BLOCK <= length; i += BLOCK)
+            encode_block(codes + begin + i, from + i * element->size, &with, (uint32_t)(begin + i), element);
+        if (i < length) {
+            char block[BLOCK * sizeof(float)];
+            tail_zeros(block, from + i * element->size, length - i, element->size);
+            encode_block(codes + begin + i, block, &with, (uint32_t)(begin + i), element);
+        }
+    }
+    codec_header_init(dst, QSGD_VERSION, is_finite);
+    ((uint8_t *)dst)[QSGD_LEVELS_AT] = (uint8_t)levels;
+}
+
+struct grid {
+    const char *norms;
+    const uint8_t *codes;
+    vec step;
+};
+
+INLINE struct grid grid_load(const void *src, size_t count)
+{
+    const uint8_t *norms = (const uint8_t *)src + CODEC_HEADER;
+    const vec step = vec_set1(1 / (float)((const uint8_t *)src)[QSGD_LEVELS_AT]);
+    return (struct grid){(const char *)norms, norms + qsgd_norms_size(count, sizeof(float)), step};
+}
+
+INLINE vec dequantize(const struct grid *grid, size_t i, int v)
+{
+    const vec norm = vec_set1(load_f32(grid->norms + i / QSGD_BLOCK * sizeof(float)));
+    return vec_canonical(vec_mul(vec_mul(vec_from_bytes(grid->codes + i + v * LANES), grid->step), norm));
+}
+
+#include "kernel/decode_vectors.h"
+
+#define QSGD_ENCODE(element)                                                                              \
+    static void NAME(qsgd_encode_##element)(void *dst, const void *src, size_t count,                     \
+                                            const struct bhvd_codec_options *options)                     \
+    {                                                                                                     \
+        encode(dst, src, count, &element, options);                                                       \
+    }
+QSGD_ENCODE(f32)
+QSGD_ENCODE(f16)
+QSGD_ENCODE(bf16)
+
+void NAME(qsgd_kernels_init)(struct kernel_table *table)
+{
+    CODEC_VECTORS(table, BHVD_CODEC_QSGD, qsgd);
+}

@@ -1,0 +1,79 @@
+// Codecs sign and sign_rms by vectors of float32, a block of 32 elements at a time, for sign_avx2.c and sign_avx512.c. The
+// source is read once: the signs do not need the scale.
+
+INLINE uint32_t encode_block(struct sums *sums, const char *block, const struct element *element, int squares)
+{
+    uint32_t bits = 0;
+    for (int v = 0; v < BLOCK / LANES; v++) {
+        const vec x = element->load(block + v * LANES * element->size);
+        sums_add(sums, v, x, squares);
+        bits |= vec_less(x, vec_set1(0)) << v * LANES;
+    }
+    return bits;
+}
+
+INLINE void encode(void *dst, const void *src, size_t count, const struct element *element, int squares)
+{
+    const char *from = src;
+    uint8_t *bits = (uint8_t *)dst + CODEC_HEADER;
+    struct sums sums;
+    sums_init(&sums);
+    size_t i = 0;
+    for (; i + BLOCK <= count; i += BLOCK) {
+        prefetch_block(from + i * element->size, element->size);
+        const uint32_t block_bits = encode_block(&sums, from + i * element->size, element, squares);
+        memcpy(bits + i / 8, &block_bits, sizeof block_bits);
+    }
+    memset(bits + i / 8, 0, sign_bits_size(count) - i / 8);
+    if (i < count) {
+        char block[BLOCK * sizeof(float)];
+        tail_zeros(block, from + i * element->size, count - i, element->size);
+        const uint32_t block_bits = encode_block(&sums, block, element, squares);
+        memcpy(bits + i / 8, &block_bits, sizeof block_bits);
+    }
+    const float scale = (float)sign_scale(sums_total(&sums), count, squares);
+    if (scale != scale)
+        memset(bits, 0, sign_bits_size(count));
+    codec_header_init(dst, SIGN_VERSION, scale == scale);
+    store_f32(dst, scale);
+}
+
+struct grid {
+    const char *bits;
+    vec scale;
+};
+
+INLINE struct grid grid_load(const void *src, size_t count)
+{
+    (void)count;
+    return (struct grid){(const char *)src + CODEC_HEADER, vec_set1(canonical_nan(load_f32(src)))};
+}
+
+INLINE vec dequantize(const struct grid *grid, size_t i, int v)
+{
+    uint32_t bits;
+    memcpy(&bits, grid->bits + i / 8, sizeof bits);
+    return vec_negate(grid->scale, bits >> v * LANES);
+}
+
+#include "kernel/decode_vectors.h"
+
+#define SIGN_ENCODE(name, element, squares)                                                               \
+    static void NAME(name##_encode_##element)(void *dst, const void *src, size_t count,                   \
+                                              const struct bhvd_codec_options *options)                   \
+    {                                                                                                     \
+        (void)options;                                                                                    \
+        encode(dst, src, count, &element, squares);                                                       \
+    }
+SIGN_ENCODE(sign, f32, 0)
+SIGN_ENCODE(sign, f16, 0)
+SIGN_ENCODE(sign, bf16, 0)
+SIGN_ENCODE(sign_rms, f32, 1)
+SIGN_ENCODE(sign_rms, f16, 1)
+SIGN_ENCODE(sign_rms, bf16, 1)
+
+void NAME(sign_kernels_init)(struct kernel_table *table)
+{
+    CODEC_VECTORS(table, BHVD_CODEC_SIGN, sign);
+    CODEC_VECTORS(table, BHVD_CODEC_SIGN_RMS, sign_rms);
+}

@@ -1,0 +1,137 @@
+// Codec topk: the k elements of largest magnitude, exactly; the others decode to 0.
+//
+//     k = max(1, ceil(p d)),  0 for d = 0;  p is options.parameter, d the chunk's elements, at most 2^32 - 1
+//
+// Of equal magnitudes the lower indices are kept. A NaN counts as larger than all numbers (all NaNs as equal), so that it
+// travels. Use it with error feedback. Decoding ignores indices beyond the chunk.
+//
+// Selection is a radix select over the bits of |x|, which order as the numbers do: one histogram of the leading 11 bits, one
+// of the next 11 among those that share the leading ones with the k-th, and so on; then one pass collects. Time O(d).
+//
+// Source: sparsified SGD with memory, Stich et al., arXiv:1809.07599.
+//
+// Wire (see codec.h): a header, then k indices, uint32, rising, then the k elements in the same order.
+#ifndef BHVD_KERNEL_TOPK_H
+#define BHVD_KERNEL_TOPK_H
+
+#include <math.h>
+
+#include "kernel/codec.h"
+#include "kernel/loops.h"
+
+enum {
+    TOPK_VERSION = 1,
+    TOPK_DIGIT_BITS = 11,
+    TOPK_BINS = 1 << TOPK_DIGIT_BITS,
+    TOPK_BLOCK = 32                     // elements that are looked at together
+};
+
+#define TOPK_SHARE 0.01                 // p by default
+
+// k, or 0 when the chunk is empty, or the parameter or the count is out of range.
+static inline size_t topk_count(double parameter, size_t count)
+{
+    const double share = parameter == 0 ? TOPK_SHARE : parameter;
+    if (!(share > 0 && share <= 1) || count == 0 || count > UINT32_MAX)
+        return 0;
+    const size_t kept = (size_t)ceil(share * (double)count);
+    return kept < count ? kept : count;
+}
+
+// An element type.
+struct topk_element {
+    size_t size;
+    int bits;                           // of the magnitude
+    uint64_t infinity;                  // its magnitude
+    // Bit i: the magnitude of element i of a block is `least` or more; least <= infinity + 1.
+    uint32_t (*at_least)(const char *block, uint64_t least);
+};
+
+// The magnitude as a whole number that orders as |x| does; of every NaN: infinity + 1.
+INLINE uint64_t topk_magnitude(const char *x, const struct topk_element *element)
+{
+    uint64_t bits = 0;
+    memcpy(&bits, x, element->size);
+    bits &= ((uint64_t)1 << element->bits) - 1;
+    return bits <= element->infinity ? bits : element->infinity + 1;
+}
+
+// at_least for less than a block.
+INLINE uint32_t topk_at_least_few(const char *block, size_t count, uint64_t least, const struct topk_element *element)
+{
+    uint32_t found = 0;
+    for (size_t i = 0; i < count; i++)
+        found |= (uint32_t)(topk_magnitude(block + i * element->size, element) >= least) << i;
+    return found;
+}
+
+INLINE uint32_t topk_candidates(const char *src, size_t i, size_t count, uint64_t least,
+                                const struct topk_element *element)
+{
+    const char *block = src + i * element->size;
+    return count - i >= TOPK_BLOCK ? element->at_least(block, least)
+                                   : topk_at_least_few(block, count - i, least, element);
+}
+
+// The magnitude of the k-th largest element; *ties becomes how many elements of just this magnitude are kept.
+INLINE uint64_t topk_threshold(const char *src, size_t count, size_t k, const struct topk_element *element,
+                               uint32_t *ties)
+{
+    uint64_t prefix = 0;                // the leading bits of the result
+    uint32_t kept = (uint32_t)k;        // elements still to be found among those with this prefix
+    int shift = element->bits;
+    while (shift > 0) {
+        const int width = shift < TOPK_DIGIT_BITS ? shift : TOPK_DIGIT_BITS;
+        uint32_t bins[TOPK_BINS] = {0};
+        shift -= width;
+        if (shift + width == element->bits)                     // the first digit: all elements share the empty prefix
+            for (size_t i = 0; i < count; i++)
+                bins[topk_magnitude(src + i * element->size, element) >> shift]++;
+        else for (size_t i = 0; i < count; i += TOPK_BLOCK) {
+            uint32_t found = topk_candidates(src, i, count, prefix << shift << width, element);
+            for (; found; found &= found - 1) {
+                const uint64_t x = topk_magnitude(src + (i + (size_t)__builtin_ctz(found)) * element->size, element);
+                if (x >> shift >> width == prefix)
+                    bins[x >> shift & ((1u << width) - 1)]++;
+            }
+        }
+        uint32_t digit = (1u << width) - 1;
+        for (; bins[digit] < kept; digit--)
+            kept -= bins[digit];
+        prefix = prefix << width | digit;
+    }
+    *ties = kept;
+    return prefix;
+}
+
+INLINE void topk_encode(void *dst, const void *src, size_t count, double parameter, const struct topk_element *element)
+{
+    const char *from = src;
+    const size_t k = topk_count(parameter, count);
+    char *index_at = (char *)dst + CODEC_HEADER, *value_at = index_at + k * sizeof(uint32_t);
+    int is_finite = 1;
+    if (k > 0) {
+        uint32_t ties;
+        const uint64_t threshold = topk_threshold(from, count, k, element, &ties);
+        for (size_t i = 0; i < count; i += TOPK_BLOCK) {
+            uint32_t found = topk_candidates(from, i, count, threshold, element);
+            for (; found; found &= found - 1) {
+                const uint32_t index = (uint32_t)i + (uint32_t)__builtin_ctz(found);
+                const char *x = from + index * element->size;
+                const uint64_t magnitude = topk_magnitude(x, element);
+                if (magnitude == threshold && ties-- == 0) {
+                    ties = 0;
+                    continue;
+                }
+                is_finite &= magnitude < element->infinity;
+                memcpy(index_at, &index, sizeof index);
+                memcpy(value_at, x, element->size);
+                index_at += sizeof index;
+                value_at += element->size;
+            }
+        }
+    }
+    codec_header_init(dst, TOPK_VERSION, is_finite);
+}
+
+#endif

@@ -1,0 +1,165 @@
+// Vectors of float32 for AVX-512, under the names that loops written once for all vectors use. See vectors.h.
+#ifndef BHVD_KERNEL_VECTORS_AVX512_H
+#define BHVD_KERNEL_VECTORS_AVX512_H
+
+#include <immintrin.h>
+
+#include "kernel/codec_random.h"
+#include "kernel/element.h"
+#include "kernel/loops.h"
+
+#define ISA avx512
+
+enum { LANES = 16 };
+typedef __m512 vec;
+typedef __mmask16 vec_nans;
+
+#define VEC_NANS_NONE 0
+#define vec_set1 _mm512_set1_ps
+#define vec_add _mm512_add_ps
+#define vec_sub _mm512_sub_ps
+#define vec_mul _mm512_mul_ps
+#define vec_min _mm512_min_ps
+#define vec_max _mm512_max_ps
+
+INLINE vec vec_load(const void *p)
+{
+    return _mm512_loadu_ps(p);
+}
+
+INLINE void vec_store(void *p, vec x)
+{
+    _mm512_storeu_ps(p, x);
+}
+
+INLINE vec vec_rint(vec x)
+{
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+INLINE vec_nans vec_nans_add(vec_nans nans, vec a, vec b)
+{
+    return nans | _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
+}
+
+INLINE int vec_nans_any(vec_nans nans)
+{
+    return nans != 0;
+}
+
+INLINE void vec_store_two_f32(void *p, vec a, vec b)
+{
+    vec_store(p, a);
+    vec_store((char *)p + 4 * LANES, b);
+}
+
+INLINE vec vec_round_f32(vec x)
+{
+    return x;
+}
+
+INLINE vec vec_load_f16(const void *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256(p));
+}
+
+INLINE void vec_store_two_f16(void *p, vec a, vec b)
+{
+    _mm256_storeu_si256(p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+    _mm256_storeu_si256((void *)((char *)p + 2 * LANES), _mm512_cvtps_ph(b, _MM_FROUND_TO_NEAREST_INT));
+}
+
+INLINE vec vec_round_f16(vec x)
+{
+    return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+
+INLINE vec vec_load_bf16(const void *p)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
+}
+
+// The upper half of each lane becomes x, which is finite, rounded to bfloat16.
+INLINE __m512i rounded_bf16(vec x)
+{
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i is_odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    return _mm512_add_epi32(bits, _mm512_add_epi32(is_odd, _mm512_set1_epi32(0x7fff)));
+}
+
+INLINE void vec_store_two_bf16(void *p, vec a, vec b)
+{
+    _mm256_storeu_si256(p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_bf16(a), 16)));
+    _mm256_storeu_si256((void *)((char *)p + 2 * LANES), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_bf16(b), 16)));
+}
+
+INLINE vec vec_round_bf16(vec x)
+{
+    return _mm512_castsi512_ps(_mm512_and_si512(rounded_bf16(x), _mm512_set1_epi32((int)0xffff0000)));
+}
+
+#define vec_abs _mm512_abs_ps
+
+INLINE vec vec_canonical(vec x)
+{
+    return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), _mm512_set1_ps((float)NAN));
+}
+
+INLINE vec vec_floor(vec x)
+{
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
+
+INLINE void vec_stream(void *p, vec x)
+{
+    _mm512_stream_ps(p, x);
+}
+
+INLINE uint32_t vec_less(vec a, vec b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
+}
+
+INLINE vec vec_negate(vec x, uint32_t bits)
+{
+    return _mm512_mask_xor_ps(x, (__mmask16)bits, x, _mm512_set1_ps(-0.0f));
+}
+
+INLINE vec vec_select(vec x, uint32_t bits)
+{
+    return _mm512_maskz_mov_ps((__mmask16)bits, x);
+}
+
+INLINE vec vec_uniform(struct codec_key key, uint32_t index)
+{
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512i x = _mm512_xor_si512(_mm512_add_epi32(_mm512_set1_epi32((int)index), lanes), _mm512_set1_epi32((int)key.a));
+    x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 16));
+    x = _mm512_mullo_epi32(x, _mm512_set1_epi32((int)CODEC_RANDOM_MULTIPLIER_1));
+    x = _mm512_xor_si512(_mm512_xor_si512(x, _mm512_srli_epi32(x, 15)), _mm512_set1_epi32((int)key.b));
+    x = _mm512_mullo_epi32(x, _mm512_set1_epi32((int)CODEC_RANDOM_MULTIPLIER_2));
+    x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 15));
+    x = _mm512_or_si512(_mm512_srli_epi32(x, 8), _mm512_set1_epi32(1));
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(x), _mm512_set1_ps(0x1p-24f));
+}
+
+typedef __m512d wide;
+
+#define WIDE_ZERO _mm512_setzero_pd()
+#define wide_add _mm512_add_pd
+#define wide_mul _mm512_mul_pd
+#define wide_store _mm512_storeu_pd
+
+INLINE wide wide_low(vec x)
+{
+    return _mm512_cvtps_pd(_mm512_castps512_ps256(x));
+}
+
+INLINE wide wide_high(vec x)
+{
+    return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+}
+
+#include "kernel/vectors.h"
+
+#endif

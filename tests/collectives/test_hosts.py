@@ -1,0 +1,201 @@
+"""Collectives over several hosts, simulated by host ids: real shared memory within each, real sockets between them."""
+import itertools
+import os
+
+import numpy as np
+import pytest
+
+from bagua_hvd.common import native
+from bagua_hvd.common.exceptions import HorovodInternalError
+from values import make, reduced
+from world import DTYPES, World, bfloat16_bits, view
+
+# Which host each rank is on: one for all, one for each, equal and unequal ones, ranks in order and dealt in turn.
+HOSTS = ["A", "AAA", "AB", "ABC", "AAB", "AABB", "ABAB", "AABBB", "ABBBB", "ABCDE", "AABBCC", "ABCABCA", "ABCDEFG",
+         "AAAABBBB", "ABCDEFGH"]
+PATHS = ["", "ring", "doubling", "halving", "hierarchical"]
+# Nothing, less than one element for each shard, sizes that divide nothing, and several segments.
+COUNTS = [0, 1, 3, 1000, 65_537]
+LARGE = 1_000_003
+
+_names = itertools.count()
+_boot = os.urandom(4).hex()
+
+
+def name_for_all():
+    return f"hosts.{next(_names)}"
+
+
+def on_hosts(hosts, path="", **options):
+    """A World whose ranks are on these hosts, a letter for each."""
+    return World(len(hosts), "auto", path, hosts=[f"{_boot}.{host}" for host in hosts], **options)
+
+
+@pytest.fixture(scope="module", params=itertools.product(HOSTS, PATHS), ids=lambda p: f"{p[0]}-{p[1] or 'chosen'}")
+def world(request):
+    with on_hosts(*request.param) as w:
+        yield w
+
+
+def check_allreduce(world, dtype, count, op, offset=0):
+    """In place and out of place, from memory that begins `offset` bytes past an aligned address."""
+    inputs = [make(dtype, count, rank, world.n) for rank in range(world.n)]
+    expected = reduced(dtype, op, inputs)
+    name = name_for_all()
+
+    def call(rank, context):
+        memory = np.zeros(inputs[rank].nbytes + offset, np.uint8)
+        array = np.frombuffer(memory.data, inputs[rank].dtype, count, offset) if count else inputs[rank].copy()
+        array[:] = inputs[rank]
+        out = np.empty_like(array)
+        context.post(native.ALLREDUCE, name, [view(array, dtype, out)], op=op, blocking=True).wait()
+        np.testing.assert_array_equal(array, inputs[rank])
+        context.post(native.ALLREDUCE, name, [view(array, dtype, "in place")], op=op).wait()
+        return out, array
+
+    for out, in_place in world.run(call):
+        np.testing.assert_array_equal(out, expected)
+        np.testing.assert_array_equal(in_place, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums(world, dtype):
+    for count in COUNTS:
+        check_allreduce(world, dtype, count, native.OP_SUM)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+@pytest.mark.parametrize("op", [native.OP_MIN, native.OP_MAX, native.OP_PRODUCT])
+def test_other_reductions(world, dtype, op):
+    for count in COUNTS:
+        check_allreduce(world, dtype, count, op)
+
+
+def test_large_and_unaligned(world):
+    check_allreduce(world, "float32", LARGE, native.OP_SUM, offset=4)
+    check_allreduce(world, "float64", 65_537, native.OP_SUM, offset=1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "int64"])
+def test_average_with_factors(world, dtype):
+    """Powers of two, so exact in every float dtype whatever is scaled where; integers truncate towards zero."""
+    values = [np.arange(1003) % 16 - 8 * (rank % 2) for rank in range(world.n)]
+    inputs = [bfloat16_bits(v) if dtype == "bfloat16" else v.astype(dtype) for v in values]
+    name = name_for_all()
+
+    def call(rank, context):
+        out = np.empty_like(inputs[rank])
+        context.post(native.ALLREDUCE, name, [view(inputs[rank], dtype, out)], op=native.OP_AVERAGE,
+                     prescale_factor=2.0, postscale_factor=0.5).wait()
+        return out
+
+    total = sum(2 * v for v in values)
+    factor = 0.5 / world.n
+    if dtype.startswith("int"):
+        expected = np.trunc(total * factor).astype(dtype)
+    elif dtype == "float64":
+        expected = total * factor
+    else:
+        scaled = total.astype(np.float32) * np.float32(factor)
+        expected = bfloat16_bits(scaled) if dtype == "bfloat16" else scaled.astype(dtype)
+    for out in world.run(call):
+        np.testing.assert_array_equal(out, expected)
+
+
+def test_all_ranks_end_bit_equal(world):
+    """Also where sums round, whoever adds what in which order."""
+    inputs = [np.random.default_rng(rank).standard_normal(100_003).astype(np.float32) for rank in range(world.n)]
+    name = name_for_all()
+
+    def call(rank, context):
+        out = np.empty_like(inputs[rank])
+        context.post(native.ALLREDUCE, name, [view(inputs[rank], "float32", out)], op=native.OP_AVERAGE).wait()
+        return out
+
+    outs = world.run(call)
+    for out in outs[1:]:
+        assert np.array_equal(out.view(np.uint32), outs[0].view(np.uint32))
+    np.testing.assert_allclose(outs[0], np.mean(np.array(inputs, np.float64), axis=0), rtol=0, atol=1e-6)
+
+
+def test_a_group_of_many_sizes(world):
+    """Fused into one vector whose pieces, segments and shards end in the middle of tensors."""
+    counts = [0, 1, 7, 300_001, 0, 65_537, 2, 4099]
+    name = name_for_all()
+
+    def call(rank, context):
+        inputs = [make("float32", count, rank, world.n) for count in counts]
+        outs = [np.empty_like(x) for x in inputs]
+        context.post(native.ALLREDUCE, name, [view(x, "float32", out) for x, out in zip(inputs, outs, strict=True)],
+                     op=native.OP_SUM).wait()
+        return outs
+
+    for outs in world.run(call):
+        for count, out in zip(counts, outs, strict=True):
+            expected = reduced("float32", native.OP_SUM, [make("float32", count, rank, world.n)
+                                                          for rank in range(world.n)])
+            np.testing.assert_array_equal(out, expected)
+
+
+def bytes_sent(world):
+    return [counters.payload_bytes_sent for counters in world.run(lambda rank, context: context.counters())]
+
+
+@pytest.mark.parametrize(("hosts", "path", "expected"), [
+    # N = 6 * 2^16 bytes. Two levels: half of the vector in shared memory twice, then the own shard.
+    ("AABB", "hierarchical", 4 * [1.5]), ("AABB", "ring", 4 * [1.5]), ("AABB", "doubling", 4 * [2.0]),
+    ("ABCD", "halving", 4 * [1.5]), ("ABC", "doubling", [1.0, 2.0, 1.0]),
+    # One shard only: within host B everything but the owner's part goes to the owner; it alone crosses.
+    ("ABB", "hierarchical", [1.0, 2.0, 1.0]),
+])
+def test_a_forced_path_is_taken(hosts, path, expected):
+    """By the bytes that each rank sends, in units of the vector."""
+    count = 6 << 14
+    with on_hosts(hosts, path) as world:
+        before = bytes_sent(world)
+        check_allreduce(world, "float32", count, native.OP_SUM)
+        sent = [after - b for after, b in zip(bytes_sent(world), before, strict=True)]
+    assert [x / (2 * 4 * count) for x in sent] == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize("streams", [2, 3, 8])
+@pytest.mark.parametrize("hosts", ["AB", "AABBB", "ABC"])
+def test_several_streams(hosts, streams):
+    with on_hosts(hosts, "ring", streams=streams) as world:
+        for count in (1, 65_537, LARGE):
+            check_allreduce(world, "float32", count, native.OP_SUM)
+
+
+def test_paths_that_differ_are_an_error():
+    with pytest.raises(HorovodInternalError, match='BAGUA_HVD_ALLREDUCE is "ring" on rank 0 but "doubling" on rank 1'):
+        World(2, "tcp", ["ring", "doubling"])
+
+
+def test_an_unknown_path_is_an_error():
+    with pytest.raises(ValueError, match='unknown allreduce path "star"; known are shared, ring, doubling, halving, '
+                                         "hierarchical$"):
+        World(1, "inproc", "star")
+
+
+def _resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_memory_does_not_grow():
+    """20,000 small operations of every kind, after as many that let caches and buffers reach their size."""
+    kinds = [native.ALLREDUCE, native.ALLGATHER, native.BROADCAST, native.REDUCESCATTER, native.ALLTOALL]
+    with on_hosts("AAB") as world:
+        def call(rank, context):
+            array, out = np.ones(300, np.float32), np.empty(300, np.float32)
+            for number in range(20_000 // len(kinds) // 10):
+                for kind in kinds:
+                    given = out if kind in (native.ALLREDUCE, native.BROADCAST) else None
+                    tensors = [view(array, "float32", given)]
+                    for _ in range(10):
+                        context.post(kind, f"{kind}.{number % 20}", tensors, blocking=True).wait()
+
+        world.run(call)
+        before = _resident()
+        world.run(call)
+        assert _resident() - before < 4 << 20

@@ -1,0 +1,77 @@
+"""baguarun on three hosts: network namespaces, in which no shared memory or loopback can stand in for the network."""
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher import wait_until
+
+pytestmark = pytest.mark.timeout(300)
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_digits.py"
+# Rank, host, and the environment's numbers beside those of init(); then a sum that needs every rank.
+REPORT = """
+import json, os, socket, torch
+import bagua_hvd.torch as hvd
+hvd.init()
+names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+numbers = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
+assert [int(os.environ["HOROVOD_" + name]) for name in names] == numbers
+total = hvd.allreduce(torch.tensor([2.0 ** hvd.rank()]), op=hvd.Sum).item()
+print(json.dumps([socket.gethostname(), *numbers, total]))
+"""
+
+
+def report(launcher, namespaces, *arguments, on=0):
+    """[[host, rank, size, local rank, local size, cross rank, cross size, sum], ...] in the order of the ranks."""
+    done = launcher.run(*arguments, sys.executable, "-c", REPORT, env=namespaces.environment, timeout=120,
+                        prefix=namespaces.enter(on))
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line.partition(">:")[2]) for line in done.stdout.splitlines()]
+    return sorted(lines, key=lambda line: line[1])
+
+
+def test_local_and_cross_ranks(launcher, namespaces):
+    assert report(launcher, namespaces, "-np", 6, "-H", "h0:2,h1:2,h2:2") == [
+        ["h0", 0, 6, 0, 2, 0, 3, 63.0], ["h0", 1, 6, 1, 2, 0, 3, 63.0],
+        ["h1", 2, 6, 0, 2, 1, 3, 63.0], ["h1", 3, 6, 1, 2, 1, 3, 63.0],
+        ["h2", 4, 6, 0, 2, 2, 3, 63.0], ["h2", 5, 6, 1, 2, 2, 3, 63.0]]
+
+
+def test_unequal_slots_on_hosts_other_than_the_launchers(launcher, namespaces):
+    assert report(launcher, namespaces, "-np", 4, "-H", "h1:1,h2:3") == [
+        ["h1", 0, 4, 0, 1, 0, 2, 15.0], ["h2", 1, 4, 0, 3, 1, 2, 15.0],
+        ["h2", 2, 4, 1, 3, 0, 1, 15.0], ["h2", 3, 4, 2, 3, 0, 1, 15.0]]
+
+
+def test_training(launcher, namespaces):
+    done = launcher.run("-np", 6, "-H", "h0:2,h1:2,h2:2", sys.executable, EXAMPLE, env=namespaces.environment,
+                        timeout=280, prefix=namespaces.enter(0))
+    assert done.returncode == 0, done.stderr
+    assert "[0]<stdout>:parameters identical on all ranks: yes" in done.stdout
+    accuracy = re.search(r"accuracy[^\d]*([\d.]+)", done.stdout)
+    assert float(accuracy[1]) > 90
+
+
+def test_a_port_that_is_closed_between_two_hosts(launcher, namespaces):
+    """h1 and h2 answer the launcher, but not each other."""
+    namespaces.separate(1, 2)
+    done = launcher.run("-np", 3, "-H", "h0:1,h1:1,h2:1", "true", env=namespaces.environment, timeout=60,
+                        prefix=namespaces.enter(0))
+    assert done.returncode == 1
+    assert "host h1 reaches host h2 at none of 10.0.0.3 (eth0), 127.0.0.1 (lo): open the ports" in done.stderr
+
+
+def test_a_host_that_is_cut_off(launcher, namespaces):
+    """Nobody is told: the ssh client and the agent find out by themselves."""
+    popen = launcher.start("-np", 2, "-H", "h0:1,h2:1", sys.executable, "-c",
+                           "import time; print('up'); time.sleep(600)", env=namespaces.environment,
+                           prefix=namespaces.enter(0))
+    for _ in range(2):
+        assert popen.stdout.readline().endswith(b"up\n")
+    namespaces.cut(2)
+    _, stderr = popen.communicate(timeout=120)
+    assert popen.returncode == 255 and b"the connection to host h2 was lost" in stderr
+    wait_until(lambda: not launcher.processes(), 120)

@@ -1,0 +1,206 @@
+"""Hosts that ssh reaches: a real sshd on this machine, with keys and configuration in a folder of the test's own.
+
+`SshHosts` serves any number of names through loopback. `Namespaces` makes hosts that share neither network, host name
+nor shared memory, joined by a bridge, with an sshd in each: network namespaces, which need root. They are held by
+processes, so nothing of them outlives the test.
+"""
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher import wait_until
+
+_SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+_PR_SET_PDEATHSIG = 1
+_PRIVILEGE_SEPARATION = Path("/run/sshd")       # sshd does not start without it
+
+
+def _dies_with_us():
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def require_sshd():
+    """Skips the test when there is no OpenSSH."""
+    if not (_SSHD and shutil.which("ssh") and shutil.which("ssh-keygen")):
+        pytest.skip("needs OpenSSH: sshd, ssh, ssh-keygen")
+    if os.geteuid() != 0 and not _PRIVILEGE_SEPARATION.exists():
+        pytest.skip(f"sshd needs the folder {_PRIVILEGE_SEPARATION}, which only root can make")
+
+
+class _Sshd:
+    """An sshd that lets in this user with the folder's key.
+
+    Attributes:
+        port.
+    """
+
+    def __init__(self, folder, address, port, prefix=()):
+        self.port = port
+        config = folder / f"sshd_config.{address}.{port}"
+        config.write_text("\n".join([
+            f"ListenAddress {address}:{port}", f"HostKey {folder}/host_key", f"AuthorizedKeysFile {folder}/key.pub",
+            "StrictModes no", "UsePAM no", "PasswordAuthentication no", "PermitRootLogin yes", "PidFile none",
+            "MaxStartups 100", ""]))
+        _PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
+        self._log = open(folder / f"sshd.{address}.{port}.log", "wb")
+        self.popen = subprocess.Popen([*prefix, _SSHD, "-D", "-e", "-f", str(config)], preexec_fn=_dies_with_us,
+                                      stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
+
+    def log(self):
+        """What it wrote."""
+        return Path(self._log.name).read_text(errors="replace")
+
+    def wait_until_listening(self):
+        wait_until(lambda: "Server listening" in self.log() or self.popen.poll() is not None)
+        assert self.popen.poll() is None, self.log()
+
+    def sessions(self):
+        """Pids of the processes that serve connections."""
+        return [int(pid) for pid in Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/children").read_text().split()]
+
+    def close(self):
+        for pid in self.sessions():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.popen.kill()
+        self.popen.wait()
+        self._log.close()
+
+
+def _make_keys(folder):
+    for name in ("key", "host_key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+
+
+def _free_port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+class SshHosts:
+    """Hosts far1, far2, ...: names that only ssh knows, all of them this machine.
+
+    Attributes:
+        environment: variables by which baguarun's ssh knows them.
+        port, key: for jobs without these variables.
+    """
+
+    def __init__(self, folder):
+        require_sshd()
+        _make_keys(folder)
+        self.key = folder / "key"
+        self.server = _Sshd(folder, "127.0.0.1", _free_port())
+        self.port = self.server.port
+        config = folder / "ssh_config"
+        config.write_text(f"Host far*\n  HostName 127.0.0.1\n  Port {self.port}\n  IdentityFile {folder}/key\n"
+                          f"Host *\n  UserKnownHostsFile {folder}/known_hosts\n  IdentitiesOnly yes\n")
+        self.environment = {"BAGUA_HVD_SSH_COMMAND": f"ssh -F {config}"}
+        self.server.wait_until_listening()
+
+    def left(self):
+        """Processes that came through this sshd, as pids: agents, ranks, and all that these started."""
+        found, mark = [], f" 127.0.0.1 {self.port}\0".encode()
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                if mark in Path(f"/proc/{name}/environ").read_bytes() + b"\0":
+                    found.append(int(name))
+            except OSError:
+                pass
+        return found
+
+    def close(self):
+        for pid in self.left():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.server.close()
+
+
+class Namespaces:
+    """Hosts h0, h1, ... with the addresses 10.0.0.1, 10.0.0.2, ... on eth0, each with an sshd.
+
+    Attributes:
+        environment: as SshHosts.
+    """
+
+    def __init__(self, folder, count):
+        require_sshd()
+        if os.geteuid() != 0 or not all(shutil.which(name) for name in ("ip", "nsenter", "unshare")):
+            pytest.skip("needs root, and ip, nsenter and unshare: hosts are network namespaces")
+        _make_keys(folder)
+        self._servers, self._holders = [], []
+        try:
+            self._make(folder, count)
+        except BaseException:
+            self.close()
+            raise
+
+    def _make(self, folder, count):
+        switch = self._hold("switch")
+        self._run(switch, "ip link add bridge type bridge", "ip link set bridge up")
+        config = ["Host *", f"  IdentityFile {folder}/key", f"  UserKnownHostsFile {folder}/known_hosts",
+                  "  IdentitiesOnly yes", "  Port 2222"]
+        for i in range(count):
+            holder = self._hold(f"h{i}")
+            self._run(switch, f"ip link add port{i} type veth peer name eth0 netns {holder}",
+                      f"ip link set port{i} master bridge up")
+            self._run(holder, f"ip address add 10.0.0.{i + 1}/24 dev eth0", "ip link set lo up", "ip link set eth0 up",
+                      "mount -t tmpfs tmpfs /dev/shm")
+            self._servers.append(_Sshd(folder, f"10.0.0.{i + 1}", 2222, self.enter(i)))
+            config += [f"Host h{i}", f"  HostName 10.0.0.{i + 1}"]
+        (folder / "ssh_config").write_text("\n".join(config) + "\n")
+        self.environment = {"BAGUA_HVD_SSH_COMMAND": f"ssh -F {folder}/ssh_config"}
+        for server in self._servers:
+            server.wait_until_listening()
+
+    def _hold(self, name):
+        """The pid of a process that keeps new namespaces."""
+        code = "import socket, sys, time; socket.sethostname(sys.argv[1]); print(flush=True); time.sleep(1e6)"
+        popen = subprocess.Popen(
+            ["unshare", "--net", "--uts", "--ipc", "--mount", sys.executable, "-I", "-S", "-c", code, name],
+            preexec_fn=_dies_with_us, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self._holders.append(popen)
+        if not popen.stdout.readline():
+            pytest.skip(f"no namespaces here: {popen.stderr.read().decode(errors='replace').strip()}")
+        return popen.pid
+
+    @staticmethod
+    def _run(holder, *commands):
+        for command in commands:
+            subprocess.run([*_entering(holder), *command.split()], check=True)
+
+    def enter(self, i):
+        """What to put before a command that is to run on host i."""
+        return _entering(self._holders[i + 1].pid)
+
+    def cut(self, i):
+        """Ends all traffic to and from host i, without a word to anybody."""
+        self._run(self._holders[0].pid, f"ip link set port{i} down")
+
+    def separate(self, i, j):
+        """Has hosts i and j not reach each other any more."""
+        for one, other in ((i, j), (j, i)):
+            self._run(self._holders[one + 1].pid, f"ip route add blackhole 10.0.0.{other + 1}/32")
+
+    def close(self):
+        for server in self._servers:
+            server.close()
+        for holder in self._holders:
+            holder.kill()
+            holder.wait()
+            holder.stdout.close()
+            holder.stderr.close()
+
+
+def _entering(pid):
+    return ["nsenter", "-t", str(pid), "--net", "--uts", "--ipc", "--mount", "--wd=."]
