@@ -86,7 +86,7 @@ def main():
     identical = bool((digests == digests[0]).all())
     _, accuracy = model.evaluate(*test_set, verbose=0)
     if hvd.rank() == 0:
-        print(f"ranks: {hvd.size()}")
+        print(f"ranks: {hvd.size()}, algorithm: {type(optimizer.algorithm).__name__}")
         print(f"test accuracy: {100 * accuracy:.2f} %")
         print(f"steps/s: {steps / seconds:.1f}")
         print(f"bytes sent per step and rank: {bytes_sent / steps:.0f}")

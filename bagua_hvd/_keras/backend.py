@@ -3,7 +3,7 @@
 A reduction is an object with
 
     reduction(gradients, variables)     reduced gradients, in their order; None where there was None
-    stepped(variables)                  the optimizer has applied them
+    stepped()                           the optimizer has applied them
     dense(gradient)                     a gradient that can be added up
     identify(variable)                  the key by which a variable is known
     register_local(variable)            from now on this one is not reduced
@@ -23,13 +23,15 @@ def make_reduction(options):
     name = keras.backend.backend()
     if name == "tensorflow":
         from bagua_hvd.tensorflow.reduction import Reduction
-    elif name == "torch":
+
+        return Reduction(options, weights=True)
+    if name == "torch":
         from bagua_hvd._keras.torch_reduction import Reduction
-    else:
-        raise NotImplementedError(
-            f"KERAS_BACKEND={name}: distributed optimizers work on the backends tensorflow and torch"
-        )
-    return Reduction(options)
+
+        return Reduction(options)
+    raise NotImplementedError(
+        f"KERAS_BACKEND={name}: distributed optimizers work on the backends tensorflow and torch"
+    )
 
 
 def default_compression():

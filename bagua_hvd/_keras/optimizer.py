@@ -104,7 +104,7 @@ class _Distribution:
         gradients = self.reduction(gradients, variables)
         with self.applying():
             apply(gradients)
-        self.reduction.stepped(variables)
+        self.reduction.stepped()
 
 
 class Distributed:
@@ -120,6 +120,11 @@ class Distributed:
             # Not through __setattr__, which tracks what Keras is to save.
             distribution = self.__dict__["_distribution"] = _Distribution(*self._settings)
         return distribution
+
+    @property
+    def algorithm(self):
+        """The Algorithm by which gradients travel."""
+        return self._settings[0].algorithm
 
     def register_local_var(self, var):
         """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
@@ -226,8 +231,9 @@ def wrap(optimizer, options, passes=1, average_aggregated=False):
     cls = _subclass(type(optimizer), (options, passes, average_aggregated))
     wrapped = cls.__new__(cls)
     wrapped.__dict__.update(optimizer.__dict__)
+    distribution = wrapped.distribution     # now: what the algorithm cannot serve is refused here
     if wrapped.built:
-        wrapped.distribution.build(wrapped._trainable_variables)
+        distribution.build(wrapped._trainable_variables)
     return wrapped
 
 

@@ -2,7 +2,8 @@
 import torch
 
 from bagua_hvd.common.basics import Adasum
-from bagua_hvd.common.reducer import Reducer
+from bagua_hvd.common.model import Model
+from bagua_hvd.common.reducer import Gradients, Reducer
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.mpi_ops import grouped_allreduce
 from bagua_hvd.torch.optimizer import _TorchGradients
@@ -17,6 +18,8 @@ class Reduction:
 
     def __init__(self, options):
         self.options = options
+        if options.algorithm is not None:
+            options.algorithm.prepare(Model("unused", Gradients(), options.process_set))
         self._local = set()
         self._reducers = {}         # ids of parameters -> Reducer
         self._used = None           # the Reducer of the step under way
@@ -75,14 +78,14 @@ class Reduction:
     def _make_reducer(self, variables):
         options = self.options
         compression = Compression.none if options.compression is None else options.compression
-        gradients = _TorchGradients(compression, options.sparse_as_dense, options.op, options.process_set)
+        gradients = _TorchGradients(self, compression, options.sparse_as_dense, options.op, options.process_set)
         members = [
             gradients.add(getattr(variable, "path", f"variable.{i}"), _parameter(variable))
             for i, variable in enumerate(variables)
         ]
-        return Reducer(gradients, members, options.chosen_algorithm(), options.process_set, 1,
+        return Reducer(gradients, members, options.algorithm, options.process_set, 1,
                        options.grouped(variables, self.identify), *options.factors)
 
-    def stepped(self, variables):
+    def stepped(self):
         if self._used is not None:
             self._used.stepped()

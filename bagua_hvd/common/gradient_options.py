@@ -10,8 +10,7 @@ from bagua_hvd.common.util import split_list
 
 
 class GradientOptions(NamedTuple):
-    """The arguments, as the user gave them; see DistributedOptimizer. identify: key function of the front end's
-    variables, by which `groups` and `local_variables` name them."""
+    """The arguments; see DistributedOptimizer. Until check(), as the user gave them."""
 
     compression: object = None
     sparse_as_dense: bool = False
@@ -23,7 +22,7 @@ class GradientOptions(NamedTuple):
     scale_local_gradients: bool = True
 
     def check(self):
-        """The same options, known to be right.
+        """The same options, known to be right, with an Algorithm for what names one (None for Adasum).
 
         Raises:
             ValueError: a wrong argument; an unknown algorithm's sentence lists the known ones.
@@ -39,14 +38,10 @@ class GradientOptions(NamedTuple):
             if self.algorithm is not None:
                 raise ValueError(f"op=Adasum is an algorithm of its own: it does not go with {self.algorithm!r}")
             collectives.check_adasum(self.process_set.process_set_id, basics.size())
-        else:
-            self.chosen_algorithm()
         _check_groups(self.groups)
-        return self
-
-    def chosen_algorithm(self):
-        """An Algorithm instance."""
-        return algorithms.choose(self.algorithm, average=self.op != Sum)
+        if self.op == Adasum:
+            return self
+        return self._replace(algorithm=algorithms.choose(self.algorithm, average=self.op != Sum))
 
     @property
     def factors(self):

@@ -14,7 +14,7 @@ class _DistributedGradientTape:
     def __init__(self, tape, options):
         # What has been recorded, and whether it still is, stays with the object that both share.
         self.__dict__.update(tape.__dict__)
-        self._reduction = shared_reduction(options.check())
+        self._reduction = shared_reduction(options)
         self._local_sources = set()
 
     def register_local_source(self, source):
