@@ -15,7 +15,7 @@ class _WrappedV1(tf.compat.v1.train.Optimizer):
     """Around an optimizer of tf.compat.v1; passes everything on to it."""
 
     def __init__(self, optimizer, name, use_locking):
-        super().__init__(name or f"Distributed{type(optimizer).__name__}", use_locking)
+        super().__init__(use_locking, name or f"Distributed{type(optimizer).__name__}")
         self._optimizer = optimizer
 
     def compute_gradients(self, *args, **kwargs):
