@@ -38,7 +38,7 @@ class GradientOptions(NamedTuple):
             if self.algorithm is not None:
                 raise ValueError(f"op=Adasum is an algorithm of its own: it does not go with {self.algorithm!r}")
             collectives.check_adasum(self.process_set.process_set_id, basics.size())
-        _check_groups(self.groups)
+        check_groups(self.groups)
         if self.op == Adasum:
             return self
         return self._replace(algorithm=algorithms.choose(self.algorithm, average=self.op != Sum))
@@ -71,7 +71,8 @@ class GradientOptions(NamedTuple):
         return [[index for index in group if index is not None] for group in lists]
 
 
-def _check_groups(groups):
+def check_groups(groups):
+    """ValueError unless it is None, a number of groups, or lists of variables without one twice."""
     if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0):
         return
     if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):

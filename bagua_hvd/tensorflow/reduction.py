@@ -18,6 +18,7 @@ from bagua_hvd.algorithms import Algorithm
 from bagua_hvd.common import basics
 from bagua_hvd.common.basics import Adasum
 from bagua_hvd.common.buckets import Member
+from bagua_hvd.common.gradient_options import check_groups
 from bagua_hvd.common.model import Model
 from bagua_hvd.common.reducer import Gradients, Reducer
 from bagua_hvd.tensorflow.bridge import Bridge
@@ -264,6 +265,7 @@ _shared = {}
 def shared_reduction(options):
     """The one Reduction of equal options, which are not checked yet: for tapes, which are made anew for every step."""
     groups = options.groups
+    check_groups(groups)
     if isinstance(groups, (list, tuple)):
         groups = tuple(tuple(map(Reduction.identify, group)) for group in groups)
     key = options._replace(groups=groups)
