@@ -9,9 +9,10 @@
     topk(ratio)           64 ratio (float32)  biased         x where |x| is among the largest, else 0
     float32               32                  none           x: float32 that goes by the way of codes
 
-Biased ones are for use with error feedback. Each takes float16, bfloat16, float32 and float64 (float32: only that); what
-is encoded at a time is called a chunk here. A NaN or infinity is never lost: its chunk (qsgd: its 512 elements) decodes to NaN; topk,
-float16 and bfloat16 keep it as it is. Formulas, sources and bytes: native/kernel/<codec>.h (float16, bfloat16: half.h).
+Biased ones are for use with error feedback. Each takes float16, bfloat16, float32 and float64 (float32: only that);
+what is encoded at a time is called a chunk here. A NaN or infinity is never lost: its chunk (qsgd: its 512 elements)
+decodes to NaN; topk, float16 and bfloat16 keep it as it is. Formulas, sources and bytes: native/kernel/<codec>.h
+(float16, bfloat16: half.h).
 """
 from typing import NamedTuple
 

@@ -45,23 +45,31 @@ class ErrorState:
 
     Attributes:
         worker: one element for each of the bucket: what encoding this rank's own values has lost so far.
-        server: one element for each of a chunk: what encoding the mean of its chunk has lost so far.
+        server: one element for each of a chunk: what encoding the mean of its chunk has lost so far. Hierarchical: one
+            for each of the bucket, of which a rank uses those of its chunks; memory that is not used costs nothing.
     """
 
-    def __init__(self, count, size):
+    def __init__(self, count, size, hierarchical=False):
         self.worker = np.zeros(count, np.float32)
-        self.server = np.zeros(native.chunk_count(count, size), np.float32)
+        self.server = np.zeros(self._server_count(count, size, hierarchical), np.float32)
 
-    def fits(self, count, size):
+    @staticmethod
+    def _server_count(count, size, hierarchical):
+        return count if hierarchical else native.chunk_count(count, size)
+
+    def fits(self, count, size, hierarchical=False):
         """Whether it was made for `count` elements over `size` ranks."""
-        return self.worker.size == count and self.server.size == native.chunk_count(count, size)
+        return self.worker.size == count and self.server.size == self._server_count(count, size, hierarchical)
+
+    def _arrays(self):
+        return {"worker": self.worker, "server": self.server}
 
     def state_dict(self):
-        return {"worker": self.worker.tobytes(), "server": self.server.tobytes()}
+        return _dump(self._arrays())
 
     def load_state_dict(self, state):
         """Returns False, and changes nothing, when the state is of another size (another number of ranks)."""
-        return _load({name: memoryview(getattr(self, name)).cast("B") for name in ("worker", "server")}, state)
+        return _load(self._arrays(), state)
 
 
 class Replicas:
@@ -81,18 +89,22 @@ class Replicas:
 
     def state_dict(self):
         """Of this rank only: a checkpoint must hold every rank's, or all ranks must begin equal again."""
-        return {name: array.tobytes() for name, array in self._kept().items()}
+        return _dump(self._kept())
 
     def load_state_dict(self, state):
         """Returns False, and changes nothing, when the state is of another size."""
-        return _load({name: memoryview(array).cast("B") for name, array in self._kept().items()}, state)
+        return _load(self._kept(), state)
 
 
-def _load(targets, state):
-    if targets.keys() != state.keys() or any(len(state[name]) != len(target) for name, target in targets.items()):
+def _dump(arrays):
+    return {name: array.tobytes() for name, array in arrays.items()}
+
+
+def _load(arrays, state):
+    if arrays.keys() != state.keys() or any(len(state[name]) != array.nbytes for name, array in arrays.items()):
         return False
-    for name, target in targets.items():
-        target[:] = state[name]
+    for name, array in arrays.items():
+        array[:] = np.frombuffer(state[name], array.dtype)
     return True
 
 
@@ -166,22 +178,24 @@ def c_lp_s(bucket, group, codec=minmax_uint8, error=None, average=True, exchange
         seed: of a codec that rounds at random, 0 <= seed < 2^64; None: a new one for each call. It is mixed with rank
             and place (native/primitive/encoder.h).
         prescale_factor, postscale_factor, out, name: as for c_fp_s().
+        hierarchical: sum in full precision within hosts, codes between them. On one host it is as without.
     Returns:
         An Operation.
     Raises:
         ValueError: the error state does not fit.
     """
     values = _values(bucket, name, out)
-    if error is not None and not error.fits(values.count, group.size()):
+    if error is not None and not error.fits(values.count, group.size(), hierarchical):
         raise ValueError(
-            f"the error state does not fit {values.count} elements over {group.size()} ranks: make a new ErrorState"
+            f"the error state does not fit {values.count} elements over {group.size()} ranks, "
+            f"hierarchical={hierarchical}: make a new ErrorState"
         )
     return basics.context().post(
         native.C_LP_S, values.name, values.views, process_set=group.process_set_id,
         op=native.OP_AVERAGE if average else native.OP_SUM,
         prescale_factor=values.prescale_factor * prescale_factor,
         postscale_factor=values.postscale_factor * postscale_factor,
-        exchange=_choice(EXCHANGES, exchange, "exchange"),
+        exchange=_choice(EXCHANGES, exchange, "exchange"), hierarchical=hierarchical,
         worker_error=native.floats(error.worker if error else None),
         server_error=native.floats(error.server if error else None),
         owner=error,
@@ -198,13 +212,14 @@ def d_fp_s(bucket, group, topology="shift_one", round=0, out=None, name=None, hi
             mean of three, with both neighbours; of two ranks the other one counts twice.
         round: counts the calls, from 0; equal on all ranks.
         out, name: as for c_fp_s().
+        hierarchical: hosts are the peers, each with the mean of its ranks, which all end alike. One host: that mean.
     Returns:
         An Operation.
     """
     values = _values(bucket, name, out)
     return basics.context().post(
         native.D_FP_S, values.name, values.views, process_set=group.process_set_id,
-        topology=_choice(TOPOLOGIES, topology, "topology"), round=round,
+        topology=_choice(TOPOLOGIES, topology, "topology"), round=round, hierarchical=hierarchical,
     )
 
 
@@ -215,8 +230,11 @@ def d_lp_s(values, group, codec, replicas, seed=None, name=None, hierarchical=Fa
 
     Args:
         values: a Bucket or an array, of a dtype that the codec takes; only read. The same layout on all ranks.
-        replicas: Replicas of as many elements. With two ranks left and right are the same one; with one there are none.
+        replicas: Replicas of as many elements. With two ranks left and right are the same one; alone, a rank is its own
+            left and right.
         codec, seed, name: as for c_lp_s().
+        hierarchical: hosts stand in the ring, each with the mean of its ranks' values; their replicas are alike. One
+            host is its own left and right.
     Returns:
         An Operation.
     Raises:
@@ -229,5 +247,6 @@ def d_lp_s(values, group, codec, replicas, seed=None, name=None, hierarchical=Fa
             raise ValueError(f"a replica is {array.dtype}{list(array.shape)}, not float32[{sent.count}]")
     return basics.context().post(
         native.D_LP_S, sent.name, sent.views, process_set=group.process_set_id,
-        replicas=[native.floats(array) for array in kept], owner=kept, **_codec_fields(codec, seed),
+        replicas=[native.floats(array) for array in kept], hierarchical=hierarchical, owner=kept,
+        **_codec_fields(codec, seed),
     )

@@ -3,8 +3,9 @@
     baguarun -np 4 python examples/convergence.py --output docs/results/convergence
 
 Two tasks: a CNN on scikit-learn's handwritten digits, and a small transformer on the next character of Python's help
-texts. Every algorithm makes the same number of steps on the same data as gradient_allreduce with the same optimizer. What
-it needs to be told otherwise is its recipe, below and in the table. Models that differ are averaged for the evaluation.
+texts. Every algorithm makes the same number of steps on the same data as gradient_allreduce with the same optimizer.
+What it needs to be told otherwise is its recipe, below and in the table. Models that differ are averaged for the
+evaluation.
 """
 import argparse
 import json
@@ -29,6 +30,8 @@ RECIPES = {
     "qadam": ({"warmup_steps": 0.2}, 1.0),
     "onebit_adam": ({"warmup_steps": 0.3}, 1.0),
     "powersgd": ({"rank": 4, "warmup_steps": 10}, 1.0),
+    "doublesqueeze": ({"momentum": 0.9, "warmup_steps": 0.2}, 0.5),
+    "ef_signsgd": ({"momentum": 0.9, "warmup_steps": 0.2}, 0.5),
     "topk": ({"ratio": 0.1}, 1.0),
     "local_sgd": ({"communication_interval": 4}, 1.0),
     "diloco": ({"communication_interval": 12, "outer_lr": 0.7, "outer_momentum": 0.6}, 1.0),
@@ -107,10 +110,10 @@ class Characters:
         return hvd.allreduce(mean, name="loss").item() / math.log(2)
 
 
-def make_optimizer(kind, parameters, rate):
+def make_optimizer(kind, parameters, rate, momentum):
     if kind == "adam":
         return torch.optim.Adam(parameters, lr=rate)
-    return torch.optim.SGD(parameters, lr=rate, momentum=0.9)
+    return torch.optim.SGD(parameters, lr=rate, momentum=momentum)
 
 
 def train(task, name, kind, seed):
@@ -122,7 +125,8 @@ def train(task, name, kind, seed):
     torch.manual_seed(seed)
     model = task.model()
     rate = task.rates[kind] * (hvd.size() if kind == "sgd" else math.sqrt(hvd.size())) * factor
-    optimizer = make_optimizer(kind, model.parameters(), rate)
+    # Momentum is the algorithm's or the optimizer's, not both.
+    optimizer = make_optimizer(kind, model.parameters(), rate, 0.0 if "momentum" in arguments else 0.9)
     optimizer = hvd.DistributedOptimizer(
         optimizer, named_parameters=model.named_parameters(), algorithm=algorithms.get(name, **arguments))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(

@@ -93,10 +93,10 @@ def not_negative(name, value):
     return 0 if value == 0 else positive(name, value)
 
 
-def error_state(bucket, group):
+def error_state(bucket, group, hierarchical=False):
     """The bucket's memory of error feedback; zeros at first, and when the number of ranks has changed."""
-    count, size = bucket.count, group.size()
-    return bucket.state.keep("error", lambda: ErrorState(count, size), fits=lambda kept: kept.fits(count, size))
+    shape = bucket.count, group.size(), hierarchical
+    return bucket.state.keep("error", lambda: ErrorState(*shape), fits=lambda kept: kept.fits(*shape))
 
 
 _registry = {}

@@ -40,7 +40,7 @@ class ByteGrad(Algorithm):
         return minmax_uint8.takes(dtype)
 
     def communicate(self, bucket, group):
-        error = error_state(bucket, group) if self.error_feedback else None
+        error = error_state(bucket, group, self.hierarchical) if self.error_feedback else None
         return c_lp_s(
             bucket, group, codec=minmax_uint8, error=error, average=self.average, hierarchical=self.hierarchical
         )

@@ -11,24 +11,16 @@ State: 4 N bytes.
 Source: Karimireddy et al., arXiv:1901.09847.  Differs: the error is of the gradient, not of gradient times learning
 rate, so that it does not change its meaning when the learning rate does.
 """
-from bagua_hvd.algorithms.base import Algorithm, error_state
-from bagua_hvd.primitives import c_lp_s, sign
+from bagua_hvd.algorithms.error_feedback import ErrorFeedback
+from bagua_hvd.primitives import sign
 
 
-class EFSignSGD(Algorithm):
+class EFSignSGD(ErrorFeedback):
     """Averages scaled signs of gradients, with error feedback.
 
     Args:
-        average: False for the sum.
+        momentum, warmup_steps, average: see ErrorFeedback.
     """
 
-    def __init__(self, average=True):
-        self.average = average
-
-    def takes(self, dtype):
-        return sign.takes(dtype)
-
-    def communicate(self, bucket, group):
-        return c_lp_s(
-            bucket, group, codec=sign, error=error_state(bucket, group), average=self.average, exchange="allgather"
-        )
+    def __init__(self, momentum=0.0, warmup_steps=0, average=True):
+        super().__init__(sign, "allgather", momentum, warmup_steps, average)

@@ -1,16 +1,19 @@
 """1-bit Adam: Adam whose momentum travels as one bit per element, with error feedback, once its variance has settled.
 
-As QAdam (qadam.py), with
+As QAdam (qadam.py), but what travels is the momentum in units of the step that it makes, p = sqrt(v) + eps:
 
-    m = C_LP_S(m_i; sign_rms, e_i, f_k)         D(Q(u)) = (||u||_2 / sqrt(N)) sign(u), in both passes with its error
+    u = C_LP_S(m_i / p; sign_rms, e_i, f_k)     D(Q(u)) = (||u||_2 / sqrt(N)) sign(u), in both passes with its error
+    m = p u
 
-One bit cannot say 0. Where v = 0, an element has never had a gradient (a row of an embedding that was never used): m
-stays 0 there, or the division by sqrt(v) would blow it up.
+One bit cannot say 0. Where v = 0, an element has never had a gradient (a row of an embedding that was never used), and
+u = 0 is kept.
 
-Wire after the warm-up: N/4 bytes (n-1)/n per rank.
+Wire after the warm-up: N/4 (n-1)/n bytes per rank.
 State: 4 (N + N/n) bytes of errors.
-Source: Tang et al., arXiv:2102.02888.  Differs: bias corrections as in QAdam, so that steps do not jump where v is
-frozen.
+Source: Tang et al., arXiv:2102.02888. Differs: there m itself is encoded (u = m). One scale for all elements then
+gives those of small v, whose m is small, a large m and an even larger m / sqrt(v): training diverges unless v is
+nowhere small, which takes very long warm-ups. v is frozen and equal on all ranks, so dividing by p changes nothing
+else. Bias corrections as in QAdam, so that steps do not jump where v is frozen.
 """
 import numpy as np
 
@@ -27,13 +30,14 @@ class OneBitAdam(QAdam):
     def __init__(self, hierarchical=False, warmup_steps=None):
         super().__init__(hierarchical, warmup_steps)
 
-    def exchange(self, bucket, m, v):
-        m[v == 0] = 0
+    def exchange(self, bucket, m, v, p):
         group = bucket.model.group
+        m /= p
+        m[v == 0] = 0
         return c_lp_s(
-            m, group, codec=self.codec, error=error_state(bucket, group), name=bucket.name,
+            m, group, codec=self.codec, error=error_state(bucket, group, self.hierarchical), name=bucket.name,
             hierarchical=self.hierarchical,
         )
 
-    def received(self, m, v):
-        return np.where(v == 0, 0, m).astype(m.dtype)
+    def received(self, m, v, p):
+        return np.where(v == 0, 0, m * p).astype(m.dtype)

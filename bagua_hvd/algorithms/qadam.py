@@ -72,9 +72,17 @@ class QAdam(Algorithm):
                 gradient[part] += member.weight_decay * x[part]
             m[part] = member.beta1 * m[part] + (1 - member.beta1) * gradient[part]
         model.pending[bucket.name] = m, x, members
-        return self.exchange(bucket, m, bucket.flat([member.v for member in members]))
+        return self.exchange(bucket, m, *self.preconditioner(bucket, members))
 
-    def exchange(self, bucket, m, v):
+    def preconditioner(self, bucket, members):
+        """(v, sqrt(v) / sqrt(1 - beta2^T) + eps), flat."""
+        v = bucket.flat([member.v for member in members])
+        p = np.sqrt(v)
+        for member, part in zip(members, bucket.slices(), strict=True):
+            p[part] = p[part] / np.sqrt(1 - member.beta2 ** bucket.model.state["T"]) + member.eps
+        return v, p
+
+    def exchange(self, bucket, m, v, p):
         """Begins m <- C_LP_S(m)."""
         return c_lp_s(m, bucket.model.group, codec=self.codec, name=bucket.name, hierarchical=self.hierarchical)
 
@@ -92,23 +100,22 @@ class QAdam(Algorithm):
                 operation.wait()
         for bucket in model.gradients:
             m, x, members = model.pending[bucket.name]
-            v = bucket.flat([member.v for member in members])
-            bucket.set_flat([member.m for member in members], self.received(m, v))
+            v, p = self.preconditioner(bucket, members)
+            m = self.received(m, v, p)
+            bucket.set_flat([member.m for member in members], m)
             for member, part in zip(members, bucket.slices(), strict=True):
-                x[part] -= self.update(member, m[part], v[part], x[part], model.state["T"])
+                x[part] -= self.update(member, m[part], p[part], x[part])
             bucket.set_flat(bucket.weights, x)
             for index in bucket.members:
                 model.source.weight_written(index)
                 adam.stepped(index)
         return True
 
-    def received(self, m, v):
+    def received(self, m, v, p):
         """m as the optimizer keeps it."""
         return m
 
-    def update(self, member, m, v, x, frozen_at):
+    def update(self, member, m, p, x):
         """What is taken from x."""
-        gamma, t = member.lr, member.step + 1
-        corrected = np.sqrt(v) / np.sqrt(1 - member.beta2**frozen_at) + member.eps
-        update = gamma / (1 - member.beta1**t) * m / corrected
-        return update + gamma * member.weight_decay * x if member.decoupled else update
+        update = member.lr / (1 - member.beta1 ** (member.step + 1)) * m / p
+        return update + member.lr * member.weight_decay * x if member.decoupled else update

@@ -7,27 +7,17 @@ Wire: (n-1) k (8 bytes: index and value) per rank; with ratio 0.01 a fiftieth of
 State: 4 N bytes.
 Source: Aji and Heafield, arXiv:1704.05021; Stich et al., arXiv:1809.07599.
 """
-from bagua_hvd.algorithms.base import Algorithm, error_state
-from bagua_hvd.primitives import c_lp_s, topk
+from bagua_hvd.algorithms.error_feedback import ErrorFeedback
+from bagua_hvd.primitives import topk
 
 
-class TopK(Algorithm):
+class TopK(ErrorFeedback):
     """Averages the largest gradients, and remembers the others.
 
     Args:
         ratio: k / N, 0 < ratio <= 1; at least one element of each bucket travels.
-        average: False for the sum.
+        momentum, warmup_steps, average: see ErrorFeedback.
     """
 
-    def __init__(self, ratio=0.01, average=True):
-        self.codec = topk(ratio)
-        self.average = average
-
-    def takes(self, dtype):
-        return self.codec.takes(dtype)
-
-    def communicate(self, bucket, group):
-        return c_lp_s(
-            bucket, group, codec=self.codec, error=error_state(bucket, group), average=self.average,
-            exchange="allgather",
-        )
+    def __init__(self, ratio=0.01, momentum=0.0, warmup_steps=0, average=True):
+        super().__init__(topk(ratio), "allgather", momentum, warmup_steps, average)

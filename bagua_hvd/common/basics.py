@@ -8,7 +8,7 @@ import itertools
 import os
 import threading
 
-from bagua_hvd.common import environment, native, objects, process_sets
+from bagua_hvd.common import environment, native, objects, process_sets, reporting
 from bagua_hvd.common.exceptions import HorovodInternalError
 
 # Horovod's reduction constants.
@@ -31,6 +31,9 @@ class _Runtime:
         self.options = None
         self.inits = 0                          # names the meeting: ranks of different inits never mix
         self.handle_numbers = itertools.count(1)
+        self.reporter = None                    # reports to baguarun --dashboard
+        self.steps = 0                          # of all optimizers
+        self.membership = None                  # in a job that another engine than baguarun started
         self.handles = {}                       # int handle -> collectives.Pending
         self.atexit_registered = False
         self._watchers = []
@@ -89,7 +92,7 @@ def init(comm=None, process_sets=None):
             return
         # Counted before anything can fail: an attempt that fails on one rank only is an attempt on all.
         runtime.inits += 1
-        options = environment.read_options()
+        options = environment.read_options(_launcher_environment())
         _check_comm(comm, options)
         static_sets = _static_sets(process_sets, options)
         options.scope = f"init.{runtime.inits}"
@@ -101,17 +104,58 @@ def init(comm=None, process_sets=None):
         runtime.handles.clear()
         runtime.options = options
         runtime.context = started
+        runtime.reporter = reporting.start(_facts)
         runtime.tell_watchers()
         if not runtime.atexit_registered:
             runtime.atexit_registered = True
             atexit.register(shutdown)
         try:
+            if runtime.membership is not None:
+                _number_hosts(started, options)
+                runtime.membership.met()
             if options.timeline and options.timeline.upper() != "DYNAMIC":
                 started.start_timeline(options.timeline, options.timeline_mark_cycles)
             _register_static_sets(started, static_sets, options)
         except BaseException:
             shutdown()
             raise
+
+
+def _facts():
+    """For reports: sums since init()."""
+    counters = runtime.context.counters()
+    return {"steps": runtime.steps, "bytes": counters.payload_bytes_sent, "blocked_ns": counters.blocked_ns,
+            "operations": counters.operations}
+
+
+def _launcher_environment():
+    """The environment with the variables of baguarun: its own, or those of a job that mpirun, srun or torchrun started.
+
+    ValueError: the engine's ranks cannot be brought together.
+    """
+    if "HOROVOD_SIZE" in os.environ or "HOROVOD_RANK" in os.environ:
+        return os.environ
+    if runtime.membership is None:
+        from bagua_hvd.runner.engines import join  # late: most jobs have no need of it
+
+        try:
+            runtime.membership = join.join(environment.start_timeout_ms(os.environ) / 1000)
+        except RuntimeError as error:
+            raise ValueError(f"Horovod initialization failed. {error}") from error
+    return os.environ if runtime.membership is None else {**os.environ, **runtime.membership.variables}
+
+
+def _number_hosts(started, options):
+    """Local and cross ranks from what every rank says about its host: engines differ in what they tell."""
+    from bagua_hvd.runner.common.util.host_hash import host_hash
+
+    hosts = objects.allgather_object(started, host_hash(), "init.hosts") if options.size > 1 else [host_hash()]
+    mine = hosts[options.rank]
+    options.local_rank = hosts[:options.rank].count(mine)
+    options.local_size = hosts.count(mine)
+    # As baguarun counts: among the hosts that have this local rank, in the order of their first ranks.
+    having = [host for host in dict.fromkeys(hosts) if hosts.count(host) > options.local_rank]
+    options.cross_rank, options.cross_size = having.index(mine), len(having)
 
 
 def _check_comm(comm, options):
@@ -163,6 +207,9 @@ def shutdown():
         stopped = runtime.context
         if stopped is None:
             return
+        if runtime.reporter is not None:
+            runtime.reporter.close()
+            runtime.reporter = None
         runtime.context = None
         runtime.options = None
         process_sets.on_shutdown()

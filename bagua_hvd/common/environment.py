@@ -125,7 +125,7 @@ def read_options(environ=None):
     options.host_id = read.text("BAGUA_HVD_HOST_ID")
     options.fusion_threshold = read.integer("HOROVOD_FUSION_THRESHOLD", options.fusion_threshold, 0, 2**63 - 1)
     options.cache_capacity = read.integer("HOROVOD_CACHE_CAPACITY", options.cache_capacity, 0)
-    options.start_timeout_ms = read.milliseconds("HOROVOD_START_TIMEOUT", 30)
+    options.start_timeout_ms = start_timeout_ms(read.environ)
     options.timeout_ms = read.milliseconds("HOROVOD_GLOO_TIMEOUT_SECONDS", 30)
     _read_stall_check(read, options)
     options.dynamic_process_sets = read.flag("HOROVOD_DYNAMIC_PROCESS_SETS")
@@ -135,6 +135,11 @@ def read_options(environ=None):
     if size > 1:
         _read_rendezvous(read, options)
     return options
+
+
+def start_timeout_ms(environ):
+    """HOROVOD_START_TIMEOUT of a mapping. ValueError: malformed."""
+    return _Reader(environ).milliseconds("HOROVOD_START_TIMEOUT", 30)
 
 
 def _read_stall_check(read, options):

@@ -65,6 +65,7 @@ class Model:
         self.gradients = []
         self.weights = []
         self.state = State(name)
+        self._place = None
         self.scratch = {}
         self.pending = {}
         self.scaled = False
@@ -96,6 +97,14 @@ class Model:
         kinds = [state.kinds() for state in self._states()]
         return any(own for own, _ in kinds), any(kept for _, kept in kinds)
 
+    def settle(self):
+        """Forgets what was of another rank, or of another number of ranks, before this one was given its place."""
+        place = self.group.rank(), self.group.size()
+        if self._place not in (None, place):
+            self.drop_state(shared=False)
+            self.scratch = {}
+        self._place = place
+
     def drop_state(self, shared):
         """Forgets what is of this rank only; with shared=True everything."""
         for state in self._states():
@@ -109,6 +118,7 @@ class Model:
     def load_state_dict(self, state):
         """Takes up a state_dict(). What was of another rank, or of another number of ranks, is passed over."""
         self.step = state["step"]
-        own = (state["rank"], state["size"]) == (self.group.rank(), self.group.size())
+        self._place = self.group.rank(), self.group.size()
+        own = (state["rank"], state["size"]) == self._place
         for target, loaded in zip(self._states(), state["states"], strict=False):
             target.load_state_dict(loaded, own)

@@ -218,6 +218,7 @@ class Reducer:
         all ranks agree in the same step, and none waits for one that has agreed before.
         """
         model, size, count = self.model, self.group.size(), len(self._members)
+        model.settle()
         values = (model.step, *map(int, model.kinds_of_state()))
         facts = native.ffi.new("int32_t[]", size + count + 2 * len(values))
         facts[self.group.rank()] = 1
@@ -367,6 +368,7 @@ class Reducer:
         started = perf_counter_ns()
         self.algorithm.after_step(self.model)
         self.model.step += 1
+        basics.runtime.steps += 1
         self.exposed_ns += perf_counter_ns() - started
 
     def cleared(self):

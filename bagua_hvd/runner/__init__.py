@@ -1,13 +1,16 @@
 """Starting jobs: `baguarun` (launch.py), `run` (run_function.py), and what they are made of. Imports no framework.
 
-    launch.py        the command line: flags, their checks, exit codes
+    launch.py        the command line: its checks, exit codes; flags.py: the flags; mpi_run.py: mpirun's command
     run_function.py  the Python API: a function on every rank, its results in a list; run_task.py: one such rank
-    local.py         a job on this host: rank plan -> environments, rendezvous, output -> supervisor
+    static.py        a job of fixed size: connections, addresses, rendezvous, output -> supervisor
+    job.py           what jobs of fixed and of changing size share
+    ssh/             other hosts; probe.py: which addresses of a host can be reached
+    engines/         in ranks that mpirun, srun or torchrun started: where they meet
     workers.py       workers started and stopped one by one: for an elastic driver
     spawner.py       where processes are started: on this host, on others
     supervisor.py    runs processes to their end: output, first failure, signals
     processes.py     one process and its whole session; the guard that outlives a killed launcher
-    output.py        bytes of a worker -> prefixed lines
+    output.py        bytes of a worker -> prefixed lines; dashboard.py: a live table below them
     rendezvous.py    the native meeting point of the ranks
     startup/         what every Python of a `--as-horovod` job runs first
     common/util/     hosts and rank plans, and helpers under Horovod's names

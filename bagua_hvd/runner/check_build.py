@@ -1,7 +1,9 @@
 """What this installation can do: the text of `baguarun --check-build`."""
+import ctypes
 import importlib
 import importlib.util
 import os
+import shutil
 
 import bagua_hvd
 
@@ -37,6 +39,28 @@ def _native():
     return lib, ""
 
 
+def _starters():
+    """What baguarun finds in PATH. Ranks that these programs start find their job by themselves."""
+    lines = [_line(True, "baguarun on this host")]
+    for name, program in (("baguarun on other hosts, by ssh", "ssh"), ("mpirun", "mpirun"), ("srun", "srun"),
+                          ("torchrun", "torchrun")):
+        path = shutil.which(program)
+        lines.append(_line(path is not None, name, path or f"no {program} in PATH"))
+    return lines
+
+
+def _gpus():
+    """What the driver says; nothing else of CUDA is needed to ask it."""
+    count = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+            return _line(False, "CUDA", "the driver finds no GPU")
+    except OSError:
+        return _line(False, "CUDA", "no driver: libcuda.so.1 is not installed")
+    return _line(count.value > 0, "CUDA", f"{count.value} found by the driver")
+
+
 def check_build():
     """The text, several lines. Imports the installed frameworks, so it may take seconds."""
     lib, reason = _native()
@@ -46,7 +70,7 @@ def check_build():
     lines += ["", "Native Extension:", _line(built, "bagua_hvd._native", reason)]
     lines += ["", "Available Controllers:", _line(False, "MPI"), _line(built, "Gloo", "the built-in one")]
     lines += ["", "Available Transports:"] + [_line(built, name) for name in ("inproc", "shm", "tcp")]
-    lines += ["", "CPU Features:"]
+    lines += ["", "Ways to Start Ranks:", *_starters(), "", "GPUs:", _gpus(), "", "CPU Features:"]
     if built:
         from bagua_hvd._native import ffi
 

@@ -77,6 +77,8 @@ def build_parser():
     parser.add_argument("-cb", "--check-build", action="store_true", help="show what this installation can do")
     parser.add_argument("--dry-run", action="store_true", help="show what would run where, and start nothing")
     parser.add_argument("--verbose", action="store_true", help="show the plan of the job")
+    parser.add_argument("--dashboard", action="store_true", default=None,
+                        help="a live table of the ranks on the terminal: steps/s, waiting, bytes, stalled tensors")
     parser.add_argument("--config-file", metavar="FILE", help="YAML; flags given here win over it")
     parser.add_argument("--start-timeout", type=_integer, metavar="S",
                         help="seconds to reach all hosts, and then until all ranks must have called init(); default "

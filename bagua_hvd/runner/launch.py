@@ -14,12 +14,10 @@ from bagua_hvd.runner.common.util import config_parser
 from bagua_hvd.runner.common.util.hosts import parse_host_files
 from bagua_hvd.runner.flags import USAGE_ERROR, build_parser
 from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, as_horovod_environment, is_local, plan
-from bagua_hvd.runner.ssh.connection import SshOptions
 from bagua_hvd.runner.ssh.spawner import UnreachableHosts
-from bagua_hvd.runner.static import HostOptions, describe, run_static
+from bagua_hvd.runner.static import describe, host_options, run_static
 
 _START_ERROR = 1
-_START_TIMEOUT_SECONDS = 30
 
 
 class UsageError(ValueError):
@@ -114,25 +112,16 @@ def _hosts(args):
         raise UsageError(str(error)) from None
 
 
-def host_options(args):
-    """HostOptions of the flags. UsageError: the identity file cannot be read."""
-    if args.ssh_identity_file is not None and not os.access(args.ssh_identity_file, os.R_OK):
-        raise UsageError(f"--ssh-identity-file {args.ssh_identity_file}: no such file, or not readable")
-    timeout = args.start_timeout or os.environ.get("HOROVOD_START_TIMEOUT") or _START_TIMEOUT_SECONDS
-    try:
-        timeout = max(1, int(float(timeout)))
-    except ValueError:
-        raise UsageError(f"environment variable HOROVOD_START_TIMEOUT={timeout!r}: expected seconds") from None
-    return HostOptions(SshOptions(args.ssh_port, args.ssh_identity_file, timeout), args.nics)
-
-
 def _run_static(args):
     """Runs a job of fixed size; see _run."""
     env = config_parser.set_env_from_args(dict(os.environ), args)
     if args.as_horovod:
         env = as_horovod_environment(env)
     slots = _plan(args)
-    options = host_options(args)
+    try:
+        options = host_options(args.ssh_port, args.ssh_identity_file, args.start_timeout, args.nics)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     if any(is_local(name) for name in {slot.hostname for slot in slots}):
         _check_command(args.command[0], env)
     if args.dry_run:
@@ -141,7 +130,11 @@ def _run_static(args):
             print(f"{describe(slot)}, started {way}: {shlex.join(args.command)}")
         return
     output = OutputOptions(args.output_filename, args.prefix_output_with_timestamp)
-    run_static(args.command, slots, env, output, args.verbose, options=options)
+    dashboard = bool(args.dashboard)
+    if dashboard and not os.isatty(1):
+        _warn("--dashboard has no effect: stdout is not a terminal")
+        dashboard = False
+    run_static(args.command, slots, env, output, args.verbose, options=options, dashboard=dashboard)
 
 
 def _run_mpi(args):
@@ -153,7 +146,7 @@ def _run_mpi(args):
         env = as_horovod_environment(env)
     try:
         command = mpi_run.command(args, _hosts(args), env)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ValueError) as error:
         raise UsageError(str(error)) from None
     if args.dry_run:
         print(shlex.join(command))

@@ -1,7 +1,8 @@
-"""`run`: a Python function on every rank of a job on this host, and its results in a list.
+"""`run`: a Python function on every rank of a job, and its results in a list.
 
 The function travels by cloudpickle through a private temporary folder, the results come back the same way; see
-run_task.py, which is what the ranks are. Everything else is run_local, as for baguarun.
+run_task.py, which is what the ranks are. Other hosts get the file, and give back theirs, through the ssh connection.
+Everything else is run_static, as for baguarun.
 """
 import io
 import operator
@@ -20,7 +21,7 @@ from bagua_hvd.runner.common.util import config_parser
 from bagua_hvd.runner.common.util.hosts import parse_host_files
 from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, as_horovod_environment, plan
 from bagua_hvd.runner.output import Console, Descriptor, TextStream
-from bagua_hvd.runner.static import run_static
+from bagua_hvd.runner.static import host_options, run_static
 
 _TASK = "bagua_hvd.runner.run_task"
 
@@ -49,7 +50,7 @@ def run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=
         ssh_identity_file=None, disable_cache=None, output_filename=None, verbose=None, use_gloo=None, use_mpi=None,
         mpi_args=None, network_interface=None, network_interfaces=None, executable=None, np=None, min_np=None,
         max_np=None):
-    """Calls func(*args, **kwargs) on every rank of a job on this host, and returns when all have ended.
+    """Calls func(*args, **kwargs) on every rank of a job, and returns when all have ended.
 
     The ranks are new processes, which find modules where this one does; their output comes prefixed to sys.stdout and
     sys.stderr. Of this module's functions and classes, and of lambdas, cloudpickle sends the code itself; of an
@@ -58,23 +59,27 @@ def run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=
     Args:
         func: may call hvd.init(), and need not.
         num_proc: number of ranks.
-        hosts: `localhost:4`; hostfile: a file with lines `localhost slots=4`. This version: this host only. Default:
-            as many slots as ranks.
-        start_timeout: seconds until all ranks must have called init(); default 30, or HOROVOD_START_TIMEOUT.
+        hosts: `h1:4,h2:4`; hostfile: a file with lines `h1 slots=4`. Default: as many slots on this host as ranks.
+            Others are reached by ssh; they need the same Python with bagua_hvd, and the current folder.
+        start_timeout: seconds to reach all hosts, and then until all ranks must have called init(); default 30, or
+            HOROVOD_START_TIMEOUT.
+        ssh_port, ssh_identity_file: of sshd on all hosts; the private key.
+        network_interface, network_interfaces: names of the allowed ones, `eth0,eth1` or a list; default: found by
+            trying.
         output_filename: a folder: the ranks' unchanged output also goes to `rank.<rank>/stdout` and `stderr` there.
         verbose: shows the plan of the job on stderr.
         use_gloo: accepted for Horovod's sake: the built-in transports.
         executable: the Python of the ranks; default sys.executable. Another one finds modules in its own way.
-        ssh_port, ssh_identity_file, disable_cache, network_interface, network_interfaces, mpi_args: no effect on one
-            host.
+        disable_cache, mpi_args: no effect.
         np, min_np, max_np: deprecated names of num_proc, min_num_proc, max_num_proc.
     Returns:
         The list of what func returned, in the order of the ranks.
     Raises:
         RuntimeError: a rank failed, for which the others were stopped; the text names it, with its traceback if the
-            function raised or the result cannot be pickled. Or the native extension is not built.
+            function raised or the result cannot be pickled. Or a host cannot be used, or the native extension is not
+            built.
         ValueError: arguments that are wrong or exclude each other, or too few slots. TypeError: func is not callable.
-        NotImplementedError: hosts other than this one, elastic arguments, use_mpi.
+        NotImplementedError: elastic arguments, use_mpi.
         KeyboardInterrupt: Ctrl-C stopped the job. SIGTERM and SIGHUP stop it as well, and then do what they would have
             done. BrokenPipeError: nobody reads the output any more. OSError: no process, folder or file can be made.
         What cloudpickle raises: func or its arguments cannot be pickled.
@@ -91,13 +96,15 @@ def run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=
         raise TypeError(f"func is {func!r}: give a function, which run() calls on every rank")
     rank_plan = _plan(num_proc, hosts, hostfile, use_gloo, use_mpi, elastic)
     env = _environment(start_timeout)
+    options = host_options(ssh_port, ssh_identity_file, start_timeout, _nics(network_interface, network_interfaces))
     python = _python(executable)
     output = OutputOptions(None if output_filename is None else os.fspath(output_filename))
     with tempfile.TemporaryDirectory(prefix="bagua_hvd.run.") as folder:    # mode 0700
         _store_function(folder, python, func, tuple(args), dict(kwargs or {}))
         try:
             with _console() as console:
-                run_static([python, "-m", _TASK, folder], rank_plan, env, output, bool(verbose), console)
+                run_static([python, "-m", _TASK, folder], rank_plan, env, output, bool(verbose), console, options,
+                           _Transfer(folder, rank_plan))
         except WorkerFailed as error:
             raise _explained(error, folder, len(rank_plan)) from None
         except Interrupted as error:
@@ -136,11 +143,20 @@ def _plan(num_proc, hosts, hostfile, use_gloo, use_mpi, elastic):
     return plan(count, parse_host_files(hostfile) if hostfile is not None else hosts)
 
 
+def _nics(*given):
+    """The names in text with commas, or in lists; None: none."""
+    names = []
+    for value in given:
+        names += value.split(",") if isinstance(value, str) else value or []
+    return names or None
+
+
 def _environment(start_timeout):
     args = _HorovodArgs()
     args.start_timeout = start_timeout
     config_parser.validate_config_args(args)
     env = config_parser.set_env_from_args(dict(os.environ), args)
+    env.pop(run_task.FOLDER_VARIABLE, None)     # of a run() that this one is part of
     # The function may say `import horovod.torch`, as its caller may.
     return as_horovod_environment(env) if sys.modules.get("horovod") is bagua_hvd else env
 
@@ -162,6 +178,38 @@ def _store_function(folder, python, func, args, kwargs):
     with open(os.path.join(folder, run_task.FUNCTION), "wb") as file:
         pickle.dump(path, file)
         cloudpickle.dump((func, args, kwargs), file)
+
+
+class _Transfer:
+    """Takes the function to other hosts, and brings back what the ranks left there."""
+
+    def __init__(self, folder, rank_plan):
+        self._folder = folder
+        self._ranks = {}
+        for slot in rank_plan:
+            self._ranks.setdefault(slot.hostname, []).append(slot.rank)
+
+    def send(self, hosts):
+        if hosts:
+            with open(os.path.join(self._folder, run_task.FUNCTION), "rb") as file:
+                function = file.read()
+        for host in hosts:
+            host.put(run_task.FUNCTION, function)
+
+    def receive(self, hosts):
+        futures = {}
+        for host in hosts:
+            for rank in self._ranks[host.name]:
+                for path in (run_task.result_path(self._folder, rank), run_task.error_path(self._folder, rank)):
+                    futures[path] = host.get(os.path.basename(path))
+        for path, future in futures.items():
+            try:
+                content = future.result()
+            except ConnectionError:
+                continue        # what there is says that the rank failed
+            if content is not None:
+                with open(path, "wb") as file:
+                    file.write(content)
 
 
 def _load_result(folder, rank):

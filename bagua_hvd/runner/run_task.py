@@ -1,10 +1,11 @@
 """One rank of run(): `python -m bagua_hvd.runner.run_task FOLDER` calls the function that lies in the folder.
 
-The folder is the caller's and private to its user:
+The folder is the caller's and private to its user; on another host it is one of the same content, which the environment
+variable BAGUA_HVD_RUN_FOLDER names.
 
     function          two pickles: the caller's sys.path (None: keep the own one); (func, args, kwargs)
     result.<rank>     the pickled result; whole, or not there
-    error.<rank>      pickled (monotonic ns, text), when there can be no result; the exit code is 1 then
+    error.<rank>      pickled (time in ns, text), when there can be no result; the exit code is 1 then
 """
 import os
 import pickle
@@ -15,6 +16,7 @@ import traceback
 from bagua_hvd.runner.common.util.env import get_env_rank_and_size
 
 FUNCTION = "function"
+FOLDER_VARIABLE = "BAGUA_HVD_RUN_FOLDER"
 
 
 def result_path(folder, rank):
@@ -73,12 +75,13 @@ def _report(text, path):
     sys.stderr.write(text)
     sys.stderr.flush()
     with open(path, "wb") as file:
-        pickle.dump((time.monotonic_ns(), text), file)
+        pickle.dump((time.time_ns(), text), file)
 
 
 def main():
     """Ends the process with 0 or 1, by way of its exit handlers: hvd.shutdown() is one."""
     folder = sys.argv.pop()     # a function that parses sys.argv finds it empty
+    folder = os.environ.pop(FOLDER_VARIABLE, folder)
     rank, _ = get_env_rank_and_size()
     try:
         _store(_call(*_load(folder)), result_path(folder, rank))

@@ -1,10 +1,13 @@
 """A job of fixed size: connections, addresses, rendezvous, output -> supervisor."""
 import base64
+import os
 import shlex
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from bagua_hvd.common import reporting
 from bagua_hvd.runner.common.util.secret import make_secret_key
+from bagua_hvd.runner.dashboard import Dashboard
 from bagua_hvd.runner.job import (
     LOOPBACK,
     Interrupted,
@@ -23,6 +26,7 @@ from bagua_hvd.runner.ssh.spawner import SshSpawner
 from bagua_hvd.runner.supervisor import Supervisor, Task
 
 _EVERY_INTERFACE = "0.0.0.0"
+_START_TIMEOUT_SECONDS = 30
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,27 @@ class HostOptions:
     nics: list | None = None
 
 
-def run_static(command, slots, env, output=None, verbose=False, console=None, options=None, transfer=None):
+def host_options(ssh_port=None, ssh_identity_file=None, start_timeout=None, nics=None):
+    """HostOptions of the flags.
+
+    Args:
+        start_timeout: seconds; None: HOROVOD_START_TIMEOUT, or 30.
+    Raises:
+        ValueError: the identity file cannot be read, or the variable is no number.
+    """
+    if ssh_identity_file is not None and not os.access(ssh_identity_file, os.R_OK):
+        raise ValueError(f"ssh identity file {ssh_identity_file}: no such file, or not readable")
+    timeout = start_timeout or os.environ.get("HOROVOD_START_TIMEOUT") or _START_TIMEOUT_SECONDS
+    try:
+        timeout = max(1, int(float(timeout)))
+    except ValueError:
+        raise ValueError(f"environment variable HOROVOD_START_TIMEOUT={timeout!r}: expected seconds") from None
+    identity_file = None if ssh_identity_file is None else os.fspath(ssh_identity_file)
+    return HostOptions(SshOptions(ssh_port, identity_file, timeout), nics)
+
+
+def run_static(command, slots, env, output=None, verbose=False, console=None, options=None, transfer=None,
+               dashboard=False):
     """Runs the command once for every slot and returns when all ranks ended with 0.
 
     Args:
@@ -45,6 +69,7 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
         options: HostOptions.
         transfer: object whose send(RemoteHosts) is called before the ranks start, and receive(RemoteHosts) after their
             end, however they ended; None: no files go to other hosts.
+        dashboard: whether a live table stands below the ranks' output, on stdout.
     Raises:
         WorkerFailed: the first rank that failed; the others are stopped. Interrupted: a signal stopped the job.
         UnreachableHosts, NoRoute, RuntimeError: a host cannot be used, or there is no rendezvous.
@@ -59,6 +84,11 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
     remote = [name for name in names if name not in local]
     secret_key = make_secret_key()
     with ExitStack() as stack:
+        table = None
+        if dashboard:
+            table = stack.enter_context(Dashboard(slots))
+            console = table.console
+            env = {**env, reporting.VARIABLE: "1"}
         ssh = SshSpawner(options.ssh, env)
         spawner = stack.enter_context(Spawner(local.__contains__, ssh))
         hosts = ssh.connect(remote, lambda text: console.say(f"baguarun: {text}"))
@@ -76,7 +106,10 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
             environment = worker_environment(env, slot, place.rendezvous, rendezvous.port, secret_key, place.interface)
             if remote:
                 environment["NCCL_SOCKET_IFNAME"] = place.interface
-            tasks.append(Task(slot.rank, command, environment, *forwarders(console, slot, output), slot.hostname))
+            stdout, stderr = forwarders(console, slot, output)
+            if table is not None:
+                stderr = table.filter(slot.rank, stderr)
+            tasks.append(Task(slot.rank, command, environment, stdout, stderr, slot.hostname))
             if verbose:
                 console.say(f"baguarun: {describe(slot)}")
         outcome = Supervisor(console, spawner=spawner).run(tasks)

@@ -25,7 +25,7 @@ clears its own state (Reducer.synchronize does so by itself; after a failure els
 Reducer.reset()).
 
 Deadlock: wait() blocks a thread of TensorFlow, but only when all puts it needs have been made; within a graph the waits
-are in program order, the same on all ranks. See docs/decisions/0007-tensorflow-ops.md.
+are in program order, the same on all ranks. See docs/decisions/0009-tensorflow-ops.md.
 """
 import itertools
 import threading
@@ -37,7 +37,7 @@ from bagua_hvd.common import native
 from bagua_hvd.common.exceptions import HorovodInternalError
 from bagua_hvd.common.native import TensorView, ffi
 from bagua_hvd.tensorflow import xla
-from bagua_hvd.tensorflow.graphs import compiled_by_xla, run_independently
+from bagua_hvd.tensorflow.graphs import as_written, compiled_by_xla, run_independently
 from bagua_hvd.tensorflow.native_ops import ops, release
 
 _bridges = weakref.WeakValueDictionary()
@@ -61,6 +61,7 @@ class Bridge:
         self._id = next(_ids)
         _bridges[self._id] = self
 
+    @as_written
     def exchange(self, tensors, indices=None):
         """What put() and wait() make of the tensors, as a list; runs them now in eager mode, else when the graph runs.
 

@@ -28,7 +28,8 @@ def _names(label, name, tensor, ignore_name_scope):
     node_name = re.sub("[^a-zA-Z0-9_./-]", "_", name)
     if ignore_name_scope:
         return name, node_name
-    return tf.compat.v1.get_default_graph().unique_name(node_name, mark_as_used=False), node_name
+    # In a program compiled by XLA no node takes the name, and so none marks it as used.
+    return tf.compat.v1.get_default_graph().unique_name(node_name, mark_as_used=compiled_by_xla()), node_name
 
 
 def _run(function, names, **arguments):

@@ -5,6 +5,7 @@ from bagua_hvd.common import basics, objects
 from bagua_hvd.common.collectives import begin, registered_id
 from bagua_hvd.common.process_sets import global_process_set
 from bagua_hvd.tensorflow import collective_ops
+from bagua_hvd.tensorflow.graphs import as_written
 
 # What no collective takes travels as something of the same size; Keras seeds its random numbers with uint32.
 _STAND_INS = {tf.uint32: tf.int32, tf.uint64: tf.int64}
@@ -16,6 +17,7 @@ def _plain(variable):
     return value if isinstance(value, tf.Variable) else variable
 
 
+@as_written
 def broadcast_(variables, root_rank, name=None, process_set=global_process_set):
     """Overwrites the variables with those of the root, as one operation.
 
@@ -48,6 +50,7 @@ def _bitcast(tensor, dtype):
     return tensor if dtype is None or tensor.dtype == dtype else tf.bitcast(tensor, dtype)
 
 
+@as_written
 def broadcast_variables(variables, root_rank, process_set=global_process_set, inplace=False):
     """Gives every rank the root's values.
 
@@ -63,6 +66,7 @@ def broadcast_variables(variables, root_rank, process_set=global_process_set, in
     return None if tf.executing_eagerly() else tf.group(*(value.op for value in values))
 
 
+@as_written
 def broadcast_global_variables(root_rank):
     """The operation that gives every rank the root's values of all variables of the default graph (tf.compat.v1).
 

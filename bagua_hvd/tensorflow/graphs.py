@@ -2,6 +2,16 @@
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
+from bagua_hvd.common.util import doc_from
+
+# For functions that scripts call while a graph is traced: AutoGraph would rewrite them, and all that they call.
+as_written = tf.autograph.experimental.do_not_convert
+
+
+def form_of(source, note=None):
+    """Decorator for a form of a collective: as_written, with the docstring of `source` after a `note`."""
+    return lambda function: as_written(doc_from(source, note)(function))
+
 
 def run_independently(output):
     """Lets the op that yields this tensor (or Operation) run in any order with others, and always.

@@ -36,9 +36,10 @@ from bagua_hvd.common.basics import (  # noqa: F401  (the surface of this module
 )
 from bagua_hvd.common.collectives import handle_average_backwards_compatibility, registered_id
 from bagua_hvd.common.process_sets import global_process_set
-from bagua_hvd.common.util import doc_from, num_rank_is_power_2
+from bagua_hvd.common.util import num_rank_is_power_2
 from bagua_hvd.tensorflow import collective_ops
 from bagua_hvd.tensorflow.compression import Compression
+from bagua_hvd.tensorflow.graphs import as_written, form_of
 
 _resolve = handle_average_backwards_compatibility
 _DIFFERENTIABLE = "Differentiable. In a graph: the tensor that will hold the result."
@@ -49,6 +50,7 @@ _SPARSE = (
 )
 
 
+@as_written
 def _check_op(op, process_set_id):
     collectives.check_op(op, process_set_id, basics.runtime.context)
     return op
@@ -79,7 +81,7 @@ def _sparse_allreduce(slices, name, op, prescale_factor, postscale_factor, proce
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-@doc_from(collectives.allreduce, _SPARSE)
+@form_of(collectives.allreduce, _SPARSE)
 def allreduce(tensor, average=None, device_dense="", device_sparse="", compression=Compression.none, op=None,
               prescale_factor=1.0, postscale_factor=1.0, name=None, process_set=global_process_set,
               ignore_name_scope=False):
@@ -93,7 +95,7 @@ def allreduce(tensor, average=None, device_dense="", device_sparse="", compressi
     return compression.decompress(reduced, context)
 
 
-@doc_from(collectives.grouped_allreduce, _SPARSE + " Returns a list; an empty one as it is.")
+@form_of(collectives.grouped_allreduce, _SPARSE + " Returns a list; an empty one as it is.")
 def grouped_allreduce(tensors, average=None, device_dense="", device_sparse="", compression=Compression.none, op=None,
                       prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set,
                       ignore_name_scope=False, name=None):
@@ -122,12 +124,12 @@ def grouped_allreduce(tensors, average=None, device_dense="", device_sparse="", 
 # ------------------------------------------------------------------------------- allgather, broadcast, alltoall ----
 
 
-@doc_from(collectives.allgather, _DIFFERENTIABLE)
+@form_of(collectives.allgather, _DIFFERENTIABLE)
 def allgather(tensor, name=None, ignore_name_scope=False, process_set=global_process_set):
     return collective_ops.allgather([_dense(tensor)], name, registered_id(process_set), ignore_name_scope)[0]
 
 
-@doc_from(collectives.grouped_allgather, _DIFFERENTIABLE + " Returns a list; an empty one as it is.")
+@form_of(collectives.grouped_allgather, _DIFFERENTIABLE + " Returns a list; an empty one as it is.")
 def grouped_allgather(tensors, name=None, ignore_name_scope=False, process_set=global_process_set):
     if not tensors:
         return tensors
@@ -135,7 +137,7 @@ def grouped_allgather(tensors, name=None, ignore_name_scope=False, process_set=g
                                     ignore_name_scope, label="HorovodGroupedAllgather")
 
 
-@doc_from(collectives.broadcast, _DIFFERENTIABLE)
+@form_of(collectives.broadcast, _DIFFERENTIABLE)
 def broadcast(tensor, root_rank, name=None, ignore_name_scope=False, process_set=global_process_set):
     return collective_ops.broadcast([_dense(tensor)], root_rank, name, registered_id(process_set),
                                     ignore_name_scope)[0]
@@ -152,7 +154,7 @@ def _int32_splits(splits):
     return splits
 
 
-@doc_from(collectives.alltoall, _DIFFERENTIABLE + " Without `splits` the output alone.")
+@form_of(collectives.alltoall, _DIFFERENTIABLE + " Without `splits` the output alone.")
 def alltoall(tensor, splits=None, name=None, ignore_name_scope=False, process_set=global_process_set):
     rows = _int32_splits(splits) if splits is not None else None
     output, received = collective_ops.alltoall(_dense(tensor), rows, name, registered_id(process_set),
@@ -163,13 +165,14 @@ def alltoall(tensor, splits=None, name=None, ignore_name_scope=False, process_se
 # ------------------------------------------------------------------------------------------------ reducescatter ----
 
 
+@as_written
 def _check_scatter_op(op):
     if op not in (Average, Sum):
         raise tf.errors.AbortedError(None, None, collectives.SCATTER_OPS_ONLY)
     return op
 
 
-@doc_from(collectives.reducescatter, _COMPRESSED)
+@form_of(collectives.reducescatter, _COMPRESSED)
 def reducescatter(tensor, device_dense="", compression=Compression.none, op=Average, name=None,
                   process_set=global_process_set, ignore_name_scope=False, prescale_factor=1.0, postscale_factor=1.0):
     compressed, context = compression.compress(_dense(tensor))
@@ -178,7 +181,7 @@ def reducescatter(tensor, device_dense="", compression=Compression.none, op=Aver
     return compression.decompress(reduced, context)
 
 
-@doc_from(collectives.grouped_reducescatter, _COMPRESSED + " Returns a list; an empty one as it is.")
+@form_of(collectives.grouped_reducescatter, _COMPRESSED + " Returns a list; an empty one as it is.")
 def grouped_reducescatter(tensors, device_dense="", compression=Compression.none, op=Average,
                           process_set=global_process_set, prescale_factor=1.0, postscale_factor=1.0):
     if not tensors:
@@ -194,16 +197,17 @@ def grouped_reducescatter(tensors, device_dense="", compression=Compression.none
 # ------------------------------------------------------------------------------------- join, barrier and numbers ----
 
 
-@doc_from(collectives.join, "The result is an int32 scalar tensor.")
+@form_of(collectives.join, "The result is an int32 scalar tensor.")
 def join():
     return collective_ops.join()
 
 
-@doc_from(collectives.barrier, "In a graph: the Operation that blocks.")
+@form_of(collectives.barrier, "In a graph: the Operation that blocks.")
 def barrier(process_set=global_process_set):
     return collective_ops.barrier(registered_id(process_set))
 
 
+@as_written
 def size_op(process_set_id=0, name=None):
     """The size of a process set when the graph runs, an int32 scalar; an elastic job may change it.
 
@@ -213,21 +217,25 @@ def size_op(process_set_id=0, name=None):
     return collective_ops.fact("size", process_set_id, name)
 
 
+@as_written
 def rank_op(name=None):
     """This rank's number when the graph runs, an int32 scalar; tf.errors.FailedPreconditionError before init()."""
     return collective_ops.fact("rank", 0, name)
 
 
+@as_written
 def local_rank_op(name=None):
     """The number on the host when the graph runs, an int32 scalar; tf.errors.FailedPreconditionError before init()."""
     return collective_ops.fact("local_rank", 0, name)
 
 
+@as_written
 def local_size_op(name=None):
     """The ranks of this host when the graph runs, an int32 scalar; tf.errors.FailedPreconditionError before init()."""
     return collective_ops.fact("local_size", 0, name)
 
 
+@as_written
 def process_set_included_op(process_set_id=0, name=None):
     """1 when this rank is in the set, else 0; -1 before init(), -3 when there is no such set. An int32 scalar."""
     return collective_ops.fact("process_set_included", process_set_id, name)

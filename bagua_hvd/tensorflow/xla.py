@@ -77,8 +77,10 @@ def collective(kind, tensors, shapes, name, process_set_id, op=native.OP_SUM, ro
     Raises:
         ValueError: a tensor's shape is not known. NotImplementedError: not with this TensorFlow.
     """
-    sizes = [_nbytes(native_dtype(tensor.dtype), shape) for tensor, shape in zip(tensors, shapes, strict=True)]
-    described = [f"{_describe(tensor)} {size}" for tensor, size in zip(tensors, sizes, strict=True)]
+    described = [
+        f"{_describe(tensor)} {_nbytes(native_dtype(tensor.dtype), shape)}"
+        for tensor, shape in zip(tensors, shapes, strict=True)
+    ]
     text = " ".join(map(str, (kind, process_set_id, op, root_rank, prescale_factor, postscale_factor, len(tensors),
                               *described, name)))
     running, _ = _call("post", text, tensors, [tf.int64, tf.int64], [[1], [1]], None)

@@ -4,8 +4,8 @@
 //     allreduce of shard s among its owners, over links:   every owner drives its own sockets
 //     allgather within each host, in shared memory
 //
-// Wire: 2 N (h-1)/h elements each way per host of h, however many ranks it holds; a ring over all ranks sends that much
-// over a host's link too, but in 2 (n-1) hops instead of 2 (h-1). A vector is worked off in pieces, so that a member
+// Wire: 2 N (h-1)/h elements each way per host of h, however many ranks it holds; a ring over all n ranks sends 2 N (n-1)/n
+// over a host's link, and that in 2 (n-1) hops instead of 2 (h-1). A vector is worked off in pieces, so that a member
 // without a shard is never left waiting for longer than one piece takes.
 #include <stdlib.h>
 
@@ -14,26 +14,26 @@
 
 enum { SHARD_MAX_BYTES = 16 << 20 };
 
-static bhvd_status reduce_piece(bhvd_context *ctx, const struct hierarchy *h, const struct reduction *reduction,
-                                const struct span_list *piece, size_t *part)
+static bhvd_status run_piece(bhvd_context *ctx, const struct hierarchy *h, const struct reduction *within,
+                             const struct span_list *piece, size_t begin, size_t *part, hierarchical_fn between, void *arg)
 {
-    struct reduction within = *reduction, across = *reduction;
-    within.postscale = across.prescale = 1.0;
     hierarchy_cut(h, piece->nbytes, part);
     const size_t mine = part[h->index];
     unsigned char *shard = fusion_acquire(ctx, 0, mine);
     if (!shard)
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes", mine);
-    bhvd_status status = reducescatter_shared(ctx, h->local, &within, piece, shard, part);
+    bhvd_status status = reducescatter_shared(ctx, h->local, within, piece, shard, part);
     if (!status && mine) {
         struct span span = {shard, shard, mine};
-        status = allreduce_links(ctx, h->cross, &across, &(struct span_list){&span, 1, 1, mine});
+        for (int i = 0; i < h->index; i++)
+            begin += part[i];
+        status = between(ctx, h->cross, &(struct span_list){&span, 1, 1, mine}, begin, arg);
     }
     return status ? status : allgather_shared(ctx, h->local, shard, piece, part);
 }
 
-bhvd_status allreduce_hierarchical(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
-                                   const struct span_list *list)
+bhvd_status hierarchical_run(bhvd_context *ctx, struct process_set *set, const struct reduction *within,
+                             const struct span_list *list, hierarchical_fn between, void *arg)
 {
     const struct hierarchy *h = set->hierarchy;
     const size_t most = (size_t)SHARD_MAX_BYTES * (size_t)h->shards;
@@ -43,7 +43,7 @@ bhvd_status allreduce_hierarchical(bhvd_context *ctx, struct process_set *set, c
     if (!part || !spans)
         status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for %zu fused tensors", list->count);
     struct span_cursor cursor = span_cursor_at(list, 0);
-    for (size_t left = list->nbytes; left && !status;) {
+    for (size_t begin = 0; begin < list->nbytes && !status;) {
         struct span_list piece = {spans, 0, list->count, 0};
         struct span *next = spans;
         for (size_t n; (n = span_cursor_next(&cursor, most - piece.nbytes, &next->src, &next->dst)); next++) {
@@ -53,10 +53,25 @@ bhvd_status allreduce_hierarchical(bhvd_context *ctx, struct process_set *set, c
             if (piece.nbytes == most)
                 break;
         }
-        status = reduce_piece(ctx, h, reduction, &piece, part);
-        left -= piece.nbytes;
+        status = run_piece(ctx, h, within, &piece, begin, part, between, arg);
+        begin += piece.nbytes;
     }
     free(part);
     free(spans);
     return status;
+}
+
+static bhvd_status allreduce_shard(bhvd_context *ctx, struct process_set *cross, const struct span_list *shard,
+                                   size_t begin, void *arg)
+{
+    (void)begin;
+    return allreduce_links(ctx, cross, arg, shard);
+}
+
+bhvd_status allreduce_hierarchical(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+                                   const struct span_list *list)
+{
+    struct reduction within = *reduction, across = *reduction;
+    within.postscale = across.prescale = 1.0;
+    return hierarchical_run(ctx, set, &within, list, allreduce_shard, &across);
 }

@@ -6,7 +6,7 @@
 #include "collective/collective.h"
 #include "core/progress.h"
 
-enum { SEGMENT_BYTES = 128 * 1024, CHILDREN_MAX = 31 };
+enum { SEGMENT_BYTES = BROADCAST_SEGMENT_BYTES, CHILDREN_MAX = 31 };
 
 static int find_children(int virtual_rank, int size, int *children)
 {
@@ -19,7 +19,7 @@ static int find_children(int virtual_rank, int size, int *children)
 }
 
 bhvd_status broadcast_tree(bhvd_context *ctx, struct process_set *set, int root, const void *src, void *dst,
-                           size_t nbytes)
+                           size_t nbytes, struct process_set *local)
 {
     const int n = set->size, me = (set->rank - root + n) % n;
     int children[CHILDREN_MAX];
@@ -46,6 +46,9 @@ bhvd_status broadcast_tree(bhvd_context *ctx, struct process_set *set, int root,
         for (int c = child_count - 1; c >= 0 && !status; c--)      // the largest subtree first
             link_post_send(collective_link(ctx, set, (children[c] + root) % n), &sends[posted++], (char *)dst + offset,
                            left < SEGMENT_BYTES ? left : SEGMENT_BYTES);
+        if (local && !status)
+            status = broadcast_shared(ctx, local, local->rank, (char *)dst + offset, (char *)dst + offset,
+                                      left < SEGMENT_BYTES ? left : SEGMENT_BYTES);
     }
     if (!status)
         status = progress_transfers(ctx, sends, posted);

@@ -1,8 +1,9 @@
 // Collectives over a process set. Straight-line code: post messages, wait, reduce, as in the textbook; waiting runs the
 // engine (core/progress.h). Words: docs/glossary.md. All are called by the engine, in the same order on all ranks.
 //
-//     ..._shared    all members on one host: blocks staged in shared memory (shared.h)
-//     ..._ring etc. over links: any transport
+//     ..._shared        all members on one host: blocks staged in shared memory (shared.h)
+//     ..._hierarchical  in two levels: members on several hosts, some with several members (hierarchy.h)
+//     ..._ring etc.     over links: any transport
 //
 // Every function returns the context's failure when a rank is lost meanwhile; results are undefined then.
 #ifndef BHVD_COLLECTIVE_H
@@ -46,7 +47,13 @@ bhvd_status allreduce_halving(bhvd_context *ctx, struct process_set *set, const 
 // By the best of the above.
 bhvd_status allreduce_links(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                             const struct span_list *list);
-// The set has a hierarchy (hierarchy.h).
+// In two levels, on a set that has a hierarchy (hierarchy.h): reduces within each host, lets `between` work in place on
+// every shard of the vector among its owners, and spreads the result within each host. begin: the shard's place in the
+// vector, in bytes.
+typedef bhvd_status (*hierarchical_fn)(bhvd_context *ctx, struct process_set *cross, const struct span_list *shard,
+                                       size_t begin, void *arg);
+bhvd_status hierarchical_run(bhvd_context *ctx, struct process_set *set, const struct reduction *within,
+                             const struct span_list *list, hierarchical_fn between, void *arg);
 bhvd_status allreduce_hierarchical(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                                    const struct span_list *list);
 
@@ -59,12 +66,18 @@ bhvd_status reducescatter_shared(bhvd_context *ctx, struct process_set *set, con
                                  const struct span_list *src, void *dst, const size_t *part);
 bhvd_status reducescatter_pairwise(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                                    const void *src, void *dst, const size_t *part);
+// The set has a hierarchy, and its hosts hold equally many members.
+bhvd_status reducescatter_hierarchical(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+                                       const void *src, void *dst, const size_t *part);
 
 // part[i]: bytes that rank i contributes; dst holds all of them, in rank order. src may lie in dst at its place.
 bhvd_status allgather_shared(bhvd_context *ctx, struct process_set *set, const void *src,
                              const struct span_list *dst, const size_t *part);
 bhvd_status allgather_pairwise(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,
                                const size_t *part);
+// The set has a hierarchy.
+bhvd_status allgather_hierarchical(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,
+                                   const size_t *part);
 
 // bytes[from * size + to]; src and dst: the parts one after the other.
 bhvd_status alltoall_shared(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,
@@ -72,11 +85,17 @@ bhvd_status alltoall_shared(bhvd_context *ctx, struct process_set *set, const vo
 bhvd_status alltoall_pairwise(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,
                               const size_t *bytes);
 
+enum { BROADCAST_SEGMENT_BYTES = 128 * 1024 };
+
 // root: position in the set. The root's dst may equal src.
 bhvd_status broadcast_shared(bhvd_context *ctx, struct process_set *set, int root, const void *src, void *dst,
                              size_t nbytes);
+// local: NULL, or a set in shared memory to which this member shows every segment as it comes.
 bhvd_status broadcast_tree(bhvd_context *ctx, struct process_set *set, int root, const void *src, void *dst,
-                           size_t nbytes);
+                           size_t nbytes, struct process_set *local);
+// The set has a hierarchy, and the root's local index exists on every host.
+bhvd_status broadcast_hierarchical(bhvd_context *ctx, struct process_set *set, int root, const void *src, void *dst,
+                                   size_t nbytes);
 
 // memcpy for which NULL is fine when there is nothing to copy.
 static inline void collective_copy(void *dst, const void *src, size_t nbytes)

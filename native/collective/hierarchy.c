@@ -108,6 +108,16 @@ void hierarchy_destroy(struct hierarchy *h)
     free(h);
 }
 
+void hierarchy_find(const struct hierarchy *h, int position, int *host, int *index)
+{
+    for (*host = 0; *host < h->hosts; ++*host) {
+        for (*index = 0; *index < hierarchy_members_of(h, *host); ++*index) {
+            if (hierarchy_member(h, *host, *index) == position)
+                return;
+        }
+    }
+}
+
 void hierarchy_cut(const struct hierarchy *h, size_t nbytes, size_t *part)
 {
     size_t shard = (nbytes + (size_t)h->shards - 1) / (size_t)h->shards;

@@ -41,6 +41,9 @@ static inline int hierarchy_member(const struct hierarchy *h, int host, int inde
     return h->members[h->first[host] + index];
 }
 
+// Where a member, given by its position in the set, is.
+void hierarchy_find(const struct hierarchy *h, int position, int *host, int *index);
+
 // Cuts `nbytes` into the shards: part[i] for every local member, in rank order, 0 from index `shards` on. The same on
 // all hosts. Shards are whole cache lines, but for the last; what is too little to be cut is the first's.
 void hierarchy_cut(const struct hierarchy *h, size_t nbytes, size_t *part);

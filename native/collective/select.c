@@ -78,9 +78,10 @@ static bhvd_status allreduce_alone(const struct reduction *reduction, const stru
     return BHVD_OK;
 }
 
-// What an allreduce between hosts costs, in nanoseconds: a hop, a byte on the wire each way, a byte added. Measured with
-// `python -m bagua_hvd.bench --hosts`, see docs/performance.md; only the ratios matter, and those little.
-enum { HOP_NS = 30000, WIRE_PS_PER_BYTE = 1000, ADD_PS_PER_BYTE = 150 };
+// What an allreduce between hosts costs, in nanoseconds: a hop, a byte on the wire each way, a byte added (in the cache:
+// these are short vectors). Measured with `python -m bagua_hvd.bench --hosts` at 10 Gbit/s, see docs/performance.md; only
+// the ratios matter, and those little.
+enum { HOP_NS = 27000, WIRE_PS_PER_BYTE = 900, ADD_PS_PER_BYTE = 40 };
 
 static double cost_ns(double hops, double wire, double added)
 {
@@ -171,10 +172,14 @@ static bhvd_status execute_reducescatter(bhvd_context *ctx, struct process_set *
         part[i] = (size_t)rows_of(tensor->dim0, i, set->size) * tensor->row_nbytes;
     if (operation_allocate_result(tensor, rows_of(tensor->dim0, set->rank, set->size)))
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", part[set->rank]);
-    struct span whole = {tensor->src, NULL, tensor->nbytes};
-    return use_shared(ctx, set) ? reducescatter_shared(ctx, set, &reduction,
-                                                       &(struct span_list){&whole, 1, 1, whole.nbytes}, tensor->dst, part)
-                                : reducescatter_pairwise(ctx, set, &reduction, tensor->src, tensor->dst, part);
+    if (use_shared(ctx, set)) {
+        struct span whole = {tensor->src, NULL, tensor->nbytes};
+        return reducescatter_shared(ctx, set, &reduction, &(struct span_list){&whole, 1, 1, whole.nbytes}, tensor->dst,
+                                    part);
+    }
+    return use_hierarchy(ctx, set) && set->hierarchy->shards == set->hierarchy->largest
+               ? reducescatter_hierarchical(ctx, set, &reduction, tensor->src, tensor->dst, part)
+               : reducescatter_pairwise(ctx, set, &reduction, tensor->src, tensor->dst, part);
 }
 
 static bhvd_status execute_allgather(bhvd_context *ctx, struct process_set *set, struct tensor *tensor,
@@ -187,10 +192,12 @@ static bhvd_status execute_allgather(bhvd_context *ctx, struct process_set *set,
     }
     if (operation_allocate_result(tensor, rows))
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->result_nbytes);
-    struct span whole = {NULL, tensor->dst, tensor->result_nbytes};
-    return use_shared(ctx, set) ? allgather_shared(ctx, set, tensor->src,
-                                                   &(struct span_list){&whole, 1, 1, whole.nbytes}, part)
-                                : allgather_pairwise(ctx, set, tensor->src, tensor->dst, part);
+    if (use_shared(ctx, set)) {
+        struct span whole = {NULL, tensor->dst, tensor->result_nbytes};
+        return allgather_shared(ctx, set, tensor->src, &(struct span_list){&whole, 1, 1, whole.nbytes}, part);
+    }
+    return use_hierarchy(ctx, set) ? allgather_hierarchical(ctx, set, tensor->src, tensor->dst, part)
+                                   : allgather_pairwise(ctx, set, tensor->src, tensor->dst, part);
 }
 
 static bhvd_status execute_alltoall(bhvd_context *ctx, struct process_set *set, struct tensor *tensor,
@@ -210,14 +217,25 @@ static bhvd_status execute_alltoall(bhvd_context *ctx, struct process_set *set, 
                                 : alltoall_pairwise(ctx, set, tensor->src, tensor->dst, bytes);
 }
 
+// Whether every host has a member with the local index of this one.
+static bool is_on_every_host(const struct hierarchy *h, int position)
+{
+    int host, index;
+    hierarchy_find(h, position, &host, &index);
+    return index < h->shards;
+}
+
 static bhvd_status execute_broadcast(bhvd_context *ctx, struct process_set *set, const struct bhvd_handle *op,
                                      struct tensor *tensor)
 {
     int root = process_set_index(set, op->root_rank);
     if (operation_allocate_result(tensor, tensor->dim0))
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->nbytes);
-    return use_shared(ctx, set) ? broadcast_shared(ctx, set, root, tensor->src, tensor->dst, tensor->nbytes)
-                                : broadcast_tree(ctx, set, root, tensor->src, tensor->dst, tensor->nbytes);
+    if (use_shared(ctx, set))
+        return broadcast_shared(ctx, set, root, tensor->src, tensor->dst, tensor->nbytes);
+    return use_hierarchy(ctx, set) && is_on_every_host(set->hierarchy, root)
+               ? broadcast_hierarchical(ctx, set, root, tensor->src, tensor->dst, tensor->nbytes)
+               : broadcast_tree(ctx, set, root, tensor->src, tensor->dst, tensor->nbytes, NULL);
 }
 
 static bhvd_status execute_tensors(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op)
@@ -308,9 +326,9 @@ bhvd_status collective_execute(bhvd_context *ctx, const struct execution *execut
     case BHVD_C_LP_S:
         return c_lp_s(ctx, set, op);
     case BHVD_D_FP_S:
-        return d_fp_s(ctx, set, op);
+        return d_fp_s(ctx, set, op, error);
     case BHVD_D_LP_S:
-        return d_lp_s(ctx, set, op);
+        return d_lp_s(ctx, set, op, error);
     case BHVD_BARRIER:
         return BHVD_OK;
     case BHVD_JOIN:

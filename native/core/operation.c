@@ -291,6 +291,7 @@ bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, st
     op->exchange = args->exchange;
     op->topology = args->topology;
     op->round = args->round;
+    op->hierarchical = args->hierarchical != 0;
     memcpy(op->replicas, args->replicas, sizeof op->replicas);
     op->worker_error = args->worker_error;
     op->server_error = args->server_error;

@@ -39,6 +39,7 @@ struct bhvd_handle {
     bhvd_exchange exchange;
     bhvd_topology topology;
     int round;
+    bool hierarchical;
     float *replicas[3];
     float *worker_error, *server_error;
     int32_t *splits;

@@ -65,6 +65,8 @@ static void advance_link(bhvd_context *ctx, struct link *link, bool look_at_sock
         context_fail(ctx, BHVD_ERR_PEER_LOST, "rank %d left the job while an operation still needed it", link->rank);
     }
     *progress |= moved;
+    if (moved && by_socket)
+        atomic_fetch_add_explicit(&ctx->connections.bell.word->activity, 1, memory_order_relaxed);
 }
 
 static bool take_posted(bhvd_context *ctx)
@@ -193,10 +195,20 @@ static void engine_pause(bhvd_context *ctx, int *rounds, int64_t deadline_ns, pr
         *rounds = 0;
 }
 
+// Changes when a rank of this host moved something over a socket.
+static uint32_t host_activity(const bhvd_context *ctx)
+{
+    uint32_t sum = 0;
+    for (int i = 0; i < ctx->connections.host.ranks; i++)
+        sum += atomic_load_explicit(&host_memory_bell(&ctx->connections.host, i)->activity, memory_order_relaxed);
+    return sum;
+}
+
 bhvd_status progress_until(bhvd_context *ctx, progress_ready_fn ready, void *arg, int waiting_for)
 {
     int rounds = 0;
     int64_t deadline_ns = 0;
+    uint32_t activity = 0;
     for (;;) {
         int is_ready = ready(ctx, arg);
         if (is_ready > 0)
@@ -208,12 +220,16 @@ bhvd_status progress_until(bhvd_context *ctx, progress_ready_fn ready, void *arg
             deadline_ns = 0;
             continue;
         }
-        if (rounds == ctx->spin_limit && deadline_ns == 0)
+        if (rounds == ctx->spin_limit && deadline_ns == 0) {
             deadline_ns = clock_deadline_ns(ctx->options.timeout_ms);
+            activity = host_activity(ctx);
+        }
         engine_pause(ctx, &rounds, deadline_ns ? deadline_ns : CLOCK_NEVER, ready, arg);
-        if (rounds == 0)
+        bool expired = deadline_ns && clock_now_ns() >= deadline_ns;
+        if (rounds == 0 || (expired && host_activity(ctx) != activity)) {
+            rounds = 0;
             deadline_ns = 0;
-        if (deadline_ns && clock_now_ns() >= deadline_ns && ready(ctx, arg) <= 0) {
+        } else if (expired && ready(ctx, arg) <= 0) {
             char who[32] = "another rank";
             if (waiting_for >= 0)
                 snprintf(who, sizeof who, "rank %d", waiting_for);

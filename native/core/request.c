@@ -19,6 +19,7 @@ void request_write(struct bytes *out, uint32_t process_set, const struct bhvd_ar
     bytes_put_u8(out, (uint8_t)args->exchange);
     bytes_put_u8(out, (uint8_t)args->topology);
     bytes_put_i64(out, args->round);
+    bytes_put_u8(out, args->hierarchical != 0);
     bytes_put_i64(out, args->device);
     bytes_put_i64(out, args->root_rank);
     bytes_put_f64(out, args->prescale_factor);
@@ -65,6 +66,7 @@ struct request *request_parse(const unsigned char *bytes, size_t size)
         head.exchange = bytes_take_u8(&r);
         head.topology = bytes_take_u8(&r);
         head.round = bytes_take_i64(&r);
+        head.hierarchical = bytes_take_u8(&r) != 0;
         head.device = bytes_take_i64(&r);
         head.root_rank = bytes_take_i64(&r);
         head.prescale_factor = bytes_take_f64(&r);
@@ -242,6 +244,10 @@ bhvd_status request_compare(const struct request *one, int one_rank, const struc
                          "sent codec %d with parameter %g and exchange %d. %s",
                          one->codec, one->codec_parameter, one->exchange, other->codec, other->codec_parameter,
                          other->exchange, facts(one, one_rank, other_rank).text);
+    if (one->hierarchical != other->hierarchical)
+        return error_set(error, BHVD_ERR_MISMATCH,
+                         "Mismatched %s levels: One rank asked for a hierarchical one, but another rank for a flat one. %s",
+                         kind, facts(one, one_rank, other_rank).text);
     if (one->topology != other->topology || one->round != other->round)
         return error_set(error, BHVD_ERR_MISMATCH,
                          "Mismatched %s rounds: One rank sent topology %d and round %" PRId64

@@ -1,7 +1,7 @@
 // A request: what a rank tells the coordinator about an operation it posted. Wire format, all bounds checked:
 //
 //     u32 process set's number, u16 name size, name, u8 kind, u8 op, u8 codec, f64 codec parameter, u8 exchange,
-//     u8 topology, i64 round, i64 device, i64 root rank, f64 prescale, f64 postscale, u32 tensors, for each: u8 dtype,
+//     u8 topology, i64 round, u8 hierarchical, i64 device, i64 root rank, f64 prescale, f64 postscale, u32 tensors, for each: u8 dtype,
 //     u8 ndim, i64 dims[ndim];  u32 splits, i64 splits[]
 #ifndef BHVD_REQUEST_H
 #define BHVD_REQUEST_H
@@ -26,6 +26,7 @@ struct request {
     double codec_parameter;
     bhvd_exchange exchange;
     bhvd_topology topology;
+    bool hierarchical;
     int64_t round, device, root_rank;
     double prescale_factor, postscale_factor;
     uint32_t split_count;

@@ -193,12 +193,15 @@ struct bhvd_args {
     int32_t blocking;               /* 1: the caller calls bhvd_wait next, so that its own thread makes the progress */
     int32_t exchange;               /* c_lp_s: bhvd_exchange */
     float *worker_error;            /* c_lp_s: error feedback, one float per element of all tensors; NULL: none */
-    float *server_error;            /* c_lp_s: one float per element of one chunk, see bhvd_chunk_count; NULL: none;
-                                     * not used by the exchange ALLGATHER, which encodes once */
+    float *server_error;            /* c_lp_s: one float per element of one chunk, see bhvd_chunk_count; hierarchical: one
+                                     * per element of all tensors; NULL: none; not used by the exchange ALLGATHER, which
+                                     * encodes once */
     float *replicas[3];             /* d_lp_s: own, left and right, one float per element of all tensors; NULL: not kept.
                                      * The tensors' dst is not used */
     int32_t topology;               /* d_fp_s: bhvd_topology; d_lp_s is a ring */
     int32_t round;                  /* d_fp_s: which round of the topology's schedule, from 0; equal on all ranks */
+    int32_t hierarchical;           /* primitives: 1: in full precision within each host, and the primitive between hosts,
+                                     * see native/primitive/primitive.h; equal on all ranks */
     int32_t device;                 /* -1: CPU memory. GPU index: not served by this build, BHVD_ERR_UNSUPPORTED */
 };
 

@@ -3,7 +3,7 @@
 // Wire, one chunk: 32 bytes of header, then what the codec defines. A code is as many bytes as bhvd_encoded_size says,
 // which both sides compute from codec, dtype, count and options. Numbers are little endian.
 //     0..15: the codec's own, else 0    16: version    17: flags    18..31: the codec's own, else 0
-// Codecs float16 and bfloat16 have no header: their codes are the elements.
+// Codecs float16, bfloat16 and float32 have no header: their codes are the elements.
 #ifndef BHVD_KERNEL_CODEC_H
 #define BHVD_KERNEL_CODEC_H
 

@@ -1,5 +1,5 @@
-// The random numbers of the stochastic codecs: a function of (seed, index of the element in its chunk) and nothing else, so
-// that order, vectors and threads do not matter. Plain C that a CUDA file includes as well.
+// The random numbers of the stochastic codecs: a function of (seed, index of the element in its chunk) and nothing
+// else, so that order, vectors and threads do not matter. Plain C that a CUDA file includes as well.
 //
 //     z = seed + (1 + floor(i / 2^32)) 0x9e3779b97f4a7c15       mod 2^64, then the finalizer of splitmix64:
 //     z = (z ^ z >> 30) 0xbf58476d1ce4e5b9;  z = (z ^ z >> 27) 0x94d049bb133111eb;  z = z ^ z >> 31

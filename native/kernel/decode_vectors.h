@@ -1,7 +1,9 @@
-// Decoding by vectors, the same for all codecs of one code per element. The includer has the vectors of vectors.h, and defines
-//     struct grid, grid_load(src, count)    what the code at src says of the whole chunk
-//     dequantize(grid, i, v)                vector number v of the block of 32 elements that begins with element i. A code
-//                                           is padded: of a last, shorter block all vectors can be asked for
+// Decoding by vectors, the same for all codecs of one code per element. The includer has the vectors of vectors.h, and
+// defines
+//     struct grid, grid_load(src, count, element)    what the code at src says of the whole chunk
+//     dequantize(grid, i, v)    vector number v of the block of 32 elements that begins with element i. A code is
+//     padded:
+//                               of a last, shorter block all vectors can be asked for
 
 // Results too large for the caches are written past them, where their alignment allows it.
 INLINE int can_stream(const void *dst, size_t count, const struct element *element)
@@ -24,7 +26,7 @@ INLINE void decode_block(char *to, const struct grid *grid, size_t i, const stru
 INLINE void decode(void *dst, const void *src, size_t count, const struct element *element)
 {
     char *to = dst;
-    const struct grid grid = grid_load(src, count);
+    const struct grid grid = grid_load(src, count, element);
     size_t i = 0;
     if (can_stream(dst, count, element)) {
         for (; i + BLOCK <= count; i += BLOCK)
@@ -51,7 +53,7 @@ INLINE void add_block(char *to, const struct grid *grid, size_t i, const struct 
 INLINE void decode_add(float *dst, const void *src, size_t count, const struct element *element)
 {
     char *to = (char *)dst;
-    const struct grid grid = grid_load(src, count);
+    const struct grid grid = grid_load(src, count, element);
     size_t i = 0;
     for (; i + BLOCK <= count; i += BLOCK)
         add_block(to + 4 * i, &grid, i, element);

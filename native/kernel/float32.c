@@ -1,5 +1,5 @@
-// Codec float32: the values themselves. For what goes by the way of codes and must arrive unchanged, such as the beginning
-// of replicas. Takes float32 only.
+// Codec float32: the values themselves. For what goes by the way of codes and must arrive unchanged, such as the
+// beginning of replicas. Takes float32 only.
 #include <string.h>
 
 #include "kernel/kernel.h"

@@ -7,8 +7,8 @@
 
 #include "kernel/element.h"
 
-// x as float32, rounded to odd: cut off, and the last bit set if that lost anything. Rounding it again, to fewer bits, gives
-// what rounding x gives.
+// x as float32, rounded to odd: cut off, and the last bit set if that lost anything. Rounding it again, to fewer bits,
+// gives what rounding x gives.
 static inline float half_odd_float(double x)
 {
     const float nearest = (float)x;

@@ -12,8 +12,8 @@ enum { CPU_AVX2 = 1, CPU_AVX512 = 2 };          // CPU_AVX2 implies F16C and FMA
 
 enum kernel_reduction { KERNEL_SUM, KERNEL_PRODUCT, KERNEL_MIN, KERNEL_MAX, KERNEL_REDUCTION_COUNT };
 
-// dst[i] = a[i] (op) b[i]. dst may equal a or b, no other overlap. float16 and bfloat16: computed in float32, rounded to
-// nearest even. Integers wrap modulo 2^bits. bool: SUM and MAX are or, PRODUCT and MIN are and, results 0 or 1.
+// dst[i] = a[i] (op) b[i]. dst may equal a or b, no other overlap. float16 and bfloat16: computed in float32, rounded
+// to nearest even. Integers wrap modulo 2^bits. bool: SUM and MAX are or, PRODUCT and MIN are and, results 0 or 1.
 typedef void (*kernel_reduce_fn)(void *dst, const void *a, const void *b, size_t count);
 
 // dst[i] = src[i] * factor. dst may equal src. float32: factor rounded to float32 first, then a float32 product;

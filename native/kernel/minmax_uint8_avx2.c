@@ -29,5 +29,6 @@ INLINE vec vec_from_codes(const uint8_t *codes)
 void minmax_uint8_kernels_init_avx2(struct kernel_table *table)
 {
     minmax_uint8_vectors_init_avx2(table);
-    CODEC_FILL(BHVD_FLOAT64, f64);
+    kernel_codec_set(&table->codecs[BHVD_CODEC_MINMAX_UINT8][BHVD_FLOAT64], minmax_uint8_encode_f64_avx2,
+                     minmax_uint8_decode_f64_avx2, minmax_uint8_decode_add_f64_avx2);
 }

@@ -113,98 +113,43 @@ INLINE void encode(void *dst, const void *src, size_t count, const struct elemen
     }
 }
 
-struct vec_grid {
+struct grid {
+    const uint8_t *codes;
     vec lb, t, mn, mx;
 };
 
-INLINE struct vec_grid vec_grid(float mn, float mx)
+INLINE struct grid grid_load(const void *src, size_t count, const struct element *element)
 {
+    const uint8_t *codes = (const uint8_t *)src + CODEC_HEADER;
+    const float mn = canonical_nan(element->load_one(src)), mx = element->load_one((const char *)src + element->size);
+    (void)count;
+    if (!(mx > mn))             // between mn and mn there is only mn, a NaN too
+        return (struct grid){codes, vec_set1(0), vec_set1(0), vec_set1(mn), vec_set1(mn)};
     const struct minmax_uint8_float_grid grid = minmax_uint8_float_grid(mn, mx);
-    return (struct vec_grid){vec_set1(grid.lb), vec_set1(grid.t), vec_set1(mn), vec_set1(mx)};
+    return (struct grid){codes, vec_set1(grid.lb), vec_set1(grid.t), vec_set1(mn), vec_set1(mx)};
 }
 
-INLINE vec dequantize(const uint8_t *codes, const struct vec_grid *grid)
+// Of two operands of which one is a NaN, vec_min and vec_max give the second.
+INLINE vec dequantize(const struct grid *grid, size_t i, int v)
 {
-    const vec x = vec_mul(vec_add(vec_from_codes(codes), grid->lb), grid->t);
+    const vec x = vec_mul(vec_add(vec_from_codes(grid->codes + i + v * LANES), grid->lb), grid->t);
     return vec_min(vec_max(x, grid->mn), grid->mx);
 }
 
-INLINE void decode(void *dst, const void *src, size_t count, const struct element *element)
-{
-    const uint8_t *codes = (const uint8_t *)src + CODEC_HEADER;
-    char *to = dst;
-    const float mn = element->load_one(src), mx = element->load_one((const char *)src + element->size);
-    if (!(mx > mn)) {
-        for (size_t i = 0; i < count; i++)
-            element->store_one(to + i * element->size, mn);
-        return;
-    }
-    const struct vec_grid grid = vec_grid(mn, mx);
-    size_t i = 0;
-    for (; i + 2 * LANES <= count; i += 2 * LANES)
-        element->store_two(to + i * element->size, dequantize(codes + i, &grid), dequantize(codes + i + LANES, &grid));
-    if (i < count) {                            // the codes are padded, so whole vectors can be read
-        char last[2 * LANES * sizeof(float)];
-        element->store_two(last, dequantize(codes + i, &grid), dequantize(codes + i + LANES, &grid));
-        memcpy(to + i * element->size, last, (count - i) * element->size);
-    }
-}
+#include "kernel/decode_vectors.h"
 
-INLINE void decode_add(float *dst, const void *src, size_t count, const struct element *element)
-{
-    const uint8_t *codes = (const uint8_t *)src + CODEC_HEADER;
-    char *to = (char *)dst;
-    const float mn = element->load_one(src), mx = element->load_one((const char *)src + element->size);
-    if (!(mx > mn)) {
-        for (size_t i = 0; i < count; i++)
-            store_f32(to + 4 * i, load_f32(to + 4 * i) + mn);
-        return;
+#define MINMAX_UINT8_ENCODE(element)                                                                      \
+    static void NAME(minmax_uint8_encode_##element)(void *dst, const void *src, size_t count,             \
+                                                    const struct bhvd_codec_options *options)             \
+    {                                                                                                     \
+        (void)options;                                                                                    \
+        encode(dst, src, count, &element);                                                                \
     }
-    const struct vec_grid grid = vec_grid(mn, mx);
-    size_t i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        const vec x = element->round(dequantize(codes + i, &grid));
-        vec_store(to + 4 * i, vec_add(vec_load(to + 4 * i), x));
-    }
-    if (i < count) {
-        float sum[LANES] = {0};
-        memcpy(sum, to + 4 * i, 4 * (count - i));
-        vec_store(sum, vec_add(vec_load(sum), element->round(dequantize(codes + i, &grid))));
-        memcpy(to + 4 * i, sum, 4 * (count - i));
-    }
-}
-
-#define CODEC(element)                                                                              \
-    static void NAME(minmax_uint8_encode_##element)(void *dst, const void *src, size_t count,       \
-        const struct bhvd_codec_options *options)                                                   \
-    {                                                                                               \
-        (void)options;                                                                              \
-        encode(dst, src, count, &element);                                                          \
-    }                                                                                               \
-    static void NAME(minmax_uint8_decode_##element)(void *dst, const void *src, size_t count,       \
-        const struct bhvd_codec_options *options)                                                   \
-    {                                                                                               \
-        (void)options;                                                                              \
-        decode(dst, src, count, &element);                                                          \
-    }                                                                                               \
-    static void NAME(minmax_uint8_decode_add_##element)(float *dst, const void *src, size_t count,  \
-        const struct bhvd_codec_options *options)                                                   \
-    {                                                                                               \
-        (void)options;                                                                              \
-        decode_add(dst, src, count, &element);                                                      \
-    }
-CODEC(f32)
-CODEC(f16)
-CODEC(bf16)
-
-#define CODEC_FILL(dtype, element)                                                            \
-    kernel_codec_set(&table->codecs[BHVD_CODEC_MINMAX_UINT8][dtype],                          \
-                     NAME(minmax_uint8_encode_##element), NAME(minmax_uint8_decode_##element), \
-                     NAME(minmax_uint8_decode_add_##element))
+MINMAX_UINT8_ENCODE(f32)
+MINMAX_UINT8_ENCODE(f16)
+MINMAX_UINT8_ENCODE(bf16)
 
 static void NAME(minmax_uint8_vectors_init)(struct kernel_table *table)
 {
-    CODEC_FILL(BHVD_FLOAT32, f32);
-    CODEC_FILL(BHVD_FLOAT16, f16);
-    CODEC_FILL(BHVD_BFLOAT16, bf16);
+    CODEC_VECTORS(table, BHVD_CODEC_MINMAX_UINT8, minmax_uint8);
 }

@@ -3,19 +3,20 @@
 //     n = ||x||_2 over a block of 512 elements        f = s / n
 //     encode: q = sign(x) min(l + [u < |x| f - l], s),  l = floor(|x| f)        decode: x' = (q / s) n
 //
-// s is options.parameter, u is codec_uniform(seed, i) with i the index in the chunk, see codec_random.h: E x' = x within
-// 2^-24 n / s. real is float for float32, float16 and bfloat16, double for float64; n is summed in double in the order of
-// codec_sums.h; n and f are computed in double, then rounded to real; so is 1 / s, and x' = (q (1 / s)) n, never beyond n.
+// s is options.parameter, u is codec_uniform(seed, i) with i the index in the chunk, see codec_random.h: E x' = x
+// within 2^-24 n / s. real is float for float32, float16 and bfloat16, double for float64; n is summed in double in the
+// order of codec_sums.h; n and f are computed in double, then rounded to real; so is 1 / s, and x' = (q (1 / s)) n,
+// never beyond n.
 //
 // Source: QSGD, Alistarh et al., arXiv:1610.02132. Differs:
-// - n is at most the largest number of the element type, so that a level cannot overflow; and at least s 2^-126 (double:
-//   s 2^-1022) unless 0, so that f is a number. Any n >= max |x| keeps the mean.
+// - n is at most the largest number of the element type, so that a level cannot overflow; and at least s 2^-126
+//   (double: s 2^-1022) unless 0, so that f is a number. Any n >= max |x| keeps the mean.
 // - The levels are bytes: no Elias coding.
-// - NaN or infinity in a block, or a float64 sum beyond the largest double: n is NaN, the whole block decodes to NaN. The
-//   others do not suffer.
+// - NaN or infinity in a block, or a float64 sum beyond the largest double: n is NaN, the whole block decodes to NaN.
+//   The others do not suffer.
 //
-// Wire (see codec.h): a header, then n for each block, float32 or float64, then zeros up to a multiple of 32 bytes, then q
-// for each element, int8, then zeros up to a multiple of 32 bytes.
+// Wire (see codec.h): a header, then n for each block, float32 or float64, then zeros up to a multiple of 32 bytes,
+// then q for each element, int8, then zeros up to a multiple of 32 bytes.
 //     18: s
 #ifndef BHVD_KERNEL_QSGD_H
 #define BHVD_KERNEL_QSGD_H

@@ -1,5 +1,5 @@
-// Codec qsgd by vectors of float32, for qsgd_avx2.c and qsgd_avx512.c: a block of 512 elements is read twice, the second time
-// from the cache. The includer has the vectors of vectors.h, and defines
+// Codec qsgd by vectors of float32, for qsgd_avx2.c and qsgd_avx512.c: a block of 512 elements is read twice, the
+// second time from the cache. The includer has the vectors of vectors.h, and defines
 //     vec_bytes(x)              a block of 32 small whole numbers as signed bytes
 //     vec_from_bytes(bytes)     LANES signed bytes as numbers
 
@@ -84,8 +84,9 @@ struct grid {
     vec step;
 };
 
-INLINE struct grid grid_load(const void *src, size_t count)
+INLINE struct grid grid_load(const void *src, size_t count, const struct element *element)
 {
+    (void)element;
     const uint8_t *norms = (const uint8_t *)src + CODEC_HEADER;
     const vec step = vec_set1(1 / (float)((const uint8_t *)src)[QSGD_LEVELS_AT]);
     return (struct grid){(const char *)norms, norms + qsgd_norms_size(count, sizeof(float)), step};

@@ -1,5 +1,5 @@
-// Codecs sign and sign_rms by vectors of float32, a block of 32 elements at a time, for sign_avx2.c and sign_avx512.c. The
-// source is read once: the signs do not need the scale.
+// Codecs sign and sign_rms by vectors of float32, a block of 32 elements at a time, for sign_avx2.c and sign_avx512.c.
+// The source is read once: the signs do not need the scale.
 
 INLINE uint32_t encode_block(struct sums *sums, const char *block, const struct element *element, int squares)
 {
@@ -43,9 +43,9 @@ struct grid {
     vec scale;
 };
 
-INLINE struct grid grid_load(const void *src, size_t count)
+INLINE struct grid grid_load(const void *src, size_t count, const struct element *element)
 {
-    (void)count;
+    (void)count, (void)element;
     return (struct grid){(const char *)src + CODEC_HEADER, vec_set1(canonical_nan(load_f32(src)))};
 }
 

@@ -2,13 +2,15 @@
 //
 //     s = max |x|        encode: b = 1 where u s < |x|, else 0        decode: x' = s sign(x) b
 //
-// u is codec_uniform(seed, i), see codec_random.h: P(b = 1) = |x| / s within 2^-24, so E x' = x. The product u s is rounded
-// to float32 (float64 elements: double). A NaN or infinity in a chunk makes s = NaN: the whole chunk decodes to NaN.
+// u is codec_uniform(seed, i), see codec_random.h: P(b = 1) = |x| / s within 2^-24, so E x' = x. The product u s is
+// rounded to float32 (float64 elements: double). A NaN or infinity in a chunk makes s = NaN: the whole chunk decodes to
+// NaN.
 //
-// Source: TernGrad, Wen et al., arXiv:1705.07878. Differs: clipping, and a scale shared by the workers, are the caller's.
+// Source: TernGrad, Wen et al., arXiv:1705.07878. Differs: clipping, and a scale shared by the workers, are the
+// caller's.
 //
-// Wire (see codec.h): a header, then 8 bytes for every 32 elements: the 32 bits b, then the 32 signs (1: x < 0 and b = 1),
-// element i at bit i mod 32; then zeros up to a multiple of 32 bytes.
+// Wire (see codec.h): a header, then 8 bytes for every 32 elements: the 32 bits b, then the 32 signs (1: x < 0 and b =
+// 1), element i at bit i mod 32; then zeros up to a multiple of 32 bytes.
 //     0: s, float32 or float64
 #ifndef BHVD_KERNEL_TERNARY_H
 #define BHVD_KERNEL_TERNARY_H

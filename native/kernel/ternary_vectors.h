@@ -85,10 +85,10 @@ struct grid {
     uint32_t all;               // all bits set where every element is s: it is NaN
 };
 
-INLINE struct grid grid_load(const void *src, size_t count)
+INLINE struct grid grid_load(const void *src, size_t count, const struct element *element)
 {
     const float s = canonical_nan(load_f32(src));
-    (void)count;
+    (void)count, (void)element;
     return (struct grid){(const char *)src + CODEC_HEADER, vec_set1(s), s == s ? 0 : UINT32_MAX};
 }
 

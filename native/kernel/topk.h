@@ -2,11 +2,12 @@
 //
 //     k = max(1, ceil(p d)),  0 for d = 0;  p is options.parameter, d the chunk's elements, at most 2^32 - 1
 //
-// Of equal magnitudes the lower indices are kept. A NaN counts as larger than all numbers (all NaNs as equal), so that it
-// travels. Use it with error feedback. Decoding ignores indices beyond the chunk.
+// Of equal magnitudes the lower indices are kept. A NaN counts as larger than all numbers (all NaNs as equal), so that
+// it travels. Use it with error feedback. Decoding ignores indices beyond the chunk.
 //
-// Selection is a radix select over the bits of |x|, which order as the numbers do: one histogram of the leading 11 bits, one
-// of the next 11 among those that share the leading ones with the k-th, and so on; then one pass collects. Time O(d).
+// Selection is a radix select over the bits of |x|, which order as the numbers do: one histogram of the leading 11
+// bits, one of the next 11 among those that share the leading ones with the k-th, and so on; then one pass collects.
+// Time O(d).
 //
 // Source: sparsified SGD with memory, Stich et al., arXiv:1809.07599.
 //

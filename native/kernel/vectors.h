@@ -1,6 +1,6 @@
-// What loops over vectors share, whatever the instruction set. vectors_<isa>.h includes this, having defined ISA and, for a
-// vector `vec` of LANES floats: vec_load, vec_store, vec_stream (aligned), vec_set1, vec_add, vec_sub, vec_mul, vec_rint,
-// vec_floor, vec_abs, vec_min, vec_max, vec_canonical (NaNs);
+// What loops over vectors share, whatever the instruction set. vectors_<isa>.h includes this, having defined ISA and,
+// for a vector `vec` of LANES floats: vec_load, vec_store, vec_stream (aligned), vec_set1, vec_add, vec_sub, vec_mul,
+// vec_rint, vec_floor, vec_abs, vec_min, vec_max, vec_canonical (NaNs);
 //     vec_nans, VEC_NANS_NONE, vec_nans_add(nans, a, b), vec_nans_any    whether any of the vectors added held a NaN
 //     vec_less(a, b)           bit i: a < b in lane i
 //     vec_negate(x, bits)      the sign of lane i flipped where bit i is set
@@ -40,7 +40,8 @@ struct element {
 };
 static const struct element f32 = {4, FLT_MAX, vec_load, vec_store_two_f32, vec_round_f32, load_f32, store_f32};
 static const struct element f16 = {2, 65504, vec_load_f16, vec_store_two_f16, vec_round_f16, load_f16, store_f16};
-static const struct element bf16 = {2, 0x1.fep127f, vec_load_bf16, vec_store_two_bf16, vec_round_bf16, load_bf16, store_bf16};
+static const struct element bf16 = {2, 0x1.fep127f, vec_load_bf16, vec_store_two_bf16, vec_round_bf16,
+                                    load_bf16, store_bf16};
 
 // The last count < BLOCK elements, filled up to a block with zeros.
 INLINE void tail_zeros(char *block, const char *src, size_t count, size_t size)

@@ -10,14 +10,20 @@
 // taken in float32, in rank order, then multiplied by 1/n (or not, for a sum) and rounded to the dtype once.
 // Chunks are encoded in segments (encoder.h): while segment s is encoded, s-1 is on its way to the owners, and the mean
 // of s-2 on its way back. In place is safe: a segment is written when it has been sent.
-// Wire: 2 (n-1) encoded chunks each way per rank: 2 |Q(N)| (n-1)/n bytes.
+// Wire: 2 (n-1) encoded chunks each way per rank: 2 (n-1) |Q(N/n)| bytes.
 //
 // ALLGATHER. out = mean_i D(Q(v_i)), computed by every rank from all codes, by the same rules; no second loss.
 // Wire: (n-1) |Q(N)| bytes each way per rank.
+//
+// Hierarchical: the ranks are hosts, and x is the host's mean, times its share of the ranks where hosts have different
+// numbers of them. Every shard of the vector (collective/hierarchy.h) is a vector of its own, whose owners exchange it;
+// error states lie at the places of the elements. Wire: as above with n hosts, per host, and N elements within hosts for
+// the mean and for its way back.
 #include "primitive/primitive.h"
 
 #include <stdlib.h>
 
+#include "collective/hierarchy.h"
 #include "core/progress.h"
 #include "primitive/encoder.h"
 
@@ -34,6 +40,7 @@ struct exchange {
     const struct span_list *list;
     struct encoder encoder;
     size_t count, element;
+    size_t begin;                       // of the vector in the operation's, for seeds
     size_t segment, stride;             // of the longest segment: elements, encoded bytes
     double prescale, factor;            // factor: what the sum is multiplied by
     float *worker_error, *server_error;
@@ -97,7 +104,7 @@ static void encode_values(struct exchange *x, struct part part, unsigned char *c
         value = x->encoder.value;
     }
     encoder_encode(&x->encoder, code, value, part.count, x->worker_error ? x->worker_error + part.begin : NULL,
-                   ENCODER_VALUES, part.begin);
+                   ENCODER_VALUES, x->begin + part.begin);
 }
 
 // sum = factor * sum_i D(code of rank i), in rank order, as the codes come
@@ -149,7 +156,8 @@ static bhvd_status reduce(struct exchange *x, size_t s)
             return status;
         x->encoder.kernels->from_float[x->encoder.dtype](x->encoder.value, x->sum, own.count);
         float *error = x->server_error ? x->server_error + s * ENCODER_SEGMENT : NULL;
-        encoder_encode(&x->encoder, code, x->encoder.value, own.count, error, ENCODER_MEAN, own.begin);
+        encoder_encode(&x->encoder, code, x->encoder.value, own.count, error, ENCODER_MEAN,
+                       x->begin + own.begin);
     }
     for (int i = 0; i < n; i++) {
         post_send(x, slot->gather, i, code, encoder_size(&x->encoder, own.count));
@@ -266,29 +274,58 @@ static bool exchange_init(struct exchange *x, const struct bhvd_handle *op, int 
     return true;
 }
 
-bhvd_status c_lp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op)
+struct between {
+    const struct bhvd_handle *op;
+    double prescale;            // of the values, where that has not been done within hosts
+    bool is_shard;              // of the operation's vector
+};
+
+// Among the members of a set; the vector may be a shard of the operation's, from byte `offset` on.
+static bhvd_status run(bhvd_context *ctx, struct process_set *set, const struct span_list *list, size_t offset, void *arg)
 {
-    struct span_list list = {0};
-    bhvd_status status = primitive_spans(ctx, op, &list);
-    const size_t element = bhvd_dtype_size(op->tensors[0].dtype);
+    const struct between *between = arg;
+    const struct bhvd_handle *op = between->op;
+    const size_t element = bhvd_dtype_size(op->tensors[0].dtype), begin = offset / element;
+    const bool scatters = op->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
     struct exchange x = {
         .ctx = ctx,
         .set = set,
-        .list = &list,
-        .count = list.nbytes / element,
+        .list = list,
+        .count = list->nbytes / element,
         .element = element,
-        .prescale = op->prescale_factor,
+        .begin = begin,
+        .prescale = between->prescale,
         .factor = op->postscale_factor / (op->op == BHVD_OP_AVERAGE ? set->size : 1),
-        .worker_error = op->worker_error,
+        .worker_error = op->worker_error ? op->worker_error + begin : NULL,
         .server_error = op->server_error,
     };
-    const bool scatters = op->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
+    if (x.server_error && between->is_shard)
+        x.server_error += begin + segment_of(&x, set->size, set->rank, 0).begin;
     struct transfer *transfers = calloc(WINDOW * 4 * (size_t)set->size, sizeof *transfers);
-    if (!status && x.count && !exchange_init(&x, op, scatters ? set->size : 1, transfers))
-        status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes", list.nbytes);
-    if (!status && x.count)
+    bhvd_status status = BHVD_OK;
+    if (!exchange_init(&x, op, scatters ? set->size : 1, transfers))
+        status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for codes of %zu bytes", list->nbytes);
+    else
         status = scatters ? run_scatter_gather(&x) : run_allgather(&x);
     free(transfers);
+    return status;
+}
+
+bhvd_status c_lp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op)
+{
+    struct span_list list = {0};
+    struct between between = {.op = op, .prescale = op->prescale_factor};
+    bhvd_status status = primitive_spans(ctx, op, &list);
+    if (!status && list.nbytes && op->hierarchical && set->hierarchy) {
+        // The mean over hosts of (hosts / n) sums is the mean over ranks, however many each host has; with equally many
+        // (hosts / n) sum is the host's mean.
+        const double weight = op->op == BHVD_OP_AVERAGE ? (double)set->hierarchy->hosts / set->size : 1.0;
+        const struct reduction within = primitive_within(ctx, op->tensors[0].dtype, op->prescale_factor, weight);
+        between = (struct between){.op = op, .prescale = 1.0, .is_shard = true};
+        status = hierarchical_run(ctx, set, &within, &list, run, &between);
+    } else if (!status && list.nbytes) {
+        status = run(ctx, set, &list, 0, &between);
+    }
     span_list_fini(&list);
     return status;
 }

@@ -8,9 +8,11 @@
 //
 // The vector travels in segments; a few are on the wire while one is averaged. In place is safe: a segment is written
 // when it has been sent.
-// Wire: N elements to each peer: N per rank for SHIFT_ONE (0 in a pause), 2 N for RING (n = 2: N).
+// Wire: N elements to each peer: N per rank for SHIFT_ONE (0 in a pause), 2 N for RING (n = 2: N). Hierarchical: that
+// much per host, and N elements within hosts for the mean and for its way back.
 #include "primitive/primitive.h"
 
+#include "collective/hierarchy.h"
 #include "core/progress.h"
 #include "primitive/peers.h"
 
@@ -127,23 +129,47 @@ static void keep(const struct span_list *list)
     }
 }
 
-bhvd_status d_fp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op)
+// Among the members of a set; the vector may be a shard of the operation's.
+static bhvd_status average_with_peers(bhvd_context *ctx, struct process_set *set, const struct span_list *list,
+                                      size_t begin, void *arg)
 {
-    struct span_list list = {0};
-    bhvd_status status = primitive_spans(ctx, op, &list);
+    const struct bhvd_handle *op = arg;
     struct averaging a = {
         .ctx = ctx,
-        .list = &list,
+        .list = list,
         .peers = peers_of(op->topology, set->size, set->rank, op->round),
         .dtype = op->tensors[0].dtype,
     };
+    (void)begin;
     a.weight = 1.0 / (1 + a.peers.times * a.peers.count);
     for (int p = 0; p < a.peers.count; p++)
         a.links[p] = collective_link(ctx, set, a.peers.index[p]);
-    if (!status && a.peers.count)
-        status = averaging_run(&a);
-    else if (!status)
-        keep(&list);
+    if (a.peers.count)
+        return averaging_run(&a);
+    keep(list);
+    return BHVD_OK;
+}
+
+// Hosts are the peers, each with the mean of its members.
+static bhvd_status average_hosts(bhvd_context *ctx, struct process_set *set, const struct span_list *list,
+                                 struct bhvd_handle *op)
+{
+    const bool several = set->hierarchy != NULL;
+    const int members = several ? set->hierarchy->local->size : set->size;
+    const struct reduction mean = primitive_within(ctx, op->tensors[0].dtype, 1.0, 1.0 / members);
+    return several ? hierarchical_run(ctx, set, &mean, list, average_with_peers, op)
+                   : allreduce_shared(ctx, set, &mean, list);
+}
+
+bhvd_status d_fp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op, struct bhvd_error *error)
+{
+    struct span_list list = {0};
+    bhvd_status status = op->hierarchical ? primitive_check_hosts(ctx, set, error) : BHVD_OK;
+    if (!status)
+        status = primitive_spans(ctx, op, &list);
+    if (!status && list.nbytes)
+        status = op->hierarchical && primitive_has_levels(set) ? average_hosts(ctx, set, &list, op)
+                                                               : average_with_peers(ctx, set, &list, 0, op);
     span_list_fini(&list);
     return status;
 }

@@ -6,12 +6,17 @@
 // All three holders of a replica decode the same bytes and add them in float32, so replicas that began equal stay
 // bit-equal: own of i, right of i-1, left of i+1. What Q loses is in v_i next time, when v is a difference to a replica:
 // DCD-PSGD and CHOCO-SGD are this primitive and a formula. n = 2: left and right are the same rank, whose code is sent
-// once and added to both; n = 1: own only.
+// once and added to both; n = 1: the rank is its own left and right.
 //
 // v is encoded in segments (encoder.h): a few are on the wire while another is encoded or decoded.
 // Wire: |Q(N)| bytes to each neighbour: 2 |Q(N)| per rank (n = 2: |Q(N)|).
+//
+// Hierarchical: the ring is of hosts, and v_i the mean of a host's members. Each host's first member, its leader, encodes
+// and exchanges; what it has sent and received it passes on to the others, who decode the same bytes.
+// Wire: as above per host; within hosts N elements for the mean and 3 |Q(N)| bytes to every member.
 #include "primitive/primitive.h"
 
+#include "collective/hierarchy.h"
 #include "core/progress.h"
 #include "primitive/encoder.h"
 #include "primitive/peers.h"
@@ -19,7 +24,7 @@
 enum { WINDOW = 3 };            // segments in flight
 
 struct slot {
-    unsigned char *mine, *received[PEERS_MAX];
+    unsigned char *codes;       // 1 + peers of them: the own one, then one of each peer
     struct transfer transfers[2 * PEERS_MAX];
 };
 
@@ -29,7 +34,8 @@ struct exchange {
     struct encoder encoder;
     struct peers peers;
     struct link *links[PEERS_MAX];
-    size_t count;
+    struct process_set *local;  // this rank's host, when hosts are the ring; else NULL
+    size_t count, stride;       // stride: from one code of a slot to the next
     float *own, *left, *right;  // NULL: not kept
     struct slot slots[WINDOW];
 };
@@ -45,17 +51,21 @@ static void send(struct exchange *x, size_t s)
     struct slot *slot = &x->slots[s % WINDOW];
     const size_t count = segment_count(x, s), begin = s * ENCODER_SEGMENT, element = x->encoder.element;
     const void *value = span_source(x->list, begin * element, count * element, x->encoder.value);
-    encoder_encode(&x->encoder, slot->mine, value, count, NULL, ENCODER_VALUES, begin);
+    encoder_encode(&x->encoder, slot->codes, value, count, NULL, ENCODER_VALUES, begin);
     const size_t nbytes = encoder_size(&x->encoder, count);
     for (int p = 0; p < x->peers.count; p++) {
-        link_post_send(x->links[p], &slot->transfers[2 * p], slot->mine, nbytes);
-        link_post_recv(x->links[p], &slot->transfers[2 * p + 1], slot->received[p], nbytes);
+        link_post_send(x->links[p], &slot->transfers[2 * p], slot->codes, nbytes);
+        link_post_recv(x->links[p], &slot->transfers[2 * p + 1], slot->codes + (size_t)(1 + p) * x->stride, nbytes);
     }
     progress_look(x->ctx);
 }
 
-static void add(const struct exchange *x, float *replica, const unsigned char *code, size_t s)
+static bool is_leader(const struct exchange *x) { return !x->local || x->local->rank == 0; }
+
+// replica += D(code number `index` of the slot)
+static void add(const struct exchange *x, float *replica, int index, size_t s)
 {
+    const unsigned char *code = x->slots[s % WINDOW].codes + (size_t)index * x->stride;
     if (replica)
         x->encoder.codec->decode_add(replica + s * ENCODER_SEGMENT, code, segment_count(x, s), &x->encoder.options);
 }
@@ -63,34 +73,33 @@ static void add(const struct exchange *x, float *replica, const unsigned char *c
 static bhvd_status receive(struct exchange *x, size_t s)
 {
     struct slot *slot = &x->slots[s % WINDOW];
-    add(x, x->own, slot->mine, s);
-    bhvd_status status = progress_transfers(x->ctx, slot->transfers, 2 * x->peers.count);
-    if (!status && x->peers.count) {
-        add(x, x->left, slot->received[0], s);
-        add(x, x->right, slot->received[x->peers.count - 1], s);
+    bhvd_status status = BHVD_OK;
+    if (is_leader(x))
+        status = progress_transfers(x->ctx, slot->transfers, 2 * x->peers.count);
+    if (!status && x->local)
+        status = broadcast_shared(x->ctx, x->local, 0, slot->codes, slot->codes, (size_t)(1 + x->peers.count) * x->stride);
+    if (!status) {
+        add(x, x->own, 0, s);
+        add(x, x->left, x->peers.count ? 1 : 0, s);
+        add(x, x->right, x->peers.count, s);
     }
     return status;
 }
 
-static bhvd_status exchange_run(struct exchange *x, const struct bhvd_handle *op, int rank)
+static bhvd_status exchange_run(struct exchange *x)
 {
     const size_t segments = (x->count + ENCODER_SEGMENT - 1) / ENCODER_SEGMENT, longest = segment_count(x, 0);
-    x->encoder = encoder_init(x->ctx, op, rank);
-    const size_t stride = encoder_stride(&x->encoder, longest);
-    unsigned char *scratch = fusion_acquire(
-        x->ctx, 1, WINDOW * (1 + PEERS_MAX) * stride + encoder_scratch_size(&x->encoder, longest));
+    x->stride = encoder_stride(&x->encoder, longest);
+    const size_t slot_size = (size_t)(1 + x->peers.count) * x->stride;
+    unsigned char *scratch = fusion_acquire(x->ctx, 1, WINDOW * slot_size + encoder_scratch_size(&x->encoder, longest));
     if (!scratch)
         return context_fail(x->ctx, BHVD_ERR_SYSTEM, "no memory for codes of %zu elements", longest);
-    for (int i = 0; i < WINDOW; i++) {
-        x->slots[i].mine = scratch;
-        for (int p = 0; p < PEERS_MAX; p++)
-            x->slots[i].received[p] = scratch + (size_t)(1 + p) * stride;
-        scratch += (1 + PEERS_MAX) * stride;
-    }
+    for (int i = 0; i < WINDOW; i++, scratch += slot_size)
+        x->slots[i].codes = scratch;
     encoder_set_scratch(&x->encoder, scratch, longest);
     bhvd_status status = BHVD_OK;
     for (size_t s = 0; s < segments + WINDOW - 1 && !status; s++) {
-        if (s < segments)
+        if (s < segments && is_leader(x))
             send(x, s);
         if (s >= WINDOW - 1)
             status = receive(x, s - (WINDOW - 1));
@@ -98,27 +107,54 @@ static bhvd_status exchange_run(struct exchange *x, const struct bhvd_handle *op
     return status;
 }
 
-bhvd_status d_lp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op)
+// The mean of the host's members, in scratch memory, takes the place of the values.
+static bhvd_status mean_of_host(struct exchange *x, struct span_list *list, struct span *mean)
 {
-    struct span_list list = {0};
-    bhvd_status status = BHVD_OK;
-    for (size_t t = 0; t < op->tensor_count && !status; t++) {
-        if (!span_list_add(&list, &op->tensors[t]))
-            status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", op->tensor_count);
-    }
+    void *vector = fusion_acquire(x->ctx, 0, list->nbytes);
+    if (!vector)
+        return context_fail(x->ctx, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes", list->nbytes);
+    size_t at = 0;
+    for (size_t i = 0; i < list->count; at += list->spans[i++].nbytes)
+        list->spans[i].dst = (unsigned char *)vector + at;
+    const struct reduction reduction = primitive_within(x->ctx, x->encoder.dtype, 1.0, 1.0 / x->local->size);
+    *mean = (struct span){vector, vector, list->nbytes};
+    return allreduce_shared(x->ctx, x->local, &reduction, list);
+}
+
+static bhvd_status run(bhvd_context *ctx, struct process_set *set, struct span_list *list, const struct bhvd_handle *op)
+{
+    const bool levels = op->hierarchical && primitive_has_levels(set);
+    const struct hierarchy *h = levels ? set->hierarchy : NULL;
+    const int n = h ? h->hosts : levels ? 1 : set->size, me = h ? h->host : levels ? 0 : set->rank;
+    struct span mean;
+    struct span_list means = {&mean, 1, 1, list->nbytes};
     struct exchange x = {
         .ctx = ctx,
-        .list = &list,
-        .peers = peers_of(BHVD_TOPOLOGY_RING, set->size, set->rank, 0),
-        .count = list.nbytes / bhvd_dtype_size(op->tensors[0].dtype),
+        .list = levels ? &means : list,
+        .encoder = encoder_init(ctx, op, me),
+        .peers = peers_of(BHVD_TOPOLOGY_RING, n, me, 0),
+        .local = h ? h->local : levels ? set : NULL,
+        .count = list->nbytes / bhvd_dtype_size(op->tensors[0].dtype),
         .own = op->replicas[0],
         .left = op->replicas[1],
         .right = op->replicas[2],
     };
     for (int p = 0; p < x.peers.count; p++)
-        x.links[p] = collective_link(ctx, set, x.peers.index[p]);
-    if (!status && x.count)
-        status = exchange_run(&x, op, set->rank);
+        x.links[p] = collective_link(ctx, set, h ? hierarchy_member(h, x.peers.index[p], 0) : x.peers.index[p]);
+    bhvd_status status = x.local ? mean_of_host(&x, list, &mean) : BHVD_OK;
+    return status ? status : exchange_run(&x);
+}
+
+bhvd_status d_lp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op, struct bhvd_error *error)
+{
+    struct span_list list = {0};
+    bhvd_status status = op->hierarchical ? primitive_check_hosts(ctx, set, error) : BHVD_OK;
+    for (size_t t = 0; t < op->tensor_count && !status; t++) {
+        if (!span_list_add(&list, &op->tensors[t]))
+            status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", op->tensor_count);
+    }
+    if (!status && list.nbytes)
+        status = run(ctx, set, &list, op);
     span_list_fini(&list);
     return status;
 }

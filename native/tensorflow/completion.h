@@ -2,7 +2,7 @@
  *
  * An op that is registered here has returned from its kernel. TensorFlow goes on with other ops, also with one inter-op
  * thread, and so every collective whose input is there gets posted, in whatever order the ranks reach them.
- * docs/decisions: 0007-tensorflow-ops.md.
+ * docs/decisions: 0009-tensorflow-ops.md.
  */
 #ifndef BHVD_TENSORFLOW_COMPLETION_H
 #define BHVD_TENSORFLOW_COMPLETION_H

@@ -19,6 +19,7 @@
 #include "tensorflow/xla_api.h"
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -112,8 +113,8 @@ static void post(void **outs, const void **ins, const char *chars, size_t nchars
         block->nbytes = (size_t)text_int(&text);
         block->src = staging_acquire(nbytes);
         memcpy(block->src, ins[i], nbytes);
-        /* A result of another size cannot lie in the same place. */
-        block->dst = block->nbytes == nbytes ? block->src : staging_acquire(block->nbytes);
+        bool in_place = args.kind == BHVD_ALLREDUCE || args.kind == BHVD_BROADCAST;
+        block->dst = in_place ? block->src : staging_acquire(block->nbytes);
         tensors[i].src = block->src;
         tensors[i].dst = block->dst;
     }

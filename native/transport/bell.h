@@ -19,6 +19,8 @@ enum bell_state {
 
 struct bell_word {
     _Alignas(64) _Atomic uint32_t state;
+    // Counts what the rank moved over sockets: who waits for it in shared memory sees that it is not stuck.
+    _Alignas(64) _Atomic uint32_t activity;
 };
 
 struct bell {

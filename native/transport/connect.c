@@ -5,11 +5,9 @@
 #include "transport/connect.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,51 +15,28 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "transport/auth.h"
+#include "transport/connect_local.h"
 #include "transport/rendezvous.h"
 #include "transport/socket.h"
 
 enum {
     CARD_MAGIC = 0x33484742,            // "BGH3", also tells the byte order
-    HELLO_MAGIC = 0x32484742,
-    HANDSHAKE_MS = 5000,                // one connection's; a stranger must not hold up the others for longer
-    ID_SIZE = 192
+    HELLO_MAGIC = 0x32484742
 };
 // CHANNEL_STREAM + i is stream i.
 enum channel_kind { CHANNEL_CONTROL = 0, CHANNEL_LOCAL = 1, CHANNEL_STREAM = 2 };
-
-// What a rank tells the others about itself.
-struct card {
-    uint32_t magic;
-    int32_t rank, port;
-    int32_t streams;                    // at most so many to each peer
-    char host[16];                      // numeric IPv4
-    char host_id[ID_SIZE];              // empty: shares memory with nobody
-    char local_name[40];                // of its UNIX socket
-    char allreduce_path[16];            // must be the same everywhere
-};
 
 // The first bytes on an authenticated connection.
 struct hello {
     uint32_t magic;
     int32_t rank;
     uint32_t channel;
-};
-
-struct connecting {
-    struct connections *c;
-    const struct bhvd_context_options *options;
-    struct card *cards;
-    int tcp_listener, local_listener;
-    int memory_fd;
-    int64_t deadline_ns;
-    struct bhvd_error *error;
 };
 
 // ------------------------------------------------------------------------------------------------------------ cards
@@ -153,185 +128,16 @@ static bhvd_status exchange_cards(struct connecting *k, const struct card *mine)
     return status;
 }
 
-static bool share_memory(const struct connecting *k, int rank, int other)
-{
-    const char *id = k->cards[rank].host_id;
-    return id[0] && strcmp(id, k->cards[other].host_id) == 0;
-}
-
-static bool shares_memory(const struct connecting *k, int rank) { return share_memory(k, k->c->rank, rank); }
-
 // Equal on all ranks, since all have the same cards.
 static void count_hosts(const struct connecting *k)
 {
     int hosts = 0;
     for (int rank = 0; rank < k->c->size; rank++) {
         int first = 0;
-        while (first < rank && !share_memory(k, rank, first))
+        while (first < rank && !connecting_share_memory(k, rank, first))
             first++;
         k->c->host_of[rank] = first < rank ? k->c->host_of[first] : hosts++;
     }
-}
-
-// ------------------------------------------------------------------------------------------------- local connections
-
-static struct sockaddr_un local_address(const char *name, socklen_t *size)
-{
-    // An abstract name (leading zero byte): nothing to leave behind in a file system.
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    size_t length = strlen(name);
-    memcpy(address.sun_path + 1, name, length);
-    *size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
-    return address;
-}
-
-static bhvd_status listen_locally(struct connecting *k, const char *name)
-{
-    socklen_t size;
-    struct sockaddr_un address = local_address(name, &size);
-    k->local_listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (k->local_listener < 0 || bind(k->local_listener, (struct sockaddr *)&address, size) != 0 ||
-        listen(k->local_listener, SOMAXCONN) != 0)
-        return error_set(k->error, BHVD_ERR_SYSTEM, "cannot listen on a UNIX socket: %s", strerror(errno));
-    return BHVD_OK;
-}
-
-static bhvd_status connect_locally(struct connecting *k, int rank, int *out)
-{
-    socklen_t size;
-    struct sockaddr_un address = local_address(k->cards[rank].local_name, &size);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return error_set(k->error, BHVD_ERR_SYSTEM, "cannot make a UNIX socket: %s", strerror(errno));
-    // A full backlog makes connect() wait on a blocking UNIX socket, which is what we want, for a moment.
-    struct timeval limit = {.tv_sec = HANDSHAKE_MS / 1000};
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-    if (connect(fd, (struct sockaddr *)&address, size) != 0) {
-        close(fd);
-        return error_set(k->error, BHVD_ERR_PEER_LOST, "rank %d on this host cannot be reached: %s", rank,
-                         strerror(errno));
-    }
-    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-    *out = fd;
-    return BHVD_OK;
-}
-
-// One message with descriptors. A byte goes along, since a message needs one.
-static bhvd_status send_fds(int socket_fd, const int *fds, int count, int64_t deadline_ns)
-{
-    char byte = 0;
-    union {
-        struct cmsghdr align;
-        char space[CMSG_SPACE(2 * sizeof(int))];
-    } control = {0};
-    struct iovec part = {&byte, 1};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.space,
-                             .msg_controllen = CMSG_SPACE((size_t)count * sizeof(int))};
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    *header = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
-                               .cmsg_len = CMSG_LEN((size_t)count * sizeof(int))};
-    memcpy(CMSG_DATA(header), fds, (size_t)count * sizeof(int));
-    for (;;) {
-        if (sendmsg(socket_fd, &message, MSG_NOSIGNAL) == 1)
-            return BHVD_OK;
-        struct pollfd fd = {.fd = socket_fd, .events = POLLOUT};
-        if ((errno != EAGAIN && errno != EINTR) || poll(&fd, 1, clock_remaining_ms(deadline_ns)) == 0)
-            return BHVD_ERR_PEER_LOST;
-    }
-}
-
-static bhvd_status receive_fds(int socket_fd, int *fds, int count, int64_t deadline_ns)
-{
-    char byte;
-    union {
-        struct cmsghdr align;
-        char space[CMSG_SPACE(2 * sizeof(int))];
-    } control;
-    struct iovec part = {&byte, 1};
-    for (;;) {
-        struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.space,
-                                 .msg_controllen = sizeof control.space};
-        ssize_t n = recvmsg(socket_fd, &message, MSG_CMSG_CLOEXEC);
-        if (n == 1) {
-            struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-            if (!header || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN((size_t)count * sizeof(int)))
-                return BHVD_ERR_PEER_LOST;
-            memcpy(fds, CMSG_DATA(header), (size_t)count * sizeof(int));
-            return BHVD_OK;
-        }
-        struct pollfd fd = {.fd = socket_fd, .events = POLLIN};
-        if (n == 0 || (errno != EAGAIN && errno != EINTR) || poll(&fd, 1, clock_remaining_ms(deadline_ns)) == 0)
-            return BHVD_ERR_PEER_LOST;
-    }
-}
-
-static bhvd_status map_host_memory(struct connecting *k)
-{
-    struct connections *c = k->c;
-    size_t size = host_memory_size(c->local_size);
-    void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, k->memory_fd, 0);
-    if (base == MAP_FAILED)
-        return error_set(k->error, BHVD_ERR_SYSTEM, "cannot map %zu bytes of shared memory: %s", size, strerror(errno));
-    c->host = (struct host_memory){.base = base, .size = size, .ranks = c->local_size};
-    c->owns_host_memory = true;
-    c->bell.word = host_memory_bell(&c->host, c->local_index);
-    return BHVD_OK;
-}
-
-static bhvd_status make_host_memory(struct connecting *k)
-{
-    size_t size = host_memory_size(k->c->local_size);
-    k->memory_fd = memfd_create("bagua_hvd", MFD_CLOEXEC);
-    if (k->memory_fd < 0 || ftruncate(k->memory_fd, (off_t)size) != 0)
-        return error_set(k->error, BHVD_ERR_SYSTEM, "cannot make %zu bytes of shared memory: %s", size,
-                         strerror(errno));
-    return map_host_memory(k);
-}
-
-void connections_use_rings(struct connections *c, int peer, int local_index, int bell_fd)
-{
-    struct link *link = &c->links[peer];
-    link->local_index = local_index;
-    link->bell = (struct bell){host_memory_bell(&c->host, local_index), bell_fd};
-    link->control = (struct channel){
-        .ops = &channel_ring_ops, .fd = -1, .capacity = RING_CONTROL_BYTES, .peer_bell = &link->bell,
-        .tx = host_memory_control_ring(&c->host, c->local_index, local_index),
-        .rx = host_memory_control_ring(&c->host, local_index, c->local_index)};
-    link->streams[0].channel = (struct channel){
-        .ops = &channel_ring_ops, .fd = -1, .capacity = RING_DATA_BYTES, .peer_bell = &link->bell,
-        .tx = host_memory_data_ring(&c->host, c->local_index, local_index),
-        .rx = host_memory_data_ring(&c->host, local_index, c->local_index)};
-}
-
-static int local_index_of(const struct connecting *k, int rank)
-{
-    int index = 0;
-    for (int i = 0; i < rank; i++)
-        index += shares_memory(k, i);
-    return index;
-}
-
-// Both sides of an authenticated UNIX connection: bells are swapped; the host's first rank adds the memory.
-static bhvd_status join_locally(struct connecting *k, int rank, int fd, int64_t deadline_ns)
-{
-    struct connections *c = k->c;
-    int index = local_index_of(k, rank), received[2] = {-1, -1}, sent[2] = {c->bell.fd, k->memory_fd};
-    int expects = index == 0 ? 2 : 1, sends = c->local_index == 0 ? 2 : 1;
-    bhvd_status status = send_fds(fd, sent, sends, deadline_ns);
-    if (!status)
-        status = receive_fds(fd, received, expects, deadline_ns);
-    if (!status && expects == 2) {
-        k->memory_fd = received[1];
-        status = map_host_memory(k);
-    }
-    if (status) {
-        if (received[0] >= 0)
-            close(received[0]);
-        return status;
-    }
-    c->links[rank].liveness_fd = fd;
-    connections_use_rings(c, rank, index, received[0]);
-    return BHVD_OK;
 }
 
 // ---------------------------------------------------------------------------------------------------- all connections
@@ -358,7 +164,7 @@ static bhvd_status connect_to(struct connecting *k, int rank, uint32_t kind)
     const struct card *card = &k->cards[rank];
     int fd = -1;
     bhvd_status status = kind == CHANNEL_LOCAL
-                             ? connect_locally(k, rank, &fd)
+                             ? local_connect(k, rank, &fd)
                              : socket_connect(card->host, card->port, k->deadline_ns, &fd, k->error);
     if (status)
         return status;
@@ -367,7 +173,7 @@ static bhvd_status connect_to(struct connecting *k, int rank, uint32_t kind)
     if (!status) {
         status = socket_write_full(fd, &hello, sizeof hello, k->deadline_ns);
         if (!status && kind == CHANNEL_LOCAL)
-            status = join_locally(k, rank, fd, k->deadline_ns);
+            status = local_join(k, rank, fd, k->deadline_ns);
         if (status && !k->error->status)
             error_set(k->error, status, "the connection to rank %d broke while it was made", rank);
     }
@@ -396,13 +202,13 @@ static bool greet(struct connecting *k, int fd, bool local)
         return false;
     if (hello.magic != HELLO_MAGIC || hello.rank <= k->c->rank || hello.rank >= k->c->size ||
         hello.channel >= CHANNEL_STREAM + (uint32_t)stream_count(k, hello.rank) || (hello.channel == CHANNEL_LOCAL) != local ||
-        local != shares_memory(k, hello.rank))
+        local != connecting_shares_memory(k, hello.rank))
         return false;
     struct link *link = &k->c->links[hello.rank];
     if (is_connected(link, hello.channel))
         return false;
     if (local)
-        return join_locally(k, hello.rank, fd, deadline_ns) == BHVD_OK;
+        return local_join(k, hello.rank, fd, deadline_ns) == BHVD_OK;
     use_socket(link, hello.channel, fd);
     return true;
 }
@@ -410,7 +216,7 @@ static bool greet(struct connecting *k, int fd, bool local)
 static bool is_complete(struct connecting *k, int rank)
 {
     struct link *link = &k->c->links[rank];
-    if (shares_memory(k, rank))
+    if (connecting_shares_memory(k, rank))
         return is_connected(link, CHANNEL_LOCAL);
     bool complete = is_connected(link, CHANNEL_CONTROL);
     for (int i = 0; i < link->stream_count; i++)
@@ -456,9 +262,9 @@ static bhvd_status connect_all(struct connecting *k)
     bhvd_status status = BHVD_OK;
     // The memory comes from the lowest rank of the host, which is also the first that the others connect to.
     if (c->local_index == 0)
-        status = make_host_memory(k);
+        status = local_make_memory(k);
     for (int rank = 0; rank < c->rank && !status; rank++) {
-        if (shares_memory(k, rank)) {
+        if (connecting_shares_memory(k, rank)) {
             status = connect_to(k, rank, CHANNEL_LOCAL);
         } else {
             status = connect_to(k, rank, CHANNEL_CONTROL);
@@ -484,13 +290,13 @@ static bhvd_status connect_network(struct connections *c, const struct bhvd_cont
     struct card mine;
     bhvd_status status = fill_card(&k, &mine);
     if (!status && may_share(options))
-        status = listen_locally(&k, mine.local_name);
+        status = local_listen(&k, mine.local_name);
     if (!status)
         status = exchange_cards(&k, &mine);
     if (!status)
         count_hosts(&k);
     for (int rank = 0; rank < c->size && !status; rank++) {
-        bool local = rank == c->rank || shares_memory(&k, rank);
+        bool local = rank == c->rank || connecting_shares_memory(&k, rank);
         c->local_size += local;
         c->local_index += local && rank < c->rank;
         c->links[rank].stream_count = local ? 1 : stream_count(&k, rank);
@@ -512,7 +318,7 @@ static bhvd_status connect_alone(struct connections *c, struct bhvd_error *error
 {
     c->local_size = 1;
     struct connecting k = {.c = c, .memory_fd = -1, .error = error};
-    bhvd_status status = make_host_memory(&k);
+    bhvd_status status = local_make_memory(&k);
     close_fd(k.memory_fd);
     return status;
 }

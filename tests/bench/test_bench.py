@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from bagua_hvd.bench import __main__ as bench  # noqa: E402
-from bagua_hvd.bench import report  # noqa: E402
+from bagua_hvd.bench import hosts, report  # noqa: E402
 from bagua_hvd.bench.rank import OPS, Case, Checker, WrongResult, cases, plan, resnet50_counts  # noqa: E402
 from bagua_hvd.bench.rounds import slowest  # noqa: E402
 
@@ -97,6 +97,9 @@ def test_failing_rank_is_one_message_and_leaves_nothing(tmp_path):
     (["--in-place", "--out-of-place"], "not allowed with"),
     (["--json", "/nonexistent/file.json"], "cannot be written"),
     (["--plot", "figure.xyz"], "--plot"),
+    (["--rate", "1gbit"], "--rate shapes the links between hosts: give --hosts too"),
+    (["--hosts", "2", "-n", "3"], "--hosts 2: 3 ranks cannot be spread evenly over them"),
+    (["--hosts", "2", "--rate", "fast"], "--rate: 'fast' is not a rate such as 1gbit, nor none"),
 ])
 def test_bad_options(arguments, sentence, capsys, monkeypatch):
     monkeypatch.delenv("HOROVOD_SIZE", raising=False)
@@ -105,6 +108,45 @@ def test_bad_options(arguments, sentence, capsys, monkeypatch):
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("user", "tools", "sentence"), [
+    (0, [], "--hosts needs ip and tc, which are not installed: install iproute2"),
+    (0, ["ip"], "--hosts needs tc, which is not installed: install iproute2"),
+    (1000, ["ip", "tc"], "--hosts makes network namespaces, which only root may: run it with sudo"),
+])
+def test_hosts_that_cannot_be_made(user, tools, sentence, capsys, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: name if name in tools else None)
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    with pytest.raises(SystemExit) as ended:
+        bench.parse_options(["--hosts", "2"])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1
+
+
+def _namespaces():
+    return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+
+
+def _can_make_hosts():
+    if hosts.why_impossible():
+        return False
+    probe = "ip link add probe type bridge && tc qdisc add dev probe root tbf rate 1gbit burst 256kb latency 50ms"
+    return subprocess.run(["unshare", "--net", "sh", "-c", probe], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not _can_make_hosts(), reason="network namespaces need root, iproute2 and a kernel with bridges")
+def test_ranks_on_hosts_of_their_own():
+    """Real namespaces: the ranks of one share memory, those of two meet over the shaped link, and nothing is left."""
+    before = _namespaces()
+    ended = run("bagua_hvd.bench", "--hosts", 2, "-n", 4, "--rate", "1gbit", "--sizes", "4,64K", "--backends",
+                "bagua,gloo", "--rounds", 1, "--iterations", 2)
+    assert ended.returncode == 0, ended.stderr
+    assert "4 ranks on 2 hosts, links 1gbit" in ended.stdout
+    assert [line[:3] for line in rows_of(ended.stdout)[1:]] == [
+        ["allreduce", size, backend] for size in ("4 B", "64 KiB") for backend in ("bagua", "gloo")]
+    assert _namespaces() == before
 
 
 def test_options_of_a_job(capsys, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from bagua_hvd.common import native
 from bagua_hvd.common.exceptions import HorovodInternalError
 from values import make, reduced
-from world import DTYPES, World, bfloat16_bits, view
+from world import DTYPES, World, bfloat16_bits, result, view
 
 # Which host each rank is on: one for all, one for each, equal and unequal ones, ranks in order and dealt in turn.
 HOSTS = ["A", "AAA", "AB", "ABC", "AAB", "AABB", "ABAB", "AABBB", "ABBBB", "ABCDE", "AABBCC", "ABCABCA", "ABCDEFG",
@@ -135,6 +135,111 @@ def test_a_group_of_many_sizes(world):
             expected = reduced("float32", native.OP_SUM, [make("float32", count, rank, world.n)
                                                           for rank in range(world.n)])
             np.testing.assert_array_equal(out, expected)
+
+
+def rows_of(rank):
+    """Rows of dim 0 that differ between ranks, with nothing on some."""
+    return [0, 3, 70_000, 1, 5, 12_345, 0, 2][rank]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "float64"])
+def test_allgather_with_unequal_rows(world, dtype):
+    inputs = [make(dtype, 3 * rows_of(rank), rank, world.n).reshape(-1, 3) for rank in range(world.n)]
+    name = name_for_all()
+
+    def call(rank, context):
+        operation = context.post(native.ALLGATHER, name, [view(inputs[rank], dtype)])
+        operation.wait()
+        return result(operation, 0, dtype, (3,))
+
+    for out in world.run(call):
+        np.testing.assert_array_equal(out, np.concatenate(inputs))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bool"])
+def test_broadcast_from_every_root(world, dtype):
+    for root, count in itertools.product(range(world.n), [0, 1, 65_537]):
+        inputs = [make(dtype, count, rank + 1, 3) for rank in range(world.n)]
+        name = name_for_all()
+
+        def call(rank, context, inputs=inputs, name=name, root=root):
+            out = np.empty_like(inputs[rank])
+            context.post(native.BROADCAST, name, [view(inputs[rank], dtype, out)], root_rank=root).wait()
+            given = inputs[rank].copy()
+            context.post(native.BROADCAST, name, [view(given, dtype, "in place")], root_rank=root).wait()
+            return out, given
+
+        for out, in_place in world.run(call):
+            np.testing.assert_array_equal(out, inputs[root])
+            np.testing.assert_array_equal(in_place, inputs[root])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "float16"])
+def test_reducescatter(world, dtype):
+    for rows in (0, 1, world.n + 1, 20_011):
+        inputs = [make(dtype, 2 * rows, rank, world.n).reshape(-1, 2) for rank in range(world.n)]
+        total = reduced(dtype, native.OP_SUM, inputs)
+        name = name_for_all()
+
+        def call(rank, context, inputs=inputs, name=name):
+            operation = context.post(native.REDUCESCATTER, name, [view(inputs[rank], dtype)], op=native.OP_SUM)
+            operation.wait()
+            return result(operation, 0, dtype, (2,))
+
+        outs = world.run(call)
+        np.testing.assert_array_equal(np.concatenate(outs), total)
+        assert [len(out) for out in outs] == [len(part) for part in np.array_split(total, world.n)]
+
+
+def test_reducescatter_averages_and_scales(world):
+    inputs = [np.arange(4 * world.n, dtype=np.float32) + rank for rank in range(world.n)]
+    name = name_for_all()
+
+    def call(rank, context):
+        operation = context.post(native.REDUCESCATTER, name, [view(inputs[rank], "float32")], op=native.OP_AVERAGE,
+                                 prescale_factor=2.0, postscale_factor=4.0)
+        operation.wait()
+        return result(operation, 0, "float32")
+
+    total = np.sum([2 * x for x in inputs], axis=0, dtype=np.float32) * np.float32(4 / world.n)
+    np.testing.assert_array_equal(np.concatenate(world.run(call)), total)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_alltoall_with_splits(world, dtype):
+    n = world.n
+    splits = [[(from_ * 3 + to * 1000) % 4001 for to in range(n)] for from_ in range(n)]
+    inputs = [make(dtype, sum(splits[rank]), rank, n) for rank in range(n)]
+    name = name_for_all()
+
+    def call(rank, context):
+        operation = context.post(native.ALLTOALL, name, [view(inputs[rank], dtype)], splits=splits[rank])
+        operation.wait()
+        return result(operation, 0, dtype)
+
+    parts = [np.split(x, np.cumsum(row)[:-1]) for x, row in zip(inputs, splits, strict=True)]
+    for rank, out in enumerate(world.run(call)):
+        np.testing.assert_array_equal(out, np.concatenate([parts[from_][rank] for from_ in range(n)]))
+
+
+def test_process_sets_across_hosts(world):
+    """Sets of some ranks have hosts and members of their own, and areas that are given to others after a removal."""
+    sets = [[0, world.n - 1], list(range(1, world.n)), list(range(world.n - 1))] if world.n > 2 else [[0]][:world.n - 1]
+    for ranks in sets:
+        name = name_for_all()
+
+        def call(rank, context, ranks=ranks, name=name):
+            added = context.post(native.PROCESS_SET_ADD, f"{name}.add", splits=ranks)
+            added.wait()
+            out = np.full(70_001, rank, np.int32)
+            for _ in range(3 if rank in ranks else 0):
+                context.post(native.ALLREDUCE, name, [view(out, "int32", "in place")], process_set=added.value,
+                             op=native.OP_MAX).wait()
+            context.post(native.PROCESS_SET_REMOVE, f"{name}.remove", root_rank=added.value).wait()
+            return out
+
+        for rank, out in enumerate(world.run(call)):
+            np.testing.assert_array_equal(out, max(ranks) if rank in ranks else rank)
 
 
 def bytes_sent(world):

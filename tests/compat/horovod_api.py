@@ -1,5 +1,5 @@
 # ruff: noqa: E501  (one line for each name)
-"""Horovod's surface for torch, common and data, and its environment variables, as tables for the tests of this folder.
+"""Horovod's surface for torch, tensorflow, common and data, and its environment variables, as tables for the tests of this folder.
 
 API: a line that ends with a colon opens a place, by every path that leads there (`torch` is bagua_hvd.torch). `@state`
 and the like are objects; test_signatures.py makes them. Then one line for each name: the tier (A: nearly every script,
@@ -12,7 +12,7 @@ API = """
 B __version__
 B run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=None, slots=None, reset_limit=None, cooldown_range=None, hosts=None, hostfile=None, host_discovery_script=None, start_timeout=None, ssh_port=None, ssh_identity_file=None, disable_cache=None, output_filename=None, verbose=None, use_gloo=None, use_mpi=None, mpi_args=None, network_interface=None, network_interfaces=None, executable=None, np=None, min_np=None, max_np=None)
 
-torch common.basics:
+torch tensorflow common.basics:
 A init(comm=None, process_sets=None)
 A shutdown()
 A rank()
@@ -41,7 +41,7 @@ B Min
 B Max
 B Product
 
-torch.mpi_ops common.basics:
+torch.mpi_ops tensorflow common.basics:
 C is_homogeneous()
 
 torch.mpi_ops:
@@ -134,7 +134,7 @@ A decompress(tensor, ctx)
 torch torch.sync_batch_norm:
 C SyncBatchNorm(num_features, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True)
 
-torch common.process_sets:
+torch tensorflow common.process_sets:
 B global_process_set
 B ProcessSet(ranks_or_comm)
 B add_process_set(process_set)
@@ -182,6 +182,58 @@ C epoch
 C processed_num
 C num_replicas
 C rank
+
+tensorflow:
+A allreduce(tensor, average=None, device_dense='', device_sparse='', compression=Compression.none, op=None, prescale_factor=1.0, postscale_factor=1.0, name=None, process_set=global_process_set, ignore_name_scope=False)
+B grouped_allreduce(tensors, average=None, device_dense='', device_sparse='', compression=Compression.none, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set, ignore_name_scope=False, name=None)
+A allgather(tensor, name=None, ignore_name_scope=False, process_set=global_process_set)
+C grouped_allgather(tensors, name=None, ignore_name_scope=False, process_set=global_process_set)
+A broadcast(tensor, root_rank, name=None, ignore_name_scope=False, process_set=global_process_set)
+B broadcast_(variables, root_rank, name=None, process_set=global_process_set)
+B alltoall(tensor, splits=None, name=None, ignore_name_scope=False, process_set=global_process_set)
+C reducescatter(tensor, device_dense='', compression=Compression.none, op=Average, name=None, process_set=global_process_set, ignore_name_scope=False, prescale_factor=1.0, postscale_factor=1.0)
+C grouped_reducescatter(tensors, device_dense='', compression=Compression.none, op=Average, process_set=global_process_set, prescale_factor=1.0, postscale_factor=1.0)
+B join()
+C size_op(process_set_id=0, name=None)
+C rank_op(name=None)
+C local_rank_op(name=None)
+C local_size_op(name=None)
+C process_set_included_op(process_set_id=0, name=None)
+A broadcast_variables(variables, root_rank, process_set=global_process_set, inplace=False)
+B broadcast_global_variables(root_rank)
+B BroadcastGlobalVariablesHook(root_rank, device='')
+B broadcast_object(obj, root_rank=0, session=None, name=None, process_set=global_process_set)
+C broadcast_object_fn(root_rank=0, session=None, name=None, process_set=global_process_set)
+B allgather_object(obj, session=None, name=None, process_set=global_process_set)
+C SyncBatchNormalization(fused=False, **kwargs)
+C check_num_rank_power_of_2
+C handle_average_backwards_compatibility(op, average)
+C vars_to_refs
+C refs_to_vars
+C _executing_eagerly()
+C _make_subgraph(f)
+C _cache(f)
+A HorovodInternalError
+B elastic
+
+tensorflow.util:
+C _executing_eagerly()
+C _make_subgraph(f)
+C _cache(f)
+C vars_to_refs
+C refs_to_vars
+
+tensorflow tensorflow.compression:
+A Compression
+
+tensorflow.elastic:
+B run(func)
+B TensorFlowKerasState(model, optimizer=None, backend=None, **kwargs)
+B TensorFlowState(variables=None, session=None, **kwargs)
+
+@tensorflow_compression:
+A none
+A fp16
 
 common.exceptions:
 A HorovodInternalError

@@ -14,12 +14,14 @@ import pytest
 ROWS = list(horovod_api.rows())
 EXCUSED = frozenset(migration_page.absent_names())
 ABSENT = object()
+FRAMEWORKS = ("torch", "tensorflow")
 
 
 def import_module(place):
     """Module `place` of bagua_hvd, or ABSENT."""
-    if place.startswith("torch"):
-        pytest.importorskip("torch")
+    framework = place.split(".")[0]
+    if framework in FRAMEWORKS:
+        pytest.importorskip(framework)
     name = "bagua_hvd" if place == "." else f"bagua_hvd.{place}"
     try:
         return importlib.import_module(name)
@@ -65,6 +67,7 @@ def _call(path, *args, **kwargs):
 OBJECTS = {
     "@optimizer": _make_optimizer,
     "@compression": lambda: find("torch.Compression"),
+    "@tensorflow_compression": lambda: find("tensorflow.Compression"),
     "@compressor": lambda: find("torch.compression.Compressor"),
     "@process_set": lambda: _call("common.process_sets.ProcessSet", [0]),
     "@state": lambda: _call("torch.elastic.TorchState", epoch=0),
@@ -137,19 +140,21 @@ def test_name(tier, place, signature):
             check_signature(value, signature)
 
 
-def test_paths_lead_to_the_same_objects():
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_paths_lead_to_the_same_objects(framework):
     """A script may mix `hvd.allreduce` and `from horovod.torch.mpi_ops import allreduce`."""
     found = {}
     for _, place, signature in ROWS:
         name = signature.split("(")[0]
-        if place.startswith("torch") and name not in ("run", "elastic"):
+        if place.split(".")[0] == framework and name not in ("run", "elastic"):
             value = getattr(import_module(place), name, ABSENT)
             if value is not ABSENT:
                 assert found.setdefault(name, value) is value, name
 
 
-def test_constants():
-    hvd = import_module("torch")
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_constants(framework):
+    hvd = import_module(framework)
     assert [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product] == [0, 1, 2, 3, 4, 5]
     assert all(type(op) is int for op in (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product))
 

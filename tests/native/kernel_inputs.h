@@ -1,5 +1,5 @@
-// What the tests of kernels share: inputs that break kernels, memory that shows a read or a write out of bounds, and how a
-// setting is named in a report.
+// What the tests of kernels share: inputs that break kernels, memory that shows a read or a write out of bounds, and
+// how a setting is named in a report.
 // Sources are allocated to the byte, so that AddressSanitizer sees a read past the end; writes past it hit guard bytes.
 #ifndef KERNEL_INPUTS_H
 #define KERNEL_INPUTS_H

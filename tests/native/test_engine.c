@@ -1,73 +1,12 @@
 // The whole engine with n ranks as threads: every kind of operation, posted asynchronously and in different orders, over
 // every transport. Values are checked; run under the sanitizers this is the test of ownership and of data races.
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "check.h"
-#include "bagua_hvd.h"
+#include "job.h"
 
-enum { RANKS = 3, COUNT = 5000, ROUNDS = 4, OPERATIONS = 24 };
-
-struct job {
-    const char *transport, *path;
-    const char *hosts;              // a letter for each rank's host; NULL: all on this one
-    void *world;
-    bhvd_rendezvous *rendezvous;
-    int round;
-    void (*body)(struct job *job, int rank, bhvd_context *ctx);
-};
-
-struct rank {
-    struct job *job;
-    int rank;
-    pthread_t thread;
-};
-
-static const char SECRET[] = "an engine test's secret";
-
-static void *run_rank(void *arg)
-{
-    struct rank *r = arg;
-    char host[64];
-    snprintf(host, sizeof host, "%d.%c", getpid(), r->job->hosts ? r->job->hosts[r->rank] : 'A');
-    struct bhvd_context_options options = {
-        .rank = r->rank, .size = RANKS, .transport = r->job->transport, .rendezvous_host = "127.0.0.1",
-        .rendezvous_port = r->job->rendezvous ? bhvd_rendezvous_port(r->job->rendezvous) : 0, .scope = "test",
-        .listen_host = "127.0.0.1", .host_id = host, .secret = SECRET, .secret_size = sizeof SECRET, .inproc_world = r->job->world,
-        .fusion_threshold = 1 << 20, .cache_capacity = 16, .start_timeout_ms = 60000, .timeout_ms = 60000,
-        .stall_warning_ms = 60000, .allreduce_path = r->job->path,
-    };
-    struct bhvd_error error;
-    bhvd_context *ctx;
-    CHECK_STATUS(bhvd_context_create(&options, &ctx, &error), BHVD_OK);
-    r->job->body(r->job, r->rank, ctx);
-    bhvd_context_destroy(ctx);
-    return NULL;
-}
-
-static void run_job(const char *transport, const char *path, const char *hosts,
-                    void (*body)(struct job *, int, bhvd_context *))
-{
-    struct job job = {.transport = transport, .path = path, .hosts = hosts, .body = body};
-    struct bhvd_error error;
-    if (strcmp(transport, "inproc") == 0)
-        job.world = bhvd_inproc_world_create(RANKS);
-    else
-        CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, SECRET, sizeof SECRET, &job.rendezvous, &error), BHVD_OK);
-    struct rank ranks[RANKS];
-    for (int i = 0; i < RANKS; i++) {
-        ranks[i] = (struct rank){.job = &job, .rank = i};
-        pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]);
-    }
-    for (int i = 0; i < RANKS; i++)
-        pthread_join(ranks[i].thread, NULL);
-    if (job.world)
-        bhvd_inproc_world_destroy(job.world);
-    bhvd_rendezvous_destroy(job.rendezvous);
-}
+enum { COUNT = 5000, ROUNDS = 4, OPERATIONS = 24 };
 
 static bhvd_status try_post(bhvd_context *ctx, bhvd_kind kind, const char *name, float *src, float *dst, int64_t count,
                             bhvd_handle **handle)
@@ -86,13 +25,6 @@ static bhvd_handle *post(bhvd_context *ctx, bhvd_kind kind, const char *name, fl
     bhvd_handle *handle;
     CHECK_STATUS(try_post(ctx, kind, name, src, dst, count, &handle), expected);
     return handle;
-}
-
-static void finish(bhvd_handle *handle, bhvd_status expected)
-{
-    struct bhvd_error error;
-    CHECK_STATUS(bhvd_wait(handle, -1, &error), expected);
-    bhvd_handle_drop(handle);
 }
 
 static void check_operation(int index, int rank, const float *dst, bhvd_handle *handle, int64_t count)
@@ -189,19 +121,6 @@ static void one_leaves_early(struct job *job, int rank, bhvd_context *ctx)
         finish(handle, BHVD_ERR_SHUTDOWN);
     else
         CHECK_STATUS(status, BHVD_ERR_SHUTDOWN);
-}
-
-static const struct {
-    const char *transport, *path, *hosts;
-} PATHS[] = {
-    {"inproc", "", NULL}, {"inproc", "ring", NULL}, {"shm", "", NULL}, {"tcp", "", NULL}, {"auto", "", "AAB"},
-    {"auto", "ring", "ABA"},
-};
-
-static void on_every_path(void (*body)(struct job *, int, bhvd_context *))
-{
-    for (size_t i = 0; i < sizeof PATHS / sizeof PATHS[0]; i++)
-        run_job(PATHS[i].transport, PATHS[i].path, PATHS[i].hosts, body);
 }
 
 TEST(mixed_operations_on_every_path) { on_every_path(mixed_operations); }

@@ -140,7 +140,7 @@ def test_error_feedback(world, exchange, codec):
 @pytest.mark.parametrize("codec", CODECS, ids=lambda c: f"{c.name}-{c.parameter}")
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_counters_are_the_formula(world, exchange, codec):
-    """scatter_gather: 2 |Q(N)| (n-1)/n bytes, rank by rank to the byte; allgather: (n-1) |Q(N)|."""
+    """scatter_gather: 2 (n-1) |Q(N/n)| bytes; allgather: (n-1) |Q(N)|."""
     n, count, name = world.n, 150_001, f"c.{next(_names)}"
 
     def call(rank, context):
@@ -151,9 +151,8 @@ def test_counters_are_the_formula(world, exchange, codec):
 
     sent = world.run(call)
     assert sent == [traffic(exchange, codec, count, n, rank) for rank in range(n)]
-    if n > 1:
-        formula = 2 * (n - 1) / n if exchange == SCATTER_GATHER else n - 1
-        assert max(sent) == pytest.approx(formula * codec.size("float32", count), rel=0.02)
+    formula = 2 * codec.size("float32", count // n) if exchange == SCATTER_GATHER else codec.size("float32", count)
+    assert sent == pytest.approx([(n - 1) * formula] * n, rel=0.02)
 
 
 def test_sum_factors_and_several_tensors(world):

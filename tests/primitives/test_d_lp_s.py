@@ -1,6 +1,6 @@
 """D_LP_S against its equation, bit for bit, with every codec.
 
-    own += D(Q(v_i))      left += D(Q(v_{i-1}))      right += D(Q(v_{i+1}))
+    own += D(Q(v_i))      left += D(Q(v_{i-1}))      right += D(Q(v_{i+1}))       indices modulo n
 """
 import itertools
 
@@ -62,12 +62,8 @@ def test_equals_the_equation(world, codec):
 
         for rank, (own, left, right) in enumerate(world.run(call)):
             assert_same_bits(own, wanted[rank], (dtype, count))
-            if n == 1:
-                assert_same_bits(left, start[0])
-                assert_same_bits(right, start[0])
-            else:
-                assert_same_bits(left, wanted[rank - 1], (dtype, count))
-                assert_same_bits(right, wanted[(rank + 1) % n], (dtype, count))
+            assert_same_bits(left, wanted[rank - 1], (dtype, count))
+            assert_same_bits(right, wanted[(rank + 1) % n], (dtype, count))
 
 
 def test_several_segments_tensors_and_replicas_that_are_not_kept(world):
@@ -89,9 +85,8 @@ def test_several_segments_tensors_and_replicas_that_are_not_kept(world):
     for rank, (left, right, sent) in enumerate(world.run(call)):
         neighbours = {(rank - 1) % n, (rank + 1) % n} - {rank}
         assert sent == len(neighbours) * encoded_bytes(MINMAX, "float32", 0, sum(counts))
-        if n > 1:
-            assert_same_bits(left, decoded(MINMAX, "float32", inputs[rank - 1], 0, (rank - 1) % n))
-            assert_same_bits(right, decoded(MINMAX, "float32", inputs[(rank + 1) % n], 0, (rank + 1) % n))
+        assert_same_bits(left, decoded(MINMAX, "float32", inputs[rank - 1], 0, (rank - 1) % n))
+        assert_same_bits(right, decoded(MINMAX, "float32", inputs[(rank + 1) % n], 0, (rank + 1) % n))
 
 
 def test_difference_compression_comes_near_and_replicas_stay_equal(world):
@@ -109,9 +104,8 @@ def test_difference_compression_comes_near_and_replicas_stay_equal(world):
     replicas = world.run(call)
     for rank, (own, left, right) in enumerate(replicas):
         np.testing.assert_allclose(own, inputs[rank], rtol=0, atol=1e-6)
-        if n > 1:
-            assert_same_bits(left, replicas[rank - 1][0])
-            assert_same_bits(right, replicas[(rank + 1) % n][0])
+        assert_same_bits(left, replicas[rank - 1][0])
+        assert_same_bits(right, replicas[(rank + 1) % n][0])
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda c: f"{c.name}-{c.parameter}")

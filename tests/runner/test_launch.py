@@ -350,6 +350,17 @@ def test_a_daemon_that_writes_for_ever_does_not_hold_the_job(launcher):
     (["-np", "1", "--log-level", "loud", "true"], 2, "'loud' is not a log level"),
     (["-np", "1", "--stall-check-warning-time-seconds", "60", "--stall-check-shutdown-time-seconds", "30", "true"], 2,
      "below the warning time"),
+    (["-np", "1", "--autotune-gaussian-process-noise", "2", "true"], 2, "give 0 to 1"),
+    (["-np", "1", "--blacklist-cooldown-range", "9", "1", "true"], 2, "1 <= MIN <= MAX <= 3600"),
+    (["-np", "1", "-p", "70000", "true"], 2, "'70000' is not a port"),
+    (["-np", "1", "-i", "/no/key", "true"], 2, "ssh identity file /no/key: no such file"),
+    (["-np", "1", "-H", "a:1", "--hostfile", "b", "true"], 2, "not allowed with argument -H"),
+    (["-np", "1", "--gloo", "--mpi", "true"], 2, "not allowed with argument --gloo"),
+    (["-np", "1", "--jsrun", "true"], 2, "jsrun is not supported"),
+    (["-np", "1", "--hostfile", "/no/file", "true"], 2, "--hostfile /no/file: No such file"),
+    (["-np", "1", "--config-file", "/no/file", "true"], 2, "--config-file /no/file: No such file"),
+    (["-np", "1", "--config-file", "plain.yaml", "true"], 2, "plain.yaml: config key params.cache_capacity"),
+    (["-np", "1", "--config-file", "broken.yaml", "true"], 2, "--config-file broken.yaml is not YAML"),
     (["-np", "1", "no-such-command"], 1, "command 'no-such-command': not found in PATH"),
     (["-np", "1", "./no-such-script"], 1, "no such file"),
     (["-np", "1", "/"], 1, "is a directory"),
@@ -357,9 +368,37 @@ def test_a_daemon_that_writes_for_ever_does_not_hold_the_job(launcher):
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
 def test_wrong_input_is_one_sentence(launcher, arguments, code, words):
     (launcher.folder / "plain.py").write_text("")
+    (launcher.folder / "plain.yaml").write_text("params: {cache_capacity: many}\n")
+    (launcher.folder / "broken.yaml").write_text("params: {\n")
     done = launcher.run(*arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert words in done.stderr and done.stderr.startswith("baguarun: error: ") and done.stderr.count("\n") == 1
+
+
+def test_config_file(launcher):
+    (launcher.folder / "job.yaml").write_text("params:\n  cache_capacity: 5\n  fusion_threshold_mb: 2\n  mine: 1\n")
+    arguments = ["-np", 1, "--config-file", "job.yaml", "--fusion-threshold-mb", 1]
+    env = environments(launcher, *arguments)[0]
+    assert (env["HOROVOD_CACHE_CAPACITY"], env["HOROVOD_FUSION_THRESHOLD"]) == ("5", "1048576")
+    warning = launcher.run(*arguments, "true").stderr
+    assert warning == "baguarun: warning: --config-file job.yaml: nothing has the key params.mine\n"
+
+
+@pytest.mark.parametrize("flag", [["--autotune"], ["--torus-allreduce"], ["--thread-affinity", "1"], ["--mpi-args=-v"]],
+                         ids=lambda flag: flag[0])
+def test_a_flag_without_effect_is_a_warning(launcher, flag):
+    done = launcher.run("-np", 1, *flag, "echo", "done")
+    assert (done.returncode, done.stdout) == (0, "[0]<stdout>:done\n")
+    assert re.fullmatch(r"baguarun: warning: --\S.*\n", done.stderr)
+
+
+def test_dry_run(launcher):
+    done = launcher.run("-np", 3, "-H", "localhost:1,far.invalid:2", "--dry-run", "sh", "-c", "a b")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "rank 0 of 3: host localhost, local rank 0 of 1, cross rank 0 of 2, started here: sh -c 'a b'",
+        "rank 1 of 3: host far.invalid, local rank 0 of 2, cross rank 1 of 2, started by ssh: sh -c 'a b'",
+        "rank 2 of 3: host far.invalid, local rank 1 of 2, cross rank 0 of 1, started by ssh: sh -c 'a b'"]
 
 
 def test_an_interpreter_that_is_missing(launcher):
@@ -395,6 +434,8 @@ def test_check_build(launcher):
     assert done.returncode == 0
     for name in ("bagua_hvd._native", "Gloo", "inproc", "shm", "tcp", "scalar"):
         assert f"[X] {name}" in done.stdout
+    for title in ("Ways to Start Ranks:", "GPUs:", "CPU Features:"):
+        assert f"\n{title}\n    [" in done.stdout
     for line in done.stdout.splitlines():
         assert not line.startswith(" ") or re.match(r"    \[[X ]\] \S", line)
 

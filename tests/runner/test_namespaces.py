@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from launcher import wait_until
 
@@ -26,8 +27,8 @@ print(json.dumps([socket.gethostname(), *numbers, total]))
 
 def report(launcher, namespaces, *arguments, on=0):
     """[[host, rank, size, local rank, local size, cross rank, cross size, sum], ...] in the order of the ranks."""
-    done = launcher.run(*arguments, sys.executable, "-c", REPORT, env=namespaces.environment, timeout=120,
-                        prefix=namespaces.enter(on))
+    env = {**namespaces.environment, "HOROVOD_START_TIMEOUT": "100"}
+    done = launcher.run(*arguments, sys.executable, "-c", REPORT, env=env, timeout=120, prefix=namespaces.enter(on))
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line.partition(">:")[2]) for line in done.stdout.splitlines()]
     return sorted(lines, key=lambda line: line[1])
@@ -47,8 +48,8 @@ def test_unequal_slots_on_hosts_other_than_the_launchers(launcher, namespaces):
 
 
 def test_training(launcher, namespaces):
-    done = launcher.run("-np", 6, "-H", "h0:2,h1:2,h2:2", sys.executable, EXAMPLE, env=namespaces.environment,
-                        timeout=280, prefix=namespaces.enter(0))
+    done = launcher.run("-np", 6, "-H", "h0:2,h1:2,h2:2", sys.executable, EXAMPLE, timeout=280,
+                        env={**namespaces.environment, "HOROVOD_START_TIMEOUT": "100"}, prefix=namespaces.enter(0))
     assert done.returncode == 0, done.stderr
     assert "[0]<stdout>:parameters identical on all ranks: yes" in done.stdout
     accuracy = re.search(r"accuracy[^\d]*([\d.]+)", done.stdout)
@@ -75,3 +76,38 @@ def test_a_host_that_is_cut_off(launcher, namespaces):
     _, stderr = popen.communicate(timeout=120)
     assert popen.returncode == 255 and b"the connection to host h2 was lost" in stderr
     wait_until(lambda: not launcher.processes(), 120)
+
+
+TRAIN = """
+import json, torch
+import bagua_hvd.torch as hvd
+hvd.init()
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(20, 300), torch.nn.Tanh(), torch.nn.Linear(300, 1))
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+torch.manual_seed(100 + hvd.rank())
+for step in range(20):
+    x = torch.randn(8, 20)
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
+    optimizer.step()
+flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+everywhere = hvd.allgather(flat[None])
+assert all(torch.equal(flat, other) for other in everywhere)
+if hvd.rank() == 0:
+    print(json.dumps(flat.tolist()))
+"""
+
+
+def test_hierarchical_and_flat_allreduce_train_alike(launcher, namespaces):
+    """Unequal hosts; what differs is the order of the sums."""
+    flat = []
+    for path in ("ring", "hierarchical"):
+        done = launcher.run("-np", 5, "-H", "h0:2,h1:1,h2:2", sys.executable, "-c", TRAIN, timeout=140,
+                            env={**namespaces.environment, "HOROVOD_START_TIMEOUT": "100", "BAGUA_HVD_ALLREDUCE": path},
+                            prefix=namespaces.enter(0))
+        assert done.returncode == 0, done.stderr
+        flat.append(json.loads(done.stdout.partition(">:")[2]))
+    ring, hierarchical = map(torch.tensor, flat)
+    torch.testing.assert_close(hierarchical, ring, rtol=1e-4, atol=1e-5)

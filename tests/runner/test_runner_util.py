@@ -72,6 +72,27 @@ FLAGS = [
     (["--fusion-threshold-mb", "0"], "HOROVOD_FUSION_THRESHOLD", "0"),
     (["--cycle-time-ms", "2.5"], "HOROVOD_CYCLE_TIME", "2.5"),
     (["--cache-capacity", "0"], "HOROVOD_CACHE_CAPACITY", "0"),
+    (["--hierarchical-allreduce"], "HOROVOD_HIERARCHICAL_ALLREDUCE", "1"),
+    (["--no-hierarchical-allreduce"], "HOROVOD_HIERARCHICAL_ALLREDUCE", "0"),
+    (["--hierarchical-allgather"], "HOROVOD_HIERARCHICAL_ALLGATHER", "1"),
+    (["--torus-allreduce"], "HOROVOD_TORUS_ALLREDUCE", "1"),
+    (["--autotune"], "HOROVOD_AUTOTUNE", "1"),
+    (["--no-autotune"], "HOROVOD_AUTOTUNE", "0"),
+    (["--autotune-log-file", "a.csv"], "HOROVOD_AUTOTUNE_LOG", "a.csv"),
+    (["--autotune-warmup-samples", "1"], "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "1"),
+    (["--autotune-steps-per-sample", "2"], "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "2"),
+    (["--autotune-bayes-opt-max-samples", "3"], "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "3"),
+    (["--autotune-gaussian-process-noise", "0.5"], "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "0.5"),
+    (["--elastic-timeout", "5"], "HOROVOD_ELASTIC_TIMEOUT", "5"),
+    (["--mpi-threads-disable"], "HOROVOD_MPI_THREADS_DISABLE", "1"),
+    (["--no-mpi-threads-disable"], "HOROVOD_MPI_THREADS_DISABLE", "0"),
+    (["--num-nccl-streams", "2"], "HOROVOD_NUM_NCCL_STREAMS", "2"),
+    (["--thread-affinity", "0,1"], "HOROVOD_THREAD_AFFINITY", "0,1"),
+    (["--tcp"], "NCCL_IB_DISABLE", "1"),
+    (["--timeline-mark-cycles"], "HOROVOD_TIMELINE_MARK_CYCLES", "1"),
+    (["--log-with-timestamp"], "HOROVOD_LOG_HIDE_TIME", "0"),
+    (["--log-hide-timestamp"], "HOROVOD_LOG_HIDE_TIME", "1"),
+    (["--log-without-timestamp"], "HOROVOD_LOG_HIDE_TIME", "1"),
     (["--gloo-timeout-seconds", "9"], "HOROVOD_GLOO_TIMEOUT_SECONDS", "9"),
     (["--timeline-filename", "t.json"], "HOROVOD_TIMELINE", "t.json"),
     (["--log-level", "debug"], "HOROVOD_LOG_LEVEL", "DEBUG"),
@@ -92,6 +113,87 @@ def test_each_flag_sets_its_variable_and_no_other(flags, variable, value):
 def test_flags_not_given_keep_what_the_user_exported():
     args = build_parser().parse_args(["-np", "1", "true"])
     assert config_parser.set_env_from_args({"HOROVOD_CYCLE_TIME": "3"}, args) == {"HOROVOD_CYCLE_TIME": "3"}
+
+
+# Flags that are for the launcher itself, in all their forms.
+@pytest.mark.parametrize("flags, attribute, value", [
+    (["--num-proc", "3"], "num_proc", 3),
+    (["--min-np", "2"], "min_num_proc", 2), (["--min-num-proc", "2"], "min_num_proc", 2),
+    (["--max-np", "4"], "max_num_proc", 4), (["--max-num-proc", "4"], "max_num_proc", 4),
+    (["--slots-per-host", "2"], "slots", 2), (["--reset-limit", "0"], "reset_limit", 0),
+    (["--blacklist-cooldown-range", "1", "9"], "cooldown_range", [1, 9]),
+    (["--host-discovery-script", "./x"], "host_discovery_script", "./x"),
+    (["-H", "a:1"], "hosts", "a:1"), (["--hosts", "a:1"], "hosts", "a:1"),
+    (["-hostfile", "f"], "hostfile", "f"), (["--hostfile", "f"], "hostfile", "f"),
+    (["-p", "22"], "ssh_port", 22), (["--ssh-port", "22"], "ssh_port", 22),
+    (["-i", "k"], "ssh_identity_file", "k"), (["--ssh-identity-file", "k"], "ssh_identity_file", "k"),
+    (["--network-interfaces", "a,b"], "network_interfaces", ["a", "b"]),
+    (["--network-interface", "a", "--network-interface", "b"], "nic", [["a"], ["b"]]),
+    (["--disable-cache"], "disable_cache", True), (["--verbose"], "verbose", True),
+    (["--gloo"], "use_gloo", True), (["--mpi"], "use_mpi", True), (["--jsrun"], "use_jsrun", True),
+    (["--mpi-args=-a -b"], "mpi_args", "-a -b"), (["--binding-args=-c"], "binding_args", "-c"),
+    (["--output-filename", "d"], "output_filename", "d"), (["--config-file", "c"], "config_file", "c"),
+    (["-prefix-timestamp"], "prefix_output_with_timestamp", True), (["--as-horovod"], "as_horovod", True),
+    (["--dry-run"], "dry_run", True), (["-cb"], "check_build", True), (["--check-build"], "check_build", True),
+], ids=lambda value: " ".join(value) if isinstance(value, list) and value and isinstance(value[0], str) else "")
+def test_flags_of_the_launcher(flags, attribute, value):
+    args = build_parser().parse_args([*flags, "train", "--gloo"])
+    assert getattr(args, attribute) == value and args.command == ["train", "--gloo"]
+    assert config_parser.set_env_from_args({}, args) == {}
+
+
+CONFIG = {
+    "params": {"fusion_threshold_mb": 32, "cycle_time_ms": 5, "cache_capacity": 9, "hierarchical_allreduce": True,
+               "hierarchical_allgather": False, "torus_allreduce": False, "algorithm": "bytegrad"},
+    "autotune": {"enabled": True, "log_file": "a.csv", "warmup_samples": 5, "steps_per_sample": 20,
+                 "bayes_opt_max_samples": 50, "gaussian_process_noise": 0.9},
+    "timeline": {"filename": "t.json", "mark_cycles": True},
+    "stall_check": {"enabled": False, "warning_time_seconds": 120, "shutdown_time_seconds": 240},
+    "library_options": {"mpi_threads_disable": True, "num_nccl_streams": 2, "thread_affinity": 1,
+                        "gloo_timeout_seconds": 60},
+    "logging": {"level": "INFO", "with_timestamp": False},
+    "controller": "gloo",
+}
+
+
+def test_config_file():
+    args = build_parser().parse_args(["-np", "1", "true"])
+    assert config_parser.set_args_from_config(args, CONFIG, set()) == []
+    config_parser.validate_config_args(args)
+    assert args.use_gloo is True and config_parser.set_env_from_args({}, args) == {
+        "HOROVOD_FUSION_THRESHOLD": str(32 << 20), "HOROVOD_CYCLE_TIME": "5", "HOROVOD_CACHE_CAPACITY": "9",
+        "HOROVOD_HIERARCHICAL_ALLREDUCE": "1", "HOROVOD_HIERARCHICAL_ALLGATHER": "0", "HOROVOD_TORUS_ALLREDUCE": "0",
+        "BAGUA_ALGORITHM": "bytegrad", "HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "a.csv",
+        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "5", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "20",
+        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": "50", "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": "0.9",
+        "HOROVOD_TIMELINE": "t.json", "HOROVOD_TIMELINE_MARK_CYCLES": "1", "HOROVOD_STALL_CHECK_DISABLE": "1",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "120", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "240",
+        "HOROVOD_MPI_THREADS_DISABLE": "1", "HOROVOD_NUM_NCCL_STREAMS": "2", "HOROVOD_THREAD_AFFINITY": "1",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "60", "HOROVOD_LOG_LEVEL": "INFO", "HOROVOD_LOG_HIDE_TIME": "1"}
+
+
+def test_flags_win_over_the_config_file():
+    args = build_parser().parse_args(["-np", "1", "--fusion-threshold-mb", "7", "--stall-check", "true"])
+    config_parser.set_args_from_config(args, CONFIG, {"fusion_threshold_mb", "no_stall_check"})
+    assert (args.fusion_threshold_mb, args.no_stall_check, args.cache_capacity) == (7, False, 9)
+
+
+@pytest.mark.parametrize("config, words", [
+    ({"params": {"cache_capacity": "many"}}, "params.cache_capacity: 'many' is not an integer"),
+    ({"params": {"cache_capacity": True}}, "params.cache_capacity: True is not an integer"),
+    ({"autotune": {"enabled": 1}}, "autotune.enabled: 1 is not true or false"),
+    ({"controller": "bare hands"}, "controller: 'bare hands' is none of gloo, mpi"),
+    (["params"], "holds sections"),
+])
+def test_wrong_config_files(config, words):
+    with pytest.raises(ValueError, match=words):
+        config_parser.set_args_from_config(build_parser().parse_args([]), config, set())
+
+
+def test_unknown_keys_of_a_config_file_are_told():
+    config = {"params": {"cycle_time": 1}, "more": 2}
+    assert config_parser.set_args_from_config(build_parser().parse_args([]), config, set()) == ["more",
+                                                                                               "params.cycle_time"]
 
 
 @pytest.mark.timeout(30)

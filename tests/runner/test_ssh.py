@@ -76,8 +76,8 @@ def test_network_interface(launcher, ssh_hosts):
 def test_a_collective(launcher, ssh_hosts):
     code = ("import torch, bagua_hvd.torch as hvd; hvd.init(); "
             "print(hvd.allreduce(torch.full((3,), float(hvd.rank())), op=hvd.Sum).tolist())")
-    done = launcher.run("-np", 4, "-H", "far1:2,localhost:2", sys.executable, "-c", code, env=ssh_hosts.environment,
-                        timeout=60)
+    done = launcher.run("-np", 4, "-H", "far1:2,localhost:2", sys.executable, "-c", code, timeout=80,
+                        env={**ssh_hosts.environment, "HOROVOD_START_TIMEOUT": "70"})
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:[6.0, 6.0, 6.0]" for rank in range(4)]
 
 

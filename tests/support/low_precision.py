@@ -47,7 +47,7 @@ class Codec(NamedTuple):
 
 CODECS = [Codec(name, getattr(lib, f"BHVD_CODEC_{name.upper()}"), *parameter) for name, *parameter in [
     ("minmax_uint8",), ("sign",), ("sign_rms",), ("ternary",), ("qsgd",), ("qsgd", 3), ("float16",), ("bfloat16",),
-    ("topk",), ("topk", 0.25),
+    ("float32",), ("topk",), ("topk", 0.25),
 ]]
 
 
@@ -84,31 +84,35 @@ def lossy(codec, dtype, value, error, seed):
     return decoded
 
 
-def summed(codec, dtype, inputs, part, seeds, worker_errors, factor):
+def summed(codec, dtype, inputs, part, seeds, worker_errors, factor, offset):
     """factor * sum_i D(Q(v_i)) of one segment: in float32, in rank order."""
     total = np.zeros(part.stop - part.start, F)
     for i, x in enumerate(inputs):
         error = worker_errors[i][part] if worker_errors else None
-        decoded = lossy(codec, dtype, x[part], error, segment_seed(seeds[i], i, 0, part.start))
+        decoded = lossy(codec, dtype, x[part], error, segment_seed(seeds[i], i, 0, offset + part.start))
         total = (total + load(dtype, decoded)).astype(F)
     return total * F(factor) if factor != 1 else total
 
 
-def scatter_gather(codec, dtype, inputs, seeds, factor, worker_errors=None, server_errors=None):
-    """What every rank ends with. Error states are updated in place: one of N for each rank, one of its chunk."""
+def scatter_gather(codec, dtype, inputs, seeds, factor, worker_errors=None, server_errors=None, offset=0):
+    """What every rank ends with. Error states are updated in place: one of N for each rank, one of its chunk.
+
+    offset: of the vector in a larger one, whose shard it is.
+    """
     out = np.empty_like(inputs[0])
     for k, (begin, end) in enumerate(chunks(len(out), len(inputs))):
         for part in segments(begin, end):
-            total = summed(codec, dtype, inputs, part, seeds, worker_errors, factor)
+            total = summed(codec, dtype, inputs, part, seeds, worker_errors, factor, offset)
             error = server_errors[k][part.start - begin:part.stop - begin] if server_errors else None
-            out[part] = lossy(codec, dtype, store(dtype, total), error, segment_seed(seeds[k], k, 1, part.start))
+            seed = segment_seed(seeds[k], k, 1, offset + part.start)
+            out[part] = lossy(codec, dtype, store(dtype, total), error, seed)
     return out
 
 
-def allgather(codec, dtype, inputs, seeds, factor, worker_errors=None):
+def allgather(codec, dtype, inputs, seeds, factor, worker_errors=None, offset=0):
     out = np.empty_like(inputs[0])
     for part in segments(0, len(out)):
-        out[part] = store(dtype, summed(codec, dtype, inputs, part, seeds, worker_errors, factor))
+        out[part] = store(dtype, summed(codec, dtype, inputs, part, seeds, worker_errors, factor, offset))
     return out
 
 

@@ -131,6 +131,7 @@ class Namespaces:
 
     Attributes:
         environment: as SshHosts.
+        rsh: a program that stands for ssh.
     """
 
     def __init__(self, folder, count):
@@ -160,6 +161,9 @@ class Namespaces:
             config += [f"Host h{i}", f"  HostName 10.0.0.{i + 1}"]
         (folder / "ssh_config").write_text("\n".join(config) + "\n")
         self.environment = {"BAGUA_HVD_SSH_COMMAND": f"ssh -F {folder}/ssh_config"}
+        self.rsh = folder / "rsh"
+        self.rsh.write_text(f'#!/bin/sh\nexec ssh -o StrictHostKeyChecking=accept-new -F {folder}/ssh_config "$@"\n')
+        self.rsh.chmod(0o755)
         for server in self._servers:
             server.wait_until_listening()
 

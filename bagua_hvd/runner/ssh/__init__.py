@@ -3,7 +3,6 @@
     connection.py  the launcher's end: an ssh process for each host, and the processes that run there
     agent.py       the host's end: runs the processes, with the supervisor that the launcher uses, too
     frames.py      what goes through the connection
-    probe.py       which addresses of a host can be reached, found by trying; on all hosts
     network.py     which address each host is given, from what the probes found
     spawner.py     starts processes on all other hosts
 

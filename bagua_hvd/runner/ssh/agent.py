@@ -14,10 +14,10 @@ import threading
 import time
 
 from bagua_hvd import __version__
+from bagua_hvd.runner import probe
 from bagua_hvd.runner.common.util.host_hash import host_hash
 from bagua_hvd.runner.output import Console, Descriptor
 from bagua_hvd.runner.processes import Guard
-from bagua_hvd.runner.ssh import probe
 from bagua_hvd.runner.ssh.frames import MAGIC, Kind, Reader, pack
 from bagua_hvd.runner.supervisor import Supervisor, Task
 

@@ -7,7 +7,7 @@ import base64
 import secrets
 from dataclasses import dataclass
 
-from bagua_hvd.runner.ssh import probe
+from bagua_hvd.runner import probe
 
 _LAUNCHER = "launcher's host"
 

@@ -1,0 +1,131 @@
+"""`baguarun --dashboard`: a live table of the ranks below their output, by rich. See common/reporting.py.
+
+Tensors that some ranks have not submitted come from the stall report, which rank 0 writes to stderr.
+"""
+import json
+import re
+import sys
+import time
+
+from bagua_hvd.common.reporting import MARK
+from bagua_hvd.runner.output import Console, TextStream
+
+_STALLED = re.compile(rb"^(\d+)!?: \[(.*)\]$")
+_REFRESH_PER_SECOND = 4
+_MIB = 1 << 20
+
+
+class _Rank:
+    """The last two reports of a rank."""
+
+    def __init__(self):
+        self.facts = None
+        self.rates = {}
+        self.stalled = ""
+        self._when = None
+
+    def update(self, facts):
+        now = time.monotonic()
+        if self.facts is not None and now > self._when:
+            self.rates = {name: (value - self.facts.get(name, 0)) / (now - self._when) for name, value in facts.items()}
+        self.facts, self._when = facts, now
+
+
+class _Filter:
+    """A stream of a rank on its way to the forwarder: reports are taken out."""
+
+    def __init__(self, dashboard, rank, forwarder):
+        self._dashboard, self._rank, self._forwarder = dashboard, rank, forwarder
+        self._held = b""        # the beginning of a report, perhaps
+
+    def feed(self, data):
+        data = self._held + data
+        self._held = b""
+        while True:
+            at = data.find(MARK[:1])
+            if at < 0:
+                break
+            self._pass_on(data[:at])
+            data = data[at:]
+            end = data.find(b"\n")
+            if end < 0 and (data.startswith(MARK) or MARK.startswith(data)):
+                self._held = data
+                return
+            if data.startswith(MARK):
+                self._dashboard.report(self._rank, data[len(MARK):end])
+                data = data[end + 1:]
+            else:
+                self._pass_on(data[:1])
+                data = data[1:]
+        self._pass_on(data)
+
+    def _pass_on(self, data):
+        if data:
+            self._dashboard.look_for_stalls(data)
+            self._forwarder.feed(data)
+
+    def close(self):
+        self._pass_on(self._held)
+        self._forwarder.close()
+
+
+class Dashboard:
+    """The table, from entering to leaving it.
+
+    Raises:
+        RuntimeError: rich is not installed.
+    Attributes:
+        console: Console for the output of the ranks, which comes above the table; inside only.
+    """
+
+    def __init__(self, slots):
+        try:
+            from rich.live import Live
+        except ImportError:
+            raise RuntimeError("--dashboard needs rich: run `pip install rich`, or leave it out") from None
+        self._slots = slots
+        self._ranks = {slot.rank: _Rank() for slot in slots}
+        self._live = Live(get_renderable=self._table, refresh_per_second=_REFRESH_PER_SECOND)
+
+    def __enter__(self):
+        self._live.__enter__()
+        # Replaced by rich meanwhile, so that what is written there comes above the table.
+        self.console = Console(TextStream(sys.stdout), TextStream(sys.stderr))
+        return self
+
+    def __exit__(self, *exception):
+        self._live.__exit__(*exception)
+
+    def filter(self, rank, forwarder):
+        """The forwarder of a rank's stderr without the reports."""
+        return _Filter(self, rank, forwarder)
+
+    def report(self, rank, text):
+        """Takes a report."""
+        try:
+            self._ranks[rank].update(json.loads(text))
+        except ValueError:
+            pass        # somebody else wrote into it
+
+    def look_for_stalls(self, data):
+        """Takes what a rank writes to stderr."""
+        for line in data.splitlines():
+            match = _STALLED.match(line)
+            if match and int(match[1]) in self._ranks:
+                self._ranks[int(match[1])].stalled = match[2].decode(errors="replace")
+
+    def _table(self):
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("rank", "host", "steps/s", "waiting", "MiB/s sent", "MiB sent", "has not submitted")
+        for slot in self._slots:
+            rank = self._ranks[slot.rank]
+            facts, rates = rank.facts or {}, rank.rates
+            table.add_row(
+                str(slot.rank), slot.hostname,
+                f"{rates['steps']:.1f}" if rates.get("steps") else "",
+                f"{rates['blocked_ns'] / 1e7:.0f} %" if "blocked_ns" in rates else "",
+                f"{rates['bytes'] / _MIB:.2f}" if "bytes" in rates else "",
+                f"{facts['bytes'] / _MIB:.2f}" if facts else "", Text(rank.stalled))
+        return table

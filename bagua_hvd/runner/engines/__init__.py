@@ -1,0 +1,8 @@
+"""Jobs whose ranks somebody else started: mpirun, srun, torchrun. Used by init(), in the ranks.
+
+    detect.py           which engine, and this process's rank, from the environment
+    join.py             rank 0 hosts the rendezvous and tells the others its address and the job's secret, by way of
+    exchange_file.py        a file in a private folder: ranks of one host, or with a common home
+    exchange_mpi.py         MPI's own broadcast
+    exchange_torchrun.py    torchrun's store
+"""

@@ -1,0 +1,61 @@
+"""Which engine started this process, and as which rank."""
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Placement:
+    """This process in a job that another engine started.
+
+    Attributes:
+        engine: "torchrun", "openmpi", "hydra" (MPICH and its relatives), "slurm" or "pmi".
+        local_size: ranks on this host; None: the engine does not say.
+        job: text that no other job of this user has, on any of its hosts; None: the engine has none.
+    """
+
+    engine: str
+    rank: int
+    size: int
+    local_size: int | None
+    job: str | None
+
+
+# In order: an engine that may be started by others comes before them. (engine, a variable that only it sets, rank,
+# size, local size, what the job is called by)
+_ENGINES = (
+    ("torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", ()),
+    ("openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
+     ("PMIX_NAMESPACE",)),
+    ("hydra", "MPI_LOCALRANKID", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", ()),
+    # Set by srun, and not by sbatch for the batch script itself.
+    ("slurm", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", None,
+     ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")),
+    ("pmi", "PMI_RANK", "PMI_RANK", "PMI_SIZE", None, ("PMI_JOBID",)),
+)
+
+
+def detect(environ=None):
+    """The Placement that the environment tells of; None: no engine.
+
+    Raises:
+        ValueError: an engine's variables are incomplete or no numbers.
+    """
+    environ = os.environ if environ is None else environ
+    for engine, mark, rank, size, local_size, job in _ENGINES:
+        if mark in environ:
+            numbers = [_number(environ, name, engine) for name in (rank, size)]
+            if local_size is not None:
+                local = _number(environ, local_size, engine)
+            else:
+                local = numbers[1] if environ.get("SLURM_STEP_NUM_NODES") == "1" else None
+            names = [environ[name] for name in job if name in environ]
+            return Placement(engine, *numbers, local, "-".join([engine, *names]) if names else None)
+    return None
+
+
+def _number(environ, name, engine):
+    try:
+        return int(environ[name])
+    except (KeyError, ValueError):
+        raise ValueError(f"this process was started by {engine}, but environment variable {name} is "
+                         f"{environ.get(name, 'missing')!r}: start the job with baguarun instead") from None

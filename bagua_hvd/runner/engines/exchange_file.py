@@ -1,0 +1,86 @@
+"""Rank 0's message for the others in a file: its folder is the user's alone, its name is the job's.
+
+On one host the folder lies where temporary files do; for several hosts it is ~/.bagua_hvd, which they must share.
+"""
+import hashlib
+import os
+import stat
+import tempfile
+import time
+from pathlib import Path
+
+# Processes that start the ranks of a host, as their names are cut off by the kernel.
+_STARTERS = ("hydra_pmi_proxy", "mpiexec", "mpirun", "prterun", "prted", "orted", "slurmstepd")
+_POLL_SECONDS = 0.02
+
+
+class NoExchange(RuntimeError):
+    """This way is not open; the sentence says why."""
+
+
+def folder(one_host):
+    """The folder, made if need be. NoExchange: it is not this user's alone."""
+    path = Path(tempfile.gettempdir()) / f"bagua_hvd-{os.getuid()}" if one_host else Path.home() / ".bagua_hvd"
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        status = path.lstat()
+    except OSError as error:
+        raise NoExchange(f"{path}: {error.strerror}") from None
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise NoExchange(f"{path} is not a folder of this user alone: remove it, or `chmod 700` it")
+    return path
+
+
+def starter():
+    """Text about the process of this host that started its ranks, found among the ancestors: pid and start time."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            break
+        fields = rest.split()
+        if name.startswith(_STARTERS):
+            return f"{name}-{pid}-{fields[19]}"
+        pid = int(fields[1])
+    raise NoExchange("the process that started the ranks of this host was not found")
+
+
+class FileExchange:
+    """The file of a job.
+
+    Args:
+        job: the job's name; None: that of the process which started the ranks, on one host only.
+    """
+
+    def __init__(self, job, one_host):
+        if job is None and not one_host:
+            raise NoExchange("the engine gives its job no name")
+        name = hashlib.sha256((job or starter()).encode()).hexdigest()[:32]
+        self._path = folder(one_host) / name
+
+    def send(self, message):
+        """Rank 0: bytes for all others."""
+        part = self._path.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(message)
+        os.replace(part, self._path)
+
+    def receive(self, timeout):
+        """The others: the bytes. NoExchange: there are none after `timeout` seconds."""
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                return self._path.read_bytes()
+            except FileNotFoundError:
+                pass
+            if time.monotonic() > end:
+                raise NoExchange(f"rank 0 left no message at {self._path} within {timeout:g} s: did it call init(), "
+                                 "and do all hosts share that folder?")
+            time.sleep(_POLL_SECONDS)
+
+    def close(self):
+        """Rank 0, when all have received."""
+        self._path.unlink(missing_ok=True)

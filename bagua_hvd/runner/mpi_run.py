@@ -1,0 +1,76 @@
+"""The command by which mpirun starts the ranks: `baguarun --mpi`.
+
+The ranks find each other by themselves then, see engines/. Open MPI (also Spectrum MPI) and MPICH's hydra (also Intel
+MPI) differ in their flags; which one is in PATH is asked.
+"""
+import shlex
+import shutil
+import subprocess
+
+from bagua_hvd.runner.common.util.hosts import parse_hosts
+from bagua_hvd.runner.ssh.connection import forwarded
+
+_OPEN_MPI = ("Open MPI", "OpenRTE", "Spectrum MPI")
+_HYDRA = ("HYDRA", "MPICH", "Intel(R) MPI")
+_VERSION_SECONDS = 20
+
+
+def _mpirun(env):
+    """(path, whether it is Open MPI's). FileNotFoundError: there is none that is known."""
+    path = shutil.which("mpirun", path=env.get("PATH"))
+    if path is None:
+        raise FileNotFoundError("--mpi: mpirun is not in PATH: install an MPI, such as `pip install mpich`")
+    text = subprocess.run([path, "--version"], capture_output=True, text=True, env=env, timeout=_VERSION_SECONDS).stdout
+    for names, is_open_mpi in ((_OPEN_MPI, True), (_HYDRA, False)):
+        if any(name in text for name in names):
+            return path, is_open_mpi
+    raise FileNotFoundError(f"--mpi: {path} is neither Open MPI's nor MPICH's: start the job by it yourself")
+
+
+def command(args, hosts, env):
+    """The arguments of mpirun.
+
+    Args:
+        args: the parsed flags of baguarun.
+        hosts: `h1:2,h2:2`; None: this host.
+        env: the environment to be passed on.
+    Raises:
+        FileNotFoundError: no mpirun. ValueError: malformed hosts, or flags that this mpirun has not.
+    """
+    path, is_open_mpi = _mpirun(env)
+    if hosts is not None:
+        parse_hosts(hosts)
+    if not is_open_mpi and (args.ssh_port or args.ssh_identity_file or args.output_filename):
+        raise ValueError("--mpi: MPICH's mpirun has no --ssh-port, --ssh-identity-file and --output-filename: leave "
+                         "them out, and set up ssh in ~/.ssh/config")
+    start = _open_mpi(args, hosts, env) if is_open_mpi else _hydra(args, hosts)
+    return [path, *start, *shlex.split(args.mpi_args or ""), *args.command]
+
+
+def _open_mpi(args, hosts, env):
+    start = ["--allow-run-as-root", "--tag-output", "-np", str(args.num_proc), "-H",
+             hosts or f"localhost:{args.num_proc}", *shlex.split(args.binding_args or "--bind-to none --map-by slot")]
+    if args.tcp_flag:
+        start += ["--mca", "pml", "ob1", "--mca", "btl", "^openib"]
+    if args.nics:
+        start += ["--mca", "btl_tcp_if_include", ",".join(args.nics), "-x", f"NCCL_SOCKET_IFNAME={','.join(args.nics)}"]
+    ssh = (["-p", str(args.ssh_port)] if args.ssh_port else []) + \
+          (["-i", args.ssh_identity_file] if args.ssh_identity_file else [])
+    if ssh:
+        start += ["--mca", "plm_rsh_args", shlex.join(ssh)]
+    if args.output_filename:
+        start += ["--output-filename", args.output_filename]
+    for name in sorted(forwarded(env)):
+        start += ["-x", name]
+    return start
+
+
+def _hydra(args, hosts):
+    start = ["-prepend-rank", "-n", str(args.num_proc), "-genvall", "-bind-to", "none"]
+    if args.binding_args:
+        start[-2:] = shlex.split(args.binding_args)
+    if hosts:
+        start += ["-hosts", hosts]
+    if args.nics:
+        start += ["-iface", args.nics[0]]
+    return start

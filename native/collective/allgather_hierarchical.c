@@ -1,0 +1,102 @@
+// Allgather in two levels (hierarchy.h). A part crosses to every other host once: member j sends it to the host's member
+// j modulo the number of members there. Each host then spreads what its members received in shared memory, its own parts
+// first, while the wire is busy with the others'. Hosts may hold different numbers of members.
+// Wire: (h-1) parts out of every member, instead of one for each member elsewhere.
+#include <stdlib.h>
+
+#include "collective/hierarchy.h"
+#include "collective/shared.h"
+#include "core/progress.h"
+
+struct gathering {
+    bhvd_context *ctx;
+    struct process_set *set;
+    const struct hierarchy *h;
+    const size_t *part;
+    unsigned char *dst;
+    size_t *place;                      // by set rank: where its part begins in dst
+    struct transfer *transfers;
+    int posted;
+    size_t *local_part;                 // by local member: what it spreads in one round
+    struct span *local_place;
+};
+
+static void post_all(struct gathering *g, const void *src)
+{
+    const struct hierarchy *h = g->h;
+    const int members = hierarchy_members_of(h, h->host);
+    for (int step = 1; step < h->hosts; step++) {
+        int to = (h->host + step) % h->hosts, from = (h->host + h->hosts - step) % h->hosts;
+        int peer = hierarchy_member(h, to, h->index % hierarchy_members_of(h, to));
+        link_post_send(collective_link(g->ctx, g->set, peer), &g->transfers[g->posted++], src, g->part[g->set->rank]);
+        for (int j = h->index; j < hierarchy_members_of(h, from); j += members) {
+            int other = hierarchy_member(h, from, j);
+            link_post_recv(collective_link(g->ctx, g->set, other), &g->transfers[g->posted++],
+                           g->dst + g->place[other], g->part[other]);
+        }
+    }
+}
+
+// Spreads the parts of one host's members first to first + (local members) - 1, of which each local member holds one.
+static bhvd_status spread(struct gathering *g, int host, int first)
+{
+    const struct hierarchy *h = g->h;
+    const int members = hierarchy_members_of(h, h->host);
+    struct span_list places = {g->local_place, (size_t)members, (size_t)members, 0};
+    unsigned char *mine = g->dst;
+    for (int i = 0; i < members; i++) {
+        bool exists = first + i < hierarchy_members_of(h, host);
+        int other = exists ? hierarchy_member(h, host, first + i) : 0;
+        g->local_part[i] = exists ? g->part[other] : 0;
+        g->local_place[i] = (struct span){NULL, exists ? g->dst + g->place[other] : NULL, g->local_part[i]};
+        places.nbytes += g->local_part[i];
+        if (i == h->index && exists)
+            mine = g->dst + g->place[other];
+    }
+    return allgather_shared(g->ctx, h->local, mine, &places, g->local_part);
+}
+
+static bhvd_status run(struct gathering *g, const void *src)
+{
+    const struct hierarchy *h = g->h;
+    const int members = hierarchy_members_of(h, h->host);
+    collective_copy(g->dst + g->place[g->set->rank], src, g->part[g->set->rank]);
+    post_all(g, src);
+    bhvd_status status = spread(g, h->host, 0);
+    int arrived = 0;
+    for (int step = 1; step < h->hosts && !status; step++) {
+        int host = (h->host + h->hosts - step) % h->hosts, count = 1;       // as in post_all: one send, these receives
+        for (int j = h->index; j < hierarchy_members_of(h, host); j += members)
+            count++;
+        status = progress_transfers(g->ctx, g->transfers + arrived, count);
+        arrived += count;
+        for (int first = 0; first < hierarchy_members_of(h, host) && !status; first += members)
+            status = spread(g, host, first);
+    }
+    return status;
+}
+
+bhvd_status allgather_hierarchical(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,
+                                   const size_t *part)
+{
+    const struct hierarchy *h = set->hierarchy;
+    struct gathering g = {.ctx = ctx, .set = set, .h = h, .part = part, .dst = dst};
+    g.place = malloc((size_t)set->size * sizeof *g.place);
+    g.transfers = malloc(2 * (size_t)set->size * sizeof *g.transfers);
+    g.local_part = malloc((size_t)h->local->size * sizeof *g.local_part);
+    g.local_place = malloc((size_t)h->local->size * sizeof *g.local_place);
+    bhvd_status status;
+    if (!g.place || !g.transfers || !g.local_part || !g.local_place) {
+        status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", set->size);
+    } else {
+        size_t total = 0;
+        for (int i = 0; i < set->size; total += part[i++])
+            g.place[i] = total;
+        status = run(&g, src);
+    }
+    free(g.place);
+    free(g.transfers);
+    free(g.local_part);
+    free(g.local_place);
+    return status;
+}

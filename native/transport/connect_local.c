@@ -1,0 +1,171 @@
+#include "transport/connect_local.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stddef.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/status.h"
+
+static struct sockaddr_un local_address(const char *name, socklen_t *size)
+{
+    // An abstract name (leading zero byte): nothing to leave behind in a file system.
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    size_t length = strlen(name);
+    memcpy(address.sun_path + 1, name, length);
+    *size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
+    return address;
+}
+
+bhvd_status local_listen(struct connecting *k, const char *name)
+{
+    socklen_t size;
+    struct sockaddr_un address = local_address(name, &size);
+    k->local_listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (k->local_listener < 0 || bind(k->local_listener, (struct sockaddr *)&address, size) != 0 ||
+        listen(k->local_listener, SOMAXCONN) != 0)
+        return error_set(k->error, BHVD_ERR_SYSTEM, "cannot listen on a UNIX socket: %s", strerror(errno));
+    return BHVD_OK;
+}
+
+bhvd_status local_connect(struct connecting *k, int rank, int *out)
+{
+    socklen_t size;
+    struct sockaddr_un address = local_address(k->cards[rank].local_name, &size);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return error_set(k->error, BHVD_ERR_SYSTEM, "cannot make a UNIX socket: %s", strerror(errno));
+    // A full backlog makes connect() wait on a blocking UNIX socket, which is what we want, for a moment.
+    struct timeval limit = {.tv_sec = HANDSHAKE_MS / 1000};
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    if (connect(fd, (struct sockaddr *)&address, size) != 0) {
+        close(fd);
+        return error_set(k->error, BHVD_ERR_PEER_LOST, "rank %d on this host cannot be reached: %s", rank,
+                         strerror(errno));
+    }
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    *out = fd;
+    return BHVD_OK;
+}
+
+// One message with descriptors. A byte goes along, since a message needs one.
+static bhvd_status send_fds(int socket_fd, const int *fds, int count, int64_t deadline_ns)
+{
+    char byte = 0;
+    union {
+        struct cmsghdr align;
+        char space[CMSG_SPACE(2 * sizeof(int))];
+    } control = {0};
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.space,
+                             .msg_controllen = CMSG_SPACE((size_t)count * sizeof(int))};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    *header = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
+                               .cmsg_len = CMSG_LEN((size_t)count * sizeof(int))};
+    memcpy(CMSG_DATA(header), fds, (size_t)count * sizeof(int));
+    for (;;) {
+        if (sendmsg(socket_fd, &message, MSG_NOSIGNAL) == 1)
+            return BHVD_OK;
+        struct pollfd fd = {.fd = socket_fd, .events = POLLOUT};
+        if ((errno != EAGAIN && errno != EINTR) || poll(&fd, 1, clock_remaining_ms(deadline_ns)) == 0)
+            return BHVD_ERR_PEER_LOST;
+    }
+}
+
+static bhvd_status receive_fds(int socket_fd, int *fds, int count, int64_t deadline_ns)
+{
+    char byte;
+    union {
+        struct cmsghdr align;
+        char space[CMSG_SPACE(2 * sizeof(int))];
+    } control;
+    struct iovec part = {&byte, 1};
+    for (;;) {
+        struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.space,
+                                 .msg_controllen = sizeof control.space};
+        ssize_t n = recvmsg(socket_fd, &message, MSG_CMSG_CLOEXEC);
+        if (n == 1) {
+            struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+            if (!header || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN((size_t)count * sizeof(int)))
+                return BHVD_ERR_PEER_LOST;
+            memcpy(fds, CMSG_DATA(header), (size_t)count * sizeof(int));
+            return BHVD_OK;
+        }
+        struct pollfd fd = {.fd = socket_fd, .events = POLLIN};
+        if (n == 0 || (errno != EAGAIN && errno != EINTR) || poll(&fd, 1, clock_remaining_ms(deadline_ns)) == 0)
+            return BHVD_ERR_PEER_LOST;
+    }
+}
+
+static bhvd_status map_host_memory(struct connecting *k)
+{
+    struct connections *c = k->c;
+    size_t size = host_memory_size(c->local_size);
+    void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, k->memory_fd, 0);
+    if (base == MAP_FAILED)
+        return error_set(k->error, BHVD_ERR_SYSTEM, "cannot map %zu bytes of shared memory: %s", size, strerror(errno));
+    c->host = (struct host_memory){.base = base, .size = size, .ranks = c->local_size};
+    c->owns_host_memory = true;
+    c->bell.word = host_memory_bell(&c->host, c->local_index);
+    return BHVD_OK;
+}
+
+bhvd_status local_make_memory(struct connecting *k)
+{
+    size_t size = host_memory_size(k->c->local_size);
+    k->memory_fd = memfd_create("bagua_hvd", MFD_CLOEXEC);
+    if (k->memory_fd < 0 || ftruncate(k->memory_fd, (off_t)size) != 0)
+        return error_set(k->error, BHVD_ERR_SYSTEM, "cannot make %zu bytes of shared memory: %s", size,
+                         strerror(errno));
+    return map_host_memory(k);
+}
+
+void connections_use_rings(struct connections *c, int peer, int local_index, int bell_fd)
+{
+    struct link *link = &c->links[peer];
+    link->local_index = local_index;
+    link->bell = (struct bell){host_memory_bell(&c->host, local_index), bell_fd};
+    link->control = (struct channel){
+        .ops = &channel_ring_ops, .fd = -1, .capacity = RING_CONTROL_BYTES, .peer_bell = &link->bell,
+        .tx = host_memory_control_ring(&c->host, c->local_index, local_index),
+        .rx = host_memory_control_ring(&c->host, local_index, c->local_index)};
+    link->streams[0].channel = (struct channel){
+        .ops = &channel_ring_ops, .fd = -1, .capacity = RING_DATA_BYTES, .peer_bell = &link->bell,
+        .tx = host_memory_data_ring(&c->host, c->local_index, local_index),
+        .rx = host_memory_data_ring(&c->host, local_index, c->local_index)};
+}
+
+static int local_index_of(const struct connecting *k, int rank)
+{
+    int index = 0;
+    for (int i = 0; i < rank; i++)
+        index += connecting_shares_memory(k, i);
+    return index;
+}
+
+bhvd_status local_join(struct connecting *k, int rank, int fd, int64_t deadline_ns)
+{
+    struct connections *c = k->c;
+    int index = local_index_of(k, rank), received[2] = {-1, -1}, sent[2] = {c->bell.fd, k->memory_fd};
+    int expects = index == 0 ? 2 : 1, sends = c->local_index == 0 ? 2 : 1;
+    bhvd_status status = send_fds(fd, sent, sends, deadline_ns);
+    if (!status)
+        status = receive_fds(fd, received, expects, deadline_ns);
+    if (!status && expects == 2) {
+        k->memory_fd = received[1];
+        status = map_host_memory(k);
+    }
+    if (status) {
+        if (received[0] >= 0)
+            close(received[0]);
+        return status;
+    }
+    c->links[rank].liveness_fd = fd;
+    connections_use_rings(c, rank, index, received[0]);
+    return BHVD_OK;
+}

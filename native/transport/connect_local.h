@@ -1,0 +1,55 @@
+// Connections between ranks of one host: a UNIX socket for each pair, which passes the host's memory and the bells and
+// then stays to tell when the peer dies. Used by connect.c only, with what both know while they connect.
+#ifndef BHVD_CONNECT_LOCAL_H
+#define BHVD_CONNECT_LOCAL_H
+
+#include <string.h>
+
+#include "transport/connect.h"
+
+enum {
+    HANDSHAKE_MS = 5000,                // one connection's; a stranger must not hold up the others for longer
+    ID_SIZE = 192
+};
+
+// What a rank tells the others about itself.
+struct card {
+    uint32_t magic;
+    int32_t rank, port;
+    int32_t streams;                    // at most so many to each peer
+    char host[16];                      // numeric IPv4
+    char host_id[ID_SIZE];              // empty: shares memory with nobody
+    char local_name[40];                // of its UNIX socket
+    char allreduce_path[16];            // must be the same everywhere
+};
+
+struct connecting {
+    struct connections *c;
+    const struct bhvd_context_options *options;
+    struct card *cards;
+    int tcp_listener, local_listener;
+    int memory_fd;
+    int64_t deadline_ns;
+    struct bhvd_error *error;
+};
+
+static inline bool connecting_share_memory(const struct connecting *k, int rank, int other)
+{
+    const char *id = k->cards[rank].host_id;
+    return id[0] && strcmp(id, k->cards[other].host_id) == 0;
+}
+
+static inline bool connecting_shares_memory(const struct connecting *k, int rank)
+{
+    return connecting_share_memory(k, k->c->rank, rank);
+}
+
+bhvd_status local_listen(struct connecting *k, const char *name);
+// To a rank of this host; the socket is not yet authenticated.
+bhvd_status local_connect(struct connecting *k, int rank, int *fd);
+// Both sides of an authenticated UNIX connection: bells are swapped; the host's first rank adds the memory.
+bhvd_status local_join(struct connecting *k, int rank, int fd, int64_t deadline_ns);
+// The host's first rank makes the memory.
+bhvd_status local_make_memory(struct connecting *k);
+
+#endif

@@ -1,0 +1,64 @@
+"""Codec, the codecs as Python sees them."""
+import numpy as np
+import pytest
+
+from bagua_hvd import codecs
+from bagua_hvd.common import native
+
+CODECS = [codecs.minmax_uint8, codecs.sign, codecs.sign_rms, codecs.ternary, codecs.qsgd(), codecs.qsgd(4),
+          codecs.float16, codecs.bfloat16, codecs.topk(), codecs.topk(0.25), codecs.float32]
+BYTES = {"minmax_uint8": 32 + 1024, "sign": 32 + 128, "sign_rms": 32 + 128, "ternary": 32 + 256, "qsgd": 32 + 32 + 1024,
+         "float16": 2000, "bfloat16": 2000, "float32": 4000}
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_round_trip(codec):
+    x = np.random.default_rng(0).standard_normal((10, 100)).astype(np.float32)
+    code = codec.encode(x, seed=3)
+    assert code.dtype == np.uint8 and code.shape == (codec.encoded_size(native.FLOAT32, x.size),)
+    assert code.size == BYTES.get(codec.name, 32 + 8 * int(1000 * codec.parameter))
+    np.testing.assert_array_equal(code, codec.encode(x, seed=3))
+    decoded = codec.decode(code, np.float32, x.size)
+    assert decoded.dtype == np.float32 and decoded @ x.reshape(-1) > 0
+    total = np.full(x.size, 2, np.float32)
+    codec.decode_add(total, code, np.float32)
+    np.testing.assert_array_equal(total, decoded + 2)
+
+
+@pytest.mark.parametrize("codec", [codecs.ternary, codecs.qsgd()], ids=str)
+def test_other_seeds_give_other_bytes(codec):
+    x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    assert (codec.encode(x, seed=3) != codec.encode(x, seed=4)).any()
+
+
+def test_more_levels_are_nearer():
+    x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    errors = [np.linalg.norm(codec.decode(codec.encode(x), np.float32, x.size) - x)
+              for codec in (codecs.qsgd(1), codecs.qsgd(16), codecs.qsgd(127))]
+    assert errors == sorted(errors, reverse=True) and errors[2] < 0.1 * np.linalg.norm(x)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_dtypes(codec):
+    floats = (native.FLOAT16, native.BFLOAT16, native.FLOAT32, native.FLOAT64)
+    taken = [dtype for dtype in range(11) if codec.takes(dtype)]
+    assert taken == ([native.FLOAT32] if codec is codecs.float32 else sorted(floats))
+    with pytest.raises(ValueError, match=f"codec {codec.name} does not take dtype int32"):
+        codec.encode(np.zeros(3, np.int32))
+
+
+def test_refusals():
+    for levels in (0, 128, 1.5, -1):
+        with pytest.raises(ValueError, match="an integer from 1 to 127"):
+            codecs.qsgd(levels)
+    for ratio in (0, -0.1, 1.01, float("nan")):
+        with pytest.raises(ValueError, match="above 0 and at most 1"):
+            codecs.topk(ratio)
+    code = codecs.sign.encode(np.ones(100, np.float32))
+    with pytest.raises(ValueError, match="257 elements encoded by sign are 96 bytes, not 64"):
+        codecs.sign.decode(code, np.float32, 257)
+    code[16] = 99
+    with pytest.raises(ValueError, match="not bytes that codec sign has encoded"):
+        codecs.sign.decode(code, np.float32, 100)
+    with pytest.raises(ValueError, match="a contiguous float32 array"):
+        codecs.sign.decode_add(np.zeros(100), code, np.float32)

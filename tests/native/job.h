@@ -1,0 +1,95 @@
+// A job of a few ranks, each a thread of the test program with a context of its own, on a transport of one's choice.
+#ifndef BHVD_TEST_JOB_H
+#define BHVD_TEST_JOB_H
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "bagua_hvd.h"
+
+enum { RANKS = 3 };
+
+struct job {
+    const char *transport, *path;
+    const char *hosts;              // a letter for each rank's host; NULL: all on this one
+    void *world;
+    bhvd_rendezvous *rendezvous;
+    void (*body)(struct job *job, int rank, bhvd_context *ctx);
+};
+
+struct rank {
+    struct job *job;
+    int rank;
+    pthread_t thread;
+};
+
+static const char SECRET[] = "an engine test's secret";
+
+static void *run_rank(void *arg)
+{
+    struct rank *r = arg;
+    char host[64];
+    snprintf(host, sizeof host, "%d.%c", getpid(), r->job->hosts ? r->job->hosts[r->rank] : 'A');
+    struct bhvd_context_options options = {
+        .rank = r->rank, .size = RANKS, .transport = r->job->transport, .rendezvous_host = "127.0.0.1",
+        .rendezvous_port = r->job->rendezvous ? bhvd_rendezvous_port(r->job->rendezvous) : 0, .scope = "test",
+        .listen_host = "127.0.0.1", .host_id = host, .secret = SECRET, .secret_size = sizeof SECRET,
+        .inproc_world = r->job->world, .fusion_threshold = 1 << 20, .cache_capacity = 16, .start_timeout_ms = 60000,
+        .timeout_ms = 60000, .stall_warning_ms = 60000, .allreduce_path = r->job->path,
+    };
+    struct bhvd_error error;
+    bhvd_context *ctx;
+    CHECK_STATUS(bhvd_context_create(&options, &ctx, &error), BHVD_OK);
+    r->job->body(r->job, r->rank, ctx);
+    bhvd_context_destroy(ctx);
+    return NULL;
+}
+
+static void run_job(const char *transport, const char *path, const char *hosts,
+                    void (*body)(struct job *, int, bhvd_context *))
+{
+    struct job job = {.transport = transport, .path = path, .hosts = hosts, .body = body};
+    struct bhvd_error error;
+    if (strcmp(transport, "inproc") == 0)
+        job.world = bhvd_inproc_world_create(RANKS);
+    else
+        CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, SECRET, sizeof SECRET, &job.rendezvous, &error), BHVD_OK);
+    struct rank ranks[RANKS];
+    for (int i = 0; i < RANKS; i++) {
+        ranks[i] = (struct rank){.job = &job, .rank = i};
+        pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]);
+    }
+    for (int i = 0; i < RANKS; i++)
+        pthread_join(ranks[i].thread, NULL);
+    if (job.world)
+        bhvd_inproc_world_destroy(job.world);
+    bhvd_rendezvous_destroy(job.rendezvous);
+}
+
+static const struct {
+    const char *transport, *path, *hosts;
+} PATHS[] = {
+    {"inproc", "", NULL}, {"inproc", "ring", NULL}, {"shm", "", NULL}, {"tcp", "", NULL}, {"auto", "", "AAB"},
+    {"auto", "ring", "ABA"},
+};
+
+// Runs `body` on every rank, on every path: over links on each transport, through shared memory where there is some, and
+// by both on several hosts.
+static void on_every_path(void (*body)(struct job *, int, bhvd_context *))
+{
+    for (size_t i = 0; i < sizeof PATHS / sizeof PATHS[0]; i++)
+        run_job(PATHS[i].transport, PATHS[i].path, PATHS[i].hosts, body);
+}
+
+__attribute__((unused))
+static void finish(bhvd_handle *handle, bhvd_status expected)
+{
+    struct bhvd_error error;
+    CHECK_STATUS(bhvd_wait(handle, -1, &error), expected);
+    bhvd_handle_drop(handle);
+}
+
+#endif

@@ -1,0 +1,133 @@
+// Collectives in two levels, with ranks as threads on simulated hosts: who is where, and, under the sanitizers, memory
+// that the ranks of a host share while they drive sockets to the other hosts.
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "collective/hierarchy.h"
+
+enum { RANKS_MAX = 5, ROUNDS = 3 };
+
+static const int64_t COUNTS[] = {1, 300, 5000, 200003};
+
+struct rank {
+    const char *hosts;              // a letter for each rank's host
+    bhvd_rendezvous *rendezvous;
+    int rank, size;
+    pthread_t thread;
+};
+
+static const char SECRET[] = "a hierarchy test's secret";
+
+static void run(bhvd_context *ctx, bhvd_kind kind, const float *src, float *dst, int64_t count)
+{
+    struct bhvd_tensor tensor = {.src = src, .dst = dst, .shape = &count, .ndim = 1, .dtype = BHVD_FLOAT32};
+    char name[32];
+    snprintf(name, sizeof name, "%d.%lld", kind, (long long)count);
+    struct bhvd_args args = {
+        .kind = kind, .name = name, .tensors = &tensor, .tensor_count = 1, .op = BHVD_OP_SUM, .root_rank = 1,
+        .prescale_factor = 1.0, .postscale_factor = 1.0, .device = -1, .blocking = 1};
+    struct bhvd_error error;
+    bhvd_handle *handle;
+    CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
+    CHECK_STATUS(bhvd_wait(handle, -1, &error), BHVD_OK);
+    bhvd_handle_drop(handle);
+}
+
+static void check_all(const float *values, int64_t count, float expected)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (values[i] != expected) {
+            CHECK_EQ(values[i], expected);
+            return;
+        }
+    }
+}
+
+static void check_shape(bhvd_context *ctx, const struct rank *r)
+{
+    const struct hierarchy *h = process_set_get(&ctx->sets, 0)->hierarchy;
+    int members = 0, index = 0, host, found;
+    for (int i = 0; i < r->size; i++) {
+        index += i < r->rank && r->hosts[i] == r->hosts[r->rank];
+        members += r->hosts[i] == r->hosts[r->rank];
+    }
+    CHECK_EQ(h->local->size, members);
+    CHECK_EQ(h->index, index);
+    CHECK_EQ(h->local->ranks[index], r->rank);
+    CHECK_EQ(h->cross != NULL, index < h->shards);
+    for (int i = 0; h->cross && i < h->hosts; i++) {
+        hierarchy_find(h, h->cross->ranks[i], &host, &found);
+        CHECK_EQ(host, i);
+        CHECK_EQ(found, index);
+    }
+    size_t part[RANKS_MAX], total = 0;
+    hierarchy_cut(h, 1000003 * sizeof(float), part);
+    for (int i = 0; i < h->local->size; total += part[i++])
+        CHECK_EQ(part[i] != 0, i < h->shards);
+    CHECK_EQ(total, 1000003 * sizeof(float));
+}
+
+static void *run_rank(void *arg)
+{
+    struct rank *r = arg;
+    char host[64];
+    snprintf(host, sizeof host, "hierarchy.%d.%c", getpid(), r->hosts[r->rank]);
+    struct bhvd_context_options options = {
+        .rank = r->rank, .size = r->size, .transport = "auto", .rendezvous_host = "127.0.0.1",
+        .rendezvous_port = bhvd_rendezvous_port(r->rendezvous), .scope = "test", .listen_host = "127.0.0.1",
+        .host_id = host, .secret = SECRET, .secret_size = sizeof SECRET, .fusion_threshold = 1 << 20,
+        .cache_capacity = 16, .start_timeout_ms = 60000, .timeout_ms = 60000, .stall_warning_ms = 60000, .streams = 2,
+    };
+    struct bhvd_error error;
+    bhvd_context *ctx;
+    CHECK_STATUS(bhvd_context_create(&options, &ctx, &error), BHVD_OK);
+    check_shape(ctx, r);
+    const int64_t most = COUNTS[3] * RANKS_MAX;
+    float *src = malloc((size_t)most * sizeof *src), *dst = malloc((size_t)most * sizeof *dst);
+    const float sum = (float)(r->size * (r->size + 1) / 2);
+    for (int round = 0; round < ROUNDS; round++) {
+        for (size_t c = 0; c < sizeof COUNTS / sizeof COUNTS[0]; c++) {
+            const int64_t count = COUNTS[c];
+            for (int64_t i = 0; i < count * r->size; i++)
+                src[i] = (float)(r->rank + 1);
+            run(ctx, BHVD_ALLREDUCE, src, dst, count);
+            check_all(dst, count, sum);
+            run(ctx, BHVD_BROADCAST, src, dst, count);
+            check_all(dst, count, 2);
+            run(ctx, BHVD_ALLGATHER, src, dst, count);
+            for (int i = 0; i < r->size; i++)
+                check_all(dst + i * count, count, (float)(i + 1));
+            run(ctx, BHVD_REDUCESCATTER, src, dst, count * r->size);
+            check_all(dst, count, sum);
+        }
+    }
+    free(src);
+    free(dst);
+    bhvd_context_destroy(ctx);
+    return NULL;
+}
+
+static void run_on(const char *hosts)
+{
+    struct rank ranks[RANKS_MAX];
+    struct bhvd_error error;
+    bhvd_rendezvous *rendezvous;
+    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, SECRET, sizeof SECRET, &rendezvous, &error), BHVD_OK);
+    const int size = (int)strlen(hosts);
+    for (int i = 0; i < size; i++) {
+        ranks[i] = (struct rank){.hosts = hosts, .rendezvous = rendezvous, .rank = i, .size = size};
+        pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]);
+    }
+    for (int i = 0; i < size; i++)
+        pthread_join(ranks[i].thread, NULL);
+    bhvd_rendezvous_destroy(rendezvous);
+}
+
+TEST(equal_hosts) { run_on("AABB"); }
+TEST(ranks_dealt_in_turn) { run_on("ABAB"); }
+TEST(one_member_on_one_host) { run_on("ABBBB"); }
+TEST(two_and_three_members) { run_on("AABBB"); }

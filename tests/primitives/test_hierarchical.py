@@ -1,0 +1,247 @@
+"""The primitives between hosts, which are simulated by host ids: shared memory within each, sockets between them.
+
+Each host's value is the sum or mean of its members, in the dtype, in rank order; what follows is the flat primitive's
+equation with hosts for ranks, and its results are those of every member.
+"""
+import itertools
+import math
+import os
+
+import numpy as np
+import pytest
+
+import low_precision
+from bagua_hvd.common import native
+from bagua_hvd.common.exceptions import HorovodInternalError
+from floats import FLOATS, assert_same_bits, load, store, wide
+from low_precision import CODECS, segment_seed, segments
+from world import World, view
+
+# Which host each rank is on, a letter for each: one host, one rank on each, equal and unequal ones, in order and dealt.
+HOSTS = ["A", "AAA", "ABC", "AAB", "AABB", "ABAB", "ABBBB", "AABBCC", "ABCABCA"]
+MINMAX, SEEDED = CODECS[0], next(codec for codec in CODECS if codec.name == "qsgd")
+COUNTS = [0, 1, 1000, 150_001]
+
+_names = itertools.count()
+_boot = os.urandom(4).hex()
+
+
+@pytest.fixture(scope="module", params=HOSTS)
+def world(request):
+    with World(len(request.param), "auto", hosts=[f"{_boot}.{host}" for host in request.param]) as w:
+        w.hosts = members_of(request.param)
+        yield w
+
+
+def members_of(letters):
+    """The ranks of each host, hosts in the order of their first ranks."""
+    return [[rank for rank, host in enumerate(letters) if host == name] for name in dict.fromkeys(letters)]
+
+
+def scaled(dtype, stored, factor):
+    return stored if factor == 1 else store(dtype, load(dtype, stored) * wide(dtype)(factor))
+
+
+def within(dtype, inputs, members, prescale, postscale):
+    """A host's sum, as an allreduce takes it."""
+    total = scaled(dtype, inputs[members[0]], prescale)
+    for rank in members[1:]:
+        total = store(dtype, load(dtype, total) + load(dtype, scaled(dtype, inputs[rank], prescale)))
+    return scaled(dtype, total, postscale)
+
+
+def means(dtype, inputs, hosts):
+    return [within(dtype, inputs, members, 1, 1 / len(members)) for members in hosts]
+
+
+def values(dtype, count, rank):
+    return store(dtype, np.random.default_rng([count, rank]).standard_normal(count))
+
+
+def of_host(hosts, results):
+    """By rank, what its host ends with."""
+    return {rank: result for members, result in zip(hosts, results, strict=True) for rank in members}
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("topology", [native.TOPOLOGY_SHIFT_ONE, native.TOPOLOGY_RING])
+def test_d_fp_s(world, topology, dtype):
+    for count, round in itertools.product(COUNTS, (0, 1)):
+        inputs, name = [values(dtype, count, rank) for rank in range(world.n)], f"d.{next(_names)}"
+
+        def call(rank, context, inputs=inputs, name=name, round=round):
+            out = np.empty_like(inputs[rank])
+            context.post(native.D_FP_S, name, [view(inputs[rank], dtype, out)], topology=topology, round=round,
+                         hierarchical=1).wait()
+            in_place = inputs[rank].copy()
+            context.post(native.D_FP_S, name, [view(in_place, dtype, "in place")], topology=topology, round=round,
+                         hierarchical=1).wait()
+            return out, in_place
+
+        wanted = of_host(world.hosts, averaged(topology, dtype, means(dtype, inputs, world.hosts), round))
+        for rank, outs in enumerate(world.run(call)):
+            for out in outs:
+                assert_same_bits(out, wanted[rank], (count, round, rank))
+
+
+def averaged(topology, dtype, hosts, round):
+    """The flat equation, for at most three hosts."""
+    n = len(hosts)
+    if topology == native.TOPOLOGY_RING:
+        peers = [[i - 1, (i + 1) % n] if n > 1 else [] for i in range(n)]
+    elif n == 2:
+        peers = [[1], [0]]
+    else:
+        peers = [[(round - i) % n] if (round - i) % n != i else [] for i in range(n)]
+    results = []
+    for x, others in zip(hosts, peers, strict=True):
+        total = load(dtype, x)
+        for j in others:
+            total = total + load(dtype, hosts[j])
+        results.append(store(dtype, total * wide(dtype)(1 / (1 + len(others)))) if others else x)
+    return results
+
+
+def shards(hosts, nbytes, itemsize):
+    """native/collective/hierarchy.h: slices of elements, and who owns each: a rank of every host."""
+    count = min(map(len, hosts))
+    size = max(1024, math.ceil(math.ceil(nbytes / count) / 64) * 64)
+    begins = [min(i * size, nbytes) // itemsize for i in range(count + 1)]
+    owners = [[members[i] for members in hosts] for i in range(count)]
+    return [(slice(begin, end), ranks) for begin, end, ranks in zip(begins, begins[1:], owners, strict=False)]
+
+
+@pytest.mark.parametrize("exchange", [native.EXCHANGE_SCATTER_GATHER, native.EXCHANGE_ALLGATHER])
+@pytest.mark.parametrize("codec", [MINMAX, SEEDED], ids=lambda c: c.name)
+@pytest.mark.parametrize("op", [native.OP_AVERAGE, native.OP_SUM])
+def test_c_lp_s_with_error_feedback(world, op, codec, exchange):
+    n, hosts, scatters = world.n, world.hosts, exchange == native.EXCHANGE_SCATTER_GATHER
+    levels = 1 < len(hosts) < n
+    oracle = low_precision.scatter_gather if scatters else low_precision.allgather
+    for dtype, count in itertools.product(["float32", "float16"], COUNTS):
+        worker = [np.zeros(count, np.float32) for _ in range(n)]
+        server = [np.zeros(count, np.float32) for _ in range(n)]
+        kept = [(x.copy(), y.copy()) for x, y in zip(worker, server, strict=True)]
+        name = f"c.{next(_names)}"
+        for step in range(2):
+            inputs = [values(dtype, count + step, rank)[step:] for rank in range(n)]
+
+            def call(rank, context, inputs=inputs, dtype=dtype, kept=kept, step=step, name=name):
+                out = np.empty_like(inputs[rank])
+                context.post(native.C_LP_S, name, [view(inputs[rank], dtype, out)], op=op, exchange=exchange,
+                             prescale_factor=2.0, postscale_factor=0.25, hierarchical=1,
+                             worker_error=native.floats(kept[rank][0]), server_error=native.floats(kept[rank][1]),
+                             **codec.fields(10 * step + rank)).wait()
+                return out
+
+            outs = world.run(call)
+            if levels:
+                weight, factor = (len(hosts) / n, 0.25 / len(hosts)) if op == native.OP_AVERAGE else (1, 0.25)
+                sums = [within(dtype, inputs, members, 2, weight) for members in hosts]
+                parts = shards(hosts, count * inputs[0].itemsize, inputs[0].itemsize)
+            else:
+                sums, factor = [scaled(dtype, x, 2) for x in inputs], 0.25 / n if op == native.OP_AVERAGE else 0.25
+                parts = [(slice(0, count), list(range(n)))]
+            wanted = np.empty_like(inputs[0])
+            for part, owners in parts:
+                errors = {"worker_errors": [worker[rank][part] for rank in owners]}
+                if scatters:
+                    chunks = low_precision.chunks(part.stop - part.start, len(owners))
+                    # Flat, a server error begins with its chunk; in two levels it lies where the elements do.
+                    errors["server_errors"] = [
+                        server[rank][part][begin:end] if levels else server[rank][:end - begin]
+                        for rank, (begin, end) in zip(owners, chunks, strict=True)]
+                seeds = [10 * step + rank for rank in owners]
+                wanted[part] = oracle(codec, dtype, [x[part] for x in sums], seeds, factor, offset=part.start, **errors)
+            for rank, out in enumerate(outs):
+                assert_same_bits(out, wanted, (dtype, count, rank))
+                assert_same_bits(kept[rank][0], worker[rank], (dtype, count, rank))
+                assert_same_bits(kept[rank][1], server[rank], (dtype, count, rank))
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda c: f"{c.name}-{c.parameter}")
+def test_d_lp_s(world, codec):
+    hosts = world.hosts
+    for dtype, count in [("float32", 1000), ("bfloat16", 7), ("float32", 0), ("float32", 150_001),
+                         ("float32", 3 * low_precision.SEGMENT // 2)]:
+        if codec.size(dtype, 1) == 0:
+            continue
+        inputs, name = [values(dtype, count, rank) for rank in range(world.n)], f"d.{next(_names)}"
+
+        def call(rank, context, inputs=inputs, dtype=dtype, count=count, name=name):
+            replicas, value = [np.zeros(count, np.float32) for _ in range(3)], inputs[rank].copy()
+            for step in range(2):
+                context.post(native.D_LP_S, name, [view(value, dtype, "in place")], hierarchical=1,
+                             replicas=[native.floats(x) for x in replicas], **codec.fields(10 * step + rank)).wait()
+            assert_same_bits(value, inputs[rank], "only read")
+            return replicas
+
+        owns = []
+        for host, (members, mean) in enumerate(zip(hosts, means(dtype, inputs, hosts), strict=True)):
+            own = np.zeros(count, np.float32)
+            for step, part in itertools.product(range(2), segments(0, count)):
+                seed = segment_seed(10 * step + members[0], host, 0, part.start)
+                own[part] = own[part] + load(dtype, codec.round_trip(dtype, mean[part], seed))
+            owns.append(own)
+        for rank, (own, left, right) in enumerate(world.run(call)):
+            host = next(i for i, members in enumerate(hosts) if rank in members)
+            assert_same_bits(own, owns[host], (dtype, count, rank))
+            assert_same_bits(left, owns[host - 1], (dtype, count, rank))
+            assert_same_bits(right, owns[(host + 1) % len(hosts)], (dtype, count, rank))
+
+
+def test_ranks_that_disagree_all_hear_it(world):
+    if world.n == 1:
+        pytest.skip("one rank agrees with itself")
+
+    def call(rank, context):
+        array = np.ones(8, np.float32)
+        for kind, fields in ((native.D_FP_S, {}), (native.D_LP_S, MINMAX.fields()), (native.C_LP_S, MINMAX.fields())):
+            with pytest.raises(HorovodInternalError, match="a hierarchical one, but|for a flat one"):
+                context.post(kind, f"levels.{kind}", [view(array, "float32", "in place")], hierarchical=rank == 0,
+                             **fields).wait()
+        assert (array == 1).all()
+
+    world.run(call)
+
+
+def test_a_joined_rank_sends_zeros():
+    inputs = [values("float32", 500, rank) * (rank != 1) for rank in range(4)]
+
+    def call(rank, context):
+        array = inputs[rank].copy()
+        if rank != 1:
+            context.post(native.C_LP_S, "without rank 1", [view(array, "float32", "in place")], op=native.OP_AVERAGE,
+                         hierarchical=1, **MINMAX.fields()).wait()
+        context.post(native.JOIN, "join").wait()
+        return array
+
+    hosts = members_of("AABB")
+    with World(4, "auto", hosts=[f"{_boot}.{host}" for host in "AABB"]) as world:
+        outs = world.run(call)
+    sums = [within("float32", inputs, members, 1, 0.5) for members in hosts]
+    wanted = np.empty(500, np.float32)
+    for part, _ in shards(hosts, 2000, 4):
+        wanted[part] = low_precision.scatter_gather(MINMAX, "float32", [x[part] for x in sums], [0, 0], 0.5)
+    for rank in (0, 2, 3):
+        assert_same_bits(outs[rank], wanted, rank)
+
+
+def test_sets_without_shared_memory_say_so():
+    """The first 64 sets of a job have an area; hosts cannot be peers without one."""
+    def call(rank, context):
+        array = np.full(8, rank, np.float32)
+        for i in range(1, 65):
+            ranks = [r for r in range(8) if i >> r & 1 or r == 7] if i < 64 else [0, 1]
+            operation = context.post(native.PROCESS_SET_ADD, f"add.{i}", splits=ranks)
+            operation.wait()
+        assert operation.value == 64
+        if rank < 2:
+            with pytest.raises(HorovodInternalError, match="process set 64 has no shared memory of its own"):
+                context.post(native.D_FP_S, "late", [view(array, "float32", "in place")], hierarchical=1,
+                             process_set=64).wait()
+            context.post(native.D_FP_S, "late", [view(array, "float32", "in place")], process_set=64).wait()
+            assert (array == 0.5).all()
+
+    with World(8, "shm") as world:
+        world.run(call)

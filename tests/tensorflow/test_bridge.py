@@ -1,0 +1,173 @@
+"""The step bridge: the reducer inside eager code, graphs and programs compiled by XLA."""
+import pytest
+
+
+def reducer_in_every_way(algorithm):
+    import numpy as np
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+    from bagua_hvd.algorithms import base
+    from bagua_hvd.common import native
+    from bagua_hvd.common.buckets import Member
+    from bagua_hvd.common.reducer import Gradients, Reducer
+    from bagua_hvd.tensorflow.bridge import Bridge
+
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    shapes = [[3 + i % 5, 2] for i in range(40)]
+
+    class Views(Gradients):
+        def __init__(self):
+            self.views = {}
+
+        def view(self, index):
+            return self.views[index]
+
+        def discard(self):
+            self.views.clear()
+
+    views = Views()
+    members = [Member(f"w{i}", tuple(shape), native.FLOAT32) for i, shape in enumerate(shapes)]
+    reducer = Reducer(views, members, base.choose(algorithm, True), hvd.global_process_set)
+
+    def put(index, view):
+        assert view.src == view.dst and view.shape == tuple(shapes[index])
+        views.views[index] = view
+        reducer.gradient_ready(index)
+
+    def wait():
+        reducer.synchronize()
+        reducer.stepped()
+
+    bridge = Bridge(put, wait)
+
+    def step(x):
+        gradients = [tf.fill(shape, float(i)) * x for i, shape in enumerate(shapes)]
+        return [gradients[0] + 0.0, *bridge.exchange(gradients)]
+
+    x = tf.constant(float(rank + 1))
+    mean = (size + 1) / 2
+    for way in (lambda f: f, tf.function, lambda f: tf.function(f, jit_compile=True)):
+        function = way(step)
+        for _ in range(4):
+            first, *reduced = function(x)
+            np.testing.assert_array_equal(first, np.zeros(shapes[0]))
+            for i, tensor in enumerate(reduced):
+                # All elements of a gradient are equal, but the codec sees whole buckets.
+                tolerance = 1e-6 if algorithm is None else 40 * size / 250
+                np.testing.assert_allclose(tensor, np.full(shapes[i], i * mean), atol=tolerance, rtol=1e-6)
+    assert reducer.synchronizations == 12
+
+
+@pytest.mark.parametrize("algorithm", [None, "bytegrad"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_reducer(run_ranks, n, algorithm):
+    run_ranks(n, reducer_in_every_way, arguments={"algorithm": algorithm})
+
+
+def failures():
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+    from bagua_hvd.common import native
+    from bagua_hvd.tensorflow.bridge import Bridge
+
+    class Interrupted(Exception):
+        pass
+
+    def lost():
+        native.raise_for_status(native.ERR_PEER_LOST, "rank 7 was lost")
+
+    def mismatch(index, view):
+        native.raise_for_status(native.ERR_MISMATCH, "Mismatched everything")
+
+    def wrong():
+        raise ValueError("a wrong gradient")
+
+    def other(index, view):
+        raise Interrupted("something else")
+
+    def fine(*_):
+        pass
+
+    cases = [
+        (fine, lost, tf.errors.UnknownError, hvd.HorovodInternalError, "rank 7 was lost"),
+        (mismatch, fine, tf.errors.FailedPreconditionError, hvd.HorovodInternalError, "Mismatched everything"),
+        (fine, wrong, tf.errors.InvalidArgumentError, ValueError, "a wrong gradient"),
+        (other, fine, tf.errors.UnknownError, Interrupted, "Interrupted: something else"),
+    ]
+    xs = [tf.ones([2]), tf.ones([3])]
+    for put, wait, tf_error, error, text in cases:
+        for way in (lambda f: f, tf.function, lambda f: tf.function(f, jit_compile=True)):
+            bridge = Bridge(put, wait)
+            try:
+                way(lambda xs, bridge=bridge: bridge.exchange(xs))(xs)
+            except tf.errors.OpError as raised:
+                # XLA has one class for all failures.
+                assert isinstance(raised, (tf_error, tf.errors.InternalError)), type(raised)
+                assert text in str(raised), raised
+            else:
+                raise AssertionError("no error")
+            assert type(bridge.failure) is error and str(bridge.failure) in text
+
+    state = {"fail": True}
+
+    def sometimes():
+        if state["fail"]:
+            raise ValueError("now")
+
+    bridge = Bridge(fine, sometimes)
+    step = tf.function(lambda xs: bridge.exchange(xs))
+    try:
+        step(xs)
+    except tf.errors.InvalidArgumentError:
+        state["fail"] = False
+    step(xs)
+    assert bridge.failure is None
+
+    def make():
+        gone = Bridge(fine, fine)
+        return tf.function(lambda xs, exchange=gone.exchange: exchange(xs)).get_concrete_function(xs)
+
+    assert bridge.exchange([]) == []
+    assert make() is not None
+
+
+def test_exceptions_of_python_end_the_step(run_ranks):
+    run_ranks(1, failures)
+
+
+def memory_outlives_the_step():
+    import gc
+
+    import numpy as np
+    import tensorflow as tf
+
+    from bagua_hvd.common import native
+    from bagua_hvd.tensorflow.bridge import Bridge
+
+    kept = []
+
+    def put(index, view):
+        kept.append(view)
+        raise ValueError("given up")
+
+    for compiled in (False, True):
+        bridge = Bridge(put, lambda: None)
+        step = tf.function(lambda x, bridge=bridge: bridge.exchange([x * 2.0]), jit_compile=compiled)
+        for value in range(5):
+            try:
+                step(tf.fill([1000], float(value)))
+            except tf.errors.OpError:
+                pass
+    gc.collect()
+    for i, view in enumerate(kept):
+        address = native.ffi.cast("float *", view.src)
+        values = np.frombuffer(native.ffi.buffer(address, 4000), np.float32)
+        np.testing.assert_array_equal(values, np.full(1000, 2.0 * (i % 5), np.float32))
+
+
+def test_memory_lives_as_long_as_its_owner(run_ranks):
+    run_ranks(1, memory_outlives_the_step)

@@ -1,0 +1,244 @@
+"""What goes wrong, which exception says so, and that the job goes on where it can."""
+import pytest
+
+
+def disagreements():
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+
+    hvd.init()
+    rank = hvd.rank()
+
+    def check(fragment, call):
+        for make in (lambda f: f, tf.function):
+            try:
+                make(call)()
+            except tf.errors.FailedPreconditionError as error:
+                assert fragment in str(error), error
+            else:
+                raise AssertionError(f"no error: {fragment}")
+        assert int(hvd.allreduce(tf.constant(1), op=hvd.Sum)) == hvd.size()
+
+    check("Mismatched data types: One rank had type", lambda: hvd.allreduce(
+        tf.zeros([2], tf.float32 if rank else tf.float64), name="t"))
+    check("Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape",
+          lambda: hvd.allreduce(tf.zeros([2 + rank]), name="t"))
+    check("Mismatched operations: One rank did an",
+          lambda: hvd.allreduce(tf.zeros([2]), name="t") if rank else hvd.allgather(tf.zeros([2]), name="t"))
+    check("Mismatched reduction operation",
+          lambda: hvd.allreduce(tf.zeros([2]), op=hvd.Sum if rank else hvd.Min, name="t"))
+    check("Mismatched prescale and/or postscale factors",
+          lambda: hvd.allreduce(tf.zeros([2]), prescale_factor=1.0 + rank, name="t"))
+    check("Mismatched BROADCAST root ranks", lambda: hvd.broadcast(tf.zeros([2]), rank, name="t"))
+    check("rank-zero tensor", lambda: hvd.allgather(tf.constant(1.0), name="t"))
+    check("Mismatched ALLGATHER tensor shapes", lambda: hvd.allgather(tf.zeros([2, 3 + rank]), name="t"))
+    # One member of a group that differs: the whole group fails, on all ranks.
+    check("Mismatched ALLREDUCE tensor shapes",
+          lambda: hvd.grouped_allreduce([tf.zeros([2 + rank]), tf.zeros([5])], name="t")[1])
+
+
+def test_disagreements_reach_all_ranks_and_the_job_goes_on(run_ranks):
+    run_ranks(2, disagreements)
+
+
+def disagreement_compiled_by_xla():
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+
+    hvd.init()
+    for make in (lambda: hvd.allreduce(tf.zeros([2 + hvd.rank()]), name="t"),
+                 lambda: hvd.broadcast(tf.zeros([2]), hvd.rank(), name="t")):
+        try:
+            tf.function(make, jit_compile=True)()
+        except tf.errors.OpError as error:      # XLA has one class for all failures: InternalError
+            assert "Mismatched" in str(error)
+        else:
+            raise AssertionError("no error")
+    assert int(hvd.allreduce(tf.constant(1), op=hvd.Sum)) == hvd.size()
+
+
+def test_disagreements_in_programs_compiled_by_xla(run_ranks):
+    run_ranks(2, disagreement_compiled_by_xla)
+
+
+def wrong_calls():
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+
+    def check(exception, fragment, call, ways=(lambda f: f, tf.function)):
+        for make in ways:
+            try:
+                make(call)()
+            except exception as error:
+                assert fragment in str(error), error
+            else:
+                raise AssertionError(f"no error: {fragment}")
+
+    x = tf.zeros([4, 2])
+    compiled = (lambda f: tf.function(f, jit_compile=True),)
+    not_initialized = "Horovod has not been initialized; use hvd.init()."
+    check(tf.errors.FailedPreconditionError, not_initialized, lambda: hvd.allreduce(x))
+    check(tf.errors.OpError, not_initialized, lambda: hvd.allreduce(x), compiled)
+    check(tf.errors.FailedPreconditionError, not_initialized, lambda: hvd.size_op())
+    check(ValueError, not_initialized, hvd.rank)
+    assert int(hvd.process_set_included_op()) == -1
+    hvd.init()
+    invalid = tf.errors.InvalidArgumentError
+    check(invalid, "", lambda: hvd.alltoall(x, splits=[5, 0]))
+    check(invalid, "", lambda: hvd.alltoall(x, splits=[1, 1, 1]))
+    check(invalid, "32-bit integer splits", lambda: hvd.alltoall(x, splits=tf.constant([2, 2], tf.int64)))
+    check(invalid, "1-D splits", lambda: hvd.alltoall(x, splits=tf.constant([[2, 2]])))
+    check(invalid, "", lambda: hvd.alltoall(tf.zeros([3])))
+    check(invalid, "at least one dimension", lambda: hvd.reducescatter(tf.constant(1.0)))
+    check(tf.errors.AbortedError, "Reducescatter currently only supports AVERAGE and SUM.",
+          lambda: hvd.reducescatter(x, op=hvd.Max))
+    check(invalid, "invalid root rank", lambda: hvd.broadcast(x, 7))
+    check(ValueError, "", lambda: hvd.allreduce(x, op=hvd.Sum, average=True))
+    check(ValueError, "op=9", lambda: hvd.allreduce(x, op=9))
+    check(ValueError, "not registered", lambda: hvd.allreduce(x, process_set=hvd.ProcessSet([0])))
+    slices = tf.IndexedSlices(x, tf.range(4), None)
+    check(NotImplementedError, "sparse_as_dense", lambda: hvd.allreduce(slices, op=hvd.Adasum))
+    check(NotImplementedError, "Average or Sum", lambda: hvd.allreduce(slices, op=hvd.Max))
+    check(NotImplementedError, "prescale_factor", lambda: hvd.allreduce(slices, prescale_factor=2.0))
+    for dtype in (tf.bool, tf.complex64, tf.string):
+        check((TypeError, ValueError, tf.errors.InvalidArgumentError), "", lambda dtype=dtype: hvd.allreduce(
+            tf.constant(["a"]) if dtype == tf.string else tf.zeros([2], dtype)))
+    unknown = tf.TensorSpec([None])
+    check(ValueError, "known shapes", lambda: tf.function(
+        lambda x: hvd.allreduce(x), jit_compile=True, input_signature=[unknown])(x[:, 0]), (lambda f: f,))
+    assert int(hvd.allreduce(tf.constant(1), op=hvd.Sum)) == 2
+    hvd.shutdown()
+    check(tf.errors.FailedPreconditionError, not_initialized, lambda: hvd.allreduce(x))
+    hvd.init()
+    assert int(hvd.allreduce(tf.constant(1), op=hvd.Sum)) == 2
+
+
+def test_wrong_calls_are_refused_and_nothing_is_sent(run_ranks):
+    run_ranks(2, wrong_calls)
+
+
+def a_name_twice():
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+
+    hvd.init()
+
+    @tf.function
+    def step(x):
+        if hvd.rank() == 0:
+            return [hvd.allreduce(x, name="same", ignore_name_scope=True) for _ in range(2)]
+        return [hvd.allreduce(x, name="same", ignore_name_scope=True)]
+
+    # Rank 1 comes later, so that the first is still in flight when rank 0 reaches the second.
+    if hvd.rank() == 0:
+        try:
+            step(tf.ones([2]))
+        except tf.errors.InvalidArgumentError as error:
+            assert "same name as another tensor that is currently being processed" in str(error)
+        else:
+            raise AssertionError("no error")
+    else:
+        import time
+
+        time.sleep(1)
+        step(tf.ones([2]))
+    hvd.barrier()
+
+
+def test_duplicate_name(run_ranks):
+    run_ranks(2, a_name_twice)
+
+
+def lost_peer(compiled):
+    import os
+
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+    from bagua_hvd.tensorflow.elastic import translated_errors
+
+    hvd.init()
+
+    @tf.function(jit_compile=compiled)
+    def step(x):
+        return [hvd.allreduce(x, name=f"t{i}") for i in range(4)]
+
+    step(tf.ones([3]))
+    if hvd.rank() == 1:
+        os._exit(0)
+    try:
+        for _ in range(1000):
+            step(tf.ones([3]))
+    except tf.errors.OpError as error:
+        assert compiled or isinstance(error, tf.errors.UnknownError), type(error)
+        assert "rank 1 was lost" in str(error) or "shut down" in str(error), error
+    else:
+        raise AssertionError("no error")
+    try:
+        with translated_errors():
+            step(tf.ones([3]))
+    except hvd.HorovodInternalError:
+        return
+    raise AssertionError("no error")
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["graph", "xla"])
+def test_lost_rank(run_ranks, compiled):
+    run_ranks(3, lost_peer, arguments={"compiled": compiled})
+
+
+def shutdown_meanwhile():
+    import threading
+
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+
+    hvd.init()
+    errors = []
+    x = tf.ones([2])
+    name = f"only rank {hvd.rank()} asks"
+    step = tf.function(lambda x: hvd.allreduce(x, name=name)).get_concrete_function(x)
+
+    def run():
+        try:
+            step(x)
+        except tf.errors.OpError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    hvd.barrier()
+    hvd.shutdown()
+    thread.join()
+    assert len(errors) == 1
+    assert isinstance(errors[0], (tf.errors.UnknownError, tf.errors.FailedPreconditionError)), errors
+
+
+def test_shutdown_ends_what_is_in_flight(run_ranks):
+    run_ranks(2, shutdown_meanwhile)
+
+
+def without_custom_calls():
+    """As if this TensorFlow had no registry of custom calls."""
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+    from bagua_hvd.tensorflow import xla
+
+    hvd.init()
+    xla.missing = b"xla::CustomCallTargetRegistry"
+    try:
+        tf.function(lambda x: hvd.allreduce(x), jit_compile=True)(tf.ones([2]))
+    except NotImplementedError as error:
+        assert "xla::CustomCallTargetRegistry" in str(error) and "jit_compile=False" in str(error)
+    else:
+        raise AssertionError("no error")
+
+
+def test_a_tensorflow_without_custom_calls_says_so(run_ranks):
+    run_ranks(1, without_custom_calls)
