@@ -68,20 +68,23 @@ class Gradients:
 
 
 class _Numbers:
-    """Numbers the optimizers of this process, from 0 after each init(): all ranks name their operations alike.
+    """Numbers the optimizers of a process set, from 0 after each init(): all its ranks name their operations alike.
 
-    In an elastic job the numbers go on after a reset, for the optimizers live on; see share_numbers().
+    Each set has its own numbers, for ranks outside of it may have no such optimizer. In an elastic job the numbers go on
+    after a reset, for the optimizers live on; see share_numbers().
     """
 
     def __init__(self):
-        self.inits = self.next = 0
+        self.inits = 0
+        self.next = {}
 
-    def take(self):
+    def take(self, process_set=0):
         if self.inits != basics.runtime.inits and not basics.runtime.options.elastic:
-            self.next = 0
+            self.next = {}
         self.inits = basics.runtime.inits
-        self.next += 1
-        return self.next - 1
+        number = self.next.get(process_set, 0)
+        self.next[process_set] = number + 1
+        return number
 
 
 _numbers = _Numbers()
@@ -140,7 +143,7 @@ class Reducer:
         self._met = basics.runtime.inits    # by which init() the connections were made that the scratch belongs to
         self.model = Model("weights", gradients, group)
         self.buckets = self.model.gradients
-        self.renumber(optimizer_number())
+        self.renumber(optimizer_number(group.process_set_id))
         self.add(members, groups)
         algorithm.prepare(self.model)
 

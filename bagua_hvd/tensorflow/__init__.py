@@ -47,6 +47,10 @@ from bagua_hvd.tensorflow.functions import (
     broadcast_object_fn,
     broadcast_variables,
 )
+from bagua_hvd.tensorflow.gradient_aggregation import (
+    LocalGradientAggregationHelper,
+    LocalGradientAggregationHelperEager,
+)
 from bagua_hvd.tensorflow.mpi_ops import (
     allgather,
     allreduce,
@@ -66,7 +70,9 @@ from bagua_hvd.tensorflow.mpi_ops import (
     reducescatter,
     size_op,
 )
+from bagua_hvd.tensorflow.optimizer import DistributedOptimizer
 from bagua_hvd.tensorflow.sync_batch_norm import SyncBatchNormalization
+from bagua_hvd.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from bagua_hvd.tensorflow.util import _cache, _executing_eagerly, _make_subgraph, refs_to_vars, vars_to_refs
 
 __all__ = [name for name in globals() if not name.startswith("_")]

@@ -9,6 +9,7 @@ import functools
 
 import tensorflow as tf
 
+from bagua_hvd._keras.elastic import KerasState
 from bagua_hvd.common import basics
 from bagua_hvd.common.elastic import ObjectState, reset, run_fn
 from bagua_hvd.tensorflow.functions import broadcast_object, broadcast_variables
@@ -55,50 +56,7 @@ class translated_errors:
                 raise failure from error
 
 
-class _VariablesState(ObjectState):
-    """Variables, saved as arrays and sent as tensors, besides attributes that are pickled."""
-
-    def __init__(self, **kwargs):
-        # A name of its own, apart from what the script broadcasts.
-        super().__init__(
-            bcast_object=functools.partial(broadcast_object, name="elastic.state"), get_rank=basics.rank, **kwargs
-        )
-
-    def _variables(self):
-        """All variables of the state, by name of what they belong to."""
-        raise NotImplementedError
-
-    def _read(self, variables):
-        return [variable.numpy() for variable in variables]
-
-    def _write(self, variables, values):
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
-
-    def _broadcast(self, variables):
-        broadcast_variables(variables, root_rank=0)
-
-    def save(self):
-        self._saved = {name: self._read(variables) for name, variables in self._variables().items()}
-        super().save()
-
-    def restore(self):
-        if hasattr(self, "_saved"):
-            for name, variables in self._variables().items():
-                # Slots that were made after the last save stay as they are.
-                count = len(self._saved[name])
-                self._write(variables[:count], self._saved[name])
-        super().restore()
-
-    def sync(self):
-        with translated_errors():
-            for variables in self._variables().values():
-                self._broadcast(variables)
-        self.save()
-        super().sync()
-
-
-class TensorFlowKerasState(_VariablesState):
+class TensorFlowKerasState(KerasState):
     """Keras model and optimizer, and whatever else training needs in order to go on, as attributes.
 
     Args:
@@ -109,24 +67,10 @@ class TensorFlowKerasState(_VariablesState):
     """
 
     def __init__(self, model, optimizer=None, backend=None, **kwargs):
-        if not model.built:
-            raise ValueError(
-                "the model is not built, so its variables do not exist yet: call model.build(input_shape), or the "
-                "model on some data, first"
-            )
-        self.model = model
-        self.optimizer = optimizer or getattr(model, "optimizer", None)
-        if self.optimizer is not None and not getattr(self.optimizer, "built", True):
-            self.optimizer.build(model.trainable_variables)
-        super().__init__(**kwargs)
-        self.save()
-
-    def _variables(self):
-        optimizer = self.optimizer.variables if self.optimizer is not None else []
-        return {"model": list(self.model.variables), "optimizer": list(optimizer)}
+        super().__init__(model, optimizer, **kwargs)
 
 
-class TensorFlowState(_VariablesState):
+class TensorFlowState(ObjectState):
     """Variables, and whatever else training needs in order to go on, as attributes.
 
     Args:
@@ -138,11 +82,11 @@ class TensorFlowState(_VariablesState):
         self.variables = list(variables or tf.compat.v1.global_variables())
         self.session = session
         self._operations = None
-        super().__init__(**kwargs)
-        self.save()
-
-    def _variables(self):
-        return {"variables": self.variables}
+        self._saved_values = self._read()
+        # A name of its own, apart from what the script broadcasts.
+        super().__init__(
+            bcast_object=functools.partial(broadcast_object, name="elastic.state"), get_rank=basics.rank, **kwargs
+        )
 
     def _graph_operations(self):
         """(placeholders, assignments, broadcast), made once."""
@@ -153,18 +97,33 @@ class TensorFlowState(_VariablesState):
                 self._operations = placeholders, assignments, broadcast_variables(self.variables, 0)
         return self._operations
 
-    def _read(self, variables):
-        return super()._read(variables) if self.session is None else self.session.run(variables)
+    def _read(self):
+        if self.session is not None:
+            return self.session.run(self.variables)
+        return [variable.numpy() for variable in self.variables]
 
-    def _write(self, variables, values):
-        if self.session is None:
-            super()._write(variables, values)
-        else:
+    def _write(self, values):
+        if self.session is not None:
             placeholders, assignments, _ = self._graph_operations()
             self.session.run(assignments, dict(zip(placeholders, values, strict=True)))
+            return
+        for variable, value in zip(self.variables, values, strict=True):
+            variable.assign(value)
 
-    def _broadcast(self, variables):
-        if self.session is None:
-            super()._broadcast(variables)
-        else:
-            self.session.run(self._graph_operations()[2])
+    def save(self):
+        self._saved_values = self._read()
+        super().save()
+
+    def restore(self):
+        # Called by the constructor of ObjectState too, and then changes nothing.
+        self._write(self._saved_values)
+        super().restore()
+
+    def sync(self):
+        with translated_errors():
+            if self.session is None:
+                broadcast_variables(self.variables, root_rank=0)
+            else:
+                self.session.run(self._graph_operations()[2])
+        self._saved_values = self._read()
+        super().sync()

@@ -14,7 +14,11 @@ from zygote import Zygote
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_zygotes = {"torch": Zygote(), "tensorflow": Zygote("bagua_hvd.tensorflow")}
+_zygotes = {
+    "torch": Zygote(),
+    "tensorflow": Zygote("bagua_hvd.tensorflow"),
+    "keras on torch": Zygote("keras", KERAS_BACKEND="torch"),
+}
 
 
 class RankResult(NamedTuple):
@@ -47,7 +51,7 @@ def run_ranks(tmp_path, n, function, arguments=None, env=None, timeout=60, check
     `function` is one of the test's module, or a script's path; `arguments` are literals; `env` goes to every rank, a
     list of dicts to each its own. Unless check is False, every rank must end with 0 within `timeout` seconds.
     `rendezvous`: whether there is a meeting point; None: when there are several ranks. `framework`: what the processes
-    have imported already, "torch" or "tensorflow".
+    have imported already, "torch", "tensorflow", or "keras on torch" (and that is Keras' backend there).
     """
     from bagua_hvd.common import native
 

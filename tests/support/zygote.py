@@ -38,10 +38,15 @@ class ZygoteProcess:
 
 
 class Zygote:
-    """Starts the zygote with the first process. module: what it imports; must leave the process with one thread."""
+    """Starts the zygote with the first process.
 
-    def __init__(self, module="torch"):
+    Args:
+        module: what it imports; must leave the process with one thread. variables: of its environment.
+    """
+
+    def __init__(self, module="torch", **variables):
         self._module = module
+        self._variables = variables
         self._popen = None
         self._processes = {}
         self._buffer = b""
@@ -52,7 +57,7 @@ class Zygote:
             self._popen = subprocess.Popen(
                 [sys.executable, __file__, self._module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": environment["PYTHONPATH"],
-                     "TF_CPP_MIN_LOG_LEVEL": "3"},
+                     "TF_CPP_MIN_LOG_LEVEL": "3", **self._variables},
             )
             self._selector = selectors.DefaultSelector()
             self._selector.register(self._popen.stdout, selectors.EVENT_READ)

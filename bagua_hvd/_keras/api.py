@@ -1,0 +1,135 @@
+"""The functions of both Keras packages, before their signatures part."""
+import keras
+
+from bagua_hvd._keras import values
+from bagua_hvd._keras.backend import default_compression
+from bagua_hvd._keras.optimizer import load_model as _load_model
+from bagua_hvd._keras.optimizer import wrap
+from bagua_hvd.common.basics import Average, Sum
+from bagua_hvd.common.collectives import handle_average_backwards_compatibility
+from bagua_hvd.common.gradient_options import GradientOptions, groups_of
+from bagua_hvd.common.process_sets import global_process_set
+
+Compression = default_compression()
+
+
+def distributed_optimizer(optimizer, compression=Compression.none, sparse_as_dense=False,
+                          gradient_predivide_factor=1.0, op=Average, backward_passes_per_step=1,
+                          average_aggregated_gradients=False, num_groups=0, groups=None,
+                          process_set=global_process_set, scale_local_gradients=True, algorithm=None):
+    """Wraps a Keras optimizer so that gradients are reduced over the ranks before it applies them.
+
+    For model.compile(), compiled by XLA or not, and for apply_gradients() in a loop of one's own. What Keras saves with
+    it is the original optimizer: plain Keras loads it, and load_model() wraps it again.
+
+    Args:
+        optimizer: keras.Optimizer, also a LossScaleOptimizer. The result's class derives from its class and has its
+            name; hyperparameters and state are shared with it, and only the result should be used from then on.
+        compression: what is done to gradients before they travel: Compression.none, Compression.fp16 or your own.
+        sparse_as_dense: sparse gradients travel as dense ones; else their rows are gathered (but within XLA, whose
+            shapes are fixed, all travel dense).
+        gradient_predivide_factor: f: gradients are divided by f before the sum and multiplied by f / size after it.
+        op: Average or Sum.
+        backward_passes_per_step: gradients are summed over so many calls of apply(), then travel and are applied; the
+            other calls only advance `iterations`.
+        average_aggregated_gradients: divide that sum by backward_passes_per_step.
+        num_groups: deprecated, see groups.
+        groups: number of groups, or lists of variables, that travel in one operation each. None: buckets of about
+            BAGUA_DEFAULT_BUCKET_SIZE bytes (10 MiB).
+        process_set: the ranks that reduce; others apply local gradients.
+        scale_local_gradients: divide gradients of variables given to register_local_var() by the number of ranks.
+        algorithm: how gradients travel: a registered name such as "bytegrad", an Algorithm, or its class. None: the
+            name in BAGUA_ALGORITHM, else "gradient_allreduce".
+    Returns:
+        The optimizer; register_local_var(variable) excludes a variable from the reduction.
+    Raises:
+        ValueError: a wrong argument, or wrapped already; an unknown algorithm's sentence lists the known ones.
+    """
+    if op not in (Average, Sum):
+        raise ValueError(f"op currently only supports Average and Sum in Keras, not {op!r}")
+    options = GradientOptions(
+        compression=compression, sparse_as_dense=sparse_as_dense, op=op,
+        gradient_predivide_factor=gradient_predivide_factor, groups=groups_of(num_groups, groups),
+        process_set=process_set, algorithm=algorithm, scale_local_gradients=scale_local_gradients,
+    ).check()
+    return wrap(optimizer, options, backward_passes_per_step, average_aggregated_gradients)
+
+
+def partial_distributed_optimizer(optimizer, local_layers, **options):
+    """DistributedOptimizer that leaves the trainable weights of some layers local.
+
+    Args:
+        local_layers: a layer or a list of layers, built. options: see DistributedOptimizer.
+    Raises:
+        ValueError: local_layers holds something else than layers.
+    """
+    layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
+    if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
+        raise ValueError("local_layers: expected keras layers")
+    wrapped = distributed_optimizer(optimizer, **options)
+    for layer in layers:
+        for variable in layer.trainable_weights:
+            wrapped.register_local_var(variable)
+    return wrapped
+
+
+def broadcast_global_variables(root_rank):
+    """What Horovod has for graphs of TensorFlow 1.
+
+    Raises:
+        RuntimeError: always, as with Horovod in eager mode.
+    """
+    raise RuntimeError(
+        "hvd.broadcast_global_variables() does not support eager execution. Please use "
+        "hvd.callbacks.BroadcastGlobalVariablesCallback or hvd.broadcast_variables(model.variables, root_rank) instead."
+    )
+
+
+def allreduce(value, name, average, prescale_factor, postscale_factor, op, compression):
+    """Reduces a value over all ranks.
+
+    Args:
+        value: number, array, or tensor of the backend.
+        average: True for op=Average, False for op=Sum; not together with op.
+        name: ranks match operations by it; None: by the order of unnamed operations.
+        prescale_factor, postscale_factor: multiply before and after the reduction.
+        compression: Compression.fp16: floating values travel as float16.
+    Returns:
+        A NumPy value.
+    """
+    op = handle_average_backwards_compatibility(op, average)
+    array = values.to_array(value)
+    dtype = array.dtype
+    halved = compression is Compression.fp16 and dtype.kind == "f"
+    reduced = values.allreduce(array.astype("float16") if halved else array, name, op, prescale_factor,
+                               postscale_factor)
+    return reduced.astype(dtype) if halved else reduced
+
+
+def allgather(value, name=None):
+    """Concatenates the ranks' values along the first dimension, in rank order; returns a NumPy array."""
+    return values.allgather(value, name)
+
+
+def broadcast(value, root_rank, name=None):
+    """The value of the rank `root_rank`, on all ranks; returns a NumPy value."""
+    return values.broadcast(value, root_rank, name)
+
+
+def reducescatter(value, name=None, op=Average):
+    """Reduces a value and leaves to each rank its slice of the first dimension; returns a NumPy array."""
+    return values.reducescatter(value, name, op)
+
+
+def load_model(filepath, custom_optimizers=None, custom_objects=None, compression=Compression.none, legacy_opts=False):
+    """Loads a saved model, and wraps its optimizer by DistributedOptimizer, with the state that was saved.
+
+    Args:
+        filepath: as for keras.models.load_model().
+        custom_optimizers: list of optimizer classes that Keras does not know.
+        custom_objects: dict of name -> class or function, as for keras.models.load_model().
+        compression: see DistributedOptimizer.
+        legacy_opts: accepted for Horovod's sake; Keras 3 has no legacy optimizers.
+    """
+    return _load_model(filepath, lambda optimizer: distributed_optimizer(optimizer, compression=compression),
+                       custom_optimizers, custom_objects)

@@ -1,0 +1,52 @@
+"""How gradients are reduced on the backend that Keras runs on.
+
+A reduction is an object with
+
+    reduction(gradients, variables)     reduced gradients, in their order; None where there was None
+    stepped()                           the optimizer has applied them
+    dense(gradient)                     a gradient that can be added up
+    identify(variable)                  the key by which a variable is known
+    register_local(variable)            from now on this one is not reduced
+    reset()                             forget what is pending
+"""
+from contextlib import nullcontext
+
+import keras
+
+
+def make_reduction(options):
+    """The reduction of GradientOptions on this backend.
+
+    Raises:
+        NotImplementedError: the backend is neither tensorflow nor torch.
+    """
+    name = keras.backend.backend()
+    if name == "tensorflow":
+        from bagua_hvd.tensorflow.reduction import Reduction
+
+        return Reduction(options, weights=True)
+    if name == "torch":
+        from bagua_hvd._keras.torch_reduction import Reduction
+
+        return Reduction(options)
+    raise NotImplementedError(
+        f"KERAS_BACKEND={name}: distributed optimizers work on the backends tensorflow and torch"
+    )
+
+
+def default_compression():
+    """Compression of the backend: classes none and fp16."""
+    if keras.backend.backend() == "torch":
+        from bagua_hvd.torch.compression import Compression
+    else:
+        from bagua_hvd.tensorflow.compression import Compression
+    return Compression
+
+
+def translated_errors():
+    """A context in which a failed collective raises HorovodInternalError, whatever the backend makes of it."""
+    if keras.backend.backend() != "tensorflow":
+        return nullcontext()
+    from bagua_hvd.tensorflow.elastic import translated_errors
+
+    return translated_errors()

@@ -1,0 +1,28 @@
+# ruff: noqa: F401  (this file is the list of what both Keras packages have of the basics)
+"""The names of common/ that scripts find in both Keras packages."""
+from bagua_hvd.common.basics import (
+    Average,
+    Sum,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from bagua_hvd.common.process_sets import global_process_set

@@ -1,0 +1,183 @@
+"""The callbacks of both Keras packages; they work on any backend of Keras 3.
+
+Momentum correction (Goyal et al., arXiv:1706.02677) when the learning rate changes from old to new:
+
+    v <- m (new / old) v - new g       instead of       v <- m v - new g
+
+Here v itself is scaled before the step. It is the same step, and a compiled one obeys it, for which m is a constant.
+"""
+import keras
+
+from bagua_hvd._keras import values
+from bagua_hvd._keras.optimizer import innermost
+from bagua_hvd.common import basics
+
+
+def _optimizer_variables(optimizer):
+    return [] if optimizer is None else list(optimizer.variables)
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+    """Gives all ranks the root's model and optimizer, once, at the end of the first batch.
+
+    By then everything is built, also models that take their shapes from the data.
+
+    Args:
+        root_rank: global rank.
+        device: accepted for Horovod's sake.
+        local_variables: variables that stay as they are on each rank.
+    Raises:
+        ValueError: local_variables holds something else than variables.
+    """
+
+    def __init__(self, root_rank, device="", local_variables=None):
+        super().__init__()
+        self.root_rank = root_rank
+        self.local_variables = list(local_variables or [])
+        self.broadcast_done = False
+        if not all(hasattr(variable, "assign") for variable in self.local_variables):
+            raise ValueError("local_variables: expected variables, such as layer.trainable_weights")
+
+    def register_local_var(self, variable):
+        """Excludes one more variable."""
+        self.local_variables.append(variable)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.broadcast_done:
+            return
+        local = {id(variable) for variable in self.local_variables}
+        local |= {id(variable.value) for variable in self.local_variables if isinstance(variable, keras.Variable)}
+        variables = [
+            variable for variable in self.model.weights + _optimizer_variables(self.model.optimizer)
+            if id(variable) not in local and id(variable.value) not in local
+        ]
+        values.broadcast_variables(variables, self.root_rank, "BroadcastGlobalVariablesCallback")
+        self.broadcast_done = True
+
+
+class MetricAverageCallback(keras.callbacks.Callback):
+    """Averages all entries of `logs` over the ranks at the end of every epoch, in sorted order of their names.
+
+    Put it before callbacks that read metrics, such as ReduceLROnPlateau, so that all ranks do the same.
+
+    Args:
+        device: accepted for Horovod's sake.
+    """
+
+    def __init__(self, device=""):
+        super().__init__()
+
+    def on_epoch_end(self, epoch, logs=None):
+        for name in sorted(logs or {}):
+            logs[name] = float(values.allreduce(float(logs[name]), name=f"MetricAverageCallback.{name}"))
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):
+    """Sets the learning rate to initial_lr * multiplier(epoch), and puts it into `logs` as "lr".
+
+    Args:
+        initial_lr: learning rate at multiplier 1.
+        multiplier: function of the epoch; or a number m, which means m ** (epoch - start_epoch).
+        start_epoch, end_epoch: epochs in which it works, the last one excluded; None: to the end.
+        staircase: set it at the first batch of an epoch only; else at every batch, and epochs have fractions.
+        momentum_correction: see the module; for optimizers that have a `momentum`.
+        steps_per_epoch: batches in an epoch, to compute fractions; None: as Keras says.
+    Raises:
+        ValueError: no initial_lr; or, when training begins, steps_per_epoch is needed and Keras does not know it.
+    """
+
+    def __init__(self, initial_lr, multiplier, start_epoch=0, end_epoch=None, staircase=True, momentum_correction=True,
+                 steps_per_epoch=None):
+        super().__init__()
+        if initial_lr is None:
+            raise ValueError("Parameter `initial_lr` is required")
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
+        self.current_epoch = None
+
+    def _learning_rate(self):
+        return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+
+    def _adjust(self, epoch):
+        old, new = self._learning_rate(), self.initial_lr * self.multiplier(epoch)
+        self.model.optimizer.learning_rate = new
+        if self.momentum_correction and old and new != old:
+            optimizer = innermost(self.model.optimizer)
+            if getattr(optimizer, "momentum", 0):
+                for velocity in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", ()):
+                    velocity.assign(velocity * (new / old))
+
+    def on_train_begin(self, logs=None):
+        if not self.steps_per_epoch:
+            self.steps_per_epoch = (self.params or {}).get("steps")
+        if not self.staircase and not self.steps_per_epoch:
+            raise ValueError(
+                f"Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter to "
+                f"the {type(self).__name__}()."
+            )
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        epoch = self.current_epoch
+        if epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
+            return
+        if not self.staircase:
+            self._adjust(epoch + batch / self.steps_per_epoch)
+        elif batch == 0:
+            self._adjust(epoch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if logs is not None:
+            logs["lr"] = self._learning_rate()
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from initial_lr / size to initial_lr over the first epochs.
+
+    With w = warmup_epochs, n ranks, and e = epoch + (batch + 1) / steps_per_epoch:
+
+        lr = initial_lr / n * (e (n - 1) / w + 1)
+
+    which is initial_lr at the last batch of epoch w - 1, and stays.
+
+    Args:
+        initial_lr: the rate to reach, already multiplied by the number of ranks.
+        verbose: 1: the first rank says when it is reached. The others: see LearningRateScheduleCallback.
+    """
+
+    def __init__(self, initial_lr, warmup_epochs=5, momentum_correction=True, steps_per_epoch=None, verbose=0):
+        def multiplier(epoch):
+            epoch += 1.0 / self.steps_per_epoch
+            size = basics.size()
+            return 1.0 / size * (epoch * (size - 1) / warmup_epochs + 1)
+
+        super().__init__(initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, logs)
+        if epoch == self.end_epoch - 1 and self.verbose > 0 and basics.rank() == 0:
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._learning_rate():g}.")
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """ModelCheckpoint that keeps the best only. Set its `filepath` before training; an estimator does that."""
+
+    def __init__(self, monitor="val_loss", verbose=0, save_weights_only=False, mode="auto", save_freq="epoch"):
+        # Keras checks the ending of a path that it must have, and that is not known yet.
+        path = "best.weights.h5" if save_weights_only else "best.keras"
+        super().__init__(path, monitor=monitor, verbose=verbose, save_best_only=True,
+                         save_weights_only=save_weights_only, mode=mode, save_freq=save_freq)
+        self.filepath = None
+
+    def _save_model(self, epoch, batch, logs):
+        if self.filepath is None:
+            raise ValueError("BestModelCheckpoint has no filepath: set callback.filepath before training")
+        super()._save_model(epoch, batch, logs)

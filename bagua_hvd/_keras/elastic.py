@@ -1,0 +1,160 @@
+"""Elastic training with Keras: the state of a model and its optimizer, and the callbacks that keep it up to date."""
+import functools
+
+import keras
+
+from bagua_hvd._keras import values
+from bagua_hvd._keras.backend import translated_errors
+from bagua_hvd._keras.optimizer import forget_step
+from bagua_hvd.common import basics, objects
+from bagua_hvd.common.elastic import ObjectState, reset, run_fn
+
+
+def _broadcast_object(obj):
+    # A name of its own, apart from what the script broadcasts.
+    return objects.broadcast_object(basics.context(), obj, 0, basics.rank() == 0, "elastic.state")
+
+
+class KerasState(ObjectState):
+    """Model, optimizer and whatever else training needs in order to go on, as attributes.
+
+    Args:
+        model: built (its weights exist).
+        optimizer: None: the one that the model was compiled with, if any.
+        kwargs: further attributes with their first values; see ObjectState.
+    Raises:
+        ValueError: the model is not built: its variables do not exist yet.
+    """
+
+    def __init__(self, model, optimizer=None, **kwargs):
+        if not model.built or not model.weights:
+            raise ValueError("Model must be built first. Run `model.build(input_shape)`, or the model on some data.")
+        self.model = model
+        self.optimizer = optimizer or getattr(model, "optimizer", None)
+        if self.optimizer is not None and not self.optimizer.built:
+            self.optimizer.build(model.trainable_variables)
+        self._save_model()
+        super().__init__(_broadcast_object, basics.rank, **kwargs)
+
+    def _variables(self):
+        return [*self.model.weights, *(self.optimizer.variables if self.optimizer is not None else ())]
+
+    def _save_model(self):
+        self._saved_values = [values.to_array(variable).copy() for variable in self._variables()]
+
+    def save(self):
+        self._save_model()
+        super().save()
+
+    def restore(self):
+        for variable, value in zip(self._variables(), self._saved_values, strict=True):
+            variable.assign(value)
+        forget_step(self.optimizer)
+        super().restore()
+
+    def sync(self):
+        forget_step(self.optimizer)
+        values.broadcast_variables(self._variables(), 0, "elastic.state.variables")
+        self._save_model()
+        super().sync()
+
+
+class CommitStateCallback(keras.callbacks.Callback):
+    """Commits the state after every few batches, and at the end of every epoch.
+
+    Args:
+        state: an elastic state. batches_per_commit: more is faster, and loses more when a rank is lost.
+    """
+
+    def __init__(self, state, batches_per_commit=1):
+        super().__init__()
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self._batches_left = batches_per_commit
+
+    def on_train_begin(self, logs=None):
+        self._batches_left = self.batches_per_commit
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._batches_left -= 1
+        if self._batches_left == 0:
+            self.state.commit()
+            self._batches_left = self.batches_per_commit
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.state.commit()
+
+
+class UpdateBatchStateCallback(keras.callbacks.Callback):
+    """Keeps in `state.batch` how many batches of this epoch are done; 0 at its end.
+
+    When fit() begins with some done, its first epoch is so many batches shorter. Put it before callbacks that may stop
+    the training, and before CommitStateCallback.
+
+    Args:
+        state: an elastic state with an attribute `batch`, at first 0.
+    """
+
+    def __init__(self, state):
+        super().__init__()
+        self.state = state
+        self._done = 0
+        self._cut = False
+
+    def on_train_begin(self, logs=None):
+        self._done = self.state.batch
+        self._cut = False
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.state.batch = self._done + batch + 1
+        steps = (self.params or {}).get("steps")
+        if self._done and steps and self.state.batch >= steps:
+            # Keras leaves the loop over the batches, then looks again after on_epoch_end().
+            self._cut = self.model.stop_training = True
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self._cut:
+            self._cut = self.model.stop_training = False
+        self._done = self.state.batch = 0
+
+
+class UpdateEpochStateCallback(keras.callbacks.Callback):
+    """Keeps in `state.epoch` how many epochs are done, over all calls of fit().
+
+    Args:
+        state: an elastic state with an attribute `epoch`, at first 0.
+    """
+
+    def __init__(self, state):
+        super().__init__()
+        self.state = state
+        self._offset = None
+
+    def on_train_begin(self, logs=None):
+        self._offset = None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        # fit(epochs=total - state.epoch) and fit(initial_epoch=state.epoch, epochs=total) are both in use.
+        if self._offset is None:
+            self._offset = self.state.epoch - epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.state.epoch = self._offset + epoch + 1
+
+
+def run(func):
+    """Decorator: `func` goes on when ranks are lost or the hosts change.
+
+    Before the first call of `func` and after every change, the state is synchronized from rank 0. No collective may be
+    called before that: ranks that join later begin there.
+
+    Args:
+        func: function whose first argument is the state, such as a KerasState.
+    """
+
+    @functools.wraps(func)
+    def translated(state, *args, **kwargs):
+        with translated_errors():
+            return func(state, *args, **kwargs)
+
+    return run_fn(translated, reset)

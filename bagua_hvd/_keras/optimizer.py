@@ -1,0 +1,246 @@
+"""DistributedOptimizer for Keras 3: a subclass of the optimizer's class that reduces gradients inside apply().
+
+All ways to train with Keras lead through Optimizer.apply(): fit(), compiled by XLA or not, train_on_batch(),
+apply_gradients() in a loop of one's own. Gradients are reduced there before Keras clips, unscales or looks at them.
+When a class takes another way, its update would use gradients of this rank alone; that is an error, not a surprise
+at the end of training.
+
+How they are reduced is the backend's matter (_keras/backend.py); here is what every backend has: accumulation over
+backward passes, loss scaling, serialization under the name of the original class.
+"""
+from contextlib import contextmanager
+
+import keras
+from keras import ops
+
+from bagua_hvd._keras.backend import make_reduction
+
+NOT_REDUCED = (
+    "{name} is about to apply gradients that have not been reduced over the ranks, which would drive the ranks' "
+    "weights apart: apply them by optimizer.apply(), apply_gradients() or fit(), not by calling {method}() directly."
+)
+
+
+class _Distribution:
+    """What a distributed optimizer has beside the attributes of its class.
+
+    Attributes:
+        reduction: function of (gradients, variables) that returns reduced gradients.
+        reduced: gradients that are being applied have been reduced.
+    """
+
+    def __init__(self, options, passes, average_aggregated):
+        self.reduction = make_reduction(options)
+        self.passes = passes
+        self.average_aggregated = average_aggregated
+        self.reduced = False
+        self._counter = None
+        self._sums = {}             # by variable: what this window's passes have added up
+
+    @contextmanager
+    def applying(self):
+        self.reduced = True
+        try:
+            yield
+        finally:
+            self.reduced = False
+
+    def build(self, variables):
+        """Makes the variables that accumulation needs. They are no optimizer variables: a checkpoint is the class's."""
+        if self.passes > 1 and self._counter is None:
+            self._counter = keras.Variable(0, dtype="int32", trainable=False, name="backward_passes")
+        if self.passes > 1:
+            for variable in variables:
+                key = self.reduction.identify(variable)
+                if key not in self._sums:
+                    self._sums[key] = keras.Variable(
+                        ops.zeros(variable.shape, variable.dtype), trainable=False, name="gradient_sum"
+                    )
+
+    def reset(self):
+        """Forgets accumulated gradients and whatever is pending."""
+        self.reduction.reset()
+        for variable in (self._counter, *self._sums.values()):
+            if variable is not None:
+                variable.assign(ops.zeros_like(variable))
+
+    def apply(self, optimizer, gradients, variables, apply):
+        """Reduces the gradients and applies them by `apply`; or adds them up, until the last pass of the window.
+
+        Args:
+            optimizer: whose iterations advance where nothing is applied.
+            apply: function of gradients.
+        """
+        if self.passes == 1:
+            self._apply_reduced(gradients, variables, apply)
+            return
+        self.build(variables)
+        sums = [
+            None if gradient is None else self._sums[self.reduction.identify(variable)]
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
+        self._counter.assign_add(1)
+        for total, gradient in zip(sums, gradients, strict=True):
+            if total is not None:
+                total.assign_add(ops.cast(self.reduction.dense(gradient), total.dtype))
+
+        def last_pass():
+            factor = 1.0 / self.passes if self.average_aggregated else None
+            totals = [
+                total if total is None else ops.convert_to_tensor(total) if factor is None else total * factor
+                for total in sums
+            ]
+            self._apply_reduced(totals, variables, apply)
+            for total in sums:
+                if total is not None:
+                    total.assign(ops.zeros_like(total))
+
+        def other_pass():
+            innermost(optimizer)._iterations.assign_add(1)
+
+        ops.cond(ops.equal(self._counter % self.passes, 0), last_pass, other_pass)
+
+    def _apply_reduced(self, gradients, variables, apply):
+        gradients = self.reduction(gradients, variables)
+        with self.applying():
+            apply(gradients)
+        self.reduction.stepped()
+
+
+class Distributed:
+    """What DistributedOptimizer puts before the class of the optimizer it is given."""
+
+    _settings = None        # arguments for _Distribution; in the subclass
+
+    @property
+    def distribution(self):
+        """Made when first asked for, so that from_config() of the class needs to know nothing of it."""
+        distribution = self.__dict__.get("_distribution")
+        if distribution is None:
+            # Not through __setattr__, which tracks what Keras is to save.
+            distribution = self.__dict__["_distribution"] = _Distribution(*self._settings)
+        return distribution
+
+    @property
+    def algorithm(self):
+        """The Algorithm by which gradients travel."""
+        return self._settings[0].algorithm
+
+    def register_local_var(self, var):
+        """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
+        scale_local_gradients is False."""
+        self.distribution.reduction.register_local(var)
+
+    def build(self, variables):
+        super().build(variables)
+        self.distribution.build(variables)
+
+    def apply(self, grads, trainable_variables=None):
+        apply = super().apply
+        gradients = list(grads)
+        if self.distribution.reduced or not gradients:      # reduced: by a LossScaleOptimizer around this one
+            return apply(gradients, trainable_variables)
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        if not self.built:
+            # Within the condition of an accumulation, variables cannot be made.
+            with keras.name_scope(self.name, caller=self):
+                self.build(variables)
+            self.built = True
+        return self.distribution.apply(self, gradients, variables, lambda reduced: apply(reduced, variables))
+
+    def _require_reduced(self, method):
+        if not self.distribution.reduced:
+            raise RuntimeError(NOT_REDUCED.format(name=type(self).__name__, method=method))
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        self._require_reduced("_backend_update_step")
+        return super()._backend_update_step(grads, trainable_variables, learning_rate)
+
+    def update_step(self, gradient, variable, learning_rate):
+        self._require_reduced("update_step")
+        return super().update_step(gradient, variable, learning_rate)
+
+
+# compile() of a model with dtype policy mixed_float16 puts a LossScaleOptimizer around the one it is given. That looks
+# for infinities in its gradients and applies them conditionally; so it is there that they must be reduced already, or
+# the ranks would take different branches, and some wait for the others forever.
+_scaled_apply = keras.optimizers.LossScaleOptimizer.apply
+
+
+def _apply_scaled(self, grads, trainable_variables=None):
+    inner = self.inner_optimizer
+    gradients = list(grads)
+    if not isinstance(inner, Distributed) or inner.distribution.reduced or not gradients:
+        return _scaled_apply(self, gradients, trainable_variables)
+    variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+    if not self.built:
+        with keras.name_scope(self.name, caller=self):
+            self.build(variables)
+        self.built = True
+    return inner.distribution.apply(
+        self, gradients, variables, lambda reduced: _scaled_apply(self, reduced, variables)
+    )
+
+
+def innermost(optimizer):
+    """The optimizer that holds the hyperparameters: without a LossScaleOptimizer around it."""
+    while getattr(optimizer, "inner_optimizer", None) is not None:
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def forget_step(optimizer):
+    """Drops what a distributed optimizer has accumulated or pending; others are left alone."""
+    while optimizer is not None:
+        if isinstance(optimizer, Distributed):
+            optimizer.distribution.reset()
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+
+
+def _subclass(base, settings):
+    """A class of the same name, which Keras saves as `base`: what it saved loads without this package."""
+    cls = type(base.__name__, (Distributed, base), {
+        "__doc__": base.__doc__, "__module__": base.__module__, "__qualname__": base.__qualname__,
+        "_settings": settings,
+    })
+    package, _, name = keras.saving.get_registered_name(base).rpartition(">")
+    if package:
+        for registered in (cls, base):      # the last one is what loading finds
+            keras.saving.register_keras_serializable(package, name)(registered)
+    return cls
+
+
+def wrap(optimizer, options, passes=1, average_aggregated=False):
+    """The distributed optimizer; hyperparameters, variables and state are shared with the given one.
+
+    Args:
+        optimizer: keras.Optimizer; only the result should be used from then on.
+        options: GradientOptions, checked.
+        passes, average_aggregated: backward_passes_per_step, average_aggregated_gradients.
+    Raises:
+        ValueError: not a Keras 3 optimizer, or a distributed one already.
+    """
+    if isinstance(optimizer, Distributed) or isinstance(innermost(optimizer), Distributed):
+        raise ValueError("the optimizer is a DistributedOptimizer already")
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ValueError(f"expected a keras.optimizers.Optimizer, not {optimizer!r}")
+    if passes <= 0:
+        raise ValueError(f"backward_passes_per_step must be > 0, not {passes}")
+    if keras.optimizers.LossScaleOptimizer.apply is _scaled_apply:
+        keras.optimizers.LossScaleOptimizer.apply = _apply_scaled
+    cls = _subclass(type(optimizer), (options, passes, average_aggregated))
+    wrapped = cls.__new__(cls)
+    wrapped.__dict__.update(optimizer.__dict__)
+    distribution = wrapped.distribution     # now: what the algorithm cannot serve is refused here
+    if wrapped.built:
+        distribution.build(wrapped._trainable_variables)
+    return wrapped
+
+
+def load_model(filepath, wrap_optimizer, custom_optimizers, custom_objects):
+    """keras.models.load_model(), and its optimizer wrapped by `wrap_optimizer`, with the state that was saved."""
+    classes = {cls.__name__: cls for cls in custom_optimizers or ()}
+    model = keras.models.load_model(filepath, custom_objects={**classes, **(custom_objects or {})})
+    if model.optimizer is not None:
+        model.optimizer = wrap_optimizer(model.optimizer)
+    return model

@@ -1,0 +1,107 @@
+"""Collectives on values that Python holds: numbers, lists, arrays, tensors of any framework.
+
+They are copied into NumPy arrays and travel from there, on every backend of Keras alike. For weights before training,
+metrics between epochs and the state of elastic jobs; not for gradients. The rules are in common/collectives.py.
+"""
+import numpy as np
+
+from bagua_hvd.common import collectives, native
+from bagua_hvd.common.basics import Average
+from bagua_hvd.common.frontend import Frontend
+from bagua_hvd.common.native import TensorView
+from bagua_hvd.common.process_sets import global_process_set
+
+_DTYPES = {
+    "uint8": native.UINT8, "int8": native.INT8, "uint16": native.UINT16, "int16": native.INT16, "int32": native.INT32,
+    "int64": native.INT64, "float16": native.FLOAT16, "float32": native.FLOAT32, "float64": native.FLOAT64,
+    "bool": native.BOOL, "bfloat16": native.BFLOAT16,       # the last one is ml_dtypes', which frameworks bring along
+}
+
+
+class NumpyFrontend(Frontend):
+    """NumPy arrays, C-contiguous, as the core sees them."""
+
+    name = "numpy"
+    reducible = frozenset({
+        native.UINT8, native.INT8, native.INT32, native.INT64, native.FLOAT16, native.FLOAT32, native.FLOAT64,
+        native.BFLOAT16,
+    })
+
+    def view(self, tensor, output=None):
+        dtype = _DTYPES.get(tensor.dtype.name)
+        if dtype is None:
+            raise ValueError(f"Tensor type {self.type_name(tensor)} is not supported.")
+        dst = 0 if output is None else output.ctypes.data
+        return TensorView(tensor.ctypes.data, dst, tensor.shape, dtype, (tensor, output))
+
+    def allocate_like(self, tensor, dim0=None):
+        shape = tensor.shape if dim0 is None else (dim0, *tensor.shape[1:])
+        return np.empty(shape, tensor.dtype)
+
+    def wrap_result(self, address, nbytes, shape, dtype, owner):
+        numpy_dtype = np.dtype(next(name for name, code in _DTYPES.items() if code == dtype))
+        if not nbytes:
+            return np.empty(shape, numpy_dtype)
+        return np.frombuffer(native.buffer(owner, nbytes), numpy_dtype).reshape(shape)
+
+    def int32_tensor(self, values, like=None):
+        return np.array(values, np.int32)
+
+    def splits(self, splits):
+        return [int(split) for split in splits]
+
+    def shape(self, tensor):
+        return tensor.shape
+
+    def type_name(self, tensor):
+        return f"numpy.{tensor.dtype}"
+
+
+frontend = NumpyFrontend()
+
+
+def to_array(value):
+    """The value as a C-contiguous NumPy array, not copied where it is one already."""
+    if hasattr(value, "detach"):                # torch
+        value = value.detach().cpu()
+    # np.ascontiguousarray would make 0-d arrays 1-d.
+    return np.asarray(value.numpy() if hasattr(value, "numpy") else value, order="C")
+
+
+def allreduce(value, name=None, op=Average, prescale_factor=1.0, postscale_factor=1.0,
+              process_set=global_process_set):
+    """The reduced value, a NumPy array (a scalar for a 0-d value). See collectives.allreduce."""
+    return collectives.allreduce(
+        frontend, to_array(value), False, name, op, prescale_factor, postscale_factor, process_set, blocking=True
+    ).wait()[()]
+
+
+def allgather(value, name=None, process_set=global_process_set):
+    """All ranks' values, concatenated along the first dimension. See collectives.allgather."""
+    return collectives.allgather(frontend, to_array(value), name, process_set, blocking=True).wait()
+
+
+def reducescatter(value, name=None, op=Average, process_set=global_process_set):
+    """This rank's slice of the reduced value. See collectives.reducescatter."""
+    return collectives.reducescatter(frontend, to_array(value), name, op, process_set, blocking=True).wait()
+
+
+def broadcast(value, root_rank, name=None, process_set=global_process_set):
+    """The root's value. See collectives.broadcast."""
+    return collectives.broadcast(
+        frontend, to_array(value), root_rank, False, name, process_set, blocking=True
+    ).wait()[()]
+
+
+def broadcast_variables(variables, root_rank, name, process_set=global_process_set):
+    """Assigns to Keras variables the values that they have on the root; in one order on all ranks.
+
+    Args:
+        name: of the operations, with the variable's number after it; unique in this process.
+    """
+    running = [
+        (variable, collectives.broadcast(frontend, to_array(variable), root_rank, False, f"{name}.{i}", process_set))
+        for i, variable in enumerate(variables)
+    ]
+    for variable, pending in running:
+        variable.assign(pending.wait())

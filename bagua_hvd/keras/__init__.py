@@ -1,0 +1,56 @@
+# ruff: noqa: F401, F403, F405  (this file is the list of what scripts use)
+"""bagua_hvd for Keras: `import bagua_hvd.keras as hvd` where a script has `import horovod.keras as hvd`.
+
+It follows the backend that Keras runs on: tensorflow, or torch (KERAS_BACKEND=torch).
+"""
+from bagua_hvd import algorithms
+from bagua_hvd._keras import api as _api
+from bagua_hvd._keras.api import (
+    Compression,
+    allgather,
+    broadcast,
+    broadcast_global_variables,
+    load_model,
+    reducescatter,
+)
+from bagua_hvd._keras.basics import *
+from bagua_hvd.common.basics import Adasum
+from bagua_hvd.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from bagua_hvd.common.util import doc_from as _doc_from
+from bagua_hvd.keras import callbacks, elastic
+
+
+@_doc_from(_api.distributed_optimizer)
+def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse="", compression=Compression.none,
+                         sparse_as_dense=False, gradient_predivide_factor=1.0, op=Average, num_groups=0, groups=None,
+                         algorithm=None):
+    return _api.distributed_optimizer(
+        optimizer, compression=compression, sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor, op=op, num_groups=num_groups, groups=groups,
+        algorithm=algorithm,
+    )
+
+
+@_doc_from(_api.partial_distributed_optimizer)
+def PartialDistributedOptimizer(optimizer, name=None, device_dense="", device_sparse="", compression=Compression.none,
+                                sparse_as_dense=False, gradient_predivide_factor=1.0, op=Average,
+                                backward_passes_per_step=1, average_aggregated_gradients=False, groups=None,
+                                process_set=global_process_set, local_layers=None, scale_local_gradients=True,
+                                algorithm=None):
+    return _api.partial_distributed_optimizer(
+        optimizer, local_layers, compression=compression, sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor, op=op, backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients, groups=groups, process_set=process_set,
+        scale_local_gradients=scale_local_gradients, algorithm=algorithm,
+    )
+
+
+@_doc_from(_api.allreduce)
+def allreduce(value, name=None, average=True, prescale_factor=1.0, postscale_factor=1.0, op=None,
+              compression=Compression.none):
+    # Horovod's default makes `op=` alone an error here; an op that is given is meant.
+    average = None if op is not None and average is True else average
+    return _api.allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)
+
+
+__all__ = [name for name in globals() if not name.startswith("_")]

@@ -1,0 +1,62 @@
+"""Adasum as an optimizer of tf.compat.v1: what the ranks combine is not gradients but the steps they took.
+
+    d_i = optimizer's step(s) of rank i, from common weights w        w <- w + Adasum(d_0, ..., d_{n-1})
+"""
+import tensorflow as tf
+
+from bagua_hvd.common.basics import Adasum
+from bagua_hvd.tensorflow.mpi_ops import grouped_allreduce
+from bagua_hvd.tensorflow.optimizer import _WrappedV1
+from bagua_hvd.tensorflow.reduction import Reduction
+
+
+class DistributedAdasum(_WrappedV1):
+    """Every rank steps on its own; after every n-th step the steps since the last time are combined.
+
+    Args:
+        options: GradientOptions; compression and process_set count. passes: n.
+    """
+
+    def __init__(self, optimizer, name, use_locking, options, passes):
+        super().__init__(optimizer, name, use_locking)
+        self._options = options
+        self._passes = passes
+        self._counter = None
+        self._starts = {}       # by variable: the weights after the last combination
+
+    def _starts_of(self, variables):
+        # Outside of a function that is being traced: its variables are made once.
+        with tf.init_scope():
+            if self._counter is None:
+                self._counter = tf.compat.v1.Variable(0, trainable=False, use_resource=True, name="adasum_passes")
+            for variable in variables:
+                key = Reduction.identify(variable)
+                if key not in self._starts:
+                    first = variable if tf.executing_eagerly() else variable.initialized_value()
+                    self._starts[key] = tf.compat.v1.Variable(
+                        first, trainable=False, use_resource=True, name="adasum_start"
+                    )
+        return [self._starts[Reduction.identify(variable)] for variable in variables]
+
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+        grads_and_vars = list(grads_and_vars)
+        variables = [variable for gradient, variable in grads_and_vars if gradient is not None]
+        starts = self._starts_of(variables)
+        stepped = super().apply_gradients(grads_and_vars, *args, **kwargs)
+        if not self._options.communicates:
+            return stepped
+        with tf.control_dependencies([] if stepped is None else [stepped]):
+            count = tf.identity(self._counter.assign_add(1))
+
+        def combine():
+            with tf.control_dependencies([count]):
+                before = [start.read_value() for start in starts]
+                steps = [variable.read_value() - start for variable, start in zip(variables, before, strict=True)]
+            combined = grouped_allreduce(steps, op=Adasum, compression=self._options.compression)
+            assigned = []
+            for variable, start, old, step in zip(variables, starts, before, combined, strict=True):
+                assigned += [tf.identity(variable.assign(old + step)), tf.identity(start.assign(old + step))]
+            with tf.control_dependencies(assigned):
+                return tf.constant(True)
+
+        return tf.cond(tf.equal(count % self._passes, 0), combine, lambda: tf.constant(False))

@@ -1,0 +1,120 @@
+"""Adding gradients up over several backward passes, under Horovod's names; for graphs, tf.function and eager code.
+
+    helper.compute_gradients(gradients, variables)      adds; at every n-th pass: the reduced sums
+    helper.apply_gradients(closure, optimizer)          at every n-th pass: closure()
+"""
+import tensorflow as tf
+
+from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd.tensorflow.reduction import Reduction
+
+
+class LocalGradientAggregationHelper:
+    """See the module. The sums are variables of the graph, to be initialized with the others.
+
+    Args:
+        backward_passes_per_step: n, above 1. allreduce_func: function of (gradients, variables) that reduces.
+        sparse_as_dense: IndexedSlices are added as dense tensors; else they are refused.
+        average_aggregated_gradients: divide the sums by n.
+        rank, optimizer_type, process_set, name: accepted for Horovod's sake.
+        scale_local_gradients: divide gradients of variables given to register_local_var() by the number of ranks.
+    Raises:
+        ValueError: backward_passes_per_step is 0 or less; IndexedSlices, and sparse_as_dense is False.
+    """
+
+    def __init__(self, backward_passes_per_step, allreduce_func, sparse_as_dense, average_aggregated_gradients,
+                 rank=None, optimizer_type=None, process_set=global_process_set, scale_local_gradients=True, name=""):
+        if backward_passes_per_step <= 0:
+            raise ValueError("backward_passes_per_step must be > 0")
+        self.backward_passes_per_step = backward_passes_per_step
+        self.average_aggregated_gradients = average_aggregated_gradients
+        self.sparse_as_dense = sparse_as_dense
+        self.process_set = process_set
+        self.scale_local_gradients = scale_local_gradients
+        self._reduce = allreduce_func
+        self._local = set()
+        self._counter = None
+        self._sums = {}             # by variable
+        self._last_pass = None      # bool tensor: this pass completes a window
+
+    def register_local_var(self, var):
+        """Excludes a variable from the reduction."""
+        self._local.add(Reduction.identify(var))
+
+    def _variables_of(self, variables):
+        # Outside of a function that is being traced: its variables are made once.
+        with tf.init_scope():
+            if self._counter is None:
+                self._counter = tf.compat.v1.Variable(0, trainable=False, use_resource=True, name="backward_passes")
+            for variable in variables:
+                key = Reduction.identify(variable)
+                if key not in self._sums:
+                    self._sums[key] = tf.compat.v1.Variable(
+                        tf.zeros(variable.shape, variable.dtype.base_dtype), trainable=False, use_resource=True,
+                        name="gradient_sum",
+                    )
+        return [self._sums[Reduction.identify(variable)] for variable in variables]
+
+    def compute_gradients(self, grads, vars):
+        """The reduced sums at the last pass of a window, else the gradients as they are (and are not to be applied)."""
+        present = [index for index, gradient in enumerate(grads) if gradient is not None]
+        gradients = [self._dense(grads[index]) for index in present]
+        variables = [vars[index] for index in present]
+        sums = self._variables_of(variables)
+        added = [total.assign_add(gradient) for total, gradient in zip(sums, gradients, strict=True)]
+        with tf.control_dependencies([tf.identity(total) for total in added]):
+            count = tf.identity(self._counter.assign_add(1))
+        self._last_pass = tf.equal(count % self.backward_passes_per_step, 0)
+
+        def reduce():
+            with tf.control_dependencies([count]):
+                totals = [total.read_value() for total in sums]
+            if self.average_aggregated_gradients:
+                totals = [total / self.backward_passes_per_step for total in totals]
+            reduced = self._reduced(totals, variables)
+            with tf.control_dependencies(reduced):
+                zeroed = [tf.identity(total.assign(tf.zeros_like(total))) for total in sums]
+            with tf.control_dependencies(zeroed):
+                return [tf.identity(gradient) for gradient in reduced]
+
+        results = tf.cond(self._last_pass, reduce, lambda: [tf.identity(gradient) for gradient in gradients])
+        everything = list(grads)
+        for index, result in zip(present, results, strict=True):
+            everything[index] = result
+        return everything
+
+    def _dense(self, gradient):
+        return tf.convert_to_tensor(gradient) if self.sparse_as_dense else Reduction.dense(gradient)
+
+    def _reduced(self, totals, variables):
+        indices = [i for i, variable in enumerate(variables) if Reduction.identify(variable) not in self._local]
+        reduced = self._reduce([totals[i] for i in indices], [variables[i] for i in indices])
+        results = [total / self.process_set.size() if self.scale_local_gradients else total for total in totals]
+        for index, gradient in zip(indices, reduced, strict=True):
+            results[index] = gradient
+        return results
+
+    def apply_gradients(self, apply_grads_closure, optimizer, *args, **kwargs):
+        """Runs the closure at the last pass of a window; else advances `iterations` or global_step, if there is one."""
+        def apply():
+            operation = apply_grads_closure()
+            with tf.control_dependencies([] if operation is None else [operation]):
+                return tf.constant(True)
+
+        def skip():
+            steps = kwargs.get("global_step")
+            if steps is None:
+                steps = getattr(optimizer, "iterations", None)
+            with tf.control_dependencies([] if steps is None else [tf.identity(steps.assign_add(1))]):
+                return tf.constant(False)
+
+        return tf.cond(self._last_pass, apply, skip)
+
+
+class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
+    __doc__ = LocalGradientAggregationHelper.__doc__
+
+    def __init__(self, backward_passes_per_step, allreduce_func, sparse_as_dense, average_aggregated_gradients,
+                 process_set=global_process_set, scale_local_gradients=True):
+        super().__init__(backward_passes_per_step, allreduce_func, sparse_as_dense, average_aggregated_gradients,
+                         process_set=process_set, scale_local_gradients=scale_local_gradients)

@@ -1,0 +1,39 @@
+# ruff: noqa: F401, F403, F405  (this file is the list of what scripts use)
+"""bagua_hvd for tf.keras: `import bagua_hvd.tensorflow.keras as hvd` for `import horovod.tensorflow.keras as hvd`."""
+from bagua_hvd import algorithms
+from bagua_hvd._keras import api as _api
+from bagua_hvd._keras.api import (
+    Compression,
+    allgather,
+    broadcast,
+    broadcast_global_variables,
+    load_model,
+    reducescatter,
+)
+from bagua_hvd._keras.basics import *
+from bagua_hvd.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from bagua_hvd.common.process_sets import ProcessSet, add_process_set, remove_process_set
+from bagua_hvd.common.util import doc_from as _doc_from
+from bagua_hvd.tensorflow.keras import callbacks, elastic
+
+
+@_doc_from(_api.distributed_optimizer)
+def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse="", compression=Compression.none,
+                         sparse_as_dense=False, gradient_predivide_factor=1.0, op=Average, backward_passes_per_step=1,
+                         average_aggregated_gradients=False, num_groups=0, groups=None, process_set=global_process_set,
+                         scale_local_gradients=True, algorithm=None):
+    return _api.distributed_optimizer(
+        optimizer, compression=compression, sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor, op=op, backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients, num_groups=num_groups, groups=groups,
+        process_set=process_set, scale_local_gradients=scale_local_gradients, algorithm=algorithm,
+    )
+
+
+@_doc_from(_api.allreduce)
+def allreduce(value, name=None, average=None, prescale_factor=1.0, postscale_factor=1.0, op=None,
+              compression=Compression.none):
+    return _api.allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)
+
+
+__all__ = [name for name in globals() if not name.startswith("_")]

@@ -1,0 +1,9 @@
+# ruff: noqa: F401  (this file is the list of what scripts use)
+"""Callbacks for Model.fit()."""
+from bagua_hvd._keras.callbacks import (
+    BestModelCheckpoint,
+    BroadcastGlobalVariablesCallback,
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+    MetricAverageCallback,
+)

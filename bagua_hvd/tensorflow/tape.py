@@ -1,0 +1,104 @@
+"""DistributedGradientTape: a tf.GradientTape whose gradient() is reduced over the ranks."""
+import tensorflow as tf
+
+from bagua_hvd.common.basics import Average
+from bagua_hvd.common.gradient_options import GradientOptions, groups_of
+from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd.tensorflow.compression import Compression
+from bagua_hvd.tensorflow.reduction import Reduction, shared_reduction
+
+
+class _DistributedGradientTape:
+    """What DistributedGradientTape puts before the class of the tape it is given."""
+
+    def __init__(self, tape, options):
+        # What has been recorded, and whether it still is, stays with the object that both share.
+        self.__dict__.update(tape.__dict__)
+        self._reduction = shared_reduction(options)
+        self._local_sources = set()
+
+    def register_local_source(self, source):
+        """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
+        scale_local_gradients is False."""
+        self._local_sources.add(Reduction.identify(source))
+
+    def gradient(self, target, sources, output_gradients=None, use_generic_names=False, **kwargs):
+        """As of tf.GradientTape, then reduced; sources that have no gradient stay None.
+
+        Args:
+            use_generic_names: accepted for Horovod's sake; operations are named by order here.
+            kwargs: unconnected_gradients, as of tf.GradientTape.
+        Raises:
+            tf.errors.FailedPreconditionError: ranks disagree. tf.errors.UnknownError: a rank was lost.
+        """
+        gradients = super().gradient(target, sources, output_gradients, **kwargs)
+        reduced = self._reduction(tf.nest.flatten(gradients), tf.nest.flatten(sources), self._local_sources)
+        return tf.nest.pack_sequence_as(gradients, reduced)
+
+    def get_local_and_global_gradients(self, target, sources, output_gradients=None, use_generic_names=False):
+        """The gradients of this rank alone, as two lists of (source, gradient): registered sources, and the others."""
+        gradients = super().gradient(target, sources, output_gradients)
+        pairs = list(zip(tf.nest.flatten(sources), tf.nest.flatten(gradients), strict=True))
+        is_local = [Reduction.identify(source) in self._local_sources for source, _ in pairs]
+        return (
+            [pair for pair, local in zip(pairs, is_local, strict=True) if local],
+            [pair for pair, local in zip(pairs, is_local, strict=True) if not local],
+        )
+
+
+def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compression=Compression.none,
+                            sparse_as_dense=False, op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None,
+                            process_set=global_process_set, scale_local_gradients=True, algorithm=None):
+    """Wraps a tf.GradientTape so that its gradients are reduced over the ranks, in eager mode and in any tf.function.
+
+    Args:
+        gradtape: a tf.GradientTape. The result's class derives from its class and has its name.
+        device_dense, device_sparse: accepted for Horovod's sake.
+        compression: what is done to gradients before they travel: Compression.none, Compression.fp16 or your own.
+        sparse_as_dense: IndexedSlices travel as dense tensors; else their rows are gathered (but in what XLA compiles,
+            whose shapes are fixed, all travel dense).
+        op: Average, Sum or Adasum.
+        gradient_predivide_factor: f: gradients are divided by f before the sum and multiplied by f / size after it.
+        num_groups: deprecated, see groups.
+        groups: number of groups, or lists of variables, that travel in one operation each. None: buckets of about
+            BAGUA_DEFAULT_BUCKET_SIZE bytes (10 MiB).
+        process_set: the ranks that reduce; others get local gradients.
+        scale_local_gradients: divide gradients of sources given to register_local_source() by the number of ranks.
+        algorithm: how gradients travel: a registered name such as "bytegrad", an Algorithm, or its class. None: the
+            name in BAGUA_ALGORITHM, else "gradient_allreduce".
+    Raises:
+        ValueError: a wrong argument; an unknown algorithm's sentence lists the known ones.
+        NotImplementedError: op=Adasum on a process set, or over a number of ranks that is no power of 2.
+    """
+    options = GradientOptions(
+        compression=compression, sparse_as_dense=sparse_as_dense, op=op,
+        gradient_predivide_factor=gradient_predivide_factor, groups=groups_of(num_groups, groups),
+        process_set=process_set, algorithm=algorithm, scale_local_gradients=scale_local_gradients,
+    )
+    base = type(gradtape)
+    cls = type(base.__name__, (_DistributedGradientTape, base), {"__doc__": base.__doc__})
+    return cls(gradtape, options)
+
+
+def PartialDistributedGradientTape(gradtape, device_dense="", device_sparse="", compression=Compression.none,
+                                   sparse_as_dense=False, op=Average, gradient_predivide_factor=1.0, num_groups=0,
+                                   groups=None, process_set=global_process_set, local_layers=None,
+                                   scale_local_gradients=True, algorithm=None):
+    """DistributedGradientTape that leaves the trainable weights of some layers local.
+
+    Args:
+        local_layers: a layer or a list of layers, built. The others: see DistributedGradientTape.
+    Raises:
+        ValueError: local_layers holds something else than layers.
+    """
+    layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
+    if not all(isinstance(layer, tf.keras.layers.Layer) for layer in layers):
+        raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
+    tape = DistributedGradientTape(
+        gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
+        groups, process_set, scale_local_gradients, algorithm,
+    )
+    for layer in layers:
+        for variable in layer.trainable_weights:
+            tape.register_local_source(variable)
+    return tape

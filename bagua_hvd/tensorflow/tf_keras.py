@@ -1,0 +1,74 @@
+"""DistributedOptimizer for tf_keras, the Keras 2 that lives on beside Keras 3 (TF_USE_LEGACY_KERAS=1)."""
+import tensorflow as tf
+
+from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from bagua_hvd.tensorflow.reduction import Reduction
+
+
+class _Distribution:
+    def __init__(self, options, passes, average_aggregated):
+        self.reduction = Reduction(options)
+        self.aggregation = None
+        if passes > 1:
+            self.aggregation = LocalGradientAggregationHelper(
+                passes, self.reduction, options.sparse_as_dense, average_aggregated, process_set=options.process_set,
+                scale_local_gradients=options.scale_local_gradients,
+            )
+
+
+class _Distributed:
+    """What DistributedOptimizer puts before the class of the optimizer it is given: reduces in apply_gradients()."""
+
+    _settings = None        # arguments for _Distribution; in the subclass
+
+    @property
+    def distribution(self):
+        """Made when first asked for, so that from_config() of the class needs to know nothing of it."""
+        if "_distribution" not in self.__dict__:
+            # Not through __setattr__, which tracks what Keras is to save.
+            self.__dict__["_distribution"] = _Distribution(*self._settings)
+        return self.__dict__["_distribution"]
+
+    def register_local_var(self, var):
+        """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
+        scale_local_gradients is False."""
+        distribution = self.distribution
+        if distribution.aggregation is not None:
+            distribution.aggregation.register_local_var(var)
+        else:
+            distribution.reduction.register_local(var)
+
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        distribution, apply = self.distribution, super().apply_gradients
+        if distribution.aggregation is None:
+            reduced = distribution.reduction(gradients, variables)
+            return apply(list(zip(reduced, variables, strict=True)), *args, **kwargs)
+        with tf.init_scope():       # within a condition, variables cannot be made
+            if hasattr(self, "build"):
+                self.build(variables)
+            else:
+                self._create_all_weights(variables)
+        reduced = distribution.aggregation.compute_gradients(gradients, variables)
+        return distribution.aggregation.apply_gradients(
+            lambda: apply(list(zip(reduced, variables, strict=True)), *args, **kwargs), self
+        )
+
+
+def wrap(optimizer, options, passes, average_aggregated):
+    """The distributed optimizer, made anew from the configuration of the given one.
+
+    Args:
+        optimizer: of tf_keras.optimizers or tf_keras.optimizers.legacy. options: GradientOptions, checked.
+        passes, average_aggregated: backward_passes_per_step, average_aggregated_gradients.
+    Raises:
+        ValueError: a distributed optimizer already.
+    """
+    if isinstance(optimizer, _Distributed):
+        raise ValueError("the optimizer is a DistributedOptimizer already")
+    base = type(optimizer)
+    cls = type(base.__name__, (_Distributed, base), {
+        "__doc__": base.__doc__, "__module__": base.__module__, "__qualname__": base.__qualname__,
+        "_settings": (options, passes, average_aggregated),
+    })
+    return cls.from_config(optimizer.get_config())

@@ -1,0 +1,235 @@
+"""Callbacks, saving and loading, and the state of elastic jobs, on two ranks."""
+import os
+
+import keras
+import numpy as np
+import pytest
+
+import bagua_hvd.keras as hvd_keras
+import bagua_hvd.tensorflow.keras as hvd
+from keras_training import assert_same_everywhere, data_of, flat, make_model
+
+STEPS = 4
+
+
+def fit(model, callbacks, epochs=1, **options):
+    return model.fit(*data_of(hvd.rank()), batch_size=5, epochs=epochs, verbose=0, shuffle=False, callbacks=callbacks,
+                     **options)
+
+
+class Recorder(keras.callbacks.Callback):
+    """Learning rates and momenta as each step finds them."""
+
+    def __init__(self):
+        super().__init__()
+        self.rates, self.velocities = [], []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        velocities = getattr(self.model.optimizer, "momentums", None)       # from the first step on
+        self.rates.append(float(self.model.optimizer.learning_rate))
+        self.velocities.append(float(velocities[0].numpy().flat[0]) if velocities else 0.0)
+
+
+def broadcast_and_metrics():
+    rank, size = hvd.rank(), hvd.size()
+    # Different weights, and an optimizer that differs too; one variable stays.
+    model = make_model(seed=rank)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0, momentum=0.9)), "mse", metrics=["mae"])
+    kept = model.layers[1].bias
+    kept.assign([rank, rank, rank])
+    model.optimizer.learning_rate = 0.0
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(1, local_variables=[kept])
+    history = fit(model, [callback])
+    expected = make_model(seed=1).get_weights()
+    for weight, value in zip(model.weights, expected, strict=True):
+        if weight is not kept:
+            np.testing.assert_array_equal(weight.numpy(), value)
+    assert (kept.numpy() == rank).all()
+    assert callback.broadcast_done
+    with pytest.raises(ValueError, match="variables"):
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=["dense"])
+
+    # Metrics: means over the ranks, seen by the callbacks after it.
+    seen = {}
+    local = {}
+
+    class Before(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            local.update(logs)
+
+    class After(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.update(logs)
+
+    history = fit(model, [Before(), hvd.callbacks.MetricAverageCallback(), After()])
+    assert set(seen) == {"loss", "mae"}
+    for name, value in local.items():
+        everyone = hvd.allgather(np.array([value]))
+        assert everyone[0] != everyone[1]
+        np.testing.assert_allclose(seen[name], everyone.mean(), rtol=1e-6)
+        assert history.history[name] == [seen[name]]
+    assert size == 2
+
+
+def learning_rates():
+    size = hvd.size()
+
+    def run(*callbacks, epochs, momentum=0.9, initial=0.3):
+        model = make_model()
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(initial, momentum=momentum)), "mse")
+        recorder = Recorder()
+        history = fit(model, [*callbacks, recorder], epochs)
+        return recorder, history, model
+
+    # Warm-up: 1/n (e (n - 1) / w + 1), e = epoch + (batch + 1) / steps; full at the last batch of epoch w - 1.
+    warmup = hvd.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2, verbose=1)
+    recorder, history, _ = run(warmup, epochs=3)
+    expected = [0.4 / size * ((step + 1) / STEPS * (size - 1) / 2 + 1) for step in range(2 * STEPS)]
+    np.testing.assert_allclose(recorder.rates, expected + [0.4] * STEPS, rtol=1e-6)
+    np.testing.assert_allclose(history.history["lr"], [expected[STEPS - 1], 0.4, 0.4], rtol=1e-6)
+
+    # A schedule in stairs, a constant as a power, with a beginning and an end; and between the stairs.
+    def schedule(*arguments, **options):
+        return hvd.callbacks.LearningRateScheduleCallback(0.1, *arguments, **options)
+
+    recorder, _, _ = run(schedule(lambda epoch: 10 + epoch), epochs=2, momentum=0.0)
+    np.testing.assert_allclose(recorder.rates, [1.0] * STEPS + [1.1] * STEPS, rtol=1e-6)
+    recorder, _, _ = run(schedule(0.5, start_epoch=1, end_epoch=2), epochs=3, momentum=0.0)
+    np.testing.assert_allclose(recorder.rates, [0.3] * STEPS + [0.1] * 2 * STEPS, rtol=1e-6)
+    recorder, _, _ = run(schedule(lambda epoch: epoch, staircase=False), epochs=1, momentum=0.0)
+    np.testing.assert_allclose(recorder.rates, [0.1 * batch / STEPS for batch in range(STEPS)], rtol=1e-6)
+    with pytest.raises(ValueError, match="initial_lr"):
+        hvd.callbacks.LearningRateScheduleCallback(None, 0.5)
+
+    # Momentum correction: where the rate changes by a factor, so does the velocity, once.
+    plain, _, _ = run(schedule(lambda epoch: 1.0, momentum_correction=False), epochs=2, initial=0.1)
+    jump = schedule(lambda epoch: 1.0 if epoch == 0 else 3.0)
+    corrected, _, _ = run(jump, epochs=2, initial=0.1)
+    np.testing.assert_allclose(corrected.velocities[:STEPS], plain.velocities[:STEPS], rtol=1e-5)
+    np.testing.assert_allclose(corrected.velocities[STEPS], 3.0 * plain.velocities[STEPS], rtol=1e-4)
+
+
+class Halving(keras.optimizers.SGD):
+    """An optimizer that Keras does not know."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient * 0.5, variable, learning_rate)
+
+
+def saving(folder):
+    x, y = data_of(hvd.rank())
+
+    def train(model):
+        model.fit(x, y, batch_size=10, verbose=0, shuffle=False)
+
+    for optimizer, options in ((keras.optimizers.Adam(0.01), {}), (Halving(0.1, momentum=0.9), {
+        "custom_optimizers": [Halving],
+    })):
+        model = make_model()
+        model.compile(hvd.DistributedOptimizer(optimizer), "mse")
+        train(model)
+        path = os.path.join(folder, f"{type(optimizer).__name__}{hvd.rank()}.keras")
+        model.save(path)
+        plain = keras.models.load_model(path, custom_objects={"Halving": Halving} if options else None)
+        assert type(plain.optimizer) is type(optimizer)
+        assert plain.optimizer.get_config() == model.optimizer.get_config()
+        assert int(plain.optimizer.iterations) == 2
+        saved = flat(model)
+        wrapped = hvd.load_model(path, **options)
+        assert type(wrapped.optimizer) is not type(optimizer) and isinstance(wrapped.optimizer, type(optimizer))
+        np.testing.assert_array_equal(flat(wrapped), saved)
+        train(model)
+        train(wrapped)
+        np.testing.assert_array_equal(flat(wrapped), flat(model))
+        assert_same_everywhere(wrapped)
+    # The class makes distributed optimizers of configurations, too.
+    again = type(model.optimizer).from_config(model.optimizer.get_config())
+    model = make_model()
+    model.compile(again, "mse")
+    train(model)
+    assert_same_everywhere(model)
+    with pytest.raises(ValueError, match="already"):
+        hvd.DistributedOptimizer(again)
+
+    # The best one only, where the estimator says.
+    for package, options in ((hvd, {"save_weights_only": True}), (hvd_keras, {})):
+        best = package.callbacks.BestModelCheckpoint(monitor="loss", **options)
+        assert best.save_best_only and best.filepath is None
+        with pytest.raises(ValueError, match="filepath"):
+            fit(model, [best])
+        best.filepath = os.path.join(folder, f"best{hvd.rank()}" + (".weights.h5" if options else ".keras"))
+        fit(model, [best])
+        assert os.path.exists(best.filepath)
+
+
+def loudly():
+    """Updates that no rank has reduced are refused, whatever way they take."""
+    class AroundApply(keras.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars):
+            for gradient, variable in grads_and_vars:
+                self.update_step(gradient, variable, 0.1)
+
+    model = make_model()
+    model.compile(hvd.DistributedOptimizer(AroundApply(0.1)), "mse")
+    with pytest.raises(RuntimeError, match="have not been reduced"):
+        model.fit(*data_of(hvd.rank()), verbose=0)
+    with pytest.raises(ValueError, match="Average and Sum"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(), op=2)
+    with pytest.raises(ValueError, match="Did you mean 'bytegrad'"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(), algorithm="bytgrad")
+    with pytest.raises(ValueError, match="cannot serve"):
+        hvd.DistributedOptimizer(keras.optimizers.Adam(), algorithm="qadam")
+    with pytest.raises(RuntimeError, match="eager"):
+        hvd.broadcast_global_variables(0)
+
+
+def elastic():
+    model = make_model(seed=hvd.rank())
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), "mse")
+    with pytest.raises(ValueError, match="built"):
+        hvd.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)]))
+    state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    commits = []
+    state.register_reset_callbacks([lambda: None])
+    state.check_host_updates = lambda: commits.append((state.epoch, state.batch))
+    state.sync()
+    assert_same_everywhere(model)
+    np.testing.assert_array_equal(flat(model), flat(make_model(seed=0)))
+
+    def callbacks():
+        return [hvd.elastic.UpdateBatchStateCallback(state), hvd.elastic.UpdateEpochStateCallback(state),
+                hvd.elastic.CommitStateCallback(state, batches_per_commit=3)]
+
+    fit(model, callbacks(), epochs=2)
+    assert (state.epoch, state.batch) == (2, 0)
+    assert commits == [(0, 3), (1, 0), (1, 2), (2, 0)]
+    # What was not committed is undone; model, optimizer and attributes.
+    committed = flat(model), int(model.optimizer.iterations), model.optimizer.momentums[0].numpy()
+    fit(model, [])
+    state.epoch = 7
+    state.restore()
+    np.testing.assert_array_equal(flat(model), committed[0])
+    assert (int(model.optimizer.iterations), state.epoch) == (committed[1], 2)
+    np.testing.assert_array_equal(model.optimizer.momentums[0].numpy(), committed[2])
+    # A resumed epoch is as much shorter as was done before; both ways of counting epochs are in use.
+    recorder = Recorder()
+    state.batch = 3
+    fit(model, [*callbacks(), recorder], epochs=2)
+    assert len(recorder.rates) == 1 + STEPS and (state.epoch, state.batch) == (4, 0)
+    fit(model, callbacks(), epochs=5, initial_epoch=4)
+    assert state.epoch == 5
+    assert_same_everywhere(model)
+
+
+def run_cells(folder):
+    hvd.init()
+    for cell in (broadcast_and_metrics, learning_rates, saving, loudly, elastic):
+        print(cell.__name__, flush=True)
+        cell(folder) if cell is saving else cell()
+
+
+@pytest.mark.timeout(260)
+def test_callbacks(run_ranks, tmp_path):
+    results = run_ranks(2, run_cells, arguments={"folder": str(tmp_path)}, timeout=240)
+    assert results[0].output.count("finished gradual learning rate warmup to 0.4") == 1
+    assert "warmup" not in results[1].output

@@ -1,0 +1,199 @@
+"""Keras' own training, on different data on each rank: eager, in graphs, compiled by XLA, and as Keras chooses.
+
+What is expected is plain Keras on the data of all ranks.
+"""
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import bagua_hvd.tensorflow.keras as hvd
+from bagua_hvd.algorithms import ByteGrad
+from keras_training import (
+    MODES,
+    assert_near,
+    assert_same_everywhere,
+    clone,
+    data_of,
+    data_of_all,
+    flat,
+    make_model,
+)
+
+BATCH = 5
+SUBSET = hvd.ProcessSet([0])
+
+
+def fit(model, optimizer, mode, epochs=2):
+    model.compile(optimizer, "mse", **MODES[mode])
+    model.fit(*data_of(hvd.rank()), batch_size=BATCH, epochs=epochs, verbose=0, shuffle=False)
+
+
+def alone(optimizer, epochs=2, **kwargs):
+    """A model trained by plain Keras on everybody's data."""
+    model = make_model(**kwargs)
+    model.compile(optimizer, "mse", jit_compile=False)
+    model.fit(*data_of_all(hvd.size(), BATCH), batch_size=BATCH * hvd.size(), epochs=epochs, verbose=0, shuffle=False)
+    return model
+
+
+def optimizers_and_algorithms(mode):
+    for optimizer in (keras.optimizers.SGD(0.1, momentum=0.9), keras.optimizers.Adam(0.01, clipnorm=0.3),
+                      keras.optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.3)):
+        expected = alone(clone(optimizer))
+        for algorithm in ("gradient_allreduce", "bytegrad"):
+            model = make_model()
+            opt = hvd.DistributedOptimizer(clone(optimizer), algorithm=algorithm)
+            assert isinstance(opt, type(optimizer)) and type(opt).__name__ == type(optimizer).__name__
+            fit(model, opt, mode)
+            assert int(opt.iterations) == 8
+            assert_same_everywhere(model)
+            assert_near(model, expected, algorithm)
+            if algorithm == "bytegrad":         # it is not gradient_allreduce under another name
+                assert not np.allclose(flat(model), flat(expected), rtol=1e-6, atol=1e-7)
+
+
+def options(mode):
+    expected = alone(keras.optimizers.SGD(0.1))
+    model = make_model()
+    variables = model.trainable_variables
+    for number, arguments in enumerate((
+        {"groups": 2}, {"groups": [variables[:1], variables[1:3]]}, {"gradient_predivide_factor": 4.0},
+        {"compression": hvd.Compression.fp16}, {"algorithm": ByteGrad(error_feedback=True)},
+    )):
+        model.set_weights(make_model().get_weights())
+        fit(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), **arguments), mode)
+        assert_same_everywhere(model)
+        assert_near(model, expected, "" if number >= 3 else "gradient_allreduce")
+    # The sum over n ranks with a learning rate n times smaller.
+    model = make_model()
+    fit(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 / hvd.size()), op=hvd.Sum), mode)
+    assert_near(model, expected)
+    # A rank that is not in the set trains on its own.
+    model = make_model()
+    fit(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=SUBSET), mode)
+    plain = make_model()
+    fit(plain, keras.optimizers.SGD(0.1), mode)
+    assert_near(model, plain)
+
+
+def accumulation(mode):
+    for average in (False, True):
+        # Batches in pairs, as one batch of twice the size: the sum of two means is twice the mean of both.
+        expected = make_model()
+        expected.compile(keras.optimizers.SGD(0.1 if average else 0.2, momentum=0.9), "mse", jit_compile=False)
+        expected.fit(*data_of_all(hvd.size(), 2 * BATCH), batch_size=2 * BATCH * hvd.size(), epochs=2, verbose=0,
+                     shuffle=False)
+        model = make_model()
+        opt = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), backward_passes_per_step=2,
+                                       average_aggregated_gradients=average)
+        fit(model, opt, mode)
+        assert int(opt.iterations) == 8
+        assert_same_everywhere(model)
+        assert_near(model, expected)
+    # An unfinished window changes nothing.
+    before = flat(model)
+    x, y = data_of(hvd.rank())
+    model.train_on_batch(x[:BATCH], y[:BATCH])
+    assert (flat(model) == before).all()
+
+
+def loss_scaling(mode):
+    x, y = data_of(hvd.rank())
+    for around, passes in ((True, 1), (False, 1), (True, 2)):
+        model = make_model()
+        if around:
+            inner = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=passes,
+                                             average_aggregated_gradients=True)
+            opt = keras.optimizers.LossScaleOptimizer(inner, initial_scale=256.0)
+        else:
+            inner = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=256.0)
+            opt = hvd.DistributedOptimizer(inner)
+        fit(model, opt, mode)
+        assert_same_everywhere(model)
+        if passes == 1:
+            assert_near(model, alone(keras.optimizers.SGD(0.1)))
+        # An infinity on one rank: no rank steps, and all halve the scale.
+        before = flat(model)
+        for _ in range(passes):
+            model.train_on_batch(x * (np.inf if hvd.rank() == 0 else 1), y)
+        assert (flat(model) == before).all()
+        assert float(opt.dynamic_scale) == 128.0
+        for _ in range(passes):
+            model.train_on_batch(x, y)
+        assert (flat(model) != before).any()
+        assert_same_everywhere(model)
+    # compile() puts the LossScaleOptimizer around.
+    model = make_model(dtype="mixed_float16")
+    keras.config.set_dtype_policy("mixed_float16")
+    mixed = keras.Sequential(model.layers)
+    keras.config.set_dtype_policy("float32")
+    fit(mixed, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), mode)
+    assert isinstance(mixed.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert mixed.layers[0].compute_dtype == "float16" and int(mixed.optimizer.iterations) > 0
+    assert_same_everywhere(mixed)
+    assert_near(mixed, alone(keras.optimizers.SGD(0.1)), rtol=0, atol=0.02)
+
+
+def local_variables(mode):
+    for scale in (True, False):
+        model = make_model()
+        opt = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), scale_local_gradients=scale)
+        local = model.layers[1].trainable_weights
+        for variable in local:
+            opt.register_local_var(variable)
+        model.compile(opt, "mse", **MODES[mode])
+        x, y = (array[:BATCH] for array in data_of(hvd.rank()))
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.ops.square(model(x) - y))
+        gradients = tape.gradient(loss, local)
+        factor = 1 / hvd.size() if scale else 1
+        expected = [v.numpy() - 0.1 * factor * g.numpy() for v, g in zip(local, gradients, strict=True)]
+        model.train_on_batch(x, y)
+        for variable, value in zip(local, expected, strict=True):
+            np.testing.assert_allclose(variable.numpy(), value, rtol=1e-4, atol=1e-6)
+            everyone = hvd.allgather(variable.numpy()[None])
+            assert (everyone[0] != everyone[1]).any()
+        for variable in model.layers[0].trainable_weights:
+            everyone = hvd.allgather(variable.numpy()[None])
+            assert (everyone[0] == everyone[1]).all()
+
+
+CELLS = (optimizers_and_algorithms, options, accumulation, loss_scaling, local_variables)
+
+
+def run_cells(mode):
+    hvd.init(process_sets=[SUBSET])
+    for cell in CELLS:
+        print(cell.__name__, flush=True)
+        cell(mode)
+
+
+@pytest.mark.timeout(260)
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+def test_modes(run_ranks, mode):
+    run_ranks(2, run_cells, arguments={"mode": mode}, timeout=240)
+
+
+def as_keras_chooses():
+    """An unchanged script: only the optimizer is wrapped. Ranks start from different weights; rank 0 gives its own."""
+    hvd.init()
+    model = make_model(seed=hvd.rank())
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+    model.fit(*data_of(hvd.rank(), rows=23), batch_size=BATCH, epochs=2, verbose=0,
+              callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    assert_same_everywhere(model)
+    optimizers_and_algorithms("default")
+    results = []
+    for mode in MODES:
+        model = make_model()
+        fit(model, hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), mode)
+        assert_same_everywhere(model)
+        results.append(flat(model))
+    for result in results[1:]:
+        np.testing.assert_allclose(result, results[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.timeout(260)
+def test_as_keras_chooses(run_ranks):
+    run_ranks(3, as_keras_chooses, timeout=240)

@@ -1,0 +1,135 @@
+"""KERAS_BACKEND=torch: the same front end, through the torch Reducer."""
+import itertools
+import os
+
+import numpy as np
+import pytest
+
+# Keras is imported where its backend has been chosen: in the ranks, or just before.
+BACKEND = {"env": {"KERAS_BACKEND": "torch"}, "framework": "keras on torch", "timeout": 100}
+
+
+def make_model(seed=0):
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)])
+
+
+def data_of(rank, rows=20):
+    random = np.random.default_rng(rank)
+    return random.normal(size=(rows, 6)).astype("float32"), random.normal(size=(rows, 3)).astype("float32")
+
+
+def assert_same_everywhere(hvd, model, different_from=None):
+    flat = np.concatenate([weight.flatten() for weight in model.get_weights()])
+    everyone = hvd.allgather(flat[None])
+    assert np.isfinite(flat).all()
+    assert (everyone == everyone[0]).all()
+    if different_from is not None:
+        assert not np.allclose(flat, different_from)
+
+
+def fit():
+    import keras
+
+    import bagua_hvd.keras as hvd
+
+    hvd.init()
+    optimizers = (keras.optimizers.SGD(0.1, momentum=0.9), keras.optimizers.Adam(0.01, clipnorm=0.5))
+    for algorithm, optimizer in itertools.product(("gradient_allreduce", "bytegrad"), optimizers):
+        optimizer = type(optimizer).from_config(optimizer.get_config())
+        model = make_model()
+        opt = hvd.DistributedOptimizer(optimizer, algorithm=algorithm)
+        assert isinstance(opt, type(optimizer)) and type(opt).__name__ == type(optimizer).__name__
+        model.compile(opt, "mse")
+        before = np.concatenate([weight.flatten() for weight in model.get_weights()])
+        model.fit(*data_of(hvd.rank()), batch_size=5, epochs=2, verbose=0, shuffle=False)
+        assert_same_everywhere(hvd, model, different_from=before)
+
+        # The same as one process that has all ranks' data in every batch; clipping sees the mean.
+        alone = make_model()
+        alone.compile(type(optimizer).from_config(optimizer.get_config()), "mse")
+        parts = [data_of(rank) for rank in range(hvd.size())]
+        x, y = (np.concatenate([
+            part[which][i:i + 5] for i in range(0, 20, 5) for part in parts
+        ]) for which in (0, 1))
+        alone.fit(x, y, batch_size=5 * hvd.size(), epochs=2, verbose=0, shuffle=False)
+        tolerance = {"rtol": 1e-4, "atol": 1e-5} if algorithm == "gradient_allreduce" else {"rtol": 0, "atol": 0.05}
+        for mine, theirs in zip(model.get_weights(), alone.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, theirs, **tolerance)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_fit(run_ranks, n):
+    run_ranks(n, fit, **BACKEND)
+
+
+def details(folder):
+    import keras
+
+    import bagua_hvd.keras as hvd
+
+    hvd.init()
+    rank = hvd.rank()
+    x, y = data_of(rank)
+
+    # Accumulation: two passes, one step with their sum; in between only the iterations advance.
+    model = make_model()
+    opt = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+    model.compile(opt, "mse")
+    before = model.get_weights()
+    model.train_on_batch(x[:5], y[:5])
+    assert all((a == b).all() for a, b in zip(before, model.get_weights(), strict=True))
+    assert int(opt.iterations) == 1
+    model.train_on_batch(x[5:10], y[5:10])
+    assert int(opt.iterations) == 2
+    assert any((a != b).any() for a, b in zip(before, model.get_weights(), strict=True))
+    assert_same_everywhere(hvd, model)
+
+    # Loss scaling, outside and inside: an infinity on one rank makes no rank step.
+    for outside in (True, False):
+        model = make_model()
+        if outside:
+            inner = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+            opt = keras.optimizers.LossScaleOptimizer(inner, initial_scale=256.0)
+        else:
+            inner = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=256.0)
+            opt = hvd.DistributedOptimizer(inner)
+        model.compile(opt, "mse")
+        model.train_on_batch(x, y)
+        assert_same_everywhere(hvd, model)
+        before = model.get_weights()
+        model.train_on_batch(x * (np.inf if rank == 0 else 1), y)
+        assert all((a == b).all() for a, b in zip(before, model.get_weights(), strict=True))
+        assert float(opt.dynamic_scale) == 128.0
+        model.train_on_batch(x, y)
+        assert_same_everywhere(hvd, model)
+
+    # Saved as the original; plain Keras loads it; load_model() wraps it, and its state is there.
+    model = make_model()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+    model.fit(x, y, verbose=0, shuffle=False)
+    path = os.path.join(folder, f"{rank}.keras")
+    model.save(path)
+    plain = keras.models.load_model(path)
+    assert not hasattr(plain.optimizer, "distribution")
+    assert int(plain.optimizer.iterations) == 1
+    wrapped = hvd.load_model(path)
+    assert hasattr(wrapped.optimizer, "distribution") and isinstance(wrapped.optimizer, keras.optimizers.Adam)
+    for one in (model, wrapped):
+        one.fit(x, y, verbose=0, shuffle=False)
+    assert all((a == b).all() for a, b in zip(model.get_weights(), wrapped.get_weights(), strict=True))
+    assert_same_everywhere(hvd, wrapped)
+
+    # Going around apply() is an error.
+    opt = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    opt.build(model.trainable_variables)
+    with pytest.raises(RuntimeError, match="have not been reduced"):
+        opt.update_step(model.trainable_variables[0] * 1, model.trainable_variables[0], 0.1)
+    assert hvd.allreduce(float(rank)) == (hvd.size() - 1) / 2
+    assert hvd.broadcast(rank, 1) == 1
+
+
+def test_details(run_ranks, tmp_path):
+    run_ranks(2, details, arguments={"folder": str(tmp_path)}, **BACKEND)

@@ -1,0 +1,345 @@
+"""DistributedGradientTape and the optimizers of tf.compat.v1: eager, in tf.function, compiled by XLA.
+
+What is expected is computed from all ranks' data, by plain TensorFlow in eager mode.
+"""
+import gc
+import os
+import signal
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import bagua_hvd.tensorflow as hvd
+from bagua_hvd.algorithms import ByteGrad
+
+MODES = {
+    "eager": lambda function: function, "graph": tf.function, "xla": tf.function(jit_compile=True),
+}
+SUBSET = hvd.ProcessSet([0, 1])
+
+
+class Net(tf.Module):
+    """Two layers, and one variable that no loss depends on."""
+
+    def __init__(self):
+        super().__init__()
+        random = np.random.default_rng(0)
+        self.w1, self.w2 = (tf.Variable(random.normal(size=shape), dtype=tf.float32) for shape in ((6, 8), (8, 3)))
+        self.unused = tf.Variable(1.0)
+        self.b1 = tf.Variable(tf.zeros(8))
+
+    @property
+    def variables_in_order(self):
+        return [self.w1, self.b1, self.w2, self.unused]
+
+    def loss(self, batch):
+        return tf.reduce_mean(tf.square(tf.tanh(batch @ self.w1 + self.b1) @ self.w2))
+
+
+def batch_of(rank, step=0, rows=5):
+    return tf.constant(np.random.default_rng(100 * step + rank).normal(size=(rows, 6)), tf.float32)
+
+
+def gradients_alone(net, batch):
+    with tf.GradientTape() as tape:
+        loss = net.loss(batch)
+    return tape.gradient(loss, net.variables_in_order)
+
+
+def expected_gradients(net, ranks, **arguments):
+    """The sums over the ranks' batches, divided by their number."""
+    lists = [gradients_alone(net, batch_of(rank, **arguments)) for rank in ranks]
+    return [None if entries[0] is None else sum(entries) / len(lists) for entries in zip(*lists, strict=True)]
+
+
+def assert_near(actual, expected, algorithm="gradient_allreduce"):
+    for a, e in zip(actual, expected, strict=True):
+        assert (a is None) == (e is None)
+        if e is not None:
+            exact = algorithm == "gradient_allreduce"
+            tolerance = {"rtol": 1e-4, "atol": 1e-6} if exact else {"rtol": 0, "atol": np.abs(e).max() / 60}
+            np.testing.assert_allclose(a, e, **tolerance)
+
+
+def assert_same_everywhere(tensors):
+    flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors if tensor is not None], 0)
+    everyone = hvd.allgather(flat[None])
+    assert np.isfinite(flat).all() and (everyone.numpy() == everyone.numpy()[0]).all()
+
+
+def training(mode):
+    for algorithm in ("gradient_allreduce", "bytegrad"):
+        net = Net()
+
+        def step(batch, net=net, algorithm=algorithm):
+            with tf.GradientTape() as tape:
+                loss = net.loss(batch)
+            tape = hvd.DistributedGradientTape(tape, algorithm=algorithm)
+            assert type(tape).__name__ == "GradientTape" and isinstance(tape, tf.GradientTape)
+            gradients = tape.gradient(loss, net.variables_in_order)
+            for gradient, variable in zip(gradients, net.variables_in_order, strict=True):
+                if gradient is not None:
+                    variable.assign_sub(0.1 * gradient)
+            return gradients
+
+        step = MODES[mode](step)
+        for number, rows in enumerate((5, 5, 4)):        # the last shape makes functions trace again
+            expected = expected_gradients(net, range(hvd.size()), step=number, rows=rows)
+            assert_near(step(batch_of(hvd.rank(), number, rows)), expected, algorithm)
+        assert_same_everywhere(net.variables_in_order)
+
+
+def options(mode):
+    net = Net()
+    variables = net.variables_in_order
+    mean = expected_gradients(net, range(hvd.size()))
+
+    def reduced(**arguments):
+        def gradients(batch):
+            with hvd.DistributedGradientTape(tf.GradientTape(), **arguments) as tape:
+                loss = net.loss(batch)
+            return tape.gradient(loss, {"first": variables[:2], "rest": tuple(variables[2:])})
+
+        result = MODES[mode](gradients)(batch_of(hvd.rank()))
+        return [*result["first"], *result["rest"]]
+
+    assert_near(reduced(groups=2), mean)
+    assert_near(reduced(groups=[variables[1:3]]), mean)
+    assert_near(reduced(gradient_predivide_factor=3.0), mean)
+    assert_near(reduced(op=hvd.Sum), [None if m is None else m * hvd.size() for m in mean])
+    assert_near(reduced(compression=hvd.Compression.fp16), mean, "as far as float16 goes")
+    assert_near(reduced(algorithm=ByteGrad(error_feedback=True)), mean, "bytegrad")
+    if hvd.size() == 3:
+        mine = [0, 1] if SUBSET.included() else [hvd.rank()]
+        assert_near(reduced(process_set=SUBSET), expected_gradients(net, mine))
+    else:
+        a, b = (gradients_alone(net, batch_of(rank)) for rank in (0, 1))
+        adasum = [
+            None if x is None else (1 - np.vdot(x, y) / (2 * np.vdot(x, x))) * x
+            + (1 - np.vdot(x, y) / (2 * np.vdot(y, y))) * y for x, y in zip(a, b, strict=True)
+        ]
+        assert_near(reduced(op=hvd.Adasum), adasum)
+
+    # Local sources keep this rank's gradient, divided by the number of ranks or not.
+    for scale in (True, False):
+        def local(batch, scale=scale):
+            with tf.GradientTape() as tape:
+                loss = net.loss(batch)
+            tape = hvd.DistributedGradientTape(tape, scale_local_gradients=scale)
+            tape.register_local_source(net.b1)
+            return tape.gradient(loss, variables)
+
+        own = gradients_alone(net, batch_of(hvd.rank()))[1] / (hvd.size() if scale else 1)
+        assert_near(MODES[mode](local)(batch_of(hvd.rank())), [mean[0], own, *mean[2:]])
+
+    for wrong in ({"groups": -1}, {"groups": [variables[0]]}, {"groups": [[variables[0]], [variables[0]]]},
+                  {"algorithm": "bytgrad"}, {"op": 9}, {"gradient_predivide_factor": 2.0, "op": hvd.Sum}):
+        with pytest.raises(ValueError):
+            reduced(**wrong)
+
+
+def sparse(mode):
+    """Rows are gathered, with the ranks' numbers of rows; in XLA, or when asked for, they travel dense."""
+    table = tf.Variable(tf.reshape(tf.range(14, dtype=tf.float32), (7, 2)))
+    rows = tf.constant([[1, 1, 2], [0], [3, 5]][hvd.rank()])
+
+    def loss(rows):
+        return tf.reduce_sum(tf.square(tf.gather(table, rows)))
+
+    def gradients(rows, **arguments):
+        with tf.GradientTape() as tape:
+            value = loss(rows)
+        return hvd.DistributedGradientTape(tape, **arguments).gradient(value, [table])[0]
+
+    expected = np.zeros((7, 2), np.float32)
+    for row in np.concatenate([[1, 1, 2], [0], [3, 5]][:hvd.size()]):
+        expected[row] += 2 * table.numpy()[row] / hvd.size()
+    gathered = MODES[mode](gradients)(rows)
+    assert isinstance(gathered, tf.IndexedSlices) == (mode != "xla")
+    np.testing.assert_allclose(tf.convert_to_tensor(gathered), expected, rtol=1e-5)
+    dense = MODES[mode](lambda rows: gradients(rows, sparse_as_dense=True))(rows)
+    assert not isinstance(dense, tf.IndexedSlices)
+    np.testing.assert_allclose(dense, expected, rtol=1e-5)
+
+
+CELLS = (training, options, sparse)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.timeout(260)
+def test_tape(run_ranks, mode, n):
+    run_ranks(n, run_tape, arguments={"mode": mode}, timeout=240)
+
+
+def run_tape(mode):
+    size = int(os.environ["HOROVOD_SIZE"])
+    hvd.init(process_sets=[SUBSET] if size == 3 else None)      # of two ranks it would be the global set
+    for cell in CELLS:
+        print(cell.__name__, flush=True)
+        cell(mode)
+
+
+# ------------------------------------------------------------------------------------------------- tf.compat.v1 ----
+
+
+def optimizers_v1():
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    v1 = tf.compat.v1
+
+    # In a graph with a session; two passes make one step.
+    for passes, average in ((1, False), (2, False), (2, True)):
+        with tf.Graph().as_default():
+            weight = v1.get_variable("w", initializer=tf.ones((3,)), use_resource=True)
+            factor = v1.placeholder(tf.float32, ())
+            steps = v1.train.get_or_create_global_step()
+            opt = hvd.DistributedOptimizer(v1.train.MomentumOptimizer(0.5, 0.9), backward_passes_per_step=passes,
+                                           average_aggregated_gradients=average)
+            train = opt.minimize(factor * tf.reduce_sum(weight), global_step=steps)
+            broadcast = hvd.broadcast_global_variables(0)
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                session.run(broadcast)
+                for number in range(passes):
+                    np.testing.assert_array_equal(session.run(weight), np.ones(3))
+                    session.run(train, {factor: rank + 1.0 + number})
+                mean = sum(np.mean(np.arange(size) + 1.0 + number) for number in range(passes))
+                expected = 1 - 0.5 * mean / (passes if average else 1)
+                np.testing.assert_allclose(session.run(weight), np.full(3, expected), rtol=1e-6)
+                assert session.run(steps) == passes
+                assert opt.get_slot_names() == ["momentum"]
+
+    # In eager mode, and the delta optimizer of Adasum: equal steps are averaged, orthogonal ones added.
+    weight = tf.Variable(tf.ones((3,)))
+    opt = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5))
+    opt.minimize(lambda: (rank + 1.0) * tf.reduce_sum(weight), var_list=[weight])
+    np.testing.assert_allclose(weight, np.full(3, 1 - 0.5 * np.mean(np.arange(size) + 1.0)), rtol=1e-6)
+    with pytest.raises(ValueError, match="eager"):
+        hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5), backward_passes_per_step=2)
+    for direction, expected in ((tf.one_hot(0, 2), [0.5, 1.0]), (tf.one_hot(rank, 2), [0.5, 0.5])):
+        weight = tf.Variable(tf.ones((2,)))
+        opt = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5), op=hvd.Adasum)
+        opt.minimize(lambda d=direction, w=weight: tf.reduce_sum(d * w), var_list=[weight])
+        np.testing.assert_allclose(weight, expected, rtol=1e-6)
+    with pytest.raises(ValueError, match="Adasum"):
+        hvd.DistributedOptimizer(tf.keras.optimizers.SGD(), op=hvd.Adasum)
+    with pytest.raises(ValueError, match="keras"):
+        hvd.DistributedOptimizer("sgd")
+
+
+def test_optimizers_v1(run_ranks):
+    run_ranks(2, optimizers_v1, timeout=110)
+
+
+# ---------------------------------------------------------------------------------------------------- processes ----
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def many_steps():
+    """Memory stays as it is: nothing of a step outlives it."""
+    hvd.init()
+    weight = tf.Variable(tf.ones((64, 64)))
+
+    @tf.function
+    def steps(count):
+        for _ in tf.range(count):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.square(weight))
+            weight.assign_sub(1e-3 * hvd.DistributedGradientTape(tape).gradient(loss, [weight])[0])
+
+    steps(tf.constant(2000))
+    gc.collect()
+    before = resident_bytes()
+    steps(tf.constant(10_000))
+    gc.collect()
+    # 16 KiB for each step would be 160 MiB.
+    assert resident_bytes() - before < 16 << 20
+    assert_same_everywhere([weight])
+
+
+@pytest.mark.timeout(260)
+def test_many_steps(run_ranks):
+    run_ranks(2, many_steps, timeout=240)
+
+
+def lose_a_rank(mode):
+    hvd.init()
+    net = Net()
+
+    @MODES[mode]
+    def step(batch):
+        with tf.GradientTape() as tape:
+            loss = net.loss(batch)
+        return hvd.DistributedGradientTape(tape).gradient(loss, net.variables_in_order)
+
+    @hvd.elastic.run
+    def train(state):
+        for number in range(100_000):
+            if hvd.rank() == 1 and number == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                step(batch_of(hvd.rank()))
+            except tf.errors.OpError as error:
+                assert "rank 1 " in str(error), error
+                raise
+
+    class State:
+        """What run() calls, and no more: what it does after the failure is not this test's."""
+        def sync(self):
+            pass
+
+        def restore(self):
+            print("restored", flush=True)
+            os._exit(0)
+
+        def on_hosts_updated(self, timestamp, result):
+            pass
+
+    train(State())
+    raise AssertionError("no error")
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_lost_rank(run_ranks, mode):
+    """The error names the rank; elastic.run() takes it for HorovodInternalError, and restores."""
+    results = run_ranks(2, lose_a_rank, arguments={"mode": mode}, check=False, timeout=100)
+    assert results[1].returncode == -signal.SIGKILL
+    assert results[0].returncode == 0 and "restored" in results[0].output, results[0].output
+
+
+def both_frameworks():
+    """Torch and TensorFlow in one process, one after the other and in between."""
+    import torch
+
+    import bagua_hvd.torch as hvd_torch
+
+    hvd.init()
+    net = Net()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 3)
+    opt = hvd_torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+    for number in range(3):
+        with tf.GradientTape() as tape:
+            loss = net.loss(batch_of(hvd.rank(), number))
+        tape = hvd.DistributedGradientTape(tape)
+        opt.zero_grad()
+        model(torch.tensor(batch_of(hvd.rank(), number).numpy())).square().mean().backward()
+        expected = expected_gradients(net, range(hvd.size()), step=number)
+        gradients = tape.gradient(loss, net.variables_in_order)
+        assert_near(gradients, expected)
+        opt.step()
+        for gradient, variable in zip(gradients, net.variables_in_order, strict=True):
+            if gradient is not None:
+                variable.assign_sub(0.1 * gradient)
+    assert_same_everywhere(net.variables_in_order)
+    assert_same_everywhere([tf.constant(parameter.detach().numpy()) for parameter in model.parameters()])
+
+
+def test_both_frameworks(run_ranks):
+    run_ranks(2, both_frameworks, timeout=110)
