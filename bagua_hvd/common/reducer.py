@@ -70,8 +70,8 @@ class Gradients:
 class _Numbers:
     """Numbers the optimizers of a process set, from 0 after each init(): all its ranks name their operations alike.
 
-    Each set has its own numbers, for ranks outside of it may have no such optimizer. In an elastic job the numbers go on
-    after a reset, for the optimizers live on; see share_numbers().
+    Each set has its own numbers, for ranks outside of it may have no such optimizer. In an elastic job the numbers go
+    on after a reset, for the optimizers live on; see share_numbers().
     """
 
     def __init__(self):
