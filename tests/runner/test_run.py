@@ -343,9 +343,8 @@ def test_deprecated_names():
     with pytest.warns(DeprecationWarning, match="np is deprecated, use num_proc") as caught:
         assert bagua_hvd.run(lambda: 1, np=2) == [1, 1]
     assert caught[0].filename == __file__
-    for old, new in (("min_np", "min_num_proc"), ("max_np", "max_num_proc")):
-        with pytest.warns(DeprecationWarning, match=f"{old} is deprecated"), pytest.raises(NotImplementedError,
-                                                                                          match=new):
+    for old, sentence in (("min_np", "needs two hosts"), ("max_np", "max_num_proc: these are for elastic jobs")):
+        with pytest.warns(DeprecationWarning, match=f"{old} is deprecated"), pytest.raises(ValueError, match=sentence):
             bagua_hvd.run(lambda: 1, **{old: 1})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
