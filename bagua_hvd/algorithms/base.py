@@ -83,7 +83,7 @@ class Algorithm:
 
 def positive(name, value):
     """The value of a constructor's argument that counts something, 1 or more; ValueError: it does not."""
-    if isinstance(value, bool) or int(value) != value or value < 1:
+    if isinstance(value, bool) or not 1 <= value < float("inf") or int(value) != value:
         raise ValueError(f"{name}={value!r}: expected an integer of 1 or more")
     return int(value)
 

@@ -24,7 +24,7 @@ from bagua_hvd.primitives import c_fp_s, c_lp_s, minmax_uint8
 
 
 class QAdam(Algorithm):
-    """Adam with 8-bit momentum. For Adam and AdamW without amsgrad or maximize; gradients must be dense.
+    """Adam with 8-bit momentum. For Adam and AdamW without amsgrad, maximize or fused; gradients must be dense.
 
     Args:
         hierarchical: full precision within hosts, codes between them.

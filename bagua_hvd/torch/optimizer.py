@@ -185,7 +185,7 @@ class _TorchGradients(Gradients):
         optimizer = self._optimizer()
         if not isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
             return f"it needs torch.optim.Adam or AdamW, not {type(optimizer).__name__}"
-        for option in ("amsgrad", "maximize", "differentiable"):
+        for option in ("amsgrad", "maximize", "differentiable", "fused"):
             if any(group.get(option) for group in optimizer.param_groups):
                 return f"it cannot serve {type(optimizer).__name__} with {option}=True"
         return _TorchAdam(optimizer, self.parameters)
