@@ -1,8 +1,8 @@
 """Every algorithm with everything that training loops do: each cell works, or is refused with a reason.
 
 All cells of an algorithm run in one job of three ranks, one after the other; a cell that fails ends the job, and
-another job runs the cells after it. Expected values are plain torch on all ranks' data: the mean gradient, or this rank's
-own for algorithms that leave gradients where they are; coarse codes have their values in tests/algorithms.
+another job runs the cells after it. Expected values are plain torch on all ranks' data: the mean gradient, or this
+rank's own for algorithms that leave gradients where they are; coarse codes have their values in tests/algorithms.
 """
 import copy
 import io
