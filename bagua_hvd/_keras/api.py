@@ -74,15 +74,16 @@ def partial_distributed_optimizer(optimizer, local_layers, **options):
 
 
 def broadcast_global_variables(root_rank):
-    """What Horovod has for graphs of TensorFlow 1.
+    """For graphs of tf.compat.v1: the operation that gives every rank the root's values of all variables.
 
     Raises:
-        RuntimeError: always, as with Horovod in eager mode.
+        RuntimeError: in eager mode, and on other backends: BroadcastGlobalVariablesCallback does it there.
     """
-    raise RuntimeError(
-        "hvd.broadcast_global_variables() does not support eager execution. Please use "
-        "hvd.callbacks.BroadcastGlobalVariablesCallback or hvd.broadcast_variables(model.variables, root_rank) instead."
-    )
+    if keras.backend.backend() == "tensorflow":
+        from bagua_hvd.tensorflow.functions import broadcast_global_variables
+
+        return broadcast_global_variables(root_rank)
+    raise RuntimeError("broadcast_global_variables() is for graphs: use hvd.callbacks.BroadcastGlobalVariablesCallback")
 
 
 def allreduce(value, name, average, prescale_factor, postscale_factor, op, compression):

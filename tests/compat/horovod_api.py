@@ -1,5 +1,5 @@
 # ruff: noqa: E501  (one line for each name)
-"""Horovod's surface for torch, tensorflow, common and data, and its environment variables, as tables for the tests of this folder.
+"""Horovod's surface for torch, tensorflow, keras, common and data, and its environment variables, as tables for the tests of this folder.
 
 API: a line that ends with a colon opens a place, by every path that leads there (`torch` is bagua_hvd.torch). `@state`
 and the like are objects; test_signatures.py makes them. Then one line for each name: the tier (A: nearly every script,
@@ -216,6 +216,12 @@ C _cache(f)
 A HorovodInternalError
 B elastic
 
+A DistributedOptimizer(optimizer, name=None, use_locking=False, device_dense='', device_sparse='', compression=Compression.none, sparse_as_dense=False, backward_passes_per_step=1, op=Average, gradient_predivide_factor=1.0, average_aggregated_gradients=False, num_groups=0, groups=None, process_set=global_process_set, scale_local_gradients=True)
+A DistributedGradientTape(gradtape, device_dense='', device_sparse='', compression=Compression.none, sparse_as_dense=False, op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None, process_set=global_process_set, scale_local_gradients=True)
+C PartialDistributedGradientTape(gradtape, device_dense='', device_sparse='', compression=Compression.none, sparse_as_dense=False, op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None, process_set=global_process_set, local_layers=None, scale_local_gradients=True)
+C LocalGradientAggregationHelper
+C LocalGradientAggregationHelperEager(backward_passes_per_step, allreduce_func, sparse_as_dense, average_aggregated_gradients, process_set=global_process_set, scale_local_gradients=True)
+
 tensorflow.util:
 C _executing_eagerly()
 C _make_subgraph(f)
@@ -234,6 +240,72 @@ B TensorFlowState(variables=None, session=None, **kwargs)
 @tensorflow_compression:
 A none
 A fp16
+
+tensorflow.keras keras:
+A init
+A shutdown
+A is_initialized
+B start_timeline
+B stop_timeline
+A size
+A local_size
+B cross_size
+A rank
+A local_rank
+B cross_rank
+C mpi_threads_supported
+C mpi_enabled
+B mpi_built
+C gloo_enabled
+B gloo_built
+B nccl_built
+C ddl_built
+C ccl_built
+B cuda_built
+C rocm_built
+A Average
+A Sum
+A Compression
+A callbacks
+A elastic
+A global_process_set
+B broadcast_global_variables(root_rank)
+B allgather(value, name=None)
+B broadcast(value, root_rank, name=None)
+C reducescatter(value, name=None, op=Average)
+B load_model(filepath, custom_optimizers=None, custom_objects=None, compression=Compression.none, legacy_opts=False)
+
+tensorflow.keras.callbacks keras.callbacks:
+A BroadcastGlobalVariablesCallback(root_rank, device='', local_variables=None)
+A MetricAverageCallback(device='')
+B LearningRateScheduleCallback(initial_lr, multiplier, start_epoch=0, end_epoch=None, staircase=True, momentum_correction=True, steps_per_epoch=None)
+B LearningRateWarmupCallback(initial_lr, warmup_epochs=5, momentum_correction=True, steps_per_epoch=None, verbose=0)
+
+tensorflow.keras.elastic keras.elastic:
+B KerasState(model, optimizer=None, **kwargs)
+B CommitStateCallback(state, batches_per_commit=1)
+B UpdateBatchStateCallback(state)
+B UpdateEpochStateCallback(state)
+B run(func)
+
+tensorflow.keras:
+B ProcessSet
+B add_process_set(process_set)
+B remove_process_set(process_set)
+A DistributedOptimizer(optimizer, name=None, device_dense='', device_sparse='', compression=Compression.none, sparse_as_dense=False, gradient_predivide_factor=1.0, op=Average, backward_passes_per_step=1, average_aggregated_gradients=False, num_groups=0, groups=None, process_set=global_process_set, scale_local_gradients=True)
+B allreduce(value, name=None, average=None, prescale_factor=1.0, postscale_factor=1.0, op=None, compression=Compression.none)
+
+tensorflow.keras.callbacks:
+C BestModelCheckpoint(monitor='val_loss', verbose=0, save_weights_only=False, mode='auto', save_freq='epoch')
+
+keras:
+B Adasum
+A DistributedOptimizer(optimizer, name=None, device_dense='', device_sparse='', compression=Compression.none, sparse_as_dense=False, gradient_predivide_factor=1.0, op=Average, num_groups=0, groups=None)
+C PartialDistributedOptimizer(optimizer, name=None, device_dense='', device_sparse='', compression=Compression.none, sparse_as_dense=False, gradient_predivide_factor=1.0, op=Average, backward_passes_per_step=1, average_aggregated_gradients=False, groups=None, process_set=global_process_set, local_layers=None, scale_local_gradients=True)
+B allreduce(value, name=None, average=True, prescale_factor=1.0, postscale_factor=1.0, op=None, compression=Compression.none)
+
+keras.callbacks:
+C BestModelCheckpoint(monitor='val_loss', verbose=0, mode='auto', save_freq='epoch')
 
 common.exceptions:
 A HorovodInternalError
