@@ -29,6 +29,7 @@ ADAMS = {"qadam", "onebit_adam", "diloco"}
 RECIPES = {
     "qadam": ({"warmup_steps": 0.2}, 1.0),
     "onebit_adam": ({"warmup_steps": 0.3}, 1.0),
+    "terngrad": ({}, 0.5),
     "powersgd": ({"rank": 4, "warmup_steps": 10}, 1.0),
     "doublesqueeze": ({"momentum": 0.9, "warmup_steps": 0.2}, 0.5),
     "ef_signsgd": ({"momentum": 0.9, "warmup_steps": 0.2}, 0.5),
@@ -221,7 +222,7 @@ def main():
     parser.add_argument("--tasks", nargs="+", choices=("digits", "characters"), default=["digits", "characters"])
     parser.add_argument("--algorithms", nargs="+", help="default: all; gradient_allreduce always comes first")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=20, help="of digits")
+    parser.add_argument("--epochs", type=int, default=30, help="of digits")
     parser.add_argument("--steps", type=int, default=400, help="of characters")
     parser.add_argument("--output", type=Path, help="folder for convergence.md, .json and .png")
     args = parser.parse_args()

@@ -16,7 +16,11 @@ so that the local steps made in between are kept. A by peer_selection_mode and c
 
 Snapshot and addition are made by the thread that trains, between a step and the next forward pass: weights never
 change between forward and backward, a forward pass without a backward pass is nothing special, and there is no lock.
-Rounds match by their number: a rank that is slow delays the next round, not the others' training.
+Rounds match by their number: a rank that is slow delays the next round, not the others' training. abort() takes part in
+rounds until all ranks have called it: with every round travels how many have.
+
+What rounds leave behind (y, replicas) is in no checkpoint: ranks that save at different moments would not fit together.
+After a resume it begins anew, by one exchange in full precision.
 
 For the first warmup_steps steps gradients are averaged as in gradient_allreduce.
 
@@ -31,8 +35,10 @@ import weakref
 import numpy as np
 
 from bagua_hvd.algorithms.averaging import Mean
-from bagua_hvd.algorithms.base import Algorithm, not_negative, positive
+from bagua_hvd.algorithms.base import Algorithm, blocks, not_negative, positive
 from bagua_hvd.algorithms.replicas import replicas_of
+from bagua_hvd.common import basics
+from bagua_hvd.common.state import State
 from bagua_hvd.primitives import ErrorState, c_fp_s, c_lp_s, d_fp_s, d_lp_s, minmax_uint8
 
 MODES = ("all", "shift_one", "ring")
@@ -41,12 +47,14 @@ MODES = ("all", "shift_one", "ring")
 class _ToMean:
     """all, in full precision: one bucket's part of a round."""
 
-    def __init__(self, bucket, group, number, codec):
+    def __init__(self, bucket, group, number, codec, state):
         self._mean = Mean(bucket, group)
         self.done = self._mean.done
 
     def delta(self):
-        return self._mean.wait() - self._mean.values
+        delta = self._mean.wait()
+        delta -= self._mean.values
+        return delta
 
 
 class _ToPeers:
@@ -54,15 +62,18 @@ class _ToPeers:
 
     topology = None
 
-    def __init__(self, bucket, group, number, codec):
-        self._snapshot = bucket.read()
-        self._out = self._snapshot.copy()
-        self._operation = d_fp_s(self._out, group, topology=self.topology, round=number, name=bucket.name)
+    def __init__(self, bucket, group, number, codec, state):
+        self._snapshot = bucket.read(workspace="snapshot")
+        self._out = bucket.workspace("average", self._snapshot.size, self._snapshot.dtype)
+        self._operation = d_fp_s(
+            self._snapshot, group, topology=self.topology, round=number, out=self._out, name=bucket.name
+        )
         self.done = self._operation.done
 
     def delta(self):
         self._operation.wait()
-        return self._out - self._snapshot
+        self._out -= self._snapshot
+        return self._out
 
 
 class _ToPartner(_ToPeers):
@@ -76,44 +87,46 @@ class _ToNeighbours(_ToPeers):
 class _ToMeanByCodes:
     """all, with a codec."""
 
-    def __init__(self, bucket, group, number, codec):
+    def __init__(self, bucket, group, number, codec, state):
         count, size = bucket.count, group.size()
-        self._y = bucket.state.keep("y", lambda: _first_mean(bucket, group), shared=True)
+        self._y = state.keep("y", lambda: Mean(bucket, group, f"{bucket.name}.first").wait().copy())
         self._error = ErrorState(count, size)
-        kept = bucket.state.keep("error", lambda: ErrorState(count, size), fits=lambda kept: kept.fits(count, size))
-        self._error.server = kept.server
-        self._difference = bucket.read() - self._y
-        self._mean = self._difference.copy()
+        self._error.server = state.keep("server_error", lambda: self._error.server)
+        self._difference = bucket.read(workspace="difference")
+        self._difference -= self._y
+        self._mean = bucket.workspace("mean of differences", count, self._difference.dtype)
         self._operation = c_lp_s(
-            self._mean, group, codec=codec, error=self._error, name=bucket.name, seed=number
+            self._difference, group, codec=codec, error=self._error, out=self._mean, name=bucket.name, seed=number
         )
         self.done = self._operation.done
 
     def delta(self):
         self._operation.wait()
         self._y += self._mean
-        return self._mean - self._difference + self._error.worker
-
-
-def _first_mean(bucket, group):
-    return bucket.read() if bucket.state.loaded("y") else Mean(bucket, group, f"{bucket.name}.first").wait()
+        self._mean -= self._difference
+        self._mean += self._error.worker
+        return self._mean
 
 
 class _ToNeighboursByCodes:
     """ring, with a codec."""
 
-    def __init__(self, bucket, group, number, codec):
-        self._replicas = replicas_of(bucket, group, hierarchical=False)
-        self._difference = bucket.read() - self._replicas.own
+    def __init__(self, bucket, group, number, codec, state):
+        self._replicas = replicas_of(bucket, group, hierarchical=False, state=state)
+        self._delta = bucket.workspace("delta", bucket.count, np.float32)
+        self._difference = bucket.read(workspace="difference")
+        self._difference -= self._replicas.own
         self._operation = d_lp_s(
-            self._difference.astype(np.float32), group, codec, self._replicas, name=bucket.name, seed=number
+            self._difference.astype(np.float32, copy=False), group, codec, self._replicas, name=bucket.name, seed=number
         )
         self.done = self._operation.done
 
     def delta(self):
         self._operation.wait()
-        replicas = self._replicas
-        return (replicas.left + replicas.right - 2 * replicas.own) / 3
+        W, L, R = self._replicas.own, self._replicas.left, self._replicas.right
+        for part in blocks(W.size):
+            self._delta[part] = (L[part] + R[part] - 2 * W[part]) / 3
+        return self._delta
 
 
 _PARTS = {
@@ -123,10 +136,10 @@ _PARTS = {
 
 
 class _Rounds:
-    """The rounds of one model.
+    """The rounds of one model, from one init() on.
 
     Attributes:
-        begun: their number. running: whether new ones begin by themselves.
+        running: whether new ones begin by themselves. stopped: whether all ranks have called abort().
     """
 
     def __init__(self, model, part, codec):
@@ -134,45 +147,57 @@ class _Rounds:
         self._part = part
         self._codec = codec
         self._parts = []
+        self._stopping = None       # in a round: (how many have called abort(), of how many), and the sum's operation
+        self._states = {}
         self._ended_at = time.monotonic()
         self._began_in = 0
-        self.begun = 0
+        self._begun = 0
+        self.inits = basics.runtime.inits
         self.running = True
+        self.stopped = False
 
     def begin(self):
-        self._parts = [
-            self._part(bucket, self._model.group, self.begun, self._codec) for bucket in self._model.weights
-        ]
+        group, name = self._model.group, self._model.name
+        for bucket in self._model.weights:
+            state = self._states.setdefault(bucket.name, State(bucket.name))
+            self._parts.append(self._part(bucket, group, self._begun, self._codec, state))
+        counts = np.array([not self.running, 1], np.float32)        # a rank in join() counts as none
+        self._stopping = counts, c_fp_s(counts, group, average=False, name=f"{name}.stopping")
         self._began_in = self._model.step
-        self.begun += 1
+        self._begun += 1
 
     def end(self):
-        """Waits for the round under way, if any, and adds what it says."""
+        """Waits for the round under way and adds what it says."""
         for bucket, part in zip(self._model.weights, self._parts, strict=False):
-            delta = part.delta()
-            bucket.write(bucket.read() + delta)
-        self._parts = []
+            x = bucket.read(workspace="x")
+            x += part.delta()
+            bucket.write(x)
+        counts, operation = self._stopping
+        operation.wait()
+        self.stopped = counts[0] == counts[1]
+        self._parts, self._stopping = [], None
         self._ended_at = time.monotonic()
 
     def advance(self, interval_s, max_staleness):
         """After a step: ends a round that is done or too old, and begins one that is due."""
-        if self._parts:
+        if self._stopping:
             too_old = max_staleness is not None and self._model.step - self._began_in >= max_staleness
-            if too_old or all(part.done() for part in self._parts):
+            if too_old or all(operation.done() for operation in (*self._parts, self._stopping[1])):
                 self.end()
-        if not self._parts and self.running and time.monotonic() - self._ended_at >= interval_s:
+        if not self._stopping and self.running and time.monotonic() - self._ended_at >= interval_s:
             self.begin()
 
     def stop(self):
-        """Ends the rounds that any rank has begun. Collective."""
+        """Takes part in rounds until all ranks do so from here: none waits for one that has stopped. Collective."""
         self.running = False
-        everyone = np.zeros(self._model.group.size())
-        everyone[self._model.group.rank()] = self.begun
-        c_fp_s(everyone, self._model.group, average=False, name=f"{self._model.name}.rounds").wait()
-        self.end()
-        while self.begun < everyone.max():
+        if self._stopping:
+            self.end()
+        while not self.stopped:
             self.begin()
             self.end()
+
+    def resume(self):
+        self.running, self.stopped = True, False
 
 
 class Async(Algorithm):
@@ -232,20 +257,24 @@ class Async(Algorithm):
             self._rounds(model).advance(self.sync_interval_ms / 1000, self.max_staleness)
 
     def _rounds(self, model):
-        if "rounds" not in model.scratch:
+        rounds = model.scratch.get("rounds")
+        if rounds is None or rounds.inits != basics.runtime.inits:
             part = _PARTS[self.peer_selection_mode, self.codec is not None]
             model.scratch["rounds"] = _Rounds(model, part, self.codec)
         return model.scratch["rounds"]
 
     def abort(self):
-        """Ends the rounds under way and begins no more, until resume(). Collective; again: nothing happens."""
+        """Ends the rounds of all ranks, with a last one together; none begins until resume().
+
+        Collective; ranks that have not called it yet go on training meanwhile. Again: nothing happens.
+        """
         for model in sorted(self._models, key=lambda model: model.name):
             self._rounds(model).stop()
 
     def resume(self):
         """Rounds begin again. To be called on all ranks."""
         for model in self._models:
-            self._rounds(model).running = True
+            self._rounds(model).resume()
 
 
 class AsyncLowPrecision(Async):

@@ -3,22 +3,22 @@ from bagua_hvd.primitives import c_fp_s
 
 
 class Mean:
-    """(1/n) sum_i x_i on its way, x_i the values of a bucket when this was made.
+    """(1/n) sum_i x_i on its way, x_i the values of a bucket when this was made. One at a time for each bucket.
 
     n is the number of ranks that take part: each adds a 1 behind its values, and one that is in join() a zero.
 
     Args:
         name: ranks match it by this; None: the bucket's.
     Attributes:
-        values: x_i, flat, float32 (float64 for float64).
+        values: x_i, flat, float32 (float64 for float64); as wait()'s result until the bucket's next Mean is made.
     """
 
     def __init__(self, bucket, group, name=None):
-        self.values = bucket.read(tail=1)
-        self.values[-1] = 1
-        self._sum = self.values.copy()
-        self._operation = c_fp_s(self._sum, group, average=False, name=name or bucket.name)
-        self.values = self.values[:-1]
+        values = bucket.read(tail=1, workspace="mean of")
+        values[-1] = 1
+        self._sum = bucket.workspace("mean", values.size, values.dtype)
+        self._operation = c_fp_s(values, group, average=False, out=self._sum, name=name or bucket.name)
+        self.values = values[:-1]
 
     def done(self):
         """Whether wait() would return at once."""
@@ -27,7 +27,9 @@ class Mean:
     def wait(self):
         """Blocks until it is there; a flat array, bit-equal on all ranks."""
         self._operation.wait()
-        return self._sum[:-1] / self._sum[-1]
+        mean, ranks = self._sum[:-1], self._sum[-1]
+        mean /= ranks
+        return mean
 
 
 def mean(buckets, group):

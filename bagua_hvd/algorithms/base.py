@@ -83,7 +83,7 @@ class Algorithm:
 
 def positive(name, value):
     """The value of a constructor's argument that counts something, 1 or more; ValueError: it does not."""
-    if isinstance(value, bool) or int(value) != value or value < 1:
+    if isinstance(value, bool) or not 1 <= value < float("inf") or int(value) != value:
         raise ValueError(f"{name}={value!r}: expected an integer of 1 or more")
     return int(value)
 
@@ -91,6 +91,11 @@ def positive(name, value):
 def not_negative(name, value):
     """The same, 0 or more."""
     return 0 if value == 0 else positive(name, value)
+
+
+def blocks(count, size=1 << 16):
+    """Slices that cover `count` elements: arithmetic on one at a time stays in the cache."""
+    return [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
 
 
 def error_state(bucket, group, hierarchical=False):

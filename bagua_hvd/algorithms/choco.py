@@ -14,7 +14,9 @@ Wire per communication: two codes of N elements; with sign N/4 bytes.
 Memory: 12 N bytes.
 Source: Koloskova et al., arXiv:1902.00340.  Differs: replicas begin as the weights and not as zeros.
 """
-from bagua_hvd.algorithms.base import Algorithm, positive
+import numpy as np
+
+from bagua_hvd.algorithms.base import Algorithm, blocks, positive
 from bagua_hvd.algorithms.replicas import replicas_of
 from bagua_hvd.primitives import d_lp_s, sign
 
@@ -49,12 +51,16 @@ class Choco(Algorithm):
         rounds = [self._begin(bucket, model) for bucket in model.weights]
         for bucket, (x, replicas, operation) in zip(model.weights, rounds, strict=True):
             operation.wait()
-            bucket.write(x + self.gamma * (replicas.left + replicas.right - 2 * replicas.own) / 3)
+            own, left, right = replicas.own, replicas.left, replicas.right
+            for part in blocks(x.size):
+                x[part] = x[part] + self.gamma * (left[part] + right[part] - 2 * own[part]) / 3
+            bucket.write(x)
 
     def _begin(self, bucket, model):
-        x = bucket.read()
+        x = bucket.read(workspace="x")
         replicas = replicas_of(bucket, model.group, self.hierarchical)
-        difference = x - replicas.own
+        difference = bucket.workspace("difference", x.size, x.dtype)
+        np.subtract(x, replicas.own, out=difference)
         operation = d_lp_s(
             difference, model.group, self.codec, replicas, hierarchical=self.hierarchical, name=bucket.name,
             seed=model.step,

@@ -46,7 +46,7 @@ class DiLoCo(Algorithm):
             bucket.state.keep("theta", lambda bucket=bucket: self._theta(bucket, model.group), shared=True)
 
     def _theta(self, bucket, group):
-        return bucket.read() if bucket.state.loaded("theta") else Mean(bucket, group).wait()
+        return bucket.read() if bucket.state.loaded("theta") else Mean(bucket, group).wait().copy()
 
     def after_step(self, model):
         if (model.step + 1) % self.communication_interval:

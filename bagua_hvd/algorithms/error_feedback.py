@@ -43,11 +43,14 @@ class ErrorFeedback(Algorithm):
         if self.momentum:
             gradient = bucket.read()
             m = bucket.state.keep("momentum", lambda: np.zeros_like(gradient), fits=lambda m: m.size == gradient.size)
-            m[:] = self.momentum * m + gradient
-            bucket.write(m)
+            moved = self.momentum * m + gradient
+            bucket.write(moved)
+            if np.isfinite(moved).all():        # or it would stay so, when loss scaling has skipped the step
+                m[:] = moved
         if bucket.step < self.warmup_steps:
             return c_fp_s(bucket, group, average=self.average)
+        error = error_state(bucket, group, self.hierarchical)
         return c_lp_s(
-            bucket, group, codec=self.codec, error=error_state(bucket, group), average=self.average,
+            bucket, group, codec=self.codec, error=error, average=self.average,
             exchange=self.exchange, hierarchical=self.hierarchical, seed=bucket.step,
         )

@@ -16,7 +16,7 @@ Memory: 12 N bytes.
 Source: Tang et al., arXiv:1803.06443; BAGUA, arXiv:2107.01499.  Differs: replicas are float32 whatever the weights,
 are exchanged and not assumed equal at the beginning, and are in the optimizer's state_dict.
 """
-from bagua_hvd.algorithms.base import Algorithm, positive
+from bagua_hvd.algorithms.base import Algorithm, blocks, positive
 from bagua_hvd.algorithms.replicas import replicas_of
 from bagua_hvd.primitives import d_lp_s, minmax_uint8
 
@@ -48,7 +48,9 @@ class LowPrecisionDecentralized(Algorithm):
             bucket.write(replicas.own)
 
     def _begin(self, bucket, group):
-        x = bucket.read()
+        z = bucket.read(workspace="z")
         replicas = replicas_of(bucket, group, self.hierarchical)
-        z = x + (replicas.left + replicas.right) / 3 - replicas.own * 5 / 3
+        W, L, R = replicas.own, replicas.left, replicas.right
+        for part in blocks(z.size):
+            z[part] = z[part] + (L[part] + R[part]) / 3 - W[part] * 5 / 3
         return d_lp_s(z, group, minmax_uint8, replicas, hierarchical=self.hierarchical, name=bucket.name), replicas

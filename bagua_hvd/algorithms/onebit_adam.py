@@ -5,9 +5,6 @@ As QAdam (qadam.py), but what travels is the momentum in units of the step that 
     u = C_LP_S(m_i / p; sign_rms, e_i, f_k)     D(Q(u)) = (||u||_2 / sqrt(N)) sign(u), in both passes with its error
     m = p u
 
-One bit cannot say 0. Where v = 0, an element has never had a gradient (a row of an embedding that was never used), and
-u = 0 is kept.
-
 Wire after the warm-up: N/4 (n-1)/n bytes per rank.
 State: 4 (N + N/n) bytes of errors.
 Source: Tang et al., arXiv:2102.02888. Differs: there m itself is encoded (u = m). One scale for all elements then
@@ -15,8 +12,6 @@ gives those of small v, whose m is small, a large m and an even larger m / sqrt(
 nowhere small, which takes very long warm-ups. v is frozen and equal on all ranks, so dividing by p changes nothing
 else. Bias corrections as in QAdam, so that steps do not jump where v is frozen.
 """
-import numpy as np
-
 from bagua_hvd.algorithms.base import error_state
 from bagua_hvd.algorithms.qadam import QAdam
 from bagua_hvd.primitives import c_lp_s, sign_rms
@@ -30,14 +25,13 @@ class OneBitAdam(QAdam):
     def __init__(self, hierarchical=False, warmup_steps=None):
         super().__init__(hierarchical, warmup_steps)
 
-    def exchange(self, bucket, m, v, p):
+    def exchange(self, bucket, m, p):
         group = bucket.model.group
         m /= p
-        m[v == 0] = 0
         return c_lp_s(
             m, group, codec=self.codec, error=error_state(bucket, group, self.hierarchical), name=bucket.name,
             hierarchical=self.hierarchical,
         )
 
-    def received(self, m, v, p):
-        return np.where(v == 0, 0, m * p).astype(m.dtype)
+    def received(self, m, p):
+        return m * p

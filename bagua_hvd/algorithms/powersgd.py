@@ -9,7 +9,8 @@ factor Q:
     G   = P Q^T             E_i <- M_i - G
 
 Vectors, and matrices that would not become smaller, travel whole with the first allreduce. Q is kept from step to step
-and begins equal on all ranks.
+and begins equal on all ranks. A matrix in which any rank has a NaN or an infinity becomes NaN on all of them; E_i and Q
+stay as they were, so that training goes on when loss scaling skips the step.
 
 Wire: 2 (n-1)/n (r (rows + columns) summed over matrices, plus vectors) elements.
 State: N + r columns elements.
@@ -85,11 +86,15 @@ class _Exchange:
         self._mean(second, "Q").wait()
         begin = 0
         for (part, m), p, q in zip(self._matrices, ps, self._factors, strict=True):
-            q[:] = second[begin:begin + q.size].reshape(q.shape)
+            factor = second[begin:begin + q.size].reshape(q.shape)
             begin += q.size
-            approximation = p @ q.T
+            approximation = p @ factor.T
+            if np.isfinite(approximation).all():
+                q[:] = factor
+                self._error[part] = (m - approximation).ravel()
+            else:
+                approximation[:] = np.nan
             result[part] = approximation.ravel()
-            self._error[part] = (m - approximation).ravel()
         self._bucket.write(result)
 
 

@@ -8,13 +8,14 @@ frozen, and with the gradient g_i of rank i (weight decay lambda x added to it, 
     x   = x - gamma / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^T) + eps)
 
 where t counts all updates and T those before v was frozen. Decoupled weight decay (AdamW): x = x - gamma lambda x
-before.
+before. Where v = 0, an element has had no gradient in the warm-up (a row of an embedding that was never used): m stays
+0 there, or the division by sqrt(v) would blow up its first gradient.
 
 Wire after the warm-up: 2 N (n-1)/n bytes, as ByteGrad.
 Memory: none beyond Adam's during a step.
 Source: Tang et al. (1-bit Adam), arXiv:2102.02888; BAGUA, arXiv:2107.01499.  Differs from BAGUA's: weight decay goes
 on after the warm-up; v's bias correction is frozen with v, or the steps would grow; the gradient of step T is not
-lost.
+lost; m is 0 where v is.
 """
 import numpy as np
 
@@ -23,7 +24,7 @@ from bagua_hvd.primitives import c_fp_s, c_lp_s, minmax_uint8
 
 
 class QAdam(Algorithm):
-    """Adam with 8-bit momentum. For Adam and AdamW without amsgrad or maximize; gradients must be dense.
+    """Adam with 8-bit momentum. For Adam and AdamW without amsgrad, maximize or fused; gradients must be dense.
 
     Args:
         hierarchical: full precision within hosts, codes between them.
@@ -44,12 +45,15 @@ class QAdam(Algorithm):
             adam = model.adam()
         except ValueError as error:
             raise ValueError(f"{type(self).__name__} cannot serve this optimizer: {error}") from None
-        if self.warmup_steps is None:
-            self.warmup_steps = positive("warmup_steps", adam.warmup_steps or 100)
+        positive("warmup_steps", adam.warmup_steps or 100)
+
+    def _frozen_for(self, model):
+        """Steps since the warm-up; negative within it."""
+        return model.step - (self.warmup_steps or model.adam().warmup_steps or 100)
 
     def frozen(self, model):
         """Whether the warm-up is over."""
-        return model.step >= self.warmup_steps
+        return self._frozen_for(model) >= 0
 
     def gradients_travel(self, model):
         # A GradScaler multiplies gradients until it unscales them, just before the step: momenta have to wait for that.
@@ -66,30 +70,28 @@ class QAdam(Algorithm):
         model, adam = bucket.model, bucket.model.adam()
         members = [adam.member(index) for index in bucket.members]
         m = bucket.flat([member.m for member in members])
-        x = bucket.flat(bucket.weights)
+        x = bucket.flat(bucket.weights) if any(member.weight_decay for member in members) else None
         for member, part in zip(members, bucket.slices(), strict=True):
             if member.weight_decay and not member.decoupled:
                 gradient[part] += member.weight_decay * x[part]
             m[part] = member.beta1 * m[part] + (1 - member.beta1) * gradient[part]
-        model.pending[bucket.name] = m, x, members
-        return self.exchange(bucket, m, *self.preconditioner(bucket, members))
+        model.pending[bucket.name] = m, members
+        v, p = self.preconditioner(bucket, members)
+        m[v == 0] = 0
+        return self.exchange(bucket, m, p)
 
     def preconditioner(self, bucket, members):
         """(v, sqrt(v) / sqrt(1 - beta2^T) + eps), flat."""
         v = bucket.flat([member.v for member in members])
         p = np.sqrt(v)
         for member, part in zip(members, bucket.slices(), strict=True):
-            p[part] = p[part] / np.sqrt(1 - member.beta2 ** bucket.model.state["T"]) + member.eps
+            frozen_at = member.step - self._frozen_for(bucket.model)
+            p[part] = p[part] / np.sqrt(1 - member.beta2**frozen_at) + member.eps
         return v, p
 
-    def exchange(self, bucket, m, v, p):
+    def exchange(self, bucket, m, p):
         """Begins m <- C_LP_S(m)."""
         return c_lp_s(m, bucket.model.group, codec=self.codec, name=bucket.name, hierarchical=self.hierarchical)
-
-    def backward_begins(self, model):
-        if self.frozen(model) and "T" not in model.state:
-            adam = model.adam()
-            model.state.keep("T", lambda: adam.member(0).step, shared=True)
 
     def step(self, model):
         if not self.frozen(model):
@@ -99,9 +101,11 @@ class QAdam(Algorithm):
             for operation in [self._begin(bucket, bucket.flat(bucket.gradients)) for bucket in model.gradients]:
                 operation.wait()
         for bucket in model.gradients:
-            m, x, members = model.pending[bucket.name]
+            m, members = model.pending[bucket.name]
             v, p = self.preconditioner(bucket, members)
-            m = self.received(m, v, p)
+            x = bucket.flat(bucket.weights)
+            m = self.received(m, p)
+            m[v == 0] = 0               # again: some codecs have no 0
             bucket.set_flat([member.m for member in members], m)
             for member, part in zip(members, bucket.slices(), strict=True):
                 x[part] -= self.update(member, m[part], p[part], x[part])
@@ -111,7 +115,7 @@ class QAdam(Algorithm):
                 adam.stepped(index)
         return True
 
-    def received(self, m, v, p):
+    def received(self, m, p):
         """m as the optimizer keeps it."""
         return m
 

@@ -7,8 +7,9 @@ import atexit
 import itertools
 import os
 import threading
+import warnings
 
-from bagua_hvd.common import environment, native, objects, process_sets, reporting
+from bagua_hvd.common import elastic_worker, environment, native, objects, process_sets, reporting
 from bagua_hvd.common.exceptions import HorovodInternalError
 
 # Horovod's reduction constants.
@@ -18,6 +19,9 @@ Adasum = native.OP_ADASUM
 Min = native.OP_MIN
 Max = native.OP_MAX
 Product = native.OP_PRODUCT
+
+# A meeting of an elastic job begins when all its members wait for it; who is not there then has been lost.
+_MEETING_LIMIT_MS = 10_000
 
 NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 
@@ -29,7 +33,9 @@ class _Runtime:
         self.lock = threading.RLock()
         self.context = None
         self.options = None
-        self.inits = 0                          # names the meeting: ranks of different inits never mix
+        self.inits = 0                          # names the meeting of a job that is not elastic
+        self.joins = 0                          # calls of join(); the same on all ranks, but within one
+        self.process_sets = None                # as given to init(): restart() gives it again
         self.handle_numbers = itertools.count(1)
         self.reporter = None                    # reports to baguarun --dashboard
         self.steps = 0                          # of all optimizers
@@ -82,43 +88,107 @@ def init(comm=None, process_sets=None):
 
     Args:
         comm: None, or all ranks of the job; jobs over a subset of the ranks are not supported yet.
-        process_sets: a list of ProcessSets to register, the same on all ranks, or "dynamic".
+        process_sets: a list of ProcessSets to register, the same on all ranks, or "dynamic". In an elastic job, sets
+            that do not fit its present size are left out, with a warning.
     Raises:
         ValueError: malformed environment, duplicate or disagreeing process sets, or the ranks did not find each other
             in time ("Horovod initialization failed. ..."). The runtime is then not running.
+        RemovedFromJob: an elastic job has no slot for this process any more. A SystemExit: the process ends with 0.
     """
     with runtime.lock:
         if runtime.context is not None:
             return
-        # Counted before anything can fail: an attempt that fails on one rank only is an attempt on all.
-        runtime.inits += 1
-        options = environment.read_options(_launcher_environment())
-        _check_comm(comm, options)
-        static_sets = _static_sets(process_sets, options)
-        options.scope = f"init.{runtime.inits}"
+        runtime.process_sets = process_sets
+        driver = elastic_worker.connect()
+        if driver is None:
+            _start(comm, process_sets)
+            return
+        failure = None
+        while True:
+            scope = elastic_worker.take_place(driver, failure)
+            try:
+                _start(comm, process_sets, scope)
+                return
+            except (_MeetingFailed, HorovodInternalError) as error:
+                failure = str(error)    # somebody was lost meanwhile, most likely: the driver arranges another meeting
+
+
+class _MeetingFailed(ValueError):
+    """The ranks did not find each other, or could not connect."""
+
+
+def _start(comm, process_sets, scope=None):
+    """As init(). scope: names the meeting; None: by the number of inits."""
+    # Counted before anything can fail: an attempt that fails on one rank only is an attempt on all.
+    runtime.inits += 1
+    options = environment.read_options(_launcher_environment())
+    _check_comm(comm, options)
+    static_sets = _static_sets(process_sets, options)
+    options.scope = scope or f"init.{runtime.inits}"
+    if scope:
+        # All members are known to be there.
+        options.start_timeout_ms = min(options.start_timeout_ms, _MEETING_LIMIT_MS)
+    try:
+        started = native.Context(options)
+    except HorovodInternalError as error:
+        raise _MeetingFailed(f"Horovod initialization failed. {error}") from error
+    except ValueError as error:
+        raise ValueError(f"Horovod initialization failed. {error}") from error
+    runtime.handle_numbers = itertools.count(1)
+    runtime.handles.clear()
+    runtime.options = options
+    runtime.context = started
+    runtime.reporter = reporting.start(_facts)
+    runtime.tell_watchers()
+    if not runtime.atexit_registered:
+        runtime.atexit_registered = True
+        atexit.register(shutdown)
+    try:
+        if runtime.membership is not None:
+            _number_hosts(started, options)
+            runtime.membership.met()
+        if options.timeline and options.timeline.upper() != "DYNAMIC":
+            started.start_timeline(options.timeline, options.timeline_mark_cycles)
+        _register_static_sets(started, static_sets, options)
+    except BaseException:
+        shutdown()
+        raise
+
+
+def restart():
+    """Leaves the job and enters it again, with the same process sets; rank and size may then be others."""
+    shutdown()
+    init(process_sets=runtime.process_sets)
+
+
+def _launcher_environment():
+    """The environment with the variables of baguarun: its own, or those of a job that mpirun, srun or torchrun started.
+
+    ValueError: the engine's ranks cannot be brought together.
+    """
+    if "HOROVOD_SIZE" in os.environ or "HOROVOD_RANK" in os.environ:
+        return os.environ
+    if runtime.membership is None:
+        from bagua_hvd.runner.engines import join  # late: most jobs have no need of it
+
         try:
-            started = native.Context(options)
-        except (HorovodInternalError, ValueError) as error:
+            runtime.membership = join.join(environment.start_timeout_ms(os.environ) / 1000)
+        except RuntimeError as error:
             raise ValueError(f"Horovod initialization failed. {error}") from error
-        runtime.handle_numbers = itertools.count(1)
-        runtime.handles.clear()
-        runtime.options = options
-        runtime.context = started
-        runtime.reporter = reporting.start(_facts)
-        runtime.tell_watchers()
-        if not runtime.atexit_registered:
-            runtime.atexit_registered = True
-            atexit.register(shutdown)
-        try:
-            if runtime.membership is not None:
-                _number_hosts(started, options)
-                runtime.membership.met()
-            if options.timeline and options.timeline.upper() != "DYNAMIC":
-                started.start_timeline(options.timeline, options.timeline_mark_cycles)
-            _register_static_sets(started, static_sets, options)
-        except BaseException:
-            shutdown()
-            raise
+    return os.environ if runtime.membership is None else {**os.environ, **runtime.membership.variables}
+
+
+def _number_hosts(started, options):
+    """Local and cross ranks from what every rank says about its host: engines differ in what they tell."""
+    from bagua_hvd.runner.common.util.host_hash import host_hash
+
+    hosts = objects.allgather_object(started, host_hash(), "init.hosts") if options.size > 1 else [host_hash()]
+    mine = hosts[options.rank]
+    options.local_rank = hosts[:options.rank].count(mine)
+    options.local_size = hosts.count(mine)
+    # As baguarun counts: among the hosts that have this local rank, in the order of their first ranks.
+    having = [host for host in dict.fromkeys(hosts) if hosts.count(host) > options.local_rank]
+    options.cross_rank, options.cross_size = having.index(mine), len(having)
 
 
 def _facts():
@@ -181,9 +251,24 @@ def _static_sets(sets, options):
         return []
     set_class = process_sets.ProcessSet
     static_sets = [item if isinstance(item, set_class) else set_class(item) for item in sets]
+    if options.elastic:
+        static_sets = _fitting(static_sets, options)
     for i, process_set in enumerate(static_sets):
         process_sets.check_ranks(process_set.ranks, options.size, [other.ranks for other in static_sets[:i]])
     return static_sets
+
+
+def _fitting(sets, options):
+    """Those that an elastic job of the present size can hold; the others stay unregistered until it can."""
+    fitting = []
+    for process_set in sets:
+        ranks = process_set.ranks
+        if ranks and (ranks[-1] >= options.size or ranks == list(range(options.size))):
+            if options.rank == 0:
+                warnings.warn(f"{process_set} is not registered while the job has {options.size} ranks", stacklevel=4)
+        else:
+            fitting.append(process_set)
+    return fitting
 
 
 def _register_static_sets(started, static_sets, options):

@@ -59,6 +59,7 @@ class Bucket:
         self.postscale_factor = postscale_factor
         self.model = model
         self.state = State(name)
+        self._workspaces = {}
         self.clear()
 
     def clear(self):
@@ -86,14 +87,25 @@ class Bucket:
         """The model's step; 0 for a bucket by itself."""
         return self.model.step if self.model else 0
 
-    def flat(self, views, tail=0):
+    def flat(self, views, tail=0, workspace=None):
         """A copy of tensors shaped as the members: a flat array, float64 for float64, else float32.
 
-        tail: elements to append, uninitialized.
+        Args:
+            tail: elements to append, uninitialized.
+            workspace: None: an array of its own; a name: the one of workspace().
         """
-        values = np.empty(self.count + tail, np.float64 if self.dtype == native.FLOAT64 else np.float32)
+        dtype = np.float64 if self.dtype == native.FLOAT64 else np.float32
+        count = self.count + tail
+        values = self.workspace(workspace, count, dtype) if workspace else np.empty(count, dtype)
         native.pack(views, values[:self.count])
         return values
+
+    def workspace(self, name, count, dtype):
+        """An array that is kept for the next time, with whatever is in it. New memory costs more than a pass."""
+        array = self._workspaces.get(name)
+        if array is None or array.size != count or array.dtype != dtype:
+            array = self._workspaces[name] = np.empty(count, dtype)
+        return array
 
     def set_flat(self, views, values):
         """Sets tensors shaped as the members from a flat array, rounded to their dtype."""
@@ -104,9 +116,9 @@ class Bucket:
         ends = list(itertools.accumulate(member.count for member in self.members.values()))
         return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
 
-    def read(self, tail=0):
+    def read(self, tail=0, workspace=None):
         """A flat copy of this step's views; see flat()."""
-        return self.flat(self.views, tail)
+        return self.flat(self.views, tail, workspace)
 
     def write(self, values):
         """Sets this step's views from a flat array."""

@@ -396,4 +396,5 @@ def join():
     """
     context, _ = begin(global_process_set)
     number = next(runtime.handle_numbers)
+    runtime.joins += 1
     return _Numbered(context.post(native.JOIN, "join", blocking=True), None, number)

@@ -13,17 +13,9 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 
-from bagua_hvd.common import basics
+from bagua_hvd.common import basics, elastic_worker
+from bagua_hvd.common.elastic_worker import HostUpdateResult
 from bagua_hvd.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-
-
-class HostUpdateResult:
-    """What happened to the hosts: flags, so that two updates are combined by `|`."""
-
-    no_update = 0
-    removed = 1
-    added = 2
-    mixed = removed | added
 
 
 class WorkerNotificationManager:
@@ -58,6 +50,7 @@ class WorkerNotificationManager:
 
 
 notification_manager = WorkerNotificationManager()
+elastic_worker.worker.on_hosts_updated = notification_manager.handle_hosts_updated
 
 
 class State(ABC):
@@ -167,8 +160,7 @@ class ObjectState(State):
 
 def reset():
     """Leaves the job and enters it again; rank and size may then be others."""
-    basics.shutdown()
-    basics.init()
+    basics.restart()
 
 
 def run_fn(func, reset):
@@ -193,10 +185,13 @@ def run_fn(func, reset):
         while True:
             try:
                 if reset_required:
+                    elastic_worker.worker.may_skip_sync = skip_sync
                     reset()
+                    skip_sync = elastic_worker.skip_sync(skip_sync)
                     state.on_reset()
                 if not skip_sync:
                     state.sync()
+                    elastic_worker.synced()
                 return func(state, *args, **kwargs)
             except HorovodInternalError:
                 state.restore()

@@ -54,7 +54,7 @@ class Model:
         state: what belongs to no bucket.
         scratch: what an algorithm keeps that no checkpoint needs.
         pending: what an algorithm has begun in this step; {} when the next one begins.
-        scaled: whether something multiplies the gradients until just before the step (loss scaling).
+        scaled: whether something multiplies the gradients until just before the step (loss scaling, clipping).
     """
 
     def __init__(self, name, source, group):
@@ -69,6 +69,12 @@ class Model:
         self.scratch = {}
         self.pending = {}
         self.scaled = False
+
+    def rename(self, name):
+        """Changes the name, and those of its weights."""
+        self.name = name
+        for place, bucket in enumerate(self.weights):
+            bucket.name = f"{name}.{place}"
 
     def add(self, members):
         """More members, by index: their weights join in buckets of their own."""

@@ -70,7 +70,8 @@ class Gradients:
 class _Numbers:
     """Numbers the optimizers of a process set, from 0 after each init(): all its ranks name their operations alike.
 
-    Each set has its own numbers, for ranks outside of it may have no such optimizer.
+    Each set has its own numbers, for ranks outside of it may have no such optimizer. In an elastic job the numbers go
+    on after a reset, for the optimizers live on; see share_numbers().
     """
 
     def __init__(self):
@@ -78,8 +79,9 @@ class _Numbers:
         self.next = {}
 
     def take(self, process_set=0):
-        if self.inits != basics.runtime.inits:
-            self.inits, self.next = basics.runtime.inits, {}
+        if self.inits != basics.runtime.inits and not basics.runtime.options.elastic:
+            self.next = {}
+        self.inits = basics.runtime.inits
         number = self.next.get(process_set, 0)
         self.next[process_set] = number + 1
         return number
@@ -87,6 +89,20 @@ class _Numbers:
 
 _numbers = _Numbers()
 optimizer_number = _numbers.take
+
+
+def share_numbers(optimizers, broadcast):
+    """Gives optimizers of all ranks the numbers that they have on rank 0, and those that are made later equal ones.
+
+    Collective. For elastic jobs, where a rank that came later has made fewer optimizers than the others.
+
+    Args:
+        optimizers: what has `number` and `renumber(number)`, in the same order on all ranks.
+        broadcast: function that returns rank 0's object.
+    """
+    numbers, _numbers.next = broadcast(([optimizer.number for optimizer in optimizers], _numbers.next))
+    for optimizer, number in zip(optimizers, numbers, strict=True):
+        optimizer.renumber(number)
 
 
 class Reducer:
@@ -106,6 +122,7 @@ class Reducer:
         pending: gradients have been computed and not yet synchronized.
         synchronized: all gradients have been communicated since the last backward pass, and no step has used them.
         accumulating: backward passes add to the gradients and count for nothing else; see no_sync().
+        number: of its optimizer; see renumber().
         synchronizations, exposed_ns: how often, and how long in all, synchronize() made the caller wait.
     """
 
@@ -119,17 +136,25 @@ class Reducer:
         self._gradients = gradients
         self._passes = passes
         self._factors = (prescale_factor, postscale_factor)
-        # Nothing of the members is in the name: ranks whose models differ shall hear it, not wait for each other.
-        number = optimizer_number(group.process_set_id)
-        self._name = f"gradients.{number}"
         self._members = []
         self._bucket_of = []        # by index; None: it travels by itself
         self._noted = set()
         self._agreed = None         # for which init() and how many members the ranks know each other's facts
-        self.model = Model(f"weights.{number}", gradients, group)
+        self._met = basics.runtime.inits    # by which init() the connections were made that the scratch belongs to
+        self.model = Model("weights", gradients, group)
         self.buckets = self.model.gradients
+        self.renumber(optimizer_number(group.process_set_id))
         self.add(members, groups)
         algorithm.prepare(self.model)
+
+    def renumber(self, number):
+        """Changes its optimizer's number, by which ranks match what it communicates. Not while anything is pending."""
+        # Nothing of the members is in the name: ranks whose models differ shall hear it, not wait for each other.
+        self.number = number
+        self._name = f"gradients.{number}"
+        for place, bucket in enumerate(self.buckets):
+            bucket.name = f"{self._name}.{place}"
+        self.model.rename(f"weights.{number}")
 
     def add(self, members, groups=None):
         """More gradients, numbered on from those before, in buckets of their own. Not while anything is pending."""
@@ -158,12 +183,13 @@ class Reducer:
         """Forgets what is pending: the next backward pass begins a new step. Operations in flight go on unobserved."""
         self.pending = False
         self.synchronized = False
+        self._settled = False       # whether the ranks have agreed on an overflow in this step
         self._begun = False
         self._travel = True
         self._passes_left = [self._passes] * len(self._members)
         self._placed = [False] * len(self._members)
         self._unposted = list(self.buckets)
-        self._operations = []
+        self._operations = {}       # by a number that is the same on all ranks
         for bucket in self.buckets:
             bucket.clear()
         self._gradients.discard()
@@ -185,7 +211,7 @@ class Reducer:
         """
         if self._passes_left[index] == 0 or self._placed[index]:
             raise AssertionError(TOO_MANY_PASSES.format(name=self._members[index].name))
-        self.synchronized = False
+        self.synchronized = self._settled = False
         if self.accumulating:
             return
         self.pending = True
@@ -206,18 +232,24 @@ class Reducer:
 
     def _agreement(self):
         # A new init() may bring ranks that know nothing; new members are known to none.
-        return basics.runtime.inits, len(self._members)
+        # And a rank in join() has missed steps.
+        return basics.runtime.inits, basics.runtime.joins, len(self._members)
 
     def _agree(self):
         """Learns which gradients any rank has sparse; the others are dense from then on, whatever comes.
 
         And whether all ranks are in the same step, with or without a state from before: a checkpoint may have been
-        loaded by some only. If not, they go on from the latest step, all without.
+        loaded by some only, and ranks of an elastic job come and go. If not, they go on from the latest step, all
+        without.
 
         A rank that has joined says nothing: then it is done again in the next step, until all have taken part. So
         all ranks agree in the same step, and none waits for one that has agreed before.
         """
         model, size, count = self.model, self.group.size(), len(self._members)
+        if self._met != basics.runtime.inits:
+            self._met = basics.runtime.inits
+            model.scratch.clear()       # it may hold operations that ended with the connections before
+        had_state = model.kinds_of_state()[0]
         model.settle()
         values = (model.step, *map(int, model.kinds_of_state()))
         facts = native.ffi.new("int32_t[]", size + count + 2 * len(values))
@@ -235,7 +267,9 @@ class Reducer:
         )
         if steps[0] != steps[1] or own[0] != own[1] or kept[0] != kept[1]:
             model.step = steps[0]
-            model.drop_state(shared=kept[0] != kept[1])
+            model.drop_state(shared=steps[0] != steps[1] or kept[0] != kept[1])
+        if had_state and not model.kinds_of_state()[0]:
+            self._note("the ranks have changed: what it keeps of its own", "begins anew")
         if all(facts[0:size]):
             self._agreed = self._agreement()
 
@@ -265,7 +299,7 @@ class Reducer:
         bucket = self._bucket_of[index]
         if bucket is None:
             name = f"{self._name}.{self._members[index].name}"
-            self._operations.append(self._gradients.communicate(index, name))
+            self._operations[len(self.buckets) + index] = self._gradients.communicate(index, name)
         else:
             bucket.place(index, self._gradients.view(index))
         self._placed[index] = True
@@ -279,7 +313,7 @@ class Reducer:
             else:
                 self._note(f"buckets such as {bucket.name}", "go by gradient_allreduce for their dtype")
                 operation = c_fp_s(bucket, self.group, average=self.algorithm.average)
-            self._operations.append(operation)
+            self._operations[self.buckets.index(bucket)] = operation
         self._unposted.remove(bucket)
 
     def _note(self, what, how):
@@ -324,7 +358,8 @@ class Reducer:
                 self._post_rest()
             except Exception as error:
                 failure = error
-            for operation in self._operations:
+            # In the same order everywhere: an operation's wait() may post another one, and wait for that.
+            for _, operation in sorted(self._operations.items()):
                 try:
                     operation.wait()
                 except Exception as error:
@@ -347,10 +382,12 @@ class Reducer:
         All ranks must skip a step together: what comes after a step is communication. Unless that is asynchronous.
 
         Args:
-            local: function without arguments: whether this rank's are not finite. Not called where gradients travel.
+            local: function without arguments: whether this rank's are not finite. Not called where gradients travel,
+                nor again in the same step: then the answer is False.
         """
-        if self.algorithm.asynchronous or self.algorithm.gradients_travel(self.model):
+        if self._settled or self.algorithm.asynchronous or self.algorithm.gradients_travel(self.model):
             return False
+        self._settled = True
         overflow = native.ffi.new("int32_t[]", [int(local())])
         self._maximum(overflow, 1, "overflow")
         return bool(overflow[0])

@@ -61,8 +61,7 @@ class State:
                 warnings.warn(
                     f"the {name} of {self._what} in the checkpoint is of another size (another number of ranks, or "
                     "another model): it begins anew", stacklevel=2)
-            else:
-                value = taken
+            value = make() if taken is None else taken
         self._values[name] = value
         if shared:
             self._shared.add(name)

@@ -6,6 +6,7 @@
     job.py           what jobs of fixed and of changing size share
     ssh/             other hosts; probe.py: which addresses of a host can be reached
     engines/         in ranks that mpirun, srun or torchrun started: where they meet
+    elastic/         jobs that grow and shrink
     workers.py       workers started and stopped one by one: for an elastic driver
     spawner.py       where processes are started: on this host, on others
     supervisor.py    runs processes to their end: output, first failure, signals

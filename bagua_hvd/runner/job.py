@@ -105,7 +105,10 @@ def worker_environment(env, slot, address, port, secret_key, interface=LOOPBACK)
         interface: of the rank's host, for the connections with other ranks.
     """
     # Exported shell functions are no use to the command, and older shells choke on their names.
-    result = {name: value for name, value in env.items() if not name.startswith("BASH_FUNC_") and name != "OLDPWD"}
+    # A job within an elastic job is its own.
+    result = {name: value for name, value in env.items()
+              if not name.startswith(("BASH_FUNC_", "BAGUA_HVD_ELASTIC_"))
+              and name not in ("OLDPWD", "HOROVOD_ELASTIC")}
     result.update({
         "HOROVOD_RANK": str(slot.rank),
         "HOROVOD_SIZE": str(slot.size),

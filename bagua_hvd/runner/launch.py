@@ -37,7 +37,7 @@ def parse_args():
     except ValueError as error:
         parser.error(str(error))
     if not args.check_build:
-        if args.num_proc is None:
+        if args.num_proc is None and args.min_num_proc is None:
             parser.error("-np is missing: say how many processes to start, such as `baguarun -np 2 python train.py`")
         if not args.command:
             parser.error("the command is missing: say what to run, such as `baguarun -np 2 python train.py`")
@@ -156,8 +156,27 @@ def _run_mpi(args):
 
 def _run_elastic(args):
     """Runs a job that grows and shrinks; see _run."""
-    raise UsageError("elastic jobs are not supported by this version yet: leave out --min-np and "
-                     "--host-discovery-script")
+    from bagua_hvd.runner.elastic.run import plan_elastic, run_elastic
+
+    env = config_parser.set_env_from_args(dict(os.environ), args)
+    if args.as_horovod:
+        env = as_horovod_environment(env)
+    try:
+        discovery, settings = plan_elastic(env, args.num_proc, args.min_num_proc, args.max_num_proc,
+                                           args.host_discovery_script, args.slots, _hosts(args), args.reset_limit)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    try:
+        options = host_options(args.ssh_port, args.ssh_identity_file, args.start_timeout, args.nics)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if args.dry_run:
+        for name, slots in discovery.find_available_hosts_and_slots().items():
+            print(f"{name}:{slots}, up to {slots} ranks: {shlex.join(args.command)}")
+        return
+    output = OutputOptions(args.output_filename, args.prefix_output_with_timestamp)
+    run_elastic(args.command, discovery, settings, env, output, cooldown_range=args.cooldown_range,
+                options=options)
 
 
 def _run(args):

@@ -2,7 +2,7 @@
 
 The function travels by cloudpickle through a private temporary folder, the results come back the same way; see
 run_task.py, which is what the ranks are. Other hosts get the file, and give back theirs, through the ssh connection.
-Everything else is run_static, as for baguarun.
+Everything else is run_static or run_elastic, as for baguarun.
 """
 import io
 import operator
@@ -18,8 +18,9 @@ from contextlib import ExitStack, contextmanager
 import bagua_hvd
 from bagua_hvd.runner import run_task
 from bagua_hvd.runner.common.util import config_parser
-from bagua_hvd.runner.common.util.hosts import parse_host_files
-from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, as_horovod_environment, plan
+from bagua_hvd.runner.common.util.hosts import parse_host_files, parse_hosts
+from bagua_hvd.runner.elastic.run import plan_elastic, run_elastic
+from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, as_horovod_environment, is_local, plan
 from bagua_hvd.runner.output import Console, Descriptor, TextStream
 from bagua_hvd.runner.static import host_options, run_static
 
@@ -58,7 +59,10 @@ def run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=
 
     Args:
         func: may call hvd.init(), and need not.
-        num_proc: number of ranks.
+        num_proc: number of ranks; of an elastic job: at the start.
+        min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script: as the flags --min-np,
+            --max-np, --slots-per-host, --reset-limit, --blacklist-cooldown-range and --host-discovery-script of
+            baguarun. The first and the last make the job elastic; num_proc is at least min_num_proc then.
         hosts: `h1:4,h2:4`; hostfile: a file with lines `h1 slots=4`. Default: as many slots on this host as ranks.
             Others are reached by ssh; they need the same Python with bagua_hvd, and the current folder.
         start_timeout: seconds to reach all hosts, and then until all ranks must have called init(); default 30, or
@@ -73,29 +77,39 @@ def run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=
         disable_cache, mpi_args: no effect.
         np, min_np, max_np: deprecated names of num_proc, min_num_proc, max_num_proc.
     Returns:
-        The list of what func returned, in the order of the ranks.
+        The list of what func returned, in the order of the ranks; of an elastic job that of the first min_num_proc.
     Raises:
         RuntimeError: a rank failed, for which the others were stopped; the text names it, with its traceback if the
             function raised or the result cannot be pickled. Or a host cannot be used, or the native extension is not
             built.
         ValueError: arguments that are wrong or exclude each other, or too few slots. TypeError: func is not callable.
-        NotImplementedError: elastic arguments, use_mpi.
+        NotImplementedError: other hosts than this one in an elastic job, use_mpi.
         KeyboardInterrupt: Ctrl-C stopped the job. SIGTERM and SIGHUP stop it as well, and then do what they would have
             done. BrokenPipeError: nobody reads the output any more. OSError: no process, folder or file can be made.
         What cloudpickle raises: func or its arguments cannot be pickled.
         In all cases no process of the job is left.
     """
     num_proc = _renamed("np", np, "num_proc", num_proc)
-    elastic = {
-        "min_num_proc": _renamed("min_np", min_np, "min_num_proc", min_num_proc),
-        "max_num_proc": _renamed("max_np", max_np, "max_num_proc", max_num_proc),
-        "slots": slots, "reset_limit": reset_limit, "cooldown_range": cooldown_range,
-        "host_discovery_script": host_discovery_script,
-    }
+    min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
+    max_num_proc = _renamed("max_np", max_np, "max_num_proc", max_num_proc)
+    elastic = min_num_proc is not None or host_discovery_script is not None
+    _check_elastic(elastic, max_num_proc=max_num_proc, slots=slots, reset_limit=reset_limit,
+                   cooldown_range=cooldown_range)
     if not callable(func):
         raise TypeError(f"func is {func!r}: give a function, which run() calls on every rank")
-    rank_plan = _plan(num_proc, hosts, hostfile, use_gloo, use_mpi, elastic)
-    env = _environment(start_timeout)
+    env = _environment(start_timeout, cooldown_range, reset_limit)
+    hosts = _hosts(hosts, hostfile, host_discovery_script, use_gloo, use_mpi)
+    num_proc = _count(num_proc)
+    if elastic:
+        if hosts is not None and not all(is_local(info.hostname) for info in parse_hosts(hosts)):
+            raise NotImplementedError("an elastic job of a function runs on this host only: use baguarun and a script")
+        min_num_proc = num_proc if min_num_proc is None else min_num_proc
+        discovery, settings = plan_elastic(env, max(num_proc, min_num_proc), min_num_proc, max_num_proc,
+                                           host_discovery_script, slots, hosts, reset_limit)
+        ranks = range(min_num_proc)
+    else:
+        rank_plan = plan(num_proc, hosts)
+        ranks = range(num_proc)
     options = host_options(ssh_port, ssh_identity_file, start_timeout, _nics(network_interface, network_interfaces))
     python = _python(executable)
     output = OutputOptions(None if output_filename is None else os.fspath(output_filename))
@@ -103,14 +117,18 @@ def run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=
         _store_function(folder, python, func, tuple(args), dict(kwargs or {}))
         try:
             with _console() as console:
-                run_static([python, "-m", _TASK, folder], rank_plan, env, output, bool(verbose), console, options,
-                           _Transfer(folder, rank_plan))
+                command = [python, "-m", _TASK, folder]
+                if elastic:
+                    run_elastic(command, discovery, settings, env, output, console, cooldown_range, options)
+                else:
+                    run_static(command, rank_plan, env, output, bool(verbose), console, options,
+                               _Transfer(folder, rank_plan))
         except WorkerFailed as error:
-            raise _explained(error, folder, len(rank_plan)) from None
+            raise _explained(error, folder, len(ranks)) from None
         except Interrupted as error:
             interrupted = error
         else:
-            return [_load_result(folder, slot.rank) for slot in rank_plan]
+            return [_load_result(folder, rank) for rank in ranks]
     _pass_on(interrupted)
 
 
@@ -123,24 +141,25 @@ def _renamed(old_name, old, name, value):
     return old
 
 
-def _plan(num_proc, hosts, hostfile, use_gloo, use_mpi, elastic):
-    """SlotInfos. ValueError, NotImplementedError: as run()."""
+def _hosts(hosts, hostfile, script, use_gloo, use_mpi):
+    """`h1:2,h2:2`, or None. ValueError, NotImplementedError: as run()."""
     if use_gloo and use_mpi:
         raise ValueError("use_gloo and use_mpi exclude each other: leave out both")
     if use_mpi:
         raise NotImplementedError("use_mpi: this version has no MPI controller; leave it out")
-    given = [name for name, value in elastic.items() if value is not None]
-    if given:
-        raise NotImplementedError(f"elastic jobs are not supported by this version yet: leave out {', '.join(given)}")
-    if hosts is not None and hostfile is not None:
-        raise ValueError("hosts and hostfile exclude each other: give one of them")
+    if sum(value is not None for value in (hosts, hostfile, script)) > 1:
+        raise ValueError("hosts, hostfile and host_discovery_script exclude each other: give one of them")
+    return parse_host_files(hostfile) if hostfile is not None else hosts
+
+
+def _count(num_proc):
     try:
         count = operator.index(num_proc)
     except TypeError:
         count = 0
     if count < 1:
         raise ValueError(f"num_proc={num_proc!r} is not a number of processes: give an integer from 1 on")
-    return plan(count, parse_host_files(hostfile) if hostfile is not None else hosts)
+    return count
 
 
 def _nics(*given):
@@ -151,9 +170,15 @@ def _nics(*given):
     return names or None
 
 
-def _environment(start_timeout):
+def _check_elastic(elastic, **arguments):
+    given = [name for name, value in arguments.items() if value is not None]
+    if given and not elastic:
+        raise ValueError(f"{', '.join(given)}: these are for elastic jobs; give min_num_proc or host_discovery_script")
+
+
+def _environment(start_timeout, cooldown_range, reset_limit):
     args = _HorovodArgs()
-    args.start_timeout = start_timeout
+    args.start_timeout, args.cooldown_range, args.reset_limit = start_timeout, cooldown_range, reset_limit
     config_parser.validate_config_args(args)
     env = config_parser.set_env_from_args(dict(os.environ), args)
     env.pop(run_task.FOLDER_VARIABLE, None)     # of a run() that this one is part of

@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 
+from bagua_hvd.common.elastic_worker import RemovedFromJob
 from bagua_hvd.runner.common.util.env import get_env_rank_and_size
 
 FUNCTION = "function"
@@ -47,6 +48,8 @@ def _load(folder):
 def _call(function, args, kwargs):
     try:
         return function(*args, **kwargs)
+    except RemovedFromJob:
+        raise                           # an elastic job goes on without this process
     except BaseException as error:      # sys.exit() leaves no result either
         raise _Failure("User function raise error") from error
 
@@ -82,12 +85,17 @@ def main():
     """Ends the process with 0 or 1, by way of its exit handlers: hvd.shutdown() is one."""
     folder = sys.argv.pop()     # a function that parses sys.argv finds it empty
     folder = os.environ.pop(FOLDER_VARIABLE, folder)
-    rank, _ = get_env_rank_and_size()
     try:
-        _store(_call(*_load(folder)), result_path(folder, rank))
+        result = _call(*_load(folder))
+        _store(result, result_path(folder, _rank()))
     except _Failure as failure:
-        _report(_describe(failure), error_path(folder, rank))
+        _report(_describe(failure), error_path(folder, _rank()))
         sys.exit(1)
+
+
+def _rank():
+    """The rank now: in an elastic job it may have changed since the start."""
+    return get_env_rank_and_size()[0]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from bagua_hvd.common import reporting
+from bagua_hvd.runner.common.util.host_hash import host_hash
 from bagua_hvd.runner.common.util.secret import make_secret_key
 from bagua_hvd.runner.dashboard import Dashboard
 from bagua_hvd.runner.job import (
@@ -92,7 +93,7 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
         ssh = SshSpawner(options.ssh, env)
         spawner = stack.enter_context(Spawner(local.__contains__, ssh))
         hosts = ssh.connect(remote, lambda text: console.say(f"baguarun: {text}"))
-        _warn_of_twins(console, hosts)
+        _warn_of_twins(console, hosts, local)
         places, address = _find_places(hosts, local, options)
         rendezvous = stack.enter_context(Rendezvous(base64.b64decode(secret_key), address))
         if verbose:
@@ -136,9 +137,9 @@ def _find_places(hosts, local, options):
     return places, next(iter(places.values())).rendezvous if one_address else _EVERY_INTERFACE
 
 
-def _warn_of_twins(console, hosts):
+def _warn_of_twins(console, hosts, local):
     """Two names of one machine: its ranks are numbered as those of two hosts, which scripts that share GPUs notice."""
-    seen = {}
+    seen = {host_hash(): local[0]} if local else {}
     for host in hosts:
         other = seen.setdefault(host.host_hash, host.name)
         if other != host.name:

@@ -4,6 +4,7 @@ The caller's thread forwards output and handles signals, in run(); the driver is
 of its own.
 """
 import threading
+from concurrent.futures import Future
 
 from bagua_hvd.runner.supervisor import GRACE_SECONDS, Supervisor, Task
 
@@ -84,6 +85,24 @@ class Workers:
             self._all.append(worker)
         self._call(lambda: self._start(worker, task))
         return worker
+
+    def call(self, function):
+        """Has run()'s thread call function(); returns a Future of its result. Any thread."""
+        future = Future()
+
+        def call():
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._call(call)
+        return future
+
+    @property
+    def stopping(self):
+        """Whether all workers are being stopped, by a signal for instance."""
+        return self._supervisor.stopping
 
     def say(self, text):
         """Prints a line of the launcher's own. Any thread."""

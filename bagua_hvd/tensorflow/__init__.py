@@ -1,5 +1,8 @@
 # ruff: noqa: F401  (this file is the list of what scripts use)
 """bagua_hvd for TensorFlow: `import bagua_hvd.tensorflow as hvd` for `import horovod.tensorflow as hvd`."""
+from bagua_hvd.tensorflow import requirement as _requirement
+
+# isort: split
 from bagua_hvd import algorithms
 from bagua_hvd.common.basics import (
     Adasum,

@@ -9,20 +9,8 @@ import tensorflow as tf
 
 from bagua_hvd.common import basics, native
 
-MINIMUM_VERSION = (2, 16)
-
-
-def _check_version():
-    version = tuple(int(part) for part in tf.__version__.split(".")[:2])
-    if version < MINIMUM_VERSION:
-        raise ImportError(
-            f"bagua_hvd.tensorflow needs TensorFlow {'.'.join(map(str, MINIMUM_VERSION))} or later, but "
-            f"{tf.__version__} is installed: run `pip install -U tensorflow`"
-        )
-
 
 def _load():
-    _check_version()
     path = Path(__file__).parent / "_ops.abi3.so"
     if not path.exists():
         raise ImportError(f"{path.name} is not built: run `pip install .` in the source folder of bagua_hvd")

@@ -30,7 +30,11 @@ class DistributedAdasum:
         self.compression = compression
         self.backward_passes_per_step = backward_passes_per_step
         self.op = Adasum
-        self._name = f"adasum.{optimizer_number()}"
+        self.renumber(optimizer_number())
+
+    def renumber(self, number):
+        """Changes the number by which ranks match what it communicates."""
+        self.number = number
 
     def set_backward_passes_per_step(self, passes):
         """Kept for information: gradients accumulate until step() is called."""
@@ -62,7 +66,7 @@ class DistributedAdasum:
             compressed = [self.compression.compress(delta) for delta in deltas]
             try:
                 if compressed:
-                    grouped_allreduce_([tensor for tensor, _ in compressed], op=Adasum, name=self._name)
+                    grouped_allreduce_([tensor for tensor, _ in compressed], op=Adasum, name=f"adasum.{self.number}")
             except BaseException:
                 for p, start in zip(parameters, before, strict=True):
                     p.copy_(start)

@@ -37,7 +37,7 @@ def clip_grad_norm_(parameters_or_optimizer, max_norm, norm_type=2.0, error_if_n
     parameters = parameters_or_optimizer
     if isinstance(parameters, torch.optim.Optimizer):
         if isinstance(parameters, _Distributed):
-            parameters._complete()
+            parameters._complete(agree=False)
         parameters = [parameter for group in parameters.param_groups for parameter in group["params"]]
     elif isinstance(parameters, torch.Tensor):
         parameters = [parameters]

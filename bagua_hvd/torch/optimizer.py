@@ -73,6 +73,11 @@ class _TorchAdam(Adam):
         optimizer, parameter = self._optimizer(), self._parameters[index]
         group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
         state = optimizer.state[parameter]
+        if "exp_avg" not in state:
+            raise ValueError(
+                f"a parameter of shape {list(parameter.shape)} has no momentum and variance, and the warm-up is over: "
+                "load the optimizer's state with the algorithm's, and add parameter groups before"
+            )
         beta1, beta2 = (float(beta) for beta in group["betas"])
         return AdamMember(
             self._view(index, state["exp_avg"]), self._view(index, state["exp_avg_sq"]), int(state["step"]),
@@ -180,7 +185,7 @@ class _TorchGradients(Gradients):
         optimizer = self._optimizer()
         if not isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
             return f"it needs torch.optim.Adam or AdamW, not {type(optimizer).__name__}"
-        for option in ("amsgrad", "maximize", "differentiable"):
+        for option in ("amsgrad", "maximize", "differentiable", "fused"):
             if any(group.get(option) for group in optimizer.param_groups):
                 return f"it cannot serve {type(optimizer).__name__} with {option}=True"
         return _TorchAdam(optimizer, self.parameters)
@@ -195,8 +200,10 @@ class _TorchGradients(Gradients):
     @torch.no_grad()
     def make_overflow(self):
         """Gives one gradient an infinity: a GradScaler then skips the step here, too."""
-        gradient = next(parameter.grad for parameter in self.parameters if parameter.grad is not None)
-        (gradient._values() if gradient.is_sparse else gradient).view(-1)[:1] = float("inf")
+        for parameter in self.parameters:
+            if parameter.grad is not None and parameter.grad.numel():
+                values = parameter.grad._values() if parameter.grad.is_sparse else parameter.grad
+                values[(slice(0, 1),) * values.dim()] = float("inf")
 
 
 def _hook(reducer, index):
@@ -264,23 +271,26 @@ class _Distributed:
         """The parameter groups. A GradScaler that reads them synchronizes, as step() would."""
         reader = sys._getframe(1)
         if reader.f_code.co_name == "_unscale_grads_" or reader.f_globals.get("__name__", "").endswith("grad_scaler"):
-            self._complete()
+            self._complete(agree=True)
         return self.__dict__["param_groups"]
 
     @param_groups.setter
     def param_groups(self, groups):
         self.__dict__["param_groups"] = groups
 
-    def _complete(self):
-        """Synchronizes on behalf of something that needs reduced gradients before the step, which then says nothing."""
+    def _complete(self, agree):
+        """Synchronizes on behalf of something that needs reduced gradients before the step, which then says nothing.
+
+        agree: the ranks skip the step together, if any of them has an overflow.
+        """
         reducer = self.__dict__.get("reducer")
-        if reducer is not None and not reducer.synchronized:
-            reducer.model.scaled = True
-            reducer.synchronize()
-            if reducer.agree_on_overflow(self._gradients.overflow):
-                self._gradients.make_overflow()
-        if reducer is not None:
-            self._synchronized_by_user = False
+        if reducer is None:
+            return
+        reducer.model.scaled = True
+        reducer.synchronize()
+        if agree and reducer.agree_on_overflow(self._gradients.overflow):
+            self._gradients.make_overflow()
+        self._synchronized_by_user = False
 
     def add_param_group(self, param_group):
         """As the class's own; the group's gradients are communicated too. To be called alike on all ranks."""
@@ -319,6 +329,7 @@ class _Distributed:
             HorovodInternalError: ranks disagreed, or one was lost; gradients are unspecified, nothing is pending.
         """
         if self.reducer is not None:
+            self.reducer.model.scaled = True        # what comes between this and the step must not be lost
             self.reducer.synchronize()
             self._synchronized_by_user = True
 
@@ -360,6 +371,8 @@ class _Distributed:
             closure: runs after the synchronization; gradients that it computes are synchronized in turn.
         """
         reducer = self.reducer
+        if closure is not None and type(self.algorithm).step is not algorithms.Algorithm.step:
+            raise ValueError(f"{type(self.algorithm).__name__} updates the weights itself: step() takes no closure")
         if reducer is not None and self._should_synchronize:
             if reducer.synchronized and self._synchronized_by_user:
                 warnings.warn(
@@ -377,8 +390,6 @@ class _Distributed:
         result = None
         if not reducer.step():
             result = super().step(**kwargs)
-        elif closure is not None:
-            raise RuntimeError(f"{type(self.algorithm).__name__} updates the weights itself: step() takes no closure")
         reducer.stepped()
         return result
 
@@ -531,7 +542,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     if process_set.process_set_id is None:
         raise ValueError(f"{process_set} is not registered: pass it to hvd.init(process_sets=[...]) first")
     named = _named(optimizer, named_parameters)
-    if op == Adasum and basics.size() > 1:
+    if op == Adasum and (basics.size() > 1 or basics.runtime.options.elastic):
         return _adasum(optimizer, compression, backward_passes_per_step, process_set, algorithm)
     # Adasum of one rank is the gradient itself, and so is its average.
     chosen = algorithms.choose(algorithm, average=op != Sum)

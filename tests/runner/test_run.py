@@ -311,7 +311,7 @@ def test_a_function_that_cannot_be_pickled():
 # ---- arguments --------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("arguments, error, words", [
-    ({"hosts": "localhost:1", "hostfile": "x"}, ValueError, "hosts and hostfile exclude each other"),
+    ({"hosts": "localhost:1", "hostfile": "x"}, ValueError, "hostfile and host_discovery_script exclude each other"),
     ({"use_gloo": True, "use_mpi": True}, ValueError, "use_gloo and use_mpi exclude each other"),
     ({"use_mpi": True}, NotImplementedError, "use_mpi: "),
     ({"num_proc": 3, "hosts": "localhost:2"}, ValueError,
@@ -323,10 +323,11 @@ def test_a_function_that_cannot_be_pickled():
     ({"start_timeout": 0}, ValueError, "start-timeout 0: give 1 or more"),
     ({"executable": "/no/such/python"}, ValueError, "executable '/no/such/python'"),
     ({"hostfile": "/no/such/file"}, FileNotFoundError, "/no/such/file"),
-    ({"min_num_proc": 1}, NotImplementedError, "elastic jobs are not supported.*min_num_proc"),
-    ({"max_num_proc": 1, "reset_limit": 2}, NotImplementedError, "leave out max_num_proc, reset_limit"),
-    ({"host_discovery_script": "x", "slots": 1, "cooldown_range": (1, 2)}, NotImplementedError,
-     "leave out slots, cooldown_range, host_discovery_script"),
+    ({"max_num_proc": 1, "slots": 2}, ValueError, "max_num_proc, slots: these are for elastic jobs"),
+    ({"min_num_proc": 1}, ValueError, "needs two hosts or a discovery script"),
+    ({"max_num_proc": 1, "reset_limit": 2}, ValueError, "max_num_proc, reset_limit: these are for elastic jobs"),
+    ({"host_discovery_script": "/no/such", "cooldown_range": (2, 1)}, ValueError, "blacklist-cooldown-range 2 1"),
+    ({"host_discovery_script": "/no/such/script"}, RuntimeError, "'/no/such/script' cannot be run"),
 ], ids=lambda value: "-".join(value) if isinstance(value, dict) else "")
 def test_wrong_arguments(arguments, error, words):
     with pytest.raises(error, match=words):
@@ -342,9 +343,8 @@ def test_deprecated_names():
     with pytest.warns(DeprecationWarning, match="np is deprecated, use num_proc") as caught:
         assert bagua_hvd.run(lambda: 1, np=2) == [1, 1]
     assert caught[0].filename == __file__
-    for old, new in (("min_np", "min_num_proc"), ("max_np", "max_num_proc")):
-        with pytest.warns(DeprecationWarning, match=f"{old} is deprecated"), pytest.raises(NotImplementedError,
-                                                                                          match=new):
+    for old, sentence in (("min_np", "needs two hosts"), ("max_np", "max_num_proc: these are for elastic jobs")):
+        with pytest.warns(DeprecationWarning, match=f"{old} is deprecated"), pytest.raises(ValueError, match=sentence):
             bagua_hvd.run(lambda: 1, **{old: 1})
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -54,7 +54,15 @@ def test_here_and_there(launcher, ssh_hosts):
     assert len({ranks[rank][0]["HOROVOD_GLOO_RENDEZVOUS_ADDR"] for rank in range(3)}) == 1
 
 
-def test_hostfile_port_and_key(launcher, ssh_hosts, monkeypatch):
+@pytest.mark.parametrize("hosts, names", [
+    ("far1:1,far2:1", "far1 and far2"), ("localhost:1,far1:1", "localhost and far1"), ("far1:2", None)])
+def test_two_names_of_one_machine_are_a_warning(launcher, ssh_hosts, hosts, names):
+    done = launcher.run("-np", 2, "-H", hosts, "true", env=ssh_hosts.environment)
+    assert done.returncode == 0
+    assert [f"warning: {names} are the same machine" in done.stderr, "warning" in done.stderr] == [bool(names)] * 2
+
+
+def test_hostfile_port_and_key(launcher, ssh_hosts):
     """Flags instead of a configuration: the name must resolve then, and not to this host's own addresses."""
     (launcher.folder / "hosts").write_text("far1 slots=1   # a comment\nfar2:1\n")
     config = launcher.folder / "config"

@@ -127,16 +127,40 @@ def failures():
     step(xs)
     assert bridge.failure is None
 
-    def make():
-        gone = Bridge(fine, fine)
-        return tf.function(lambda xs, exchange=gone.exchange: exchange(xs)).get_concrete_function(xs)
-
     assert bridge.exchange([]) == []
-    assert make() is not None
 
 
 def test_exceptions_of_python_end_the_step(run_ranks):
     run_ranks(1, failures)
+
+
+def bridge_is_gone():
+    import gc
+
+    import tensorflow as tf
+
+    from bagua_hvd.tensorflow.bridge import Bridge
+
+    def trace():
+        bridge = Bridge(lambda index, view: None, lambda: None)
+        with tf.Graph().as_default() as graph:
+            bridge.exchange([tf.ones([2])])
+        return graph
+
+    graph = trace()
+    gc.collect()
+    operation = next(op for op in graph.get_operations() if op.type == "BaguaHvdBridgeWait")
+    try:
+        with tf.compat.v1.Session(graph=graph) as session:
+            session.run(operation)
+    except tf.errors.FailedPreconditionError as error:
+        assert "is gone" in str(error)
+    else:
+        raise AssertionError("no error")
+
+
+def test_graph_that_outlives_its_bridge(run_ranks):
+    run_ranks(1, bridge_is_gone)
 
 
 def memory_outlives_the_step():

@@ -60,24 +60,23 @@ def test_chains_in_another_order_on_each_rank(run_ranks):
 
 
 def in_a_loop():
+    """A loop of tensorflow 1 runs several iterations at once, all with one name for the collective."""
     import tensorflow as tf
 
     import bagua_hvd.tensorflow as hvd
 
-    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.compat.v1.disable_v2_behavior()
     hvd.init()
+    count = tf.compat.v1.placeholder(tf.int32, [])
 
-    @tf.function
-    def step(count):
-        # Iterations do not depend on each other's results, so TensorFlow runs several at once, all with one name.
-        total = tf.constant(0.0)
-        for i in tf.range(count):
-            total += hvd.allreduce(tf.cast(i, tf.float32) + float(hvd.rank()), op=hvd.Sum, name="in the loop")
-        return total
+    def body(i, total):
+        return i + 1, total + hvd.allreduce(tf.cast(i, tf.float32) + float(hvd.rank()), op=hvd.Sum, name="in the loop")
 
+    _, total = tf.while_loop(lambda i, _: i < count, body, [0, 0.0], parallel_iterations=20)
     ranks = hvd.size() * (hvd.size() - 1) / 2
-    for count in (0, 1, 100):
-        assert step(count).numpy() == sum(hvd.size() * i + ranks for i in range(count))
+    with tf.compat.v1.Session(config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1)) as session:
+        for value in (0, 1, 100):
+            assert session.run(total, {count: value}) == sum(hvd.size() * i + ranks for i in range(value))
 
 
 @pytest.mark.parametrize("n", [2, 3])

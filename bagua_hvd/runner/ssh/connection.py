@@ -167,6 +167,11 @@ class RemoteHost:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def ready(self):
+        """Whether there is a connection now, to an agent that can start processes."""
+        return self._ready.is_set() and self.error is None
+
     def send(self, kind, number=0, payload=None):
         """Sends a frame, or drops it when the connection is lost. Any thread; never waits."""
         self._outbox.put(pack(kind, number, payload))

@@ -36,7 +36,7 @@ class SshSpawner:
             host.finish()
         end = time.monotonic() + _CLOSE_SECONDS
         for host in self._hosts.values():
-            host.close(max(0, end - time.monotonic()))
+            host.close(max(0, end - time.monotonic()) if host.ready else 0)
 
     def host(self, name):
         """The RemoteHost of this name, which is connected to now, unless it is already or was lost meanwhile."""

@@ -6,6 +6,7 @@ import torch
 
 from bagua_hvd.common import basics
 from bagua_hvd.common.elastic import ObjectState
+from bagua_hvd.common.reducer import share_numbers
 from bagua_hvd.torch.elastic.sampler import ElasticSampler
 from bagua_hvd.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
@@ -106,6 +107,13 @@ def _handler_class(value):
     return next((handler for type_, handler in get_handler_registry() if isinstance(value, type_)), None)
 
 
+def _numbered(handler):
+    """What communicates under a number for the handler's object, or None; see share_numbers()."""
+    if hasattr(handler.value, "renumber"):
+        return handler.value
+    return getattr(handler.value, "reducer", None)
+
+
 class TorchState(ObjectState):
     """Model, optimizer and whatever else training needs in order to go on, as attributes.
 
@@ -161,6 +169,8 @@ class TorchState(ObjectState):
     def sync(self):
         for handler in self._handlers.values():
             handler.sync()
+        share_numbers([optimizer for optimizer in map(_numbered, self._handlers.values()) if optimizer is not None],
+                      self._bcast_object)
         super().sync()
 
     def reset(self):

@@ -1,0 +1,119 @@
+"""What the driver acts through: processes, their output under their present ranks, messages."""
+import os
+import threading
+
+from bagua_hvd.common.elastic_worker import DRIVER, WORKER
+from bagua_hvd.runner.job import is_local, worker_environment
+from bagua_hvd.runner.output import LineForwarder
+from bagua_hvd.runner.ssh.connection import LOST
+from bagua_hvd.runner.workers import JobStopped
+
+
+class _RankOutput:
+    """One stream of a worker, as LineForwarder, whose rank may change.
+
+    feed() and close() are called by the thread that forwards; rank may be set by another.
+    """
+
+    def __init__(self, make, rank):
+        self._make = make
+        self._forwarder_rank = self.rank = rank
+        self._forwarder = make(rank)
+
+    def feed(self, data):
+        if self.rank != self._forwarder_rank:
+            self._forwarder.close()
+            self._forwarder_rank = self.rank
+            self._forwarder = self._make(self._forwarder_rank)
+        self._forwarder.feed(data)
+
+    def close(self):
+        self._forwarder.close()
+
+
+class Crew:
+    """See driver.ElasticDriver.
+
+    Args:
+        command: list of arguments. env: the launcher's environment, with what its flags set. output: OutputOptions.
+        workers: runner.workers.Workers. reach: Reach. service: Service. rendezvous: Rendezvous.
+        secret_key: base64 bytes. console: Console.
+        on_end: function of (number, exit code, note), called in some thread when a process has ended.
+    """
+
+    def __init__(self, command, env, output, workers, reach, service, rendezvous, secret_key, console, on_end):
+        self._command = command
+        self._env = env
+        self._output = output
+        self._workers = workers
+        self._reach = reach
+        self._service = service
+        self._rendezvous = rendezvous
+        self._secret_key = secret_key
+        self._console = console
+        self._on_end = on_end
+        self._lock = threading.Lock()
+        self._running = {}      # number -> (workers.Worker, (_RankOutput, _RankOutput))
+        self._stopped = set()   # numbers of those that are not to be started any more
+
+    def start(self, number, host, slot):
+        """Starts the worker `number` at a SlotInfo, as soon as its host can be reached."""
+        threading.Thread(target=self._run, args=(number, host, slot), name="elastic worker", daemon=True).start()
+
+    def _run(self, number, host, slot):
+        try:
+            place = self._reach.find(host)
+            with self._lock:
+                if number in self._stopped:
+                    raise JobStopped("not started")
+                worker = self._begin(number, host, slot, place)
+        except (RuntimeError, OSError, TimeoutError) as error:
+            self._on_end(number, LOST, str(error))
+            return
+        worker.wait()
+        self._on_end(number, worker.exit_code, worker.note)
+
+    def _begin(self, number, host, slot, place):
+        env = worker_environment(self._env, slot, place.rendezvous, self._rendezvous.port, self._secret_key,
+                                 place.interface)
+        env.update({"HOROVOD_ELASTIC": "1", DRIVER: f"{place.rendezvous}:{self._service.port}", WORKER: str(number)})
+        if is_local(host):
+            # Several names of this host stand for several hosts.
+            env["BAGUA_HVD_HOST_ID"] = host
+        else:
+            env["NCCL_SOCKET_IFNAME"] = place.interface
+        output = tuple(_RankOutput(lambda rank, stream=stream: self._forwarder(rank, stream), slot.rank)
+                       for stream in ("stdout", "stderr"))
+        worker = self._workers.start(host, env, self._command, output, slot.rank)
+        self._running[number] = worker, output
+        return worker
+
+    def _forwarder(self, rank, stream):
+        file = None
+        if self._output.directory is not None:
+            folder = os.path.join(self._output.directory, f"rank.{rank}")
+            os.makedirs(folder, exist_ok=True)
+            file = open(os.path.join(folder, stream), "ab")     # a rank may have several processes, one after the other
+        return LineForwarder(self._console, rank, stream, self._output.timestamp, file)
+
+    def stop(self, number):
+        """SIGTERM, and SIGKILL after the grace."""
+        with self._lock:
+            self._stopped.add(number)
+            if number in self._running:
+                self._running[number][0].terminate()
+
+    def place(self, number, rank):
+        """What the worker prints from now on is that rank's."""
+        for output in self._running[number][1]:
+            output.rank = rank
+
+    def interface(self, host, hosts):
+        """By which a worker of `host` connects with those of `hosts`."""
+        return self._reach.interface(host, hosts)
+
+    def send(self, number, message):
+        self._service.send(number, message)
+
+    def say(self, text):
+        self._workers.say(text)

@@ -1,0 +1,182 @@
+"""Which hosts an elastic job may use: where the list comes from, its order, and the blacklist."""
+import random
+import subprocess
+import threading
+import time
+
+from bagua_hvd.common.elastic_worker import HostUpdateResult
+from bagua_hvd.runner.common.util.hosts import HostInfo
+from bagua_hvd.runner.processes import kill_sessions
+
+
+class HostDiscovery:
+    """Where the list of hosts comes from. Subclass it for a cluster of your own."""
+
+    def find_available_hosts_and_slots(self):
+        """The hosts that there are now, as {name: slots}. Any exception: not known this time."""
+        raise NotImplementedError
+
+    def close(self):
+        """Ends a search that is under way. Any thread."""
+
+
+class FixedHosts(HostDiscovery):
+    """A list that changes only through set().
+
+    Args:
+        hosts: {name: slots}.
+    """
+
+    def __init__(self, hosts):
+        self.set(hosts)
+
+    def set(self, hosts):
+        """Replaces the list."""
+        self._hosts = dict(hosts)
+
+    def find_available_hosts_and_slots(self):
+        return dict(self._hosts)
+
+
+class HostDiscoveryScript(HostDiscovery):
+    """Runs an executable that prints one host in a line, `name:slots` or `name`; no output: no hosts.
+
+    Args:
+        script: path of the executable. slots: for lines without a number; None: such lines are wrong.
+    """
+
+    def __init__(self, script, slots=None):
+        self._script = script
+        self._slots = slots
+        self._lock = threading.Lock()
+        self._popen = None
+        self._closed = False
+
+    def find_available_hosts_and_slots(self):
+        """As the base class's. RuntimeError: the script cannot be run, fails, or prints something else."""
+        try:
+            with self._lock:
+                if self._closed:
+                    raise RuntimeError("the job has ended")
+                self._popen = subprocess.Popen([self._script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                               stderr=subprocess.PIPE, start_new_session=True)
+            stdout, stderr = self._popen.communicate()
+        except OSError as error:
+            remedy = f"; run `chmod +x {self._script}`" if isinstance(error, PermissionError) else ""
+            raise RuntimeError(f"host discovery script {self._script!r} cannot be run: {error.strerror}{remedy}; its "
+                               "first line must be such as #!/bin/sh") from None
+        code = self._popen.returncode
+        if code != 0:
+            said = stderr.decode(errors="replace").strip()
+            raise RuntimeError(f"host discovery script {self._script!r} ended with exit code {code}"
+                               + (f": {said}" if said else ""))
+        return dict(self._host(line.strip()) for line in stdout.decode(errors="replace").splitlines() if line.strip())
+
+    def _host(self, line):
+        if ":" not in line and self._slots is None:
+            raise RuntimeError(f"host discovery script {self._script!r} printed {line!r} without a number of slots: "
+                               "print name:slots, or give --slots-per-host")
+        try:
+            info = HostInfo.from_string(line if ":" in line else f"{line}:{self._slots}")
+        except ValueError as error:
+            raise RuntimeError(f"host discovery script {self._script!r}: {error}") from None
+        return info.hostname, info.slots
+
+    def close(self):
+        with self._lock:
+            self._closed = True
+            if self._popen is not None and self._popen.poll() is None:
+                # With what it started: it may be waiting for a program.
+                kill_sessions({self._popen.pid})
+
+
+class _Blacklist:
+    """Hosts that failed, and until when.
+
+    Args:
+        cooldown_range: (low, high) seconds, or None: for ever.
+    """
+
+    def __init__(self, cooldown_range, clock, jitter):
+        self._range = cooldown_range
+        self._clock = clock
+        self._jitter = jitter
+        self._failures = {}
+        self._until = {}
+
+    def add(self, host):
+        """The n-th failure of a host keeps it away for low * 2^(n-1) seconds and up to `low` more, at most `high`."""
+        failures = self._failures[host] = self._failures.get(host, 0) + 1
+        if self._range is None:
+            self._until[host] = float("inf")
+            return
+        low, high = self._range
+        # Beyond 2^12 the range ends in any case.
+        delay = low * 2 ** min(failures - 1, 12) + self._jitter(0, low)
+        self._until[host] = self._clock() + min(max(delay, low), high)
+
+    def __contains__(self, host):
+        return self._clock() < self._until.get(host, float("-inf"))
+
+    @property
+    def for_ever(self):
+        return self._range is None
+
+
+class HostManager:
+    """The hosts that can be used now, in an order in which old ones keep their place and new ones come last.
+
+    Belongs to one thread.
+
+    Args:
+        discovery: HostDiscovery.
+        cooldown_range: (low, high) seconds after which a blacklisted host comes back; see _Blacklist. None: never.
+        clock: seconds. jitter: function of (low, high).
+    """
+
+    def __init__(self, discovery, cooldown_range=None, clock=time.monotonic, jitter=random.uniform):
+        self.discovery = discovery
+        self._blacklist = _Blacklist(cooldown_range, clock, jitter)
+        self._found = {}
+        self._order = []
+
+    def update_available_hosts(self):
+        """Asks the discovery; returns what take() does."""
+        return self.take(self.discovery.find_available_hosts_and_slots())
+
+    def take(self, found):
+        """Takes over what a discovery found, {name: slots}; returns the change, of HostUpdateResult."""
+        before = self.current_hosts
+        self._found = dict(found)
+        after = self.current_hosts
+        result = HostUpdateResult.no_update
+        if any(after.get(host, 0) < slots for host, slots in before.items()):
+            result |= HostUpdateResult.removed
+        if any(before.get(host, 0) < slots for host, slots in after.items()):
+            result |= HostUpdateResult.added
+        return result
+
+    @property
+    def current_hosts(self):
+        """{name: slots} of the hosts that can be used, in their order."""
+        usable = [host for host in self._found if host not in self._blacklist]
+        self._order = [host for host in self._order if host in usable]
+        self._order += [host for host in usable if host not in self._order]
+        return {host: self._found[host] for host in self._order}
+
+    def blacklist(self, host):
+        """A worker failed there: the host is not used until its cooldown is over, and comes back as a new one."""
+        self._blacklist.add(host)
+
+    def is_blacklisted(self, host):
+        return host in self._blacklist
+
+    @property
+    def all_lost(self):
+        """Whether every host that was found last is blacklisted for ever."""
+        return not self.come_back and bool(self._found) and not self.current_hosts
+
+    @property
+    def come_back(self):
+        """Whether blacklisted hosts come back."""
+        return not self._blacklist.for_ever

@@ -1,0 +1,357 @@
+"""The rules of an elastic job: which workers run, when they meet anew, who gets which rank, when the job ends.
+
+A worker goes through these phases:
+
+    STARTING    its process runs and has not called init()
+    WAITING     it is in init(), until it is told its place
+    RUNNING     it has been told
+    LEAVING     it has been told to go, or is being stopped, or has hung up
+
+and a job through meetings. A meeting is held when all workers that ran and can go on wait for it, and there are enough:
+then every member is told its rank, and the name under which the ranks find each other. So
+
+    a worker ends            the others learn it from their connections, restore the last commit and come
+    a host is taken away     rank 0 is told; at the next commit all come
+    a host is added          workers are started there; when they wait in init(), rank 0 is told; at the next commit all
+                             come. Nobody waits for a process that is still starting, unless there are too few.
+
+The first meeting waits for all workers that were started, for a while.
+
+Nothing here knows processes or connections: the driver acts through a crew (crew.py), and is told what happens. All
+calls come from one thread, which also calls step() after every event and now and then.
+"""
+import time
+from dataclasses import dataclass
+from enum import Enum
+
+from bagua_hvd.common.elastic_worker import HostUpdateResult
+from bagua_hvd.runner.elastic.placement import assign, fit
+from bagua_hvd.runner.job import WorkerFailed
+
+# News that arrives while a worker resets is dropped there: so it is repeated until it has led to a meeting.
+_REPEAT_SECONDS = 1
+_FAILED_MEETINGS_MAX = 3
+# A worker that was told that it has no slot may still have something to save.
+_FAREWELL_SECONDS = 30
+
+NO_HOSTS_LEFT = "No hosts from previous set remaining, unable to broadcast state."
+
+
+class Phase(Enum):
+    STARTING = "starting"
+    WAITING = "waiting"
+    RUNNING = "running"
+    LEAVING = "leaving"
+
+
+@dataclass(eq=False)
+class Worker:
+    """What the driver knows about a process.
+
+    Attributes:
+        number: of this process, never given again. label: its rank, for messages; at first the expected one.
+        since: when the phase began. rank: in the present meeting; None: it is no member.
+        has_state: it has synchronized the job's state. skip_sync: it thinks that it needs no synchronization.
+    """
+
+    number: int
+    host: str
+    since: float
+    label: int | None = None
+    phase: Phase = Phase.STARTING
+    rank: int | None = None
+    has_state: bool = False
+    skip_sync: bool = False
+
+
+class ElasticDriver:
+    """One elastic job.
+
+    Args:
+        settings: ElasticSettings. hosts: HostManager.
+        crew: has start(number, host, slot), stop(number), send(number, message), place(number, rank),
+            interface(host, hosts), say(text).
+        clock: seconds.
+    Attributes:
+        finished: no worker is left, and none will be started.
+        failure: the exception that the job ends with; None: none so far.
+        meetings: held so far.
+    """
+
+    def __init__(self, settings, hosts, crew, clock=time.monotonic):
+        self.finished = False
+        self.failure = None
+        self.meetings = 0
+        self._settings = settings
+        self._hosts = hosts
+        self._crew = crew
+        self._clock = clock
+        self._workers = {}              # number -> Worker, while its process runs
+        self._next_number = 0
+        self._begun = False             # there were enough slots to begin
+        self._state_exists = False      # all members of a meeting had the job's state at once
+        self._ending = False            # a worker ended with 0
+        self._failure_of_worker = None  # the first since the last meeting, and
+        self._failure_of_member = None  # the first of one that was a member of it
+        self._failed_meetings = 0       # in a row, and
+        self._failed_meeting = None     # the last of them
+        self._first_arrival = None      # at the first meeting
+        self._lacking_since = None      # workers wait for something that does not come
+        self._news = None               # (what, timestamp, when sent last)
+        self._timestamp = 0
+
+    # ---- what happens -------------------------------------------------------------------------------------------
+
+    def hosts_found(self, found):
+        """The discovery found these hosts, {name: slots}."""
+        self._hosts.take(found)
+
+    def joined(self, number, skip_sync=False, failure=None):
+        """A worker is in init().
+
+        Args:
+            skip_sync: it needs no synchronization of the state. failure: why the meeting before did not come about.
+        """
+        worker = self._workers.get(number)
+        if worker is None or worker.phase is Phase.LEAVING:
+            return
+        if failure is not None and self._failed_meeting != self.meetings:
+            self._failed_meeting = self.meetings
+            self._failed_meetings += 1
+            if self._failed_meetings >= _FAILED_MEETINGS_MAX:
+                self._fail(RuntimeError(
+                    f"the workers could not connect to each other {_FAILED_MEETINGS_MAX} times in a row: {failure}"))
+        self._enter(worker, Phase.WAITING)
+        worker.skip_sync = skip_sync
+        if self._first_arrival is None:
+            self._first_arrival = self._clock()
+
+    def synced(self, number):
+        """A worker has synchronized its state."""
+        worker = self._workers.get(number)
+        if worker is not None:
+            worker.has_state = True
+            self._failed_meetings = 0
+            self._state_exists = self._state_exists or all(
+                other.has_state for other in self._live() if other.rank is not None)
+
+    def disconnected(self, number):
+        """A worker's connection has broken. Its process ends as well, as a rule; its exit code then tells more."""
+        worker = self._workers.get(number)
+        if worker is not None and worker.phase is Phase.WAITING:
+            self._enter(worker, Phase.STARTING)
+            self._crew.stop(number)
+
+    def ended(self, number, exit_code, note=None):
+        """A process has ended. note: what else is known about that."""
+        worker = self._workers.pop(number)
+        if worker.phase is Phase.LEAVING:
+            return
+        if exit_code == 0:
+            self._ending = True
+            return
+        said = f"a worker on {worker.host} ended with exit code {exit_code}" + (f" ({note})" if note else "")
+        if worker.host not in self._hosts.current_hosts:
+            self._crew.say(f"baguarun: {said}; its host is no longer there.")
+            return
+        failure = WorkerFailed(worker.label, exit_code, f". {note}" if note else "")
+        self._failure_of_worker = self._failure_of_worker or failure
+        if worker.rank is not None:
+            self._failure_of_member = self._failure_of_member or failure
+        if self._ending:
+            return
+        self._hosts.blacklist(worker.host)
+        for other in self._live():
+            if other.host == worker.host:
+                self._stop(other)
+        self._crew.say(f"baguarun: {said}: the host is blacklisted.")
+
+    # ---- what follows -------------------------------------------------------------------------------------------
+
+    def step(self):
+        """Does what is due."""
+        if self.failure is not None:
+            return
+        if self._ending:
+            self._end()
+            return
+        now = self._clock()
+        hosts = self._hosts.current_hosts
+        if not self._begun:
+            self._begun = sum(hosts.values()) >= self._settings.num_proc
+        staying, places = self._fit(hosts)
+        self._let_go(staying, now)
+        if self._begun and places:
+            self._start(places)
+            staying, _ = self._fit(hosts)
+        self._tell_news(staying, now)
+        self._meet(staying, hosts, now)
+        self._give_up(staying, hosts, now)
+
+    def _live(self):
+        return [worker for worker in self._workers.values() if worker.phase is not Phase.LEAVING]
+
+    def _running(self):
+        return [worker for worker in self._workers.values() if worker.phase is Phase.RUNNING]
+
+    def _enter(self, worker, phase):
+        worker.phase = phase
+        worker.since = self._clock()
+
+    def _let_go(self, staying, now):
+        """Those without a slot that have nothing to lose, and those that do not go."""
+        for worker in self._workers.values():
+            if worker.phase is Phase.LEAVING and now > worker.since + _FAREWELL_SECONDS:
+                self._stop(worker)
+            elif worker not in staying and worker.phase is Phase.STARTING:
+                self._stop(worker)
+            elif worker not in staying and worker.phase is Phase.WAITING and worker.rank is None:
+                self._dismiss(worker)
+
+    def _fit(self, hosts):
+        leaving = [worker for worker in self._workers.values() if worker.phase is Phase.LEAVING]
+        return fit(self._live(), leaving, hosts, self._settings.max_num_proc)
+
+    def _start(self, places):
+        """Starts workers with the ranks that they will most likely have."""
+        new = []
+        for host in places:
+            worker = Worker(self._next_number, host, self._clock())
+            self._next_number += 1
+            self._workers[worker.number] = worker
+            new.append(worker)
+        slots = assign(self._live(), list(self._hosts.current_hosts))
+        for worker in new:
+            worker.label = slots[worker].rank
+            self._crew.start(worker.number, worker.host, slots[worker])
+
+    def _stop(self, worker):
+        self._enter(worker, Phase.LEAVING)
+        self._crew.stop(worker.number)
+
+    def _dismiss(self, worker):
+        """It learns in init() that it has no slot, and ends by itself."""
+        self._enter(worker, Phase.LEAVING)
+        self._crew.send(worker.number, {"type": "removed"})
+
+    def _end(self):
+        """A worker has done its work. The others finish theirs; nobody joins any more."""
+        # Without a meeting, they may have no need of one.
+        members = [worker for worker in self._live() if worker.rank is not None or self.meetings == 0]
+        self._let_go(members, self._clock())
+        for worker in members:
+            if worker.phase is Phase.WAITING:
+                self._enter(worker, Phase.RUNNING)
+                self._crew.send(worker.number, {"type": "refused", "reason": "Another worker has ended with success, "
+                                                "and the job with it, while this one had not."})
+        if not self._workers:
+            self.finished = True
+            self.failure = self._failure_of_member
+
+    def _tell_news(self, staying, now):
+        """Tells rank 0 what has become of the hosts since the last meeting."""
+        running = self._running()
+        rank0 = next((worker for worker in running if worker.rank == 0), None)
+        lost = frozenset(worker for worker in running if worker not in staying and worker.rank is not None)
+        new = frozenset(worker for worker in staying if worker.phase is Phase.WAITING and not worker.has_state)
+        if any(worker.phase is Phase.STARTING and now < worker.since + self._settings.start_timeout
+               for worker in staying):
+            new = frozenset()       # one meeting for all that are being started
+        if rank0 is None or not (lost or new):
+            return
+        if self._news is None or self._news[0] != (lost, new):
+            self._timestamp += 1
+        elif now < self._news[2] + _REPEAT_SECONDS:
+            return
+        self._news = ((lost, new), self._timestamp, now)
+        result = HostUpdateResult.removed * bool(lost) | HostUpdateResult.added * bool(new)
+        self._crew.send(rank0.number, {"type": "hosts_updated", "timestamp": self._timestamp, "result": result})
+
+    def _meet(self, staying, hosts, now):
+        """Holds a meeting, if it can be held."""
+        members = [worker for worker in staying if worker.phase is Phase.WAITING]
+        if len(members) < self._settings.min_num_proc or any(worker.phase is Phase.RUNNING for worker in staying):
+            return
+        patient = self.meetings == 0 and now < self._first_arrival + self._settings.start_timeout
+        if patient and any(worker.phase is Phase.STARTING for worker in staying):
+            return
+        if self._state_exists and not any(worker.has_state for worker in members):
+            if not self._running():
+                self._fail(RuntimeError(NO_HOSTS_LEFT))
+            return
+        limit = self._settings.reset_limit
+        if limit is not None and self.meetings > limit:
+            self._fail(RuntimeError("Horovod was shutdown because number of resets during elastic job exceeded limit: "
+                                    f"{limit}"))
+            return
+        for worker in self._live():
+            if worker.phase is Phase.WAITING and worker not in members:
+                self._dismiss(worker)
+        self._assign(members, hosts)
+
+    def _assign(self, members, hosts):
+        self.meetings += 1
+        skip_sync = all(worker.skip_sync and worker.has_state for worker in members)
+        for worker in self._workers.values():
+            if worker not in members:       # whatever it knows is out of date from now on
+                worker.rank, worker.has_state = None, False
+        places = list(dict.fromkeys(worker.host for worker in members))
+        for worker, slot in assign(members, list(hosts)).items():
+            self._enter(worker, Phase.RUNNING)
+            worker.rank = worker.label = slot.rank
+            self._crew.place(worker.number, slot.rank)
+            environment = environment_of(slot)
+            environment["HOROVOD_GLOO_IFACE"] = self._crew.interface(worker.host, places)
+            self._crew.send(worker.number, {"type": "assignment", "scope": f"elastic.{self.meetings}",
+                                            "skip_sync": skip_sync, "environment": environment})
+        self._news = self._failure_of_worker = self._failure_of_member = self._lacking_since = None
+        if self.meetings > 1:
+            self._crew.say(f"baguarun: the job goes on with size {len(members)}, on {', '.join(places)}.")
+
+    def _give_up(self, staying, hosts, now):
+        """Ends the job when nothing can come of it any more, or has not for too long."""
+        live = self._live()
+        if self._state_exists and not any(worker.has_state for worker in live):
+            failure = self._failure_of_worker
+            self._fail(WorkerFailed(failure.rank, failure.exit_code, f". {NO_HOSTS_LEFT}") if failure else
+                       RuntimeError(NO_HOSTS_LEFT))
+            return
+        if not live and self._failure_of_worker is not None and self._hosts.all_lost:
+            self._fail(self._failure_of_worker)
+            return
+        needed = self._settings.min_num_proc if self._begun else self._settings.num_proc
+        slots = sum(hosts.values())
+        waiting = any(worker.phase is Phase.WAITING and (worker.has_state or not self._running()) for worker in live)
+        if not (waiting or not live):
+            self._lacking_since = None
+            return
+        if self._lacking_since is None:
+            self._lacking_since = now
+            if slots < needed and not self._settings.hosts_are_fixed:
+                self._crew.say(f"baguarun: waiting for slots: {needed} needed, {slots} available.")
+        timeout = self._settings.elastic_timeout
+        waited = now >= self._lacking_since + timeout
+        if slots < needed and (waited or self._settings.hosts_are_fixed and not self._hosts.come_back):
+            how_long = f"for {timeout:g} s" if waited else "and no host can come back"
+            self._fail(RuntimeError(
+                f"Timed out waiting for minimum number of slots to become available: {needed} needed, {slots} "
+                f"available, {how_long}. Give the job more hosts, a lower --min-np, a --blacklist-cooldown-range, or a "
+                "longer --elastic-timeout."))
+        elif waited:
+            missing = [worker for worker in staying if worker.phase is not Phase.WAITING]
+            where = ", ".join(dict.fromkeys(worker.host for worker in missing))
+            self._fail(RuntimeError(
+                f"Timed out waiting for workers to call init() after {timeout:g} s: {len(missing)} of {len(staying)}, "
+                f"on {where}, have not. See what they do, or give a longer --elastic-timeout."))
+
+    def _fail(self, error):
+        self.failure = error
+
+
+def environment_of(slot):
+    """The variables that tell a process its place; slot: SlotInfo."""
+    return {
+        "HOROVOD_RANK": str(slot.rank), "HOROVOD_SIZE": str(slot.size),
+        "HOROVOD_LOCAL_RANK": str(slot.local_rank), "HOROVOD_LOCAL_SIZE": str(slot.local_size),
+        "HOROVOD_CROSS_RANK": str(slot.cross_rank), "HOROVOD_CROSS_SIZE": str(slot.cross_size),
+    }

@@ -1,0 +1,52 @@
+"""By which interface each host takes part, and where it meets the launcher: found out when a host is used first."""
+import threading
+
+from bagua_hvd.runner.job import LOOPBACK, is_local
+from bagua_hvd.runner.ssh.network import Place, find_places
+
+_HERE = "localhost"
+
+
+class Reach:
+    """The Places of hosts.
+
+    Args:
+        ssh: SshSpawner. options: HostOptions.
+        call: function that has the supervisor's loop call a function, and returns a Future.
+    """
+
+    def __init__(self, ssh, options, call):
+        self._ssh = ssh
+        self._options = options
+        self._call = call
+        self._lock = threading.Lock()
+        self._places = {}           # name -> (RemoteHost, Place)
+        self._among_others = Place(LOOPBACK, "127.0.0.1")      # this host's, once there is another one
+
+    def find(self, host):
+        """The Place of a host, which is connected to if need be. Blocks.
+
+        Raises:
+            RuntimeError, ConnectionError, TimeoutError: it cannot be used; the sentence says why.
+        """
+        if is_local(host):
+            return Place(LOOPBACK, "127.0.0.1")
+        with self._lock:        # one host at a time
+            timeout = self._options.ssh.timeout_seconds
+            remote = self._call(lambda: self._ssh.host(host)).result(timeout)
+            known = self._places.get(host)
+            if known is not None and known[0] is remote:
+                return known[1]
+            remote.wait_ready(timeout)
+            if remote.error is not None:
+                raise RuntimeError(remote.error)
+            places, _ = find_places([remote], [_HERE], self._options.nics, timeout)
+            self._among_others = places[_HERE]
+            self._places[host] = remote, places[host]
+            return places[host]
+
+    def interface(self, host, hosts):
+        """The interface by which the workers of `host` connect with those of `hosts`. Never blocks."""
+        if not is_local(host):
+            return self._places[host][1].interface
+        return LOOPBACK if all(map(is_local, hosts)) else self._among_others.interface

@@ -1,0 +1,165 @@
+"""An elastic job from its beginning to its end: discovery, driver, connections and processes put together."""
+import base64
+import queue
+import threading
+from contextlib import ExitStack
+
+from bagua_hvd.runner.common.util.hosts import parse_hosts_and_slots
+from bagua_hvd.runner.common.util.secret import make_secret_key
+from bagua_hvd.runner.elastic.crew import Crew
+from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscoveryScript, HostManager
+from bagua_hvd.runner.elastic.driver import ElasticDriver
+from bagua_hvd.runner.elastic.reach import Reach
+from bagua_hvd.runner.elastic.service import Service
+from bagua_hvd.runner.elastic.settings import DEFAULT_ELASTIC_TIMEOUT, ElasticSettings
+from bagua_hvd.runner.job import Interrupted, OutputOptions, is_local
+from bagua_hvd.runner.output import Console, Descriptor
+from bagua_hvd.runner.rendezvous import Rendezvous
+from bagua_hvd.runner.spawner import Spawner
+from bagua_hvd.runner.ssh.spawner import SshSpawner
+from bagua_hvd.runner.static import HostOptions
+from bagua_hvd.runner.workers import Workers
+
+_DISCOVERY_SECONDS = 1
+# The rules know deadlines; so often they are looked at when nothing happens.
+_STEP_SECONDS = 0.2
+
+
+class _Discovery:
+    """Asks a HostDiscovery every second, in a thread of its own; a context manager.
+
+    Args:
+        on_found: function of {name: slots}. say: prints a line.
+    """
+
+    def __init__(self, discovery, on_found, say):
+        self._discovery = discovery
+        self._on_found = on_found
+        self._say = say
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="elastic discovery", daemon=True)
+
+    def _run(self):
+        said = None
+        while not self._ended.wait(_DISCOVERY_SECONDS):
+            try:
+                found = self._discovery.find_available_hosts_and_slots()
+            except Exception as error:
+                if not self._ended.is_set() and str(error) != said:
+                    self._say(f"baguarun: the hosts stay as they were: {error}")
+                    said = str(error)
+            else:
+                said = None
+                self._on_found(found)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception):
+        self._ended.set()
+        self._discovery.close()
+        self._thread.join()
+
+
+def plan_elastic(env, num_proc=None, min_num_proc=None, max_num_proc=None, script=None, slots=None, hosts_string=None,
+                 reset_limit=None):
+    """(HostDiscovery, ElasticSettings) from what a user says.
+
+    Args:
+        env: for HOROVOD_ELASTIC_TIMEOUT and HOROVOD_START_TIMEOUT.
+        script: path of a discovery script, with `slots` for hosts that it prints without a number.
+        hosts_string: `h1:2,h2:2`, where there is no script.
+    Raises:
+        ValueError: the numbers contradict each other, or there are too few hosts.
+    """
+    settings = ElasticSettings(
+        num_proc, min_num_proc, max_num_proc, _seconds(env, "HOROVOD_ELASTIC_TIMEOUT", DEFAULT_ELASTIC_TIMEOUT),
+        _seconds(env, "HOROVOD_START_TIMEOUT", 30), reset_limit, hosts_are_fixed=script is None)
+    if script is not None:
+        return HostDiscoveryScript(script, slots), settings
+    _, hosts = parse_hosts_and_slots(hosts_string or f"localhost:{settings.num_proc}")
+    if len(hosts) < 2:
+        raise ValueError("an elastic job needs two hosts or a discovery script, for a host is not used any more when a "
+                         "worker has failed there: name hosts by -H, or give --host-discovery-script")
+    if sum(hosts.values()) < settings.num_proc:
+        raise ValueError(f"Requested more processes ({settings.num_proc}) than there are available slots "
+                         f"({sum(hosts.values())}): ask for fewer processes, or give the hosts more slots")
+    return FixedHosts(hosts), settings
+
+
+def _seconds(env, name, default):
+    try:
+        return float(env.get(name) or default)
+    except ValueError:
+        raise ValueError(f"environment variable {name}={env[name]!r}: expected seconds") from None
+
+
+def run_elastic(command, discovery, settings, env, output=None, console=None, cooldown_range=None, options=None):
+    """Runs the command as the ranks of an elastic job; returns when a worker, and with it the job, has ended with 0.
+
+    Args:
+        command: list of arguments. discovery: HostDiscovery. settings: ElasticSettings.
+        env: the launcher's environment, with what its flags set.
+        output: OutputOptions. console: Console; None: descriptors 1 and 2.
+        cooldown_range: see HostManager. options: HostOptions.
+    Raises:
+        WorkerFailed: workers failed, and the job could not go on without them. Interrupted: a signal stopped the job.
+        RuntimeError: too few slots for too long, too many resets, no state left; the discovery failed the first time.
+        OSError: the output directory cannot be written, or no process can be started.
+        In all cases no process is left.
+    """
+    output = output or OutputOptions()
+    options = options or HostOptions()
+    console = console or Console(Descriptor(1), Descriptor(2))
+    hosts = HostManager(discovery, cooldown_range)
+    # Before there is anything to clean up: a discovery that does not work at all is a mistake of the user's.
+    first = discovery.find_available_hosts_and_slots()
+    secret_key = make_secret_key()
+    secret = base64.b64decode(secret_key)
+    events = queue.SimpleQueue()
+    # Other hosts may come; whoever connects must prove the job's secret.
+    address = "127.0.0.1" if settings.hosts_are_fixed and all(map(is_local, first)) else "0.0.0.0"
+    with ExitStack() as stack:
+        ssh = SshSpawner(options.ssh, env)
+        spawner = stack.enter_context(Spawner(is_local, ssh))
+        rendezvous = stack.enter_context(Rendezvous(secret, address))
+        service = stack.enter_context(Service(secret, lambda *event: events.put(event), address))
+        workers = Workers(console, spawner)
+        crew = Crew(command, env, output, workers, Reach(ssh, options, workers.call), service, rendezvous, secret_key,
+                    console, lambda number, code, note: events.put(("ended", number, (code, note))))
+        driver = ElasticDriver(settings, hosts, crew)
+        driver.hosts_found(first)
+        stack.enter_context(_Discovery(discovery, lambda found: events.put(("hosts", None, found)), workers.say))
+        _, outcome = workers.run(lambda: _drive(driver, events, workers))
+    if outcome.signum is not None:
+        raise Interrupted(outcome.signum)
+
+
+def _drive(driver, events, workers):
+    """The driver's thread."""
+    while not driver.finished and driver.failure is None:
+        try:
+            driver.step()
+            _handle(driver, *events.get(timeout=_STEP_SECONDS))
+            while True:
+                _handle(driver, *events.get_nowait())
+        except queue.Empty:
+            pass
+        if workers.stopping:
+            return
+    if driver.failure is not None:
+        raise driver.failure
+
+
+def _handle(driver, event, number, data):
+    if event == "hosts":
+        driver.hosts_found(data)
+    elif event == "joined":
+        driver.joined(number, bool(data.get("skip_sync")), data.get("failure"))
+    elif event == "synced":
+        driver.synced(number)
+    elif event == "disconnected":
+        driver.disconnected(number)
+    elif event == "ended":
+        driver.ended(number, *data)

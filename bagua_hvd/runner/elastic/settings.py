@@ -1,0 +1,42 @@
+"""The flags of an elastic job, checked."""
+from dataclasses import dataclass
+
+DEFAULT_ELASTIC_TIMEOUT = 600
+
+
+@dataclass
+class ElasticSettings:
+    """How many ranks, how long to wait, when to give up.
+
+    Args:
+        num_proc: slots that must be there before the job begins. None: min_num_proc.
+        min_num_proc: fewer ranks never train. None: num_proc.
+        max_num_proc: nor do more. None: as many as there are slots.
+        elastic_timeout: seconds to wait for min_num_proc slots, or for workers that do not come to a meeting.
+        start_timeout: seconds that the first meeting waits for workers that are still starting.
+        reset_limit: meetings after the first one before the job is given up. None: no limit.
+        hosts_are_fixed: no host can appear that is not there at the start.
+    Raises:
+        ValueError: the numbers contradict each other.
+    """
+
+    num_proc: int | None = None
+    min_num_proc: int | None = None
+    max_num_proc: int | None = None
+    elastic_timeout: float = DEFAULT_ELASTIC_TIMEOUT
+    start_timeout: float = 30
+    reset_limit: int | None = None
+    hosts_are_fixed: bool = False
+
+    def __post_init__(self):
+        if self.num_proc is None and self.min_num_proc is None:
+            raise ValueError("an elastic job needs --min-np or -np: say how many processes it needs at least")
+        self.num_proc = self.min_num_proc if self.num_proc is None else self.num_proc
+        self.min_num_proc = self.num_proc if self.min_num_proc is None else self.min_num_proc
+        if self.min_num_proc < 1:
+            raise ValueError(f"--min-np {self.min_num_proc}: give 1 or more")
+        if self.num_proc < self.min_num_proc:
+            raise ValueError(f"-np {self.num_proc} is below --min-np {self.min_num_proc}: raise it, or leave it out")
+        if self.max_num_proc is not None and self.max_num_proc < self.num_proc:
+            raise ValueError(f"--max-np {self.max_num_proc} is below the {self.num_proc} processes to begin with: "
+                             "raise it, or leave it out")

@@ -1,0 +1,168 @@
+"""qadam and onebit_adam against their equations.
+
+In the warm-up, Adam on the mean gradient. Then, v frozen after T updates, with the weight decay of Adam (L2) in g_i:
+
+    m_i = beta1 m + (1 - beta1) g_i         m = C_LP_S(m_i)
+    x   = x - gamma / (1 - beta1^t) m / p, p = sqrt(v) / sqrt(1 - beta2^T) + eps    (AdamW: x -= gamma lambda x before)
+
+onebit_adam: m = p C_LP_S(m_i / p), with errors. Where v = 0, m = 0.
+"""
+import numpy as np
+import pytest
+import torch
+
+import bagua_hvd.torch as hvd
+from bagua_hvd import codecs
+from bagua_hvd.algorithms import OneBitAdam, QAdam
+from floats import assert_same_bits
+from workers import BUCKETS, Errors, F, backward, buckets_of, c_lp_s, dyadic, flat, gradient, make_model, start
+
+LR, BETA1, BETA2, EPS = 0.01, 0.9, 0.99, 1e-8
+WARMUP, STEPS = 4, 12
+
+
+def of_adam(optimizer, name):
+    """A state of the optimizer, flat as x is."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return torch.cat([optimizer.state[p][name].reshape(-1) for p in parameters]).numpy()
+
+
+def assert_near(actual, wanted, what):
+    np.testing.assert_allclose(actual, wanted, rtol=2e-6, atol=2e-6 * abs(wanted).max(), err_msg=str(what))
+
+
+def run(algorithm, codec, feedback, make_optimizer):
+    """Every step from where the ranks are: what rounding tips into another level must not look like an error."""
+    rank, n = hvd.rank(), hvd.size()
+    model = make_model(start(0, False))
+    optimizer = hvd.DistributedOptimizer(make_optimizer(model), algorithm=algorithm)
+    decay, decoupled = optimizer.param_groups[0]["weight_decay"], isinstance(optimizer, torch.optim.AdamW)
+    places, errors = buckets_of(optimizer), Errors()
+    m = v = np.zeros_like(start(0, False))
+    silent, every_third = dyadic(9) < -0.8, np.arange(len(m)) % 3 == 0
+    for t in range(STEPS):
+        x = flat(model)
+        # Elements that have no gradient in the warm-up have no variance: they stay. Some never have one.
+        gs = [np.where(silent & (every_third | (t < WARMUP + 2)), F(0), gradient(i, t, dyadic(8, t))) for i in range(n)]
+        optimizer.zero_grad()
+        backward(model, gs[rank])
+        optimizer.step()
+        what = (type(optimizer.algorithm).__name__, t)
+        if t < WARMUP:
+            g = np.mean(gs, 0, np.float64) + (0 if decoupled else decay * x)
+            m, v = BETA1 * m + (1 - BETA1) * g, BETA2 * v + (1 - BETA2) * g * g
+            assert_near(of_adam(optimizer, "exp_avg"), m, what)
+        else:
+            before, m = m, np.empty_like(x)
+            p = (np.sqrt(v) / np.sqrt(1 - BETA2**WARMUP) + EPS).astype(F)
+            for b, at in enumerate(places):
+                l2 = [g[at] if decoupled or not decay else g[at] + decay * x[at] for g in gs]
+                m_i = [BETA1 * before[at] + (1 - BETA1) * g for g in l2]
+                m_i = [np.where(v[at] == 0, F(0), value) for value in m_i]
+                if feedback:
+                    m[at] = c_lp_s(codec, [value / p[at] for value in m_i], 0, errors.of(b, n, len(at))) * p[at]
+                else:
+                    m[at] = c_lp_s(codec, m_i)
+            m[v == 0] = 0
+            assert_same_bits(of_adam(optimizer, "exp_avg"), m, what)
+            assert_same_bits(of_adam(optimizer, "exp_avg_sq"), v, what)
+        if t == WARMUP - 1:
+            m, v = of_adam(optimizer, "exp_avg").copy(), of_adam(optimizer, "exp_avg_sq").copy()
+        wide, T = m.astype(float), min(t + 1, WARMUP)
+        step = LR / (1 - BETA1 ** (t + 1)) * wide / (np.sqrt(v) / np.sqrt(1 - BETA2 ** T) + EPS)
+        wanted = x - step - (LR * decay * x if decoupled else 0)
+        assert_near(flat(model), wanted, what)
+        m = m if t < WARMUP - 1 else m.astype(F)
+        assert {int(state["step"]) for state in optimizer.state.values()} == {t + 1}
+    everyone = hvd.allgather(torch.from_numpy(flat(model))[None])
+    assert (everyone == everyone[0]).all()
+
+
+def equations():
+    hvd.init()
+    arguments = {"lr": LR, "betas": (BETA1, BETA2), "eps": EPS}
+    adams = [
+        lambda model: torch.optim.Adam(model.parameters(), **arguments),
+        lambda model: torch.optim.Adam(model.parameters(), weight_decay=0.5, **arguments),
+        lambda model: torch.optim.AdamW(model.parameters(), weight_decay=0.5, **arguments),
+    ]
+    for make in adams:
+        run(QAdam(warmup_steps=WARMUP), codecs.minmax_uint8, False, make)
+    for make in adams[::2]:
+        run(OneBitAdam(warmup_steps=WARMUP), codecs.sign_rms, True, make)
+    run("qadam", codecs.minmax_uint8, False,
+        lambda model: hvd.QAdamOptimizer(model.parameters(), warmup_steps=WARMUP, **arguments))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
+def test_equal_their_equations(run_ranks, n):
+    run_ranks(n, equations, env=BUCKETS, timeout=110)
+
+
+def pitfalls():
+    hvd.init()
+    rank = hvd.rank()
+
+    def train(model, optimizer, steps):
+        for t in steps:
+            optimizer.zero_grad()
+            backward(model, gradient(rank, t, flat(model)))
+            optimizer.step()
+
+    # One algorithm, two optimizers with warm-ups of their own.
+    algorithm, models = QAdam(hierarchical=False), [make_model(start(0, False)) for _ in range(2)]
+    optimizers = [
+        hvd.DistributedOptimizer(hvd.QAdamOptimizer(model.parameters(), warmup_steps=warmup), algorithm=algorithm)
+        for model, warmup in zip(models, (2, 5), strict=True)
+    ]
+    for t in range(6):
+        for model, optimizer, warmup in zip(models, optimizers, (2, 5), strict=True):
+            v = of_adam(optimizer, "exp_avg_sq").copy() if t else None
+            train(model, optimizer, [t])
+            assert t == 0 or (of_adam(optimizer, "exp_avg_sq") == v).all() == (t >= warmup)
+    # A group that is added in the warm-up has a bias correction of its own; afterwards it has no variance.
+    model, late = make_model(start(0, False)), torch.nn.Parameter(torch.ones(4))
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=LR, betas=(BETA1, BETA2)),
+                                         algorithm=QAdam(warmup_steps=4))
+    train(model, optimizer, range(2))
+    optimizer.add_param_group({"params": [late]})
+    for _ in range(2, 6):
+        optimizer.zero_grad()
+        late.sum().backward()
+        before = late.detach().clone()
+        optimizer.step()
+        torch.testing.assert_close(before - late, torch.full((4,), LR), rtol=1e-3, atol=0)     # m and v of a constant
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
+    optimizer.zero_grad()
+    backward(model, gradient(rank, 9, flat(model)))
+    with pytest.raises(ValueError, match="no momentum and variance, and the warm-up is over"):
+        optimizer.step()
+    # Closures are refused from the first step on, not after the warm-up.
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()), algorithm="qadam")
+    with pytest.raises(ValueError, match="step.. takes no closure"):
+        optimizer.step(lambda: 0.0)
+    # What changes gradients or weights between the backward pass and the step is not lost.
+    model = make_model(start(0, False))
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=LR), algorithm=QAdam(warmup_steps=1))
+    for t in range(4):
+        optimizer.zero_grad()
+        backward(model, gradient(rank, t, flat(model)))
+        optimizer.synchronize()
+        if t:
+            for parameter in model.parameters():
+                parameter.grad.zero_()
+        m = of_adam(optimizer, "exp_avg").copy() if t else None
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        if t:
+            np.testing.assert_allclose(of_adam(optimizer, "exp_avg"), m * F(0.9), atol=np.ptp(m) / 100)
+    backward(model, gradient(rank, 5, flat(model)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(50)
+    optimizer.step()
+    assert 0 < abs(flat(model) - 50).max() < 40
+
+
+def test_pitfalls(run_ranks):
+    run_ranks(2, pitfalls, timeout=60)

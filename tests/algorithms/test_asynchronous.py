@@ -1,0 +1,191 @@
+"""Asynchronous averaging: its equations in a schedule without chance, and what holds in any schedule.
+
+With sync_interval_ms=0 and max_staleness=1 a round begins after every step and ends after the next one, so that
+
+    x_i <- x_i - step(g_i) + A(s)_i - s_i         s_i: what x_i was at the end of the step before
+"""
+import itertools
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import bagua_hvd.torch as hvd
+from bagua_hvd import codecs
+from bagua_hvd.algorithms import Async, AsyncDecentralized, AsyncLowPrecision, AsyncLowPrecisionDecentralized
+from workers import (
+    BUCKETS,
+    SGD,
+    F,
+    ReplicaSet,
+    assert_trains_as,
+    backward,
+    c_lp_s,
+    flat,
+    gradient,
+    make_model,
+    pairs,
+    start,
+)
+
+EVERY_STEP = {"sync_interval_ms": 0, "max_staleness": 1}
+
+
+def rounds(delta, warmup=0):
+    """delta(number of the round, snapshots): what is added to each worker's weights a step later."""
+    def simulate(n, places, xs):
+        optimizers, snapshots, number = [SGD() for _ in range(n)], None, 0
+        for t in itertools.count():
+            gs = [gradient(i, t, x.astype(F)) for i, x in enumerate(xs)]
+            if t < warmup:
+                gs = [np.mean(gs, 0, np.float64)] * n
+            xs = [optimizers[i](x, g) for i, (x, g) in enumerate(zip(xs, gs, strict=True))]
+            if t + 1 >= warmup:
+                if snapshots:
+                    xs = [x + d for x, d in zip(xs, delta(number, snapshots), strict=True)]
+                    number += 1
+                snapshots = xs
+            yield xs
+    return simulate
+
+
+def to_mean(number, s):
+    return [np.mean(s, 0, np.float64) - x for x in s]
+
+
+def to_peer(number, s):
+    return [a - x for a, x in zip(pairs(len(s), number, s), s, strict=True)]
+
+
+def to_neighbours(number, s):
+    n = len(s)
+    return [(s[i].astype(float) + s[i - 1] + s[(i + 1) % n]) / 3 - s[i] for i in range(n)]
+
+
+def to_mean_by_codes():
+    """d_i = s_i - y;  y += mean_i D(Q(d_i)), with the owner's error;  A - s_i = y - s_i + (d_i - D(Q(d_i)))."""
+    kept = {}
+
+    def delta(number, s):
+        n, count = len(s), len(s[0])
+        y = kept.setdefault("y", np.sum(s, 0) / F(n))
+        servers = kept.setdefault("f", [np.zeros(-(-count // n), F) for _ in range(n)])
+        d, lost = [x - y for x in s], [np.zeros(count, F) for _ in s]
+        mean = c_lp_s(codecs.minmax_uint8, [v.copy() for v in d], errors=(lost, servers))
+        y += mean
+        return [mean - v + e for v, e in zip(d, lost, strict=True)]
+    return delta
+
+
+def to_neighbours_by_codes():
+    kept = {}
+
+    def delta(number, s):
+        replicas = kept.setdefault("replicas", ReplicaSet(s))
+        replicas.add(codecs.minmax_uint8, [x - w for x, w in zip(s, replicas.of, strict=True)], number)
+        around = [replicas.around(i) for i in range(len(s))]
+        return [(left + right - 2 * own) / 3 for own, left, right in around]
+    return delta
+
+
+def equations():
+    hvd.init()
+    assert_trains_as(Async(**EVERY_STEP), rounds(to_mean), apart=True, exact=False)
+    assert_trains_as(Async(warmup_steps=3, **EVERY_STEP), rounds(to_mean, 3), exact=False)
+    assert_trains_as(AsyncLowPrecision(**EVERY_STEP), rounds(to_mean_by_codes()), apart=True)
+    if hvd.size() > 1:          # one rank has no peer
+        assert_trains_as(AsyncLowPrecisionDecentralized(**EVERY_STEP), rounds(to_neighbours_by_codes()), apart=True)
+        assert_trains_as(AsyncDecentralized(**EVERY_STEP), rounds(to_peer), apart=True)
+        assert_trains_as(AsyncDecentralized("ring", **EVERY_STEP), rounds(to_neighbours), apart=True, exact=False)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
+def test_equal_their_equations(run_ranks, n):
+    run_ranks(n, equations, env=BUCKETS, timeout=110)
+
+
+KINDS = [Async, AsyncLowPrecision, AsyncDecentralized, AsyncLowPrecisionDecentralized]
+
+
+def wrap(model, algorithm, lr=0.25):
+    return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=lr), algorithm=algorithm)
+
+
+def chance():
+    """Ranks of different speed make different numbers of steps, and stop when they like."""
+    hvd.init()
+    rank, n = hvd.rank(), hvd.size()
+    for kind, dtype in itertools.product(KINDS, (torch.float32, torch.float64, torch.float16, torch.bfloat16)):
+        for staleness in (None, 1, 3):
+            model = make_model(start(rank, True)).to(dtype)
+            optimizer = wrap(model, kind(sync_interval_ms=rank, max_staleness=staleness))
+            for epoch in range(2):
+                for t in range((2, 9, 5)[(rank + epoch) % 3]):
+                    optimizer.zero_grad()
+                    if t % 4 == 1:
+                        sum(p.sum() for p in model.parameters())        # forward, and no backward
+                    before = flat(model)
+                    backward(model, gradient(rank, t, before))
+                    time.sleep(0.002 * (rank + epoch) % 3)
+                    np.testing.assert_array_equal(flat(model), before)  # nothing changes between them
+                    optimizer.step()
+                optimizer.algorithm.abort()
+                aborted = flat(model)
+                optimizer.algorithm.abort()
+                np.testing.assert_array_equal(flat(model), aborted)
+                assert np.isfinite(aborted).all() and all(p.dtype == dtype for p in model.parameters())
+                optimizer.algorithm.resume()
+                optimizer.algorithm.resume()
+            optimizer.algorithm.abort()
+            hvd.consensus(model)
+            everyone = hvd.allgather(torch.from_numpy(flat(model))[None])
+            assert (everyone == everyone[0]).all()
+    assert n == 3
+
+
+def test_ranks_of_different_speed(run_ranks):
+    run_ranks(3, chance, env={"BAGUA_DEFAULT_BUCKET_SIZE": "512"}, timeout=110)
+
+
+def preserved():
+    """Without gradients, rounds leave the workers' mean where it is and draw the workers together."""
+    hvd.init()
+    rank = hvd.rank()
+    for kind in KINDS:
+        model = make_model(start(rank, True))
+        optimizer = wrap(model, kind(sync_interval_ms=0))
+        first = hvd.allgather(torch.from_numpy(flat(model))[None]).numpy()
+        for _ in range(40):
+            optimizer.zero_grad()
+            backward(model, np.zeros_like(first[0]))
+            optimizer.step()
+        optimizer.algorithm.abort()
+        last = hvd.allgather(torch.from_numpy(flat(model))[None]).numpy()
+        level = np.ptp(first) / 255
+        np.testing.assert_allclose(last.mean(0), first.mean(0), atol=level if kind is AsyncLowPrecision else 1e-5)
+        assert np.ptp(last, 0).max() < np.ptp(first, 0).max() / 2, kind
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_rounds_preserve_the_mean(run_ranks, n):
+    run_ranks(n, preserved, timeout=100)
+
+
+def stopped_before_the_first_round():
+    """One rank is done before it has begun a round, another waits in one."""
+    hvd.init()
+    for kind in KINDS:
+        model = make_model(start(hvd.rank(), True))
+        # Rank 0 begins at once and waits for every round; the others would begin only after an hour.
+        optimizer = wrap(model, kind(sync_interval_ms=0 if hvd.rank() == 0 else 3.6e6, max_staleness=1))
+        for t in range(4 if hvd.rank() == 0 else 1):
+            optimizer.zero_grad()
+            backward(model, gradient(hvd.rank(), t, flat(model)))
+            optimizer.step()
+        optimizer.algorithm.abort()
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_abort_takes_part_in_rounds_of_those_that_train(run_ranks, n):
+    run_ranks(n, stopped_before_the_first_round, timeout=60)

@@ -1,0 +1,96 @@
+"""Gossip against the equations, bit for bit where float32's order is defined: decentralized (D-PSGD),
+low_precision_decentralized (DCD-PSGD), choco. And replicas: W of a rank is R of its left neighbour, L of its right one.
+"""
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import bagua_hvd.torch as hvd
+from bagua_hvd import codecs
+from bagua_hvd.algorithms import Choco, Decentralized, LowPrecisionDecentralized
+from workers import BUCKETS, SGD, F, ReplicaSet, assert_trains_as, gradient, pairs
+
+
+def d_psgd(average, interval=1):
+    """x' = sum_j W_ij x_j at every interval-th step, the first included; x = x' - step(g(x)), g where x was before."""
+    def simulate(n, places, xs):
+        optimizers = [SGD() for _ in range(n)]
+        for t in itertools.count():
+            gs = [gradient(i, t, x) for i, x in enumerate(xs)]
+            if t % interval == 0:
+                xs = average(n, t // interval, xs)
+            xs = [optimizers[i](x, g) for i, (x, g) in enumerate(zip(xs, gs, strict=True))]
+            yield xs
+    return simulate
+
+
+def everyone(n, s, xs):
+    return [np.mean(xs, 0, np.float64)] * n
+
+
+def after_steps(interval, communicate):
+    """Local steps; after step 0 and every interval-th one from there, xs = communicate(t, replicas, xs)."""
+    def simulate(n, places, xs):
+        optimizers, replicas = [SGD() for _ in range(n)], None
+        for t in itertools.count():
+            xs = [optimizers[i](x, gradient(i, t, x)) for i, x in enumerate(xs)]
+            if t % interval == 0:
+                replicas = replicas or ReplicaSet(xs)
+                xs = communicate(t, replicas, xs)
+            yield xs
+    return simulate
+
+
+def dcd_psgd(t, replicas, xs):
+    z = []
+    for i, x in enumerate(xs):
+        own, left, right = replicas.around(i)
+        z.append(x + (left + right) / 3 - own * 5 / 3)
+    replicas.add(codecs.minmax_uint8, z, 0)
+    return [w.copy() for w in replicas.of]
+
+
+def choco(codec, gamma):
+    def communicate(t, replicas, xs):
+        replicas.add(codec, [x - w for x, w in zip(xs, replicas.of, strict=True)], t)
+        mixed = []
+        for i, x in enumerate(xs):
+            own, left, right = replicas.around(i)
+            mixed.append(x + gamma * (left + right - 2 * own) / 3)
+        return mixed
+    return communicate
+
+
+def all_cases():
+    hvd.init()
+    n = hvd.size()
+    assert_trains_as("decentralized", d_psgd(everyone), apart=True, exact=False)
+    assert_trains_as(Decentralized(communication_interval=3), d_psgd(everyone, 3), apart=True, exact=False)
+    if n > 1:
+        for interval in (1, 2):
+            algorithm = Decentralized(False, "shift_one", communication_interval=interval)
+            assert_trains_as(algorithm, d_psgd(pairs, interval), apart=True)
+    for interval in (1, 3):
+        algorithm = LowPrecisionDecentralized(hierarchical=False, communication_interval=interval)
+        model, optimizer = assert_trains_as(algorithm, after_steps(interval, dcd_psgd), apart=True)
+        assert_replicas_agree(optimizer)
+        algorithm = Choco(gamma=0.25, communication_interval=interval)
+        assert_trains_as(algorithm, after_steps(interval, choco(codecs.sign, F(0.25))), apart=True)
+        assert_replicas_agree(optimizer)
+    assert_trains_as(Choco(codecs.qsgd(15), 0.3), after_steps(1, choco(codecs.qsgd(15), 0.3)), apart=True)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
+def test_equal_their_equations(run_ranks, n):
+    run_ranks(n, all_cases, env=BUCKETS, timeout=110)
+
+
+def assert_replicas_agree(optimizer):
+    rank, n = hvd.rank(), hvd.size()
+    replicas = optimizer.reducer.model.weights[0].state["replicas"]
+    mine = torch.from_numpy(np.stack([replicas.own, replicas.left, replicas.right]))
+    every = hvd.allgather(mine[None])
+    own = every[rank, 0]
+    assert own.any() and torch.equal(own, every[rank - 1, 2]) and torch.equal(own, every[(rank + 1) % n, 1])

@@ -1,0 +1,120 @@
+"""PowerSGD against its equation.
+
+    M_i = G_i + E_i     P = orth(mean_i M_i Q)     Q <- mean_i M_i^T P     G = P Q^T     E_i <- M_i - G
+"""
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import bagua_hvd.torch as hvd
+from bagua_hvd.algorithms import PowerSGD
+from workers import BUCKETS, COUNT, SGD, SHAPES, F, backward, buckets_of, flat, gradient, make_model, start
+
+
+def matrices(rank):
+    """{index: (slice of x, rows, columns)} of what becomes smaller as two factors."""
+    found, ends = {}, np.cumsum([0, *map(math.prod, SHAPES)])
+    for index, shape in enumerate(SHAPES):
+        rows = shape[0] if len(shape) > 1 else 0
+        columns = math.prod(shape[1:])
+        if rows and rows * columns > rank * (rows + columns):
+            found[index] = slice(ends[index], ends[index + 1]), rows, columns
+    return found
+
+
+def errors(optimizer, places):
+    """E_i of all ranks."""
+    mine = np.zeros(COUNT, F)
+    for at, bucket in zip(places, optimizer.reducer.buckets, strict=True):
+        mine[at] = bucket.state["error"] if "error" in bucket.state else 0
+    return hvd.allgather(torch.from_numpy(mine)[None]).numpy().astype(float)
+
+
+def equation():
+    hvd.init()
+    me, n = hvd.rank(), hvd.size()
+    for r, warmup in ((1, 0), (2, 3)):
+        model = make_model(start(0, False))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.5)
+        optimizer = hvd.DistributedOptimizer(optimizer, algorithm=PowerSGD(rank=r, warmup_steps=warmup))
+        large, places = matrices(r), buckets_of(optimizer)
+        assert 0 < len(large) < len(SHAPES)
+        bucket_of = {index: bucket for bucket in optimizer.reducer.buckets for index in bucket.members}
+        for index, (_, _, columns) in large.items():
+            q = np.random.default_rng(index).standard_normal((columns, r)).astype(F)
+            bucket_of[index].state.keep(f"Q.{index}", lambda q=q: q, shared=True)
+
+        # Every step from the E and Q that there are: the power iteration magnifies rounding from step to step.
+        sgd, before = SGD(), np.zeros((n, COUNT))
+        for t in range(10):
+            x = flat(model)
+            gs = np.stack([gradient(i, t, x) for i in range(n)]).astype(float)
+            qs = {index: bucket_of[index].state[f"Q.{index}"].astype(float) for index in large}
+            optimizer.zero_grad()
+            backward(model, gradient(me, t, x))
+            optimizer.step()
+            g, lost, after = gs.mean(0), np.zeros((n, COUNT)), errors(optimizer, places)
+            for index, (at, rows, columns) in large.items() if t >= warmup else ():
+                m = (gs[:, at] + before[:, at]).reshape(n, rows, columns)
+                p = np.linalg.qr((m @ qs[index]).mean(0))[0]
+                g[at] = (p @ (m.transpose(0, 2, 1) @ p).mean(0).T).ravel()
+                lost[:, at] = m.reshape(n, -1) - g[at]
+            actual = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).numpy()
+            tolerance = {"rtol": 0, "atol": 3e-6 * abs(gs + before).max()}
+            np.testing.assert_allclose(actual, g, **tolerance, err_msg=f"step {t}, rank {r}")
+            np.testing.assert_allclose(after, lost, **tolerance, err_msg=f"step {t}, rank {r}")
+            np.testing.assert_array_equal(flat(model), sgd(x, actual))
+            before = after
+        everyone = hvd.allgather(torch.from_numpy(flat(model))[None])
+        assert (everyone == everyone[0]).all()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
+def test_equals_its_equation(run_ranks, n):
+    run_ranks(n, equation, env=BUCKETS, timeout=110)
+
+
+def buckets_in_another_order_on_every_rank():
+    """Ranks use their parameters in another order, and wait for two allreduces of each bucket."""
+    hvd.init()
+    torch.manual_seed(0)
+    layers = torch.nn.ModuleList([torch.nn.Linear(12, 12) for _ in range(4)])
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layers.parameters(), lr=0.1), algorithm=PowerSGD(1, 0),
+                                         groups=[list(layer.parameters()) for layer in layers])
+    for _ in range(3):
+        optimizer.zero_grad()
+        x = torch.ones(2, 12)
+        for layer in list(layers) if hvd.rank() % 2 else reversed(layers):
+            x = layer(x).tanh()
+        x.sum().backward()
+        optimizer.step()
+
+
+def test_order_of_buckets(run_ranks):
+    run_ranks(3, buckets_in_another_order_on_every_rank, timeout=40)
+
+
+def overflow():
+    """A NaN in one step is not in the next ones."""
+    hvd.init()
+    model = make_model(start(0, False))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.25), algorithm=PowerSGD(1, 0))
+    for t in range(6):
+        optimizer.zero_grad()
+        g = gradient(hvd.rank(), t, flat(model))
+        if t == 2 and hvd.rank() == 1:
+            g[matrices(1)[5][0].start + 3] = np.inf
+        backward(model, g)
+        optimizer.synchronize()
+        finite = [bool(p.grad.isfinite().all()) for p in model.parameters()]
+        assert all(finite) == (t != 2) and finite[5] == (t != 2)
+        with optimizer.skip_synchronize():
+            if t != 2:
+                optimizer.step()
+    assert np.isfinite(flat(model)).all()
+
+
+def test_nan_reaches_all_and_does_not_stay(run_ranks):
+    run_ranks(2, overflow, timeout=40)

@@ -1,0 +1,92 @@
+"""What is refused when an optimizer is made: one sentence each, before anything was changed."""
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import bagua_hvd.torch as hvd  # noqa: E402
+from bagua_hvd.algorithms import (  # noqa: E402
+    QSGD,
+    Async,
+    AsyncDecentralized,
+    Choco,
+    Decentralized,
+    DiLoCo,
+    DoubleSqueeze,
+    LocalSGD,
+    LowPrecisionDecentralized,
+    OneBitAdam,
+    PowerSGD,
+    QAdam,
+    TopK,
+)
+
+WRONG_ARGUMENTS = [
+    (Decentralized, {"peer_selection_mode": "ring"}, "peer_selection_mode='ring': expected one of all, shift_one"),
+    (Async, {"peer_selection_mode": "some"}, "expected one of all, shift_one, ring"),
+    (Async, {"peer_selection_mode": "shift_one", "codec": hvd.algorithms.ByteGrad}, "takes no codec"),
+    (Async, {"sync_interval_ms": -1}, "sync_interval_ms=-1: expected"),
+    (Async, {"sync_interval_ms": float("nan")}, "sync_interval_ms=nan: expected"),
+    (Async, {"max_staleness": 0}, "max_staleness=0: expected an integer of 1 or more"),
+    (Async, {"warmup_steps": -1}, "warmup_steps=-1: expected an integer"),
+    (Decentralized, {"communication_interval": 0}, "communication_interval=0: expected"),
+    (LowPrecisionDecentralized, {"communication_interval": 1.5}, "communication_interval=1.5: expected"),
+    (LocalSGD, {"communication_interval": True}, "communication_interval=True: expected"),
+    (DiLoCo, {"outer_lr": 0}, "outer_lr=0: expected"),
+    (DiLoCo, {"outer_momentum": 1}, "outer_momentum=1: expected"),
+    (Choco, {"gamma": 0}, "gamma=0: "),
+    (Choco, {"gamma": 1.5}, "gamma=1.5: "),
+    (DoubleSqueeze, {"momentum": 1}, "momentum=1: expected"),
+    (PowerSGD, {"rank": 0}, "rank=0: expected"),
+    (QAdam, {"warmup_steps": 0}, "warmup_steps=0: expected"),
+    (OneBitAdam, {"warmup_steps": float("inf")}, "warmup_steps=inf: expected"),
+    (QSGD, {"levels": 200}, "levels=200"),
+    (TopK, {"ratio": 0}, "ratio=0"),
+]
+
+
+@pytest.mark.parametrize("algorithm, arguments, sentence", WRONG_ARGUMENTS)
+def test_wrong_arguments(algorithm, arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        algorithm(**arguments)
+
+
+def optimizers():
+    hvd.init()
+    parameter = torch.nn.Parameter(torch.zeros(3))
+
+    def refused(sentence, optimizer, algorithm, **arguments):
+        with pytest.raises(ValueError, match=sentence):
+            hvd.DistributedOptimizer(optimizer, algorithm=algorithm, **arguments)
+
+    sgd, adam = torch.optim.SGD([parameter], lr=0.1), torch.optim.Adam([parameter])
+    refused("QAdam cannot serve this optimizer: it needs torch.optim.Adam or AdamW, not SGD", sgd, "qadam")
+    refused("OneBitAdam cannot serve this optimizer", sgd, "onebit_adam")
+    for option in ("amsgrad", "maximize", "fused"):
+        refused(f"cannot serve Adam with {option}=True", torch.optim.Adam([parameter], **{option: True}), "qadam")
+    refused("takes the mean over the ranks, not the sum", adam, "qadam", op=hvd.Sum)
+    refused("takes the mean over the ranks, not the sum", sgd, "decentralized", op=hvd.Sum)
+    refused("does not go with algorithm", sgd, "bytegrad", op=hvd.Adasum) if hvd.size() > 1 else None
+    if hvd.size() == 1:
+        refused("needs two ranks or more", sgd, Decentralized(peer_selection_mode="shift_one"))
+        refused("needs two ranks or more", sgd, AsyncDecentralized())
+    with pytest.raises(ValueError, match="warmup_steps=0: expected 1 or more"):
+        hvd.QAdamOptimizer([parameter], warmup_steps=0)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_optimizers_that_cannot_be_served(run_ranks, n):
+    run_ranks(n, optimizers)
+
+
+def synchronous_batch_norm():
+    hvd.init()
+    model = torch.nn.Sequential(hvd.SyncBatchNorm(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), algorithm="async")
+    with pytest.warns(UserWarning, match="SyncBatchNorm with an asynchronous algorithm"):
+        model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    optimizer.algorithm.abort()
+
+
+def test_synchronous_batch_norm_with_async(run_ranks):
+    run_ranks(2, synchronous_batch_norm)

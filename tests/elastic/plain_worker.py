@@ -1,0 +1,59 @@
+"""A worker without a framework: counts steps that all ranks agree on, until rank 0 finds the file TEST_STOP.
+
+Prints a line `event key=value ...` for each event.
+"""
+import os
+import sys
+import time
+
+from bagua_hvd.common import basics, elastic, objects
+from bagua_hvd.common.process_sets import ProcessSet
+
+
+def say(event, **words):
+    print(event, *(f"{key}={value}" for key, value in words.items()), flush=True)
+
+
+def broadcast(value):
+    return objects.broadcast_object(basics.context(), value, 0, basics.rank() == 0, "state")
+
+
+def train(state):
+    place = [os.environ[f"HOROVOD_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK",
+                                                        "CROSS_SIZE")]
+    functions = (basics.rank, basics.size, basics.local_rank, basics.local_size, basics.cross_rank, basics.cross_size)
+    assert place == [str(function()) for function in functions], place
+    say("enter", step=state.step, rank=basics.rank(), size=basics.size(), local=f"{place[2]}/{place[3]}",
+        cross=f"{place[4]}/{place[5]}", pair=PAIR.process_set_id is not None, pid=os.getpid(), at=time.time())
+    stop = False
+    while not stop:
+        seen = objects.allgather_object(basics.context(), (state.step, os.path.exists(os.environ["TEST_STOP"])), "step")
+        assert {step for step, _ in seen} == {state.step} and len(seen) == basics.size(), seen
+        stop = seen[0][1]
+        if PAIR.process_set_id is not None and PAIR.included():
+            assert objects.allgather_object(basics.context(), basics.rank(), "pair", PAIR.process_set_id) == [0, 1]
+        state.step += 1
+        time.sleep(0.02)
+        state.commit()
+        say("committed", step=state.step)
+    return state.step
+
+
+def main():
+    fault = os.environ.get("TEST_FAULT", "")
+    if fault == f"start {os.environ['HOROVOD_HOSTNAME']}":
+        sys.exit(3)
+    basics.init(process_sets=[PAIR])
+    say("up", rank=basics.rank(), size=basics.size(), pid=os.getpid())
+    state = elastic.ObjectState(broadcast, basics.rank, step=0)
+    state.register_reset_callbacks([lambda: say("reset", rank=basics.rank(), size=basics.size())])
+    if fault == "training" and basics.rank() == 1:
+        sys.exit(5)
+    done = elastic.run_fn(train, elastic.reset)(state)
+    say("done", step=done, rank=basics.rank(), size=basics.size())
+    if fault == "end" and basics.rank() == 1:
+        sys.exit(7)
+
+
+PAIR = ProcessSet([0, 1])
+main()

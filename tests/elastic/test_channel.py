@@ -1,0 +1,132 @@
+"""The driver's connections: who gets in, what arrives, and what happens to strangers."""
+import queue
+import socket
+
+import pytest
+
+from bagua_hvd.common import channel
+from bagua_hvd.common.elastic_worker import DriverLink, RemovedFromJob
+from bagua_hvd.runner.elastic.service import Service
+
+SECRET = b"s" * 32
+
+
+@pytest.fixture
+def service():
+    """A Service; its events are in service.events."""
+    events = queue.Queue()
+    with Service(SECRET, lambda *event: events.put(event)) as service:
+        service.events = events
+        yield service
+
+
+def connect(service, secret=SECRET):
+    return channel.Connection("127.0.0.1", service.port, secret, 10)
+
+
+def event(service):
+    return service.events.get(timeout=10)
+
+
+def test_messages(service):
+    updates = queue.Queue()
+    link = DriverLink(f"127.0.0.1:{service.port}", SECRET, 3, lambda *update: updates.put(update))
+    service.send(3, {"type": "lost before anybody is there"})
+    service.send(4, {"type": "for nobody"})
+    link.synced()
+    assert event(service) == ("synced", 3, {"type": "synced"})
+    place = {f"HOROVOD_{name}": str(i) for i, name in enumerate(
+        ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "GLOO_IFACE"])}
+    service.send(3, {"type": "hosts_updated", "timestamp": 5, "result": 2})
+    service.send(3, {"type": "assignment", "environment": {**place, "PATH": "no"}, "scope": "elastic.1",
+                     "skip_sync": True})
+    assignment = link.join(skip_sync=True)
+    assert event(service) == ("joined", 3, {"type": "join", "skip_sync": True, "failure": None})
+    assert (assignment.environment, assignment.scope, assignment.skip_sync) == (place, "elastic.1", True)
+    assert updates.get(timeout=10) == (5, 2)
+    service.send(3, {"type": "removed"})
+    with pytest.raises(RemovedFromJob) as raised:
+        link.join()
+    assert raised.value.code == 0
+    service.send(3, {"type": "refused", "reason": "It is over."})
+    with pytest.raises(ValueError, match="Horovod initialization failed. It is over."):
+        link.join()
+
+
+def test_a_worker_that_hangs_up(service):
+    connection = connect(service)
+    connection.send({"type": "hello", "worker": 1})
+    connection.send({"type": "synced"})
+    assert event(service)[:2] == ("synced", 1)
+    connection.close()
+    connection._file.close()
+    assert event(service) == ("disconnected", 1, None)
+
+
+def test_a_driver_that_ends():
+    with Service(SECRET, lambda *event: None) as service:
+        link = DriverLink(f"127.0.0.1:{service.port}", SECRET, 0, None)
+    with pytest.raises(ValueError, match="The driver of the elastic job has hung up"):
+        link.join()
+    with pytest.raises(ValueError, match="does not answer at"):
+        DriverLink(f"127.0.0.1:{service.port}", SECRET, 0, None)
+
+
+def test_wrong_secret(service):
+    with pytest.raises(channel.NotAuthenticated):
+        connect(service, b"t" * 32)
+    connection = connect(service)       # others are served on
+    connection.send({"type": "hello", "worker": 0})
+    connection.send({"type": "synced"})
+    assert event(service)[:2] == ("synced", 0)
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n" * 10, b"\0" * 200, channel._MAGIC + b"n" * 32 + b"p" * 32])
+def test_strangers_learn_nothing_and_cause_nothing(service, data):
+    with socket.create_connection(("127.0.0.1", service.port), 10) as stranger:
+        stranger.sendall(data)
+        received = b""
+        while True:
+            try:
+                more = stranger.recv(4096)
+            except ConnectionResetError:
+                break
+            if not more:
+                break
+            received += more
+        # At most a hello and a proof.
+        assert len(received) <= channel.HELLO_SIZE + channel.PROOF_SIZE
+    assert service.events.empty()
+
+
+def test_a_reflected_proof_is_none():
+    side = channel.Handshake(SECRET, channel.CONNECTED)
+    proof = side.answer(side.hello)     # the peer sends back what it gets
+    with pytest.raises(channel.NotAuthenticated):
+        side.check(proof)
+    other = channel.Handshake(SECRET, channel.ACCEPTED)
+    right = other.answer(side.hello)
+    side.answer(other.hello)
+    side.check(right)
+
+
+@pytest.mark.parametrize("line", [b"x" * (channel.MESSAGE_MAX + 10), b"[1]\n", b"{\n", b"\xff\n"])
+def test_nonsense_ends_the_connection(service, line):
+    connection = connect(service)
+    connection.send({"type": "hello", "worker": 2})
+    connection.send({"type": "synced"})
+    assert event(service)[:2] == ("synced", 2)
+    connection._socket.sendall(line)
+    assert connection.receive() is None
+    assert event(service) == ("disconnected", 2, None)
+
+
+def test_one_connection_for_each_worker(service):
+    first, second = connect(service), connect(service)
+    first.send({"type": "hello", "worker": 2})
+    first.send({"type": "synced"})
+    assert event(service)[:2] == ("synced", 2)
+    second.send({"type": "hello", "worker": 2})
+    assert second.receive() is None
+    first.send({"type": "synced"})
+    assert event(service)[:2] == ("synced", 2)

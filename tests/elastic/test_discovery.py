@@ -1,0 +1,110 @@
+"""HostManager: order, changes, blacklist; the discovery script."""
+import threading
+import time
+
+import pytest
+
+from bagua_hvd.common.elastic_worker import HostUpdateResult
+from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscoveryScript, HostManager
+from bagua_hvd.runner.elastic.placement import assign, fit
+
+
+class Worker:
+    def __init__(self, number, host, rank=None, has_state=False):
+        self.number, self.host, self.rank, self.has_state = number, host, rank, has_state
+
+
+def test_order_and_changes():
+    hosts = FixedHosts({"b": 1, "a": 2})
+    manager = HostManager(hosts)
+    assert manager.update_available_hosts() == HostUpdateResult.added
+    assert list(manager.current_hosts.items()) == [("b", 1), ("a", 2)]
+    assert manager.update_available_hosts() == HostUpdateResult.no_update
+    hosts.set({"c": 1, "a": 2, "b": 1})
+    assert manager.update_available_hosts() == HostUpdateResult.added
+    assert list(manager.current_hosts) == ["b", "a", "c"]
+    hosts.set({"c": 1, "a": 1, "b": 1})
+    assert manager.update_available_hosts() == HostUpdateResult.removed
+    hosts.set({"a": 1, "b": 3})
+    assert manager.update_available_hosts() == HostUpdateResult.mixed
+    hosts.set({"c": 1, "b": 3, "a": 1})
+    manager.update_available_hosts()
+    assert list(manager.current_hosts) == ["b", "a", "c"]      # c is new again
+
+
+def test_blacklist_for_ever():
+    manager = HostManager(FixedHosts({"a": 1, "b": 1}), clock=lambda: 1e12)
+    manager.update_available_hosts()
+    manager.blacklist("a")
+    assert manager.is_blacklisted("a") and list(manager.current_hosts) == ["b"] and not manager.all_lost
+    manager.blacklist("b")
+    assert manager.all_lost and not manager.come_back
+
+
+@pytest.mark.parametrize("jitter, delays", [(0, [10, 20, 40, 60, 60]), (10, [20, 30, 50, 60, 60])])
+def test_cooldown(jitter, delays):
+    now = [0.0]
+    asked = []
+    manager = HostManager(FixedHosts({"a": 1, "b": 1}), (10, 60), lambda: now[0],
+                          lambda low, high: asked.append((low, high)) or jitter)
+    manager.update_available_hosts()
+    for delay in delays:
+        manager.blacklist("a")
+        now[0] += delay - 0.25
+        assert list(manager.current_hosts) == ["b"]
+        now[0] += 0.25
+        assert list(manager.current_hosts) == ["b", "a"]       # it counts as new
+    assert set(asked) == {(0, 10)}
+    assert manager.come_back and not manager.all_lost
+
+
+def script(tmp_path, text):
+    path = tmp_path / "discover.sh"
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_script(tmp_path):
+    path = script(tmp_path, "printf 'a:2\\n\\n b \\n[::1]:3\\na:4\\n'")
+    assert HostDiscoveryScript(path, 7).find_available_hosts_and_slots() == {"a": 4, "b": 7, "[::1]": 3}
+    assert HostDiscoveryScript(script(tmp_path, ":")).find_available_hosts_and_slots() == {}
+    with pytest.raises(RuntimeError, match="expected name:slots"):
+        HostDiscoveryScript(script(tmp_path, "echo 'a b:2'")).find_available_hosts_and_slots()
+
+
+def test_closing_ends_a_script_that_hangs(tmp_path):
+    discovery = HostDiscoveryScript(script(tmp_path, "sleep 600 & echo $! > '%s'; wait" % (tmp_path / "pid")))
+    failures = []
+
+    def find():
+        try:
+            discovery.find_available_hosts_and_slots()
+        except RuntimeError as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=find)
+    thread.start()
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
+        time.sleep(0.01)
+    discovery.close()
+    thread.join(20)
+    assert not thread.is_alive() and len(failures) == 1
+
+
+def test_fit_prefers_old_workers():
+    old = [Worker(0, "a", 0, True), Worker(1, "b", 1, True), Worker(2, "b", 2, True)]
+    assert fit(old, [], {"a": 2, "b": 2}, 3) == (old, [])
+    assert fit(old, [], {"a": 2, "b": 2, "c": 1}, None) == (old, ["a", "c"])
+    assert fit(old, [], {"c": 3, "b": 1}, 3) == ([old[1]], ["c", "c"])
+    assert fit(old[:1], [old[1]], {"a": 1, "b": 2}, None) == (old[:1], ["b"])
+
+
+def test_assignment_puts_a_worker_with_state_first():
+    new, old, older = Worker(5, "a"), Worker(1, "b", 2, True), Worker(2, "c", 1, True)
+    late = Worker(6, "c")
+    slots = assign([new, old, older, late], ["a", "b", "c"])
+    assert {worker.number: slot.rank for worker, slot in slots.items()} == {2: 0, 6: 1, 1: 2, 5: 3}
+    assert [(slots[worker].local_rank, slots[worker].local_size) for worker in (older, late)] == [(0, 2), (1, 2)]
+    assert [(slots[worker].cross_rank, slots[worker].cross_size) for worker in (older, old, new, late)] == [
+        (0, 3), (1, 3), (2, 3), (0, 1)]

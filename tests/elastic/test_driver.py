@@ -1,0 +1,364 @@
+"""The driver's rules, without processes: what it starts, stops and says, event by event."""
+import pytest
+
+from bagua_hvd.common.elastic_worker import HostUpdateResult
+from bagua_hvd.runner.elastic.discovery import FixedHosts, HostManager
+from bagua_hvd.runner.elastic.driver import NO_HOSTS_LEFT, ElasticDriver
+from bagua_hvd.runner.elastic.settings import ElasticSettings
+from bagua_hvd.runner.job import WorkerFailed
+
+
+class Job:
+    """A driver whose workers are numbers, with a clock that the test moves. It is also the driver's crew."""
+
+    def __init__(self, hosts, cooldown_range=None, **settings):
+        self.now = 0.0
+        manager = HostManager(FixedHosts({}), cooldown_range, lambda: self.now, lambda low, high: 0)
+        self.driver = ElasticDriver(ElasticSettings(**settings), manager, self, lambda: self.now)
+        self.hosts = {}         # number -> host, of what was started
+        self.slots = {}
+        self.stopped, self.sent, self.said = [], [], []
+        self.find(hosts)
+
+    # The crew.
+    def start(self, number, host, slot):
+        self.hosts[number] = host
+        self.slots[number] = (slot.rank, slot.size)
+
+    def stop(self, number):
+        self.stopped.append(number)
+
+    def send(self, number, message):
+        self.sent.append((number, message))
+
+    def place(self, number, rank):
+        pass
+
+    def interface(self, host, hosts):
+        return "lo"
+
+    def say(self, text):
+        self.said.append(text)
+
+    # What happens.
+    def find(self, hosts):
+        self.driver.hosts_found(hosts)
+        self.driver.step()
+
+    def join(self, *numbers, **facts):
+        for number in numbers:
+            self.driver.joined(number, **facts)
+        self.driver.step()
+
+    def sync(self, *numbers):
+        for number in numbers:
+            self.driver.synced(number)
+        self.driver.step()
+
+    def end(self, number, exit_code):
+        self.driver.ended(number, exit_code)
+        self.driver.step()
+
+    def wait(self, seconds):
+        self.now += seconds
+        self.driver.step()
+
+    # What follows.
+    def take(self, kind):
+        """(number, message) of that type that were sent since the last call; others stay."""
+        taken = [entry for entry in self.sent if entry[1]["type"] == kind]
+        self.sent = [entry for entry in self.sent if entry[1]["type"] != kind]
+        return taken
+
+    def ranks(self):
+        """{number: rank} of the assignments that were sent since the last call, all of one meeting."""
+        sent = self.take("assignment")
+        assert len({message["scope"] for _, message in sent}) <= 1
+        assert all(int(message["environment"]["HOROVOD_SIZE"]) == len(sent) for _, message in sent)
+        return {number: int(message["environment"]["HOROVOD_RANK"]) for number, message in sent}
+
+
+def running(hosts, **settings):
+    """A Job whose workers have met, and have the state."""
+    job = Job(hosts, **settings)
+    numbers = list(job.hosts)
+    job.join(*numbers)
+    assert job.ranks() == {number: number for number in numbers}
+    job.sync(*numbers)
+    return job
+
+
+def test_begins_with_num_proc_slots_and_waits_for_all():
+    job = Job({"a": 1}, num_proc=3, min_num_proc=2, max_num_proc=4)
+    assert job.hosts == {}
+    job.find({"b": 2, "a": 1, "c": 2})
+    assert job.hosts == {0: "a", 1: "b", 2: "b", 3: "c"}       # old hosts first, at most max_num_proc
+    assert job.slots == {0: (0, 4), 1: (1, 4), 2: (2, 4), 3: (3, 4)}
+    job.join(0, 1, 3)
+    assert job.ranks() == {}
+    job.join(2)
+    assert job.ranks() == {0: 0, 1: 1, 2: 2, 3: 3}
+
+
+def test_first_meeting_does_not_wait_for_ever():
+    job = Job({"a": 1, "b": 1}, min_num_proc=1, start_timeout=30)
+    job.join(1)
+    job.wait(29)
+    assert job.ranks() == {}
+    job.wait(2)
+    assert job.ranks() == {1: 0}
+
+
+def test_survivors_go_on_at_once_and_keep_their_order():
+    job = running({"a": 1, "b": 1, "c": 1}, min_num_proc=1)
+    job.end(0, 137)
+    job.join(2)
+    assert job.ranks() == {}        # 1 has not come yet
+    job.join(1)
+    assert job.ranks() == {1: 0, 2: 1}
+    assert job.stopped == []
+
+
+def test_a_failure_stops_the_others_of_the_host():
+    job = running({"a": 2, "b": 1}, min_num_proc=1)
+    job.end(0, 1)
+    assert job.stopped == [1]
+    job.end(1, 143)
+    job.join(2)
+    assert job.ranks() == {2: 0}
+
+
+def test_new_workers_are_announced_when_they_are_ready():
+    job = running({"a": 1}, min_num_proc=1)
+    job.find({"a": 1, "b": 2})
+    assert [job.hosts[number] for number in (1, 2)] == ["b", "b"]
+    job.join(1)
+    assert job.take("hosts_updated") == []
+    job.join(2)
+    (number, message), = job.take("hosts_updated")
+    assert number == 0 and message["result"] == HostUpdateResult.added
+    # Repeated, under the same timestamp, until they meet.
+    job.wait(0.5)
+    assert job.take("hosts_updated") == []
+    job.wait(0.6)
+    assert job.take("hosts_updated") == [(0, message)]
+    job.join(0)
+    assert job.ranks() == {0: 0, 1: 1, 2: 2}
+    job.wait(5)
+    assert job.take("hosts_updated") == []
+
+
+def test_removal_is_announced_at_once_and_needs_no_synchronization():
+    job = running({"a": 1, "b": 1, "c": 1}, min_num_proc=1)
+    job.find({"b": 1, "c": 1})
+    (number, message), = job.take("hosts_updated")
+    assert number == 0 and message["result"] == HostUpdateResult.removed
+    job.join(0, 1, 2, skip_sync=True)
+    (number, _), = job.take("removed")
+    assert number == 0
+    assert [message["skip_sync"] for _, message in job.sent] == [True, True]
+    assert job.ranks() == {1: 0, 2: 1}
+    job.end(0, 0)
+    assert not job.driver.finished and job.driver.failure is None
+
+
+def test_one_that_needs_synchronization_decides_for_all():
+    job = running({"a": 1, "b": 1, "c": 1}, min_num_proc=1)
+    job.find({"a": 1, "b": 1})
+    job.join(0, skip_sync=True)
+    job.join(1, skip_sync=False)
+    assert [message["skip_sync"] for _, message in job.take("assignment")] == [False, False]
+
+
+def test_a_new_worker_needs_synchronization():
+    job = running({"a": 1, "b": 1}, min_num_proc=1)
+    job.find({"a": 1, "c": 1})
+    job.join(2)
+    assert [message["result"] for _, message in job.take("hosts_updated")] == [
+        HostUpdateResult.removed, HostUpdateResult.mixed]
+    job.join(0, 1, skip_sync=True)
+    assert [message["skip_sync"] for _, message in job.sent if message["type"] == "assignment"] == [False, False]
+    assert job.ranks() == {0: 0, 2: 1}
+
+
+def test_one_that_comes_too_late_is_sent_away():
+    job = running({"a": 1, "b": 1}, min_num_proc=1)
+    job.find({"a": 1})
+    job.join(0)
+    assert job.ranks() == {0: 0}        # nobody waits for one that has no slot
+    job.join(1)
+    assert [number for number, _ in job.take("removed")] == [1]
+
+
+def test_one_that_missed_a_meeting_has_no_state():
+    job = running({"a": 1, "b": 1}, min_num_proc=1)
+    job.find({"a": 1})
+    job.join(0)
+    assert job.ranks() == {0: 0}
+    job.sync(0)
+    job.find({"a": 1, "b": 1})      # back before it noticed
+    job.join(1)
+    (number, message), = job.take("hosts_updated")[-1:]
+    assert number == 0 and message["result"] == HostUpdateResult.added
+    job.end(0, 137)
+    assert isinstance(job.driver.failure, WorkerFailed) and NO_HOSTS_LEFT in str(job.driver.failure)
+
+
+def test_hosts_that_were_all_replaced():
+    job = running({"a": 1}, min_num_proc=1)
+    job.find({"b": 1})
+    job.join(1)
+    assert job.driver.failure is None
+    job.join(0)
+    assert str(job.driver.failure) == NO_HOSTS_LEFT
+
+
+def test_nothing_is_lost_before_the_first_synchronization():
+    job = Job({"a": 1, "b": 1}, min_num_proc=1)
+    job.join(0, 1)
+    job.ranks()
+    job.sync(0)
+    job.end(0, 137)     # the only one that had the state, which nobody has changed yet
+    job.join(1)
+    assert job.ranks() == {1: 0} and job.driver.failure is None
+
+
+def test_places_that_became_free_are_filled():
+    job = running({"a": 1, "b": 1, "c": 1}, min_num_proc=2, max_num_proc=2)
+    assert set(job.hosts.values()) == {"a", "b"}
+    job.end(1, 1)
+    assert job.hosts[2] == "c"
+    job.join(0)
+    assert job.ranks() == {}        # min_num_proc is 2
+    job.join(2)
+    assert job.ranks() == {0: 0, 2: 1}
+
+
+def test_no_worker_is_started_where_another_one_is_leaving():
+    job = running({"a": 2}, min_num_proc=1)
+    job.find({"a": 1})
+    job.join(0, 1)
+    assert [number for number, _ in job.take("removed")] == [1]
+    job.find({"a": 2})
+    assert set(job.hosts) == {0, 1}
+    job.end(1, 0)
+    assert set(job.hosts) == {0, 1, 2}
+
+
+def test_cooldown_doubles_up_to_its_limit():
+    job = running({"a": 1, "b": 1}, min_num_proc=1, cooldown_range=(10, 25))
+    number = 1
+    for delay in (10, 20, 25, 25):
+        job.end(number, 1)
+        job.join(0)
+        assert job.ranks() == {0: 0}
+        job.wait(delay - 1)
+        assert number + 1 not in job.hosts
+        job.wait(1)
+        number += 1
+        assert job.hosts[number] == "b"
+        job.join(number)
+        job.join(0)
+        assert job.ranks() == {0: 0, number: 1}
+        job.sync(0, number)
+
+
+def test_reset_limit():
+    job = running({"a": 1, "b": 1, "c": 1}, min_num_proc=1, reset_limit=1)
+    job.end(2, 1)
+    job.join(0, 1)
+    assert job.ranks() == {0: 0, 1: 1}
+    job.end(1, 1)
+    job.join(0)
+    assert str(job.driver.failure).endswith("exceeded limit: 1") and job.ranks() == {}
+
+
+def test_meetings_that_fail_in_a_row():
+    job = running({"a": 1, "b": 1}, min_num_proc=2)
+    for _ in range(2):
+        job.join(0, 1, failure="no route")
+        assert job.driver.failure is None and len(job.ranks()) == 2
+    job.sync(0, 1)
+    for _ in range(2):
+        job.join(0, 1, failure="no route")
+        assert job.driver.failure is None
+    job.join(0, 1, failure="no route")
+    assert str(job.driver.failure).endswith("3 times in a row: no route")
+
+
+def test_one_that_does_not_come():
+    job = running({"a": 1, "b": 1}, min_num_proc=1, elastic_timeout=60)
+    job.join(0)
+    job.wait(59)
+    assert job.driver.failure is None
+    job.wait(2)
+    assert "1 of 2, on b, have not" in str(job.driver.failure)
+
+
+def test_long_training_is_not_waiting():
+    job = running({"a": 1, "b": 1}, min_num_proc=2, elastic_timeout=60)
+    job.wait(1000)
+    job.wait(1000)
+    assert job.driver.failure is None
+
+
+def test_success_ends_the_job_when_all_have_ended():
+    job = running({"a": 1, "b": 1}, min_num_proc=1)
+    job.find({"a": 1, "b": 1, "c": 2})
+    job.join(2)
+    job.end(1, 0)
+    assert [number for number, _ in job.take("removed")] == [2] and job.stopped == [3]
+    job.end(2, 0)
+    job.end(3, 143)
+    assert not job.driver.finished
+    job.end(0, 0)
+    assert job.driver.finished and job.driver.failure is None
+
+
+def test_one_that_wants_to_go_on_after_another_ones_success():
+    job = running({"a": 1, "b": 1}, min_num_proc=1)
+    job.end(1, 0)
+    job.join(0)
+    (number, _), = job.take("refused")
+    assert number == 0
+    job.end(0, 1)
+    assert job.driver.finished and job.driver.failure.exit_code == 1
+
+
+def test_a_lost_member_that_nobody_missed_is_a_failure_of_the_job():
+    job = running({"a": 1, "b": 1}, min_num_proc=1)
+    job.end(1, 9)
+    job.end(0, 0)
+    assert job.driver.finished and job.driver.failure.exit_code == 9
+
+
+def test_a_new_worker_that_failed_is_none():
+    job = running({"a": 1}, min_num_proc=1)
+    job.find({"a": 1, "b": 1})
+    job.end(1, 9)
+    job.end(0, 0)
+    assert job.driver.finished and job.driver.failure is None
+
+
+def test_workers_that_never_call_init():
+    job = Job({"a": 1, "b": 1}, min_num_proc=1)
+    job.end(0, 0)
+    assert job.stopped == [] and not job.driver.finished
+    job.end(1, 0)
+    assert job.driver.finished and job.driver.failure is None
+
+
+def test_all_hosts_blacklisted_before_anything_was_done():
+    job = Job({"a": 1, "b": 1}, min_num_proc=1)
+    job.end(0, 3)
+    assert job.driver.failure is None
+    job.end(1, 4)
+    assert job.driver.failure.exit_code == 3
+
+
+@pytest.mark.parametrize("numbers, sentence", [
+    ({}, "needs --min-np or -np"), ({"num_proc": 1, "min_num_proc": 2}, "below --min-np 2"),
+    ({"min_num_proc": 2, "max_num_proc": 1}, "--max-np 1 is below"), ({"min_num_proc": 0}, "give 1 or more")])
+def test_settings(numbers, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        ElasticSettings(**numbers)

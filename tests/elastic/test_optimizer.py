@@ -1,0 +1,77 @@
+"""What a DistributedOptimizer is after another init(), in one process: its number, and what its algorithm had begun."""
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import bagua_hvd.torch as hvd  # noqa: E402
+
+
+def make(algorithm=None):
+    model = torch.nn.Linear(3, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(),
+                                         algorithm=algorithm)
+    return model, optimizer
+
+
+def step(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+
+
+@pytest.fixture
+def elastic(monkeypatch):
+    """A job of one rank that may grow."""
+    hvd.shutdown()
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def again():
+    hvd.shutdown()
+    hvd.init()
+
+
+def test_optimizers_made_before_and_after_a_reset_go_together(elastic):
+    before = make()
+    again()
+    after = make()
+    assert after[1].reducer.number == before[1].reducer.number + 1
+    # Both have buckets in flight at once, which must have different names.
+    for model, _ in (before, after):
+        model(torch.ones(2, 3)).sum().backward()
+    for _, optimizer in (before, after):
+        optimizer.step()
+
+
+def test_sync_gives_numbers_of_rank_0(elastic):
+    from bagua_hvd.common import reducer
+
+    _, optimizer = make()
+    late = optimizer.reducer
+    reducer.share_numbers([late], lambda mine: ([late.number + 4], mine[1] + 7))
+    assert {bucket.name for bucket in late.buckets} == {f"gradients.{late.number}.0"}
+    assert late.model.name == f"weights.{late.number}"
+    assert make()[1].reducer.number == late.number + 4
+
+
+def test_what_an_algorithm_had_begun_ends_with_the_connections(elastic):
+    model, optimizer = make(hvd.algorithms.get("async", sync_interval_ms=0))
+    step(model, optimizer)
+    step(model, optimizer)
+    rounds = optimizer.reducer.model.scratch["rounds"]
+    again()
+    step(model, optimizer)
+    assert optimizer.reducer.model.scratch["rounds"] is not rounds
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def test_an_optimizer_made_alone_communicates(elastic, op):
+    model = torch.nn.Linear(3, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), op=op)
+    assert hasattr(optimizer, "renumber") or optimizer.reducer is not None
+    start = model.weight.detach().clone()
+    step(model, optimizer)
+    assert torch.allclose(model.weight, start - 0.2)

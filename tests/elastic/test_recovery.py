@@ -1,0 +1,167 @@
+"""Whole jobs of plain workers: ranks are lost, hosts come and go, and not a committed step is lost."""
+from pathlib import Path
+
+WORKER = [Path(__file__).with_name("plain_worker.py")]
+A, B, C = "localhost", "127.0.0.2", "127.0.0.3"
+
+
+def places(events):
+    """{rank: (local, cross)}."""
+    return {int(event.words["rank"]): (event.words["local"], event.words["cross"]) for event in events}
+
+
+def pids(events):
+    """{rank: pid}."""
+    return {int(event.words["rank"]): event.words["pid"] for event in events}
+
+
+def with_rank(events, rank):
+    return next(event for event in events if event.words["rank"] == str(rank))
+
+
+def step(events):
+    """Where all of them began."""
+    steps = {int(event.words["step"]) for event in events}
+    assert len(steps) == 1
+    return steps.pop()
+
+
+def train(job, size):
+    """Lets the job commit some steps; they are those of ranks that have `size` now."""
+    begin = step(job.wait_for("enter", size, size=size)[-size:])
+    job.wait_for("committed", 1, step=begin + 3)
+
+
+def ends_with(job, size):
+    """Whether all ranks of the last meeting end, after the same step."""
+    assert job.finish() == 0, job.text
+    done = job.of("done")
+    assert {event.words["size"] for event in done} == {str(size)} and len(done) == size, job.text
+    assert step(done) >= job.committed()
+
+
+def test_without_changes(make_job):
+    job = make_job({A: 2, B: 1})
+    job.start("--min-np", 2, "--max-np", 3, command=WORKER)
+    train(job, 3)
+    ends_with(job, 3)
+    assert places(job.of("enter")) == {0: ("0/2", "0/2"), 1: ("1/2", "0/1"), 2: ("0/1", "1/2")}
+    assert {event.words["pair"] for event in job.of("enter")} == {"True"}
+    assert all(event.source == int(event.words["rank"]) for event in job.events if "rank" in event.words)
+
+
+def test_a_worker_is_killed_and_another_one_comes(make_job):
+    job = make_job({A: 1, B: 1})
+    job.start("-np", 2, "--min-np", 1, "--max-np", 2, command=WORKER)
+    train(job, 2)
+    first = job.of("enter", size=2)
+    committed = job.committed()
+    job.kill(with_rank(first, 1))
+    alone = job.wait_for("enter", size=1)
+    assert pids(alone)[0] == pids(first)[0]
+    assert step(alone) >= committed
+    train(job, 1)
+    # B is blacklisted: a new host takes its place.
+    job.set_hosts({A: 1, B: 1, C: 1})
+    together = job.wait_for("enter", 4, size=2)[2:]
+    assert pids(together)[0] == pids(first)[0]
+    assert step(together) > step(alone)
+    ends_with(job, 2)
+    assert f"a worker on {B} ended with exit code 137: the host is blacklisted" in job.text
+    # A process set of all ranks is the one that exists already.
+    assert {event.words["pair"] for event in job.of("enter")} == {"False"}
+
+
+def test_rank_0_is_lost(make_job):
+    job = make_job({A: 1, B: 2})
+    job.start("--min-np", 2, command=WORKER)
+    train(job, 3)
+    first = job.of("enter", size=3)
+    committed = job.committed()
+    job.kill(with_rank(first, 0))
+    second = job.wait_for("enter", 2, size=2)
+    assert pids(second) == {0: pids(first)[1], 1: pids(first)[2]}
+    assert places(second) == {0: ("0/2", "0/1"), 1: ("1/2", "0/1")}
+    assert step(second) >= committed
+    train(job, 2)
+    ends_with(job, 2)
+    assert {event.words["pair"] for event in first} == {"True"}
+    assert {event.words["pair"] for event in second} == {"False"}
+
+
+def test_a_host_is_added_and_another_one_removed(make_job):
+    job = make_job({A: 1, B: 1})
+    job.start("--min-np", 1, command=WORKER)
+    train(job, 2)
+    job.set_hosts({C: 2, A: 1, B: 1})       # its place in the list does not matter: old hosts come first
+    train(job, 4)
+    four = job.of("enter", size=4)
+    assert places(four) == {0: ("0/1", "0/3"), 1: ("0/1", "1/3"), 2: ("0/2", "2/3"), 3: ("1/2", "0/1")}
+    assert {event.words["pair"] for event in four} == {"True"}
+    job.set_hosts({C: 2, B: 1})
+    train(job, 3)
+    three = job.of("enter", size=3)
+    assert pids(three) == {0: pids(four)[1], 1: pids(four)[2], 2: pids(four)[3]}
+    ends_with(job, 3)
+    # The process on A was told, and left without an error.
+    assert "this process has been removed from elastic job: localhost has no slot for it any more" in job.text
+    assert "blacklisted" not in job.text
+
+
+def test_a_new_worker_that_cannot_start_disturbs_nobody(make_job):
+    job = make_job({A: 1, B: 1})
+    job.start("--min-np", 2, command=WORKER, env={"TEST_FAULT": f"start {C}"})
+    train(job, 2)
+    job.set_hosts({A: 1, B: 1, C: 1})
+    job.wait_for_text(f"a worker on {C} ended with exit code 3: the host is blacklisted")
+    ends_with(job, 2)
+    assert len(job.of("enter")) == 2
+
+
+def test_a_host_comes_back_after_its_cooldown(make_job):
+    job = make_job({A: 1, B: 1})
+    job.start("--min-np", 1, "--blacklist-cooldown-range", 1, 2, command=WORKER)
+    train(job, 2)
+    first = job.of("enter")
+    job.kill(with_rank(first, 0))
+    job.wait_for("enter", size=1)
+    again = job.wait_for("enter", 4, size=2)[2:]
+    # The host that failed is the last one now.
+    assert pids(again)[0] == pids(first)[1]
+    ends_with(job, 2)
+
+
+def test_fixed_hosts_give_fault_tolerance_without_discovery(make_job):
+    job = make_job({})
+    job.start("-np", 2, "--min-np", 1, "-H", f"{A}:1,{B}:1", command=WORKER, script=False)
+    train(job, 2)
+    job.kill(job.of("enter")[1])
+    train(job, 1)
+    ends_with(job, 1)
+
+
+def test_discovery_that_fails_later_changes_nothing(make_job):
+    job = make_job({A: 1, B: 1})
+    job.start("--min-np", 2, command=WORKER)
+    train(job, 2)
+    job.set_hosts(None)
+    job.wait_for_text("the hosts stay as they were")
+    ends_with(job, 2)
+    assert job.text.count("the hosts stay as they were") == 1
+    assert len(job.of("enter")) == 2
+
+
+def test_hosts_that_vanish_and_return_lose_nothing(make_job):
+    job = make_job({A: 1, B: 1})
+    job.start("--min-np", 2, command=WORKER)
+    train(job, 2)
+    first = job.of("enter")
+    committed = job.committed()
+    job.set_hosts({A: 1})       # too few: both wait
+    job.wait_for_text("waiting for slots: 2 needed, 1 available")
+    job.set_hosts({A: 1, B: 1})
+    job.wait_for("enter", 4)
+    train(job, 2)
+    assert pids(job.of("enter")[-2:]) == pids(first)
+    assert step(job.of("enter")[-2:]) >= committed
+    ends_with(job, 2)

@@ -1,0 +1,30 @@
+"""The elastic digits example, shortened, on two names of this host, one of which is taken away."""
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher import wait_until
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_elastic_digits.py"
+
+
+def test_trains_on_without_a_host(launcher):
+    hosts, script = launcher.folder / "hosts", launcher.folder / "discover.sh"
+    hosts.write_text("localhost:1\n127.0.0.2:1\n")
+    script.write_text(f"#!/bin/sh\ncat '{hosts}'\n")
+    script.chmod(0o755)
+    output = launcher.folder / "output"
+    with open(output, "wb") as file:
+        popen = launcher.start("--min-np", 1, "--host-discovery-script", script, sys.executable, EXAMPLE,
+                               "--epochs", 12, env={"OMP_NUM_THREADS": "1"}, stdout=file, stderr=file)
+        wait_until(lambda: "epoch 2 of 12, 2 ranks" in output.read_text(), 60)
+        hosts.write_text("localhost:1\n")
+        assert popen.wait(60) == 0, output.read_text()
+    text = output.read_text()
+    assert "the job goes on with size 1, on localhost." in text
+    assert float(re.findall(r"epoch 12 of 12, 1 ranks: test accuracy ([\d.]+) %", text)[0]) >= 95

@@ -1,0 +1,124 @@
+"""An elastic job under baguarun, with hosts that are names of this machine, and a discovery that a test can change."""
+import os
+import re
+import signal
+import sys
+import threading
+from collections import namedtuple
+
+from launcher import wait_until
+
+Event = namedtuple("Event", "source name words")
+_LINE = re.compile(r"\[(\d+)\]<(\w+)>:(.*)")
+
+
+class ElasticJob:
+    """Starts baguarun through a Launcher. hosts is what the discovery finds, {name: slots}; None: it fails.
+
+    Args:
+        launcher: Launcher. hosts: at the beginning.
+    Attributes:
+        output: all lines so far, stdout's and stderr's of baguarun.
+    """
+
+    def __init__(self, launcher, hosts):
+        self._launcher = launcher
+        self._file = launcher.folder / "hosts"
+        self.script = launcher.folder / "discover.sh"
+        self.script.write_text(f"#!/bin/sh\ncat '{self._file}'\n")
+        self.script.chmod(0o755)
+        self._stop = launcher.folder / "stop"
+        self.set_hosts(hosts)
+        self.output = []
+        self._popen = None
+
+    def set_hosts(self, hosts):
+        """Changes what the discovery finds."""
+        if hosts is None:
+            self._file.unlink()
+            return
+        part = self._file.with_suffix(".part")
+        part.write_text("".join(f"{name}:{slots}\n" for name, slots in hosts.items()))
+        os.replace(part, self._file)
+
+    def start(self, *flags, command, env=None, script=True):
+        """Starts the job; command: a Python script and its arguments."""
+        discovery = ["--host-discovery-script", self.script] if script else []
+        env = {"TEST_STOP": str(self._stop), **(env or {})}
+        self._popen = self._launcher.start(*discovery, *flags, sys.executable, *command, env=env)
+        self._threads = [threading.Thread(target=self._read, args=(file,), daemon=True)
+                         for file in (self._popen.stdout, self._popen.stderr)]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self, file):
+        for line in file:
+            self.output.append(line.decode(errors="replace").rstrip("\n"))
+
+    def let_end(self):
+        """From now on the workers may end their training."""
+        self._stop.touch()
+
+    @property
+    def events(self):
+        """What the workers' lines `name key=value ...` say, in the order of their output."""
+        found = []
+        for line in list(self.output):
+            match = _LINE.fullmatch(line)
+            words = match[3].split() if match and match[2] == "stdout" else []
+            if words and all("=" in word for word in words[1:]):
+                found.append(Event(int(match[1]), words[0], dict(word.split("=", 1) for word in words[1:])))
+        return found
+
+    def of(self, name, **words):
+        """The events of this name whose words are such."""
+        wanted = {(key, str(value)) for key, value in words.items()}
+        return [event for event in self.events if event.name == name and wanted <= set(event.words.items())]
+
+    def wait_for(self, name, count=1, seconds=60, **words):
+        """The events of this name, when there are as many; see of()."""
+        def found():
+            assert self._popen.poll() is None or len(self.of(name, **words)) >= count, self.text
+            events = self.of(name, **words)
+            return len(events) >= count and events
+
+        try:
+            return wait_until(found, seconds)
+        except AssertionError:
+            raise AssertionError(f"no {count} times {name} {words} in:\n{self.text}") from None
+
+    def wait_for_text(self, text, seconds=60):
+        """Returns when a line of the output contains the text."""
+        try:
+            wait_until(lambda: text in self.text, seconds)
+        except AssertionError:
+            raise AssertionError(f"no {text!r} in:\n{self.text}") from None
+
+    def committed(self):
+        """The last step that a worker's commit() has returned from."""
+        return max((int(event.words["step"]) for event in self.of("committed")), default=0)
+
+    @property
+    def text(self):
+        return "\n".join(self.output)
+
+    def signal(self, signum):
+        """Sends a signal to baguarun."""
+        self._popen.send_signal(signum)
+
+    def kill(self, event):
+        """SIGKILL for the process that printed the event."""
+        os.kill(int(event.words["pid"]), signal.SIGKILL)
+
+    def finish(self, seconds=60):
+        """let_end(), then the exit code; checks that no process is left."""
+        self.let_end()
+        try:
+            code = self._popen.wait(seconds)
+        except Exception:
+            raise AssertionError(f"the job does not end:\n{self.text}") from None
+        for thread in self._threads:
+            thread.join()
+        assert self._launcher.processes() == [], self.text
+        assert "Traceback" not in "\n".join(line for line in self.output if not _LINE.fullmatch(line)), self.text
+        return code

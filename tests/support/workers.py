@@ -1,0 +1,182 @@
+"""n workers that train one model, as NumPy sees them: what the tests of algorithms compare real ranks with.
+
+A model is one flat float32 vector x. Worker i's gradient in step t is
+
+    g_i(x, t) = (x - c_i) / 4 + d_it
+
+with c_i, d_it and the first x multiples of 2^-8: simple enough that both sides get the same bits, different on every
+worker, and a function of x. The optimizer is SGD with lr = 1/4 and momentum 1/2, of which every product is exact.
+"""
+import math
+
+import numpy as np
+import torch
+
+import bagua_hvd.torch as hvd
+from floats import assert_same_bits
+from low_precision import Codec as Oracle
+from low_precision import allgather, scatter_gather, segment_seed, segments
+
+F = np.float32
+SHAPES = [(5, 7), (7,), (), (3, 4, 2), (0, 3), (40, 6), (1,), (13, 2)]
+COUNT = sum(map(math.prod, SHAPES))
+BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": "800", "HOROVOD_ELASTIC": "1"}      # several; and one rank communicates, too
+
+
+def dyadic(*seed, count=COUNT):
+    """Multiples of 2^-8 between -1 and 1."""
+    return (np.random.default_rng(seed).integers(-256, 257, count) / 256).astype(F)
+
+
+def start(i, apart):
+    """Worker i's first weights; apart: not those of the others."""
+    return dyadic(1, i if apart else 0)
+
+
+def gradient(i, t, x):
+    return (x - dyadic(2, i)) * F(0.25) + dyadic(3, i, t)
+
+
+class SGD:
+    """One worker's torch.optim.SGD(lr=0.25, momentum=0.5)."""
+
+    def __init__(self):
+        self.momentum = F(0)
+
+    def __call__(self, x, g):
+        self.momentum = self.momentum * F(0.5) + g
+        return x - self.momentum * F(0.25)
+
+
+def make_model(x):
+    """A torch module of all SHAPES whose parameters are x."""
+    parameters = [torch.nn.Parameter(torch.empty(shape)) for shape in SHAPES]
+    model = torch.nn.ParameterList(parameters)
+    for parameter, part in zip(parameters, parts(x), strict=True):
+        parameter.data.copy_(part)
+    return model
+
+
+def parts(x):
+    """x as tensors of SHAPES."""
+    return [part.view(shape) for part, shape in
+            zip(torch.from_numpy(x.copy()).split([math.prod(s) for s in SHAPES]), SHAPES, strict=True)]
+
+
+def flat(model):
+    return torch.cat([parameter.detach().reshape(-1).float() for parameter in model.parameters()]).numpy()
+
+
+def backward(model, g):
+    sum((p * part).sum() for p, part in zip(model.parameters(), parts(g), strict=True)).backward()
+
+
+def buckets_of(optimizer):
+    """For each bucket of gradients the places of its elements in x."""
+    ends = np.cumsum([0, *map(math.prod, SHAPES)])
+    return [np.concatenate([np.arange(ends[i], ends[i + 1]) for i in bucket.members])
+            for bucket in optimizer.reducer.buckets]
+
+
+def assert_trains_as(algorithm, simulate, steps=10, apart=False, exact=True):
+    """Trains, and compares all ranks' weights after every step with a simulation, which runs on rank 0.
+
+    Args:
+        simulate: function of (n, places of each bucket's elements, first weights of all), a generator of the weights of
+            all after each step.
+        apart: workers begin with weights of their own. exact: bit for bit; else to 1e-6 of the largest.
+    """
+    rank, n = hvd.rank(), hvd.size()
+    model = make_model(start(rank, apart))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.5)
+    optimizer = hvd.DistributedOptimizer(optimizer, algorithm=algorithm)
+    places = buckets_of(optimizer)
+    assert len(places) > 2
+    trace = []
+    for t in range(steps):
+        optimizer.zero_grad()
+        backward(model, gradient(rank, t, flat(model)))
+        optimizer.step()
+        trace.append(flat(model))
+    everyone = hvd.allgather(torch.tensor(np.array(trace))[None]).numpy()
+    if rank == 0:
+        simulated = simulate(n, places, [start(i, apart) for i in range(n)])
+        for t in range(steps):
+            for i, wanted in enumerate(next(simulated)):
+                what = f"{type(optimizer.algorithm).__name__}, step {t}, rank {i} of {n}"
+                assert abs(wanted).max() < 100, what
+                if exact:
+                    assert_same_bits(everyone[i, t], wanted.astype(F), what)
+                else:
+                    np.testing.assert_allclose(everyone[i, t], wanted, rtol=1e-6, atol=1e-6 * abs(wanted).max(),
+                                               err_msg=what)
+    return model, optimizer
+
+
+def by_gradients(combine):
+    """A simulation in which all take the gradient combine(t, bucket's number, gradients of all)."""
+    def simulate(n, places, xs):
+        optimizer, x = SGD(), xs[0]
+        for t in range(10**6):
+            gs = [gradient(i, t, x) for i in range(n)]
+            g = np.empty(COUNT, F)
+            for b, at in enumerate(places):
+                g[at] = combine(t, b, [g_i[at] for g_i in gs])
+            x = optimizer(x, g)
+            yield [x] * n
+    return simulate
+
+
+class Errors:
+    """The errors of all workers, for each bucket: zeros at first."""
+
+    def __init__(self):
+        self._of = {}
+
+    def of(self, b, n, count):
+        return self._of.setdefault(b, ([np.zeros(count, F) for _ in range(n)],
+                                       [np.zeros(-(-count // n), F) for _ in range(n)]))
+
+
+def c_lp_s(codec, values, seed=0, errors=None, by_allgather=False, average=True):
+    """What all have after C_LP_S. errors: a pair of lists, the workers' and the servers', updated."""
+    n, (worker, server) = len(values), errors or (None, None)
+    oracle, factor = Oracle(*codec), 1 / n if average else 1
+    if by_allgather:
+        return allgather(oracle, "float32", values, [seed] * n, factor, worker)
+    return scatter_gather(oracle, "float32", values, [seed] * n, factor, worker, server)
+
+
+def decoded(codec, value, seed, i):
+    """D(Q(value)) of worker i's own values."""
+    out = np.empty_like(value)
+    for part in segments(0, len(value)):
+        out[part] = Oracle(*codec).round_trip("float32", value[part], segment_seed(seed, i, 0, part.start))
+    return out
+
+
+def peer(n, i, t):
+    """shift_one: with whom worker i averages in round t. Himself: he rests."""
+    h = n // 2
+    if n % 2:
+        return (t - i) % n
+    return h + (t + i) % h if i < h else (i - h - t) % h
+
+
+def pairs(n, t, xs):
+    """shift_one: everyone's mean with his peer of round t."""
+    return [x if peer(n, i, t) == i else (x + xs[peer(n, i, t)]) / 2 for i, x in enumerate(xs)]
+
+
+class ReplicaSet:
+    """W, L and R of all workers, all equal to what they are replicas of."""
+
+    def __init__(self, xs):
+        self.of = [x.copy() for x in xs]
+
+    def around(self, i):
+        n = len(self.of)
+        return self.of[i], self.of[(i - 1) % n], self.of[(i + 1) % n]
+
+    def add(self, codec, values, seed):
+        self.of = [w + decoded(codec, value, seed, i) for i, (w, value) in enumerate(zip(self.of, values, strict=True))]
