@@ -10,13 +10,14 @@ pytest.importorskip("sklearn")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.timeout(260)
 @pytest.mark.parametrize("example, arguments", [
     ("tensorflow2_digits.py", ["--algorithm", "bytegrad"]),
     ("tensorflow2_digits.py", ["--xla"]),
     ("tensorflow2_keras_digits.py", ["--algorithm", "bytegrad"]),
 ])
 def test_learns_and_keeps_ranks_equal(run_ranks, example, arguments):
-    results = run_ranks(2, EXAMPLES / example, arguments=[*arguments, "--epochs", "8"], timeout=110)
+    results = run_ranks(2, EXAMPLES / example, arguments=[*arguments, "--epochs", "8"], timeout=240)
     output = results[0].output
     assert "parameters identical on all ranks: yes" in output
     assert float(re.search(r"test accuracy: ([\d.]+) %", output)[1]) >= 95
