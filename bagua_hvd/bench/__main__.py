@@ -16,8 +16,9 @@ from contextlib import nullcontext
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
 from bagua_hvd import algorithms, primitives  # noqa: E402
-from bagua_hvd.bench import hosts, report, rounds  # noqa: E402
-from bagua_hvd.bench.rank import ITEM_NBYTES, OPS, cases, describe, measure  # noqa: E402
+from bagua_hvd.bench import hosts, negotiation, report, rounds  # noqa: E402
+from bagua_hvd.bench.rank import ITEM_NBYTES, OPS, cases, measure  # noqa: E402
+from bagua_hvd.bench.results import describe  # noqa: E402
 from bagua_hvd.common import native  # noqa: E402
 
 BACKENDS = ("bagua", "gloo", "mpi")
@@ -95,6 +96,8 @@ def _build_parser():
     parser.add_argument("--many", action="store_true",
                         help="161 gradients of the sizes of ResNet-50's: all posted one by one, then waited for")
     parser.add_argument("--ceiling", action="store_true", help="what the machine gives: memcpy and loopback TCP")
+    parser.add_argument("--negotiation", nargs="*", type=_positive, metavar="N",
+                        help="what agreeing on an operation costs, for these numbers of ranks; default 2 4 8 16 32")
     parser.add_argument("--json", metavar="FILE", help="also write everything, samples included, to this file")
     parser.add_argument("--plot", metavar="FILE", help="also draw time over size into this file (needs matplotlib)")
     return parser
@@ -117,9 +120,11 @@ def _check(options):
         raise ValueError(f"-n {options.np}, but this is a job of {job_size} ranks: leave out -n, or baguarun")
     options.np = int(job_size) if job_size else options.np or max(2, options.hosts or 0)
     _check_hosts(options, job_size)
+    if options.negotiation is not None:
+        _check_negotiation(options, job_size)
     if options.op is None:
-        # --many and --ceiling are measurements of their own.
-        options.op = [] if options.many or options.ceiling else ["allreduce"]
+        # --many, --ceiling and --negotiation are measurements of their own.
+        options.op = [] if options.many or options.ceiling or options.negotiation else ["allreduce"]
     else:
         options.op = _known("--op", options.op, OPS)
     options.sizes = list(map(_size, _listed(options.sizes)))
@@ -152,6 +157,12 @@ def _check_hosts(options, job_size):
         raise ValueError(why)
 
 
+def _check_negotiation(options, job_size):
+    if job_size or options.hosts or options.op or options.many:
+        raise ValueError("--negotiation starts jobs of its own on this host: no baguarun, --hosts, --op or --many")
+    options.negotiation = options.negotiation or [2, 4, 8, 16, 32]
+
+
 def _check_relaxed(options):
     dtype = getattr(native, options.dtype.upper())
     option = "--codec" if options.codec else "--algorithm"
@@ -169,7 +180,7 @@ def _check_relaxed(options):
 
 
 def _check_plot(options):
-    if not options.op and not options.many:
+    if not options.op and not options.many and not options.negotiation:
         raise ValueError("--plot draws collectives: give --op or --many besides --ceiling")
     try:
         from matplotlib.figure import Figure
@@ -218,7 +229,29 @@ def _measure_in_job(options):
     return results, {}
 
 
+def _run_negotiation(options):
+    facts = report.machine()
+    print(report.machine_line(facts), flush=True)
+    found, others = [], {}
+    for ranks in options.negotiation:
+        options.np = ranks
+        with rounds.OthersCpu() as cpu:
+            results = [rounds.run_round("bagua", options) for _ in range(options.rounds)]
+        others[f"{ranks} ranks"] = [cpu.used]
+        found += negotiation.rows(ranks, results)
+    print("\n" + report.table(negotiation.COLUMNS, [row.cells() for row in found], left=2), flush=True)
+    if busy := report.others_line(others):
+        print("\n" + busy, flush=True)
+    if options.json:
+        report.write_json(options.json, facts, options, found, [], others)
+    if options.plot:
+        negotiation.write_plot(options.plot, found, report.machine_line(facts))
+
+
 def _run(options):
+    if options.negotiation:
+        _run_negotiation(options)
+        return
     with hosts.Hosts(options.hosts, options.rate) if options.hosts else nullcontext() as where:
         _run_on(options, where)
 

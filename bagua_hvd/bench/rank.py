@@ -15,6 +15,8 @@ import sys
 import time
 from typing import NamedTuple
 
+from bagua_hvd.bench.results import WrongResult, describe, write
+
 KIB, MIB = 1 << 10, 1 << 20
 OPS = ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter")
 ITEM_NBYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
@@ -22,10 +24,6 @@ ITEM_NBYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32":
 RELATIVE_ERROR = {"float16": 2.0 ** -10, "bfloat16": 2.0 ** -7}
 # Values of the pattern are whole numbers in (rank + 1) + [0, PATTERN): small, so that sums are exact.
 PATTERN = 7
-
-
-class WrongResult(Exception):
-    """A collective returned something else than its definition says."""
 
 
 class Case(NamedTuple):
@@ -220,21 +218,6 @@ def measure(name, backend, options):
     return times
 
 
-def describe(error):
-    """An exception as one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, WrongResult):
-        return f"WRONG RESULT: {text}"
-    return text if isinstance(error, (ValueError, NotImplementedError)) else f"{type(error).__name__}: {text}"
-
-
-def _write(path, content):
-    # Never half a file: the ranks may be killed at any time.
-    with open(path + ".part", "w") as file:
-        json.dump(content, file)
-    os.rename(path + ".part", path)
-
-
 def main(name, folder, options):
     """One rank of one round. Returns the exit code."""
     from bagua_hvd.bench import backends
@@ -247,11 +230,11 @@ def main(name, folder, options):
         rank = backend.rank
         times = measure(name, backend, options)
         backend.barrier()
-        _write(os.path.join(folder, f"rank{rank}.json"), times)
+        write(os.path.join(folder, f"rank{rank}.json"), times)
         backend.close()
         return 0
     except Exception as error:
-        _write(os.path.join(folder, f"rank{rank}.error"), f"rank {rank}: {describe(error)}")
+        write(os.path.join(folder, f"rank{rank}.error"), f"rank {rank}: {describe(error)}")
         print(describe(error), file=sys.stderr, flush=True)
         if backend:
             backend.abort()

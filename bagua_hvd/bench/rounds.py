@@ -49,7 +49,8 @@ def why_left_out(backend, options):
 
 
 def _command(backend, options, folder, on_hosts):
-    rank = [sys.executable, "-m", "bagua_hvd.bench.rank", backend, folder, json.dumps(vars(options))]
+    program = "bagua_hvd.bench.negotiation" if options.negotiation else "bagua_hvd.bench.rank"
+    rank = [sys.executable, "-m", program, backend, folder, json.dumps(vars(options))]
     if on_hosts:
         rank = [sys.executable, "-m", "bagua_hvd.bench.hosts", *rank]
     if backend == "mpi":

@@ -85,6 +85,7 @@ class Counters(NamedTuple):
     control_bytes_sent: int
     cache_hits: int
     cache_misses: int
+    coordinator_ns: int
     blocked_ns: int
 
 
@@ -348,6 +349,10 @@ class Context:
         native = ffi.new("struct bhvd_counters *")
         lib.bhvd_context_counters(self._pointer, native)
         return Counters(*(getattr(native, name) for name in Counters._fields[:-1]), self.blocked_ns)
+
+    def measure_coordinator(self):
+        """Counts coordinator_ns from now on; only rank 0 has something to count."""
+        lib.bhvd_context_measure_coordinator(self._pointer)
 
     def check(self):
         """Raises the reason when the context is not usable any more."""

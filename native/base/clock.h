@@ -14,6 +14,14 @@ static inline int64_t clock_now_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+// Processor time of this thread: what other programs take of a core is not in it.
+static inline int64_t clock_thread_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
 // Negative timeouts never expire.
 static inline int64_t clock_deadline_ns(int timeout_ms)
 {

@@ -127,6 +127,7 @@ void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out)
         .payload_bytes_received = ctx->counters.payload_bytes_received,
         .cache_hits = ctx->counters.cache_hits,
         .cache_misses = ctx->counters.cache_misses,
+        .coordinator_ns = ctx->counters.coordinator_ns,
     };
     for (int rank = 0; rank < ctx->options.size && !ctx->abandoned; rank++) {
         const struct link *link = &ctx->connections.links[rank];
@@ -135,6 +136,8 @@ void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out)
         out->control_bytes_sent += link->control_sent;
     }
 }
+
+void bhvd_context_measure_coordinator(bhvd_context *ctx) { ctx->measures_coordinator = true; }
 
 bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error)
 {

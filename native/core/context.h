@@ -21,7 +21,7 @@
 
 // Written by the engine, read by any thread at any time.
 struct engine_counters {
-    _Atomic uint64_t operations, executions, payload_bytes_sent, payload_bytes_received, cache_hits, cache_misses;
+    _Atomic uint64_t operations, executions, payload_bytes_sent, payload_bytes_received, cache_hits, cache_misses, coordinator_ns;
 };
 
 struct fusion_buffer {
@@ -56,6 +56,7 @@ struct bhvd_context {
     struct timeline timeline;
     struct execution *executions_head, **executions_tail;
     struct fusion_buffer scratch[2];            // fusion.h
+    _Atomic bool measures_coordinator;
     struct engine_counters counters;            // links count bytes too, see bhvd_context_counters
     bool abandoned;                             // in a child after fork
 

@@ -252,7 +252,7 @@ static bhvd_status take_cached_request(bhvd_context *ctx, int rank, uint32_t id)
     return status;
 }
 
-bhvd_status coordinator_take_requests(bhvd_context *ctx, int rank, struct bytes_reader r)
+static bhvd_status take_requests(bhvd_context *ctx, int rank, struct bytes_reader r)
 {
     while (r.at < r.end) {
         bhvd_status status;
@@ -270,6 +270,16 @@ bhvd_status coordinator_take_requests(bhvd_context *ctx, int rank, struct bytes_
             return status;
     }
     return BHVD_OK;
+}
+
+bhvd_status coordinator_take_requests(bhvd_context *ctx, int rank, struct bytes_reader payload)
+{
+    if (!ctx->measures_coordinator)
+        return take_requests(ctx, rank, payload);
+    int64_t started_ns = clock_thread_ns();
+    bhvd_status status = take_requests(ctx, rank, payload);
+    ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
+    return status;
 }
 
 // A rank has checked its own splits; a broken one must not make the others read out of bounds.
@@ -448,7 +458,7 @@ static bhvd_status respond_errors(bhvd_context *ctx)
     return status;
 }
 
-bhvd_status coordinator_respond(bhvd_context *ctx)
+static bhvd_status respond(bhvd_context *ctx)
 {
     struct coordinator *c = &ctx->coordinator;
     if (!c->ready_head)
@@ -468,6 +478,16 @@ bhvd_status coordinator_respond(bhvd_context *ctx)
         }
         status = send_response(ctx, set);
     }
+    return status;
+}
+
+bhvd_status coordinator_respond(bhvd_context *ctx)
+{
+    if (!ctx->measures_coordinator)
+        return respond(ctx);
+    int64_t started_ns = clock_thread_ns();
+    bhvd_status status = respond(ctx);
+    ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
     return status;
 }
 

@@ -145,8 +145,12 @@ struct bhvd_counters {
     uint64_t payload_bytes_received;
     uint64_t control_bytes_sent;
     uint64_t cache_hits, cache_misses;
+    uint64_t coordinator_ns;        /* rank 0: processor time spent coordinating, counted after
+                                     * bhvd_context_measure_coordinator */
 };
 void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out);
+/* Counts coordinator_ns from now on: two system calls a frame, too much to be always on. Thread-safe. */
+void bhvd_context_measure_coordinator(bhvd_context *ctx);
 
 /* BHVD_OK while usable; else the reason it is not, with the sentence. */
 bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error);

@@ -11,7 +11,8 @@ pytest.importorskip("torch")
 
 from bagua_hvd.bench import __main__ as bench  # noqa: E402
 from bagua_hvd.bench import hosts, report  # noqa: E402
-from bagua_hvd.bench.rank import OPS, Case, Checker, WrongResult, cases, plan, resnet50_counts  # noqa: E402
+from bagua_hvd.bench.rank import OPS, Case, Checker, cases, plan, resnet50_counts  # noqa: E402
+from bagua_hvd.bench.results import WrongResult  # noqa: E402
 from bagua_hvd.bench.rounds import slowest  # noqa: E402
 
 ROOT = Path(__file__).parents[2]

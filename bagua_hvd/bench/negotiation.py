@@ -1,0 +1,142 @@
+"""What negotiation costs: many tiny allreduces posted at once by every rank, for a growing number of ranks.
+
+Ranks share the machine's few cores, so wall time says little. The coordinator (rank 0) therefore counts the processor
+time that it spends on coordinating: reading announcements, deciding, answering, the system calls of its answers
+included. Per tensor and rank that is what every further rank costs it. Once with the response cache ("cached": the
+names of a running training), once with names that are new ("new").
+
+As a program, `python -m bagua_hvd.bench.negotiation BACKEND FOLDER OPTIONS`: one rank of one round, as bench.rank.
+"""
+import argparse
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from bagua_hvd.bench.results import WrongResult, describe, write
+
+TENSORS = 500
+REPETITIONS = 10
+COLUMNS = ("ranks", "names", "coordinator ns / tensor / rank", "rank 0 CPU us / tensor", "others CPU us / tensor",
+           "control bytes / tensor / rank", "wall us / tensor")
+
+
+@dataclass
+class Row:
+    """One line of the table. Times are medians over the repetitions, and the median of those over the rounds."""
+
+    ranks: int
+    names: str
+    coordinator_ns: float
+    rank0_cpu_us: float
+    others_cpu_us: float
+    control_bytes: float
+    wall_us: float
+
+    def cells(self):
+        return (str(self.ranks), self.names, f"{self.coordinator_ns:.0f}", f"{self.rank0_cpu_us:.1f}",
+                f"{self.others_cpu_us:.1f}", f"{self.control_bytes:.1f}", f"{self.wall_us:.1f}")
+
+
+def rows(ranks, rounds):
+    """The two Rows of a number of ranks.
+
+    Args:
+        rounds: for each round what run_round() returned: by rank, {names: {quantity: [repetition]}}.
+    """
+    found = []
+    for names in ("cached", "new"):
+        def median(quantity, of_ranks, names=names):
+            return float(np.median([np.median([rank[names][quantity] for rank in by_rank[of_ranks]])
+                                    for by_rank in rounds])) / TENSORS
+
+        first, others, everyone = slice(0, 1), slice(1, None), slice(None)
+        found.append(Row(
+            ranks, names, median("coordinator_ns", first) / ranks, median("process_ns", first) / 1e3,
+            median("process_ns", others) / 1e3, median("control_bytes", everyone), median("wall_ns", everyone) / 1e3,
+        ))
+    return found
+
+
+def _now(context):
+    counters = context.counters()
+    return {"coordinator_ns": counters.coordinator_ns, "control_bytes": counters.control_bytes_sent,
+            "process_ns": time.process_time_ns(), "wall_ns": time.perf_counter_ns()}
+
+
+def measure(context, size):
+    """{names: {quantity: [repetition: sum over TENSORS tensors]}} of this rank. Raises when a sum is wrong."""
+    from bagua_hvd.common import native
+
+    values = np.empty((TENSORS, 1), np.float32)
+    views = [native.TensorView(value.ctypes.data, value.ctypes.data, value.shape, native.FLOAT32, value)
+             for value in values]
+
+    def barrier(name):
+        context.post(native.BARRIER, name, blocking=True).wait()
+
+    def repeat(prefix):
+        values.fill(1)
+        barrier(f"{prefix}.ready")
+        before = _now(context)
+        running = [context.post(native.ALLREDUCE, f"{prefix}.{index}", [tensor]) for index, tensor in enumerate(views)]
+        for operation in running:
+            operation.wait()
+        after = _now(context)
+        if not (values == size).all():
+            raise WrongResult("an allreduce of ones is not the number of ranks")
+        return {quantity: after[quantity] - before[quantity] for quantity in before}
+
+    for _ in range(2):
+        repeat("bench.cached")
+    samples = {"cached": [repeat("bench.cached") for _ in range(REPETITIONS)],
+               "new": [repeat(f"bench.new.{number}") for number in range(REPETITIONS)]}
+    barrier("bench.done")
+    return {names: {quantity: [sample[quantity] for sample in of_names] for quantity in of_names[0]}
+            for names, of_names in samples.items()}
+
+
+def write_plot(path, found, title):
+    """The coordinator's time per tensor and rank over the number of ranks."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panel = pyplot.subplots(figsize=(6, 4.5))
+    for names in ("cached", "new"):
+        line = [row for row in found if row.names == names]
+        panel.plot([row.ranks for row in line], [row.coordinator_ns for row in line], marker="o", label=names)
+    panel.set(xscale="log", xlabel="ranks", ylabel="coordinator: ns per tensor and rank", ylim=(0, None))
+    panel.set_xticks([row.ranks for row in found], [str(row.ranks) for row in found])
+    panel.grid(alpha=0.3)
+    panel.legend()
+    figure.suptitle(title, fontsize=6)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def main(name, folder, options):
+    """One rank of one round. Returns the exit code."""
+    from bagua_hvd.common import basics
+
+    rank = os.environ["HOROVOD_RANK"]
+    try:
+        basics.init()
+        context = basics.context()
+        context.measure_coordinator()
+        write(os.path.join(folder, f"rank{rank}.json"), measure(context, basics.size()))
+        basics.shutdown()
+        return 0
+    except Exception as error:
+        write(os.path.join(folder, f"rank{rank}.error"), f"rank {rank}: {describe(error)}")
+        print(describe(error), file=sys.stderr, flush=True)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], argparse.Namespace(**json.loads(sys.argv[3]))))
