@@ -2,8 +2,9 @@
 
 Ranks share the machine's few cores, so wall time says little. The coordinator (rank 0) therefore counts the processor
 time that it spends on coordinating: reading announcements, deciding, answering, the system calls of its answers
-included. Per tensor and rank that is what every further rank costs it. Once with the response cache ("cached": the
-names of a running training), once with names that are new ("new").
+included. Per tensor and rank that is what every further rank costs it. With the response cache ("cached": the names of
+a running training), with names that are new ("new"), and with every tensor waited for before the next is posted
+("single": cached, but each in messages of its own).
 
 As a program, `python -m bagua_hvd.bench.negotiation BACKEND FOLDER OPTIONS`: one rank of one round, as bench.rank.
 """
@@ -19,6 +20,8 @@ import numpy as np
 from bagua_hvd.bench.results import WrongResult, describe, write
 
 TENSORS = 500
+SINGLE_TENSORS = 50         # these take as many round trips
+NAMES = ("cached", "new", "single")
 REPETITIONS = 10
 COLUMNS = ("ranks", "names", "coordinator ns / tensor / rank", "rank 0 CPU us / tensor", "others CPU us / tensor",
            "control bytes / tensor / rank", "wall us / tensor")
@@ -42,16 +45,16 @@ class Row:
 
 
 def rows(ranks, rounds):
-    """The two Rows of a number of ranks.
+    """The Rows of a number of ranks.
 
     Args:
         rounds: for each round what run_round() returned: by rank, {names: {quantity: [repetition]}}.
     """
     found = []
-    for names in ("cached", "new"):
+    for names in NAMES:
         def median(quantity, of_ranks, names=names):
             return float(np.median([np.median([rank[names][quantity] for rank in by_rank[of_ranks]])
-                                    for by_rank in rounds])) / TENSORS
+                                    for by_rank in rounds]))
 
         first, others, everyone = slice(0, 1), slice(1, None), slice(None)
         found.append(Row(
@@ -68,7 +71,7 @@ def _now(context):
 
 
 def measure(context, size):
-    """{names: {quantity: [repetition: sum over TENSORS tensors]}} of this rank. Raises when a sum is wrong."""
+    """{names: {quantity: [repetition: mean over the tensors]}} of this rank. Raises when a sum is wrong."""
     from bagua_hvd.common import native
 
     values = np.empty((TENSORS, 1), np.float32)
@@ -78,21 +81,27 @@ def measure(context, size):
     def barrier(name):
         context.post(native.BARRIER, name, blocking=True).wait()
 
-    def repeat(prefix):
+    def repeat(prefix, at_once=True):
+        used = views if at_once else views[:SINGLE_TENSORS]
         values.fill(1)
         barrier(f"{prefix}.ready")
         before = _now(context)
-        running = [context.post(native.ALLREDUCE, f"{prefix}.{index}", [tensor]) for index, tensor in enumerate(views)]
+        running = []
+        for index, tensor in enumerate(used):
+            running.append(context.post(native.ALLREDUCE, f"{prefix}.{index}", [tensor], blocking=not at_once))
+            if not at_once:
+                running[-1].wait()
         for operation in running:
             operation.wait()
         after = _now(context)
-        if not (values == size).all():
+        if not (values[:len(used)] == size).all():
             raise WrongResult("an allreduce of ones is not the number of ranks")
-        return {quantity: after[quantity] - before[quantity] for quantity in before}
+        return {quantity: (after[quantity] - before[quantity]) / len(used) for quantity in before}
 
     for _ in range(2):
         repeat("bench.cached")
     samples = {"cached": [repeat("bench.cached") for _ in range(REPETITIONS)],
+               "single": [repeat("bench.cached", at_once=False) for _ in range(REPETITIONS)],
                "new": [repeat(f"bench.new.{number}") for number in range(REPETITIONS)]}
     barrier("bench.done")
     return {names: {quantity: [sample[quantity] for sample in of_names] for quantity in of_names[0]}
@@ -107,7 +116,7 @@ def write_plot(path, found, title):
     from matplotlib import pyplot
 
     figure, panel = pyplot.subplots(figsize=(6, 4.5))
-    for names in ("cached", "new"):
+    for names in NAMES:
         line = [row for row in found if row.names == names]
         panel.plot([row.ranks for row in line], [row.coordinator_ns for row in line], marker="o", label=names)
     panel.set(xscale="log", xlabel="ranks", ylabel="coordinator: ns per tensor and rank", ylim=(0, None))

@@ -66,9 +66,11 @@ static void put_error_item(struct bytes *out, const struct operation_key *key, c
     bytes_put(out, error->message, size);
 }
 
-static void begin_response(struct bytes *out, uint32_t process_set, uint32_t count)
+static void begin_response(struct coordinator *c, uint32_t process_set, uint32_t count)
 {
+    struct bytes *out = &c->out;
     out->size = 0;
+    c->run = (struct cached_run){0};
     bytes_put_u32(out, process_set);
     bytes_put_u32(out, count);
 }
@@ -163,7 +165,7 @@ static bhvd_status take_join(bhvd_context *ctx, int rank, const struct request *
     }
     memset(c->joined, 0, (size_t)ctx->options.size * sizeof *c->joined);
     c->joined_count = 0;
-    begin_response(&c->out, request->key.process_set, 1);
+    begin_response(c, request->key.process_set, 1);
     put_full_head(&c->out, &request->key, 0, BHVD_OK);
     bytes_put_u32(&c->out, 1);
     bytes_put_i64(&c->out, c->last_joined);
@@ -174,7 +176,7 @@ static bhvd_status take_join(bhvd_context *ctx, int rank, const struct request *
 static bhvd_status refuse(bhvd_context *ctx, int rank, const struct operation_key *key, const struct bhvd_error *error)
 {
     struct bytes *out = &ctx->coordinator.out;
-    begin_response(out, key->process_set, 1);
+    begin_response(&ctx->coordinator, key->process_set, 1);
     put_error_item(out, key, error);
     return rank == COORDINATOR ? negotiation_take_response(ctx, bytes_read(out)) : send_frame(ctx, rank, FRAME_RESPONSE, out);
 }
@@ -242,7 +244,8 @@ static bhvd_status take_cached_request(bhvd_context *ctx, int rank, uint32_t id)
     const struct process_set *set = entry ? process_set_find(&ctx->sets, entry->key.process_set) : NULL;
     int index = set ? process_set_index(set, rank) : -1;
     if (index >= 0) {
-        coordinator_cache_use(&ctx->cache, entry);
+        if (!entry->pending)                // the first rank that asks: the others' asking makes it no newer
+            coordinator_cache_use(&ctx->cache, entry);
         return take_request(ctx, rank, entry->requests[index], entry);
     }
     struct bytes out = {0};
@@ -252,20 +255,40 @@ static bhvd_status take_cached_request(bhvd_context *ctx, int rank, uint32_t id)
     return status;
 }
 
+// Most ranks ask for exactly what another has asked for: they share its request, which saves the time to read and compare
+// it, and, in the cache, n - 1 copies of it.
+static struct request *read_request(struct coordinator *c, const unsigned char *bytes, size_t size)
+{
+    struct operation_key key;
+    if (request_read_key(bytes, size, &key)) {
+        struct table_node *node = table_find(&c->pending, operation_hash(&key), pending_has_key, &key);
+        const struct pending *pending = node ? TABLE_CONTAINER(node, struct pending, by_name) : NULL;
+        struct request *first = pending ? pending->requests[pending->first] : NULL;
+        if (first && first->size == size && memcmp(first->bytes, bytes, size) == 0) {
+            request_hold(first);
+            return first;
+        }
+    }
+    return request_parse(bytes, size);
+}
+
 static bhvd_status take_requests(bhvd_context *ctx, int rank, struct bytes_reader r)
 {
     while (r.at < r.end) {
-        bhvd_status status;
+        bhvd_status status = BHVD_OK;
         if (bytes_take_u8(&r) == ITEM_CACHED) {
-            uint32_t id = bytes_take_u32(&r);
-            status = r.failed ? BHVD_ERR_SYSTEM : take_cached_request(ctx, rank, id);
+            struct cached_run run = cached_run_take(&r);
+            for (uint32_t i = 0; i < run.count && !r.failed && !status; i++)
+                status = take_cached_request(ctx, rank, run.id + i);
         } else {
             uint32_t size = bytes_take_u32(&r);
             const unsigned char *bytes = bytes_take(&r, size);
-            struct request *request = bytes ? request_parse(bytes, size) : NULL;
+            struct request *request = bytes ? read_request(&ctx->coordinator, bytes, size) : NULL;
             status = request ? take_request(ctx, rank, request, NULL) : BHVD_ERR_SYSTEM;
             request_drop(request);
         }
+        if (r.failed)
+            return BHVD_ERR_SYSTEM;
         if (status)
             return status;
     }
@@ -307,7 +330,7 @@ static bhvd_status check_pending(const bhvd_context *ctx, const struct pending *
 {
     const struct request *first = pending->requests[pending->first];
     for (int i = 0; i < pending->size; i++) {
-        if (!pending->requests[i] || i == pending->first)
+        if (!pending->requests[i] || pending->requests[i] == first)
             continue;
         bhvd_status status = request_compare(first, set->ranks[pending->first], pending->requests[i], set->ranks[i],
                                              error);
@@ -365,8 +388,7 @@ static void put_answer(bhvd_context *ctx, struct bytes *out, struct pending *pen
     const struct request *first = pending->requests[pending->first];
     bool all = pending->ready_count == pending->size;
     if (all && pending->entry) {
-        bytes_put_u8(out, ITEM_CACHED);
-        bytes_put_u32(out, pending->entry->id);
+        cached_run_put(&ctx->coordinator.run, out, pending->entry->id);
         return;
     }
     uint32_t id = 0;
@@ -446,7 +468,7 @@ static bhvd_status respond_errors(bhvd_context *ctx)
         *at = p->next_ready;
         if (set) {
             timeline_negotiation_end(ctx, &p->key);
-            begin_response(&c->out, p->key.process_set, 1);
+            begin_response(c, p->key.process_set, 1);
             put_error_item(&c->out, &p->key, &error);
             status = send_response(ctx, set);
         }
@@ -469,7 +491,7 @@ static bhvd_status respond(bhvd_context *ctx)
         int count;
         struct pending *fused = take_fused(ctx, &count);
         const struct process_set *set = process_set_find(&ctx->sets, fused->key.process_set);
-        begin_response(&c->out, fused->key.process_set, (uint32_t)count);
+        begin_response(c, fused->key.process_set, (uint32_t)count);
         for (struct pending *p = fused, *next; p; p = next) {
             next = p->next_ready;
             timeline_negotiation_end(ctx, &p->key);

@@ -3,6 +3,7 @@
 #ifndef BHVD_COORDINATOR_H
 #define BHVD_COORDINATOR_H
 
+#include "core/cached_run.h"
 #include "core/negotiation.h"
 
 // One operation that some members asked for and others not yet.
@@ -36,6 +37,7 @@ struct coordinator {
     struct early_request *early;                // ... and requests for them from ranks that are ahead
     int64_t next_stall_check_ns;
     struct bytes out;                           // the frame being written
+    struct cached_run run;                      // at its end
 };
 
 bhvd_status coordinator_init(bhvd_context *ctx);

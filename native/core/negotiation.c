@@ -3,11 +3,12 @@
 #include <stdlib.h>
 
 #include "base/status.h"
+#include "core/cached_run.h"
 #include "core/context.h"
 
 enum { REQUEST_FRAME_BYTES = 1 << 20 };         // far below LINK_FRAME_MAX, however many operations are posted at once
 
-static void put_request(bhvd_context *ctx, struct bytes *out, struct bhvd_handle *op)
+static void put_request(bhvd_context *ctx, struct bytes *out, struct cached_run *run, struct bhvd_handle *op)
 {
     struct operation_key key = {op->process_set, op->name_size, op->name};
     struct cache_entry *entry = ctx->cache.capacity ? response_cache_find(&ctx->cache, &key) : NULL;
@@ -17,8 +18,7 @@ static void put_request(bhvd_context *ctx, struct bytes *out, struct bhvd_handle
         op->cached = entry;
         response_cache_use(&ctx->cache, entry);
         ctx->counters.cache_hits++;
-        bytes_put_u8(out, ITEM_CACHED);
-        bytes_put_u32(out, entry->id);
+        cached_run_put(run, out, entry->id);
     } else {
         ctx->counters.cache_misses++;
         bytes_put_u8(out, ITEM_FULL);
@@ -47,6 +47,7 @@ static bhvd_status send_requests(bhvd_context *ctx, const struct bytes *out)
 bhvd_status negotiation_request(bhvd_context *ctx, struct bhvd_handle *posted)
 {
     struct bytes *out = &ctx->request_frame;
+    struct cached_run run = {0};
     bhvd_status status = BHVD_OK;
     out->size = 0;
     for (struct bhvd_handle *op = posted, *next; op && !status; op = next) {
@@ -58,11 +59,12 @@ bhvd_status negotiation_request(bhvd_context *ctx, struct bhvd_handle *posted)
             operation_end(op, &error);
             continue;
         }
-        put_request(ctx, out, op);
+        put_request(ctx, out, &run, op);
         op->announced = true;
         if (out->size >= REQUEST_FRAME_BYTES || !next) {
             status = send_requests(ctx, out);
             out->size = 0;
+            run = (struct cached_run){0};
         }
     }
     return status || out->size == 0 ? status : send_requests(ctx, out);
@@ -76,7 +78,8 @@ bhvd_status negotiation_take_stale(bhvd_context *ctx, struct bytes_reader r)
     struct bhvd_handle *op = entry->operation;
     response_cache_forget(&ctx->cache, entry);
     struct bytes out = {0};
-    put_request(ctx, &out, op);
+    struct cached_run run = {0};
+    put_request(ctx, &out, &run, op);
     bhvd_status status = send_requests(ctx, &out);
     bytes_fini(&out);
     return status;
@@ -181,17 +184,44 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
     return BHVD_OK;
 }
 
-static bhvd_status take_item(bhvd_context *ctx, uint32_t process_set, struct bytes_reader *r, struct bhvd_handle **out)
+// NULL: ended here meanwhile, as everywhere: its process set was removed.
+static struct bhvd_handle *take_cached(bhvd_context *ctx, uint32_t id)
 {
-    if (bytes_take_u8(r) != ITEM_CACHED)
-        return take_full_item(ctx, process_set, r, out);
-    struct cache_entry *entry = response_cache_find_id(&ctx->cache, bytes_take_u32(r));
-    *out = NULL;
+    struct cache_entry *entry = response_cache_find_id(&ctx->cache, id);
     if (!entry || !entry->operation)
-        return BHVD_OK;                     // ended here meanwhile, as everywhere: its process set was removed
-    *out = entry->operation;
-    (*out)->agreed = entry->agreed;
-    (*out)->agreed_count = entry->agreed_count;
+        return NULL;
+    entry->operation->agreed = entry->agreed;
+    entry->operation->agreed_count = entry->agreed_count;
+    return entry->operation;
+}
+
+static void add_to_execution(struct execution *execution, struct bhvd_handle *op)
+{
+    if (op) {
+        op->answered = true;
+        execution->operations[execution->count++] = op;
+    }
+}
+
+// Reads answers about `count` operations.
+static bhvd_status take_items(bhvd_context *ctx, struct bytes_reader *r, uint32_t count, struct execution *execution)
+{
+    while (count) {
+        struct bhvd_handle *op;
+        if (bytes_take_u8(r) == ITEM_CACHED) {
+            struct cached_run run = cached_run_take(r);
+            if (r->failed || run.count > count)
+                return BHVD_ERR_SYSTEM;
+            for (uint32_t i = 0; i < run.count; i++)
+                add_to_execution(execution, take_cached(ctx, run.id + i));
+            count -= run.count;
+        } else {
+            if (take_full_item(ctx, execution->process_set, r, &op) || r->failed)
+                return BHVD_ERR_SYSTEM;
+            add_to_execution(execution, op);
+            count--;
+        }
+    }
     return BHVD_OK;
 }
 
@@ -199,27 +229,16 @@ bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader r)
 {
     uint32_t process_set = bytes_take_u32(&r);
     uint32_t count = bytes_take_u32(&r);
-    if (r.failed || count > (size_t)(r.end - r.at))
+    if (r.failed || count > (uint64_t)(r.end - r.at) * CACHED_RUN_MAX)
         return BHVD_ERR_SYSTEM;
     struct execution *execution = malloc(sizeof *execution + count * sizeof execution->operations[0]);
     if (!execution)
         return BHVD_ERR_SYSTEM;
     *execution = (struct execution){.process_set = process_set};
-    for (uint32_t i = 0; i < count; i++) {
-        struct bhvd_handle *op;
-        bhvd_status status = take_item(ctx, process_set, &r, &op);
-        if (status || r.failed) {
-            free(execution);
-            return BHVD_ERR_SYSTEM;
-        }
-        if (op) {
-            op->answered = true;
-            execution->operations[execution->count++] = op;
-        }
-    }
-    if (execution->count == 0) {
+    bhvd_status status = take_items(ctx, &r, count, execution);
+    if (status || execution->count == 0) {
         free(execution);
-        return BHVD_OK;
+        return status;
     }
     *ctx->executions_tail = execution;
     ctx->executions_tail = &execution->next;

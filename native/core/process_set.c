@@ -23,6 +23,8 @@ struct process_set *process_set_find(const struct process_set_table *table, uint
 
 int process_set_index(const struct process_set *set, int global_rank)
 {
+    if (global_rank < set->size && set->ranks[global_rank] == global_rank)
+        return global_rank;             // so it is in the global set
     int low = 0, high = set->size;
     while (low < high) {
         int middle = low + (high - low) / 2;

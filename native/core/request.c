@@ -36,6 +36,15 @@ void request_write(struct bytes *out, uint32_t process_set, const struct bhvd_ar
         bytes_put_i64(out, args->splits[i]);
 }
 
+bool request_read_key(const unsigned char *bytes, size_t size, struct operation_key *key)
+{
+    struct bytes_reader r = {bytes, bytes + size, false};
+    key->process_set = bytes_take_u32(&r);
+    key->name_size = bytes_take_u16(&r);
+    key->name = (const char *)bytes_take(&r, key->name_size);
+    return !r.failed;
+}
+
 static bool shape_is_possible(const struct request_tensor *tensor)
 {
     int64_t count = 1;

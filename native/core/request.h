@@ -40,6 +40,8 @@ struct request {
 void request_write(struct bytes *out, uint32_t process_set, const struct bhvd_args *args);
 // NULL: malformed, or no memory. The bytes are copied.
 struct request *request_parse(const unsigned char *bytes, size_t size);
+// Only the key, whose name lies in the bytes. False: malformed.
+bool request_read_key(const unsigned char *bytes, size_t size, struct operation_key *key);
 void request_hold(struct request *request);
 void request_drop(struct request *request);
 

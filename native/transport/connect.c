@@ -26,7 +26,7 @@
 #include "transport/socket.h"
 
 enum {
-    CARD_MAGIC = 0x33484742,            // "BGH3", also tells the byte order
+    CARD_MAGIC = 0x34484742,            // "BGH4", also tells the byte order
     HELLO_MAGIC = 0x32484742
 };
 // CHANNEL_STREAM + i is stream i.
