@@ -1,18 +1,19 @@
 """A cost model of communication between hosts: fitted to the benchmark's files, checked against others, extrapolated.
 
-    time = alpha hops + beta sent + gamma added + delta coded + (tau tensors + phi messages) n
+    time = alpha hops + gamma added + max(beta sent, delta coded) + (tau tensors + phi messages) n
 
     alpha   seconds a hop: one message, from its posting to its arrival; an operation is agreed on in two hops
-    beta    seconds a byte on a host's link; one for each rate
+    beta    seconds a byte on a host's link: known, from its rate and what Ethernet, IP and TCP add to a packet
     gamma   seconds a byte received and added (its way through the kernel included)
-    delta   seconds a byte encoded or decoded by minmax_uint8
+    delta   seconds a byte encoded or decoded by minmax_uint8, while other segments are on the wire
     tau     the coordinator's seconds a tensor and rank (bench --negotiation, names "cached")
     phi     the coordinator's seconds a message and rank ("single", less tau); a message of C_LP_S costs as much
 
 Hosts that are namespaces of one machine share its cores, so what a core does (alpha, gamma, delta) is multiplied by
 max(1, hosts / cores) when measurements are fitted or checked; real hosts have cores of their own. One rank a host.
 Files of at most FIT_HOSTS hosts are fitted; larger ones are predictions, hence a check. The best of the samples counts:
-what other programs take of the machine only ever adds.
+what other programs take of the machine only ever adds. For the same reason the sum of the relative errors is made
+small, not of their squares: a few disturbed measurements move it little.
 
     python -m bagua_hvd.bench.model --fit FILES... [--negotiation FILE] [--predict HOSTS...] [--json FILE]
 """
@@ -35,6 +36,9 @@ ALGORITHMS = ("gradient_allreduce", "bytegrad", "doublesqueeze", "decentralized"
 # A rank 0 that coordinates for longer than this part of a step is a bottleneck; steps a second.
 BOTTLENECK, STEPS = 0.1, 10
 RATES = ("100mbit", "1gbit", "10gbit")
+UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+FRAMING = 1514 / 1448           # bytes of a full Ethernet frame, and of the data in it
+ITERATIONS = 50                 # of the fit; it settles in about ten
 
 
 def allreduce_work(hosts, nbytes):
@@ -67,19 +71,24 @@ def work(algorithm, hosts, nbytes):
     return 2 + hops, sent, added, 0.0, hops
 
 
-class Model:
-    """The fitted numbers. beta: {rate: seconds a byte}."""
+def beta(rate):
+    """Seconds a byte of data takes on a link of a rate such as 10gbit."""
+    return 8 * FRAMING / (float(rate[:-4]) * UNITS[rate[-4:]])
 
-    def __init__(self, alpha, beta, gamma, delta, tau=0.0, phi=0.0):
-        self.alpha, self.beta, self.gamma, self.delta, self.tau, self.phi = alpha, beta, gamma, delta, tau, phi
+
+class Model:
+    """The fitted numbers."""
+
+    def __init__(self, alpha, gamma, delta, tau=0.0, phi=0.0):
+        self.alpha, self.gamma, self.delta, self.tau, self.phi = alpha, gamma, delta, tau, phi
 
     def seconds(self, algorithm, hosts, rate, nbytes, crowd=1.0):
         """One operation. crowd: hosts a core that they share."""
         hops, sent, added, coded, messages = work(algorithm, hosts, nbytes)
-        by_cores = self.alpha * hops + self.gamma * added + self.delta * coded
-        if algorithm in ("bytegrad", "doublesqueeze"):
+        by_cores = self.alpha * hops + self.gamma * added
+        if coded:
             by_cores += self.phi * messages
-        return crowd * by_cores + self.beta[rate] * sent
+        return crowd * by_cores + max(beta(rate) * sent, crowd * self.delta * coded)
 
     def negotiation(self, hosts, buckets=BUCKETS, tensors=GRADIENTS):
         """The coordinator's seconds a step: every bucket's tensors are announced in one message."""
@@ -95,16 +104,33 @@ class Model:
 
 
 def _non_negative(matrix, values):
-    """Least squares of the relative errors; what would become negative is 0."""
-    active = np.ones(matrix.shape[1], bool)
-    solution = np.zeros(matrix.shape[1])
-    scaled = matrix / values[:, None]
+    """Least squares; what would become negative is 0."""
+    active, solution = np.ones(matrix.shape[1], bool), np.zeros(matrix.shape[1])
     while active.any():
-        found = np.linalg.lstsq(scaled[:, active], np.ones(len(values)), rcond=None)[0]
+        found = np.linalg.lstsq(matrix[:, active], values, rcond=None)[0]
         if (found >= 0).all():
             solution[active] = found
             break
         active[np.flatnonzero(active)[found < 0]] = False
+    return solution
+
+
+def _least_absolute(matrix, of_link, seconds):
+    """Makes the sum of the relative errors small, x >= 0, by least squares weighted anew again and again.
+
+    Args:
+        matrix: columns alpha, gamma, delta. of_link: seconds on the wire, in each line the coding or they count.
+    """
+    weights, codes, coding = 1 / seconds, matrix[:, 2] > 0, matrix[:, 2] > 0
+    for _ in range(ITERATIONS):
+        counted = matrix * np.stack([np.ones_like(coding), np.ones_like(coding), coding], 1)
+        link = np.where(coding, 0.0, of_link)
+        solution = _non_negative(counted * weights[:, None], (seconds - link) * weights)
+        errors = np.abs(counted @ solution + link - seconds) / seconds
+        weights = 1 / seconds / np.sqrt(np.maximum(errors, 1e-6))
+        coding = codes & (matrix[:, 2] * solution[2] > of_link)
+        if not coding.any():
+            coding = codes & (of_link == of_link[codes].min())      # a slow link hides it all: the fastest tells most
     return solution
 
 
@@ -137,28 +163,26 @@ def coordinator_cost(file):
 def fit(measured, tau=0.0, phi=0.0):
     """The Model that fits what was measured with at most FIT_HOSTS hosts. Raises ValueError: too little of it."""
     used = [m for m in measured if m[1] <= FIT_HOSTS and m[6] == "allreduce"]
-    rates = list(dict.fromkeys(m[2] for m in used))
-    names = ["alpha", "gamma", "delta", *rates]
-    if len(used) < len(names):
-        raise ValueError(f"{len(used)} measurements with {FIT_HOSTS} hosts do not determine {len(names)} numbers")
-    matrix = np.zeros((len(used), len(names)))
-    for line, (algorithm, hosts, rate, nbytes, _, crowd, _) in zip(matrix, used, strict=True):
+    algorithms = {m[0] for m in used}
+    if len(used) < 3 or not {"gradient_allreduce", "bytegrad"} <= algorithms:
+        raise ValueError(f"the fit needs allreduces with {FIT_HOSTS} hosts, without --algorithm and with bytegrad")
+    matrix, of_link = np.zeros((len(used), 3)), np.zeros(len(used))
+    for index, (algorithm, hosts, rate, nbytes, _, crowd, _) in enumerate(used):
         hops, sent, added, coded, _ = work(algorithm, hosts, nbytes)
-        line[:3] = crowd * hops, crowd * added, crowd * coded
-        line[3 + rates.index(rate)] = sent
-    alpha, gamma, delta, *betas = _non_negative(matrix, np.array([m[4] for m in used]))
-    return Model(alpha, dict(zip(rates, betas, strict=True)), gamma, delta, tau, phi)
+        matrix[index] = crowd * hops, crowd * added, crowd * coded
+        of_link[index] = beta(rate) * sent
+    seconds = np.array([m[4] for m in used])
+    return Model(*_least_absolute(matrix, of_link, seconds), tau, phi)
 
 
 def check_cells(model, measured):
     """The table of predicted beside measured."""
     lines = []
     for algorithm, hosts, rate, nbytes, seconds, crowd, op in measured:
-        if rate in model.beta:
-            predicted = model.seconds(algorithm, hosts, rate, nbytes, crowd)
-            lines.append((f"{algorithm}{' (161 tensors)' if op == 'many' else ''}", str(hosts), rate, str(nbytes),
-                          f"{seconds * 1e3:.2f}", f"{predicted * 1e3:.2f}", f"{100 * (predicted / seconds - 1):+.0f} %",
-                          "fitted" if hosts <= FIT_HOSTS and op == "allreduce" else "predicted"))
+        predicted = model.seconds(algorithm, hosts, rate, nbytes, crowd)
+        lines.append((f"{algorithm}{' (161 tensors)' if op == 'many' else ''}", str(hosts), rate, str(nbytes),
+                      f"{seconds * 1e3:.2f}", f"{predicted * 1e3:.2f}", f"{100 * (predicted / seconds - 1):+.0f} %",
+                      "fitted" if hosts <= FIT_HOSTS and op == "allreduce" else "predicted"))
     return lines
 
 
@@ -166,7 +190,7 @@ def prediction_cells(model, hosts):
     """The table of predictions: milliseconds of communication a step of ResNet-50."""
     return [(str(count), rate, *(f"{model.step(algorithm, count, rate) * 1e3:.0f}" for algorithm in ALGORITHMS),
              f"{model.negotiation(count) * 1e3:.2f}")
-            for rate in RATES if rate in model.beta for count in hosts]
+            for rate in RATES for count in hosts]
 
 
 def main(arguments=None):
@@ -184,8 +208,7 @@ def main(arguments=None):
     except (OSError, ValueError, KeyError) as error:
         print(f"model: error: {error}", file=sys.stderr)
         return 1
-    betas = ", ".join(f"{beta * 1e9:.3g} ({rate})" for rate, beta in model.beta.items())
-    print(f"alpha {model.alpha * 1e6:.3g} us, beta {betas} ns/byte, gamma {model.gamma * 1e9:.3g} ns/byte, "
+    print(f"alpha {model.alpha * 1e6:.3g} us, gamma {model.gamma * 1e9:.3g} ns/byte, "
           f"delta {model.delta * 1e9:.3g} ns/byte, tau {model.tau * 1e9:.3g} ns, phi {model.phi * 1e9:.3g} ns")
     print("\n" + report.table(("operation", "hosts", "rate", "bytes", "measured ms", "model ms", "error", ""),
                               check_cells(model, measured), left=1))

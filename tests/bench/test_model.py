@@ -26,21 +26,30 @@ def file_of(path, hosts, rate, algorithm, made, cores=64):
     return str(path)
 
 
+MADE = model.Model(30e-6, 0.1e-9, 0.2e-9)
+
+
+def test_beta():
+    assert model.beta("1gbit") == pytest.approx(8e-9 * 1514 / 1448)
+    assert model.beta("100mbit") == pytest.approx(10 * model.beta("1gbit"))
+
+
 def test_the_fit_finds_the_numbers_that_made_the_times(tmp_path):
-    made = model.Model(30e-6, {"1gbit": 8e-9, "10gbit": 0.9e-9}, 0.1e-9, 0.2e-9)
-    files = [file_of(tmp_path / f"{rate}{algorithm}", 2, rate, algorithm, made, cores=1)
-             for rate in made.beta for algorithm in (None, "bytegrad")]
-    found = model.fit(model.measurements(files))
-    assert (found.alpha, found.gamma, found.delta) == pytest.approx((made.alpha, made.gamma, made.delta), rel=1e-6)
-    assert found.beta == pytest.approx(made.beta, rel=1e-6)
-    larger = model.measurements([file_of(tmp_path / "larger", 8, "1gbit", None, made, cores=1)])
+    files = [file_of(tmp_path / f"{rate}{algorithm}", 2, rate, algorithm, MADE, cores=1)
+             for rate in ("1gbit", "10gbit") for algorithm in (None, "bytegrad")]
+    measured = model.measurements(files)
+    # One measurement in eight was disturbed.
+    disturbed = [(*m[:4], m[4] * (3 if index % 8 == 5 else 1), *m[5:]) for index, m in enumerate(measured)]
+    for of in (measured, disturbed):
+        found = model.fit(of)
+        assert (found.alpha, found.gamma, found.delta) == pytest.approx((MADE.alpha, MADE.gamma, MADE.delta), rel=0.01)
+    larger = model.measurements([file_of(tmp_path / "larger", 8, "1gbit", None, MADE, cores=1)])
     assert {cells[-2:] for cells in model.check_cells(found, larger)} <= {("+0 %", "predicted"), ("-0 %", "predicted")}
 
 
 def test_too_few_files_are_refused(tmp_path, capsys):
-    made = model.Model(30e-6, {"1gbit": 8e-9}, 0.1e-9, 0.2e-9)
-    assert model.main(["--fit", file_of(tmp_path / "large", 8, "1gbit", None, made)]) == 1
-    assert "do not determine" in capsys.readouterr().err
+    assert model.main(["--fit", file_of(tmp_path / "large", 8, "1gbit", None, MADE)]) == 1
+    assert "the fit needs allreduces with 2 hosts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("hosts, nbytes, expected", [
@@ -56,7 +65,7 @@ def test_work_of_the_chosen_path(hosts, nbytes, expected):
 
 def test_star_limit():
     # 161 tensors of 100 ns and 10 messages of 1000 ns: 26.1 us a rank and step; a tenth of 100 ms is 10 ms.
-    assert model.Model(0, {}, 0, 0, 100e-9, 1000e-9).star_limit(10) == 383
+    assert model.Model(0, 0, 0, 100e-9, 1000e-9).star_limit(10) == 383
 
 
 def bench(*arguments):
