@@ -24,7 +24,7 @@ ISA_FLAGS = {
     "avx2": ["-mavx2", "-mf16c", "-mfma"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mf16c", "-mfma"],
 }
-LINK_LIBRARIES = ["pthread", "m"]
+LINK_LIBRARIES = ["pthread", "m", "dl"]
 
 
 def _isa(path):

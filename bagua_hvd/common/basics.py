@@ -41,7 +41,6 @@ class _Runtime:
         self.steps = 0                          # of all optimizers
         self.membership = None                  # in a job that another engine than baguarun started
         self.handles = {}                       # int handle -> collectives.Pending
-        self.atexit_registered = False
         self._watchers = []
 
     def watch(self, watcher):
@@ -128,6 +127,8 @@ def _start(comm, process_sets, scope=None):
     if scope:
         # All members are known to be there.
         options.start_timeout_ms = min(options.start_timeout_ms, _MEETING_LIMIT_MS)
+    if options.transport == "mpi" and options.size > 1:
+        _start_mpi()
     try:
         started = native.Context(options)
     except HorovodInternalError as error:
@@ -140,9 +141,9 @@ def _start(comm, process_sets, scope=None):
     runtime.context = started
     runtime.reporter = reporting.start(_facts)
     runtime.tell_watchers()
-    if not runtime.atexit_registered:
-        runtime.atexit_registered = True
-        atexit.register(shutdown)
+    # Again each time: it must run before the end of MPI, which this call may have started.
+    atexit.unregister(shutdown)
+    atexit.register(shutdown)
     try:
         if runtime.membership is not None:
             _number_hosts(started, options)
@@ -215,6 +216,32 @@ def _launcher_environment():
     return os.environ if runtime.membership is None else {**os.environ, **runtime.membership.variables}
 
 
+def _start_mpi():
+    """ValueError: MPI is not usable in this process."""
+    from bagua_hvd.runner.engines import mpi_library
+    from bagua_hvd.runner.engines.detect import detect
+
+    placement = detect()
+    try:
+        if placement is None:
+            raise RuntimeError("no mpirun started this process")
+        mpi_library.start(placement)
+    except RuntimeError as error:
+        raise ValueError(f"Horovod initialization failed. BAGUA_HVD_TRANSPORT=mpi: {error}; start the job by mpirun, "
+                         "srun or `baguarun --mpi`, or leave BAGUA_HVD_TRANSPORT out.") from error
+
+
+def _leave_mpi(stopped):
+    """Before a context that uses MPI stops: nobody may wait in MPI for a rank that was lost."""
+    from bagua_hvd.runner.engines import mpi_library
+
+    try:
+        stopped.check()
+    except HorovodInternalError as error:
+        if error.status != native.ERR_SHUTDOWN:
+            mpi_library.abandon()
+
+
 def _number_hosts(started, options):
     """Local and cross ranks from what every rank says about its host: engines differ in what they tell."""
     from bagua_hvd.runner.common.util.host_hash import host_hash
@@ -232,7 +259,7 @@ def _check_comm(comm, options):
     if comm is None:
         return
     if not isinstance(comm, (list, tuple, range)):
-        raise ValueError("init(comm=...) takes a list of ranks: this build of bagua_hvd has no MPI.")
+        raise ValueError("init(comm=...) takes a list of ranks, not an MPI communicator.")
     if sorted(comm) != list(range(options.size)):
         raise ValueError(
             f"init(comm={list(comm)}): a job over a subset of its {options.size} ranks is not supported; register the "
@@ -292,6 +319,8 @@ def shutdown():
         stopped = runtime.context
         if stopped is None:
             return
+        if mpi_enabled():
+            _leave_mpi(stopped)
         if runtime.reporter is not None:
             runtime.reporter.close()
             runtime.reporter = None
@@ -381,19 +410,25 @@ def is_homogeneous():
 
 
 def mpi_threads_supported():
-    """ValueError always: this build has no MPI."""
+    """Whether MPI was initialized with MPI_THREAD_MULTIPLE, so that the script may use it beside bagua_hvd.
+
+    ValueError: before init(), or the job does not use MPI.
+    """
     _options()
-    raise ValueError("Horovod MPI is not enabled; this build of bagua_hvd has its own transports.")
+    if not mpi_enabled():
+        raise ValueError("Horovod MPI is not enabled; BAGUA_HVD_TRANSPORT=mpi makes a job of mpirun use it.")
+    return native.mpi_threads() == native.MPI_THREAD_MULTIPLE
 
 
 def mpi_enabled():
-    """False: this build has no MPI."""
-    return False
+    """Whether the running job moves data between hosts by MPI: BAGUA_HVD_TRANSPORT=mpi, and several ranks."""
+    options = runtime.options
+    return options is not None and options.transport == "mpi" and options.size > 1
 
 
 def mpi_built():
-    """False: this build has no MPI."""
-    return False
+    """True: every build can use an MPI, which is found at run time."""
+    return True
 
 
 def gloo_enabled():

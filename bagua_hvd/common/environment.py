@@ -9,7 +9,7 @@ import warnings
 from dataclasses import dataclass
 
 MIB = 1 << 20
-TRANSPORTS = ("auto", "shm", "tcp")
+TRANSPORTS = ("auto", "shm", "tcp", "mpi")
 
 
 @dataclass

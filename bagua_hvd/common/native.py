@@ -49,6 +49,8 @@ PROCESS_SET_ADD, PROCESS_SET_REMOVE = lib.BHVD_PROCESS_SET_ADD, lib.BHVD_PROCESS
 
 CODEC_NONE = lib.BHVD_CODEC_NONE
 
+MPI_THREAD_MULTIPLE = 3         # of mpi_threads()
+
 EXCHANGE_SCATTER_GATHER, EXCHANGE_ALLGATHER = lib.BHVD_EXCHANGE_SCATTER_GATHER, lib.BHVD_EXCHANGE_ALLGATHER
 TOPOLOGY_SHIFT_ONE, TOPOLOGY_RING = lib.BHVD_TOPOLOGY_SHIFT_ONE, lib.BHVD_TOPOLOGY_RING
 
@@ -99,6 +101,34 @@ def raise_for_status(status, message):
     error = ValueError(message) if status == ERR_ARGUMENT else HorovodInternalError(message)
     error.status = status
     raise error
+
+
+def mpi_open(libraries, vendor, rank, size):
+    """Loads and initializes MPI, see bhvd_mpi_open. HorovodInternalError: the sentence says why it cannot be used."""
+    error = ffi.new("struct bhvd_error *")
+    paths = ffi.new(_CHARS, ":".join(libraries).encode())
+    vendor_name = ffi.new(_CHARS, vendor.encode()) if vendor else _NULL
+    options = ffi.new("struct bhvd_mpi_options *",
+                      {"libraries": paths, "vendor": vendor_name, "rank": rank, "size": size})
+    raise_for_status(lib.bhvd_mpi_open(options, error), _message(error))
+
+
+def mpi_broadcast(message):
+    """The bytes of MPI's rank 0, as many as this rank gives. HorovodInternalError: MPI failed."""
+    error = ffi.new("struct bhvd_error *")
+    buffer = bytearray(message)
+    raise_for_status(lib.bhvd_mpi_broadcast(ffi.from_buffer(buffer), len(buffer), error), _message(error))
+    return bytes(buffer)
+
+
+def mpi_threads():
+    """MPI's thread level from 0 (single) to 3 (multiple); -1: MPI does not run, or not by mpi_open."""
+    return lib.bhvd_mpi_threads()
+
+
+def mpi_close():
+    """Finalizes MPI if mpi_open initialized it. No context may use it any more."""
+    lib.bhvd_mpi_close()
 
 
 class _Call:

@@ -63,7 +63,7 @@ def _built(value):
     return built
 
 
-mpi_built = _built(False)
+mpi_built = _built(True)
 gloo_built = _built(True)
 nccl_built = _built(0)
 ddl_built = _built(False)

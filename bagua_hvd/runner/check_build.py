@@ -68,8 +68,9 @@ def check_build():
     lines = [f"bagua_hvd v{bagua_hvd.__version__}:", "", "Available Frameworks:"]
     lines += [_framework(*framework) for framework in _FRAMEWORKS]
     lines += ["", "Native Extension:", _line(built, "bagua_hvd._native", reason)]
-    lines += ["", "Available Controllers:", _line(False, "MPI"), _line(built, "Gloo", "the built-in one")]
-    lines += ["", "Available Transports:"] + [_line(built, name) for name in ("inproc", "shm", "tcp")]
+    lines += ["", "Available Controllers:", _line(built, "MPI", "that of mpirun, found at run time"),
+              _line(built, "Gloo", "the built-in one")]
+    lines += ["", "Available Transports:"] + [_line(built, name) for name in ("inproc", "shm", "tcp", "mpi")]
     lines += ["", "Ways to Start Ranks:", *_starters(), "", "GPUs:", _gpus(), "", "CPU Features:"]
     if built:
         from bagua_hvd._native import ffi

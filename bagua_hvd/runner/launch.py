@@ -142,6 +142,7 @@ def _run_mpi(args):
     from bagua_hvd.runner import mpi_run
 
     env = config_parser.set_env_from_args(dict(os.environ), args)
+    env.setdefault("BAGUA_HVD_TRANSPORT", "mpi")
     if args.as_horovod:
         env = as_horovod_environment(env)
     try:

@@ -11,6 +11,7 @@
 #include "base/futex.h"
 #include "base/status.h"
 #include "collective/collective.h"
+#include "transport/channel_mpi.h"
 
 enum {
     SPIN_ROUNDS = 100,          // a few us: a message from a rank that is running comes within that
@@ -21,7 +22,8 @@ enum {
     SOCKET_ROUNDS = 16,         // looking at a socket is a system call: only every so many rounds
     IDLE_ROUNDS = 200,          // the progress thread looks a little longer before it sleeps: posts come in bursts
     GOODBYE_MS = 1000,          // for the last frames to be written
-    SLEEP_MAX_MS = 1000         // then look whether an operation stalls
+    SLEEP_MAX_MS = 1000,        // then look whether an operation stalls
+    LOOK_AGAIN_NS = 100000      // MPI has no descriptor to sleep on
 };
 
 static inline void cpu_relax(void)
@@ -55,8 +57,10 @@ static void advance_link(bhvd_context *ctx, struct link *link, bool look_at_sock
     bool moved = false;
     bool has_output = link->control_out.size || traffic_is_pending(&link->sends);
     bool by_socket = !link->control.ops->readable;
-    if (!has_output && !(by_socket ? look_at_sockets : link_ready(link)) && link->state == LINK_OPEN)
+    if (!has_output && !(by_socket && look_at_sockets) && !link_ready(link) && link->state == LINK_OPEN) {
+        link_needs_looking(link);           // which looks
         return;
+    }
     bhvd_status status = link_advance(link, on_frame, ctx, &moved);
     if (status) {
         fail_link(ctx, link, status);
@@ -164,6 +168,25 @@ static enum bell_state sleeping_state(bhvd_context *ctx)
     return waits ? BELL_ASLEEP : BELL_IDLE;
 }
 
+// Does an engine that sleeps miss what moves?
+static bool needs_looking(bhvd_context *ctx)
+{
+    for (int rank = 0; rank < ctx->options.size && !ctx->failure.status; rank++) {
+        if (rank != ctx->options.rank && link_needs_looking(&ctx->connections.links[rank]))
+            return true;
+    }
+    return false;
+}
+
+// The one place where an engine sleeps. looking: only for a moment.
+static void sleep_in_poll(struct pollfd *fds, int count, int timeout_ms, bool looking)
+{
+    struct timespec timeout = {timeout_ms / 1000, timeout_ms % 1000 * 1000000L};
+    if (looking && timeout_ms > 0)
+        timeout = (struct timespec){0, LOOK_AGAIN_NS};
+    ppoll(fds, (nfds_t)count, &timeout, NULL);
+}
+
 // Waits for an event; ready: what the caller waits for, looked at once more after the bell is set. NULL: nothing.
 // True when something moved instead.
 static bool engine_sleep(bhvd_context *ctx, int64_t deadline_ns, progress_ready_fn ready, void *arg)
@@ -174,7 +197,7 @@ static bool engine_sleep(bhvd_context *ctx, int64_t deadline_ns, progress_ready_
         int timeout = clock_remaining_ms(deadline_ns);
         if (timeout < 0 || timeout > SLEEP_MAX_MS)
             timeout = SLEEP_MAX_MS;
-        poll(ctx->poll_fds, (nfds_t)fill_poll_fds(ctx, ctx->poll_fds), timeout);
+        sleep_in_poll(ctx->poll_fds, fill_poll_fds(ctx, ctx->poll_fds), timeout, needs_looking(ctx));
         bell_drain(&ctx->connections.bell);
         look_at_liveness(ctx);
         stall_check(ctx);
@@ -340,9 +363,10 @@ static void *progress_main(void *arg)
         set_bell(ctx, sleeping_state(ctx));
         bool work = engine_has_work(ctx);
         int count = fill_poll_fds(ctx, fds);
+        bool looking = needs_looking(ctx);
         pthread_mutex_unlock(&ctx->engine_lock);
         if (!work && !atomic_load(&ctx->closed))
-            poll(fds, (nfds_t)count, SLEEP_MAX_MS);
+            sleep_in_poll(fds, count, SLEEP_MAX_MS, looking);
     }
     free(fds);
     return NULL;
@@ -441,6 +465,20 @@ static void flush_goodbyes(bhvd_context *ctx)
     }
 }
 
+// The others count on what was agreed on: on this rank's part of it, and on its bytes that have not reached them yet.
+static void finish_agreed(bhvd_context *ctx)
+{
+    int64_t deadline_ns = clock_deadline_ns(ctx->options.timeout_ms);
+    for (;;) {
+        while (ctx->executions_head && !ctx->failure.status)
+            execute_next(ctx);
+        if (!needs_looking(ctx) || clock_now_ns() >= deadline_ns)
+            return;
+        if (!engine_poll(ctx, true))
+            sched_yield();
+    }
+}
+
 void progress_stop(bhvd_context *ctx)
 {
     if (atomic_exchange(&ctx->closed, true))
@@ -452,10 +490,10 @@ void progress_stop(bhvd_context *ctx)
     if (ctx->progress_thread_runs)
         pthread_join(ctx->progress_thread, NULL);
     pthread_mutex_lock(&ctx->engine_lock);
-    while (ctx->executions_head && !ctx->failure.status)
-        execute_next(ctx);                      // the others count on it
+    finish_agreed(ctx);
     context_fail(ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
     negotiation_leave(ctx);
     flush_goodbyes(ctx);
+    mpi_disconnect(&ctx->connections);          // while MPI still runs
     pthread_mutex_unlock(&ctx->engine_lock);
 }

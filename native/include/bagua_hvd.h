@@ -6,7 +6,7 @@
  *
  * Every function that can fail returns a bhvd_status (BHVD_OK is the only success) and, where it takes a
  * struct bhvd_error, fills it with the sentence for people. No function writes to a global; all state hangs off
- * bhvd_context, so several ranks may live in one process as threads.
+ * bhvd_context, so several ranks may live in one process as threads. MPI alone is the whole process's.
  */
 #ifndef BAGUA_HVD_H
 #define BAGUA_HVD_H
@@ -92,12 +92,34 @@ bhvd_status bhvd_rendezvous_create(const char *host, int port, const void *secre
 int bhvd_rendezvous_port(const bhvd_rendezvous *rendezvous);
 void bhvd_rendezvous_destroy(bhvd_rendezvous *rendezvous);      /* destroy(NULL) is fine */
 
+/* -------------------------------------------------------------------------------------------------------- mpi ---- */
+
+struct bhvd_mpi_options {
+    const char *libraries;      /* files to try, separated by ':'; NULL or "": none. One that the process has loaded already
+                                 * comes before them, the usual names after them */
+    const char *vendor;         /* "openmpi", "mpich" (and its relatives): whose mpirun started the process; NULL: any */
+    int rank, size;             /* what MPI_COMM_WORLD must agree with */
+};
+
+/* Finds the MPI library of the process and initializes it, unless somebody has. Does so once; a later call checks rank
+ * and size. Blocks until all ranks are there, as MPI_Init does. Errors: BHVD_ERR_UNSUPPORTED, no library, or none that
+ * started this process, or one without threads; BHVD_ERR_SYSTEM, it failed. */
+bhvd_status bhvd_mpi_open(const struct bhvd_mpi_options *options, struct bhvd_error *error);
+/* 0 to 3: MPI_THREAD_SINGLE, FUNNELED, SERIALIZED, MULTIPLE; -1: bhvd_mpi_open has not succeeded, or MPI is finalized. */
+int bhvd_mpi_threads(void);
+/* Rank 0's bytes for all; blocks. */
+bhvd_status bhvd_mpi_broadcast(void *buffer, int nbytes, struct bhvd_error *error);
+/* Finalizes MPI, if it was initialized here and still runs; waits for all ranks, as MPI_Finalize does. No context may use
+ * it any more. */
+void bhvd_mpi_close(void);
+
 /* ---------------------------------------------------------------------------------------------------- context ---- */
 
 struct bhvd_context_options {
     int rank, size;
     int local_rank, local_size, cross_rank, cross_size;   /* kept for the caller; hosts are found by host_id */
-    const char *transport;          /* "auto" (shm on one host, tcp between), "shm", "tcp", "inproc" */
+    const char *transport;          /* "auto" (shm on one host, tcp between), "shm", "tcp", "inproc",
+                                     * "mpi" (shm on one host, MPI between; after bhvd_mpi_open) */
     const char *rendezvous_host;    /* numeric IPv4 address of the meeting point; unused when size is 1 or inproc */
     int rendezvous_port;
     const char *scope;              /* names this meeting ("init.3"): ranks of an older or newer one never mix */

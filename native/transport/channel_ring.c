@@ -40,4 +40,5 @@ const struct channel_ops channel_ring_ops = {
     .recv = channel_ring_recv,
     .readable = channel_ring_readable,
     .writable = channel_ring_writable,
+    .unfinished = NULL,
 };

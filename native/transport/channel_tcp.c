@@ -28,4 +28,5 @@ const struct channel_ops channel_tcp_ops = {
     .recv = channel_tcp_recv,
     .readable = NULL,
     .writable = NULL,
+    .unfinished = NULL,
 };

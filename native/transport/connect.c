@@ -1,7 +1,7 @@
 // Connecting: (1) every rank opens a TCP listener and, when it may share memory, a UNIX one; (2) all exchange cards with
 // their addresses at the rendezvous; (3) every rank connects to the lower ones and accepts the higher ones, proving the
 // job's secret on each connection; (4) pairs on one host go on through memory: the host's first rank passes the memfd,
-// everyone its bell.
+// everyone its bell; (5) transport "mpi": streams to other hosts become MPI's.
 #include "transport/connect.h"
 
 #include <errno.h>
@@ -21,6 +21,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "transport/auth.h"
+#include "transport/channel_mpi.h"
 #include "transport/connect_local.h"
 #include "transport/rendezvous.h"
 #include "transport/socket.h"
@@ -66,6 +67,8 @@ static void derive_host_id(char *out, size_t size)
 
 static bool may_share(const struct bhvd_context_options *options) { return strcmp(options->transport, "tcp") != 0; }
 
+static bool uses_mpi(const struct bhvd_context_options *options) { return strcmp(options->transport, "mpi") == 0; }
+
 static bhvd_status fill_card(struct connecting *k, struct card *card)
 {
     const struct bhvd_context_options *options = k->options;
@@ -75,6 +78,7 @@ static bhvd_status fill_card(struct connecting *k, struct card *card)
     if (status)
         return status;
     card->port = port;
+    card->uses_mpi = uses_mpi(options);
     card->streams = options->streams > 0 ? options->streams : 1;
     snprintf(card->host, sizeof card->host, "%s", options->listen_host);
     snprintf(card->allreduce_path, sizeof card->allreduce_path, "%s",
@@ -123,6 +127,10 @@ static bhvd_status exchange_cards(struct connecting *k, const struct card *mine)
             status = error_set(k->error, BHVD_ERR_MISMATCH,
                                "BAGUA_HVD_ALLREDUCE is \"%s\" on rank 0 but \"%s\" on rank %d: give all ranks the same",
                                k->cards[0].allreduce_path, card->allreduce_path, rank);
+        else if (card->uses_mpi != k->cards[0].uses_mpi)
+            status = error_set(k->error, BHVD_ERR_MISMATCH,
+                               "transport \"mpi\" is used by rank %d but not by rank %d: give all ranks the same "
+                               "BAGUA_HVD_TRANSPORT", card->uses_mpi ? rank : 0, card->uses_mpi ? 0 : rank);
     }
     free(all);
     return status;
@@ -147,6 +155,12 @@ static int stream_count(const struct connecting *k, int rank)
 {
     int mine = k->cards[k->c->rank].streams, theirs = k->cards[rank].streams;
     return mine < theirs ? mine : theirs;
+}
+
+// MPI needs none: it finds the network's own way to several.
+static int socket_streams(const struct connecting *k, int rank)
+{
+    return uses_mpi(k->options) ? 0 : stream_count(k, rank);
 }
 
 static struct channel *channel_of(struct link *link, uint32_t kind)
@@ -201,8 +215,8 @@ static bool greet(struct connecting *k, int fd, bool local)
         socket_read_full(fd, &hello, sizeof hello, deadline_ns))
         return false;
     if (hello.magic != HELLO_MAGIC || hello.rank <= k->c->rank || hello.rank >= k->c->size ||
-        hello.channel >= CHANNEL_STREAM + (uint32_t)stream_count(k, hello.rank) || (hello.channel == CHANNEL_LOCAL) != local ||
-        local != connecting_shares_memory(k, hello.rank))
+        hello.channel >= CHANNEL_STREAM + (uint32_t)socket_streams(k, hello.rank) ||
+        (hello.channel == CHANNEL_LOCAL) != local || local != connecting_shares_memory(k, hello.rank))
         return false;
     struct link *link = &k->c->links[hello.rank];
     if (is_connected(link, hello.channel))
@@ -219,7 +233,7 @@ static bool is_complete(struct connecting *k, int rank)
     if (connecting_shares_memory(k, rank))
         return is_connected(link, CHANNEL_LOCAL);
     bool complete = is_connected(link, CHANNEL_CONTROL);
-    for (int i = 0; i < link->stream_count; i++)
+    for (int i = 0; i < socket_streams(k, rank); i++)
         complete = complete && is_connected(link, CHANNEL_STREAM + (uint32_t)i);
     return complete;
 }
@@ -268,7 +282,7 @@ static bhvd_status connect_all(struct connecting *k)
             status = connect_to(k, rank, CHANNEL_LOCAL);
         } else {
             status = connect_to(k, rank, CHANNEL_CONTROL);
-            for (int i = 0; i < c->links[rank].stream_count && !status; i++)
+            for (int i = 0; i < socket_streams(k, rank) && !status; i++)
                 status = connect_to(k, rank, CHANNEL_STREAM + (uint32_t)i);
         }
     }
@@ -299,7 +313,7 @@ static bhvd_status connect_network(struct connections *c, const struct bhvd_cont
         bool local = rank == c->rank || connecting_shares_memory(&k, rank);
         c->local_size += local;
         c->local_index += local && rank < c->rank;
-        c->links[rank].stream_count = local ? 1 : stream_count(&k, rank);
+        c->links[rank].stream_count = local || uses_mpi(options) ? 1 : stream_count(&k, rank);
         if (!local && strcmp(options->transport, "shm") == 0)
             status = error_set(error, BHVD_ERR_ARGUMENT,
                                "transport \"shm\" needs all ranks on one host, but rank %d is on another; use \"auto\"",
@@ -307,6 +321,8 @@ static bhvd_status connect_network(struct connections *c, const struct bhvd_cont
     }
     if (!status)
         status = connect_all(&k);
+    if (!status && uses_mpi(options))
+        status = mpi_connect(c, k.deadline_ns, error);
     free(k.cards);
     close_fd(k.tcp_listener);
     close_fd(k.local_listener);
@@ -325,12 +341,12 @@ static bhvd_status connect_alone(struct connections *c, struct bhvd_error *error
 
 static bhvd_status check_options(const struct bhvd_context_options *options, struct bhvd_error *error)
 {
-    static const char *const transports[] = {"auto", "shm", "tcp", "inproc"};
+    static const char *const transports[] = {"auto", "shm", "tcp", "mpi", "inproc"};
     bool known = false;
     for (size_t i = 0; i < sizeof transports / sizeof transports[0]; i++)
         known |= options->transport && strcmp(options->transport, transports[i]) == 0;
     if (!known)
-        return error_set(error, BHVD_ERR_ARGUMENT, "unknown transport \"%s\"; known are auto, shm, tcp, inproc",
+        return error_set(error, BHVD_ERR_ARGUMENT, "unknown transport \"%s\"; known are auto, shm, tcp, mpi, inproc",
                          options->transport ? options->transport : "");
     if (options->streams < 0 || options->streams > LINK_STREAMS_MAX)
         return error_set(error, BHVD_ERR_ARGUMENT, "%d streams to each rank: 1 to %d are possible", options->streams,
@@ -341,6 +357,8 @@ static bhvd_status check_options(const struct bhvd_context_options *options, str
         (!options->rendezvous_host || !options->listen_host || !options->scope))
         return error_set(error, BHVD_ERR_ARGUMENT, "a job of %d ranks needs a rendezvous; start it with baguarun",
                          options->size);
+    if (options->size > 1 && uses_mpi(options))
+        return mpi_check(options->rank, options->size, error);
     return BHVD_OK;
 }
 
@@ -377,6 +395,7 @@ bhvd_status connections_init(struct connections *c, const struct bhvd_context_op
 
 void connections_fini(struct connections *c)
 {
+    mpi_disconnect(c);
     for (int rank = 0; rank < c->size && c->links; rank++)
         link_fini(&c->links[rank]);
     free(c->links);

@@ -5,6 +5,7 @@
 #include "bagua_hvd.h"
 #include "transport/host_memory.h"
 #include "transport/link.h"
+#include "transport/mpi_api.h"
 
 struct connections {
     int rank, size;
@@ -14,6 +15,8 @@ struct connections {
     int local_index, local_size;    // among the ranks that share `host`
     int *host_of;                   // by rank: its host, counted in the order of their first ranks
     bool owns_host_memory;          // to be unmapped in connections_fini
+    bool has_communicator;
+    union mpi_handle communicator;  // transport "mpi": of this context alone
 };
 
 // On error nothing is left open.

@@ -21,6 +21,7 @@ struct card {
     char host_id[ID_SIZE];              // empty: shares memory with nobody
     char local_name[40];                // of its UNIX socket
     char allreduce_path[16];            // must be the same everywhere
+    int32_t uses_mpi;                   // too
 };
 
 struct connecting {

@@ -256,3 +256,16 @@ bool link_ready(const struct link *link)
     }
     return false;
 }
+
+bool link_needs_looking(const struct link *link)
+{
+    for (int i = 0; i < link->stream_count; i++) {
+        const struct stream *stream = &link->streams[i];
+        const struct channel_ops *ops = stream->channel.ops;
+        // A peer that has left needs no more bytes, but may have sent some.
+        if (ops && ops->unfinished && (stream->sends.head || stream->receives.head ||
+                                       (link->state == LINK_OPEN && ops->unfinished(&stream->channel))))
+            return true;
+    }
+    return false;
+}

@@ -95,4 +95,7 @@ static inline bool traffic_is_pending(const struct traffic *traffic) { return tr
 // True when link_advance would move something, as far as can be told without a system call.
 bool link_ready(const struct link *link);
 
+// True when something is under way that no descriptor tells of: it moves while this rank looks, and nothing would wake it.
+bool link_needs_looking(const struct link *link);
+
 #endif

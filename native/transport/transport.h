@@ -3,6 +3,7 @@
 //     inproc   rings in the process's memory          (tests: n ranks are n threads)
 //     shm      the same rings in a shared memfd       (ranks of one host)
 //     tcp      sockets                                (between hosts)
+//     mpi      an existing MPI                        (between hosts, in jobs that mpirun started)
 #ifndef BHVD_TRANSPORT_H
 #define BHVD_TRANSPORT_H
 
@@ -25,6 +26,8 @@ struct channel_ops {
     // Is there something to read? True on a broken pipe too. Cheap: no system call. NULL: only poll() can tell.
     bool (*readable)(const struct channel *channel);
     bool (*writable)(const struct channel *channel);
+    // Have bytes been taken that move on only while this rank looks? Looks. NULL: never.
+    bool (*unfinished)(const struct channel *channel);
 };
 
 // One ordered, reliable, two-way byte pipe to one peer.
@@ -34,9 +37,10 @@ struct channel {
     struct ring *tx, *rx;               // rings
     size_t capacity;
     struct bell *peer_bell;
+    struct mpi_pipe *pipe;              // mpi
     bool lazy;                          // what is sent now need not wake an idle peer (bell.h)
 };
 
-extern const struct channel_ops channel_ring_ops, channel_tcp_ops;
+extern const struct channel_ops channel_ring_ops, channel_tcp_ops, channel_mpi_ops;
 
 #endif

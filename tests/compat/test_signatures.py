@@ -169,7 +169,7 @@ def test_constants(framework):
 def test_facts_of_the_build():
     hvd = import_module("torch")
     assert hvd.gloo_built() is True
-    assert hvd.mpi_built() is False and hvd.mpi_enabled() is False
+    assert hvd.mpi_built() is True and hvd.mpi_enabled() is False
     assert type(hvd.nccl_built()) is int
     assert issubclass(hvd.HorovodInternalError, RuntimeError)
     hvd.shutdown()

@@ -80,7 +80,7 @@ def _exchange(placement, one_host, timeout):
     ways = {
         "torchrun": lambda: TorchrunExchange(timeout),
         "file": lambda: FileExchange(placement.job, one_host),
-        "mpi": lambda: MpiExchange(placement.engine, placement.size),
+        "mpi": lambda: MpiExchange(placement),
     }
     wanted = os.environ.get("BAGUA_HVD_EXCHANGE")
     if wanted is not None and wanted not in ways:

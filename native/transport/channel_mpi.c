@@ -1,0 +1,270 @@
+#include "transport/channel_mpi.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "transport/mpi_api.h"
+
+enum {
+    TAG = 1,
+    PIPE_SLOTS = 4,                     // in each direction
+    PIPE_SLOT_BYTES = 256 * 1024,       // well above what a network needs for its bandwidth
+    CANCEL_LOOKS = 1000                 // until a cancelled receive must be complete; it is local work
+};
+
+struct slot {
+    unsigned char *data;
+    union mpi_handle request;
+    bool pending;
+    int filled;                         // receives: bytes that arrived, when complete
+};
+
+// One direction: slots are used in turn, and complete in turn.
+struct slots {
+    struct slot slot[PIPE_SLOTS];
+    unsigned char *memory;              // NULL until first used: most ranks never meet
+    unsigned head, tail;                // posted and not yet freed: tail <= i < head, slot[i % PIPE_SLOTS]
+};
+
+struct mpi_pipe {
+    union mpi_handle communicator;
+    int peer;
+    struct slots sends, receives;
+    int consumed;                       // bytes taken of the oldest receive
+    bool broken;
+};
+
+static struct slot *oldest(struct slots *slots) { return &slots->slot[slots->tail % PIPE_SLOTS]; }
+
+static bool is_empty(const struct slots *slots) { return slots->head == slots->tail; }
+
+static bool is_full(const struct slots *slots) { return slots->head - slots->tail == PIPE_SLOTS; }
+
+static bool allocate(struct slots *slots)
+{
+    if (slots->memory)
+        return true;
+    slots->memory = aligned_alloc(4096, (size_t)PIPE_SLOTS * PIPE_SLOT_BYTES);
+    for (int i = 0; i < PIPE_SLOTS && slots->memory; i++)
+        slots->slot[i].data = slots->memory + (size_t)i * PIPE_SLOT_BYTES;
+    return slots->memory != NULL;
+}
+
+static bhvd_status broken(struct mpi_pipe *pipe)
+{
+    pipe->broken = true;
+    return BHVD_ERR_PEER_LOST;
+}
+
+// Is the oldest request complete? On an error the pipe is broken.
+static bool look(struct mpi_pipe *pipe, struct slots *slots, bool receives)
+{
+    struct slot *slot = oldest(slots);
+    int complete = 0;
+    if (pipe->broken || is_empty(slots))
+        return false;
+    if (!slot->pending)
+        return true;
+    if (mpi_test(&slot->request, &complete, receives ? &slot->filled : NULL) != MPI_DONE)
+        pipe->broken = true;
+    else
+        slot->pending = !complete;
+    return !pipe->broken && complete;
+}
+
+static void free_sent(struct mpi_pipe *pipe)
+{
+    while (look(pipe, &pipe->sends, false))
+        pipe->sends.tail++;
+}
+
+static bhvd_status channel_mpi_send(struct channel *channel, const struct iovec *parts, int count, size_t *moved)
+{
+    struct mpi_pipe *pipe = channel->pipe;
+    *moved = 0;
+    free_sent(pipe);
+    if (pipe->broken)
+        return BHVD_ERR_PEER_LOST;
+    if (!allocate(&pipe->sends))
+        return BHVD_ERR_SYSTEM;
+    size_t part = 0;                    // bytes of parts[0] already in a slot
+    while (count > 0 && !is_full(&pipe->sends)) {
+        struct slot *slot = &pipe->sends.slot[pipe->sends.head % PIPE_SLOTS];
+        size_t filled = 0;
+        while (count > 0 && filled < PIPE_SLOT_BYTES) {
+            size_t n = parts->iov_len - part, room = PIPE_SLOT_BYTES - filled;
+            n = n < room ? n : room;
+            memcpy(slot->data + filled, (char *)parts->iov_base + part, n);
+            filled += n;
+            part += n;
+            if (part == parts->iov_len) {
+                parts++;
+                count--;
+                part = 0;
+            }
+        }
+        if (filled == 0)
+            break;
+        if (mpi_isend(slot->data, (int)filled, pipe->peer, TAG, pipe->communicator, &slot->request) != MPI_DONE)
+            return broken(pipe);
+        slot->pending = true;
+        pipe->sends.head++;
+        *moved += filled;
+    }
+    return BHVD_OK;
+}
+
+static bhvd_status post_receives(struct mpi_pipe *pipe)
+{
+    if (!allocate(&pipe->receives))
+        return BHVD_ERR_SYSTEM;
+    while (!is_full(&pipe->receives)) {
+        struct slot *slot = &pipe->receives.slot[pipe->receives.head % PIPE_SLOTS];
+        if (mpi_irecv(slot->data, PIPE_SLOT_BYTES, pipe->peer, TAG, pipe->communicator, &slot->request) !=
+            MPI_DONE)
+            return broken(pipe);
+        slot->pending = true;
+        pipe->receives.head++;
+    }
+    return BHVD_OK;
+}
+
+static bhvd_status channel_mpi_recv(struct channel *channel, void *dst, size_t size, size_t *moved)
+{
+    struct mpi_pipe *pipe = channel->pipe;
+    *moved = 0;
+    bhvd_status status = pipe->broken ? BHVD_ERR_PEER_LOST : post_receives(pipe);
+    while (!status && *moved < size && look(pipe, &pipe->receives, true)) {
+        struct slot *slot = oldest(&pipe->receives);
+        size_t n = (size_t)(slot->filled - pipe->consumed), room = size - *moved;
+        n = n < room ? n : room;
+        memcpy((char *)dst + *moved, slot->data + pipe->consumed, n);
+        *moved += n;
+        pipe->consumed += (int)n;
+        if (pipe->consumed == slot->filled) {
+            pipe->consumed = 0;
+            pipe->receives.tail++;
+            status = post_receives(pipe);
+        }
+    }
+    return pipe->broken ? BHVD_ERR_PEER_LOST : status;
+}
+
+// A broken pipe has something to say.
+static bool channel_mpi_readable(const struct channel *channel)
+{
+    struct mpi_pipe *pipe = channel->pipe;
+    return is_empty(&pipe->receives) || look(pipe, &pipe->receives, true) || pipe->broken;
+}
+
+static bool channel_mpi_writable(const struct channel *channel)
+{
+    struct mpi_pipe *pipe = channel->pipe;
+    free_sent(pipe);
+    return !is_full(&pipe->sends) || pipe->broken;
+}
+
+static bool channel_mpi_unfinished(const struct channel *channel)
+{
+    struct mpi_pipe *pipe = channel->pipe;
+    free_sent(pipe);
+    return !is_empty(&pipe->sends) && !pipe->broken;
+}
+
+const struct channel_ops channel_mpi_ops = {
+    .name = "mpi",
+    .send = channel_mpi_send,
+    .recv = channel_mpi_recv,
+    .readable = channel_mpi_readable,
+    .writable = channel_mpi_writable,
+    .unfinished = channel_mpi_unfinished,
+};
+
+// --------------------------------------------------------------------------------------------- beginning and end of all
+
+// Waits for a request without trusting that all ranks come.
+static bhvd_status wait_for_all(union mpi_handle *request, int64_t deadline_ns, struct bhvd_error *error)
+{
+    for (int complete = 0;;) {
+        int code = mpi_test(request, &complete, NULL);
+        if (code != MPI_DONE)
+            return error_set(error, BHVD_ERR_SYSTEM, "MPI_Comm_idup failed with code %d", code);
+        if (complete)
+            return BHVD_OK;
+        if (clock_now_ns() >= deadline_ns)
+            return error_set(error, BHVD_ERR_TIMEOUT, "not all ranks came to MPI_Comm_idup in time; did one fail in "
+                             "init()?");
+        sched_yield();
+    }
+}
+
+bhvd_status mpi_connect(struct connections *c, int64_t deadline_ns, struct bhvd_error *error)
+{
+    union mpi_handle request = {NULL};
+    if (mpi_duplicate_world(&c->communicator, &request) != MPI_DONE)
+        return error_set(error, BHVD_ERR_SYSTEM, "MPI_Comm_idup failed");
+    bhvd_status status = wait_for_all(&request, deadline_ns, error);
+    if (status)
+        return status;
+    c->has_communicator = true;
+    if (mpi_use_communicator(c->communicator) != MPI_DONE)
+        return error_set(error, BHVD_ERR_SYSTEM, "MPI_Comm_set_errhandler failed");
+    for (int rank = 0; rank < c->size; rank++) {
+        struct link *link = &c->links[rank];
+        if (rank == c->rank || link->local_index >= 0)
+            continue;
+        struct mpi_pipe *pipe = calloc(1, sizeof *pipe);
+        if (!pipe)
+            return error_set(error, BHVD_ERR_SYSTEM, "no memory for %d ranks", c->size);
+        pipe->communicator = c->communicator;
+        pipe->peer = rank;
+        link->streams[0].channel = (struct channel){.ops = &channel_mpi_ops, .fd = -1, .pipe = pipe};
+    }
+    return BHVD_OK;
+}
+
+// True when MPI holds none of the slots any more. Receives are cancelled; a send to a rank that is gone cannot be.
+static bool release(struct mpi_pipe *pipe)
+{
+    for (; !is_empty(&pipe->receives); pipe->receives.tail++) {
+        struct slot *slot = oldest(&pipe->receives);
+        int complete = !slot->pending;
+        if (!complete && mpi_cancel(&slot->request) != MPI_DONE)
+            return false;
+        for (int i = 0; i < CANCEL_LOOKS && !complete; i++) {
+            if (mpi_test(&slot->request, &complete, NULL) != MPI_DONE)
+                return false;
+        }
+        if (!complete)
+            return false;
+    }
+    free_sent(pipe);
+    return is_empty(&pipe->sends) && !pipe->broken;
+}
+
+void mpi_disconnect(struct connections *c)
+{
+    bool running = mpi_is_running(), released = running && c->has_communicator;
+    for (int rank = 0; rank < c->size && c->links; rank++) {
+        struct link *link = &c->links[rank];
+        released = released && link->state != LINK_LOST;
+        struct mpi_pipe *pipe = link->streams[0].channel.pipe;
+        if (!pipe)
+            continue;
+        link->streams[0].channel.pipe = NULL;
+        // What MPI may still write to or read from is left to it. Nothing is, once MPI is finalized.
+        if (!running || release(pipe)) {
+            free(pipe->sends.memory);
+            free(pipe->receives.memory);
+        } else {
+            released = false;
+        }
+        free(pipe);
+    }
+    if (released)
+        mpi_free_communicator(&c->communicator);
+    c->has_communicator = false;
+}
