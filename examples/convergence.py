@@ -34,6 +34,8 @@ RECIPES = {
     "doublesqueeze": ({"momentum": 0.9, "warmup_steps": 0.2}, 0.5),
     "ef_signsgd": ({"momentum": 0.9, "warmup_steps": 0.2}, 0.5),
     "topk": ({"ratio": 0.1}, 1.0),
+    "low_precision_decentralized": ({"hierarchical": False}, 1.0),
+    "decentralized": ({"hierarchical": False}, 1.0),
     "local_sgd": ({"communication_interval": 4}, 1.0),
     "diloco": ({"communication_interval": 12, "outer_lr": 0.7, "outer_momentum": 0.6}, 1.0),
     "async": ({"sync_interval_ms": 0}, 1.0),
