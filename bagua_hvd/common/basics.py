@@ -162,36 +162,6 @@ def restart():
     init(process_sets=runtime.process_sets)
 
 
-def _launcher_environment():
-    """The environment with the variables of baguarun: its own, or those of a job that mpirun, srun or torchrun started.
-
-    ValueError: the engine's ranks cannot be brought together.
-    """
-    if "HOROVOD_SIZE" in os.environ or "HOROVOD_RANK" in os.environ:
-        return os.environ
-    if runtime.membership is None:
-        from bagua_hvd.runner.engines import join  # late: most jobs have no need of it
-
-        try:
-            runtime.membership = join.join(environment.start_timeout_ms(os.environ) / 1000)
-        except RuntimeError as error:
-            raise ValueError(f"Horovod initialization failed. {error}") from error
-    return os.environ if runtime.membership is None else {**os.environ, **runtime.membership.variables}
-
-
-def _number_hosts(started, options):
-    """Local and cross ranks from what every rank says about its host: engines differ in what they tell."""
-    from bagua_hvd.runner.common.util.host_hash import host_hash
-
-    hosts = objects.allgather_object(started, host_hash(), "init.hosts") if options.size > 1 else [host_hash()]
-    mine = hosts[options.rank]
-    options.local_rank = hosts[:options.rank].count(mine)
-    options.local_size = hosts.count(mine)
-    # As baguarun counts: among the hosts that have this local rank, in the order of their first ranks.
-    having = [host for host in dict.fromkeys(hosts) if hosts.count(host) > options.local_rank]
-    options.cross_rank, options.cross_size = having.index(mine), len(having)
-
-
 def _facts():
     """For reports: sums since init()."""
     counters = runtime.context.counters()
