@@ -21,6 +21,7 @@ def test_table_and_picture(run_ranks, tmp_path):
     assert {(row["task"], row["optimizer"], row["algorithm"]) for row in rows} == {
         ("digits", "sgd", "gradient_allreduce"), ("digits", "sgd", "bytegrad"), ("digits", "sgd", "decentralized"),
         ("digits", "adam", "gradient_allreduce"), ("digits", "adam", "qadam"),
+        ("characters", "sgd", "gradient_allreduce"),
         *(("characters", "adam", name) for name in ("gradient_allreduce", "bytegrad", "qadam", "decentralized")),
     }
     assert all(row["result"] > 70 for row in rows if row["task"] == "digits")
