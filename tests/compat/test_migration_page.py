@@ -21,7 +21,8 @@ def _readers(variable):
     return _mentions(variable, [
         file for file in PACKAGE.rglob("*.py")
         if runner not in file.parents or file.name == "env.py"
-        or re.search(rf"""(environ(\.get)?|getenv|env\.get|read\.\w+)[(\[]\s*["']{variable}["']""", file.read_text())
+        or re.search(rf"""((environ(\.get)?|getenv|env\.get|read\.\w+)[(\[]|_seconds\(env,)\s*["']{variable}["']""",
+                     file.read_text())
     ])
 
 
