@@ -136,7 +136,7 @@ def train(task, name, kind, seed):
     arguments, factor = recipe_of(task, name)
     arguments = dict(arguments)
     if isinstance(arguments.get("warmup_steps"), float):
-        arguments["warmup_steps"] = int(arguments["warmup_steps"] * task.steps())
+        arguments["warmup_steps"] = max(1, int(arguments["warmup_steps"] * task.steps()))
     torch.manual_seed(seed)
     model = task.model()
     rate = task.rates[kind] * (hvd.size() if kind == "sgd" else math.sqrt(hvd.size())) * factor

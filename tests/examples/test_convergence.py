@@ -11,10 +11,11 @@ pytest.importorskip("matplotlib")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "convergence.py"
 
 
+@pytest.mark.timeout(240)
 def test_table_and_picture(run_ranks, tmp_path):
     folder = tmp_path / "convergence"
-    run_ranks(2, EXAMPLE, timeout=110, arguments=[
-        "--algorithms", "bytegrad", "qadam", "decentralized", "--seeds", "1", "--epochs", "3", "--steps", "6",
+    run_ranks(2, EXAMPLE, timeout=220, arguments=[
+        "--algorithms", "bytegrad", "qadam", "decentralized", "--seeds", "1", "--epochs", "4", "--steps", "4",
         "--output", str(folder),
     ])
     rows = json.loads((folder / "convergence.json").read_text())
