@@ -16,8 +16,6 @@ Wire: 2 (n-1)/n (r (rows + columns) summed over matrices, plus vectors) elements
 State: N + r columns elements.
 Source: Vogels et al., arXiv:1905.13727.
 """
-import zlib
-
 import numpy as np
 
 from bagua_hvd.algorithms.base import Algorithm, not_negative, positive
@@ -53,7 +51,7 @@ class _Exchange:
                 continue
             gradient[part] += error[part]
             self._matrices.append((part, gradient[part].reshape(rows, columns)))
-            first = np.random.default_rng(zlib.crc32(f"{bucket.name}.{index}".encode()))
+            first = np.random.default_rng(index)
             self._factors.append(bucket.state.keep(
                 f"Q.{index}",
                 lambda r=first, c=columns: orthonormal(r.standard_normal((c, rank)).astype(gradient.dtype)),

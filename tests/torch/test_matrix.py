@@ -24,8 +24,8 @@ COARSE = {"doublesqueeze", "ef_signsgd", "qsgd", "terngrad", "topk", "powersgd",
 ASYNC = {"async", "async_low_precision", "async_decentralized", "async_low_precision_decentralized"}
 LOCAL = {"decentralized", "low_precision_decentralized", "choco", "local_sgd", "diloco"} | ASYNC
 ADAM = {"qadam", "onebit_adam"}
-# Neighbours and codes to them need every rank: join() is refused, by an error on all ranks that go on.
-NO_JOIN = {"low_precision_decentralized", "choco", "async_decentralized", "async_low_precision_decentralized"}
+# Codes to neighbours need every rank: join() is refused, by an error on all ranks that go on.
+NO_JOIN = {"low_precision_decentralized", "choco"}
 ARGUMENTS = {
     "powersgd": {"rank": 1, "warmup_steps": 0}, "diloco": {"communication_interval": 2, "outer_momentum": 0.5},
     "local_sgd": {"communication_interval": 2}, **{name: {"sync_interval_ms": 0, "max_staleness": 2} for name in ASYNC},
@@ -58,11 +58,11 @@ def wrap(model, algorithm, fused=None, **options):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
     wrapped = hvd.DistributedOptimizer(optimizer, algorithm=algorithm, **options)
     if algorithm.asynchronous:
-        _asynchronous.append(algorithm)
+        _asynchronous.append(wrapped)
     return wrapped
 
 
-_asynchronous = []      # algorithms that have not been stopped
+_asynchronous = []      # optimizers whose rounds go on; kept, or ranks would forget them at different moments
 _local = []             # whether the cell's algorithm leaves gradients where they are
 
 
@@ -114,7 +114,7 @@ def assert_near(algorithm, actual, expected, **tolerance):
 
 def assert_same_everywhere(model, **options):
     while _asynchronous:
-        _asynchronous.pop().abort()
+        _asynchronous.pop().algorithm.abort()
     if _local[0]:
         hvd.consensus(model, **options)
     flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
@@ -133,8 +133,8 @@ def accumulation(algorithm):
         opt.zero_grad()
         for step in (0, 1):
             loss_of(model, batch_of(hvd.rank(), step)).backward()
+        expected = mean_gradients(model, batch_losses(0, 1))        # before weights are averaged
         opt.synchronize()
-        expected = mean_gradients(model, batch_losses(0, 1))
         assert_near(algorithm, gradients(model), expected)
         if algorithm == "bytegrad":             # it is not gradient_allreduce under another name
             assert max((g - e).abs().max() / e.abs().max()
@@ -227,8 +227,9 @@ def grad_scaler(algorithm):
             scaler.update()
             same = all((before[name] == value).all() for name, value in model.state_dict().items())
             skipped = value and (algorithm not in ASYNC or hvd.rank() == 1)
-            # Averages of weights are taken all the same.
-            assert same == bool(skipped) or skipped and algorithm == "decentralized"
+            # Averages of weights are taken all the same; after the step only if step() was called.
+            averaged = algorithm == "decentralized" or way == "fused" and algorithm in LOCAL
+            assert same == bool(skipped) or skipped and averaged
             if not value and way != "fused":
                 assert_near(algorithm, gradients(model), expected)
         assert scaler.get_scale() == (256.0 if algorithm not in ASYNC or hvd.rank() == 1 else 1024.0)
@@ -362,6 +363,14 @@ def unused_parameters(algorithm):
 
 def uneven_data_with_join(algorithm):
     """Ranks that joined count as zeros in a mean over all; also before they have taken any step."""
+    if algorithm in ASYNC:                      # these need no join(): abort() is for that
+        opt = wrap(model := make_model(), algorithm)
+        for step in range(1 + 3 * hvd.rank()):
+            opt.zero_grad()
+            loss_of(model, batch_of(hvd.rank(), step)).backward()
+            opt.step()
+        assert_same_everywhere(model)
+        return
     if algorithm in NO_JOIN:
         opt = wrap(model := make_model(), algorithm)
         if hvd.rank() != 1:
@@ -371,7 +380,6 @@ def uneven_data_with_join(algorithm):
                     loss_of(model, batch_of(hvd.rank(), step)).backward()
                     opt.step()
         hvd.join()
-        _asynchronous.clear()
         return
     for batches in ((1, 2, 3), (0, 2, 1)):
         model = make_model()
@@ -384,7 +392,7 @@ def uneven_data_with_join(algorithm):
             opt.step()
             assert_near(algorithm, gradients(model), expected)
         last = hvd.join()
-        assert last == batches.index(max(batches))
+        assert last == batches.index(max(batches)) or _local[0]     # who does not communicate does not wait
         hvd.broadcast_parameters(model.state_dict(), last)
         hvd.broadcast_optimizer_state(opt, last)
         for step in (5, 6):                     # the next epoch
@@ -486,7 +494,7 @@ def sparse_embeddings(algorithm):
                 torch.optim.SGD(model.parameters(), lr=0.1), sparse_as_dense=sparse_as_dense,
                 algorithm=algorithms.get(algorithm, **ARGUMENTS.get(algorithm, {})),
             )
-            _asynchronous.extend([opt.algorithm] if algorithm in ASYNC else [])
+            _asynchronous.extend([opt] if algorithm in ASYNC else [])
             for rows in steps:
                 opt.zero_grad()
                 loss(model, rows[hvd.rank()]).backward()
@@ -516,8 +524,110 @@ def process_set(algorithm):
         assert_same_everywhere(model, process_set=SUBSET)
 
 
+def infinities(algorithm):
+    """A NaN gradient of one rank is seen by all; where gradients stay, at least by its own model."""
+    for value in (float("nan"), float("inf")):
+        for steps in (1, 3):                    # in a warm-up and after it
+            model = make_model()
+            opt = wrap(model, algorithm)
+            for step in range(steps):
+                opt.zero_grad()
+                factor = value if (hvd.rank(), step) == (1, steps - 1) else 1
+                (loss_of(model, batch_of(hvd.rank(), step)) * factor).backward()
+                opt.step()
+            finite = all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+            assert not finite or hvd.rank() != 1 and _local[0]
+
+
+def kinds_of_parameters(algorithm):
+    """Other dtypes and layouts, 0-d and empty, frozen, without gradient on some ranks, added later."""
+    torch.manual_seed(0)
+    dtypes = {"half_": torch.float16, "brain_": torch.bfloat16, "wide_": torch.float64}
+    model = nn.ModuleDict({
+        **{name: nn.Linear(3, 2).to(dtype) for name, dtype in dtypes.items()},
+        "conv": nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last),
+        "frozen": nn.Linear(3, 2).requires_grad_(False), "some": nn.Linear(3, 2), "late": nn.Linear(3, 2),
+        "odd": nn.ParameterDict({"scalar": nn.Parameter(torch.ones(())), "empty": nn.Parameter(torch.empty(0, 3))}),
+    })
+    parameters = [p for name, module in model.items() if name != "late" for p in module.parameters()]
+    kind = hvd.QAdamOptimizer if algorithm in ADAM else torch.optim.SGD
+    arguments = {"warmup_steps": 3} if algorithm in ADAM else {"momentum": 0.9}
+    opt = hvd.DistributedOptimizer(kind(parameters, lr=0.01, **arguments),
+                                   algorithm=algorithms.get(algorithm, **ARGUMENTS.get(algorithm, {})))
+    _asynchronous.extend([opt] if algorithm in ASYNC else [])
+    before = copy.deepcopy(model.state_dict())
+    for step in range(6):
+        opt.zero_grad(set_to_none=step % 2 == 0)
+        x = batch_of(hvd.rank(), step)[:, :3]
+        loss = sum(model[name](x.to(next(model[name].parameters()).dtype)).float().pow(2).mean()
+                   for name in (*dtypes, "frozen", *["some"] * (hvd.rank() > 0)))
+        loss = loss + model["odd"]["scalar"] ** 2 + model["odd"]["empty"].sum() + model["late"](x).pow(2).mean()
+        loss = loss + model["conv"](torch.ones(1, 3, 4, 4) * (1 + hvd.rank())).pow(2).mean()
+        loss.backward()
+        opt.step()
+        if step == 1:
+            for optimizer in _asynchronous:
+                optimizer.algorithm.abort()     # rounds have as many buckets on all ranks
+            opt.add_param_group({"params": list(model["late"].parameters())})
+            for optimizer in _asynchronous:
+                optimizer.algorithm.resume()
+    for name, value in model.state_dict().items():
+        assert value.isfinite().all() and value.dtype == before[name].dtype and value.stride() == before[name].stride()
+        assert value.numel() == 0 or bool((value == before[name]).all()) == name.startswith("frozen"), name
+    assert_same_everywhere(model.double())
+
+
+def closures(algorithm):
+    model = make_model()
+    opt = wrap(model, algorithm)
+
+    def closure():
+        opt.zero_grad()
+        loss = loss_of(model, batch_of(hvd.rank()))
+        loss.backward()
+        return loss
+
+    if algorithm in ADAM:
+        with pytest.raises(ValueError, match="takes no closure"):
+            opt.step(closure)
+        return
+    losses = [opt.step(closure).item() for _ in range(4)]
+    assert losses[-1] < losses[0]
+    assert_same_everywhere(model)
+
+
+def checkpoint_of_one_rank(algorithm):
+    """Rank 0's checkpoint for all, by broadcast, in the middle of training: what is a rank's own begins anew."""
+    model = make_model()
+    opt = wrap(model, algorithm)
+    for step in range(8):
+        opt.zero_grad()
+        loss_of(model, batch_of(hvd.rank(), step)).backward()
+        opt.step()
+        if step == 3:
+            if algorithm in ASYNC:
+                opt.algorithm.abort()
+            state = copy.deepcopy((model.state_dict(), opt.state_dict()))
+            if hvd.rank() == 0:
+                model.load_state_dict(state[0])
+            hvd.broadcast_parameters(model.state_dict(), 0)
+            hvd.broadcast_optimizer_state(opt, 0)
+            if algorithm in ASYNC:
+                opt.algorithm.resume()
+    if algorithm in ("low_precision_decentralized", "choco"):
+        replicas = opt.reducer.model.weights[0].state["replicas"]
+        kept = torch.stack([torch.from_numpy(array) for array in (replicas.own, replicas.left, replicas.right)])
+        every = hvd.allgather(kept[None])
+        # Replicas of hosts are alike on all their ranks, and one host is its own neighbour.
+        left, right = (0, 0) if opt.algorithm.hierarchical else (-1, 1)
+        assert (every[hvd.rank(), 1] == every[(hvd.rank() + left) % RANKS, 0]).all()
+        assert (every[hvd.rank(), 2] == every[(hvd.rank() + right) % RANKS, 0]).all()
+    assert_same_everywhere(model)
+
+
 CELLS = (accumulation, no_sync, grad_scaler, bf16_autocast, clipping, two_optimizers, unused_parameters,
-         uneven_data_with_join, checkpoint_and_resume, sparse_embeddings, process_set)
+         uneven_data_with_join, checkpoint_and_resume, sparse_embeddings, process_set, infinities, kinds_of_parameters,
+         closures, checkpoint_of_one_rank)
 
 # ---------------------------------------------------------------------------------------------------------- job ----
 
@@ -529,7 +639,7 @@ def run_cells(algorithm, first):
         try:
             cell(algorithm)
             while _asynchronous:
-                _asynchronous.pop().abort()
+                _asynchronous.pop().algorithm.abort()
             hvd.barrier()
         except BaseException:
             print(f"CELL {cell.__name__} failed\n{traceback.format_exc()}", flush=True)
@@ -544,7 +654,7 @@ def _run_job(run_ranks, algorithm):
     first = 0
     while first < len(CELLS):
         results = run_ranks(RANKS, run_cells, arguments={"algorithm": algorithm, "first": first}, check=False,
-                            timeout=50)
+                            timeout=110)
         done = min(result.output.count(" ok\n") for result in results)
         for cell in CELLS[first:first + done]:
             _outcomes[algorithm, cell.__name__] = None
