@@ -37,7 +37,6 @@ import numpy as np
 from bagua_hvd.algorithms.averaging import Mean
 from bagua_hvd.algorithms.base import Algorithm, blocks, not_negative, positive
 from bagua_hvd.algorithms.replicas import replicas_of
-from bagua_hvd.common import basics
 from bagua_hvd.common.state import State
 from bagua_hvd.primitives import ErrorState, c_fp_s, c_lp_s, d_fp_s, d_lp_s, minmax_uint8
 
@@ -152,7 +151,6 @@ class _Rounds:
         self._ended_at = time.monotonic()
         self._began_in = 0
         self._begun = 0
-        self.inits = basics.runtime.inits
         self.running = True
         self.stopped = False
 
@@ -257,8 +255,7 @@ class Async(Algorithm):
             self._rounds(model).advance(self.sync_interval_ms / 1000, self.max_staleness)
 
     def _rounds(self, model):
-        rounds = model.scratch.get("rounds")
-        if rounds is None or rounds.inits != basics.runtime.inits:
+        if "rounds" not in model.scratch:
             part = _PARTS[self.peer_selection_mode, self.codec is not None]
             model.scratch["rounds"] = _Rounds(model, part, self.codec)
         return model.scratch["rounds"]

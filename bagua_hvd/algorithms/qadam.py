@@ -12,7 +12,7 @@ before. Where v = 0, an element has had no gradient in the warm-up (a row of an 
 0 there, or the division by sqrt(v) would blow up its first gradient.
 
 Wire after the warm-up: 2 N (n-1)/n bytes, as ByteGrad.
-Memory: none beyond Adam's during a step.
+Memory: none beyond Adam's, but 12 N bytes during a step.
 Source: Tang et al. (1-bit Adam), arXiv:2102.02888; BAGUA, arXiv:2107.01499.  Differs from BAGUA's: weight decay goes
 on after the warm-up; v's bias correction is frozen with v, or the steps would grow; the gradient of step T is not
 lost; m is 0 where v is.
@@ -75,8 +75,8 @@ class QAdam(Algorithm):
             if member.weight_decay and not member.decoupled:
                 gradient[part] += member.weight_decay * x[part]
             m[part] = member.beta1 * m[part] + (1 - member.beta1) * gradient[part]
-        model.pending[bucket.name] = m, members
         v, p = self.preconditioner(bucket, members)
+        model.pending[bucket.name] = m, members, v, p
         m[v == 0] = 0
         return self.exchange(bucket, m, p)
 
@@ -101,8 +101,7 @@ class QAdam(Algorithm):
             for operation in [self._begin(bucket, bucket.flat(bucket.gradients)) for bucket in model.gradients]:
                 operation.wait()
         for bucket in model.gradients:
-            m, members = model.pending[bucket.name]
-            v, p = self.preconditioner(bucket, members)
+            m, members, v, p = model.pending[bucket.name]
             x = bucket.flat(bucket.weights)
             m = self.received(m, p)
             m[v == 0] = 0               # again: some codecs have no 0

@@ -1,6 +1,7 @@
 """What one optimizer trains, as its algorithm sees it: gradients, weights, the optimizer's own state, the step."""
 from typing import NamedTuple
 
+from bagua_hvd.common import basics
 from bagua_hvd.common.buckets import Weights
 from bagua_hvd.common.native import TensorView
 from bagua_hvd.common.state import State
@@ -52,7 +53,6 @@ class Model:
         gradients: Buckets, in the order in which they are expected to fill. Sparse gradients are in none.
         weights: one Weights bucket for each dtype and device.
         state: what belongs to no bucket.
-        scratch: what an algorithm keeps that no checkpoint needs.
         pending: what an algorithm has begun in this step; {} when the next one begins.
         scaled: whether something multiplies the gradients until just before the step (loss scaling, clipping).
     """
@@ -66,7 +66,7 @@ class Model:
         self.weights = []
         self.state = State(name)
         self._place = None
-        self.scratch = {}
+        self._scratch, self._scratch_inits = {}, None
         self.pending = {}
         self.scaled = False
 
@@ -75,6 +75,16 @@ class Model:
         self.name = name
         for place, bucket in enumerate(self.weights):
             bucket.name = f"{name}.{place}"
+
+    @property
+    def scratch(self):
+        """What an algorithm keeps that no checkpoint needs: a dict.
+
+        Empty after each init(): it may hold operations, which end with the connections.
+        """
+        if self._scratch_inits != basics.runtime.inits:
+            self._scratch, self._scratch_inits = {}, basics.runtime.inits
+        return self._scratch
 
     def add(self, members):
         """More members, by index: their weights join in buckets of their own."""
@@ -108,7 +118,6 @@ class Model:
         place = self.group.rank(), self.group.size()
         if self._place not in (None, place):
             self.drop_state(shared=False)
-            self.scratch = {}
         self._place = place
 
     def drop_state(self, shared):

@@ -140,7 +140,6 @@ class Reducer:
         self._bucket_of = []        # by index; None: it travels by itself
         self._noted = set()
         self._agreed = None         # for which init() and how many members the ranks know each other's facts
-        self._met = basics.runtime.inits    # by which init() the connections were made that the scratch belongs to
         self.model = Model("weights", gradients, group)
         self.buckets = self.model.gradients
         self.renumber(optimizer_number(group.process_set_id))
@@ -246,9 +245,6 @@ class Reducer:
         all ranks agree in the same step, and none waits for one that has agreed before.
         """
         model, size, count = self.model, self.group.size(), len(self._members)
-        if self._met != basics.runtime.inits:
-            self._met = basics.runtime.inits
-            model.scratch.clear()       # it may hold operations that ended with the connections before
         had_state = model.kinds_of_state()[0]
         model.settle()
         values = (model.step, *map(int, model.kinds_of_state()))

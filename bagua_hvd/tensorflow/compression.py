@@ -1,29 +1,7 @@
-"""What a gradient is turned into before it travels, under Horovod's names. Codecs of the core are not here."""
+"""Compressions of gradients: float16 is made by the framework's own cast."""
 import tensorflow as tf
 
-
-class Compressor:
-    """Interface of a compression: a class with two static methods."""
-
-    @staticmethod
-    def compress(tensor):
-        """Returns the tensor to communicate, and a context that decompress() needs."""
-
-    @staticmethod
-    def decompress(tensor, ctx):
-        """Returns the tensor in its original form."""
-
-
-class NoneCompressor(Compressor):
-    """Leaves tensors as they are."""
-
-    @staticmethod
-    def compress(tensor):
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor, ctx):
-        return tensor
+from bagua_hvd.common.compression import Compressor, NoneCompressor
 
 
 class FP16Compressor(Compressor):
