@@ -3,6 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from elastic_job import with_rank
+
 pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 datasets = pytest.importorskip("sklearn.datasets")
@@ -19,10 +21,6 @@ def digits(tmp_path_factory):
     path = tmp_path_factory.mktemp("digits") / "digits.npz"
     numpy.savez(path, images=(images / 16).astype(numpy.float32).reshape(-1, 1, 8, 8)[order], labels=labels[order])
     return path
-
-
-def with_rank(events, rank):
-    return next(event for event in events if event.words["rank"] == str(rank))
 
 
 @pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad", "async"])

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from bagua_hvd.runner.elastic.discovery import HostDiscoveryScript
+from elastic_job import with_rank
 from launcher import wait_until
 
 WORKER = [Path(__file__).with_name("plain_worker.py")]
@@ -42,11 +43,11 @@ def test_waits_for_min_np_and_goes_on(make_job):
     job.wait_for_text("waiting for slots: 2 needed, 1 available")
     job.set_hosts({A: 1, B: 1})
     first = job.wait_for("enter", 2, size=2)
-    job.kill(first[1])
+    job.kill(with_rank(first, 1))
     job.wait_for_text("waiting for slots: 2 needed, 1 available")
     job.set_hosts({A: 1, C: 1})
     second = job.wait_for("enter", 4, size=2)[2:]
-    assert first[0].words["pid"] in {event.words["pid"] for event in second}
+    assert with_rank(first, 0).words["pid"] in {event.words["pid"] for event in second}
     assert job.finish() == 0
 
 

@@ -1,6 +1,8 @@
 """Whole jobs of plain workers: ranks are lost, hosts come and go, and not a committed step is lost."""
 from pathlib import Path
 
+from elastic_job import with_rank
+
 WORKER = [Path(__file__).with_name("plain_worker.py")]
 A, B, C = "localhost", "127.0.0.2", "127.0.0.3"
 
@@ -13,10 +15,6 @@ def places(events):
 def pids(events):
     """{rank: pid}."""
     return {int(event.words["rank"]): event.words["pid"] for event in events}
-
-
-def with_rank(events, rank):
-    return next(event for event in events if event.words["rank"] == str(rank))
 
 
 def step(events):

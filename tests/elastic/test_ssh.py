@@ -1,6 +1,8 @@
 """Elastic jobs on hosts that are reached by ssh."""
 from pathlib import Path
 
+from elastic_job import with_rank
+
 WORKER = [Path(__file__).with_name("plain_worker.py")]
 
 
@@ -12,7 +14,7 @@ def test_hosts_come_and_go(make_job, ssh_hosts):
     job.set_hosts({"localhost": 1, "far1": 1, "far2": 1})
     three = job.wait_for("enter", 3, size=3)
     committed = job.committed()
-    job.kill(next(event for event in three if event.words["rank"] == "0"))
+    job.kill(with_rank(three, 0))
     two = job.wait_for("enter", 4, size=2)[2:]
     assert {event.words["pid"] for event in two} == {
         event.words["pid"] for event in three if event.words["rank"] != "0"}

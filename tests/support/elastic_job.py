@@ -12,6 +12,11 @@ Event = namedtuple("Event", "source name words")
 _LINE = re.compile(r"\[(\d+)\]<(\w+)>:(.*)")
 
 
+def with_rank(events, rank):
+    """The first event of this rank. Ranks print in no order."""
+    return next(event for event in events if event.words["rank"] == str(rank))
+
+
 class ElasticJob:
     """Starts baguarun through a Launcher. hosts is what the discovery finds, {name: slots}; None: it fails.
 

@@ -58,6 +58,8 @@ class Service:
                     self._on_event({"join": "joined"}.get(message["type"], message["type"]), number, message)
         except (OSError, ValueError, EOFError, TimeoutError, asyncio.TimeoutError):
             pass        # a stranger, or a worker that ended: its process says how
+        except asyncio.CancelledError:
+            pass        # close(); passed on, Python 3.11 would print it
         finally:
             if number is not None:
                 del self._writers[number]
@@ -97,10 +99,13 @@ class Service:
 
     async def _close(self):
         self._server.close()
-        for task in asyncio.all_tasks():
-            if task is not asyncio.current_task():
+        # Again and again: a handshake may have begun only now, and wait_for() of Python < 3.12 loses a cancellation
+        # that comes together with the result.
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks:
                 task.cancel()
-        # Once around, for the cancelled to close their connections.
+            await asyncio.wait(tasks, timeout=0.1)
+        # Once around, for their transports to close the sockets.
         await asyncio.sleep(0)
 
     def __enter__(self):
