@@ -172,9 +172,11 @@ def _facts():
 def _launcher_environment():
     """The environment with the variables of baguarun: its own, or those of a job that mpirun, srun or torchrun started.
 
+    Port 0 says that nobody holds a rendezvous, though rank and size are there.
     ValueError: the engine's ranks cannot be brought together.
     """
-    if "HOROVOD_SIZE" in os.environ or "HOROVOD_RANK" in os.environ:
+    placed = "HOROVOD_SIZE" in os.environ or "HOROVOD_RANK" in os.environ
+    if placed and os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT") != "0":
         return os.environ
     if runtime.membership is None:
         from bagua_hvd.runner.engines import join  # late: most jobs have no need of it

@@ -49,6 +49,7 @@ struct bhvd_context {
     bool progress_thread_runs;
     struct pollfd *poll_fds;                    // the engine's; the progress thread sleeps with its own copy
     int spin_limit, yield_limit;                // rounds of looking, and of yielding, before the engine sleeps
+    _Atomic int waiting;                        // threads that block for an operation
     struct coordinator coordinator;
     struct bytes request_frame;                 // the requests being announced
     bool said_goodbye;

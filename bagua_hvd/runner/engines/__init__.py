@@ -1,8 +1,8 @@
-"""Jobs whose ranks somebody else started: mpirun, srun, torchrun. Used by init(), in the ranks.
+"""Jobs whose ranks somebody else started: mpirun, srun, torchrun, or torch's variables alone. Used by init(), in the ranks.
 
     detect.py           which engine, and this process's rank, from the environment
     join.py             rank 0 hosts the rendezvous and tells the others its address and the job's secret, by way of
     exchange_file.py        a file in a private folder: ranks of one host, or with a common home
     exchange_mpi.py         MPI's own broadcast; mpi_library.py finds and starts it
-    exchange_torchrun.py    torchrun's store
+    exchange_store.py       torch's store, torchrun's or rank 0's
 """

@@ -8,7 +8,8 @@ class Placement:
     """This process in a job that another engine started.
 
     Attributes:
-        engine: "torchrun", "openmpi", "hydra" (MPICH and its relatives), "slurm" or "pmi".
+        engine: "torchrun", "openmpi", "hydra" (MPICH and its relatives), "slurm", "pmi", or "env": nobody but the
+            variables of torch's env:// are there, as Kubernetes' PyTorchJob sets them.
         local_size: ranks on this host; None: the engine does not say.
         job: text that no other job of this user has, on any of its hosts; None: the engine has none.
     """
@@ -31,6 +32,7 @@ _ENGINES = (
     ("slurm", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", None,
      ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")),
     ("pmi", "PMI_RANK", "PMI_RANK", "PMI_SIZE", None, ("PMI_JOBID",)),
+    ("env", "MASTER_PORT", "RANK", "WORLD_SIZE", None, ()),
 )
 
 

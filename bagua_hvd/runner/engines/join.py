@@ -13,11 +13,11 @@ from bagua_hvd.runner.common.util.secret import HOROVOD_SECRET_KEY, make_secret_
 from bagua_hvd.runner.engines.detect import detect
 from bagua_hvd.runner.engines.exchange_file import FileExchange, NoExchange
 from bagua_hvd.runner.engines.exchange_mpi import MpiExchange
-from bagua_hvd.runner.engines.exchange_torchrun import TorchrunExchange
+from bagua_hvd.runner.engines.exchange_store import StoreExchange
 from bagua_hvd.runner.rendezvous import Rendezvous
 
 _EVERY_INTERFACE = "0.0.0.0"
-_WAYS = ("file", "mpi", "torchrun")
+_WAYS = ("file", "mpi", "store")
 _RANK_0 = "rank 0"
 
 
@@ -78,7 +78,7 @@ def _nics():
 def _exchange(placement, one_host, timeout):
     """The first way that is open. NoExchange: none is; BAGUA_HVD_EXCHANGE names the only one to try."""
     ways = {
-        "torchrun": lambda: TorchrunExchange(timeout),
+        "store": lambda: StoreExchange(placement, timeout),
         "file": lambda: FileExchange(placement.job, one_host),
         "mpi": lambda: MpiExchange(placement),
     }
@@ -87,8 +87,8 @@ def _exchange(placement, one_host, timeout):
         raise ValueError(f"environment variable BAGUA_HVD_EXCHANGE={wanted!r}: expected one of {', '.join(_WAYS)}")
     if wanted:
         order = [wanted]
-    elif placement.engine == "torchrun":
-        order = ["torchrun"]
+    elif placement.engine in ("torchrun", "env"):
+        order = ["store"]
     else:
         # On one host the file needs nothing of MPI, and has no side effects.
         order = ["file", "mpi"] if one_host else ["mpi", "file"]
