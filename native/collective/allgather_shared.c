@@ -13,36 +13,52 @@ static void put(const struct span_list *dst, size_t place, const unsigned char *
     }
 }
 
+struct allgather {
+    bhvd_context *ctx;
+    struct process_set *set;
+    const unsigned char *src;
+    const struct span_list *dst;
+    const size_t *part;
+};
+
+static size_t piece_bytes(const struct allgather *g, int index, size_t block)
+{
+    size_t offset = block * HOST_SLAB_BYTES, nbytes = g->part[index];
+    return nbytes <= offset ? 0 : nbytes - offset < HOST_SLAB_BYTES ? nbytes - offset : HOST_SLAB_BYTES;
+}
+
+static void stage(void *arg, size_t block)
+{
+    const struct allgather *g = arg;
+    collective_copy(shared_slab(g->ctx, g->set, g->set->rank, block), g->src + block * HOST_SLAB_BYTES,
+                    piece_bytes(g, g->set->rank, block));
+}
+
+static void collect(void *arg, size_t block)
+{
+    const struct allgather *g = arg;
+    for (int k = 1; k < g->set->size; k++) {
+        int i = (g->set->rank + k) % g->set->size;      // each rank begins with another one
+        size_t place = block * HOST_SLAB_BYTES;
+        for (int j = 0; j < i; j++)
+            place += g->part[j];
+        put(g->dst, place, shared_slab(g->ctx, g->set, i, block), piece_bytes(g, i, block));
+    }
+}
+
 bhvd_status allgather_shared(bhvd_context *ctx, struct process_set *set, const void *src, const struct span_list *dst,
                              const size_t *part)
 {
-    const unsigned char *mine = src;
+    struct allgather g = {ctx, set, src, dst, part};
     size_t longest = 0, total = 0, my_place = 0;
     for (int i = 0; i < set->size; i++) {
         longest = part[i] > longest ? part[i] : longest;
         my_place += i < set->rank ? part[i] : 0;
         total += part[i];
     }
-    put(dst, my_place, mine, part[set->rank]);
-    bhvd_status status = BHVD_OK;
-    for (size_t offset = 0; offset < longest && !status && set->size > 1; offset += HOST_SLAB_BYTES) {
-        for (int k = 0; k < set->size && !status; k++) {
-            // k = 0: stage my own piece; then, behind the barrier, the others', each rank beginning with another one.
-            int i = (set->rank + k) % set->size;
-            size_t n = part[i] <= offset ? 0 : part[i] - offset < HOST_SLAB_BYTES ? part[i] - offset : HOST_SLAB_BYTES;
-            if (k == 0) {
-                collective_copy(shared_slab(ctx, set, i), mine + offset, n);
-                status = shared_barrier(ctx, set);
-                continue;
-            }
-            size_t place = offset;
-            for (int j = 0; j < i; j++)
-                place += part[j];
-            put(dst, place, shared_slab(ctx, set, i), n);
-        }
-        shared_next_block(set);
-    }
+    put(dst, my_place, src, part[set->rank]);
     ctx->counters.payload_bytes_sent += part[set->rank] * (size_t)(set->size - 1);
     ctx->counters.payload_bytes_received += total - part[set->rank];
-    return status;
+    size_t blocks = set->size > 1 ? (longest + HOST_SLAB_BYTES - 1) / HOST_SLAB_BYTES : 0;
+    return shared_run(ctx, set, blocks, &(struct shared_steps){stage, NULL, collect, .root = 0}, &g);
 }

@@ -1,16 +1,27 @@
-// Allreduce in shared memory.
-//
-// A block is at most one slab long. Small ones (one hop, one barrier): every member reduces all slabs itself. Large ones
-// (two barriers): the block is cut into n chunks, member k reduces chunk k of all slabs and leaves the sum in its own
-// slab, and everyone collects the chunks. Either way the sum is taken in rank order, so that the result depends neither
-// on the path nor on what was fused with what, and is bit-equal on all ranks.
+// Allreduce in shared memory, in blocks of one slab: the block is cut into n chunks, member k reduces chunk k of all slabs
+// and leaves the sum in its own slab, and everyone collects the chunks. A short vector is one block that each member
+// reduces by itself. Either way the sum is taken in rank order, so that the result depends neither on the path nor on
+// what was fused with what, and is bit-equal on all ranks.
 #include "collective/shared.h"
 
 enum {
-    SMALL_BYTES = 4096          // up to this each member reduces everything: cheaper than a second barrier
+    SMALL_BYTES = 4096          // up to this each member reduces everything: cheaper than a second hand-over
+};
+
+struct allreduce {
+    bhvd_context *ctx;
+    struct process_set *set;
+    const struct reduction *reduction;
+    struct span_cursor in, out;
+    size_t nbytes;
 };
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+
+static size_t block_bytes(const struct allreduce *a, size_t block)
+{
+    return min_size(a->nbytes - block * HOST_SLAB_BYTES, HOST_SLAB_BYTES);
+}
 
 // Chunk boundaries of a block: multiples of the cache line where there is enough, so that members do not share lines.
 static size_t chunk_begin(size_t nbytes, int index, int size)
@@ -19,53 +30,55 @@ static size_t chunk_begin(size_t nbytes, int index, int size)
     return min_size(nbytes, lines * (size_t)index / (size_t)size * 64);
 }
 
-static bhvd_status allreduce_small_block(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
-                                         struct span_cursor *out, size_t nbytes)
+static void stage(void *arg, size_t block)
 {
-    bhvd_status status = shared_barrier(ctx, set);
+    struct allreduce *a = arg;
+    shared_stage(a->reduction, &a->in, shared_slab(a->ctx, a->set, a->set->rank, block), block_bytes(a, block));
+}
+
+static void reduce_all(void *arg, size_t block)
+{
+    struct allreduce *a = arg;
     const unsigned char *src;
     unsigned char *dst;
     size_t offset = 0;
-    for (size_t n; !status && (n = span_cursor_next(out, nbytes - offset, &src, &dst)); offset += n)
-        shared_reduce(ctx, set, reduction, offset, dst, n);
-    return status;
+    for (size_t n; (n = span_cursor_next(&a->out, a->nbytes - offset, &src, &dst)); offset += n)
+        shared_reduce(a->ctx, a->set, a->reduction, block, offset, dst, n);
 }
 
-static bhvd_status allreduce_large_block(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
-                                         struct span_cursor *out, size_t nbytes)
+static void reduce_chunk(void *arg, size_t block)
 {
-    bhvd_status status = shared_barrier(ctx, set);
-    if (status)
-        return status;
-    size_t begin = chunk_begin(nbytes, set->rank, set->size), end = chunk_begin(nbytes, set->rank + 1, set->size);
-    shared_reduce(ctx, set, reduction, begin, shared_slab(ctx, set, set->rank) + begin, end - begin);
-    status = shared_barrier(ctx, set);
-    for (int i = 0; i < set->size && !status; i++) {
-        begin = chunk_begin(nbytes, i, set->size);
-        end = chunk_begin(nbytes, i + 1, set->size);
-        span_unpack(out, shared_slab(ctx, set, i) + begin, end - begin);
+    struct allreduce *a = arg;
+    const int rank = a->set->rank, size = a->set->size;
+    const size_t nbytes = block_bytes(a, block), begin = chunk_begin(nbytes, rank, size);
+    shared_reduce(a->ctx, a->set, a->reduction, block, begin, shared_slab(a->ctx, a->set, rank, block) + begin,
+                  chunk_begin(nbytes, rank + 1, size) - begin);
+}
+
+static void collect(void *arg, size_t block)
+{
+    struct allreduce *a = arg;
+    const int size = a->set->size;
+    const size_t nbytes = block_bytes(a, block);
+    for (int i = 0; i < size; i++) {
+        size_t begin = chunk_begin(nbytes, i, size);
+        span_unpack(&a->out, shared_slab(a->ctx, a->set, i, block) + begin, chunk_begin(nbytes, i + 1, size) - begin);
     }
-    return status;
+    // What the others read from this member: all chunks but its own, to reduce them, and the sum of its own.
+    size_t own = chunk_begin(nbytes, a->set->rank + 1, size) - chunk_begin(nbytes, a->set->rank, size);
+    a->ctx->counters.payload_bytes_sent += nbytes - own + ((size_t)size - 1) * own;
+    a->ctx->counters.payload_bytes_received += nbytes - own + ((size_t)size - 1) * own;
 }
 
 bhvd_status allreduce_shared(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                              const struct span_list *list)
 {
-    struct span_cursor in = span_cursor_at(list, 0), out = span_cursor_at(list, 0);
-    bhvd_status status = BHVD_OK;
-    for (size_t left = list->nbytes; left && !status;) {
-        size_t nbytes = min_size(left, HOST_SLAB_BYTES);
-        bool small = nbytes <= SMALL_BYTES;
-        shared_stage(reduction, &in, shared_slab(ctx, set, set->rank), nbytes);
-        status = small ? allreduce_small_block(ctx, set, reduction, &out, nbytes)
-                       : allreduce_large_block(ctx, set, reduction, &out, nbytes);
-        // What the others read from this member: its slab (or all chunks of it but its own), and its reduced chunk.
-        size_t others = (size_t)set->size - 1;
-        size_t own = chunk_begin(nbytes, set->rank + 1, set->size) - chunk_begin(nbytes, set->rank, set->size);
-        ctx->counters.payload_bytes_sent += small ? others * nbytes : nbytes - own + others * own;
-        ctx->counters.payload_bytes_received += small ? others * nbytes : nbytes - own + others * own;
-        shared_next_block(set);
-        left -= nbytes;
+    struct allreduce a = {ctx, set, reduction, span_cursor_at(list, 0), span_cursor_at(list, 0), list->nbytes};
+    if (list->nbytes > SMALL_BYTES) {
+        size_t blocks = (list->nbytes + HOST_SLAB_BYTES - 1) / HOST_SLAB_BYTES;
+        return shared_run(ctx, set, blocks, &(struct shared_steps){stage, reduce_chunk, collect, .root = 0}, &a);
     }
-    return status;
+    ctx->counters.payload_bytes_sent += ((size_t)set->size - 1) * list->nbytes;
+    ctx->counters.payload_bytes_received += ((size_t)set->size - 1) * list->nbytes;
+    return shared_run(ctx, set, list->nbytes > 0, &(struct shared_steps){stage, NULL, reduce_all, .root = 0}, &a);
 }

@@ -1,25 +1,45 @@
-// Broadcast in shared memory: the root stages a block, the others copy it while the root stages the next one.
+// Broadcast in shared memory: the root stages blocks, the others copy them.
 #include "collective/shared.h"
+
+struct broadcast {
+    bhvd_context *ctx;
+    struct process_set *set;
+    int root;
+    const unsigned char *src;
+    unsigned char *dst;
+    size_t nbytes;
+};
+
+static size_t block_bytes(const struct broadcast *b, size_t block)
+{
+    size_t left = b->nbytes - block * HOST_SLAB_BYTES;
+    return left < HOST_SLAB_BYTES ? left : HOST_SLAB_BYTES;
+}
+
+static void stage(void *arg, size_t block)
+{
+    const struct broadcast *b = arg;
+    memcpy(shared_slab(b->ctx, b->set, b->root, block), b->src + block * HOST_SLAB_BYTES, block_bytes(b, block));
+}
+
+static void collect(void *arg, size_t block)
+{
+    const struct broadcast *b = arg;
+    memcpy(b->dst + block * HOST_SLAB_BYTES, shared_slab(b->ctx, b->set, b->root, block), block_bytes(b, block));
+}
 
 bhvd_status broadcast_shared(bhvd_context *ctx, struct process_set *set, int root, const void *src, void *dst,
                              size_t nbytes)
 {
-    const bool is_root = set->rank == root;
-    bhvd_status status = BHVD_OK;
-    for (size_t offset = 0; offset < nbytes && !status && set->size > 1; offset += HOST_SLAB_BYTES) {
-        size_t n = nbytes - offset < HOST_SLAB_BYTES ? nbytes - offset : HOST_SLAB_BYTES;
-        if (is_root)
-            collective_copy(shared_slab(ctx, set, root), (const char *)src + offset, n);
-        status = shared_barrier(ctx, set);
-        if (!is_root && !status)
-            collective_copy((char *)dst + offset, shared_slab(ctx, set, root), n);
-        shared_next_block(set);
-    }
-    if (is_root && dst != src)
-        collective_copy(dst, src, nbytes);
-    if (is_root)
+    struct broadcast b = {ctx, set, root, src, dst, nbytes};
+    size_t blocks = set->size > 1 ? (nbytes + HOST_SLAB_BYTES - 1) / HOST_SLAB_BYTES : 0;
+    bhvd_status status = shared_run(ctx, set, blocks, &(struct shared_steps){stage, NULL, collect, true, root}, &b);
+    if (set->rank == root) {
+        if (dst != src)
+            collective_copy(dst, src, nbytes);
         ctx->counters.payload_bytes_sent += nbytes * (size_t)(set->size - 1);
-    else
+    } else {
         ctx->counters.payload_bytes_received += nbytes;
+    }
     return status;
 }

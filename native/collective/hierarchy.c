@@ -48,7 +48,7 @@ static struct process_set *subset(const bhvd_context *ctx, const struct process_
     if (!part)
         return NULL;
     *part = (struct process_set){.id = set->id, .number = set->number, .size = size, .rank = rank, .shared = shared,
-                                 .barrier = set->barrier};
+                                 .first_block = set->first_block, .block = set->block};
     part->ranks = malloc((size_t)size * sizeof *part->ranks);
     part->local_indices = malloc((size_t)size * sizeof *part->local_indices);
     for (int i = 0; i < size && part->ranks && part->local_indices; i++) {

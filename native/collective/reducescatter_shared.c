@@ -8,30 +8,46 @@ static size_t piece_size(size_t total, size_t offset, size_t piece)
     return total <= offset ? 0 : total - offset < piece ? total - offset : piece;
 }
 
+struct reducescatter {
+    bhvd_context *ctx;
+    struct process_set *set;
+    const struct reduction *reduction;
+    const struct span_list *src;
+    unsigned char *dst;
+    const size_t *part;
+    size_t piece;               // bytes of every member's part in a block
+};
+
+static void stage(void *arg, size_t block)
+{
+    const struct reducescatter *r = arg;
+    unsigned char *slab = shared_slab(r->ctx, r->set, r->set->rank, block);
+    size_t begin = 0, offset = block * r->piece;
+    for (int i = 0; i < r->set->size; begin += r->part[i++]) {
+        size_t n = piece_size(r->part[i], offset, r->piece);
+        struct span_cursor cursor = span_cursor_at(r->src, begin + offset);
+        shared_stage(r->reduction, &cursor, slab + (size_t)i * r->piece, n);
+        if (i != r->set->rank)
+            r->ctx->counters.payload_bytes_sent += n;
+    }
+}
+
+static void collect(void *arg, size_t block)
+{
+    const struct reducescatter *r = arg;
+    size_t offset = block * r->piece, mine = piece_size(r->part[r->set->rank], offset, r->piece);
+    shared_reduce(r->ctx, r->set, r->reduction, block, (size_t)r->set->rank * r->piece, r->dst + offset, mine);
+    r->ctx->counters.payload_bytes_received += mine * (size_t)(r->set->size - 1);
+}
+
 bhvd_status reducescatter_shared(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                                  const struct span_list *src, void *dst, const size_t *part)
 {
     const size_t piece = HOST_SLAB_BYTES / (size_t)set->size / 64 * 64;
+    struct reducescatter r = {ctx, set, reduction, src, dst, part, piece};
     size_t longest = 0;
     for (int i = 0; i < set->size; i++)
         longest = part[i] > longest ? part[i] : longest;
-    bhvd_status status = BHVD_OK;
-    for (size_t offset = 0; offset < longest && !status; offset += piece) {
-        unsigned char *slab = shared_slab(ctx, set, set->rank);
-        size_t begin = 0;
-        for (int i = 0; i < set->size; begin += part[i++]) {
-            size_t n = piece_size(part[i], offset, piece);
-            struct span_cursor cursor = span_cursor_at(src, begin + offset);
-            shared_stage(reduction, &cursor, slab + (size_t)i * piece, n);
-            if (i != set->rank)
-                ctx->counters.payload_bytes_sent += n;
-        }
-        status = shared_barrier(ctx, set);
-        size_t mine = piece_size(part[set->rank], offset, piece);
-        if (!status)
-            shared_reduce(ctx, set, reduction, (size_t)set->rank * piece, (unsigned char *)dst + offset, mine);
-        ctx->counters.payload_bytes_received += mine * (size_t)(set->size - 1);
-        shared_next_block(set);
-    }
-    return status;
+    return shared_run(ctx, set, (longest + piece - 1) / piece,
+                      &(struct shared_steps){stage, NULL, collect, .root = 0}, &r);
 }

@@ -1,29 +1,44 @@
-// Collectives in shared memory work in blocks. Every member has two slabs in the set's area. For each block:
+// Collectives in shared memory work in blocks, each in steps:
 //
-//     every member writes its piece into its current slab;  barrier;  every member reads the others' slabs
+//     stage      write this member's piece of the block into its slab
+//     reduce     read the others' slabs, write what all need into the own slab     (allreduce only)
+//     collect    read the others' slabs, write the result
 //
-// The next block goes to the other slab. So one barrier a block is enough: who writes a slab again has passed the barrier
-// of the block between, hence all have finished reading it.
+// A step of a block begins when the step before it is done on all members. There is no barrier: each member counts the
+// blocks that it has staged, reduced and collected, where all see it, and may be ahead of the others by HOST_SLABS blocks.
+// So a member that gets its core late costs the others nothing as long as they have something else to do.
 #ifndef BHVD_SHARED_H
 #define BHVD_SHARED_H
 
 #include "collective/collective.h"
 
-// The current slab of a member (position in the set), HOST_SLAB_BYTES long.
-unsigned char *shared_slab(bhvd_context *ctx, const struct process_set *set, int index);
+// block: from 0 in each collective; every member calls the same steps for the same blocks, each in rising order.
+typedef void (*shared_step_fn)(void *arg, size_t block);
 
-// All members have arrived; what they wrote before is visible.
+struct shared_steps {
+    shared_step_fn stage;               // NULL: nothing to write
+    shared_step_fn reduce;              // NULL on all members: there is no such step
+    shared_step_fn collect;             // NULL: nothing to write
+    bool only_root;                     // nobody stages but the member at `root`, who collects nothing
+    int root;
+};
+
+// Runs all steps of all blocks.
+bhvd_status shared_run(bhvd_context *ctx, struct process_set *set, size_t blocks, const struct shared_steps *steps,
+                       void *arg);
+
+// All members have come here, and have finished what they did before.
 bhvd_status shared_barrier(bhvd_context *ctx, struct process_set *set);
+
+// The slab of a member (position in the set) for a block of the running collective, HOST_SLAB_BYTES long.
+unsigned char *shared_slab(bhvd_context *ctx, const struct process_set *set, int index, size_t block);
 
 // Copies the next `nbytes` from the cursor on to `dst`, in this member's slab, prescaled.
 void shared_stage(const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst, size_t nbytes);
 
-// dst = postscale * reduction over all members' current slabs at `offset`, in rank order. dst may lie in the own slab
-// at the same offset.
-void shared_reduce(bhvd_context *ctx, const struct process_set *set, const struct reduction *reduction, size_t offset,
-                   unsigned char *dst, size_t nbytes);
-
-// The block is read: the next one goes to the other slab.
-void shared_next_block(struct process_set *set);
+// dst = postscale * reduction over all members' slabs of the block at `offset`, in rank order. dst may lie in the own
+// slab at the same offset.
+void shared_reduce(bhvd_context *ctx, const struct process_set *set, const struct reduction *reduction, size_t block,
+                   size_t offset, unsigned char *dst, size_t nbytes);
 
 #endif

@@ -94,7 +94,7 @@ bhvd_status process_set_add(bhvd_context *ctx, const int32_t *ranks, int size, i
     struct process_set *set = process_set_create(ctx, ranks, size, free_id);
     if (set) {
         set->number = (uint32_t)++table->generation;
-        set->barrier = table->generation << 32;
+        set->first_block = set->block = table->generation << 40;
     }
     if (!set || hierarchy_create(ctx, set)) {
         process_set_destroy(set);

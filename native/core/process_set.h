@@ -21,14 +21,14 @@ struct process_set {
     // The staging area that the members share when all of them are on this host (collective/shared.h).
     bool shared;
     int32_t *local_indices;     // by set rank; only when shared
-    uint64_t barrier;           // the last barrier's number: generation << 32 | counter
-    int slab;                   // which slab the next block goes to
+    uint64_t first_block;       // of this set in its area: generation << 40, beyond all of an older set
+    uint64_t block;             // the next one, equal on all members between two executions
     struct hierarchy *hierarchy;        // collective/hierarchy.h; NULL: one host, or no host holds two members
 };
 
 struct process_set_table {
     struct process_set *sets[PROCESS_SET_MAX];
-    uint64_t generation;        // counts additions: a new set's barriers are later than any of an older one
+    uint64_t generation;        // counts additions: a new set's blocks are later than any of an older one
     int high;                   // no set has an id from here on
 };
 

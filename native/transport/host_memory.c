@@ -15,7 +15,7 @@ static size_t areas_offset(int ranks)
     return round_to_page(rings_offset(ranks) + (size_t)ranks * ranks * PAIR_STRIDE);
 }
 
-static size_t slabs_offset(int ranks) { return round_to_page((size_t)ranks * sizeof(struct host_flag)); }
+static size_t slabs_offset(int ranks) { return round_to_page((size_t)ranks * sizeof(struct host_counts)); }
 
 static size_t area_size(int ranks) { return slabs_offset(ranks) + (size_t)ranks * HOST_SLABS * HOST_SLAB_BYTES; }
 
@@ -42,9 +42,9 @@ static unsigned char *area_base(const struct host_memory *memory, int area)
     return memory->base + areas_offset(memory->ranks) + area * area_size(memory->ranks);
 }
 
-struct host_flag *host_memory_flag(const struct host_memory *memory, int area, int index)
+struct host_counts *host_memory_counts(const struct host_memory *memory, int area, int index)
 {
-    return (struct host_flag *)area_base(memory, area) + index;
+    return (struct host_counts *)area_base(memory, area) + index;
 }
 
 unsigned char *host_memory_slab(const struct host_memory *memory, int area, int index, int slab)

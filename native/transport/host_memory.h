@@ -12,12 +12,15 @@
 
 enum {
     HOST_SLAB_BYTES = 256 * 1024,   // two of a rank's slabs and the reader's part of a peer's fit into an L2 cache
-    HOST_SLABS = 2,                 // double buffering: one barrier a block is enough, see collective/shared.h
+    HOST_SLABS = 8,                 // how many blocks a rank may be ahead of the others, see collective/shared.h
     HOST_AREAS = 64                 // process sets with an id below this have an area
 };
 
-struct host_flag {
-    _Alignas(128) _Atomic uint64_t value;       // 128: the adjacent-line prefetcher must not couple two ranks' flags
+// How far a rank has come in an area: blocks since the area's beginning. Written by that rank alone.
+enum host_count { HOST_STAGED, HOST_REDUCED, HOST_COLLECTED, HOST_COUNTS };
+
+struct host_counts {
+    _Alignas(128) _Atomic uint64_t done[HOST_COUNTS];   // 128: the adjacent-line prefetcher must not couple two ranks'
 };
 
 struct host_memory {
@@ -31,7 +34,7 @@ size_t host_memory_size(int ranks);
 struct bell_word *host_memory_bell(const struct host_memory *memory, int index);
 struct ring *host_memory_control_ring(const struct host_memory *memory, int from, int to);
 struct ring *host_memory_data_ring(const struct host_memory *memory, int from, int to);
-struct host_flag *host_memory_flag(const struct host_memory *memory, int area, int index);
+struct host_counts *host_memory_counts(const struct host_memory *memory, int area, int index);
 unsigned char *host_memory_slab(const struct host_memory *memory, int area, int index, int slab);
 
 #endif
