@@ -16,8 +16,9 @@ import warnings
 from contextlib import contextmanager
 from time import perf_counter_ns
 
-from bagua_hvd.common import basics, native
+from bagua_hvd.common import basics
 from bagua_hvd.common.buckets import Bucket, partition, partition_groups
+from bagua_hvd.common.facts import extremes
 from bagua_hvd.common.model import Model
 from bagua_hvd.primitives import c_fp_s
 
@@ -138,6 +139,8 @@ class Reducer:
         self._factors = (prescale_factor, postscale_factor)
         self._members = []
         self._bucket_of = []        # by index; None: it travels by itself
+        self._grouped = False       # the user has said what travels together
+        self._ready = []            # gradients as they became ready; None: the ranks have agreed on an order
         self._noted = set()
         self._agreed = None         # for which init() and how many members the ranks know each other's facts
         self.model = Model("weights", gradients, group)
@@ -160,18 +163,21 @@ class Reducer:
         first = len(self._members)
         self._members.extend(members)
         numbered = dict(enumerate(members, first))
-        plan = partition(numbered) if groups is None else partition_groups(numbered, groups)
+        self._grouped = self._grouped or groups is not None
         self._bucket_of.extend([None] * len(members))
+        self._add_buckets(partition(numbered) if groups is None else partition_groups(numbered, groups))
+        self.model.add(numbered)
+        self.reset()
+
+    def _add_buckets(self, plan):
         for indices in plan:
             bucket = Bucket(
-                f"{self._name}.{len(self.buckets)}", {index: numbered[index] for index in indices}, *self._factors,
-                model=self.model,
+                f"{self._name}.{len(self.buckets)}", {index: self._members[index] for index in indices},
+                *self._factors, model=self.model,
             )
             self.buckets.append(bucket)
             for index in indices:
                 self._bucket_of[index] = bucket
-        self.model.add(numbered)
-        self.reset()
 
     def set_passes(self, passes):
         """Changes the backward passes for each gradient; counting begins anew."""
@@ -216,6 +222,8 @@ class Reducer:
         self.pending = True
         self._passes_left[index] -= 1
         if self._agreed != self._agreement():
+            if self._ready is not None:
+                self._ready.append(index)
             return
         self._begin()
         if self._passes_left[index] == 0 and self._travel:
@@ -237,6 +245,8 @@ class Reducer:
     def _agree(self):
         """Learns which gradients any rank has sparse; the others are dense from then on, whatever comes.
 
+        And the order of the gradients: buckets hold what becomes ready together, in the first backward pass.
+
         And whether all ranks are in the same step, with or without a state from before: a checkpoint may have been
         loaded by some only, and ranks of an elastic job come and go. If not, they go on from the latest step, all
         without.
@@ -247,36 +257,45 @@ class Reducer:
         model, size, count = self.model, self.group.size(), len(self._members)
         had_state = model.kinds_of_state()[0]
         model.settle()
-        values = (model.step, *map(int, model.kinds_of_state()))
-        facts = native.ffi.new("int32_t[]", size + count + 2 * len(values))
-        facts[self.group.rank()] = 1
-        for index in range(count):
-            facts[size + index] = self._gradients.sparse_dim(index)
-        for i, value in enumerate(values):      # the maximum, and minus the minimum
-            facts[size + count + 2 * i], facts[size + count + 2 * i + 1] = value, -value
-        self._maximum(facts, len(facts), "facts")
-        for index in range(count):
-            if facts[size + index]:
-                self._set_sparse(index, facts[size + index])
-        steps, own, kept = (
-            (facts[size + count + 2 * i], -facts[size + count + 2 * i + 1]) for i in range(len(values))
-        )
-        if steps[0] != steps[1] or own[0] != own[1] or kept[0] != kept[1]:
-            model.step = steps[0]
-            model.drop_state(shared=steps[0] != steps[1] or kept[0] != kept[1])
+        present = [int(rank == self.group.rank()) for rank in range(size)]
+        sparse = [self._gradients.sparse_dim(index) for index in range(count)]
+        places = {index: place for place, index in enumerate(self._order())}
+        facts = extremes([*present, *sparse, *(places[index] for index in range(count)), model.step,
+                          *map(int, model.kinds_of_state())], f"{self._name}.facts", self.group)
+        for index, (largest, _) in enumerate(facts[size:size + count]):
+            if largest:
+                self._set_sparse(index, largest)
+        places, (step, own, kept) = facts[size + count:-3], facts[-3:]
+        differ = any(largest != smallest for largest, smallest in (*places, step, kept))
+        if differ or own[0] != own[1]:
+            model.step = step[0]
+            model.drop_state(shared=differ)
+        self._arrange(sorted(range(count), key=lambda index: (places[index][0], index)))
         if had_state and not model.kinds_of_state()[0]:
             self._note("the ranks have changed: what it keeps of its own", "begins anew")
-        if all(facts[0:size]):
+        if all(largest for largest, _ in facts[:size]):
             self._agreed = self._agreement()
 
-    def _maximum(self, values, count, what):
-        """Sets int32 values to their maximum over the ranks. Blocks."""
-        address = int(native.ffi.cast("uintptr_t", values))
-        view = native.TensorView(address, address, (count,), native.INT32, values)
-        basics.context().post(
-            native.ALLREDUCE, f"{self._name}.{what}", [view], process_set=self.group.process_set_id, op=native.OP_MAX,
-            blocking=True,
-        ).wait()
+    def _order(self):
+        """All gradients, as the buckets are to hold them: as they became ready first, unless it is settled."""
+        settled = self._ready is None or self.model.kinds_of_state()[1]
+        first = dict.fromkeys(self._bucketed() if settled else self._ready)
+        return [*first, *(index for index in reversed(range(len(self._members))) if index not in first)]
+
+    def _bucketed(self):
+        return [index for bucket in self.buckets for index in bucket.members]
+
+    def _arrange(self, order):
+        """Cuts the buckets anew if the order is another. Nothing may be pending; the user's groups stay as they are."""
+        order = [index for index in order if self._bucket_of[index] is not None]
+        if order != self._bucketed() and not self._grouped:
+            self._cut(partition({index: self._members[index] for index in reversed(order)}))
+        self._ready = None
+
+    def _cut(self, plan):
+        self.buckets.clear()
+        self._add_buckets(plan)
+        self._unposted = list(self.buckets)
 
     def _set_sparse(self, index, sparse_dim):
         bucket = self._bucket_of[index]
@@ -384,9 +403,7 @@ class Reducer:
         if self._settled or self.algorithm.asynchronous or self.algorithm.gradients_travel(self.model):
             return False
         self._settled = True
-        overflow = native.ffi.new("int32_t[]", [int(local())])
-        self._maximum(overflow, 1, "overflow")
-        return bool(overflow[0])
+        return bool(extremes([int(local())], f"{self._name}.overflow", self.group)[0][0])
 
     def step(self):
         """Lets the algorithm update the weights. False: the optimizer is to do it."""
@@ -415,7 +432,8 @@ class Reducer:
             return {}
         # The state lies by buckets, and these are without the sparse gradients.
         sparse = {i: self._gradients.sparse_dim(i) for i, bucket in enumerate(self._bucket_of) if bucket is None}
-        return {"algorithm": type(self.algorithm).__name__, "state": state, "sparse": sparse}
+        return {"algorithm": type(self.algorithm).__name__, "state": state, "sparse": sparse,
+                "buckets": [list(bucket.members) for bucket in self.buckets]}
 
     def load_state_dict(self, state):
         """Takes up a state_dict(); to be called alike on all ranks. One of another algorithm is passed over."""
@@ -423,4 +441,11 @@ class Reducer:
         if state.get("algorithm") == type(self.algorithm).__name__:
             for index, sparse_dim in state["sparse"].items():
                 self._set_sparse(index, sparse_dim)
+            self._restore_buckets(state["buckets"])
             self.model.load_state_dict(state["state"])
+
+    def _restore_buckets(self, plan):
+        """Cuts the buckets as they were, where the members are those, and the user has not grouped them."""
+        if not self._grouped and sorted(self._bucketed()) == sorted(index for indices in plan for index in indices):
+            self._cut(plan)
+            self._ready = None

@@ -1,6 +1,7 @@
 """One script, unchanged, started by baguarun, mpiexec, mpirun, torchrun, srun-like variables, and by itself."""
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,32 @@ def test_torchrun_restarts(environment, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("more", [{}, {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "3", "HOROVOD_GLOO_RENDEZVOUS_PORT": "0"}])
+def test_torchs_variables_alone(more, environment, tmp_path):
+    """As Kubernetes' PyTorchJob sets them; torch.distributed meets at the same port."""
+    script = TORCH_SCRIPT + """
+torch.distributed.init_process_group("gloo")
+total = torch.ones(1)
+torch.distributed.all_reduce(total)
+assert total.item() == 3
+torch.distributed.destroy_process_group()
+"""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (tmp_path / "script.py").write_text(script)
+    popens = []
+    for rank in range(3):
+        torchs = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "3", **more}
+        if "HOROVOD_RANK" in more:
+            torchs["HOROVOD_RANK"] = str(rank)
+        popens.append(subprocess.Popen([sys.executable, str(tmp_path / "script.py")], env={**environment, **torchs},
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    outputs = [popen.communicate(timeout=100) for popen in popens]
+    assert [popen.returncode for popen in popens] == [0] * 3, outputs
+    assert [json.loads(stdout.splitlines()[0]) for stdout, _ in outputs] == THREE_ON_ONE_HOST
+
+
 def test_a_secret_of_the_users_own(environment, tmp_path):
     """It is not in the message then, and ranks that have another one are refused."""
     script = "import os\nif os.environ['PMI_RANK'] == '1': os.environ['_HOROVOD_SECRET_KEY'] = 'b3RoZXI='\n" + SCRIPT
@@ -140,6 +167,7 @@ OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM
     ({}, None),
     ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),     # the batch script itself
     ({"RANK": "0", "WORLD_SIZE": "2"}, None),
+    ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, Placement("env", 1, 2, None, None)),
     (HYDRA, Placement("hydra", 1, 4, 2, None)),
     (OPEN_MPI, Placement("openmpi", 3, 8, 4, "openmpi-prterun-x-5@1")),
     (SLURM, Placement("slurm", 2, 6, None, "slurm-12-3")),

@@ -243,6 +243,7 @@ def elastic_training():
         state.model(x).square().sum().backward()
         if events == [] and state.batch == 3:
             events.append("both fail")
+            hvd.barrier()       # or the later one would hear of the other's failure before it has its own
             raise hvd.HorovodInternalError("simulated")      # in the middle: gradients are on their way
         state.optimizer.step()
 

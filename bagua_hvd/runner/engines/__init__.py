@@ -1,4 +1,4 @@
-"""Jobs whose ranks somebody else started: mpirun, srun, torchrun, or torch's variables alone. Used by init(), in the ranks.
+"""Jobs whose ranks somebody else started: mpirun, srun, torchrun, torch's variables alone. Used by init().
 
     detect.py           which engine, and this process's rank, from the environment
     join.py             rank 0 hosts the rendezvous and tells the others its address and the job's secret, by way of

@@ -1,4 +1,4 @@
-"""Rank 0's message for the others in torch's store at MASTER_ADDR:MASTER_PORT: the one module of runner that needs torch.
+"""Rank 0's message for the others in torch's store at MASTER_ADDR:MASTER_PORT. The one module here that needs torch.
 
 torchrun's agent keeps that store; where ranks were started with torch's variables and no agent, rank 0 does, until all
 have met. The store does not authenticate those who connect: whoever reaches MASTER_PORT can read the message, as
