@@ -236,7 +236,8 @@ def _run_negotiation(options):
     for ranks in options.negotiation:
         options.np = ranks
         with rounds.OthersCpu() as cpu:
-            results = [rounds.run_round("bagua", options) for _ in range(options.rounds)]
+            results = [rounds.run_round("bagua", options, program="bagua_hvd.bench.negotiation")
+                       for _ in range(options.rounds)]
         others[f"{ranks} ranks"] = [cpu.used]
         found += negotiation.rows(ranks, results)
     print("\n" + report.table(negotiation.COLUMNS, [row.cells() for row in found], left=2), flush=True)

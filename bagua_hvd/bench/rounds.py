@@ -48,8 +48,7 @@ def why_left_out(backend, options):
     return None
 
 
-def _command(backend, options, folder, on_hosts):
-    program = "bagua_hvd.bench.negotiation" if options.negotiation else "bagua_hvd.bench.rank"
+def _command(program, backend, options, folder, on_hosts):
     rank = [sys.executable, "-m", program, backend, folder, json.dumps(vars(options))]
     if on_hosts:
         rank = [sys.executable, "-m", "bagua_hvd.bench.hosts", *rank]
@@ -101,18 +100,20 @@ def _stop(process):
     process.wait()
 
 
-def run_round(backend, options, hosts=None):
+def run_round(backend, options, hosts=None, program="bagua_hvd.bench.rank"):
     """One round: a list over ranks of {Case.key: [seconds]}.
 
     Args:
         hosts: hosts.Hosts, to spread the ranks over; None: all on this host.
+        program: module that a rank runs, with backend, folder and options as its arguments.
     Raises:
         RoundFailed: a rank failed, or the round took too long. Nothing of it is left running.
     """
     with tempfile.TemporaryDirectory(prefix="bagua-bench-") as folder, _job_on(hosts, backend, options) as variables:
         with open(os.path.join(folder, "output"), "w+", errors="replace") as output:
-            process = subprocess.Popen(_command(backend, options, folder, hosts), env={**_environment(), **variables},
-                                       stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                _command(program, backend, options, folder, hosts), env={**_environment(), **variables},
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
             try:
                 exit_code = process.wait(ROUND_TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:

@@ -1,0 +1,149 @@
+"""What communication adds to a training step: `python -m bagua_hvd.bench.train [--hosts 2 --rate 10gbit]`.
+
+Two models of about 10 million parameters train with SGD and momentum on data of their own on each rank: a multilayer
+perceptron (batch 64) and a convolutional network (batch 32 of 3x32x32). "none" is the same without communication;
+*exposed* is the part of a step that none does not need, that is, communication that the computation does not hide.
+gloo is torch's DistributedDataParallel. A sample is the slowest rank's time for one step.
+
+As a program with a backend's name, a folder and options: one rank of one round.
+"""
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from contextlib import nullcontext
+
+from bagua_hvd import algorithms
+from bagua_hvd.bench import report, rounds
+from bagua_hvd.bench.hosts import Hosts, why_impossible
+from bagua_hvd.bench.results import describe, write
+
+MODELS = ("mlp", "cnn")
+BACKENDS = ("none", "bagua", "gloo")
+COLUMNS = ("model", "backend", "steps/s", "median ms", "min", "max", "exposed")
+
+
+def _mlp(nn):
+    hidden = [layer for _ in range(2) for layer in (nn.Linear(2048, 2048), nn.ReLU())]
+    return nn.Sequential(nn.Linear(784, 2048), nn.ReLU(), *hidden, nn.Linear(2048, 10)), (64, 784)
+
+
+def _cnn(nn):
+    layers, channels = [], 3
+    for width, stride in ((64, 2), (128, 2), (256, 2), (512, 2), (512, 1), (512, 1), (512, 1)):
+        layers += [nn.Conv2d(channels, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+        channels = width
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000), nn.ReLU(), nn.Linear(1000, 10)]
+    return nn.Sequential(*layers, *head), (32, 3, 32, 32)
+
+
+def _wrapped(name, model, optimizer, options):
+    """(what computes the loss, what steps)."""
+    if name == "bagua":
+        import bagua_hvd.torch as hvd
+
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), algorithm=options.algorithm)
+    if name == "gloo":
+        from torch.nn.parallel import DistributedDataParallel
+
+        return DistributedDataParallel(model), optimizer
+    return model, optimizer
+
+
+def _times(name, kind, backend, options):
+    """Seconds of each step on this rank."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    model, shape = {"mlp": _mlp, "cnn": _cnn}[kind](nn)
+    compute, optimizer = _wrapped(name, model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), options)
+    torch.manual_seed(1 + backend.rank)
+    batch, labels = torch.randn(shape), torch.randint(0, 10, shape[:1])
+    times = []
+    for step in range(options.warmup_steps + options.steps):
+        if step == options.warmup_steps:
+            backend.barrier()
+        started = time.perf_counter()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(compute(batch), labels).backward()
+        optimizer.step()
+        times.append(time.perf_counter() - started)
+    return times[options.warmup_steps:]
+
+
+def _rank(name, folder, options):
+    import torch
+
+    from bagua_hvd.bench import backends
+
+    rank = os.environ["HOROVOD_RANK"]
+    try:
+        torch.set_num_threads(1)
+        options.codec = None
+        backend = backends.create("bagua" if name == "none" else name, options, folder)
+        write(os.path.join(folder, f"rank{rank}.json"),
+              {kind: _times(name, kind, backend, options) for kind in options.models})
+        backend.barrier()
+        backend.close()
+        return 0
+    except Exception as error:
+        write(os.path.join(folder, f"rank{rank}.error"), f"rank {rank}: {describe(error)}")
+        print(describe(error), file=sys.stderr, flush=True)
+        return 1
+
+
+def _lines(results, models):
+    for kind in models:
+        none = None
+        for name, times in results.items():
+            samples = [1e3 * sample for samples in times[kind] for sample in samples]
+            median = statistics.median(samples)
+            none = median if name == "none" else none
+            exposed = "-" if none is None or name == "none" else f"{max(0.0, 1 - none / median):.0%}"
+            milliseconds = (f"{value:.1f}" for value in (median, min(samples), max(samples)))
+            yield kind, name, f"{1e3 / median:.2f}", *milliseconds, exposed
+
+
+def _parse():
+    parser = argparse.ArgumentParser(prog="python -m bagua_hvd.bench.train", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-np", type=int, default=2, help="ranks; default 2")
+    parser.add_argument("--hosts", type=int, default=0, help="spread the ranks over so many network namespaces (root)")
+    parser.add_argument("--rate", default="10gbit", help="of each host's link, as tc writes it; default 10gbit")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="default: both")
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS, help="default: all three")
+    parser.add_argument("--algorithm", default="gradient_allreduce", help="of bagua; default gradient_allreduce")
+    parser.add_argument("--rounds", type=int, default=3, help="of fresh ranks a backend, in turn; default 3")
+    parser.add_argument("--steps", type=int, default=20, help="timed, per round; default 20")
+    parser.add_argument("--warmup-steps", type=int, default=5, help="not timed; default 5")
+    options = parser.parse_args()
+    try:
+        algorithms.get(options.algorithm)
+    except ValueError as error:
+        parser.error(str(error))
+    if options.hosts and (problem := why_impossible()):
+        parser.error(problem)
+    return options
+
+
+def main():
+    options = _parse()
+    print(report.machine_line(report.machine()), flush=True)
+    with Hosts(options.hosts, options.rate) if options.hosts else nullcontext() as hosts:
+        results, others = rounds.interleaved(
+            options.backends, options,
+            lambda name: rounds.slowest(rounds.run_round(name, options, hosts, "bagua_hvd.bench.train")))
+    print("\n" + report.table(COLUMNS, list(_lines(results, options.models)), left=2))
+    if busy := report.others_line(others):
+        print("\n" + busy)
+    return 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 4 and sys.argv[3].startswith("{"):
+        sys.exit(_rank(sys.argv[1], sys.argv[2], argparse.Namespace(**json.loads(sys.argv[3]))))
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""`python -m bagua_hvd.bench.train`: real ranks of each backend, and a line for each."""
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+
+
+def test_every_backend_has_its_line():
+    command = [sys.executable, "-m", "bagua_hvd.bench.train", "--models", "mlp", "--rounds", "1", "--steps", "2",
+               "--warmup-steps", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if line[:1] == "|"]
+    assert [row[1] for row in cells[2:]] == ["none", "bagua", "gloo"]
+    for row in cells[2:]:
+        assert float(row[2]) > 0 and float(row[4]) <= float(row[3]) <= float(row[5])
+    assert cells[2][6] == "-" and all(row[6].endswith("%") for row in cells[3:])
+
+
+def test_an_unknown_algorithm_is_one_sentence():
+    command = [sys.executable, "-m", "bagua_hvd.bench.train", "--algorithm", "nonsense"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "nonsense" in done.stderr and "Traceback" not in done.stderr
