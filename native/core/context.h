@@ -13,6 +13,7 @@
 #include "bagua_hvd.h"
 #include "base/table.h"
 #include "core/coordinator.h"
+#include "core/heartbeat.h"
 #include "core/process_set.h"
 #include "core/response_cache.h"
 #include "core/timeline.h"
@@ -56,6 +57,9 @@ struct bhvd_context {
     struct response_cache cache;
     struct timeline timeline;
     struct execution *executions_head, **executions_tail;
+    uint64_t executing;                         // the number of the one that runs; 0: none
+    struct heartbeat heartbeat;
+    uint64_t messages_moved;                    // bytes of them, both ways
     struct fusion_buffer scratch[2];            // fusion.h
     _Atomic bool measures_coordinator;
     struct engine_counters counters;            // links count bytes too, see bhvd_context_counters

@@ -71,6 +71,7 @@ static void begin_response(struct coordinator *c, uint32_t process_set, uint32_t
     struct bytes *out = &c->out;
     out->size = 0;
     c->run = (struct cached_run){0};
+    bytes_put_i64(out, (int64_t)++c->response_number);
     bytes_put_u32(out, process_set);
     bytes_put_u32(out, count);
 }

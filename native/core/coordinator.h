@@ -36,6 +36,7 @@ struct coordinator {
     int additions;                              // process sets answered but not yet added here ...
     struct early_request *early;                // ... and requests for them from ranks that are ahead
     int64_t next_stall_check_ns;
+    uint64_t response_number;                   // of the response that was begun last
     struct bytes out;                           // the frame being written
     struct cached_run run;                      // at its end
 };

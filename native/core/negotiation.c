@@ -227,6 +227,7 @@ static bhvd_status take_items(bhvd_context *ctx, struct bytes_reader *r, uint32_
 
 bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader r)
 {
+    uint64_t number = (uint64_t)bytes_take_i64(&r);
     uint32_t process_set = bytes_take_u32(&r);
     uint32_t count = bytes_take_u32(&r);
     if (r.failed || count > (uint64_t)(r.end - r.at) * CACHED_RUN_MAX)
@@ -234,7 +235,7 @@ bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader r)
     struct execution *execution = malloc(sizeof *execution + count * sizeof execution->operations[0]);
     if (!execution)
         return BHVD_ERR_SYSTEM;
-    *execution = (struct execution){.process_set = process_set};
+    *execution = (struct execution){.number = number, .process_set = process_set};
     bhvd_status status = take_items(ctx, &r, count, execution);
     if (status || execution->count == 0) {
         free(execution);
@@ -265,6 +266,8 @@ bhvd_status negotiation_frame(bhvd_context *ctx, struct link *link, uint8_t type
     bhvd_status status = BHVD_ERR_SYSTEM;
     if (type == FRAME_GOODBYE)
         status = take_goodbye(ctx, link, payload);
+    else if (type == FRAME_HEARTBEAT)
+        status = heartbeat_take(ctx, link, payload);
     else if (type == FRAME_REQUEST && coordinator)
         status = coordinator_take_requests(ctx, link->rank, payload);
     else if (type == FRAME_RESPONSE && link->rank == COORDINATOR)

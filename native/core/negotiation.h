@@ -22,12 +22,13 @@ struct link;
 
 enum { COORDINATOR = 0 };        // its rank
 
-enum frame_type { FRAME_REQUEST = 1, FRAME_RESPONSE = 2, FRAME_STALE = 3, FRAME_GOODBYE = 4 };
+enum frame_type { FRAME_REQUEST = 1, FRAME_RESPONSE = 2, FRAME_STALE = 3, FRAME_GOODBYE = 4, FRAME_HEARTBEAT = 5 };
 enum item_tag { ITEM_CACHED = 0, ITEM_FULL = 1 };      // how a request or an answer says which operation it is about
 
 // Some fused operations that are executed together.
 struct execution {
     struct execution *next;
+    uint64_t number;            // in the order of all responses of the job, from 1
     uint32_t process_set;       // the set may be gone when its turn comes: looked up then
     int count;
     struct bhvd_handle *operations[];

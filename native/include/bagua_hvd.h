@@ -131,8 +131,10 @@ struct bhvd_context_options {
     int64_t fusion_threshold;       /* bytes; 0: no fusion */
     int64_t cache_capacity;         /* response cache entries; 0: no cache */
     int start_timeout_ms;           /* until all ranks are connected */
-    int timeout_ms;                 /* longest time without progress inside an operation that has started; a member
-                                     * that is busy with an operation of another process set makes none */
+    int timeout_ms;                 /* longest time without progress inside an operation that has started; while a
+                                     * member is busy with an earlier one, its limit is the one that counts */
+    int heartbeat_timeout_ms;       /* of silence, until a rank whose process does not end is lost: stopped, or out of
+                                     * reach; 0: never */
     int stall_warning_ms;           /* 0: no stall check */
     int stall_shutdown_ms;          /* 0: never */
     const char *allreduce_path;     /* NULL or "": chosen by native/collective/select.c; "shared", "ring", "doubling",
