@@ -539,7 +539,8 @@ void coordinator_take_goodbye(bhvd_context *ctx, int rank)
 {
     struct coordinator *c = &ctx->coordinator;
     c->left[rank] = true;
-    c->left_count++;
+    if (c->left_count++ == 0)
+        c->first_left = rank;
     coordinator_visit(ctx, visit_left, NULL);
     if (c->joined_count) {
         // Joins can no longer complete: who waits in one must hear it.

@@ -32,7 +32,7 @@ struct coordinator {
     bool *joined;                               // by global rank
     int joined_count, last_joined;
     bool *left;                                 // by global rank: said goodbye
-    int left_count;
+    int left_count, first_left;
     int additions;                              // process sets answered but not yet added here ...
     struct early_request *early;                // ... and requests for them from ranks that are ahead
     int64_t next_stall_check_ns;

@@ -251,10 +251,12 @@ static bhvd_status take_goodbye(bhvd_context *ctx, struct link *link, struct byt
     link->state = LINK_LEFT;
     if (r.at < r.end) {
         bhvd_status reason = (bhvd_status)bytes_take_u8(&r);
-        return context_fail(ctx, reason, "%.*s", (int)(r.end - r.at), (const char *)r.at);
-    }
-    if (link->rank == COORDINATOR)
+        if (reason != BHVD_ERR_SHUTDOWN)
+            return context_fail(ctx, reason, "%.*s", (int)(r.end - r.at), (const char *)r.at);
+        context_close(ctx, reason, "%.*s", (int)(r.end - r.at), (const char *)r.at);
+    } else if (link->rank == COORDINATOR) {
         context_close(ctx, BHVD_ERR_SHUTDOWN, NEGOTIATION_SHUT_DOWN " (rank %d left the job)", COORDINATOR);
+    }
     if (ctx->options.rank == COORDINATOR)
         coordinator_take_goodbye(ctx, link->rank);
     return BHVD_OK;
@@ -286,6 +288,11 @@ void negotiation_leave(bhvd_context *ctx)
     if (ctx->failure.status && ctx->failure.status != BHVD_ERR_SHUTDOWN) {
         bytes_put_u8(&reason, (uint8_t)ctx->failure.status);
         bytes_put(&reason, ctx->failure.message, strlen(ctx->failure.message));
+    } else if (ctx->coordinator.left_count) {
+        struct bhvd_error error;
+        error_set(&error, BHVD_ERR_SHUTDOWN, NEGOTIATION_SHUT_DOWN " (rank %d left the job)", ctx->coordinator.first_left);
+        bytes_put_u8(&reason, (uint8_t)error.status);
+        bytes_put(&reason, error.message, strlen(error.message));
     }
     for (int rank = 0; rank < ctx->options.size; rank++) {
         struct link *link = &ctx->connections.links[rank];

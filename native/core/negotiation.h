@@ -46,8 +46,8 @@ bhvd_status negotiation_frame(bhvd_context *ctx, struct link *link, uint8_t type
 // The coordinator's frames, also when it is this rank itself: an answer; "I do not know this id, say it in full".
 bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader payload);
 bhvd_status negotiation_take_stale(bhvd_context *ctx, struct bytes_reader payload);
-// Says goodbye to all peers, once: this rank takes part in nothing any more. When it failed, it says why, so that all
-// ranks name the same cause.
+// Says goodbye to all peers, once: this rank takes part in nothing any more. When it failed, it says why, and when the
+// coordinator is not the first to leave, who was, so that all ranks name the same cause.
 void negotiation_leave(bhvd_context *ctx);
 
 #endif
