@@ -22,7 +22,9 @@ struct link;
 
 enum { COORDINATOR = 0 };        // its rank
 
-enum frame_type { FRAME_REQUEST = 1, FRAME_RESPONSE = 2, FRAME_STALE = 3, FRAME_GOODBYE = 4, FRAME_HEARTBEAT = 5 };
+enum frame_type {
+    FRAME_REQUEST = 1, FRAME_RESPONSE = 2, FRAME_STALE = 3, FRAME_GOODBYE = 4, FRAME_HEARTBEAT = 5, FRAME_LATE = 6
+};
 enum item_tag { ITEM_CACHED = 0, ITEM_FULL = 1 };      // how a request or an answer says which operation it is about
 
 // Some fused operations that are executed together.

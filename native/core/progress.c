@@ -214,15 +214,21 @@ static bool engine_sleep(bhvd_context *ctx, int64_t deadline_ns, progress_ready_
     return progress;
 }
 
+// After so many rounds without progress. No yields while this process computes: each would give a whole time slice to its
+// own computation, and the peer waits. Who sleeps gets the core back at once.
+static bool sleeps_now(bhvd_context *ctx, int rounds)
+{
+    bool yields = atomic_load_explicit(&ctx->waiting, memory_order_relaxed);
+    return rounds >= ctx->spin_limit + (yields ? ctx->yield_limit : 0);
+}
+
 // Waits a moment: spins, then yields the core, then sleeps. *rounds counts since the last progress.
-// No yields while this process computes: each would give a whole time slice to its own computation, and the peer waits.
-// Who sleeps gets the core back at once.
 static void engine_pause(bhvd_context *ctx, int *rounds, int64_t deadline_ns, progress_ready_fn ready, void *arg)
 {
     ++*rounds;
     if (*rounds < ctx->spin_limit)
         cpu_relax();
-    else if (*rounds < ctx->spin_limit + ctx->yield_limit && atomic_load_explicit(&ctx->waiting, memory_order_relaxed))
+    else if (!sleeps_now(ctx, *rounds))
         sched_yield();
     else if (engine_sleep(ctx, deadline_ns, ready, arg))
         *rounds = 0;
@@ -284,7 +290,7 @@ bhvd_status progress_until(bhvd_context *ctx, progress_ready_fn ready, void *arg
             rounds = 0;
             continue;
         }
-        bool looks = rounds == ctx->spin_limit || rounds >= ctx->spin_limit + ctx->yield_limit;
+        bool looks = rounds == ctx->spin_limit || sleeps_now(ctx, rounds);
         if (looks && stillness_is_over_limit(ctx, &still) && ready(ctx, arg) <= 0) {
             char who[128];
             name_awaited(ctx, waiting_for, who, sizeof who);
@@ -541,6 +547,7 @@ void progress_stop(bhvd_context *ctx)
 {
     if (atomic_exchange(&ctx->closed, true))
         return;
+    late_close(ctx);
     bell_ring(&ctx->connections.bell, 0);
     uint64_t one = 1;
     ssize_t written = write(ctx->connections.bell.fd, &one, sizeof one);

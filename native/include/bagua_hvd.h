@@ -179,6 +179,11 @@ void bhvd_context_measure_coordinator(bhvd_context *ctx);
 /* BHVD_OK while usable; else the reason it is not, with the sentence. */
 bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error);
 
+/* Waits, timeout_ms at most, until this rank is told by the stall check that others wait for it. `seen`: zero before the
+ * first call, then as the call before left it. Returns 1, and for what they wait in text (size > 0); 0: time ran out; -1:
+ * the context is shut down. Thread-safe. */
+int bhvd_context_wait_late(bhvd_context *ctx, uint32_t *seen, int timeout_ms, char *text, size_t size);
+
 /* Writes a Chrome trace of the coordinator's view to `path`, from now on; rank 0 does, other ranks ignore it. The file is
  * valid JSON after every event. Starting the open file again changes nothing; another one takes its place. */
 bhvd_status bhvd_timeline_start(bhvd_context *ctx, const char *path, int mark_cycles, struct bhvd_error *error);
