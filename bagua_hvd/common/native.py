@@ -56,7 +56,7 @@ TOPOLOGY_SHIFT_ONE, TOPOLOGY_RING = lib.BHVD_TOPOLOGY_SHIFT_ONE, lib.BHVD_TOPOLO
 
 # A wait looks at Python's signals this often, so that Ctrl-C ends it.
 WAIT_SLICE_MS = 200
-# For who waits to be told that this rank is late: text as the core cuts it, and a limit that only keeps it from being none.
+# For who waits to be told that this rank is late: text as the core cuts it, and a limit, to have one.
 _LATE_BYTES, _LATE_WAIT_MS = 1024, 3_600_000
 
 _MAX_POOLED_NDIM = 8
@@ -394,7 +394,7 @@ class Context:
             raise_for_status(status, _message(error))
 
     def late(self):
-        """An iterator over what other ranks wait for this one with, whenever the stall check says so: names of operations.
+        """An iterator over what other ranks wait for this one with, whenever the stall check warns: operations' names.
 
         It blocks, without the GIL, until there is something; it ends when the context is shut down.
         """

@@ -1,7 +1,7 @@
 """The faults, one small function each, and what is expected of the job: that it fails and says why, or that it goes on.
 
-A function injects its fault into a running Job at once; `victim` is a rank, `rng` a seeded numpy Generator. It returns when
-the fault is there, or, if the job must go on, when it is over.
+A function injects its fault into a running Job at once; `victim` is a rank, `rng` a seeded numpy Generator. It returns
+when the fault is there, or, if the job must go on, when it is over.
 """
 import os
 import signal
@@ -22,8 +22,8 @@ class Fault:
 
     Attributes:
         name: as the table has it. inject.
-        fails: whether every survivor must raise; else the job must go on. names: what their messages must hold, {victim}
-            being a number. within: seconds, for the job's limit. hosts: each rank on a host of its own.
+        fails: whether every survivor must raise; else the job must go on. names: what their messages must hold,
+            {victim} being a number. within: seconds, for the job's limit. hosts: each rank on a host of its own.
         victim_survives: the victim must raise, too; it may name another.
         starts: the job begins before the fault is there. settings: function of (folder, limit, victim).
         undo: after the survivors ended.
@@ -39,6 +39,11 @@ class Fault:
     starts: bool = True
     settings: Callable = lambda folder, limit, victim: Settings(limit)
     undo: Callable = lambda job, victim: None
+
+    @property
+    def needs_root(self):
+        """To make hosts, or to mount a disk."""
+        return self.hosts or self.settings is full_disk
 
 
 def _the_limit(limit):
@@ -184,17 +189,18 @@ FAULTS = [
     Fault("no memory for buffers", exhaust_memory),
     Fault("no memory for buffers, hosts", exhaust_memory, hosts=True),
     # Who lost its connection to the victim leaves, too, and a third rank may miss that one.
-    Fault("no descriptors in init()", nothing, within=lambda limit: limit + 1, starts=False, settings=few_descriptors, names="rank",
-          hosts=True),
+    Fault("no descriptors in init()", nothing, within=lambda limit: limit + 1, starts=False, settings=few_descriptors,
+          names="rank", hosts=True),
     Fault("SIGSTOP", stop, within=_the_limit, undo=resume, victim_survives=True),
     Fault("SIGSTOP, hosts", stop, within=_the_limit, undo=resume, victim_survives=True, hosts=True),
     Fault("SIGSTOP while the others wait for it", stop_while_others_wait, within=_the_limit, undo=resume,
           victim_survives=True),
     Fault("link down", cut, within=_the_limit, undo=mend, victim_survives=True, hosts=True),
-    Fault("half-open: all packets dropped", lose_packets, within=_the_limit, undo=mend, victim_survives=True, hosts=True),
+    Fault("half-open: all packets dropped", lose_packets, within=_the_limit, undo=mend, victim_survives=True,
+          hosts=True),
     # The limit counts from the last byte that moved, which may be one that the network still carried.
-    Fault("half-open between two ranks", lose_packets_of_a_pair, within=lambda limit: limit + 3, undo=mend, victim_survives=True,
-          hosts=True, names="rank"),
+    Fault("half-open between two ranks", lose_packets_of_a_pair, within=lambda limit: limit + 3, undo=mend,
+          victim_survives=True, hosts=True, names="rank"),
     Fault("SIGSTOP, SIGCONT", pause, fails=False),
     Fault("SIGSTOP, SIGCONT, hosts", pause, fails=False, hosts=True),
     Fault("the whole job stopped for longer than the limit", pause_all, fails=False),

@@ -1,18 +1,17 @@
 """A job of real processes that a fault is injected into, and what came of it."""
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import worker
+from bagua_hvd.common import native
 from ranks import job_environment
 from zygote import Zygote
-
-from bagua_hvd.common import native
 
 HERE = Path(__file__).parent
 SIZE = 3
@@ -22,8 +21,8 @@ PATIENCE_SECONDS = 90
 
 @dataclass
 class Settings:
-    """limit: seconds, the job's HOROVOD_GLOO_TIMEOUT_SECONDS and BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS.
-    environment: more variables. outputs: of each rank, a path, or None. descriptors: of each rank, or None."""
+    """limit: seconds, the job's HOROVOD_GLOO_TIMEOUT_SECONDS and BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS. environment: more
+    variables. output: where all ranks print; None: each into a file. descriptors: limits on their number, by rank."""
 
     limit: float = 10
     environment: dict = field(default_factory=dict)
@@ -34,7 +33,8 @@ class Settings:
 def make_zygote(folder):
     """What ranks are forked from: with torch, and a wall clock that can jump."""
     library = Path(folder) / "wall_clock.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", str(HERE / "wall_clock.c"), "-o", str(library), "-ldl"], check=True)
+    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    subprocess.run([*compiler, "-shared", "-fPIC", "-O1", HERE / "wall_clock.c", "-o", library, "-ldl"], check=True)
     return Zygote("bagua_hvd.torch", LD_PRELOAD=str(library))
 
 
@@ -60,7 +60,7 @@ def children_of(pids):
 
 
 class Job:
-    """SIZE ranks that work from construction on. On one host, or each on one of `hosts` (a list of HostLink).
+    """SIZE ranks that work from construction on, on one host, or each on one of `hosts` (HostLinks). A context manager.
 
     Attributes:
         board: worker.Board. hosts. settings.
@@ -91,7 +91,8 @@ class Job:
     def _host_environment(self, rank):
         return {
             "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1", "HOROVOD_CROSS_RANK": str(rank),
-            "HOROVOD_CROSS_SIZE": str(SIZE), "HOROVOD_GLOO_IFACE": "eth0", "BAGUA_HVD_HOST_ID": self.hosts[rank].namespace,
+            "HOROVOD_CROSS_SIZE": str(SIZE), "HOROVOD_GLOO_IFACE": "eth0",
+            "BAGUA_HVD_HOST_ID": self.hosts[rank].namespace,
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": self.hosts[0].bridge_address,
         }
 
@@ -111,7 +112,8 @@ class Job:
     def wait_for_steps(self, more):
         """Until every rank has made so many more steps. False: a rank ended, or PATIENCE_SECONDS passed."""
         goal = self.board.steps + more
-        return self._wait(lambda: (self.board.steps >= goal).all(), unless=lambda: any(map(self.has_ended, range(SIZE))))
+        return self._wait(lambda: (self.board.steps >= goal).all(),
+                          unless=lambda: any(map(self.has_ended, range(SIZE))))
 
     def wait_for_end(self, ranks):
         """Until these ended. False: PATIENCE_SECONDS passed."""
@@ -130,12 +132,14 @@ class Job:
         path = self.folder / f"events.{rank}"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def output(self, rank):
-        """What it printed."""
-        return (self.folder / f"output.{rank}").read_text(errors="replace")
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
 
     def close(self):
-        """Kills what is left. Returns the ranks that were, and the processes they had started."""
+        """Kills what is left; idempotent. Returns the ranks that were, and the processes they had started."""
         pids = {process.pid for process in self._processes}
         left = [f"rank {rank}" for rank in range(SIZE) if not self.has_ended(rank)]
         left += [f"process {pid} of a rank" for pid in children_of(pids)]
@@ -145,13 +149,3 @@ class Job:
             process.wait()
         self._rendezvous.close()
         return left
-
-
-@contextmanager
-def running(*arguments):
-    """A Job that is killed when an exception leaves."""
-    job = Job(*arguments)
-    try:
-        yield job
-    finally:
-        job.close()

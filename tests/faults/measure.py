@@ -21,6 +21,13 @@ from network import Network  # noqa: E402
 from trial import run  # noqa: E402
 
 
+def check_time(fault, outcome, limit):
+    """Adds a problem when it took longer than it may."""
+    allowed = fault.within(limit)
+    if outcome.seconds is not None and outcome.seconds > allowed:
+        outcome.problems.append(f"{outcome.seconds:.1f} s until all knew, more than {allowed:g}")
+
+
 def measure(fault, options, folder, network, zygotes):
     """The Outcomes, `options.parallel` at a time."""
     def lane(number):
@@ -30,6 +37,7 @@ def measure(fault, options, folder, network, zygotes):
             place = folder / f"{FAULTS.index(fault)}.{seed}"
             place.mkdir()
             outcomes.append(run(fault, place, zygotes[number], seed, options.limit, links))
+            check_time(fault, outcomes[-1], options.limit)
             for problem in outcomes[-1].problems:
                 print(f"{fault.name}, seed {seed}: {problem}", file=sys.stderr, flush=True)
         return outcomes
@@ -41,7 +49,9 @@ def measure(fault, options, folder, network, zygotes):
 def line(fault, outcomes, limit):
     """A row of the table."""
     seconds = [outcome.seconds for outcome in outcomes if outcome.seconds is not None]
-    found = f"{statistics.median(seconds):.2f} | {max(seconds):.2f} | {fault.within(limit):g}" if seconds else "- | - | -"
+    found = "- | - | -"
+    if seconds:
+        found = f"{statistics.median(seconds):.2f} | {max(seconds):.2f} | {fault.within(limit):g}"
     bad = sum(bool(outcome.problems) for outcome in outcomes)
     sees = next((outcome.message for outcome in outcomes if outcome.message), "the job goes on")
     return (f"| {fault.name} | {len(outcomes)} | {found} | {sum(outcome.hang for outcome in outcomes)} | "
@@ -62,8 +72,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder, \
             Network(SIZE * options.parallel) if needs_hosts else nullcontext() as network:
         zygotes = [make_zygote(folder) for _ in range(options.parallel)]
-        print("| fault | runs | median s | max s | allowed s | hangs | wrong sums | other trouble | what a survivor sees |")
-        print("|---|---|---|---|---|---|---|---|---|")
+        print("| fault | runs | median s | max s | allowed s | hangs | wrong sums | other trouble | a survivor sees |\n"
+              "|---|---|---|---|---|---|---|---|---|")
         for fault in chosen:
             outcomes = measure(fault, options, Path(folder), network, zygotes)
             bad += any(outcome.problems for outcome in outcomes)

@@ -34,7 +34,8 @@ class HostLink:
     def limit(self, rate):
         """Lets through so much only: packets beyond it are dropped."""
         for prefix, device in ((["tc"], self.device), (["tc", "-n", self.namespace], "eth0")):
-            _run(*prefix, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", "4kb", "latency", "50ms")
+            _run(*prefix, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", "4kb",
+                 "latency", "50ms")
 
     def mend(self):
         """Undoes all of these."""

@@ -1,7 +1,7 @@
-"""What a rank of a job under fire does: operations whose results it checks with NumPy, until it is told to end or it fails.
+"""What a rank of a job under fire does: operations whose results it checks with NumPy, until it shall end or fails.
 
-The ranks and whoever injects faults share an array of integers (`Board`), in a file; what a rank saw it writes into a file
-of its own, one JSON object per line: `begins`, `acts`, `wrong`, and at the end `raised`, `failed` or `ended`.
+The ranks and whoever injects faults share an array of integers (`Board`), in a file; what a rank saw it writes into a
+file of its own, one JSON object per line: `begins`, `acts`, `wrong`, and at the end `raised`, `failed` or `ended`.
 """
 import ctypes
 import json
@@ -16,12 +16,14 @@ import numpy as np
 CLONE_NEWNET = 0x40000000
 COUNT_MAX = 50_000
 LARGE_COUNT = 24 << 20          # of float32: what no limit of a fault leaves room for
+PACE_SECONDS = 0.002            # between steps: a machine with few cores can run several jobs
 
 
 class Board:
     """Attributes, all views of one array in shared memory:
 
-    steps: by rank, how many it has completed. acts: by rank, what it shall do before its next step: 0 or 1 + index in ACTS.
+    steps: by rank, how many it has completed. acts: by rank, what it shall do before its next step: 0, or 1 + index in
+    ACTS.
     last: not 0: the job ends. large: not 0: one operation with much memory is due.
     """
 
@@ -163,6 +165,7 @@ class Rank:
                 self.board.large[0] = 0
                 self.large()
             self.step(step)
+            time.sleep(PACE_SECONDS)
             self.board.steps[self.rank] = step + 1
 
 
@@ -179,7 +182,7 @@ def work(folder, seed, namespace, descriptors, seconds):
         with open(f"/run/netns/{namespace}") as file:
             assert ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET) == 0
     rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
-    events = open(f"{folder}/events.{rank}", "a", buffering=1)      # noqa: SIM115: open to the end, whatever that is
+    events = open(f"{folder}/events.{rank}", "a", buffering=1)
 
     def note(**event):
         events.write(json.dumps({"at": time.monotonic(), **event}) + "\n")
