@@ -1,6 +1,6 @@
 """The table of docs/reliability.md: every fault, many times, at seeded moments. Needs root, iproute2 and gcc.
 
-    python tests/faults/measure.py [--repetitions 20] [--limit 10] [--parallel 1] [--seed 0] [--only TEXT]
+    python tests/faults/measure.py [--repetitions 20] [--limit 10] [--parallel 4] [--seed 0] [--only TEXT]
 
 Exits with 1 when a job hung, had a wrong result, or anything else was not as it should be.
 """
@@ -8,6 +8,7 @@ import argparse
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -34,6 +35,8 @@ def measure(fault, options, folder, network, zygotes):
         links = network.links[SIZE * number:SIZE * (number + 1)] if network else None
         outcomes = []
         for seed in range(options.seed + number, options.seed + options.repetitions, options.parallel):
+            if interrupted.is_set():
+                break
             place = folder / f"{FAULTS.index(fault)}.{seed}"
             place.mkdir()
             outcomes.append(run(fault, place, zygotes[number], seed, options.limit, links))
@@ -42,8 +45,13 @@ def measure(fault, options, folder, network, zygotes):
                 print(f"{fault.name}, seed {seed}: {problem}", file=sys.stderr, flush=True)
         return outcomes
 
+    interrupted = threading.Event()
     with ThreadPoolExecutor(options.parallel) as pool:
-        return [outcome for outcomes in pool.map(lane, range(options.parallel)) for outcome in outcomes]
+        try:
+            return [outcome for outcomes in pool.map(lane, range(options.parallel)) for outcome in outcomes]
+        except BaseException:
+            interrupted.set()       # the jobs under way end, and leave nothing behind
+            raise
 
 
 def line(fault, outcomes, limit):
@@ -62,7 +70,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--limit", type=float, default=10, help="the job's two limits, in seconds")
-    parser.add_argument("--parallel", type=int, default=1, help="jobs at a time")
+    parser.add_argument("--parallel", type=int, default=4, help="jobs at a time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="faults whose names contain this")
     options = parser.parse_args()
