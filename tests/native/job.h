@@ -3,6 +3,7 @@
 #define BHVD_TEST_JOB_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -20,6 +21,7 @@ struct job {
     void (*body)(struct job *job, int rank, bhvd_context *ctx);
     void (*adjust)(int rank, struct bhvd_context_options *options);     // NULL: as they are
     int subject;                    // a rank that body treats in a special way
+    _Atomic int ready;              // counted by body
 };
 
 struct rank {
@@ -53,30 +55,31 @@ static void *run_rank(void *arg)
 }
 
 // Runs a job of which transport, body, and what else is not zero are set.
-static void run_this_job(struct job job)
+static void run_this_job(struct job *job)
 {
     struct bhvd_error error;
-    if (strcmp(job.transport, "inproc") == 0)
-        job.world = bhvd_inproc_world_create(RANKS);
+    if (strcmp(job->transport, "inproc") == 0)
+        job->world = bhvd_inproc_world_create(RANKS);
     else
-        CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, SECRET, sizeof SECRET, &job.rendezvous, &error), BHVD_OK);
+        CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, SECRET, sizeof SECRET, &job->rendezvous, &error), BHVD_OK);
     struct rank ranks[RANKS];
     for (int i = 0; i < RANKS; i++) {
-        ranks[i] = (struct rank){.job = &job, .rank = i};
+        ranks[i] = (struct rank){.job = job, .rank = i};
         pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]);
     }
     for (int i = 0; i < RANKS; i++)
         pthread_join(ranks[i].thread, NULL);
-    if (job.world)
-        bhvd_inproc_world_destroy(job.world);
-    bhvd_rendezvous_destroy(job.rendezvous);
+    if (job->world)
+        bhvd_inproc_world_destroy(job->world);
+    bhvd_rendezvous_destroy(job->rendezvous);
 }
 
 __attribute__((unused))
 static void run_job(const char *transport, const char *path, const char *hosts,
                     void (*body)(struct job *, int, bhvd_context *))
 {
-    run_this_job((struct job){.transport = transport, .path = path, .hosts = hosts, .body = body});
+    struct job job = {.transport = transport, .path = path, .hosts = hosts, .body = body};
+    run_this_job(&job);
 }
 
 static const struct {
