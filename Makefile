@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(shell find native -name '*.[ch]')
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench faults clean
 
 # The example on two ranks, exact and with 8-bit communication.
 demo: $(VENV)/built
@@ -22,6 +22,10 @@ lint: $(VENV)/built
 # Latency and bandwidth beside torch.distributed's gloo on this machine.
 bench: $(VENV)/built
 	$(BIN)/python -m bagua_hvd.bench
+
+# What happens when processes, links, disks and memory fail: the table of docs/reliability.md. As root, on a quiet machine.
+faults: $(VENV)/built
+	$(BIN)/python tests/faults/measure.py
 
 $(VENV)/built: pyproject.toml setup.py build.py $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

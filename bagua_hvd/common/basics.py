@@ -9,7 +9,7 @@ import os
 import threading
 import warnings
 
-from bagua_hvd.common import elastic_worker, environment, native, objects, process_sets, reporting
+from bagua_hvd.common import elastic_worker, environment, late, native, objects, process_sets, reporting
 from bagua_hvd.common.exceptions import HorovodInternalError
 
 # Horovod's reduction constants.
@@ -38,6 +38,7 @@ class _Runtime:
         self.process_sets = None                # as given to init(): restart() gives it again
         self.handle_numbers = itertools.count(1)
         self.reporter = None                    # reports to baguarun --dashboard
+        self.late = None                        # reports when other ranks wait for this one
         self.steps = 0                          # of all optimizers
         self.membership = None                  # in a job that another engine than baguarun started
         self.handles = {}                       # int handle -> collectives.Pending
@@ -140,6 +141,8 @@ def _start(comm, process_sets, scope=None):
     runtime.options = options
     runtime.context = started
     runtime.reporter = reporting.start(_facts)
+    if options.size > 1 and options.stall_warning_ms:
+        runtime.late = late.Watch(started, options.rank, lambda: runtime.steps)
     runtime.tell_watchers()
     # Again each time: it must run before the end of MPI, which this call may have started.
     atexit.unregister(shutdown)
@@ -302,6 +305,9 @@ def shutdown():
         runtime.handle_numbers = itertools.count(1)
         # Not destroyed here: other threads may be waiting in it. The last reference does that.
         stopped.shutdown()
+        if runtime.late is not None:
+            runtime.late.close()
+            runtime.late = None
         runtime.tell_watchers()
 
 
@@ -335,6 +341,7 @@ def _after_fork_in_child():
     forked = runtime.context
     if forked is not None:
         forked.after_fork()
+        runtime.late = None                     # its thread did not come along
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -34,6 +34,7 @@ class Options:
     cache_capacity: int = 1024
     start_timeout_ms: int = 30_000
     timeout_ms: int = 30_000
+    heartbeat_timeout_ms: int = 30_000
     stall_warning_ms: int = 60_000
     stall_shutdown_ms: int = 0
     allreduce_path: str | None = None
@@ -127,6 +128,7 @@ def read_options(environ=None):
     options.cache_capacity = read.integer("HOROVOD_CACHE_CAPACITY", options.cache_capacity, 0)
     options.start_timeout_ms = start_timeout_ms(read.environ)
     options.timeout_ms = read.milliseconds("HOROVOD_GLOO_TIMEOUT_SECONDS", 30)
+    options.heartbeat_timeout_ms = read.milliseconds("BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", 30, allow_zero=True)
     _read_stall_check(read, options)
     options.dynamic_process_sets = read.flag("HOROVOD_DYNAMIC_PROCESS_SETS")
     options.elastic = read.flag("HOROVOD_ELASTIC")

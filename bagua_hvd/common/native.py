@@ -56,6 +56,8 @@ TOPOLOGY_SHIFT_ONE, TOPOLOGY_RING = lib.BHVD_TOPOLOGY_SHIFT_ONE, lib.BHVD_TOPOLO
 
 # A wait looks at Python's signals this often, so that Ctrl-C ends it.
 WAIT_SLICE_MS = 200
+# For who waits to be told that this rank is late: text as the core cuts it, and a limit, to have one.
+_LATE_BYTES, _LATE_WAIT_MS = 1024, 3_600_000
 
 _MAX_POOLED_NDIM = 8
 _VOID_POINTER = ffi.typeof("void *")
@@ -269,8 +271,8 @@ class Context:
 
         native = ffi.new("struct bhvd_context_options *")
         for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "rendezvous_port",
-                     "fusion_threshold", "cache_capacity", "start_timeout_ms", "timeout_ms", "stall_warning_ms",
-                     "stall_shutdown_ms", "streams"):
+                     "fusion_threshold", "cache_capacity", "start_timeout_ms", "timeout_ms",
+                     "heartbeat_timeout_ms", "stall_warning_ms", "stall_shutdown_ms", "streams"):
             setattr(native, name, getattr(options, name))
         for name in ("transport", "rendezvous_host", "scope", "listen_host", "host_id", "allreduce_path"):
             setattr(native, name, text(getattr(options, name)))
@@ -390,6 +392,17 @@ class Context:
         status = lib.bhvd_context_status(self._pointer, error)
         if status != OK:
             raise_for_status(status, _message(error))
+
+    def late(self):
+        """An iterator over what other ranks wait for this one with, whenever the stall check warns: operations' names.
+
+        It blocks, without the GIL, until there is something; it ends when the context is shut down.
+        """
+        seen = ffi.new("uint32_t *")
+        text = ffi.new(_CHARS, _LATE_BYTES)
+        while (told := lib.bhvd_context_wait_late(self._pointer, seen, _LATE_WAIT_MS, text, _LATE_BYTES)) >= 0:
+            if told:
+                yield ffi.string(text).decode(errors="replace")
 
     def start_timeline(self, path, mark_cycles=False):
         """Rank 0 writes a Chrome trace to `path` from now on; other ranks ignore it."""

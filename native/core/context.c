@@ -35,6 +35,7 @@ static bool add_global_set(bhvd_context *ctx, struct bhvd_error *error)
 static void context_free(bhvd_context *ctx)
 {
     coordinator_fini(ctx);
+    heartbeat_fini(ctx);
     response_cache_fini(&ctx->cache);
     process_set_table_fini(&ctx->sets);
     fusion_fini(ctx);
@@ -75,7 +76,7 @@ bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd
         return status;
     }
     copy_options(ctx, options);
-    if (coordinator_init(ctx) || !add_global_set(ctx, error))
+    if (coordinator_init(ctx) || heartbeat_init(ctx) || !add_global_set(ctx, error))
         status = error_set(error, BHVD_ERR_SYSTEM, "no memory for a context of %d ranks", options->size);
     else
         status = progress_start(ctx, error);

@@ -13,6 +13,8 @@
 #include "bagua_hvd.h"
 #include "base/table.h"
 #include "core/coordinator.h"
+#include "core/heartbeat.h"
+#include "core/late.h"
 #include "core/process_set.h"
 #include "core/response_cache.h"
 #include "core/timeline.h"
@@ -53,12 +55,17 @@ struct bhvd_context {
     struct coordinator coordinator;
     struct bytes request_frame;                 // the requests being announced
     bool said_goodbye;
+    bool failed_elsewhere;                      // another rank's goodbye told of the failure
     struct response_cache cache;
     struct timeline timeline;
     struct execution *executions_head, **executions_tail;
+    uint64_t executing;                         // the number of the one that runs; 0: none
+    struct heartbeat heartbeat;
+    uint64_t messages_moved;                    // bytes of them, both ways
     struct fusion_buffer scratch[2];            // fusion.h
     _Atomic bool measures_coordinator;
     struct engine_counters counters;            // links count bytes too, see bhvd_context_counters
+    struct late late;
     bool abandoned;                             // in a child after fork
 
     pthread_mutex_t sets_lock;

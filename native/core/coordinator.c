@@ -13,7 +13,8 @@ bhvd_status coordinator_init(bhvd_context *ctx)
     c->ready_tail = &c->ready_head;
     c->joined = calloc((size_t)ctx->options.size, sizeof *c->joined);
     c->left = calloc((size_t)ctx->options.size, sizeof *c->left);
-    return c->joined && c->left ? BHVD_OK : BHVD_ERR_SYSTEM;
+    c->seen = calloc((size_t)ctx->options.size, sizeof *c->seen);
+    return c->joined && c->left && c->seen ? BHVD_OK : BHVD_ERR_SYSTEM;
 }
 
 static bool pending_has_key(const struct table_node *node, const void *arg)
@@ -71,6 +72,7 @@ static void begin_response(struct coordinator *c, uint32_t process_set, uint32_t
     struct bytes *out = &c->out;
     out->size = 0;
     c->run = (struct cached_run){0};
+    bytes_put_i64(out, (int64_t)++c->response_number);
     bytes_put_u32(out, process_set);
     bytes_put_u32(out, count);
 }
@@ -194,12 +196,21 @@ static bhvd_status keep_early(struct coordinator *c, int rank, struct request *r
     return BHVD_OK;
 }
 
+static void note_seen(struct seen *seen, struct request *request)
+{
+    request_hold(request);
+    request_drop(seen->last);
+    seen->last = request;
+    seen->operations++;
+}
+
 // Rank `rank` asks for `request`; by the id of `entry`, or in full when that is NULL.
 static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *request, struct coordinator_entry *entry)
 {
     struct coordinator *c = &ctx->coordinator;
     const struct process_set *set = process_set_find(&ctx->sets, request->key.process_set);
     struct bhvd_error error;
+    note_seen(&c->seen[rank], request);
     if (!set)       // a set that is gone: the rank learns it from its own removal
         return c->additions ? keep_early(c, rank, request) : BHVD_OK;
     if (any_left(ctx, set, &error))
@@ -297,6 +308,8 @@ static bhvd_status take_requests(bhvd_context *ctx, int rank, struct bytes_reade
 
 bhvd_status coordinator_take_requests(bhvd_context *ctx, int rank, struct bytes_reader payload)
 {
+    if (ctx->options.stall_warning_ms > 0)
+        ctx->coordinator.seen[rank].at_ns = clock_now_ns();
     if (!ctx->measures_coordinator)
         return take_requests(ctx, rank, payload);
     int64_t started_ns = clock_thread_ns();
@@ -538,7 +551,8 @@ void coordinator_take_goodbye(bhvd_context *ctx, int rank)
 {
     struct coordinator *c = &ctx->coordinator;
     c->left[rank] = true;
-    c->left_count++;
+    if (c->left_count++ == 0)
+        c->first_left = rank;
     coordinator_visit(ctx, visit_left, NULL);
     if (c->joined_count) {
         // Joins can no longer complete: who waits in one must hear it.
@@ -616,6 +630,9 @@ void coordinator_fini(bhvd_context *ctx)
         free(early);
     }
     bytes_fini(&c->out);
+    for (int rank = 0; c->seen && rank < ctx->options.size; rank++)
+        request_drop(c->seen[rank].last);
+    free(c->seen);
     free(c->joined);
     free(c->left);
 }

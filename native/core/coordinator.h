@@ -19,6 +19,13 @@ struct pending {
     struct request *requests[];                 // by set rank
 };
 
+// What the coordinator has seen of a rank.
+struct seen {
+    uint64_t operations;                        // that it asked for
+    int64_t at_ns;                              // when it did last
+    struct request *last;                       // for what; NULL: nothing yet
+};
+
 // A request for a process set that this rank is still about to add.
 struct early_request {
     struct early_request *next;
@@ -32,10 +39,12 @@ struct coordinator {
     bool *joined;                               // by global rank
     int joined_count, last_joined;
     bool *left;                                 // by global rank: said goodbye
-    int left_count;
+    int left_count, first_left;
     int additions;                              // process sets answered but not yet added here ...
     struct early_request *early;                // ... and requests for them from ranks that are ahead
+    struct seen *seen;                          // by global rank
     int64_t next_stall_check_ns;
+    uint64_t response_number;                   // of the response that was begun last
     struct bytes out;                           // the frame being written
     struct cached_run run;                      // at its end
 };

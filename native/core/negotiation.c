@@ -227,6 +227,7 @@ static bhvd_status take_items(bhvd_context *ctx, struct bytes_reader *r, uint32_
 
 bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader r)
 {
+    uint64_t number = (uint64_t)bytes_take_i64(&r);
     uint32_t process_set = bytes_take_u32(&r);
     uint32_t count = bytes_take_u32(&r);
     if (r.failed || count > (uint64_t)(r.end - r.at) * CACHED_RUN_MAX)
@@ -234,7 +235,7 @@ bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader r)
     struct execution *execution = malloc(sizeof *execution + count * sizeof execution->operations[0]);
     if (!execution)
         return BHVD_ERR_SYSTEM;
-    *execution = (struct execution){.process_set = process_set};
+    *execution = (struct execution){.number = number, .process_set = process_set};
     bhvd_status status = take_items(ctx, &r, count, execution);
     if (status || execution->count == 0) {
         free(execution);
@@ -250,10 +251,13 @@ static bhvd_status take_goodbye(bhvd_context *ctx, struct link *link, struct byt
     link->state = LINK_LEFT;
     if (r.at < r.end) {
         bhvd_status reason = (bhvd_status)bytes_take_u8(&r);
-        return context_fail(ctx, reason, "%.*s", (int)(r.end - r.at), (const char *)r.at);
-    }
-    if (link->rank == COORDINATOR)
+        ctx->failed_elsewhere = !ctx->failure.status && reason != BHVD_ERR_SHUTDOWN;
+        if (reason != BHVD_ERR_SHUTDOWN)
+            return context_fail(ctx, reason, "%.*s", (int)(r.end - r.at), (const char *)r.at);
+        context_close(ctx, reason, "%.*s", (int)(r.end - r.at), (const char *)r.at);
+    } else if (link->rank == COORDINATOR) {
         context_close(ctx, BHVD_ERR_SHUTDOWN, NEGOTIATION_SHUT_DOWN " (rank %d left the job)", COORDINATOR);
+    }
     if (ctx->options.rank == COORDINATOR)
         coordinator_take_goodbye(ctx, link->rank);
     return BHVD_OK;
@@ -265,6 +269,10 @@ bhvd_status negotiation_frame(bhvd_context *ctx, struct link *link, uint8_t type
     bhvd_status status = BHVD_ERR_SYSTEM;
     if (type == FRAME_GOODBYE)
         status = take_goodbye(ctx, link, payload);
+    else if (type == FRAME_HEARTBEAT)
+        status = heartbeat_take(ctx, link, payload);
+    else if (type == FRAME_LATE)
+        status = late_take(ctx, link, payload);
     else if (type == FRAME_REQUEST && coordinator)
         status = coordinator_take_requests(ctx, link->rank, payload);
     else if (type == FRAME_RESPONSE && link->rank == COORDINATOR)
@@ -274,16 +282,30 @@ bhvd_status negotiation_frame(bhvd_context *ctx, struct link *link, uint8_t type
     return status;
 }
 
+// Why this rank leaves, if somebody else has to know: a status and a sentence that names a rank. Else nothing.
+static void put_reason(const bhvd_context *ctx, struct bytes *out)
+{
+    struct bhvd_error error = ctx->failure;
+    bool failed = error.status && error.status != BHVD_ERR_SHUTDOWN;
+    if (failed && !ctx->failed_elsewhere && error.status != BHVD_ERR_PEER_LOST)
+        error_set(&error, error.status, "rank %d failed: %.900s", ctx->options.rank, ctx->failure.message);
+    else if (!failed && !error.status && ctx->closing.status)
+        error = ctx->closing;
+    else if (!failed && ctx->coordinator.left_count)
+        error_set(&error, BHVD_ERR_SHUTDOWN, NEGOTIATION_SHUT_DOWN " (rank %d left the job)", ctx->coordinator.first_left);
+    else if (!failed)
+        return;
+    bytes_put_u8(out, (uint8_t)error.status);
+    bytes_put(out, error.message, strlen(error.message));
+}
+
 void negotiation_leave(bhvd_context *ctx)
 {
     struct bytes reason = {0};
     if (ctx->said_goodbye)
         return;
     ctx->said_goodbye = true;
-    if (ctx->failure.status && ctx->failure.status != BHVD_ERR_SHUTDOWN) {
-        bytes_put_u8(&reason, (uint8_t)ctx->failure.status);
-        bytes_put(&reason, ctx->failure.message, strlen(ctx->failure.message));
-    }
+    put_reason(ctx, &reason);
     for (int rank = 0; rank < ctx->options.size; rank++) {
         struct link *link = &ctx->connections.links[rank];
         if (rank != ctx->options.rank && link->state == LINK_OPEN)

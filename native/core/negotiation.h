@@ -22,12 +22,15 @@ struct link;
 
 enum { COORDINATOR = 0 };        // its rank
 
-enum frame_type { FRAME_REQUEST = 1, FRAME_RESPONSE = 2, FRAME_STALE = 3, FRAME_GOODBYE = 4 };
+enum frame_type {
+    FRAME_REQUEST = 1, FRAME_RESPONSE = 2, FRAME_STALE = 3, FRAME_GOODBYE = 4, FRAME_HEARTBEAT = 5, FRAME_LATE = 6
+};
 enum item_tag { ITEM_CACHED = 0, ITEM_FULL = 1 };      // how a request or an answer says which operation it is about
 
 // Some fused operations that are executed together.
 struct execution {
     struct execution *next;
+    uint64_t number;            // in the order of all responses of the job, from 1
     uint32_t process_set;       // the set may be gone when its turn comes: looked up then
     int count;
     struct bhvd_handle *operations[];
@@ -45,8 +48,8 @@ bhvd_status negotiation_frame(bhvd_context *ctx, struct link *link, uint8_t type
 // The coordinator's frames, also when it is this rank itself: an answer; "I do not know this id, say it in full".
 bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader payload);
 bhvd_status negotiation_take_stale(bhvd_context *ctx, struct bytes_reader payload);
-// Says goodbye to all peers, once: this rank takes part in nothing any more. When it failed, it says why, so that all
-// ranks name the same cause.
+// Says goodbye to all peers, once: this rank takes part in nothing any more. When it failed, it says why, and when the
+// coordinator is not the first to leave, who was, so that all ranks name the same cause.
 void negotiation_leave(bhvd_context *ctx);
 
 #endif

@@ -24,7 +24,6 @@ enum {
     SOCKET_ROUNDS = 16,         // looking at a socket is a system call: only every so many rounds
     IDLE_ROUNDS = 200,          // the progress thread looks a little longer before it sleeps: posts come in bursts
     GOODBYE_MS = 1000,          // for the last frames to be written
-    SLEEP_MAX_MS = 1000,        // then look whether an operation stalls
     SLICE_NS = 100000,          // of the progress thread; the kernel's shortest
     LOOK_AGAIN_NS = 100000      // MPI has no descriptor to sleep on
 };
@@ -64,7 +63,10 @@ static void advance_link(bhvd_context *ctx, struct link *link, bool look_at_sock
         link_needs_looking(link);           // which looks
         return;
     }
+    uint64_t payload_before = link->payload_sent + link->payload_received;
     bhvd_status status = link_advance(link, on_frame, ctx, &moved);
+    uint64_t payload = link->payload_sent + link->payload_received - payload_before;
+    ctx->messages_moved += payload;
     if (status) {
         fail_link(ctx, link, status);
     } else if (link->state == LINK_LEFT && !moved &&
@@ -72,7 +74,7 @@ static void advance_link(bhvd_context *ctx, struct link *link, bool look_at_sock
         context_fail(ctx, BHVD_ERR_PEER_LOST, "rank %d left the job while an operation still needed it", link->rank);
     }
     *progress |= moved;
-    if (moved && by_socket)
+    if (payload && by_socket)
         atomic_fetch_add_explicit(&ctx->connections.bell.word->activity, 1, memory_order_relaxed);
 }
 
@@ -108,6 +110,7 @@ static bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
             context_fail(ctx, BHVD_ERR_SYSTEM, "an operation could not be answered; this process may be out of memory");
         progress = true;
     }
+    heartbeat_look(ctx, false);
     return progress;
 }
 
@@ -198,30 +201,40 @@ static bool engine_sleep(bhvd_context *ctx, int64_t deadline_ns, progress_ready_
     bool progress = engine_poll(ctx, true);
     if (!progress && !ctx->executions_head && !ctx->failure.status && !(ready && ready(ctx, arg))) {
         int timeout = clock_remaining_ms(deadline_ns);
-        if (timeout < 0 || timeout > SLEEP_MAX_MS)
-            timeout = SLEEP_MAX_MS;
+        if (timeout < 0 || timeout > ctx->heartbeat.interval_ms)
+            timeout = ctx->heartbeat.interval_ms;
         sleep_in_poll(ctx->poll_fds, fill_poll_fds(ctx, ctx->poll_fds), timeout, needs_looking(ctx));
         bell_drain(&ctx->connections.bell);
         look_at_liveness(ctx);
+        progress = engine_poll(ctx, true);      // what came while this process was stopped counts as heard in time
+        heartbeat_look(ctx, true);
         stall_check(ctx);
     }
     set_bell(ctx, BELL_AWAKE);
     return progress;
 }
 
+// After so many rounds without progress. No yields while this process computes: each would give a whole time slice to its
+// own computation, and the peer waits. Who sleeps gets the core back at once.
+static bool sleeps_now(bhvd_context *ctx, int rounds)
+{
+    bool yields = atomic_load_explicit(&ctx->waiting, memory_order_relaxed);
+    return rounds >= ctx->spin_limit + (yields ? ctx->yield_limit : 0);
+}
+
 // Waits a moment: spins, then yields the core, then sleeps. *rounds counts since the last progress.
-// No yields while this process computes: each would give a whole time slice to its own computation, and the peer waits.
-// Who sleeps gets the core back at once.
 static void engine_pause(bhvd_context *ctx, int *rounds, int64_t deadline_ns, progress_ready_fn ready, void *arg)
 {
     ++*rounds;
     if (*rounds < ctx->spin_limit)
         cpu_relax();
-    else if (*rounds < ctx->spin_limit + ctx->yield_limit && atomic_load_explicit(&ctx->waiting, memory_order_relaxed))
+    else if (!sleeps_now(ctx, *rounds))
         sched_yield();
     else if (engine_sleep(ctx, deadline_ns, ready, arg))
         *rounds = 0;
 }
+
+static int64_t timeout_ns(const bhvd_context *ctx) { return (int64_t)ctx->options.timeout_ms * 1000000; }
 
 // Changes when a rank of this host moved something over a socket.
 static uint32_t host_activity(const bhvd_context *ctx)
@@ -232,11 +245,41 @@ static uint32_t host_activity(const bhvd_context *ctx)
     return sum;
 }
 
+// How long nothing has moved that an operation needs.
+struct stillness {
+    int64_t since_ns;                   // 0: not looked at yet
+    uint64_t moved;
+};
+
+// Did the limit pass? Frames that only tell of life, or of other operations, do not count as movement.
+static bool stillness_is_over_limit(bhvd_context *ctx, struct stillness *still)
+{
+    uint64_t moved = ctx->messages_moved + host_activity(ctx);
+    int64_t now_ns = clock_now_ns();
+    bool begins = !still->since_ns || moved != still->moved || ctx->heartbeat.returned_ns > still->since_ns;
+    if (begins || (now_ns >= still->since_ns + timeout_ns(ctx) && heartbeat_others_are_earlier(ctx)))
+        *still = (struct stillness){now_ns, moved};
+    return now_ns >= still->since_ns + timeout_ns(ctx);
+}
+
+// The ranks whose messages are due, or the one that is waited for.
+static void name_awaited(const bhvd_context *ctx, int waiting_for, char *out, size_t size)
+{
+    size_t used = 0;
+    for (int rank = 0; rank < ctx->options.size; rank++) {
+        const struct link *link = &ctx->connections.links[rank];
+        bool due = rank != ctx->options.rank && (traffic_is_pending(&link->receives) || traffic_is_pending(&link->sends));
+        if ((waiting_for < 0 ? due : rank == waiting_for) && used < size)
+            used += (size_t)snprintf(out + used, size - used, "%s%d", used ? ", " : "rank ", rank);
+    }
+    if (!used)
+        snprintf(out, size, "another rank");
+}
+
 bhvd_status progress_until(bhvd_context *ctx, progress_ready_fn ready, void *arg, int waiting_for)
 {
     int rounds = 0;
-    int64_t deadline_ns = 0;
-    uint32_t activity = 0;
+    struct stillness still = {0};
     for (;;) {
         int is_ready = ready(ctx, arg);
         if (is_ready > 0)
@@ -245,26 +288,17 @@ bhvd_status progress_until(bhvd_context *ctx, progress_ready_fn ready, void *arg
             return ctx->failure.status;
         if (engine_poll(ctx, rounds % SOCKET_ROUNDS == 0)) {
             rounds = 0;
-            deadline_ns = 0;
             continue;
         }
-        if (rounds == ctx->spin_limit && deadline_ns == 0) {
-            deadline_ns = clock_deadline_ns(ctx->options.timeout_ms);
-            activity = host_activity(ctx);
-        }
-        engine_pause(ctx, &rounds, deadline_ns ? deadline_ns : CLOCK_NEVER, ready, arg);
-        bool expired = deadline_ns && clock_now_ns() >= deadline_ns;
-        if (rounds == 0 || (expired && host_activity(ctx) != activity)) {
-            rounds = 0;
-            deadline_ns = 0;
-        } else if (expired && ready(ctx, arg) <= 0) {
-            char who[32] = "another rank";
-            if (waiting_for >= 0)
-                snprintf(who, sizeof who, "rank %d", waiting_for);
+        bool looks = rounds == ctx->spin_limit || sleeps_now(ctx, rounds);
+        if (looks && stillness_is_over_limit(ctx, &still) && ready(ctx, arg) <= 0) {
+            char who[128];
+            name_awaited(ctx, waiting_for, who, sizeof who);
             return context_fail(ctx, BHVD_ERR_TIMEOUT,
                                 "no progress for %.1f s inside an operation while waiting for %s; the limit is set by "
                                 "HOROVOD_GLOO_TIMEOUT_SECONDS", ctx->options.timeout_ms / 1000.0, who);
         }
+        engine_pause(ctx, &rounds, still.since_ns ? still.since_ns + timeout_ns(ctx) : CLOCK_NEVER, ready, arg);
     }
 }
 
@@ -313,7 +347,9 @@ static void execute_next(bhvd_context *ctx)
         timeline_operation_begin(ctx, execution->operations[i]);
     }
     ctx->counters.executions++;
+    ctx->executing = execution->number;
     bhvd_status status = collective_execute(ctx, execution, &error);
+    ctx->executing = 0;
     if (ctx->failure.status)
         error = ctx->failure;
     for (int i = 0; i < execution->count; i++)
@@ -380,6 +416,7 @@ static void *progress_main(void *arg)
                 cpu_relax();
         }
         look_at_liveness(ctx);
+        heartbeat_look(ctx, true);
         stall_check(ctx);
         set_bell(ctx, sleeping_state(ctx));
         bool work = engine_has_work(ctx);
@@ -387,7 +424,7 @@ static void *progress_main(void *arg)
         bool looking = needs_looking(ctx);
         pthread_mutex_unlock(&ctx->engine_lock);
         if (!work && !atomic_load(&ctx->closed))
-            sleep_in_poll(fds, count, SLEEP_MAX_MS, looking);
+            sleep_in_poll(fds, count, ctx->heartbeat.interval_ms, looking);
     }
     free(fds);
     return NULL;
@@ -510,6 +547,7 @@ void progress_stop(bhvd_context *ctx)
 {
     if (atomic_exchange(&ctx->closed, true))
         return;
+    late_close(ctx);
     bell_ring(&ctx->connections.bell, 0);
     uint64_t one = 1;
     ssize_t written = write(ctx->connections.bell.fd, &one, sizeof one);

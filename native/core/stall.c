@@ -1,4 +1,5 @@
-// The stall check: operations that some ranks asked for and others did not, for too long. Texts: Horovod's.
+// The stall check: operations that some ranks asked for and others did not, for too long. Rank 0 says which ranks are
+// missing, and what each asked for last; and it tells them, so that they can say where they are. First texts: Horovod's.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -53,6 +54,16 @@ static void visit_stalled(bhvd_context *ctx, struct pending *pending, void *arg)
     }
 }
 
+static void print_seen(int rank, const struct seen *seen, int64_t now_ns)
+{
+    if (seen->last)
+        fprintf(stderr, "Rank %d asked for '%.*s' %.1f s ago, its operation number %llu, and for nothing since.\n", rank,
+                seen->last->key.name_size > 100 ? 100 : (int)seen->last->key.name_size, seen->last->key.name,
+                (double)(now_ns - seen->at_ns) / 1e9, (unsigned long long)seen->operations);
+    else
+        fprintf(stderr, "Rank %d has asked for nothing yet.\n", rank);
+}
+
 static void print_report(const bhvd_context *ctx, const struct stall *stall)
 {
     fprintf(stderr, "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and "
@@ -65,9 +76,44 @@ static void print_report(const bhvd_context *ctx, const struct stall *stall)
         if (line->names)
             fprintf(stderr, "%d%s: [%s]\n", rank, line->over_limit ? "!" : "", line->text);
     }
+    for (int rank = 0; rank < ctx->options.size; rank++) {
+        if (stall->lines[rank].names)
+            print_seen(rank, &ctx->coordinator.seen[rank], stall->now_ns);
+    }
     if (stall->shut_down)
         fprintf(stderr, "One or more rank (marked by \"!\") is stalled for longer than %lld seconds. Will shutdown.\n",
                 (long long)(stall->shutdown_ns / 1000000000));
+}
+
+// A rank that is told prints where it is (bagua_hvd/common/late.py).
+static void tell_missing(bhvd_context *ctx, const struct stall *stall)
+{
+    for (int rank = 0; rank < ctx->options.size; rank++) {
+        const struct rank_line *line = &stall->lines[rank];
+        struct bytes text = {0};
+        bytes_put(&text, line->text, line->size);
+        if (line->names && rank == COORDINATOR)
+            late_tell(ctx, line->text, line->size);
+        else if (line->names && ctx->connections.links[rank].state == LINK_OPEN)
+            link_send_frame(&ctx->connections.links[rank], FRAME_LATE, &text, false);     // what broke is found in reading
+        bytes_fini(&text);
+    }
+}
+
+static void shut_down(bhvd_context *ctx, const struct stall *stall)
+{
+    char ranks[128] = "";
+    size_t used = 0;
+    for (int rank = 0; rank < ctx->options.size && used < sizeof ranks; rank++) {
+        if (stall->lines[rank].over_limit)
+            used += (size_t)snprintf(ranks + used, sizeof ranks - used, "%s%d", used ? ", " : "", rank);
+    }
+    context_close(ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. One or more ranks (%s) are stalled for longer "
+                  "than %lld seconds (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS).", ranks,
+                  (long long)(stall->shutdown_ns / 1000000000));
+    struct bhvd_error reason = ctx->closing;
+    negotiation_leave(ctx);
+    context_fail(ctx, reason.status, "%s", reason.message);
 }
 
 void stall_check(bhvd_context *ctx)
@@ -88,13 +134,11 @@ void stall_check(bhvd_context *ctx)
     if (!stall.lines)
         return;
     coordinator_visit(ctx, visit_stalled, &stall);
-    if (stall.warn || stall.shut_down)
+    if (stall.warn || stall.shut_down) {
         print_report(ctx, &stall);
-    free(stall.lines);
-    if (stall.shut_down) {
-        negotiation_leave(ctx);
-        context_fail(ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. One or more ranks are stalled for longer "
-                     "than %lld seconds (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS).",
-                     (long long)(stall.shutdown_ns / 1000000000));
+        tell_missing(ctx, &stall);
     }
+    if (stall.shut_down)
+        shut_down(ctx, &stall);
+    free(stall.lines);
 }

@@ -47,6 +47,14 @@ static void timeline_close(struct timeline *t)
 
 void timeline_fini(struct timeline *t) { timeline_close(t); }
 
+// After an event was not written as a whole: what came before it stays a list.
+static void close_bracket(struct timeline *t)
+{
+    size_t size = sizeof CLOSING - 1;
+    if (t->end && pwrite(t->fd, CLOSING, size, t->end) == (ssize_t)size && ftruncate(t->fd, t->end + (off_t)size) != 0)
+        fprintf(stderr, "bagua_hvd: the timeline %s has half an event at its end: %s\n", t->path, strerror(errno));
+}
+
 // Writes the event over the closing bracket, and a new bracket behind it, in one call: the file is never half an event.
 static void write_event(struct timeline *t, const char *event)
 {
@@ -54,8 +62,10 @@ static void write_event(struct timeline *t, const char *event)
     int size = snprintf(text, sizeof text, "%s%s", t->end ? ",\n" : "[\n", event);
     memcpy(text + size, CLOSING, sizeof CLOSING - 1);
     size_t nbytes = (size_t)size + sizeof CLOSING - 1;
+    errno = 0;
     if (pwrite(t->fd, text, nbytes, t->end) != (ssize_t)nbytes) {
         fprintf(stderr, "bagua_hvd: the timeline %s ends here: %s\n", t->path, strerror(errno ? errno : ENOSPC));
+        close_bracket(t);
         timeline_close(t);
         return;
     }

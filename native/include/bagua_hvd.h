@@ -131,8 +131,10 @@ struct bhvd_context_options {
     int64_t fusion_threshold;       /* bytes; 0: no fusion */
     int64_t cache_capacity;         /* response cache entries; 0: no cache */
     int start_timeout_ms;           /* until all ranks are connected */
-    int timeout_ms;                 /* longest time without progress inside an operation that has started; a member
-                                     * that is busy with an operation of another process set makes none */
+    int timeout_ms;                 /* longest time without progress inside an operation that has started; while a
+                                     * member is busy with an earlier one, its limit is the one that counts */
+    int heartbeat_timeout_ms;       /* of silence, until a rank whose process does not end is lost: stopped, or out of
+                                     * reach; 0: never */
     int stall_warning_ms;           /* 0: no stall check */
     int stall_shutdown_ms;          /* 0: never */
     const char *allreduce_path;     /* NULL or "": chosen by native/collective/select.c; "shared", "ring", "doubling",
@@ -176,6 +178,11 @@ void bhvd_context_measure_coordinator(bhvd_context *ctx);
 
 /* BHVD_OK while usable; else the reason it is not, with the sentence. */
 bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error);
+
+/* Waits, timeout_ms at most, until this rank is told by the stall check that others wait for it. `seen`: zero before the
+ * first call, then as the call before left it. Returns 1, and for what they wait in text (size > 0); 0: time ran out; -1:
+ * the context is shut down. Thread-safe. */
+int bhvd_context_wait_late(bhvd_context *ctx, uint32_t *seen, int timeout_ms, char *text, size_t size);
 
 /* Writes a Chrome trace of the coordinator's view to `path`, from now on; rank 0 does, other ranks ignore it. The file is
  * valid JSON after every event. Starting the open file again changes nothing; another one takes its place. */

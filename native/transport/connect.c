@@ -183,6 +183,10 @@ static bhvd_status connect_to(struct connecting *k, int rank, uint32_t kind)
     if (status)
         return status;
     status = auth_handshake(fd, AUTH_CONNECTED, k->options->secret, k->options->secret_size, k->deadline_ns, k->error);
+    if (status) {
+        struct bhvd_error why = *k->error;
+        error_set(k->error, status, "no connection to rank %d: %.900s", rank, why.message);
+    }
     struct hello hello = {HELLO_MAGIC, k->c->rank, kind};
     if (!status) {
         status = socket_write_full(fd, &hello, sizeof hello, k->deadline_ns);
@@ -253,13 +257,16 @@ static bhvd_status accept_higher(struct connecting *k)
         struct pollfd listeners[2] = {{.fd = k->tcp_listener, .events = POLLIN},
                                       {.fd = k->local_listener, .events = POLLIN}};
         int ready = poll(listeners, 2, clock_remaining_ms(k->deadline_ns));
-        if (ready == 0)
+        if (ready == 0 || clock_remaining_ms(k->deadline_ns) == 0)
             return error_set(k->error, BHVD_ERR_TIMEOUT, "rank %d did not connect within %.0f s", missing,
                              k->options->start_timeout_ms / 1000.0);
         for (int i = 0; i < 2; i++) {
             if (!(listeners[i].revents & POLLIN))
                 continue;
             int fd = accept4(listeners[i].fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+            if (fd < 0 && (errno == EMFILE || errno == ENFILE))
+                return error_set(k->error, BHVD_ERR_SYSTEM, "the connections of the other ranks cannot be accepted: %s; "
+                                 "raise the limit of open files (ulimit -n)", strerror(errno));
             int yes = 1;
             if (fd >= 0 && i == 0)
                 setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);

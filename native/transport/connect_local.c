@@ -43,7 +43,11 @@ bhvd_status local_connect(struct connecting *k, int rank, int *out)
     // A full backlog makes connect() wait on a blocking UNIX socket, which is what we want, for a moment.
     struct timeval limit = {.tv_sec = HANDSHAKE_MS / 1000};
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-    if (connect(fd, (struct sockaddr *)&address, size) != 0) {
+    int failed;
+    do
+        failed = connect(fd, (struct sockaddr *)&address, size);
+    while (failed && errno == EINTR && clock_remaining_ms(k->deadline_ns) > 0);     // this process was stopped meanwhile
+    if (failed) {
         close(fd);
         return error_set(k->error, BHVD_ERR_PEER_LOST, "rank %d on this host cannot be reached: %s", rank,
                          strerror(errno));

@@ -193,6 +193,7 @@ static bhvd_status advance_control(struct link *link, link_frame_fn on_frame, vo
                 break;
             const unsigned char *payload = frame + FRAME_HEADER;
             used += FRAME_HEADER + (size_t)size;
+            link->frames_received++;
             status = on_frame(arg, link, frame[4], (struct bytes_reader){payload, payload + size, false});
             if (status)
                 return status;

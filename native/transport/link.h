@@ -65,6 +65,7 @@ struct link {
     struct bytes control_in;                    // a frame being assembled
     struct traffic sends, receives;
     _Atomic uint64_t payload_sent, payload_received, control_sent;
+    uint64_t frames_received;
 };
 
 typedef bhvd_status (*link_frame_fn)(void *arg, struct link *link, uint8_t type, struct bytes_reader payload);

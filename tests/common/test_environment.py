@@ -18,7 +18,7 @@ def test_without_a_launcher_there_is_one_rank():
     assert (options.rank, options.size, options.local_rank, options.local_size) == (0, 1, 0, 1)
     assert (options.cross_rank, options.cross_size, options.transport) == (0, 1, "auto")
     assert options.fusion_threshold == 134217728 and options.cache_capacity == 1024
-    assert options.start_timeout_ms == options.timeout_ms == 30_000
+    assert options.start_timeout_ms == options.timeout_ms == options.heartbeat_timeout_ms == 30_000
     assert (options.stall_warning_ms, options.stall_shutdown_ms) == (60_000, 0)
     assert options.allreduce_path is None and not options.dynamic_process_sets
 
@@ -36,13 +36,13 @@ def test_a_job():
 def test_settings():
     options = read_options({
         "HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_CACHE_CAPACITY": "0", "HOROVOD_GLOO_TIMEOUT_SECONDS": "2.5",
-        "HOROVOD_START_TIMEOUT": "7",
+        "HOROVOD_START_TIMEOUT": "7", "BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS": "0",
         "HOROVOD_STALL_CHECK_TIME_SECONDS": "3", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "9",
         "HOROVOD_DYNAMIC_PROCESS_SETS": "1", "BAGUA_HVD_TRANSPORT": "TCP", "BAGUA_HVD_ALLREDUCE": "ring",
         "HOROVOD_ELASTIC": "0", "BAGUA_HVD_STREAMS": "4",
     })
     assert options.fusion_threshold == 0 and options.cache_capacity == 0
-    assert (options.timeout_ms, options.start_timeout_ms) == (2500, 7000)
+    assert (options.timeout_ms, options.start_timeout_ms, options.heartbeat_timeout_ms) == (2500, 7000, 0)
     assert (options.stall_warning_ms, options.stall_shutdown_ms) == (3000, 9000)
     assert options.dynamic_process_sets and not options.elastic
     assert (options.transport, options.allreduce_path, options.streams) == ("tcp", "ring", 4)

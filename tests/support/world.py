@@ -57,8 +57,8 @@ class World:
                 "rendezvous_port": self._rendezvous.port if self._rendezvous else 0, "listen_host": "127.0.0.1",
                 "host_id": hosts[rank], "secret": secret, "inproc_world": self._inproc, "fusion_threshold": 1 << 27,
                 "cache_capacity": 1024, "start_timeout_ms": 20000, "timeout_ms": timeout_ms,
-                "stall_warning_ms": 60000, "stall_shutdown_ms": 0, "allreduce_path": paths[rank],
-                "streams": 1, **options}))
+                "heartbeat_timeout_ms": 0, "stall_warning_ms": 60000, "stall_shutdown_ms": 0,
+                "allreduce_path": paths[rank], "streams": 1, **options}))
 
         self.contexts = [None] * n
         self.contexts = self.run(create)

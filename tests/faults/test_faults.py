@@ -1,0 +1,54 @@
+"""Every fault of the table in docs/reliability.md once: nobody hangs, nothing is left behind, no result is wrong.
+
+How long it takes until all know is measured by measure.py.
+"""
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+
+import pytest
+
+from bagua_hvd.bench.hosts import why_impossible
+from faults import FAULTS
+from job import SIZE, make_zygote
+from network import Network
+from trial import run
+
+LIMIT_SECONDS = 10
+LANES = 8                       # jobs at a time: they wait most of the time
+NO_HOSTS = why_impossible()
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """By fault, a future of its Outcome."""
+    folder = tmp_path_factory.mktemp("faults")
+    network = None if NO_HOSTS else Network(SIZE * LANES)
+    lanes = SimpleQueue()
+    for lane in range(LANES):
+        lanes.put((make_zygote(folder), network and network.links[SIZE * lane:SIZE * (lane + 1)]))
+
+    def run_in_a_lane(number, fault):
+        lane = lanes.get()
+        try:
+            place = folder / str(number)
+            place.mkdir()
+            return run(fault, place, lane[0], number, LIMIT_SECONDS, lane[1])
+        finally:
+            lanes.put(lane)
+
+    with ThreadPoolExecutor(LANES) as pool:
+        yield {fault.name: pool.submit(run_in_a_lane, number, fault) for number, fault in enumerate(FAULTS)
+               if not (fault.needs_root and NO_HOSTS)}
+    if network:
+        network.close()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.timeout(300)
+def test_fault(fault, outcomes):
+    if fault.needs_root and NO_HOSTS:
+        pytest.skip(NO_HOSTS)
+    outcome = outcomes[fault.name].result()
+    assert not outcome.problems, "\n".join(outcome.problems)
+    assert (outcome.hang, outcome.wrong) == (False, 0)
+    assert (outcome.seconds is not None) == fault.fails

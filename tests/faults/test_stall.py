@@ -1,0 +1,83 @@
+"""The stall inspector: which tensors wait for which ranks, what those did last, and where they are."""
+import re
+import time
+
+import pytest
+import torch
+
+import bagua_hvd.torch as hvd
+
+WARNING = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}
+
+
+def dawdle(seconds):
+    time.sleep(seconds)
+
+
+def wait_for_the_last_rank():
+    hvd.init()
+    model = torch.nn.Linear(2, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+    if hvd.rank() == hvd.size() - 1:
+        dawdle(3)
+    assert hvd.allreduce(torch.ones(2), op=hvd.Sum, name="awaited").tolist() == [hvd.size()] * 2
+
+
+def test_a_late_rank_says_where_it_is(run_ranks):
+    first, middle, last = [result.output for result in run_ranks(3, wait_for_the_last_rank, env=WARNING)]
+    assert "are waiting for remainder of ranks for more than 1 seconds" in first
+    assert re.search(r"^Missing ranks:\n2: \[allreduce\.awaited\]$", first, re.MULTILINE)
+    assert re.search(r"^Rank 2 asked for '.*' \d+\.\d s ago, its operation number \d+, and for nothing since\.$", first,
+                     re.MULTILINE)
+    assert "the other ranks wait for rank 2 with [allreduce.awaited]. It has made 3 optimizer steps" in last
+    assert "in wait_for_the_last_rank\n" in last and "in dawdle\n" in last and "time.sleep(seconds)" in last
+    assert "wait for" not in middle
+
+
+def let_rank_0_be_late():
+    hvd.init()
+    if hvd.rank() == 0:
+        dawdle(3)
+    hvd.barrier()
+
+
+def test_rank_0_is_late_itself(run_ranks):
+    first, other = [result.output for result in run_ranks(2, let_rank_0_be_late, env=WARNING)]
+    assert re.search(r"^0: \[barrier", first, re.MULTILINE) and "Rank 0 " in first
+    assert "the other ranks wait for rank 0" in first and "in dawdle\n" in first
+    assert "wait for" not in other
+
+
+def stay_away():
+    hvd.init()
+    if hvd.rank() == 1:
+        dawdle(4)
+    with pytest.raises(hvd.HorovodInternalError, match=r"ranks \(1\) are stalled for longer than 2 seconds"):
+        hvd.allreduce(torch.ones(1), name="never")
+
+
+def test_the_shutdown_time(run_ranks):
+    env = {**WARNING, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"}
+    results = run_ranks(3, stay_away, env=env)
+    assert "1!: [allreduce.never]" in results[0].output
+    assert 'One or more rank (marked by "!") is stalled for longer than 2 seconds. Will shutdown.' in results[0].output
+
+
+def stay_together():
+    hvd.init()
+    dawdle(2)
+    hvd.barrier()
+
+
+def test_nobody_is_late(run_ranks):
+    env = {**WARNING, "HOROVOD_STALL_CHECK_DISABLE": "0"}
+    assert not any("wait" in result.output for result in run_ranks(2, stay_together, env=env))
+
+
+def test_the_check_can_be_disabled(run_ranks):
+    env = {**WARNING, "HOROVOD_STALL_CHECK_DISABLE": "1"}
+    assert not any("wait" in result.output for result in run_ranks(2, let_rank_0_be_late, env=env))

@@ -1,0 +1,172 @@
+// Heartbeats: a rank that is stopped is found by all others, whether it has posted anything or not; one that only lets
+// others wait is not. A rank is stopped by holding its engine: nothing of it runs then, as in a stopped process.
+#include <stdlib.h>
+
+#include "core/context.h"
+#include "job.h"
+
+enum { LIMIT_MS = 6000, IMPATIENT_MS = 1500 };
+
+static pthread_barrier_t together;  // of the job that needs one
+
+static void short_limit(int rank, struct bhvd_context_options *options)
+{
+    (void)rank;
+    options->heartbeat_timeout_ms = LIMIT_MS;
+}
+
+static void sleep_ms(int ms) { usleep((useconds_t)ms * 1000); }
+
+static bhvd_handle *post(bhvd_context *ctx, bhvd_kind kind, const char *name, int process_set, const int32_t *ranks,
+                         int rank_count)
+{
+    static const int64_t shape = 1;
+    static _Thread_local float values[8];       // by process set
+    values[process_set] = 1;
+    struct bhvd_tensor tensor = {.src = &values[process_set], .dst = &values[process_set], .shape = &shape, .ndim = 1, .dtype = BHVD_FLOAT32};
+    struct bhvd_args args = {
+        .kind = kind, .name = name, .tensors = &tensor, .tensor_count = kind == BHVD_ALLREDUCE, .op = BHVD_OP_SUM,
+        .process_set = process_set, .prescale_factor = 1.0, .postscale_factor = 1.0, .device = -1, .splits = ranks,
+        .split_count = rank_count};
+    struct bhvd_error error;
+    bhvd_handle *handle = NULL;
+    bhvd_post(ctx, &args, &handle, &error);
+    return handle;
+}
+
+static bhvd_status outcome_of_barrier(bhvd_context *ctx, struct bhvd_error *error)
+{
+    bhvd_handle *handle = post(ctx, BHVD_BARRIER, "barrier", 0, NULL, 0);
+    if (!handle)
+        return bhvd_context_status(ctx, error);
+    bhvd_status status = bhvd_wait(handle, 60000, error);
+    bhvd_handle_drop(handle);
+    return status;
+}
+
+static void expect_lost(bhvd_context *ctx, int stopped)
+{
+    struct bhvd_error error;
+    char sentence[64];
+    snprintf(sentence, sizeof sentence, "rank %d was lost: nothing came from it for", stopped);
+    CHECK_STATUS(outcome_of_barrier(ctx, &error), BHVD_ERR_PEER_LOST);
+    CHECK_STR_CONTAINS(error.message, sentence);
+}
+
+static void one_is_stopped(struct job *job, int rank, bhvd_context *ctx)
+{
+    if (rank != job->subject) {
+        expect_lost(ctx, job->subject);
+        atomic_fetch_add(&job->ready, 1);
+        return;
+    }
+    pthread_mutex_lock(&ctx->engine_lock);
+    while (atomic_load(&job->ready) < RANKS - 1)
+        sleep_ms(10);
+    pthread_mutex_unlock(&ctx->engine_lock);
+    struct bhvd_error error;            // it goes on, and hears what the others think of it
+    CHECK_STATUS(outcome_of_barrier(ctx, &error), BHVD_ERR_PEER_LOST);
+}
+
+static void all_are_stopped(struct job *job, int rank, bhvd_context *ctx)
+{
+    (void)job;
+    pthread_mutex_lock(&ctx->engine_lock);
+    sleep_ms(LIMIT_MS + LIMIT_MS / 4 + 50 * rank);
+    pthread_mutex_unlock(&ctx->engine_lock);
+    struct bhvd_error error;
+    CHECK_STATUS(outcome_of_barrier(ctx, &error), BHVD_OK);
+}
+
+static void one_is_late(struct job *job, int rank, bhvd_context *ctx)
+{
+    if (rank == job->subject)
+        sleep_ms(LIMIT_MS + LIMIT_MS / 4);
+    struct bhvd_error error;
+    CHECK_STATUS(outcome_of_barrier(ctx, &error), BHVD_OK);
+}
+
+// ----------------------------------------------------------------------------- waiting for a rank that is busy elsewhere
+
+static void rank_0_is_impatient(int rank, struct bhvd_context_options *options)
+{
+    options->heartbeat_timeout_ms = 60000;
+    options->timeout_ms = rank == 0 ? IMPATIENT_MS : 60000;
+}
+
+static int add_set(bhvd_context *ctx, const char *name, int a, int b)
+{
+    const int32_t ranks[] = {a, b};
+    struct bhvd_error error;
+    bhvd_handle *handle = post(ctx, BHVD_PROCESS_SET_ADD, name, 0, ranks, 2);
+    CHECK_STATUS(bhvd_wait(handle, 60000, &error), BHVD_OK);
+    int id = (int)bhvd_handle_value(handle);
+    bhvd_handle_drop(handle);
+    return id;
+}
+
+static bool is_announced(bhvd_context *ctx, bhvd_handle *handle)
+{
+    pthread_mutex_lock(&ctx->engine_lock);
+    bool announced = handle->announced;
+    pthread_mutex_unlock(&ctx->engine_lock);
+    return announced;
+}
+
+// Ranks 1 and 2 are in an operation that takes long, since rank 1 is held up in it; meanwhile rank 0 waits for rank 2.
+static void one_is_busy_elsewhere(struct job *job, int rank, bhvd_context *ctx)
+{
+    (void)job;
+    int first = add_set(ctx, "first", 1, 2), second = add_set(ctx, "second", 0, 2);
+    struct bhvd_error error;
+    bhvd_handle *handles[2] = {NULL, NULL};
+    if (rank == 1) {
+        handles[0] = post(ctx, BHVD_ALLREDUCE, "long", first, NULL, 0);
+        while (!is_announced(ctx, handles[0]))
+            sleep_ms(1);
+        pthread_mutex_lock(&ctx->engine_lock);
+    }
+    pthread_barrier_wait(&together);
+    if (rank == 2)
+        handles[0] = post(ctx, BHVD_ALLREDUCE, "long", first, NULL, 0);
+    if (rank != 1)
+        handles[1] = post(ctx, BHVD_ALLREDUCE, "short", second, NULL, 0);
+    if (rank == 1) {
+        sleep_ms(3 * IMPATIENT_MS);
+        pthread_mutex_unlock(&ctx->engine_lock);
+    }
+    for (int i = 0; i < 2; i++) {
+        if (handles[i])
+            CHECK_STATUS(bhvd_wait(handles[i], 60000, &error), BHVD_OK);
+        bhvd_handle_drop(handles[i]);
+    }
+}
+
+static void *run_it(void *job)
+{
+    run_this_job(job);
+    return NULL;
+}
+
+// All at once, since they wait for most of the time.
+TEST(who_is_lost_and_who_is_not)
+{
+    struct job jobs[] = {
+        {.transport = "inproc", .body = one_is_stopped, .adjust = short_limit, .subject = 2},
+        {.transport = "shm", .body = one_is_stopped, .adjust = short_limit, .subject = 0},
+        {.transport = "tcp", .body = one_is_stopped, .adjust = short_limit, .subject = 0},
+        {.transport = "auto", .hosts = "AAB", .body = one_is_stopped, .adjust = short_limit, .subject = 1},
+        {.transport = "tcp", .body = all_are_stopped, .adjust = short_limit},
+        {.transport = "shm", .body = one_is_late, .adjust = short_limit, .subject = 0},
+        {.transport = "tcp", .body = one_is_late, .adjust = short_limit, .subject = 1},
+        {.transport = "tcp", .body = one_is_busy_elsewhere, .adjust = rank_0_is_impatient, .subject = 1},
+    };
+    enum { JOBS = sizeof jobs / sizeof jobs[0] };
+    pthread_t threads[JOBS];
+    pthread_barrier_init(&together, NULL, RANKS);
+    for (int i = 0; i < JOBS; i++)
+        pthread_create(&threads[i], NULL, run_it, &jobs[i]);
+    for (int i = 0; i < JOBS; i++)
+        pthread_join(threads[i], NULL);
+    pthread_barrier_destroy(&together);
+}
