@@ -113,14 +113,21 @@ def assert_trains_as(algorithm, simulate, steps=10, apart=False, exact=True):
     return model, optimizer
 
 
-def by_gradients(combine):
-    """A simulation in which all take the gradient combine(t, bucket's number, gradients of all)."""
+def tensors():
+    """For each tensor that is not empty, by its number, the places of its elements in x."""
+    ends = np.cumsum([0, *map(math.prod, SHAPES)])
+    return {i: np.arange(ends[i], ends[i + 1]) for i in range(len(SHAPES)) if ends[i] < ends[i + 1]}
+
+
+def by_gradients(combine, each_tensor=False):
+    """A simulation in which all take the gradient combine(t, number, gradients of all) of every bucket, or tensor."""
     def simulate(n, places, xs):
         optimizer, x = SGD(), xs[0]
+        numbered = tensors() if each_tensor else dict(enumerate(places))
         for t in range(10**6):
             gs = [gradient(i, t, x) for i in range(n)]
             g = np.empty(COUNT, F)
-            for b, at in enumerate(places):
+            for b, at in numbered.items():
                 g[at] = combine(t, b, [g_i[at] for g_i in gs])
             x = optimizer(x, g)
             yield [x] * n
