@@ -10,6 +10,7 @@ import torch
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
 from bagua_hvd.algorithms import Choco, Decentralized, LowPrecisionDecentralized
+from two_levels import LAYOUTS, environments, means, members_of, of_host
 from workers import BUCKETS, SGD, F, ReplicaSet, assert_trains_as, gradient, pairs
 
 
@@ -30,14 +31,19 @@ def everyone(n, s, xs):
     return [np.mean(xs, 0, np.float64)] * n
 
 
-def after_steps(interval, communicate):
+def pairs_of_hosts(hosts):
+    """shift_one with hosts for peers, each with the mean of its ranks."""
+    return lambda n, s, xs: of_host(hosts, pairs(len(hosts), s, means("float32", xs, hosts)))
+
+
+def after_steps(interval, communicate, hosts=None):
     """Local steps; after step 0 and every interval-th one from there, xs = communicate(t, replicas, xs)."""
     def simulate(n, places, xs):
         optimizers, replicas = [SGD() for _ in range(n)], None
         for t in itertools.count():
             xs = [optimizers[i](x, gradient(i, t, x)) for i, x in enumerate(xs)]
             if t % interval == 0:
-                replicas = replicas or ReplicaSet(xs)
+                replicas = replicas or ReplicaSet(xs, hosts)
                 xs = communicate(t, replicas, xs)
             yield xs
     return simulate
@@ -49,12 +55,12 @@ def dcd_psgd(t, replicas, xs):
         own, left, right = replicas.around(i)
         z.append(x + (left + right) / 3 - own * 5 / 3)
     replicas.add(codecs.minmax_uint8, z, 0)
-    return [w.copy() for w in replicas.of]
+    return [replicas.around(i)[0].copy() for i in range(len(xs))]
 
 
 def choco(codec, gamma):
     def communicate(t, replicas, xs):
-        replicas.add(codec, [x - w for x, w in zip(xs, replicas.of, strict=True)], t)
+        replicas.add(codec, [x - replicas.around(i)[0] for i, x in enumerate(xs)], t)
         mixed = []
         for i, x in enumerate(xs):
             own, left, right = replicas.around(i)
@@ -85,6 +91,23 @@ def all_cases():
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
 def test_equal_their_equations(run_ranks, n):
     run_ranks(n, all_cases, env=BUCKETS, timeout=110)
+
+
+def cases_in_two_levels(hosts):
+    hvd.init()
+    for interval in (1, 2):
+        algorithm = Decentralized(True, "shift_one", communication_interval=interval)
+        assert_trains_as(algorithm, d_psgd(pairs_of_hosts(hosts), interval), apart=True)
+        algorithm = LowPrecisionDecentralized(hierarchical=True, communication_interval=interval)
+        assert_trains_as(algorithm, after_steps(interval, dcd_psgd, hosts), apart=True)
+        algorithm = Choco(gamma=0.25, hierarchical=True, communication_interval=interval)
+        assert_trains_as(algorithm, after_steps(interval, choco(codecs.sign, F(0.25)), hosts), apart=True)
+
+
+@pytest.mark.parametrize("letters", LAYOUTS)
+def test_equal_their_equations_between_hosts(run_ranks, letters):
+    run_ranks(len(letters), cases_in_two_levels, arguments={"hosts": members_of(letters)},
+              env=environments(letters, BUCKETS))
 
 
 def assert_replicas_agree(optimizer):
