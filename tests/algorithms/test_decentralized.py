@@ -14,14 +14,18 @@ from two_levels import LAYOUTS, environments, means, members_of, of_host
 from workers import BUCKETS, SGD, F, ReplicaSet, assert_trains_as, gradient, pairs
 
 
-def d_psgd(average, interval=1):
-    """x' = sum_j W_ij x_j at every interval-th step, the first included; x = x' - step(g(x)), g where x was before."""
+def d_psgd(average, interval=1, warmup=0):
+    """The mean gradient in the warm-up. Then x' = sum_j W_ij x_j at every interval-th step, the first included;
+    x = x' - step(g(x)), g where x was before.
+    """
     def simulate(n, places, xs):
         optimizers = [SGD() for _ in range(n)]
         for t in itertools.count():
             gs = [gradient(i, t, x) for i, x in enumerate(xs)]
-            if t % interval == 0:
-                xs = average(n, t // interval, xs)
+            if t < warmup:
+                gs = [np.mean(gs, 0, np.float64).astype(F)] * n
+            elif (t - warmup) % interval == 0:
+                xs = average(n, (t - warmup) // interval, xs)
             xs = [optimizers[i](x, g) for i, (x, g) in enumerate(zip(xs, gs, strict=True))]
             yield xs
     return simulate
@@ -36,13 +40,18 @@ def pairs_of_hosts(hosts):
     return lambda n, s, xs: of_host(hosts, pairs(len(hosts), s, means("float32", xs, hosts)))
 
 
-def after_steps(interval, communicate, hosts=None):
-    """Local steps; after step 0 and every interval-th one from there, xs = communicate(t, replicas, xs)."""
+def after_steps(interval, communicate, hosts=None, warmup=0):
+    """The mean gradient in the warm-up. Then local steps; after the first and every interval-th one from there,
+    xs = communicate(t, replicas, xs).
+    """
     def simulate(n, places, xs):
         optimizers, replicas = [SGD() for _ in range(n)], None
         for t in itertools.count():
-            xs = [optimizers[i](x, gradient(i, t, x)) for i, x in enumerate(xs)]
-            if t % interval == 0:
+            gs = [gradient(i, t, x) for i, x in enumerate(xs)]
+            if t < warmup:
+                gs = [np.mean(gs, 0, np.float64).astype(F)] * n
+            xs = [optimizers[i](x, g) for i, (x, g) in enumerate(zip(xs, gs, strict=True))]
+            if t >= warmup and (t - warmup) % interval == 0:
                 replicas = replicas or ReplicaSet(xs, hosts)
                 xs = communicate(t, replicas, xs)
             yield xs
@@ -86,6 +95,16 @@ def all_cases():
         assert_trains_as(algorithm, after_steps(interval, choco(codecs.sign, F(0.25))), apart=True)
         assert_replicas_agree(optimizer)
     assert_trains_as(Choco(codecs.qsgd(15), 0.3), after_steps(1, choco(codecs.qsgd(15), 0.3)), apart=True)
+    # The warm-up's mean gradient is added up in any order, so from there on nearly equal.
+    algorithm = Decentralized(communication_interval=2, warmup_steps=3)
+    assert_trains_as(algorithm, d_psgd(everyone, 2, 3), apart=True, exact=False)
+    if n > 1:
+        algorithm = Decentralized(False, "shift_one", warmup_steps=3)
+        assert_trains_as(algorithm, d_psgd(pairs, 1, 3), apart=True, exact=False)
+    algorithm = LowPrecisionDecentralized(hierarchical=False, communication_interval=2, warmup_steps=3)
+    assert_trains_as(algorithm, after_steps(2, dcd_psgd, warmup=3), apart=True, exact=False)
+    algorithm = Choco(gamma=0.25, communication_interval=2, warmup_steps=3)
+    assert_trains_as(algorithm, after_steps(2, choco(codecs.sign, F(0.25)), warmup=3), apart=True, exact=False)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
