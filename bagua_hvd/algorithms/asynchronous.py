@@ -35,7 +35,8 @@ import weakref
 import numpy as np
 
 from bagua_hvd.algorithms.averaging import Mean
-from bagua_hvd.algorithms.base import Algorithm, blocks, not_negative, positive
+from bagua_hvd.algorithms.base import blocks, positive
+from bagua_hvd.algorithms.local import LocalSteps
 from bagua_hvd.algorithms.replicas import replicas_of
 from bagua_hvd.common.state import State
 from bagua_hvd.primitives import ErrorState, c_fp_s, c_lp_s, d_fp_s, d_lp_s, minmax_uint8
@@ -198,7 +199,7 @@ class _Rounds:
         self.running, self.stopped = True, False
 
 
-class Async(Algorithm):
+class Async(LocalSteps):
     """Averages weights in the background.
 
     Ranks may make different numbers of steps. Before evaluation, a checkpoint, or the end, on all ranks:
@@ -216,10 +217,9 @@ class Async(Algorithm):
     """
 
     asynchronous = True
-    models_differ = True
-    counts_steps = True
 
     def __init__(self, peer_selection_mode="all", sync_interval_ms=500, warmup_steps=0, codec=None, max_staleness=None):
+        super().__init__(warmup_steps=warmup_steps)
         if peer_selection_mode not in MODES:
             raise ValueError(f"peer_selection_mode={peer_selection_mode!r}: expected one of {', '.join(MODES)}")
         if peer_selection_mode == "shift_one" and codec is not None:
@@ -231,7 +231,6 @@ class Async(Algorithm):
             raise ValueError(f"sync_interval_ms={sync_interval_ms!r}: expected milliseconds, 0 or more")
         self.peer_selection_mode = peer_selection_mode
         self.sync_interval_ms = sync_interval_ms
-        self.warmup_steps = not_negative("warmup_steps", warmup_steps)
         self.codec = codec
         self.max_staleness = None if max_staleness is None else positive("max_staleness", max_staleness)
         self._models = weakref.WeakSet()
@@ -243,12 +242,6 @@ class Async(Algorithm):
             )
         self._models.add(model)
         _in_use.add(model)
-
-    def gradients_travel(self, model):
-        return model.step < self.warmup_steps
-
-    def communicate(self, bucket, group):
-        return c_fp_s(bucket, group)
 
     def after_step(self, model):
         if model.step + 1 >= self.warmup_steps:

@@ -16,37 +16,32 @@ Source: Koloskova et al., arXiv:1902.00340.  Differs: replicas begin as the weig
 """
 import numpy as np
 
-from bagua_hvd.algorithms.base import Algorithm, blocks, positive
+from bagua_hvd.algorithms.base import blocks
+from bagua_hvd.algorithms.local import LocalSteps
 from bagua_hvd.algorithms.replicas import replicas_of
 from bagua_hvd.primitives import d_lp_s, sign
 
 
-class Choco(Algorithm):
+class Choco(LocalSteps):
     """Gossips compressed differences of weights with two neighbours.
 
     Args:
         codec: what the differences are encoded with, of bagua_hvd.primitives.
         gamma: consensus step size, 0 < gamma <= 1; the coarser the codec, the smaller.
         hierarchical: hosts are the neighbours, each with the mean of its ranks.
-        communication_interval: optimizer steps from one communication to the next, 1 or more.
+        communication_interval, warmup_steps: see LocalSteps.
     """
 
-    models_differ = True
-    counts_steps = True
-
-    def __init__(self, codec=sign, gamma=0.3, hierarchical=False, communication_interval=1):
+    def __init__(self, codec=sign, gamma=0.3, hierarchical=False, communication_interval=1, warmup_steps=0):
+        super().__init__(communication_interval, warmup_steps)
         if not 0 < gamma <= 1:
             raise ValueError(f"gamma={gamma!r}: the consensus step size lies above 0 and is at most 1")
         self.codec = codec
         self.gamma = gamma
         self.hierarchical = hierarchical
-        self.communication_interval = positive("communication_interval", communication_interval)
-
-    def gradients_travel(self, model):
-        return False
 
     def after_step(self, model):
-        if model.step % self.communication_interval:
+        if not self.begins_interval(model):
             return
         rounds = [self._begin(bucket, model) for bucket in model.weights]
         for bucket, (x, replicas, operation) in zip(model.weights, rounds, strict=True):

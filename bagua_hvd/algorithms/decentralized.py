@@ -17,7 +17,7 @@ Source: Lian et al., arXiv:1705.09056; BAGUA, arXiv:2107.01499. Differs: the ave
 not also the forward pass: weights that someone changes between two steps (clamping, loading) are the ones averaged.
 """
 from bagua_hvd.algorithms.averaging import Mean
-from bagua_hvd.algorithms.base import Algorithm, positive
+from bagua_hvd.algorithms.local import LocalSteps
 from bagua_hvd.primitives import d_fp_s
 
 MODES = ("all", "shift_one")
@@ -40,36 +40,30 @@ class _Pairing:
         return self._out
 
 
-class Decentralized(Algorithm):
+class Decentralized(LocalSteps):
     """Averages weights with peers instead of gradients with everyone.
 
     Args:
         hierarchical: shift_one: hosts are the peers, each with the mean of its ranks. For all it changes nothing but
             the way that the bytes take.
         peer_selection_mode: "all" or "shift_one".
-        communication_interval: optimizer steps from one communication to the next, 1 or more.
+        communication_interval, warmup_steps: see LocalSteps.
     """
 
-    models_differ = True
-    counts_steps = True
-
-    def __init__(self, hierarchical=True, peer_selection_mode="all", communication_interval=1):
+    def __init__(self, hierarchical=True, peer_selection_mode="all", communication_interval=1, warmup_steps=0):
+        super().__init__(communication_interval, warmup_steps)
         if peer_selection_mode not in MODES:
             raise ValueError(f"peer_selection_mode={peer_selection_mode!r}: expected one of {', '.join(MODES)}")
         self.hierarchical = hierarchical
         self.peer_selection_mode = peer_selection_mode
-        self.communication_interval = positive("communication_interval", communication_interval)
 
     def prepare(self, model):
         if self.peer_selection_mode == "shift_one" and model.group.size() < 2:
             raise ValueError("peer_selection_mode='shift_one' needs two ranks or more: one has no peer")
 
-    def gradients_travel(self, model):
-        return False
-
     def backward_begins(self, model):
-        communications, rest = divmod(model.step, self.communication_interval)
-        if not rest:
+        if self.begins_interval(model):
+            communications = (model.step - self.warmup_steps) // self.communication_interval
             model.pending["averages"] = [self._begin(bucket, model.group, communications) for bucket in model.weights]
 
     def _begin(self, bucket, group, round):

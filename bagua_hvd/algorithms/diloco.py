@@ -14,33 +14,31 @@ Source: Douillard et al., arXiv:2311.08105.
 import numpy as np
 
 from bagua_hvd.algorithms.averaging import Mean
-from bagua_hvd.algorithms.base import Algorithm, positive
+from bagua_hvd.algorithms.local import LocalSteps
 
 
-class DiLoCo(Algorithm):
+class DiLoCo(LocalSteps):
     """Local steps, and an outer Nesterov SGD over the ranks.
 
     Args:
         communication_interval: H, inner steps for each outer one, 1 or more.
         outer_lr: eta. outer_momentum: mu, 0 <= mu < 1.
+        warmup_steps: steps with averaged gradients before; the paper begins with a model that has been trained so for a
+            quarter of all steps.
     """
 
-    models_differ = True
-    counts_steps = True
-
-    def __init__(self, communication_interval=500, outer_lr=0.7, outer_momentum=0.9):
+    def __init__(self, communication_interval=500, outer_lr=0.7, outer_momentum=0.9, warmup_steps=0):
+        super().__init__(communication_interval, warmup_steps)
         if not outer_lr > 0:
             raise ValueError(f"outer_lr={outer_lr!r}: expected a number above 0")
         if not 0 <= outer_momentum < 1:
             raise ValueError(f"outer_momentum={outer_momentum!r}: expected 0 <= outer_momentum < 1")
-        self.communication_interval = positive("communication_interval", communication_interval)
         self.outer_lr = outer_lr
         self.outer_momentum = outer_momentum
 
-    def gradients_travel(self, model):
-        return False
-
     def before_step(self, model):
+        if self.gradients_travel(model):
+            return
         # The ranks may begin apart: theta is the mean of where they are, which is bit-equal everywhere.
         for bucket in model.weights:
             bucket.state.keep("theta", lambda bucket=bucket: self._theta(bucket, model.group), shared=True)
@@ -49,7 +47,7 @@ class DiLoCo(Algorithm):
         return bucket.read() if bucket.state.loaded("theta") else Mean(bucket, group).wait().copy()
 
     def after_step(self, model):
-        if (model.step + 1) % self.communication_interval:
+        if not self.ends_interval(model):
             return
         means = [Mean(bucket, model.group) for bucket in model.weights]
         for bucket, x in zip(model.weights, means, strict=True):

@@ -11,11 +11,10 @@ Memory: 2 N elements during the averaging.
 Source: Stich, arXiv:1805.09767; Lin et al. (post-local SGD), arXiv:1808.07217.
 """
 from bagua_hvd.algorithms.averaging import mean
-from bagua_hvd.algorithms.base import Algorithm, not_negative, positive
-from bagua_hvd.primitives import c_fp_s
+from bagua_hvd.algorithms.local import LocalSteps
 
 
-class LocalSGD(Algorithm):
+class LocalSGD(LocalSteps):
     """Averages weights now and then.
 
     Args:
@@ -23,20 +22,9 @@ class LocalSGD(Algorithm):
         warmup_steps: steps with averaged gradients before the local ones begin.
     """
 
-    models_differ = True
-    counts_steps = True
-
     def __init__(self, communication_interval=4, warmup_steps=0):
-        self.communication_interval = positive("communication_interval", communication_interval)
-        self.warmup_steps = not_negative("warmup_steps", warmup_steps)
-
-    def gradients_travel(self, model):
-        return model.step < self.warmup_steps
-
-    def communicate(self, bucket, group):
-        return c_fp_s(bucket, group)
+        super().__init__(communication_interval, warmup_steps)
 
     def after_step(self, model):
-        local_steps = model.step + 1 - self.warmup_steps
-        if local_steps > 0 and local_steps % self.communication_interval == 0:
+        if self.ends_interval(model):
             mean(model.weights, model.group)

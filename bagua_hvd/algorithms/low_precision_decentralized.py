@@ -16,31 +16,26 @@ Memory: 12 N bytes.
 Source: Tang et al., arXiv:1803.06443; BAGUA, arXiv:2107.01499.  Differs: replicas are float32 whatever the weights,
 are exchanged and not assumed equal at the beginning, and are in the optimizer's state_dict.
 """
-from bagua_hvd.algorithms.base import Algorithm, blocks, positive
+from bagua_hvd.algorithms.base import blocks
+from bagua_hvd.algorithms.local import LocalSteps
 from bagua_hvd.algorithms.replicas import replicas_of
 from bagua_hvd.primitives import d_lp_s, minmax_uint8
 
 
-class LowPrecisionDecentralized(Algorithm):
+class LowPrecisionDecentralized(LocalSteps):
     """Exchanges 8-bit differences of weights with two neighbours.
 
     Args:
         hierarchical: hosts are the neighbours, each with the mean of its ranks.
-        communication_interval: optimizer steps from one communication to the next, 1 or more.
+        communication_interval, warmup_steps: see LocalSteps.
     """
 
-    models_differ = True
-    counts_steps = True
-
-    def __init__(self, hierarchical=True, communication_interval=1):
+    def __init__(self, hierarchical=True, communication_interval=1, warmup_steps=0):
+        super().__init__(communication_interval, warmup_steps)
         self.hierarchical = hierarchical
-        self.communication_interval = positive("communication_interval", communication_interval)
-
-    def gradients_travel(self, model):
-        return False
 
     def after_step(self, model):
-        if model.step % self.communication_interval:
+        if not self.begins_interval(model):
             return
         rounds = [self._begin(bucket, model.group) for bucket in model.weights]
         for bucket, (operation, replicas) in zip(model.weights, rounds, strict=True):

@@ -1,34 +1,77 @@
 """TernGrad: gradients as -s, 0 or s, drawn so that the mean is right.
 
-    D(Q(v))_j = s sgn(v_j) b_j        s = max_j |v_j|, b_j = 1 with probability |v_j| / s, else 0
+Rank i of n holds the gradient g_i of a tensor, N elements:
+
+    s       = c sqrt(mean_i mean_j g_ij^2)              one allreduce of a number for each tensor
+    v_i     = clip(g_i, -s, s)
+    Q(v_i)_j = s sgn(v_ij) b_ij                         b_ij = 1 with probability |v_ij| / s, else 0
+    g       = mean_i Q(v_i)
+
+The variance of Q(v_i)_j is s |v_ij| - v_ij^2: s decides. So each tensor has its own, for layers differ by orders of
+magnitude, and is clipped, for a few elements are far from all others; c = 2.5 changes normally distributed ones hardly,
+and the noise is about as large as they are; a smaller c means less noise, and a bias.
 
 Every rank sends its two bits for each element to all others, and adds up all of them itself.
 
 Wire: (n-1) N/4 bytes per rank.
-State: none; the random numbers are a function of step, rank and element.
-Source: Wen et al., arXiv:1705.07878.  Differs: s is each rank's and bucket's own instead of the maximum over the
-ranks, which costs no round of communication; clipping is left to the user.
+Memory: N elements from the gradient to the step. State: none; the random numbers are a function of step, rank and
+element.
+Source: Wen et al., arXiv:1705.07878.  Differs: s is where the gradient is clipped and not the largest that is left, and
+is measured from 0 and over all ranks: so a tensor of one element does not vanish, and one sum tells all ranks s.
 """
+import numpy as np
+
 from bagua_hvd.algorithms.base import Algorithm
-from bagua_hvd.primitives import c_lp_s, ternary
+from bagua_hvd.primitives import c_fp_s, c_lp_s, ternary
+
+
+class _Exchange:
+    """One bucket on its way: first the scales, then the codes. wait() does what lies between and after them."""
+
+    def __init__(self, bucket, group, clip, average):
+        self._bucket, self._group, self._average = bucket, group, average
+        self._gradient = bucket.read(workspace="gradient")
+        self._parts = [part for part in bucket.slices() if part.start < part.stop]
+        # float64: so that the order in which ranks are added up does not show in s.
+        squares = [np.mean(np.square(self._gradient[part], dtype=np.float64)) for part in self._parts]
+        self._scales = clip * clip * np.array(squares)
+        self._operation = c_fp_s(self._scales, group, name=f"{bucket.name}.scales")
+
+    def wait(self):
+        bucket, flat = self._bucket, self._gradient
+        self._operation.wait()
+        scales = np.sqrt(self._scales).astype(flat.dtype)
+        for s, part in zip(scales, self._parts, strict=True):
+            # A NaN or an infinity is in s, on all ranks: it needs no code, which would spread it over other tensors.
+            np.clip(flat[part] / s if np.isfinite(s) and s > 0 else 0, -1, 1, out=flat[part])
+        c_lp_s(
+            flat, self._group, codec=ternary, average=self._average, exchange="allgather", seed=bucket.step,
+            name=f"{bucket.name}.codes", prescale_factor=bucket.prescale_factor,
+            postscale_factor=bucket.postscale_factor,
+        ).wait()
+        for s, part in zip(scales, self._parts, strict=True):
+            flat[part] *= s
+        bucket.write(flat)
 
 
 class TernGrad(Algorithm):
     """Averages ternary gradients.
 
     Args:
+        clip: c, root mean squares at which each tensor's gradient is clipped, 1 or more.
         average: False for the sum.
     """
 
     counts_steps = True         # the seed
 
-    def __init__(self, average=True):
+    def __init__(self, clip=2.5, average=True):
+        if not 1 <= clip < float("inf"):
+            raise ValueError(f"clip={clip!r}: expected a number of 1 or more")
+        self.clip = clip
         self.average = average
 
     def takes(self, dtype):
         return ternary.takes(dtype)
 
     def communicate(self, bucket, group):
-        return c_lp_s(
-            bucket, group, codec=ternary, average=self.average, exchange="allgather", seed=bucket.step
-        )
+        return _Exchange(bucket, group, self.clip, self.average)

@@ -15,6 +15,7 @@ import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
 from bagua_hvd.algorithms import OneBitAdam, QAdam
 from floats import assert_same_bits
+from two_levels import LAYOUTS, environments, members_of
 from workers import BUCKETS, Errors, F, backward, buckets_of, c_lp_s, dyadic, flat, gradient, make_model, start
 
 LR, BETA1, BETA2, EPS = 0.01, 0.9, 0.99, 1e-8
@@ -31,13 +32,16 @@ def assert_near(actual, wanted, what):
     np.testing.assert_allclose(actual, wanted, rtol=2e-6, atol=2e-6 * abs(wanted).max(), err_msg=str(what))
 
 
-def run(algorithm, codec, feedback, make_optimizer):
-    """Every step from where the ranks are: what rounding tips into another level must not look like an error."""
+def run(algorithm, codec, feedback, make_optimizer, hosts=None):
+    """Every step from where the ranks are: what rounding tips into another level must not look like an error.
+
+    hosts: in two levels, with their ranks.
+    """
     rank, n = hvd.rank(), hvd.size()
     model = make_model(start(0, False))
     optimizer = hvd.DistributedOptimizer(make_optimizer(model), algorithm=algorithm)
     decay, decoupled = optimizer.param_groups[0]["weight_decay"], isinstance(optimizer, torch.optim.AdamW)
-    places, errors = buckets_of(optimizer), Errors()
+    places, errors = buckets_of(optimizer), Errors(two_levels=hosts is not None)
     m = v = np.zeros_like(start(0, False))
     silent, every_third = dyadic(9) < -0.8, np.arange(len(m)) % 3 == 0
     for t in range(STEPS):
@@ -60,9 +64,10 @@ def run(algorithm, codec, feedback, make_optimizer):
                 m_i = [BETA1 * before[at] + (1 - BETA1) * g for g in l2]
                 m_i = [np.where(v[at] == 0, F(0), value) for value in m_i]
                 if feedback:
-                    m[at] = c_lp_s(codec, [value / p[at] for value in m_i], 0, errors.of(b, n, len(at))) * p[at]
+                    of_bucket = errors.of(b, n, len(at))
+                    m[at] = c_lp_s(codec, [value / p[at] for value in m_i], 0, of_bucket, hosts=hosts) * p[at]
                 else:
-                    m[at] = c_lp_s(codec, m_i)
+                    m[at] = c_lp_s(codec, m_i, hosts=hosts)
             m[v == 0] = 0
             assert_same_bits(of_adam(optimizer, "exp_avg"), m, what)
             assert_same_bits(of_adam(optimizer, "exp_avg_sq"), v, what)
@@ -97,6 +102,22 @@ def equations():
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
 def test_equal_their_equations(run_ranks, n):
     run_ranks(n, equations, env=BUCKETS, timeout=110)
+
+
+def equations_in_two_levels(hosts):
+    hvd.init()
+
+    def adam(model):
+        return torch.optim.Adam(model.parameters(), lr=LR, betas=(BETA1, BETA2), eps=EPS)
+
+    run(QAdam(hierarchical=True, warmup_steps=WARMUP), codecs.minmax_uint8, False, adam, hosts)
+    run(OneBitAdam(hierarchical=True, warmup_steps=WARMUP), codecs.sign_rms, True, adam, hosts)
+
+
+@pytest.mark.parametrize("letters", LAYOUTS)
+def test_equal_their_equations_between_hosts(run_ranks, letters):
+    run_ranks(len(letters), equations_in_two_levels, arguments={"hosts": members_of(letters)},
+              env=environments(letters, BUCKETS))
 
 
 def pitfalls():

@@ -5,6 +5,8 @@ bytegrad, doublesqueeze, ef_signsgd, qsgd, terngrad, topk:
     v_i = g_i + e_i                     e_i <- v_i - D(Q(v_i))
     u   = mean_i D(Q(v_i)) + f          f   <- u - D(Q(u))          g = D(Q(u)), chunk by chunk
     or  g = mean_i D(Q(v_i))            every rank decodes all
+
+terngrad: of each tensor s = c sqrt(mean_i mean_j g_ij^2), g = s mean_i D(Q(clip(g_i / s, -1, 1))).
 """
 import numpy as np
 import pytest
@@ -12,33 +14,40 @@ import pytest
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
 from bagua_hvd.algorithms import QSGD, ByteGrad, DoubleSqueeze, EFSignSGD, TernGrad, TopK
-from workers import BUCKETS, Errors, assert_trains_as, by_gradients, c_lp_s
+from two_levels import LAYOUTS, environments, members_of
+from workers import BUCKETS, Errors, F, assert_trains_as, by_gradients, c_lp_s
 
 
-def scatter_gather(codec, feedback, seeded=False):
-    errors = Errors()
+def by_codes(codec, feedback, seeded=False, by_allgather=False, hosts=None):
+    errors = Errors(two_levels=hosts is not None)
     return by_gradients(lambda t, b, gs: c_lp_s(
-        codec, gs, t if seeded else 0, errors.of(b, len(gs), len(gs[0])) if feedback else None))
+        codec, gs, t if seeded else 0, errors.of(b, len(gs), len(gs[0])) if feedback else None, by_allgather,
+        hosts=hosts))
 
 
-def allgather(codec, feedback, seeded=False):
-    errors = Errors()
-    return by_gradients(lambda t, b, gs: c_lp_s(
-        codec, gs, t if seeded else 0, errors.of(b, len(gs), len(gs[0])) if feedback else None, by_allgather=True))
+def terngrad(c):
+    def combine(t, b, gs, tensors):
+        s = np.empty_like(gs[0])
+        for part in tensors:
+            s[part] = c * np.sqrt(np.mean([np.mean(g[part].astype(float) ** 2) for g in gs]))
+        return s * c_lp_s(codecs.ternary, [np.clip(g / s, F(-1), F(1)) for g in gs], t, by_allgather=True)
+    return by_gradients(combine, tensors=True)
 
 
 CASES = [
-    (ByteGrad, scatter_gather(codecs.minmax_uint8, False)),
-    (lambda: ByteGrad(error_feedback=True), scatter_gather(codecs.minmax_uint8, True)),
-    (DoubleSqueeze, scatter_gather(codecs.sign, True)),
-    (lambda: DoubleSqueeze(codecs.topk(0.1)), scatter_gather(codecs.topk(0.1), True)),
-    (lambda: DoubleSqueeze(codecs.ternary), scatter_gather(codecs.ternary, True, seeded=True)),
-    (EFSignSGD, allgather(codecs.sign, True)),
-    (QSGD, scatter_gather(codecs.qsgd(127), False, seeded=True)),
-    (lambda: QSGD(levels=4), scatter_gather(codecs.qsgd(4), False, seeded=True)),
-    (TernGrad, allgather(codecs.ternary, False, seeded=True)),
-    (TopK, allgather(codecs.topk(0.01), True)),
-    (lambda: TopK(ratio=0.3), allgather(codecs.topk(0.3), True)),
+    (ByteGrad, by_codes(codecs.minmax_uint8, False)),
+    (lambda: ByteGrad(error_feedback=True), by_codes(codecs.minmax_uint8, True)),
+    (DoubleSqueeze, by_codes(codecs.sign, True)),
+    (lambda: DoubleSqueeze(codecs.topk(0.1)), by_codes(codecs.topk(0.1), True)),
+    (lambda: DoubleSqueeze(codecs.ternary), by_codes(codecs.ternary, True, seeded=True)),
+    (EFSignSGD, by_codes(codecs.sign, True, by_allgather=True)),
+    (QSGD, by_codes(codecs.qsgd(127), False, seeded=True)),
+    (lambda: QSGD(levels=4), by_codes(codecs.qsgd(4), False, seeded=True)),
+    (TernGrad, terngrad(2.5)),
+    (lambda: TernGrad(clip=1), terngrad(1)),
+    (lambda: TernGrad(clip=30), terngrad(30)),
+    (TopK, by_codes(codecs.topk(0.01), True, by_allgather=True)),
+    (lambda: TopK(ratio=0.3), by_codes(codecs.topk(0.3), True, by_allgather=True)),
 ]
 
 
@@ -52,3 +61,20 @@ def all_cases():
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
 def test_equal_their_equations(run_ranks, n):
     run_ranks(n, all_cases, env=BUCKETS, timeout=110)
+
+
+def cases_in_two_levels(hosts):
+    hvd.init()
+    for make, codec, feedback, seeded in [
+        (lambda: ByteGrad(hierarchical=True), codecs.minmax_uint8, False, False),
+        (lambda: ByteGrad(hierarchical=True, error_feedback=True), codecs.minmax_uint8, True, False),
+        (lambda: DoubleSqueeze(hierarchical=True), codecs.sign, True, False),
+        (lambda: QSGD(hierarchical=True), codecs.qsgd(127), False, True),
+    ]:
+        assert_trains_as(make(), by_codes(codec, feedback, seeded, hosts=hosts))
+
+
+@pytest.mark.parametrize("letters", LAYOUTS)
+def test_equal_their_equations_between_hosts(run_ranks, letters):
+    run_ranks(len(letters), cases_in_two_levels, arguments={"hosts": members_of(letters)},
+              env=environments(letters, BUCKETS))

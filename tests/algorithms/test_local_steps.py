@@ -24,14 +24,21 @@ def local_sgd(interval, warmup):
     return simulate
 
 
-def diloco(interval, eta, mu):
-    """Delta = mean_i(theta - x_i) every interval steps; m = mu m + Delta; theta -= eta (Delta + mu m); x_i = theta."""
+def diloco(interval, eta, mu, warmup=0):
+    """Averaged gradients for `warmup` steps. Then every interval steps Delta = mean_i(theta - x_i); m = mu m + Delta;
+    theta -= eta (Delta + mu m); x_i = theta.
+    """
     def simulate(n, places, xs):
         optimizers = [SGD() for _ in range(n)]
-        theta, m = np.mean(xs, 0, np.float64), 0
+        m = 0
         for t in itertools.count():
-            xs = [optimizers[i](x, gradient(i, t, x.astype(F))) for i, x in enumerate(xs)]
-            if (t + 1) % interval == 0:
+            gs = [gradient(i, t, x.astype(F)) for i, x in enumerate(xs)]
+            if t < warmup:
+                gs = [np.mean(gs, 0, np.float64)] * n
+            if t == warmup:
+                theta = np.mean(xs, 0, np.float64)
+            xs = [optimizers[i](x, g) for i, (x, g) in enumerate(zip(xs, gs, strict=True))]
+            if t >= warmup and (t - warmup + 1) % interval == 0:
                 delta = theta - np.mean(xs, 0, np.float64)
                 m = mu * m + delta
                 theta = theta - eta * (delta + mu * m)
@@ -45,9 +52,9 @@ def all_cases():
     for interval, warmup in ((1, 0), (4, 0), (3, 4)):
         algorithm = LocalSGD(communication_interval=interval, warmup_steps=warmup)
         assert_trains_as(algorithm, local_sgd(interval, warmup), apart=warmup == 0, exact=False)
-    for interval, eta, mu in ((1, 0.7, 0.9), (3, 0.7, 0.9), (3, 1.0, 0.0)):
-        algorithm = DiLoCo(interval, outer_lr=eta, outer_momentum=mu)
-        assert_trains_as(algorithm, diloco(interval, eta, mu), apart=True, exact=False)
+    for interval, eta, mu, warmup in ((1, 0.7, 0.9, 0), (3, 0.7, 0.9, 0), (3, 1.0, 0.0, 0), (2, 0.7, 0.9, 5)):
+        algorithm = DiLoCo(interval, outer_lr=eta, outer_momentum=mu, warmup_steps=warmup)
+        assert_trains_as(algorithm, diloco(interval, eta, mu, warmup), apart=True, exact=False)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])

@@ -17,6 +17,7 @@ from bagua_hvd.algorithms import (  # noqa: E402
     OneBitAdam,
     PowerSGD,
     QAdam,
+    TernGrad,
     TopK,
 )
 
@@ -41,6 +42,7 @@ WRONG_ARGUMENTS = [
     (OneBitAdam, {"warmup_steps": float("inf")}, "warmup_steps=inf: expected"),
     (QSGD, {"levels": 200}, "levels=200"),
     (TopK, {"ratio": 0}, "ratio=0"),
+    (TernGrad, {"clip": 0}, "clip=0: expected"),
 ]
 
 

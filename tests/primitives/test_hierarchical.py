@@ -1,20 +1,20 @@
 """The primitives between hosts, which are simulated by host ids: shared memory within each, sockets between them.
 
-Each host's value is the sum or mean of its members, in the dtype, in rank order; what follows is the flat primitive's
-equation with hosts for ranks, and its results are those of every member.
+What they must give: tests/support/two_levels.py.
 """
 import itertools
-import math
 import os
 
 import numpy as np
 import pytest
 
 import low_precision
+import two_levels
 from bagua_hvd.common import native
 from bagua_hvd.common.exceptions import HorovodInternalError
 from floats import FLOATS, assert_same_bits, load, store, wide
 from low_precision import CODECS, segment_seed, segments
+from two_levels import means, members_of, of_host, scaled, shards, within
 from world import World, view
 
 # Which host each rank is on, a letter for each: one host, one rank on each, equal and unequal ones, in order and dealt.
@@ -33,34 +33,8 @@ def world(request):
         yield w
 
 
-def members_of(letters):
-    """The ranks of each host, hosts in the order of their first ranks."""
-    return [[rank for rank, host in enumerate(letters) if host == name] for name in dict.fromkeys(letters)]
-
-
-def scaled(dtype, stored, factor):
-    return stored if factor == 1 else store(dtype, load(dtype, stored) * wide(dtype)(factor))
-
-
-def within(dtype, inputs, members, prescale, postscale):
-    """A host's sum, as an allreduce takes it."""
-    total = scaled(dtype, inputs[members[0]], prescale)
-    for rank in members[1:]:
-        total = store(dtype, load(dtype, total) + load(dtype, scaled(dtype, inputs[rank], prescale)))
-    return scaled(dtype, total, postscale)
-
-
-def means(dtype, inputs, hosts):
-    return [within(dtype, inputs, members, 1, 1 / len(members)) for members in hosts]
-
-
 def values(dtype, count, rank):
     return store(dtype, np.random.default_rng([count, rank]).standard_normal(count))
-
-
-def of_host(hosts, results):
-    """By rank, what its host ends with."""
-    return {rank: result for members, result in zip(hosts, results, strict=True) for rank in members}
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -102,22 +76,11 @@ def averaged(topology, dtype, hosts, round):
     return results
 
 
-def shards(hosts, nbytes, itemsize):
-    """native/collective/hierarchy.h: slices of elements, and who owns each: a rank of every host."""
-    count = min(map(len, hosts))
-    size = max(1024, math.ceil(math.ceil(nbytes / count) / 64) * 64)
-    begins = [min(i * size, nbytes) // itemsize for i in range(count + 1)]
-    owners = [[members[i] for members in hosts] for i in range(count)]
-    return [(slice(begin, end), ranks) for begin, end, ranks in zip(begins, begins[1:], owners, strict=False)]
-
-
 @pytest.mark.parametrize("exchange", [native.EXCHANGE_SCATTER_GATHER, native.EXCHANGE_ALLGATHER])
 @pytest.mark.parametrize("codec", [MINMAX, SEEDED], ids=lambda c: c.name)
 @pytest.mark.parametrize("op", [native.OP_AVERAGE, native.OP_SUM])
 def test_c_lp_s_with_error_feedback(world, op, codec, exchange):
     n, hosts, scatters = world.n, world.hosts, exchange == native.EXCHANGE_SCATTER_GATHER
-    levels = 1 < len(hosts) < n
-    oracle = low_precision.scatter_gather if scatters else low_precision.allgather
     for dtype, count in itertools.product(["float32", "float16"], COUNTS):
         worker = [np.zeros(count, np.float32) for _ in range(n)]
         server = [np.zeros(count, np.float32) for _ in range(n)]
@@ -135,24 +98,17 @@ def test_c_lp_s_with_error_feedback(world, op, codec, exchange):
                 return out
 
             outs = world.run(call)
-            if levels:
-                weight, factor = (len(hosts) / n, 0.25 / len(hosts)) if op == native.OP_AVERAGE else (1, 0.25)
-                sums = [within(dtype, inputs, members, 2, weight) for members in hosts]
-                parts = shards(hosts, count * inputs[0].itemsize, inputs[0].itemsize)
+            seeds, average = [10 * step + rank for rank in range(n)], op == native.OP_AVERAGE
+            if 1 < len(hosts) < n:
+                wanted = two_levels.c_lp_s(codec, dtype, inputs, hosts, seeds, average, 2, 0.25, not scatters,
+                                           (worker, server))
             else:
-                sums, factor = [scaled(dtype, x, 2) for x in inputs], 0.25 / n if op == native.OP_AVERAGE else 0.25
-                parts = [(slice(0, count), list(range(n)))]
-            wanted = np.empty_like(inputs[0])
-            for part, owners in parts:
-                errors = {"worker_errors": [worker[rank][part] for rank in owners]}
-                if scatters:
-                    chunks = low_precision.chunks(part.stop - part.start, len(owners))
-                    # Flat, a server error begins with its chunk; in two levels it lies where the elements do.
-                    errors["server_errors"] = [
-                        server[rank][part][begin:end] if levels else server[rank][:end - begin]
-                        for rank, (begin, end) in zip(owners, chunks, strict=True)]
-                seeds = [10 * step + rank for rank in owners]
-                wanted[part] = oracle(codec, dtype, [x[part] for x in sums], seeds, factor, offset=part.start, **errors)
+                sums, factor = [scaled(dtype, x, 2) for x in inputs], 0.25 / n if average else 0.25
+                # Flat, a server error begins with its chunk; in two levels it lies where the elements do.
+                parts = low_precision.chunks(count, n)
+                errors = (worker, [x[:end - begin] for x, (begin, end) in zip(server, parts, strict=True)])
+                wanted = (low_precision.scatter_gather(codec, dtype, sums, seeds, factor, *errors) if scatters
+                          else low_precision.allgather(codec, dtype, sums, seeds, factor, worker))
             for rank, out in enumerate(outs):
                 assert_same_bits(out, wanted, (dtype, count, rank))
                 assert_same_bits(kept[rank][0], worker[rank], (dtype, count, rank))

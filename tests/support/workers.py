@@ -13,9 +13,11 @@ import numpy as np
 import torch
 
 import bagua_hvd.torch as hvd
+import two_levels
 from floats import assert_same_bits
 from low_precision import Codec as Oracle
 from low_precision import allgather, scatter_gather, segment_seed, segments
+from two_levels import means
 
 F = np.float32
 SHAPES = [(5, 7), (7,), (), (3, 4, 2), (0, 3), (40, 6), (1,), (13, 2)]
@@ -113,35 +115,48 @@ def assert_trains_as(algorithm, simulate, steps=10, apart=False, exact=True):
     return model, optimizer
 
 
-def by_gradients(combine):
-    """A simulation in which all take the gradient combine(t, bucket's number, gradients of all)."""
+def tensors_in(at):
+    """Slices of a bucket, the places of whose elements in x are `at`: its tensors that are not empty."""
+    of = np.repeat(np.arange(len(SHAPES)), [math.prod(shape) for shape in SHAPES])[at]
+    ends = [0, *(np.flatnonzero(np.diff(of)) + 1), len(at)]
+    return [slice(begin, end) for begin, end in zip(ends, ends[1:], strict=False)]
+
+
+def by_gradients(combine, tensors=False):
+    """A simulation in which all take the gradient combine(t, bucket's number, gradients of all).
+
+    tensors: the same with a fourth argument, tensors_in() the bucket.
+    """
     def simulate(n, places, xs):
         optimizer, x = SGD(), xs[0]
         for t in range(10**6):
             gs = [gradient(i, t, x) for i in range(n)]
             g = np.empty(COUNT, F)
             for b, at in enumerate(places):
-                g[at] = combine(t, b, [g_i[at] for g_i in gs])
+                g[at] = combine(t, b, [g_i[at] for g_i in gs], *([tensors_in(at)] if tensors else []))
             x = optimizer(x, g)
             yield [x] * n
     return simulate
 
 
 class Errors:
-    """The errors of all workers, for each bucket: zeros at first."""
+    """The errors of all workers, for each bucket: zeros at first. In two levels a server has one for each element."""
 
-    def __init__(self):
-        self._of = {}
+    def __init__(self, two_levels=False):
+        self._of, self._two_levels = {}, two_levels
 
     def of(self, b, n, count):
-        return self._of.setdefault(b, ([np.zeros(count, F) for _ in range(n)],
-                                       [np.zeros(-(-count // n), F) for _ in range(n)]))
+        server = count if self._two_levels else -(-count // n)
+        return self._of.setdefault(b, ([np.zeros(count, F) for _ in range(n)], [np.zeros(server, F) for _ in range(n)]))
 
 
-def c_lp_s(codec, values, seed=0, errors=None, by_allgather=False, average=True):
-    """What all have after C_LP_S. errors: a pair of lists, the workers' and the servers', updated."""
+def c_lp_s(codec, values, seed=0, errors=None, by_allgather=False, average=True, hosts=None):
+    """What all have after C_LP_S. errors: a pair of lists, workers' and servers', updated. hosts: in two levels."""
     n, (worker, server) = len(values), errors or (None, None)
     oracle, factor = Oracle(*codec), 1 / n if average else 1
+    if hosts:
+        return two_levels.c_lp_s(oracle, "float32", values, hosts, [seed] * n, average, by_allgather=by_allgather,
+                                 errors=errors)
     if by_allgather:
         return allgather(oracle, "float32", values, [seed] * n, factor, worker)
     return scatter_gather(oracle, "float32", values, [seed] * n, factor, worker, server)
@@ -169,14 +184,16 @@ def pairs(n, t, xs):
 
 
 class ReplicaSet:
-    """W, L and R of all workers, all equal to what they are replicas of."""
+    """W, L and R of all workers, all equal to what they are replicas of. hosts: the workers are hosts' means."""
 
-    def __init__(self, xs):
-        self.of = [x.copy() for x in xs]
+    def __init__(self, xs, hosts=None):
+        self.hosts = hosts or [[i] for i in range(len(xs))]
+        self.of = means("float32", xs, self.hosts)
 
     def around(self, i):
-        n = len(self.of)
-        return self.of[i], self.of[(i - 1) % n], self.of[(i + 1) % n]
+        host, n = next(h for h, members in enumerate(self.hosts) if i in members), len(self.of)
+        return self.of[host], self.of[(host - 1) % n], self.of[(host + 1) % n]
 
     def add(self, codec, values, seed):
-        self.of = [w + decoded(codec, value, seed, i) for i, (w, value) in enumerate(zip(self.of, values, strict=True))]
+        sent = means("float32", values, self.hosts)
+        self.of = [w + decoded(codec, value, seed, i) for i, (w, value) in enumerate(zip(self.of, sent, strict=True))]

@@ -1,0 +1,41 @@
+"""What algorithms share that leave gradients where they are and communicate weights: an interval, and a warm-up.
+
+For the first warmup_steps steps gradients are averaged as in gradient_allreduce. From then on ranks step by themselves,
+and every communication_interval-th step communicates. Early in a training ranks drift apart fastest and gain most from
+the mean gradient, above all with Adam, whose steps shrink with the noise of one rank's batch: so local steps usually
+begin late, where the learning rate first decays (post-local SGD, Lin et al., arXiv:1808.07217).
+"""
+from bagua_hvd.algorithms.base import Algorithm, not_negative, positive
+from bagua_hvd.primitives import c_fp_s
+
+
+class LocalSteps(Algorithm):
+    """Averaged gradients in the warm-up, then steps of each rank's own.
+
+    Args:
+        communication_interval: optimizer steps from one communication to the next, 1 or more.
+        warmup_steps: steps with averaged gradients before the local ones begin.
+    """
+
+    models_differ = True
+    counts_steps = True
+
+    def __init__(self, communication_interval=1, warmup_steps=0):
+        self.communication_interval = positive("communication_interval", communication_interval)
+        self.warmup_steps = not_negative("warmup_steps", warmup_steps)
+
+    def gradients_travel(self, model):
+        return model.step < self.warmup_steps
+
+    def communicate(self, bucket, group):
+        return c_fp_s(bucket, group)
+
+    def begins_interval(self, model):
+        """Whether this is the first local step, or one whole intervals after it."""
+        local = model.step - self.warmup_steps
+        return local >= 0 and local % self.communication_interval == 0
+
+    def ends_interval(self, model):
+        """Whether with this one as many local steps have been made as are whole intervals."""
+        local = model.step + 1 - self.warmup_steps
+        return local > 0 and local % self.communication_interval == 0

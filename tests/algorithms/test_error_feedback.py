@@ -1,0 +1,85 @@
+"""Local momentum and the warm-up in full precision of error feedback, against the equations.
+
+    m_i <- mu m_i + g_i
+    g   = mean_i m_i                    in the first W steps
+    g   = C_LP_S(m_i; Q, e_i, f_k)      from then on, the errors zero at first
+"""
+import numpy as np
+import pytest
+import torch
+
+import bagua_hvd.torch as hvd
+from bagua_hvd import codecs
+from bagua_hvd.algorithms import DoubleSqueeze, EFSignSGD, TopK
+from workers import (
+    BUCKETS,
+    Errors,
+    F,
+    assert_trains_as,
+    backward,
+    by_gradients,
+    c_lp_s,
+    flat,
+    gradient,
+    make_model,
+    start,
+)
+
+
+def error_feedback(codec, mu, warmup, by_allgather):
+    momenta, errors = {}, Errors()
+
+    def combine(t, b, gs):
+        ms = momenta[b] = [F(mu) * m + g for m, g in zip(momenta.get(b, [F(0)] * len(gs)), gs, strict=True)]
+        if t < warmup:
+            return np.mean(ms, 0, np.float64)
+        return c_lp_s(codec, ms, 0, errors.of(b, len(gs), len(gs[0])), by_allgather)
+    return by_gradients(combine)
+
+
+CASES = [
+    (DoubleSqueeze, codecs.sign, False), (EFSignSGD, codecs.sign, True),
+    (lambda **arguments: TopK(ratio=0.3, **arguments), codecs.topk(0.3), True),
+]
+
+
+def all_cases():
+    hvd.init()
+    for make, codec, by_allgather in CASES:
+        for mu, warmup in ((0.9, 0), (0.0, 3), (0.9, 4)):
+            # A mean over ranks in full precision is added up in any order, so then only nearly equal.
+            assert_trains_as(make(momentum=mu, warmup_steps=warmup), error_feedback(codec, mu, warmup, by_allgather),
+                             exact=warmup == 0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
+def test_equals_its_equations(run_ranks, n):
+    run_ranks(n, all_cases, env=BUCKETS, timeout=110)
+
+
+def overflow():
+    """A rank's infinity reaches all, and stays neither in its momentum nor in an error."""
+    hvd.init()
+    model = make_model(start(0, False))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.25), algorithm=DoubleSqueeze(momentum=0.9, warmup_steps=3))
+    for t in range(6):
+        optimizer.zero_grad()
+        g = gradient(hvd.rank(), t, flat(model))
+        if t in (1, 4) and hvd.rank() == 1:
+            g[7] = np.inf
+        momentum = optimizer.reducer.buckets[0].state["momentum"].copy() if t else None
+        backward(model, g)
+        optimizer.synchronize()
+        finite = all(bool(p.grad.isfinite().all()) for p in model.parameters())
+        assert finite == (t not in (1, 4)), t
+        if not finite and hvd.rank() == 1:
+            np.testing.assert_array_equal(optimizer.reducer.buckets[0].state["momentum"], momentum)
+        with optimizer.skip_synchronize():
+            if finite:
+                optimizer.step()
+    assert np.isfinite(flat(model)).all()
+
+
+def test_infinity_reaches_all_and_does_not_stay(run_ranks):
+    run_ranks(2, overflow, timeout=40)
