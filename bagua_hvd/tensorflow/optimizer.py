@@ -39,7 +39,7 @@ class _DistributedV1(_WrappedV1):
 
     def __init__(self, optimizer, name, use_locking, options, passes, average_aggregated):
         super().__init__(optimizer, name, use_locking)
-        self._reduction = Reduction(options)
+        self._reduction = Reduction(options, weights=True)
         self._aggregation = None
         if passes > 1:
             if tf.executing_eagerly():
@@ -61,10 +61,19 @@ class _DistributedV1(_WrappedV1):
         return list(zip(reduce(gradients, variables), variables, strict=True))
 
     def apply_gradients(self, *args, **kwargs):
+        base = super().apply_gradients
+
+        def apply():
+            applied = base(*args, **kwargs)
+            if tf.executing_eagerly():
+                self._reduction.stepped()
+                return applied
+            with tf.control_dependencies([applied]):
+                return tf.group(applied, *self._reduction.stepped())
+
         if self._aggregation is None:
-            return super().apply_gradients(*args, **kwargs)
-        apply = super().apply_gradients
-        return self._aggregation.apply_gradients(lambda: apply(*args, **kwargs), self._optimizer, *args, **kwargs)
+            return apply()
+        return self._aggregation.apply_gradients(apply, self._optimizer, *args, **kwargs)
 
 
 def _is_tf_keras(optimizer):
