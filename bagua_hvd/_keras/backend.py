@@ -39,6 +39,15 @@ def make_reduction(options, optimizer, passes):
     )
 
 
+def as_written(function):
+    """Decorator: TensorFlow's AutoGraph, which would rewrite it and all that it calls, leaves it alone."""
+    if keras.backend.backend() != "tensorflow":
+        return function
+    from bagua_hvd.tensorflow.graphs import as_written
+
+    return as_written(function)
+
+
 def shared_reductions():
     """What beside optimizers has numbers; see numbering.py."""
     if keras.backend.backend() != "tensorflow":

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import keras
 from keras import ops
 
-from bagua_hvd._keras.backend import make_reduction
+from bagua_hvd._keras.backend import as_written, make_reduction
 from bagua_hvd.algorithms import Algorithm
 
 NOT_REDUCED = (
@@ -147,6 +147,7 @@ class Distributed:
         super().build(variables)
         self.distribution.build(variables)
 
+    @as_written
     def apply(self, grads, trainable_variables=None):
         apply = super().apply
         gradients = list(grads)
@@ -179,6 +180,7 @@ class Distributed:
 _scaled_apply = keras.optimizers.LossScaleOptimizer.apply
 
 
+@as_written
 def _apply_scaled(self, grads, trainable_variables=None):
     inner = self.inner_optimizer
     gradients = list(grads)

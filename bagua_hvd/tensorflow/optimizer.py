@@ -8,6 +8,7 @@ from bagua_hvd.common.gradient_options import GradientOptions, groups_of
 from bagua_hvd.common.process_sets import global_process_set
 from bagua_hvd.tensorflow.compression import Compression
 from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from bagua_hvd.tensorflow.graphs import as_written
 from bagua_hvd.tensorflow.reduction import Reduction
 
 
@@ -55,11 +56,13 @@ class _DistributedV1(_WrappedV1):
         scale_local_gradients is False."""
         (self._aggregation.register_local_var if self._aggregation else self._reduction.register_local)(var)
 
+    @as_written
     def compute_gradients(self, *args, **kwargs):
         gradients, variables = zip(*super().compute_gradients(*args, **kwargs), strict=True)
         reduce = self._aggregation.compute_gradients if self._aggregation else self._reduction
         return list(zip(reduce(gradients, variables), variables, strict=True))
 
+    @as_written
     def apply_gradients(self, *args, **kwargs):
         base = super().apply_gradients
 

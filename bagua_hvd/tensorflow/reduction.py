@@ -29,6 +29,10 @@ TAPE_SEES_NO_WEIGHTS = (
     "{name} communicates weights, which a tape does not see: take the gradients of a plain tf.GradientTape, and apply "
     "them by DistributedOptimizer(optimizer, algorithm=...).apply_gradients(...)"
 )
+STEP_NOT_SEEN = (
+    "{name} has not seen the gradients that are being applied: with an optimizer of tf.compat.v1, get them by its "
+    "minimize() or compute_gradients()"
+)
 NO_STEP_TO_REPLACE = (
     "{name} updates the weights in the optimizer's place, which an optimizer of tf.compat.v1 does not allow: use "
     "DistributedOptimizer with an optimizer of Keras"
@@ -90,8 +94,14 @@ class Reduction(Numbered):
         return step.update(variables, apply, instead)
 
     def stepped(self):
-        """The optimizer has applied the gradients. Returns operations that have to run for the algorithm, in graphs."""
+        """The optimizer has applied the gradients. Returns operations that have to run for the algorithm, in graphs.
+
+        Raises:
+            RuntimeError: they were not given to this object before, so that the algorithm has not seen the step.
+        """
         if self._used is None:
+            if self._looks.any and self.options.communicates and not self._local:
+                raise RuntimeError(STEP_NOT_SEEN.format(name=type(self.options.algorithm).__name__))
             return []
         step, variables = self._used
         self._used = None

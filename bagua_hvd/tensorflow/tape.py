@@ -5,6 +5,7 @@ from bagua_hvd.common.basics import Average
 from bagua_hvd.common.gradient_options import GradientOptions, groups_of
 from bagua_hvd.common.process_sets import global_process_set
 from bagua_hvd.tensorflow.compression import Compression
+from bagua_hvd.tensorflow.graphs import as_written
 from bagua_hvd.tensorflow.reduction import Reduction, shared_reductions
 
 
@@ -22,6 +23,7 @@ class _DistributedGradientTape:
         scale_local_gradients is False."""
         self._local_sources.add(Reduction.identify(source))
 
+    @as_written
     def gradient(self, target, sources, output_gradients=None, use_generic_names=False, **kwargs):
         """As of tf.GradientTape, then reduced; sources that have no gradient stay None.
 

@@ -2,6 +2,7 @@
 import tensorflow as tf
 
 from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from bagua_hvd.tensorflow.graphs import as_written
 from bagua_hvd.tensorflow.reduction import Reduction
 
 
@@ -42,6 +43,7 @@ class _Distributed:
         else:
             distribution.reduction.register_local(var)
 
+    @as_written
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
         gradients, variables = zip(*grads_and_vars, strict=True)
         distribution, base = self.distribution, super().apply_gradients
