@@ -4,10 +4,11 @@ import functools
 import keras
 
 from bagua_hvd._keras import values
-from bagua_hvd._keras.backend import translated_errors
-from bagua_hvd._keras.optimizer import forget_step
+from bagua_hvd._keras.backend import shared_reductions, translated_errors
+from bagua_hvd._keras.optimizer import distributions, forget_step
 from bagua_hvd.common import basics, objects
 from bagua_hvd.common.elastic import ObjectState, reset, run_fn
+from bagua_hvd.common.reducer import share_numbers
 
 
 def _broadcast_object(obj):
@@ -55,6 +56,7 @@ class KerasState(ObjectState):
     def sync(self):
         forget_step(self.optimizer)
         values.broadcast_variables(self._variables(), 0, "elastic.state.variables")
+        share_numbers([*shared_reductions(), *(d.reduction for d in distributions(self.optimizer))], _broadcast_object)
         self._save_model()
         super().sync()
 

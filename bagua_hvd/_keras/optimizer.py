@@ -13,7 +13,8 @@ from contextlib import contextmanager
 import keras
 from keras import ops
 
-from bagua_hvd._keras.backend import make_reduction
+from bagua_hvd._keras.backend import as_written, make_reduction
+from bagua_hvd.algorithms import Algorithm
 
 NOT_REDUCED = (
     "{name} is about to apply gradients that have not been reduced over the ranks, which would drive the ranks' "
@@ -25,12 +26,12 @@ class _Distribution:
     """What a distributed optimizer has beside the attributes of its class.
 
     Attributes:
-        reduction: function of (gradients, variables) that returns reduced gradients.
+        reduction: see _keras/backend.py.
         reduced: gradients that are being applied have been reduced.
     """
 
-    def __init__(self, options, passes, average_aggregated):
-        self.reduction = make_reduction(options)
+    def __init__(self, optimizer, options, passes, average_aggregated):
+        self.reduction = make_reduction(options, optimizer, passes)
         self.passes = passes
         self.average_aggregated = average_aggregated
         self.reduced = False
@@ -72,7 +73,7 @@ class _Distribution:
             apply: function of gradients.
         """
         if self.passes == 1:
-            self._apply_reduced(gradients, variables, apply)
+            self._apply_reduced(optimizer, gradients, variables, apply)
             return
         self.build(variables)
         sums = [
@@ -90,7 +91,7 @@ class _Distribution:
                 total if total is None else ops.convert_to_tensor(total) if factor is None else total * factor
                 for total in sums
             ]
-            self._apply_reduced(totals, variables, apply)
+            self._apply_reduced(optimizer, totals, variables, apply)
             for total in sums:
                 if total is not None:
                     total.assign(ops.zeros_like(total))
@@ -100,10 +101,21 @@ class _Distribution:
 
         ops.cond(ops.equal(self._counter % self.passes, 0), last_pass, other_pass)
 
-    def _apply_reduced(self, gradients, variables, apply):
+    def _apply_reduced(self, optimizer, gradients, variables, apply):
         gradients = self.reduction(gradients, variables)
-        with self.applying():
-            apply(gradients)
+
+        def by_optimizer():
+            with self.applying():
+                apply(gradients)
+
+        def by_algorithm():
+            """What else apply() does."""
+            for variable in variables:
+                if getattr(variable, "constraint", None) is not None:
+                    variable.assign(variable.constraint(variable))
+            innermost(optimizer)._iterations.assign_add(1)
+
+        self.reduction.update(by_optimizer, by_algorithm)
         self.reduction.stepped()
 
 
@@ -118,7 +130,7 @@ class Distributed:
         distribution = self.__dict__.get("_distribution")
         if distribution is None:
             # Not through __setattr__, which tracks what Keras is to save.
-            distribution = self.__dict__["_distribution"] = _Distribution(*self._settings)
+            distribution = self.__dict__["_distribution"] = _Distribution(self, *self._settings)
         return distribution
 
     @property
@@ -135,6 +147,7 @@ class Distributed:
         super().build(variables)
         self.distribution.build(variables)
 
+    @as_written
     def apply(self, grads, trainable_variables=None):
         apply = super().apply
         gradients = list(grads)
@@ -167,11 +180,17 @@ class Distributed:
 _scaled_apply = keras.optimizers.LossScaleOptimizer.apply
 
 
+@as_written
 def _apply_scaled(self, grads, trainable_variables=None):
     inner = self.inner_optimizer
     gradients = list(grads)
     if not isinstance(inner, Distributed) or inner.distribution.reduced or not gradients:
         return _scaled_apply(self, gradients, trainable_variables)
+    if type(inner.algorithm).step is not Algorithm.step:
+        raise ValueError(
+            f"{type(inner.algorithm).__name__} cannot serve a LossScaleOptimizer, whose gradients are scaled until the "
+            "step: use bfloat16 (dtype policy mixed_bfloat16), or compile(auto_scale_loss=False)"
+        )
     variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
     if not self.built:
         with keras.name_scope(self.name, caller=self):
@@ -189,12 +208,20 @@ def innermost(optimizer):
     return optimizer
 
 
+def distributions(optimizer):
+    """Those of the optimizer and of the one within it; an optimizer that is not distributed has none."""
+    found = []
+    while optimizer is not None:
+        if hasattr(optimizer, "distribution"):
+            found.append(optimizer.distribution)
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return found
+
+
 def forget_step(optimizer):
     """Drops what a distributed optimizer has accumulated or pending; others are left alone."""
-    while optimizer is not None:
-        if isinstance(optimizer, Distributed):
-            optimizer.distribution.reset()
-        optimizer = getattr(optimizer, "inner_optimizer", None)
+    for distribution in distributions(optimizer):
+        distribution.reset()
 
 
 def _subclass(base, settings):

@@ -1,10 +1,16 @@
 """Reduction of gradients for Keras on its torch backend: the Reducer and the torch front end, inside apply()."""
+import functools
+import weakref
+
 import torch
 
+from bagua_hvd._keras import adam
+from bagua_hvd._keras.numbering import Numbered
 from bagua_hvd.common.basics import Adasum
 from bagua_hvd.common.model import Model
-from bagua_hvd.common.reducer import Gradients, Reducer
+from bagua_hvd.common.reducer import Reducer
 from bagua_hvd.torch.compression import Compression
+from bagua_hvd.torch.frontend import frontend
 from bagua_hvd.torch.mpi_ops import grouped_allreduce
 from bagua_hvd.torch.optimizer import _TorchGradients
 
@@ -13,13 +19,43 @@ def _parameter(variable):
     return getattr(variable, "value", variable)
 
 
-class Reduction:
+class _KerasGradients(_TorchGradients):
+    """As torch's, with the optimizer and its state in Keras."""
+
+    def __init__(self, optimizer, passes, variables, compression, options):
+        super().__init__(optimizer, compression, options.sparse_as_dense, options.op, options.process_set)
+        self._passes = passes
+        self._adam = None
+        self._variables = [weakref.ref(variable) for variable in variables]
+
+    def adam(self):
+        optimizer = self._optimizer()
+        refused = adam.refusal(optimizer)
+        if refused is None and self._adam is None:
+            variables = [variable() for variable in self._variables]
+            self._adam = adam.KerasAdam(optimizer, variables, self._moment, self._number, self._passes)
+        return refused or self._adam
+
+    def _moment(self, which, index):
+        m, v = adam.moments(self._optimizer(), self._variables[index]())
+        tensor = _parameter(m if which == "m" else v).detach()
+        return frontend.view(tensor, tensor)
+
+    def _number(self, name):
+        optimizer = self._optimizer()
+        return float(optimizer.iterations if name == "iterations" else adam.learning_rate(optimizer))
+
+
+class Reduction(Numbered):
     """See _keras/backend.py. One Reducer for each list of variables that have gradients."""
 
-    def __init__(self, options):
+    def __init__(self, options, optimizer, passes):
+        super().__init__()
         self.options = options
+        self._optimizer = weakref.ref(optimizer)
+        self._passes = passes
         if options.algorithm is not None:
-            options.algorithm.prepare(Model("unused", Gradients(), options.process_set))
+            options.algorithm.prepare(Model("unused", adam.Unbuilt(optimizer), options.process_set))
         self._local = set()
         self._reducers = {}         # ids of parameters -> Reducer
         self._used = None           # the Reducer of the step under way
@@ -64,7 +100,7 @@ class Reduction:
         key = tuple(map(self.identify, variables))
         reducer = self._reducers.get(key)
         if reducer is None:
-            reducer = self._reducers[key] = self._make_reducer(variables)
+            reducer = self._reducers[key] = self.make(functools.partial(self._make_reducer, variables))
         parameters = [_parameter(variable) for variable in variables]
         for parameter, gradient in zip(parameters, gradients, strict=True):
             if parameter.grad is not gradient:
@@ -75,16 +111,22 @@ class Reduction:
         self._used = reducer
         return [parameter.grad for parameter in parameters]
 
-    def _make_reducer(self, variables):
+    def _make_reducer(self, variables, number):
         options = self.options
         compression = Compression.none if options.compression is None else options.compression
-        gradients = _TorchGradients(self, compression, options.sparse_as_dense, options.op, options.process_set)
+        gradients = _KerasGradients(self._optimizer(), self._passes, variables, compression, options)
         members = [
             gradients.add(getattr(variable, "path", f"variable.{i}"), _parameter(variable))
             for i, variable in enumerate(variables)
         ]
         return Reducer(gradients, members, options.algorithm, options.process_set, 1,
-                       options.grouped(variables, self.identify), *options.factors)
+                       options.grouped(variables, self.identify), *options.factors, number=number)
+
+    def update(self, apply, instead):
+        if self._used is None or not self._used.step():
+            apply()
+        else:
+            instead()
 
     def stepped(self):
         if self._used is not None:

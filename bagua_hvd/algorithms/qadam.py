@@ -81,12 +81,13 @@ class QAdam(Algorithm):
         return self.exchange(bucket, m, p)
 
     def preconditioner(self, bucket, members):
-        """(v, sqrt(v) / sqrt(1 - beta2^T) + eps), flat."""
+        """(v, sqrt(v) / sqrt(1 - beta2^T) + eps), flat. Keras means (sqrt(v) + eps) / sqrt(1 - beta2^T)."""
         v = bucket.flat([member.v for member in members])
         p = np.sqrt(v)
         for member, part in zip(members, bucket.slices(), strict=True):
             frozen_at = member.step - self._frozen_for(bucket.model)
-            p[part] = p[part] / np.sqrt(1 - member.beta2**frozen_at) + member.eps
+            correction = np.sqrt(1 - member.beta2**frozen_at)
+            p[part] = p[part] / correction + (member.eps / correction if member.eps_corrected else member.eps)
         return v, p
 
     def exchange(self, bucket, m, p):

@@ -11,6 +11,7 @@ class AdamMember(NamedTuple):
     """Adam's state and hyperparameters of one weight. m, v: in-place TensorViews in the weight's dtype.
 
     step: how often it has been updated. decoupled: weight decay as in AdamW, else added to the gradient.
+    eps_corrected: eps is added before the bias correction of v, as Keras does, not after it.
     """
 
     m: TensorView
@@ -22,6 +23,7 @@ class AdamMember(NamedTuple):
     eps: float
     weight_decay: float
     decoupled: bool
+    eps_corrected: bool = False
 
 
 class Adam:

@@ -116,6 +116,7 @@ class Reducer:
         passes: backward passes for each gradient before it travels.
         groups: None, or lists of indices that travel together.
         prescale_factor, postscale_factor: see Bucket.
+        number: of its optimizer; None: the next one.
     Raises:
         ValueError: the algorithm cannot serve this model.
     Attributes:
@@ -128,7 +129,7 @@ class Reducer:
     """
 
     def __init__(self, gradients, members, algorithm, group, passes=1, groups=None, prescale_factor=1.0,
-                 postscale_factor=1.0):
+                 postscale_factor=1.0, number=None):
         self.algorithm = algorithm
         self.group = group
         self.synchronizations = 0
@@ -145,7 +146,7 @@ class Reducer:
         self._agreed = None         # for which init() and how many members the ranks know each other's facts
         self.model = Model("weights", gradients, group)
         self.buckets = self.model.gradients
-        self.renumber(optimizer_number(group.process_set_id))
+        self.renumber(optimizer_number(group.process_set_id) if number is None else number)
         self.add(members, groups)
         algorithm.prepare(self.model)
 

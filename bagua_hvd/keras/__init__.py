@@ -14,6 +14,7 @@ from bagua_hvd._keras.api import (
     reducescatter,
 )
 from bagua_hvd._keras.basics import *
+from bagua_hvd._keras.consensus import consensus
 from bagua_hvd.common.basics import Adasum
 from bagua_hvd.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from bagua_hvd.common.util import doc_from as _doc_from

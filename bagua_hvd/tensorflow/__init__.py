@@ -4,6 +4,7 @@ from bagua_hvd.tensorflow import requirement as _requirement
 
 # isort: split
 from bagua_hvd import algorithms
+from bagua_hvd._keras.consensus import consensus
 from bagua_hvd.common.basics import (
     Adasum,
     Average,

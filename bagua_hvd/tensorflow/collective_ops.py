@@ -18,6 +18,7 @@ _NO_XLA = (
     "the shape of what {kind} returns is known only when it ran, which a function compiled by XLA cannot have: use "
     "jit_compile=False"
 )
+# Compiled by XLA, ranks are taken to have equal first dimensions; where they turn out to differ, the step fails.
 
 
 def _names(label, name, tensor, ignore_name_scope):
@@ -110,7 +111,10 @@ def allgather(tensors, name, process_set_id, ignore_name_scope=False, label="Hor
     """The tensors of all ranks, one after the other; several are one operation."""
     names = _names(label, name, tensors[0], ignore_name_scope)
     if compiled_by_xla():
-        raise NotImplementedError(_NO_XLA.format(kind="allgather"))
+        size = basics.context().process_set_size(process_set_id)
+        shapes = [[size * dim for dim in tensor.shape[:1]] + [*tensor.shape[1:]] for tensor in tensors]
+        return _compiled(native.ALLGATHER, _compiled_allgather_gradient, tensors, shapes, names[0],
+                         {"process_set_id": process_set_id})
     return _run(ops.bagua_hvd_allgather, names, tensors=tensors, process_set_id=process_set_id)
 
 
@@ -127,6 +131,15 @@ def _allgather_gradient(op, *gradients):
     by_rank = allgather([tf.expand_dims(tf.stack(rows), 0)], f"{name}_gradient_rows", process_set_id)[0]
     begins = tf.reduce_sum(by_rank[:fact("process_set_rank", process_set_id)], axis=0)
     return [tensor[begins[i]:begins[i] + count] for i, (tensor, count) in enumerate(zip(reduced, rows, strict=True))]
+
+
+def _compiled_allgather_gradient(name, attributes, inputs, gradients):
+    reduced = _averaged(name, gradients, gradients, attributes["process_set_id"])
+    rank = fact("process_set_rank", attributes["process_set_id"])
+    return [
+        tf.slice(tensor, tf.stack([rank * part.shape[0], *[0] * (len(part.shape) - 1)]), part.shape)
+        for tensor, part in zip(reduced, inputs, strict=True)
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------- broadcast ----
@@ -158,9 +171,14 @@ _register("BaguaHvdBroadcast", ("root_rank", "process_set_id"), _broadcast_gradi
 def alltoall(tensor, splits, name, process_set_id, ignore_name_scope=False):
     """(output, received splits). splits: an int32 tensor, or None for an even split."""
     names = _names("HorovodAlltoall", name, tensor, ignore_name_scope)
-    if compiled_by_xla():
-        raise NotImplementedError(_NO_XLA.format(kind="alltoall"))
     even = splits is None
+    if compiled_by_xla():
+        if not even:
+            raise NotImplementedError(_NO_XLA.format(kind="alltoall with splits"))
+        size = basics.context().process_set_size(process_set_id)
+        output = _compiled(native.ALLTOALL, _compiled_alltoall_gradient, [tensor], [tensor.shape], names[0],
+                           {"process_set_id": process_set_id})[0]
+        return output, tf.fill([size], tf.constant(0 if tensor.shape.rank == 0 else tensor.shape[0] // size))
     return _run(ops.bagua_hvd_alltoall, names, tensor=tensor, splits=tf.zeros([0], tf.int32) if even else splits,
                 even=even, process_set_id=process_set_id)
 
@@ -177,6 +195,10 @@ def _alltoall_gradient(op, gradient, _):
     return tf.concat([returned, tf.zeros(missing, returned.dtype)], 0), None
 
 
+def _compiled_alltoall_gradient(name, attributes, inputs, gradients):
+    return alltoall(gradients[0], None, f"{name}_gradient", attributes["process_set_id"])[0]
+
+
 # ------------------------------------------------------------------------------------------------ reducescatter ----
 
 
@@ -188,7 +210,8 @@ def reducescatter(tensors, name, op, prescale_factor, postscale_factor, process_
                   "process_set_id": process_set_id}
     if compiled_by_xla():
         shapes = [_own_shape(tensor, process_set_id) for tensor in tensors]
-        return _compiled(native.REDUCESCATTER, _no_reducescatter_gradient, tensors, shapes, names[0], attributes)
+        return _compiled(native.REDUCESCATTER, _compiled_reducescatter_gradient, tensors, shapes, names[0],
+                         attributes)
     return _run(ops.bagua_hvd_reducescatter, names, tensors=tensors, **attributes)
 
 
@@ -200,8 +223,14 @@ def _own_shape(tensor, process_set_id):
     return [rows // size + (rank < rows % size), *tensor.shape[1:]]
 
 
-def _no_reducescatter_gradient(name, attributes, inputs, gradients):
-    raise NotImplementedError("the gradient of reducescatter is an allgather; " + _NO_XLA.format(kind="allgather"))
+def _compiled_reducescatter_gradient(name, attributes, inputs, gradients):
+    size = basics.context().process_set_size(attributes["process_set_id"])
+    if any(tensor.shape[0] % size for tensor in inputs):
+        raise NotImplementedError(
+            "the gradient of reducescatter is an allgather: where the ranks' parts differ in size, "
+            + _NO_XLA.format(kind="that")
+        )
+    return _reducescatter_gradient(name, attributes, inputs, gradients)
 
 
 def _reducescatter_gradient(name, attributes, inputs, gradients):
@@ -230,12 +259,18 @@ def _registered_reducescatter_gradient(op, *gradients):
 
 def join():
     """The rank that joined last, an int32 scalar."""
-    return _run(ops.bagua_hvd_join, _names("HorovodJoin", None, None, True))
+    names = _names("HorovodJoin", None, None, True)
+    if compiled_by_xla():
+        return xla.collective(native.JOIN, [], [], names[0], 0)[0]
+    return _run(ops.bagua_hvd_join, names)
 
 
 def barrier(process_set_id):
     """None in eager mode, else the Operation that waits."""
-    return _run(ops.bagua_hvd_barrier, _names("HorovodBarrier", None, None, True), process_set_id=process_set_id)
+    names = _names("HorovodBarrier", None, None, True)
+    if compiled_by_xla():
+        return xla.collective(native.BARRIER, [], [], names[0], process_set_id)[0].op
+    return _run(ops.bagua_hvd_barrier, names, process_set_id=process_set_id)
 
 
 tf.no_gradient("BaguaHvdJoin")

@@ -12,7 +12,9 @@ import tensorflow as tf
 from bagua_hvd._keras.elastic import KerasState
 from bagua_hvd.common import basics
 from bagua_hvd.common.elastic import ObjectState, reset, run_fn
+from bagua_hvd.common.reducer import share_numbers
 from bagua_hvd.tensorflow.functions import broadcast_object, broadcast_variables
+from bagua_hvd.tensorflow.reduction import shared_reductions
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
@@ -125,5 +127,6 @@ class TensorFlowState(ObjectState):
                 broadcast_variables(self.variables, root_rank=0)
             else:
                 self.session.run(self._graph_operations()[2])
+        share_numbers([shared_reductions], self._bcast_object)
         self._saved_values = self._read()
         super().sync()

@@ -6,6 +6,7 @@
 import tensorflow as tf
 
 from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd.tensorflow.graphs import as_written
 from bagua_hvd.tensorflow.reduction import Reduction
 
 
@@ -55,6 +56,7 @@ class LocalGradientAggregationHelper:
                     )
         return [self._sums[Reduction.identify(variable)] for variable in variables]
 
+    @as_written
     def compute_gradients(self, grads, vars):
         """The reduced sums at the last pass of a window, else the gradients as they are (and are not to be applied)."""
         present = [index for index, gradient in enumerate(grads) if gradient is not None]
@@ -94,6 +96,7 @@ class LocalGradientAggregationHelper:
             results[index] = gradient
         return results
 
+    @as_written
     def apply_gradients(self, apply_grads_closure, optimizer, *args, **kwargs):
         """Runs the closure at the last pass of a window; else advances `iterations` or global_step, if there is one."""
         def apply():

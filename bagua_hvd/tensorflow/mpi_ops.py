@@ -1,7 +1,7 @@
 """The collectives over TensorFlow's tensors, in all of Horovod's forms. The rules are in common/collectives.py.
 
 Here is what only TensorFlow has: IndexedSlices, numbers of the job as ops, name scopes. All of them serve eager code,
-tf.function, and sessions of tf.compat.v1; allreduce, broadcast and reducescatter also functions compiled by XLA.
+tf.function, sessions of tf.compat.v1, and functions compiled by XLA (docs/decisions/0010-collectives-in-xla.md).
 """
 import tensorflow as tf
 

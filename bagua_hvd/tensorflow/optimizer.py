@@ -8,6 +8,7 @@ from bagua_hvd.common.gradient_options import GradientOptions, groups_of
 from bagua_hvd.common.process_sets import global_process_set
 from bagua_hvd.tensorflow.compression import Compression
 from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from bagua_hvd.tensorflow.graphs import as_written
 from bagua_hvd.tensorflow.reduction import Reduction
 
 
@@ -39,7 +40,7 @@ class _DistributedV1(_WrappedV1):
 
     def __init__(self, optimizer, name, use_locking, options, passes, average_aggregated):
         super().__init__(optimizer, name, use_locking)
-        self._reduction = Reduction(options)
+        self._reduction = Reduction(options, weights=True)
         self._aggregation = None
         if passes > 1:
             if tf.executing_eagerly():
@@ -55,16 +56,27 @@ class _DistributedV1(_WrappedV1):
         scale_local_gradients is False."""
         (self._aggregation.register_local_var if self._aggregation else self._reduction.register_local)(var)
 
+    @as_written
     def compute_gradients(self, *args, **kwargs):
         gradients, variables = zip(*super().compute_gradients(*args, **kwargs), strict=True)
         reduce = self._aggregation.compute_gradients if self._aggregation else self._reduction
         return list(zip(reduce(gradients, variables), variables, strict=True))
 
+    @as_written
     def apply_gradients(self, *args, **kwargs):
+        base = super().apply_gradients
+
+        def apply():
+            applied = base(*args, **kwargs)
+            if tf.executing_eagerly():
+                self._reduction.stepped()
+                return applied
+            with tf.control_dependencies([applied]):
+                return tf.group(applied, *self._reduction.stepped())
+
         if self._aggregation is None:
-            return super().apply_gradients(*args, **kwargs)
-        apply = super().apply_gradients
-        return self._aggregation.apply_gradients(lambda: apply(*args, **kwargs), self._optimizer, *args, **kwargs)
+            return apply()
+        return self._aggregation.apply_gradients(apply, self._optimizer, *args, **kwargs)
 
 
 def _is_tf_keras(optimizer):

@@ -14,154 +14,61 @@ import weakref
 
 import tensorflow as tf
 
-from bagua_hvd.algorithms import Algorithm
+from bagua_hvd._keras.adam import Unbuilt
+from bagua_hvd._keras.numbering import Numbered
 from bagua_hvd.common import basics
 from bagua_hvd.common.basics import Adasum
-from bagua_hvd.common.buckets import Member
 from bagua_hvd.common.gradient_options import check_groups
 from bagua_hvd.common.model import Model
-from bagua_hvd.common.reducer import Gradients, Reducer
-from bagua_hvd.tensorflow.bridge import Bridge
 from bagua_hvd.tensorflow.compression import Compression
-from bagua_hvd.tensorflow.dtypes import native_dtype
 from bagua_hvd.tensorflow.graphs import compiled_by_xla
 from bagua_hvd.tensorflow.mpi_ops import allreduce, grouped_allreduce, size_op
+from bagua_hvd.tensorflow.step import Looks, Step, identify, native_variable
+
+TAPE_SEES_NO_WEIGHTS = (
+    "{name} communicates weights, which a tape does not see: take the gradients of a plain tf.GradientTape, and apply "
+    "them by DistributedOptimizer(optimizer, algorithm=...).apply_gradients(...)"
+)
+STEP_NOT_SEEN = (
+    "{name} has not seen the gradients that are being applied: with an optimizer of tf.compat.v1, get them by its "
+    "minimize() or compute_gradients()"
+)
+NO_STEP_TO_REPLACE = (
+    "{name} updates the weights in the optimizer's place, which an optimizer of tf.compat.v1 does not allow: use "
+    "DistributedOptimizer with an optimizer of Keras"
+)
 
 
-def native_variable(variable):
-    """The tf.Variable behind a variable of Keras, and other things as they are."""
-    value = getattr(variable, "value", None)
-    return value if isinstance(value, tf.Variable) else variable
-
-
-class _Step(Gradients):
-    """Gradients and weights of some variables, in the memory where bridges show them during one step.
-
-    Weights go over the bridge only for algorithms that look at them, and back only for those that write them:
-
-        gradients, weights  ->  backward_begins, communicate, before_step  ->  gradients, weights      exchange()
-        the optimizer applies the gradients
-        weights  ->  after_step  ->  weights                                                           stepped()
-    """
-
-    def __init__(self, options, variables):
-        self._views = {}            # by index; weights are numbered on after the gradients
-        self._waiting = []          # gradients that are ready before all weights are there
-        self._weights_shown = 0
-        self._count = len(variables)
-        algorithm = options.algorithm
-        self._shows_weights, self._writes_weights, self._looks_after = _looks(algorithm)
-        members = [
-            Member(variable.name, tuple(variable.shape), native_dtype(variable.dtype.base_dtype))
-            for variable in variables
-        ]
-        self.reducer = Reducer(
-            self, members, algorithm, options.process_set, 1, options.grouped(variables, Reduction.identify),
-            *options.factors,
-        )
-        self._before = Bridge(self._put, self._synchronize)
-        self._after = Bridge(self._keep, self._stepped)
-
-    def _keep(self, index, view):
-        if index in self._views:
-            # The last step was given up half way, by an error elsewhere in the graph.
-            self.reducer.reset()
-        self._views[index] = view
-
-    def _put(self, index, view):
-        self._keep(index, view)
-        # Weights are read when the first gradient is ready, and the graph may show them in any order.
-        if index < self._count:
-            self._waiting.append(index)
-        else:
-            self._weights_shown += 1
-        if self._weights_shown == self._count or not self._shows_weights:
-            while self._waiting:
-                self.reducer.gradient_ready(self._waiting.pop(0))
-
-    def _synchronize(self):
-        self.reducer.synchronize()
-        if not self._looks_after:
-            self.reducer.stepped()
-
-    def _stepped(self):
-        self.reducer.stepped()
-        self.discard()
-
-    def view(self, index):
-        if index not in self._views:
-            raise RuntimeError("the step before this one was given up half way, and so is this one; the next one works")
-        return self._views[index]
-
-    def weight(self, index):
-        return self.view(self._count + index)
-
-    def discard(self):
-        self._views.clear()
-        self._waiting.clear()
-        self._weights_shown = 0
-
-    def exchange(self, gradients, variables):
-        """The reduced gradients, dense, in their order."""
-        # Backward passes yield the last ones first, and in eager mode this is the order in which they travel.
-        indices = list(range(self._count - 1, -1, -1))
-        tensors = [gradients[index] for index in indices]
-        if self._shows_weights:
-            indices = [*range(self._count, 2 * self._count), *indices]
-            tensors = [*map(tf.convert_to_tensor, variables), *tensors]
-        results = dict(zip(indices, self._before.exchange(tensors, indices), strict=True))
-        if self._writes_weights:
-            for index, variable in enumerate(variables):
-                variable.assign(results[self._count + index])
-        return [results[index] for index in range(self._count)]
-
-    def stepped(self, variables):
-        """The optimizer has written the variables."""
-        if self._looks_after:
-            weights = self._after.exchange(
-                list(map(tf.convert_to_tensor, variables)), list(range(self._count, 2 * self._count))
-            )
-            for variable, weight in zip(variables, weights, strict=True):
-                variable.assign(weight)
-
-
-def _looks(algorithm):
-    """Whether it (reads weights before the step, writes them before it, has anything to do with them after it)."""
-    def overrides(*hooks):
-        return any(getattr(type(algorithm), hook) is not getattr(Algorithm, hook) for hook in hooks)
-
-    writes = overrides("before_step", "step")
-    return writes or overrides("backward_begins"), writes, overrides("after_step")
-
-
-class Reduction:
+class Reduction(Numbered):
     """Reduces lists of gradients; see also _keras/backend.py.
 
     Args:
         options: GradientOptions, checked.
         weights: whether stepped() will be called after every step, as algorithms need it that look at weights.
+        optimizer: of Keras, whose steps are made by update(); held weakly. passes: its backward passes for each step.
     Raises:
         ValueError: the algorithm cannot be served.
     """
 
-    def __init__(self, options, weights=False):
+    def __init__(self, options, weights=False, optimizer=None, passes=1):
+        super().__init__()
         self.options = options
+        self._optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
+        self._passes = passes
         algorithm = options.algorithm
+        self._looks = Looks(algorithm)
         if algorithm is not None:
-            if not weights and any(_looks(algorithm)):
-                raise ValueError(
-                    f"{type(algorithm).__name__} communicates weights, which a tape or an optimizer of tf.compat.v1 or "
-                    "tf_keras does not show it: use DistributedOptimizer with an optimizer of Keras 3"
-                )
-            algorithm.prepare(Model("unused", Gradients(), options.process_set))
-        self._used = None       # (_Step, variables) of the step under way
+            if not weights and self._looks.any:
+                raise ValueError(TAPE_SEES_NO_WEIGHTS.format(name=type(algorithm).__name__))
+            if self._looks.updates and optimizer is None:
+                raise ValueError(NO_STEP_TO_REPLACE.format(name=type(algorithm).__name__))
+            algorithm.prepare(Model("unused", Unbuilt(optimizer), options.process_set))
+        self._used = None       # (Step, variables) of the step under way
         self.compression = options.compression or Compression.none
         self._local = set()         # keys of variables that are not reduced
-        self._steps = {}        # keys of variables -> _Step
+        self._steps = {}        # keys of variables -> Step
 
-    @staticmethod
-    def identify(variable):
-        return id(native_variable(variable))
+    identify = staticmethod(identify)
 
     @staticmethod
     def dense(gradient):
@@ -178,12 +85,27 @@ class Reduction:
         for step in self._steps.values():
             step.reducer.reset()
 
+    def update(self, apply, instead):
+        """Calls apply(), which applies the gradients that were reduced last; or, where the algorithm has updated the
+        weights, instead(). Returns what comes after either; see Step.update()."""
+        if self._used is None:
+            return apply()
+        step, variables = self._used
+        return step.update(variables, apply, instead)
+
     def stepped(self):
-        """The optimizer has applied the gradients: the last of them that were reduced."""
-        if self._used is not None:
-            step, variables = self._used
-            self._used = None
-            step.stepped(variables)
+        """The optimizer has applied the gradients. Returns operations that have to run for the algorithm, in graphs.
+
+        Raises:
+            RuntimeError: they were not given to this object before, so that the algorithm has not seen the step.
+        """
+        if self._used is None:
+            if self._looks.any and self.options.communicates and not self._local:
+                raise RuntimeError(STEP_NOT_SEEN.format(name=type(self.options.algorithm).__name__))
+            return []
+        step, variables = self._used
+        self._used = None
+        return step.stepped(variables)
 
     def __call__(self, gradients, variables, local=frozenset()):
         """Reduced gradients, in their order; None where there was None.
@@ -205,6 +127,12 @@ class Reduction:
                 travelling.append(index)
             elif self.options.scale_local_gradients:
                 reduced[index] = gradient / self._size(gradient.dtype)
+        present = sum(gradient is not None for gradient in gradients)
+        if self._looks.updates and len(travelling) < present:
+            raise ValueError(
+                f"{type(self.options.algorithm).__name__} updates all weights itself: it does not go with variables "
+                "that are not reduced"
+            )
         by_step = []
         for index in travelling:
             gradient = self._prepared(gradients[index])
@@ -223,9 +151,9 @@ class Reduction:
         return self.options.process_set.size()
 
     def _prepared(self, gradient):
-        if isinstance(gradient, tf.IndexedSlices) and (self.options.sparse_as_dense or compiled_by_xla()):
-            return tf.convert_to_tensor(gradient)
-        return gradient
+        # Algorithms on weights have all of them in buckets, and then the gradients too.
+        dense = self.options.sparse_as_dense or self._looks.any or compiled_by_xla()
+        return tf.convert_to_tensor(gradient) if dense and isinstance(gradient, tf.IndexedSlices) else gradient
 
     def _reduce_alone(self, gradient, name):
         # Average of rows that are gathered is their sum divided by the ranks; predivision changes rounding only.
@@ -253,22 +181,45 @@ class Reduction:
         key = tuple(map(id, variables))
         step = self._steps.get(key)
         if step is None:
-            step = self._steps[key] = _Step(self.options, variables)
+            def make_reducer(number):
+                self._steps[key] = Step(self.options, variables, self._optimizer(), self._passes, number)
+                return self._steps[key].reducer
+
+            self.make(make_reducer)
+            step = self._steps[key]
             for variable in variables:
                 weakref.finalize(variable, self._steps.pop, key, None).atexit = False
         return step
 
 
-_shared = {}
+class _SharedReductions:
+    """Those of tapes, which are made anew for every step: one Reduction for equal options."""
+
+    def __init__(self):
+        self._reductions = {}
+        self._promised = []         # numbers, see Numbered, of those that are made next
+
+    def get(self, options):
+        """The Reduction of options that are not checked yet."""
+        groups = options.groups
+        check_groups(groups)
+        if isinstance(groups, (list, tuple)):
+            groups = tuple(tuple(map(identify, group)) for group in groups)
+        key = options._replace(groups=groups)
+        if key not in self._reductions:
+            reduction = self._reductions[key] = Reduction(options.check())
+            if self._promised:
+                reduction.renumber(self._promised.pop(0))
+        return self._reductions[key]
+
+    @property
+    def number(self):
+        return [reduction.number for reduction in self._reductions.values()] + self._promised
+
+    def renumber(self, numbers):
+        for reduction, mine in zip(self._reductions.values(), numbers, strict=False):
+            reduction.renumber(mine)
+        self._promised = numbers[len(self._reductions):]
 
 
-def shared_reduction(options):
-    """The one Reduction of equal options, which are not checked yet: for tapes, which are made anew for every step."""
-    groups = options.groups
-    check_groups(groups)
-    if isinstance(groups, (list, tuple)):
-        groups = tuple(tuple(map(Reduction.identify, group)) for group in groups)
-    key = options._replace(groups=groups)
-    if key not in _shared:
-        _shared[key] = Reduction(options.check())
-    return _shared[key]
+shared_reductions = _SharedReductions()

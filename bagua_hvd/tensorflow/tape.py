@@ -5,7 +5,8 @@ from bagua_hvd.common.basics import Average
 from bagua_hvd.common.gradient_options import GradientOptions, groups_of
 from bagua_hvd.common.process_sets import global_process_set
 from bagua_hvd.tensorflow.compression import Compression
-from bagua_hvd.tensorflow.reduction import Reduction, shared_reduction
+from bagua_hvd.tensorflow.graphs import as_written
+from bagua_hvd.tensorflow.reduction import Reduction, shared_reductions
 
 
 class _DistributedGradientTape:
@@ -14,7 +15,7 @@ class _DistributedGradientTape:
     def __init__(self, tape, options):
         # What has been recorded, and whether it still is, stays with the object that both share.
         self.__dict__.update(tape.__dict__)
-        self._reduction = shared_reduction(options)
+        self._reduction = shared_reductions.get(options)
         self._local_sources = set()
 
     def register_local_source(self, source):
@@ -22,6 +23,7 @@ class _DistributedGradientTape:
         scale_local_gradients is False."""
         self._local_sources.add(Reduction.identify(source))
 
+    @as_written
     def gradient(self, target, sources, output_gradients=None, use_generic_names=False, **kwargs):
         """As of tf.GradientTape, then reduced; sources that have no gradient stay None.
 
@@ -65,9 +67,11 @@ def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compres
         process_set: the ranks that reduce; others get local gradients.
         scale_local_gradients: divide gradients of sources given to register_local_source() by the number of ranks.
         algorithm: how gradients travel: a registered name such as "bytegrad", an Algorithm, or its class. None: the
-            name in BAGUA_ALGORITHM, else "gradient_allreduce".
+            name in BAGUA_ALGORITHM, else "gradient_allreduce". Algorithms on weights or momenta are for
+            DistributedOptimizer, whose step they must see; it takes the gradients of a plain tape.
     Raises:
-        ValueError: a wrong argument; an unknown algorithm's sentence lists the known ones.
+        ValueError: a wrong argument; an unknown algorithm's sentence lists the known ones. An algorithm that a tape
+            cannot serve.
         NotImplementedError: op=Adasum on a process set, or over a number of ranks that is no power of 2.
     """
     options = GradientOptions(

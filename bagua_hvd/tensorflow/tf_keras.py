@@ -2,18 +2,23 @@
 import tensorflow as tf
 
 from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from bagua_hvd.tensorflow.graphs import as_written
 from bagua_hvd.tensorflow.reduction import Reduction
 
 
 class _Distribution:
-    def __init__(self, options, passes, average_aggregated):
-        self.reduction = Reduction(options)
+    def __init__(self, optimizer, options, passes, average_aggregated):
+        self.reduction = Reduction(options, weights=True, optimizer=optimizer, passes=passes)
         self.aggregation = None
         if passes > 1:
             self.aggregation = LocalGradientAggregationHelper(
                 passes, self.reduction, options.sparse_as_dense, average_aggregated, process_set=options.process_set,
                 scale_local_gradients=options.scale_local_gradients,
             )
+
+    def reset(self):
+        """Forgets what is pending."""
+        self.reduction.reset()
 
 
 class _Distributed:
@@ -26,7 +31,7 @@ class _Distributed:
         """Made when first asked for, so that from_config() of the class needs to know nothing of it."""
         if "_distribution" not in self.__dict__:
             # Not through __setattr__, which tracks what Keras is to save.
-            self.__dict__["_distribution"] = _Distribution(*self._settings)
+            self.__dict__["_distribution"] = _Distribution(self, *self._settings)
         return self.__dict__["_distribution"]
 
     def register_local_var(self, var):
@@ -38,21 +43,29 @@ class _Distributed:
         else:
             distribution.reduction.register_local(var)
 
+    @as_written
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
         gradients, variables = zip(*grads_and_vars, strict=True)
-        distribution, apply = self.distribution, super().apply_gradients
-        if distribution.aggregation is None:
-            reduced = distribution.reduction(gradients, variables)
-            return apply(list(zip(reduced, variables, strict=True)), *args, **kwargs)
+        distribution, base = self.distribution, super().apply_gradients
         with tf.init_scope():       # within a condition, variables cannot be made
             if hasattr(self, "build"):
                 self.build(variables)
             else:
                 self._create_all_weights(variables)
+
+        def apply(reduced):
+            applied = distribution.reduction.update(
+                lambda: base(list(zip(reduced, variables, strict=True)), *args, **kwargs),
+                lambda: self.iterations.assign_add(1),
+            )
+            with tf.control_dependencies([] if applied is None or tf.executing_eagerly() else [applied]):
+                after = distribution.reduction.stepped()
+            return tf.group(applied, *after) if after else applied
+
+        if distribution.aggregation is None:
+            return apply(distribution.reduction(gradients, variables))
         reduced = distribution.aggregation.compute_gradients(gradients, variables)
-        return distribution.aggregation.apply_gradients(
-            lambda: apply(list(zip(reduced, variables, strict=True)), *args, **kwargs), self
-        )
+        return distribution.aggregation.apply_gradients(lambda: apply(reduced), self)
 
 
 def wrap(optimizer, options, passes, average_aggregated):
@@ -71,4 +84,6 @@ def wrap(optimizer, options, passes, average_aggregated):
         "__doc__": base.__doc__, "__module__": base.__module__, "__qualname__": base.__qualname__,
         "_settings": (options, passes, average_aggregated),
     })
-    return cls.from_config(optimizer.get_config())
+    wrapped = cls.from_config(optimizer.get_config())
+    _ = wrapped.distribution        # now: what the algorithm cannot serve is refused here
+    return wrapped

@@ -26,11 +26,11 @@ def _check():
         )
 
 
-def _call(target, text, operands, dtypes, shapes, name):
+def _call(target, text, operands, dtypes, shapes):
     _check()
     return gen_xla_ops.xla_custom_call_v2(
         operands=operands, call_target_name=f"bagua_hvd.{target}", backend_config=text, has_side_effect=True,
-        result_dtypes=dtypes, result_shapes=shapes, name=name,
+        result_dtypes=dtypes, result_shapes=shapes,
     )
 
 
@@ -57,23 +57,24 @@ def _nbytes(dtype, shape):
     return count
 
 
-def _wait(target, text, running, tensors, shapes, name):
+def _wait(target, text, running, dtypes, shapes):
     graph = tf.compat.v1.get_default_graph()
     token = _tokens.get(graph)
     if token is None:
         token = tf.zeros([1], tf.int64)
     *outputs, _tokens[graph] = _call(
-        target, text, [*running, token], [*(tensor.dtype for tensor in tensors), tf.int64], [*shapes, [1]], name
+        target, text, [*running, token], [*dtypes, tf.int64], [*shapes, [1]]
     )
     return outputs
 
 
 def collective(kind, tensors, shapes, name, process_set_id, op=native.OP_SUM, root_rank=0, prescale_factor=1.0,
                postscale_factor=1.0):
-    """The results of a collective whose output shapes are known.
+    """The results of a collective whose output shapes are known; of join and barrier an int32 scalar.
 
     Args:
-        kind: a native kind. shapes: of the results, lists of ints. Others: see native.Context.post.
+        kind: a native kind. shapes: of the results, lists of ints; the step fails when a result has another one.
+            Others: see native.Context.post.
     Raises:
         ValueError: a tensor's shape is not known. NotImplementedError: not with this TensorFlow.
     """
@@ -83,20 +84,21 @@ def collective(kind, tensors, shapes, name, process_set_id, op=native.OP_SUM, ro
     ]
     text = " ".join(map(str, (kind, process_set_id, op, root_rank, prescale_factor, postscale_factor, len(tensors),
                               *described, name)))
-    running, _ = _call("post", text, tensors, [tf.int64, tf.int64], [[1], [1]], None)
-    return _wait("wait", "", [running], tensors, shapes, None)
+    running, _ = _call("post", text, tensors, [tf.int64, tf.int64], [[1], [1]])
+    dtypes = [tensor.dtype for tensor in tensors]
+    return _wait("wait", "", [running], dtypes or [tf.int32], shapes or [[]])
 
 
 def exchange(bridge_id, tensors, indices):
     """The twin of Bridge.exchange."""
     running = [
-        _call("put", f"{bridge_id} {index} {_describe(tensor)}", [tensor], [tf.int64, tf.int64], [[1], [1]], None)[0]
+        _call("put", f"{bridge_id} {index} {_describe(tensor)}", [tensor], [tf.int64, tf.int64], [[1], [1]])[0]
         for index, tensor in zip(indices, tensors, strict=True)
     ]
     shapes = [_static_shape(tensor) for tensor in tensors]
-    return _wait("finish", f"{bridge_id} {len(tensors)}", running, tensors, shapes, None)
+    return _wait("finish", f"{bridge_id} {len(tensors)}", running, [tensor.dtype for tensor in tensors], shapes)
 
 
 def fact(name, process_set_id):
     """The twin of op BaguaHvdFact."""
-    return _call("fact", f"{process_set_id} {name}", [], [tf.int32, tf.int64], [[], [1]], None)[0]
+    return _call("fact", f"{process_set_id} {name}", [], [tf.int32, tf.int64], [[], [1]])[0]

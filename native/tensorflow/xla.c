@@ -74,17 +74,20 @@ static size_t text_tensor(struct text *text, struct bhvd_tensor *tensor, int64_t
 /* A posted operation, until its wait. */
 struct pending {
     bhvd_handle *handle;
-    size_t count;
+    size_t count;               /* 0: join or barrier, whose result is the handle's value */
     struct block {
-        void *src, *dst;        /* staging memory; equal: in place */
+        void *src, *dst;        /* staging memory; equal: in place; dst NULL: the core allocates */
         size_t nbytes;          /* of the result */
     } blocks[];
 };
 
+#define ROWS_DIFFER \
+    "the ranks' first dimensions differ, but a function compiled by XLA has results of fixed shapes: use jit_compile=False"
+
 static void pending_free(struct pending *pending)
 {
     for (size_t i = 0; i < pending->count; i++) {
-        if (pending->blocks[i].dst != pending->blocks[i].src)
+        if (pending->blocks[i].dst && pending->blocks[i].dst != pending->blocks[i].src)
             staging_release(pending->blocks[i].dst);
         staging_release(pending->blocks[i].src);
     }
@@ -113,13 +116,15 @@ static void post(void **outs, const void **ins, const char *chars, size_t nchars
         block->nbytes = (size_t)text_int(&text);
         block->src = staging_acquire(nbytes);
         memcpy(block->src, ins[i], nbytes);
-        bool in_place = args.kind == BHVD_ALLREDUCE || args.kind == BHVD_BROADCAST;
-        block->dst = in_place ? block->src : staging_acquire(block->nbytes);
+        if (args.kind == BHVD_ALLREDUCE || args.kind == BHVD_BROADCAST)
+            block->dst = block->src;
+        else if (args.kind == BHVD_REDUCESCATTER)
+            block->dst = staging_acquire(block->nbytes);
         tensors[i].src = block->src;
         tensors[i].dst = block->dst;
     }
     args.name = text_rest(&text);
-    args.tensors = tensors;
+    args.tensors = args.tensor_count ? tensors : NULL;
     bhvd_context *context = core_acquire(NULL);
     if (!context)
         xla_fail(status, CORE_NOT_INITIALIZED);
@@ -137,7 +142,26 @@ static void post(void **outs, const void **ins, const char *chars, size_t nchars
     free(text.begin);
 }
 
-/* Operands: the pending, the token of the wait before. Results: the tensors, the token. */
+/* Copies result i to where the program wants it; false: it has another size. */
+static bool copy_result(const struct pending *pending, size_t i, void *out)
+{
+    const struct block *block = &pending->blocks[i];
+    if (block->dst) {
+        memcpy(out, block->dst, block->nbytes);
+        return true;
+    }
+    struct bhvd_result result;
+    if (core.result_take(pending->handle, i, &result) != BHVD_OK)
+        return false;
+    bool fits = result.nbytes == block->nbytes;
+    if (fits && result.nbytes)
+        memcpy(out, result.data, result.nbytes);
+    core.result_free(result.data);
+    return fits;
+}
+
+/* Operands: the pending, the token of the wait before. Results: the tensors (an int32 when there are none), the
+ * token. */
 static void wait(void **outs, const void **ins, const char *chars, size_t nchars, xla_status *status)
 {
     (void)chars, (void)nchars;
@@ -153,9 +177,14 @@ static void wait(void **outs, const void **ins, const char *chars, size_t nchars
     if (end != BHVD_OK) {
         xla_fail(status, error.message);
     } else {
+        bool fits = true;
         for (size_t i = 0; i < pending->count; i++)
-            memcpy(outs[i], pending->blocks[i].dst, pending->blocks[i].nbytes);
-        *(int64_t *)outs[pending->count] = 0;
+            fits = copy_result(pending, i, outs[i]) && fits;
+        if (!fits)
+            xla_fail(status, ROWS_DIFFER);
+        if (!pending->count)
+            *(int32_t *)outs[0] = (int32_t)core.handle_value(pending->handle);
+        *(int64_t *)outs[pending->count ? pending->count : 1] = 0;
     }
     core.handle_drop(pending->handle);
     completion_end();

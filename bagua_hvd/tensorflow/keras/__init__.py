@@ -11,6 +11,7 @@ from bagua_hvd._keras.api import (
     reducescatter,
 )
 from bagua_hvd._keras.basics import *
+from bagua_hvd._keras.consensus import consensus
 from bagua_hvd.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from bagua_hvd.common.process_sets import ProcessSet, add_process_set, remove_process_set
 from bagua_hvd.common.util import doc_from as _doc_from

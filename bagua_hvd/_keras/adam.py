@@ -1,0 +1,91 @@
+"""Adam and AdamW of Keras 3 and of tf_keras, as algorithms see them that update the weights in their place.
+
+The moments lie in variables of the optimizer, so each backend says where their memory is. Hyperparameters are numbers
+but for the learning rate, which may be a variable or a schedule.
+"""
+import sys
+import weakref
+
+import keras
+
+from bagua_hvd.common.model import Adam, AdamMember
+from bagua_hvd.common.reducer import Gradients
+
+# What apply() does beyond Adam's formula, and an algorithm would leave out.
+_UNSERVED = ("amsgrad", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "gradient_accumulation_steps",
+             "loss_scale_factor")
+
+
+def refusal(optimizer):
+    """A sentence that says why the optimizer cannot be served, or None."""
+    classes = [keras.optimizers.Adam, keras.optimizers.AdamW]
+    tf_keras = sys.modules.get("tf_keras")
+    if tf_keras is not None:
+        classes += [tf_keras.optimizers.Adam, tf_keras.optimizers.AdamW]
+    if not isinstance(optimizer, tuple(classes)):
+        return f"it needs keras.optimizers.Adam or AdamW, not {type(optimizer).__name__}"
+    for option in _UNSERVED:
+        if getattr(optimizer, option, None):
+            return f"it cannot serve {type(optimizer).__name__} with {option}={getattr(optimizer, option)!r}"
+    return None
+
+
+def moments(optimizer, variable):
+    """The optimizer's variables (m, v) of a weight."""
+    if hasattr(optimizer, "_get_variable_index"):
+        index = optimizer._get_variable_index(variable)
+    else:                                               # tf_keras
+        index = optimizer._index_dict[optimizer._var_key(variable)]
+    return optimizer._momentums[index], optimizer._velocities[index]
+
+
+def learning_rate(optimizer):
+    """As it is now: a number, a variable or a tensor."""
+    if hasattr(optimizer, "_get_current_learning_rate"):
+        return optimizer._get_current_learning_rate()
+    rate = optimizer._learning_rate                     # tf_keras
+    return rate(optimizer.iterations) if callable(rate) else rate
+
+
+class KerasAdam(Adam):
+    """An optimizer that refusal() has nothing against.
+
+    Args:
+        optimizer: held weakly. variables: the weights, by index.
+        view: function of ("m" or "v", index) that returns the in-place TensorView of a moment.
+        number: function of "learning rate" or "iterations" that returns its value in this step.
+        passes: backward passes for each step, all of which advance `iterations`.
+    """
+
+    def __init__(self, optimizer, variables, view, number, passes=1):
+        self._optimizer = weakref.ref(optimizer)
+        self._variables = [weakref.ref(variable) for variable in variables]
+        self._view = view
+        self._number = number
+        self._passes = passes
+
+    def member(self, index):
+        optimizer = self._optimizer()
+        decay = optimizer.weight_decay
+        return AdamMember(
+            self._view("m", index), self._view("v", index), int(self._number("iterations")) // self._passes,
+            float(self._number("learning rate")), optimizer.beta_1, optimizer.beta_2, optimizer.epsilon,
+            decay if decay and optimizer._use_weight_decay(self._variables[index]()) else 0.0, decoupled=True,
+            eps_corrected=True,
+        )
+
+    def stepped(self, index):
+        """Nothing: who lets the algorithm update the weights advances `iterations`, once for all."""
+
+
+
+class Unbuilt(Gradients):
+    """An optimizer before its first step, when algorithms say whether they can serve it. optimizer: may be None."""
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+
+    def adam(self):
+        if self._optimizer is None:
+            return "it needs the state of a Keras optimizer"
+        return refusal(self._optimizer) or Adam()

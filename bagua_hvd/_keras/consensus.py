@@ -1,0 +1,52 @@
+"""One model out of the ranks' different ones: decentralized and asynchronous algorithms leave them apart."""
+import keras
+
+from bagua_hvd._keras import values
+from bagua_hvd.common import collectives
+from bagua_hvd.common.basics import Average
+from bagua_hvd.common.process_sets import global_process_set
+
+
+class consensus:
+    """Sets a model's floating variables to their mean over the ranks, at once. Collective.
+
+        hvd.consensus(model)                    # from here on all ranks have the mean
+
+        with hvd.consensus(model):              # only within: evaluation, a checkpoint
+            model.evaluate(...)
+
+    Not within a tf.function. With algorithm="async", `optimizer.algorithm.abort()` comes before it. Counters and the
+    states of random generators stay.
+
+    Args:
+        model: a Keras model, a tf.Module, or a list of variables, the same on all ranks.
+        process_set: the ranks that take part.
+    Raises:
+        HorovodInternalError: ranks disagree about the model, or one was lost; the model is as before.
+    """
+
+    def __init__(self, model, process_set=global_process_set):
+        # `weights` of Keras leaves out metrics, which `variables` has.
+        variables = getattr(model, "weights", None) or getattr(model, "variables", model)
+        unique = {id(variable): variable for variable in variables}         # shared ones once
+        self._variables = [v for v in unique.values() if keras.backend.is_float_dtype(_dtype(v))]
+        # Copies: a tensor's array may lie in the very memory of the variable.
+        self._own = [values.to_array(variable).copy() for variable in self._variables]
+        if self._own:
+            self._set(collectives.grouped_allreduce(
+                values.frontend, self._own, False, "consensus", Average, process_set=process_set, blocking=True
+            ).wait())
+
+    def _set(self, arrays):
+        for variable, array in zip(self._variables, arrays, strict=True):
+            variable.assign(array)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._set(self._own)
+
+
+def _dtype(variable):
+    return keras.backend.standardize_dtype(variable.dtype)

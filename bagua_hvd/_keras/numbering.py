@@ -1,0 +1,35 @@
+"""Numbers of Reducers that are made late: when a step is traced, or run, for the first time."""
+import weakref
+
+
+class Numbered:
+    """What makes Reducers as it meets lists of variables, and can tell their numbers to ranks that have met none yet.
+
+    See share_numbers() in common/reducer.py.
+    """
+
+    def __init__(self):
+        self._made = []             # weak references to Reducers, in order
+        self._promised = []         # numbers of those that are made next
+
+    def make(self, make_reducer):
+        """make_reducer(number), which returns a Reducer; number None: the next one."""
+        reducer = make_reducer(self._promised.pop(0) if self._promised else None)
+        self._made.append(weakref.ref(reducer))
+        return reducer
+
+    def _reducers(self):
+        return [reducer for reducer in (reference() for reference in self._made) if reducer is not None]
+
+    @property
+    def number(self):
+        """Those of its Reducers, made or to be made."""
+        return [reducer.number for reducer in self._reducers()] + self._promised
+
+    def renumber(self, numbers):
+        """Changes them, and forgets what is pending."""
+        made = self._reducers()
+        for reducer, number in zip(made, numbers, strict=False):
+            reducer.reset()
+            reducer.renumber(number)
+        self._promised = numbers[len(made):]

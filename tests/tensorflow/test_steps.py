@@ -1,0 +1,265 @@
+"""What a step does and when: communication within the backward pass, loops over datasets, algorithms on weights."""
+import json
+import time
+
+import pytest
+
+
+def overlap(folder):
+    """The first layer's gradient is not made before the timeline shows that the last layer's has been reduced."""
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+
+    tf.config.threading.set_inter_op_parallelism_threads(4)
+    hvd.init()
+    path = f"{folder}/timeline.json"
+    hvd.start_timeline(path)
+    first, last = tf.Variable(tf.ones([3, 3])), tf.Variable(tf.ones([3, 3]))
+    waiting = tf.Variable(False)
+
+    def until_last_layer_is_reduced(gradient, wait):
+        deadline = time.monotonic() + 60
+        while wait and hvd.rank() == 0 and reduced_buckets(path).count("gradients.0.1") < 2:
+            assert time.monotonic() < deadline, "nothing is communicated before the last gradient exists"
+            time.sleep(0.01)
+        return gradient
+
+    @tf.custom_gradient
+    def delayed(weight):
+        def gradient(upstream):
+            result = tf.numpy_function(until_last_layer_is_reduced, [upstream, waiting], tf.float32)
+            result.set_shape(upstream.shape)
+            return result
+        return tf.identity(weight), gradient
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x @ delayed(first) @ last)
+        return hvd.DistributedGradientTape(tape, groups=[[first], [last]]).gradient(loss, [first, last])
+
+    x = tf.fill([1, 3], 1.0 + hvd.rank())
+    step(x)         # in the first step the ranks learn what is sparse, and nothing can travel earlier
+    waiting.assign(True)
+    for gradient in step(x):
+        assert (gradient.numpy() == 3 * sum(1.0 + rank for rank in range(hvd.size())) / hvd.size()).all()
+    hvd.stop_timeline()
+    if hvd.rank() == 0:
+        assert sorted(reduced_buckets(path)[:2]) == ["gradients.0.0", "gradients.0.1"]
+        assert reduced_buckets(path)[2:] == ["gradients.0.1", "gradients.0.0"]
+
+
+def reduced_buckets(path):
+    """The buckets whose reduction has ended, in this order; none while the file is being written."""
+    try:
+        with open(path) as file:
+            events = json.load(file)
+    except ValueError:
+        return []
+    names = {event["pid"]: event["args"].get("name", "") for event in events if event.get("name") == "process_name"}
+    ended = [names[event["pid"]] for event in events if event["ph"] == "E" and "args" in event]
+    return [name for name in ended if name.startswith("gradients.") and name[-1].isdigit()]
+
+
+def test_gradients_travel_within_the_backward_pass(run_ranks, tmp_path):
+    run_ranks(2, overlap, arguments={"folder": str(tmp_path)}, env={"HOROVOD_TIMELINE": "DYNAMIC"})
+
+
+def gradients_in_any_order():
+    """200 gradients, which each rank's graph makes in another order, on one inter-op thread."""
+    import random
+
+    import numpy as np
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    hvd.init()
+    variables = [tf.Variable(tf.fill([1 + i % 7], float(i))) for i in range(200)]
+    order = list(range(len(variables)))
+    random.Random(hvd.rank()).shuffle(order)
+
+    @tf.function
+    def step(factor):
+        with tf.GradientTape() as tape:
+            loss = 0.0
+            for i in order:
+                loss += tf.reduce_sum(tf.square(variables[i])) * factor
+        groups = [variables[i:i + 3] for i in range(0, 200, 3)]
+        return hvd.DistributedGradientTape(tape, groups=groups).gradient(loss, variables)
+
+    factor = np.mean(1.0 + np.arange(hvd.size()))
+    for _ in range(5):
+        for i, gradient in enumerate(step(tf.constant(1.0 + hvd.rank()))):
+            np.testing.assert_allclose(gradient, np.full(1 + i % 7, 2.0 * i * factor), rtol=1e-6)
+
+
+def test_200_gradients_in_scrambled_order(run_ranks):
+    run_ranks(2, gradients_in_any_order)
+
+
+def loops_over_datasets():
+    """Collectives and a reduced step for each batch, in a loop that tf.function makes of `for batch in dataset`."""
+    import numpy as np
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    weight = tf.Variable(1.0)
+    values = np.arange(12, dtype=np.float32) + 100 * rank
+    dataset = tf.data.Dataset.from_tensor_slices(values).batch(2).map(
+        lambda x: x + 1.0, num_parallel_calls=2).prefetch(2)
+
+    @tf.function
+    def epoch(batches):
+        total = 0.0
+        for batch in batches:
+            total += tf.reduce_sum(hvd.allreduce(batch, op=hvd.Sum))
+            gathered = hvd.allgather(batch)
+            with tf.GradientTape() as tape:
+                loss = weight * tf.reduce_mean(batch)
+            weight.assign_sub(0.001 * hvd.DistributedGradientTape(tape).gradient(loss, [weight])[0])
+            total += tf.cast(tf.shape(gathered)[0], tf.float32)
+        return total
+
+    everyone = np.stack([np.arange(12) + 100 * r + 1 for r in range(size)])
+    for number in range(1, 4):
+        assert epoch(dataset) == everyone.sum() + 6 * 2 * size
+        expected = 1 - 0.001 * number * everyone.reshape(size, 6, 2).mean(axis=(0, 2)).sum()
+        np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-4)
+
+
+def test_loops_over_datasets(run_ranks):
+    run_ranks(2, loops_over_datasets)
+
+
+def train_in_session(tf, hvd, algorithm):
+    """Two steps of SGD in a graph of TensorFlow 1; the weight after each."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        weight = v1.get_variable("w", initializer=tf.ones((3,)), use_resource=algorithm != "local_sgd")
+        optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5), algorithm=algorithm)
+        step = optimizer.minimize((1.0 + hvd.rank()) * tf.reduce_sum(weight))
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            results = []
+            for _ in range(2):
+                session.run(step)
+                results.append(session.run(weight)[0])
+            return results
+
+
+def train_by(optimizer, compiled_by=lambda function: function):
+    """The same in a loop of one's own: by apply_gradients(), or minimize() of TensorFlow 1."""
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+
+    weight = tf.Variable(tf.ones((3,)))
+
+    def loss():
+        return (1.0 + hvd.rank()) * tf.reduce_sum(weight)
+
+    @compiled_by
+    def step():
+        if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+            optimizer.minimize(loss, var_list=[weight])
+        else:
+            with tf.GradientTape() as tape:
+                value = loss()
+            optimizer.apply_gradients([(tape.gradient(value, weight), weight)])
+
+    results = []
+    for _ in range(2):
+        step()
+        results.append(weight.numpy()[0])
+    return results
+
+
+def weights():
+    """SGD whose weights are averaged after each step, or each second one, or before it; by every kind of optimizer."""
+    import sys
+
+    import keras
+    import numpy as np
+    import pytest
+    import tensorflow as tf
+    import tf_keras
+
+    import bagua_hvd.tensorflow as hvd
+    from bagua_hvd.algorithms import Decentralized, LocalSGD
+
+    hvd.init()
+    rank, v1 = hvd.rank(), tf.compat.v1
+    g, mean = 0.5 * (1.0 + rank), 0.75
+    assert "tf_keras" in sys.modules
+    for algorithm, expected in ((LocalSGD(1), [1 - mean, 1 - 2 * mean]), (LocalSGD(2), [1 - g, 1 - 2 * mean]),
+                                (Decentralized(), [1 - g, 1 - mean - g])):
+        found = [
+            train_in_session(tf, hvd, algorithm),
+            *(train_by(hvd.DistributedOptimizer(optimizer, algorithm=algorithm), mode)
+              for mode in (lambda function: function, tf.function)
+              for optimizer in (v1.train.GradientDescentOptimizer(0.5), tf_keras.optimizers.SGD(0.5),
+                                tf_keras.optimizers.legacy.SGD(0.5), keras.optimizers.SGD(0.5))),
+        ]
+        for number, results in enumerate(found):
+            np.testing.assert_allclose(results, expected, rtol=1e-6, err_msg=f"{algorithm} {number}")
+
+    # Adam of tf_keras: after the warm-up its momentum travels, and the ranks stay together.
+    adam = hvd.DistributedOptimizer(tf_keras.optimizers.Adam(0.1), algorithm=hvd.algorithms.QAdam(warmup_steps=1))
+    results = train_by(adam, tf.function)
+    np.testing.assert_allclose(results, [0.9, 0.8], rtol=1e-2)
+    assert int(adam.iterations) == 2
+    everyone = hvd.allgather(tf.constant([results]))
+    assert (everyone[0] == everyone[1]).numpy().all()
+
+    unseen = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5), algorithm="decentralized")
+    with pytest.raises(RuntimeError, match="get them by its minimize"):
+        unseen.apply_gradients([(tf.constant(1.0), tf.Variable(1.0))])
+    for refused, fragment in (
+        (lambda: hvd.DistributedOptimizer(tf_keras.optimizers.SGD(), algorithm="qadam"), "Adam or AdamW, not SGD"),
+        (lambda: hvd.DistributedOptimizer(v1.train.AdamOptimizer(), algorithm="qadam"), "optimizer of Keras"),
+        (lambda: hvd.DistributedGradientTape(tf.GradientTape(), algorithm="decentralized"),
+         "which a tape does not see: .*DistributedOptimizer.*apply_gradients"),
+        (lambda: hvd.DistributedGradientTape(tf.GradientTape(), algorithm="onebit_adam"), "plain tf.GradientTape"),
+    ):
+        with pytest.raises(ValueError, match=fragment):
+            refused()
+
+
+def test_algorithms_on_weights(run_ranks):
+    pytest.importorskip("tf_keras")
+    run_ranks(2, weights)
+
+
+def numbers():
+    """A rank that has met no variables yet makes Reducers of the numbers that rank 0's have."""
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+    from bagua_hvd.common.gradient_options import GradientOptions
+    from bagua_hvd.tensorflow.reduction import Reduction
+
+    hvd.init()
+    made, late = (Reduction(GradientOptions().check()) for _ in range(2))
+    variables = [tf.Variable(1.0), tf.Variable(2.0)]
+    taken = Reduction(GradientOptions().check())
+    taken([tf.constant(1.0)], variables[:1])
+    for count in (1, 2):
+        made([tf.constant(1.0)] * count, variables[:count])
+    assert made.number == [1, 2] and late.number == []
+    late.renumber([7, 8])
+    assert late.number == [7, 8]
+    late([tf.constant(1.0)], variables[:1])
+    late.renumber([4, 5])
+    late([tf.constant(1.0)] * 2, variables)
+    late([tf.constant(1.0)], variables[1:])
+    assert late.number == [4, 5, 3]     # the last one promised by nobody: the next free one
+
+
+def test_numbers_of_reducers_made_late(run_ranks):
+    run_ranks(2, numbers)
