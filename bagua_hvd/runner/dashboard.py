@@ -18,7 +18,8 @@ _MIB = 1 << 20
 class _Rank:
     """The last two reports of a rank."""
 
-    def __init__(self):
+    def __init__(self, host):
+        self.host = host
         self.facts = None
         self.rates = {}
         self.stalled = ""
@@ -72,19 +73,20 @@ class _Filter:
 class Dashboard:
     """The table, from entering to leaving it.
 
+    Args:
+        slots: SlotInfos of the ranks; those of an elastic job come and go, see seat().
     Raises:
         RuntimeError: rich is not installed.
     Attributes:
         console: Console for the output of the ranks, which comes above the table; inside only.
     """
 
-    def __init__(self, slots):
+    def __init__(self, slots=()):
         try:
             from rich.live import Live
         except ImportError:
             raise RuntimeError("--dashboard needs rich: run `pip install rich`, or leave it out") from None
-        self._slots = slots
-        self._ranks = {slot.rank: _Rank() for slot in slots}
+        self._ranks = {slot.rank: _Rank(slot.hostname) for slot in slots}
         self._live = Live(get_renderable=self._table, refresh_per_second=_REFRESH_PER_SECOND)
 
     def __enter__(self):
@@ -96,6 +98,11 @@ class Dashboard:
     def __exit__(self, *exception):
         self._live.__exit__(*exception)
 
+    def seat(self, slot):
+        """Another process has become this rank: its line begins anew, and those of ranks that are no more are gone."""
+        ranks = {rank: line for rank, line in self._ranks.items() if rank < slot.size}
+        self._ranks = {**ranks, slot.rank: _Rank(slot.hostname)}
+
     def filter(self, rank, forwarder):
         """The forwarder of a rank's stderr without the reports."""
         return _Filter(self, rank, forwarder)
@@ -104,26 +111,26 @@ class Dashboard:
         """Takes a report."""
         try:
             self._ranks[rank].update(json.loads(text))
-        except ValueError:
-            pass        # somebody else wrote into it
+        except (ValueError, KeyError):
+            pass        # somebody else wrote into it; or of a rank that is no more
 
     def look_for_stalls(self, data):
         """Takes what a rank writes to stderr."""
         for line in data.splitlines():
             match = _STALLED.match(line)
-            if match and int(match[1]) in self._ranks:
-                self._ranks[int(match[1])].stalled = match[2].decode(errors="replace")
+            rank = self._ranks.get(int(match[1])) if match else None
+            if rank is not None:
+                rank.stalled = match[2].decode(errors="replace")
 
     def _table(self):
         from rich.table import Table
         from rich.text import Text
 
         table = Table("rank", "host", "steps/s", "waiting", "MiB/s sent", "MiB sent", "has not submitted")
-        for slot in self._slots:
-            rank = self._ranks[slot.rank]
+        for number, rank in sorted(self._ranks.items()):
             facts, rates = rank.facts or {}, rank.rates
             table.add_row(
-                str(slot.rank), slot.hostname,
+                str(number), rank.host,
                 f"{rates['steps']:.1f}" if rates.get("steps") else "",
                 f"{rates['blocked_ns'] / 1e7:.0f} %" if "blocked_ns" in rates else "",
                 f"{rates['bytes'] / _MIB:.2f}" if "bytes" in rates else "",

@@ -130,11 +130,14 @@ def _run_static(args):
             print(f"{describe(slot)}, started {way}: {shlex.join(args.command)}")
         return
     output = OutputOptions(args.output_filename, args.prefix_output_with_timestamp)
-    dashboard = bool(args.dashboard)
-    if dashboard and not os.isatty(1):
+    run_static(args.command, slots, env, output, args.verbose, options=options, dashboard=_dashboard(args))
+
+
+def _dashboard(args):
+    if args.dashboard and not os.isatty(1):
         _warn("--dashboard has no effect: stdout is not a terminal")
-        dashboard = False
-    run_static(args.command, slots, env, output, args.verbose, options=options, dashboard=dashboard)
+        return False
+    return bool(args.dashboard)
 
 
 def _run_mpi(args):
@@ -177,7 +180,7 @@ def _run_elastic(args):
         return
     output = OutputOptions(args.output_filename, args.prefix_output_with_timestamp)
     run_elastic(args.command, discovery, settings, env, output, cooldown_range=args.cooldown_range,
-                options=options)
+                options=options, dashboard=_dashboard(args))
 
 
 def _run(args):

@@ -31,7 +31,7 @@ class Job:
     def send(self, number, message):
         self.sent.append((number, message))
 
-    def place(self, number, rank):
+    def place(self, number, slot):
         pass
 
     def interface(self, host, hosts):

@@ -61,6 +61,35 @@ def test_on_a_terminal(launcher):
     assert re.search(r"\u2502 +[1-9]\d*\.\d +\u2502 +\d+ % +\u2502", text)      # steps/s and waiting, while it ran
 
 
+def test_of_an_elastic_job(launcher):
+    discover = launcher.folder / "discover.sh"
+    discover.write_text("#!/bin/sh\necho localhost:1\necho 127.0.0.2:1\n")
+    discover.chmod(0o755)
+    ours, theirs = pty.openpty()
+    env = {"TERM": "xterm-256color", "COLUMNS": "150", "LINES": "40"}
+    popen = launcher.start("--host-discovery-script", discover, "--min-np", 2, "--dashboard",
+                           sys.executable, "-c", SCRIPT, env=env, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    text = terminal_output(popen, ours)
+    os.close(ours)
+    assert popen.wait(20) == 0, text
+    for rank, host in enumerate(("localhost", "127.0.0.2")):
+        row = [line for line in text.splitlines() if re.match(rf"\u2502 {rank} +\u2502 {host} ", line)][-1]
+        assert float(row.split("\u2502")[6]) >= 1.0
+        assert f"[{rank}]<stderr>:no end" in text
+    assert "bagua_hvd report" not in text
+
+
+def test_ranks_come_and_go():
+    dashboard = Dashboard()
+    for size in (2, 3, 2):
+        for rank in range(size):
+            dashboard.seat(SlotInfo(f"h{size}.{rank}", rank, 0, rank, size, 1, size))
+            dashboard.report(rank, b'{"steps": 1, "bytes": 1, "blocked_ns": 0}')
+    dashboard.report(2, b'{"steps": 9}')        # it was on its way
+    assert {rank: line.host for rank, line in dashboard._ranks.items()} == {0: "h2.0", 1: "h2.1"}
+
+
 def test_without_a_terminal(launcher):
     done = launcher.run("-np", 1, "--dashboard", "echo", "done")
     assert (done.returncode, done.stdout) == (0, "[0]<stdout>:done\n")

@@ -37,11 +37,12 @@ class Crew:
     Args:
         command: list of arguments. env: the launcher's environment, with what its flags set. output: OutputOptions.
         workers: runner.workers.Workers. reach: Reach. service: Service. rendezvous: Rendezvous.
-        secret_key: base64 bytes. console: Console.
+        secret_key: base64 bytes. console: Console. dashboard: Dashboard, or None.
         on_end: function of (number, exit code, note), called in some thread when a process has ended.
     """
 
-    def __init__(self, command, env, output, workers, reach, service, rendezvous, secret_key, console, on_end):
+    def __init__(self, command, env, output, workers, reach, service, rendezvous, secret_key, console, on_end,
+                 dashboard=None):
         self._command = command
         self._env = env
         self._output = output
@@ -52,6 +53,7 @@ class Crew:
         self._secret_key = secret_key
         self._console = console
         self._on_end = on_end
+        self._dashboard = dashboard
         self._lock = threading.Lock()
         self._running = {}      # number -> (workers.Worker, (_RankOutput, _RankOutput))
         self._stopped = set()   # numbers of those that are not to be started any more
@@ -94,7 +96,8 @@ class Crew:
             folder = os.path.join(self._output.directory, f"rank.{rank}")
             os.makedirs(folder, exist_ok=True)
             file = open(os.path.join(folder, stream), "ab")     # a rank may have several processes, one after the other
-        return LineForwarder(self._console, rank, stream, self._output.timestamp, file)
+        forwarder = LineForwarder(self._console, rank, stream, self._output.timestamp, file)
+        return self._dashboard.filter(rank, forwarder) if self._dashboard and stream == "stderr" else forwarder
 
     def stop(self, number):
         """SIGTERM, and SIGKILL after the grace."""
@@ -103,10 +106,12 @@ class Crew:
             if number in self._running:
                 self._running[number][0].terminate()
 
-    def place(self, number, rank):
-        """What the worker prints from now on is that rank's."""
+    def place(self, number, slot):
+        """What the worker prints from now on is that of the SlotInfo's rank."""
         for output in self._running[number][1]:
-            output.rank = rank
+            output.rank = slot.rank
+        if self._dashboard:
+            self._dashboard.seat(slot)
 
     def interface(self, host, hosts):
         """By which a worker of `host` connects with those of `hosts`."""

@@ -69,7 +69,7 @@ class ElasticDriver:
 
     Args:
         settings: ElasticSettings. hosts: HostManager.
-        crew: has start(number, host, slot), stop(number), send(number, message), place(number, rank),
+        crew: has start(number, host, slot), stop(number), send(number, message), place(number, slot),
             interface(host, hosts), say(text).
         clock: seconds.
     Attributes:
@@ -299,7 +299,7 @@ class ElasticDriver:
         for worker, slot in assign(members, list(hosts)).items():
             self._enter(worker, Phase.RUNNING)
             worker.rank = worker.label = slot.rank
-            self._crew.place(worker.number, slot.rank)
+            self._crew.place(worker.number, slot)
             environment = environment_of(slot)
             environment["HOROVOD_GLOO_IFACE"] = self._crew.interface(worker.host, places)
             self._crew.send(worker.number, {"type": "assignment", "scope": f"elastic.{self.meetings}",

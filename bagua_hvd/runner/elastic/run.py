@@ -4,8 +4,10 @@ import queue
 import threading
 from contextlib import ExitStack
 
+from bagua_hvd.common import reporting
 from bagua_hvd.runner.common.util.hosts import parse_hosts_and_slots
 from bagua_hvd.runner.common.util.secret import make_secret_key
+from bagua_hvd.runner.dashboard import Dashboard
 from bagua_hvd.runner.elastic.crew import Crew
 from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscoveryScript, HostManager
 from bagua_hvd.runner.elastic.driver import ElasticDriver
@@ -95,7 +97,8 @@ def _seconds(env, name, default):
         raise ValueError(f"environment variable {name}={env[name]!r}: expected seconds") from None
 
 
-def run_elastic(command, discovery, settings, env, output=None, console=None, cooldown_range=None, options=None):
+def run_elastic(command, discovery, settings, env, output=None, console=None, cooldown_range=None, options=None,
+                dashboard=False):
     """Runs the command as the ranks of an elastic job; returns when a worker, and with it the job, has ended with 0.
 
     Args:
@@ -103,6 +106,7 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
         env: the launcher's environment, with what its flags set.
         output: OutputOptions. console: Console; None: descriptors 1 and 2.
         cooldown_range: see HostManager. options: HostOptions.
+        dashboard: whether a live table stands below the ranks' output, on stdout.
     Raises:
         WorkerFailed: workers failed, and the job could not go on without them. Interrupted: a signal stopped the job.
         RuntimeError: too few slots for too long, too many resets, no state left; the discovery failed the first time.
@@ -121,13 +125,17 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
     # Other hosts may come; whoever connects must prove the job's secret.
     address = "127.0.0.1" if settings.hosts_are_fixed and all(map(is_local, first)) else "0.0.0.0"
     with ExitStack() as stack:
+        table = stack.enter_context(Dashboard()) if dashboard else None
+        if table:
+            console = table.console
+            env = {**env, reporting.VARIABLE: "1"}
         ssh = SshSpawner(options.ssh, env)
         spawner = stack.enter_context(Spawner(is_local, ssh))
         rendezvous = stack.enter_context(Rendezvous(secret, address))
         service = stack.enter_context(Service(secret, lambda *event: events.put(event), address))
         workers = Workers(console, spawner)
         crew = Crew(command, env, output, workers, Reach(ssh, options, workers.call), service, rendezvous, secret_key,
-                    console, lambda number, code, note: events.put(("ended", number, (code, note))))
+                    console, lambda number, code, note: events.put(("ended", number, (code, note))), table)
         driver = ElasticDriver(settings, hosts, crew)
         driver.hosts_found(first)
         stack.enter_context(_Discovery(discovery, lambda found: events.put(("hosts", None, found)), workers.say))
