@@ -1,14 +1,15 @@
 """GPUs: where the vendor's libraries lie, opened devices, and tensors that lie on them.
 
-Nothing of CUDA is needed to import this. The driver is loaded when the first tensor on a GPU comes, and NCCL when somebody
-asks for it; both are the whole process's, so what is opened here stays open.
+Nothing of CUDA is needed to import this. The driver is loaded when the first tensor on a GPU comes, and NCCL when
+somebody asks for it; both are the whole process's, so what is opened here stays open.
 """
 import importlib.util
 import os
 import threading
+import warnings
 from pathlib import Path
 
-from bagua_hvd.common import native
+from bagua_hvd.common import device_kernels, native
 from bagua_hvd.common.native import ffi, lib
 
 COPY_SPANS = lib.BHVD_DEVICE_COPY_SPANS
@@ -100,12 +101,26 @@ class Device:
 
 
 def device(index):
-    """The opened Device of this index, the same every time; with its kernels where CuPy is there to compile them."""
+    """The opened Device of this index, the same every time; with its kernels where CuPy is there to compile them.
+
+    The kernels only save time: where CuPy cannot compile, one warning says so.
+    """
     with _lock:
         found = _devices.get(index)
         if found is None:
             found = _devices[index] = Device(index)
+            if device_kernels.available():
+                _compile_kernels(found)
     return found
+
+
+def _compile_kernels(found):
+    try:
+        kernels = device_kernels.Kernels(found.index)
+        found.set_kernels({COPY_SPANS: kernels.handle("copy_spans")}, kernels)
+    except Exception as error:      # whatever CuPy, NVRTC and the driver may raise
+        warnings.warn(f"tensors on GPU {found.index} are copied one by one, since CuPy cannot compile kernels: {error}",
+                      RuntimeWarning, stacklevel=2)
 
 
 class Placement:

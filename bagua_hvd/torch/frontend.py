@@ -29,8 +29,8 @@ class TorchPlacement(Placement):
     def __init__(self, index):
         super().__init__(device(index))
         self._torch_device = torch.device("cuda", index)
-        streams = {self.device.to_host, self.device.from_host}
-        self._streams = [torch.cuda.ExternalStream(stream, device=self._torch_device) for stream in streams]
+        self._streams = [torch.cuda.ExternalStream(stream, device=self._torch_device)
+                         for stream in (self.device.to_host, self.device.from_host)]
 
     def stream(self):
         return torch.cuda.current_stream(self._torch_device).cuda_stream
@@ -39,10 +39,11 @@ class TorchPlacement(Placement):
         return tensor.to(self._torch_device)
 
     def view(self, tensor, output, dtype):
-        """As Frontend.view. The allocator gives the memory to nobody else before the core's streams are done with it."""
-        for touched in {id(tensor): tensor, id(output): output}.values():
-            for stream in self._streams if touched is not None else ():
-                touched.record_stream(stream)
+        """As Frontend.view. Nobody else gets the memory before the core's streams are done with it."""
+        for stream in self._streams:
+            tensor.record_stream(stream)
+            if output is not None and output is not tensor:
+                output.record_stream(stream)
         dst = 0 if output is None else output.data_ptr()
         return DeviceView(tensor.data_ptr(), dst, tensor.shape, dtype, (tensor, output), self)
 
@@ -77,11 +78,11 @@ class TorchFrontend(Frontend):
     def _placement(self, tensor, output):
         if not tensor.is_cuda:
             raise ValueError(
-                f"Tensor type {self.type_name(tensor)} is not supported: bagua_hvd serves tensors of the CPU and of CUDA, "
-                f"and this one is on {tensor.device}."
+                f"Tensor type {self.type_name(tensor)} is not supported: bagua_hvd serves tensors of the CPU and of "
+                f"CUDA, and this one is on {tensor.device}."
             )
         if output is not None and output.device != tensor.device:
-            raise ValueError(f"the tensor is on {tensor.device}, but its output on {output.device}: give both one device.")
+            raise ValueError(f"the tensor is on {tensor.device}, but its output on {output.device}: give both one.")
         index = tensor.device.index
         placement = self._placements.get(index)
         if placement is None:

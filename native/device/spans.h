@@ -2,7 +2,7 @@
 #ifndef BHVD_DEVICE_SPANS_H
 #define BHVD_DEVICE_SPANS_H
 
-#include <stdint.h>
+#include "kernel/processor.h"
 
 enum {
     SPANS_PIECE = 16384,                // bytes that one block of threads copies

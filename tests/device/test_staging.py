@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bagua_hvd.common import native
-from device_arrays import FakePlacement, names
+from bagua_hvd.common.device import COPY_SPANS
+from device_arrays import Emulation, FakePlacement, fake_cuda, fake_device, names
 from values import make
 from world import DTYPES, World, result, view
 
@@ -170,3 +171,23 @@ def test_pinned_memory_is_used_again(world):
     for results in world.run(call):
         for step, values in enumerate(results):
             np.testing.assert_array_equal(values, np.full(3000, sum(step + rank for rank in range(world.n))))
+
+
+def test_many_tensors_take_one_launch(world):
+    """With the kernel of a device, here compiled for the CPU: a group is copied out and back by one launch each."""
+    kernels = Emulation()
+
+    def call(rank, context):
+        placement = FakePlacement()
+        rows = [placement.array(np.full(size, rank + size, np.float32)) for size in (1, 7, 4096, 20000, 33)]
+        context.post(native.ALLREDUCE, "kernel", [row.view(row) for row in rows]).wait()
+        return [row.numpy() for row in rows]
+
+    before = fake_cuda().launches()
+    fake_device().set_kernels({COPY_SPANS: kernels.handle("copy_spans")}, kernels)
+    outcomes = world.run(call)
+    fake_device().set_kernels({COPY_SPANS: 0}, None)
+    assert fake_cuda().launches() - before == 2 * world.n
+    for rows in outcomes:
+        for row in rows:
+            np.testing.assert_array_equal(row, np.full(row.size, sum(rank + row.size for rank in range(world.n))))

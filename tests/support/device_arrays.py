@@ -1,7 +1,7 @@
 """Arrays in the memory of a stand-in for a GPU (tests/device/fake_cuda.c), as a framework would have them.
 
-For tests of all that stands between a framework's tensors and the CPU transports. No GPU takes part, and nothing here says
-how fast one is.
+For tests of all that stands between a framework's tensors and the CPU transports. No GPU takes part, and nothing here
+says how fast one is.
 """
 import ctypes
 import functools
@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from bagua_hvd.common import native
 from bagua_hvd.common.device import Device, DeviceView, Placement
@@ -75,6 +76,9 @@ class FakeCuda:
 
     def synchronize(self, stream):
         self._check(self.library.cuStreamSynchronize(ctypes.c_void_p(stream)))
+
+    def launches(self):
+        return self.library.fake_cuda_launches()
 
     def set_capturing(self, stream, capturing):
         self.library.fake_cuda_set_capturing(ctypes.c_void_p(stream), int(capturing))
@@ -171,6 +175,42 @@ class DeviceFrontend(Frontend):
 
     def type_name(self, tensor):
         return f"stand-in {tensor.dtype}"
+
+
+class _Function(ctypes.Structure):
+    """struct fake_function."""
+
+    _fields_ = [("run", ctypes.CFUNCTYPE(None, ctypes.c_uint, ctypes.c_uint, ctypes.POINTER(ctypes.c_void_p))),
+                ("param_count", ctypes.c_int)]
+
+
+class Emulation:
+    """native/device/kernels.cu compiled for the CPU (tests/device/emulation.cpp)."""
+
+    def __init__(self):
+        compiler = shutil.which("g++") or shutil.which("c++")
+        if compiler is None:
+            pytest.skip("no C++ compiler for the emulation of kernels")
+        command = [compiler, "-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC", "-fvisibility=hidden",
+                   f"-I{ROOT / 'native'}", f"-I{ROOT / 'native' / 'include'}", str(HERE / "emulation.cpp")]
+        native_files = [path for folder in ("device", "kernel") for path in (ROOT / "native" / folder).iterdir()]
+        self.path = str(compiled("emulation.so", command, [HERE / "emulation.cpp", *native_files]))
+        self._library = ctypes.CDLL(self.path)
+
+    def handle(self, name):
+        """What the stand-in takes for a CUfunction."""
+        return ctypes.addressof(self._function(name))
+
+    def _function(self, name):
+        return _Function.in_dll(self._library, f"emulate_{name}")
+
+    def launch(self, name, blocks, threads, *arguments):
+        """Runs a kernel on this thread. Arguments: arrays, ints (uint64_t) and floats (double)."""
+        function = self._function(name)
+        assert function.param_count == len(arguments)
+        words = [ctypes.c_double(a) if isinstance(a, float)
+                 else ctypes.c_uint64(a if isinstance(a, int) else a.ctypes.data) for a in arguments]
+        function.run(blocks, threads, (ctypes.c_void_p * len(words))(*map(ctypes.addressof, words)))
 
 
 names = itertools.count()
