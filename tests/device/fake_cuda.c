@@ -4,6 +4,7 @@
  * What makes it worth testing against:
  *   - "Device" memory lies in an arena that nobody may touch: the pages are PROT_NONE. Copies go through a second mapping
  *     of the same memory; while a kernel runs, the pages are open. Code that reads a device pointer on the host crashes.
+ *     An address of ordinary memory with the bit TAG set is device memory as well: no processor reads such an address.
  *   - Each stream is a thread that works late and takes its time, so that an order nobody asked for shows.
  *   - BHVD_FAKE_CUDA_FAIL_AFTER=n: the n-th copy on a stream fails, and with it all that comes later, as after a fault.
  *
@@ -22,6 +23,8 @@ enum {
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, ILLEGAL_ADDRESS = 700, NOT_READY = 600,
     ARENA = 1 << 28, ALIGNMENT = 256, PARAMS_MAX = 16
 };
+
+static const uintptr_t TAG = (uintptr_t)1 << 62;
 
 /* What a CUfunction points to here. Every parameter takes 8 bytes. */
 struct fake_function {
@@ -68,7 +71,7 @@ static struct {
 
 static void *visible(const void *p)
 {
-    uintptr_t at = (uintptr_t)p, base = (uintptr_t)fake.arena;
+    uintptr_t at = (uintptr_t)p & ~TAG, base = (uintptr_t)fake.arena;
     return at >= base && at < base + ARENA ? fake.alias + (at - base) : (void *)at;
 }
 
@@ -85,7 +88,7 @@ static void run_task(struct task *task)
 {
     if (task->kind == COPY) {
         pthread_mutex_lock(&fake.lock);
-        if (fake.fail_after && ++fake.copies >= fake.fail_after)
+        if (++fake.copies >= fake.fail_after && fake.fail_after)
             fake.failed = 1;
         pthread_mutex_unlock(&fake.lock);
         if (!fake.failed)
@@ -303,7 +306,8 @@ API int cuStreamDestroy_v2(void *handle)
 
 /* Of the stand-in only: whether the stream says that a graph is captured from it. */
 API void fake_cuda_set_capturing(void *stream, int capturing) { ((struct stream *)stream)->capturing = capturing; }
-/* Of the stand-in only: kernels launched so far. */
+/* Of the stand-in only: copies made, kernels launched so far. */
+API int fake_cuda_copies(void) { return __atomic_load_n(&fake.copies, __ATOMIC_RELAXED); }
 API uint64_t fake_cuda_launches(void) { return __atomic_load_n(&fake.launches, __ATOMIC_RELAXED); }
 
 API int cuStreamIsCapturing(void *stream, int *status)

@@ -1,8 +1,8 @@
 """The kernels for the GPU, on machines without one.
 
-Two things can be known here: that NVRTC compiles the source for each architecture, and that the very same source, compiled
-CPU by emulation.cpp, gives the bytes of the C kernels, for all kinds of values and sizes. That is an emulation of the
-arithmetic: what a GPU does with it, and how fast, is not measured here (docs/gpu.md).
+Two things can be known here: that NVRTC compiles the source for each architecture; and that the very same source,
+compiled for the CPU by emulation.cpp, gives the bytes of the C kernels, for all kinds of values and sizes. That is an
+emulation of the arithmetic: what a GPU does with it, and how fast, is not measured here (docs/gpu.md).
 """
 import ctypes
 import functools

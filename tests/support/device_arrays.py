@@ -77,6 +77,9 @@ class FakeCuda:
     def synchronize(self, stream):
         self._check(self.library.cuStreamSynchronize(ctypes.c_void_p(stream)))
 
+    def copies(self):
+        return self.library.fake_cuda_copies()
+
     def launches(self):
         return self.library.fake_cuda_launches()
 
@@ -212,5 +215,8 @@ class Emulation:
                  else ctypes.c_uint64(a if isinstance(a, int) else a.ctypes.data) for a in arguments]
         function.run(blocks, threads, (ctypes.c_void_p * len(words))(*map(ctypes.addressof, words)))
 
+
+# Marks an address of ordinary memory as one of the device; see fake_cuda.c.
+TAG = 1 << 62
 
 names = itertools.count()
