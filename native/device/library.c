@@ -8,10 +8,10 @@
 
 enum { PATH_SIZE = 4096, REASON_SIZE = 400 };
 
-// reason: what dlopen says about the last file that was there, or about the last one.
+// reason: what dlopen says about the last of the paths, or, without paths, about the soname.
 static void *open_first(const char *soname, const char *paths, char *reason)
 {
-    void *library = dlopen(soname, RTLD_NOW | RTLD_NOLOAD);
+    void *library = NULL;
     reason[0] = 0;
     for (const char *at = paths ? paths : ""; !library && *at;) {
         char path[PATH_SIZE];
@@ -26,7 +26,7 @@ static void *open_first(const char *soname, const char *paths, char *reason)
         at += length + (at[length] == ':');
     }
     if (!library) {
-        library = dlopen(soname, RTLD_NOW | RTLD_LOCAL);
+        library = dlopen(soname, RTLD_NOW | RTLD_LOCAL);    // the process's own one where it has loaded it already
         if (!library && !reason[0])
             snprintf(reason, REASON_SIZE, "%s", dlerror());
     }

@@ -295,7 +295,7 @@ typedef enum bhvd_device_kernel { BHVD_DEVICE_COPY_SPANS = 0, BHVD_DEVICE_KERNEL
 struct bhvd_device_options {
     int kind;                   /* bhvd_device_kind */
     int index;                  /* as the driver counts: CUDA_VISIBLE_DEVICES is heeded */
-    const char *libraries;      /* files to try for libcuda.so.1, separated by ':', after the one that the process has
+    const char *libraries;      /* files to try for libcuda.so.1, separated by ':', before the one that the process has
                                  * loaded already; NULL or "": none */
 };
 

@@ -1,8 +1,8 @@
 """Every algorithm, with parameters and gradients on a device, trains the weights that it trains on the CPU.
 
-No GPU takes part, and PyTorch here has no CUDA. Its CPU tensors pose as tensors of the stand-in (fake_cuda.c): the core and
-the algorithms get addresses that no processor can read, and only the stand-in's copies know what they mean. So whatever
-reads a tensor of a GPU on the host crashes. Expected: the same bits as in the host's memory.
+No GPU takes part. PyTorch's CPU tensors pose as tensors of the stand-in (fake_cuda.c): the core and the algorithms
+get addresses that no processor can read, and only the stand-in's copies know what they mean. So whatever reads a
+tensor of a GPU on the host crashes. Expected: the same bits as in the host's memory.
 """
 import pytest
 
@@ -82,8 +82,8 @@ def _train(poses, names):
 @pytest.mark.parametrize("n", [2])
 def test_algorithms_train_the_same_weights(run_ranks, n):
     names = list(algorithms.names())
-    host, device = ([rank.output.splitlines() for rank in run_ranks(n, _train, arguments={"poses": poses, "names": names},
-                                                                      timeout=250)]
+    host, device = ([rank.output.splitlines() for rank in
+                     run_ranks(n, _train, arguments={"poses": poses, "names": names}, timeout=250)]
                     for poses in (False, True))
     for rank in range(n):
         assert [line.split()[0] for line in host[rank]] == names

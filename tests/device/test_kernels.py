@@ -1,8 +1,9 @@
-"""The kernels for the GPU, on machines without one.
+"""The kernels for the GPU.
 
-Two things can be known here: that NVRTC compiles the source for each architecture; and that the very same source,
-compiled for the CPU by emulation.cpp, gives the bytes of the C kernels, for all kinds of values and sizes. That is an
-emulation of the arithmetic: what a GPU does with it, and how fast, is not measured here (docs/gpu.md).
+Two things can be known without one: that NVRTC compiles the source for each architecture; and that the very same
+source, compiled for the CPU by emulation.cpp, gives the bytes of the C kernels, for all kinds of values and sizes.
+That is an emulation of the arithmetic: what a GPU does with it, and how fast, is not measured here (docs/gpu.md).
+Where there is a GPU, and CuPy, it runs the same tests.
 """
 import ctypes
 import functools
@@ -16,10 +17,10 @@ import subprocess
 import numpy as np
 import pytest
 
-from bagua_hvd.common import native
+from bagua_hvd.common import device_kernels, native
 from bagua_hvd.common.device_kernels import OPTIONS, SOURCE
 from bagua_hvd.common.native import ffi, lib
-from device_arrays import ROOT, Emulation
+from device_arrays import ROOT, Emulation, missing_gpu
 from elements import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 COUNTS = [0, 1, 3, 4, 5, 33, 512, 1027]
@@ -89,8 +90,38 @@ def kernel_names():
     return [line.split("emulate_")[1] for line in names.stdout.splitlines() if "emulate_" in line]
 
 
-def launch(name, blocks, threads, *arguments):
-    emulation().launch(name, blocks, threads, *arguments)
+def launch_on_gpu(name, blocks, threads, *arguments):
+    """The same on the GPU: arrays go there and come back, and lie there as far off the alignment of vectors as here."""
+    import cupy
+
+    moved = {}
+    for position, array in enumerate(arguments):
+        if isinstance(array, np.ndarray):
+            room = cupy.zeros(array.nbytes + 64, cupy.uint8)
+            begin = array.ctypes.data % 64
+            moved[position] = room[begin:begin + array.nbytes]
+            moved[position].set(array.view(np.uint8))
+    words = [moved[i].data.ptr if i in moved else a for i, a in enumerate(arguments)]
+    if blocks:
+        gpu_kernels().function(name)((blocks,), (threads,), tuple(
+            np.float64(word) if isinstance(word, float) else np.uint64(word) for word in words))
+    for position, there in moved.items():
+        arguments[position].view(np.uint8)[:] = there.get()
+
+
+@functools.cache
+def gpu_kernels():
+    return device_kernels.Kernels(0)
+
+
+@pytest.fixture(params=["emulation", "gpu"])
+def launch(request):
+    """Runs a kernel: launch(name, blocks, threads, arguments...)."""
+    if request.param == "emulation":
+        return emulation().launch
+    if missing_gpu():
+        pytest.skip(missing_gpu())
+    return launch_on_gpu
 
 
 def pointer(array):
@@ -126,7 +157,7 @@ KINDS = ["normal", "nan", "inf", "tiny", "huge", "constant", "zeros", "offset"]
 
 @pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_minmax_uint8(type, kind):
+def test_minmax_uint8(launch, type, kind):
     codec, dtype = lib.BHVD_CODEC_MINMAX_UINT8, TYPES[type].dtype
     for count, chunks, (per_chunk, threads) in itertools.product(COUNTS, (1, 3), ((1, 32), (3, 16))):
         src = values(type, count, kind, offset=count % 2)
@@ -153,7 +184,7 @@ def test_minmax_uint8(type, kind):
 
 
 @pytest.mark.parametrize("type", TYPES)
-def test_minmax_uint8_decode_sum(type):
+def test_minmax_uint8_decode_sum(launch, type):
     codec, dtype = lib.BHVD_CODEC_MINMAX_UINT8, TYPES[type].dtype
     for count in COUNTS:
         stride = lib.bhvd_encoded_size(codec, dtype, count, ffi.NULL)
@@ -170,7 +201,7 @@ def test_minmax_uint8_decode_sum(type):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_qsgd(kind):
+def test_qsgd(launch, kind):
     codec = lib.BHVD_CODEC_QSGD
     for count, levels in itertools.product(COUNTS, (1, 7, 127)):
         src = values("f32", count, kind)
@@ -189,7 +220,7 @@ def test_qsgd(kind):
 
 @pytest.mark.parametrize("type", ["f16", "bf16"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_casts(type, kind):
+def test_casts(launch, type, kind):
     codec, dtype = {"f16": lib.BHVD_CODEC_FLOAT16, "bf16": lib.BHVD_CODEC_BFLOAT16}[type], TYPES[type].dtype
     for count, offset in itertools.product(COUNTS, (0, 1)):
         src = values("f32", count, kind, offset)
@@ -204,7 +235,7 @@ def test_casts(type, kind):
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_arithmetic(count):
+def test_arithmetic(launch, count):
     """Products and sums one after the other, each rounded to float32, as NumPy does them."""
     a, b, c = (values("f32", count, kind) for kind in ("normal", "offset", "normal"))
     f = np.float32
@@ -247,5 +278,5 @@ def test_copy_spans():
         expected[at:at + source.size] = source
         pieces += -(-source.size // 16384)
         at += source.size + i % 8
-    launch("copy_spans", pieces, 64, table, len(sizes))
+    emulation().launch("copy_spans", pieces, 64, table, len(sizes))
     bytes_equal(dst, expected)

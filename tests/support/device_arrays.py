@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from bagua_hvd.common import native
+from bagua_hvd.common import device, device_kernels, native
 from bagua_hvd.common.device import Device, DeviceView, Placement
 from bagua_hvd.common.frontend import Frontend
 from world import DTYPES, storage
@@ -41,8 +42,8 @@ def compiled(output, command, sources):
 @functools.cache
 def fake_cuda_path():
     compiler = shutil.which("gcc") or shutil.which("cc")
-    return str(compiled("libcuda.so.1", [compiler, "-O1", "-g", "-Wall", "-shared", "-fPIC", "-fvisibility=hidden",
-                                         "-Wl,-soname,libcuda.so.1", str(_HOST_SOURCE), "-lpthread"], [_HOST_SOURCE]))
+    command = [compiler, "-O1", "-g", "-Wall", "-shared", "-fPIC", "-fvisibility=hidden", str(_HOST_SOURCE), "-pthread"]
+    return str(compiled("fake_cuda.so", command, [_HOST_SOURCE]))
 
 
 class FakeCuda:
@@ -214,6 +215,17 @@ class Emulation:
         words = [ctypes.c_double(a) if isinstance(a, float)
                  else ctypes.c_uint64(a if isinstance(a, int) else a.ctypes.data) for a in arguments]
         function.run(blocks, threads, (ctypes.c_void_p * len(words))(*map(ctypes.addressof, words)))
+
+
+@functools.cache
+def missing_gpu():
+    """Why tests on a real GPU cannot run here; "" when they can."""
+    _, count, reason = device.cuda_facts()
+    if not count:
+        return f"no GPU: {reason or 'the driver finds none'}"
+    if not torch.cuda.is_available():
+        return "this PyTorch has no CUDA"
+    return "" if device_kernels.available() else "no CuPy to compile kernels"
 
 
 # Marks an address of ordinary memory as one of the device; see fake_cuda.c.
