@@ -84,6 +84,31 @@ def declarations():
     return re.sub(r"^#.*$", "", (ROOT / HEADER).read_text(), flags=re.MULTILINE)
 
 
+# What CuPy compiles when a GPU is found: bagua_hvd/common/device_kernels.py reads it.
+DEVICE_SOURCE = Path("bagua_hvd") / "common" / "device_kernels.cu"
+
+
+def device_source():
+    """native/device/kernels.cu with the headers that it shares with C, as one text: NVRTC reads no files."""
+    seen = set()
+
+    def lines(path):
+        for line in path.read_text().splitlines():
+            found = re.match(r'#include (["<])(.*)[">]', line)
+            if not found:
+                yield line
+            elif found[1] == '"' and found[2] not in seen:
+                seen.add(found[2])
+                yield from lines(ROOT / NATIVE / found[2])
+
+    return "\n".join(lines(ROOT / NATIVE / "device" / "kernels.cu")) + "\n"
+
+
+def write_device_source():
+    if not (ROOT / DEVICE_SOURCE).exists() or (ROOT / DEVICE_SOURCE).read_text() != device_source():
+        (ROOT / DEVICE_SOURCE).write_text(device_source())
+
+
 ffibuilder = FFI()
 ffibuilder.cdef(declarations() + CALLBACKS)
 ffibuilder.set_source(

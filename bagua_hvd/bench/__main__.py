@@ -16,7 +16,7 @@ from contextlib import nullcontext
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
 from bagua_hvd import algorithms, primitives  # noqa: E402
-from bagua_hvd.bench import hosts, negotiation, report, rounds  # noqa: E402
+from bagua_hvd.bench import device, hosts, negotiation, report, rounds  # noqa: E402
 from bagua_hvd.bench.rank import ITEM_NBYTES, OPS, cases, measure  # noqa: E402
 from bagua_hvd.bench.results import describe  # noqa: E402
 from bagua_hvd.common import native  # noqa: E402
@@ -98,6 +98,8 @@ def _build_parser():
     parser.add_argument("--ceiling", action="store_true", help="what the machine gives: memcpy and loopback TCP")
     parser.add_argument("--negotiation", nargs="*", type=_positive, metavar="N",
                         help="what agreeing on an operation costs, for these numbers of ranks; default 2 4 8 16 32")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu",
+                        help="cuda: what a GPU does, instead: its copies and kernels; in a job, allreduces of its tensors")
     parser.add_argument("--json", metavar="FILE", help="also write everything, samples included, to this file")
     parser.add_argument("--plot", metavar="FILE", help="also draw time over size into this file (needs matplotlib)")
     return parser
@@ -120,6 +122,8 @@ def _check(options):
         raise ValueError(f"-n {options.np}, but this is a job of {job_size} ranks: leave out -n, or baguarun")
     options.np = int(job_size) if job_size else options.np or max(2, options.hosts or 0)
     _check_hosts(options, job_size)
+    if options.device == "cuda":
+        _check_device(options)
     if options.negotiation is not None:
         _check_negotiation(options, job_size)
     if options.op is None:
@@ -155,6 +159,13 @@ def _check_hosts(options, job_size):
         raise ValueError(f"--rate: {options.rate!r} is not a rate such as 1gbit, nor none")
     if why := hosts.why_impossible():
         raise ValueError(why)
+
+
+def _check_device(options):
+    if options.hosts or options.op or options.many or options.ceiling or options.negotiation is not None:
+        raise ValueError("--device cuda is a measurement of its own: only --sizes goes with it")
+    if why := device.missing():
+        raise ValueError(f"--device cuda: {why}")
 
 
 def _check_negotiation(options, job_size):
@@ -252,6 +263,12 @@ def _run_negotiation(options):
 def _run(options):
     if options.negotiation:
         _run_negotiation(options)
+        return
+    if options.device == "cuda" and os.environ.get("HOROVOD_SIZE"):
+        device.measure_job(options.sizes)
+        return
+    if options.device == "cuda":
+        device.measure_kernels()
         return
     with hosts.Hosts(options.hosts, options.rate) if options.hosts else nullcontext() as where:
         _run_on(options, where)

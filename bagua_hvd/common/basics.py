@@ -422,7 +422,7 @@ def gloo_built():
 
 
 def nccl_built():
-    """NCCL's version as an int such as 21003; 0: not in this build."""
+    """0: tensors on GPUs travel over the CPU's transports, not by NCCL."""
     return 0
 
 
@@ -437,8 +437,8 @@ def ccl_built():
 
 
 def cuda_built():
-    """False: this build serves CPU tensors."""
-    return False
+    """True: every build serves tensors on NVIDIA's GPUs; the driver is found at run time."""
+    return True
 
 
 def rocm_built():

@@ -206,7 +206,8 @@ def grouped_allreduce(frontend, tensors, in_place=False, name=None, op=Average, 
 
 def _wrap(frontend, operation, index, view):
     address, nbytes, dim0, owner = operation.result(index)
-    return frontend.wrap_result(address, nbytes, (dim0, *view.shape[1:]), view.dtype, owner)
+    tensor = frontend.wrap_result(address, nbytes, (dim0, *view.shape[1:]), view.dtype, owner)
+    return tensor if view.placement is None else view.placement.adopt(tensor)
 
 
 def allgather(frontend, tensor, name=None, process_set=global_process_set, blocking=False):

@@ -70,13 +70,18 @@ _NULL = ffi.NULL
 
 
 class TensorView(NamedTuple):
-    """Where a tensor lies. dst: 0, the core allocates; equal to src, in place. owner keeps src and dst alive."""
+    """Where a tensor lies. dst: 0, the core allocates; equal to src, in place. owner keeps src and dst alive.
+
+    On a GPU: device.DeviceView, whose `placement` says which one.
+    """
 
     src: int
     dst: int
     shape: tuple
     dtype: int
     owner: object
+    placement = None
+    dst_on_host = False
 
 
 class Counters(NamedTuple):
@@ -112,14 +117,14 @@ def mpi_open(libraries, vendor, rank, size):
     vendor_name = ffi.new(_CHARS, vendor.encode()) if vendor else _NULL
     options = ffi.new("struct bhvd_mpi_options *",
                       {"libraries": paths, "vendor": vendor_name, "rank": rank, "size": size})
-    raise_for_status(lib.bhvd_mpi_open(options, error), _message(error))
+    raise_for_status(lib.bhvd_mpi_open(options, error), message_of(error))
 
 
 def mpi_broadcast(message):
     """The bytes of MPI's rank 0, as many as this rank gives. HorovodInternalError: MPI failed."""
     error = ffi.new("struct bhvd_error *")
     buffer = bytearray(message)
-    raise_for_status(lib.bhvd_mpi_broadcast(ffi.from_buffer(buffer), len(buffer), error), _message(error))
+    raise_for_status(lib.bhvd_mpi_broadcast(ffi.from_buffer(buffer), len(buffer), error), message_of(error))
     return bytes(buffer)
 
 
@@ -143,6 +148,7 @@ class _Call:
         self.tensor = ffi.new("struct bhvd_tensor *")
         self.shape = ffi.new("int64_t[]", _MAX_POOLED_NDIM)
         self.tensor.shape = self.shape
+        self.args.device = -1
         self.out = ffi.new("bhvd_handle **")
         self.error = ffi.new("struct bhvd_error *")
 
@@ -158,17 +164,20 @@ def _take_error():
         return ffi.new("struct bhvd_error *")
 
 
-def _message(error):
+def message_of(error):
+    """The sentence of a struct bhvd_error."""
     return ffi.string(error.message).decode("utf-8", "replace")
 
 
-def _tensor_array(tensors):
+def tensor_array(tensors):
     """The native array over `tensors`, and what must live as long as it."""
     shapes = ffi.new(_INT64S, [d for view in tensors for d in view.shape] or 1)
     array = ffi.new("struct bhvd_tensor[]", len(tensors))
     offset = 0
-    for entry, (src, dst, shape, dtype, _) in zip(array, tensors, strict=True):
+    for entry, view in zip(array, tensors, strict=True):
+        src, dst, shape, dtype, _ = view
         entry.src = ffi.cast(_VOID_POINTER, src)
+        entry.dst_on_host = view.dst_on_host
         entry.dst = ffi.cast(_VOID_POINTER, dst)
         entry.shape = shapes + offset
         entry.ndim = len(shape)
@@ -180,17 +189,21 @@ def _tensor_array(tensors):
 class Operation:
     """A posted operation. Holds the native handle and the memory of its tensors."""
 
-    __slots__ = ("_handle", "_context", "_owners", "_status", "_message")
+    __slots__ = ("_handle", "_context", "_owners", "_status", "_message", "_placement")
 
-    def __init__(self, handle, context, owners):
+    def __init__(self, handle, context, owners, placement=None):
         self._handle = handle
+        self._placement = placement
         self._context = context
         self._owners = owners
         self._status = IN_PROGRESS
         self._message = ""
 
     def wait(self):
-        """Blocks until the operation ended; raises as it ended. May be called again."""
+        """Blocks until the operation ended; raises as it ended. May be called again.
+
+        On a GPU the results are on their way then: what the framework's current stream is given next comes after them.
+        """
         status = self._status
         if status == IN_PROGRESS:
             error = _take_error()
@@ -201,12 +214,22 @@ class Operation:
                 status = lib.bhvd_wait(handle, WAIT_SLICE_MS, error)
             self._context.blocked_ns += perf_counter_ns() - started
             if status != OK:
-                self._message = _message(error)
+                self._message = message_of(error)
             self._status = status
             self._owners = None
             _errors.append(error)
+        if status == OK and self._placement is not None:
+            status = self._join()
         if status != OK:
             raise_for_status(status, self._message)
+
+    def _join(self):
+        error = _take_error()
+        status = lib.bhvd_handle_join(self._handle, ffi.cast(_VOID_POINTER, self._placement.stream()), error)
+        if status != OK:
+            self._message = message_of(error)
+        _errors.append(error)
+        return status
 
     def done(self):
         """True once the operation ended, well or not. Never blocks."""
@@ -284,7 +307,7 @@ class Context:
         error = ffi.new("struct bhvd_error *")
         status = lib.bhvd_context_create(native, out, error)
         if status != OK:
-            raise_for_status(status, _message(error))
+            raise_for_status(status, message_of(error))
         self._pointer = ffi.gc(out[0], lib.bhvd_context_destroy)
         self.abandoned = []
         self.blocked_ns = 0
@@ -308,9 +331,10 @@ class Context:
         """
         if self.abandoned:
             self._drop_abandoned()
+        placement = tensors[0].placement if tensors else None
         try:
-            # What a primitive sets must not be left for a later call of another kind.
-            call = _Call() if primitive else _calls.pop()
+            # What a primitive or a GPU sets must not be left for a later call of another kind.
+            call = _Call() if primitive or placement else _calls.pop()
         except IndexError:
             call = _Call()
         args = call.args
@@ -322,7 +346,7 @@ class Context:
         args.name = name_chars
         count = len(tensors)
         args.tensor_count = count
-        if count == 1 and len(tensors[0][2]) <= _MAX_POOLED_NDIM:
+        if count == 1 and len(tensors[0][2]) <= _MAX_POOLED_NDIM and placement is None:
             src, dst, shape, dtype, _ = tensors[0]
             tensor = call.tensor
             tensor.src = cast(_VOID_POINTER, src)
@@ -336,7 +360,9 @@ class Context:
                 call.shape[0:ndim] = shape
             args.tensors = tensor
         elif count:
-            array = _tensor_array(tensors)
+            if any(view.placement is not placement for view in tensors):
+                raise ValueError(f"the tensors of '{name}' lie on different devices: move them to one")
+            array = tensor_array(tensors)
             args.tensors = array[0]
         else:
             args.tensors = _NULL
@@ -352,13 +378,14 @@ class Context:
             args.splits = split_array
             args.split_count = len(splits)
         args.blocking = blocking
-        args.device = -1
+        if placement is not None:
+            placement.device.place(args, placement.stream())
         for field, value in primitive.items():
             setattr(args, field, value)
         status = lib.bhvd_post(self._pointer, args, call.out, call.error)
-        operation = Operation(call.out[0], self, (tensors, owner)) if status == OK else None
-        message = "" if operation else _message(call.error)
-        if not primitive:
+        operation = Operation(call.out[0], self, (tensors, owner), placement) if status == OK else None
+        message = "" if operation else message_of(call.error)
+        if not primitive and placement is None:
             _calls.append(call)
         if operation is None:
             raise_for_status(status, message)
@@ -391,7 +418,7 @@ class Context:
         error = ffi.new("struct bhvd_error *")
         status = lib.bhvd_context_status(self._pointer, error)
         if status != OK:
-            raise_for_status(status, _message(error))
+            raise_for_status(status, message_of(error))
 
     def late(self):
         """An iterator over what other ranks wait for this one with, whenever the stall check warns: operations' names.
@@ -409,7 +436,7 @@ class Context:
         error = ffi.new("struct bhvd_error *")
         status = lib.bhvd_timeline_start(self._pointer, os.fsencode(path), mark_cycles, error)
         if status != OK:
-            raise_for_status(status, _message(error))
+            raise_for_status(status, message_of(error))
 
     def stop_timeline(self):
         lib.bhvd_timeline_stop(self._pointer)
@@ -502,7 +529,8 @@ def views_into(views, out):
         )
     moved, address = [], out.ctypes.data
     for view in views:
-        moved.append(view._replace(dst=address, owner=(view.owner, out)))
+        change = {} if view.placement is None else {"dst_on_host": True}
+        moved.append(view._replace(dst=address, owner=(view.owner, out), **change))
         address += count_of(view) * size
     return moved
 
@@ -522,12 +550,37 @@ def pack(tensors, flat):
     Raises:
         ValueError: sizes or dtypes do not fit.
     """
-    _move_flat(lib.bhvd_pack, tensors, flat)
+    _move_flat(lib.bhvd_pack, _on_host(tensors), flat)
 
 
 def unpack(tensors, flat):
     """The other way: from a flat NumPy array into where the results of the tensors belong; see pack()."""
-    _move_flat(lib.bhvd_unpack, tensors, flat)
+    placement = tensors[0].placement if tensors else None
+    if placement is None:
+        _move_flat(lib.bhvd_unpack, tensors, flat)
+        return
+    rooms = [_room(view) for view in tensors]
+    _move_flat(lib.bhvd_unpack, rooms, flat)
+    placement.device.copy([room._replace(dst=view.dst) for room, view in zip(rooms, tensors, strict=True)],
+                          placement.stream())
+
+
+def _room(view):
+    """A TensorView of new memory on the host, like another."""
+    memory = ffi.new(_CHARS, count_of(view) * dtype_size(view.dtype) or 1)
+    address = int(ffi.cast(_UINTPTR, memory))
+    return TensorView(address, address, view.shape, view.dtype, memory)
+
+
+def _on_host(tensors):
+    """The same, or copies of what lies on a GPU. Blocks until they are there."""
+    placement = tensors[0].placement if tensors else None
+    if placement is None:
+        return tensors
+    rooms = [_room(view) for view in tensors]
+    placement.device.copy([room._replace(src=view.src) for room, view in zip(rooms, tensors, strict=True)],
+                          placement.stream())
+    return rooms
 
 
 def _move_flat(move, tensors, flat):
@@ -535,7 +588,7 @@ def _move_flat(move, tensors, flat):
     count = sum(map(count_of, tensors))
     if flat.ndim != 1 or flat.size != count:
         raise ValueError(f"tensors of {count} elements do not fit a flat array of shape {list(flat.shape)}")
-    array, _shapes = _tensor_array(tensors)
+    array, _shapes = tensor_array(tensors)
     if move(array, len(tensors), view.dtype, ffi.cast(_VOID_POINTER, view.src)) != OK:
         names = sorted({dtype_name(tensor.dtype) for tensor in tensors})
         raise ValueError(f"tensors of {', '.join(names)} cannot be one flat array of {flat.dtype}")
@@ -588,7 +641,7 @@ class Rendezvous:
         error = ffi.new("struct bhvd_error *")
         status = lib.bhvd_rendezvous_create(host.encode(), port, ffi.from_buffer(secret), len(secret), out, error)
         if status != OK:
-            raise_for_status(status, _message(error))
+            raise_for_status(status, message_of(error))
         self._pointer = ffi.gc(out[0], lib.bhvd_rendezvous_destroy)
         self.port = lib.bhvd_rendezvous_port(self._pointer)
 

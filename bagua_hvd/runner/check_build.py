@@ -1,5 +1,4 @@
 """What this installation can do: the text of `baguarun --check-build`."""
-import ctypes
 import importlib
 import importlib.util
 import os
@@ -49,16 +48,23 @@ def _starters():
     return lines
 
 
-def _gpus():
-    """What the driver says; nothing else of CUDA is needed to ask it."""
-    count = ctypes.c_int()
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-            return _line(False, "CUDA", "the driver finds no GPU")
-    except OSError:
-        return _line(False, "CUDA", "no driver: libcuda.so.1 is not installed")
-    return _line(count.value > 0, "CUDA", f"{count.value} found by the driver")
+def _version(number, major, minor):
+    return f"{number // major}.{number % major // minor}"
+
+
+def _gpus(built):
+    """What is there of CUDA: driver and NCCL are found at run time, CuPy compiles the kernels."""
+    if not built:
+        return [_line(False, "CUDA", "needs the native extension")]
+    from bagua_hvd.common import device
+
+    version, count, missing = device.cuda_facts()
+    lines = [_line(count > 0, "CUDA", missing or f"driver of CUDA {_version(version, 1000, 10)}, {count} GPUs")]
+    version, missing = device.nccl_facts()
+    lines.append(_line(not missing, "NCCL", missing or f"{_version(version, 10000, 100)} found; not used yet"))
+    found = importlib.util.find_spec("cupy") is not None
+    lines.append(_line(found, "CuPy", "" if found else "not installed: without it kernels are replaced by copies"))
+    return lines
 
 
 def check_build():
@@ -71,7 +77,7 @@ def check_build():
     lines += ["", "Available Controllers:", _line(built, "MPI", "that of mpirun, found at run time"),
               _line(built, "Gloo", "the built-in one")]
     lines += ["", "Available Transports:"] + [_line(built, name) for name in ("inproc", "shm", "tcp", "mpi")]
-    lines += ["", "Ways to Start Ranks:", *_starters(), "", "GPUs:", _gpus(), "", "CPU Features:"]
+    lines += ["", "Ways to Start Ranks:", *_starters(), "", "GPUs:", *_gpus(built), "", "CPU Features:"]
     if built:
         from bagua_hvd._native import ffi
 

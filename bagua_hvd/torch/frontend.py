@@ -2,6 +2,7 @@
 import torch
 
 from bagua_hvd.common import native
+from bagua_hvd.common.device import DeviceView, Placement, device
 from bagua_hvd.common.frontend import Frontend
 from bagua_hvd.common.native import TensorView
 
@@ -22,16 +23,46 @@ if hasattr(torch, "uint16"):
 TORCH_DTYPES = {code: dtype for dtype, code in DTYPES.items()}
 
 
+class TorchPlacement(Placement):
+    """A GPU as PyTorch counts them."""
+
+    def __init__(self, index):
+        super().__init__(device(index))
+        self._torch_device = torch.device("cuda", index)
+        self._streams = [torch.cuda.ExternalStream(stream, device=self._torch_device)
+                         for stream in (self.device.to_host, self.device.from_host)]
+
+    def stream(self):
+        return torch.cuda.current_stream(self._torch_device).cuda_stream
+
+    def adopt(self, tensor):
+        return tensor.to(self._torch_device)
+
+    def view(self, tensor, output, dtype):
+        """As Frontend.view. Nobody else gets the memory before the core's streams are done with it."""
+        for stream in self._streams:
+            tensor.record_stream(stream)
+            if output is not None and output is not tensor:
+                output.record_stream(stream)
+        dst = 0 if output is None else output.data_ptr()
+        return DeviceView(tensor.data_ptr(), dst, tensor.shape, dtype, (tensor, output), self)
+
+
 class TorchFrontend(Frontend):
     name = "torch"
     reducible = frozenset(
         {native.INT32, native.INT64, native.FLOAT16, native.FLOAT32, native.FLOAT64, native.BFLOAT16}
     )
 
+    def __init__(self):
+        self._placements = {}       # by index of the GPU
+
     def view(self, tensor, output=None):
         dtype = DTYPES.get(tensor.dtype)
-        if dtype is None or not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.is_contiguous():
+        if dtype is None or tensor.layout is not torch.strided or not tensor.is_contiguous():
             self._refuse(tensor)
+        if not tensor.is_cpu:
+            return self._placement(tensor, output).view(tensor, output, dtype)
         src = tensor.data_ptr()
         if output is tensor:
             return TensorView(src, src, tensor.shape, dtype, tensor)
@@ -42,12 +73,21 @@ class TorchFrontend(Frontend):
     def _refuse(self, tensor):
         if tensor.dtype not in DTYPES or tensor.layout is not torch.strided:
             raise ValueError(f"Tensor type {self.type_name(tensor)} is not supported.")
-        if not tensor.is_cpu:
-            raise ValueError(
-                f"Tensor type {self.type_name(tensor)} is not supported: this build of bagua_hvd serves CPU tensors, "
-                f"and this one is on {tensor.device}."
-            )
         raise ValueError("Tensor is required to be contiguous: call .contiguous() on it first.")
+
+    def _placement(self, tensor, output):
+        if not tensor.is_cuda:
+            raise ValueError(
+                f"Tensor type {self.type_name(tensor)} is not supported: bagua_hvd serves tensors of the CPU and of "
+                f"CUDA, and this one is on {tensor.device}."
+            )
+        if output is not None and output.device != tensor.device:
+            raise ValueError(f"the tensor is on {tensor.device}, but its output on {output.device}: give both one.")
+        index = tensor.device.index
+        placement = self._placements.get(index)
+        if placement is None:
+            placement = self._placements[index] = TorchPlacement(index)
+        return placement
 
     def allocate_like(self, tensor, dim0=None):
         if dim0 is None:

@@ -50,7 +50,8 @@ class _SparseOperation:
 
     def _gathered(self, index, tensor):
         address, nbytes, dim0, owner = self.operation.result(index)
-        return frontend.wrap_result(address, nbytes, (dim0, *tensor.shape[1:]), DTYPES[tensor.dtype], owner)
+        gathered = frontend.wrap_result(address, nbytes, (dim0, *tensor.shape[1:]), DTYPES[tensor.dtype], owner)
+        return gathered.to(tensor.device)
 
 
 class _TorchAdam(Adam):

@@ -58,6 +58,7 @@ struct bhvd_context {
     bool failed_elsewhere;                      // another rank's goodbye told of the failure
     struct response_cache cache;
     struct timeline timeline;
+    struct bhvd_handle *staged_head;            // their tensors are on the way from a GPU (device/staging.h)
     struct execution *executions_head, **executions_tail;
     uint64_t executing;                         // the number of the one that runs; 0: none
     struct heartbeat heartbeat;

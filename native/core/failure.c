@@ -12,6 +12,7 @@ static struct bhvd_handle *take_in_flight(bhvd_context *ctx, bool unanswered_onl
     pthread_mutex_lock(&ctx->post_lock);
     ctx->posted_head = NULL;
     ctx->posted_tail = &ctx->posted_head;
+    ctx->staged_head = NULL;
     atomic_store(&ctx->posted_count, 0);
     for (size_t i = 0; i < ctx->names.bucket_count; i++) {
         for (struct table_node *node = ctx->names.buckets[i]; node; node = node->next) {

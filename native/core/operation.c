@@ -9,6 +9,7 @@
 #include "core/context.h"
 #include "core/progress.h"
 #include "core/request.h"
+#include "device/staging.h"
 
 static const struct {
     const char *name, *word;
@@ -203,8 +204,9 @@ static bhvd_status check_args(bhvd_context *ctx, const struct bhvd_args *args, s
         return error_set(error, BHVD_ERR_UNSUPPORTED, "Low-precision allreduce only supports AVERAGE and SUM.");
     if (args->exchange < BHVD_EXCHANGE_SCATTER_GATHER || args->exchange > BHVD_EXCHANGE_ALLGATHER)
         return error_set(error, BHVD_ERR_ARGUMENT, "unknown exchange %d ('%s')", args->exchange, args->name);
-    if (args->device >= 0)
-        return error_set(error, BHVD_ERR_UNSUPPORTED, "tensors on GPU %d are not served by this build", args->device);
+    if (args->device >= 0 ? !args->gpu || args->gpu->index != args->device : args->gpu != NULL)
+        return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d, but was given %s", args->name, args->device,
+                         args->gpu ? "another GPU" : "no GPU");
     bool for_all = args->kind == BHVD_JOIN || args->kind >= BHVD_PROCESS_SET_ADD;
     if (for_all && args->process_set != 0)
         return error_set(error, BHVD_ERR_ARGUMENT, "%s takes part on all ranks, not on process set %d",
@@ -301,10 +303,14 @@ bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, st
     request_write(&op->request, facts.number, args);
     op->name_size = (uint16_t)strlen(args->name);
     op->name = (const char *)op->request.data + sizeof(uint32_t) + sizeof(uint16_t);
-    if (op->request.failed) {
+    if (op->request.failed)
+        status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
+    else if (args->gpu)
+        status = staging_create(op, args, facts.size, ctx->options.rank, error);
+    if (status) {
         atomic_store(&op->references, 1);
         operation_drop(op);
-        return error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
+        return status;
     }
     *out = op;
     return BHVD_OK;
@@ -315,6 +321,8 @@ void operation_end(struct bhvd_handle *op, const struct bhvd_error *error)
     bhvd_context *ctx = op->ctx;
     if (error)
         op->error = *error;
+    else if (op->staging)
+        staging_end(op, &op->error);
     if (op->cached)
         op->cached->operation = NULL;
     op->cached = NULL;
@@ -360,6 +368,7 @@ void operation_drop(struct bhvd_handle *op)
         return;
     for (size_t t = 0; t < op->tensor_count; t++)
         bhvd_result_free(op->tensors[t].result);
+    staging_destroy(op->staging);
     bytes_fini(&op->request);
     free(op->splits);
     free(op->agreed_owned);

@@ -13,6 +13,7 @@
 #include "base/futex.h"
 #include "base/status.h"
 #include "collective/collective.h"
+#include "device/staging.h"
 #include "transport/channel_mpi.h"
 
 enum {
@@ -25,7 +26,7 @@ enum {
     IDLE_ROUNDS = 200,          // the progress thread looks a little longer before it sleeps: posts come in bursts
     GOODBYE_MS = 1000,          // for the last frames to be written
     SLICE_NS = 100000,          // of the progress thread; the kernel's shortest
-    LOOK_AGAIN_NS = 100000      // MPI has no descriptor to sleep on
+    LOOK_AGAIN_NS = 100000      // MPI and GPUs have no descriptor to sleep on
 };
 
 static inline void cpu_relax(void)
@@ -78,9 +79,34 @@ static void advance_link(bhvd_context *ctx, struct link *link, bool look_at_sock
         atomic_fetch_add_explicit(&ctx->connections.bell.word->activity, 1, memory_order_relaxed);
 }
 
+// Leaves in the list the operations that can be announced: those whose tensors are in the host's memory. The others wait
+// in ctx->staged_head, in the order in which they were posted.
+static struct bhvd_handle *keep_ready(bhvd_context *ctx, struct bhvd_handle *posted)
+{
+    struct bhvd_handle *staged = ctx->staged_head, *ready = NULL, **ready_tail = &ready, **staged_tail = &ctx->staged_head;
+    struct bhvd_handle *lists[] = {staged, posted};
+    ctx->staged_head = NULL;
+    for (int i = 0; i < 2; i++) {
+        for (struct bhvd_handle *op = lists[i], *next; op; op = next) {
+            struct bhvd_error error;
+            const int is_ready = op->staging ? staging_is_ready(op->staging, &error) : 1;
+            struct bhvd_handle ***tail = is_ready ? &ready_tail : &staged_tail;
+            next = op->next;
+            op->next = NULL;
+            if (is_ready < 0) {
+                context_fail(ctx, error.status, "rank %d: %s", ctx->options.rank, error.message);
+                return NULL;
+            }
+            **tail = op;
+            *tail = &op->next;
+        }
+    }
+    return ready;
+}
+
 static bool take_posted(bhvd_context *ctx)
 {
-    if (atomic_load(&ctx->posted_count) == 0)
+    if (atomic_load(&ctx->posted_count) == 0 && !ctx->staged_head)
         return false;
     pthread_mutex_lock(&ctx->post_lock);
     struct bhvd_handle *posted = ctx->posted_head;
@@ -88,6 +114,7 @@ static bool take_posted(bhvd_context *ctx)
     ctx->posted_tail = &ctx->posted_head;
     atomic_store(&ctx->posted_count, 0);
     pthread_mutex_unlock(&ctx->post_lock);
+    posted = keep_ready(ctx, posted);
     if (posted && negotiation_request(ctx, posted) && !ctx->failure.status)
         context_fail(ctx, BHVD_ERR_SYSTEM, "an operation could not be announced; this process may be out of memory");
     return posted != NULL;
@@ -177,6 +204,8 @@ static enum bell_state sleeping_state(bhvd_context *ctx)
 // Does an engine that sleeps miss what moves?
 static bool needs_looking(bhvd_context *ctx)
 {
+    if (ctx->staged_head)
+        return true;
     for (int rank = 0; rank < ctx->options.size && !ctx->failure.status; rank++) {
         if (rank != ctx->options.rank && link_needs_looking(&ctx->connections.links[rank]))
             return true;

@@ -76,6 +76,7 @@ typedef enum bhvd_exchange { BHVD_EXCHANGE_SCATTER_GATHER = 0, BHVD_EXCHANGE_ALL
 typedef struct bhvd_context bhvd_context;
 typedef struct bhvd_handle bhvd_handle;
 typedef struct bhvd_rendezvous bhvd_rendezvous;
+typedef struct bhvd_device bhvd_device;
 
 struct bhvd_error {
     bhvd_status status;
@@ -206,6 +207,7 @@ struct bhvd_tensor {
     const int64_t *shape;
     int32_t ndim;
     int32_t dtype;          /* bhvd_dtype */
+    int32_t dst_on_host;    /* 1: of an operation on a GPU, dst is the host's memory nevertheless */
 };
 
 /* One operation over tensor_count tensors (more than one: a grouped operation, all or nothing). Pointers inside are read
@@ -235,7 +237,9 @@ struct bhvd_args {
     int32_t round;                  /* d_fp_s: which round of the topology's schedule, from 0; equal on all ranks */
     int32_t hierarchical;           /* primitives: 1: in full precision within each host, and the primitive between hosts,
                                      * see native/primitive/primitive.h; equal on all ranks */
-    int32_t device;                 /* -1: CPU memory. GPU index: not served by this build, BHVD_ERR_UNSUPPORTED */
+    int32_t device;                 /* -1: the host's memory; else the GPU's index: src and dst of all tensors are on it */
+    bhvd_device *gpu;               /* of that index; NULL on the CPU */
+    void *stream;                   /* the framework's: what it was given before is what the operation sees */
 };
 
 /* Posts an operation and returns at once. Thread-safe. Posting order need not agree between ranks: operations match by
@@ -249,6 +253,9 @@ bhvd_status bhvd_post(bhvd_context *ctx, const struct bhvd_args *args, bhvd_hand
  * however small timeout_ms is; that is bounded by the context's own timeout_ms. May be called again, and from several
  * threads. */
 bhvd_status bhvd_wait(bhvd_handle *handle, int timeout_ms, struct bhvd_error *error);
+/* Of an operation on a GPU that ended with BHVD_OK: what `stream` is given from now on runs after its results are there.
+ * bhvd_wait alone says only that they are on their way. Returns how the operation ended; does not block. */
+bhvd_status bhvd_handle_join(bhvd_handle *handle, void *stream, struct bhvd_error *error);
 /* 1 when the operation ended, else 0. Never blocks. */
 int bhvd_poll(bhvd_handle *handle);
 /* The number an operation yields (join, process sets); 0 for others. */
@@ -274,6 +281,44 @@ bhvd_status bhvd_received_splits(bhvd_handle *handle, size_t index, int32_t *spl
  * take tensors of their own dtype, copied. BHVD_ERR_UNSUPPORTED: something else; nothing was written. Any alignment. */
 bhvd_status bhvd_pack(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, void *dst);
 bhvd_status bhvd_unpack(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, const void *src);
+
+/* ----------------------------------------------------------------------------------------------------- devices ---- */
+
+typedef enum bhvd_device_kind {
+    BHVD_DEVICE_CUDA = 0,
+    BHVD_DEVICE_CPU = 1         /* the host's memory as a device, for tests (native/device/cpu.c) */
+} bhvd_device_kind;
+
+/* Kernels of native/device/kernels.cu that operations use where they are set. */
+typedef enum bhvd_device_kernel { BHVD_DEVICE_COPY_SPANS = 0, BHVD_DEVICE_KERNEL_COUNT = 1 } bhvd_device_kernel;
+
+struct bhvd_device_options {
+    int kind;                   /* bhvd_device_kind */
+    int index;                  /* as the driver counts: CUDA_VISIBLE_DEVICES is heeded */
+    const char *libraries;      /* files to try for libcuda.so.1, separated by ':', before the one that the process has
+                                 * loaded already; NULL or "": none */
+};
+
+/* Opens a GPU: NVIDIA's driver is loaded at run time. The caller's reference is dropped by bhvd_device_drop; operations
+ * in flight hold their own. Errors: BHVD_ERR_UNSUPPORTED, no driver, or too old, naming what is missing;
+ * BHVD_ERR_ARGUMENT, no such GPU; BHVD_ERR_SYSTEM, it failed. */
+bhvd_status bhvd_device_create(const struct bhvd_device_options *options, bhvd_device **out, struct bhvd_error *error);
+void bhvd_device_drop(bhvd_device *device);     /* drop(NULL) is fine */
+/* The driver's function handle, compiled for this GPU; it must live as long as the device. NULL: do without. */
+bhvd_status bhvd_device_set_kernel(bhvd_device *device, bhvd_device_kernel kernel, void *function);
+/* The stream that reads tensors of operations (to_host 1) or writes them (0): memory that the framework gives to others
+ * must wait for both. */
+void *bhvd_device_stream(bhvd_device *device, int to_host);
+/* Copies every src to dst, between host and GPU in any direction, after what `stream` was given before, and waits for
+ * it. The shape counts, not the dtype. Blocks. */
+bhvd_status bhvd_device_copy(bhvd_device *device, const struct bhvd_tensor *tensors, size_t count, void *stream,
+                             struct bhvd_error *error);
+
+/* What is there. *version: the driver's, 12040 for CUDA 12.4; device_count: GPUs. Errors as bhvd_device_create. */
+bhvd_status bhvd_cuda_probe(const char *libraries, int *version, int *device_count, struct bhvd_error *error);
+/* *version: of libnccl.so.2, 22000 for NCCL 2.20. libraries: files to try, as above. BHVD_ERR_UNSUPPORTED: none, or too
+ * old; the sentence names package and variable. */
+bhvd_status bhvd_nccl_probe(const char *libraries, int *version, struct bhvd_error *error);
 
 /* -------------------------------------------------------------------------------------- codecs, kernels, facts ---- */
 

@@ -7,15 +7,7 @@
 #ifndef BHVD_KERNEL_CODEC_H
 #define BHVD_KERNEL_CODEC_H
 
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#ifdef __CUDACC__
-#define CODEC_INLINE static __host__ __device__ inline
-#else
-#define CODEC_INLINE static inline
-#endif
+#include "kernel/processor.h"
 
 enum {
     CODEC_HEADER = 32,                  // bytes

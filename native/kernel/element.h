@@ -1,34 +1,33 @@
 // One element of each floating point type: load from and store to memory of any alignment, as float32 (float64: as
 // double). float16 and bfloat16 are integer bit arithmetic, exact, equal to F16C and to the AVX2 versions in avx2.h:
 // round to nearest even, subnormals kept, a NaN keeps its sign and leading payload and becomes quiet when narrowed.
+// Plain C that a CUDA file includes as well.
 #ifndef BHVD_KERNEL_ELEMENT_H
 #define BHVD_KERNEL_ELEMENT_H
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "kernel/processor.h"
 
 // What may stand for a NaN in a result, so that its bits do not depend on the order of operands.
-static inline float canonical_nan(float x)
+CODEC_INLINE float canonical_nan(float x)
 {
     return x == x ? x : (float)NAN;
 }
 
-static inline float float_from_bits(uint32_t bits)
+CODEC_INLINE float float_from_bits(uint32_t bits)
 {
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
 
-static inline uint32_t bits_from_float(float x)
+CODEC_INLINE uint32_t bits_from_float(float x)
 {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
 
-static inline float float16_to_float(uint16_t h)
+CODEC_INLINE float float16_to_float(uint16_t h)
 {
     const uint32_t sign = (uint32_t)(h & 0x8000) << 16, magnitude = h & 0x7fff;
     if (magnitude > 0x7c00)                                     // NaN, made quiet
@@ -41,7 +40,7 @@ static inline float float16_to_float(uint16_t h)
     return sign ? -subnormal : subnormal;
 }
 
-static inline uint16_t float16_from_float(float x)
+CODEC_INLINE uint16_t float16_from_float(float x)
 {
     const uint32_t bits = bits_from_float(x), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
     if (magnitude > 0x7f800000)                                 // NaN
@@ -60,12 +59,12 @@ static inline uint16_t float16_from_float(float x)
     return (uint16_t)(sign | (kept + (dropped > half || (dropped == half && (kept & 1)))));
 }
 
-static inline float bfloat16_to_float(uint16_t h)
+CODEC_INLINE float bfloat16_to_float(uint16_t h)
 {
     return float_from_bits((uint32_t)h << 16);
 }
 
-static inline uint16_t bfloat16_from_float(float x)
+CODEC_INLINE uint16_t bfloat16_from_float(float x)
 {
     const uint32_t bits = bits_from_float(x);
     if (x != x)
@@ -73,51 +72,51 @@ static inline uint16_t bfloat16_from_float(float x)
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-static inline float load_f32(const void *p)
+CODEC_INLINE float load_f32(const void *p)
 {
     float x;
     memcpy(&x, p, sizeof x);
     return x;
 }
 
-static inline void store_f32(void *p, float x)
+CODEC_INLINE void store_f32(void *p, float x)
 {
     memcpy(p, &x, sizeof x);
 }
 
-static inline double load_f64(const void *p)
+CODEC_INLINE double load_f64(const void *p)
 {
     double x;
     memcpy(&x, p, sizeof x);
     return x;
 }
 
-static inline void store_f64(void *p, double x)
+CODEC_INLINE void store_f64(void *p, double x)
 {
     memcpy(p, &x, sizeof x);
 }
 
-static inline float load_f16(const void *p)
+CODEC_INLINE float load_f16(const void *p)
 {
     uint16_t h;
     memcpy(&h, p, sizeof h);
     return float16_to_float(h);
 }
 
-static inline void store_f16(void *p, float x)
+CODEC_INLINE void store_f16(void *p, float x)
 {
     const uint16_t h = float16_from_float(x);
     memcpy(p, &h, sizeof h);
 }
 
-static inline float load_bf16(const void *p)
+CODEC_INLINE float load_bf16(const void *p)
 {
     uint16_t h;
     memcpy(&h, p, sizeof h);
     return bfloat16_to_float(h);
 }
 
-static inline void store_bf16(void *p, float x)
+CODEC_INLINE void store_bf16(void *p, float x)
 {
     const uint16_t h = bfloat16_from_float(x);
     memcpy(p, &h, sizeof h);

@@ -9,7 +9,7 @@
 
 // x as float32, rounded to odd: cut off, and the last bit set if that lost anything. Rounding it again, to fewer bits,
 // gives what rounding x gives.
-static inline float half_odd_float(double x)
+CODEC_INLINE float half_odd_float(double x)
 {
     const float nearest = (float)x;
     if (nearest != nearest || (double)nearest == x)
@@ -19,12 +19,12 @@ static inline float half_odd_float(double x)
     return float_from_bits(bits | 1);
 }
 
-static inline float load_odd_f64(const void *p)
+CODEC_INLINE float load_odd_f64(const void *p)
 {
     return half_odd_float(load_f64(p));
 }
 
-static inline void store_wide_f64(void *p, float x)
+CODEC_INLINE void store_wide_f64(void *p, float x)
 {
     store_f64(p, x);
 }

@@ -1,0 +1,92 @@
+#include "device/device.h"
+
+#include <stdio.h>
+
+#include "base/status.h"
+#include "device/staging.h"
+
+int device_init(struct bhvd_device *device, const struct device_ops *ops, int index)
+{
+    device->ops = ops;
+    device->index = index;
+    atomic_init(&device->references, 1);
+    pthread_mutex_init(&device->lock, NULL);
+    int code = ops->stream_create(device, &device->to_host);
+    return code ? code : ops->stream_create(device, &device->from_host);
+}
+
+void device_hold(struct bhvd_device *device) { atomic_fetch_add(&device->references, 1); }
+
+void bhvd_device_drop(bhvd_device *device)
+{
+    if (!device || atomic_fetch_sub(&device->references, 1) != 1)
+        return;
+    staging_free_buffers(device);
+    if (device->to_host)
+        device->ops->stream_destroy(device, device->to_host);
+    if (device->from_host)
+        device->ops->stream_destroy(device, device->from_host);
+    pthread_mutex_destroy(&device->lock);
+    device->ops->destroy(device);
+}
+
+bhvd_status bhvd_device_create(const struct bhvd_device_options *options, bhvd_device **out, struct bhvd_error *error)
+{
+    *out = NULL;
+    if (options->kind == BHVD_DEVICE_CPU)
+        return cpu_device_create(options->index, out, error);
+    return cuda_create(options->index, options->libraries, out, error);
+}
+
+bhvd_status device_failed(struct bhvd_device *device, int code, const char *what, struct bhvd_error *error)
+{
+    char why[256] = "no memory on the host";
+    if (code != DEVICE_NO_MEMORY)
+        device->ops->explain(device, code, why, sizeof why);
+    return error_set(error, BHVD_ERR_SYSTEM, "GPU %d: %s: %s", device->index, what, why);
+}
+
+bhvd_status bhvd_device_set_kernel(bhvd_device *device, bhvd_device_kernel kernel, void *function)
+{
+    if (kernel < 0 || kernel >= BHVD_DEVICE_KERNEL_COUNT)
+        return BHVD_ERR_ARGUMENT;
+    atomic_store(&device->kernels[kernel], function);
+    return BHVD_OK;
+}
+
+void *bhvd_device_stream(bhvd_device *device, int to_host) { return to_host ? device->to_host : device->from_host; }
+
+static size_t nbytes_of(const struct bhvd_tensor *tensor)
+{
+    size_t nbytes = bhvd_dtype_size(tensor->dtype);
+    for (int d = 0; d < tensor->ndim; d++)
+        nbytes *= (size_t)tensor->shape[d];
+    return nbytes;
+}
+
+bhvd_status bhvd_device_copy(bhvd_device *device, const struct bhvd_tensor *tensors, size_t count, void *stream,
+                             struct bhvd_error *error)
+{
+    const struct device_ops *ops = device->ops;
+    void *event = NULL;
+    int code = ops->event_create(device, &event);
+    if (!code)
+        code = ops->event_record(device, event, stream);
+    if (!code)
+        code = ops->stream_wait_event(device, device->to_host, event);
+    for (size_t t = 0; t < count && !code; t++) {
+        const size_t nbytes = nbytes_of(&tensors[t]);
+        if (nbytes)
+            code = ops->copy(device, tensors[t].dst, tensors[t].src, nbytes, device->to_host);
+    }
+    if (!code)
+        code = ops->event_record(device, event, device->to_host);
+    if (!code)
+        code = ops->event_wait(device, event);
+    if (event)
+        ops->event_destroy(device, event);
+    if (code)
+        return device_failed(device, code, "copying between the GPU and the host failed", error);
+    error_clear(error);
+    return BHVD_OK;
+}

@@ -1,0 +1,76 @@
+// A GPU as the core sees it: memory that the host cannot touch, and streams that work by themselves, ordered by events.
+//
+//     device.c    what all kinds share: reference count, kernels, copies that the host waits for
+//     cuda.c      NVIDIA's driver, opened at run time
+//     cpu.c       the host's memory as a device, at once: the definition, for tests of what stands on it
+//     staging.c   operations on tensors of a device: through pinned memory, over the CPU transports
+//
+// Nothing here blocks but what says so. Everything may be called from any thread.
+#ifndef BHVD_DEVICE_H
+#define BHVD_DEVICE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "bagua_hvd.h"
+#include "device/spans.h"
+
+struct bhvd_device;
+
+// All int results: 0, one of these, or the driver's own code, which `explain` puts into words.
+enum { DEVICE_NOT_READY = -1, DEVICE_NO_MEMORY = -2 };
+
+// Streams and events are the driver's handles; a stream of the framework may be NULL, its default one.
+struct device_ops {
+    // Host memory that the device reads and writes without the host's help. Slow: to be kept and used again.
+    int (*pinned_allocate)(struct bhvd_device *device, size_t nbytes, void **out);
+    void (*pinned_free)(struct bhvd_device *device, void *memory);
+    // The most urgent of the GPU's streams. Does not wait for the framework's default stream, nor it for this one.
+    int (*stream_create)(struct bhvd_device *device, void **out);
+    void (*stream_destroy)(struct bhvd_device *device, void *stream);
+    // 1: a CUDA graph is being captured from it, and nothing can be ordered after it. 0: not. Else an error.
+    int (*stream_is_capturing)(struct bhvd_device *device, void *stream, int *capturing);
+    int (*event_create)(struct bhvd_device *device, void **out);
+    void (*event_destroy)(struct bhvd_device *device, void *event);
+    int (*event_record)(struct bhvd_device *device, void *event, void *stream);
+    // 0: everything before the record has run. DEVICE_NOT_READY: not yet. Else what went wrong on the GPU.
+    int (*event_query)(struct bhvd_device *device, void *event);
+    int (*event_wait)(struct bhvd_device *device, void *event);         // blocks the host
+    // What is put on the stream from now on runs after what the event recorded last.
+    int (*stream_wait_event)(struct bhvd_device *device, void *stream, void *event);
+    // Between device and host, any direction, in the order of the stream.
+    int (*copy)(struct bhvd_device *device, void *dst, const void *src, size_t nbytes, void *stream);
+    // params: the addresses of the arguments, 8 bytes each, read before it returns.
+    int (*launch)(struct bhvd_device *device, void *kernel, unsigned blocks, unsigned threads, void **params,
+                  void *stream);
+    // Writes one clause about the code.
+    void (*explain)(struct bhvd_device *device, int code, char *out, size_t size);
+    void (*destroy)(struct bhvd_device *device);        // frees the whole object
+};
+
+struct staging_buffer;
+
+struct bhvd_device {
+    const struct device_ops *ops;
+    atomic_int references;
+    int index;
+    void *to_host, *from_host;                  // streams
+    _Atomic(void *) kernels[BHVD_DEVICE_KERNEL_COUNT];
+    pthread_mutex_t lock;                       // of the list
+    struct staging_buffer *free_buffers;        // staging.c
+};
+
+// What every kind of device does last in its creation: streams, locks. On error nothing is left but ops->destroy's part.
+int device_init(struct bhvd_device *device, const struct device_ops *ops, int index);
+void device_hold(struct bhvd_device *device);
+
+// error: "GPU 0: <what>: <why>"; returns BHVD_ERR_SYSTEM.
+bhvd_status device_failed(struct bhvd_device *device, int code, const char *what, struct bhvd_error *error);
+
+bhvd_status cuda_create(int index, const char *libraries, struct bhvd_device **out, struct bhvd_error *error);
+bhvd_status cpu_device_create(int index, struct bhvd_device **out, struct bhvd_error *error);
+
+#endif

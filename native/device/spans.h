@@ -1,0 +1,19 @@
+// The table of a copy of many spans in one launch; shared with kernels.cu.
+#ifndef BHVD_DEVICE_SPANS_H
+#define BHVD_DEVICE_SPANS_H
+
+#include "kernel/processor.h"
+
+enum {
+    SPANS_PIECE = 16384,                // bytes that one block of threads copies
+    SPANS_THREADS = 256
+};
+
+// nbytes from src to dst. Pieces are counted through all spans: this one's begin at number first_piece.
+struct device_span {
+    const void *src;
+    void *dst;
+    uint64_t nbytes, first_piece;
+};
+
+#endif

@@ -1,0 +1,29 @@
+// What C and CUDA each need before arithmetic that both compile. NVRTC has no standard headers: their lines are left out
+// when the source for it is put together (build.py), so their few names stand here.
+#ifndef BHVD_KERNEL_PROCESSOR_H
+#define BHVD_KERNEL_PROCESSOR_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __CUDACC_RTC__
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fc00000)
+#endif
+
+#ifdef __CUDACC__
+#define CODEC_INLINE static __host__ __device__ inline
+#else
+#define CODEC_INLINE static inline
+#endif
+
+#endif

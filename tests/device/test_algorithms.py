@@ -1,0 +1,92 @@
+"""Every algorithm, with parameters and gradients on a device, trains the weights that it trains on the CPU.
+
+No GPU takes part. PyTorch's CPU tensors pose as tensors of the stand-in (fake_cuda.c): the core and the algorithms
+get addresses that no processor can read, and only the stand-in's copies know what they mean. So whatever reads a
+tensor of a GPU on the host crashes. Expected: the same bits as in the host's memory.
+"""
+import pytest
+
+from bagua_hvd import algorithms
+
+ASYNC = [name for name in algorithms.names() if name.startswith("async")]    # no two runs of them are equal
+ARGUMENTS = {"powersgd": {"rank": 1, "warmup_steps": 1}, "diloco": {"communication_interval": 2},
+             "local_sgd": {"communication_interval": 2}, **{name: {"sync_interval_ms": 0} for name in ASYNC}}
+STEPS = 4
+
+
+def _pose_as_device_tensors():
+    """From now on PyTorch's tensors are on the stand-in."""
+    from bagua_hvd.common import native
+    from bagua_hvd.common.device import DeviceView
+    from bagua_hvd.torch.frontend import TorchFrontend
+    from device_arrays import TAG, FakePlacement
+
+    placement = FakePlacement()
+    placement.adopt = lambda tensor: tensor
+    on_host = TorchFrontend.view
+
+    def view(self, tensor, output=None):
+        src, dst, shape, dtype, owner = on_host(self, tensor, output)
+        return DeviceView(src | TAG, dst | TAG if dst else 0, shape, dtype, owner, placement)
+
+    def wait(self):
+        result = waited(self)
+        placement.cuda.synchronize(placement.current)   # PyTorch's operations are not on the stream
+        return result
+
+    waited = native.Operation.wait
+    native.Operation.wait = wait
+    TorchFrontend.view = view
+
+
+def _train(poses, names):
+    import torch
+
+    import bagua_hvd.torch as hvd
+
+    if poses:
+        _pose_as_device_tensors()
+    hvd.init()
+    for name in names:
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3).to(torch.float32))
+        algorithm = algorithms.get(name, **ARGUMENTS.get(name, {}))
+        if isinstance(algorithm, algorithms.QAdam):
+            optimizer = hvd.QAdamOptimizer(model.parameters(), lr=0.01, warmup_steps=2)
+        elif name == "onebit_adam":
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        else:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), algorithm=algorithm)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        for step in range(STEPS):
+            inputs = torch.randn(5, 6, generator=torch.Generator().manual_seed(10 * step + hvd.rank()))
+            optimizer.zero_grad()
+            model(inputs).pow(2).mean().backward()
+            optimizer.step()
+        hvd.barrier()
+        if name in ASYNC:
+            assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+            print(name, "finite")
+        else:
+            flat = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+            print(name, flat.numpy().tobytes().hex())
+        del optimizer
+    if poses:
+        from device_arrays import fake_cuda
+
+        print("copies", fake_cuda().copies())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("n", [2])
+def test_algorithms_train_the_same_weights(run_ranks, n):
+    names = list(algorithms.names())
+    host, device = ([rank.output.splitlines() for rank in
+                     run_ranks(n, _train, arguments={"poses": poses, "names": names}, timeout=250)]
+                    for poses in (False, True))
+    for rank in range(n):
+        assert [line.split()[0] for line in host[rank]] == names
+        *device_lines, copies = device[rank]
+        assert device_lines == host[rank]
+        assert int(copies.split()[1]) > 2 * STEPS * len(names)

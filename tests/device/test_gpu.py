@@ -1,0 +1,121 @@
+"""On a real GPU, which several ranks may share: everything by the staged path. Skipped, with the reason, where there is
+none. Expected: the same operation on the CPU, bit for bit; of training, that it gets somewhere, and ranks agree.
+"""
+import itertools
+
+import pytest
+
+from bagua_hvd import algorithms
+from device_arrays import missing_gpu
+
+pytestmark = [pytest.mark.skipif(bool(missing_gpu()), reason=missing_gpu()), pytest.mark.timeout(300)]
+RANKS = pytest.mark.parametrize("n", [1, 2, 4])
+DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bfloat16", "bool"]
+
+
+def _collectives(dtypes):
+    import torch
+
+    import bagua_hvd.torch as hvd
+
+    hvd.init()
+    torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+    for name, rows in itertools.product(dtypes, (0, 1, 257, 40_000)):
+        dtype = getattr(torch, name)
+        host = (torch.arange(rows * 3).reshape(rows, 3) * (hvd.rank() + 1) % 7 % 2).to(dtype)
+        on_gpu = host.cuda()
+        pairs = [(hvd.allgather(host), hvd.allgather(on_gpu)), (hvd.broadcast(host, 0), hvd.broadcast(on_gpu, 0))]
+        splits = [rows // hvd.size()] * hvd.size()
+        pairs.append((hvd.alltoall(host, splits)[0], hvd.alltoall(on_gpu, splits)[0]))
+        if name not in ("uint8", "int8", "int16", "bool"):
+            for op in (hvd.Sum, hvd.Min, hvd.Average):
+                pairs.append((hvd.allreduce(host, op=op), hvd.allreduce(on_gpu, op=op)))
+            pairs.append((hvd.reducescatter(host, op=hvd.Sum), hvd.reducescatter(on_gpu, op=hvd.Sum)))
+            pairs += zip(hvd.grouped_allreduce([host] * 9), hvd.grouped_allreduce([on_gpu] * 9), strict=True)
+        for expected, got in pairs:
+            assert got.is_cuda and torch.equal(got.cpu(), expected), (name, rows)
+
+
+@RANKS
+def test_collectives(run_ranks, n):
+    run_ranks(n, _collectives, arguments={"dtypes": DTYPES}, timeout=250)
+
+
+def _streams_order_everything():
+    """No synchronization but the streams': kernels before and after, on a stream of their own, memory used again."""
+    import torch
+
+    import bagua_hvd.torch as hvd
+
+    hvd.init()
+    device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        big = torch.randn(2000, 2000, device=device)
+        sums = []
+        for step in range(20):
+            busy = big @ big
+            x = torch.full((300_000,), float(step + hvd.rank()), device=device) + 0 * busy[0, 0]
+            handle = hvd.allreduce_async(x, op=hvd.Sum, name=f"step.{step}")
+            del x
+            torch.randn(300_000, device=device)             # would take the memory of x
+            sums.append(hvd.synchronize(handle).clone())
+        torch.cuda.current_stream().synchronize()
+    for step, values in enumerate(sums):
+        assert (values == sum(step + rank for rank in range(hvd.size()))).all()
+
+
+@RANKS
+def test_streams_order_everything(run_ranks, n):
+    run_ranks(n, _streams_order_everything, timeout=120)
+
+
+def _train(names):
+    import torch
+
+    import bagua_hvd.torch as hvd
+
+    hvd.init()
+    device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
+    for name in names:
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)).to(device)
+        target = torch.randn(20, 1, generator=torch.Generator().manual_seed(4)).to(device)
+        algorithm = algorithms.get(name)
+        if isinstance(algorithm, algorithms.QAdam):
+            optimizer = hvd.QAdamOptimizer(model.parameters(), lr=0.01, warmup_steps=10)
+        elif name == "onebit_adam":
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        else:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), algorithm=algorithm)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        losses = []
+        for step in range(60):
+            inputs = torch.randn(64, 20, generator=torch.Generator().manual_seed(100 * step + hvd.rank())).to(device)
+            optimizer.zero_grad()
+            loss = (model(inputs) - inputs @ target).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        hvd.barrier()
+        assert sum(losses[-5:]) < sum(losses[:5]), (name, losses)
+        del optimizer
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_algorithms(run_ranks, n):
+    run_ranks(n, _train, arguments={"names": list(algorithms.names())}, timeout=280)
+
+
+def _mixed():
+    import torch
+
+    import bagua_hvd.torch as hvd
+
+    hvd.init()
+    with pytest.raises(hvd.HorovodInternalError, match="CPU/GPU device selection"):
+        hvd.allreduce(torch.ones(3, device="cuda" if hvd.rank() else "cpu"), name="mixed")
+
+
+def test_a_rank_on_the_cpu_is_an_error_on_all(run_ranks):
+    run_ranks(2, _mixed)

@@ -1,0 +1,92 @@
+"""What can go wrong with tensors on a device. As test_staging.py, no GPU takes part."""
+import numpy as np
+import pytest
+
+from bagua_hvd.common import native
+from bagua_hvd.common.device import Device
+from bagua_hvd.common.exceptions import HorovodInternalError
+from device_arrays import FakePlacement, fake_cuda, fake_cuda_path
+from world import World, view
+
+
+@pytest.fixture(params=[(2, "shm"), (4, "tcp")], ids=["2-shm", "4-tcp"])
+def world(request):
+    with World(*request.param) as world:
+        yield world
+
+
+def test_a_rank_on_the_cpu_is_an_error_on_all(world):
+    def call(rank, context):
+        placement = FakePlacement()
+        values = np.ones(4, np.float32)
+        array = placement.array(values)
+        mixed = array.view(array) if rank else view(values, "float32", "in place")
+        with pytest.raises(HorovodInternalError, match="Mismatched ALLREDUCE CPU/GPU device selection: One rank "
+                                                       "specified device"):
+            context.post(native.ALLREDUCE, "mixed", [mixed]).wait()
+        context.post(native.ALLREDUCE, "after", [array.view(array)]).wait()
+        return array.numpy()
+
+    for values in world.run(call):
+        np.testing.assert_array_equal(values, np.full(4, world.n))
+
+
+def test_what_cannot_be_posted(world):
+    def call(rank, context):
+        placement = FakePlacement()
+        array, values = placement.array(np.ones(4, np.float32)), np.ones(4, np.float32)
+        with pytest.raises(ValueError, match="different devices"):
+            context.post(native.ALLREDUCE, "two", [array.view(array), view(values, "float32", "in place")])
+        fake_cuda().set_capturing(placement.current, True)
+        with pytest.raises(HorovodInternalError, match="while a CUDA graph is being captured"):
+            context.post(native.ALLREDUCE, "captured", [array.view(array)])
+        fake_cuda().set_capturing(placement.current, False)
+        with pytest.raises(HorovodInternalError, match="cannot be written to a GPU directly"):
+            context.post(native.ALLGATHER, "direct", [array.view(placement.empty((4 * world.n,), "float32"))])
+        context.post(native.BARRIER, "together").wait()
+
+    world.run(call)
+
+
+def test_shutdown_with_tensors_on_their_way(world):
+    def call(rank, context):
+        placement = FakePlacement()
+        array = placement.array(np.ones(100_000, np.float32))
+        operation = context.post(native.ALLREDUCE, "never", [array.view(array)]) if rank == 0 else None
+        context.shutdown()
+        if operation:
+            with pytest.raises(HorovodInternalError, match="shut down"):
+                operation.wait()
+
+    world.run(call)
+
+
+def test_there_is_no_such_gpu():
+    with pytest.raises(ValueError, match=r"there is no GPU 7: the driver \(CUDA 13.0\) has 1"):
+        Device(7, files=fake_cuda_path())
+
+
+def test_an_old_driver(monkeypatch):
+    monkeypatch.setenv("BHVD_FAKE_CUDA_VERSION", "11020")
+    with pytest.raises(HorovodInternalError, match=r"libcuda.so.1 is of CUDA 11.2; bagua_hvd needs 11.4 at least"):
+        Device(0, files=fake_cuda_path())
+
+
+def _gpu_fails():
+    """A rank of a job of two: the first copy of rank 0 fails, as after an illegal access of its GPU."""
+    import bagua_hvd.torch as hvd
+
+    hvd.init()
+    placement = FakePlacement()
+    array = placement.array(np.ones(4, np.float32))
+    try:
+        hvd.mpi_ops.basics.context().post(native.ALLREDUCE, "x", [array.view(array)]).wait()
+    except HorovodInternalError as error:
+        print("failed:", error)
+
+
+def test_a_gpu_that_fails_ends_the_job(run_ranks):
+    """All ranks hear the driver's words."""
+    for rank in run_ranks(2, _gpu_fails, env=[{"BHVD_FAKE_CUDA_FAIL_AFTER": "1"}, {}]):
+        assert ("failed: rank 0: GPU 0: the tensors could not be copied to the host: an illegal memory access was "
+                "encountered (CUDA_ERROR_ILLEGAL_ADDRESS)") in rank.output

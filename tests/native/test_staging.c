@@ -1,0 +1,84 @@
+// Operations on tensors of a device (native/device/staging.c), under the sanitizers too. The host's memory is the device
+// (cpu.c): results must come back, buffers are used again, what is dropped early leaves nothing behind.
+#include "device/device.h"
+#include "job.h"
+
+enum { COUNT = 3000, STEPS = 12 };
+
+static bhvd_device *device;
+
+static void check_step(bhvd_context *ctx, int rank, int step, bool waits)
+{
+    static float memory[RANKS][STEPS][2][COUNT];
+    float *x = memory[rank][step][0], *y = memory[rank][step][1];
+    const int64_t shape[] = {COUNT};
+    char name[32];
+    snprintf(name, sizeof name, "step.%d", step);
+    for (int i = 0; i < COUNT; i++)
+        x[i] = y[i] = (float)(rank + step);
+    const struct bhvd_tensor tensors[] = {{.src = x, .dst = x, .shape = shape, .ndim = 1, .dtype = BHVD_FLOAT32},
+                                          {.src = y, .dst = y, .shape = shape, .ndim = 1, .dtype = BHVD_FLOAT32}};
+    const struct bhvd_args args = {
+        .kind = BHVD_ALLREDUCE, .name = name, .tensors = tensors, .tensor_count = 2, .op = BHVD_OP_SUM,
+        .prescale_factor = 1.0, .postscale_factor = 1.0, .device = 0, .gpu = device};
+    struct bhvd_error error;
+    bhvd_handle *handle;
+    CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
+    if (waits) {
+        CHECK_STATUS(bhvd_wait(handle, -1, &error), BHVD_OK);
+        CHECK_STATUS(bhvd_handle_join(handle, NULL, &error), BHVD_OK);
+        for (int i = 0; i < COUNT; i++) {
+            CHECK(x[i] == (float)(RANKS * (RANKS - 1) / 2 + RANKS * step));
+            CHECK(y[i] == x[i]);
+        }
+    }
+    bhvd_handle_drop(handle);
+}
+
+static void run_steps(struct job *job, int rank, bhvd_context *ctx)
+{
+    (void)job;
+    for (int step = 0; step < STEPS; step++)
+        check_step(ctx, rank, step, step % 4 != 3);
+    struct bhvd_args args = {.kind = BHVD_BARRIER, .name = "end", .device = -1, .blocking = 1};
+    struct bhvd_error error;
+    bhvd_handle *handle;
+    CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
+    finish(handle, BHVD_OK);
+    args.device = 3;
+    CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_ERR_ARGUMENT);
+    CHECK_STR_CONTAINS(error.message, "'end' is on device 3, but was given no GPU");
+}
+
+TEST(what_is_staged_comes_back)
+{
+    const struct bhvd_device_options options = {.kind = BHVD_DEVICE_CPU};
+    struct bhvd_error error;
+    CHECK_STATUS(bhvd_device_create(&options, &device, &error), BHVD_OK);
+    on_every_path(run_steps);
+    bhvd_device_drop(device);
+}
+
+TEST(copies_wait_for_the_device)
+{
+    const struct bhvd_device_options options = {.kind = BHVD_DEVICE_CPU};
+    const int64_t shape[] = {2, 3};
+    int32_t from[6] = {1, 2, 3, 4, 5, 6}, to[6] = {0};
+    struct bhvd_error error;
+    CHECK_STATUS(bhvd_device_create(&options, &device, &error), BHVD_OK);
+    const struct bhvd_tensor tensor = {.src = from, .dst = to, .shape = shape, .ndim = 2, .dtype = BHVD_INT32};
+    CHECK_STATUS(bhvd_device_copy(device, &tensor, 1, NULL, &error), BHVD_OK);
+    CHECK_MEM_EQ(to, from, sizeof to);
+    CHECK_STATUS(bhvd_device_set_kernel(device, BHVD_DEVICE_KERNEL_COUNT, NULL), BHVD_ERR_ARGUMENT);
+    bhvd_device_drop(device);
+}
+
+TEST(what_is_missing_is_named)
+{
+    struct bhvd_error error;
+    int version, count;
+    if (bhvd_cuda_probe("/nowhere/libcuda.so.1", &version, &count, &error))
+        CHECK_STR_CONTAINS(error.message, "libcuda.so.1");
+    if (bhvd_nccl_probe("/nowhere/libnccl.so.2", &version, &error))
+        CHECK_STR_CONTAINS(error.message, "install the package nvidia-nccl-cu12");
+}

@@ -1,0 +1,234 @@
+"""Arrays in the memory of a stand-in for a GPU (tests/device/fake_cuda.c), as a framework would have them.
+
+For tests of all that stands between a framework's tensors and the CPU transports. No GPU takes part, and nothing here
+says how fast one is.
+"""
+import ctypes
+import functools
+import itertools
+import math
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bagua_hvd.common import device, device_kernels, native
+from bagua_hvd.common.device import Device, DeviceView, Placement
+from bagua_hvd.common.frontend import Frontend
+from world import DTYPES, storage
+
+ROOT = Path(__file__).parents[2]
+HERE = ROOT / "tests" / "device"
+BUILT = ROOT / "build" / "device-tests"
+_HOST_SOURCE = HERE / "fake_cuda.c"
+
+
+def compiled(output, command, sources):
+    """Runs the compiler unless `output` is newer than all sources. Several processes may want it at once."""
+    output = BUILT / output
+    if not output.exists() or any(path.stat().st_mtime > output.stat().st_mtime for path in sources):
+        BUILT.mkdir(parents=True, exist_ok=True)
+        mine = output.with_suffix(f".{os.getpid()}")
+        done = subprocess.run([*command, "-o", str(mine)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        mine.rename(output)
+    return output
+
+
+@functools.cache
+def fake_cuda_path():
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    command = [compiler, "-O1", "-g", "-Wall", "-shared", "-fPIC", "-fvisibility=hidden", str(_HOST_SOURCE), "-pthread"]
+    return str(compiled("fake_cuda.so", command, [_HOST_SOURCE]))
+
+
+class FakeCuda:
+    """The stand-in's own functions, for tests: memory, streams, and what a framework would do with them."""
+
+    def __init__(self):
+        self.library = ctypes.CDLL(fake_cuda_path())
+        self.library.fake_cuda_launches.restype = ctypes.c_uint64
+        self._check(self.library.cuInit(0))
+        self.context = ctypes.c_void_p()
+        self._check(self.library.cuDevicePrimaryCtxRetain(ctypes.byref(self.context), 0))
+
+    @staticmethod
+    def _check(code):
+        assert code == 0, f"the stand-in answered {code}"
+
+    def allocate(self, nbytes):
+        out = ctypes.c_void_p()
+        self._check(self.library.cuMemAlloc_v2(ctypes.byref(out), ctypes.c_size_t(nbytes or 1)))
+        return out.value
+
+    def stream(self):
+        out = ctypes.c_void_p()
+        self._check(self.library.cuStreamCreate(ctypes.byref(out), 0))
+        return out.value
+
+    def copy(self, dst, src, nbytes, stream):
+        """In the order of the stream; the host's memory must live until it is synchronized."""
+        self._check(self.library.cuMemcpyAsync(ctypes.c_void_p(dst), ctypes.c_void_p(src), ctypes.c_size_t(nbytes),
+                                               ctypes.c_void_p(stream)))
+
+    def synchronize(self, stream):
+        self._check(self.library.cuStreamSynchronize(ctypes.c_void_p(stream)))
+
+    def copies(self):
+        return self.library.fake_cuda_copies()
+
+    def launches(self):
+        return self.library.fake_cuda_launches()
+
+    def set_capturing(self, stream, capturing):
+        self.library.fake_cuda_set_capturing(ctypes.c_void_p(stream), int(capturing))
+
+
+@functools.cache
+def fake_cuda():
+    return FakeCuda()
+
+
+@functools.cache
+def fake_device():
+    return Device(0, files=fake_cuda_path())
+
+
+class FakePlacement(Placement):
+    """A rank's tensors on the stand-in, with a framework's stream of its own."""
+
+    def __init__(self):
+        super().__init__(fake_device())
+        self.cuda = fake_cuda()
+        self.current = self.cuda.stream()
+        self._alive = []                # what the stream still reads
+
+    def stream(self):
+        return self.current
+
+    def adopt(self, array):
+        return self.array(array)
+
+    def array(self, values, dtype=None):
+        """A DeviceArray of these values: they arrive in the order of the stream, as a kernel's results do."""
+        values = np.ascontiguousarray(values)
+        array = self.empty(values.shape, dtype or values.dtype.name)
+        self._alive.append(values)
+        if values.nbytes:
+            self.cuda.copy(array.address, values.ctypes.data, values.nbytes, self.current)
+        return array
+
+    def empty(self, shape, dtype):
+        nbytes = math.prod(shape) * storage(dtype).itemsize
+        return DeviceArray(self, self.cuda.allocate(nbytes), tuple(shape), dtype)
+
+
+class DeviceArray:
+    def __init__(self, placement, address, shape, dtype):
+        self.placement, self.address, self.shape, self.dtype = placement, address, shape, dtype
+
+    def numpy(self):
+        """The values, in the order of the stream."""
+        out = np.empty(self.shape, storage(self.dtype))
+        if out.nbytes:
+            self.placement.cuda.copy(out.ctypes.data, self.address, out.nbytes, self.placement.current)
+        self.placement.cuda.synchronize(self.placement.current)
+        return out
+
+    def view(self, output=None):
+        """As Frontend.view."""
+        dst = 0 if output is None else output.address
+        return DeviceView(self.address, dst, self.shape, DTYPES[self.dtype], (self, output), self.placement)
+
+
+_NAMES = {code: name for name, code in DTYPES.items()}
+
+
+class DeviceFrontend(Frontend):
+    """A framework that has DeviceArrays and nothing else."""
+
+    name = "stand-in"
+    reducible = frozenset(DTYPES.values())
+
+    def __init__(self, placement):
+        self.placement = placement
+
+    def view(self, tensor, output=None):
+        return tensor.view(output)
+
+    def allocate_like(self, tensor, dim0=None):
+        shape = tensor.shape if dim0 is None else (dim0, *tensor.shape[1:])
+        return self.placement.empty(shape, tensor.dtype)
+
+    def wrap_result(self, address, nbytes, shape, dtype, owner):
+        data = bytes(native.buffer(owner, nbytes)) if nbytes else b""
+        return np.frombuffer(data, storage(_NAMES[dtype])).reshape(shape)
+
+    def int32_tensor(self, values, like=None):
+        return np.array(values, np.int32)
+
+    def splits(self, splits):
+        return list(splits)
+
+    def shape(self, tensor):
+        return tensor.shape
+
+    def type_name(self, tensor):
+        return f"stand-in {tensor.dtype}"
+
+
+class _Function(ctypes.Structure):
+    """struct fake_function."""
+
+    _fields_ = [("run", ctypes.CFUNCTYPE(None, ctypes.c_uint, ctypes.c_uint, ctypes.POINTER(ctypes.c_void_p))),
+                ("param_count", ctypes.c_int)]
+
+
+class Emulation:
+    """native/device/kernels.cu compiled for the CPU (tests/device/emulation.cpp)."""
+
+    def __init__(self):
+        compiler = shutil.which("g++") or shutil.which("c++")
+        if compiler is None:
+            pytest.skip("no C++ compiler for the emulation of kernels")
+        command = [compiler, "-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC", "-fvisibility=hidden",
+                   f"-I{ROOT / 'native'}", f"-I{ROOT / 'native' / 'include'}", str(HERE / "emulation.cpp")]
+        native_files = [path for folder in ("device", "kernel") for path in (ROOT / "native" / folder).iterdir()]
+        self.path = str(compiled("emulation.so", command, [HERE / "emulation.cpp", *native_files]))
+        self._library = ctypes.CDLL(self.path)
+
+    def handle(self, name):
+        """What the stand-in takes for a CUfunction."""
+        return ctypes.addressof(self._function(name))
+
+    def _function(self, name):
+        return _Function.in_dll(self._library, f"emulate_{name}")
+
+    def launch(self, name, blocks, threads, *arguments):
+        """Runs a kernel on this thread. Arguments: arrays, ints (uint64_t) and floats (double)."""
+        function = self._function(name)
+        assert function.param_count == len(arguments)
+        words = [ctypes.c_double(a) if isinstance(a, float)
+                 else ctypes.c_uint64(a if isinstance(a, int) else a.ctypes.data) for a in arguments]
+        function.run(blocks, threads, (ctypes.c_void_p * len(words))(*map(ctypes.addressof, words)))
+
+
+@functools.cache
+def missing_gpu():
+    """Why tests on a real GPU cannot run here; "" when they can."""
+    _, count, reason = device.cuda_facts()
+    if not count:
+        return f"no GPU: {reason or 'the driver finds none'}"
+    if not torch.cuda.is_available():
+        return "this PyTorch has no CUDA"
+    return "" if device_kernels.available() else "no CuPy to compile kernels"
+
+
+# Marks an address of ordinary memory as one of the device; see fake_cuda.c.
+TAG = 1 << 62
+
+names = itertools.count()
