@@ -3,9 +3,10 @@
     baguarun -np 4 python examples/convergence.py --output docs/results/convergence
 
 Two tasks: a CNN on scikit-learn's handwritten digits, and a small transformer on the next character of Python's help
-texts. Every algorithm makes the same number of steps on the same data as gradient_allreduce with the same optimizer.
-What it needs to be told otherwise is its recipe, below and in the table. Models that differ are averaged for the
-evaluation.
+texts. Every algorithm makes the same number of steps on the same data as gradient_allreduce with the same optimizer,
+whose learning rate is the best for it. What it needs to be told otherwise is its recipe, below and in the table. Models
+that differ are averaged for the evaluation. With --algorithms only these are trained, and the other rows of the output
+stay what they were.
 """
 import argparse
 import json
@@ -23,31 +24,32 @@ import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
 from bagua_hvd.common import basics
 
-# Which optimizer: what is made for Adam has it; what replaces momentum SGD's momentum by its own has that.
+REFERENCE = "gradient_allreduce"
+# Which optimizer, for characters: SGD where what is left out of a gradient comes later or is drawn at random, which
+# Adam's variance takes for noise; Adam for the others. For digits SGD, but where the algorithm is made for Adam.
 NEEDS_ADAM = {"qadam", "onebit_adam", "diloco"}
-NEEDS_SGD = {"doublesqueeze", "ef_signsgd"}
-FEEDBACK = {"momentum": 0.9, "warmup_steps": 0.2}
-ASYNC = {"sync_interval_ms": 0}
-# name -> (arguments, factor on the learning rate for digits, and for characters). Gradient averaging's learning rate is
-# the reference. Where ranks step by themselves, Adam sees the noise of one rank's batch, and its normalized steps are
-# smaller: twice the rate.
+NEEDS_SGD = {"doublesqueeze", "ef_signsgd", "topk", "powersgd", "terngrad", "choco"}
+# A fraction is of all steps. Adam's normalized steps are smaller where a rank sees only the noise of its own batch, so
+# ranks step by themselves in the second part of the training only (post-local SGD).
+LOCAL = {"warmup_steps": 0.5}
+ASYNC = {"sync_interval_ms": 0, "warmup_steps": 0.6, "max_staleness": 4}
+# name -> (arguments, factor on the learning rate for digits, and for characters).
 RECIPES = {
-    "doublesqueeze": (FEEDBACK, 0.5, 2.0),
-    "ef_signsgd": (FEEDBACK, 0.5, 2.0),
-    "qadam": ({"warmup_steps": 0.2}, 1.0, 1.0),
+    "doublesqueeze": ({"momentum": 0.9, "warmup_steps": 0.5}, 0.5, 1.0),
+    "ef_signsgd": ({"momentum": 0.9, "warmup_steps": 0.2}, 0.5, 1.0),
+    "qadam": ({"warmup_steps": 0.3}, 1.0, 1.0),
     "onebit_adam": ({"warmup_steps": 0.3}, 1.0, 1.0),
-    "powersgd": ({"rank": 4, "warmup_steps": 10}, 1.0, 1.0),
+    "powersgd": ({"rank": 8, "warmup_steps": 0.2}, 1.0, 1.0),
     "terngrad": ({}, 0.5, 1.0),
-    "topk": ({"ratio": 0.1}, 1.0, 1.0),
-    "local_sgd": ({"communication_interval": 4}, 1.0, 2.0),
-    "diloco": ({"communication_interval": 12, "outer_lr": 0.7, "outer_momentum": 0.6}, 1.0, 2.0),
-    "decentralized": ({"hierarchical": False}, 1.0, 2.0),
-    "low_precision_decentralized": ({"hierarchical": False}, 1.0, 2.0),
-    "choco": ({}, 1.0, 2.0),
-    "async": (ASYNC, 1.0, 2.0),
-    "async_low_precision": (ASYNC, 1.0, 2.0),
-    "async_decentralized": (ASYNC, 1.0, 2.0),
-    "async_low_precision_decentralized": (ASYNC, 1.0, 2.0),
+    "topk": ({"ratio": 0.1, "momentum": 0.9, "warmup_steps": 0.2}, 1.0, 1.0),
+    "local_sgd": ({"communication_interval": 4, **LOCAL}, 1.0, 1.0),
+    "diloco": ({"communication_interval": 5, "outer_lr": 0.7, "outer_momentum": 0.5, **LOCAL}, 1.0, 1.0),
+    "decentralized": ({"hierarchical": False, **LOCAL}, 1.0, 1.0),
+    "low_precision_decentralized": ({"hierarchical": False, "warmup_steps": 0.6}, 1.0, 1.0),
+    "async": (ASYNC, 1.0, 1.0),
+    "async_low_precision": (ASYNC, 1.0, 1.0),
+    "async_decentralized": (ASYNC, 1.0, 1.0),
+    "async_low_precision_decentralized": (ASYNC, 1.0, 1.0),
 }
 
 
@@ -94,7 +96,7 @@ class Characters:
     """Bits per character on the held-out tenth; lower is better."""
 
     name, unit, sign = "characters", "held-out loss, bits per character", -1
-    rates = {"sgd": 0.05, "adam": 0.004}
+    rates = {"sgd": 0.1, "adam": 0.012}
     context, batch = 48, 16
 
     def __init__(self, args):
@@ -166,39 +168,56 @@ def train(task, name, kind, seed):
     return {"result": task.evaluate(model), "losses": mean_losses, "bytes": sent, "seconds": seconds}
 
 
-def run(task, names, seeds):
-    """Rows of the table: a dict for each algorithm and optimizer."""
-    rows = []
+def run(task, names, args):
+    """Rows of the table, one after the other: a dict for each algorithm and optimizer."""
+    seeds = args.seeds if task.name == "digits" else 1
     for kind in ("sgd", "adam"):
-        others = NEEDS_ADAM if task.name == "digits" else set(names) - NEEDS_SGD
+        others = NEEDS_ADAM if task.name == "digits" else set(algorithms.names()) - NEEDS_SGD
         for name in names:
-            if name != "gradient_allreduce" and (kind == "adam") != (name in others):
+            if name != REFERENCE and (kind == "adam") != (name in others):
                 continue
             trained = [train(task, name, kind, seed) for seed in range(seeds)]
-            rows.append({
+            row = {
                 "task": task.name, "optimizer": kind, "algorithm": name, "recipe": recipe_of(task, name)[0],
                 "rate_factor": recipe_of(task, name)[1],
                 "result": statistics.mean(one["result"] for one in trained),
                 "spread": statistics.stdev(one["result"] for one in trained) if seeds > 1 else 0.0,
                 "bytes_per_step": statistics.mean(one["bytes"] for one in trained),
-                "seconds": statistics.mean(one["seconds"] for one in trained), "losses": trained[0]["losses"],
-            })
+                "seconds": statistics.mean(one["seconds"] for one in trained),
+                "losses": [round(loss, 4) for loss in trained[0]["losses"]],
+            }
             if hvd.rank() == 0:
-                print(f"{task.name:10} {kind:4} {name:34} {rows[-1]['result']:8.3f} +- {rows[-1]['spread']:.3f}   "
-                      f"{rows[-1]['bytes_per_step'] / 1024:8.1f} KiB/step  {rows[-1]['seconds']:6.1f} s", flush=True)
-    return rows
+                print(f"{task.name:10} {kind:4} {name:34} {row['result']:8.3f} +- {row['spread']:.3f}   "
+                      f"{row['bytes_per_step'] / 1024:8.1f} KiB/step  {row['seconds']:6.1f} s", flush=True)
+            yield row
 
 
-def table(rows, tasks):
+def place(row):
+    """Its place in the table: task, optimizer, the reference before the others."""
+    return row["task"] != "digits", row["optimizer"] != "sgd", row["algorithm"] != REFERENCE, row["algorithm"]
+
+
+def replaced(rows, row):
+    """The rows with a new one, in place of what there was of the same algorithm."""
+    def same(other):
+        return all(row[what] == other[what] for what in ("task", "algorithm")) and \
+            (row["algorithm"] != REFERENCE or row["optimizer"] == other["optimizer"])
+
+    return sorted([other for other in rows if not same(other)] + [row], key=place)
+
+
+def table(rows):
     """Markdown."""
     lines = []
-    for task in tasks:
+    for task in (Digits, Characters):
+        mine = [row for row in rows if row["task"] == task.name]
+        if not mine:
+            continue
         lines += [f"### {task.name}: {task.unit}", "",
                   "| algorithm | optimizer | recipe | result | against gradient_allreduce | bytes per step and rank |",
                   "|---|---|---|---|---|---|"]
-        mine = [row for row in rows if row["task"] == task.name]
         for row in mine:
-            reference = next(other for other in mine if other["algorithm"] == "gradient_allreduce"
+            reference = next(other for other in mine if other["algorithm"] == REFERENCE
                              and other["optimizer"] == row["optimizer"])
             difference = row["result"] - reference["result"]
             against = f"{difference:+.2f}" if task.sign > 0 else f"{100 * difference / reference['result']:+.2f} %"
@@ -235,7 +254,7 @@ def picture(rows, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", nargs="+", choices=("digits", "characters"), default=["digits", "characters"])
-    parser.add_argument("--algorithms", nargs="+", help="default: all; gradient_allreduce always comes first")
+    parser.add_argument("--algorithms", nargs="+", help="default: all; and the reference where the output has none")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=30, help="of digits")
     parser.add_argument("--steps", type=int, default=400, help="of characters")
@@ -243,14 +262,20 @@ def main():
     args = parser.parse_args()
     hvd.init()
     torch.set_num_threads(1)
+    kept = args.output / "convergence.json" if args.output else None
+    rows = json.loads(kept.read_text()) if hvd.rank() == 0 and kept and kept.exists() else []
+    rows = hvd.broadcast_object(rows, 0, name="rows")
     chosen = args.algorithms or algorithms.names()
-    names = ["gradient_allreduce", *(name for name in chosen if name != "gradient_allreduce")]
-    tasks = [{"digits": Digits, "characters": Characters}[name](args) for name in args.tasks]
-    rows = [row for task in tasks for row in run(task, names, args.seeds if task.name == "digits" else 1)]
-    if hvd.rank() == 0 and args.output:
-        args.output.mkdir(parents=True, exist_ok=True)
-        (args.output / "convergence.md").write_text(table(rows, tasks))
-        (args.output / "convergence.json").write_text(json.dumps(rows))
+    for task in args.tasks:
+        reference = [] if any(row["task"] == task and row["algorithm"] == REFERENCE for row in rows) else [REFERENCE]
+        names = reference + [name for name in chosen if name != REFERENCE or not reference]
+        for row in run({"digits": Digits, "characters": Characters}[task](args), names, args):
+            rows = replaced(rows, row)
+            if hvd.rank() == 0 and kept:
+                args.output.mkdir(parents=True, exist_ok=True)
+                kept.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+                (args.output / "convergence.md").write_text(table(rows))
+    if hvd.rank() == 0 and kept:
         picture(rows, args.output / "convergence.png")
     hvd.shutdown()
 

@@ -52,9 +52,7 @@ class _ToMean:
         self.done = self._mean.done
 
     def delta(self):
-        delta = self._mean.wait()
-        delta -= self._mean.values
-        return delta
+        return self._mean.wait_difference()
 
 
 class _ToPeers:
@@ -168,9 +166,7 @@ class _Rounds:
     def end(self):
         """Waits for the round under way and adds what it says."""
         for bucket, part in zip(self._model.weights, self._parts, strict=False):
-            x = bucket.read(workspace="x")
-            x += part.delta()
-            bucket.write(x)
+            bucket.add(part.delta())
         counts, operation = self._stopping
         operation.wait()
         self.stopped = counts[0] == counts[1]

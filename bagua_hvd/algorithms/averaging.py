@@ -1,4 +1,5 @@
 """The mean of weights over the ranks: what several algorithms are made of."""
+from bagua_hvd.algorithms.base import blocks
 from bagua_hvd.primitives import c_fp_s
 
 
@@ -30,6 +31,15 @@ class Mean:
         mean, ranks = self._sum[:-1], self._sum[-1]
         mean /= ranks
         return mean
+
+    def wait_difference(self):
+        """The same, less x_i: what is to be added to the values to make them the mean."""
+        self._operation.wait()
+        difference, ranks = self._sum[:-1], self._sum[-1]
+        for part in blocks(difference.size):
+            difference[part] /= ranks
+            difference[part] -= self.values[part]
+        return difference
 
 
 def mean(buckets, group):

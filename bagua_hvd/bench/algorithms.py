@@ -3,6 +3,10 @@
 Every algorithm trains the same multilayer perceptron in the same job, in turn, in several rounds; "none" is training
 without communication. Seconds are the slowest rank's, medians over the rounds. --hosts puts the ranks on hosts with
 links of the given rate (bench/hosts.py); without it they share this one.
+
+The batch is one example by default: what communication costs shows where a step computes quickly for its number of
+parameters, as it does on a GPU. A CPU's step is never free, though: forward, backward and the optimizer read and write
+the parameters five times, which "none" shows, and no algorithm can be faster.
 """
 import argparse
 import json
@@ -101,7 +105,7 @@ def main():
     parser.add_argument("--hosts", type=int, default=0, help="spread the ranks over so many network namespaces")
     parser.add_argument("--rate", default="1gbit", help="of each host's link, as tc writes it; default 1gbit")
     parser.add_argument("--parameters", type=int, default=10_000_000, help="of the model, about; default 10,000,000")
-    parser.add_argument("--batch", type=int, default=8, help="per rank; default 8")
+    parser.add_argument("--batch", type=int, default=1, help="per rank; default 1")
     parser.add_argument("--steps", type=int, default=10, help="timed, per round; default 10")
     parser.add_argument("--seconds", type=float, default=4.0, help="at least, for asynchronous algorithms; default 4")
     parser.add_argument("--rounds", type=int, default=3, help="default 3")

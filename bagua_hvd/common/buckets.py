@@ -124,6 +124,11 @@ class Bucket:
         """Sets this step's views from a flat array."""
         self.set_flat(self.views, values)
 
+    def add(self, values):
+        """Adds a flat array to this step's views: read() + values, rounded to their dtype; one pass over memory."""
+        wide = np.float64 if self.dtype == native.FLOAT64 else np.float32
+        native.unpack_add(self.views, values.astype(wide, copy=False))
+
     @property
     def gradients(self):
         """Views of the members' gradients as they are now, to be read. Those that are not there are zeros."""
@@ -178,6 +183,13 @@ class Weights(Bucket):
 
     def write(self, values):
         super().write(values)
+        self._written()
+
+    def add(self, values):
+        super().add(values)
+        self._written()
+
+    def _written(self):
         for index in self.members:
             self._source.weight_written(index)
 

@@ -583,6 +583,11 @@ def _on_host(tensors):
     return rooms
 
 
+def unpack_add(tensors, flat):
+    """Adds a flat NumPy array of float32 or float64 to tensors: results are sums, rounded to their dtype once."""
+    _move_flat(lib.bhvd_unpack_add, tensors, flat)
+
+
 def _move_flat(move, tensors, flat):
     view = array_view(flat)
     count = sum(map(count_of, tensors))

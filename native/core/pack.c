@@ -12,15 +12,17 @@ static size_t count_of(const struct bhvd_tensor *tensor)
     return count;
 }
 
-// The casts to and from float32, best of this CPU. False: there is no such flat form of these tensors.
-static bool find_casts(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, struct kernel_table *table)
+// The casts to and from float32 and the sums, best of this CPU. False: there is no such flat form of these tensors.
+static bool find_kernels(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, struct kernel_table *table)
 {
     for (size_t t = 0; t < count; t++) {
         if (!dtype_is_valid(tensors[t].dtype) || (tensors[t].dtype != (int32_t)flat &&
                                                   (flat != BHVD_FLOAT32 || !dtype_is_floating(tensors[t].dtype))))
             return false;
     }
-    cast_kernels_init(table, cpu_features());
+    const unsigned cpu = cpu_features();
+    cast_kernels_init(table, cpu);
+    reduce_kernels_init(table, cpu);
     return true;
 }
 
@@ -28,7 +30,7 @@ bhvd_status bhvd_pack(const struct bhvd_tensor *tensors, size_t count, bhvd_dtyp
 {
     struct kernel_table table;
     unsigned char *to = dst;
-    if (!find_casts(tensors, count, flat, &table))
+    if (!find_kernels(tensors, count, flat, &table))
         return BHVD_ERR_UNSUPPORTED;
     for (size_t t = 0; t < count; t++) {
         const size_t n = count_of(&tensors[t]), nbytes = n * bhvd_dtype_size(flat);
@@ -45,7 +47,7 @@ bhvd_status bhvd_unpack(const struct bhvd_tensor *tensors, size_t count, bhvd_dt
 {
     struct kernel_table table;
     const unsigned char *from = src;
-    if (!find_casts(tensors, count, flat, &table))
+    if (!find_kernels(tensors, count, flat, &table))
         return BHVD_ERR_UNSUPPORTED;
     for (size_t t = 0; t < count; t++) {
         const size_t n = count_of(&tensors[t]), nbytes = n * bhvd_dtype_size(flat);
@@ -54,6 +56,36 @@ bhvd_status bhvd_unpack(const struct bhvd_tensor *tensors, size_t count, bhvd_dt
         else if (n)
             table.from_float[tensors[t].dtype](tensors[t].dst, (const float *)from, n);
         from += nbytes;
+    }
+    return BHVD_OK;
+}
+
+// x += delta in float32, rounded to the dtype once; a block at a time, which stays in the cache.
+static void add_wide(const struct kernel_table *table, const struct bhvd_tensor *tensor, const float *delta, size_t count)
+{
+    float block[1024];
+    const size_t element = bhvd_dtype_size((bhvd_dtype)tensor->dtype), most = sizeof block / sizeof *block;
+    for (size_t i = 0; i < count; i += most) {
+        const size_t n = count - i < most ? count - i : most;
+        table->to_float[tensor->dtype](block, (const unsigned char *)tensor->src + i * element, n);
+        table->reduce[KERNEL_SUM][BHVD_FLOAT32](block, block, delta + i, n);
+        table->from_float[tensor->dtype]((unsigned char *)tensor->dst + i * element, block, n);
+    }
+}
+
+bhvd_status bhvd_unpack_add(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, const void *src)
+{
+    struct kernel_table table;
+    const unsigned char *from = src;
+    if (!find_kernels(tensors, count, flat, &table) || !dtype_is_floating((int32_t)flat))
+        return BHVD_ERR_UNSUPPORTED;
+    for (size_t t = 0; t < count; t++) {
+        const size_t n = count_of(&tensors[t]);
+        if (n && tensors[t].dtype == (int32_t)flat)
+            table.reduce[KERNEL_SUM][flat](tensors[t].dst, tensors[t].src, from, n);
+        else if (n)
+            add_wide(&table, &tensors[t], (const float *)from, n);
+        from += n * bhvd_dtype_size(flat);
     }
     return BHVD_OK;
 }

@@ -281,6 +281,8 @@ bhvd_status bhvd_received_splits(bhvd_handle *handle, size_t index, int32_t *spl
  * take tensors of their own dtype, copied. BHVD_ERR_UNSUPPORTED: something else; nothing was written. Any alignment. */
 bhvd_status bhvd_pack(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, void *dst);
 bhvd_status bhvd_unpack(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, const void *src);
+/* dst = src + the vector's elements, of floating dtypes; where they differ, added in float32 and rounded once. */
+bhvd_status bhvd_unpack_add(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, const void *src);
 
 /* ----------------------------------------------------------------------------------------------------- devices ---- */
 

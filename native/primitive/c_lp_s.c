@@ -154,10 +154,13 @@ static bhvd_status reduce(struct exchange *x, size_t s)
         bhvd_status status = decode_sum(x, slot, slot->scatter, own.count);
         if (status)
             return status;
-        x->encoder.kernels->from_float[x->encoder.dtype](x->encoder.value, x->sum, own.count);
+        const void *mean = x->sum;
+        if (x->encoder.dtype != BHVD_FLOAT32) {
+            x->encoder.kernels->from_float[x->encoder.dtype](x->encoder.value, x->sum, own.count);
+            mean = x->encoder.value;
+        }
         float *error = x->server_error ? x->server_error + s * ENCODER_SEGMENT : NULL;
-        encoder_encode(&x->encoder, code, x->encoder.value, own.count, error, ENCODER_MEAN,
-                       x->begin + own.begin);
+        encoder_encode(&x->encoder, code, mean, own.count, error, ENCODER_MEAN, x->begin + own.begin);
     }
     for (int i = 0; i < n; i++) {
         post_send(x, slot->gather, i, code, encoder_size(&x->encoder, own.count));

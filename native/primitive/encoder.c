@@ -43,26 +43,38 @@ size_t encoder_size(const struct encoder *e, size_t count)
 
 size_t encoder_stride(const struct encoder *e, size_t count) { return encoder_align(encoder_size(e, count)); }
 
+// error -= decoded, where that is finite: a NaN or Inf is for the user to see in the result, once; fed back it would never
+// go away.
+static void keep_lost(float *restrict error, const float *restrict decoded, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        float difference = error[i] - decoded[i];
+        error[i] = isfinite(difference) ? difference : 0.0f;
+    }
+}
+
 void encoder_encode(const struct encoder *e, unsigned char *code, const void *value, size_t count, float *error,
                     enum encoder_pass pass, size_t begin)
 {
+    const struct kernel_table *kernels = e->kernels;
     struct bhvd_codec_options options = e->options;
     options.seed = mix(mix(mix(options.seed, (uint64_t)e->rank), pass), begin);
     if (!error) {
         e->codec->encode(code, value, count, &options);
         return;
     }
-    e->kernels->to_float[e->dtype](e->wide, value, count);
-    e->kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](e->wide, e->wide, error, count);
-    e->kernels->from_float[e->dtype](e->value, e->wide, count);
-    e->codec->encode(code, e->value, count, &options);
-    // The error is taken against the float32 value, so that what rounding to the dtype lost is fed back too.
-    memcpy(error, e->wide, count * sizeof *error);
-    e->codec->decode(e->value, code, count, &options);
-    e->kernels->to_float[e->dtype](e->wide, e->value, count);
-    // A NaN or Inf is for the user to see in the result, once; fed back it would never go away.
-    for (size_t i = 0; i < count; i++) {
-        float difference = error[i] - e->wide[i];
-        error[i] = isfinite(difference) ? difference : 0.0f;
+    // The error is taken against the float32 sum, so that what rounding to the dtype lost is fed back too.
+    if (e->dtype == BHVD_FLOAT32) {
+        kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](error, error, value, count);
+        e->codec->encode(code, error, count, &options);
+        e->codec->decode(e->wide, code, count, &options);
+    } else {
+        kernels->to_float[e->dtype](e->wide, value, count);
+        kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](error, error, e->wide, count);
+        kernels->from_float[e->dtype](e->value, error, count);
+        e->codec->encode(code, e->value, count, &options);
+        e->codec->decode(e->value, code, count, &options);
+        kernels->to_float[e->dtype](e->wide, e->value, count);
     }
+    keep_lost(error, e->wide, count);
 }

@@ -26,6 +26,28 @@ def test_pack_and_unpack_round_to_nearest(members, seed):
         assert_same_bits(out, store(dtype, x * np.float32(1 / 3)))
 
 
+@given(st.lists(st.tuples(st.sampled_from(FLOATS), st.sampled_from([0, 1, 70, 3000])), min_size=1, max_size=6),
+       st.integers(0, 100))
+def test_unpack_add_rounds_once(members, seed):
+    random = np.random.default_rng(seed)
+    tensors = [unaligned(store(dtype, random.standard_normal(count) * 1e3)) for dtype, count in members]
+    wanted = [load(dtype, x).astype(np.float32) for x, (dtype, _) in zip(tensors, members, strict=True)]
+    deltas = [random.standard_normal(x.size).astype(np.float32) for x in tensors]
+    native.unpack_add([view(x, dtype, "in place") for x, (dtype, _) in zip(tensors, members, strict=True)],
+                      np.concatenate(deltas))
+    for x, before, delta, (dtype, _) in zip(tensors, wanted, deltas, members, strict=True):
+        assert_same_bits(x, store(dtype, before + delta))
+
+
+def test_unpack_add_of_float64_and_what_it_refuses():
+    x = np.array([1.0, 1e300])
+    native.unpack_add([view(x, "float64", "in place")], np.array([2.0**-50, 1e300]))
+    assert list(x) == [1 + 2.0**-50, 2e300]
+    numbers = np.zeros(4, np.int32)
+    with pytest.raises(ValueError, match="int32 cannot be one flat array of int32"):
+        native.unpack_add([view(numbers, "int32", "in place")], np.ones(4, np.int32))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_flat_array_of_the_tensors_own_dtype_is_a_copy(dtype):
     first, second = (np.arange(5 * k, 5 * k + 5).astype(storage(dtype)) for k in (0, 1))
