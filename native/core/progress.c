@@ -418,7 +418,8 @@ static void ask_for_short_slice(void)
         uint64_t runtime, deadline, period;
     } attributes = {.size = sizeof attributes, .policy = SCHED_OTHER, .runtime = SLICE_NS};
     attributes.nice = getpriority(PRIO_PROCESS, 0);
-    syscall(SYS_sched_setattr, 0, &attributes, 0);
+    if (sched_getscheduler(0) == SCHED_OTHER)       // another policy is the user's choice
+        syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 
 static void *progress_main(void *arg)
