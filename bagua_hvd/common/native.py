@@ -556,13 +556,23 @@ def pack(tensors, flat):
 def unpack(tensors, flat):
     """The other way: from a flat NumPy array into where the results of the tensors belong; see pack()."""
     placement = tensors[0].placement if tensors else None
-    if placement is None:
-        _move_flat(lib.bhvd_unpack, tensors, flat)
-        return
-    rooms = [_room(view) for view in tensors]
+    rooms = tensors if placement is None else [_room(view) for view in tensors]
     _move_flat(lib.bhvd_unpack, rooms, flat)
-    placement.device.copy([room._replace(dst=view.dst) for room, view in zip(rooms, tensors, strict=True)],
-                          placement.stream())
+    _to_device(placement, rooms, tensors)
+
+
+def unpack_add(tensors, flat):
+    """Adds a flat NumPy array of float32 or float64 to tensors: results are sums, rounded to their dtype once."""
+    rooms = _on_host(tensors)
+    _move_flat(lib.bhvd_unpack_add, rooms, flat)
+    _to_device(tensors[0].placement if tensors else None, rooms, tensors)
+
+
+def _to_device(placement, rooms, tensors):
+    """Copies what is in rooms to where the results of tensors on a GPU belong. placement None: it is there."""
+    if placement is not None:
+        placement.device.copy([room._replace(dst=view.dst) for room, view in zip(rooms, tensors, strict=True)],
+                              placement.stream())
 
 
 def _room(view):
@@ -581,11 +591,6 @@ def _on_host(tensors):
     placement.device.copy([room._replace(src=view.src) for room, view in zip(rooms, tensors, strict=True)],
                           placement.stream())
     return rooms
-
-
-def unpack_add(tensors, flat):
-    """Adds a flat NumPy array of float32 or float64 to tensors: results are sums, rounded to their dtype once."""
-    _move_flat(lib.bhvd_unpack_add, tensors, flat)
 
 
 def _move_flat(move, tensors, flat):
