@@ -116,17 +116,22 @@ def _measure_pack(table, kernels):
         _check("pack", flat[int(start):int(start) + gradient.nbytes].get(), gradient.get())
 
 
+def _copy_seconds():
+    import cupy
+
+    src, dst = cupy.zeros(NBYTES, cupy.uint8), cupy.zeros(NBYTES, cupy.uint8)
+    return _seconds(lambda: dst.data.copy_from_device_async(src.data, NBYTES, cupy.cuda.get_current_stream()))
+
+
 def measure_kernels():
     import cupy
 
     kernels = device_kernels.Kernels(0)
     properties = cupy.cuda.runtime.getDeviceProperties(0)
     print(f"{properties['name'].decode()}, CUDA driver {cupy.cuda.runtime.driverGetVersion()}, CuPy {cupy.__version__}")
-    src, dst = cupy.zeros(NBYTES, cupy.uint8), cupy.zeros(NBYTES, cupy.uint8)
-    seconds = _seconds(lambda: dst.data.copy_from_device_async(src.data, NBYTES, cupy.cuda.get_current_stream()))
+    seconds = _copy_seconds()
     table = _Table(2 * NBYTES / seconds)
     table.line(f"copy of {human_nbytes(NBYTES)} by the driver", 2 * NBYTES, seconds)
-    del src, dst
     for chunks in (1, 8):
         _measure_codec(table, kernels, chunks)
     _measure_pack(table, kernels)
