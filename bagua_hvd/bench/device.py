@@ -15,8 +15,7 @@ from bagua_hvd.common.native import ffi, lib
 NBYTES = 256 << 20
 RUNS = 20
 THREADS = 256
-# Blocks of threads for each chunk of an encoding, and for kernels that go through memory once: enough for every GPU.
-PER_CHUNK = 256
+# Blocks of threads of a launch: several times what any GPU runs at once.
 BLOCKS = 4096
 CODEC = lib.BHVD_CODEC_MINMAX_UINT8
 
@@ -67,16 +66,17 @@ def _measure_codec(table, kernels, chunks):
     import cupy
 
     count = NBYTES // 4
+    per_chunk = BLOCKS // chunks
     each = lib.bhvd_chunk_count(count, chunks)
     stride = lib.bhvd_encoded_size(CODEC, native.FLOAT32, each, ffi.NULL)
     x = cupy.random.default_rng(1).standard_normal(count, dtype=cupy.float32)
-    ranges, codes = cupy.zeros(chunks * PER_CHUNK * 3, cupy.float32), cupy.zeros(chunks * stride, cupy.uint8)
-    grid = chunks * PER_CHUNK
+    ranges, codes = cupy.zeros(chunks * per_chunk * 3, cupy.float32), cupy.zeros(chunks * stride, cupy.uint8)
+    grid = chunks * per_chunk
     find, encode = kernels.function("minmax_uint8_ranges_f32"), kernels.function("minmax_uint8_encode_f32")
 
     def run():
-        _launch(find, grid, ranges, x, count, chunks, PER_CHUNK)
-        _launch(encode, grid, codes, stride, x, ranges, count, chunks, PER_CHUNK)
+        _launch(find, grid, ranges, x, count, chunks, per_chunk)
+        _launch(encode, grid, codes, stride, x, ranges, count, chunks, per_chunk)
 
     table.line(f"encode minmax_uint8, {chunks} chunks of float32", 2 * NBYTES + count, _seconds(run))
     part, expected = x[:each].get(), np.zeros(stride, np.uint8)
