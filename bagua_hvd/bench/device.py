@@ -15,8 +15,7 @@ from bagua_hvd.common.native import ffi, lib
 NBYTES = 256 << 20
 RUNS = 20
 THREADS = 256
-# Blocks of threads for each chunk of an encoding, and for kernels that go through memory once: enough for every GPU.
-PER_CHUNK = 256
+# Blocks of threads of a launch: several times what any GPU runs at once.
 BLOCKS = 4096
 CODEC = lib.BHVD_CODEC_MINMAX_UINT8
 
@@ -67,16 +66,17 @@ def _measure_codec(table, kernels, chunks):
     import cupy
 
     count = NBYTES // 4
+    per_chunk = BLOCKS // chunks
     each = lib.bhvd_chunk_count(count, chunks)
     stride = lib.bhvd_encoded_size(CODEC, native.FLOAT32, each, ffi.NULL)
     x = cupy.random.default_rng(1).standard_normal(count, dtype=cupy.float32)
-    ranges, codes = cupy.zeros(chunks * PER_CHUNK * 3, cupy.float32), cupy.zeros(chunks * stride, cupy.uint8)
-    grid = chunks * PER_CHUNK
+    ranges, codes = cupy.zeros(chunks * per_chunk * 3, cupy.float32), cupy.zeros(chunks * stride, cupy.uint8)
+    grid = chunks * per_chunk
     find, encode = kernels.function("minmax_uint8_ranges_f32"), kernels.function("minmax_uint8_encode_f32")
 
     def run():
-        _launch(find, grid, ranges, x, count, chunks, PER_CHUNK)
-        _launch(encode, grid, codes, stride, x, ranges, count, chunks, PER_CHUNK)
+        _launch(find, grid, ranges, x, count, chunks, per_chunk)
+        _launch(encode, grid, codes, stride, x, ranges, count, chunks, per_chunk)
 
     table.line(f"encode minmax_uint8, {chunks} chunks of float32", 2 * NBYTES + count, _seconds(run))
     part, expected = x[:each].get(), np.zeros(stride, np.uint8)
@@ -116,17 +116,22 @@ def _measure_pack(table, kernels):
         _check("pack", flat[int(start):int(start) + gradient.nbytes].get(), gradient.get())
 
 
+def _copy_seconds():
+    import cupy
+
+    src, dst = cupy.zeros(NBYTES, cupy.uint8), cupy.zeros(NBYTES, cupy.uint8)
+    return _seconds(lambda: dst.data.copy_from_device_async(src.data, NBYTES, cupy.cuda.get_current_stream()))
+
+
 def measure_kernels():
     import cupy
 
     kernels = device_kernels.Kernels(0)
     properties = cupy.cuda.runtime.getDeviceProperties(0)
     print(f"{properties['name'].decode()}, CUDA driver {cupy.cuda.runtime.driverGetVersion()}, CuPy {cupy.__version__}")
-    src, dst = cupy.zeros(NBYTES, cupy.uint8), cupy.zeros(NBYTES, cupy.uint8)
-    seconds = _seconds(lambda: dst.data.copy_from_device_async(src.data, NBYTES, cupy.cuda.get_current_stream()))
+    seconds = _copy_seconds()
     table = _Table(2 * NBYTES / seconds)
     table.line(f"copy of {human_nbytes(NBYTES)} by the driver", 2 * NBYTES, seconds)
-    del src, dst
     for chunks in (1, 8):
         _measure_codec(table, kernels, chunks)
     _measure_pack(table, kernels)

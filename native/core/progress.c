@@ -464,7 +464,7 @@ static void engine_release(bhvd_context *ctx)
 {
     // The progress thread sleeps in poll(): from now on bells are for it.
     set_bell(ctx, sleeping_state(ctx));
-    bool work = engine_has_work(ctx);
+    bool work = engine_has_work(ctx) || ctx->staged_head;
     pthread_mutex_unlock(&ctx->engine_lock);
     if (work)
         bell_ring(&ctx->connections.bell, 0);
@@ -563,6 +563,7 @@ static void flush_goodbyes(bhvd_context *ctx)
 static void finish_agreed(bhvd_context *ctx)
 {
     int64_t deadline_ns = clock_deadline_ns(ctx->options.timeout_ms);
+    ctx->staged_head = NULL;            // nobody has heard of these
     for (;;) {
         while (ctx->executions_head && !ctx->failure.status)
             execute_next(ctx);

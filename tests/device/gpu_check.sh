@@ -7,6 +7,7 @@ out=${1:?usage: tests/device/gpu_check.sh FOLDER}
 mkdir -p "$out"
 python=${PYTHON:-python3}
 failed=0
+export PIP_BREAK_SYSTEM_PACKAGES=1      # the machine is for this alone
 
 step() {                                # name, command...
     name=$1

@@ -157,6 +157,20 @@ def test_flat_copies_and_results_on_the_host(world):
         np.testing.assert_array_equal(out, host)
 
 
+def test_a_rank_that_has_joined_counts_as_zeros(world):
+    def call(rank, context):
+        placement = FakePlacement()
+        if rank < world.n - 1:
+            array = placement.array(np.full((3, 4), 1 + rank, np.float32))
+            context.post(native.ALLREDUCE, "rest", [array.view(array)]).wait()
+            np.testing.assert_array_equal(array.numpy(), np.full((3, 4), sum(range(1, world.n))))
+        joined = context.post(native.JOIN, "join")
+        joined.wait()
+        return joined.value
+
+    assert len(set(world.run(call))) == 1
+
+
 def test_pinned_memory_is_used_again(world):
     """A second round finds buffers of the first one, and still gets its own values."""
     def call(rank, context):

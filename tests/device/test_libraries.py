@@ -1,0 +1,69 @@
+"""The vendor's libraries, opened at run time: what is found is asked, what is missing is named, nothing is needed."""
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+from bagua_hvd.bench import __main__ as bench
+from bagua_hvd.common import device
+from bagua_hvd.common.exceptions import HorovodInternalError
+from device_arrays import fake_cuda_path, missing_gpu
+
+NCCL = next((path for path in device.nccl_files({}).split(":") if path), None)
+
+
+@pytest.mark.skipif(NCCL is None, reason="the package nvidia-nccl-cu12 (or -cu13) is not installed")
+def test_nccl_of_the_package():
+    """Its version as it says itself; and it makes the id of a communicator, which needs no GPU."""
+    library, version, unique_id = ctypes.CDLL(NCCL), ctypes.c_int(), ctypes.create_string_buffer(128)
+    assert library.ncclGetVersion(ctypes.byref(version)) == 0
+    assert device.nccl_facts() == (version.value, "")
+    assert library.ncclGetUniqueId(unique_id) == 0
+    assert any(unique_id.raw)
+
+
+def test_nccl_that_is_missing(monkeypatch):
+    monkeypatch.setattr(device, "nccl_files", lambda: "/nowhere/libnccl.so.2")
+    version, reason = device.nccl_facts()
+    if version == 0:        # else the system, or this process, has one
+        assert "libnccl.so.2 cannot be loaded: /nowhere/libnccl.so.2" in reason
+        assert "install the package nvidia-nccl-cu12 (or -cu13), or name the file in BAGUA_HVD_LIBNCCL" in reason
+
+
+def test_a_file_that_is_no_driver(monkeypatch):
+    """Of the right name, but without the functions."""
+    libc = next(line.split()[-1] for line in open("/proc/self/maps") if "/libc.so" in line or "/libc-" in line)
+    monkeypatch.setenv("BAGUA_HVD_LIBCUDA", libc)
+    with pytest.raises(HorovodInternalError, match="libcuda.so.1 has no function cuInit: it is too old; it comes with"):
+        device.Device(0)
+
+
+def test_the_driver_is_named_by_a_variable(monkeypatch):
+    monkeypatch.setenv("BAGUA_HVD_LIBCUDA", f"/nowhere/libcuda.so.1:{fake_cuda_path()}")
+    monkeypatch.setenv("BHVD_FAKE_CUDA_VERSION", "12040")
+    assert device.cuda_facts() == (12040, 1, "")
+
+
+def test_importing_opens_nothing():
+    code = """
+import torch                    # which may open its own
+def opened():
+    return {line.split()[-1] for line in open("/proc/self/maps") if "libcuda.so" in line or "libnccl" in line}
+before = opened()
+import bagua_hvd.torch
+print(opened() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.skipif(not missing_gpu(), reason="there is a GPU, and the bench measures it")
+def test_the_bench_says_what_is_missing(capsys):
+    with pytest.raises(SystemExit) as ended:
+        bench.parse_options(["--device", "cuda"])
+    assert ended.value.code == 2
+    assert "bench: error: --device cuda: " in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        bench.parse_options(["--device", "cuda", "--many"])
+    assert "a measurement of its own" in capsys.readouterr().err
