@@ -214,7 +214,7 @@ def table(rows):
         if not mine:
             continue
         lines += [f"### {task.name}: {task.unit}", "",
-                  "| algorithm | optimizer | recipe | result | against gradient_allreduce | bytes per step and rank |",
+                  "| algorithm | optimizer | recipe | result | against gradient_allreduce | KiB per step and rank |",
                   "|---|---|---|---|---|---|"]
         for row in mine:
             reference = next(other for other in mine if other["algorithm"] == REFERENCE
@@ -225,7 +225,7 @@ def table(rows):
             if row["rate_factor"] != 1:
                 recipe += f"; learning rate times {row['rate_factor']}"
             lines.append(f"| {row['algorithm']} | {row['optimizer']} | {recipe} | {row['result']:.3f} "
-                         f"+- {row['spread']:.3f} | {against} | {row['bytes_per_step']:.0f} |")
+                         f"+- {row['spread']:.3f} | {against} | {row['bytes_per_step'] / 1024:.0f} |")
         lines.append("")
     return "\n".join(lines)
 
