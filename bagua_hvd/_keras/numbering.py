@@ -18,17 +18,18 @@ class Numbered:
         self._made.append(weakref.ref(reducer))
         return reducer
 
-    def _reducers(self):
+    def reducers(self):
+        """Those that live, in the order in which they were made."""
         return [reducer for reducer in (reference() for reference in self._made) if reducer is not None]
 
     @property
     def number(self):
         """Those of its Reducers, made or to be made."""
-        return [reducer.number for reducer in self._reducers()] + self._promised
+        return [reducer.number for reducer in self.reducers()] + self._promised
 
     def renumber(self, numbers):
         """Changes them, and forgets what is pending."""
-        made = self._reducers()
+        made = self.reducers()
         for reducer, number in zip(made, numbers, strict=False):
             reducer.reset()
             reducer.renumber(number)

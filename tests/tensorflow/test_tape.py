@@ -54,11 +54,13 @@ def expected_gradients(net, ranks, **arguments):
 
 
 def assert_near(actual, expected, algorithm="gradient_allreduce"):
+    # A level of bytegrad is a part of the range of whatever lies in one chunk, in an order that the first step decides.
+    largest = max(np.abs(e).max() for e in expected if e is not None)
     for a, e in zip(actual, expected, strict=True):
         assert (a is None) == (e is None)
         if e is not None:
             exact = algorithm == "gradient_allreduce"
-            tolerance = {"rtol": 1e-4, "atol": 1e-6} if exact else {"rtol": 0, "atol": np.abs(e).max() / 60}
+            tolerance = {"rtol": 1e-4, "atol": 1e-6} if exact else {"rtol": 0, "atol": largest / 60}
             np.testing.assert_allclose(a, e, **tolerance)
 
 

@@ -1,0 +1,157 @@
+"""What a step's communication costs in each front end, with the same gradients: `python -m bagua_hvd.bench.frontends`.
+
+The gradients are those of ResNet-50 (161 tensors, 97.5 MiB), made by a loss that costs next to nothing, sum w^2 / 2; so
+hardly any communication can hide behind the backward pass, and a step with it, less one without, is its whole cost:
+copies, bridges and Python included. "waited" is the part of that in which the reducer waited for other ranks and for
+the collectives; "processor" is the same difference in processor time of all threads of a rank, which a busy machine
+disturbs less. Every way trains in the same job, in turn, in several rounds; seconds are the slowest rank's, medians.
+
+Ways: torch, and TensorFlow with an optimizer of Keras: eager, in a tf.function (graph), and that compiled by XLA.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bagua_hvd.bench.rank import resnet50_counts
+from bagua_hvd.bench.report import table
+
+WAYS = ("torch", "eager", "graph", "xla")
+
+
+class _Torch:
+    """A model of plain parameters that torch trains."""
+
+    def __init__(self, counts, distributed):
+        import torch
+
+        import bagua_hvd.torch as hvd
+
+        self._weights = [torch.nn.Parameter(torch.full((count,), 0.5)) for count in counts]
+        self._optimizer = torch.optim.SGD(self._weights, lr=1e-6)
+        if distributed:
+            named = [(f"weight.{i}", weight) for i, weight in enumerate(self._weights)]
+            self._optimizer = hvd.DistributedOptimizer(self._optimizer, named)
+
+    def step(self):
+        self._optimizer.zero_grad()
+        sum(weight.square().sum() / 2 for weight in self._weights).backward()
+        self._optimizer.step()
+
+    def reducers(self):
+        return [self._optimizer.reducer]
+
+
+class _TensorFlow:
+    """The same in TensorFlow. way: of WAYS."""
+
+    def __init__(self, counts, distributed, way):
+        import keras
+        import tensorflow as tf
+
+        import bagua_hvd.tensorflow as hvd
+
+        weights = [tf.Variable(tf.fill([count], 0.5)) for count in counts]
+        optimizer = keras.optimizers.SGD(1e-6)
+        self._optimizer = hvd.DistributedOptimizer(optimizer) if distributed else optimizer
+        self._optimizer.build(weights)
+
+        def step():
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(tf.square(weight)) / 2 for weight in weights])
+            self._optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+        self.step = step if way == "eager" else tf.function(step, jit_compile=way == "xla")
+
+    def reducers(self):
+        return self._optimizer.distribution.reduction.reducers()
+
+
+def _train(way, distributed, options):
+    """(seconds, seconds waited, seconds of processor time) of a step on this rank."""
+    import bagua_hvd.torch as hvd
+
+    counts = [max(1, count // options.divide) for count in reversed(resnet50_counts())]
+    model = _Torch(counts, distributed) if way == "torch" else _TensorFlow(counts, distributed, way)
+    for _ in range(3):
+        model.step()
+    reducers = model.reducers() if distributed else []
+    waited = sum(reducer.exposed_ns for reducer in reducers)
+    hvd.barrier()
+    started, processor = time.perf_counter(), time.process_time()
+    for _ in range(options.steps):
+        model.step()
+    seconds, processor = time.perf_counter() - started, time.process_time() - processor
+    waited = sum(reducer.exposed_ns for reducer in reducers) - waited
+    return seconds / options.steps, waited / 1e9 / options.steps, processor / options.steps
+
+
+def _rank(options):
+    import tensorflow as tf
+    import torch
+
+    import bagua_hvd.torch as hvd
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    torch.set_num_threads(1)
+    hvd.init()
+    rows = {f"{way} {kind}": [] for way in options.ways for kind in ("alone", "distributed")}
+    for _ in range(options.rounds):
+        for way in options.ways:
+            for kind in ("alone", "distributed"):
+                mine = torch.tensor(_train(way, kind == "distributed", options))
+                rows[f"{way} {kind}"].append(hvd.allreduce(mine, op=hvd.Max, name="row").tolist())
+    if hvd.rank() == 0:
+        Path(options.rows).write_text(json.dumps(rows))
+    hvd.shutdown()
+
+
+def _report(rows, ways):
+    def median(way, kind, column):
+        return 1e3 * statistics.median(row[column] for row in rows[f"{way} {kind}"])
+
+    cells, reference = [], None
+    for way in ways:
+        alone, distributed = (median(way, kind, 0) for kind in ("alone", "distributed"))
+        cost = distributed - alone
+        processor = median(way, "distributed", 2) - median(way, "alone", 2)
+        reference = cost if reference is None else reference
+        cells.append((way, f"{1e3 / distributed:.2f}", f"{alone:.1f}", f"{distributed:.1f}", f"{cost:.1f}",
+                      f"{median(way, 'distributed', 1):.1f}", f"{processor:.1f}", f"{cost / reference:.0%}"))
+    print(table(("front end", "steps/s", "alone ms", "distributed ms", "cost ms", "waited ms", "processor ms",
+                 f"cost to {ways[0]}"),
+                cells, left=1))
+
+
+def main(arguments=None):
+    """The program."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(prog="python -m bagua_hvd.bench.frontends", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-np", type=int, default=2, help="ranks; default 2")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS, help="default: " + " ".join(WAYS))
+    parser.add_argument("--steps", type=int, default=10, help="timed, per round; default 10")
+    parser.add_argument("--rounds", type=int, default=3, help="default 3")
+    parser.add_argument("--divide", type=int, default=1, help="the gradients' sizes by this; default 1")
+    parser.add_argument("--rows", help=argparse.SUPPRESS)       # this process is a rank
+    options = parser.parse_args(arguments)
+    if options.rows:
+        _rank(options)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder, "rows.json")
+        rank = [sys.executable, "-m", "bagua_hvd.bench.frontends", *arguments, "--rows", str(rows)]
+        subprocess.run(
+            [sys.executable, "-m", "bagua_hvd.runner.launch", "-np", str(options.np), *rank],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}, check=True,
+        )
+        _report(json.loads(rows.read_text()), options.ways)
+
+
+if __name__ == "__main__":
+    main()
