@@ -62,6 +62,7 @@ struct bhvd_context {
     struct execution *executions_head, **executions_tail;
     uint64_t executing;                         // the number of the one that runs; 0: none
     struct heartbeat heartbeat;
+    uint32_t waits_for_nothing;                 // calls of progress_until that did not wait
     uint64_t messages_moved;                    // bytes of them, both ways
     struct fusion_buffer scratch[2];            // fusion.h
     _Atomic bool measures_coordinator;

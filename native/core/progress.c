@@ -24,6 +24,7 @@ enum {
     HANDOVER_ROUNDS = 50,       // another thread runs the engine: it may be done in a moment
     SOCKET_ROUNDS = 16,         // looking at a socket is a system call: only every so many rounds
     IDLE_ROUNDS = 200,          // the progress thread looks a little longer before it sleeps: posts come in bursts
+    WAITS_PER_POLL = 64,        // of those for what is there already
     GOODBYE_MS = 1000,          // for the last frames to be written
     SLICE_NS = 100000,          // of the progress thread; the kernel's shortest
     LOOK_AGAIN_NS = 100000      // MPI and GPUs have no descriptor to sleep on
@@ -311,8 +312,12 @@ bhvd_status progress_until(bhvd_context *ctx, progress_ready_fn ready, void *arg
     struct stillness still = {0};
     for (;;) {
         int is_ready = ready(ctx, arg);
-        if (is_ready > 0)
+        if (is_ready > 0) {
+            // Who never has to wait, since it is always the last to come, must still be heard by the others.
+            if (rounds == 0 && ++ctx->waits_for_nothing % WAITS_PER_POLL == 0)
+                progress_look(ctx);
             return BHVD_OK;
+        }
         if (ctx->failure.status)
             return ctx->failure.status;
         if (engine_poll(ctx, rounds % SOCKET_ROUNDS == 0)) {
@@ -331,7 +336,11 @@ bhvd_status progress_until(bhvd_context *ctx, progress_ready_fn ready, void *arg
     }
 }
 
-void progress_look(bhvd_context *ctx) { engine_poll(ctx, true); }
+void progress_look(bhvd_context *ctx)
+{
+    engine_poll(ctx, true);
+    heartbeat_look(ctx, true);
+}
 
 struct transfers {
     struct transfer *transfers;
