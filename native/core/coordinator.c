@@ -215,11 +215,12 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
         return c->additions ? keep_early(c, rank, request) : BHVD_OK;
     if (any_left(ctx, set, &error))
         return refuse(ctx, rank, &request->key, &error);
+    int index = process_set_index(set, rank);
+    bool for_all = request->kind == BHVD_JOIN || request->kind >= BHVD_PROCESS_SET_ADD;
+    if (index < 0 || (for_all && set->id != 0))
+        return BHVD_ERR_SYSTEM;
     if (request->kind == BHVD_JOIN)
         return take_join(ctx, rank, request);
-    int index = process_set_index(set, rank);
-    if (index < 0)
-        return BHVD_ERR_SYSTEM;
     struct pending *pending = entry ? entry->pending : NULL;
     if (!pending) {
         struct table_node *node =
@@ -562,7 +563,9 @@ void coordinator_take_goodbye(bhvd_context *ctx, int rank)
         for (int i = 0; i < ctx->options.size; i++) {
             if (c->joined[i])
                 refuse(ctx, i, &key, &error);
+            c->joined[i] = false;
         }
+        c->joined_count = 0;
     }
 }
 
