@@ -4,8 +4,9 @@
 //     <target> seconds runs seed corpus folder
 //     <target> file
 //
-// It ends after `seconds` or `runs` mutations, whichever is first. A finding of a sanitizer ends the process; the input
-// that led to it is then in `folder`, in the file "finding", which the second form replays.
+// It ends after `seconds` or `runs` mutations, whichever is first, and leaves in `folder` the inputs that reached new code.
+// A finding of a sanitizer ends the process; the input that led to it is then there, in the file "finding", which the
+// second form replays.
 #include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
@@ -55,16 +56,21 @@ const char *__asan_default_options(void) { return "allocator_may_return_null=1";
 
 void __sanitizer_set_death_callback(void (*callback)(void));
 
-static char finding[1024];
+static const char *folder;
+
+static void write_input(const struct input *input, const char *name)
+{
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "wb");
+    if (!file || fwrite(input->data, 1, input->size, file) != input->size || fclose(file))
+        fprintf(stderr, "cannot write %s\n", path);
+}
 
 static void write_finding(void)
 {
-    FILE *file = fopen(finding, "wb");
-    if (file) {
-        fwrite(current.data, 1, current.size, file);
-        fclose(file);
-        fprintf(stderr, "the input is in %s\n", finding);
-    }
+    write_input(&current, "finding");
+    fprintf(stderr, "the input is in %s/finding\n", folder);
 }
 
 static void on_signal(int number)
@@ -103,17 +109,17 @@ static void read_file(const char *path)
     fclose(file);
 }
 
-static void replay(const char *folder)
+static void replay(const char *corpus)
 {
     struct dirent **names;
-    int count = scandir(folder, &names, NULL, alphasort);
+    int count = scandir(corpus, &names, NULL, alphasort);
     if (count < 0) {
-        fprintf(stderr, "there is no corpus %s\n", folder);
+        fprintf(stderr, "there is no corpus %s\n", corpus);
         exit(2);
     }
     for (int i = 0; i < count; i++) {
         char path[1024];
-        snprintf(path, sizeof path, "%s/%s", folder, names[i]->d_name);
+        snprintf(path, sizeof path, "%s/%s", corpus, names[i]->d_name);
         if (names[i]->d_name[0] != '.') {
             read_file(path);
             execute();
@@ -190,7 +196,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: %s seconds runs seed corpus folder, or %s file\n", argv[0], argv[0]);
         return 2;
     }
-    snprintf(finding, sizeof finding, "%s/finding", argv[5]);
+    folder = argv[5];
     __sanitizer_set_death_callback(write_finding);
     signal(SIGILL, on_signal);                  // REQUIRE
     uint64_t runs = strtoull(argv[2], NULL, 10), done = 0;
@@ -213,7 +219,12 @@ int main(int argc, char **argv)
         edges += seen[i];
     printf("%s: corpus of %zu, %llu executions, %zu edges, %zu inputs kept\n", argv[0], corpus, (unsigned long long)done,
            edges, pool_count);
-    for (size_t i = 0; i < pool_count; i++)
+    for (size_t i = 0; i < pool_count; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "new%05zu", i - corpus);
+        if (i >= corpus)
+            write_input(pool[i], name);
         free(pool[i]);
+    }
     return 0;
 }
