@@ -25,9 +25,9 @@
 #include "transport/socket.h"
 
 enum {
-    CARD_MAGIC = 0x34484742,            // "BGH4", also tells the byte order
+    CARD_MAGIC = 0x35484742,            // "BGH5", also tells the byte order
     HELLO_MAGIC = 0x32484742,
-    HANDSHAKE_TRIES = 20, HANDSHAKE_PAUSE_MS = 100
+    RETRY_MS = 50
 };
 // CHANNEL_STREAM + i is stream i.
 enum channel_kind { CHANNEL_CONTROL = 0, CHANNEL_LOCAL = 1, CHANNEL_STREAM = 2 };
@@ -172,46 +172,47 @@ static void use_socket(struct link *link, uint32_t kind, int fd)
     *channel_of(link, kind) = (struct channel){.ops = &channel_tcp_ops, .fd = fd};
 }
 
-// An authenticated connection. A rank that is overrun by strangers may hang up on one in earnest, who comes again.
-static bhvd_status connect_proven(struct connecting *k, int rank, uint32_t kind, int *fd)
+// One attempt at a connection that the other side welcomes.
+static bhvd_status try_connect(struct connecting *k, int rank, uint32_t kind, int fd)
 {
-    const struct card *card = &k->cards[rank];
-    for (int tries = 1;; tries++) {
-        bhvd_status status = kind == CHANNEL_LOCAL ? local_connect(k, rank, fd)
-                                                   : socket_connect(card->host, card->port, k->deadline_ns, fd, k->error);
-        if (status)
-            return status;
-        status = auth_handshake(*fd, AUTH_CONNECTED, k->options->secret, k->options->secret_size, k->deadline_ns,
-                                k->error);
-        if (!status)
-            return BHVD_OK;
-        close(*fd);
-        if (status != BHVD_ERR_PEER_LOST || tries == HANDSHAKE_TRIES || clock_remaining_ms(k->deadline_ns) == 0)
-            return status;
-        poll(NULL, 0, HANDSHAKE_PAUSE_MS);
-    }
+    bhvd_status status = auth_handshake(fd, AUTH_CONNECTED, k->options->secret, k->options->secret_size, k->deadline_ns,
+                                        k->error);
+    if (status)
+        return status;
+    struct hello hello = {HELLO_MAGIC, k->c->rank, kind};
+    unsigned char answer;
+    status = socket_write_full(fd, &hello, sizeof hello, k->deadline_ns);
+    if (!status && kind == CHANNEL_LOCAL)
+        status = local_join(k, rank, fd, k->deadline_ns);
+    else if (!status)
+        status = socket_read_full(fd, &answer, sizeof answer, k->deadline_ns);
+    if (status && !k->error->status)
+        error_set(k->error, status, "the connection to rank %d broke while it was made", rank);
+    return status;
 }
 
 static bhvd_status connect_to(struct connecting *k, int rank, uint32_t kind)
 {
-    int fd = -1;
-    bhvd_status status = connect_proven(k, rank, kind, &fd);
-    if (status)
-        return status;
-    error_clear(k->error);              // of tries that failed
-    struct hello hello = {HELLO_MAGIC, k->c->rank, kind};
-    status = socket_write_full(fd, &hello, sizeof hello, k->deadline_ns);
-    if (!status && kind == CHANNEL_LOCAL)
-        status = local_join(k, rank, fd, k->deadline_ns);
-    if (status) {
-        if (!k->error->status)
-            error_set(k->error, status, "the connection to rank %d broke while it was made", rank);
+    const struct card *card = &k->cards[rank];
+    for (;;) {
+        int fd = -1;
+        bhvd_status status = kind == CHANNEL_LOCAL
+                                 ? local_connect(k, rank, &fd)
+                                 : socket_connect(card->host, card->port, k->deadline_ns, &fd, k->error);
+        if (status)
+            return status;
+        error_clear(k->error);          // of the attempt before
+        status = try_connect(k, rank, kind, fd);
+        if (!status && kind != CHANNEL_LOCAL)
+            use_socket(&k->c->links[rank], kind, fd);
+        if (!status)
+            return BHVD_OK;
         close(fd);
-        return status;
+        // A rank overrun by strangers may have hung up on this one among them, which comes again.
+        if (status != BHVD_ERR_PEER_LOST || clock_remaining_ms(k->deadline_ns) == 0)
+            return status;
+        poll(NULL, 0, RETRY_MS);
     }
-    if (kind != CHANNEL_LOCAL)
-        use_socket(&k->c->links[rank], kind, fd);
-    return BHVD_OK;
 }
 
 static bool is_connected(struct link *link, uint32_t kind)
@@ -231,6 +232,10 @@ static bool welcome(struct connecting *k, const struct hello *hello, int fd, boo
         return false;
     if (local)
         return local_join(k, hello->rank, fd, clock_deadline_ns(HANDSHAKE_MS)) == BHVD_OK;
+    // Whoever hears nothing comes again.
+    const unsigned char answer = 1;
+    if (socket_write_full(fd, &answer, sizeof answer, clock_deadline_ns(HANDSHAKE_MS)))
+        return false;
     use_socket(link, hello->channel, fd);
     return true;
 }
