@@ -153,8 +153,8 @@ class _Call:
         self.error = ffi.new("struct bhvd_error *")
 
 
-_calls = []
-_errors = []
+_calls: list = []
+_errors: list = []
 
 
 def _take_error():
