@@ -153,6 +153,8 @@ static void visit_joined(bhvd_context *ctx, struct pending *pending, void *arg)
         mark_ready(&ctx->coordinator, pending);
 }
 
+static bhvd_status respond(bhvd_context *ctx);
+
 static bhvd_status take_join(bhvd_context *ctx, int rank, const struct request *request)
 {
     struct coordinator *c = &ctx->coordinator;
@@ -161,10 +163,13 @@ static bhvd_status take_join(bhvd_context *ctx, int rank, const struct request *
     c->joined[rank] = true;
     c->joined_count++;
     c->last_joined = rank;
-    if (c->joined_count < ctx->options.size) {
-        coordinator_visit(ctx, visit_joined, NULL);
+    coordinator_visit(ctx, visit_joined, NULL);
+    if (c->joined_count < ctx->options.size)
         return BHVD_OK;
-    }
+    // What ranks posted before they joined comes before the end of the join.
+    bhvd_status status = respond(ctx);
+    if (status)
+        return status;
     memset(c->joined, 0, (size_t)ctx->options.size * sizeof *c->joined);
     c->joined_count = 0;
     begin_response(c, request->key.process_set, 1);
