@@ -1,4 +1,5 @@
-# Two commands do everything on a machine with Python and a C compiler: `make demo` and `make test`.
+# Two commands do most on a machine with Python and a C compiler: `make demo` and `make test`. The others take longer, or
+# look closer.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

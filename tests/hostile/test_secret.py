@@ -1,4 +1,4 @@
-"""The job's secret is seen by nobody but the user's own processes: in no list of processes, no log, no file of others."""
+"""A job's secret is seen by nobody but the user's own processes: in no list of processes, log or file of others."""
 import os
 import re
 import stat
