@@ -177,8 +177,10 @@ static bhvd_status try_connect(struct connecting *k, int rank, uint32_t kind, in
 {
     bhvd_status status = auth_handshake(fd, AUTH_CONNECTED, k->options->secret, k->options->secret_size, k->deadline_ns,
                                         k->error);
-    if (status)
-        return status;
+    if (status) {
+        struct bhvd_error why = *k->error;
+        return error_set(k->error, status, "no connection to rank %d: %.900s", rank, why.message);
+    }
     struct hello hello = {HELLO_MAGIC, k->c->rank, kind};
     unsigned char answer;
     status = socket_write_full(fd, &hello, sizeof hello, k->deadline_ns);
@@ -272,7 +274,10 @@ static bhvd_status accept_higher(struct connecting *k)
         struct hello hello;
         int fd, listener;
         status = greeter_next(greeter, &hello, &fd, &listener, k->deadline_ns);
-        if (status)
+        if (status == BHVD_ERR_SYSTEM)
+            error_set(k->error, status, "the connections of the other ranks cannot be accepted: %s; raise the limit of "
+                      "open files (ulimit -n)", strerror(errno));
+        else if (status)
             error_set(k->error, status, "rank %d did not connect within %.0f s", missing,
                       k->options->start_timeout_ms / 1000.0);
         else if (!welcome(k, &hello, fd, listener == 1))

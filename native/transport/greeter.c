@@ -10,10 +10,7 @@
 #include "transport/auth.h"
 #include "transport/socket.h"
 
-enum {
-    ACCEPT_BATCH = 64,          // connections at a time; then those who are here have their turn
-    PAUSE_MS = 100              // when out of descriptors, and nobody is here to give one back
-};
+enum { ACCEPT_BATCH = 64 };     // connections at a time; then those who are here have their turn
 
 _Static_assert((int)GREETER_NAME_MAX >= (int)AUTH_HELLO_SIZE && (int)AUTH_HELLO_SIZE >= (int)AUTH_PROOF_SIZE,
                "a stranger's buffer holds the message of every stage");
@@ -133,23 +130,22 @@ static bool serve(struct greeter *greeter, int polled, void *name, int *fd, int 
     return false;
 }
 
-static void accept_some(struct greeter *greeter, int listener)
+static bhvd_status accept_some(struct greeter *greeter, int listener)
 {
     for (int i = 0; i < ACCEPT_BATCH; i++) {
         int fd;
         bhvd_status status = socket_accept(greeter->options.listeners[listener], 0, &fd, NULL);
         if (status == BHVD_ERR_TIMEOUT)
-            return;
-        if (status && greeter->count == 0) {
-            poll(NULL, 0, PAUSE_MS);
-            return;
-        }
+            break;
+        if (status && greeter->count == 0)
+            return status;
         if (status || greeter->count == GREETER_STRANGERS_MAX)
             drop(greeter, 0);
         if (!status)
             greeter->strangers[greeter->count++] = (struct stranger){
                 .fd = fd, .listener = listener, .deadline_ns = clock_deadline_ns(GREETER_STRANGER_MS)};
     }
+    return BHVD_OK;
 }
 
 bhvd_status greeter_next(struct greeter *greeter, void *name, int *fd, int *listener, int64_t deadline_ns)
@@ -169,8 +165,9 @@ bhvd_status greeter_next(struct greeter *greeter, void *name, int *fd, int *list
         if (clock_remaining_ms(deadline_ns) == 0)
             return BHVD_ERR_TIMEOUT;
         for (int i = 0; i < GREETER_LISTENERS_MAX; i++) {
-            if (greeter->polls[i].revents)
-                accept_some(greeter, i);
+            bhvd_status status = greeter->polls[i].revents ? accept_some(greeter, i) : BHVD_OK;
+            if (status)
+                return status;
         }
     }
 }

@@ -27,7 +27,8 @@ struct greeter *greeter_create(const struct greeter_options *options);
 void greeter_destroy(struct greeter *greeter);
 
 // The next who has proven the secret and said its name, within `deadline_ns`: *fd is the caller's, *listener the index of
-// the listener that it came through. BHVD_ERR_TIMEOUT.
+// the listener that it came through. BHVD_ERR_TIMEOUT. BHVD_ERR_SYSTEM, with errno: out of descriptors, and no stranger is
+// there whose descriptor would help.
 bhvd_status greeter_next(struct greeter *greeter, void *name, int *fd, int *listener, int64_t deadline_ns);
 
 #endif

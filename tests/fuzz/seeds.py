@@ -37,11 +37,11 @@ def answered(*items, process_set=1, count=None):
         name, number, agreed, about = item
         body += struct.pack("<BH", 1, len(name)) + name + struct.pack(
             f"<IBI{len(agreed)}qI", number, 0, len(agreed), *agreed, len(about)) + about
-    return struct.pack("<II", process_set, len(items) if count is None else count) + body
+    return struct.pack("<qII", 1, process_set, len(items) if count is None else count) + body
 
 
 def error(name, process_set=1, status=3):
-    return struct.pack("<IIBH", process_set, 1, 1, len(name)) + name + struct.pack("<IBH", 0, status, 3) + b"why"
+    return struct.pack("<qIIBH", 1, process_set, 1, 1, len(name)) + name + struct.pack("<IBH", 0, status, 3) + b"why"
 
 
 def frames(role, posts, *sent):

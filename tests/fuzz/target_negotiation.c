@@ -52,7 +52,7 @@ static bhvd_context *make_context(int rank)
     ctx->executions_tail = &ctx->executions_head;
     ctx->cache.capacity = 2;
     kernel_table_init(&ctx->kernels, 0);
-    REQUIRE(!connections_init(&ctx->connections, &ctx->options, &error) && !coordinator_init(ctx));
+    REQUIRE(!connections_init(&ctx->connections, &ctx->options, &error) && !coordinator_init(ctx) && !heartbeat_init(ctx));
     empty_rings(&ctx->connections.host);
     const int32_t all[] = {0, 1, 2}, some[] = {0, 1};
     int id;

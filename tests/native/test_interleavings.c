@@ -55,6 +55,7 @@ static bhvd_context *make_context(int rank)
     int id;
     CHECK_STATUS(connections_init(&ctx->connections, &ctx->options, &error), BHVD_OK);
     CHECK_STATUS(coordinator_init(ctx), BHVD_OK);
+    CHECK_STATUS(heartbeat_init(ctx), BHVD_OK);
     CHECK_STATUS(process_set_add(ctx, all, RANKS, &id, &error), BHVD_OK);
     return ctx;
 }
