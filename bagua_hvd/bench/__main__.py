@@ -99,7 +99,8 @@ def _build_parser():
     parser.add_argument("--negotiation", nargs="*", type=_positive, metavar="N",
                         help="what agreeing on an operation costs, for these numbers of ranks; default 2 4 8 16 32")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu",
-                        help="cuda: what a GPU does, instead: its copies and kernels; in a job, allreduces of its tensors")
+                        help="cuda: what a GPU does, instead: its copies and kernels; in a job, allreduces of its "
+                             "tensors")
     parser.add_argument("--json", metavar="FILE", help="also write everything, samples included, to this file")
     parser.add_argument("--plot", metavar="FILE", help="also draw time over size into this file (needs matplotlib)")
     return parser

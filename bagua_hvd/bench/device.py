@@ -123,7 +123,8 @@ def measure_kernels():
     properties = cupy.cuda.runtime.getDeviceProperties(0)
     print(f"{properties['name'].decode()}, CUDA driver {cupy.cuda.runtime.driverGetVersion()}, CuPy {cupy.__version__}")
     src, dst = cupy.zeros(NBYTES, cupy.uint8), cupy.zeros(NBYTES, cupy.uint8)
-    seconds = _seconds(lambda: dst.data.copy_from_device_async(src.data, NBYTES, cupy.cuda.get_current_stream()))
+    seconds = _seconds(
+        lambda dst=dst.data, src=src.data: dst.copy_from_device_async(src, NBYTES, cupy.cuda.get_current_stream()))
     table = _Table(2 * NBYTES / seconds)
     table.line(f"copy of {human_nbytes(NBYTES)} by the driver", 2 * NBYTES, seconds)
     del src, dst
