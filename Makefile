@@ -1,11 +1,19 @@
-# Two commands do everything on a machine with Python and a C compiler: `make demo` and `make test`.
+# Two commands do most on a machine with Python and a C compiler: `make demo` and `make test`. The others take longer, or
+# look closer.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(shell find native -name '*.[ch]')
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test lint bench faults clean
+# How long and how much the commands below do: make fuzz FUZZ_SECONDS=60, make soak SOAK_OPERATIONS=2000.
+FUZZ_SECONDS ?= 600
+FUZZ_RUNS ?= 10000000
+SOAK_OPERATIONS ?= 200000
+# What Python's coverage is measured with; all of it: make coverage COVERAGE_TESTS=tests
+COVERAGE_TESTS ?= tests/common tests/collectives tests/elastic tests/runner tests/hostile
+
+.PHONY: demo test lint asan tsan ubsan fuzz soak coverage bench faults clean
 
 # The example on two ranks, exact and with 8-bit communication.
 demo: $(VENV)/built
@@ -18,6 +26,31 @@ test: $(VENV)/built lint
 
 lint: $(VENV)/built
 	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/cppcheck --enable=warning,performance --std=c11 --platform=unix64 --inline-suppr --quiet --error-exitcode=1 \
+		--suppressions-list=native/cppcheck.txt -j2 -D__x86_64__ -I native/include -I native native
+
+# The C tests under one sanitizer: address (with undefined behaviour), thread, or undefined behaviour alone.
+asan tsan ubsan: $(VENV)/built
+	BHVD_NATIVE_CONFIGURATIONS=$@ $(BIN)/python -m pytest tests/native
+
+# Each fuzz target for FUZZ_SECONDS or FUZZ_RUNS executions, whichever is first.
+fuzz: $(VENV)/built
+	FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_RUNS=$(FUZZ_RUNS) $(BIN)/python -m pytest -s tests/fuzz
+
+# Mixed operations of four ranks, every result compared with NumPy's.
+soak: $(VENV)/built
+	$(BIN)/python tests/soak/soak.py $(SOAK_OPERATIONS)
+
+# C: what the C tests run. Python: what COVERAGE_TESTS run, in all their processes.
+coverage: $(VENV)/built
+	find build/native-tests/coverage -name '*.gcda' -delete 2>/dev/null || true
+	BHVD_NATIVE_CONFIGURATIONS=coverage $(BIN)/python -m pytest tests/native
+	$(BIN)/gcovr --root . --filter native/ --gcov-ignore-errors=no_working_dir_found build/native-tests/coverage
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(COVERAGE_TESTS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 # Latency and bandwidth beside torch.distributed's gloo on this machine.
 bench: $(VENV)/built

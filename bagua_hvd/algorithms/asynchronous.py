@@ -58,7 +58,7 @@ class _ToMean:
 class _ToPeers:
     """shift_one or ring, in full precision."""
 
-    topology = None
+    topology: str
 
     def __init__(self, bucket, group, number, codec, state):
         self._snapshot = bucket.read(workspace="snapshot")
@@ -284,7 +284,7 @@ class AsyncLowPrecisionDecentralized(Async):
         super().__init__("ring", sync_interval_ms, warmup_steps, codec, max_staleness)
 
 
-_in_use = weakref.WeakSet()
+_in_use: weakref.WeakSet = weakref.WeakSet()
 
 
 def in_use():

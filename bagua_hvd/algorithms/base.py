@@ -104,7 +104,7 @@ def error_state(bucket, group, hierarchical=False):
     return bucket.state.keep("error", lambda: ErrorState(*shape), fits=lambda kept: kept.fits(*shape))
 
 
-_registry = {}
+_registry: dict[str, type] = {}
 
 
 def register(name, cls):

@@ -30,7 +30,7 @@ class Case(NamedTuple):
     """One line of the table. count: elements of the larger buffer of a rank."""
 
     op: str
-    count: int
+    count: int          # type: ignore[assignment]  # not the method of tuples
     nbytes: int
 
     @property

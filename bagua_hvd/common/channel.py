@@ -64,7 +64,10 @@ def encode(message):
 
 def decode(line):
     """The message of a line. ValueError: it is none."""
-    message = json.loads(line)
+    try:
+        message = json.loads(line)
+    except RecursionError:
+        raise ValueError("not a message: lists within lists") from None
     if not line.endswith(b"\n") or not isinstance(message, dict):
         raise ValueError("not a message")
     return message

@@ -14,7 +14,7 @@ from bagua_hvd.common.native import ffi, lib
 
 COPY_SPANS = lib.BHVD_DEVICE_COPY_SPANS
 
-_devices = {}
+_devices: dict = {}
 _lock = threading.Lock()
 
 

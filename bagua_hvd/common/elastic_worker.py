@@ -53,6 +53,19 @@ class Assignment:
     skip_sync: bool
 
 
+def _is_valid(message):
+    """Whether a driver would say this; one that says something else is as good as gone."""
+    def has(**kinds):
+        return all(isinstance(message.get(name), kind) for name, kind in kinds.items())
+
+    kind = message.get("type")
+    if kind == "hosts_updated":
+        return has(timestamp=int, result=int)
+    if kind == "assignment":
+        return has(environment=dict, scope=str, skip_sync=bool) and set(_PLACE) <= set(message["environment"])
+    return kind == "removed" or kind == "refused" and has(reason=str)
+
+
 class DriverLink:
     """The driver, as a worker sees it.
 
@@ -75,7 +88,7 @@ class DriverLink:
         threading.Thread(target=self._receive, name="elastic worker", daemon=True).start()
 
     def _receive(self):
-        while (message := self._connection.receive()) is not None:
+        while (message := self._connection.receive()) is not None and _is_valid(message):
             if message.get("type") == "hosts_updated":
                 self._on_hosts_updated(message["timestamp"], message["result"])
             else:

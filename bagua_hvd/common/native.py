@@ -80,8 +80,8 @@ class TensorView(NamedTuple):
     shape: tuple
     dtype: int
     owner: object
-    placement = None
-    dst_on_host = False
+    placement = None        # type: ignore[misc]  # of the class, not of the tuple; so is
+    dst_on_host = False     # type: ignore[misc]
 
 
 class Counters(NamedTuple):
@@ -153,8 +153,8 @@ class _Call:
         self.error = ffi.new("struct bhvd_error *")
 
 
-_calls = []
-_errors = []
+_calls: list = []
+_errors: list = []
 
 
 def _take_error():

@@ -19,7 +19,7 @@ class ProcessSet:
         process_set_id: None before registration. ranks: sorted list. mpi_comm: always None.
     """
 
-    process_set_id = None
+    process_set_id: int | None = None
     ranks = None
     mpi_comm = None
 
@@ -87,7 +87,7 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set = _GlobalProcessSet()
 
 _lock = threading.Lock()
-_registered = {}            # id -> ProcessSet, without the global one
+_registered: dict[int, ProcessSet] = {}     # id -> ProcessSet, without the global one
 
 
 def _context():

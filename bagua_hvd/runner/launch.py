@@ -60,6 +60,8 @@ def _read_config_file(args):
         raise ValueError(f"--config-file {args.config_file}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"--config-file {args.config_file} is not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ValueError(f"--config-file {args.config_file}: its lists or mappings are nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"--config-file {args.config_file}: {error}") from None
     if unknown:

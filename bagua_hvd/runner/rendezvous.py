@@ -19,10 +19,10 @@ class Rendezvous:
         # Imported late, so that baguarun answers --help, --version and --check-build without it.
         try:
             from bagua_hvd._native import ffi, lib
-        except ImportError as error:
+        except ImportError as missing:
             raise RuntimeError(
                 "the native extension of bagua_hvd is not built: run `pip install .` in the source folder of "
-                f"bagua_hvd; a C compiler is needed (the import failed with: {error})"
+                f"bagua_hvd; a C compiler is needed (the import failed with: {missing})"
             ) from None
         out = ffi.new("bhvd_rendezvous **")
         error = ffi.new("struct bhvd_error *")

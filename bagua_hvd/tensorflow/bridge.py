@@ -40,7 +40,7 @@ from bagua_hvd.tensorflow import xla
 from bagua_hvd.tensorflow.graphs import as_written, compiled_by_xla, run_independently
 from bagua_hvd.tensorflow.native_ops import ops, release
 
-_bridges = weakref.WeakValueDictionary()
+_bridges: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 _ids = itertools.count()
 
 

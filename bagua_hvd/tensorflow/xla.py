@@ -13,7 +13,7 @@ from bagua_hvd.tensorflow.dtypes import native_dtype
 from bagua_hvd.tensorflow.native_ops import library
 
 # The token of the last wait, by graph.
-_tokens = weakref.WeakKeyDictionary()
+_tokens: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 missing = library.bhvd_tf_xla_missing()
 

@@ -75,4 +75,4 @@ class DistributedAdasum:
                 p.copy_(start + self.compression.decompress(tensor, context))
         return result
 
-    step.hooked = True
+    step.hooked = True      # type: ignore[attr-defined]  # torch.optim reads it

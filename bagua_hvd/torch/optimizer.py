@@ -395,7 +395,7 @@ class _Distributed:
         return result
 
     # Hooks around the step are run by the wrapped class's step, once, on reduced gradients.
-    step.hooked = True
+    step.hooked = True      # type: ignore[attr-defined]  # torch.optim reads it
 
     def _synchronizing(self, closure):
         def synchronizing_closure():

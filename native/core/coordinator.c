@@ -153,6 +153,8 @@ static void visit_joined(bhvd_context *ctx, struct pending *pending, void *arg)
         mark_ready(&ctx->coordinator, pending);
 }
 
+static bhvd_status respond(bhvd_context *ctx);
+
 static bhvd_status take_join(bhvd_context *ctx, int rank, const struct request *request)
 {
     struct coordinator *c = &ctx->coordinator;
@@ -161,10 +163,13 @@ static bhvd_status take_join(bhvd_context *ctx, int rank, const struct request *
     c->joined[rank] = true;
     c->joined_count++;
     c->last_joined = rank;
-    if (c->joined_count < ctx->options.size) {
-        coordinator_visit(ctx, visit_joined, NULL);
+    coordinator_visit(ctx, visit_joined, NULL);
+    if (c->joined_count < ctx->options.size)
         return BHVD_OK;
-    }
+    // What ranks posted before they joined comes before the end of the join.
+    bhvd_status status = respond(ctx);
+    if (status)
+        return status;
     memset(c->joined, 0, (size_t)ctx->options.size * sizeof *c->joined);
     c->joined_count = 0;
     begin_response(c, request->key.process_set, 1);
@@ -215,11 +220,12 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
         return c->additions ? keep_early(c, rank, request) : BHVD_OK;
     if (any_left(ctx, set, &error))
         return refuse(ctx, rank, &request->key, &error);
+    int index = process_set_index(set, rank);
+    bool for_all = request->kind == BHVD_JOIN || request->kind >= BHVD_PROCESS_SET_ADD;
+    if (index < 0 || (for_all && set->id != 0))
+        return BHVD_ERR_SYSTEM;
     if (request->kind == BHVD_JOIN)
         return take_join(ctx, rank, request);
-    int index = process_set_index(set, rank);
-    if (index < 0)
-        return BHVD_ERR_SYSTEM;
     struct pending *pending = entry ? entry->pending : NULL;
     if (!pending) {
         struct table_node *node =
@@ -562,7 +568,9 @@ void coordinator_take_goodbye(bhvd_context *ctx, int rank)
         for (int i = 0; i < ctx->options.size; i++) {
             if (c->joined[i])
                 refuse(ctx, i, &key, &error);
+            c->joined[i] = false;
         }
+        c->joined_count = 0;
     }
 }
 

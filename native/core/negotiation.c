@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/status.h"
+#include "core/answer.h"
 #include "core/cached_run.h"
 #include "core/context.h"
 
@@ -76,6 +77,8 @@ bhvd_status negotiation_take_stale(bhvd_context *ctx, struct bytes_reader r)
     if (r.failed || !entry || !entry->operation)
         return BHVD_OK;                     // answered meanwhile, or never asked: nothing waits for it
     struct bhvd_handle *op = entry->operation;
+    if (op->answered)
+        return BHVD_ERR_SYSTEM;             // by this very id
     response_cache_forget(&ctx->cache, entry);
     struct bytes out = {0};
     struct cached_run run = {0};
@@ -136,6 +139,23 @@ static struct bhvd_handle *phantom_create(bhvd_context *ctx, const struct reques
     return op;
 }
 
+static bool is_error(bhvd_status status) { return status >= BHVD_ERR_ARGUMENT && status <= BHVD_ERR_SYSTEM; }
+
+// Ends the operation, if this rank has asked for it and waits for the answer.
+static bhvd_status take_error(struct bhvd_handle *op, bhvd_status status, struct bytes_reader *r)
+{
+    uint16_t size = bytes_take_u16(r);
+    const char *message = (const char *)bytes_take(r, size);
+    if (!message || !is_error(status) || (op && op->answered))
+        return BHVD_ERR_SYSTEM;
+    if (op && op->announced) {
+        struct bhvd_error error;
+        error_set(&error, status, "%.*s", (int)size, message);
+        operation_end(op, &error);
+    }
+    return BHVD_OK;
+}
+
 // Reads one answered operation. *out NULL: nothing to execute here (an error answer, or not concerned).
 static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struct bytes_reader *r,
                                   struct bhvd_handle **out)
@@ -147,29 +167,29 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
     bhvd_status status = (bhvd_status)bytes_take_u8(r);
     struct bhvd_handle *op = r->failed ? NULL : operation_find(ctx, &key);
     *out = NULL;
-    if (status) {
-        uint16_t size = bytes_take_u16(r);
-        const char *message = (const char *)bytes_take(r, size);
-        if (op && message) {
-            struct bhvd_error error;
-            error_set(&error, status, "%.*s", (int)size, message);
-            operation_end(op, &error);
-        }
-        return BHVD_OK;
-    }
+    if (status)
+        return take_error(op, status, r);
     struct bhvd_handle agreed = {0};
     if (!read_agreed(r, &agreed))
         return BHVD_ERR_SYSTEM;
     uint32_t request_size = bytes_take_u32(r);
     const unsigned char *bytes = bytes_take(r, request_size);
-    if (!op && bytes && request_size) {
+    const struct process_set *set = process_set_find(&ctx->sets, process_set);
+    if (!op && set && bytes && request_size) {
         struct request *request = request_parse(bytes, request_size);
-        op = request ? phantom_create(ctx, request) : NULL;
+        op = request && answer_has_zeros(request) ? phantom_create(ctx, request) : NULL;
         request_drop(request);
         if (!op) {
             free(agreed.agreed_owned);
             return BHVD_ERR_SYSTEM;
         }
+    }
+    if (op && (op->answered || !(op->announced || op->phantom) || !set ||
+               !answer_agrees(set, op, agreed.agreed, agreed.agreed_count))) {
+        if (op->phantom)
+            operation_drop(op);
+        free(agreed.agreed_owned);
+        return BHVD_ERR_SYSTEM;
     }
     if (op) {
         op->agreed_owned = agreed.agreed_owned;
@@ -195,12 +215,16 @@ static struct bhvd_handle *take_cached(bhvd_context *ctx, uint32_t id)
     return entry->operation;
 }
 
-static void add_to_execution(struct execution *execution, struct bhvd_handle *op)
+// False: it has been answered before, or does not belong there.
+static bool add_to_execution(struct execution *execution, struct bhvd_handle *op)
 {
-    if (op) {
-        op->answered = true;
-        execution->operations[execution->count++] = op;
-    }
+    if (!op)
+        return true;
+    if (op->answered || !answer_continues(execution, op))
+        return false;
+    op->answered = true;
+    execution->operations[execution->count++] = op;
+    return true;
 }
 
 // Reads answers about `count` operations.
@@ -212,13 +236,19 @@ static bhvd_status take_items(bhvd_context *ctx, struct bytes_reader *r, uint32_
             struct cached_run run = cached_run_take(r);
             if (r->failed || run.count > count)
                 return BHVD_ERR_SYSTEM;
-            for (uint32_t i = 0; i < run.count; i++)
-                add_to_execution(execution, take_cached(ctx, run.id + i));
+            for (uint32_t i = 0; i < run.count; i++) {
+                if (!add_to_execution(execution, take_cached(ctx, run.id + i)))
+                    return BHVD_ERR_SYSTEM;
+            }
             count -= run.count;
         } else {
             if (take_full_item(ctx, execution->process_set, r, &op) || r->failed)
                 return BHVD_ERR_SYSTEM;
-            add_to_execution(execution, op);
+            if (!add_to_execution(execution, op)) {
+                if (op->phantom)
+                    operation_drop(op);
+                return BHVD_ERR_SYSTEM;
+            }
             count--;
         }
     }
@@ -230,7 +260,8 @@ bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader r)
     uint64_t number = (uint64_t)bytes_take_i64(&r);
     uint32_t process_set = bytes_take_u32(&r);
     uint32_t count = bytes_take_u32(&r);
-    if (r.failed || count > (uint64_t)(r.end - r.at) * CACHED_RUN_MAX)
+    // Each is said in a few bytes, or by an id that this rank knows.
+    if (r.failed || count > (uint64_t)(r.end - r.at) + ctx->cache.by_id.count)
         return BHVD_ERR_SYSTEM;
     struct execution *execution = malloc(sizeof *execution + count * sizeof execution->operations[0]);
     if (!execution)
@@ -238,6 +269,10 @@ bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader r)
     *execution = (struct execution){.number = number, .process_set = process_set};
     bhvd_status status = take_items(ctx, &r, count, execution);
     if (status || execution->count == 0) {
+        for (int i = 0; i < execution->count; i++) {
+            if (execution->operations[i]->phantom)
+                operation_drop(execution->operations[i]);       // nobody else knows it
+        }
         free(execution);
         return status;
     }
@@ -251,6 +286,8 @@ static bhvd_status take_goodbye(bhvd_context *ctx, struct link *link, struct byt
     link->state = LINK_LEFT;
     if (r.at < r.end) {
         bhvd_status reason = (bhvd_status)bytes_take_u8(&r);
+        if (!is_error(reason))
+            return BHVD_ERR_SYSTEM;
         ctx->failed_elsewhere = !ctx->failure.status && reason != BHVD_ERR_SHUTDOWN;
         if (reason != BHVD_ERR_SHUTDOWN)
             return context_fail(ctx, reason, "%.*s", (int)(r.end - r.at), (const char *)r.at);
@@ -267,6 +304,8 @@ bhvd_status negotiation_frame(bhvd_context *ctx, struct link *link, uint8_t type
 {
     bool coordinator = ctx->options.rank == COORDINATOR;
     bhvd_status status = BHVD_ERR_SYSTEM;
+    if (link->state != LINK_OPEN)
+        return BHVD_OK;                     // after its goodbye: it has ended all that this could be about
     if (type == FRAME_GOODBYE)
         status = take_goodbye(ctx, link, payload);
     else if (type == FRAME_HEARTBEAT)

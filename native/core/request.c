@@ -61,8 +61,8 @@ struct request *request_parse(const unsigned char *bytes, size_t size)
     // Two passes: the first checks and counts, the second (over the copy) points into it.
     struct request *request = NULL;
     unsigned char *copy = NULL;
+    const unsigned char *base = bytes;
     for (int pass = 0; pass < 2; pass++) {
-        const unsigned char *base = pass ? copy : bytes;
         struct bytes_reader r = {base, base + size, false};
         struct request head = {.references = 1, .size = size, .bytes = copy};
         head.key.process_set = bytes_take_u32(&r);
@@ -113,6 +113,7 @@ struct request *request_parse(const unsigned char *bytes, size_t size)
         if (!copy)
             return NULL;
         memcpy(copy, bytes, size);
+        base = copy;
     }
 malformed:
     free(request);

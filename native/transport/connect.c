@@ -5,8 +5,6 @@
 #include "transport/connect.h"
 
 #include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +12,6 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/random.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
@@ -23,12 +20,14 @@
 #include "transport/auth.h"
 #include "transport/channel_mpi.h"
 #include "transport/connect_local.h"
+#include "transport/greeter.h"
 #include "transport/rendezvous.h"
 #include "transport/socket.h"
 
 enum {
-    CARD_MAGIC = 0x34484742,            // "BGH4", also tells the byte order
-    HELLO_MAGIC = 0x32484742
+    CARD_MAGIC = 0x35484742,            // "BGH5", also tells the byte order
+    HELLO_MAGIC = 0x32484742,
+    RETRY_MS = 50
 };
 // CHANNEL_STREAM + i is stream i.
 enum channel_kind { CHANNEL_CONTROL = 0, CHANNEL_LOCAL = 1, CHANNEL_STREAM = 2 };
@@ -173,35 +172,49 @@ static void use_socket(struct link *link, uint32_t kind, int fd)
     *channel_of(link, kind) = (struct channel){.ops = &channel_tcp_ops, .fd = fd};
 }
 
+// One attempt at a connection that the other side welcomes.
+static bhvd_status try_connect(struct connecting *k, int rank, uint32_t kind, int fd)
+{
+    bhvd_status status = auth_handshake(fd, AUTH_CONNECTED, k->options->secret, k->options->secret_size, k->deadline_ns,
+                                        k->error);
+    if (status) {
+        struct bhvd_error why = *k->error;
+        return error_set(k->error, status, "no connection to rank %d: %.900s", rank, why.message);
+    }
+    struct hello hello = {HELLO_MAGIC, k->c->rank, kind};
+    unsigned char answer;
+    status = socket_write_full(fd, &hello, sizeof hello, k->deadline_ns);
+    if (!status && kind == CHANNEL_LOCAL)
+        status = local_join(k, rank, fd, k->deadline_ns);
+    else if (!status)
+        status = socket_read_full(fd, &answer, sizeof answer, k->deadline_ns);
+    if (status && !k->error->status)
+        error_set(k->error, status, "the connection to rank %d broke while it was made", rank);
+    return status;
+}
+
 static bhvd_status connect_to(struct connecting *k, int rank, uint32_t kind)
 {
     const struct card *card = &k->cards[rank];
-    int fd = -1;
-    bhvd_status status = kind == CHANNEL_LOCAL
-                             ? local_connect(k, rank, &fd)
-                             : socket_connect(card->host, card->port, k->deadline_ns, &fd, k->error);
-    if (status)
-        return status;
-    status = auth_handshake(fd, AUTH_CONNECTED, k->options->secret, k->options->secret_size, k->deadline_ns, k->error);
-    if (status) {
-        struct bhvd_error why = *k->error;
-        error_set(k->error, status, "no connection to rank %d: %.900s", rank, why.message);
-    }
-    struct hello hello = {HELLO_MAGIC, k->c->rank, kind};
-    if (!status) {
-        status = socket_write_full(fd, &hello, sizeof hello, k->deadline_ns);
-        if (!status && kind == CHANNEL_LOCAL)
-            status = local_join(k, rank, fd, k->deadline_ns);
-        if (status && !k->error->status)
-            error_set(k->error, status, "the connection to rank %d broke while it was made", rank);
-    }
-    if (status) {
+    for (;;) {
+        int fd = -1;
+        bhvd_status status = kind == CHANNEL_LOCAL
+                                 ? local_connect(k, rank, &fd)
+                                 : socket_connect(card->host, card->port, k->deadline_ns, &fd, k->error);
+        if (status)
+            return status;
+        error_clear(k->error);          // of the attempt before
+        status = try_connect(k, rank, kind, fd);
+        if (!status && kind != CHANNEL_LOCAL)
+            use_socket(&k->c->links[rank], kind, fd);
+        if (!status)
+            return BHVD_OK;
         close(fd);
-        return status;
+        // A rank overrun by strangers may have hung up on this one among them, which comes again.
+        if (status != BHVD_ERR_PEER_LOST || clock_remaining_ms(k->deadline_ns) == 0)
+            return status;
+        poll(NULL, 0, RETRY_MS);
     }
-    if (kind != CHANNEL_LOCAL)
-        use_socket(&k->c->links[rank], kind, fd);
-    return BHVD_OK;
 }
 
 static bool is_connected(struct link *link, uint32_t kind)
@@ -209,25 +222,23 @@ static bool is_connected(struct link *link, uint32_t kind)
     return kind == CHANNEL_LOCAL ? link->liveness_fd >= 0 : channel_of(link, kind)->fd >= 0;
 }
 
-// An accepted connection. Whoever does not know the secret, or is not expected, is turned away without harm.
-static bool greet(struct connecting *k, int fd, bool local)
+// A connection of a rank that knows the secret. False: it is not expected.
+static bool welcome(struct connecting *k, const struct hello *hello, int fd, bool local)
 {
-    int64_t deadline_ns = clock_deadline_ns(HANDSHAKE_MS);
-    struct bhvd_error ignored;
-    struct hello hello;
-    if (auth_handshake(fd, AUTH_ACCEPTED, k->options->secret, k->options->secret_size, deadline_ns, &ignored) ||
-        socket_read_full(fd, &hello, sizeof hello, deadline_ns))
+    if (hello->magic != HELLO_MAGIC || hello->rank <= k->c->rank || hello->rank >= k->c->size ||
+        hello->channel >= CHANNEL_STREAM + (uint32_t)socket_streams(k, hello->rank) ||
+        (hello->channel == CHANNEL_LOCAL) != local || local != connecting_shares_memory(k, hello->rank))
         return false;
-    if (hello.magic != HELLO_MAGIC || hello.rank <= k->c->rank || hello.rank >= k->c->size ||
-        hello.channel >= CHANNEL_STREAM + (uint32_t)socket_streams(k, hello.rank) ||
-        (hello.channel == CHANNEL_LOCAL) != local || local != connecting_shares_memory(k, hello.rank))
-        return false;
-    struct link *link = &k->c->links[hello.rank];
-    if (is_connected(link, hello.channel))
+    struct link *link = &k->c->links[hello->rank];
+    if (is_connected(link, hello->channel))
         return false;
     if (local)
-        return local_join(k, hello.rank, fd, deadline_ns) == BHVD_OK;
-    use_socket(link, hello.channel, fd);
+        return local_join(k, hello->rank, fd, clock_deadline_ns(HANDSHAKE_MS)) == BHVD_OK;
+    // Whoever hears nothing comes again.
+    const unsigned char answer = 1;
+    if (socket_write_full(fd, &answer, sizeof answer, clock_deadline_ns(HANDSHAKE_MS)))
+        return false;
+    use_socket(link, hello->channel, fd);
     return true;
 }
 
@@ -253,28 +264,27 @@ static int first_missing(struct connecting *k)
 
 static bhvd_status accept_higher(struct connecting *k)
 {
-    for (int missing; (missing = first_missing(k)) >= 0;) {
-        struct pollfd listeners[2] = {{.fd = k->tcp_listener, .events = POLLIN},
-                                      {.fd = k->local_listener, .events = POLLIN}};
-        int ready = poll(listeners, 2, clock_remaining_ms(k->deadline_ns));
-        if (ready == 0 || clock_remaining_ms(k->deadline_ns) == 0)
-            return error_set(k->error, BHVD_ERR_TIMEOUT, "rank %d did not connect within %.0f s", missing,
-                             k->options->start_timeout_ms / 1000.0);
-        for (int i = 0; i < 2; i++) {
-            if (!(listeners[i].revents & POLLIN))
-                continue;
-            int fd = accept4(listeners[i].fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-            if (fd < 0 && (errno == EMFILE || errno == ENFILE))
-                return error_set(k->error, BHVD_ERR_SYSTEM, "the connections of the other ranks cannot be accepted: %s; "
-                                 "raise the limit of open files (ulimit -n)", strerror(errno));
-            int yes = 1;
-            if (fd >= 0 && i == 0)
-                setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-            if (fd >= 0 && !greet(k, fd, i == 1))
-                close(fd);
-        }
+    const struct greeter_options options = {{k->tcp_listener, k->local_listener}, k->options->secret,
+                                            k->options->secret_size, sizeof(struct hello)};
+    struct greeter *greeter = greeter_create(&options);
+    if (!greeter)
+        return error_set(k->error, BHVD_ERR_SYSTEM, "no memory to accept connections");
+    bhvd_status status = BHVD_OK;
+    for (int missing; !status && (missing = first_missing(k)) >= 0;) {
+        struct hello hello;
+        int fd, listener;
+        status = greeter_next(greeter, &hello, &fd, &listener, k->deadline_ns);
+        if (status == BHVD_ERR_SYSTEM)
+            error_set(k->error, status, "the connections of the other ranks cannot be accepted: %s; raise the limit of "
+                      "open files (ulimit -n)", strerror(errno));
+        else if (status)
+            error_set(k->error, status, "rank %d did not connect within %.0f s", missing,
+                      k->options->start_timeout_ms / 1000.0);
+        else if (!welcome(k, &hello, fd, listener == 1))
+            close(fd);
     }
-    return BHVD_OK;
+    greeter_destroy(greeter);
+    return status;
 }
 
 static bhvd_status connect_all(struct connecting *k)

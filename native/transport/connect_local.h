@@ -8,7 +8,7 @@
 #include "transport/connect.h"
 
 enum {
-    HANDSHAKE_MS = 5000,                // one connection's; a stranger must not hold up the others for longer
+    HANDSHAKE_MS = 5000,                // what a rank that has proven itself may take for the rest
     ID_SIZE = 192
 };
 

@@ -60,6 +60,11 @@ class ElasticJob:
         for line in file:
             self.output.append(line.decode(errors="replace").rstrip("\n"))
 
+    @property
+    def pid(self):
+        """Of baguarun."""
+        return self._popen.pid
+
     def let_end(self):
         """From now on the workers may end their training."""
         self._stop.touch()

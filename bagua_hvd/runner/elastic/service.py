@@ -1,7 +1,8 @@
 """The driver's connections to its workers: an asyncio server in a thread of its own.
 
-A stranger may say 72 bytes of handshake, for a few seconds, and nothing of them is interpreted before the proof.
-Messages are those of common/elastic_worker.py.
+A stranger may say 72 bytes of handshake, for a few seconds, and nothing of them is interpreted before the proof. When
+there are _STRANGERS_MAX, one more takes the place of the one that has waited longest. Messages are those of
+common/elastic_worker.py.
 """
 import asyncio
 import threading
@@ -10,6 +11,16 @@ from bagua_hvd.common import channel
 
 _HANDSHAKE_SECONDS = 10
 _STRANGERS_MAX = 256
+
+
+def _event(message):
+    """(event, message) for the driver; (None, None): none that it knows. ValueError: malformed."""
+    kind = message.get("type")
+    if kind == "join":
+        if type(message.get("skip_sync")) is not bool or not isinstance(message.get("failure"), str | None):
+            raise ValueError("malformed join")
+        return "joined", message
+    return (kind, message) if kind == "synced" else (None, None)
 
 
 class Service:
@@ -29,7 +40,7 @@ class Service:
         self._secret = secret
         self._on_event = on_event
         self._writers = {}          # number of the worker -> StreamWriter
-        self._strangers = 0
+        self._strangers = {}        # their tasks, in the order they came; a dict for its order
         self._loop = asyncio.new_event_loop()
         self._server = self._loop.run_until_complete(
             asyncio.start_server(self._serve, host, 0, limit=channel.MESSAGE_MAX))
@@ -53,13 +64,13 @@ class Service:
             if number is None:
                 return
             while line := await reader.readline():
-                message = channel.decode(line)
-                if message.get("type") in ("join", "synced"):
-                    self._on_event({"join": "joined"}.get(message["type"], message["type"]), number, message)
+                event, message = _event(channel.decode(line))
+                if event is not None:
+                    self._on_event(event, number, message)
         except (OSError, ValueError, EOFError, TimeoutError, asyncio.TimeoutError):
             pass        # a stranger, or a worker that ended: its process says how
         except asyncio.CancelledError:
-            pass        # close(); passed on, Python 3.11 would print it
+            pass        # close(), or a newer stranger; passed on, Python 3.11 would print it
         finally:
             if number is not None:
                 del self._writers[number]
@@ -67,14 +78,16 @@ class Service:
             writer.close()
 
     async def _welcome(self, reader, writer):
-        """The worker's number after its proof and its hello; None: too many are waiting, or it is there already."""
-        if self._strangers >= _STRANGERS_MAX:
-            return None
-        self._strangers += 1
+        """The worker's number after its proof and its hello; None: it is there already."""
+        if len(self._strangers) >= _STRANGERS_MAX:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.cancel()
+        self._strangers[asyncio.current_task()] = None
         try:
             number = await asyncio.wait_for(self._handshake(reader, writer), _HANDSHAKE_SECONDS)
         finally:
-            self._strangers -= 1
+            self._strangers.pop(asyncio.current_task(), None)
         if number in self._writers:
             return None
         self._writers[number] = writer

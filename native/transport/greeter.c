@@ -1,0 +1,173 @@
+#include "transport/greeter.h"
+
+#include <poll.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "transport/auth.h"
+#include "transport/socket.h"
+
+enum { ACCEPT_BATCH = 64 };     // connections at a time; then those who are here have their turn
+
+_Static_assert((int)GREETER_NAME_MAX >= (int)AUTH_HELLO_SIZE && (int)AUTH_HELLO_SIZE >= (int)AUTH_PROOF_SIZE,
+               "a stranger's buffer holds the message of every stage");
+
+enum stage { HELLO, PROOF, NAME };
+
+struct stranger {
+    int fd, listener;
+    enum stage stage;
+    int64_t deadline_ns;
+    struct auth auth;
+    size_t moved;               // of the stage's message
+    unsigned char message[GREETER_NAME_MAX];
+};
+
+struct greeter {
+    struct greeter_options options;
+    int count;
+    struct stranger strangers[GREETER_STRANGERS_MAX];       // in the order they came
+    struct pollfd polls[GREETER_LISTENERS_MAX + GREETER_STRANGERS_MAX];
+};
+
+struct greeter *greeter_create(const struct greeter_options *options)
+{
+    struct greeter *greeter = calloc(1, sizeof *greeter);
+    if (greeter)
+        greeter->options = *options;
+    return greeter;
+}
+
+static void forget(struct greeter *greeter, int index)
+{
+    greeter->count--;
+    memmove(greeter->strangers + index, greeter->strangers + index + 1,
+            (size_t)(greeter->count - index) * sizeof greeter->strangers[0]);
+}
+
+static void drop(struct greeter *greeter, int index)
+{
+    close(greeter->strangers[index].fd);
+    forget(greeter, index);
+}
+
+void greeter_destroy(struct greeter *greeter)
+{
+    while (greeter && greeter->count)
+        drop(greeter, greeter->count - 1);
+    free(greeter);
+}
+
+static size_t wanted(const struct greeter *greeter, const struct stranger *s)
+{
+    return s->stage == HELLO ? AUTH_HELLO_SIZE : s->stage == PROOF ? AUTH_PROOF_SIZE : greeter->options.name_size;
+}
+
+// These few bytes are the first that the socket takes: it takes them at once.
+static bool say(const struct stranger *s, const uint8_t *data, size_t size)
+{
+    size_t moved;
+    return socket_write(s->fd, data, size, &moved) == BHVD_OK && moved == size;
+}
+
+// The stage's message is complete. False: it is no rank of this job.
+static bool advance(struct greeter *greeter, struct stranger *s)
+{
+    const struct greeter_options *options = &greeter->options;
+    if (s->stage == HELLO && (auth_begin(&s->auth, AUTH_ACCEPTED, NULL) ||
+                              auth_receive_hello(&s->auth, s->message, options->secret, options->secret_size, NULL) ||
+                              !say(s, s->auth.hello, sizeof s->auth.hello) ||
+                              !say(s, s->auth.proof, sizeof s->auth.proof)))
+        return false;
+    if (s->stage == PROOF && auth_receive_proof(&s->auth, s->message, NULL))
+        return false;
+    s->stage++;
+    s->moved = 0;
+    return true;
+}
+
+enum progress { WAITS, READY, GONE };
+
+static enum progress read_from(struct greeter *greeter, struct stranger *s)
+{
+    for (;;) {
+        size_t moved;
+        if (socket_read(s->fd, s->message + s->moved, wanted(greeter, s) - s->moved, &moved))
+            return GONE;
+        if (moved == 0)
+            return WAITS;
+        s->moved += moved;
+        if (s->moved < wanted(greeter, s))
+            continue;
+        if (s->stage == NAME)
+            return READY;
+        if (!advance(greeter, s))
+            return GONE;
+    }
+}
+
+// True: one is ready, and is no longer among the strangers.
+static bool serve(struct greeter *greeter, int polled, void *name, int *fd, int *listener)
+{
+    int64_t now_ns = clock_now_ns();
+    // From the last to the first, so that those who go do not move those who are still to come.
+    for (int i = polled - 1; i >= 0; i--) {
+        struct stranger *s = &greeter->strangers[i];
+        enum progress progress = greeter->polls[GREETER_LISTENERS_MAX + i].revents ? read_from(greeter, s) : WAITS;
+        if (progress == READY) {
+            memcpy(name, s->message, greeter->options.name_size);
+            *fd = s->fd;
+            *listener = s->listener;
+            forget(greeter, i);
+            return true;
+        }
+        if (progress == GONE || s->deadline_ns <= now_ns)
+            drop(greeter, i);
+    }
+    return false;
+}
+
+static bhvd_status accept_some(struct greeter *greeter, int listener)
+{
+    for (int i = 0; i < ACCEPT_BATCH; i++) {
+        int fd;
+        bhvd_status status = socket_accept(greeter->options.listeners[listener], 0, &fd, NULL);
+        if (status == BHVD_ERR_TIMEOUT)
+            break;
+        if (status && greeter->count == 0)
+            return status;
+        if (status || greeter->count == GREETER_STRANGERS_MAX)
+            drop(greeter, 0);
+        if (!status)
+            greeter->strangers[greeter->count++] = (struct stranger){
+                .fd = fd, .listener = listener, .deadline_ns = clock_deadline_ns(GREETER_STRANGER_MS)};
+    }
+    return BHVD_OK;
+}
+
+bhvd_status greeter_next(struct greeter *greeter, void *name, int *fd, int *listener, int64_t deadline_ns)
+{
+    for (;;) {
+        int64_t wake_ns = greeter->count && greeter->strangers[0].deadline_ns < deadline_ns
+                              ? greeter->strangers[0].deadline_ns : deadline_ns;
+        for (int i = 0; i < GREETER_LISTENERS_MAX; i++)
+            greeter->polls[i] = (struct pollfd){.fd = greeter->options.listeners[i], .events = POLLIN};
+        for (int i = 0; i < greeter->count; i++)
+            greeter->polls[GREETER_LISTENERS_MAX + i] = (struct pollfd){.fd = greeter->strangers[i].fd, .events = POLLIN};
+        int polled = greeter->count;
+        if (poll(greeter->polls, (nfds_t)(GREETER_LISTENERS_MAX + polled), clock_remaining_ms(wake_ns)) < 0)
+            memset(greeter->polls, 0, sizeof greeter->polls);
+        if (serve(greeter, polled, name, fd, listener))
+            return BHVD_OK;
+        if (clock_remaining_ms(deadline_ns) == 0)
+            return BHVD_ERR_TIMEOUT;
+        for (int i = 0; i < GREETER_LISTENERS_MAX; i++) {
+            bhvd_status status = greeter->polls[i].revents ? accept_some(greeter, i) : BHVD_OK;
+            if (status)
+                return status;
+        }
+    }
+}

@@ -1,0 +1,157 @@
+"""Writes the inputs that the corpora began with: messages as ranks send them. What fuzzing found lies beside
+them.
+
+    python tests/fuzz/seeds.py
+"""
+import itertools
+import struct
+from pathlib import Path
+
+CORPUS = Path(__file__).parent / "corpus"
+ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, BARRIER, JOIN, C_LP_S, ADD = 0, 1, 2, 3, 5, 6, 7, 10
+REQUEST, RESPONSE, STALE, GOODBYE = 1, 2, 3, 4
+FLOAT32 = 7
+
+
+def request(kind, name, shape=(6,), process_set=1, splits=(), codec=1, op=1, dtype=FLOAT32):
+    """As native/core/request.h says. shape None: no tensor."""
+    tensors = b"" if shape is None else struct.pack(f"<BB{len(shape)}q", dtype, len(shape), *shape)
+    return struct.pack("<IH", process_set, len(name)) + name + struct.pack(
+        "<BBBdBBqBqqddI", kind, op, codec, 0, 0, 0, 0, 0, -1, 0, 1, 1, int(shape is not None)
+    ) + tensors + struct.pack(f"<I{len(splits)}q", len(splits), *splits)
+
+
+def asked(*requests):
+    """Items of a REQUEST frame: requests in full, or runs (id, count)."""
+    return b"".join(struct.pack("<BII", 0, *item) if isinstance(item, tuple)
+                    else struct.pack("<BI", 1, len(item)) + item for item in requests)
+
+
+def answered(*items, process_set=1, count=None):
+    """A RESPONSE. items: (name, id, agreed, request) or a run (id, count)."""
+    body = b""
+    for item in items:
+        if len(item) == 2:
+            body += struct.pack("<BII", 0, *item)
+            continue
+        name, number, agreed, about = item
+        body += struct.pack("<BH", 1, len(name)) + name + struct.pack(
+            f"<IBI{len(agreed)}qI", number, 0, len(agreed), *agreed, len(about)) + about
+    return struct.pack("<qII", 1, process_set, len(items) if count is None else count) + body
+
+
+def error(name, process_set=1, status=3):
+    return struct.pack("<qIIBH", 1, process_set, 1, 1, len(name)) + name + struct.pack("<IBH", 0, status, 3) + b"why"
+
+
+def frames(role, posts, *sent):
+    """A target_negotiation input: frames of (peer, type, payload)."""
+    return bytes([role, posts, 0]) + b"".join(
+        struct.pack("<BBH", peer, kind, len(payload)) + payload for peer, kind, payload in sent)
+
+
+def stream(role, posts, cut, *sent):
+    return bytes([role | 2, posts, cut]) + b"".join(
+        struct.pack("<IB", len(payload), kind) + payload for kind, payload in sent)
+
+
+def negotiation():
+    allreduce, join = request(ALLREDUCE, b"a"), request(JOIN, b"join", None)
+    both = [(1, REQUEST, asked(allreduce)), (2, REQUEST, asked(allreduce))]
+    yield frames(0, 1, *both)
+    yield frames(0, 1, *both, (1, REQUEST, asked((1, 1))), (2, REQUEST, asked((1, 2))))
+    yield frames(0, 1, (1, REQUEST, asked(join)), (2, REQUEST, asked(allreduce)), (2, GOODBYE, b""))
+    yield frames(0, 16, (1, REQUEST, asked(join)), (2, REQUEST, asked(join)))
+    yield frames(0, 2, (1, REQUEST, asked(request(ALLGATHER, b"g", (3, 2), 2))))
+    yield frames(0, 4, *[(peer, REQUEST, asked(request(ALLTOALL, b"t"))) for peer in (1, 2)])
+    yield frames(0, 4, *[(peer, REQUEST, asked(request(ALLTOALL, b"t", splits=(1, 2, 3)))) for peer in (1, 2)])
+    yield frames(0, 128, *[(peer, REQUEST, asked(request(ADD, b"p", None, splits=(1, 2)))) for peer in (1, 2)])
+    yield frames(0, 1, (1, REQUEST, asked(request(ALLREDUCE, b"a", (7,)))), (2, REQUEST, asked(allreduce)))
+    yield frames(0, 0, (1, REQUEST, asked((7, 65536))))
+    yield frames(0, 16, (1, REQUEST, asked(request(JOIN, b"join", None, 2))))
+    yield frames(0, 0, (1, REQUEST, asked(request(ADD, b"p", None, 2, splits=(1, 2)))))
+    yield frames(1, 1, (0, RESPONSE, answered((b"a", 1, (), b""), count=2**31)))
+    yield frames(0, 1, *both, (0, 0, b""), (1, REQUEST, asked((1, 1))), (2, REQUEST, asked((1, 1))))
+    yield frames(1, 1, (0, RESPONSE, answered((b"a", 1, (), b""))), (1, 0, b""), (0, STALE, struct.pack("<I", 1)))
+    yield stream(0, 1, 4, (REQUEST, asked(allreduce)), (GOODBYE, b"\5gone"))
+    yield frames(1, 1, (0, RESPONSE, answered((b"a", 1, (), b""))))
+    yield frames(1, 9, (0, RESPONSE, answered((b"a", 1, (), b""))), (0, STALE, struct.pack("<I", 1)))
+    yield frames(1, 2, (0, RESPONSE, answered((b"g", 1, (3, 3), b""), process_set=2)))
+    yield frames(1, 4, (0, RESPONSE, answered((b"t", 1, (2,) * 9, b""))))
+    yield frames(1, 16, (0, RESPONSE, answered((b"join", 0, (2,), b""))))
+    yield frames(1, 16, (0, RESPONSE, answered((b"z", 0, (), request(ALLREDUCE, b"z")))))
+    yield frames(1, 16, (0, RESPONSE, answered((b"z", 0, (), request(C_LP_S, b"z")))))
+    yield frames(1, 1, (0, RESPONSE, error(b"a")), (0, GOODBYE, b""))
+    yield frames(1, 1, (0, RESPONSE, answered((b"a", 1, (), b""), (1, 2), count=3)))
+    yield stream(1, 255, 30, (RESPONSE, answered((b"a", 1, (), b""))), (RESPONSE, error(b"b")))
+
+
+def findings():
+    """What a broken coordinator once made a rank do wrong: read freed memory, call a failure success. By name."""
+    agreed = answered((b"a", 1, (), b""))
+    once = (0, RESPONSE, agreed), (1, 0, b"")       # answered, and done; then asked again by its id
+    yield "answered-twice", frames(1, 1, (0, RESPONSE, answered((b"a", 1, (), b""), (b"a", 1, (), b""))))
+    yield "answered-again", frames(1, 1, (0, RESPONSE, agreed), (0, RESPONSE, agreed))
+    yield "cached-twice", frames(1, 1, *once, (0, RESPONSE, answered((1, 1), (1, 1))))
+    yield "stale-after-answer", frames(
+        1, 2, (0, RESPONSE, answered((b"g", 1, (3, 3), b""), process_set=2)), (1, 0, b""),
+        (0, RESPONSE, answered((1, 1), process_set=2)), (0, STALE, struct.pack("<I", 1)))
+    yield "refused-after-answer", frames(1, 1, (0, RESPONSE, agreed), (0, RESPONSE, error(b"a")))
+    yield "answered-before-asked", frames(1 | 4, 1, (0, RESPONSE, agreed))
+    yield "refused-before-asked", frames(1 | 4, 1, (0, RESPONSE, error(b"a")))
+    yield "refused-with-success", frames(1, 1, (0, RESPONSE, error(b"a", status=1)))
+    yield "goodbye-without-reason", frames(1, 1, (0, GOODBYE, b"\0gone"))
+    yield "fused-what-is-not", frames(1, 65, (0, RESPONSE, answered((b"a", 1, (), b""), (b"r", 2, (), b""))))
+    yield "gathered-of-another-size", frames(1, 2, (0, RESPONSE, answered((b"g", 1, (3, 4), b""), process_set=2)))
+    yield "gathered-too-much", frames(1, 2, (0, RESPONSE, answered((b"g", 1, (2**62, 3), b""), process_set=2)))
+    yield "exchanged-too-much", frames(1, 4, (0, RESPONSE, answered((b"t", 1, (2**31 - 1,) * 9, b""))))
+    yield "zeros-of-no-codec", frames(
+        1, 16, (0, RESPONSE, answered((b"z", 0, (), request(C_LP_S, b"z", dtype=4, codec=0)))))
+
+
+def requests():
+    for one, other in itertools.product(
+            [request(ALLREDUCE, b"a"), request(BROADCAST, b"b", (2, 3)), request(BARRIER, b"r", None)],
+            [request(ALLREDUCE, b"a", (7,)), request(ALLTOALL, b"t", splits=(1, 2, 3))]):
+        yield struct.pack("<H", len(one)) + one + other
+
+
+def rendezvous():
+    def ask(rank, size, scope=b"s", blob=b"card"):
+        return struct.pack("<7I", 0x71525642, rank, size, 1000, 1000, len(scope), len(blob)) + scope + blob
+
+    def pieces(role, *sent):
+        return bytes([role]) + b"".join(struct.pack("<BH", to, len(data)) + data for to, data in sent)
+
+    def reply(status, body):
+        return b"\2" + struct.pack("<3I", 0x70525642, status, len(body)) + body
+
+    hello = b"BHVD\1\0\0\0" + bytes(range(32))
+    yield pieces(0, (0, hello), (0, bytes(32)), (1, hello[:5]), (1, hello[5:]), (2, b"GET / HTTP/1.1\r\n"))
+    yield pieces(1, (0, ask(0, 2)), (1, ask(1, 2)))
+    yield pieces(1, (0, ask(0, 3)), (1, ask(1, 2)), (2, ask(5, 3)))
+    yield pieces(1, (0, ask(0, 2)), (1, ask(0, 2)))
+    yield pieces(1, (0, ask(0, 16384, b"x" * 255, b"")), (1, ask(1, 16384, b"x" * 255, b"y" * 300)))
+    yield reply(0, struct.pack("<I4sI4sI0s", 4, b"card", 4, b"card", 0, b""))
+    yield reply(7, b"rank 1 did not arrive")
+    yield b"\3" + hello + bytes(32)
+
+
+def codecs():
+    for codec, dtype, features in itertools.product(range(1, 10), (6, 7, 8, 10), (0, 3)):
+        yield struct.pack("<BBBBH", codec, dtype, features, 20, 100) + bytes(16) + b"\1" + bytes(15) + bytes(range(256))
+
+
+def main():
+    for name, inputs in {"negotiation": negotiation(), "request": requests(), "rendezvous": rendezvous(),
+                         "codec": codecs()}.items():
+        folder = CORPUS / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for i, data in enumerate(inputs):
+            (folder / f"seed{i:02}").write_bytes(data)
+    for name, data in findings():
+        (CORPUS / "negotiation" / f"finding-{name}").write_bytes(data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+// A rank of three, as coordinator or as member, with operations of every kind in flight, whose peers send any frames:
+// through the ring and the framing of link.c, or frame by frame. Nothing is executed; what would be executed is looked at.
+//
+//     role, posts, cut (u8 each: bits of role: 1 member instead of coordinator, 2 raw stream instead of frames; posts:
+//     which operations; 4: they are not announced; cut: bytes that arrive at once), then the stream, or for each frame:
+//     peer, type (u8), size (u16), payload. A frame of the rank itself: the engine's turn, see take_turn.
+#include "fuzz.h"
+
+#include "core/answer.h"
+#include "core/context.h"
+#include "transport/ring.h"
+
+enum { RANKS = 3, OPERATIONS = 8, ELEMENTS = 6, FRAMES_MAX = 40 };
+
+static const struct {
+    bhvd_kind kind;
+    const char *name;
+    int ndim;
+} OPERATION[OPERATIONS] = {
+    {BHVD_ALLREDUCE, "a", 1}, {BHVD_ALLGATHER, "g", 2}, {BHVD_ALLTOALL, "t", 1}, {BHVD_BROADCAST, "b", 1},
+    {BHVD_JOIN, "join", -1},  {BHVD_C_LP_S, "c", 1},    {BHVD_BARRIER, "r", -1}, {BHVD_PROCESS_SET_ADD, "p", -1},
+};
+
+static void *world;
+static float memory[OPERATIONS * ELEMENTS];
+static bhvd_handle *handles[OPERATIONS];
+
+// One world serves all inputs: a new one takes far longer than an input.
+static void empty_rings(const struct host_memory *memory)
+{
+    for (int from = 0; from < RANKS; from++) {
+        for (int to = 0; to < RANKS; to++) {
+            struct ring *ring = host_memory_control_ring(memory, from, to);
+            atomic_store(&ring->head, 0);
+            atomic_store(&ring->tail, 0);
+        }
+    }
+}
+
+// As bhvd_context_create makes it, without the progress thread.
+static bhvd_context *make_context(int rank)
+{
+    struct bhvd_error error;
+    bhvd_context *ctx = calloc(1, sizeof *ctx);
+    ctx->options = (struct bhvd_context_options){
+        .rank = rank, .size = RANKS, .transport = "inproc", .inproc_world = world, .fusion_threshold = 1 << 10,
+        .cache_capacity = 2, .timeout_ms = 1000};
+    pthread_mutex_init(&ctx->post_lock, NULL);
+    pthread_mutex_init(&ctx->engine_lock, NULL);
+    pthread_mutex_init(&ctx->sets_lock, NULL);
+    ctx->posted_tail = &ctx->posted_head;
+    ctx->executions_tail = &ctx->executions_head;
+    ctx->cache.capacity = 2;
+    kernel_table_init(&ctx->kernels, 0);
+    REQUIRE(!connections_init(&ctx->connections, &ctx->options, &error) && !coordinator_init(ctx) && !heartbeat_init(ctx));
+    empty_rings(&ctx->connections.host);
+    const int32_t all[] = {0, 1, 2}, some[] = {0, 1};
+    int id;
+    REQUIRE(!process_set_add(ctx, all, 3, &id, &error) && !process_set_add(ctx, some, 2, &id, &error));
+    return ctx;
+}
+
+static void post(bhvd_context *ctx, int index)
+{
+    const int64_t shape[] = {ELEMENTS / 2 * (OPERATION[index].ndim < 2) + ELEMENTS / 2, OPERATION[index].ndim};
+    const int32_t ranks[] = {1, 2};
+    bool on_pair = index % 2 && OPERATION[index].kind != BHVD_PROCESS_SET_ADD && ctx->options.rank < 2;
+    struct bhvd_tensor tensor = {.src = memory + index * ELEMENTS, .shape = shape, .ndim = OPERATION[index].ndim, .dtype = BHVD_FLOAT32};
+    struct bhvd_args args = {
+        .kind = OPERATION[index].kind, .name = OPERATION[index].name, .tensors = &tensor,
+        .tensor_count = OPERATION[index].ndim >= 0, .op = BHVD_OP_SUM, .prescale_factor = 1.0, .postscale_factor = 1.0,
+        .codec = BHVD_CODEC_MINMAX_UINT8, .device = -1, .process_set = on_pair,
+        .splits = OPERATION[index].kind == BHVD_PROCESS_SET_ADD ? ranks : NULL,
+        .split_count = OPERATION[index].kind == BHVD_PROCESS_SET_ADD ? 2 : 0, .blocking = 1};
+    struct bhvd_error error;
+    REQUIRE(!bhvd_post(ctx, &args, &handles[index], &error));
+}
+
+static void announce(bhvd_context *ctx)
+{
+    struct bhvd_handle *posted = ctx->posted_head;
+    ctx->posted_head = NULL;
+    ctx->posted_tail = &ctx->posted_head;
+    atomic_store(&ctx->posted_count, 0);
+    if (posted)
+        REQUIRE(!negotiation_request(ctx, posted));
+}
+
+static void drop(int index)
+{
+    bhvd_handle_drop(handles[index]);
+    handles[index] = NULL;
+}
+
+// The first execution is done, and the program asks for the same again: by a cached id, where there is one.
+static void take_turn(bhvd_context *ctx)
+{
+    struct execution *execution = ctx->executions_head;
+    if (execution) {
+        ctx->executions_head = execution->next;
+        if (!ctx->executions_head)
+            ctx->executions_tail = &ctx->executions_head;
+        for (int i = 0; i < execution->count; i++)
+            operation_end(execution->operations[i], NULL);
+        free(execution);
+    }
+    for (int i = 0; i < OPERATIONS && !ctx->closing.status; i++) {
+        if (handles[i] && bhvd_poll(handles[i])) {
+            drop(i);
+            post(ctx, i);
+        }
+    }
+    announce(ctx);
+}
+
+// What the engine would execute: every part is there once, and is of the set that it is said to be of.
+static void look_at_executions(const bhvd_context *ctx)
+{
+    for (const struct execution *e = ctx->executions_head; e; e = e->next) {
+        const struct process_set *set = process_set_find(&ctx->sets, e->process_set);
+        REQUIRE(e->count > 0);
+        for (int i = 0; i < e->count; i++) {
+            const struct bhvd_handle *op = e->operations[i];
+            REQUIRE(set && set->rank >= 0 && op->answered && !op->done && op->process_set == e->process_set);
+            REQUIRE(op->announced || op->phantom);
+            REQUIRE(i == 0 || (op->kind == BHVD_ALLREDUCE && e->operations[0]->kind == BHVD_ALLREDUCE));
+            REQUIRE(!op->phantom || op->kind == BHVD_ALLREDUCE ||
+                    bhvd_encoded_size(op->codec, op->tensors[0].dtype, 1, &op->codec_options));
+            REQUIRE(answer_agrees(set, op, op->agreed, op->agreed_count));
+            for (int j = 0; j < i; j++)
+                REQUIRE(e->operations[j] != op);
+        }
+    }
+}
+
+static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct bytes_reader payload)
+{
+    bhvd_context *ctx = arg;
+    bhvd_status status = negotiation_frame(ctx, link, type, payload);
+    look_at_executions(ctx);
+    for (const struct bhvd_handle *op = ctx->posted_head; op; op = op->next)
+        REQUIRE(!op->done);
+    // Who said goodbye is not waited for.
+    bool needed = ctx->options.rank == COORDINATOR || link->rank == COORDINATOR;
+    if (!status && link->state == LINK_LEFT && needed)
+        REQUIRE(ctx->closing.status || ctx->coordinator.left[link->rank]);
+    return status;
+}
+
+static void fail(bhvd_context *ctx) { context_fail(ctx, BHVD_ERR_SYSTEM, "a peer broke the protocol"); }
+
+// The stream as peer 0 or 1 writes it into the ring, a few bytes at a time.
+static void send_stream(bhvd_context *ctx, const uint8_t *data, size_t size, size_t cut)
+{
+    struct link *link = &ctx->connections.links[ctx->options.rank == 0];
+    while (size && !ctx->failure.status) {
+        size_t n = size < cut ? size : cut;
+        bool progress;
+        n = ring_write(link->control.rx, link->control.capacity, data, n);
+        data += n;
+        size -= n;
+        if (link_advance(link, on_frame, ctx, &progress))
+            fail(ctx);
+    }
+}
+
+static void send_frames(bhvd_context *ctx, struct supply *s)
+{
+    for (int i = 0; i < FRAMES_MAX && s->at < s->end && !ctx->failure.status; i++) {
+        int peer = supply_u8(s) % RANKS;
+        uint8_t type = supply_u8(s);
+        size_t size = supply_u16(s);
+        const uint8_t *payload = supply_bytes(s, &size);
+        struct link *link = &ctx->connections.links[peer];
+        if (peer == ctx->options.rank)
+            take_turn(ctx);
+        else if (on_frame(ctx, link, type, (struct bytes_reader){payload, payload + size, false}))
+            fail(ctx);
+        if (!ctx->failure.status && ctx->coordinator.ready_head && coordinator_respond(ctx))
+            fail(ctx);
+        look_at_executions(ctx);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct supply s = {data, data + size};
+    uint8_t role = supply_u8(&s), posts = supply_u8(&s), cut = supply_u8(&s);
+    if (!world)
+        world = bhvd_inproc_world_create(RANKS);
+    bhvd_context *ctx = make_context(role & 1);
+    for (int i = 0; i < OPERATIONS; i++) {
+        if (posts & 1 << i)
+            post(ctx, i);
+    }
+    if (!(role & 4))
+        announce(ctx);
+    if (role & 2)
+        send_stream(ctx, s.at, (size_t)(s.end - s.at), cut + 1u);
+    else
+        send_frames(ctx, &s);
+    fail(ctx);
+    for (int i = 0; i < OPERATIONS; i++) {
+        struct bhvd_error error;
+        if (handles[i]) {
+            REQUIRE(bhvd_poll(handles[i]));
+            bhvd_status status = bhvd_wait(handles[i], 0, &error);
+            REQUIRE(status == BHVD_OK || (status >= BHVD_ERR_ARGUMENT && status <= BHVD_ERR_SYSTEM));
+            drop(i);
+        }
+    }
+    // Nobody reads: a context would wait a second for it.
+    for (int i = 0; i < RANKS; i++)
+        ctx->connections.links[i].control_out.size = ctx->connections.links[i].control_flushed = 0;
+    bhvd_context_destroy(ctx);
+    return 0;
+}

@@ -1,0 +1,125 @@
+// What comes over a rendezvous connection, on either side, without the sockets' waits: strangers of the server; peers that
+// have proven the secret and send any requests; a server that has proven it and sends any reply.
+//
+//     role (u8: 0 a stranger, 1 peers, 2 the server's reply, 3 a handshake), then for 0 and 1: connection (u8), size (u16)
+//     and bytes, again and again
+#include "fuzz.h"
+
+#include <sys/socket.h>
+
+// To reach what is static in them.
+#include "transport/rendezvous.c"
+#include "transport/rendezvous_server.c"
+
+enum { CONNECTIONS = 3, PIECES_MAX = 60 };
+
+static const char SECRET[] = "a fuzzer's secret";
+
+static struct connection *add_connection(struct bhvd_rendezvous *server, int *far)
+{
+    int pair[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0 && reserve_connection(server));
+    struct connection *c = calloc(1, sizeof *c);
+    c->fd = pair[0];
+    c->deadline_ns = CLOCK_NEVER;
+    connection_expect(c, HELLO, AUTH_HELLO_SIZE);
+    server->connections[server->count++] = c;
+    server->stranger_count++;
+    *far = pair[1];
+    return c;
+}
+
+// The other side of a handshake, honestly.
+static void prove(struct bhvd_rendezvous *server, struct connection *c, int far)
+{
+    struct auth auth;
+    uint8_t hello[AUTH_HELLO_SIZE], proof[AUTH_PROOF_SIZE];
+    REQUIRE(!auth_begin(&auth, AUTH_CONNECTED, NULL));
+    REQUIRE(send(far, auth.hello, sizeof auth.hello, 0) == sizeof auth.hello);
+    connection_read(server, c);
+    REQUIRE(recv(far, hello, sizeof hello, 0) == sizeof hello && recv(far, proof, sizeof proof, 0) == sizeof proof);
+    REQUIRE(!auth_receive_hello(&auth, hello, SECRET, sizeof SECRET, NULL) && !auth_receive_proof(&auth, proof, NULL));
+    REQUIRE(send(far, auth.proof, sizeof auth.proof, 0) == sizeof auth.proof);
+    connection_read(server, c);
+    REQUIRE(c->stage == HEAD);
+}
+
+static void attack_server(struct supply *s, bool proven)
+{
+    struct bhvd_rendezvous *server = calloc(1, sizeof *server);
+    struct connection *c[CONNECTIONS];
+    int far[CONNECTIONS];
+    *server = (struct bhvd_rendezvous){.listen_fd = -1, .wake_fd = -1, .secret = malloc(sizeof SECRET),
+                                       .secret_size = sizeof SECRET};
+    memcpy(server->secret, SECRET, sizeof SECRET);
+    for (int i = 0; i < CONNECTIONS; i++) {
+        c[i] = add_connection(server, &far[i]);
+        if (proven)
+            prove(server, c[i], far[i]);
+    }
+    for (int i = 0; i < PIECES_MAX && s->at < s->end; i++) {
+        uint8_t which = supply_u8(s) % CONNECTIONS;
+        size_t size = supply_u16(s);
+        const uint8_t *bytes = supply_bytes(s, &size);
+        if (c[which]->fd >= 0 && size && send(far[which], bytes, size, MSG_NOSIGNAL) >= 0)
+            connection_read(server, c[which]);
+        REQUIRE(proven || c[which]->stage <= PROOF);
+        if (c[which]->fd >= 0)
+            connection_write(server, c[which]);
+    }
+    for (int i = 0; i < CONNECTIONS; i++) {
+        if (c[i]->fd >= 0 && i % 2)
+            connection_expire(server, c[i]);
+        close(far[i]);
+    }
+    server_free(server);
+}
+
+static void attack_client(struct supply *s)
+{
+    enum { RANKS = 3 };
+    int pair[2];
+    size_t size = (size_t)(s->end - s->at);
+    struct rendezvous_address address = {"127.0.0.1", 1, SECRET, sizeof SECRET};
+    const struct exchange x = {&address, "scope", 0, RANKS, clock_deadline_ns(1000), 1000};
+    struct rendezvous_blob *all = calloc(RANKS, sizeof *all);
+    struct bhvd_error error = {0};
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
+    if (size)
+        REQUIRE(send(pair[1], s->at, size, 0) == (ssize_t)size);
+    shutdown(pair[1], SHUT_WR);
+    if (client_reply(&x, pair[0], all, &error) == BHVD_OK) {
+        for (int i = 0; i < RANKS; i++)
+            REQUIRE(all[i].size <= RENDEZVOUS_BLOB_MAX);
+    }
+    free(all);
+    close(pair[0]);
+    close(pair[1]);
+}
+
+static void attack_handshake(struct supply *s)
+{
+    int pair[2];
+    size_t size = (size_t)(s->end - s->at);
+    struct bhvd_error error = {0};
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
+    if (size)
+        REQUIRE(send(pair[1], s->at, size, 0) == (ssize_t)size);
+    shutdown(pair[1], SHUT_WR);
+    enum auth_role role = size % 2 ? AUTH_CONNECTED : AUTH_ACCEPTED;
+    REQUIRE(auth_handshake(pair[0], role, SECRET, sizeof SECRET, clock_deadline_ns(1000), &error) != BHVD_OK);
+    close(pair[0]);
+    close(pair[1]);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct supply s = {data, data + size};
+    switch (supply_u8(&s) % 4) {
+    case 0: attack_server(&s, false); break;
+    case 1: attack_server(&s, true); break;
+    case 2: attack_client(&s); break;
+    default: attack_handshake(&s);
+    }
+    return 0;
+}

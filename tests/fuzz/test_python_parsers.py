@@ -1,0 +1,161 @@
+"""What Python reads that others wrote: host files, host lists, configuration files, the elastic channel, ssh frames.
+
+Whatever it is, it is taken or refused with a ValueError; nothing else comes out, and a worker never waits for ever.
+"""
+import argparse
+import json
+import os
+import queue
+import random
+import socket
+import threading
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from bagua_hvd.common import channel, elastic_worker
+from bagua_hvd.runner import launch
+from bagua_hvd.runner.common.util.hosts import HostInfo, parse_host_files, parse_hosts
+from bagua_hvd.runner.elastic.service import Service
+from bagua_hvd.runner.ssh import frames
+
+# FUZZ_SECONDS is given by `make fuzz`: then the examples are many.
+EXAMPLES = 20_000 if "FUZZ_SECONDS" in os.environ else 60
+fuzzed = settings(max_examples=EXAMPLES, deadline=None, derandomize="FUZZ_SECONDS" not in os.environ,
+                  suppress_health_check=[HealthCheck.function_scoped_fixture])
+HOST_LIKE = st.text(st.sampled_from("abc019:=, \t#[].-slots\n\u00b2\u0661\r\0"), max_size=40)
+SECRET = b"s" * 32
+
+
+def refused_or(function, *arguments):
+    """What it returns; None: it raised a ValueError with a sentence."""
+    try:
+        return function(*arguments)
+    except ValueError as error:
+        assert str(error)
+        return None
+
+
+@fuzzed
+@given(HOST_LIKE | st.text(max_size=60))
+@example("a:\u00b2")
+@example("a:" + "9" * 5000)
+@example("a:-1,b:0")
+def test_host_lists(text):
+    for host in refused_or(parse_hosts, text) or []:
+        assert isinstance(host, HostInfo) and host.slots > 0 and host.hostname
+
+
+@fuzzed
+@given(st.binary(max_size=80) | HOST_LIKE.map(str.encode))
+@example(b"a slots=2 # \xff\n")
+@example(b"a slots=\n")
+@example(b"\0\n")
+def test_host_files(tmp_path, data):
+    path = tmp_path / "hosts"
+    path.write_bytes(data)
+    refused_or(lambda: parse_hosts(parse_host_files(str(path))))
+
+
+@fuzzed
+@given(st.binary(max_size=120) | st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["params", "fusion-threshold-mb", "timeline", "autotune", "stall-check", "logging", "level",
+                         "library-options", "check", "filename", "x"]), inner, max_size=4)
+).map(lambda value: json.dumps(value).encode()))
+@example(b"[" * 5000)
+@example(b"&a [*a]")
+@example(b"params: {fusion-threshold-mb: !!python/object:os.system {}}")
+def test_configuration_files(tmp_path, data):
+    path = tmp_path / "config.yaml"
+    path.write_bytes(data)
+    args = argparse.Namespace(config_file=str(path))
+    refused_or(launch._read_config_file, args)
+
+
+@fuzzed
+@given(st.binary(max_size=200))
+@example(b"[" * 60_000 + b"\n")
+@example(b'{"a":' * 20_000 + b"\n")
+@example(b"1" * 10_000 + b"\n")
+@example("{}\n".encode("utf-16"))
+def test_messages_of_the_elastic_channel(line):
+    message = refused_or(channel.decode, line)
+    assert message is None or (isinstance(message, dict) and line.endswith(b"\n"))
+
+
+JSON = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=2)
+MESSAGES = st.dictionaries(
+    st.sampled_from(["type", "environment", "scope", "skip_sync", "timestamp", "result", "reason", "failure"]),
+    JSON | st.sampled_from(["assignment", "removed", "refused", "hosts_updated", "join", "synced"]), max_size=5)
+
+
+@fuzzed
+@given(MESSAGES)
+@example({"type": "hosts_updated"})
+@example({"type": "assignment", "environment": None})
+@example({})
+def test_a_worker_ends_whatever_its_driver_says(message):
+    """A malformed message is a driver that hung up: init() raises, it does not wait."""
+    link = elastic_worker.DriverLink.__new__(elastic_worker.DriverLink)
+    sent = iter([message])
+    link._answers = queue.SimpleQueue()
+    link._on_hosts_updated = lambda *update: None
+    link._connection = SimpleNamespace(receive=lambda: next(sent, None), send=lambda message: None)
+    link._receive()
+    try:
+        link.join()
+    except (ValueError, elastic_worker.RemovedFromJob):
+        pass
+
+
+@pytest.fixture(scope="module")
+def service():
+    """A Service whose events are checked as the driver takes them."""
+    errors = []
+    threading.excepthook, before = lambda args: errors.append(args.exc_value), threading.excepthook
+
+    def on_event(event, number, message):
+        assert event in ("joined", "synced", "disconnected") and isinstance(number, int)
+        if event == "joined":
+            assert type(message["skip_sync"]) is bool and isinstance(message["failure"], str | None)
+
+    with Service(SECRET, on_event) as service:
+        service._loop.set_exception_handler(lambda loop, context: errors.append(context))
+        yield service
+    threading.excepthook = before
+    assert not errors, errors
+
+
+@fuzzed
+@given(st.lists(MESSAGES.map(channel.encode) | st.binary(max_size=50), max_size=4))
+@example([b"[" * 60_000 + b"\n"])
+@example([channel.encode({"type": "hello", "worker": True}), channel.encode({"type": "join"})])
+def test_the_service_takes_whatever_a_worker_says(service, said):
+    connection = channel.Connection("127.0.0.1", service.port, SECRET, 10)
+    try:
+        connection.send({"type": "hello", "worker": random.randrange(1 << 30)})
+        for data in said:
+            connection._socket.sendall(data)
+        connection._socket.shutdown(socket.SHUT_WR)
+        while connection._file.read(100):
+            pass
+    except ConnectionError:
+        pass
+    finally:
+        connection.close()
+        connection._file.close()
+
+
+@fuzzed
+@given(st.lists(st.binary(max_size=30), max_size=6), st.booleans())
+@example([b"\x21\0\0\0\1\xff\xff\xff\xff"], False)
+@example([b"\x63\0\0\0\1\0\0\0\0"], False)
+def test_frames_of_ssh(pieces, after_magic):
+    reader = frames.Reader(after_magic)
+    for piece in pieces:
+        for kind, number, payload in refused_or(reader.feed, piece) or []:
+            assert isinstance(kind, frames.Kind) and 0 <= number < 1 << 32 and isinstance(payload, bytes)

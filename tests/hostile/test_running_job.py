@@ -1,0 +1,122 @@
+"""Every port that is open while a job runs is attacked; the job goes on, and its launcher does not grow."""
+import base64
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+import attacks
+from elastic_job import ElasticJob
+from launcher import wait_until
+
+pytestmark = pytest.mark.timeout(120)
+HERE = Path(__file__).parent
+IDLE = 1000
+STRANGERS_MAX = 256                         # of each service at a time
+GROWTH_MAX_NBYTES = 16 << 20                # far below what it would take to keep what was sent
+REQUEST = 0x71525642.to_bytes(4, "little")      # native/transport/rendezvous_wire.h
+
+
+def secret_of(pid):
+    """The job's secret, from a rank's environment: the attack of one who was in the job."""
+    variables = dict(each.split(b"=", 1) for each in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if each)
+    return base64.b64decode(variables[b"_HOROVOD_SECRET_KEY"])
+
+
+def attack(address, secret, magic, proven_says):
+    """All at once; returns with 1,000 idle connections made and unmade, and none of the attackers left."""
+    connection, recorded = attacks.proven(address, secret, magic)
+    connection.close()
+    with attacks.idle(address, IDLE), attacks.idle(address, 50, magic + bytes(32)):
+        for seed in range(5):
+            attacks.strangers(address, seed)
+        attacks.replay(address, recorded)
+        attacks.scan(address, 200)
+        for said in proven_says:
+            connection, _ = attacks.proven(address, secret, magic)
+            with connection:
+                try:
+                    connection.sendall(said)
+                except ConnectionError:
+                    pass
+                assert attacks.heard(connection) == b""
+
+
+def rendezvous_nonsense():
+    return [
+        b"\xff" * 28, REQUEST + b"\xff" * 24, bytes(28),
+        REQUEST + b"".join(word.to_bytes(4, "little") for word in (0, 2, 1, 1, 256, 4097)),
+        REQUEST + b"".join(word.to_bytes(4, "little") for word in (0, 1 << 31, 1, 1, 4, 4)) + b"nope....",
+        REQUEST + b"".join(word.to_bytes(4, "little") for word in (0, 2, 1, 1, 4, 4)) + b"a\0b\0....",
+    ]
+
+
+def start(launcher, *flags, env=None):
+    return launcher.start(*flags, sys.executable, "-u", HERE / "summing.py",
+                          env={"TEST_STOP": str(launcher.folder), **(env or {})})
+
+
+def test_rendezvous(launcher):
+    popen = start(launcher, "-np", 3)
+    lines = []
+    threading.Thread(target=lambda: lines.extend(iter(popen.stdout.readline, b"")), daemon=True).start()
+
+    def said(text):
+        return [line for line in list(lines) if text in line]
+
+    wait_until(lambda: len(said(b"up first")) == 3 or popen.poll() is not None, 60)
+    assert popen.poll() is None, popen.stderr.read()
+    ranks = [int(line.split()[-1]) for line in said(b"up first")]
+    assert [attacks.listening(pid) for pid in ranks] == [[], [], []]        # who has met needs no port any more
+    (address,) = attacks.listening(popen.pid)
+    secret, job = secret_of(ranks[0]), psutil.Process(popen.pid)
+    attack(address, secret, attacks.CORE, rendezvous_nonsense())            # what grows once, for good
+    descriptors, memory = job.num_fds(), job.memory_info().rss
+    attack(address, secret, attacks.CORE, rendezvous_nonsense())
+    assert job.memory_info().rss < memory + GROWTH_MAX_NBYTES
+    with attacks.idle(address, IDLE):
+        assert job.num_fds() <= descriptors + STRANGERS_MAX
+        (launcher.folder / "first").touch()
+        wait_until(lambda: len(said(b"up second")) == 3 or popen.poll() is not None, 60)
+        assert popen.poll() is None, popen.stderr.read()
+    wait_until(lambda: job.num_fds() <= descriptors)
+    (launcher.folder / "second").touch()
+    assert popen.wait(60) == 0, popen.stderr.read()
+    wait_until(lambda: len(said(b"right")) == 6)
+
+
+def test_elastic(launcher):
+    """The driver's port as well as the rendezvous; a worker that is started meanwhile gets through."""
+    job = ElasticJob(launcher, {"localhost": 2})
+    job.start("-np", 2, "--max-np", 3, command=[HERE.parent / "elastic" / "plain_worker.py"])
+    worker = job.wait_for("enter", 2)[0].words
+    process = psutil.Process(job.pid)
+    secret = secret_of(int(worker["pid"]))
+    addresses = attacks.listening(job.pid)
+    magics = [magic_of(address) for address in addresses]
+    assert sorted(magics) == [attacks.CORE, attacks.ELASTIC]
+    nonsense = {attacks.CORE: rendezvous_nonsense(), attacks.ELASTIC: [b"[" * 60_000 + b"\n", b"{" * 100_000, b"[1]\n"]}
+    for address, magic in zip(addresses, magics, strict=True):
+        attack(address, secret, magic, nonsense[magic])
+    descriptors, memory = process.num_fds(), process.memory_info().rss
+    for address, magic in zip(addresses, magics, strict=True):
+        attack(address, secret, magic, nonsense[magic])
+    assert process.memory_info().rss < memory + GROWTH_MAX_NBYTES
+    with attacks.idle(addresses[0], IDLE), attacks.idle(addresses[1], IDLE):
+        assert process.num_fds() <= descriptors + 2 * STRANGERS_MAX
+        job.set_hosts({"localhost": 3})
+        job.wait_for("enter", rank=2)
+    wait_until(lambda: process.num_fds() <= descriptors + 10)       # the new worker's
+    assert job.finish() == 0
+
+
+def magic_of(address):
+    """Which protocol is spoken there: the service of an elastic job says hello first."""
+    with attacks.connect(address) as connection:
+        connection.settimeout(1)
+        try:
+            return connection.recv(8)
+        except TimeoutError:
+            return attacks.CORE

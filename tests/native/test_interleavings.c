@@ -1,0 +1,340 @@
+// The negotiation of three ranks in every order in which they can act: three tensors each, posted in different orders, then
+// a join, then the shutdown; ranks that join before they did all, and that leave while others need them. In no order may
+// an operation be left waiting (a deadlock), and all ranks must execute in one order.
+//
+// The ranks are contexts without threads. An action is the engine's own turn of a rank (engine_poll: it announces, reads
+// what its peers sent, answers), with or without the program's next step before it. Executions end at once: what is
+// tested is who is told what, and in which order. Depth first; a state that was seen is not entered again, and one is
+// reached anew by doing the actions that lead to it, since contexts cannot be copied.
+#include "check.h"
+
+#include "core/progress.c"
+#include "transport/ring.h"
+
+enum { RANKS = 3, TENSORS = 3, STEPS = TENSORS + 2, DEPTH_MAX = 64, SEEN = 1 << 20, ACTIONS = 2 * RANKS };
+
+// How many tensors each rank posts before it joins; -1 - n: posts n and leaves, without a join.
+struct scenario {
+    int posts[RANKS];
+};
+
+struct rank {
+    bhvd_context *ctx;
+    int step;
+    bool left;
+    bhvd_handle *handles[STEPS];
+    int handle_count;
+    char order[4 * RANKS];              // what it executed, by first letters
+    size_t executed;
+};
+
+static const struct scenario *scenario;
+static struct rank ranks[RANKS];
+static void *world;
+static uint64_t *seen;
+static size_t state_count, end_count;
+
+static bool leaves_early(int r) { return scenario->posts[r] < 0; }
+
+static int posts_of(int r) { return leaves_early(r) ? -1 - scenario->posts[r] : scenario->posts[r]; }
+
+// As bhvd_context_create makes it, without the progress thread.
+static bhvd_context *make_context(int rank)
+{
+    struct bhvd_error error;
+    bhvd_context *ctx = calloc(1, sizeof *ctx);
+    ctx->options = (struct bhvd_context_options){.rank = rank, .size = RANKS, .transport = "inproc",
+                                                 .inproc_world = world, .cache_capacity = 4, .timeout_ms = 1000};
+    pthread_mutex_init(&ctx->post_lock, NULL);
+    pthread_mutex_init(&ctx->engine_lock, NULL);
+    pthread_mutex_init(&ctx->sets_lock, NULL);
+    ctx->posted_tail = &ctx->posted_head;
+    ctx->executions_tail = &ctx->executions_head;
+    ctx->cache.capacity = 4;
+    const int32_t all[] = {0, 1, 2};
+    int id;
+    CHECK_STATUS(connections_init(&ctx->connections, &ctx->options, &error), BHVD_OK);
+    CHECK_STATUS(coordinator_init(ctx), BHVD_OK);
+    CHECK_STATUS(heartbeat_init(ctx), BHVD_OK);
+    CHECK_STATUS(process_set_add(ctx, all, RANKS, &id, &error), BHVD_OK);
+    return ctx;
+}
+
+static void begin(void)
+{
+    for (int r = 0; r < RANKS; r++)
+        ranks[r] = (struct rank){.ctx = make_context(r)};
+    for (int from = 0; from < RANKS; from++) {
+        for (int to = 0; to < RANKS; to++) {
+            struct ring *ring = host_memory_control_ring(&ranks[0].ctx->connections.host, from, to);
+            atomic_store(&ring->head, 0);
+            atomic_store(&ring->tail, 0);
+        }
+    }
+}
+
+static void end(void)
+{
+    for (int r = 0; r < RANKS; r++) {
+        context_fail(ranks[r].ctx, BHVD_ERR_SHUTDOWN, "the end of the test");
+        for (int i = 0; i < ranks[r].handle_count; i++)
+            bhvd_handle_drop(ranks[r].handles[i]);
+        bhvd_context_destroy(ranks[r].ctx);
+    }
+}
+
+static void post(struct rank *rank, bhvd_kind kind, const char *name)
+{
+    static float values[RANKS][TENSORS];
+    const int64_t one = 1;
+    int r = (int)(rank - ranks);
+    struct bhvd_tensor tensor = {.src = &values[r][name[0] % TENSORS], .dst = &values[r][name[0] % TENSORS],
+                                 .shape = &one, .ndim = 1, .dtype = BHVD_FLOAT32};
+    struct bhvd_args args = {.kind = kind, .name = name, .tensors = &tensor, .tensor_count = kind == BHVD_ALLREDUCE,
+                             .op = BHVD_OP_SUM, .prescale_factor = 1.0, .postscale_factor = 1.0, .device = -1,
+                             .blocking = 1};
+    struct bhvd_error error;
+    // Refused: another rank has left, and this one knows.
+    if (bhvd_post(rank->ctx, &args, &rank->handles[rank->handle_count], &error) == BHVD_OK)
+        rank->handle_count++;
+    else
+        CHECK_STATUS(error.status, BHVD_ERR_SHUTDOWN);
+}
+
+static bool all_done(const struct rank *rank)
+{
+    for (int i = 0; i < rank->handle_count; i++) {
+        if (!bhvd_poll(rank->handles[i]))
+            return false;
+    }
+    return true;
+}
+
+// The program: its tensors, the join, and the shutdown once all is done, or at once when it leaves early.
+static bool can_step(int r)
+{
+    struct rank *rank = &ranks[r];
+    int posts = posts_of(r);
+    return !rank->left && (rank->step <= posts - leaves_early(r) || leaves_early(r) || all_done(rank));
+}
+
+static void take_step(int r)
+{
+    static const char *const names[TENSORS] = {"a", "b", "c"};
+    struct rank *rank = &ranks[r];
+    int step = rank->step++, posts = posts_of(r);
+    if (step < posts) {
+        post(rank, BHVD_ALLREDUCE, names[(step + r) % TENSORS]);
+    } else if (step == posts && !leaves_early(r)) {
+        post(rank, BHVD_JOIN, "join");
+    } else {
+        rank->left = true;
+        context_fail(rank->ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
+        negotiation_leave(rank->ctx);
+    }
+}
+
+// What was agreed on is executed in the order of the answers; here it takes no time.
+static void execute_all(struct rank *rank)
+{
+    bhvd_context *ctx = rank->ctx;
+    for (struct execution *e; (e = ctx->executions_head);) {
+        ctx->executions_head = e->next;
+        if (!ctx->executions_head)
+            ctx->executions_tail = &ctx->executions_head;
+        for (int i = 0; i < e->count; i++) {
+            struct bhvd_handle *op = e->operations[i];
+            CHECK(rank->executed < sizeof rank->order - 1);
+            if (!op->phantom)
+                rank->order[rank->executed++] = op->name[0];
+            if (op->kind == BHVD_JOIN)
+                op->value = op->agreed[0];
+            operation_end(op, NULL);
+        }
+        free(e);
+    }
+}
+
+static void act(int action)
+{
+    int r = action % RANKS;
+    if (action >= RANKS)
+        take_step(r);
+    if (!ranks[r].left) {
+        engine_poll(ranks[r].ctx, true);
+        execute_all(&ranks[r]);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------- states
+
+static void mix(uint64_t *hash, const void *data, size_t size)
+{
+    for (size_t i = 0; i < size; i++)
+        *hash = (*hash ^ ((const unsigned char *)data)[i]) * 0x100000001b3u;
+}
+
+static void mix_number(uint64_t *hash, uint64_t number) { mix(hash, &number, sizeof number); }
+
+static void mix_pending(bhvd_context *ctx, struct pending *pending, void *arg)
+{
+    uint64_t sum = 0, *total = arg;
+    (void)ctx;
+    mix(&sum, pending->key.name, pending->key.name_size);
+    for (int i = 0; i < pending->size; i++)
+        mix_number(&sum, pending->requests[i] != NULL);
+    mix_number(&sum, (uint64_t)pending->first);
+    *total += sum;                      // the table has no order
+}
+
+static uint64_t state_hash(void)
+{
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (int r = 0; r < RANKS; r++) {
+        const struct rank *rank = &ranks[r];
+        mix_number(&hash, (uint64_t)rank->step << 32 | rank->left);
+        mix(&hash, rank->order, rank->executed);
+        for (int i = 0; i < rank->handle_count; i++) {
+            struct bhvd_error error;
+            mix_number(&hash, bhvd_poll(rank->handles[i]) ? bhvd_wait(rank->handles[i], 0, &error) : 100);
+            mix_number(&hash, rank->handles[i]->announced | rank->handles[i]->answered << 1);
+        }
+        mix_number(&hash, rank->ctx->closing.status << 8 | rank->ctx->failure.status);
+        for (int peer = 0; peer < RANKS; peer++) {
+            struct ring *ring = host_memory_control_ring(&rank->ctx->connections.host, r, peer);
+            uint64_t head = atomic_load(&ring->head), tail = atomic_load(&ring->tail);
+            mix_number(&hash, tail - head);
+            mix(&hash, ring->data + head, tail - head);     // it never wraps: it holds far more than all is
+            mix_number(&hash, peer == r ? 0 : rank->ctx->connections.links[peer].state);
+        }
+    }
+    struct coordinator *c = &ranks[COORDINATOR].ctx->coordinator;
+    uint64_t pending = 0;
+    coordinator_visit(ranks[COORDINATOR].ctx, mix_pending, &pending);
+    mix_number(&hash, pending);
+    mix(&hash, c->joined, RANKS * sizeof *c->joined);
+    mix(&hash, c->left, RANKS * sizeof *c->left);
+    mix_number(&hash, (uint64_t)c->last_joined);
+    return hash | 1;
+}
+
+// True when it is new.
+static bool enter_state(void)
+{
+    uint64_t hash = state_hash();
+    size_t at = (hash >> 1) % SEEN;
+    while (seen[at] && seen[at] != hash)
+        at = (at + 1) % SEEN;
+    if (seen[at] == hash)
+        return false;
+    seen[at] = hash;
+    CHECK(++state_count < SEEN / 2);
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------------ what must be
+
+static const char *schedule(const int *actions, int depth)
+{
+    static char text[8 * DEPTH_MAX];
+    size_t length = 0;
+    for (int i = 0; i < depth; i++)
+        length += (size_t)snprintf(text + length, sizeof text - length, "%s%d ", actions[i] >= RANKS ? "step" : "turn",
+                                   actions[i] % RANKS);
+    return text;
+}
+
+// Nobody can act any more.
+static void check_end(const int *actions, int depth)
+{
+    bool somebody_left_early = false;
+    end_count++;
+    for (int r = 0; r < RANKS; r++)
+        somebody_left_early |= leaves_early(r);
+    for (int r = 0; r < RANKS; r++) {
+        const struct rank *rank = &ranks[r];
+        if (!all_done(rank) || !rank->left)
+            check_fail(__FILE__, __LINE__, "rank %d waits for ever after: %s", r, schedule(actions, depth));
+        for (int i = 0; i < rank->handle_count; i++) {
+            struct bhvd_error error;
+            bhvd_status status = bhvd_wait(rank->handles[i], 0, &error);
+            if (status && !(somebody_left_early && status == BHVD_ERR_SHUTDOWN))
+                check_fail(__FILE__, __LINE__, "rank %d ends with \"%s\" after: %s", r, error.message,
+                           schedule(actions, depth));
+            if (!status && rank->handles[i]->kind == BHVD_JOIN)
+                CHECK_EQ(rank->handles[i]->value, ranks[0].handles[ranks[0].handle_count - 1]->value);
+        }
+    }
+    // Of any two tensors that two ranks executed, both executed the same one first.
+    for (int r = 1; r < RANKS; r++) {
+        const char *last = ranks[0].order;
+        for (const char *name = ranks[0].order; *name; name++) {
+            const char *at = strchr(ranks[r].order, *name);
+            if (!at)
+                continue;
+            const char *previous = last == ranks[0].order ? ranks[r].order : last;
+            if (at < previous)
+                check_fail(__FILE__, __LINE__, "rank 0 executes %s, rank %d %s, after: %s", ranks[0].order, r,
+                           ranks[r].order, schedule(actions, depth));
+            last = at;
+        }
+    }
+}
+
+// All that can follow the actions done so far; the contexts are in that state, and in any other afterwards.
+static void explore(int *actions, int depth)
+{
+    bool is_end = true, is_here = true;
+    CHECK(depth < DEPTH_MAX);
+    uint64_t here = state_hash();
+    for (int action = 0; action < ACTIONS; action++) {
+        if (!is_here) {
+            end();
+            begin();
+            for (int i = 0; i < depth; i++)
+                act(actions[i]);
+            is_here = true;
+            CHECK(state_hash() == here);        // the same actions lead to the same state
+        }
+        if (action >= RANKS ? !can_step(action - RANKS) : ranks[action].left)
+            continue;
+        actions[depth] = action;
+        act(action);
+        if (state_hash() == here)
+            continue;                           // nothing to do in that turn
+        is_end = is_here = false;
+        if (enter_state())
+            explore(actions, depth + 1);
+    }
+    if (is_end)
+        check_end(actions, depth);
+}
+
+static void explore_all(struct scenario which)
+{
+    int actions[DEPTH_MAX];
+    scenario = &which;
+    world = bhvd_inproc_world_create(RANKS);
+    seen = calloc(SEEN, sizeof *seen);
+    state_count = end_count = 0;
+    begin();
+    enter_state();
+    explore(actions, 0);
+    end();
+    printf(" %zu states, %zu ends", state_count, end_count);
+    CHECK(state_count > 50 && end_count > 0);
+    free(seen);
+    bhvd_inproc_world_destroy(world);
+}
+
+TEST(all_do_three_tensors_and_join) { explore_all((struct scenario){{3, 3, 3}}); }
+
+TEST(ranks_join_after_different_numbers) { explore_all((struct scenario){{3, 0, 1}}); }
+
+TEST(ranks_join_one_after_the_other) { explore_all((struct scenario){{1, 2, 3}}); }
+
+TEST(the_coordinator_joins_first) { explore_all((struct scenario){{0, 2, 2}}); }
+
+TEST(a_rank_leaves_while_others_need_it) { explore_all((struct scenario){{2, 2, -2}}); }
+
+TEST(the_coordinator_leaves_while_others_need_it) { explore_all((struct scenario){{-2, 2, 2}}); }

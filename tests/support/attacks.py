@@ -1,0 +1,160 @@
+"""What a hostile network does to a port: who attacks knows the protocol, but, where not said otherwise, no secret."""
+import hashlib
+import hmac
+import os
+import random
+import resource
+import socket
+import struct
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+
+# How a hello begins: native/transport/auth.c, common/channel.py.
+CORE, ELASTIC = b"BHVD\x01\0\0\0", b"BVHe\x01\0\0\0"
+HELLO_SIZE, PROOF_SIZE = 40, 32
+_SECONDS = 10
+
+
+def listening(pid):
+    """The addresses at which a process listens: (host, port), or the abstract name of a UNIX socket as bytes."""
+    found = [("127.0.0.1", each.laddr.port) for each in psutil.Process(pid).net_connections("tcp")
+             if each.status == psutil.CONN_LISTEN]
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            inodes.add(os.readlink(descriptor))
+        except OSError:
+            pass        # closed meanwhile
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        _, _, _, flags, _, _, inode, *name = line.split()
+        if int(flags, 16) & 0x10000 and f"socket:[{inode}]" in inodes and name and name[0].startswith("@"):
+            found.append(b"\0" + name[0][1:].encode())
+    return found
+
+
+def connect(address):
+    """A connected socket with a time limit."""
+    family = socket.AF_UNIX if isinstance(address, bytes) else socket.AF_INET
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    connection.settimeout(_SECONDS)
+    connection.connect(address)
+    return connection
+
+
+def heard(connection):
+    """All that the other side says until it hangs up; TimeoutError: it does not."""
+    data = b""
+    try:
+        while more := connection.recv(65536):
+            data += more
+    except ConnectionError:
+        pass
+    return data
+
+
+def say(address, *pieces):
+    """What the other side answers to this before it hangs up."""
+    with connect(address) as connection:
+        try:
+            for piece in pieces:
+                connection.sendall(piece)
+            connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass        # it hung up already
+        return heard(connection)
+
+
+def exactly(connection, size):
+    data = b""
+    while len(data) < size:
+        more = connection.recv(size - len(data))
+        assert more, f"hung up after {data!r}"
+        data += more
+    return data
+
+
+def proven(address, secret, magic):
+    """(a connection that has proven the secret, what was said on it): a peer that turned bad."""
+    connection = connect(address)
+    hello = magic + os.urandom(32)
+    connection.sendall(hello)
+    theirs = exactly(connection, HELLO_SIZE)
+    proof = hmac.digest(secret, b"c" + hello[8:] + theirs[8:], hashlib.sha256)
+    connection.sendall(proof)
+    exactly(connection, PROOF_SIZE)
+    return connection, hello + proof
+
+
+def strangers(address, seed):
+    """Noise, parts of a handshake, wrong and reflected proofs. They learn nothing but a hello and a proof."""
+    choice = random.Random(seed)
+    hello = choice.choice([CORE, ELASTIC]) + choice.randbytes(32)
+    said = [
+        [choice.randbytes(choice.choice([1, 39, 41, 1000, 200_000])) for _ in range(3)],
+        [hello[:choice.randrange(1, HELLO_SIZE)]],
+        [hello],
+        [hello, choice.randbytes(PROOF_SIZE)],
+        [hello, bytes(PROOF_SIZE), choice.randbytes(1000)],
+        [CORE[:4] + b"\2\0\0\0" + bytes(32)],
+        [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"],
+        [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + choice.randbytes(500)],
+        [struct.pack("<I", 0xFFFFFFFF) * 64],
+    ]
+    for pieces in said:
+        assert len(say(address, *pieces)) <= HELLO_SIZE + PROOF_SIZE
+    for magic in (CORE, ELASTIC):
+        reflect(address, magic)
+
+
+def reflect(address, magic):
+    """Sends back what the other side sends, as if it were its own."""
+    with connect(address) as connection:
+        connection.sendall(magic + bytes(32))
+        theirs = b""
+        try:
+            while len(theirs) < HELLO_SIZE + PROOF_SIZE and (more := connection.recv(4096)):
+                theirs += more
+            connection.sendall(theirs[HELLO_SIZE:] or bytes(PROOF_SIZE))
+        except ConnectionError:
+            pass        # another protocol's hello
+        assert len(theirs) <= HELLO_SIZE + PROOF_SIZE
+        assert heard(connection) == b""
+
+
+def replay(address, recorded):
+    """Says again what a rank said that proved the secret."""
+    assert len(say(address, recorded, b"\0" * 1000)) <= HELLO_SIZE + PROOF_SIZE
+
+
+def scan(address, count):
+    """Connects and resets, as a port scan does."""
+    for _ in range(count):
+        with connect(address) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@contextmanager
+def descriptors(count):
+    """Lets this process open as many files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, count), hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextmanager
+def idle(address, count, said=b""):
+    """As many connections that say only this, and stay."""
+    with ExitStack() as stack:
+        stack.enter_context(descriptors(2 * count + 500))
+        for _ in range(count):
+            connection = stack.enter_context(connect(address))
+            try:
+                connection.sendall(said)
+            except OSError:
+                pass
+        yield

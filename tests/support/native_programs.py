@@ -1,0 +1,159 @@
+"""Compiles C programs that use the native core, plain and under the sanitizers, and runs them.
+
+Files and flags come from build.py. Objects are kept under build/native-tests/<configuration>/ and compiled anew only
+when they, a header they include, or their flags changed. The core is an archive, so a program that includes a C file of
+the core, to reach what is static in it, takes the place of that file.
+"""
+import fcntl
+import functools
+import os
+import runpy
+import shlex
+import shutil
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytest.importorskip("cffi", reason="build.py needs cffi")
+build = SimpleNamespace(**runpy.run_path(str(ROOT / "build.py")))
+
+RUN_SECONDS = 120
+PARALLEL_COMPILES = 2
+COMPILER = shlex.split(os.environ.get("CC", "")) or [shutil.which("gcc") or shutil.which("cc") or ""]
+_SANITIZED = ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
+CONFIGURATIONS = {
+    "plain": [],
+    "asan": ["-fsanitize=address,undefined", *_SANITIZED],
+    "tsan": ["-fsanitize=thread", *_SANITIZED],
+    # Alone it finds what the other sanitizers' memory layout hides, and has more checks.
+    "ubsan": ["-fsanitize=undefined,float-cast-overflow", *_SANITIZED],
+    "fuzz": ["-fsanitize=address,undefined", "-fsanitize-coverage=trace-pc", *_SANITIZED],
+    "coverage": ["--coverage", "-fprofile-update=atomic", "-O0"],
+}
+ENVIRONMENT = {
+    "ASAN_OPTIONS": "detect_leaks=1",
+    "TSAN_OPTIONS": "halt_on_error=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+}
+
+
+@contextmanager
+def _locked(folder):
+    """One process at a time builds a configuration (pytest-xdist, two developers)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _make(output, command, inputs):
+    """Runs `command`, which writes `output`, unless it has done so since the last change of `inputs()`, paths."""
+    record = output.with_suffix(".command")
+    try:
+        made = output.stat().st_mtime_ns
+        if record.read_text() == shlex.join(command) and all(path.stat().st_mtime_ns < made for path in inputs()):
+            return
+    except OSError:
+        pass
+    output.parent.mkdir(parents=True, exist_ok=True)
+    record.unlink(missing_ok=True)
+    output.unlink(missing_ok=True)
+    started = time.time_ns()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stderr}"
+    os.utime(output, ns=(started, started))     # what is edited while the compiler runs is newer
+    record.write_text(shlex.join(command))
+
+
+def _compile(configuration, source, flags):
+    """The object file of `source`, a path relative to the repository."""
+    output = folder_of(configuration) / Path(source).with_suffix(".o")
+    dependencies = output.with_suffix(".d")
+    includes = [f"-I{path}" for path in build.INCLUDE_DIRS]
+    command = [*COMPILER, *flags, *includes, "-MMD", "-MF", str(dependencies), "-c", str(source), "-o", str(output)]
+
+    def inputs():
+        words = dependencies.read_text().replace("\\\n", " ").split()
+        return [ROOT / word for word in words if not word.endswith(":")]
+
+    _make(output, command, inputs)
+    return output
+
+
+def folder_of(configuration):
+    """Where the programs and objects of a configuration lie."""
+    return ROOT / "build" / "native-tests" / configuration
+
+
+@functools.cache
+def _core(configuration):
+    """(the archive of the native core, None), or (None, the compiler's errors): kept too, to be waited for once."""
+    extra = CONFIGURATIONS[configuration]
+    jobs = [(source, [*build.FLAGS, *build.ISA_FLAGS.get(isa, []), *extra])
+            for isa, sources in build.SOURCES.items() for source in sources]
+    archive = folder_of(configuration) / "core.a"
+    with _locked(folder_of(configuration)), ThreadPoolExecutor(PARALLEL_COMPILES) as pool:
+        futures = [pool.submit(_compile, configuration, source, flags) for source, flags in jobs]
+        errors = [str(future.exception()) for future in futures if future.exception()]
+        if errors:
+            return None, "the native core does not compile:\n" + "\n".join(errors)
+        objects = [future.result() for future in futures]
+        _make(archive, ["ar", "rcs", str(archive), *map(str, objects)], lambda: objects)
+        return archive, None
+
+
+def program(configuration, source, helpers=()):
+    """The path of the program, made anew if need be.
+
+    Args:
+        source: path of the C file with its main, or with what a helper's main calls.
+        helpers: paths of more C files, compiled without coverage.
+    """
+    archive, errors = _core(configuration)
+    assert not errors, errors
+    extra = CONFIGURATIONS[configuration]
+    with _locked(folder_of(configuration)):
+        objects = [_compile(configuration, source.relative_to(ROOT), [*build.FLAGS, *extra])]
+        objects += [_compile(configuration, helper.relative_to(ROOT),
+                             [*build.FLAGS, *(flag for flag in extra if "coverage" not in flag)]) for helper in helpers]
+        output = folder_of(configuration) / source.stem
+        libraries = [f"-l{name}" for name in build.LINK_LIBRARIES]
+        command = [*COMPILER, *extra, *map(str, objects), str(archive), *libraries, "-o", str(output)]
+        _make(output, command, lambda: [*objects, archive])
+    return output
+
+
+def run(command, seconds=RUN_SECONDS, **environment):
+    """The CompletedProcess of a program; its output, both streams, as text."""
+    return subprocess.run(list(map(str, command)), cwd=ROOT, env={**os.environ, **ENVIRONMENT, **environment},
+                          timeout=seconds, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          errors="replace")
+
+
+@functools.cache
+def runner(configuration):
+    """(None, the words before a program's name, its environment), or (why the configuration cannot run here, ...)."""
+    if not COMPILER[0]:
+        return "no C compiler (gcc or cc) on this machine", [], {}
+    folder = folder_of(configuration)
+    with _locked(folder):
+        source, probe = folder / "probe.c", folder / "probe"
+        source.write_text("int main(void) { return 0; }\n")
+        # What the driver of a fuzzer supplies is not there.
+        flags = [flag for flag in CONFIGURATIONS[configuration] if "coverage=" not in flag]
+        done = subprocess.run([*COMPILER, *flags, str(source), "-o", str(probe)], capture_output=True, text=True)
+        if done.returncode:
+            return f"this compiler has no {configuration}: {done.stderr.strip()[-200:]}", [], {}
+        # Kernels with much address randomization stop ThreadSanitizer; LeakSanitizer does not run under ptrace.
+        without_randomization = ["setarch", "-R"] if shutil.which("setarch") else []
+        for prefix, environment in [([], {}), (without_randomization, {}), ([], {"ASAN_OPTIONS": "detect_leaks=0"})]:
+            output = run([*prefix, probe], **environment)
+            if output.returncode == 0:
+                return None, prefix, environment
+    return f"{configuration} programs do not start here: {output.stdout.strip()[-200:]}", [], {}
