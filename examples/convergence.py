@@ -33,37 +33,30 @@ NEEDS_SGD = {"doublesqueeze", "ef_signsgd", "topk", "powersgd", "terngrad", "cho
 # ranks step by themselves in the second part of the training only (post-local SGD).
 LOCAL = {"warmup_steps": 0.5}
 ASYNC = {"sync_interval_ms": 0, "warmup_steps": 0.6, "max_staleness": 4}
-# name -> (arguments, factor on the learning rate for digits, and for characters).
+# name -> arguments.
 RECIPES = {
-    "doublesqueeze": ({"momentum": 0.9, "warmup_steps": 0.5}, 0.5, 1.0),
-    "ef_signsgd": ({"momentum": 0.9, "warmup_steps": 0.2}, 0.5, 1.0),
-    "qadam": ({"warmup_steps": 0.3}, 1.0, 1.0),
-    "onebit_adam": ({"warmup_steps": 0.3}, 1.0, 1.0),
-    "powersgd": ({"rank": 8, "warmup_steps": 0.2}, 1.0, 1.0),
-    "terngrad": ({}, 0.5, 1.0),
-    "topk": ({"ratio": 0.1, "momentum": 0.9, "warmup_steps": 0.2}, 1.0, 1.0),
-    "local_sgd": ({"communication_interval": 4, **LOCAL}, 1.0, 1.0),
-    "diloco": ({"communication_interval": 5, "outer_lr": 0.7, "outer_momentum": 0.5, **LOCAL}, 1.0, 1.0),
-    "decentralized": ({"hierarchical": False, **LOCAL}, 1.0, 1.0),
-    "low_precision_decentralized": ({"hierarchical": False, "warmup_steps": 0.6}, 1.0, 1.0),
-    "async": (ASYNC, 1.0, 1.0),
-    "async_low_precision": (ASYNC, 1.0, 1.0),
-    "async_decentralized": (ASYNC, 1.0, 1.0),
-    "async_low_precision_decentralized": (ASYNC, 1.0, 1.0),
+    "doublesqueeze": {"momentum": 0.9, "warmup_steps": 0.5},
+    "ef_signsgd": {"momentum": 0.9, "warmup_steps": 0.2},
+    "qadam": {"warmup_steps": 0.3},
+    "onebit_adam": {"warmup_steps": 0.3},
+    "powersgd": {"rank": 8, "warmup_steps": 0.2},
+    "topk": {"ratio": 0.1, "momentum": 0.9, "warmup_steps": 0.2},
+    "local_sgd": {"communication_interval": 4, **LOCAL},
+    "diloco": {"communication_interval": 5, "outer_lr": 0.7, "outer_momentum": 0.5, **LOCAL},
+    "decentralized": {"hierarchical": False, **LOCAL},
+    "low_precision_decentralized": {"hierarchical": False, "warmup_steps": 0.6},
+    "async": ASYNC,
+    "async_low_precision": ASYNC,
+    "async_decentralized": ASYNC,
+    "async_low_precision_decentralized": ASYNC,
 }
-
-
-def recipe_of(task, name):
-    """(arguments, factor on the learning rate)."""
-    arguments, digits_factor, characters_factor = RECIPES.get(name, ({}, 1.0, 1.0))
-    return arguments, digits_factor if task.name == "digits" else characters_factor
 
 
 class Digits:
     """Accuracy in percent; higher is better."""
 
     name, unit, sign = "digits", "test accuracy, %", 1
-    rates = {"sgd": 0.03, "adam": 0.002}
+    rates = {"sgd": 0.015, "adam": 0.002}
 
     def __init__(self, args):
         self.train_set, self.test_set = digits()
@@ -135,13 +128,12 @@ def make_optimizer(kind, parameters, rate, momentum):
 
 def train(task, name, kind, seed):
     """One training; returns the result, the losses on this rank's batches, and what it cost."""
-    arguments, factor = recipe_of(task, name)
-    arguments = dict(arguments)
+    arguments = dict(RECIPES.get(name, {}))
     if isinstance(arguments.get("warmup_steps"), float):
         arguments["warmup_steps"] = max(1, int(arguments["warmup_steps"] * task.steps()))
     torch.manual_seed(seed)
     model = task.model()
-    rate = task.rates[kind] * (hvd.size() if kind == "sgd" else math.sqrt(hvd.size())) * factor
+    rate = task.rates[kind] * (hvd.size() if kind == "sgd" else math.sqrt(hvd.size()))
     # Momentum is the algorithm's or the optimizer's, not both.
     optimizer = make_optimizer(kind, model.parameters(), rate, 0.0 if "momentum" in arguments else 0.9)
     optimizer = hvd.DistributedOptimizer(
@@ -178,8 +170,7 @@ def run(task, names, args):
                 continue
             trained = [train(task, name, kind, seed) for seed in range(seeds)]
             row = {
-                "task": task.name, "optimizer": kind, "algorithm": name, "recipe": recipe_of(task, name)[0],
-                "rate_factor": recipe_of(task, name)[1],
+                "task": task.name, "optimizer": kind, "algorithm": name, "recipe": RECIPES.get(name, {}),
                 "result": statistics.mean(one["result"] for one in trained),
                 "spread": statistics.stdev(one["result"] for one in trained) if seeds > 1 else 0.0,
                 "bytes_per_step": statistics.mean(one["bytes"] for one in trained),
@@ -222,8 +213,6 @@ def table(rows):
             difference = row["result"] - reference["result"]
             against = f"{difference:+.2f}" if task.sign > 0 else f"{100 * difference / reference['result']:+.2f} %"
             recipe = ", ".join(f"{key}={value}" for key, value in row["recipe"].items())
-            if row["rate_factor"] != 1:
-                recipe += f"; learning rate times {row['rate_factor']}"
             lines.append(f"| {row['algorithm']} | {row['optimizer']} | {recipe} | {row['result']:.3f} "
                          f"+- {row['spread']:.3f} | {against} | {row['bytes_per_step'] / 1024:.0f} |")
         lines.append("")
