@@ -252,13 +252,15 @@ static bool sleeps_now(bhvd_context *ctx, int rounds)
     return rounds >= ctx->spin_limit + (yields ? ctx->yield_limit : 0);
 }
 
-// On a crowded machine each yield may take a time slice of every other program: the clock must be looked at meanwhile, just
-// after the sockets.
+// On a crowded machine each yield may take a time slice of every other program: the clock, and who has died, must be looked at
+// meanwhile, just after the sockets.
 static void yield(bhvd_context *ctx, int rounds)
 {
     sched_yield();
-    if (rounds % SOCKET_ROUNDS == 1)
+    if (rounds % SOCKET_ROUNDS == 1) {
+        look_at_liveness(ctx);
         heartbeat_look(ctx, true);
+    }
 }
 
 // Waits a moment: spins, then yields the core, then sleeps. *rounds counts since the last progress.
