@@ -252,6 +252,17 @@ static bool sleeps_now(bhvd_context *ctx, int rounds)
     return rounds >= ctx->spin_limit + (yields ? ctx->yield_limit : 0);
 }
 
+// On a crowded machine each yield may take a time slice of every other program: the clock, and who has died, must be looked at
+// meanwhile, just after the sockets.
+static void yield(bhvd_context *ctx, int rounds)
+{
+    sched_yield();
+    if (rounds % SOCKET_ROUNDS == 1) {
+        look_at_liveness(ctx);
+        heartbeat_look(ctx, true);
+    }
+}
+
 // Waits a moment: spins, then yields the core, then sleeps. *rounds counts since the last progress.
 static void engine_pause(bhvd_context *ctx, int *rounds, int64_t deadline_ns, progress_ready_fn ready, void *arg)
 {
@@ -259,7 +270,7 @@ static void engine_pause(bhvd_context *ctx, int *rounds, int64_t deadline_ns, pr
     if (*rounds < ctx->spin_limit)
         cpu_relax();
     else if (!sleeps_now(ctx, *rounds))
-        sched_yield();
+        yield(ctx, *rounds);
     else if (engine_sleep(ctx, deadline_ns, ready, arg))
         *rounds = 0;
 }
@@ -324,7 +335,7 @@ bhvd_status progress_until(bhvd_context *ctx, progress_ready_fn ready, void *arg
             rounds = 0;
             continue;
         }
-        bool looks = rounds == ctx->spin_limit || sleeps_now(ctx, rounds);
+        bool looks = rounds >= ctx->spin_limit && (rounds % SOCKET_ROUNDS == 0 || sleeps_now(ctx, rounds));
         if (looks && stillness_is_over_limit(ctx, &still) && ready(ctx, arg) <= 0) {
             char who[128];
             name_awaited(ctx, waiting_for, who, sizeof who);

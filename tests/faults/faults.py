@@ -22,8 +22,8 @@ class Fault:
 
     Attributes:
         name: as the table has it. inject.
-        fails: whether every survivor must raise; else the job must go on. names: what their messages must hold,
-            {victim} being a number. within: seconds, for the job's limit. hosts: each rank on a host of its own.
+        fails: whether every survivor must raise; else the job must go on. names: a pattern that their messages must
+            hold, {victim} being a number. within: seconds, for the job's limit. hosts: each rank on a host of its own.
         victim_survives: the victim must raise, too; it may name another.
         starts: the job begins before the fault is there. settings: function of (folder, limit, victim).
         undo: after the survivors ended.
@@ -32,7 +32,7 @@ class Fault:
     name: str
     inject: Callable
     fails: bool = True
-    names: str = "rank {victim} "
+    names: str = r"rank {victim}\b"
     within: Callable = lambda limit: DEAD_SECONDS
     hosts: bool = False
     victim_survives: bool = False
