@@ -49,6 +49,11 @@ class Rank:
             self._check(batch[i], operation, arrays)
         self.done += len(batch)
 
+    def part(self):
+        """Leaves the meeting, when all are done: rank 0 answers for sets that it is no member of."""
+        self._context.post(native.BARRIER, "part").wait()
+        basics.shutdown()
+
     def _change_sets(self, what, which):
         if what == "add":
             operation = self._context.post(native.PROCESS_SET_ADD, f"add.{which}", splits=which)
@@ -104,7 +109,7 @@ def main(operations, seed):
         number = basics.rank()
         while rank.done < operations * (meeting + 1) // meetings:
             rank.step()
-        basics.shutdown()
+        rank.part()
         seen.append((process.num_fds(), process.memory_info().rss >> 20))
         if number == 0 and meeting % 10 == 9:
             say(f"{rank.done} operations, all right so far; rank 0: {seen[-1][0]} descriptors, {seen[-1][1]} MiB")
