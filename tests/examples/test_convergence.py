@@ -15,7 +15,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "convergence.py"
 def test_table_and_picture(run_ranks, tmp_path):
     folder = tmp_path / "convergence"
     run_ranks(2, EXAMPLE, timeout=220, arguments=[
-        "--algorithms", "bytegrad", "qadam", "decentralized", "--seeds", "1", "--epochs", "4", "--steps", "4",
+        "--algorithms", "bytegrad", "qadam", "decentralized", "--seeds", "1", "--epochs", "6", "--steps", "4",
         "--output", str(folder),
     ])
     rows = json.loads((folder / "convergence.json").read_text())
