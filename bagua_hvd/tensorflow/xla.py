@@ -58,14 +58,16 @@ def _nbytes(dtype, shape):
 
 
 def _wait(target, text, running, dtypes, shapes):
-    graph = tf.compat.v1.get_default_graph()
-    token = _tokens.get(graph)
-    if token is None:
-        token = tf.zeros([1], tf.int64)
-    *outputs, _tokens[graph] = _call(
-        target, text, [*running, token], [*dtypes, tf.int64], [*shapes, [1]]
+    *outputs, _tokens[tf.compat.v1.get_default_graph()] = _call(
+        target, text, [*running, _token()], [*dtypes, tf.int64], [*shapes, [1]]
     )
     return outputs
+
+
+def _token():
+    """Of the wait before."""
+    token = _tokens.get(tf.compat.v1.get_default_graph())
+    return tf.zeros([1], tf.int64) if token is None else token
 
 
 def collective(kind, tensors, shapes, name, process_set_id, op=native.OP_SUM, root_rank=0, prescale_factor=1.0,
@@ -84,7 +86,9 @@ def collective(kind, tensors, shapes, name, process_set_id, op=native.OP_SUM, ro
     ]
     text = " ".join(map(str, (kind, process_set_id, op, root_rank, prescale_factor, postscale_factor, len(tensors),
                               *described, name)))
-    running, _ = _call("post", text, tensors, [tf.int64, tf.int64], [[1], [1]])
+    # Join and barrier come after what stands before them: data says so, for XLA knows no other order.
+    after = [] if tensors else [_token()]
+    running, _ = _call("post", text, [*tensors, *after], [tf.int64, tf.int64], [[1], [1]])
     dtypes = [tensor.dtype for tensor in tensors]
     return _wait("wait", "", [running], dtypes or [tf.int32], shapes or [[]])
 
