@@ -172,15 +172,20 @@ static void use_socket(struct link *link, uint32_t kind, int fd)
     *channel_of(link, kind) = (struct channel){.ops = &channel_tcp_ops, .fd = fd};
 }
 
+// Puts before the error which rank it is about.
+static bhvd_status name_rank(struct connecting *k, int rank, bhvd_status status)
+{
+    struct bhvd_error why = *k->error;
+    return error_set(k->error, status, "no connection to rank %d: %.900s", rank, why.message);
+}
+
 // One attempt at a connection that the other side welcomes.
 static bhvd_status try_connect(struct connecting *k, int rank, uint32_t kind, int fd)
 {
     bhvd_status status = auth_handshake(fd, AUTH_CONNECTED, k->options->secret, k->options->secret_size, k->deadline_ns,
                                         k->error);
-    if (status) {
-        struct bhvd_error why = *k->error;
-        return error_set(k->error, status, "no connection to rank %d: %.900s", rank, why.message);
-    }
+    if (status)
+        return name_rank(k, rank, status);
     struct hello hello = {HELLO_MAGIC, k->c->rank, kind};
     unsigned char answer;
     status = socket_write_full(fd, &hello, sizeof hello, k->deadline_ns);
@@ -202,7 +207,7 @@ static bhvd_status connect_to(struct connecting *k, int rank, uint32_t kind)
                                  ? local_connect(k, rank, &fd)
                                  : socket_connect(card->host, card->port, k->deadline_ns, &fd, k->error);
         if (status)
-            return status;
+            return name_rank(k, rank, status);
         error_clear(k->error);          // of the attempt before
         status = try_connect(k, rank, kind, fd);
         if (!status && kind != CHANNEL_LOCAL)

@@ -82,7 +82,7 @@ def test_negotiation_is_measured(tmp_path):
     assert [(row["ranks"], row["names"]) for row in rows] == [(n, names) for n in (2, 3) for names in negotiation.NAMES]
     # Cached, an announcement of 500 tensors is a few runs of ids; new names are said in full.
     cached, new, _ = rows[:3]
-    assert 0 < cached["control_bytes"] < new["control_bytes"] / 10
+    assert 0 < cached["control_bytes"] < new["control_bytes"] / 5       # with a heartbeat now and then
     assert all(row["coordinator_ns"] > 0 for row in rows)
     assert model.coordinator_cost(file)[0] == rows[3]["coordinator_ns"] * 1e-9
 
