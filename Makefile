@@ -20,9 +20,9 @@ demo: $(VENV)/built
 	$(BIN)/baguarun -np 2 $(BIN)/python examples/torch_digits.py
 	$(BIN)/baguarun -np 2 $(BIN)/python examples/torch_digits.py --algorithm bytegrad
 
-# Everything: pytest runs the C tests too, under the sanitizers.
+# Everything: pytest runs the C tests too, under the sanitizers. Two files at a time: ranks often wait for each other.
 test: $(VENV)/built lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/built
 	$(BIN)/ruff check .
