@@ -47,6 +47,23 @@ def learning_rate(optimizer):
     return rate(optimizer.iterations) if callable(rate) else rate
 
 
+class HasAdam:
+    """Gradients whose optimizer is served as a KerasAdam, made once.
+
+    They have _optimizer(), _variables (weak references), _passes, and _moment() and _number() as KerasAdam's functions.
+    """
+
+    _adam = None
+
+    def adam(self):
+        optimizer = self._optimizer()
+        refused = refusal(optimizer)
+        if refused is None and self._adam is None:
+            variables = [variable() for variable in self._variables]
+            self._adam = KerasAdam(optimizer, variables, self._moment, self._number, self._passes)
+        return refused or self._adam
+
+
 class KerasAdam(Adam):
     """An optimizer that refusal() has nothing against.
 

@@ -19,22 +19,13 @@ def _parameter(variable):
     return getattr(variable, "value", variable)
 
 
-class _KerasGradients(_TorchGradients):
+class _KerasGradients(adam.HasAdam, _TorchGradients):
     """As torch's, with the optimizer and its state in Keras."""
 
     def __init__(self, optimizer, passes, variables, compression, options):
         super().__init__(optimizer, compression, options.sparse_as_dense, options.op, options.process_set)
         self._passes = passes
-        self._adam = None
         self._variables = [weakref.ref(variable) for variable in variables]
-
-    def adam(self):
-        optimizer = self._optimizer()
-        refused = adam.refusal(optimizer)
-        if refused is None and self._adam is None:
-            variables = [variable() for variable in self._variables]
-            self._adam = adam.KerasAdam(optimizer, variables, self._moment, self._number, self._passes)
-        return refused or self._adam
 
     def _moment(self, which, index):
         m, v = adam.moments(self._optimizer(), self._variables[index]())

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bagua_hvd.bench.results import WrongResult, describe, write
+from bagua_hvd.bench.results import WrongResult, leave
 
 TENSORS = 500
 SINGLE_TENSORS = 50         # these take as many round trips
@@ -133,18 +133,15 @@ def main(name, folder, options):
     """One rank of one round. Returns the exit code."""
     from bagua_hvd.common import basics
 
-    rank = os.environ["HOROVOD_RANK"]
-    try:
+    def work():
         basics.init()
         context = basics.context()
         context.measure_coordinator()
-        write(os.path.join(folder, f"rank{rank}.json"), measure(context, basics.size()))
+        found = measure(context, basics.size())
         basics.shutdown()
-        return 0
-    except Exception as error:
-        write(os.path.join(folder, f"rank{rank}.error"), f"rank {rank}: {describe(error)}")
-        print(describe(error), file=sys.stderr, flush=True)
-        return 1
+        return found
+
+    return leave(folder, os.environ["HOROVOD_RANK"], work)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import NamedTuple
 
-from bagua_hvd.bench.results import WrongResult, describe, write
+from bagua_hvd.bench.results import WrongResult, leave_error, write
 
 KIB, MIB = 1 << 10, 1 << 20
 OPS = ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter")
@@ -234,8 +234,7 @@ def main(name, folder, options):
         backend.close()
         return 0
     except Exception as error:
-        write(os.path.join(folder, f"rank{rank}.error"), f"rank {rank}: {describe(error)}")
-        print(describe(error), file=sys.stderr, flush=True)
+        leave_error(folder, rank, error)
         if backend:
             backend.abort()
         return 1

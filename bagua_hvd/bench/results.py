@@ -1,6 +1,7 @@
 """What a rank leaves for the program that started it: a file with its times, or with the reason why there are none."""
 import json
 import os
+import sys
 
 
 class WrongResult(Exception):
@@ -20,3 +21,18 @@ def write(path, content):
     with open(path + ".part", "w") as file:
         json.dump(content, file)
     os.rename(path + ".part", path)
+
+
+def leave(folder, rank, work):
+    """Leaves what work() returns in the rank's file, or why it failed. Returns the exit code."""
+    try:
+        write(os.path.join(folder, f"rank{rank}.json"), work())
+        return 0
+    except Exception as error:
+        leave_error(folder, rank, error)
+        return 1
+
+
+def leave_error(folder, rank, error):
+    write(os.path.join(folder, f"rank{rank}.error"), f"rank {rank}: {describe(error)}")
+    print(describe(error), file=sys.stderr, flush=True)

@@ -18,7 +18,7 @@ from contextlib import nullcontext
 from bagua_hvd import algorithms
 from bagua_hvd.bench import report, rounds
 from bagua_hvd.bench.hosts import Hosts, why_impossible
-from bagua_hvd.bench.results import describe, write
+from bagua_hvd.bench.results import leave
 
 MODELS = ("mlp", "cnn")
 BACKENDS = ("none", "bagua", "gloo")
@@ -80,20 +80,16 @@ def _rank(name, folder, options):
 
     from bagua_hvd.bench import backends
 
-    rank = os.environ["HOROVOD_RANK"]
-    try:
+    def work():
         torch.set_num_threads(1)
         options.codec = None
         backend = backends.create("bagua" if name == "none" else name, options, folder)
-        write(os.path.join(folder, f"rank{rank}.json"),
-              {kind: _times(name, kind, backend, options) for kind in options.models})
+        times = {kind: _times(name, kind, backend, options) for kind in options.models}
         backend.barrier()
         backend.close()
-        return 0
-    except Exception as error:
-        write(os.path.join(folder, f"rank{rank}.error"), f"rank {rank}: {describe(error)}")
-        print(describe(error), file=sys.stderr, flush=True)
-        return 1
+        return times
+
+    return leave(folder, os.environ["HOROVOD_RANK"], work)
 
 
 def _lines(results, models):

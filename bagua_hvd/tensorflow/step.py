@@ -52,7 +52,7 @@ class Looks:
         self.any = self.shown or self.after
 
 
-class Step(Gradients):
+class Step(adam.HasAdam, Gradients):
     """See the module.
 
     Args:
@@ -66,7 +66,6 @@ class Step(Gradients):
         self._variables = [weakref.ref(variable) for variable in variables]
         self._optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
         self._passes = passes
-        self._adam = None
         self._looks = Looks(options.algorithm)
         # Gradients are 0, 1, ...; then come:
         self._weight, self._m, self._v = count, 2 * count, 3 * count
@@ -145,14 +144,7 @@ class Step(Gradients):
         return array_view(values)
 
     def adam(self):
-        optimizer = self._optimizer()
-        if optimizer is None:
-            return adam.Unbuilt(None).adam()
-        refused = adam.refusal(optimizer)
-        if refused is None and self._adam is None:
-            variables = [variable() for variable in self._variables]
-            self._adam = adam.KerasAdam(optimizer, variables, self._moment, self._number, self._passes)
-        return refused or self._adam
+        return adam.Unbuilt(None).adam() if self._optimizer() is None else super().adam()
 
     def _moment(self, which, index):
         return self.view((self._m if which == "m" else self._v) + index)

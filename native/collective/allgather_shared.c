@@ -23,8 +23,7 @@ struct allgather {
 
 static size_t piece_bytes(const struct allgather *g, int index, size_t block)
 {
-    size_t offset = block * HOST_SLAB_BYTES, nbytes = g->part[index];
-    return nbytes <= offset ? 0 : nbytes - offset < HOST_SLAB_BYTES ? nbytes - offset : HOST_SLAB_BYTES;
+    return shared_piece(g->part[index], block * HOST_SLAB_BYTES, HOST_SLAB_BYTES);
 }
 
 static void stage(void *arg, size_t block)
@@ -59,6 +58,6 @@ bhvd_status allgather_shared(bhvd_context *ctx, struct process_set *set, const v
     put(dst, my_place, src, part[set->rank]);
     ctx->counters.payload_bytes_sent += part[set->rank] * (size_t)(set->size - 1);
     ctx->counters.payload_bytes_received += total - part[set->rank];
-    size_t blocks = set->size > 1 ? (longest + HOST_SLAB_BYTES - 1) / HOST_SLAB_BYTES : 0;
+    size_t blocks = set->size > 1 ? shared_blocks(longest) : 0;
     return shared_run(ctx, set, blocks, &(struct shared_steps){stage, NULL, collect, .root = 0}, &g);
 }

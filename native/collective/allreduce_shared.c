@@ -16,18 +16,16 @@ struct allreduce {
     size_t nbytes;
 };
 
-static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
-
 static size_t block_bytes(const struct allreduce *a, size_t block)
 {
-    return min_size(a->nbytes - block * HOST_SLAB_BYTES, HOST_SLAB_BYTES);
+    return shared_piece(a->nbytes, block * HOST_SLAB_BYTES, HOST_SLAB_BYTES);
 }
 
 // Chunk boundaries of a block: multiples of the cache line where there is enough, so that members do not share lines.
 static size_t chunk_begin(size_t nbytes, int index, int size)
 {
-    size_t lines = (nbytes + 63) / 64;
-    return min_size(nbytes, lines * (size_t)index / (size_t)size * 64);
+    size_t lines = (nbytes + 63) / 64, begin = lines * (size_t)index / (size_t)size * 64;
+    return begin < nbytes ? begin : nbytes;
 }
 
 static void stage(void *arg, size_t block)
@@ -74,10 +72,9 @@ bhvd_status allreduce_shared(bhvd_context *ctx, struct process_set *set, const s
                              const struct span_list *list)
 {
     struct allreduce a = {ctx, set, reduction, span_cursor_at(list, 0), span_cursor_at(list, 0), list->nbytes};
-    if (list->nbytes > SMALL_BYTES) {
-        size_t blocks = (list->nbytes + HOST_SLAB_BYTES - 1) / HOST_SLAB_BYTES;
-        return shared_run(ctx, set, blocks, &(struct shared_steps){stage, reduce_chunk, collect, .root = 0}, &a);
-    }
+    if (list->nbytes > SMALL_BYTES)
+        return shared_run(ctx, set, shared_blocks(list->nbytes),
+                          &(struct shared_steps){stage, reduce_chunk, collect, .root = 0}, &a);
     ctx->counters.payload_bytes_sent += ((size_t)set->size - 1) * list->nbytes;
     ctx->counters.payload_bytes_received += ((size_t)set->size - 1) * list->nbytes;
     return shared_run(ctx, set, list->nbytes > 0, &(struct shared_steps){stage, NULL, reduce_all, .root = 0}, &a);

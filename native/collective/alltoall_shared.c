@@ -83,6 +83,5 @@ bhvd_status alltoall_shared(bhvd_context *ctx, struct process_set *set, const vo
     ctx->counters.payload_bytes_sent += total - bytes[me * n + me];
     for (int i = 0; i < n; i++)
         ctx->counters.payload_bytes_received += i == me ? 0 : bytes[i * n + me];
-    size_t blocks = (longest + HOST_SLAB_BYTES - 1) / HOST_SLAB_BYTES;
-    return shared_run(ctx, set, blocks, &(struct shared_steps){stage, NULL, collect, .root = 0}, &a);
+    return shared_run(ctx, set, shared_blocks(longest), &(struct shared_steps){stage, NULL, collect, .root = 0}, &a);
 }

@@ -12,8 +12,7 @@ struct broadcast {
 
 static size_t block_bytes(const struct broadcast *b, size_t block)
 {
-    size_t left = b->nbytes - block * HOST_SLAB_BYTES;
-    return left < HOST_SLAB_BYTES ? left : HOST_SLAB_BYTES;
+    return shared_piece(b->nbytes, block * HOST_SLAB_BYTES, HOST_SLAB_BYTES);
 }
 
 static void stage(void *arg, size_t block)
@@ -32,7 +31,7 @@ bhvd_status broadcast_shared(bhvd_context *ctx, struct process_set *set, int roo
                              size_t nbytes)
 {
     struct broadcast b = {ctx, set, root, src, dst, nbytes};
-    size_t blocks = set->size > 1 ? (nbytes + HOST_SLAB_BYTES - 1) / HOST_SLAB_BYTES : 0;
+    size_t blocks = set->size > 1 ? shared_blocks(nbytes) : 0;
     bhvd_status status = shared_run(ctx, set, blocks, &(struct shared_steps){stage, NULL, collect, true, root}, &b);
     if (set->rank == root) {
         if (dst != src)

@@ -2,12 +2,6 @@
 // same time; member k reduces the k-th piece of all slabs straight into its output.
 #include "collective/shared.h"
 
-// How much of a part of `total` bytes lies in the piece that begins at `offset`.
-static size_t piece_size(size_t total, size_t offset, size_t piece)
-{
-    return total <= offset ? 0 : total - offset < piece ? total - offset : piece;
-}
-
 struct reducescatter {
     bhvd_context *ctx;
     struct process_set *set;
@@ -24,7 +18,7 @@ static void stage(void *arg, size_t block)
     unsigned char *slab = shared_slab(r->ctx, r->set, r->set->rank, block);
     size_t begin = 0, offset = block * r->piece;
     for (int i = 0; i < r->set->size; begin += r->part[i++]) {
-        size_t n = piece_size(r->part[i], offset, r->piece);
+        size_t n = shared_piece(r->part[i], offset, r->piece);
         struct span_cursor cursor = span_cursor_at(r->src, begin + offset);
         shared_stage(r->reduction, &cursor, slab + (size_t)i * r->piece, n);
         if (i != r->set->rank)
@@ -35,7 +29,7 @@ static void stage(void *arg, size_t block)
 static void collect(void *arg, size_t block)
 {
     const struct reducescatter *r = arg;
-    size_t offset = block * r->piece, mine = piece_size(r->part[r->set->rank], offset, r->piece);
+    size_t offset = block * r->piece, mine = shared_piece(r->part[r->set->rank], offset, r->piece);
     shared_reduce(r->ctx, r->set, r->reduction, block, (size_t)r->set->rank * r->piece, r->dst + offset, mine);
     r->ctx->counters.payload_bytes_received += mine * (size_t)(r->set->size - 1);
 }

@@ -30,6 +30,15 @@ bhvd_status shared_run(bhvd_context *ctx, struct process_set *set, size_t blocks
 // All members have come here, and have finished what they did before.
 bhvd_status shared_barrier(bhvd_context *ctx, struct process_set *set);
 
+// How much of a vector of `total` bytes lies in the piece of at most `most` bytes that begins at `offset`.
+static inline size_t shared_piece(size_t total, size_t offset, size_t most)
+{
+    return total <= offset ? 0 : total - offset < most ? total - offset : most;
+}
+
+// How many blocks of one slab a vector takes.
+static inline size_t shared_blocks(size_t nbytes) { return (nbytes + HOST_SLAB_BYTES - 1) / HOST_SLAB_BYTES; }
+
 // The slab of a member (position in the set) for a block of the running collective, HOST_SLAB_BYTES long.
 unsigned char *shared_slab(bhvd_context *ctx, const struct process_set *set, int index, size_t block);
 

@@ -12,17 +12,15 @@ static size_t count_of(const struct bhvd_tensor *tensor)
     return count;
 }
 
-// The casts to and from float32 and the sums, best of this CPU. False: there is no such flat form of these tensors.
-static bool find_kernels(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, struct kernel_table *table)
+// The casts to and from float32, best of this CPU. False: there is no such flat form of these tensors.
+static bool find_casts(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, struct kernel_table *table)
 {
     for (size_t t = 0; t < count; t++) {
         if (!dtype_is_valid(tensors[t].dtype) || (tensors[t].dtype != (int32_t)flat &&
                                                   (flat != BHVD_FLOAT32 || !dtype_is_floating(tensors[t].dtype))))
             return false;
     }
-    const unsigned cpu = cpu_features();
-    cast_kernels_init(table, cpu);
-    reduce_kernels_init(table, cpu);
+    cast_kernels_init(table, cpu_features());
     return true;
 }
 
@@ -30,7 +28,7 @@ bhvd_status bhvd_pack(const struct bhvd_tensor *tensors, size_t count, bhvd_dtyp
 {
     struct kernel_table table;
     unsigned char *to = dst;
-    if (!find_kernels(tensors, count, flat, &table))
+    if (!find_casts(tensors, count, flat, &table))
         return BHVD_ERR_UNSUPPORTED;
     for (size_t t = 0; t < count; t++) {
         const size_t n = count_of(&tensors[t]), nbytes = n * bhvd_dtype_size(flat);
@@ -47,7 +45,7 @@ bhvd_status bhvd_unpack(const struct bhvd_tensor *tensors, size_t count, bhvd_dt
 {
     struct kernel_table table;
     const unsigned char *from = src;
-    if (!find_kernels(tensors, count, flat, &table))
+    if (!find_casts(tensors, count, flat, &table))
         return BHVD_ERR_UNSUPPORTED;
     for (size_t t = 0; t < count; t++) {
         const size_t n = count_of(&tensors[t]), nbytes = n * bhvd_dtype_size(flat);
@@ -77,8 +75,9 @@ bhvd_status bhvd_unpack_add(const struct bhvd_tensor *tensors, size_t count, bhv
 {
     struct kernel_table table;
     const unsigned char *from = src;
-    if (!find_kernels(tensors, count, flat, &table) || !dtype_is_floating((int32_t)flat))
+    if (!find_casts(tensors, count, flat, &table) || !dtype_is_floating((int32_t)flat))
         return BHVD_ERR_UNSUPPORTED;
+    reduce_kernels_init(&table, cpu_features());
     for (size_t t = 0; t < count; t++) {
         const size_t n = count_of(&tensors[t]);
         if (n && tensors[t].dtype == (int32_t)flat)
