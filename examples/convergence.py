@@ -160,6 +160,11 @@ def train(task, name, kind, seed):
     return {"result": task.evaluate(model), "losses": mean_losses, "bytes": sent, "seconds": seconds}
 
 
+def result(row):
+    """With the standard deviation over the seeds, if there were several."""
+    return f"{row['result']:.3f}" + (f" +- {row['spread']:.3f}" if row["spread"] is not None else "")
+
+
 def run(task, names, args):
     """Rows of the table, one after the other: a dict for each algorithm and optimizer."""
     seeds = args.seeds if task.name == "digits" else 1
@@ -172,13 +177,13 @@ def run(task, names, args):
             row = {
                 "task": task.name, "optimizer": kind, "algorithm": name, "recipe": RECIPES.get(name, {}),
                 "result": statistics.mean(one["result"] for one in trained),
-                "spread": statistics.stdev(one["result"] for one in trained) if seeds > 1 else 0.0,
+                "spread": statistics.stdev(one["result"] for one in trained) if seeds > 1 else None,
                 "bytes_per_step": statistics.mean(one["bytes"] for one in trained),
                 "seconds": statistics.mean(one["seconds"] for one in trained),
                 "losses": [round(loss, 4) for loss in trained[0]["losses"]],
             }
             if hvd.rank() == 0:
-                print(f"{task.name:10} {kind:4} {name:34} {row['result']:8.3f} +- {row['spread']:.3f}   "
+                print(f"{task.name:10} {kind:4} {name:34} {result(row):>18}   "
                       f"{row['bytes_per_step'] / 1024:8.1f} KiB/step  {row['seconds']:6.1f} s", flush=True)
             yield row
 
@@ -213,8 +218,8 @@ def table(rows):
             difference = row["result"] - reference["result"]
             against = f"{difference:+.2f}" if task.sign > 0 else f"{100 * difference / reference['result']:+.2f} %"
             recipe = ", ".join(f"{key}={value}" for key, value in row["recipe"].items())
-            lines.append(f"| {row['algorithm']} | {row['optimizer']} | {recipe} | {row['result']:.3f} "
-                         f"+- {row['spread']:.3f} | {against} | {row['bytes_per_step'] / 1024:.0f} |")
+            lines.append(f"| {row['algorithm']} | {row['optimizer']} | {recipe} | {result(row)} | {against} | "
+                         f"{row['bytes_per_step'] / 1024:.0f} |")
         lines.append("")
     return "\n".join(lines)
 
