@@ -100,9 +100,10 @@ class _ToMeanByCodes:
 
     def delta(self):
         self._operation.wait()
-        self._y += self._mean
-        self._mean -= self._difference
-        self._mean += self._error.worker
+        for part in blocks(self._mean.size):
+            self._y[part] += self._mean[part]
+            self._mean[part] -= self._difference[part]
+            self._mean[part] += self._error.worker[part]
         return self._mean
 
 

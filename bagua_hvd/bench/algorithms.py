@@ -6,7 +6,9 @@ links of the given rate (bench/hosts.py); without it they share this one.
 
 The batch is one example by default: what communication costs shows where a step computes quickly for its number of
 parameters, as it does on a GPU. A CPU's step is never free, though: forward, backward and the optimizer read and write
-the parameters five times, which "none" shows, and no algorithm can be faster.
+the parameters five times, which "none" shows, and no algorithm can be faster. The ranks keep the memory that they free:
+else glibc gives each step's gradients back to the kernel or does not, depending on what trained before, and that makes
+a step 1.8 times as long.
 """
 import argparse
 import json
@@ -24,6 +26,7 @@ from bagua_hvd.bench.hosts import Hosts, why_impossible
 DEFAULT = ("none", "gradient_allreduce", "bytegrad", "qsgd", "doublesqueeze", "topk", "powersgd", "decentralized",
            "low_precision_decentralized", "choco", "local_sgd", "async", "async_low_precision")
 WIDTH = 1024
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 
 
 def _model(parameters):
@@ -45,8 +48,9 @@ def _train(name, options):
     model = _model(options.parameters)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     if name != "none":
+        arguments = {"sync_interval_ms": options.sync_interval_ms} if name.startswith("async") else {}
         optimizer = hvd.DistributedOptimizer(
-            optimizer, named_parameters=model.named_parameters(), algorithm=algorithms.get(name)
+            optimizer, named_parameters=model.named_parameters(), algorithm=algorithms.get(name, **arguments)
         )
     batch = torch.randn(options.batch, WIDTH)
 
@@ -55,15 +59,18 @@ def _train(name, options):
         model(batch).square().mean().backward()
         optimizer.step()
 
-    for _ in range(2):
-        step()
+    def timed(steps, seconds):
+        made, started = 0, time.perf_counter()
+        while made < steps or time.perf_counter() - started < seconds:
+            step()
+            made += 1
+        return made, time.perf_counter() - started
+
+    in_rounds = name.startswith("async")
+    timed(2, 2e-3 * options.sync_interval_ms if in_rounds else 0)        # the first round may set up others
     hvd.barrier()
-    sent, steps = basics.context().counters().payload_bytes_sent, 0
-    started = time.perf_counter()
-    while steps < options.steps or (name.startswith("async") and time.perf_counter() - started < options.seconds):
-        step()
-        steps += 1
-    seconds = time.perf_counter() - started
+    sent = basics.context().counters().payload_bytes_sent
+    steps, seconds = timed(options.steps, options.seconds if in_rounds or name == "none" else 0)
     sent = basics.context().counters().payload_bytes_sent - sent
     if name != "none" and optimizer.algorithm.asynchronous:
         optimizer.algorithm.abort()
@@ -107,7 +114,9 @@ def main():
     parser.add_argument("--parameters", type=int, default=10_000_000, help="of the model, about; default 10,000,000")
     parser.add_argument("--batch", type=int, default=1, help="per rank; default 1")
     parser.add_argument("--steps", type=int, default=10, help="timed, per round; default 10")
-    parser.add_argument("--seconds", type=float, default=4.0, help="at least, for asynchronous algorithms; default 4")
+    parser.add_argument("--seconds", type=float, default=4.0,
+                        help="at least, for none and asynchronous algorithms; default 4")
+    parser.add_argument("--sync-interval-ms", type=float, default=500, help="of asynchronous algorithms; default 500")
     parser.add_argument("--rounds", type=int, default=3, help="default 3")
     parser.add_argument("--algorithms", nargs="+", default=list(DEFAULT), help="default: " + " ".join(DEFAULT))
     parser.add_argument("--rows", help=argparse.SUPPRESS)       # this process is a rank
@@ -127,7 +136,7 @@ def main():
         with hosts.job(options.np) if hosts else nullcontext({}) as variables:
             subprocess.run(
                 [sys.executable, "-m", "bagua_hvd.runner.launch", "-np", str(options.np), *rank],
-                env={**os.environ, "OMP_NUM_THREADS": "1", **variables}, check=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **KEEP_MEMORY, **variables}, check=True,
             )
         _report(json.loads(rows.read_text()))
 

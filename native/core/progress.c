@@ -223,13 +223,19 @@ static void sleep_in_poll(struct pollfd *fds, int count, int timeout_ms, bool lo
     ppoll(fds, (nfds_t)count, &timeout, NULL);
 }
 
+static bool computes(bhvd_context *ctx) { return !atomic_load_explicit(&ctx->waiting, memory_order_relaxed); }
+
+// Over a network, while this process computes: every look takes the core from the computation, and a socket that is looked
+// at all the time moves a packet at a time. poll() wakes for what is worth it.
+static bool is_patient(bhvd_context *ctx) { return computes(ctx) && ctx->connections.local_size == 1; }
+
 // Waits for an event; ready: what the caller waits for, looked at once more after the bell is set. NULL: nothing.
-// True when something moved instead.
+// True when something moved.
 static bool engine_sleep(bhvd_context *ctx, int64_t deadline_ns, progress_ready_fn ready, void *arg)
 {
     set_bell(ctx, BELL_ASLEEP);
     bool progress = engine_poll(ctx, true);
-    if (!progress && !ctx->executions_head && !ctx->failure.status && !(ready && ready(ctx, arg))) {
+    if ((!progress || is_patient(ctx)) && !ctx->failure.status && !(ready && ready(ctx, arg))) {
         int timeout = clock_remaining_ms(deadline_ns);
         if (timeout < 0 || timeout > ctx->heartbeat.interval_ms)
             timeout = ctx->heartbeat.interval_ms;
@@ -248,8 +254,7 @@ static bool engine_sleep(bhvd_context *ctx, int64_t deadline_ns, progress_ready_
 // own computation, and the peer waits. Who sleeps gets the core back at once.
 static bool sleeps_now(bhvd_context *ctx, int rounds)
 {
-    bool yields = atomic_load_explicit(&ctx->waiting, memory_order_relaxed);
-    return rounds >= ctx->spin_limit + (yields ? ctx->yield_limit : 0);
+    return is_patient(ctx) || rounds >= ctx->spin_limit + (computes(ctx) ? 0 : ctx->yield_limit);
 }
 
 // On a crowded machine each yield may take a time slice of every other program: the clock, and who has died, must be looked at
@@ -267,12 +272,12 @@ static void yield(bhvd_context *ctx, int rounds)
 static void engine_pause(bhvd_context *ctx, int *rounds, int64_t deadline_ns, progress_ready_fn ready, void *arg)
 {
     ++*rounds;
-    if (*rounds < ctx->spin_limit)
+    if (sleeps_now(ctx, *rounds))
+        *rounds = engine_sleep(ctx, deadline_ns, ready, arg) ? 0 : *rounds;
+    else if (*rounds < ctx->spin_limit)
         cpu_relax();
-    else if (!sleeps_now(ctx, *rounds))
+    else
         yield(ctx, *rounds);
-    else if (engine_sleep(ctx, deadline_ns, ready, arg))
-        *rounds = 0;
 }
 
 static int64_t timeout_ns(const bhvd_context *ctx) { return (int64_t)ctx->options.timeout_ms * 1000000; }
@@ -333,9 +338,10 @@ bhvd_status progress_until(bhvd_context *ctx, progress_ready_fn ready, void *arg
             return ctx->failure.status;
         if (engine_poll(ctx, rounds % SOCKET_ROUNDS == 0)) {
             rounds = 0;
-            continue;
+            if (!is_patient(ctx) || ready(ctx, arg))
+                continue;
         }
-        bool looks = rounds >= ctx->spin_limit && (rounds % SOCKET_ROUNDS == 0 || sleeps_now(ctx, rounds));
+        bool looks = sleeps_now(ctx, rounds) || (rounds >= ctx->spin_limit && rounds % SOCKET_ROUNDS == 0);
         if (looks && stillness_is_over_limit(ctx, &still) && ready(ctx, arg) <= 0) {
             char who[128];
             name_awaited(ctx, waiting_for, who, sizeof who);
@@ -490,11 +496,11 @@ static void engine_release(bhvd_context *ctx)
         bell_ring(&ctx->connections.bell, 0);
 }
 
-static int operation_done(bhvd_context *ctx, void *arg)
+// What engine_run may not sleep through: its operation is done, or there is one to execute.
+static int has_to_act(bhvd_context *ctx, void *arg)
 {
     const struct bhvd_handle *op = arg;
-    (void)ctx;
-    return atomic_load(&op->done) != 0;
+    return atomic_load(&op->done) || ctx->executions_head;
 }
 
 static void engine_run(bhvd_context *ctx, struct bhvd_handle *op, int64_t deadline_ns)
@@ -512,7 +518,7 @@ static void engine_run(bhvd_context *ctx, struct bhvd_handle *op, int64_t deadli
         }
         if (rounds >= ctx->spin_limit && deadline_ns != CLOCK_NEVER && clock_now_ns() >= deadline_ns)
             return;
-        engine_pause(ctx, &rounds, deadline_ns, operation_done, op);
+        engine_pause(ctx, &rounds, deadline_ns, has_to_act, op);
     }
 }
 
