@@ -6,6 +6,7 @@
 #include "core/answer.h"
 #include "core/cached_run.h"
 #include "core/context.h"
+#include "core/result_memory.h"
 
 enum { REQUEST_FRAME_BYTES = 1 << 20 };         // far below LINK_FRAME_MAX, however many operations are posted at once
 
@@ -129,11 +130,12 @@ static struct bhvd_handle *phantom_create(bhvd_context *ctx, const struct reques
         for (int d = 0; d < request->tensors[t].ndim; d++)
             tensor->count *= (size_t)request_dim(&request->tensors[t], d);
         tensor->nbytes = tensor->count * bhvd_dtype_size(tensor->dtype);
-        tensor->result = calloc(1, tensor->nbytes + 1);
+        tensor->result = result_memory_acquire(tensor->nbytes + 1);
         if (!tensor->result) {
             operation_drop(op);
             return NULL;
         }
+        memset(tensor->result, 0, tensor->nbytes + 1);
         tensor->src = tensor->dst = tensor->result;
     }
     return op;

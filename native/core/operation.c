@@ -9,6 +9,7 @@
 #include "core/context.h"
 #include "core/progress.h"
 #include "core/request.h"
+#include "core/result_memory.h"
 #include "device/staging.h"
 
 static const struct {
@@ -382,8 +383,7 @@ bhvd_status operation_allocate_result(struct tensor *tensor, int64_t dim0)
     tensor->result_nbytes = (size_t)dim0 * tensor->row_nbytes;
     if (tensor->dst || tensor->result_nbytes == 0)
         return BHVD_OK;
-    // aligned_alloc wants a multiple of the alignment
-    tensor->result = aligned_alloc(64, (tensor->result_nbytes + 63) / 64 * 64);
+    tensor->result = result_memory_acquire(tensor->result_nbytes);
     tensor->dst = tensor->result;
     return tensor->result ? BHVD_OK : BHVD_ERR_SYSTEM;
 }
@@ -475,7 +475,7 @@ bhvd_status bhvd_result_take(bhvd_handle *op, size_t index, struct bhvd_result *
     return status;
 }
 
-void bhvd_result_free(void *data) { free(data); }
+void bhvd_result_free(void *data) { result_memory_release(data); }
 
 bhvd_status bhvd_received_splits(bhvd_handle *op, size_t index, int32_t *splits, size_t count)
 {

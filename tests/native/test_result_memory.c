@@ -1,0 +1,88 @@
+// Memory of results: what is freed serves the next of its size, and no more than promised is kept.
+#include "core/result_memory.h"
+
+#include <pthread.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "check.h"
+
+TEST(a_freed_block_serves_the_next_of_its_size)
+{
+    char *first = result_memory_acquire(1 << 20);
+    CHECK(first && (uintptr_t)first % RESULT_MEMORY_ALIGNMENT == 0);
+    memset(first, 7, 1 << 20);
+    char *second = result_memory_acquire(1 << 20);
+    CHECK(second && second != first);
+    result_memory_release(first);
+    char *other_size = result_memory_acquire(4 << 20);
+    CHECK(other_size && other_size != first);
+    char *smaller = result_memory_acquire((1 << 20) - 1000);
+    CHECK(smaller == first);
+    result_memory_release(smaller);
+    char *much_smaller = result_memory_acquire(200 << 10);
+    CHECK(much_smaller && much_smaller != first);
+    CHECK(result_memory_acquire(1 << 20) == first);
+    result_memory_release(first);
+    result_memory_release(second);
+    result_memory_release(other_size);
+    result_memory_release(much_smaller);
+    result_memory_release(NULL);
+}
+
+TEST(no_more_is_kept_than_promised)
+{
+    CHECK(result_memory_acquire(SIZE_MAX - 10) == NULL);
+    char *small = result_memory_acquire(1);
+    CHECK(small);
+    small[0] = 1;
+    result_memory_release(small);
+    char *too_large = result_memory_acquire(RESULT_MEMORY_KEPT + 1);
+    CHECK(too_large);
+    result_memory_release(too_large);           // the sanitizer's leak check sees whether it is kept
+    char *blocks[20];
+    for (int i = 0; i < 20; i++) {
+        blocks[i] = result_memory_acquire(RESULT_MEMORY_KEPT / 4);
+        CHECK(blocks[i]);
+    }
+    for (int i = 0; i < 20; i++)
+        result_memory_release(blocks[i]);
+    int again = 0;
+    for (int i = 0; i < 4; i++) {
+        char *block = result_memory_acquire(RESULT_MEMORY_KEPT / 4);
+        for (int j = 16; j < 20; j++)
+            again += block == blocks[j];
+        blocks[i] = block;
+    }
+    CHECK(again == 4);                          // the last four that were freed
+    for (int i = 0; i < 4; i++)
+        result_memory_release(blocks[i]);
+}
+
+static void *use(void *arg)
+{
+    unsigned seed = (unsigned)(uintptr_t)arg;
+    for (int i = 0; i < 2000; i++) {
+        size_t size = (size_t)(seed = seed * 1103515245 + 12345) % (1 << 20) + 1;
+        char *data = result_memory_acquire(size);
+        if (!data)
+            return "no memory";
+        memset(data, (int)seed, size < 64 ? size : 64);
+        data[size - 1] = (char)seed;
+        if (data[0] != (char)seed && size > 1)
+            return "shared by two threads";
+        result_memory_release(data);
+    }
+    return NULL;
+}
+
+TEST(threads_share_nothing)
+{
+    pthread_t threads[4];
+    for (uintptr_t i = 0; i < 4; i++)
+        CHECK(pthread_create(&threads[i], NULL, use, (void *)i) == 0);
+    for (int i = 0; i < 4; i++) {
+        void *failure;
+        CHECK(pthread_join(threads[i], &failure) == 0 && failure == NULL);
+    }
+}
