@@ -22,8 +22,10 @@ from bagua_hvd.runner.elastic.service import Service
 from bagua_hvd.runner.ssh import frames
 
 # FUZZ_SECONDS is given by `make fuzz`: then the examples are many.
-EXAMPLES = 20_000 if "FUZZ_SECONDS" in os.environ else 60
-fuzzed = settings(max_examples=EXAMPLES, deadline=None, derandomize="FUZZ_SECONDS" not in os.environ,
+LONG = "FUZZ_SECONDS" in os.environ
+EXAMPLES = 20_000 if LONG else 60
+pytestmark = [pytest.mark.timeout(1800)] if LONG else []
+fuzzed = settings(max_examples=EXAMPLES, deadline=None, derandomize=not LONG,
                   suppress_health_check=[HealthCheck.function_scoped_fixture])
 HOST_LIKE = st.text(st.sampled_from("abc019:=, \t#[].-slots\n\u00b2\u0661\r\0"), max_size=40)
 SECRET = b"s" * 32
