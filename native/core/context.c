@@ -7,6 +7,7 @@
 #include "collective/collective.h"
 #include "core/fusion.h"
 #include "core/progress.h"
+#include "core/result_memory.h"
 
 // What the strings and the secret say is needed only while connecting, so they are not kept.
 static void copy_options(bhvd_context *ctx, const struct bhvd_context_options *options)
@@ -89,7 +90,11 @@ bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd
     return BHVD_OK;
 }
 
-void bhvd_context_shutdown(bhvd_context *ctx) { progress_stop(ctx); }
+void bhvd_context_shutdown(bhvd_context *ctx)
+{
+    progress_stop(ctx);
+    result_memory_trim();
+}
 
 void bhvd_context_destroy(bhvd_context *ctx)
 {

@@ -84,3 +84,16 @@ void result_memory_release(void *data)
     while (count)
         free(freed[--count]);
 }
+
+void result_memory_trim(void)
+{
+    struct block *freed[SLOTS];
+    int count = 0;
+    if (pthread_mutex_trylock(&kept.lock) != 0)
+        return;
+    while (kept.count)
+        freed[count++] = take(kept.count - 1);
+    pthread_mutex_unlock(&kept.lock);
+    while (count)
+        free(freed[--count]);
+}

@@ -57,6 +57,13 @@ TEST(no_more_is_kept_than_promised)
     CHECK(again == 4);                          // the last four that were freed
     for (int i = 0; i < 4; i++)
         result_memory_release(blocks[i]);
+    result_memory_trim();
+    char *fresh = result_memory_acquire(RESULT_MEMORY_KEPT / 4);
+    CHECK(fresh);
+    memset(fresh, 1, RESULT_MEMORY_KEPT / 4);
+    result_memory_release(fresh);
+    result_memory_trim();
+    result_memory_trim();
 }
 
 static void *use(void *arg)
