@@ -39,6 +39,8 @@ class Options:
     stall_shutdown_ms: int = 0
     allreduce_path: str | None = None
     streams: int = 1
+    negotiation: str | None = None
+    negotiation_fanout: int = 16
     dynamic_process_sets: bool = False
     elastic: bool = False
     timeline: str | None = None         # a file, or "DYNAMIC": may be started later; None: may not
@@ -123,6 +125,8 @@ def read_options(environ=None):
     options.transport = read.choice("BAGUA_HVD_TRANSPORT", "auto", TRANSPORTS)
     options.allreduce_path = read.text("BAGUA_HVD_ALLREDUCE")
     options.streams = read.integer("BAGUA_HVD_STREAMS", options.streams, 1, 8)
+    options.negotiation = read.text("BAGUA_HVD_NEGOTIATION")
+    options.negotiation_fanout = read.integer("BAGUA_HVD_NEGOTIATION_FANOUT", options.negotiation_fanout, 1, 1024)
     options.host_id = read.text("BAGUA_HVD_HOST_ID")
     options.fusion_threshold = read.integer("HOROVOD_FUSION_THRESHOLD", options.fusion_threshold, 0, 2**63 - 1)
     options.cache_capacity = read.integer("HOROVOD_CACHE_CAPACITY", options.cache_capacity, 0)

@@ -95,6 +95,7 @@ class Counters(NamedTuple):
     cache_hits: int
     cache_misses: int
     coordinator_ns: int
+    negotiation_messages: int
     blocked_ns: int
 
 
@@ -295,9 +296,10 @@ class Context:
         native = ffi.new("struct bhvd_context_options *")
         for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "rendezvous_port",
                      "fusion_threshold", "cache_capacity", "start_timeout_ms", "timeout_ms",
-                     "heartbeat_timeout_ms", "stall_warning_ms", "stall_shutdown_ms", "streams"):
+                     "heartbeat_timeout_ms", "stall_warning_ms", "stall_shutdown_ms", "streams",
+                     "negotiation_fanout"):
             setattr(native, name, getattr(options, name))
-        for name in ("transport", "rendezvous_host", "scope", "listen_host", "host_id", "allreduce_path"):
+        for name in ("transport", "rendezvous_host", "scope", "listen_host", "host_id", "allreduce_path", "negotiation"):
             setattr(native, name, text(getattr(options, name)))
         secret = ffi.from_buffer(options.secret)
         native.secret = secret

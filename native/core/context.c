@@ -16,7 +16,7 @@ static void copy_options(bhvd_context *ctx, const struct bhvd_context_options *o
     ctx->options.secret = NULL;
     ctx->options.secret_size = 0;
     ctx->options.transport = ctx->options.rendezvous_host = ctx->options.scope = ctx->options.listen_host = NULL;
-    ctx->options.host_id = ctx->options.allreduce_path = NULL;
+    ctx->options.host_id = ctx->options.allreduce_path = ctx->options.negotiation = NULL;
 }
 
 static bool add_global_set(bhvd_context *ctx, struct bhvd_error *error)
@@ -36,6 +36,7 @@ static bool add_global_set(bhvd_context *ctx, struct bhvd_error *error)
 static void context_free(bhvd_context *ctx)
 {
     coordinator_fini(ctx);
+    relay_fini(ctx);
     heartbeat_fini(ctx);
     response_cache_fini(&ctx->cache);
     process_set_table_fini(&ctx->sets);
@@ -68,8 +69,11 @@ bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd
     ctx->cache.capacity = options->cache_capacity > 0 ? (size_t)options->cache_capacity : 0;
     kernel_table_init(&ctx->kernels, cpu_features());
     enum allreduce_path path;
+    int fanout = 0;
     bhvd_status status = allreduce_path_parse(options->allreduce_path, &path, error);
     ctx->allreduce_path = path;
+    if (!status)
+        status = tree_fanout(options, &fanout, error);
     if (!status)
         status = connections_init(&ctx->connections, options, error);
     if (status) {
@@ -77,7 +81,8 @@ bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd
         return status;
     }
     copy_options(ctx, options);
-    if (coordinator_init(ctx) || heartbeat_init(ctx) || !add_global_set(ctx, error))
+    ctx->options.negotiation_fanout = fanout;
+    if (coordinator_init(ctx) || relay_init(ctx) || heartbeat_init(ctx) || !add_global_set(ctx, error))
         status = error_set(error, BHVD_ERR_SYSTEM, "no memory for a context of %d ranks", options->size);
     else
         status = progress_start(ctx, error);
@@ -134,6 +139,7 @@ void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out)
         .cache_hits = ctx->counters.cache_hits,
         .cache_misses = ctx->counters.cache_misses,
         .coordinator_ns = ctx->counters.coordinator_ns,
+        .negotiation_messages = ctx->counters.negotiation_messages,
     };
     for (int rank = 0; rank < ctx->options.size && !ctx->abandoned; rank++) {
         const struct link *link = &ctx->connections.links[rank];

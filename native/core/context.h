@@ -16,6 +16,7 @@
 #include "core/heartbeat.h"
 #include "core/late.h"
 #include "core/process_set.h"
+#include "core/relay.h"
 #include "core/response_cache.h"
 #include "core/timeline.h"
 #include "kernel/kernel.h"
@@ -23,7 +24,8 @@
 
 // Written by the engine, read by any thread at any time.
 struct engine_counters {
-    _Atomic uint64_t operations, executions, payload_bytes_sent, payload_bytes_received, cache_hits, cache_misses, coordinator_ns;
+    _Atomic uint64_t operations, executions, payload_bytes_sent, payload_bytes_received, cache_hits, cache_misses, coordinator_ns,
+        negotiation_messages;
 };
 
 struct fusion_buffer {
@@ -53,6 +55,7 @@ struct bhvd_context {
     int spin_limit, yield_limit;                // rounds of looking, and of yielding, before the engine sleeps
     _Atomic int waiting;                        // threads that block for an operation
     struct coordinator coordinator;
+    struct relay relay;
     struct bytes request_frame;                 // the requests being announced
     bool said_goodbye;
     bool failed_elsewhere;                      // another rank's goodbye told of the failure
@@ -83,6 +86,7 @@ void context_close(bhvd_context *ctx, bhvd_status status, const char *format, ..
 // The first failure stays: later ones are consequences.
 bhvd_status context_fail(bhvd_context *ctx, bhvd_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-
+// The same, because this rank sent something that makes no sense.
+bhvd_status context_fail_protocol(bhvd_context *ctx, int rank);
 
 #endif

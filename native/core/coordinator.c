@@ -77,31 +77,31 @@ static void begin_response(struct coordinator *c, uint32_t process_set, uint32_t
     bytes_put_u32(out, count);
 }
 
-static bhvd_status send_frame(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *out)
+static bhvd_status send_to(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *out)
 {
-    struct link *link = &ctx->connections.links[rank];
-    if (link->state != LINK_OPEN)
-        return BHVD_OK;                     // it left: it needs no answer
-    if (link_send_frame(link, type, out, false))
-        return context_fail(ctx, BHVD_ERR_PEER_LOST, "the connection to rank %d broke during negotiation", rank);
-    return BHVD_OK;
+    return ctx->relay.active ? relay_send_to(ctx, rank, type, out) : negotiation_send(ctx, rank, type, out, false);
+}
+
+static bhvd_status send_to_others(bhvd_context *ctx, const struct process_set *set, const struct bytes *out)
+{
+    bhvd_status status = BHVD_OK;
+    if (ctx->relay.active)
+        return relay_send_to_set(ctx, set, FRAME_RESPONSE, out);
+    for (int i = 0; i < set->size && !status; i++) {
+        if (set->ranks[i] != COORDINATOR)
+            status = negotiation_send(ctx, set->ranks[i], FRAME_RESPONSE, out, false);
+    }
+    return status;
 }
 
 // To all members, this rank last: its part becomes an execution.
 static bhvd_status send_response(bhvd_context *ctx, const struct process_set *set)
 {
     struct bytes *out = &ctx->coordinator.out;
-    bhvd_status status = BHVD_OK;
-    bool member = false;
     if (out->failed)
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to answer an operation");
-    for (int i = 0; i < set->size && !status; i++) {
-        if (set->ranks[i] == COORDINATOR)
-            member = true;
-        else
-            status = send_frame(ctx, set->ranks[i], FRAME_RESPONSE, out);
-    }
-    if (!status && member)
+    bhvd_status status = send_to_others(ctx, set, out);
+    if (!status && set->rank >= 0)
         status = negotiation_take_response(ctx, bytes_read(out));
     return status;
 }
@@ -185,7 +185,7 @@ static bhvd_status refuse(bhvd_context *ctx, int rank, const struct operation_ke
     struct bytes *out = &ctx->coordinator.out;
     begin_response(&ctx->coordinator, key->process_set, 1);
     put_error_item(out, key, error);
-    return rank == COORDINATOR ? negotiation_take_response(ctx, bytes_read(out)) : send_frame(ctx, rank, FRAME_RESPONSE, out);
+    return rank == COORDINATOR ? negotiation_take_response(ctx, bytes_read(out)) : send_to(ctx, rank, FRAME_RESPONSE, out);
 }
 
 static bhvd_status keep_early(struct coordinator *c, int rank, struct request *request)
@@ -255,20 +255,28 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
     return BHVD_OK;
 }
 
-static bhvd_status take_cached_request(bhvd_context *ctx, int rank, uint32_t id)
+static bhvd_status send_stale(bhvd_context *ctx, int rank, uint32_t id)
+{
+    struct bytes out = {0};
+    bytes_put_u32(&out, id);
+    bhvd_status status = rank == COORDINATOR ? negotiation_take_stale(ctx, bytes_read(&out)) : send_to(ctx, rank, FRAME_STALE, &out);
+    bytes_fini(&out);
+    return status;
+}
+
+// All of these ranks ask by the id.
+static bhvd_status take_cached_request(bhvd_context *ctx, const int *ranks, int count, uint32_t id)
 {
     struct coordinator_entry *entry = coordinator_cache_find_id(&ctx->cache, id);
     const struct process_set *set = entry ? process_set_find(&ctx->sets, entry->key.process_set) : NULL;
-    int index = set ? process_set_index(set, rank) : -1;
-    if (index >= 0) {
-        if (!entry->pending)                // the first rank that asks: the others' asking makes it no newer
-            coordinator_cache_use(&ctx->cache, entry);
-        return take_request(ctx, rank, entry->requests[index], entry);
+    bhvd_status status = BHVD_OK;
+    if (entry && !entry->pending)           // the first that asks: the others' asking makes it no newer
+        coordinator_cache_use(&ctx->cache, entry);
+    for (int i = 0; i < count && !status; i++) {
+        int index = set ? process_set_index(set, ranks[i]) : -1;
+        ctx->coordinator.asking = ranks[i];
+        status = index >= 0 ? take_request(ctx, ranks[i], entry->requests[index], entry) : send_stale(ctx, ranks[i], id);
     }
-    struct bytes out = {0};
-    bytes_put_u32(&out, id);
-    bhvd_status status = rank == COORDINATOR ? negotiation_take_stale(ctx, bytes_read(&out)) : send_frame(ctx, rank, FRAME_STALE, &out);
-    bytes_fini(&out);
     return status;
 }
 
@@ -289,38 +297,72 @@ static struct request *read_request(struct coordinator *c, const unsigned char *
     return request_parse(bytes, size);
 }
 
-static bhvd_status take_requests(bhvd_context *ctx, int rank, struct bytes_reader r)
+static bhvd_status take_full_request(bhvd_context *ctx, const int *ranks, int count, const unsigned char *bytes, size_t size)
 {
-    while (r.at < r.end) {
-        bhvd_status status = BHVD_OK;
-        if (bytes_take_u8(&r) == ITEM_CACHED) {
+    bhvd_status status = BHVD_OK;
+    for (int i = 0; i < count && !status; i++) {
+        struct request *request = read_request(&ctx->coordinator, bytes, size);
+        ctx->coordinator.asking = ranks[i];
+        status = request ? take_request(ctx, ranks[i], request, NULL) : BHVD_ERR_SYSTEM;
+        request_drop(request);
+    }
+    return status;
+}
+
+static bhvd_status take_detached(bhvd_context *ctx, const int *ranks, int count)
+{
+    bhvd_status status = ctx->relay.active ? BHVD_OK : BHVD_ERR_SYSTEM;
+    for (int i = 0; i < count && !status; i++) {
+        ctx->coordinator.asking = ranks[i];
+        status = relay_take_detached(ctx, ranks[i]);
+    }
+    return status;
+}
+
+static bhvd_status take_items(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader r)
+{
+    bhvd_status status = BHVD_OK;
+    while (r.at < r.end && !status) {
+        enum item_tag tag = bytes_take_u8(&r);
+        if (tag == ITEM_CACHED) {
             struct cached_run run = cached_run_take(&r);
             for (uint32_t i = 0; i < run.count && !r.failed && !status; i++)
-                status = take_cached_request(ctx, rank, run.id + i);
-        } else {
+                status = take_cached_request(ctx, ranks, count, run.id + i);
+        } else if (tag == ITEM_FULL) {
             uint32_t size = bytes_take_u32(&r);
             const unsigned char *bytes = bytes_take(&r, size);
-            struct request *request = bytes ? read_request(&ctx->coordinator, bytes, size) : NULL;
-            status = request ? take_request(ctx, rank, request, NULL) : BHVD_ERR_SYSTEM;
-            request_drop(request);
+            status = bytes ? take_full_request(ctx, ranks, count, bytes, size) : BHVD_ERR_SYSTEM;
+        } else {
+            status = tag == ITEM_DETACHED ? take_detached(ctx, ranks, count) : BHVD_ERR_SYSTEM;
         }
         if (r.failed)
             return BHVD_ERR_SYSTEM;
-        if (status)
-            return status;
     }
-    return BHVD_OK;
+    return status;
+}
+
+static bhvd_status take_requests(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader payload)
+{
+    for (int i = 0; i < count && ctx->options.stall_warning_ms > 0; i++)
+        ctx->coordinator.seen[ranks[i]].at_ns = clock_now_ns();
+    int64_t started_ns = ctx->measures_coordinator ? clock_thread_ns() : 0;
+    bhvd_status status = take_items(ctx, ranks, count, payload);
+    if (ctx->measures_coordinator)
+        ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
+    return status;
 }
 
 bhvd_status coordinator_take_requests(bhvd_context *ctx, int rank, struct bytes_reader payload)
 {
-    if (ctx->options.stall_warning_ms > 0)
-        ctx->coordinator.seen[rank].at_ns = clock_now_ns();
-    if (!ctx->measures_coordinator)
-        return take_requests(ctx, rank, payload);
-    int64_t started_ns = clock_thread_ns();
-    bhvd_status status = take_requests(ctx, rank, payload);
-    ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
+    return take_requests(ctx, &rank, 1, payload);
+}
+
+bhvd_status coordinator_take_bundled(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader items)
+{
+    ctx->coordinator.asking = ranks[0];
+    bhvd_status status = take_requests(ctx, ranks, count, items);
+    if (status == BHVD_ERR_SYSTEM && !ctx->failure.status)
+        return context_fail_protocol(ctx, ctx->coordinator.asking);
     return status;
 }
 

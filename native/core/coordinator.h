@@ -43,6 +43,7 @@ struct coordinator {
     int additions;                              // process sets answered but not yet added here ...
     struct early_request *early;                // ... and requests for them from ranks that are ahead
     struct seen *seen;                          // by global rank
+    int asking;                                 // whose request is being looked at
     int64_t next_stall_check_ns;
     uint64_t response_number;                   // of the response that was begun last
     struct bytes out;                           // the frame being written
@@ -53,6 +54,8 @@ bhvd_status coordinator_init(bhvd_context *ctx);
 void coordinator_fini(bhvd_context *ctx);
 
 bhvd_status coordinator_take_requests(bhvd_context *ctx, int rank, struct bytes_reader payload);
+// The same, announced by each of these ranks (rising), through relays. The error names the rank.
+bhvd_status coordinator_take_bundled(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader items);
 // Ends what can no longer complete without this rank.
 void coordinator_take_goodbye(bhvd_context *ctx, int rank);
 // Answers what became complete.

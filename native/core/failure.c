@@ -82,3 +82,9 @@ bhvd_status context_fail(bhvd_context *ctx, bhvd_status status, const char *form
         negotiation_leave(ctx);
     return status;
 }
+
+bhvd_status context_fail_protocol(bhvd_context *ctx, int rank)
+{
+    return context_fail(ctx, BHVD_ERR_SYSTEM, "rank %d sent something that breaks the protocol; do all ranks run the same "
+                        "version and the same program?", rank);
+}

@@ -8,8 +8,6 @@
 #include "core/context.h"
 #include "core/result_memory.h"
 
-enum { REQUEST_FRAME_BYTES = 1 << 20 };         // far below LINK_FRAME_MAX, however many operations are posted at once
-
 static void put_request(bhvd_context *ctx, struct bytes *out, struct cached_run *run, struct bhvd_handle *op)
 {
     struct operation_key key = {op->process_set, op->name_size, op->name};
@@ -29,21 +27,28 @@ static void put_request(bhvd_context *ctx, struct bytes *out, struct cached_run 
     }
 }
 
+bhvd_status negotiation_send(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *payload, bool lazy)
+{
+    struct link *link = &ctx->connections.links[rank];
+    if (link->state != LINK_OPEN)
+        return BHVD_OK;                     // it left: it needs no answer, and its goodbye ended what it could be asked
+    ctx->counters.negotiation_messages++;
+    if (link_send_frame(link, type, payload, lazy))
+        return context_fail(ctx, BHVD_ERR_PEER_LOST, "the connection to rank %d broke during negotiation", rank);
+    return BHVD_OK;
+}
+
 static bhvd_status send_requests(bhvd_context *ctx, const struct bytes *out)
 {
     if (out->failed)
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to negotiate an operation");
     if (ctx->options.rank == COORDINATOR)
         return coordinator_take_requests(ctx, COORDINATOR, bytes_read(out));
+    if (ctx->relay.active)
+        return relay_announce(ctx, out);
     // An idle coordinator has not posted yet: what it is told now, it reads when it posts. It is a member of set 0; for
     // other sets it may have nothing of its own to wait for, so those requests do wake it.
-    struct link *link = &ctx->connections.links[COORDINATOR];
-    if (link->state == LINK_LEFT)
-        return BHVD_OK;                     // its goodbye ended these operations
-    if (link_send_frame(link, FRAME_REQUEST, out, ctx->sets.generation <= 1))
-        return context_fail(ctx, BHVD_ERR_PEER_LOST, "the connection to rank %d broke while an operation was announced",
-                            COORDINATOR);
-    return BHVD_OK;
+    return negotiation_send(ctx, COORDINATOR, FRAME_REQUEST, out, ctx->sets.generation <= 1);
 }
 
 bhvd_status negotiation_request(bhvd_context *ctx, struct bhvd_handle *posted)
@@ -283,44 +288,71 @@ bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader r)
     return BHVD_OK;
 }
 
+bhvd_status negotiation_take_end(bhvd_context *ctx, struct bytes_reader r)
+{
+    if (r.at == r.end) {
+        context_close(ctx, BHVD_ERR_SHUTDOWN, NEGOTIATION_SHUT_DOWN " (rank %d left the job)", COORDINATOR);
+        return BHVD_OK;
+    }
+    bhvd_status reason = (bhvd_status)bytes_take_u8(&r);
+    if (!is_error(reason))
+        return BHVD_ERR_SYSTEM;
+    ctx->failed_elsewhere = !ctx->failure.status && reason != BHVD_ERR_SHUTDOWN;
+    if (reason != BHVD_ERR_SHUTDOWN)
+        return context_fail(ctx, reason, "%.*s", (int)(r.end - r.at), (const char *)r.at);
+    context_close(ctx, reason, "%.*s", (int)(r.end - r.at), (const char *)r.at);
+    return BHVD_OK;
+}
+
 static bhvd_status take_goodbye(bhvd_context *ctx, struct link *link, struct bytes_reader r)
 {
+    bool is_failure = r.at < r.end && *r.at != BHVD_ERR_SHUTDOWN;
+    bhvd_status status = BHVD_OK;
     link->state = LINK_LEFT;
-    if (r.at < r.end) {
-        bhvd_status reason = (bhvd_status)bytes_take_u8(&r);
-        if (!is_error(reason))
-            return BHVD_ERR_SYSTEM;
-        ctx->failed_elsewhere = !ctx->failure.status && reason != BHVD_ERR_SHUTDOWN;
-        if (reason != BHVD_ERR_SHUTDOWN)
-            return context_fail(ctx, reason, "%.*s", (int)(r.end - r.at), (const char *)r.at);
-        context_close(ctx, reason, "%.*s", (int)(r.end - r.at), (const char *)r.at);
-    } else if (link->rank == COORDINATOR) {
-        context_close(ctx, BHVD_ERR_SHUTDOWN, NEGOTIATION_SHUT_DOWN " (rank %d left the job)", COORDINATOR);
-    }
-    if (ctx->options.rank == COORDINATOR)
+    if (link->rank == COORDINATOR && ctx->relay.active && !is_failure)
+        status = relay_take_goodbye(ctx, r);
+    else if (link->rank == COORDINATOR || r.at < r.end)
+        status = negotiation_take_end(ctx, r);
+    else
+        status = relay_take_parents_goodbye(ctx, link);
+    if (!status && ctx->options.rank == COORDINATOR)
         coordinator_take_goodbye(ctx, link->rank);
-    return BHVD_OK;
+    return status;
+}
+
+// Frames of negotiation proper: who may send which depends on the shape.
+static bhvd_status take_negotiation(bhvd_context *ctx, struct link *link, uint8_t type, struct bytes_reader payload)
+{
+    bool coordinator = ctx->options.rank == COORDINATOR, star = !ctx->relay.active;
+    ctx->counters.negotiation_messages++;
+    if (type == FRAME_REQUEST && star && coordinator)
+        return coordinator_take_requests(ctx, link->rank, payload);
+    if (type == FRAME_RESPONSE && star && link->rank == COORDINATOR)
+        return negotiation_take_response(ctx, payload);
+    if (type == FRAME_STALE && star && link->rank == COORDINATOR)
+        return negotiation_take_stale(ctx, payload);
+    if (type == FRAME_UP && !star)
+        return relay_take_up(ctx, link, payload);
+    if (type == FRAME_DOWN && !star)
+        return relay_take_down(ctx, link, payload);
+    if (type == FRAME_LEAVING && !star)
+        return relay_take_leaving(ctx, link, payload);
+    if (type == FRAME_CLOSING && !star)
+        return relay_take_closing(ctx, link, payload);
+    return BHVD_ERR_SYSTEM;
 }
 
 bhvd_status negotiation_frame(bhvd_context *ctx, struct link *link, uint8_t type, struct bytes_reader payload)
 {
-    bool coordinator = ctx->options.rank == COORDINATOR;
-    bhvd_status status = BHVD_ERR_SYSTEM;
     if (link->state != LINK_OPEN)
         return BHVD_OK;                     // after its goodbye: it has ended all that this could be about
     if (type == FRAME_GOODBYE)
-        status = take_goodbye(ctx, link, payload);
-    else if (type == FRAME_HEARTBEAT)
-        status = heartbeat_take(ctx, link, payload);
-    else if (type == FRAME_LATE)
-        status = late_take(ctx, link, payload);
-    else if (type == FRAME_REQUEST && coordinator)
-        status = coordinator_take_requests(ctx, link->rank, payload);
-    else if (type == FRAME_RESPONSE && link->rank == COORDINATOR)
-        status = negotiation_take_response(ctx, payload);
-    else if (type == FRAME_STALE && link->rank == COORDINATOR)
-        status = negotiation_take_stale(ctx, payload);
-    return status;
+        return take_goodbye(ctx, link, payload);
+    if (type == FRAME_HEARTBEAT)
+        return heartbeat_take(ctx, link, payload);
+    if (type == FRAME_LATE)
+        return late_take(ctx, link, payload);
+    return take_negotiation(ctx, link, type, payload);
 }
 
 // Why this rank leaves, if somebody else has to know: a status and a sentence that names a rank. Else nothing.
@@ -346,6 +378,7 @@ void negotiation_leave(bhvd_context *ctx)
     if (ctx->said_goodbye)
         return;
     ctx->said_goodbye = true;
+    relay_flush(ctx);                       // what a child was promised comes before
     put_reason(ctx, &reason);
     for (int rank = 0; rank < ctx->options.size; rank++) {
         struct link *link = &ctx->connections.links[rank];

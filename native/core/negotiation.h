@@ -23,9 +23,13 @@ struct link;
 enum { COORDINATOR = 0 };        // its rank
 
 enum frame_type {
-    FRAME_REQUEST = 1, FRAME_RESPONSE = 2, FRAME_STALE = 3, FRAME_GOODBYE = 4, FRAME_HEARTBEAT = 5, FRAME_LATE = 6
+    FRAME_REQUEST = 1, FRAME_RESPONSE = 2, FRAME_STALE = 3, FRAME_GOODBYE = 4, FRAME_HEARTBEAT = 5, FRAME_LATE = 6,
+    FRAME_UP = 7, FRAME_DOWN = 8, FRAME_LEAVING = 9, FRAME_MOVED = 10, FRAME_CLOSING = 11       // of a tree: relay.h
 };
-enum item_tag { ITEM_CACHED = 0, ITEM_FULL = 1 };      // how a request or an answer says which operation it is about
+// How a request or an answer says which operation it is about; ITEM_DETACHED: relay.h.
+enum item_tag { ITEM_CACHED = 0, ITEM_FULL = 1, ITEM_DETACHED = 2 };
+
+enum { REQUEST_FRAME_BYTES = 1 << 20 };         // far below LINK_FRAME_MAX, however many operations are posted at once
 
 // Some fused operations that are executed together.
 struct execution {
@@ -48,6 +52,10 @@ bhvd_status negotiation_frame(bhvd_context *ctx, struct link *link, uint8_t type
 // The coordinator's frames, also when it is this rank itself: an answer; "I do not know this id, say it in full".
 bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader payload);
 bhvd_status negotiation_take_stale(bhvd_context *ctx, struct bytes_reader payload);
+// A goodbye that ends this rank's part as well: the coordinator's, or one that tells of a failure.
+bhvd_status negotiation_take_end(bhvd_context *ctx, struct bytes_reader reason);
+// Sends a frame of the negotiation to a rank that has not left. The context fails when the connection is broken.
+bhvd_status negotiation_send(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *payload, bool lazy);
 // Says goodbye to all peers, once: this rank takes part in nothing any more. When it failed, it says why, and when the
 // coordinator is not the first to leave, who was, so that all ranks name the same cause.
 void negotiation_leave(bhvd_context *ctx);

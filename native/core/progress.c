@@ -52,8 +52,7 @@ static void fail_link(bhvd_context *ctx, const struct link *link, bhvd_status st
         context_fail(ctx, status, "rank %d was lost: its process ended or became unreachable without leaving the job",
                      link->rank);
     else
-        context_fail(ctx, status, "rank %d sent something that breaks the protocol; do all ranks run the same version "
-                     "and the same program?", link->rank);
+        context_fail_protocol(ctx, link->rank);
 }
 
 static void advance_link(bhvd_context *ctx, struct link *link, bool look_at_sockets, bool *progress)
@@ -121,6 +120,15 @@ static bool take_posted(bhvd_context *ctx)
     return posted != NULL;
 }
 
+// In a tree the coordinator's answers go out here.
+static void flush_relay(bhvd_context *ctx)
+{
+    int64_t started_ns = ctx->measures_coordinator ? clock_thread_ns() : 0;
+    relay_flush(ctx);
+    if (ctx->measures_coordinator)
+        ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
+}
+
 // One look at everything that can move. True when something did. Never blocks, executes nothing.
 static bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
 {
@@ -138,6 +146,8 @@ static bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
             context_fail(ctx, BHVD_ERR_SYSTEM, "an operation could not be answered; this process may be out of memory");
         progress = true;
     }
+    if (ctx->relay.active && !ctx->failure.status)
+        flush_relay(ctx);
     heartbeat_look(ctx, false);
     return progress;
 }
@@ -410,6 +420,8 @@ static void execute_next(bhvd_context *ctx)
     for (int i = 0; i < execution->count; i++)
         timeline_operation_end(ctx, execution->operations[i], status != BHVD_OK);
     end_execution(execution, status ? &error : NULL);
+    if (!ctx->failure.status)
+        relay_flush(ctx);                       // a process set was added or removed: that can answer others' requests
 }
 
 // ------------------------------------------------------------------------------------------- who runs the engine
@@ -585,15 +597,17 @@ static void flush_goodbyes(bhvd_context *ctx)
     }
 }
 
-// The others count on what was agreed on: on this rank's part of it, and on its bytes that have not reached them yet.
+// The others count on what was agreed on: on this rank's part of it, and on its bytes that have not reached them yet; and on
+// what it relays.
 static void finish_agreed(bhvd_context *ctx)
 {
     int64_t deadline_ns = clock_deadline_ns(ctx->options.timeout_ms);
     ctx->staged_head = NULL;            // nobody has heard of these
+    relay_leave(ctx);
     for (;;) {
         while (ctx->executions_head && !ctx->failure.status)
             execute_next(ctx);
-        if (!needs_looking(ctx) || clock_now_ns() >= deadline_ns)
+        if ((!needs_looking(ctx) && relay_is_free(ctx)) || clock_now_ns() >= deadline_ns)
             return;
         if (!engine_poll(ctx, true))
             sched_yield();

@@ -142,6 +142,8 @@ struct bhvd_context_options {
                                      * "halving", "hierarchical": forced where the process set allows it */
     int streams;                    /* TCP connections for data to each rank of another host, 1 to 8; 0: 1. The smaller
                                      * number of two ranks holds between them */
+    const char *negotiation;        /* "star", "tree" (of relays, docs/decisions/0023), NULL or "": a tree beyond 64 ranks */
+    int negotiation_fanout;         /* children of a relay on its host, and as many on other hosts; 0: 16 */
 };
 
 /* A world of `size` ranks inside this process, for tests: pass it to every rank's options. */
@@ -172,6 +174,7 @@ struct bhvd_counters {
     uint64_t cache_hits, cache_misses;
     uint64_t coordinator_ns;        /* rank 0: processor time spent coordinating, counted after
                                      * bhvd_context_measure_coordinator */
+    uint64_t negotiation_messages;  /* announcements and answers, sent and received; a message holds any number of them */
 };
 void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out);
 /* Counts coordinator_ns from now on: two system calls a frame, too much to be always on. Thread-safe. */

@@ -25,7 +25,7 @@
 #include "transport/socket.h"
 
 enum {
-    CARD_MAGIC = 0x35484742,            // "BGH5", also tells the byte order
+    CARD_MAGIC = 0x36484742,            // "BGH6", also tells the byte order
     HELLO_MAGIC = 0x32484742,
     RETRY_MS = 50
 };
@@ -82,6 +82,8 @@ static bhvd_status fill_card(struct connecting *k, struct card *card)
     snprintf(card->host, sizeof card->host, "%s", options->listen_host);
     snprintf(card->allreduce_path, sizeof card->allreduce_path, "%s",
              options->allreduce_path ? options->allreduce_path : "");
+    snprintf(card->negotiation, sizeof card->negotiation, "%s", options->negotiation ? options->negotiation : "");
+    card->negotiation_fanout = options->negotiation_fanout;
     if (!may_share(options))
         return BHVD_OK;
     if (options->host_id)
@@ -118,6 +120,7 @@ static bhvd_status exchange_cards(struct connecting *k, const struct card *mine)
         card->host_id[sizeof card->host_id - 1] = '\0';
         card->local_name[sizeof card->local_name - 1] = '\0';
         card->allreduce_path[sizeof card->allreduce_path - 1] = '\0';
+        card->negotiation[sizeof card->negotiation - 1] = '\0';
         if (all[rank].size != sizeof *card || card->magic != CARD_MAGIC || card->rank != rank || card->streams < 1 ||
             card->streams > LINK_STREAMS_MAX)
             status = error_set(k->error, BHVD_ERR_MISMATCH,
@@ -126,6 +129,12 @@ static bhvd_status exchange_cards(struct connecting *k, const struct card *mine)
             status = error_set(k->error, BHVD_ERR_MISMATCH,
                                "BAGUA_HVD_ALLREDUCE is \"%s\" on rank 0 but \"%s\" on rank %d: give all ranks the same",
                                k->cards[0].allreduce_path, card->allreduce_path, rank);
+        else if (strcmp(card->negotiation, k->cards[0].negotiation) != 0 ||
+                 card->negotiation_fanout != k->cards[0].negotiation_fanout)
+            status = error_set(k->error, BHVD_ERR_MISMATCH,
+                               "BAGUA_HVD_NEGOTIATION is \"%s\" and BAGUA_HVD_NEGOTIATION_FANOUT %d on rank 0 but \"%s\" "
+                               "and %d on rank %d: give all ranks the same", k->cards[0].negotiation,
+                               k->cards[0].negotiation_fanout, card->negotiation, card->negotiation_fanout, rank);
         else if (card->uses_mpi != k->cards[0].uses_mpi)
             status = error_set(k->error, BHVD_ERR_MISMATCH,
                                "transport \"mpi\" is used by rank %d but not by rank %d: give all ranks the same "

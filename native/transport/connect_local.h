@@ -22,6 +22,8 @@ struct card {
     char local_name[40];                // of its UNIX socket
     char allreduce_path[16];            // must be the same everywhere
     int32_t uses_mpi;                   // too
+    char negotiation[8];                // too
+    int32_t negotiation_fanout;         // too
 };
 
 struct connecting {

@@ -1,0 +1,36 @@
+// A set of global ranks, as bits. On the wire: u32 ranges, for each: u32 first, u32 count; rising, and apart.
+#ifndef BHVD_RANK_SET_H
+#define BHVD_RANK_SET_H
+
+#include "base/bytes.h"
+
+struct rank_set {
+    uint64_t *words;
+    int size;                   // of the job
+};
+
+// Empty. False: no memory.
+bool rank_set_init(struct rank_set *set, int size);
+void rank_set_fini(struct rank_set *set);
+
+static inline void rank_set_add(struct rank_set *set, int rank) { set->words[rank / 64] |= UINT64_C(1) << rank % 64; }
+
+static inline bool rank_set_has(const struct rank_set *set, int rank) { return set->words[rank / 64] >> rank % 64 & 1; }
+
+void rank_set_clear(struct rank_set *set);
+// All sets of one job have the same size.
+void rank_set_copy(struct rank_set *set, const struct rank_set *other);
+void rank_set_unite(struct rank_set *set, const struct rank_set *other);
+void rank_set_intersect(struct rank_set *set, const struct rank_set *other);
+void rank_set_subtract(struct rank_set *set, const struct rank_set *other);
+bool rank_set_is_empty(const struct rank_set *set);
+bool rank_set_equals(const struct rank_set *set, const struct rank_set *other);
+bool rank_set_contains(const struct rank_set *set, const struct rank_set *other);
+// The first member from `rank` on, -1: none. `for (int r = rank_set_next(s, 0); r >= 0; r = rank_set_next(s, r + 1))`
+int rank_set_next(const struct rank_set *set, int rank);
+
+void rank_set_put(struct bytes *out, const struct rank_set *set);
+// Marks the reader as failed when it is malformed, or names a rank that the job does not have.
+void rank_set_take(struct bytes_reader *r, struct rank_set *set);
+
+#endif
