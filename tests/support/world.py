@@ -58,8 +58,8 @@ class World:
                 "host_id": hosts[rank], "secret": secret, "inproc_world": self._inproc, "fusion_threshold": 1 << 27,
                 "cache_capacity": 1024, "start_timeout_ms": 20000, "timeout_ms": timeout_ms,
                 "heartbeat_timeout_ms": 0, "stall_warning_ms": 60000, "stall_shutdown_ms": 0,
-                "allreduce_path": paths[rank], "streams": 1, "negotiation": None,
-                "negotiation_fanout": 0, **options}))
+                "allreduce_path": paths[rank], "streams": 1, "negotiation": os.environ.get("BAGUA_HVD_NEGOTIATION"),
+                "negotiation_fanout": int(os.environ.get("BAGUA_HVD_NEGOTIATION_FANOUT", 0)), **options}))
 
         self.contexts = [None] * n
         self.contexts = self.run(create)
