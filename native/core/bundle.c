@@ -26,20 +26,23 @@ void bundle_clear(struct bundle *bundle)
     bundle->out.size = 0;
 }
 
+// ranks may be those of a run.
 static bool insert_run(struct bundle *bundle, int at, uint64_t id, uint64_t count, const struct rank_set *ranks)
 {
-    if (bundle->run_count == bundle->run_capacity) {
-        int capacity = bundle->run_capacity ? 2 * bundle->run_capacity : 16;
-        struct bundle_run *runs = realloc(bundle->runs, (size_t)capacity * sizeof *runs);
-        if (!runs)
-            return false;
-        bundle->runs = runs;
-        bundle->run_capacity = capacity;
-    }
     struct bundle_run run = {.id = id, .count = count};
     if (!rank_set_init(&run.ranks, ranks->size))
         return false;
     rank_set_copy(&run.ranks, ranks);
+    if (bundle->run_count == bundle->run_capacity) {
+        int capacity = bundle->run_capacity ? 2 * bundle->run_capacity : 16;
+        struct bundle_run *runs = realloc(bundle->runs, (size_t)capacity * sizeof *runs);
+        if (!runs) {
+            rank_set_fini(&run.ranks);
+            return false;
+        }
+        bundle->runs = runs;
+        bundle->run_capacity = capacity;
+    }
     memmove(&bundle->runs[at + 1], &bundle->runs[at], (size_t)(bundle->run_count - at) * sizeof run);
     bundle->runs[at] = run;
     bundle->run_count++;
