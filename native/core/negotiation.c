@@ -33,9 +33,11 @@ bhvd_status negotiation_send(bhvd_context *ctx, int rank, enum frame_type type, 
     if (link->state != LINK_OPEN)
         return BHVD_OK;                     // it left: it needs no answer, and its goodbye ended what it could be asked
     ctx->counters.negotiation_messages++;
-    if (link_send_frame(link, type, payload, lazy))
-        return context_fail(ctx, BHVD_ERR_PEER_LOST, "the connection to rank %d broke during negotiation", rank);
-    return BHVD_OK;
+    bhvd_status status = link_send_frame(link, type, payload, lazy);
+    // A connection that is broken is noticed where it is read, after the goodbye that may explain it.
+    if (status == BHVD_ERR_PEER_LOST)
+        return BHVD_OK;
+    return status ? context_fail(ctx, status, "no memory for a message to rank %d", rank) : BHVD_OK;
 }
 
 static bhvd_status send_requests(bhvd_context *ctx, const struct bytes *out)

@@ -54,7 +54,7 @@ bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader pay
 bhvd_status negotiation_take_stale(bhvd_context *ctx, struct bytes_reader payload);
 // A goodbye that ends this rank's part as well: the coordinator's, or one that tells of a failure.
 bhvd_status negotiation_take_end(bhvd_context *ctx, struct bytes_reader reason);
-// Sends a frame of the negotiation to a rank that has not left. The context fails when the connection is broken.
+// Sends a frame of the negotiation to a rank, unless that has left.
 bhvd_status negotiation_send(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *payload, bool lazy);
 // Says goodbye to all peers, once: this rank takes part in nothing any more. When it failed, it says why, and when the
 // coordinator is not the first to leave, who was, so that all ranks name the same cause.

@@ -37,14 +37,15 @@ def storage(dtype):
 class World:
     """Starts n contexts. `run(fn)` calls fn(rank, context) on a thread per rank: the results in rank order.
 
-    `path`: BAGUA_HVD_ALLREDUCE, or a list with each rank's. `hosts`: for transport "auto", each rank's host by name;
+    `path`: BAGUA_HVD_ALLREDUCE, `negotiation`: BAGUA_HVD_NEGOTIATION, or a list with each rank's. `hosts`: for transport "auto", each rank's host by name;
     ranks share memory with those of the same name.
     """
 
-    def __init__(self, n, transport="inproc", path="", timeout_ms=20000, hosts=None, **options):
+    def __init__(self, n, transport="inproc", path="", timeout_ms=20000, hosts=None, negotiation=None, **options):
         self.n = n
         hosts = hosts or [None] * n
-        paths = [path] * n if isinstance(path, str) else path
+        paths = path if isinstance(path, list) else [path] * n
+        shapes = negotiation if isinstance(negotiation, list) else [negotiation] * n
         self._inproc = native.lib.bhvd_inproc_world_create(n) if transport == "inproc" else None
         secret = os.urandom(32)
         self._rendezvous = None if transport == "inproc" else native.Rendezvous(secret)
@@ -58,8 +59,8 @@ class World:
                 "host_id": hosts[rank], "secret": secret, "inproc_world": self._inproc, "fusion_threshold": 1 << 27,
                 "cache_capacity": 1024, "start_timeout_ms": 20000, "timeout_ms": timeout_ms,
                 "heartbeat_timeout_ms": 0, "stall_warning_ms": 60000, "stall_shutdown_ms": 0,
-                "allreduce_path": paths[rank], "streams": 1, "negotiation": os.environ.get("BAGUA_HVD_NEGOTIATION"),
-                "negotiation_fanout": int(os.environ.get("BAGUA_HVD_NEGOTIATION_FANOUT", 0)), **options}))
+                "allreduce_path": paths[rank], "streams": 1, "negotiation": shapes[rank],
+                "negotiation_fanout": 0, **options}))
 
         self.contexts = [None] * n
         self.contexts = self.run(create)

@@ -1,0 +1,372 @@
+// The negotiation of a few ranks in every order in which they can act: three tensors each, posted in different orders, then
+// a join, then the shutdown; ranks that join before they did all, and that leave while others need them. In no order may
+// an operation be left waiting (a deadlock), and all ranks must execute in one order. The same in a tree of relays, which
+// here is a chain; where a relay leaves, the ranks that go on without it must not notice.
+//
+// The ranks are contexts without threads. An action is the engine's own turn of a rank (engine_poll: it announces, reads
+// what its peers sent, answers), with or without the program's next step before it. Executions end at once: what is
+// tested is who is told what, and in which order. Depth first; a state that was seen is not entered again, and one is
+// reached anew by doing the actions that lead to it, since contexts cannot be copied.
+#ifndef BHVD_TEST_INTERLEAVINGS_H
+#define BHVD_TEST_INTERLEAVINGS_H
+
+#include "check.h"
+
+#include "core/progress.c"
+#include "transport/ring.h"
+
+enum { RANKS_MAX = 4, TENSORS = 3, STEPS = TENSORS + 2, DEPTH_MAX = 128, SEEN = 1 << 20 };
+
+// How many tensors each rank posts before it joins; -1 - n: posts n and leaves, without a join.
+struct scenario {
+    int posts[RANKS_MAX];
+    int ranks;                          // 0: three
+    int fanout;                         // 1: a chain, each rank relays for the next; 0: a star
+    bool ends_only;                     // the tensors are of the process set of the first and the last rank; no joins
+};
+
+struct rank {
+    bhvd_context *ctx;
+    int step;
+    bool leaving, left;
+    bhvd_handle *handles[STEPS];
+    int handle_count;
+    char order[4 * RANKS_MAX];              // what it executed, by first letters
+    size_t executed;
+};
+
+static const struct scenario *scenario;
+static int rank_count;
+static struct rank ranks[RANKS_MAX];
+static void *world;
+static uint64_t *seen;
+static size_t state_count, end_count;
+
+static bool leaves_early(int r) { return scenario->posts[r] < 0; }
+
+static int posts_of(int r) { return leaves_early(r) ? -1 - scenario->posts[r] : scenario->posts[r]; }
+
+static bool joins(int r) { return !leaves_early(r) && !scenario->ends_only; }
+
+// As bhvd_context_create makes it, without the progress thread.
+static bhvd_context *make_context(int rank)
+{
+    struct bhvd_error error;
+    bhvd_context *ctx = calloc(1, sizeof *ctx);
+    ctx->options = (struct bhvd_context_options){.rank = rank, .size = rank_count, .transport = "inproc",
+                                                 .inproc_world = world, .cache_capacity = 4, .timeout_ms = 1000,
+                                                 .negotiation_fanout = scenario->fanout};
+    pthread_mutex_init(&ctx->post_lock, NULL);
+    pthread_mutex_init(&ctx->engine_lock, NULL);
+    pthread_mutex_init(&ctx->sets_lock, NULL);
+    ctx->posted_tail = &ctx->posted_head;
+    ctx->executions_tail = &ctx->executions_head;
+    ctx->cache.capacity = 4;
+    const int32_t all[] = {0, 1, 2, 3}, ends[] = {0, rank_count - 1};
+    int id;
+    CHECK_STATUS(connections_init(&ctx->connections, &ctx->options, &error), BHVD_OK);
+    CHECK_STATUS(coordinator_init(ctx), BHVD_OK);
+    CHECK_STATUS(relay_init(ctx), BHVD_OK);
+    CHECK_STATUS(heartbeat_init(ctx), BHVD_OK);
+    CHECK_STATUS(process_set_add(ctx, all, rank_count, &id, &error), BHVD_OK);
+    if (scenario->ends_only)
+        CHECK_STATUS(process_set_add(ctx, ends, 2, &id, &error), BHVD_OK);
+    return ctx;
+}
+
+static void begin(void)
+{
+    for (int r = 0; r < rank_count; r++)
+        ranks[r] = (struct rank){.ctx = make_context(r)};
+    for (int from = 0; from < rank_count; from++) {
+        for (int to = 0; to < rank_count; to++) {
+            struct ring *ring = host_memory_control_ring(&ranks[0].ctx->connections.host, from, to);
+            atomic_store(&ring->head, 0);
+            atomic_store(&ring->tail, 0);
+        }
+    }
+}
+
+static void end(void)
+{
+    for (int r = 0; r < rank_count; r++) {
+        context_fail(ranks[r].ctx, BHVD_ERR_SHUTDOWN, "the end of the test");
+        for (int i = 0; i < ranks[r].handle_count; i++)
+            bhvd_handle_drop(ranks[r].handles[i]);
+        bhvd_context_destroy(ranks[r].ctx);
+    }
+}
+
+static void post(struct rank *rank, bhvd_kind kind, const char *name)
+{
+    static float values[RANKS_MAX][TENSORS];
+    const int64_t one = 1;
+    int r = (int)(rank - ranks);
+    struct bhvd_tensor tensor = {.src = &values[r][name[0] % TENSORS], .dst = &values[r][name[0] % TENSORS],
+                                 .shape = &one, .ndim = 1, .dtype = BHVD_FLOAT32};
+    struct bhvd_args args = {.kind = kind, .name = name, .tensors = &tensor, .tensor_count = kind == BHVD_ALLREDUCE,
+                             .op = BHVD_OP_SUM, .prescale_factor = 1.0, .postscale_factor = 1.0, .device = -1,
+                             .blocking = 1, .process_set = scenario->ends_only};
+    struct bhvd_error error;
+    // Refused: another rank has left, and this one knows.
+    if (bhvd_post(rank->ctx, &args, &rank->handles[rank->handle_count], &error) == BHVD_OK)
+        rank->handle_count++;
+    else
+        CHECK_STATUS(error.status, BHVD_ERR_SHUTDOWN);
+}
+
+static bool all_done(const struct rank *rank)
+{
+    for (int i = 0; i < rank->handle_count; i++) {
+        if (!bhvd_poll(rank->handles[i]))
+            return false;
+    }
+    return true;
+}
+
+// The program: its tensors, the join, and the shutdown once all is done, or at once when it leaves early.
+static bool can_step(int r)
+{
+    struct rank *rank = &ranks[r];
+    bool ends = rank->step >= posts_of(r) + joins(r);
+    return !rank->leaving && (!ends || leaves_early(r) || all_done(rank));
+}
+
+// As progress_stop does.
+static void leave_when_free(struct rank *rank)
+{
+    if (!rank->leaving || rank->left || !relay_is_free(rank->ctx))
+        return;
+    rank->left = true;
+    context_fail(rank->ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
+    negotiation_leave(rank->ctx);
+}
+
+static void take_step(int r)
+{
+    static const char *const names[TENSORS] = {"a", "b", "c"};
+    struct rank *rank = &ranks[r];
+    int step = rank->step++, posts = posts_of(r);
+    if (step < posts) {
+        post(rank, BHVD_ALLREDUCE, names[(step + r) % TENSORS]);
+    } else if (step == posts && joins(r)) {
+        post(rank, BHVD_JOIN, "join");
+    } else {
+        rank->leaving = true;
+        relay_leave(rank->ctx);
+        leave_when_free(rank);
+    }
+}
+
+// What was agreed on is executed in the order of the answers; here it takes no time.
+static void execute_all(struct rank *rank)
+{
+    bhvd_context *ctx = rank->ctx;
+    for (struct execution *e; (e = ctx->executions_head);) {
+        ctx->executions_head = e->next;
+        if (!ctx->executions_head)
+            ctx->executions_tail = &ctx->executions_head;
+        for (int i = 0; i < e->count; i++) {
+            struct bhvd_handle *op = e->operations[i];
+            CHECK(rank->executed < sizeof rank->order - 1);
+            if (!op->phantom)
+                rank->order[rank->executed++] = op->name[0];
+            if (op->kind == BHVD_JOIN)
+                op->value = op->agreed[0];
+            operation_end(op, NULL);
+        }
+        free(e);
+    }
+}
+
+static void act(int action)
+{
+    int r = action % rank_count;
+    if (action >= rank_count)
+        take_step(r);
+    if (!ranks[r].left) {
+        engine_poll(ranks[r].ctx, true);
+        execute_all(&ranks[r]);
+        leave_when_free(&ranks[r]);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------- states
+
+static void mix(uint64_t *hash, const void *data, size_t size)
+{
+    for (size_t i = 0; i < size; i++)
+        *hash = (*hash ^ ((const unsigned char *)data)[i]) * 0x100000001b3u;
+}
+
+static void mix_number(uint64_t *hash, uint64_t number) { mix(hash, &number, sizeof number); }
+
+static void mix_pending(bhvd_context *ctx, struct pending *pending, void *arg)
+{
+    uint64_t sum = 0, *total = arg;
+    (void)ctx;
+    mix(&sum, pending->key.name, pending->key.name_size);
+    for (int i = 0; i < pending->size; i++)
+        mix_number(&sum, pending->requests[i] != NULL);
+    mix_number(&sum, (uint64_t)pending->first);
+    *total += sum;                      // the table has no order
+}
+
+// Between turns, only what waits for MOVED is not on its way.
+static void mix_relay(uint64_t *hash, struct relay *relay)
+{
+    mix_number(hash, (uint64_t)relay->parent << 2 | (uint64_t)relay->moving << 1 | relay->coordinator_left);
+    if (!relay->active)
+        return;
+    mix(hash, bundle_write(&relay->bundle)->data, relay->bundle.out.size);
+    mix(hash, relay->early.data, relay->early.size);
+    for (int i = 0; i < relay->tree.child_count; i++) {
+        CHECK(relay->tree.children[i].out.size == 0);
+        mix_number(hash, (uint64_t)relay->tree.children[i].rank);
+        mix_number(hash, relay->tree.children[i].below.words[0]);
+    }
+}
+
+static uint64_t state_hash(void)
+{
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (int r = 0; r < rank_count; r++) {
+        const struct rank *rank = &ranks[r];
+        mix_number(&hash, (uint64_t)rank->step << 32 | (uint64_t)rank->leaving << 1 | rank->left);
+        mix_relay(&hash, &rank->ctx->relay);
+        mix(&hash, rank->order, rank->executed);
+        for (int i = 0; i < rank->handle_count; i++) {
+            struct bhvd_error error;
+            mix_number(&hash, bhvd_poll(rank->handles[i]) ? bhvd_wait(rank->handles[i], 0, &error) : 100);
+            mix_number(&hash, rank->handles[i]->announced | rank->handles[i]->answered << 1);
+        }
+        mix_number(&hash, rank->ctx->closing.status << 8 | rank->ctx->failure.status);
+        for (int peer = 0; peer < rank_count; peer++) {
+            struct ring *ring = host_memory_control_ring(&rank->ctx->connections.host, r, peer);
+            uint64_t head = atomic_load(&ring->head), tail = atomic_load(&ring->tail);
+            mix_number(&hash, tail - head);
+            mix(&hash, ring->data + head, tail - head);     // it never wraps: it holds far more than all is
+            mix_number(&hash, peer == r ? 0 : rank->ctx->connections.links[peer].state);
+        }
+    }
+    struct coordinator *c = &ranks[COORDINATOR].ctx->coordinator;
+    uint64_t pending = 0;
+    coordinator_visit(ranks[COORDINATOR].ctx, mix_pending, &pending);
+    mix_number(&hash, pending);
+    mix(&hash, c->joined, (size_t)rank_count * sizeof *c->joined);
+    mix(&hash, c->left, (size_t)rank_count * sizeof *c->left);
+    mix_number(&hash, (uint64_t)c->last_joined);
+    return hash | 1;
+}
+
+// True when it is new.
+static bool enter_state(void)
+{
+    uint64_t hash = state_hash();
+    size_t at = (hash >> 1) % SEEN;
+    while (seen[at] && seen[at] != hash)
+        at = (at + 1) % SEEN;
+    if (seen[at] == hash)
+        return false;
+    seen[at] = hash;
+    CHECK(++state_count < SEEN / 2);
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------------ what must be
+
+static const char *schedule(const int *actions, int depth)
+{
+    static char text[8 * DEPTH_MAX];
+    size_t length = 0;
+    for (int i = 0; i < depth; i++)
+        length += (size_t)snprintf(text + length, sizeof text - length, "%s%d ", actions[i] >= rank_count ? "step" : "turn",
+                                   actions[i] % rank_count);
+    return text;
+}
+
+// Nobody can act any more.
+static void check_end(const int *actions, int depth)
+{
+    bool somebody_left_early = false;
+    end_count++;
+    for (int r = 0; r < rank_count; r++)
+        somebody_left_early |= leaves_early(r) && !scenario->ends_only;
+    for (int r = 0; r < rank_count; r++) {
+        const struct rank *rank = &ranks[r];
+        if (!all_done(rank) || !rank->left)
+            check_fail(__FILE__, __LINE__, "rank %d waits for ever after: %s", r, schedule(actions, depth));
+        for (int i = 0; i < rank->handle_count; i++) {
+            struct bhvd_error error;
+            bhvd_status status = bhvd_wait(rank->handles[i], 0, &error);
+            if (status && !(somebody_left_early && status == BHVD_ERR_SHUTDOWN))
+                check_fail(__FILE__, __LINE__, "rank %d ends with \"%s\" after: %s", r, error.message,
+                           schedule(actions, depth));
+            if (!status && rank->handles[i]->kind == BHVD_JOIN)
+                CHECK_EQ(rank->handles[i]->value, ranks[0].handles[ranks[0].handle_count - 1]->value);
+        }
+    }
+    // Of any two tensors that two ranks executed, both executed the same one first.
+    for (int r = 1; r < rank_count; r++) {
+        const char *last = ranks[0].order;
+        for (const char *name = ranks[0].order; *name; name++) {
+            const char *at = strchr(ranks[r].order, *name);
+            if (!at)
+                continue;
+            const char *previous = last == ranks[0].order ? ranks[r].order : last;
+            if (at < previous)
+                check_fail(__FILE__, __LINE__, "rank 0 executes %s, rank %d %s, after: %s", ranks[0].order, r,
+                           ranks[r].order, schedule(actions, depth));
+            last = at;
+        }
+    }
+}
+
+// All that can follow the actions done so far; the contexts are in that state, and in any other afterwards.
+static void explore(int *actions, int depth)
+{
+    bool is_end = true, is_here = true;
+    CHECK(depth < DEPTH_MAX);
+    uint64_t here = state_hash();
+    for (int action = 0; action < 2 * rank_count; action++) {
+        if (!is_here) {
+            end();
+            begin();
+            for (int i = 0; i < depth; i++)
+                act(actions[i]);
+            is_here = true;
+            CHECK(state_hash() == here);        // the same actions lead to the same state
+        }
+        if (action >= rank_count ? !can_step(action - rank_count) : ranks[action].left)
+            continue;
+        actions[depth] = action;
+        act(action);
+        if (state_hash() == here)
+            continue;                           // nothing to do in that turn
+        is_end = is_here = false;
+        if (enter_state())
+            explore(actions, depth + 1);
+    }
+    if (is_end)
+        check_end(actions, depth);
+}
+
+static void explore_all(struct scenario which)
+{
+    int actions[DEPTH_MAX];
+    scenario = &which;
+    rank_count = which.ranks ? which.ranks : 3;
+    world = bhvd_inproc_world_create(rank_count);
+    seen = calloc(SEEN, sizeof *seen);
+    state_count = end_count = 0;
+    begin();
+    enter_state();
+    explore(actions, 0);
+    end();
+    printf(" %zu states, %zu ends", state_count, end_count);
+    CHECK(state_count > 50 && end_count > 0);
+    free(seen);
+    bhvd_inproc_world_destroy(world);
+}
+
+#endif
