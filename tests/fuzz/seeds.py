@@ -9,7 +9,9 @@ from pathlib import Path
 
 CORPUS = Path(__file__).parent / "corpus"
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, BARRIER, JOIN, C_LP_S, ADD = 0, 1, 2, 3, 5, 6, 7, 10
-REQUEST, RESPONSE, STALE, GOODBYE = 1, 2, 3, 4
+REQUEST, RESPONSE, STALE, GOODBYE, UP, DOWN, LEAVING, MOVED, CLOSING = 1, 2, 3, 4, 7, 8, 9, 10, 11
+TREE, MEMBER, LAST = 8, 1, 16           # bits of role
+DETACHED = b"\2"
 FLOAT32 = 7
 
 
@@ -42,6 +44,21 @@ def answered(*items, process_set=1, count=None):
 
 def error(name, process_set=1, status=3):
     return struct.pack("<qIIBH", 1, process_set, 1, 1, len(name)) + name + struct.pack("<IBH", 0, status, 3) + b"why"
+
+
+def rank_set(ranks):
+    """As native/core/rank_set.h says; ranks that follow each other are given one by one: that is malformed."""
+    return struct.pack("<I", len(ranks)) + b"".join(struct.pack("<II", rank, 1) for rank in ranks)
+
+
+def bundled(*groups):
+    """An UP. groups: (ranks, items)."""
+    return b"".join(rank_set(ranks) + struct.pack("<I", len(items)) + items for ranks, items in groups)
+
+
+def passed_on(*items):
+    """A DOWN. items: (ranks, frame type, payload); no ranks: all."""
+    return b"".join(rank_set(ranks) + struct.pack("<BI", kind, len(payload)) + payload for ranks, kind, payload in items)
 
 
 def frames(role, posts, *sent):
@@ -84,6 +101,43 @@ def negotiation():
     yield frames(1, 1, (0, RESPONSE, error(b"a")), (0, GOODBYE, b""))
     yield frames(1, 1, (0, RESPONSE, answered((b"a", 1, (), b""), (1, 2), count=3)))
     yield stream(1, 255, 30, (RESPONSE, answered((b"a", 1, (), b""))), (RESPONSE, error(b"b")))
+
+
+def relayed():
+    """A chain 0 - 1 - 2: rank 0 hears rank 2 through rank 1, or rank 1 relays."""
+    allreduce = asked(request(ALLREDUCE, b"a"))
+    agreed = answered((b"a", 1, (), b""))
+    turn, leave = (1, 0, b""), (1, 1, b"")
+    member = TREE | MEMBER
+    both = [(1, UP, bundled(([1], allreduce), ([2], allreduce)))]
+    yield frames(TREE, 1, *both, (1, UP, bundled(([1], asked((1, 1))), ([2], asked((1, 2))))))
+    yield frames(TREE, 1, *both, (1, UP, bundled(([2], DETACHED))), (2, UP, bundled(([2], asked((1, 1))))))
+    yield frames(TREE, 0, (1, UP, bundled(([2], DETACHED), ([2], DETACHED))))
+    yield frames(TREE, 0, (1, UP, bundled(([1], DETACHED))))
+    yield frames(TREE, 0, (2, UP, bundled(([2], allreduce))))
+    yield frames(TREE, 1, (1, UP, struct.pack("<III", 1, 1, 2) + struct.pack("<I", len(allreduce)) + allreduce))
+    yield frames(TREE, 1, (1, REQUEST, allreduce))
+    yield frames(member, 1, (2, UP, bundled(([2], asked((5, 9), (7, 1)) + allreduce))), (0, DOWN, passed_on(([], RESPONSE, agreed))))
+    yield frames(member, 1, (0, DOWN, passed_on(([], RESPONSE, agreed))), turn, (2, UP, bundled(([2], asked((1, 1))))),
+                 (0, DOWN, passed_on(([1], STALE, struct.pack("<I", 1)), ([2], STALE, struct.pack("<I", 1)))))
+    yield frames(member, 1, leave, (2, UP, bundled(([2], DETACHED))), (0, DOWN, passed_on(([2], MOVED, b""), ([], RESPONSE, agreed))))
+    yield frames(member, 1, leave, (0, DOWN, passed_on(([2], MOVED, b""), ([2], RESPONSE, agreed))))
+    yield frames(member, 1, (0, DOWN, passed_on(([1], MOVED, b""))))
+    yield frames(member, 1, (0, DOWN, passed_on(([], MOVED, b""))))
+    yield frames(member, 1, (0, DOWN, passed_on(([0], RESPONSE, agreed))))
+    yield frames(member, 1, (0, LEAVING, b""), (0, CLOSING, b""))
+    yield frames(member, 1, (2, DOWN, passed_on(([], RESPONSE, agreed))))
+    yield frames(member, 1, (2, GOODBYE, b""), (0, DOWN, passed_on(([], RESPONSE, agreed))), (0, GOODBYE, b""))
+    last = TREE | LAST
+    yield frames(last, 1, (1, LEAVING, b""), (0, DOWN, passed_on(([], RESPONSE, agreed))), (1, DOWN, passed_on(([2], MOVED, b""))), (2, 0, b""))
+    yield frames(last, 1, (1, LEAVING, b""), (0, DOWN, passed_on(([1], RESPONSE, agreed))), (0, GOODBYE, b""),
+                 (1, DOWN, passed_on(([2], MOVED, b""))))
+    yield frames(last, 1, (0, GOODBYE, b""), (1, DOWN, passed_on(([], RESPONSE, agreed))), (1, CLOSING, b""))
+    yield frames(last, 1, (0, GOODBYE, b"\6gone"), (1, GOODBYE, b""))
+    yield frames(last, 1, (1, GOODBYE, b""))
+    yield frames(last, 1, (1, CLOSING, b"\0gone"))
+    yield stream(member, 1, 9, (DOWN, passed_on(([], RESPONSE, agreed))), (GOODBYE, b"\6gone"))
+    yield stream(TREE, 1, 7, (UP, bundled(([1], allreduce), ([2], allreduce))))
 
 
 def findings():
@@ -143,7 +197,7 @@ def codecs():
 
 
 def main():
-    for name, inputs in {"negotiation": negotiation(), "request": requests(), "rendezvous": rendezvous(),
+    for name, inputs in {"negotiation": [*negotiation(), *relayed()], "request": requests(), "rendezvous": rendezvous(),
                          "codec": codecs()}.items():
         folder = CORPUS / name
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,11 @@
 // A rank of three, as coordinator or as member, with operations of every kind in flight, whose peers send any frames:
 // through the ring and the framing of link.c, or frame by frame. Nothing is executed; what would be executed is looked at.
 //
-//     role, posts, cut (u8 each: bits of role: 1 member instead of coordinator, 2 raw stream instead of frames; posts:
-//     which operations; 4: they are not announced; cut: bytes that arrive at once), then the stream, or for each frame:
-//     peer, type (u8), size (u16), payload. A frame of the rank itself: the engine's turn, see take_turn.
+//     role, posts, cut (u8 each: bits of role: 1 member instead of coordinator, 2 raw stream instead of frames; 4: posts are
+//     not announced; 8: in a tree, here a chain, in which the member relays for rank
+//     2; 16: as that rank 2; posts: which operations; cut: bytes
+//     that arrive at once), then the stream, or for each frame: peer, type (u8), size (u16), payload. A frame of the rank
+//     itself: the engine's turn, see take_turn; with a type that is odd, it wants to leave.
 #include "fuzz.h"
 
 #include "core/answer.h"
@@ -38,13 +40,13 @@ static void empty_rings(const struct host_memory *memory)
 }
 
 // As bhvd_context_create makes it, without the progress thread.
-static bhvd_context *make_context(int rank)
+static bhvd_context *make_context(int rank, bool in_tree)
 {
     struct bhvd_error error;
     bhvd_context *ctx = calloc(1, sizeof *ctx);
     ctx->options = (struct bhvd_context_options){
         .rank = rank, .size = RANKS, .transport = "inproc", .inproc_world = world, .fusion_threshold = 1 << 10,
-        .cache_capacity = 2, .timeout_ms = 1000};
+        .cache_capacity = 2, .timeout_ms = 1000, .negotiation_fanout = in_tree};
     pthread_mutex_init(&ctx->post_lock, NULL);
     pthread_mutex_init(&ctx->engine_lock, NULL);
     pthread_mutex_init(&ctx->sets_lock, NULL);
@@ -52,7 +54,8 @@ static bhvd_context *make_context(int rank)
     ctx->executions_tail = &ctx->executions_head;
     ctx->cache.capacity = 2;
     kernel_table_init(&ctx->kernels, 0);
-    REQUIRE(!connections_init(&ctx->connections, &ctx->options, &error) && !coordinator_init(ctx) && !heartbeat_init(ctx));
+    REQUIRE(!connections_init(&ctx->connections, &ctx->options, &error) && !coordinator_init(ctx) && !heartbeat_init(ctx) &&
+            !relay_init(ctx));
     empty_rings(&ctx->connections.host);
     const int32_t all[] = {0, 1, 2}, some[] = {0, 1};
     int id;
@@ -133,6 +136,21 @@ static void look_at_executions(const bhvd_context *ctx)
     }
 }
 
+// Nobody is below two children, or this rank below itself; what was collected has gone.
+static void look_at_relay(const bhvd_context *ctx)
+{
+    const struct relay *relay = &ctx->relay;
+    uint64_t below = 0;
+    for (int i = 0; i < relay->tree.child_count; i++) {
+        const struct tree_child *child = &relay->tree.children[i];
+        REQUIRE(rank_set_has(&child->below, child->rank) && !(below & child->below.words[0]));
+        below |= child->below.words[0];
+        REQUIRE(child->out.size == 0 || ctx->failure.status);
+    }
+    REQUIRE(!(below >> ctx->options.rank & 1) && below < 1 << RANKS);
+    REQUIRE(bundle_is_empty(&relay->bundle) || relay->moving || ctx->failure.status);
+}
+
 static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct bytes_reader payload)
 {
     bhvd_context *ctx = arg;
@@ -142,8 +160,9 @@ static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct b
         REQUIRE(!op->done);
     // Who said goodbye is not waited for.
     bool needed = ctx->options.rank == COORDINATOR || link->rank == COORDINATOR;
+    // The coordinator's end may come through a parent.
     if (!status && link->state == LINK_LEFT && needed)
-        REQUIRE(ctx->closing.status || ctx->coordinator.left[link->rank]);
+        REQUIRE(ctx->closing.status || ctx->coordinator.left[link->rank] || ctx->relay.coordinator_left);
     return status;
 }
 
@@ -172,12 +191,17 @@ static void send_frames(bhvd_context *ctx, struct supply *s)
         size_t size = supply_u16(s);
         const uint8_t *payload = supply_bytes(s, &size);
         struct link *link = &ctx->connections.links[peer];
-        if (peer == ctx->options.rank)
+        if (peer == ctx->options.rank && type % 2 && !ctx->failure.status)
+            relay_leave(ctx);
+        else if (peer == ctx->options.rank)
             take_turn(ctx);
         else if (on_frame(ctx, link, type, (struct bytes_reader){payload, payload + size, false}))
             fail(ctx);
         if (!ctx->failure.status && ctx->coordinator.ready_head && coordinator_respond(ctx))
             fail(ctx);
+        if (!ctx->failure.status)
+            relay_flush(ctx);
+        look_at_relay(ctx);
         look_at_executions(ctx);
     }
 }
@@ -188,7 +212,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint8_t role = supply_u8(&s), posts = supply_u8(&s), cut = supply_u8(&s);
     if (!world)
         world = bhvd_inproc_world_create(RANKS);
-    bhvd_context *ctx = make_context(role & 1);
+    bhvd_context *ctx = make_context(role & 8 && role & 16 ? 2 : role & 1, role & 8);
     for (int i = 0; i < OPERATIONS; i++) {
         if (posts & 1 << i)
             post(ctx, i);
