@@ -4,7 +4,8 @@ Ranks share the machine's few cores, so wall time says little. The coordinator (
 time that it spends on coordinating: reading announcements, deciding, answering, the system calls of its answers
 included. Per tensor and rank that is what every further rank costs it. With the response cache ("cached": the names of
 a running training), with names that are new ("new"), and with every tensor waited for before the next is posted
-("single": cached, but each in messages of its own).
+("single": cached, but each in messages of its own). It counts its messages too, both ways: in a tree
+(BAGUA_HVD_NEGOTIATION=tree) those are of its children only.
 
 As a program, `python -m bagua_hvd.bench.negotiation BACKEND FOLDER OPTIONS`: one rank of one round, as bench.rank.
 """
@@ -23,8 +24,8 @@ TENSORS = 500
 SINGLE_TENSORS = 50         # these take as many round trips
 NAMES = ("cached", "new", "single")
 REPETITIONS = 10
-COLUMNS = ("ranks", "names", "coordinator ns / tensor / rank", "rank 0 CPU us / tensor", "others CPU us / tensor",
-           "control bytes / tensor / rank", "wall us / tensor")
+COLUMNS = ("ranks", "names", "coordinator ns / tensor / rank", "rank 0 messages / tensor", "rank 0 CPU us / tensor",
+           "others CPU us / tensor", "control bytes / tensor / rank", "wall us / tensor")
 
 
 @dataclass
@@ -34,14 +35,16 @@ class Row:
     ranks: int
     names: str
     coordinator_ns: float
+    messages: float
     rank0_cpu_us: float
     others_cpu_us: float
     control_bytes: float
     wall_us: float
 
     def cells(self):
-        return (str(self.ranks), self.names, f"{self.coordinator_ns:.0f}", f"{self.rank0_cpu_us:.1f}",
-                f"{self.others_cpu_us:.1f}", f"{self.control_bytes:.1f}", f"{self.wall_us:.1f}")
+        return (str(self.ranks), self.names, f"{self.coordinator_ns:.0f}", f"{self.messages:.2f}",
+                f"{self.rank0_cpu_us:.1f}", f"{self.others_cpu_us:.1f}", f"{self.control_bytes:.1f}",
+                f"{self.wall_us:.1f}")
 
 
 def rows(ranks, rounds):
@@ -58,16 +61,18 @@ def rows(ranks, rounds):
 
         first, others, everyone = slice(0, 1), slice(1, None), slice(None)
         found.append(Row(
-            ranks, names, median("coordinator_ns", first) / ranks, median("process_ns", first) / 1e3,
-            median("process_ns", others) / 1e3, median("control_bytes", everyone), median("wall_ns", everyone) / 1e3,
+            ranks, names, median("coordinator_ns", first) / ranks, median("messages", first),
+            median("process_ns", first) / 1e3, median("process_ns", others) / 1e3,
+            median("control_bytes", everyone), median("wall_ns", everyone) / 1e3,
         ))
     return found
 
 
 def _now(context):
     counters = context.counters()
-    return {"coordinator_ns": counters.coordinator_ns, "control_bytes": counters.control_bytes_sent,
-            "process_ns": time.process_time_ns(), "wall_ns": time.perf_counter_ns()}
+    return {"coordinator_ns": counters.coordinator_ns, "messages": counters.negotiation_messages,
+            "control_bytes": counters.control_bytes_sent, "process_ns": time.process_time_ns(),
+            "wall_ns": time.perf_counter_ns()}
 
 
 def measure(context, size):

@@ -299,7 +299,8 @@ class Context:
                      "heartbeat_timeout_ms", "stall_warning_ms", "stall_shutdown_ms", "streams",
                      "negotiation_fanout"):
             setattr(native, name, getattr(options, name))
-        for name in ("transport", "rendezvous_host", "scope", "listen_host", "host_id", "allreduce_path", "negotiation"):
+        for name in ("transport", "rendezvous_host", "scope", "listen_host", "host_id", "allreduce_path",
+                     "negotiation"):
             setattr(native, name, text(getattr(options, name)))
         secret = ffi.from_buffer(options.secret)
         native.secret = secret

@@ -259,7 +259,8 @@ static bhvd_status send_stale(bhvd_context *ctx, int rank, uint32_t id)
 {
     struct bytes out = {0};
     bytes_put_u32(&out, id);
-    bhvd_status status = rank == COORDINATOR ? negotiation_take_stale(ctx, bytes_read(&out)) : send_to(ctx, rank, FRAME_STALE, &out);
+    bhvd_status status = rank == COORDINATOR ? negotiation_take_stale(ctx, bytes_read(&out))
+                                             : send_to(ctx, rank, FRAME_STALE, &out);
     bytes_fini(&out);
     return status;
 }

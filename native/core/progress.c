@@ -120,15 +120,6 @@ static bool take_posted(bhvd_context *ctx)
     return posted != NULL;
 }
 
-// In a tree the coordinator's answers go out here.
-static void flush_relay(bhvd_context *ctx)
-{
-    int64_t started_ns = ctx->measures_coordinator ? clock_thread_ns() : 0;
-    relay_flush(ctx);
-    if (ctx->measures_coordinator)
-        ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
-}
-
 // One look at everything that can move. True when something did. Never blocks, executes nothing.
 static bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
 {
@@ -146,8 +137,8 @@ static bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
             context_fail(ctx, BHVD_ERR_SYSTEM, "an operation could not be answered; this process may be out of memory");
         progress = true;
     }
-    if (ctx->relay.active && !ctx->failure.status)
-        flush_relay(ctx);
+    if (!ctx->failure.status)
+        relay_flush(ctx);
     heartbeat_look(ctx, false);
     return progress;
 }

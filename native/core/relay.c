@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "core/context.h"
 
 bhvd_status relay_init(bhvd_context *ctx)
@@ -103,8 +104,12 @@ static bhvd_status flush_child(bhvd_context *ctx, struct tree_child *child)
         return no_memory(ctx);
     if (child->out.size == 0)
         return BHVD_OK;
+    bool measures = ctx->measures_coordinator && ctx->options.rank == COORDINATOR;
+    int64_t started_ns = measures ? clock_thread_ns() : 0;
     bhvd_status status = negotiation_send(ctx, child->rank, FRAME_DOWN, &child->out, false);
     child->out.size = 0;
+    if (measures)
+        ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
     return status;
 }
 

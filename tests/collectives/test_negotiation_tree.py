@@ -8,7 +8,7 @@ from bagua_hvd.common import native
 from bagua_hvd.common.exceptions import HorovodInternalError
 from world import World, result, view
 
-# Two levels of relays with 4 ranks and more; a chain, where every rank but the last relays; hosts with relays of their own.
+# A chain, where every rank but the last relays; two levels of relays; hosts with relays of their own.
 SHAPES = pytest.mark.parametrize("n, options", [
     (3, {"transport": "inproc", "negotiation_fanout": 1}),
     (4, {"transport": "tcp", "negotiation_fanout": 1}),
@@ -45,7 +45,8 @@ def test_operations_in_any_order(n, options):
                 operation.wait()
                 assert (arrays[i] == sum(range(n)) + n * i).all()
             gathered.wait()
-            np.testing.assert_array_equal(result(gathered, 0, "float32", (2,))[:, 0], np.repeat(range(n), range(1, n + 1)))
+            expected = np.repeat(range(n), range(1, n + 1))
+            np.testing.assert_array_equal(result(gathered, 0, "float32", (2,))[:, 0], expected)
 
     with tree(n, **options) as world:
         world.run(call)
@@ -53,7 +54,7 @@ def test_operations_in_any_order(n, options):
 
 @SHAPES
 def test_ids_that_were_forgotten(n, options):
-    """Eight names, a cache of three: most are asked for by ids that the coordinator does not know any more, on some ranks."""
+    """Eight names, a cache of three: some ranks ask by ids that the coordinator does not know any more."""
     def call(rank, context):
         for step in range(8):
             arrays = [np.full(2, rank + step, np.float32) for _ in range(8)]
@@ -108,7 +109,7 @@ def test_process_sets_that_overlap(n, options):
 
 @SHAPES
 def test_relays_leave_and_others_go_on(n, options):
-    """All ranks but the first and the last leave, each in the middle of the others' traffic; nothing of it may be lost."""
+    """All but the first and the last rank leave in the middle of the others' traffic; nothing of it may be lost."""
     first_steps = threading.Barrier(n)
 
     def call(rank, context):
@@ -129,7 +130,7 @@ def test_relays_leave_and_others_go_on(n, options):
 
 @SHAPES
 def test_what_was_answered_is_done_when_rank_0_leaves(n, options):
-    """Rank 0's part of a broadcast is over early; its goodbye must not overtake the answer on its way through relays."""
+    """Rank 0's part of a broadcast is over early; its goodbye must not overtake the answer that relays pass on."""
     def call(rank, context):
         x = np.full(3, 7.0 if rank == 0 else 0.0, np.float32)
         context.post(native.BROADCAST, "last", [view(x, "float32", "in place")], root_rank=0, blocking=True).wait()
@@ -179,7 +180,8 @@ def test_rank_0_handles_one_message_for_each_child():
 
 
 def test_ranks_that_negotiate_differently_do_not_start():
-    with pytest.raises(HorovodInternalError, match='BAGUA_HVD_NEGOTIATION is "tree" .* on rank 0 but "star" and 2 on rank 1'):
+    sentence = 'BAGUA_HVD_NEGOTIATION is "tree" .* on rank 0 but "star" and 2 on rank 1'
+    with pytest.raises(HorovodInternalError, match=sentence):
         World(2, "tcp", negotiation=["tree", "star"], negotiation_fanout=2)
 
 

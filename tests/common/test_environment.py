@@ -40,12 +40,14 @@ def test_settings():
         "HOROVOD_STALL_CHECK_TIME_SECONDS": "3", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "9",
         "HOROVOD_DYNAMIC_PROCESS_SETS": "1", "BAGUA_HVD_TRANSPORT": "TCP", "BAGUA_HVD_ALLREDUCE": "ring",
         "HOROVOD_ELASTIC": "0", "BAGUA_HVD_STREAMS": "4",
+        "BAGUA_HVD_NEGOTIATION": "tree", "BAGUA_HVD_NEGOTIATION_FANOUT": "3",
     })
     assert options.fusion_threshold == 0 and options.cache_capacity == 0
     assert (options.timeout_ms, options.start_timeout_ms, options.heartbeat_timeout_ms) == (2500, 7000, 0)
     assert (options.stall_warning_ms, options.stall_shutdown_ms) == (3000, 9000)
     assert options.dynamic_process_sets and not options.elastic
     assert (options.transport, options.allreduce_path, options.streams) == ("tcp", "ring", 4)
+    assert (options.negotiation, options.negotiation_fanout) == ("tree", 3)
     assert read_options({"HOROVOD_STALL_CHECK_DISABLE": "1"}).stall_warning_ms == 0
     with pytest.warns(UserWarning, match="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"):
         assert read_options({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5"}).stall_shutdown_ms == 0
@@ -57,7 +59,7 @@ def test_settings():
     ("HOROVOD_CACHE_CAPACITY", "-1"), ("HOROVOD_START_TIMEOUT", "soon"), ("HOROVOD_START_TIMEOUT", "0"),
     ("HOROVOD_GLOO_TIMEOUT_SECONDS", "nan"), ("HOROVOD_GLOO_TIMEOUT_SECONDS", "-1"), ("HOROVOD_ELASTIC", "yes"),
     ("HOROVOD_DYNAMIC_PROCESS_SETS", "true"), ("BAGUA_HVD_TRANSPORT", "pigeon"),
-    ("BAGUA_HVD_STREAMS", "0"), ("BAGUA_HVD_STREAMS", "9"),
+    ("BAGUA_HVD_STREAMS", "0"), ("BAGUA_HVD_NEGOTIATION_FANOUT", "0"), ("BAGUA_HVD_STREAMS", "9"),
 ])
 def test_malformed_values_are_named(name, value):
     with pytest.raises(ValueError) as caught:

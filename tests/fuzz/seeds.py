@@ -58,7 +58,8 @@ def bundled(*groups):
 
 def passed_on(*items):
     """A DOWN. items: (ranks, frame type, payload); no ranks: all."""
-    return b"".join(rank_set(ranks) + struct.pack("<BI", kind, len(payload)) + payload for ranks, kind, payload in items)
+    return b"".join(rank_set(ranks) + struct.pack("<BI", kind, len(payload)) + payload
+                    for ranks, kind, payload in items)
 
 
 def frames(role, posts, *sent):
@@ -108,6 +109,7 @@ def relayed():
     allreduce = asked(request(ALLREDUCE, b"a"))
     agreed = answered((b"a", 1, (), b""))
     turn, leave = (1, 0, b""), (1, 1, b"")
+    to_all = passed_on(([], RESPONSE, agreed))
     member = TREE | MEMBER
     both = [(1, UP, bundled(([1], allreduce), ([2], allreduce)))]
     yield frames(TREE, 1, *both, (1, UP, bundled(([1], asked((1, 1))), ([2], asked((1, 2))))))
@@ -117,22 +119,24 @@ def relayed():
     yield frames(TREE, 0, (2, UP, bundled(([2], allreduce))))
     yield frames(TREE, 1, (1, UP, struct.pack("<III", 1, 1, 2) + struct.pack("<I", len(allreduce)) + allreduce))
     yield frames(TREE, 1, (1, REQUEST, allreduce))
-    yield frames(member, 1, (2, UP, bundled(([2], asked((5, 9), (7, 1)) + allreduce))), (0, DOWN, passed_on(([], RESPONSE, agreed))))
-    yield frames(member, 1, (0, DOWN, passed_on(([], RESPONSE, agreed))), turn, (2, UP, bundled(([2], asked((1, 1))))),
+    yield frames(member, 1, (2, UP, bundled(([2], asked((5, 9), (7, 1)) + allreduce))), (0, DOWN, to_all))
+    yield frames(member, 1, (0, DOWN, to_all), turn, (2, UP, bundled(([2], asked((1, 1))))),
                  (0, DOWN, passed_on(([1], STALE, struct.pack("<I", 1)), ([2], STALE, struct.pack("<I", 1)))))
-    yield frames(member, 1, leave, (2, UP, bundled(([2], DETACHED))), (0, DOWN, passed_on(([2], MOVED, b""), ([], RESPONSE, agreed))))
+    yield frames(member, 1, leave, (2, UP, bundled(([2], DETACHED))),
+                 (0, DOWN, passed_on(([2], MOVED, b""), ([], RESPONSE, agreed))))
     yield frames(member, 1, leave, (0, DOWN, passed_on(([2], MOVED, b""), ([2], RESPONSE, agreed))))
     yield frames(member, 1, (0, DOWN, passed_on(([1], MOVED, b""))))
     yield frames(member, 1, (0, DOWN, passed_on(([], MOVED, b""))))
     yield frames(member, 1, (0, DOWN, passed_on(([0], RESPONSE, agreed))))
     yield frames(member, 1, (0, LEAVING, b""), (0, CLOSING, b""))
     yield frames(member, 1, (2, DOWN, passed_on(([], RESPONSE, agreed))))
-    yield frames(member, 1, (2, GOODBYE, b""), (0, DOWN, passed_on(([], RESPONSE, agreed))), (0, GOODBYE, b""))
+    yield frames(member, 1, (2, GOODBYE, b""), (0, DOWN, to_all), (0, GOODBYE, b""))
     last = TREE | LAST
-    yield frames(last, 1, (1, LEAVING, b""), (0, DOWN, passed_on(([], RESPONSE, agreed))), (1, DOWN, passed_on(([2], MOVED, b""))), (2, 0, b""))
+    yield frames(last, 1, (1, LEAVING, b""), (0, DOWN, to_all), (1, DOWN, passed_on(([2], MOVED, b""))),
+                 (2, 0, b""))
     yield frames(last, 1, (1, LEAVING, b""), (0, DOWN, passed_on(([1], RESPONSE, agreed))), (0, GOODBYE, b""),
                  (1, DOWN, passed_on(([2], MOVED, b""))))
-    yield frames(last, 1, (0, GOODBYE, b""), (1, DOWN, passed_on(([], RESPONSE, agreed))), (1, CLOSING, b""))
+    yield frames(last, 1, (0, GOODBYE, b""), (1, DOWN, to_all), (1, CLOSING, b""))
     yield frames(last, 1, (0, GOODBYE, b"\6gone"), (1, GOODBYE, b""))
     yield frames(last, 1, (1, GOODBYE, b""))
     yield frames(last, 1, (1, CLOSING, b"\0gone"))

@@ -1,11 +1,11 @@
 // A rank of three, as coordinator or as member, with operations of every kind in flight, whose peers send any frames:
 // through the ring and the framing of link.c, or frame by frame. Nothing is executed; what would be executed is looked at.
 //
-//     role, posts, cut (u8 each: bits of role: 1 member instead of coordinator, 2 raw stream instead of frames; 4: posts are
-//     not announced; 8: in a tree, here a chain, in which the member relays for rank
-//     2; 16: as that rank 2; posts: which operations; cut: bytes
-//     that arrive at once), then the stream, or for each frame: peer, type (u8), size (u16), payload. A frame of the rank
-//     itself: the engine's turn, see take_turn; with a type that is odd, it wants to leave.
+//     role, posts, cut (u8 each), then the stream, or for each frame: peer, type (u8), size (u16), payload. A frame of the
+//     rank itself: the engine's turn, see take_turn; with an odd type, the rank wants to leave.
+//     role, bits: 1 member instead of coordinator; 2 raw stream instead of frames; 4 posts are not announced; 8 in a tree,
+//     here a chain, in which the member relays for rank 2; 16 as that rank 2. posts: which operations. cut: bytes that
+//     arrive at once.
 #include "fuzz.h"
 
 #include "core/answer.h"

@@ -205,7 +205,8 @@ TEST(sets_of_ranks_travel)
         bytes_fini(&out);
         rank_set_fini(&sets[i]);
     }
-    const uint32_t malformed[][4] = {{5, 0, 9, 1}, {199, 2, 0, 0}, {RANKS, 1, 0, 0}, {5, 2, 6, 1}, {5, 2, 7, 1}, {9, 1, 5, 1}, {5, UINT32_MAX, 9, 1}};
+    const uint32_t malformed[][4] = {{5, 0, 9, 1}, {199, 2, 0, 0}, {RANKS, 1, 0, 0}, {5, 2, 6, 1},
+                                     {5, 2, 7, 1}, {9, 1, 5, 1},   {5, UINT32_MAX, 9, 1}};
     for (size_t i = 0; i < sizeof malformed / sizeof *malformed; i++) {
         struct bytes out = {0};
         bytes_put_u32(&out, 2);

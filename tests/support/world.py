@@ -37,8 +37,8 @@ def storage(dtype):
 class World:
     """Starts n contexts. `run(fn)` calls fn(rank, context) on a thread per rank: the results in rank order.
 
-    `path`: BAGUA_HVD_ALLREDUCE, `negotiation`: BAGUA_HVD_NEGOTIATION, or a list with each rank's. `hosts`: for transport "auto", each rank's host by name;
-    ranks share memory with those of the same name.
+    `path`: BAGUA_HVD_ALLREDUCE, `negotiation`: BAGUA_HVD_NEGOTIATION, or lists with each rank's. `hosts`: for
+    transport "auto", each rank's host by name; ranks share memory with those of the same name.
     """
 
     def __init__(self, n, transport="inproc", path="", timeout_ms=20000, hosts=None, negotiation=None, **options):
