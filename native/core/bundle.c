@@ -23,7 +23,7 @@ void bundle_fini(struct bundle *bundle)
 void bundle_clear(struct bundle *bundle)
 {
     clear_runs(bundle);
-    bundle->out.size = 0;
+    bundle->out.size = bundle->last_items = 0;
 }
 
 // ranks may be those of a run.
@@ -117,6 +117,8 @@ static void end_group(struct bytes *out, size_t begin)
 static void write_runs(struct bundle *bundle)
 {
     struct bytes *out = &bundle->out;
+    if (bundle->run_count)
+        bundle->last_items = 0;
     for (int i = 0; i < bundle->run_count;) {
         const struct rank_set *ranks = &bundle->runs[i].ranks;
         size_t begin = begin_group(out, ranks);
@@ -145,13 +147,21 @@ static bool put_cached(struct bundle *bundle, const struct rank_set *from, struc
     return true;
 }
 
-// The item that began at `tag`, as it is.
+// The item that began at `tag`, as it is; in the last group, if that is of the same ranks.
 static void put_item(struct bundle *bundle, const struct rank_set *from, const unsigned char *tag, size_t size)
 {
+    struct bytes *out = &bundle->out;
     write_runs(bundle);                 // what any rank said before comes before
-    size_t begin = begin_group(&bundle->out, from);
-    bytes_put(&bundle->out, tag, size);
-    end_group(&bundle->out, begin);
+    size_t at = out->size, items = begin_group(out, from), head = items - at - sizeof(uint32_t);
+    if (!out->failed && bundle->last_items && bundle->last_items - bundle->last_at == items - at &&
+        memcmp(out->data + bundle->last_at, out->data + at, head) == 0) {
+        out->size = at;
+    } else {
+        bundle->last_at = at;
+        bundle->last_items = items;
+    }
+    bytes_put(out, tag, size);
+    end_group(out, bundle->last_items);
 }
 
 bool bundle_put(struct bundle *bundle, const struct rank_set *from, struct bytes_reader items)

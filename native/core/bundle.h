@@ -18,6 +18,7 @@ struct bundle_run {
 
 struct bundle {
     struct bytes out;                   // groups that are complete; failed: no memory, for good
+    size_t last_at, last_items;         // where the last of them begins, and its items; 0: nothing can be added to it
     struct bundle_run *runs;            // rising, disjoint; they come after them
     int run_count, run_capacity;
 };

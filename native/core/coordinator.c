@@ -346,16 +346,17 @@ static bhvd_status take_requests(bhvd_context *ctx, const int *ranks, int count,
 {
     for (int i = 0; i < count && ctx->options.stall_warning_ms > 0; i++)
         ctx->coordinator.seen[ranks[i]].at_ns = clock_now_ns();
-    int64_t started_ns = ctx->measures_coordinator ? clock_thread_ns() : 0;
-    bhvd_status status = take_items(ctx, ranks, count, payload);
-    if (ctx->measures_coordinator)
-        ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
-    return status;
+    return take_items(ctx, ranks, count, payload);
 }
 
 bhvd_status coordinator_take_requests(bhvd_context *ctx, int rank, struct bytes_reader payload)
 {
-    return take_requests(ctx, &rank, 1, payload);
+    if (!ctx->measures_coordinator)
+        return take_requests(ctx, &rank, 1, payload);
+    int64_t started_ns = clock_thread_ns();
+    bhvd_status status = take_requests(ctx, &rank, 1, payload);
+    ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
+    return status;
 }
 
 bhvd_status coordinator_take_bundled(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader items)

@@ -77,7 +77,7 @@ static bhvd_status coordinate(bhvd_context *ctx, const struct rank_set *from, st
     return coordinator_take_bundled(ctx, ranks, count, items);
 }
 
-bhvd_status relay_take_up(bhvd_context *ctx, struct link *link, struct bytes_reader r)
+static bhvd_status take_groups(bhvd_context *ctx, const struct link *link, struct bytes_reader r)
 {
     struct rank_set *from = &ctx->relay.named;
     while (r.at < r.end) {
@@ -94,6 +94,16 @@ bhvd_status relay_take_up(bhvd_context *ctx, struct link *link, struct bytes_rea
             return status;
     }
     return BHVD_OK;
+}
+
+bhvd_status relay_take_up(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
+{
+    if (!ctx->measures_coordinator || ctx->options.rank != COORDINATOR)
+        return take_groups(ctx, link, payload);
+    int64_t started_ns = clock_thread_ns();
+    bhvd_status status = take_groups(ctx, link, payload);
+    ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
+    return status;
 }
 
 // ------------------------------------------------------------------------------------------------------------ down

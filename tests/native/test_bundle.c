@@ -151,12 +151,13 @@ TEST(each_ranks_order_stays)
     struct bytes items = {0};
     put_cached(&items, 5, 2);
     put_full(&items, "new");
+    put_full(&items, "newer");
     put_cached(&items, 1, 2);
     CHECK(add(&bundle, 0, &items));
     put_cached(&items, 1, 6);
     bytes_put_u8(&items, ITEM_DETACHED);
     CHECK(add(&bundle, 1, &items));
-    CHECK_TEXT(&bundle, "0: 5x2 | 0: new | 0,1: 1x2 | 1: 3x4 | 1: detached");
+    CHECK_TEXT(&bundle, "0: 5x2 | 0: new newer | 0,1: 1x2 | 1: 3x4 | 1: detached");
     bundle_clear(&bundle);
     CHECK(bundle_is_empty(&bundle));
     bundle_fini(&bundle);
