@@ -1,13 +1,14 @@
 """A cost model of communication between hosts: fitted to the benchmark's files, checked against others, extrapolated.
 
-    time = alpha hops + gamma added + max(beta sent, delta coded) + (tau tensors + phi messages) n
+    time = alpha hops + gamma added + max(beta sent, delta coded) + tau tensors n + phi messages m
 
-    alpha   seconds a hop: one message, from its posting to its arrival; an operation is agreed on in two hops
+    alpha   seconds a hop: one message, from its posting to its arrival; an operation is agreed on in two hops for each
+            level of the negotiation's tree, a star up to STAR_RANKS hosts; m: rank 0's children in it
     beta    seconds a byte on a host's link: known, from its rate and what Ethernet, IP and TCP add to a packet
     gamma   seconds a byte received and added (its way through the kernel included)
     delta   seconds a byte encoded or decoded by minmax_uint8, while other segments are on the wire
     tau     the coordinator's seconds a tensor and rank (bench --negotiation, names "cached")
-    phi     the coordinator's seconds a message and rank ("single", less tau); a message of C_LP_S costs as much
+    phi     the coordinator's seconds a message and child ("single", less tau); a message of C_LP_S costs as much
 
 Hosts that are namespaces of one machine share its cores, so what a core does (alpha, gamma, delta) is multiplied by
 max(1, hosts / cores) when measurements are fitted or checked; real hosts have cores of their own. One rank a host.
@@ -38,6 +39,7 @@ BOTTLENECK, STEPS = 0.1, 10
 RATES = ("100mbit", "1gbit", "10gbit")
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 FRAMING = 1514 / 1448           # bytes of a full Ethernet frame, and of the data in it
+STAR_RANKS, FANOUT = 64, 16     # native/core/tree.h
 ITERATIONS = 50                 # of the fit; it settles in about ten
 
 
@@ -76,6 +78,17 @@ def beta(rate):
     return 8 * FRAMING / (float(rate[:-4]) * UNITS[rate[-4:]])
 
 
+def tree(hosts):
+    """(levels of ranks below rank 0, rank 0's children) in negotiation, with a rank on each host."""
+    if hosts <= STAR_RANKS:
+        return 1, hosts
+    levels, reached = 0, 1
+    while reached < hosts:
+        levels += 1
+        reached += FANOUT**levels
+    return levels, FANOUT
+
+
 class Model:
     """The fitted numbers."""
 
@@ -85,22 +98,26 @@ class Model:
     def seconds(self, algorithm, hosts, rate, nbytes, crowd=1.0):
         """One operation. crowd: hosts a core that they share."""
         hops, sent, added, coded, messages = work(algorithm, hosts, nbytes)
-        by_cores = self.alpha * hops + self.gamma * added
+        by_cores = self.alpha * (hops + 2 * (tree(hosts)[0] - 1)) + self.gamma * added
         if coded:
             by_cores += self.phi * messages
         return crowd * by_cores + max(beta(rate) * sent, crowd * self.delta * coded)
 
     def negotiation(self, hosts, buckets=BUCKETS, tensors=GRADIENTS):
         """The coordinator's seconds a step: every bucket's tensors are announced in one message."""
-        return hosts * (self.tau * tensors + self.phi * buckets)
+        return self.tau * tensors * hosts + self.phi * buckets * tree(hosts)[1]
 
     def step(self, algorithm, hosts, rate):
         """The communication of one step, nothing of it hidden behind the backward pass."""
         return BUCKETS * self.seconds(algorithm, hosts, rate, GRADIENT_NBYTES / BUCKETS) + self.negotiation(hosts)
 
     def star_limit(self, messages):
-        """Ranks at which rank 0 coordinates BOTTLENECK of its time, with so many messages a step from each."""
+        """Ranks at which rank 0 of a star coordinates BOTTLENECK of its time, with so many messages a step from each."""
         return int(BOTTLENECK / STEPS / (self.tau * GRADIENTS + self.phi * messages))
+
+    def tree_limit(self, messages):
+        """The same in a tree, with so many messages a step from each of rank 0's children."""
+        return max(0, int((BOTTLENECK / STEPS - self.phi * messages * FANOUT) / (self.tau * GRADIENTS)))
 
 
 def _non_negative(matrix, values):
@@ -217,8 +234,8 @@ def main(arguments=None):
                               left=0))
     if model.tau:
         print(f"\nRank 0 coordinates {BOTTLENECK:.0%} of its time, at {STEPS} steps a second of {GRADIENTS} gradients, "
-              + ", ".join(f"with {model.star_limit(messages)} ranks and {messages} messages a step"
-                          for messages in (1, BUCKETS, GRADIENTS)) + ".")
+              + ", ".join(f"with {messages} messages a step at {model.star_limit(messages)} ranks in a star, "
+                          f"{model.tree_limit(messages)} in a tree" for messages in (1, BUCKETS, GRADIENTS)) + ".")
     if options.json:
         with open(options.json, "w") as file:
             json.dump(vars(model), file, indent=1)

@@ -68,6 +68,18 @@ def test_star_limit():
     assert model.Model(0, 0, 0, 100e-9, 1000e-9).star_limit(10) == 383
 
 
+def test_the_tree():
+    """Beyond 64 hosts rank 0 has 16 children, whatever the number of ranks; each level costs two hops."""
+    shapes = {2: (1, 2), 64: (1, 64), 65: (2, 16), 273: (2, 16), 274: (3, 16), 4096: (3, 16)}
+    assert {hosts: model.tree(hosts) for hosts in shapes} == shapes
+    cost = model.Model(1.0, 0, 0, 100e-9, 1000e-9)
+    assert cost.negotiation(64) == pytest.approx(64 * (161 * 100e-9 + 10 * 1000e-9))
+    assert cost.negotiation(1024) == pytest.approx(1024 * 161 * 100e-9 + 16 * 10 * 1000e-9)
+    star_hops = model.work("decentralized", 1024, 4)[0]
+    assert cost.seconds("decentralized", 1024, "1gbit", 4) == pytest.approx(star_hops + 4, abs=1e-3)
+    assert cost.tree_limit(10) == 611
+
+
 def bench(*arguments):
     return subprocess.run([sys.executable, "-m", "bagua_hvd.bench", *map(str, arguments)], cwd=ROOT, env=ENVIRONMENT,
                           capture_output=True, text=True, timeout=100)
