@@ -74,7 +74,8 @@ class ElasticDriver:
         clock: seconds.
     Attributes:
         finished: no worker is left, and none will be started.
-        failure: the exception that the job ends with; None: none so far.
+        failure: the exception that the job ends with; None: none so far. Its cause is the WorkerFailed of the first
+            worker that failed since the last meeting, if one did.
         meetings: held so far.
     """
 
@@ -154,7 +155,7 @@ class ElasticDriver:
         if worker.host not in self._hosts.current_hosts:
             self._crew.say(f"baguarun: {said}; its host is no longer there.")
             return
-        failure = WorkerFailed(worker.label, exit_code, f". {note}" if note else "")
+        failure = WorkerFailed(worker.label, exit_code, f". {note}" if note else "", number)
         self._failure_of_worker = self._failure_of_worker or failure
         if worker.rank is not None:
             self._failure_of_member = self._failure_of_member or failure
@@ -313,8 +314,8 @@ class ElasticDriver:
         live = self._live()
         if self._state_exists and not any(worker.has_state for worker in live):
             failure = self._failure_of_worker
-            self._fail(WorkerFailed(failure.rank, failure.exit_code, f". {NO_HOSTS_LEFT}") if failure else
-                       RuntimeError(NO_HOSTS_LEFT))
+            self._fail(WorkerFailed(failure.rank, failure.exit_code, f". {NO_HOSTS_LEFT}", failure.process)
+                       if failure else RuntimeError(NO_HOSTS_LEFT))
             return
         if not live and self._failure_of_worker is not None and self._hosts.all_lost:
             self._fail(self._failure_of_worker)
@@ -345,6 +346,8 @@ class ElasticDriver:
                 f"on {where}, have not. See what they do, or give a longer --elastic-timeout."))
 
     def _fail(self, error):
+        if not isinstance(error, WorkerFailed):
+            error.__cause__ = self._failure_of_worker
         self.failure = error
 
 
