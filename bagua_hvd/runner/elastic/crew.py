@@ -6,6 +6,7 @@ from bagua_hvd.common.elastic_worker import DRIVER, WORKER
 from bagua_hvd.runner.job import is_local, worker_environment
 from bagua_hvd.runner.output import LineForwarder
 from bagua_hvd.runner.ssh.connection import LOST
+from bagua_hvd.runner.supervisor import GRACE_SECONDS
 from bagua_hvd.runner.workers import JobStopped
 
 
@@ -114,12 +115,12 @@ class Crew:
         forwarder = LineForwarder(self._console, rank, stream, self._output.timestamp, file)
         return self._dashboard.filter(rank, forwarder) if self._dashboard and stream == "stderr" else forwarder
 
-    def stop(self, number):
+    def stop(self, number, grace_seconds=GRACE_SECONDS):
         """SIGTERM, and SIGKILL after the grace."""
         with self._lock:
             self._stopped.add(number)
             if number in self._running:
-                self._running[number][0].terminate()
+                self._running[number][0].terminate(grace_seconds)
 
     def place(self, number, slot):
         """What the worker prints from now on is that of the SlotInfo's rank."""

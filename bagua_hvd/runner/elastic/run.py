@@ -167,7 +167,7 @@ def _handle(driver, event, number, data):
     if event == "hosts":
         driver.hosts_found(data)
     elif event == "joined":
-        driver.joined(number, bool(data.get("skip_sync")), data.get("failure"))
+        driver.joined(number, bool(data.get("skip_sync")), data.get("failure"), data.get("silent"))
     elif event == "synced":
         driver.synced(number)
     elif event == "disconnected":

@@ -9,7 +9,8 @@ def _event(message):
     """(event, message) for the driver; (None, None): none that it knows. ValueError: malformed."""
     kind = message.get("type")
     if kind == "join":
-        if type(message.get("skip_sync")) is not bool or not isinstance(message.get("failure"), str | None):
+        if (type(message.get("skip_sync")) is not bool or not isinstance(message.get("failure"), str | None)
+                or not isinstance(message.get("silent"), int | None)):
             raise ValueError("malformed join")
         return "joined", message
     return (kind, message) if kind == "synced" else (None, None)
