@@ -75,7 +75,7 @@ def _warn(sentence):
 # What was asked for and does not happen. (attribute, sentence)
 _WITHOUT_EFFECT = (
     ("autotune", "--autotune: this version searches for nothing; set --fusion-threshold-mb yourself"),
-    ("hierarchical_allgather", "--hierarchical-allgather has no effect"),
+    ("hierarchical_allgather", "--hierarchical-allgather has no effect: hosts with several ranks do so always"),
     ("torus_allreduce", "--torus-allreduce has no effect"),
     ("thread_affinity", "--thread-affinity has no effect: the progress thread runs where the system puts it"),
 )
