@@ -115,11 +115,11 @@ def test_secret_is_on_no_command_line_and_in_no_message(launcher):
 
 # ---- output -----------------------------------------------------------------------------------------------------
 
-def test_sixteen_ranks(launcher):
-    done = launcher.run("-np", 16, "sh", "-c", "echo out $HOROVOD_RANK; echo err $HOROVOD_RANK >&2")
+def test_sixty_four_ranks(launcher):
+    done = launcher.run("-np", 64, "sh", "-c", "echo out $HOROVOD_RANK; echo err $HOROVOD_RANK >&2", timeout=60)
     assert done.returncode == 0
-    assert sorted(done.stdout.splitlines()) == sorted(f"[{r}]<stdout>:out {r}" for r in range(16))
-    assert sorted(done.stderr.splitlines()) == sorted(f"[{r}]<stderr>:err {r}" for r in range(16))
+    assert sorted(done.stdout.splitlines()) == sorted(f"[{r}]<stdout>:out {r}" for r in range(64))
+    assert sorted(done.stderr.splitlines()) == sorted(f"[{r}]<stderr>:err {r}" for r in range(64))
 
 
 def test_lines_of_ranks_do_not_mix(launcher):

@@ -30,6 +30,10 @@ def report(launcher, namespaces, *arguments, on=0):
     env = {**namespaces.environment, "HOROVOD_START_TIMEOUT": "100"}
     done = launcher.run(*arguments, sys.executable, "-c", REPORT, env=env, timeout=120, prefix=namespaces.enter(on))
     assert done.returncode == 0, done.stderr
+    # One line for each host that is reached by ssh, then silence.
+    said = [line for line in done.stderr.splitlines() if line.startswith("baguarun")]
+    hosts = re.findall(r"(h\d):", arguments[-1])
+    assert sorted(said) == [f"baguarun: {host}: connected by ssh" for host in hosts if host != f"h{on}"]
     lines = [json.loads(line.partition(">:")[2]) for line in done.stdout.splitlines()]
     return sorted(lines, key=lambda line: line[1])
 
