@@ -1,4 +1,4 @@
-"""Messages between an elastic job's driver and its workers: who may speak, and how a message lies in the stream.
+"""Messages between a launcher and the job's processes: who may speak, and how a message lies in the stream.
 
     both ways     hello, 40 bytes: magic, version, nonce
     both ways     proof: HMAC-SHA256(secret, role || own nonce || peer's nonce)
@@ -74,10 +74,10 @@ def decode(line):
 
 
 class Connection:
-    """A worker's connection to the driver. send() and receive() may be used by two threads, each by one.
+    """A process's connection to the launcher. send() and receive() may be used by two threads, each by one.
 
     Args:
-        host, port: the driver's. secret: bytes. timeout: seconds for connection and handshake.
+        host, port: the launcher's. secret: bytes. timeout: seconds for connection and handshake.
     Raises:
         OSError: nobody listens there. NotAuthenticated.
     """
@@ -91,7 +91,7 @@ class Connection:
             self._socket.sendall(handshake.answer(self._exactly(HELLO_SIZE)))
             handshake.check(self._exactly(PROOF_SIZE))
             self._socket.settimeout(None)
-            # A driver whose host vanished without a word is noticed within minutes.
+            # A launcher whose host vanished without a word is noticed within minutes.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         except BaseException:
             self.close()
@@ -103,17 +103,25 @@ class Connection:
             raise NotAuthenticated("the driver of the job hung up: it has another secret (_HOROVOD_SECRET_KEY)")
         return data
 
-    def send(self, message):
-        """OSError: the driver has ended."""
+    def send(self, message, content=b""):
+        """A message, and bytes that follow it. OSError: the launcher has ended."""
         self._socket.sendall(encode(message))
+        self._socket.sendall(content)
 
     def receive(self):
-        """The next message; None when the driver has ended."""
+        """The next message; None when the launcher has ended."""
         try:
             line = self._file.readline(MESSAGE_MAX)
             return decode(line) if line else None
         except (OSError, ValueError):
             return None
+
+    def receive_content(self, nbytes):
+        """Bytes that follow a message. EOFError: the launcher has ended."""
+        content = self._file.read(nbytes)
+        if len(content) < nbytes:
+            raise EOFError("the launcher of the job hung up")
+        return content
 
     def close(self):
         self._socket.close()

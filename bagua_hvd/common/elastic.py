@@ -193,7 +193,8 @@ def run_fn(func, reset):
                     state.sync()
                     elastic_worker.synced()
                 return func(state, *args, **kwargs)
-            except HorovodInternalError:
+            except HorovodInternalError as error:
+                elastic_worker.failed(error)
                 state.restore()
                 skip_sync = False
             except HostsUpdatedInterrupt as interrupt:

@@ -1,6 +1,7 @@
 """A worker's side of an elastic job: from the driver it learns, at every init(), its rank and where the ranks meet.
 
-    worker to driver     hello (worker), then join (skip_sync, failure) at every init(), synced after every State.sync()
+    worker to driver     hello (worker), then join (skip_sync, failure, silent) at every init(), synced after every
+                         State.sync()
     driver to worker     assignment (environment, scope, skip_sync), removed, or refused (reason): the answer to join
                          hosts_updated (timestamp, result of HostUpdateResult): at any time
 
@@ -10,6 +11,7 @@ the first init(), which ends with the process.
 import base64
 import os
 import queue
+import re
 import sys
 import threading
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ from bagua_hvd.common import channel
 DRIVER, WORKER = "BAGUA_HVD_ELASTIC_DRIVER", "BAGUA_HVD_ELASTIC_WORKER"
 _CONNECT_SECONDS = 30
 
+# The sentence of native/core/heartbeat.c.
+_SILENT = re.compile(r"rank (\d+) was lost: nothing came from it")
 _PLACE = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
           "HOROVOD_CROSS_SIZE", "HOROVOD_GLOO_IFACE")
 
@@ -95,19 +99,20 @@ class DriverLink:
                 self._answers.put(message)
         self._answers.put({"type": "refused", "reason": "The driver of the elastic job has hung up."})
 
-    def join(self, skip_sync=False, failure=None):
+    def join(self, skip_sync=False, failure=None, silent=None):
         """Asks for a place in the next meeting, and blocks until it is held.
 
         Args:
             skip_sync: whether this worker's state is good and needs no synchronization.
             failure: why the previous meeting did not come about; None: it did.
+            silent: the rank of which nothing came any more, for which this one has left; None: none.
         Returns:
             The Assignment.
         Raises:
             RemovedFromJob: there is no slot for this process any more. ValueError: the job is ending.
         """
         try:
-            self._connection.send({"type": "join", "skip_sync": skip_sync, "failure": failure})
+            self._connection.send({"type": "join", "skip_sync": skip_sync, "failure": failure, "silent": silent})
         except OSError:
             pass        # the receiving thread says why
         answer = self._answers.get()
@@ -134,7 +139,8 @@ class _Worker:
 
     def __init__(self):
         self.link = None
-        self.may_skip_sync = False      # to be said at the next join
+        self.may_skip_sync = False      # to be said at the next join, and
+        self.silent = None              # as DriverLink.join
         self.assignment = None          # of the present meeting
         self.on_hosts_updated = lambda timestamp, result: None
 
@@ -160,10 +166,19 @@ def connect(environ=None):
 def take_place(link, failure=None):
     """Joins the next meeting and puts this process's place into its environment; returns the scope. As DriverLink.join.
     """
-    worker.assignment = link.join(worker.may_skip_sync, failure)
-    worker.may_skip_sync = False
+    worker.assignment = link.join(worker.may_skip_sync, failure, worker.silent)
+    worker.may_skip_sync, worker.silent = False, None
     os.environ.update(worker.assignment.environment)
     return worker.assignment.scope
+
+
+def failed(error):
+    """The job has failed with a HorovodInternalError: the driver learns at the next join which rank was silent.
+
+    Of one that ended it knows by itself.
+    """
+    found = _SILENT.search(str(error))
+    worker.silent = int(found[1]) if found else None
 
 
 def skip_sync(wanted):

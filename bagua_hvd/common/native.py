@@ -111,13 +111,13 @@ def raise_for_status(status, message):
     raise error
 
 
-def mpi_open(libraries, vendor, rank, size):
+def mpi_open(libraries, vendor, rank, size, only_these=False):
     """Loads and initializes MPI, see bhvd_mpi_open. HorovodInternalError: the sentence says why it cannot be used."""
     error = ffi.new("struct bhvd_error *")
     paths = ffi.new(_CHARS, ":".join(libraries).encode())
     vendor_name = ffi.new(_CHARS, vendor.encode()) if vendor else _NULL
     options = ffi.new("struct bhvd_mpi_options *",
-                      {"libraries": paths, "vendor": vendor_name, "rank": rank, "size": size})
+                      {"libraries": paths, "only_these": only_these, "vendor": vendor_name, "rank": rank, "size": size})
     raise_for_status(lib.bhvd_mpi_open(options, error), message_of(error))
 
 

@@ -64,7 +64,8 @@ def _switch(group, on, off, help):
     dest = on[0].lstrip("-").replace("-", "_")
     switch = group.add_mutually_exclusive_group()
     switch.add_argument(*on, dest=dest, action="store_true", default=None, help=help)
-    switch.add_argument(*off, dest=dest, action="store_false", default=None, help=argparse.SUPPRESS)
+    switch.add_argument(*off, dest=dest, action="store_false", default=None,
+                        help=f"the opposite of {on[0]}, whatever the config file says")
 
 
 def build_parser():
@@ -145,8 +146,9 @@ def _add_communication(group):
                        help="no effect: there is no cycle")
     group.add_argument("--cache-capacity", type=_integer, metavar="N",
                        help="response cache entries; 0: none; default 1024")
-    _switch(group, ["--hierarchical-allreduce"], ["--no-hierarchical-allreduce"], "within hosts first, then across")
-    _switch(group, ["--hierarchical-allgather"], ["--no-hierarchical-allgather"], "no effect")
+    _switch(group, ["--hierarchical-allreduce"], ["--no-hierarchical-allreduce"],
+            "no effect: always done where hosts hold several ranks")
+    _switch(group, ["--hierarchical-allgather"], ["--no-hierarchical-allgather"], "no effect: as above")
     _switch(group, ["--torus-allreduce"], ["--no-torus-allreduce"], "no effect")
     group.add_argument("--gloo-timeout-seconds", type=_integer, metavar="S",
                        help="longest time without progress in an operation; default 30")
@@ -157,8 +159,8 @@ def _add_communication(group):
 
 
 def _add_autotune(group):
-    _switch(group, ["--autotune"], ["--no-autotune"], "tune fusion threshold and others while training")
-    group.add_argument("--autotune-log-file", metavar="FILE", help="CSV of the trials")
+    _switch(group, ["--autotune"], ["--no-autotune"], "no effect: nothing is searched for")
+    group.add_argument("--autotune-log-file", metavar="FILE", help="no effect, as the next ones")
     group.add_argument("--autotune-warmup-samples", type=_integer, metavar="N", help="default 3")
     group.add_argument("--autotune-steps-per-sample", type=_integer, metavar="N", help="default 10")
     group.add_argument("--autotune-bayes-opt-max-samples", type=_integer, metavar="N", help="default 20")
@@ -168,7 +170,8 @@ def _add_autotune(group):
 def _add_records(group):
     group.add_argument("--timeline-filename", metavar="FILE", help="Chrome trace of rank 0")
     _switch(group, ["--timeline-mark-cycles"], ["--no-timeline-mark-cycles"], "marks where the coordinator answers")
-    group.add_argument("--log-level", type=_log_level, metavar="LEVEL", help=", ".join(config_parser.LOG_LEVELS))
+    group.add_argument("--log-level", type=_log_level, metavar="LEVEL",
+                       help="no effect but on scripts that look; " + ", ".join(config_parser.LOG_LEVELS))
     _switch(group, ["--log-with-timestamp", "--no-log-hide-timestamp"], ["--log-without-timestamp",
             "--log-hide-timestamp"], "no effect: messages carry no time")
     _switch(group, ["--no-stall-check"], ["--stall-check"], "no warning about tensors that some ranks never submit")

@@ -18,19 +18,21 @@ class WorkerFailed(RuntimeError):
     """A rank ended with a nonzero exit code, and the job with it.
 
     Attributes:
-        rank; exit_code: 128 + n when signal n ended it.
+        rank; exit_code: 128 + n when signal n ended it. process: its name among all processes of the job: the rank,
+            in elastic jobs its number.
 
     Args:
-        details: text that follows the sentence.
+        details: text that follows the sentence. process: None: the rank.
     """
 
-    def __init__(self, rank, exit_code, details=""):
+    def __init__(self, rank, exit_code, details="", process=None):
         super().__init__(
             "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
             f"terminated. The first process to do so was: Process name: {rank}, Exit code: {exit_code}"
             + _signal_note(exit_code) + details)
         self.rank = rank
         self.exit_code = exit_code
+        self.process = rank if process is None else process
 
 
 class Interrupted(Exception):

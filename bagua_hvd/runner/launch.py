@@ -75,7 +75,7 @@ def _warn(sentence):
 # What was asked for and does not happen. (attribute, sentence)
 _WITHOUT_EFFECT = (
     ("autotune", "--autotune: this version searches for nothing; set --fusion-threshold-mb yourself"),
-    ("hierarchical_allgather", "--hierarchical-allgather has no effect"),
+    ("hierarchical_allgather", "--hierarchical-allgather has no effect: hosts with several ranks do so always"),
     ("torus_allreduce", "--torus-allreduce has no effect"),
     ("thread_affinity", "--thread-affinity has no effect: the progress thread runs where the system puts it"),
 )
@@ -146,8 +146,10 @@ def _run_mpi(args):
     """Hands the job to mpirun; see _run. Returns only for --dry-run."""
     from bagua_hvd.runner import mpi_run
 
-    env = config_parser.set_env_from_args(dict(os.environ), args)
-    env.setdefault("BAGUA_HVD_TRANSPORT", "mpi")
+    if args.min_num_proc is not None or args.host_discovery_script is not None:
+        raise UsageError("--mpi: mpirun starts no elastic jobs: leave out --mpi, or --min-np and "
+                         "--host-discovery-script")
+    env = mpi_run.environment(config_parser.set_env_from_args(dict(os.environ), args))
     if args.as_horovod:
         env = as_horovod_environment(env)
     try:

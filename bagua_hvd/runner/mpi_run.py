@@ -13,6 +13,9 @@ from bagua_hvd.runner.ssh.connection import forwarded
 _OPEN_MPI = ("Open MPI", "OpenRTE", "Spectrum MPI")
 _HYDRA = ("HYDRA", "MPICH", "Intel(R) MPI")
 _VERSION_SECONDS = 20
+# Of the job that the caller itself is a rank of.
+_PLACE = {f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE",
+                                         "GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT", "ELASTIC")}
 
 
 def _mpirun(env):
@@ -25,6 +28,12 @@ def _mpirun(env):
         if any(name in text for name in names):
             return path, is_open_mpi
     raise FileNotFoundError(f"--mpi: {path} is neither Open MPI's nor MPICH's: start the job by it yourself")
+
+
+def environment(env):
+    """`env` for mpirun: the ranks use MPI between hosts, unless it says otherwise, and find out their place."""
+    kept = {name: value for name, value in env.items() if name not in _PLACE}
+    return {"BAGUA_HVD_TRANSPORT": "mpi", **kept}
 
 
 def command(args, hosts, env):

@@ -1,13 +1,12 @@
 """`run`: a Python function on every rank of a job, and its results in a list.
 
 The function travels by cloudpickle through a private temporary folder, the results come back the same way; see
-run_task.py, which is what the ranks are. Other hosts get the file, and give back theirs, through the ssh connection.
-Everything else is run_static or run_elastic, as for baguarun.
+run_files.py, and run_task.py, which is what the ranks are. Everything else is run_static or run_elastic, as for
+baguarun. Ranks that mpirun starts: run_mpi.py.
 """
 import io
 import operator
 import os
-import pickle
 import shutil
 import signal
 import sys
@@ -18,10 +17,12 @@ from contextlib import ExitStack, contextmanager
 import bagua_hvd
 from bagua_hvd.runner import run_task
 from bagua_hvd.runner.common.util import config_parser
-from bagua_hvd.runner.common.util.hosts import parse_host_files, parse_hosts
+from bagua_hvd.runner.common.util.hosts import parse_host_files
 from bagua_hvd.runner.elastic.run import plan_elastic, run_elastic
-from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, as_horovod_environment, is_local, plan
+from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, as_horovod_environment, plan
 from bagua_hvd.runner.output import Console, Descriptor, TextStream
+from bagua_hvd.runner.run_files import Files, write_function
+from bagua_hvd.runner.run_mpi import run_by_mpirun
 from bagua_hvd.runner.static import host_options, run_static
 
 _TASK = "bagua_hvd.runner.run_task"
@@ -73,8 +74,10 @@ def run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=
         output_filename: a folder: the ranks' unchanged output also goes to `rank.<rank>/stdout` and `stderr` there.
         verbose: shows the plan of the job on stderr.
         use_gloo: accepted for Horovod's sake: the built-in transports.
+        use_mpi: hands the job to the mpirun in PATH, as baguarun's --mpi; mpi_args: further arguments of it. What the
+            ranks print is prefixed by mpirun then; MPICH's has no ssh_port, ssh_identity_file and output_filename.
         executable: the Python of the ranks; default sys.executable. Another one finds modules in its own way.
-        disable_cache, mpi_args: no effect.
+        disable_cache: no effect.
         np, min_np, max_np: deprecated names of num_proc, min_num_proc, max_num_proc.
     Returns:
         The list of what func returned, in the order of the ranks; of an elastic job that of the first min_num_proc.
@@ -83,9 +86,9 @@ def run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=
             function raised or the result cannot be pickled. Or a host cannot be used, or the native extension is not
             built.
         ValueError: arguments that are wrong or exclude each other, or too few slots. TypeError: func is not callable.
-        NotImplementedError: other hosts than this one in an elastic job, use_mpi.
         KeyboardInterrupt: Ctrl-C stopped the job. SIGTERM and SIGHUP stop it as well, and then do what they would have
-            done. BrokenPipeError: nobody reads the output any more. OSError: no process, folder or file can be made.
+            done. BrokenPipeError: nobody reads the output any more. OSError: no process, folder or file can be made,
+            or no mpirun found.
         What cloudpickle raises: func or its arguments cannot be pickled.
         In all cases no process of the job is left.
     """
@@ -98,11 +101,10 @@ def run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=
     if not callable(func):
         raise TypeError(f"func is {func!r}: give a function, which run() calls on every rank")
     env = _environment(start_timeout, cooldown_range, reset_limit)
-    hosts = _hosts(hosts, hostfile, host_discovery_script, use_gloo, use_mpi)
+    hosts = _hosts(hosts, hostfile, host_discovery_script)
+    _check_controller(use_gloo, use_mpi, mpi_args, elastic)
     num_proc = _count(num_proc)
     if elastic:
-        if hosts is not None and not all(is_local(info.hostname) for info in parse_hosts(hosts)):
-            raise NotImplementedError("an elastic job of a function runs on this host only: use baguarun and a script")
         min_num_proc = num_proc if min_num_proc is None else min_num_proc
         discovery, settings = plan_elastic(env, max(num_proc, min_num_proc), min_num_proc, max_num_proc,
                                            host_discovery_script, slots, hosts, reset_limit)
@@ -110,25 +112,36 @@ def run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=
     else:
         rank_plan = plan(num_proc, hosts)
         ranks = range(num_proc)
-    options = host_options(ssh_port, ssh_identity_file, start_timeout, _nics(network_interface, network_interfaces))
+    nics = _nics(network_interface, network_interfaces)
+    options = host_options(ssh_port, ssh_identity_file, start_timeout, nics)
     python = _python(executable)
     output = OutputOptions(None if output_filename is None else os.fspath(output_filename))
     with tempfile.TemporaryDirectory(prefix="bagua_hvd.run.") as folder:    # mode 0700
-        _store_function(folder, python, func, tuple(args), dict(kwargs or {}))
+        with open(os.path.join(folder, run_task.FUNCTION), "wb") as file:
+            write_function(file, python, func, tuple(args), dict(kwargs or {}))
+        files = Files(folder)
+        size = None if elastic else num_proc
         try:
             with _console() as console:
+                if use_mpi:
+                    flags = _mpi_flags(num_proc, ssh_port, ssh_identity_file, output.directory, mpi_args, nics)
+                    return run_by_mpirun(flags, hosts, env, python, files.function, console)
                 command = [python, "-m", _TASK, folder]
                 if elastic:
-                    run_elastic(command, discovery, settings, env, output, console, cooldown_range, options)
+                    run_elastic(command, discovery, settings, env, output, console, cooldown_range, options,
+                                files=files)
                 else:
-                    run_static(command, rank_plan, env, output, bool(verbose), console, options,
-                               _Transfer(folder, rank_plan))
+                    run_static(command, rank_plan, env, output, bool(verbose), console, options, files)
         except WorkerFailed as error:
-            raise _explained(error, folder, len(ranks)) from None
+            raise files.explained(error, size) from None
         except Interrupted as error:
             interrupted = error
+        except RuntimeError as error:
+            if isinstance(error.__cause__, WorkerFailed):
+                raise error from files.explained(error.__cause__, size)
+            raise
         else:
-            return [_load_result(folder, rank) for rank in ranks]
+            return [files.result(rank) for rank in ranks]
     _pass_on(interrupted)
 
 
@@ -141,12 +154,26 @@ def _renamed(old_name, old, name, value):
     return old
 
 
-def _hosts(hosts, hostfile, script, use_gloo, use_mpi):
-    """`h1:2,h2:2`, or None. ValueError, NotImplementedError: as run()."""
+def _check_controller(use_gloo, use_mpi, mpi_args, elastic):
     if use_gloo and use_mpi:
         raise ValueError("use_gloo and use_mpi exclude each other: leave out both")
-    if use_mpi:
-        raise NotImplementedError("use_mpi: this version has no MPI controller; leave it out")
+    if use_mpi and elastic:
+        raise ValueError("use_mpi: mpirun starts no elastic jobs; leave it out, or min_num_proc and "
+                         "host_discovery_script")
+    if mpi_args and not use_mpi:
+        warnings.warn("run: mpi_args has no effect without use_mpi", stacklevel=3)
+
+
+def _mpi_flags(num_proc, ssh_port, ssh_identity_file, output_filename, mpi_args, nics):
+    """What mpi_run.command is to know."""
+    args = _HorovodArgs()
+    args.num_proc, args.ssh_port, args.ssh_identity_file = num_proc, ssh_port, ssh_identity_file
+    args.output_filename, args.mpi_args, args.nics = output_filename, mpi_args, nics
+    return args
+
+
+def _hosts(hosts, hostfile, script):
+    """`h1:2,h2:2`, or None. ValueError: as run()."""
     if sum(value is not None for value in (hosts, hostfile, script)) > 1:
         raise ValueError("hosts, hostfile and host_discovery_script exclude each other: give one of them")
     return parse_host_files(hostfile) if hostfile is not None else hosts
@@ -191,83 +218,6 @@ def _python(executable):
     if not shutil.which(python):
         raise ValueError(f"executable {python!r}: no such program, or not executable; name the Python for the ranks")
     return python
-
-
-# ---- to the ranks and back --------------------------------------------------------------------------------------
-
-def _store_function(folder, python, func, args, kwargs):
-    import cloudpickle
-
-    # Another Python would find packages there that were built for this one.
-    path = [entry for entry in sys.path if isinstance(entry, str)] if python == sys.executable else None
-    with open(os.path.join(folder, run_task.FUNCTION), "wb") as file:
-        pickle.dump(path, file)
-        cloudpickle.dump((func, args, kwargs), file)
-
-
-class _Transfer:
-    """Takes the function to other hosts, and brings back what the ranks left there."""
-
-    def __init__(self, folder, rank_plan):
-        self._folder = folder
-        self._ranks = {}
-        for slot in rank_plan:
-            self._ranks.setdefault(slot.hostname, []).append(slot.rank)
-
-    def send(self, hosts):
-        if hosts:
-            with open(os.path.join(self._folder, run_task.FUNCTION), "rb") as file:
-                function = file.read()
-        for host in hosts:
-            host.put(run_task.FUNCTION, function)
-
-    def receive(self, hosts):
-        futures = {}
-        for host in hosts:
-            for rank in self._ranks[host.name]:
-                for path in (run_task.result_path(self._folder, rank), run_task.error_path(self._folder, rank)):
-                    futures[path] = host.get(os.path.basename(path))
-        for path, future in futures.items():
-            try:
-                content = future.result()
-            except ConnectionError:
-                continue        # what there is says that the rank failed
-            if content is not None:
-                with open(path, "wb") as file:
-                    file.write(content)
-
-
-def _load_result(folder, rank):
-    path = run_task.result_path(folder, rank)
-    try:
-        with open(path, "rb") as file:
-            os.unlink(path)     # its disk space is free as soon as it is read
-            return pickle.load(file)
-    except FileNotFoundError:
-        raise RuntimeError(f"Process name: {rank}, Exit code: 0: the process ended before the function returned, so "
-                           "there is no result") from None
-    except Exception as error:
-        raise RuntimeError(f"the result of rank {rank} cannot be unpickled: {type(error).__name__}: {error}") from error
-
-
-def _explained(error, folder, size):
-    """The WorkerFailed with the text of the rank that was the first to report an error.
-
-    It need not be the first to end: its exit handlers take time, and a collective fails the others meanwhile. A rank
-    that ended without a report had no such delay: it stays the first.
-    """
-    reports = {}
-    for rank in range(size):
-        try:
-            with open(run_task.error_path(folder, rank), "rb") as file:
-                reports[rank] = pickle.load(file)
-        except (OSError, EOFError, pickle.UnpicklingError):
-            pass        # none, or not whole
-    if error.rank not in reports:
-        return error
-    first = min(reports, key=lambda rank: reports[rank][0])
-    exit_code = error.exit_code if first == error.rank else 1
-    return WorkerFailed(first, exit_code, f"\n\nRank {first}: {reports[first][1]}")
 
 
 # ---- the caller's process ---------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ variable BAGUA_HVD_RUN_FOLDER names.
 
     function          two pickles: the caller's sys.path (None: keep the own one); (func, args, kwargs)
     result.<rank>     the pickled result; whole, or not there
-    error.<rank>      pickled (time in ns, text), when there can be no result; the exit code is 1 then
+    error.<process>   pickled (time in ns, text), when there can be no result; the exit code is 1 then. process: the
+                      rank; in an elastic job, where others may have the rank later, the worker's number
 """
 import os
 import pickle
@@ -13,72 +14,65 @@ import sys
 import time
 import traceback
 
-from bagua_hvd.common.elastic_worker import RemovedFromJob
+from bagua_hvd.common.elastic_worker import WORKER, RemovedFromJob
 from bagua_hvd.runner.common.util.env import get_env_rank_and_size
 
 FUNCTION = "function"
 FOLDER_VARIABLE = "BAGUA_HVD_RUN_FOLDER"
 
 
-def result_path(folder, rank):
-    """Where the rank leaves its result."""
-    return os.path.join(folder, f"result.{rank}")
+def result_name(rank):
+    """Of the file in which the rank leaves its result."""
+    return f"result.{rank}"
 
 
-def error_path(folder, rank):
-    """Where the rank leaves why there is no result."""
-    return os.path.join(folder, f"error.{rank}")
+def error_name(process):
+    """Of the file in which the process leaves why there is no result."""
+    return f"error.{process}"
 
 
-class _Failure(Exception):
+class Failure(Exception):
     """Why there is no result: a sentence; the cause has the traceback."""
 
 
-def _load(folder):
-    with open(os.path.join(folder, FUNCTION), "rb") as file:
-        path = pickle.load(file)
-        if path is not None:
-            sys.path[:] = path
-        try:
-            return pickle.load(file)
-        except BaseException as error:
-            raise _Failure("the function cannot be loaded") from error
-
-
-def _call(function, args, kwargs):
+def call(file):
+    """Calls the function in a binary file, see FUNCTION, and returns what it does. Failure: it raises."""
+    path = pickle.load(file)
+    if path is not None:
+        sys.path[:] = path
+    try:
+        function, args, kwargs = pickle.load(file)
+    except BaseException as error:
+        raise Failure("the function cannot be loaded") from error
     try:
         return function(*args, **kwargs)
     except RemovedFromJob:
         raise                           # an elastic job goes on without this process
     except BaseException as error:      # sys.exit() leaves no result either
-        raise _Failure("User function raise error") from error
+        raise Failure("User function raise error") from error
 
 
-def _store(result, path):
-    part = path + ".part"
+def write(result, file):
+    """Pickles a result into a binary file. Failure: it cannot be."""
     try:
         import cloudpickle  # late: where the caller's sys.path has it
 
-        with open(part, "wb") as file:
-            cloudpickle.dump(result, file)
+        cloudpickle.dump(result, file)
+        file.flush()
     except BaseException as error:
-        raise _Failure("the result cannot be pickled and stored") from error
-    os.replace(part, path)
+        raise Failure("the result cannot be pickled and stored") from error
 
 
-def _describe(failure):
+def say(failure):
+    """Writes to stderr why there is no result, and returns the text."""
     error = failure.__cause__
     # Without the frame of this file that called.
     error.with_traceback(error.__traceback__.tb_next)
     summary = traceback.format_exception_only(type(error), error)[-1].strip()
-    return f"{failure}: {summary}\n" + "".join(traceback.format_exception(type(error), error, error.__traceback__))
-
-
-def _report(text, path):
+    text = f"{failure}: {summary}\n" + "".join(traceback.format_exception(type(error), error, error.__traceback__))
     sys.stderr.write(text)
     sys.stderr.flush()
-    with open(path, "wb") as file:
-        pickle.dump((time.time_ns(), text), file)
+    return text
 
 
 def main():
@@ -86,10 +80,16 @@ def main():
     folder = sys.argv.pop()     # a function that parses sys.argv finds it empty
     folder = os.environ.pop(FOLDER_VARIABLE, folder)
     try:
-        result = _call(*_load(folder))
-        _store(result, result_path(folder, _rank()))
-    except _Failure as failure:
-        _report(_describe(failure), error_path(folder, _rank()))
+        with open(os.path.join(folder, FUNCTION), "rb") as file:
+            result = call(file)
+        path = os.path.join(folder, result_name(_rank()))
+        with open(path + ".part", "wb") as file:
+            write(result, file)
+        os.replace(path + ".part", path)
+    except Failure as failure:
+        process = os.environ.get(WORKER) or _rank()
+        with open(os.path.join(folder, error_name(process)), "wb") as file:
+            pickle.dump((time.time_ns(), say(failure)), file)
         sys.exit(1)
 
 

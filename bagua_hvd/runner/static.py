@@ -57,7 +57,7 @@ def host_options(ssh_port=None, ssh_identity_file=None, start_timeout=None, nics
     return HostOptions(SshOptions(ssh_port, identity_file, timeout), nics)
 
 
-def run_static(command, slots, env, output=None, verbose=False, console=None, options=None, transfer=None,
+def run_static(command, slots, env, output=None, verbose=False, console=None, options=None, files=None,
                dashboard=False):
     """Runs the command once for every slot and returns when all ranks ended with 0.
 
@@ -68,8 +68,9 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
         output: OutputOptions.
         console: Console; None: descriptors 1 and 2.
         options: HostOptions.
-        transfer: object whose send(RemoteHosts) is called before the ranks start, and receive(RemoteHosts) after their
-            end, however they ended; None: no files go to other hosts.
+        files: object whose send(RemoteHost) is called with each other host before ranks are started there, and
+            receive(RemoteHost, [(rank, process), ...]) after their end, however they ended (WorkerFailed.process);
+            None: no files go to other hosts. See run_files.Files.
         dashboard: whether a live table stands below the ranks' output, on stdout.
     Raises:
         WorkerFailed: the first rank that failed; the others are stopped. Interrupted: a signal stopped the job.
@@ -99,8 +100,8 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
         if verbose:
             console.say(f"baguarun: the ranks meet at {rendezvous.host}:{rendezvous.port}; command: "
                         + shlex.join(command))
-        if transfer:
-            transfer.send(hosts)
+        for host in hosts if files else ():
+            files.send(host)
         tasks = []
         for slot in slots:
             place = places[slot.hostname]
@@ -114,12 +115,19 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
             if verbose:
                 console.say(f"baguarun: {describe(slot)}")
         outcome = Supervisor(console, spawner=spawner).run(tasks)
-        if transfer:
-            transfer.receive(hosts)
+        for host in hosts if files else ():
+            _receive(files, host, slots)
     if outcome.signum is not None:
         raise Interrupted(outcome.signum)
     if outcome.failed is not None:
         raise WorkerFailed(outcome.failed, outcome.exit_codes[outcome.failed])
+
+
+def _receive(files, host, slots):
+    try:
+        files.receive(host, [(slot.rank, slot.rank) for slot in slots if slot.hostname == host.name])
+    except ConnectionError:
+        pass        # what there is says that a rank failed
 
 
 def describe(slot):

@@ -65,6 +65,7 @@ static void listen_to(bhvd_context *ctx, int rank, int64_t now_ns, bool was_away
         heard->received = received;
         heard->at_ns = now_ns;
     } else if (ctx->heartbeat.silence_ns && now_ns - heard->at_ns >= ctx->heartbeat.silence_ns) {
+        // Elastic jobs read it: bagua_hvd/common/elastic_worker.py.
         context_fail(ctx, BHVD_ERR_PEER_LOST, "rank %d was lost: nothing came from it for %.1f s. Its process was stopped, or "
                      "its host or the network between broke down. The limit, %g s, is set by "
                      "BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank, (double)(now_ns - heard->at_ns) / 1e9,

@@ -97,7 +97,8 @@ void bhvd_rendezvous_destroy(bhvd_rendezvous *rendezvous);      /* destroy(NULL)
 
 struct bhvd_mpi_options {
     const char *libraries;      /* files to try, separated by ':'; NULL or "": none. One that the process has loaded already
-                                 * comes before them, the usual names after them */
+                                 * comes before them, the usual names after them, unless only_these */
+    int only_these;
     const char *vendor;         /* "openmpi", "mpich" (and its relatives): whose mpirun started the process; NULL: any */
     int rank, size;             /* what MPI_COMM_WORLD must agree with */
 };

@@ -231,7 +231,9 @@ static bool load(const char *path, const char *vendor, char *reasons, size_t rea
 
 static bool find(const struct bhvd_mpi_options *options, char *reasons, size_t reasons_size)
 {
-    static const char *const usual[] = {"libmpi_abi.so.1", "libmpi.so.40", "libmpi.so.12", "libmpich.so.12"};
+    // The standard ABI's last: what the script uses later beside it, mpi4py for instance, is mostly linked to another one,
+    // and would bring a second MPI into the process.
+    static const char *const usual[] = {"libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.1"};
     static char path[VERSION_MAX];      // under mpi.lock
     // What mpi4py or another library brought must not get a second one beside it.
     if (dl_iterate_phdr(is_mpi, path))
@@ -243,7 +245,7 @@ static bool find(const struct bhvd_mpi_options *options, char *reasons, size_t r
             return true;
         at += length + (at[length] == ':');
     }
-    for (size_t i = 0; i < sizeof usual / sizeof usual[0]; i++) {
+    for (size_t i = 0; !options->only_these && i < sizeof usual / sizeof usual[0]; i++) {
         if (load(usual[i], options->vendor, reasons, reasons_size))
             return true;
     }

@@ -35,7 +35,7 @@ def train(state):
         state.step += 1
         time.sleep(0.02)
         state.commit()
-        say("committed", step=state.step)
+        say("committed", step=state.step, at=time.time())
     return state.step
 
 

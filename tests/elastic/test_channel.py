@@ -41,7 +41,8 @@ def test_messages(service):
     service.send(3, {"type": "assignment", "environment": {**place, "PATH": "no"}, "scope": "elastic.1",
                      "skip_sync": True})
     assignment = link.join(skip_sync=True)
-    assert event(service) == ("joined", 3, {"type": "join", "skip_sync": True, "failure": None})
+    assert event(service) == ("joined", 3, {"type": "join", "skip_sync": True, "failure": None,
+                                           "silent": None})
     assert (assignment.environment, assignment.scope, assignment.skip_sync) == (place, "elastic.1", True)
     assert updates.get(timeout=10) == (5, 2)
     service.send(3, {"type": "removed"})

@@ -17,7 +17,7 @@ class Job:
         self.driver = ElasticDriver(ElasticSettings(**settings), manager, self, lambda: self.now)
         self.hosts = {}         # number -> host, of what was started
         self.slots = {}
-        self.stopped, self.sent, self.said = [], [], []
+        self.stopped, self.killed, self.sent, self.said = [], [], [], []
         self.find(hosts)
 
     # The crew.
@@ -25,8 +25,9 @@ class Job:
         self.hosts[number] = host
         self.slots[number] = (slot.rank, slot.size)
 
-    def stop(self, number):
+    def stop(self, number, grace_seconds=5):
         self.stopped.append(number)
+        self.killed += [number] if grace_seconds == 0 else []
 
     def send(self, number, message):
         self.sent.append((number, message))
@@ -117,6 +118,34 @@ def test_survivors_go_on_at_once_and_keep_their_order():
     job.join(1)
     assert job.ranks() == {1: 0, 2: 1}
     assert job.stopped == []
+
+
+def test_a_silent_worker_is_killed_and_its_host_blacklisted():
+    job = running({"a": 1, "b": 2, "c": 1}, min_num_proc=1)
+    job.join(0, 3, silent=1)        # the others of the host had no time to come
+    assert job.killed == [1] and job.stopped == [1, 2]
+    assert job.said == ["baguarun: a worker on b was silent, and is killed: the host is blacklisted.",
+                        "baguarun: the job goes on with size 2, on a, c."]
+    assert job.ranks() == {0: 0, 3: 1}
+    job.end(1, 137)
+    job.end(2, 143)
+    assert len(job.said) == 2
+
+
+def test_a_worker_that_has_come_is_not_silent():
+    """Where only the way between the two is broken, the first to say so stays, and so does who has come."""
+    job = running({"a": 1, "b": 1, "c": 1}, min_num_proc=1)
+    job.join(1)
+    job.join(0, silent=1)
+    job.join(2, silent=7)
+    assert job.stopped == [] and job.ranks() == {0: 0, 1: 1, 2: 2}
+
+
+def test_a_silent_worker_is_the_cause_of_too_few_slots():
+    job = running({"a": 1, "b": 1}, min_num_proc=2, hosts_are_fixed=True)
+    job.join(0, silent=1)
+    assert "Timed out waiting for minimum number of slots" in str(job.driver.failure)
+    assert (job.driver.failure.__cause__.rank, job.driver.failure.__cause__.exit_code) == (1, 137)
 
 
 def test_a_failure_stops_the_others_of_the_host():

@@ -1,11 +1,25 @@
-"""bagua_hvd.run with min_num_proc: an elastic job whose workers are a function."""
+"""bagua_hvd.run with min_num_proc: an elastic job whose workers are a function, on this host and on others."""
 import os
 import signal
+import tempfile
 
 import pytest
 
 import bagua_hvd
 from bagua_hvd.runner.job import WorkerFailed
+
+
+@pytest.fixture
+def far(ssh_hosts, monkeypatch, tmp_path):
+    """Hosts far1, far2, ... are there; no folder of theirs may stay behind."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    for name, value in {**ssh_hosts.environment, "TMPDIR": str(folder)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert list(folder.iterdir()) == []
 
 
 def work(folder):
@@ -30,13 +44,21 @@ def work(folder):
 
     result = elastic.run_fn(train, elastic.reset)(state)
     Path(folder, f"done.{basics.rank()}").touch()
-    return result
+    return *result, os.environ["HOROVOD_HOSTNAME"]
 
 
 def test_results_are_those_of_the_last_ranks(tmp_path):
     results = bagua_hvd.run(work, (str(tmp_path),), num_proc=3, min_num_proc=1, hosts="localhost:1,127.0.0.2:2")
-    assert results == [(0, 2, 10)]      # of min_num_proc ranks
+    assert results == [(0, 2, 10, "127.0.0.2")]         # of min_num_proc ranks
     assert {path.name for path in tmp_path.iterdir()} == {"done.0", "done.1"}
+
+
+def test_on_hosts_over_ssh(far, tmp_path):
+    """Of those left, the ranks 0 and 1 come to lie on hosts that had other ranks."""
+    done = tmp_path / "done"
+    done.mkdir()
+    results = bagua_hvd.run(work, (str(done),), num_proc=3, min_num_proc=2, hosts="far1:1,localhost:1,far2:1")
+    assert results == [(0, 2, 10, "localhost"), (1, 2, 10, "far2")]
 
 
 def fail():
@@ -46,3 +68,33 @@ def fail():
 def test_a_failure_of_all_is_explained(capfd):
     with pytest.raises(WorkerFailed, match="KeyError: 'mine'"):
         bagua_hvd.run(fail, min_num_proc=2, hosts="localhost:1,127.0.0.2:1")
+
+
+def fail_on_far1_first(folder):
+    """far2 begins when far1 has failed."""
+    import time
+    from pathlib import Path
+
+    from bagua_hvd.common import basics
+
+    if os.environ["HOROVOD_HOSTNAME"] == "far1":
+        Path(folder, "first").touch()
+        raise KeyError("first")
+    while not Path(folder, "first").exists():
+        time.sleep(0.01)
+    basics.init()
+    raise KeyError("second")
+
+
+def test_a_failure_over_ssh_has_the_traceback_of_the_worker(far, tmp_path):
+    """Also of one that the job would have survived, had there been another host."""
+    with pytest.raises(RuntimeError, match="Timed out waiting for minimum number of slots") as caught:
+        bagua_hvd.run(fail_on_far1_first, (str(tmp_path),), min_num_proc=2, hosts="far1:1,far2:1", num_proc=2)
+    cause = caught.value.__cause__
+    assert isinstance(cause, WorkerFailed) and cause.rank == 0
+    assert "in fail_on_far1_first" in str(cause) and "KeyError: 'first'" in str(cause)
+
+
+def test_a_failure_that_was_survived_explains_no_later_one(far, tmp_path):
+    with pytest.raises(WorkerFailed, match="(?s)Process name: 0, .*KeyError: 'second'"):
+        bagua_hvd.run(fail_on_far1_first, (str(tmp_path),), min_num_proc=1, hosts="far1:1,far2:1", num_proc=2)

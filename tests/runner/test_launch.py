@@ -115,11 +115,11 @@ def test_secret_is_on_no_command_line_and_in_no_message(launcher):
 
 # ---- output -----------------------------------------------------------------------------------------------------
 
-def test_sixteen_ranks(launcher):
-    done = launcher.run("-np", 16, "sh", "-c", "echo out $HOROVOD_RANK; echo err $HOROVOD_RANK >&2")
+def test_sixty_four_ranks(launcher):
+    done = launcher.run("-np", 64, "sh", "-c", "echo out $HOROVOD_RANK; echo err $HOROVOD_RANK >&2", timeout=60)
     assert done.returncode == 0
-    assert sorted(done.stdout.splitlines()) == sorted(f"[{r}]<stdout>:out {r}" for r in range(16))
-    assert sorted(done.stderr.splitlines()) == sorted(f"[{r}]<stderr>:err {r}" for r in range(16))
+    assert sorted(done.stdout.splitlines()) == sorted(f"[{r}]<stdout>:out {r}" for r in range(64))
+    assert sorted(done.stderr.splitlines()) == sorted(f"[{r}]<stderr>:err {r}" for r in range(64))
 
 
 def test_lines_of_ranks_do_not_mix(launcher):
@@ -384,14 +384,6 @@ def test_config_file(launcher):
     assert warning == "baguarun: warning: --config-file job.yaml: nothing has the key params.mine\n"
 
 
-@pytest.mark.parametrize("flag", [["--autotune"], ["--torus-allreduce"], ["--thread-affinity", "1"], ["--mpi-args=-v"]],
-                         ids=lambda flag: flag[0])
-def test_a_flag_without_effect_is_a_warning(launcher, flag):
-    done = launcher.run("-np", 1, *flag, "echo", "done")
-    assert (done.returncode, done.stdout) == (0, "[0]<stdout>:done\n")
-    assert re.fullmatch(r"baguarun: warning: --\S.*\n", done.stderr)
-
-
 def test_dry_run(launcher):
     done = launcher.run("-np", 3, "-H", "localhost:1,far.invalid:2", "--dry-run", "sh", "-c", "a b")
     assert (done.returncode, done.stderr) == (0, "")
@@ -438,9 +430,3 @@ def test_check_build(launcher):
         assert f"\n{title}\n    [" in done.stdout
     for line in done.stdout.splitlines():
         assert not line.startswith(" ") or re.match(r"    \[[X ]\] \S", line)
-
-
-def test_help_names_every_flag(launcher):
-    text = launcher.run("--help").stdout
-    for flag in ("-np", "-H", "--algorithm", "--output-filename", "--start-timeout", "--log-level", "--no-stall-check"):
-        assert flag in text

@@ -313,7 +313,6 @@ def test_a_function_that_cannot_be_pickled():
 @pytest.mark.parametrize("arguments, error, words", [
     ({"hosts": "localhost:1", "hostfile": "x"}, ValueError, "hostfile and host_discovery_script exclude each other"),
     ({"use_gloo": True, "use_mpi": True}, ValueError, "use_gloo and use_mpi exclude each other"),
-    ({"use_mpi": True}, NotImplementedError, "use_mpi: "),
     ({"num_proc": 3, "hosts": "localhost:2"}, ValueError,
      r"Requested more processes \(3\) than there are available slots \(2\)"),
     ({"hosts": "localhost:x"}, ValueError, "expected name:slots"),

@@ -32,6 +32,8 @@ hvd.init()
 assert sum(objects.allgather_object(hvd.context(), 1, "again")) == hvd.size()
 sys.stdout.write(json.dumps(numbers) + "\\n")
 """
+# Where pip's MPICH has the library with MPI's standard ABI.
+STANDARD_ABI = BIN.parent / "lib" / "libmpi_abi.so.1"
 THREE_ON_ONE_HOST = [[rank, 3, rank, 3, 0, 1, 7.0] for rank in range(3)]
 
 
@@ -46,12 +48,12 @@ def open_mpi():
 
 
 def starter(name, count):
-    """The start of a command for `count` ranks on this host."""
+    """The start of a command for `count` ranks on this host. "abi": by MPICH, for its library with the standard ABI."""
     if name == "python":
         return [sys.executable]
     if name == "torchrun":
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    if name == "mpich":
+    if name in ("mpich", "abi"):
         mpiexec = BIN / "mpiexec.hydra"
         if not mpiexec.exists():
             pytest.skip("needs MPICH: pip install mpich")

@@ -131,6 +131,13 @@ def part_facts():
     assert hvd.mpi_built() and hvd.mpi_enabled() and hvd.mpi_threads_supported()
 
 
+def part_standard():
+    """The one MPI of the process is that of the standard ABI."""
+    with open("/proc/self/maps") as file:
+        names = {os.path.basename(line.split()[-1]) for line in file if "/libmpi" in line}
+    assert [name for name in names if name.startswith("libmpi_abi.so")] == list(names) != [], names
+
+
 def part_mpi4py():
     """The script's own MPI, on a thread of its own while ours is at work."""
     from threading import Thread

@@ -8,8 +8,24 @@ import torch
 import bagua_hvd.torch as hvd
 
 
+def check_format(events):
+    """What the Chrome trace format asks for, and so what chrome://tracing and Perfetto take as it is."""
+    latest = {}
+    for event in events:
+        assert type(event["pid"]) is int and event["ph"] in "BEXiM"
+        assert event["ph"] == "E" or type(event["name"]) is str
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "process_sort_index") and event["args"]
+            continue
+        assert type(event["ts"]) in (int, float) and event["ts"] >= latest.get(event["pid"], 0)    # B and E by time
+        latest[event["pid"]] = event["ts"]
+        assert event["ph"] != "X" or event["dur"] >= 0
+        assert event["ph"] != "i" or event["s"] == "g"
+
+
 def events_of(path, n):
     events = json.loads(Path(path).read_text())
+    check_format(events)
     assert events[0]["args"].keys() == {"start_time_since_epoch_in_micros"}
     names = {e["pid"]: e["args"]["name"] for e in events[1:] if e.get("name") == "process_name"}
     depth = dict.fromkeys(names, 0)
@@ -76,5 +92,7 @@ def from_the_start():
 def test_from_the_start_by_the_variable(run_ranks, tmp_path):
     path = tmp_path / "timeline.json"
     run_ranks(1, from_the_start, env={"HOROVOD_TIMELINE": str(path)})
-    names = [e["args"]["name"] for e in json.loads(path.read_text())[1:] if e.get("name") == "process_name"]
+    events = json.loads(path.read_text())
+    check_format(events)
+    names = [e["args"]["name"] for e in events[1:] if e.get("name") == "process_name"]
     assert names == ['allreduce.a "quoted" name\n']

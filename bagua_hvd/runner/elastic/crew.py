@@ -6,6 +6,7 @@ from bagua_hvd.common.elastic_worker import DRIVER, WORKER
 from bagua_hvd.runner.job import is_local, worker_environment
 from bagua_hvd.runner.output import LineForwarder
 from bagua_hvd.runner.ssh.connection import LOST
+from bagua_hvd.runner.supervisor import GRACE_SECONDS
 from bagua_hvd.runner.workers import JobStopped
 
 
@@ -39,10 +40,11 @@ class Crew:
         workers: runner.workers.Workers. reach: Reach. service: Service. rendezvous: Rendezvous.
         secret_key: base64 bytes. console: Console. dashboard: Dashboard, or None.
         on_end: function of (number, exit code, note), called in some thread when a process has ended.
+        files: see run_elastic.
     """
 
     def __init__(self, command, env, output, workers, reach, service, rendezvous, secret_key, console, on_end,
-                 dashboard=None):
+                 dashboard=None, files=None):
         self._command = command
         self._env = env
         self._output = output
@@ -54,6 +56,7 @@ class Crew:
         self._console = console
         self._on_end = on_end
         self._dashboard = dashboard
+        self._files = files
         self._lock = threading.Lock()
         self._running = {}      # number -> (workers.Worker, (_RankOutput, _RankOutput))
         self._stopped = set()   # numbers of those that are not to be started any more
@@ -72,8 +75,21 @@ class Crew:
         except (RuntimeError, OSError, TimeoutError) as error:
             self._on_end(number, LOST, str(error))
             return
+        # Taken now: the host may be lost, and connected to anew, before the process is known to have ended.
+        remote = self._reach.remote(host)
         worker.wait()
-        self._on_end(number, worker.exit_code, worker.note)
+        self._on_end(number, *self._take_files(number, worker, remote))
+
+    def _take_files(self, number, worker, remote):
+        """Brings back what an ended worker left on its host; returns (exit code, note)."""
+        if self._files is not None and remote is not None and not self._workers.stopping:
+            rank = self._running[number][1][0].rank
+            try:
+                self._files.receive(remote, [(rank, number)])
+            except OSError as error:
+                if worker.exit_code == 0:
+                    return LOST, f"its result is lost: {error}"
+        return worker.exit_code, worker.note
 
     def _begin(self, number, host, slot, place):
         env = worker_environment(self._env, slot, place.rendezvous, self._rendezvous.port, self._secret_key,
@@ -99,12 +115,12 @@ class Crew:
         forwarder = LineForwarder(self._console, rank, stream, self._output.timestamp, file)
         return self._dashboard.filter(rank, forwarder) if self._dashboard and stream == "stderr" else forwarder
 
-    def stop(self, number):
+    def stop(self, number, grace_seconds=GRACE_SECONDS):
         """SIGTERM, and SIGKILL after the grace."""
         with self._lock:
             self._stopped.add(number)
             if number in self._running:
-                self._running[number][0].terminate()
+                self._running[number][0].terminate(grace_seconds)
 
     def place(self, number, slot):
         """What the worker prints from now on is that of the SlotInfo's rank."""

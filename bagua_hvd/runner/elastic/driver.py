@@ -11,6 +11,8 @@ and a job through meetings. A meeting is held when all workers that ran and can 
 then every member is told its rank, and the name under which the ranks find each other. So
 
     a worker ends            the others learn it from their connections, restore the last commit and come
+    a worker is silent       the others learn it from heartbeats, come, and say which one it is: it is killed, for one
+                             that was stopped, and is continued, must not come back
     a host is taken away     rank 0 is told; at the next commit all come
     a host is added          workers are started there; when they wait in init(), rank 0 is told; at the next commit all
                              come. Nobody waits for a process that is still starting, unless there are too few.
@@ -20,6 +22,7 @@ The first meeting waits for all workers that were started, for a while.
 Nothing here knows processes or connections: the driver acts through a crew (crew.py), and is told what happens. All
 calls come from one thread, which also calls step() after every event and now and then.
 """
+import signal
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -33,6 +36,8 @@ _REPEAT_SECONDS = 1
 _FAILED_MEETINGS_MAX = 3
 # A worker that was told that it has no slot may still have something to save.
 _FAREWELL_SECONDS = 30
+
+_KILLED = 128 + signal.SIGKILL
 
 NO_HOSTS_LEFT = "No hosts from previous set remaining, unable to broadcast state."
 
@@ -69,12 +74,13 @@ class ElasticDriver:
 
     Args:
         settings: ElasticSettings. hosts: HostManager.
-        crew: has start(number, host, slot), stop(number), send(number, message), place(number, slot),
+        crew: has start(number, host, slot), stop(number, grace_seconds), send(number, message), place(number, slot),
             interface(host, hosts), say(text).
         clock: seconds.
     Attributes:
         finished: no worker is left, and none will be started.
-        failure: the exception that the job ends with; None: none so far.
+        failure: the exception that the job ends with; None: none so far. Its cause is the WorkerFailed of the first
+            worker that failed since the last meeting, if one did.
         meetings: held so far.
     """
 
@@ -106,11 +112,12 @@ class ElasticDriver:
         """The discovery found these hosts, {name: slots}."""
         self._hosts.take(found)
 
-    def joined(self, number, skip_sync=False, failure=None):
+    def joined(self, number, skip_sync=False, failure=None, silent=None):
         """A worker is in init().
 
         Args:
             skip_sync: it needs no synchronization of the state. failure: why the meeting before did not come about.
+            silent: the rank of the present meeting that it does not hear any more.
         """
         worker = self._workers.get(number)
         if worker is None or worker.phase is Phase.LEAVING:
@@ -125,6 +132,16 @@ class ElasticDriver:
         worker.skip_sync = skip_sync
         if self._first_arrival is None:
             self._first_arrival = self._clock()
+        if silent is not None and worker.rank is not None:
+            self._end_silent(silent)
+
+    def _end_silent(self, rank):
+        """Kills a member that does nothing any more. One that has come meanwhile lives, and stays."""
+        worker = next((worker for worker in self._running() if worker.rank == rank), None)
+        if worker is not None:
+            self._enter(worker, Phase.LEAVING)
+            self._crew.stop(worker.number, grace_seconds=0)
+            self._failed(worker, _KILLED, f"a worker on {worker.host} was silent, and is killed")
 
     def synced(self, number):
         """A worker has synchronized its state."""
@@ -150,11 +167,14 @@ class ElasticDriver:
         if exit_code == 0:
             self._ending = True
             return
-        said = f"a worker on {worker.host} ended with exit code {exit_code}" + (f" ({note})" if note else "")
+        self._failed(worker, exit_code, f"a worker on {worker.host} ended with exit code {exit_code}"
+                     + (f" ({note})" if note else ""), note)
+
+    def _failed(self, worker, exit_code, said, note=None):
         if worker.host not in self._hosts.current_hosts:
             self._crew.say(f"baguarun: {said}; its host is no longer there.")
             return
-        failure = WorkerFailed(worker.label, exit_code, f". {note}" if note else "")
+        failure = WorkerFailed(worker.label, exit_code, f". {note}" if note else "", worker.number)
         self._failure_of_worker = self._failure_of_worker or failure
         if worker.rank is not None:
             self._failure_of_member = self._failure_of_member or failure
@@ -313,8 +333,8 @@ class ElasticDriver:
         live = self._live()
         if self._state_exists and not any(worker.has_state for worker in live):
             failure = self._failure_of_worker
-            self._fail(WorkerFailed(failure.rank, failure.exit_code, f". {NO_HOSTS_LEFT}") if failure else
-                       RuntimeError(NO_HOSTS_LEFT))
+            self._fail(WorkerFailed(failure.rank, failure.exit_code, f". {NO_HOSTS_LEFT}", failure.process)
+                       if failure else RuntimeError(NO_HOSTS_LEFT))
             return
         if not live and self._failure_of_worker is not None and self._hosts.all_lost:
             self._fail(self._failure_of_worker)
@@ -345,6 +365,8 @@ class ElasticDriver:
                 f"on {where}, have not. See what they do, or give a longer --elastic-timeout."))
 
     def _fail(self, error):
+        if not isinstance(error, WorkerFailed):
+            error.__cause__ = self._failure_of_worker
         self.failure = error
 
 

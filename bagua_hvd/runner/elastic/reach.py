@@ -13,12 +13,14 @@ class Reach:
     Args:
         ssh: SshSpawner. options: HostOptions.
         call: function that has the supervisor's loop call a function, and returns a Future.
+        on_connected: called with each RemoteHost before processes are started there. None: nothing is.
     """
 
-    def __init__(self, ssh, options, call):
+    def __init__(self, ssh, options, call, on_connected=None):
         self._ssh = ssh
         self._options = options
         self._call = call
+        self._on_connected = on_connected
         self._lock = threading.Lock()
         self._places = {}           # name -> (RemoteHost, Place)
         self._among_others = Place(LOOPBACK, "127.0.0.1")      # this host's, once there is another one
@@ -41,9 +43,15 @@ class Reach:
             if remote.error is not None:
                 raise RuntimeError(remote.error)
             places, _ = find_places([remote], [_HERE], self._options.nics, timeout)
+            if self._on_connected is not None:
+                self._on_connected(remote)
             self._among_others = places[_HERE]
             self._places[host] = remote, places[host]
             return places[host]
+
+    def remote(self, host):
+        """The RemoteHost on which find() was successful last; None: the host is this one."""
+        return None if is_local(host) else self._places[host][0]
 
     def interface(self, host, hosts):
         """The interface by which the workers of `host` connect with those of `hosts`. Never blocks."""

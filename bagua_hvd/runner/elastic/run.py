@@ -98,7 +98,7 @@ def _seconds(env, name, default):
 
 
 def run_elastic(command, discovery, settings, env, output=None, console=None, cooldown_range=None, options=None,
-                dashboard=False):
+                dashboard=False, files=None):
     """Runs the command as the ranks of an elastic job; returns when a worker, and with it the job, has ended with 0.
 
     Args:
@@ -107,9 +107,11 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
         output: OutputOptions. console: Console; None: descriptors 1 and 2.
         cooldown_range: see HostManager. options: HostOptions.
         dashboard: whether a live table stands below the ranks' output, on stdout.
+        files: as run_static's; receive() is called with each worker that has ended, its rank and its number.
     Raises:
         WorkerFailed: workers failed, and the job could not go on without them. Interrupted: a signal stopped the job.
         RuntimeError: too few slots for too long, too many resets, no state left; the discovery failed the first time.
+            Its cause is the WorkerFailed of a worker that failed before, if one did.
         OSError: the output directory cannot be written, or no process can be started.
         In all cases no process is left.
     """
@@ -134,8 +136,9 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
         rendezvous = stack.enter_context(Rendezvous(secret, address))
         service = stack.enter_context(Service(secret, lambda *event: events.put(event), address))
         workers = Workers(console, spawner)
-        crew = Crew(command, env, output, workers, Reach(ssh, options, workers.call), service, rendezvous, secret_key,
-                    console, lambda number, code, note: events.put(("ended", number, (code, note))), table)
+        reach = Reach(ssh, options, workers.call, files.send if files else None)
+        crew = Crew(command, env, output, workers, reach, service, rendezvous, secret_key, console,
+                    lambda number, code, note: events.put(("ended", number, (code, note))), table, files)
         driver = ElasticDriver(settings, hosts, crew)
         driver.hosts_found(first)
         stack.enter_context(_Discovery(discovery, lambda found: events.put(("hosts", None, found)), workers.say))
@@ -164,7 +167,7 @@ def _handle(driver, event, number, data):
     if event == "hosts":
         driver.hosts_found(data)
     elif event == "joined":
-        driver.joined(number, bool(data.get("skip_sync")), data.get("failure"))
+        driver.joined(number, bool(data.get("skip_sync")), data.get("failure"), data.get("silent"))
     elif event == "synced":
         driver.synced(number)
     elif event == "disconnected":

@@ -1,7 +1,8 @@
 """The MPI library whose mpirun started this process: found here, called by the core (native/transport/mpi_api.h).
 
-bagua_hvd is built without MPI. If the script has not initialized it, the core does, and it is finalized when Python
-ends.
+bagua_hvd is built without MPI. BAGUA_HVD_MPI_LIBRARY names the library that is to be used, a file or what the linker
+finds, unless the process has loaded one already. If the script has not initialized it, the core does, and it is
+finalized when Python ends.
 """
 import atexit
 import os
@@ -13,8 +14,11 @@ from bagua_hvd.runner.engines.exchange_file import NoExchange
 
 # Engine -> whose library it needs; None: it serves several.
 _VENDORS = {"openmpi": "openmpi", "hydra": "mpich", "slurm": None, "pmi": None}
-_NAMES = {"openmpi": ("libmpi.so.40", "libmpi.so"), "mpich": ("libmpi.so", "libmpi.so.12", "libmpich.so.12"),
-          None: ("libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so")}
+_STANDARD = "libmpi_abi.so.1"
+_NAMES = {"openmpi": ("libmpi.so.40", "libmpi.so", _STANDARD),
+          "mpich": ("libmpi.so", "libmpi.so.12", "libmpich.so.12", _STANDARD),
+          None: ("libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so", _STANDARD)}
+_LIBRARY = "BAGUA_HVD_MPI_LIBRARY"
 _state = {"registered": False, "abandoned": False}
 
 
@@ -30,9 +34,10 @@ def start(placement):
     """Loads and initializes MPI, unless that is done. NoExchange: it is not usable here, and why."""
     if placement.engine not in _VENDORS:
         raise NoExchange(f"{placement.engine} started this process, not mpirun or srun")
-    vendor = _VENDORS[placement.engine]
+    vendor, given = _VENDORS[placement.engine], os.environ.get(_LIBRARY)
     try:
-        native.mpi_open(_candidates(vendor), vendor, placement.rank, placement.size)
+        native.mpi_open([given] if given else _candidates(vendor), vendor, placement.rank, placement.size,
+                        only_these=bool(given))
     except HorovodInternalError as error:
         raise NoExchange(str(error)) from None
     if not _state["registered"]:

@@ -1,0 +1,76 @@
+"""One rank of run(use_mpi=True): `mpirun ... python -m bagua_hvd.runner.run_mpi_task ADDRESS,ADDRESS:PORT`.
+
+mpirun started it, on whichever host. It gets the function from the launcher, which listens there, and sends back the
+result; see run_mpi.py. When the launcher is gone before that, it ends at once: not every mpirun that is killed takes
+its ranks along.
+"""
+import base64
+import io
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from bagua_hvd.common import channel
+from bagua_hvd.runner.common.util.env import get_env_rank_and_size
+from bagua_hvd.runner.common.util.secret import HOROVOD_SECRET_KEY
+from bagua_hvd.runner.processes import kill_sessions
+from bagua_hvd.runner.run_task import Failure, call, say, write
+
+_CONNECT_SECONDS = 20
+
+
+def _connect(where):
+    """The Connection by the first address that leads to the launcher. OSError: none does."""
+    addresses, _, port = where.rpartition(":")
+    secret = base64.b64decode(os.environ[HOROVOD_SECRET_KEY])
+
+    def connect(address):
+        try:
+            return channel.Connection(address, int(port), secret, _CONNECT_SECONDS)
+        except OSError as error:
+            return error
+
+    with ThreadPoolExecutor() as pool:      # all at once: some may lead nowhere
+        found = list(pool.map(connect, addresses.split(",")))
+    connections = [each for each in found if isinstance(each, channel.Connection)]
+    for connection in connections[1:]:
+        connection.close()
+    if not connections:
+        raise ConnectionError(f"this host reaches the launcher at none of {addresses} ({found[0]}): open the ports "
+                              "between the hosts, or name the interface they share by network_interfaces")
+    return connections[0]
+
+
+def _die_with_launcher(connection, done):
+    connection.receive()        # the launcher says nothing any more: it has ended
+    if not done.is_set():
+        kill_sessions({os.getpid()})            # with what it started, if mpirun made it lead a session
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main():
+    """Ends the process with 0 or 1, by way of its exit handlers: hvd.shutdown() is one."""
+    where = sys.argv.pop()      # a function that parses sys.argv finds it empty
+    try:
+        connection = _connect(where)
+        connection.send({"type": "hello", "rank": get_env_rank_and_size()[0]})
+        function = connection.receive_content(connection.receive()["nbytes"])
+    except (OSError, EOFError, TypeError) as error:
+        sys.exit(f"bagua_hvd.run: {error}")
+    done = threading.Event()
+    threading.Thread(target=_die_with_launcher, args=(connection, done), name="launcher", daemon=True).start()
+    try:
+        result = io.BytesIO()
+        write(call(io.BytesIO(function)), result)
+        kind, content = "result", result.getvalue()
+    except Failure as failure:
+        kind, content = "error", say(failure).encode(errors="replace")
+    done.set()
+    connection.send({"type": kind, "nbytes": len(content)}, content)
+    sys.exit(kind == "error")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""baguarun's flags as a user meets them: all are in --help, and one that does nothing says so."""
+import re
+
+import pytest
+
+pytestmark = pytest.mark.timeout(60)
+
+# horovodrun's, and then our own.
+FLAGS = """
+    -np --num-proc -v --version -cb --check-build --verbose --disable-cache --start-timeout --network-interfaces
+    --network-interface --output-filename --config-file -p --ssh-port -i --ssh-identity-file --fusion-threshold-mb
+    --cycle-time-ms --cache-capacity --hierarchical-allreduce --no-hierarchical-allreduce --hierarchical-allgather
+    --no-hierarchical-allgather --torus-allreduce --no-torus-allreduce --autotune --no-autotune --autotune-log-file
+    --autotune-warmup-samples --autotune-steps-per-sample --autotune-bayes-opt-max-samples
+    --autotune-gaussian-process-noise --min-np --min-num-proc --max-np --max-num-proc --slots-per-host
+    --elastic-timeout --reset-limit --blacklist-cooldown-range --timeline-filename --timeline-mark-cycles
+    --no-timeline-mark-cycles --no-stall-check --stall-check --stall-check-warning-time-seconds
+    --stall-check-shutdown-time-seconds --mpi-threads-disable --no-mpi-threads-disable --mpi-args --tcp --binding-args
+    --num-nccl-streams --thread-affinity --gloo-timeout-seconds --log-level --log-with-timestamp
+    --log-without-timestamp --no-log-hide-timestamp --log-hide-timestamp -prefix-timestamp
+    --prefix-output-with-timestamp -H --hosts -hostfile --hostfile --host-discovery-script --gloo --mpi --jsrun
+    -h --help --algorithm --as-horovod --dashboard --dry-run
+""".split()
+
+
+def test_help_names_every_flag_and_no_other(launcher):
+    text = launcher.run("--help", env={"COLUMNS": "200"}).stdout
+    lines = [re.split(r"\s{2,}", line.strip())[0] for line in text.splitlines() if line.startswith("  -")]
+    named = [part.split()[0] for line in lines for part in line.split(", ") if part.startswith("-")]
+    assert sorted(named) == sorted(FLAGS)
+
+
+def test_mpirun_starts_no_elastic_jobs(launcher):
+    done = launcher.run("--mpi", "--min-np", 1, "-np", 2, "true")
+    assert done.returncode == 2 and "--mpi: mpirun starts no elastic jobs" in done.stderr
+
+
+@pytest.mark.parametrize("flag", [["--autotune"], ["--torus-allreduce"], ["--thread-affinity", "1"], ["--mpi-args=-v"]],
+                         ids=lambda flag: flag[0])
+def test_a_flag_without_effect_is_a_warning(launcher, flag):
+    done = launcher.run("-np", 1, *flag, "echo", "done")
+    assert (done.returncode, done.stdout) == (0, "[0]<stdout>:done\n")
+    assert re.fullmatch(r"baguarun: warning: --\S.*\n", done.stderr)
