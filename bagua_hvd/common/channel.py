@@ -1,4 +1,5 @@
 """Messages between an elastic job's driver and its workers: who may speak, and how a message lies in the stream.
+A compute service's registry (tensorflow/data/registry.py) and its clients speak so, too.
 
     both ways     hello, 40 bytes: magic, version, nonce
     both ways     proof: HMAC-SHA256(secret, role || own nonce || peer's nonce)
@@ -13,6 +14,7 @@ import hmac
 import json
 import secrets
 import socket
+from contextlib import suppress
 
 _MAGIC = b"BVHe\x01\0\0\0"
 _NONCE_SIZE = 32
@@ -115,5 +117,13 @@ class Connection:
         except (OSError, ValueError):
             return None
 
+    @property
+    def local_host(self):
+        """The numeric address by which the other side sees this one."""
+        return self._socket.getsockname()[0]
+
     def close(self):
+        """Hangs up, whoever may be receiving."""
+        with suppress(OSError):         # nobody is connected
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
