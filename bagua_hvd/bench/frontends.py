@@ -74,23 +74,31 @@ class _TensorFlow:
         return self._optimizer.distribution.reduction.reducers()
 
 
-def _train(way, distributed, options):
-    """(seconds, seconds exposed on rank 0, seconds of processor time) of a step on this rank."""
-    import bagua_hvd.torch as hvd
+class _Training:
+    """A model that is trained in several rounds; it has been made, traced and compiled then. way: of WAYS."""
 
-    counts = [max(1, count // options.divide) for count in reversed(resnet50_counts())]
-    model = _Torch(counts, distributed) if way == "torch" else _TensorFlow(counts, distributed, way)
-    for _ in range(3):
-        model.step()
-    watch = Watch(model.reducers() if distributed else [])
-    with timeline(Path(options.rows).with_name("timeline.json")) as events:
-        hvd.barrier()
-        started, processor = time.perf_counter(), time.process_time()
-        for _ in range(options.steps):
-            model.step()
-        seconds, processor = time.perf_counter() - started, time.process_time() - processor
-    exposed = overlap(bars(events), watch.windows) / 1e6 if events else 0.0
-    return seconds / options.steps, exposed / options.steps, processor / options.steps
+    def __init__(self, way, distributed, options):
+        counts = [max(1, count // options.divide) for count in reversed(resnet50_counts())]
+        self._model = _Torch(counts, distributed) if way == "torch" else _TensorFlow(counts, distributed, way)
+        self._steps = options.steps
+        self._timeline = Path(options.rows).with_name("timeline.json")
+        for _ in range(3):
+            self._model.step()
+        self._watch = Watch(self._model.reducers() if distributed else [])
+
+    def round(self):
+        """(seconds, seconds exposed on rank 0, seconds of processor time) of a step on this rank."""
+        import bagua_hvd.torch as hvd
+
+        self._watch.windows.clear()
+        with timeline(self._timeline) as events:
+            hvd.barrier()
+            started, processor = time.perf_counter(), time.process_time()
+            for _ in range(self._steps):
+                self._model.step()
+            seconds, processor = time.perf_counter() - started, time.process_time() - processor
+        exposed = overlap(bars(events), self._watch.windows) / 1e6 if events else 0.0
+        return seconds / self._steps, exposed / self._steps, processor / self._steps
 
 
 def _rank(options):
@@ -102,12 +110,13 @@ def _rank(options):
     tf.config.threading.set_intra_op_parallelism_threads(1)
     torch.set_num_threads(1)
     hvd.init()
-    rows = {f"{way} {kind}": [] for way in options.ways for kind in ("alone", "distributed")}
+    trainings = {f"{way} {kind}": _Training(way, kind == "distributed", options)
+                 for way in options.ways for kind in ("alone", "distributed")}
+    rows = {name: [] for name in trainings}
     for _ in range(options.rounds):
-        for way in options.ways:
-            for kind in ("alone", "distributed"):
-                mine = torch.tensor(_train(way, kind == "distributed", options))
-                rows[f"{way} {kind}"].append(hvd.allreduce(mine, op=hvd.Max, name="row").tolist())
+        for name, training in trainings.items():
+            mine = torch.tensor(training.round())
+            rows[name].append(hvd.allreduce(mine, op=hvd.Max, name="row").tolist())
     if hvd.rank() == 0:
         Path(options.rows).write_text(json.dumps(rows))
     hvd.shutdown()

@@ -9,6 +9,7 @@ import os
 import secrets
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from bagua_hvd.runner import probe
@@ -29,7 +30,7 @@ def _key():
 def _await(configfile, key, timeout):
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
-        if Path(configfile).exists():
+        with suppress(FileNotFoundError):
             config = TfDataServiceConfig.read(configfile)
             if config.key == key or HOROVOD_SECRET_KEY not in os.environ:
                 return config

@@ -135,6 +135,7 @@ class Client:
 
 def _connect(addresses, secret, timeout):
     deadline = time.monotonic() + timeout
+    failure = None
     while True:
         for host, port in addresses:
             try:
@@ -144,5 +145,5 @@ def _connect(addresses, secret, timeout):
             except OSError as error:
                 failure = error
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the compute service does not answer at {addresses}: {failure}")
+            raise TimeoutError(f"the compute service does not answer at {addresses} ({failure})")
         time.sleep(_POLL_SECONDS)
