@@ -11,26 +11,36 @@ struct bridge_op {
     int64_t indices[];      /* of what it puts */
 };
 
-static void *created(struct bridge_op *self, TF_OpKernelConstruction *construction, TF_Status *status)
+/* With room for `count` indices. */
+static struct bridge_op *create(TF_OpKernelConstruction *construction, size_t count, TF_Status *status)
 {
+    struct bridge_op *self = calloc(1, sizeof *self + count * sizeof self->indices[0]);
     self->id = kernel_int(construction, "bridge", status);
+    return self;
+}
+
+static void report(TF_OpKernelConstruction *construction, TF_Status *status)
+{
     if (tf.GetCode(status) != TF_OK)
         tf.OpKernelConstruction_Failure(construction, status);
     tf.DeleteStatus(status);
-    return self;
 }
 
 static void *create_put(TF_OpKernelConstruction *construction)
 {
     TF_Status *status = tf.NewStatus();
-    struct bridge_op *self = calloc(1, sizeof *self + sizeof self->indices[0]);
+    struct bridge_op *self = create(construction, 1, status);
     self->indices[0] = kernel_int(construction, "index", status);
-    return created(self, construction, status);
+    report(construction, status);
+    return self;
 }
 
 static void *create_wait(TF_OpKernelConstruction *construction)
 {
-    return created(calloc(1, sizeof(struct bridge_op)), construction, tf.NewStatus());
+    TF_Status *status = tf.NewStatus();
+    struct bridge_op *self = create(construction, 0, status);
+    report(construction, status);
+    return self;
 }
 
 static void *create_exchange(TF_OpKernelConstruction *construction)
@@ -38,12 +48,12 @@ static void *create_exchange(TF_OpKernelConstruction *construction)
     TF_Status *status = tf.NewStatus();
     int32_t count = 0, nbytes;
     tf.OpKernelConstruction_GetAttrSize(construction, "indices", &count, &nbytes, status);
-    if (tf.GetCode(status) != TF_OK)
-        count = 0;
-    struct bridge_op *self = calloc(1, sizeof *self + (size_t)count * sizeof self->indices[0]);
-    if (count > 0)
+    count = tf.GetCode(status) == TF_OK && count > 0 ? count : 0;
+    struct bridge_op *self = create(construction, (size_t)count, status);
+    if (count)
         tf.OpKernelConstruction_GetAttrInt64List(construction, "indices", self->indices, count, status);
-    return created(self, construction, status);
+    report(construction, status);
+    return self;
 }
 
 static void release_tensor(struct bridge_memory *memory)
