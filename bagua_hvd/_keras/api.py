@@ -122,7 +122,8 @@ def reducescatter(value, name=None, op=Average):
     return values.reducescatter(value, name, op)
 
 
-def load_model(filepath, custom_optimizers=None, custom_objects=None, compression=Compression.none, legacy_opts=False):
+def load_model(filepath, custom_optimizers=None, custom_objects=None, compression=Compression.none, legacy_opts=False,
+               algorithm=None):
     """Loads a saved model, and wraps its optimizer by DistributedOptimizer, with the state that was saved.
 
     Args:
@@ -131,6 +132,10 @@ def load_model(filepath, custom_optimizers=None, custom_objects=None, compressio
         custom_objects: dict of name -> class or function, as for keras.models.load_model().
         compression: see DistributedOptimizer.
         legacy_opts: accepted for Horovod's sake; Keras 3 has no legacy optimizers.
+        algorithm: see DistributedOptimizer. One that was saved (as .keras) goes on where it was: with what is a rank's
+            own on the rank that saved it, if there are as many ranks as then; else that begins anew.
     """
-    return _load_model(filepath, lambda optimizer: distributed_optimizer(optimizer, compression=compression),
-                       custom_optimizers, custom_objects)
+    return _load_model(
+        filepath, lambda optimizer: distributed_optimizer(optimizer, compression=compression, algorithm=algorithm),
+        custom_optimizers, custom_objects,
+    )

@@ -8,12 +8,14 @@ at the end of training.
 How they are reduced is the backend's matter (_keras/backend.py); here is what every backend has: accumulation over
 backward passes, loss scaling, serialization under the name of the original class.
 """
+import zipfile
 from contextlib import contextmanager
 
 import keras
 from keras import ops
 
 from bagua_hvd._keras.backend import as_written, make_reduction
+from bagua_hvd._keras.checkpoint import AlgorithmState, HasAlgorithmState
 from bagua_hvd.algorithms import Algorithm
 
 NOT_REDUCED = (
@@ -119,7 +121,7 @@ class _Distribution:
         self.reduction.stepped()
 
 
-class Distributed:
+class Distributed(HasAlgorithmState):
     """What DistributedOptimizer puts before the class of the optimizer it is given."""
 
     _settings = None        # arguments for _Distribution; in the subclass
@@ -137,6 +139,14 @@ class Distributed:
     def algorithm(self):
         """The Algorithm by which gradients travel."""
         return self._settings[0].algorithm
+
+    @property
+    def algorithm_state(self):
+        """The part of the optimizer by which Keras saves what the algorithm keeps."""
+        part = self.__dict__.get("_algorithm_state")
+        if part is None:
+            part = self.__dict__["_algorithm_state"] = AlgorithmState(self)
+        return part
 
     def register_local_var(self, var):
         """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
@@ -265,9 +275,14 @@ def wrap(optimizer, options, passes=1, average_aggregated=False):
 
 
 def load_model(filepath, wrap_optimizer, custom_optimizers, custom_objects):
-    """keras.models.load_model(), and its optimizer wrapped by `wrap_optimizer`, with the state that was saved."""
+    """keras.models.load_model(), and its optimizer wrapped by `wrap_optimizer`, with the state that was saved.
+
+    The algorithm's, too, if it keeps any: of a .keras file, as Keras calls its format.
+    """
     classes = {cls.__name__: cls for cls in custom_optimizers or ()}
     model = keras.models.load_model(filepath, custom_objects={**classes, **(custom_objects or {})})
     if model.optimizer is not None:
         model.optimizer = wrap_optimizer(model.optimizer)
+        if model.optimizer.algorithm.relaxed and zipfile.is_zipfile(filepath):
+            model.load_weights(filepath)        # again, now that there is an algorithm to take up its state
     return model

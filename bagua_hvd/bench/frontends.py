@@ -2,9 +2,10 @@
 
 The gradients are those of ResNet-50 (161 tensors, 97.5 MiB), made by a loss that costs next to nothing, sum w^2 / 2; so
 hardly any communication can hide behind the backward pass, and a step with it, less one without, is its whole cost:
-copies, bridges and Python included. "waited" is the part of that in which the reducer waited for other ranks and for
-the collectives; "processor" is the same difference in processor time of all threads of a rank, which a busy machine
-disturbs less. Every way trains in the same job, in turn, in several rounds; seconds are the slowest rank's, medians.
+copies, bridges and Python included. "exposed" is what of that the timeline shows: buckets are negotiated and reduced,
+and the front end does nothing but wait for them (bench/exposed.py). "processor" is the difference in processor time,
+user and system, of all threads of a rank, which a busy machine disturbs less. Every way trains in the same job, in
+turn, in several rounds; seconds are the slowest rank's, the exposed ones rank 0's; medians.
 
 Ways: torch, and TensorFlow with an optimizer of Keras: eager, in a tf.function (graph), and that compiled by XLA.
 """
@@ -18,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from bagua_hvd.bench.exposed import Watch, bars, overlap, timeline
 from bagua_hvd.bench.rank import resnet50_counts
 from bagua_hvd.bench.report import table
 
@@ -72,23 +74,31 @@ class _TensorFlow:
         return self._optimizer.distribution.reduction.reducers()
 
 
-def _train(way, distributed, options):
-    """(seconds, seconds waited, seconds of processor time) of a step on this rank."""
-    import bagua_hvd.torch as hvd
+class _Training:
+    """A model that is trained in several rounds; it has been made, traced and compiled then. way: of WAYS."""
 
-    counts = [max(1, count // options.divide) for count in reversed(resnet50_counts())]
-    model = _Torch(counts, distributed) if way == "torch" else _TensorFlow(counts, distributed, way)
-    for _ in range(3):
-        model.step()
-    reducers = model.reducers() if distributed else []
-    waited = sum(reducer.exposed_ns for reducer in reducers)
-    hvd.barrier()
-    started, processor = time.perf_counter(), time.process_time()
-    for _ in range(options.steps):
-        model.step()
-    seconds, processor = time.perf_counter() - started, time.process_time() - processor
-    waited = sum(reducer.exposed_ns for reducer in reducers) - waited
-    return seconds / options.steps, waited / 1e9 / options.steps, processor / options.steps
+    def __init__(self, way, distributed, options):
+        counts = [max(1, count // options.divide) for count in reversed(resnet50_counts())]
+        self._model = _Torch(counts, distributed) if way == "torch" else _TensorFlow(counts, distributed, way)
+        self._steps = options.steps
+        self._timeline = Path(options.rows).with_name("timeline.json")
+        for _ in range(3):
+            self._model.step()
+        self._watch = Watch(self._model.reducers() if distributed else [])
+
+    def round(self):
+        """(seconds, seconds exposed on rank 0, seconds of processor time) of a step on this rank."""
+        import bagua_hvd.torch as hvd
+
+        self._watch.windows.clear()
+        with timeline(self._timeline) as events:
+            hvd.barrier()
+            started, processor = time.perf_counter(), time.process_time()
+            for _ in range(self._steps):
+                self._model.step()
+            seconds, processor = time.perf_counter() - started, time.process_time() - processor
+        exposed = overlap(bars(events), self._watch.windows) / 1e6 if events else 0.0
+        return seconds / self._steps, exposed / self._steps, processor / self._steps
 
 
 def _rank(options):
@@ -100,12 +110,13 @@ def _rank(options):
     tf.config.threading.set_intra_op_parallelism_threads(1)
     torch.set_num_threads(1)
     hvd.init()
-    rows = {f"{way} {kind}": [] for way in options.ways for kind in ("alone", "distributed")}
+    trainings = {f"{way} {kind}": _Training(way, kind == "distributed", options)
+                 for way in options.ways for kind in ("alone", "distributed")}
+    rows = {name: [] for name in trainings}
     for _ in range(options.rounds):
-        for way in options.ways:
-            for kind in ("alone", "distributed"):
-                mine = torch.tensor(_train(way, kind == "distributed", options))
-                rows[f"{way} {kind}"].append(hvd.allreduce(mine, op=hvd.Max, name="row").tolist())
+        for name, training in trainings.items():
+            mine = torch.tensor(training.round())
+            rows[name].append(hvd.allreduce(mine, op=hvd.Max, name="row").tolist())
     if hvd.rank() == 0:
         Path(options.rows).write_text(json.dumps(rows))
     hvd.shutdown()
@@ -115,16 +126,16 @@ def _report(rows, ways):
     def median(way, kind, column):
         return 1e3 * statistics.median(row[column] for row in rows[f"{way} {kind}"])
 
-    cells, reference = [], None
+    cells = []
     for way in ways:
         alone, distributed = (median(way, kind, 0) for kind in ("alone", "distributed"))
-        cost = distributed - alone
+        exposed, reference = median(way, "distributed", 1), median(ways[0], "distributed", 1)
         processor = median(way, "distributed", 2) - median(way, "alone", 2)
-        reference = cost if reference is None else reference
-        cells.append((way, f"{1e3 / distributed:.2f}", f"{alone:.1f}", f"{distributed:.1f}", f"{cost:.1f}",
-                      f"{median(way, 'distributed', 1):.1f}", f"{processor:.1f}", f"{cost / reference:.0%}"))
-    print(table(("front end", "steps/s", "alone ms", "distributed ms", "cost ms", "waited ms", "processor ms",
-                 f"cost to {ways[0]}"),
+        cells.append((way, f"{1e3 / distributed:.2f}", f"{alone:.1f}", f"{distributed:.1f}",
+                      f"{distributed - alone:.1f}", f"{exposed:.1f}", f"{processor:.1f}",
+                      f"{exposed / reference:.0%}" if reference else "-"))
+    print(table(("front end", "steps/s", "alone ms", "distributed ms", "cost ms", "exposed ms", "processor ms",
+                 f"exposed to {ways[0]}"),
                 cells, left=1))
 
 
@@ -148,7 +159,8 @@ def main(arguments=None):
         rank = [sys.executable, "-m", "bagua_hvd.bench.frontends", *arguments, "--rows", str(rows)]
         subprocess.run(
             [sys.executable, "-m", "bagua_hvd.runner.launch", "-np", str(options.np), *rank],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}, check=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "HOROVOD_TIMELINE": "DYNAMIC"},
+            check=True,
         )
         _report(json.loads(rows.read_text()), options.ways)
 

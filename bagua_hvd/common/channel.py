@@ -1,4 +1,5 @@
-"""Messages between a launcher and the job's processes: who may speak, and how a message lies in the stream.
+"""Messages between a launcher, or a compute service's registry, and the processes that it serves: who may speak, and how
+a message lies in the stream.
 
     both ways     hello, 40 bytes: magic, version, nonce
     both ways     proof: HMAC-SHA256(secret, role || own nonce || peer's nonce)
@@ -13,6 +14,7 @@ import hmac
 import json
 import secrets
 import socket
+from contextlib import suppress
 
 _MAGIC = b"BVHe\x01\0\0\0"
 _NONCE_SIZE = 32
@@ -123,5 +125,13 @@ class Connection:
             raise EOFError("the launcher of the job hung up")
         return content
 
+    @property
+    def local_host(self):
+        """The numeric address by which the other side sees this one."""
+        return self._socket.getsockname()[0]
+
     def close(self):
+        """Hangs up, whoever may be receiving."""
+        with suppress(OSError):         # nobody is connected
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -75,6 +75,9 @@ class Bridge:
             return []
         if compiled_by_xla():
             return xla.exchange(self._id, tensors, indices)
+        if tf.executing_eagerly():
+            # All are there: one op, for each costs more here than what it does.
+            return list(ops.bagua_hvd_bridge_exchange(tensors, bridge=self._id, indices=list(indices)))
         buffers = []
         for index, tensor in zip(indices, tensors, strict=True):
             buffer = ops.bagua_hvd_bridge_put(tensor, bridge=self._id, index=index, name="HorovodBridgePut")

@@ -1,6 +1,7 @@
 """DistributedOptimizer for tf_keras, the Keras 2 that lives on beside Keras 3 (TF_USE_LEGACY_KERAS=1)."""
 import tensorflow as tf
 
+from bagua_hvd._keras.checkpoint import HasAlgorithmState
 from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from bagua_hvd.tensorflow.graphs import as_written
 from bagua_hvd.tensorflow.reduction import Reduction
@@ -21,7 +22,7 @@ class _Distribution:
         self.reduction.reset()
 
 
-class _Distributed:
+class _Distributed(HasAlgorithmState):
     """What DistributedOptimizer puts before the class of the optimizer it is given: reduces in apply_gradients()."""
 
     _settings = None        # arguments for _Distribution; in the subclass

@@ -7,29 +7,52 @@
 #include <string.h>
 
 struct bridge_op {
-    int64_t id, index;
+    int64_t id;
+    int64_t indices[];      /* of what it puts */
 };
+
+/* With room for `count` indices. */
+static struct bridge_op *create(TF_OpKernelConstruction *construction, size_t count, TF_Status *status)
+{
+    struct bridge_op *self = calloc(1, sizeof *self + count * sizeof self->indices[0]);
+    self->id = kernel_int(construction, "bridge", status);
+    return self;
+}
+
+static void report(TF_OpKernelConstruction *construction, TF_Status *status)
+{
+    if (tf.GetCode(status) != TF_OK)
+        tf.OpKernelConstruction_Failure(construction, status);
+    tf.DeleteStatus(status);
+}
 
 static void *create_put(TF_OpKernelConstruction *construction)
 {
     TF_Status *status = tf.NewStatus();
-    struct bridge_op *self = calloc(1, sizeof *self);
-    self->id = kernel_int(construction, "bridge", status);
-    self->index = kernel_int(construction, "index", status);
-    if (tf.GetCode(status) != TF_OK)
-        tf.OpKernelConstruction_Failure(construction, status);
-    tf.DeleteStatus(status);
+    struct bridge_op *self = create(construction, 1, status);
+    self->indices[0] = kernel_int(construction, "index", status);
+    report(construction, status);
     return self;
 }
 
 static void *create_wait(TF_OpKernelConstruction *construction)
 {
     TF_Status *status = tf.NewStatus();
-    struct bridge_op *self = calloc(1, sizeof *self);
-    self->id = kernel_int(construction, "bridge", status);
-    if (tf.GetCode(status) != TF_OK)
-        tf.OpKernelConstruction_Failure(construction, status);
-    tf.DeleteStatus(status);
+    struct bridge_op *self = create(construction, 0, status);
+    report(construction, status);
+    return self;
+}
+
+static void *create_exchange(TF_OpKernelConstruction *construction)
+{
+    TF_Status *status = tf.NewStatus();
+    int32_t count = 0, nbytes;
+    tf.OpKernelConstruction_GetAttrSize(construction, "indices", &count, &nbytes, status);
+    count = tf.GetCode(status) == TF_OK && count > 0 ? count : 0;
+    struct bridge_op *self = create(construction, (size_t)count, status);
+    if (count)
+        tf.OpKernelConstruction_GetAttrInt64List(construction, "indices", self->indices, count, status);
+    report(construction, status);
     return self;
 }
 
@@ -38,21 +61,21 @@ static void release_tensor(struct bridge_memory *memory)
     tf.DeleteTensor(memory->owner);
 }
 
-/* The output of a put, over the input's memory when nobody else uses that, else over a copy. */
-static TF_Tensor *take(TF_OpKernelContext *ctx, int64_t *dims, int *ndim, TF_Status *status)
+/* Output `place`, over the memory of the input there when nobody else uses that, else over a copy. */
+static TF_Tensor *take(TF_OpKernelContext *ctx, int place, int64_t *dims, int *ndim, TF_Status *status)
 {
     TF_Tensor *input = NULL;
-    tf.GetInput(ctx, 0, &input, status);
+    tf.GetInput(ctx, place, &input, status);
     if (tf.GetCode(status) != TF_OK)
         return NULL;
     *ndim = kernel_shape(input, dims);
     tf.DeleteTensor(input);
-    int index = 0, forwarded = -1;
-    TF_Tensor *output = tf.ForwardInputOrAllocateOutput(ctx, &index, 1, 0, dims, *ndim, &forwarded, status);
+    int forwarded = -1;
+    TF_Tensor *output = tf.ForwardInputOrAllocateOutput(ctx, &place, 1, place, dims, *ndim, &forwarded, status);
     if (tf.GetCode(status) != TF_OK)
         return NULL;
     if (forwarded < 0) {
-        tf.GetInput(ctx, 0, &input, status);
+        tf.GetInput(ctx, place, &input, status);
         if (tf.GetCode(status) != TF_OK) {
             tf.DeleteTensor(output);
             return NULL;
@@ -64,34 +87,55 @@ static TF_Tensor *take(TF_OpKernelContext *ctx, int64_t *dims, int *ndim, TF_Sta
     return output;
 }
 
-static void compute_put(void *kernel, TF_OpKernelContext *ctx)
+/* Gives Python the memory of output `place`; false: the op has failed. */
+static bool put(TF_OpKernelContext *ctx, const struct bridge_op *self, int place)
 {
-    const struct bridge_op *self = kernel;
     int64_t dims[KERNEL_MAX_NDIM];
     struct bhvd_tensor tensor = { .shape = dims };
     TF_Status *status = tf.NewStatus();
-    TF_Tensor *output = take(ctx, dims, &tensor.ndim, status);
-    if (!kernel_failed(ctx, status)) {
+    TF_Tensor *output = take(ctx, place, dims, &tensor.ndim, status);
+    bool failed = kernel_failed(ctx, status);
+    if (!failed) {
         struct bhvd_error error = { 0 };
         struct bridge_memory *memory = bridge_memory_create(output, release_tensor);
         tensor.dtype = kernel_dtype(tf.TensorType(output));
         tensor.src = tensor.dst = tf.TensorData(output);
-        int end = core.python_put(self->id, self->index, &tensor, memory, &error);
-        if (end != BHVD_OK)
+        int end = core.python_put(self->id, self->indices[place], &tensor, memory, &error);
+        failed = end != BHVD_OK;
+        if (failed)
             kernel_fail(ctx, kernel_code(end), error.message);
     }
     tf.DeleteStatus(status);
+    return !failed;
+}
+
+/* Blocks until Python is done; false: the op has failed. */
+static bool wait(TF_OpKernelContext *ctx, const struct bridge_op *self)
+{
+    struct bhvd_error error = { 0 };
+    int end = core.python_wait(self->id, &error);
+    if (end != BHVD_OK)
+        kernel_fail(ctx, kernel_code(end), error.message);
+    return end == BHVD_OK;
+}
+
+static void compute_put(void *kernel, TF_OpKernelContext *ctx)
+{
+    put(ctx, kernel, 0);
+}
+
+static void compute_exchange(void *kernel, TF_OpKernelContext *ctx)
+{
+    for (int i = 0; i < tf.NumInputs(ctx); i++)
+        if (!put(ctx, kernel, i))
+            return;
+    wait(ctx, kernel);
 }
 
 static void compute_wait(void *kernel, TF_OpKernelContext *ctx)
 {
-    const struct bridge_op *self = kernel;
-    struct bhvd_error error = { 0 };
-    int end = core.python_wait(self->id, &error);
-    if (end != BHVD_OK) {
-        kernel_fail(ctx, kernel_code(end), error.message);
+    if (!wait(ctx, kernel))
         return;
-    }
     TF_Status *status = tf.NewStatus();
     for (int i = 0; i < tf.NumInputs(ctx) && tf.GetCode(status) == TF_OK; i++) {
         TF_Tensor *tensor = NULL;
@@ -110,15 +154,22 @@ static void compute_wait(void *kernel, TF_OpKernelContext *ctx)
 
 bool bridge_register(TF_Status *status)
 {
-    const struct kernel_op put = {
+    const struct kernel_op put_op = {
         .name = "BaguaHvdBridgePut", .inputs = STRINGS("tensor: T"), .outputs = STRINGS("buffer: T"),
         .attributes = STRINGS("T: " TYPES, "bridge: int", "index: int"), .shape = kernel_same_shapes,
         .create = create_put, .compute = compute_put, .destroy = free,
     };
-    const struct kernel_op wait = {
+    const struct kernel_op wait_op = {
         .name = "BaguaHvdBridgeWait", .inputs = STRINGS("buffers: T"), .outputs = STRINGS("outputs: T"),
         .attributes = STRINGS("T: list(" TYPES ") >= 1", "bridge: int"), .shape = kernel_same_shapes,
         .create = create_wait, .compute = compute_wait, .destroy = free,
     };
-    return kernel_register(&put, status) && kernel_register(&wait, status);
+    /* Both in one: what eager mode runs, where all tensors are there and every op costs a call from Python. */
+    const struct kernel_op exchange_op = {
+        .name = "BaguaHvdBridgeExchange", .inputs = STRINGS("tensors: T"), .outputs = STRINGS("outputs: T"),
+        .attributes = STRINGS("T: list(" TYPES ") >= 1", "bridge: int", "indices: list(int)"),
+        .shape = kernel_same_shapes, .create = create_exchange, .compute = compute_exchange, .destroy = free,
+    };
+    return kernel_register(&put_op, status) && kernel_register(&wait_op, status) &&
+           kernel_register(&exchange_op, status);
 }

@@ -86,6 +86,8 @@ typedef void tf_delete_function(void *);
     X(void, OpKernelConstruction_GetAttrString, \
       (TF_OpKernelConstruction *, const char *name, char *value, size_t capacity, TF_Status *)) \
     X(void, OpKernelConstruction_GetAttrInt64, (TF_OpKernelConstruction *, const char *name, int64_t *, TF_Status *)) \
+    X(void, OpKernelConstruction_GetAttrInt64List, \
+      (TF_OpKernelConstruction *, const char *name, int64_t *, int capacity, TF_Status *)) \
     X(void, OpKernelConstruction_GetAttrFloat, (TF_OpKernelConstruction *, const char *name, float *, TF_Status *)) \
     X(void, OpKernelConstruction_GetAttrBool, \
       (TF_OpKernelConstruction *, const char *name, unsigned char *, TF_Status *)) \

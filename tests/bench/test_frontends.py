@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+from bagua_hvd.bench import exposed
+
 
 def test_table():
     pytest.importorskip("tensorflow")
@@ -16,8 +18,26 @@ def test_table():
     assert done.returncode == 0, done.stderr
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if "|" in line]
     assert lines[0][0] == "front end"
-    by_way = {way: [float(cell.rstrip("%")) for cell in cells] for way, *cells in lines[2:]}
+    by_way = {way: [float(cell) for cell in cells] for way, *cells, _ in lines[2:]}
     assert set(by_way) == {"torch", "graph"}
-    for steps, alone, distributed, *_ in by_way.values():
-        assert steps > 0 and alone > 0 and distributed > 0
-    assert by_way["torch"][-1] == 100
+    for steps, alone, distributed, _, exposed_ms, _ in by_way.values():
+        assert steps > 0 and alone > 0 and 0 <= exposed_ms < distributed
+
+
+def test_exposed():
+    def named(pid, name):
+        return {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}}
+
+    def event(pid, ph, ts):
+        return {"pid": pid, "ph": ph, "ts": ts, "name": "ALLREDUCE"}
+
+    events = [
+        {"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": 1000}},
+        named(1, "gradients.0.0"), event(1, "B", 10), named(2, "allreduce.row"), event(2, "B", 11), event(1, "E", 12),
+        event(1, "B", 14), event(1, "B", 15), event(1, "E", 18), {"name": "CYCLE_START", "ph": "i", "pid": 0, "ts": 18},
+        event(1, "E", 20), event(2, "E", 90),
+    ]
+    assert exposed.bars(events) == [(1010, 1012), (1014, 1020)]
+    assert exposed.union([(5, 7), (1, 3), (2, 4), (7, 8)]) == [(1, 4), (5, 8)]
+    assert exposed.overlap(exposed.bars(events), [(1000, 1011), (1016, 1030), (1019, 1040)]) == 1 + 4
+    assert exposed.overlap([], [(1, 2)]) == 0

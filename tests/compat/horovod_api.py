@@ -237,6 +237,15 @@ B run(func)
 B TensorFlowKerasState(model, optimizer=None, backend=None, **kwargs)
 B TensorFlowState(variables=None, session=None, **kwargs)
 
+tensorflow.data.compute_service:
+C TfDataServiceConfig(dispatchers, workers_per_dispatcher, dispatcher_side, addresses, key, timeout=60)
+C tf_data_service(compute_config, rank)
+C send_to_data_service(dataset, compute_config, rank, size=None, processing_mode='distributed_epoch', reuse_dataset=False, round_robin=False)
+C compute_worker_fn(compute_config)
+
+tensorflow.data.compute_worker:
+C main(dispatchers, dispatcher_side, configfile, timeout)
+
 @tensorflow_compression:
 A none
 A fp16

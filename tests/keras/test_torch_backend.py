@@ -106,21 +106,22 @@ def details(folder):
         model.train_on_batch(x, y)
         assert_same_everywhere(hvd, model)
 
-    # Saved as the original; plain Keras loads it; load_model() wraps it, and its state is there.
-    model = make_model()
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
-    model.fit(x, y, verbose=0, shuffle=False)
-    path = os.path.join(folder, f"{rank}.keras")
-    model.save(path)
-    plain = keras.models.load_model(path)
-    assert not hasattr(plain.optimizer, "distribution")
-    assert int(plain.optimizer.iterations) == 1
-    wrapped = hvd.load_model(path)
-    assert hasattr(wrapped.optimizer, "distribution") and isinstance(wrapped.optimizer, keras.optimizers.Adam)
-    for one in (model, wrapped):
-        one.fit(x, y, verbose=0, shuffle=False)
-    assert all((a == b).all() for a, b in zip(model.get_weights(), wrapped.get_weights(), strict=True))
-    assert_same_everywhere(hvd, wrapped)
+    # Saved as the original; plain Keras loads it; load_model() wraps it, and its state is there, the algorithm's too.
+    for algorithm in (lambda: None, lambda: hvd.algorithms.OneBitAdam(warmup_steps=2)):
+        model = make_model()
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), algorithm=algorithm()), "mse")
+        model.fit(x, y, epochs=4, verbose=0, shuffle=False)
+        path = os.path.join(folder, f"{rank}.keras")
+        model.save(path)
+        plain = keras.models.load_model(path)
+        assert not hasattr(plain.optimizer, "distribution")
+        assert int(plain.optimizer.iterations) == 4
+        wrapped = hvd.load_model(path, algorithm=algorithm())
+        assert hasattr(wrapped.optimizer, "distribution") and isinstance(wrapped.optimizer, keras.optimizers.Adam)
+        for one in (model, wrapped):
+            one.fit(x, y, verbose=0, shuffle=False)
+        assert all((a == b).all() for a, b in zip(model.get_weights(), wrapped.get_weights(), strict=True))
+        assert_same_everywhere(hvd, wrapped)
 
     # Going around apply() is an error.
     opt = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))

@@ -217,6 +217,16 @@ def weights():
     everyone = hvd.allgather(tf.constant([results]))
     assert (everyone[0] == everyone[1]).numpy().all()
 
+    # What an algorithm keeps, taken over by another optimizer: the step after the first one's is its second.
+    variable = tf.Variable(1.0)
+    first, second = (hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.5), algorithm=LocalSGD(2)) for _ in range(2))
+    assert first.algorithm_state_dict() == {}
+    first.apply_gradients([(tf.constant(1.0 + rank), variable)])
+    assert variable.numpy() == 1 - g
+    second.load_algorithm_state_dict(first.algorithm_state_dict())
+    second.apply_gradients([(tf.constant(1.0 + rank), variable)])
+    assert variable.numpy() == 1 - 2 * mean
+
     unseen = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5), algorithm="decentralized")
     with pytest.raises(RuntimeError, match="get them by its minimize"):
         unseen.apply_gradients([(tf.constant(1.0), tf.Variable(1.0))])

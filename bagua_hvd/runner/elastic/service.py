@@ -21,12 +21,19 @@ class Service(Server):
 
     Args:
         secret: bytes. on_event: function of (event, number of the worker, message), called in the service's thread;
-            event: "joined", "synced" or "disconnected".
+            event: "disconnected", or what `event_of` says.
         host: numeric address to bind.
+        event_of: function of a message that returns (event, message), with event None where there is none for the
+            driver. ValueError: malformed. The default knows "joined" and "synced".
+    Raises:
+        OSError: the address cannot be used.
+    Attributes:
+        port.
     """
 
-    def __init__(self, secret, on_event, host="127.0.0.1"):
+    def __init__(self, secret, on_event, host="127.0.0.1", event_of=_event):
         self._on_event = on_event
+        self._event_of = event_of
         self._writers = {}          # number of the worker -> StreamWriter
         super().__init__(secret, host, "elastic service")
 
@@ -50,7 +57,7 @@ class Service(Server):
         self._writers[number] = writer
         try:
             while line := await reader.readline():
-                event, message = _event(channel.decode(line))
+                event, message = self._event_of(channel.decode(line))
                 if event is not None:
                     self._on_event(event, number, message)
         finally:

@@ -1,0 +1,90 @@
+"""Exposed communication, from the timeline: the time of a step in which gradients travel and their rank has to wait.
+
+The timeline has when each bucket was negotiated and reduced; a Watch has when the front end did nothing but wait for
+them. What is in both is exposed: communication that nothing hides.
+"""
+import json
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from bagua_hvd.common import basics
+
+
+class Watch:
+    """Takes down when Reducers synchronize, on the clock of the timeline.
+
+    Attributes:
+        windows: (begin, end) in microseconds since the epoch.
+    """
+
+    def __init__(self, reducers):
+        self.windows = []
+        for reducer in reducers:
+            reducer.synchronize = self._watched(reducer.synchronize)
+
+    def _watched(self, synchronize):
+        def watched():
+            began = time.time_ns()
+            try:
+                synchronize()
+            finally:
+                self.windows.append((began / 1e3, time.time_ns() / 1e3))
+
+        return watched
+
+
+def bars(events):
+    """When buckets of gradients were negotiated or reduced, of a timeline: (begin, end) as Watch.windows."""
+    origin = events[0]["args"]["start_time_since_epoch_in_micros"]
+    buckets, open_bars, found = set(), {}, []
+    for event in events[1:]:
+        pid = event["pid"]
+        if event["ph"] == "M" and event["name"] == "process_name" and "gradients." in event["args"]["name"]:
+            buckets.add(pid)
+        elif pid in buckets and event["ph"] == "B":
+            open_bars.setdefault(pid, []).append(event["ts"])
+        elif pid in buckets and event["ph"] == "E":
+            began = open_bars[pid].pop()
+            if not open_bars[pid]:
+                found.append((origin + began, origin + event["ts"]))
+    return found
+
+
+def union(intervals):
+    """The same points, as intervals in rising order that do not touch."""
+    result = []
+    for begin, end in sorted(intervals):
+        if result and begin <= result[-1][1]:
+            result[-1] = result[-1][0], max(end, result[-1][1])
+        else:
+            result.append((begin, end))
+    return result
+
+
+def overlap(a, b):
+    """How much of the time is in an interval of `a` and in one of `b`."""
+    a, b, i, j, total = union(a), union(b), 0, 0, 0
+    while i < len(a) and j < len(b):
+        total += max(0, min(a[i][1], b[j][1]) - max(a[i][0], b[j][0]))
+        if a[i][1] < b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return total
+
+
+@contextmanager
+def timeline(path):
+    """A timeline of what happens within, on all ranks. Afterwards rank 0 finds its events in the list that this yields.
+
+    Needs HOROVOD_TIMELINE=DYNAMIC in the environment of the ranks.
+    """
+    basics.start_timeline(str(path))
+    events = []
+    try:
+        yield events
+    finally:
+        basics.stop_timeline()
+        if basics.rank() == 0:
+            events.extend(json.loads(Path(path).read_text()))

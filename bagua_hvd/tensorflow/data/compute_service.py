@@ -1,0 +1,213 @@
+"""Input pipelines that run in processes of their own, by tf.data service: compute tasks beside the training tasks.
+
+    compute tasks      baguarun -np 8 python -m bagua_hvd.tensorflow.data.compute_worker service.json
+    training tasks     config = TfDataServiceConfig.read("service.json", wait_for_file_creation=True)
+                       dataset = dataset.send_to_data_service(config, hvd.rank())
+                       ...
+                       if hvd.rank() == 0: config.shutdown()
+
+tf.data's dispatchers and workers do the work; here is how they find each other, and how they end. Every compute task
+runs a worker. Dispatchers run in the compute tasks, or in the training tasks (dispatcher_side), each with
+`workers_per_dispatcher` of the workers. Training rank r uses dispatcher r modulo their number.
+
+Who may ask where dispatchers are must know the service's key. What they themselves serve is tf.data's protocol, which
+knows neither keys nor encryption: for trusted networks only.
+"""
+import base64
+import itertools
+import json
+import os
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tensorflow as tf
+
+from bagua_hvd.runner.common.util.env import get_env_rank_and_size
+from bagua_hvd.tensorflow.data.registry import Client
+
+_SIDES = ("compute", "training")
+_POLL_SECONDS = 0.1
+
+# Numbers the datasets that ranks share: all ranks name them alike.
+_shared = itertools.count()
+
+
+@dataclass(frozen=True)
+class TfDataServiceConfig:
+    """A compute service, as all its processes know it. What write() writes holds the key: for its owner's eyes only.
+
+    Args:
+        dispatchers: their number, at least 1. workers_per_dispatcher: at least 1.
+        dispatcher_side: who runs them: "compute" or "training".
+        addresses: [host, port] pairs of the registry, tried in turn. key: bytes, what its clients prove to know.
+        timeout: seconds in which the others have to appear.
+    Raises:
+        ValueError: one of them is wrong.
+    """
+
+    dispatchers: int
+    workers_per_dispatcher: int
+    dispatcher_side: str
+    addresses: list
+    key: bytes
+    timeout: int = 60
+
+    def __post_init__(self):
+        if self.dispatchers < 1 or self.workers_per_dispatcher < 1:
+            raise ValueError(f"expected at least one dispatcher and one worker for each, not {self.dispatchers} and "
+                             f"{self.workers_per_dispatcher}")
+        if self.dispatcher_side not in _SIDES:
+            raise ValueError(f"dispatcher_side={self.dispatcher_side!r}: expected 'compute' or 'training'")
+
+    def to_dict(self):
+        """A dict that JSON can hold."""
+        return {**asdict(self), "key": base64.b64encode(self.key).decode()}
+
+    @staticmethod
+    def from_dict(config):
+        """The TfDataServiceConfig of a to_dict()."""
+        return TfDataServiceConfig(**{**config, "key": base64.b64decode(config["key"])})
+
+    def write(self, filename):
+        """Writes a file for read(), readable by its owner, which is there as a whole or not at all."""
+        path = Path(filename)
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(self.to_dict(), file)
+        part.replace(path)
+
+    @staticmethod
+    def read(filename, wait_for_file_creation=False):
+        """What write() has written.
+
+        Args:
+            wait_for_file_creation: wait, for ever, until somebody has.
+        Raises:
+            FileNotFoundError: nobody has.
+        """
+        path = Path(filename)
+        while wait_for_file_creation and not path.exists():
+            time.sleep(_POLL_SECONDS)
+        return TfDataServiceConfig.from_dict(json.loads(path.read_text()))
+
+    def client(self):
+        """A connection to the registry. TimeoutError: it does not answer."""
+        return Client(self.addresses, self.key, self.timeout)
+
+    def shutdown(self):
+        """Ends the compute tasks. For one training rank, when all have read what they need."""
+        with self.client() as client:
+            client.send("shutdown")
+
+
+class _Dispatcher:
+    """A dispatch server of tf.data in this process, and its entry in the registry; a context manager."""
+
+    def __init__(self, client, index):
+        self._server = tf.data.experimental.service.DispatchServer()
+        port = self._server.target.rpartition(":")[2]
+        client.send("dispatcher", index=index, address=f"{client.local_host}:{port}")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._server._stop()        # its only other way to end is garbage collection
+
+
+@contextmanager
+def _dispatcher_if(here, client, index):
+    if here:
+        with _Dispatcher(client, index):
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def tf_data_service(compute_config, rank):
+    """A context with the address of the dispatcher that this training rank uses: `grpc://host:port`.
+
+    With dispatchers on the training side, the first ranks run them while they are in the context. When rank 0 has left
+    it, and then every other rank that has entered it, the compute tasks end.
+
+    Args:
+        compute_config: TfDataServiceConfig. rank: of this training task.
+    Raises:
+        TimeoutError: the service, or the dispatcher, is not there in time.
+    """
+    with compute_config.client() as client:
+        client.send("attach")
+        here = compute_config.dispatcher_side == "training" and rank < compute_config.dispatchers
+        with _dispatcher_if(here, client, rank):
+            try:
+                yield f"grpc://{client.address_of(rank % compute_config.dispatchers)}"
+            finally:
+                if rank == 0:
+                    client.send("finished")
+
+
+def send_to_data_service(dataset, compute_config, rank, size=None, processing_mode="distributed_epoch",
+                         reuse_dataset=False, round_robin=False):
+    """The dataset, computed by the compute tasks; also a method of tf.data.Dataset.
+
+    What ends the compute tasks is compute_config.shutdown().
+
+    Args:
+        dataset: what the workers are to compute: all that comes before.
+        compute_config: TfDataServiceConfig. rank, size: of the training tasks; size is needed for round_robin.
+        processing_mode: of tf.data.experimental.service.distribute(): "distributed_epoch" (each element once for each
+            dispatcher) or "parallel_epochs" (each worker all of them).
+        reuse_dataset: the ranks of one dispatcher share one pass over it, first come, first served; else each has its
+            own. Ranks that share several make these calls in the same order.
+        round_robin: they take elements in turn, in lockstep. Needs reuse_dataset and a dataset without end.
+    Raises:
+        RuntimeError: dispatchers run in the training tasks; use tf_data_service().
+        ValueError: round_robin without size or reuse_dataset. TimeoutError: the service is not there in time.
+    """
+    if compute_config.dispatcher_side == "training":
+        raise RuntimeError(
+            "send_to_data_service() is for dispatchers on the compute side: with dispatcher_side='training' use `with "
+            "tf_data_service(compute_config, rank) as service` and tf.data.experimental.service.distribute()"
+        )
+    if round_robin and (size is None or not reuse_dataset):
+        raise ValueError("round_robin=True needs size, and reuse_dataset=True")
+    index = rank % compute_config.dispatchers
+    with compute_config.client() as client:
+        address = client.address_of(index)
+    consumers = {}
+    if round_robin:
+        consumers = {"consumer_index": rank // compute_config.dispatchers,
+                     "num_consumers": len(range(index, size, compute_config.dispatchers))}
+    name = f"shared.{next(_shared)}" if reuse_dataset else None
+    return dataset.apply(tf.data.experimental.service.distribute(
+        processing_mode, f"grpc://{address}", job_name=name, **consumers,
+    ))
+
+
+tf.data.Dataset.send_to_data_service = send_to_data_service
+
+
+def compute_worker_fn(compute_config):
+    """Runs this compute task's worker, and its dispatcher if it has one, until the service ends.
+
+    Which task this is, the launcher's variables say: task t works for dispatcher t // workers_per_dispatcher, which
+    runs in the first of its tasks unless it is on the training side.
+
+    Raises:
+        TimeoutError: the registry, or the dispatcher, is not there in time.
+    """
+    index, first = divmod(get_env_rank_and_size()[0], compute_config.workers_per_dispatcher)
+    with compute_config.client() as client:
+        here = compute_config.dispatcher_side == "compute" and first == 0
+        with _dispatcher_if(here, client, index):
+            worker = tf.data.experimental.service.WorkerServer(tf.data.experimental.service.WorkerConfig(
+                client.address_of(index), worker_address=f"{client.local_host}:%port%",
+                data_transfer_address=f"{client.local_host}:%dts_port%",
+            ))
+            try:
+                client.wait_for_shutdown()
+            finally:
+                worker._stop()

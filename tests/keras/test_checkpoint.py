@@ -1,0 +1,105 @@
+"""The algorithm's state in Keras' files: a training that was saved goes on as if it had not been interrupted."""
+import keras
+import numpy as np
+
+import bagua_hvd.tensorflow.keras as hvd
+from bagua_hvd import algorithms
+from bagua_hvd._keras import checkpoint
+from keras_training import assert_same_everywhere, data_of, flat, make_model
+
+BATCH = 4           # of 20 rows: 5 steps
+ALGORITHMS = {
+    # Error feedback of each rank; Adam's frozen variance, in the optimizer's own variables, and the step's number.
+    "onebit_adam": ({"warmup_steps": 3}, lambda: keras.optimizers.Adam(0.01)),
+    # Replicas of the neighbours, and weights that differ.
+    "low_precision_decentralized": ({}, lambda: keras.optimizers.SGD(0.05)),
+    # An outer momentum, equal on all ranks.
+    "diloco": ({"communication_interval": 3}, lambda: keras.optimizers.SGD(0.05)),
+}
+
+
+def algorithm(name):
+    return algorithms.get(name, **ALGORITHMS[name][0])
+
+
+def new_model(name):
+    model = make_model()
+    model.compile(hvd.DistributedOptimizer(ALGORITHMS[name][1](), algorithm=algorithm(name)), "mse", jit_compile=False)
+    return model
+
+
+def five_steps(model):
+    model.fit(*data_of(hvd.rank()), batch_size=BATCH, epochs=1, verbose=0, shuffle=False)
+
+
+def save(folder):
+    hvd.init()
+    rank = hvd.rank()
+    for name in ALGORITHMS:
+        model = new_model(name)
+        five_steps(model)
+        model.save(f"{folder}/{name}.{rank}.keras")
+        model.save_weights(f"{folder}/{name}.{rank}.weights.h5")
+        five_steps(model)
+        np.save(f"{folder}/{name}.{rank}.npy", flat(model))
+
+
+def go_on(folder):
+    hvd.init()
+    rank = hvd.rank()
+    for name in ALGORITHMS:
+        expected = np.load(f"{folder}/{name}.{rank}.npy")
+        path = f"{folder}/{name}.{rank}"
+        loaded = hvd.load_model(f"{path}.keras", algorithm=algorithm(name))
+        five_steps(loaded)
+        assert (flat(loaded) == expected).all(), name
+        assert int(loaded.optimizer.iterations) == 10
+        weights = new_model(name)
+        weights.optimizer.build(weights.trainable_variables)
+        weights.load_weights(f"{path}.weights.h5")
+        five_steps(weights)
+        assert (flat(weights) == expected).all(), name
+        # A model that has trained already takes it up as well.
+        weights.load_weights(f"{path}.weights.h5")
+        five_steps(weights)
+        assert (flat(weights) == expected).all(), name
+        # By hand, of a file without it: what plain Keras has loaded and saved.
+        plain = keras.models.load_model(f"{path}.keras")
+        assert type(plain.optimizer) is type(ALGORITHMS[name][1]())
+        state = hvd.load_model(f"{path}.keras", algorithm=algorithm(name)).optimizer.algorithm_state_dict()
+        plain.save(f"{path}.plain.keras")
+        bare = hvd.load_model(f"{path}.plain.keras", algorithm=algorithm(name))
+        assert bare.optimizer.algorithm_state_dict() == {}
+        bare.optimizer.load_algorithm_state_dict(state)
+        five_steps(bare)
+        assert (flat(bare) == expected).all(), name
+
+
+def of_another_rank(folder):
+    """All ranks load what rank 0 of two has saved: what was that rank's own begins anew, also here, where it ran."""
+    hvd.init()
+    for name in ALGORITHMS:
+        model = hvd.load_model(f"{folder}/{name}.0.keras", algorithm=algorithm(name))
+        before = flat(model)
+        five_steps(model)
+        assert not np.allclose(flat(model), before)
+        if not model.optimizer.algorithm.models_differ:
+            assert_same_everywhere(model)
+        state, = model.optimizer.algorithm_state_dict()["reductions"]
+        assert (state["state"]["rank"], state["state"]["size"]) == (hvd.rank(), hvd.size())
+        assert state["state"]["step"] == 10
+
+
+def test_a_saved_training_goes_on(run_ranks, tmp_path):
+    arguments = {"folder": str(tmp_path)}
+    run_ranks(2, save, arguments=arguments)
+    run_ranks(2, go_on, arguments=arguments, timeout=100)
+    run_ranks(2, of_another_rank, arguments=arguments)
+    run_ranks(3, of_another_rank, arguments=arguments)
+
+
+def test_what_json_does_not_hold():
+    state = [{"sparse": {3: 1}, "data": b"\x00\xff", "list": [1, 2.5, None, True, b""]}, {}, np.int64(7), float("inf")]
+    blobs = []
+    tree = checkpoint._to_tree(state, blobs)
+    assert checkpoint._from_tree(tree, blobs.__getitem__) == state

@@ -1,0 +1,143 @@
+"""The compute service: tf.data pipelines in compute tasks, read by training tasks; all of them real processes."""
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from bagua_hvd.common import channel
+
+ELEMENTS = 40
+SQUARES = [x * x for x in range(ELEMENTS)]
+
+
+def pipeline():
+    import tensorflow as tf
+
+    return tf.data.Dataset.range(ELEMENTS).map(lambda x: x * x)
+
+
+def read(dataset):
+    return sorted(dataset.as_numpy_iterator())
+
+
+def train(path):
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+    from bagua_hvd.tensorflow.data import compute_service
+
+    hvd.init()
+    config = compute_service.TfDataServiceConfig.read(path, wait_for_file_creation=True)
+    assert (config.dispatchers, config.workers_per_dispatcher, config.dispatcher_side) == (1, 2, "compute")
+    # Each rank has a pass of its own.
+    assert read(pipeline().send_to_data_service(config, hvd.rank())) == SQUARES
+    # Both workers compute all.
+    twice = pipeline().send_to_data_service(config, hvd.rank(), processing_mode="parallel_epochs")
+    assert read(twice) == sorted(2 * SQUARES)
+    # The ranks share one.
+    numbers = read(compute_service.send_to_data_service(pipeline(), config, hvd.rank(), reuse_dataset=True))
+    assert sorted(sum(hvd.allgather_object(numbers), [])) == SQUARES
+    # They take turns, in lockstep: as many elements for each.
+    endless = tf.data.Dataset.range(2).repeat()
+    turns = compute_service.send_to_data_service(endless.map(lambda x: x + 1), config, hvd.rank(), hvd.size(),
+                                                 "parallel_epochs", reuse_dataset=True, round_robin=True)
+    assert len(read(turns.take(6))) == 6
+    with pytest.raises(ValueError, match="round_robin=True needs size"):
+        compute_service.send_to_data_service(endless, config, hvd.rank(), round_robin=True)
+    hvd.allreduce(tf.zeros([]))
+    if hvd.rank() == 0:
+        config.shutdown()
+
+
+def test_dispatcher_among_the_compute_tasks(run_ranks, launcher, tmp_path):
+    path = tmp_path / "service.json"
+    compute = launcher.start("-np", "2", sys.executable, "-m", "bagua_hvd.tensorflow.data.compute_worker", path)
+    run_ranks(2, train, arguments={"path": str(path)}, timeout=100)
+    _, errors = compute.communicate(timeout=30)
+    assert compute.returncode == 0, errors
+    assert not path.exists()
+
+
+def train_with_dispatchers(path):
+    """Ranks 0 and 1 train and dispatch, 2 and 3 compute."""
+    rank = int(os.environ["HOROVOD_RANK"])
+    from bagua_hvd.tensorflow.data import compute_service, compute_worker
+
+    if rank >= 2:
+        os.environ.update(HOROVOD_RANK=str(rank - 2), HOROVOD_SIZE="2")
+        with pytest.raises(ValueError, match="dispatchers=3 must divide the number of compute tasks, 2"):
+            compute_worker.main(3, "training", path, 60)
+        compute_worker.main(2, "training", path, 60)
+        return
+    import tensorflow as tf
+
+    config = compute_service.TfDataServiceConfig.read(path, wait_for_file_creation=True)
+    with pytest.raises(RuntimeError, match="dispatcher_side='training'"):
+        compute_service.send_to_data_service(pipeline(), config, rank)
+    with compute_service.tf_data_service(config, rank) as service:
+        # Each dispatcher has one worker.
+        dataset = pipeline().apply(tf.data.experimental.service.distribute("parallel_epochs", service))
+        assert read(dataset) == SQUARES
+
+
+def test_dispatchers_among_the_training_tasks(run_ranks, tmp_path):
+    run_ranks(4, train_with_dispatchers, arguments={"path": str(tmp_path / "service.json")}, timeout=100)
+
+
+def check_config(path):
+    from bagua_hvd.tensorflow.data.compute_service import TfDataServiceConfig
+
+    with pytest.raises(FileNotFoundError):
+        TfDataServiceConfig.read(path)
+    config = TfDataServiceConfig(2, 3, "compute", [["127.0.0.1", 1]], b"\x00key", timeout=1)
+    config.write(path)
+    assert path.stat().st_mode & 0o077 == 0
+    assert TfDataServiceConfig.read(str(path)) == TfDataServiceConfig.from_dict(config.to_dict()) == config
+    with pytest.raises(AttributeError):
+        config.timeout = 2
+    with pytest.raises(TimeoutError, match="does not answer"):
+        config.shutdown()
+    for wrong in ((0, 1, "compute"), (1, 0, "compute"), (1, 1, "neither")):
+        with pytest.raises(ValueError, match="expected"):
+            TfDataServiceConfig(*wrong, [], b"")
+
+
+def check_registry():
+    from bagua_hvd.tensorflow.data.registry import Client, Registry
+
+    with Registry(b"secret") as registry:
+        at = [["127.0.0.1", registry.port]]
+        with pytest.raises(TimeoutError, match="another secret|hung up"):
+            Client(at, b"another secret", 0.2)
+        with Client(at, b"secret", 0.2) as worker, Client(at, b"secret", 5) as first, Client(at, b"secret", 5) as other:
+            with pytest.raises(TimeoutError, match="dispatcher 1 of the compute service did not start"):
+                worker.address_of(1)
+            first.send("dispatcher", index=1, address="a:1")
+            assert other.address_of(1) == "a:1"
+            first.send("attach")
+            other.send("attach")
+            first.send("finished")
+            first.close()
+            # Somebody still reads: it is not over.
+            assert worker.address_of(1) == "a:1"
+            other.close()
+            worker.wait_for_shutdown()
+        # Nonsense is answered by hanging up, and the registry lives on.
+        connection = channel.Connection("127.0.0.1", registry.port, b"secret", 5)
+        connection.send({"type": "hello", "worker": 1})
+        connection.send({"type": "dispatcher", "index": "first"})
+        assert connection.receive() is None
+        connection.close()
+        with Client(at, b"secret", 5) as late:
+            assert late.address_of(1) == "a:1"
+            late.wait_for_shutdown()
+
+
+def config_and_registry(path):
+    check_config(Path(path))
+    check_registry()
+
+
+def test_config_and_registry(run_ranks, tmp_path):
+    run_ranks(1, config_and_registry, arguments={"path": str(tmp_path / "service.json")})
