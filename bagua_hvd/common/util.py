@@ -55,7 +55,7 @@ def gpu_available(ext_base_name, verbose=False):
     """Whether front end `ext_base_name` finds GPUs whose tensors it can give the core: PyTorch's may."""
     if ext_base_name != "torch" or not _core_available():
         return False
-    from bagua_hvd.common import device     # late: it needs the core
+    from bagua_hvd.common import device  # late: it needs the core
 
     return device.cuda_facts()[1] > 0
 
@@ -64,7 +64,7 @@ def _built(name):
     def built(verbose=False):
         if not _core_available():
             return None
-        from bagua_hvd.common import basics     # late: it needs the core
+        from bagua_hvd.common import basics  # late: it needs the core
 
         return getattr(basics, f"{name}_built")()
 

@@ -1,8 +1,8 @@
 """Collectives of tensors on GPUs of the ranks' own, by NCCL.
 
-No GPU takes part, and no NCCL: both are stand-ins (fake_cuda.c, fake_nccl.c), which measure nothing. What is tested is ours: the
-agreement on NCCL, the order of events, which way an operation goes, results, and failures. Expected: NumPy, of values whose
-sums are exact in any order.
+No GPU takes part, and no NCCL: both are stand-ins (fake_cuda.c, fake_nccl.c), which measure nothing. What is tested is
+ours: the agreement on NCCL, the order of events, which way an operation goes, results, and failures. Expected: NumPy, of
+values whose sums are exact in any order.
 """
 import numpy as np
 import pytest
@@ -119,7 +119,8 @@ def test_what_moves_data_takes_every_dtype(world, n, dtype):
     for rank, (_, _, (gathered, exchanged, same), splits, root) in enumerate(outcomes):
         np.testing.assert_array_equal(gathered, np.concatenate([values for values, *_ in outcomes]))
         np.testing.assert_array_equal(same, np.concatenate([even for _, even, *_ in outcomes]))
-        np.testing.assert_array_equal(exchanged, np.concatenate([even[2 * rank:2 * rank + 2] for _, even, *_ in outcomes]))
+        sent = [even[2 * rank:2 * rank + 2] for _, even, *_ in outcomes]
+        np.testing.assert_array_equal(exchanged, np.concatenate(sent))
         assert splits == [2] * n
         np.testing.assert_array_equal(root, make(dtype, 9, n - 1, n))
 
@@ -134,7 +135,8 @@ def test_reducescatter(world, n, extra):
     def call(rank, context):
         values = make("float32", 3 * rows, rank, n).reshape(rows, 3)
         array, out = at[rank].array(values), at[rank].empty((4 + (rank < extra), 3), "float32")
-        context.post(native.REDUCESCATTER, "scatter", [array.view(out)], op=native.OP_AVERAGE, prescale_factor=2.0).wait()
+        context.post(native.REDUCESCATTER, "scatter", [array.view(out)], op=native.OP_AVERAGE,
+                     prescale_factor=2.0).wait()
         return values, out.numpy()
 
     outcomes = world.run(call)
@@ -264,7 +266,8 @@ def test_a_rank_that_has_joined_counts_as_zeros(world, n):
         sums = []
         for step in range(3 if rank < n - 1 else 1):
             arrays = [at[rank].array(np.full(size, 1.0 + rank, np.float32)) for size in (12, 7)]
-            context.post(native.ALLREDUCE, f"step.{step}", [array.view(array) for array in arrays[:1 + step % 2]]).wait()
+            views = [array.view(array) for array in arrays[:1 + step % 2]]
+            context.post(native.ALLREDUCE, f"step.{step}", views).wait()
             sums.append(arrays[0].numpy())
         context.post(native.JOIN, "join").wait()
         return sums
@@ -302,8 +305,8 @@ def test_another_gpu_than_before(world, n):
     def call(rank, context):
         array, elsewhere = (placement.array(np.ones(4, np.float32)) for placement in (at[rank], at[n]))
         context.post(native.ALLREDUCE, "first", [array.view(array)]).wait()
-        with pytest.raises(HorovodInternalError, match="is on GPU 2, but this rank's process set communicates by NCCL on "
-                                                       f"GPU {rank}: keep to one GPU, or set BAGUA_HVD_NCCL=0"):
+        with pytest.raises(HorovodInternalError, match="is on GPU 2, but this rank's process set communicates by NCCL "
+                                                       f"on GPU {rank}: keep to one GPU, or set BAGUA_HVD_NCCL=0"):
             context.post(native.ALLREDUCE, "second", [elsewhere.view(elsewhere)])
 
     world.run(call)
@@ -346,8 +349,8 @@ def test_an_error_that_nccl_reports_ends_the_job_on_all_ranks(run_ranks):
     env = _own_gpus(2)
     env[1]["BHVD_FAKE_NCCL_FAIL_AFTER"] = "3"
     for rank in run_ranks(2, _job, arguments={"steps": 100_000}, env=env):
-        assert ("failed: rank 1: NCCL 2.21.5 with CUDA 13.0 on GPU 0: it failed while tensors were on their way: remote process "
-                "exited or there was a network error") in rank.output or "the stand-in was told to fail" in rank.output
+        assert "failed: rank 1: NCCL 2.21.5 with CUDA 13.0 on GPU 0: it failed" in rank.output
+        assert "remote process exited or there was a network error: the stand-in was told to fail" in rank.output
 
 
 def test_a_rank_that_dies_leaves_no_stream_hanging(run_ranks):
