@@ -133,8 +133,8 @@ def _compile_kernels(found):
         kernels = device_kernels.Kernels(found.index)
         found.set_kernels({number: kernels.handle(name) for name, number in KERNELS.items()}, kernels)
     except Exception as error:      # whatever CuPy, NVRTC and the driver may raise
-        warnings.warn(f"tensors on GPU {found.index} are copied one by one and averaged on the host, since CuPy cannot compile kernels: {error}",
-                      RuntimeWarning, stacklevel=2)
+        warnings.warn(f"tensors on GPU {found.index} are copied one by one and averaged on the host, since CuPy cannot "
+                      f"compile kernels: {error}", RuntimeWarning, stacklevel=2)
 
 
 class Placement:

@@ -1,8 +1,8 @@
 """Collectives of tensors on GPUs of the ranks' own, by NCCL.
 
 No GPU takes part, and no NCCL: both are stand-ins (fake_cuda.c, fake_nccl.c), which measure nothing. What is tested is
-ours: the agreement on NCCL, the order of events, which way an operation goes, results, and failures. Expected: NumPy, of
-values whose sums are exact in any order.
+ours: the agreement on NCCL, the order of events, which way an operation goes, results, and failures. Expected: NumPy,
+of values whose sums are exact in any order.
 """
 import numpy as np
 import pytest
