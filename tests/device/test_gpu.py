@@ -1,5 +1,5 @@
-"""On a real GPU, which several ranks may share: everything by the staged path, and NCCL with one rank. Skipped, with the
-reason, where there is none. Expected: the same operation on the CPU, bit for bit; of training, that it gets somewhere.
+"""On a real GPU, which several ranks may share: everything by the staged path, and NCCL with one rank. Skipped, with
+the reason, where there is none. Expected: the same operation on the CPU, bit for bit; of training, that it works.
 """
 import itertools
 
