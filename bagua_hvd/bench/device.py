@@ -18,6 +18,7 @@ THREADS = 256
 # Blocks of threads of a launch: several times what any GPU runs at once.
 BLOCKS = 4096
 CODEC = lib.BHVD_CODEC_MINMAX_UINT8
+SEGMENT = 1 << 18               # elements, as native/primitive/encoder.h
 
 
 def missing():
@@ -92,6 +93,28 @@ def _measure_codec(table, kernels, chunks):
     table.line(f"decode and sum {chunks} codes of a chunk", (4 + chunks) * each, seconds)
 
 
+def _measure_bits(table, kernels, name, codec):
+    """Encodes NBYTES of float32 in segments, with error feedback, and decodes them."""
+    import cupy
+
+    count, segments = NBYTES // 4, NBYTES // 4 // SEGMENT
+    stride = lib.bhvd_encoded_size(codec, native.FLOAT32, SEGMENT, ffi.NULL)
+    x = cupy.random.default_rng(1).standard_normal(count, dtype=cupy.float32)
+    codes, error = cupy.zeros(segments * stride, cupy.uint8), cupy.zeros(count, cupy.float32)
+    last = cupy.zeros(segments, cupy.uint64) if name == "ternary" else 0      # seeds; sign: the mean, not squares
+    encode, decode = kernels.function(f"{name}_encode_f32"), kernels.function(f"{name}_decode_f32")
+    _launch(encode, segments, codes, stride, x, 0, count, SEGMENT, last)
+    part, expected = x[:SEGMENT].get(), np.zeros(stride, np.uint8)
+    lib.bhvd_encode(codec, native.FLOAT32, ffi.from_buffer(expected), ffi.from_buffer(part), SEGMENT, ffi.NULL)
+    _check(f"encode {name}", codes[:stride].get(), expected)
+    for fed_back, extra in ((0, 0), (error, 2 * NBYTES)):       # the error is read and written
+        seconds = _seconds(lambda e=fed_back: _launch(encode, segments, codes, stride, x, e, count, SEGMENT, last))
+        table.line(f"encode {name}{', with error feedback' if extra else ''}", NBYTES + codes.nbytes + extra, seconds)
+    out = cupy.zeros(count, cupy.float32)
+    seconds = _seconds(lambda: _launch(decode, BLOCKS, out, codes, stride, count, SEGMENT))
+    table.line(f"decode {name}", NBYTES + codes.nbytes, seconds)
+
+
 def _check(what, got, expected):
     if got.tobytes() != expected.tobytes():
         raise SystemExit(f"bench: {what} on the GPU gives other bytes than on the CPU")
@@ -134,6 +157,8 @@ def measure_kernels():
     table.line(f"copy of {human_nbytes(NBYTES)} by the driver", 2 * NBYTES, seconds)
     for chunks in (1, 8):
         _measure_codec(table, kernels, chunks)
+    _measure_bits(table, kernels, "sign", lib.BHVD_CODEC_SIGN)
+    _measure_bits(table, kernels, "ternary", lib.BHVD_CODEC_TERNARY)
     _measure_pack(table, kernels)
 
 
@@ -160,6 +185,6 @@ def measure_job(sizes):
         if not bool((y == hvd.size()).all()):
             raise SystemExit(f"bench: an allreduce of {nbytes} bytes on the GPU is wrong")
         if hvd.rank() == 0:
-            print(f"allreduce of {human_nbytes(nbytes):>8} on {hvd.size()} ranks by way of the host "
+            print(f"allreduce of {human_nbytes(nbytes):>8} on {hvd.size()} ranks "
                   f"{statistics.median(samples[1:]):>10.1f} us", flush=True)
     hvd.shutdown()

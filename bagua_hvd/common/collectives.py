@@ -204,7 +204,12 @@ def grouped_allreduce(frontend, tensors, in_place=False, name=None, op=Average, 
     return Pending(operation, outputs, number)
 
 
-def _wrap(frontend, operation, index, view):
+def _wrap(frontend, operation, index, view, like):
+    rows = operation.device_rows(index) if view.placement is not None else None
+    if rows is not None:
+        tensor = frontend.allocate_like(like, rows)
+        operation.copy_result(index, frontend.view(tensor, tensor).dst)
+        return tensor
     address, nbytes, dim0, owner = operation.result(index)
     tensor = frontend.wrap_result(address, nbytes, (dim0, *view.shape[1:]), view.dtype, owner)
     return tensor if view.placement is None else view.placement.adopt(tensor)
@@ -226,19 +231,21 @@ def allgather(frontend, tensor, name=None, process_set=global_process_set, block
     number = next(runtime.handle_numbers)
     operation = context.post(native.ALLGATHER, _full_name("allgather", name, number), (view,), process_set=id,
                              blocking=blocking)
-    return _Gathered(operation, lambda ended: _wrap(frontend, ended, 0, view), number)
+    return _Gathered(operation, lambda ended: _wrap(frontend, ended, 0, view, tensor), number)
 
 
 def grouped_allgather(frontend, tensors, name=None, process_set=global_process_set, blocking=False):
     """Gathers several tensors as one operation: all of them or none. Otherwise as allgather; the result is a tuple."""
     context, id = begin(process_set)
-    views = [frontend.view(tensor) for tensor in _check_group(tensors)]
+    tensors = _check_group(tensors)
+    views = [frontend.view(tensor) for tensor in tensors]
     number = next(runtime.handle_numbers)
     operation = context.post(native.ALLGATHER, _full_name("grouped_allgather", name, number), views, process_set=id,
                              blocking=blocking)
 
     def wrap(ended):
-        return tuple(_wrap(frontend, ended, index, view) for index, view in enumerate(views))
+        return tuple(_wrap(frontend, ended, index, view, like)
+                     for index, (view, like) in enumerate(zip(views, tensors, strict=True)))
 
     return _Gathered(operation, wrap, number)
 
@@ -302,7 +309,7 @@ def alltoall(frontend, tensor, splits=None, name=None, process_set=global_proces
 
     def wrap(ended):
         received = frontend.int32_tensor(ended.received_splits(0, size), like=splits)
-        return _wrap(frontend, ended, 0, view), received
+        return _wrap(frontend, ended, 0, view, tensor), received
 
     return _Gathered(operation, wrap, number)
 

@@ -13,6 +13,11 @@ from bagua_hvd.common import device_kernels, native
 from bagua_hvd.common.native import ffi, lib
 
 COPY_SPANS = lib.BHVD_DEVICE_COPY_SPANS
+# What the core launches, by the names in kernels.cu.
+KERNELS = {
+    "copy_spans": COPY_SPANS, "scale_f32": lib.BHVD_DEVICE_SCALE_F32, "scale_f64": lib.BHVD_DEVICE_SCALE_F64,
+    "scale_f16": lib.BHVD_DEVICE_SCALE_F16, "scale_bf16": lib.BHVD_DEVICE_SCALE_BF16,
+}
 
 _devices: dict = {}
 _lock = threading.Lock()
@@ -21,6 +26,11 @@ _lock = threading.Lock()
 def driver_files(environ=os.environ):
     """Where to look for libcuda.so.1 before the system's places, ':' between the files."""
     return environ.get("BAGUA_HVD_LIBCUDA", "")
+
+
+def nccl_is_wanted(environ=os.environ):
+    """Whether NCCL may carry tensors of GPUs: unless BAGUA_HVD_NCCL is 0, on any rank of a process set."""
+    return environ.get("BAGUA_HVD_NCCL", "1") != "0"
 
 
 def nccl_files(environ=os.environ):
@@ -55,15 +65,19 @@ class Device:
     Args:
         index: as the framework counts.
         kind: of bhvd_device_kind. files: where to look for the driver; None: driver_files().
+        nccl: where to look for NCCL; "": it is not used; None: nccl_files(), if nccl_is_wanted().
     Attributes:
         to_host, from_host: addresses of the streams that read and write the tensors of operations.
     Raises:
         HorovodInternalError: no driver, or it failed; ValueError: no such GPU. The sentence says what is missing.
     """
 
-    def __init__(self, index, kind=lib.BHVD_DEVICE_CUDA, files=None):
+    def __init__(self, index, kind=lib.BHVD_DEVICE_CUDA, files=None, nccl=None):
         text = ffi.new("char[]", (driver_files() if files is None else files).encode())
         options = ffi.new("struct bhvd_device_options *", {"kind": kind, "index": index, "libraries": text})
+        if nccl or (nccl is None and nccl_is_wanted()):
+            nccl_text = ffi.new("char[]", (nccl or nccl_files()).encode())
+            options.nccl_libraries = nccl_text
         out, error = ffi.new("bhvd_device **"), ffi.new("struct bhvd_error *")
         status = lib.bhvd_device_create(options, out, error)
         if status != native.OK:
@@ -75,7 +89,7 @@ class Device:
         self.from_host = int(ffi.cast("uintptr_t", lib.bhvd_device_stream(self._pointer, 0)))
 
     def set_kernels(self, functions, owner):
-        """Gives the core kernels: a dict of COPY_SPANS -> the driver's handle as an int. `owner` keeps them alive."""
+        """Gives the core kernels: a dict from a number in KERNELS to the driver's handle. `owner` keeps them alive."""
         for kernel, function in functions.items():
             lib.bhvd_device_set_kernel(self._pointer, kernel, ffi.cast("void *", function))
         self._module = owner
@@ -103,7 +117,7 @@ class Device:
 def device(index):
     """The opened Device of this index, the same every time; with its kernels where CuPy is there to compile them.
 
-    The kernels only save time: where CuPy cannot compile, one warning says so.
+    Where CuPy cannot compile, one warning says so; then tensors are copied one by one, and averages by way of the host.
     """
     with _lock:
         found = _devices.get(index)
@@ -117,10 +131,10 @@ def device(index):
 def _compile_kernels(found):
     try:
         kernels = device_kernels.Kernels(found.index)
-        found.set_kernels({COPY_SPANS: kernels.handle("copy_spans")}, kernels)
+        found.set_kernels({number: kernels.handle(name) for name, number in KERNELS.items()}, kernels)
     except Exception as error:      # whatever CuPy, NVRTC and the driver may raise
-        warnings.warn(f"tensors on GPU {found.index} are copied one by one, since CuPy cannot compile kernels: {error}",
-                      RuntimeWarning, stacklevel=2)
+        warnings.warn(f"tensors on GPU {found.index} are copied one by one and averaged on the host, since CuPy cannot "
+                      f"compile kernels: {error}", RuntimeWarning, stacklevel=2)
 
 
 class Placement:

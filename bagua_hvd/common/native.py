@@ -256,6 +256,21 @@ class Operation:
             return 0, 0, result.dim0, None
         return int(ffi.cast(_UINTPTR, data)), result.nbytes, result.dim0, ffi.gc(data, lib.bhvd_result_free)
 
+    def device_rows(self, index):
+        """The first dimension of a result that NCCL left on the GPU; None: there is none, see result()."""
+        result = ffi.new("struct bhvd_result *")
+        if lib.bhvd_result(self._handle, index, result) != OK or not result.on_device:
+            return None
+        return result.dim0
+
+    def copy_result(self, index, address):
+        """Copies a result that is on the GPU to memory there, in the order of the framework's current stream."""
+        error = ffi.new("struct bhvd_error *")
+        stream = ffi.cast(_VOID_POINTER, self._placement.stream())
+        status = lib.bhvd_result_copy(self._handle, index, ffi.cast(_VOID_POINTER, address), stream, error)
+        if status != OK:
+            raise_for_status(status, message_of(error))
+
     def received_splits(self, index, count):
         """alltoall: the rows of tensor `index` received from each of the set's `count` ranks."""
         splits = ffi.new(_INT32S, count)

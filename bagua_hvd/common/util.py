@@ -52,22 +52,30 @@ def extension_available(ext_base_name, verbose=False):
 
 
 def gpu_available(ext_base_name, verbose=False):
-    """False: this build serves CPU tensors."""
-    return False
+    """Whether front end `ext_base_name` finds GPUs whose tensors it can give the core: PyTorch's may."""
+    if ext_base_name != "torch" or not _core_available():
+        return False
+    from bagua_hvd.common import device  # late: it needs the core
+
+    return device.cuda_facts()[1] > 0
 
 
-def _built(value):
+def _built(name):
     def built(verbose=False):
-        return value if _core_available() else None
+        if not _core_available():
+            return None
+        from bagua_hvd.common import basics  # late: it needs the core
+
+        return getattr(basics, f"{name}_built")()
 
     return built
 
 
-mpi_built = _built(True)
-gloo_built = _built(True)
-nccl_built = _built(0)
-ddl_built = _built(False)
-ccl_built = _built(False)
+mpi_built = _built("mpi")
+gloo_built = _built("gloo")
+nccl_built = _built("nccl")
+ddl_built = _built("ddl")
+ccl_built = _built("ccl")
 for _name in ("mpi", "gloo", "nccl", "ddl", "ccl"):
     _function = globals()[f"{_name}_built"]
     _function.__name__ = _function.__qualname__ = f"{_name}_built"

@@ -61,7 +61,7 @@ def _gpus(built):
     version, count, missing = device.cuda_facts()
     lines = [_line(count > 0, "CUDA", missing or f"driver of CUDA {_version(version, 1000, 10)}, {count} GPUs")]
     version, missing = device.nccl_facts()
-    lines.append(_line(not missing, "NCCL", missing or f"{_version(version, 10000, 100)} found; not used yet"))
+    lines.append(_line(not missing, "NCCL", missing or f"{_version(version, 10000, 100)} found"))
     found = importlib.util.find_spec("cupy") is not None
     lines.append(_line(found, "CuPy", "" if found else "not installed: without it kernels are replaced by copies"))
     return lines

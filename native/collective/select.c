@@ -1,8 +1,10 @@
 // Runs an execution: the only place that decides which algorithm serves which case.
+// gpu: the execution goes by NCCL; NULL: what there is, is in the host's memory.
 #include <stdlib.h>
 
 #include "base/status.h"
 #include "collective/hierarchy.h"
+#include "collective/nccl.h"
 #include "collective/shared.h"
 #include "primitive/primitive.h"
 
@@ -129,7 +131,8 @@ static bhvd_status allreduce_run(bhvd_context *ctx, struct process_set *set, con
 }
 
 // Fused operations have one dtype; within a group dtypes may differ, and each is reduced by itself.
-static bhvd_status execute_allreduce(bhvd_context *ctx, struct process_set *set, const struct execution *execution)
+static bhvd_status execute_allreduce(bhvd_context *ctx, struct process_set *set, const struct execution *execution,
+                                     struct nccl_run *gpu)
 {
     bhvd_status status = BHVD_OK;
     bool present[BHVD_DTYPE_COUNT] = {false};
@@ -145,6 +148,12 @@ static bhvd_status execute_allreduce(bhvd_context *ctx, struct process_set *set,
         if (!present[dtype])
             continue;
         struct span_list list = {0};
+        if (gpu) {
+            const struct bhvd_handle *first = execution->operations[0];
+            struct reduction reduction = reduction_of(ctx, first, dtype, set->size);
+            status = nccl_allreduce(gpu, execution, first->op, &reduction);
+            continue;
+        }
         for (int i = 0; i < execution->count && !status; i++) {
             const struct bhvd_handle *op = execution->operations[i];
             for (size_t t = 0; t < op->tensor_count && !status; t++) {
@@ -165,11 +174,14 @@ static bhvd_status execute_allreduce(bhvd_context *ctx, struct process_set *set,
 static int64_t rows_of(int64_t dim0, int index, int size) { return dim0 / size + (index < dim0 % size); }
 
 static bhvd_status execute_reducescatter(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op,
-                                         struct tensor *tensor, size_t *part)
+                                         struct tensor *tensor, size_t *part, struct nccl_run *gpu)
 {
     struct reduction reduction = reduction_of(ctx, op, tensor->dtype, set->size);
     for (int i = 0; i < set->size; i++)
         part[i] = (size_t)rows_of(tensor->dim0, i, set->size) * tensor->row_nbytes;
+    if (gpu)
+        return nccl_reducescatter(gpu, op, (size_t)(tensor - op->tensors),
+                                  rows_of(tensor->dim0, set->rank, set->size), &reduction, part);
     if (operation_allocate_result(tensor, rows_of(tensor->dim0, set->rank, set->size)))
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", part[set->rank]);
     if (use_shared(ctx, set)) {
@@ -182,14 +194,16 @@ static bhvd_status execute_reducescatter(bhvd_context *ctx, struct process_set *
                : reducescatter_pairwise(ctx, set, &reduction, tensor->src, tensor->dst, part);
 }
 
-static bhvd_status execute_allgather(bhvd_context *ctx, struct process_set *set, struct tensor *tensor,
-                                     const int64_t *dim0, size_t *part)
+static bhvd_status execute_allgather(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op,
+                                     struct tensor *tensor, const int64_t *dim0, size_t *part, struct nccl_run *gpu)
 {
     int64_t rows = 0;
     for (int i = 0; i < set->size; i++) {
         part[i] = (size_t)dim0[i] * tensor->row_nbytes;
         rows += dim0[i];
     }
+    if (gpu)
+        return nccl_allgather(gpu, op, (size_t)(tensor - op->tensors), rows, part);
     if (operation_allocate_result(tensor, rows))
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->result_nbytes);
     if (use_shared(ctx, set)) {
@@ -200,8 +214,9 @@ static bhvd_status execute_allgather(bhvd_context *ctx, struct process_set *set,
                                    : allgather_pairwise(ctx, set, tensor->src, tensor->dst, part);
 }
 
-static bhvd_status execute_alltoall(bhvd_context *ctx, struct process_set *set, struct tensor *tensor,
-                                    const int64_t *splits, int32_t *received, size_t *bytes)
+static bhvd_status execute_alltoall(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op,
+                                    struct tensor *tensor, const int64_t *splits, int32_t *received, size_t *bytes,
+                                    struct nccl_run *gpu)
 {
     const int n = set->size;
     int64_t rows = 0;
@@ -211,6 +226,8 @@ static bhvd_status execute_alltoall(bhvd_context *ctx, struct process_set *set, 
         received[i] = (int32_t)splits[i * n + set->rank];
         rows += splits[i * n + set->rank];
     }
+    if (gpu)
+        return nccl_alltoall(gpu, op, (size_t)(tensor - op->tensors), rows, bytes);
     if (operation_allocate_result(tensor, rows))
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->result_nbytes);
     return use_shared(ctx, set) ? alltoall_shared(ctx, set, tensor->src, tensor->dst, bytes)
@@ -225,10 +242,12 @@ static bool is_on_every_host(const struct hierarchy *h, int position)
     return index < h->shards;
 }
 
-static bhvd_status execute_broadcast(bhvd_context *ctx, struct process_set *set, const struct bhvd_handle *op,
-                                     struct tensor *tensor)
+static bhvd_status execute_broadcast(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op,
+                                     struct tensor *tensor, struct nccl_run *gpu)
 {
     int root = process_set_index(set, op->root_rank);
+    if (gpu)
+        return nccl_broadcast(gpu, op, (size_t)(tensor - op->tensors), root);
     if (operation_allocate_result(tensor, tensor->dim0))
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->nbytes);
     if (use_shared(ctx, set))
@@ -238,7 +257,8 @@ static bhvd_status execute_broadcast(bhvd_context *ctx, struct process_set *set,
                : broadcast_tree(ctx, set, root, tensor->src, tensor->dst, tensor->nbytes, NULL);
 }
 
-static bhvd_status execute_tensors(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op)
+static bhvd_status execute_tensors(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op,
+                                   struct nccl_run *gpu)
 {
     const size_t n = (size_t)set->size;
     size_t per_tensor = op->kind == BHVD_ALLGATHER ? n : op->kind == BHVD_ALLTOALL ? n * n : 0;
@@ -256,13 +276,13 @@ static bhvd_status execute_tensors(bhvd_context *ctx, struct process_set *set, s
         struct tensor *tensor = &op->tensors[t];
         const int64_t *agreed = op->agreed + t * per_tensor;
         if (op->kind == BHVD_ALLGATHER)
-            status = execute_allgather(ctx, set, tensor, agreed, bytes);
+            status = execute_allgather(ctx, set, op, tensor, agreed, bytes, gpu);
         else if (op->kind == BHVD_ALLTOALL)
-            status = execute_alltoall(ctx, set, tensor, agreed, op->received_splits + t * n, bytes);
+            status = execute_alltoall(ctx, set, op, tensor, agreed, op->received_splits + t * n, bytes, gpu);
         else if (op->kind == BHVD_REDUCESCATTER)
-            status = execute_reducescatter(ctx, set, op, tensor, bytes);
+            status = execute_reducescatter(ctx, set, op, tensor, bytes, gpu);
         else
-            status = execute_broadcast(ctx, set, op, tensor);
+            status = execute_broadcast(ctx, set, op, tensor, gpu);
     }
     free(bytes);
     return status;
@@ -305,12 +325,30 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_han
         status = shared_barrier(ctx, set->hierarchy->local);
     if (!status)
         status = coordinator_set_removed(ctx, number);
+    nccl_close(ctx, set);
     pthread_mutex_lock(&ctx->sets_lock);
     process_set_remove(ctx, (uint32_t)id);
     pthread_mutex_unlock(&ctx->sets_lock);
     operation_end_set(ctx, number);
     (void)error;
     return status;
+}
+
+// Of tensors: in the host's memory, or by NCCL where a set has agreed on it and it takes such an operation.
+static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set, const struct execution *execution)
+{
+    struct bhvd_handle *op = execution->operations[0];
+    struct nccl_run *gpu = NULL;
+    bhvd_status status = BHVD_OK;
+    if (op->on_gpu && !set->nccl)
+        status = nccl_agree(ctx, set, op);
+    const struct nccl_facts facts = nccl_facts_of(set);
+    if (!status && op->on_gpu && nccl_takes(&facts, op))
+        status = nccl_begin(ctx, set, execution, &gpu);
+    if (!status)
+        status = op->kind == BHVD_ALLREDUCE ? execute_allreduce(ctx, set, execution, gpu)
+                                            : execute_tensors(ctx, set, op, gpu);
+    return nccl_end(gpu, status);
 }
 
 bhvd_status collective_execute(bhvd_context *ctx, const struct execution *execution, struct bhvd_error *error)
@@ -321,8 +359,6 @@ bhvd_status collective_execute(bhvd_context *ctx, const struct execution *execut
         return error_set(error, BHVD_ERR_UNSUPPORTED, "the process set was removed while '%.*s' was in flight",
                          (int)op->name_size, op->name);
     switch (op->kind) {
-    case BHVD_ALLREDUCE:
-        return execute_allreduce(ctx, set, execution);
     case BHVD_C_LP_S:
         return c_lp_s(ctx, set, op);
     case BHVD_D_FP_S:
@@ -339,6 +375,6 @@ bhvd_status collective_execute(bhvd_context *ctx, const struct execution *execut
     case BHVD_PROCESS_SET_REMOVE:
         return execute_process_set_remove(ctx, op, error);
     default:
-        return execute_tensors(ctx, set, op);
+        return execute_collective(ctx, set, execution);
     }
 }

@@ -62,6 +62,7 @@ struct bhvd_context {
     struct response_cache cache;
     struct timeline timeline;
     struct bhvd_handle *staged_head;            // their tensors are on the way from a GPU (device/staging.h)
+    bool waits_for_gpu;                         // an execution does (collective/nccl.h)
     struct execution *executions_head, **executions_tail;
     uint64_t executing;                         // the number of the one that runs; 0: none
     struct heartbeat heartbeat;

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "core/context.h"
+#include "collective/nccl.h"
 
 // Operations in flight, linked by `next`: all but those of the running execution, or only the unanswered ones.
 static struct bhvd_handle *take_in_flight(bhvd_context *ctx, bool unanswered_only)
@@ -78,8 +78,10 @@ bhvd_status context_fail(bhvd_context *ctx, bhvd_status status, const char *form
     ctx->executions_head = NULL;
     ctx->executions_tail = &ctx->executions_head;
     end_in_flight(ctx, false, &error);
-    if (status != BHVD_ERR_SHUTDOWN)
+    if (status != BHVD_ERR_SHUTDOWN) {
         negotiation_leave(ctx);
+        nccl_abort(ctx);                // what waits for a peer on the GPU would wait for ever
+    }
     return status;
 }
 

@@ -127,6 +127,7 @@ static struct bhvd_handle *phantom_create(bhvd_context *ctx, const struct reques
     op->codec_options.parameter = request->codec_parameter;
     op->exchange = request->exchange;
     op->hierarchical = request->hierarchical;
+    op->on_gpu = request->device >= 0;
     op->prescale_factor = request->prescale_factor;
     op->postscale_factor = request->postscale_factor;
     op->tensor_count = request->tensor_count;

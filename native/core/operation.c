@@ -6,10 +6,12 @@
 #include "base/dtype.h"
 #include "base/futex.h"
 #include "base/status.h"
+#include "collective/nccl.h"
 #include "core/context.h"
 #include "core/progress.h"
 #include "core/request.h"
 #include "core/result_memory.h"
+#include "device/buffer.h"
 #include "device/staging.h"
 
 static const struct {
@@ -66,6 +68,7 @@ bool operation_needs_tensors(bhvd_kind kind)
 struct set_facts {
     int size;
     uint32_t number;
+    struct nccl_facts nccl;
 };
 
 static bhvd_status check_process_set(bhvd_context *ctx, const struct bhvd_args *args, struct set_facts *facts,
@@ -82,7 +85,7 @@ static bhvd_status check_process_set(bhvd_context *ctx, const struct bhvd_args *
         status = error_set(error, BHVD_ERR_ARGUMENT, "%s: Rank %d is not a member of the provided process set.", word,
                            ctx->options.rank);
     } else {
-        *facts = (struct set_facts){set->size, set->number};
+        *facts = (struct set_facts){set->size, set->number, nccl_facts_of(set)};
         if (args->kind == BHVD_BROADCAST && process_set_index(set, args->root_rank) < 0)
             status = error_set(error, BHVD_ERR_ARGUMENT,
                                "broadcast received invalid root rank %d for provided process set", args->root_rank);
@@ -295,6 +298,7 @@ bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, st
     op->topology = args->topology;
     op->round = args->round;
     op->hierarchical = args->hierarchical != 0;
+    op->on_gpu = args->gpu != NULL;
     memcpy(op->replicas, args->replicas, sizeof op->replicas);
     op->worker_error = args->worker_error;
     op->server_error = args->server_error;
@@ -307,7 +311,9 @@ bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, st
     if (op->request.failed)
         status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
     else if (args->gpu)
-        status = staging_create(op, args, facts.size, ctx->options.rank, error);
+        status = nccl_check_gpu(&facts.nccl, args, error);
+    if (!status && args->gpu)
+        status = staging_create(op, args, facts.size, ctx->options.rank, nccl_takes(&facts.nccl, op), error);
     if (status) {
         atomic_store(&op->references, 1);
         operation_drop(op);
@@ -463,13 +469,19 @@ bhvd_status bhvd_result(bhvd_handle *op, size_t index, struct bhvd_result *out)
     if (!atomic_load(&op->done) || op->error.status || index >= op->tensor_count)
         return BHVD_ERR_ARGUMENT;
     const struct tensor *tensor = &op->tensors[index];
-    *out = (struct bhvd_result){tensor->result, tensor->result_nbytes, tensor->result_dim0};
+    *out = (struct bhvd_result){tensor->result, tensor->result_nbytes, tensor->result_dim0, 0};
+    if (op->staging && op->staging->places[index].result) {
+        out->data = op->staging->places[index].result->data;
+        out->on_device = 1;
+    }
     return BHVD_OK;
 }
 
 bhvd_status bhvd_result_take(bhvd_handle *op, size_t index, struct bhvd_result *out)
 {
     bhvd_status status = bhvd_result(op, index, out);
+    if (!status && out->on_device)
+        return BHVD_ERR_ARGUMENT;
     if (!status)
         op->tensors[index].result = NULL;
     return status;

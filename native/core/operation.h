@@ -49,6 +49,7 @@ struct bhvd_handle {
     const int64_t *agreed;              // what the response adds, see core/negotiation.h
     size_t agreed_count;
     int64_t *agreed_owned;              // to be freed; NULL when `agreed` lies in `cached`
+    bool on_gpu;                        // on all members; a phantom's own memory is the host's nevertheless
     struct staging *staging;            // of tensors on a GPU (device/staging.h); NULL: they are in the host's memory
     int32_t *received_splits;           // alltoall: received_size entries for each tensor
     size_t received_size;

@@ -9,6 +9,7 @@
 #include "bagua_hvd.h"
 
 struct hierarchy;
+struct nccl_group;
 
 enum { PROCESS_SET_MAX = 1024 };
 
@@ -24,6 +25,7 @@ struct process_set {
     uint64_t first_block;       // of this set in its area: generation << 40, beyond all of an older set
     uint64_t block;             // the next one, equal on all members between two executions
     struct hierarchy *hierarchy;        // collective/hierarchy.h; NULL: one host, or no host holds two members
+    struct nccl_group *nccl;            // collective/nccl.h; NULL: not agreed on yet
 };
 
 struct process_set_table {

@@ -13,6 +13,7 @@
 #include "base/futex.h"
 #include "base/status.h"
 #include "collective/collective.h"
+#include "collective/nccl.h"
 #include "device/staging.h"
 #include "transport/channel_mpi.h"
 
@@ -206,7 +207,7 @@ static enum bell_state sleeping_state(bhvd_context *ctx)
 // Does an engine that sleeps miss what moves?
 static bool needs_looking(bhvd_context *ctx)
 {
-    if (ctx->staged_head)
+    if (ctx->staged_head || ctx->waits_for_gpu)
         return true;
     for (int rank = 0; rank < ctx->options.size && !ctx->failure.status; rank++) {
         if (rank != ctx->options.rank && link_needs_looking(&ctx->connections.links[rank]))
@@ -245,6 +246,7 @@ static bool engine_sleep(bhvd_context *ctx, int64_t deadline_ns, progress_ready_
         look_at_liveness(ctx);
         progress = engine_poll(ctx, true);      // what came while this process was stopped counts as heard in time
         heartbeat_look(ctx, true);
+        nccl_look(ctx);
         stall_check(ctx);
     }
     set_bell(ctx, BELL_AWAKE);
@@ -476,6 +478,7 @@ static void *progress_main(void *arg)
         }
         look_at_liveness(ctx);
         heartbeat_look(ctx, true);
+        nccl_look(ctx);
         stall_check(ctx);
         set_bell(ctx, sleeping_state(ctx));
         bool work = engine_has_work(ctx);
@@ -621,6 +624,7 @@ void progress_stop(bhvd_context *ctx)
     context_fail(ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
     negotiation_leave(ctx);
     flush_goodbyes(ctx);
+    nccl_close_all(ctx);
     mpi_disconnect(&ctx->connections);          // while MPI still runs
     pthread_mutex_unlock(&ctx->engine_lock);
 }

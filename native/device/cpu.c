@@ -9,18 +9,26 @@
 
 enum { NO_KERNELS = 1 };
 
-static int cpu_allocate(struct bhvd_device *device, size_t nbytes, void **out)
+static int cpu_allocate(struct bhvd_device *device, enum device_memory memory, size_t nbytes, void **out)
 {
-    (void)device;
-    *out = aligned_alloc(64, (nbytes + 63) / 64 * 64);
+    (void)device, (void)memory;
+    *out = aligned_alloc(256, (nbytes + 255) / 256 * 256);
     return *out ? 0 : DEVICE_NO_MEMORY;
 }
 
-static void cpu_free(struct bhvd_device *device, void *memory)
+static void cpu_free(struct bhvd_device *device, enum device_memory memory, void *data)
+{
+    (void)device, (void)memory;
+    free(data);
+}
+
+static int cpu_enter(struct bhvd_device *device)
 {
     (void)device;
-    free(memory);
+    return 0;
 }
+
+static void cpu_leave(struct bhvd_device *device) { (void)device; }
 
 // A stream, or an event, is anything that is not NULL.
 static int cpu_create(struct bhvd_device *device, void **out)
@@ -73,8 +81,10 @@ static void cpu_explain(struct bhvd_device *device, int code, char *out, size_t 
 static void cpu_destroy(struct bhvd_device *device) { free(device); }
 
 static const struct device_ops cpu_ops = {
-    .pinned_allocate = cpu_allocate,
-    .pinned_free = cpu_free,
+    .memory_allocate = cpu_allocate,
+    .memory_free = cpu_free,
+    .enter = cpu_enter,
+    .leave = cpu_leave,
     .stream_create = cpu_create,
     .stream_destroy = cpu_destroy_handle,
     .stream_is_capturing = cpu_is_capturing,

@@ -35,6 +35,9 @@ enum {
     X("cuCtxGetStreamPriorityRange", priority_range, (int *least, int *greatest))                                \
     X("cuMemHostAlloc", host_allocate, (void **memory, size_t nbytes, unsigned flags))                           \
     X("cuMemFreeHost", host_free, (void *memory))                                                                \
+    X("cuMemAlloc_v2", device_allocate, (void **memory, size_t nbytes))                                          \
+    X("cuMemFree_v2", device_free, (void *memory))                                                               \
+    X("cuDeviceGetUuid_v2", device_get_uuid, (uint8_t *uuid, cu_device device))                                  \
     X("cuMemcpyAsync", copy_async, (void *dst, const void *src, size_t nbytes, void *stream))                    \
     X("cuStreamCreateWithPriority", stream_create, (void **stream, unsigned flags, int priority))                \
     X("cuStreamDestroy_v2", stream_destroy, (void *stream))                                                      \
@@ -113,16 +116,34 @@ static struct cuda *cuda_of(struct bhvd_device *device) { return (struct cuda *)
         driver->context_pop(&popped);                                       \
     }
 
-static int cuda_pinned_allocate(struct bhvd_device *device, size_t nbytes, void **out)
+static int cuda_memory_allocate(struct bhvd_device *device, enum device_memory memory, size_t nbytes, void **out)
 {
+    if (memory == MEMORY_DEVICE) {
+        IN_CONTEXT(device, device_allocate(out, nbytes))
+        return code;
+    }
     IN_CONTEXT(device, host_allocate(out, nbytes, CU_HOST_PORTABLE | CU_HOST_MAPPED))
     return code;
 }
 
-static void cuda_pinned_free(struct bhvd_device *device, void *memory)
+static void cuda_memory_free(struct bhvd_device *device, enum device_memory memory, void *data)
 {
-    IN_CONTEXT(device, host_free(memory))
-    (void)code;                         // at the end of the process the driver may be gone already, and all of it with it
+    // At the end of the process the driver may be gone already, and all of it with it: what it answers does not matter.
+    if (memory == MEMORY_DEVICE) {
+        IN_CONTEXT(device, device_free(data))
+        (void)code;
+        return;
+    }
+    IN_CONTEXT(device, host_free(data))
+    (void)code;
+}
+
+static int cuda_enter(struct bhvd_device *device) { return cuda_of(device)->driver.context_push(cuda_of(device)->context); }
+
+static void cuda_leave(struct bhvd_device *device)
+{
+    void *popped;
+    cuda_of(device)->driver.context_pop(&popped);
 }
 
 static int cuda_stream_create(struct bhvd_device *device, void **out)
@@ -218,8 +239,10 @@ static void cuda_destroy(struct bhvd_device *device)
 }
 
 static const struct device_ops cuda_ops = {
-    .pinned_allocate = cuda_pinned_allocate,
-    .pinned_free = cuda_pinned_free,
+    .memory_allocate = cuda_memory_allocate,
+    .memory_free = cuda_memory_free,
+    .enter = cuda_enter,
+    .leave = cuda_leave,
     .stream_create = cuda_stream_create,
     .stream_destroy = cuda_stream_destroy,
     .stream_is_capturing = cuda_stream_is_capturing,
@@ -247,6 +270,7 @@ bhvd_status cuda_create(int index, const char *libraries, struct bhvd_device **o
         return status;
     }
     cuda->base.ops = &cuda_ops;
+    cuda->base.driver_version = version;
     cu_result code = cuda->driver.device_get_count(&count);
     if (!code && (index < 0 || index >= count)) {
         free(cuda);
@@ -255,6 +279,8 @@ bhvd_status cuda_create(int index, const char *libraries, struct bhvd_device **o
     }
     if (!code)
         code = cuda->driver.device_get(&cuda->device, index);
+    if (!code)
+        code = cuda->driver.device_get_uuid(cuda->base.uuid, cuda->device);
     if (!code)
         code = cuda->driver.primary_retain(&cuda->context, cuda->device);
     if (!code)

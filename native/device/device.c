@@ -1,9 +1,10 @@
 #include "device/device.h"
 
-#include <stdio.h>
+#include <stdlib.h>
 
 #include "base/status.h"
-#include "device/staging.h"
+#include "device/buffer.h"
+#include "device/nccl.h"
 
 int device_init(struct bhvd_device *device, const struct device_ops *ops, int index)
 {
@@ -21,7 +22,8 @@ void bhvd_device_drop(bhvd_device *device)
 {
     if (!device || atomic_fetch_sub(&device->references, 1) != 1)
         return;
-    staging_free_buffers(device);
+    device_buffers_free(device);
+    free(device->nccl);
     if (device->to_host)
         device->ops->stream_destroy(device, device->to_host);
     if (device->from_host)
@@ -35,7 +37,18 @@ bhvd_status bhvd_device_create(const struct bhvd_device_options *options, bhvd_d
     *out = NULL;
     if (options->kind == BHVD_DEVICE_CPU)
         return cpu_device_create(options->index, out, error);
-    return cuda_create(options->index, options->libraries, out, error);
+    bhvd_status status = cuda_create(options->index, options->libraries, out, error);
+    if (status || !options->nccl_libraries)
+        return status;
+    // Without NCCL everything goes by way of the host; bhvd_nccl_probe says why there is none.
+    struct nccl *nccl = malloc(sizeof *nccl);
+    struct bhvd_error unused;
+    if (nccl && nccl_open(options->nccl_libraries, nccl, &unused)) {
+        free(nccl);
+        nccl = NULL;
+    }
+    (*out)->nccl = nccl;
+    return BHVD_OK;
 }
 
 bhvd_status device_failed(struct bhvd_device *device, int code, const char *what, struct bhvd_error *error)

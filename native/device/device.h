@@ -3,6 +3,8 @@
 //     device.c    what all kinds share: reference count, kernels, copies that the host waits for
 //     cuda.c      NVIDIA's driver, opened at run time
 //     cpu.c       the host's memory as a device, at once: the definition, for tests of what stands on it
+//     buffer.c    memory that is kept between operations
+//     nccl.c      NVIDIA's collectives, opened at run time
 //     staging.c   operations on tensors of a device: through pinned memory, over the CPU transports
 //
 // Nothing here blocks but what says so. Everything may be called from any thread.
@@ -23,11 +25,19 @@ struct bhvd_device;
 // All int results: 0, one of these, or the driver's own code, which `explain` puts into words.
 enum { DEVICE_NOT_READY = -1, DEVICE_NO_MEMORY = -2 };
 
+// PINNED: host memory that the device reads and writes without the host's help. DEVICE: its own, which the host cannot touch.
+enum device_memory { MEMORY_PINNED, MEMORY_DEVICE };
+
+enum { DEVICE_UUID_BYTES = 16 };
+
 // Streams and events are the driver's handles; a stream of the framework may be NULL, its default one.
 struct device_ops {
-    // Host memory that the device reads and writes without the host's help. Slow: to be kept and used again.
-    int (*pinned_allocate)(struct bhvd_device *device, size_t nbytes, void **out);
-    void (*pinned_free)(struct bhvd_device *device, void *memory);
+    // Slow, and may wait for the device: to be kept and used again (buffer.h).
+    int (*memory_allocate)(struct bhvd_device *device, enum device_memory memory, size_t nbytes, void **out);
+    void (*memory_free)(struct bhvd_device *device, enum device_memory memory, void *data);
+    // Around calls of libraries that look for the calling thread's current device: NCCL.
+    int (*enter)(struct bhvd_device *device);
+    void (*leave)(struct bhvd_device *device);
     // The most urgent of the GPU's streams. Does not wait for the framework's default stream, nor it for this one.
     int (*stream_create)(struct bhvd_device *device, void **out);
     void (*stream_destroy)(struct bhvd_device *device, void *stream);
@@ -51,7 +61,8 @@ struct device_ops {
     void (*destroy)(struct bhvd_device *device);        // frees the whole object
 };
 
-struct staging_buffer;
+struct device_buffer;
+struct nccl;
 
 struct bhvd_device {
     const struct device_ops *ops;
@@ -59,8 +70,11 @@ struct bhvd_device {
     int index;
     void *to_host, *from_host;                  // streams
     _Atomic(void *) kernels[BHVD_DEVICE_KERNEL_COUNT];
+    uint8_t uuid[DEVICE_UUID_BYTES];            // of this GPU, different from every other's in the world
+    int driver_version;                         // 12040 for CUDA 12.4
+    struct nccl *nccl;                          // NULL: it is not to be used, or not there
     pthread_mutex_t lock;                       // of the list
-    struct staging_buffer *free_buffers;        // staging.c
+    struct device_buffer *free_buffers;         // buffer.c
 };
 
 // What every kind of device does last in its creation: streams, locks. On error nothing is left but ops->destroy's part.
@@ -69,6 +83,10 @@ void device_hold(struct bhvd_device *device);
 
 // error: "GPU 0: <what>: <why>"; returns BHVD_ERR_SYSTEM.
 bhvd_status device_failed(struct bhvd_device *device, int code, const char *what, struct bhvd_error *error);
+
+// Copies the spans of the table, which lies in pinned memory: by one launch where there are many and the kernel is there.
+// Fills in first_piece.
+int device_copy_spans(struct bhvd_device *device, struct device_span *table, size_t count, void *stream);
 
 bhvd_status cuda_create(int index, const char *libraries, struct bhvd_device **out, struct bhvd_error *error);
 bhvd_status cpu_device_create(int index, struct bhvd_device **out, struct bhvd_error *error);

@@ -406,6 +406,8 @@ KERNEL(qsgd_decode_f32)(float *dst, const void *src, uint64_t count)
     }
 }
 
+#include "device/kernels_bits.cuh"
+
 // ---------------------------------------------------------------------------------- arithmetic of algorithms, float32
 
 // m = beta m + (1 - beta) g

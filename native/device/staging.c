@@ -4,126 +4,11 @@
 #include <string.h>
 
 #include "base/status.h"
+#include "device/buffer.h"
 
-enum {
-    ALIGNMENT = 64,                     // of each tensor in a buffer: whole cache lines, and vectors in kernels
-    BUFFER_SMALLEST = 1 << 16,
-    LAUNCH_FROM = 4                     // tensors: so many copies cost more than a launch
-};
-
-// Pinned memory, and the events of what the GPU does with it. Sizes are powers of two, so that few serve all.
-struct staging_buffer {
-    struct staging_buffer *next;
-    unsigned char *data;
-    size_t size;
-    void *ready, *done;
-    void *last;                         // the event after which nobody uses it; NULL: none was recorded
-};
-
-struct staging {
-    struct bhvd_device *device;
-    struct staging_buffer *buffer;
-    struct device_span *table;          // inside the buffer
-    size_t count;
-    void *targets[];                    // for each tensor, where its result belongs on the device; NULL: nowhere
-};
-
-// ---------------------------------------------------------------------------------------------------------- buffers
-
-static void buffer_free(struct bhvd_device *device, struct staging_buffer *buffer)
-{
-    if (buffer->ready)
-        device->ops->event_destroy(device, buffer->ready);
-    if (buffer->done)
-        device->ops->event_destroy(device, buffer->done);
-    if (buffer->data)
-        device->ops->pinned_free(device, buffer->data);
-    free(buffer);
-}
-
-static int buffer_create(struct bhvd_device *device, size_t size, struct staging_buffer **out)
-{
-    struct staging_buffer *buffer = calloc(1, sizeof *buffer);
-    *out = buffer;
-    if (!buffer)
-        return DEVICE_NO_MEMORY;
-    buffer->size = size;
-    void *data = NULL;
-    int code = device->ops->pinned_allocate(device, size, &data);
-    buffer->data = data;
-    if (!code)
-        code = device->ops->event_create(device, &buffer->ready);
-    if (!code)
-        code = device->ops->event_create(device, &buffer->done);
-    if (code)
-        buffer_free(device, buffer);
-    return code;
-}
-
-// A free one of this size that the GPU is done with, else a new one.
-static int buffer_acquire(struct bhvd_device *device, size_t nbytes, struct staging_buffer **out)
-{
-    size_t size = BUFFER_SMALLEST;
-    while (size < nbytes)
-        size *= 2;
-    pthread_mutex_lock(&device->lock);
-    struct staging_buffer **at = &device->free_buffers;
-    while (*at && ((*at)->size != size || ((*at)->last && device->ops->event_query(device, (*at)->last))))
-        at = &(*at)->next;
-    struct staging_buffer *found = *at;
-    if (found)
-        *at = found->next;
-    pthread_mutex_unlock(&device->lock);
-    if (!found)
-        return buffer_create(device, size, out);
-    found->last = NULL;
-    *out = found;
-    return 0;
-}
-
-static void buffer_release(struct bhvd_device *device, struct staging_buffer *buffer)
-{
-    pthread_mutex_lock(&device->lock);
-    buffer->next = device->free_buffers;
-    device->free_buffers = buffer;
-    pthread_mutex_unlock(&device->lock);
-}
-
-void staging_free_buffers(struct bhvd_device *device)
-{
-    for (struct staging_buffer *buffer = device->free_buffers, *next; buffer; buffer = next) {
-        next = buffer->next;
-        if (buffer->last)
-            device->ops->event_wait(device, buffer->last);
-        buffer_free(device, buffer);
-    }
-}
-
-// ----------------------------------------------------------------------------------------------------------- copies
+enum { ALIGNMENT = 64 };                // of each tensor in a buffer: whole cache lines, and vectors in kernels
 
 static size_t aligned(size_t nbytes) { return (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
-
-// Copies the spans of the table: by one launch where there are many and the kernel is there.
-static int copy_spans(struct bhvd_device *device, struct device_span *table, size_t count, void *stream)
-{
-    uint64_t pieces = 0;
-    for (size_t i = 0; i < count; i++) {
-        table[i].first_piece = pieces;
-        pieces += (table[i].nbytes + SPANS_PIECE - 1) / SPANS_PIECE;
-    }
-    void *kernel = atomic_load(&device->kernels[BHVD_DEVICE_COPY_SPANS]);
-    if (kernel && count >= LAUNCH_FROM && pieces <= INT32_MAX) {
-        uint64_t spans = count;
-        void *params[] = {&table, &spans};
-        return device->ops->launch(device, kernel, (unsigned)pieces, SPANS_THREADS, params, stream);
-    }
-    int code = 0;
-    for (size_t i = 0; i < count && !code; i++)
-        code = device->ops->copy(device, table[i].dst, table[i].src, table[i].nbytes, stream);
-    return code;
-}
-
-// --------------------------------------------------------------------------------------------------------- staging
 
 static bool allocates_result(bhvd_kind kind) { return kind == BHVD_ALLGATHER || kind == BHVD_ALLTOALL; }
 
@@ -158,16 +43,16 @@ static size_t lay_out(struct bhvd_handle *op, const struct bhvd_args *args, int 
     size_t copies = 0;
     staging->table = (struct device_span *)(void *)at;
     at += aligned(op->tensor_count * sizeof *staging->table);
+    if (staging->direct)
+        return 0;
     for (size_t t = 0; t < op->tensor_count; t++) {
         struct tensor *tensor = &op->tensors[t];
         const bool separate = op->kind == BHVD_REDUCESCATTER;
         if (tensor->nbytes && is_read)
             staging->table[copies++] = (struct device_span){tensor->src, at, tensor->nbytes, 0};
         tensor->src = at;
-        if (tensor->dst && !args->tensors[t].dst_on_host) {
-            staging->targets[t] = op->kind == BHVD_D_LP_S ? NULL : tensor->dst;     // which writes nothing
+        if (tensor->dst && !args->tensors[t].dst_on_host)
             tensor->dst = separate ? at + aligned(tensor->nbytes) : at;
-        }
         at += aligned(tensor->nbytes) + (separate ? aligned(part_nbytes(tensor, set_size)) : 0);
     }
     return copies;
@@ -177,13 +62,15 @@ static int start(struct bhvd_handle *op, const struct bhvd_args *args, int set_s
 {
     struct bhvd_device *device = args->gpu;
     const struct device_ops *ops = device->ops;
-    struct staging_buffer *buffer = op->staging->buffer;
+    struct device_buffer *buffer = op->staging->buffer;
     const size_t copies = lay_out(op, args, set_size, is_read);
     int code = ops->event_record(device, buffer->ready, args->stream);
+    if (op->staging->direct)
+        return code;
     if (!code)
         code = ops->stream_wait_event(device, device->to_host, buffer->ready);
     if (!code)
-        code = copy_spans(device, op->staging->table, copies, device->to_host);
+        code = device_copy_spans(device, op->staging->table, copies, device->to_host);
     if (!code)
         code = ops->event_record(device, buffer->ready, device->to_host);
     if (!code)
@@ -191,12 +78,12 @@ static int start(struct bhvd_handle *op, const struct bhvd_args *args, int set_s
     return code;
 }
 
-bhvd_status staging_create(struct bhvd_handle *op, const struct bhvd_args *args, int set_size, int rank,
+bhvd_status staging_create(struct bhvd_handle *op, const struct bhvd_args *args, int set_size, int rank, bool direct,
                            struct bhvd_error *error)
 {
     struct bhvd_device *device = args->gpu;
     size_t nbytes = aligned(op->tensor_count * sizeof(struct device_span));
-    for (size_t t = 0; t < op->tensor_count; t++) {
+    for (size_t t = 0; t < op->tensor_count && !direct; t++) {
         const struct tensor *tensor = &op->tensors[t];
         nbytes += aligned(tensor->nbytes);
         if (op->kind == BHVD_REDUCESCATTER)
@@ -205,12 +92,16 @@ bhvd_status staging_create(struct bhvd_handle *op, const struct bhvd_args *args,
     bhvd_status status = check(args, error);
     if (status)
         return status;
-    struct staging *staging = calloc(1, sizeof *staging + op->tensor_count * sizeof staging->targets[0]);
+    struct staging *staging = calloc(1, sizeof *staging + op->tensor_count * sizeof staging->places[0]);
     if (!staging)
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
     staging->device = device;
     staging->count = op->tensor_count;
-    int code = buffer_acquire(device, nbytes, &staging->buffer);
+    staging->direct = direct;
+    for (size_t t = 0; t < op->tensor_count; t++)
+        staging->places[t] = (struct staging_place){args->tensors[t].src, args->tensors[t].dst,
+                                                    args->tensors[t].dst_on_host != 0, NULL};
+    int code = device_buffer_acquire(device, MEMORY_PINNED, nbytes, &staging->buffer);
     if (code) {
         free(staging);
         return device_failed(device, code, "pinned memory cannot be had", error);
@@ -224,6 +115,8 @@ bhvd_status staging_create(struct bhvd_handle *op, const struct bhvd_args *args,
 int staging_is_ready(const struct staging *staging, struct bhvd_error *error)
 {
     struct bhvd_device *device = staging->device;
+    if (staging->direct)
+        return 1;
     int code = device->ops->event_query(device, staging->buffer->ready);
     if (code == DEVICE_NOT_READY)
         return 0;
@@ -237,15 +130,18 @@ bhvd_status staging_end(struct bhvd_handle *op, struct bhvd_error *error)
 {
     struct staging *staging = op->staging;
     struct bhvd_device *device = staging->device;
-    struct staging_buffer *buffer = staging->buffer;
+    struct device_buffer *buffer = staging->buffer;
     size_t copies = 0;
-    for (size_t t = 0; t < staging->count; t++) {
+    if (staging->by_nccl)               // which writes the results
+        return BHVD_OK;
+    for (size_t t = 0; t < staging->count && op->kind != BHVD_D_LP_S; t++) {       // which has none
         const struct tensor *tensor = &op->tensors[t];
+        const struct staging_place *place = &staging->places[t];
         const size_t nbytes = op->kind == BHVD_REDUCESCATTER ? tensor->result_nbytes : tensor->nbytes;
-        if (staging->targets[t] && nbytes)
-            staging->table[copies++] = (struct device_span){tensor->dst, staging->targets[t], nbytes, 0};
+        if (place->dst && !place->dst_on_host && nbytes)
+            staging->table[copies++] = (struct device_span){tensor->dst, place->dst, nbytes, 0};
     }
-    int code = copy_spans(device, staging->table, copies, device->from_host);
+    int code = device_copy_spans(device, staging->table, copies, device->from_host);
     if (!code)
         code = device->ops->event_record(device, buffer->done, device->from_host);
     if (code)
@@ -258,7 +154,9 @@ void staging_destroy(struct staging *staging)
 {
     if (!staging)
         return;
-    buffer_release(staging->device, staging->buffer);
+    device_buffer_release(staging->device, staging->buffer);
+    for (size_t t = 0; t < staging->count; t++)
+        device_buffer_release(staging->device, staging->places[t].result);
     bhvd_device_drop(staging->device);
     free(staging);
 }
@@ -273,4 +171,21 @@ bhvd_status bhvd_handle_join(bhvd_handle *op, void *stream, struct bhvd_error *e
     struct bhvd_device *device = staging->device;
     int code = device->ops->stream_wait_event(device, stream, staging->buffer->done);
     return code ? device_failed(device, code, "the framework's stream cannot wait for the results", error) : BHVD_OK;
+}
+
+bhvd_status bhvd_result_copy(bhvd_handle *op, size_t index, void *dst, void *stream, struct bhvd_error *error)
+{
+    struct device_buffer *result = NULL;
+    if (bhvd_poll(op) && !op->error.status && op->staging && index < op->tensor_count)
+        result = op->staging->places[index].result;
+    if (!result)
+        return error_set(error, BHVD_ERR_ARGUMENT, "the operation has no result %zu on a GPU", index);
+    struct bhvd_device *device = op->staging->device;
+    int code = device->ops->copy(device, dst, result->data, op->tensors[index].result_nbytes, stream);
+    if (!code)
+        code = device->ops->event_record(device, result->done, stream);
+    if (code)
+        return device_failed(device, code, "a result cannot be copied", error);
+    result->last = result->done;
+    return BHVD_OK;
 }

@@ -7,24 +7,41 @@
 //     waited for  the framework's stream waits for `done`; the host does not
 //
 // Results that the core allocates (allgather, alltoall) stay in the host's memory.
+//
+// An operation that NCCL takes (collective/nccl.h) goes none of these ways: it is posted `direct`, announced at once, and
+// NCCL reads and writes the tensors where they are. While a process set has not agreed on NCCL, operations are staged.
 #ifndef BHVD_STAGING_H
 #define BHVD_STAGING_H
 
 #include "core/operation.h"
 #include "device/device.h"
 
-// Puts op->tensors into pinned memory and starts the copies. set_size: of the operation's process set; rank: this one's.
-// On error nothing is left, and the tensors are as they were.
-bhvd_status staging_create(struct bhvd_handle *op, const struct bhvd_args *args, int set_size, int rank,
+// Where a tensor was posted: on the device, but for dst where dst_on_host says so.
+struct staging_place {
+    const void *src;
+    void *dst;                          // NULL: the core allocates
+    bool dst_on_host;
+    struct device_buffer *result;       // what it has allocated on the device
+};
+
+struct staging {
+    struct bhvd_device *device;
+    struct device_buffer *buffer;       // pinned; `ready`: the tensors may be read, `done`: the results are there
+    struct device_span *table;          // inside the buffer
+    bool direct, by_nccl;               // how it was posted; how it was executed
+    size_t count;
+    struct staging_place places[];
+};
+
+// Puts op->tensors into pinned memory and starts the copies; direct: only marks where the framework's stream is.
+// set_size: of the operation's process set; rank: this one's. On error nothing is left, and the tensors are as they were.
+bhvd_status staging_create(struct bhvd_handle *op, const struct bhvd_args *args, int set_size, int rank, bool direct,
                            struct bhvd_error *error);
-// 1: the tensors are in the host's memory. 0: not yet. -1: the GPU failed, *error says how.
+// 1: the tensors are in the host's memory, or need not be. 0: not yet. -1: the GPU failed, *error says how.
 int staging_is_ready(const struct staging *staging, struct bhvd_error *error);
 // Starts the copies back, of an operation that ended well.
 bhvd_status staging_end(struct bhvd_handle *op, struct bhvd_error *error);
 // The buffer goes back to the device, which uses it again when the GPU is done with it. destroy(NULL) is fine.
 void staging_destroy(struct staging *staging);
-
-// When the device is destroyed: waits for what is under way.
-void staging_free_buffers(struct bhvd_device *device);
 
 #endif

@@ -272,11 +272,15 @@ struct bhvd_result {
     void *data;             /* 64-byte aligned; NULL when it has no bytes */
     size_t nbytes;
     int64_t dim0;           /* the first dimension; the others are those of the input */
+    int on_device;          /* 1: NCCL left it on the GPU, where data points: bhvd_result_copy takes it */
 };
 bhvd_status bhvd_result(bhvd_handle *handle, size_t index, struct bhvd_result *out);
-/* The same, and ownership passes to the caller: bhvd_result_free(data). */
+/* The same, and ownership passes to the caller: bhvd_result_free(data). BHVD_ERR_ARGUMENT for one on a GPU. */
 bhvd_status bhvd_result_take(bhvd_handle *handle, size_t index, struct bhvd_result *out);
 void bhvd_result_free(void *data);
+/* Copies a result that is on the GPU to dst there, in the order of `stream`, for which bhvd_handle_join was called before.
+ * Does not block; the handle may be dropped at once. */
+bhvd_status bhvd_result_copy(bhvd_handle *handle, size_t index, void *dst, void *stream, struct bhvd_error *error);
 /* alltoall: rows received from each set rank of tensor `index`; count = set size. */
 bhvd_status bhvd_received_splits(bhvd_handle *handle, size_t index, int32_t *splits, size_t count);
 
@@ -296,13 +300,18 @@ typedef enum bhvd_device_kind {
 } bhvd_device_kind;
 
 /* Kernels of native/device/kernels.cu that operations use where they are set. */
-typedef enum bhvd_device_kernel { BHVD_DEVICE_COPY_SPANS = 0, BHVD_DEVICE_KERNEL_COUNT = 1 } bhvd_device_kernel;
+typedef enum bhvd_device_kernel {
+    BHVD_DEVICE_COPY_SPANS = 0,
+    BHVD_DEVICE_SCALE_F32 = 1, BHVD_DEVICE_SCALE_F64 = 2, BHVD_DEVICE_SCALE_F16 = 3, BHVD_DEVICE_SCALE_BF16 = 4,
+    BHVD_DEVICE_KERNEL_COUNT = 5
+} bhvd_device_kernel;
 
 struct bhvd_device_options {
     int kind;                   /* bhvd_device_kind */
     int index;                  /* as the driver counts: CUDA_VISIBLE_DEVICES is heeded */
     const char *libraries;      /* files to try for libcuda.so.1, separated by ':', before the one that the process has
                                  * loaded already; NULL or "": none */
+    const char *nccl_libraries; /* the same for libnccl.so.2; NULL: NCCL is not used. A missing one is no error */
 };
 
 /* Opens a GPU: NVIDIA's driver is loaded at run time. The caller's reference is dropped by bhvd_device_drop; operations

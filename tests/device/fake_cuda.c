@@ -18,6 +18,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "fake_cuda.h"
+
 #define API __attribute__((visibility("default")))
 enum {
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, ILLEGAL_ADDRESS = 700, NOT_READY = 600,
@@ -40,7 +42,9 @@ struct event {
 
 struct task {
     struct task *next;
-    enum { COPY, LAUNCH, RECORD, WAIT } kind;
+    enum { COPY, LAUNCH, RECORD, WAIT, CALL } kind;
+    void (*call)(void *);
+    void *argument;
     void *dst;
     const void *src;
     size_t nbytes;
@@ -64,10 +68,10 @@ static struct {
     unsigned char *arena, *alias;
     size_t used;
     int open;                           /* kernels that run now */
-    int failed, copies, fail_after;
+    int failed, copies, fail_after, devices;
     struct stream *default_stream;
     uint64_t launches;
-} fake = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} fake = {.lock = PTHREAD_MUTEX_INITIALIZER, .devices = 1};
 
 static void *visible(const void *p)
 {
@@ -100,6 +104,8 @@ static void run_task(struct task *task)
         open_arena(1);
         task->function->run(task->blocks, task->threads, params);
         open_arena(-1);
+    } else if (task->kind == CALL) {
+        task->call(task->argument);
     } else if (task->kind == WAIT) {
         pthread_mutex_lock(&task->event->lock);
         while (task->event->completed < task->ticket)
@@ -193,13 +199,22 @@ API int cuDriverGetVersion(int *version)
 
 API int cuDeviceGetCount(int *count)
 {
-    *count = 1;
+    *count = fake.devices;
     return OK;
 }
 
 API int cuDeviceGet(int *device, int ordinal)
 {
     *device = ordinal;
+    return OK;
+}
+
+/* GPUs of several processes are the same ones unless BHVD_FAKE_CUDA_UUID says otherwise. */
+API int cuDeviceGetUuid_v2(unsigned char *uuid, int device)
+{
+    const char *text = getenv("BHVD_FAKE_CUDA_UUID");
+    memset(uuid, 0, 16);
+    snprintf((char *)uuid, 16, "%.8s.%d", text ? text : "fake", device);
     return OK;
 }
 
@@ -262,6 +277,12 @@ API int cuMemAlloc_v2(void **out, size_t nbytes)
     return fits ? OK : OUT_OF_MEMORY;
 }
 
+API int cuMemFree_v2(void *memory)
+{
+    (void)memory;
+    return OK;
+}
+
 API int cuMemcpyAsync(void *dst, const void *src, size_t nbytes, void *stream)
 {
     return add(stream, (struct task){.kind = COPY, .dst = dst, .src = src, .nbytes = nbytes});
@@ -306,6 +327,17 @@ API int cuStreamDestroy_v2(void *handle)
 
 /* Of the stand-in only: whether the stream says that a graph is captured from it. */
 API void fake_cuda_set_capturing(void *stream, int capturing) { ((struct stream *)stream)->capturing = capturing; }
+/* Of the stand-in only: how many GPUs it has; they share all memory. */
+API void fake_cuda_set_devices(int devices) { fake.devices = devices; }
+
+void fake_cuda_call(void *stream, void (*fn)(void *), void *arg)
+{
+    add(stream, (struct task){.kind = CALL, .call = fn, .argument = arg});
+}
+
+void *fake_cuda_visible(const void *p) { return visible(p); }
+int fake_cuda_is_current(void) { return pushed > 0; }
+
 /* Of the stand-in only: copies made, kernels launched so far. */
 API int fake_cuda_copies(void) { return __atomic_load_n(&fake.copies, __ATOMIC_RELAXED); }
 API uint64_t fake_cuda_launches(void) { return __atomic_load_n(&fake.launches, __ATOMIC_RELAXED); }

@@ -1,5 +1,5 @@
-"""On a real GPU, which several ranks may share: everything by the staged path. Skipped, with the reason, where there is
-none. Expected: the same operation on the CPU, bit for bit; of training, that it gets somewhere, and ranks agree.
+"""On a real GPU, which several ranks may share: everything by the staged path, and NCCL with one rank. Skipped, with
+the reason, where there is none. Expected: the same operation on the CPU, bit for bit; of training, that it works.
 """
 import itertools
 
@@ -39,6 +39,14 @@ def _collectives(dtypes):
 @RANKS
 def test_collectives(run_ranks, n):
     run_ranks(n, _collectives, arguments={"dtypes": DTYPES}, timeout=250)
+
+
+def test_nccl_of_one_rank(run_ranks):
+    """A communicator of size 1, as NCCL itself reports it, and all collectives of tensors by it."""
+    (rank,) = run_ranks(1, _collectives, arguments={"dtypes": DTYPES}, timeout=250,
+                        env={"NCCL_DEBUG": "INFO", "BAGUA_HVD_NCCL": "1"})
+    print(rank.output)
+    assert "NCCL INFO" in rank.output and "Init COMPLETE" in rank.output
 
 
 def _streams_order_everything():

@@ -218,6 +218,64 @@ def test_qsgd(launch, kind):
         bytes_equal(decoded, wanted)
 
 
+def _with_feedback(codec, type, src, error, options):
+    """Code, and error afterwards, by the C codec: encoder_encode of native/primitive/encoder.c, step by step."""
+    element = TYPES[type]
+    if error is not None:
+        total = error + element.load(src).astype(np.float32)
+    value = src if error is None else element.store(total)
+    code = np.zeros(lib.bhvd_encoded_size(codec, element.dtype, src.size, options), np.uint8)
+    assert lib.bhvd_encode(codec, element.dtype, pointer(code), pointer(value), src.size, options) == native.OK
+    if error is None:
+        return code, None
+    decoded = np.zeros_like(src)
+    assert lib.bhvd_decode(codec, element.dtype, pointer(decoded), pointer(code), src.size, options) == native.OK
+    lost = total - element.load(decoded).astype(np.float32)
+    return code, np.where(np.isfinite(lost), lost, np.float32(0))
+
+
+BITS = {"sign": lib.BHVD_CODEC_SIGN, "sign_rms": lib.BHVD_CODEC_SIGN_RMS, "ternary": lib.BHVD_CODEC_TERNARY}
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("codec", BITS)
+@np.errstate(all="ignore")
+def test_codecs_of_bits(launch, type, codec):
+    """sign, sign_rms and ternary: segments of 512 elements, with and without error feedback, decoded, and summed."""
+    number, dtype, segment, kernel = BITS[codec], TYPES[type].dtype, 512, codec.removesuffix("_rms")
+    for kind, count, feeds in itertools.product(("normal", "nan", "huge", "zeros"), (33, 1027),
+                                                 (False, True)):
+        src = values(type, count, kind)
+        error = values("f32", count, "normal") if feeds else None
+        segments = -(-count // segment)
+        seeds = np.arange(segments, dtype=np.uint64) * np.uint64(77) + np.uint64(5)
+        stride = lib.bhvd_encoded_size(number, dtype, segment, ffi.NULL)
+        codes, after = np.full(segments * stride, 0xAB, np.uint8), None if error is None else error.copy()
+        launch(f"{kernel}_encode_{type}", segments, 64, codes, stride, src, 0 if after is None else after, count,
+               segment, seeds if codec == "ternary" else int(codec == "sign_rms"))
+        decoded, wanted = np.zeros_like(src), np.zeros_like(src)
+        launch(f"{kernel}_decode_{type}", 2, 32, decoded, codes, stride, count, segment)
+        for s in range(segments):
+            part = slice(s * segment, min(count, (s + 1) * segment))
+            options = ffi.new("struct bhvd_codec_options *", {"seed": int(seeds[s])})
+            expected, lost = _with_feedback(number, type, src[part], None if error is None else error[part], options)
+            got = codes[s * stride:(s + 1) * stride]
+            bytes_equal(got[:expected.size], expected)
+            assert (got[expected.size:] == 0xAB).all()
+            if lost is not None:
+                bytes_equal(after[part], lost)
+            n = src[part].size
+            assert lib.bhvd_decode(number, dtype, pointer(wanted[part]), pointer(expected), n, options) == native.OK
+            both, total = np.concatenate([got, got]), np.zeros(n, np.float32)
+            for _ in range(2):
+                assert lib.bhvd_decode_add(number, dtype, ffi.cast("float *", total.ctypes.data), pointer(expected), n,
+                                           options) == native.OK
+            summed = np.full(n, 7, np.float32)
+            launch(f"{kernel}_decode_sum_{type}", 2, 32, summed, both, stride, 2, n)
+            bytes_equal(summed, total)
+        bytes_equal(decoded, wanted)
+
+
 @pytest.mark.parametrize("type", ["f16", "bf16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_casts(launch, type, kind):

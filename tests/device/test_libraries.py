@@ -1,14 +1,16 @@
 """The vendor's libraries, opened at run time: what is found is asked, what is missing is named, nothing is needed."""
 import ctypes
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from bagua_hvd.bench import __main__ as bench
 from bagua_hvd.common import device
 from bagua_hvd.common.exceptions import HorovodInternalError
-from device_arrays import fake_cuda_path, missing_gpu
+from device_arrays import ROOT, fake_cuda_path, missing_gpu
 
 NCCL = next((path for path in device.nccl_files({}).split(":") if path), None)
 
@@ -21,6 +23,24 @@ def test_nccl_of_the_package():
     assert device.nccl_facts() == (version.value, "")
     assert library.ncclGetUniqueId(unique_id) == 0
     assert any(unique_id.raw)
+
+
+@pytest.mark.skipif(NCCL is None, reason="the package nvidia-nccl-cu12 (or -cu13) is not installed")
+def test_our_numbers_are_those_of_nccls_header():
+    """native/device/nccl.h has prototypes of its own: types, reductions, states, and the head of ncclConfig_t."""
+    ours = (ROOT / "native" / "device" / "nccl.h").read_text()
+    theirs = (Path(NCCL).parents[1] / "include" / "nccl.h").read_text()
+    for name in ("Int8", "Uint8", "Int32", "Int64", "Float16", "Float32", "Float64", "Bfloat16", "Sum", "Prod", "Max",
+                 "Min", "Success"):
+        expected = re.search(rf"\bnccl{name} *= *(\d+)", theirs)[1]
+        assert re.search(rf"\bNCCL_{name.upper()} = (\d+)", ours)[1] == expected, name
+    assert re.search(r"ncclInProgress *= *(\d+)", theirs)[1] == re.search(r"NCCL_IN_PROGRESS = (\d+)", ours)[1]
+    assert re.search(r"NCCL_UNIQUE_ID_BYTES (\d+)", theirs)[1] == re.search(r"NCCL_UNIQUE_ID_BYTES = (\d+)", ours)[1]
+    assert re.search(r"ncclConfig_v\d+ \{.*?size_t size;.*?magic;.*?version;.*?int blocking;", theirs, re.DOTALL)
+    for symbol, parameters in re.findall(r'X\("(nccl\w+)", \w+, [\w *]+,\s*\\?\s*\((.*?)\)\)', ours, re.DOTALL):
+        declared = re.search(rf"\b{symbol}\((.*?)\);", theirs, re.DOTALL)[1]
+        count = 0 if parameters == "void" else parameters.count(",") + 1
+        assert count == (declared.count(",") + 1 if declared.strip() else 0), symbol
 
 
 def test_nccl_that_is_missing(monkeypatch):

@@ -62,6 +62,7 @@ def test_shutdown_with_tensors_on_their_way(world):
 
 
 def test_there_is_no_such_gpu():
+    fake_cuda().set_devices(1)
     with pytest.raises(ValueError, match=r"there is no GPU 7: the driver \(CUDA 13.0\) has 1"):
         Device(7, files=fake_cuda_path())
 

@@ -17,14 +17,14 @@ import pytest
 import torch
 
 from bagua_hvd.common import device, device_kernels, native
-from bagua_hvd.common.device import Device, DeviceView, Placement
+from bagua_hvd.common.device import KERNELS, Device, DeviceView, Placement
 from bagua_hvd.common.frontend import Frontend
 from world import DTYPES, storage
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "tests" / "device"
 BUILT = ROOT / "build" / "device-tests"
-_HOST_SOURCE = HERE / "fake_cuda.c"
+_HOST_SOURCES = [HERE / "fake_cuda.c", HERE / "fake_nccl.c"]
 
 
 def compiled(output, command, sources):
@@ -41,9 +41,11 @@ def compiled(output, command, sources):
 
 @functools.cache
 def fake_cuda_path():
+    """The stand-ins for libcuda.so.1 and libnccl.so.2, in one library."""
     compiler = shutil.which("gcc") or shutil.which("cc")
-    command = [compiler, "-O1", "-g", "-Wall", "-shared", "-fPIC", "-fvisibility=hidden", str(_HOST_SOURCE), "-pthread"]
-    return str(compiled("fake_cuda.so", command, [_HOST_SOURCE]))
+    command = [compiler, "-O1", "-g", "-Wall", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
+               f"-I{ROOT / 'native'}", *map(str, _HOST_SOURCES), "-pthread", "-lm"]
+    return str(compiled("fake_cuda.so", command, [*_HOST_SOURCES, HERE / "fake_cuda.h"]))
 
 
 class FakeCuda:
@@ -84,6 +86,13 @@ class FakeCuda:
     def launches(self):
         return self.library.fake_cuda_launches()
 
+    def nccl_groups(self):
+        """How many groups the stand-in for NCCL has launched in this process."""
+        return self.library.fake_nccl_groups()
+
+    def set_devices(self, count):
+        self.library.fake_cuda_set_devices(count)
+
     def set_capturing(self, stream, capturing):
         self.library.fake_cuda_set_capturing(ctypes.c_void_p(stream), int(capturing))
 
@@ -95,14 +104,26 @@ def fake_cuda():
 
 @functools.cache
 def fake_device():
-    return Device(0, files=fake_cuda_path())
+    """A GPU that all ranks share, without NCCL."""
+    return Device(0, files=fake_cuda_path(), nccl="")
+
+
+@functools.cache
+def own_device(index, kernels=True):
+    """A GPU of a rank's own, with NCCL; with kernels compiled for the CPU."""
+    fake_cuda().set_devices(index + 1)
+    device = Device(index, files=fake_cuda_path(), nccl=fake_cuda_path())
+    if kernels:
+        emulation = Emulation()
+        device.set_kernels({number: emulation.handle(name) for name, number in KERNELS.items()}, emulation)
+    return device
 
 
 class FakePlacement(Placement):
-    """A rank's tensors on the stand-in, with a framework's stream of its own."""
+    """A rank's tensors on the stand-in, with a framework's stream of its own. device: None: the one that all share."""
 
-    def __init__(self):
-        super().__init__(fake_device())
+    def __init__(self, device=None):
+        super().__init__(device or fake_device())
         self.cuda = fake_cuda()
         self.current = self.cuda.stream()
         self._alive = []                # what the stream still reads

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import bagua_hvd.torch as hvd
+from bagua_hvd.common import device
 from bagua_hvd.torch import frontend as frontend_module
 from bagua_hvd.torch.frontend import TorchFrontend
-from device_arrays import fake_device
+from device_arrays import fake_cuda_path, fake_device
 
 
 class Posing:
@@ -65,6 +66,9 @@ def test_what_is_refused(frontend):
         frontend.view(Posing(), Posing("cuda:1"))
 
 
-def test_what_the_build_says():
+def test_what_the_build_says(monkeypatch):
     assert hvd.cuda_built() is True
+    monkeypatch.setattr(device, "nccl_files", fake_cuda_path)
+    assert hvd.nccl_built() == 22105
+    monkeypatch.setenv("BAGUA_HVD_NCCL", "0")
     assert hvd.nccl_built() == 0

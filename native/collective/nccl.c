@@ -1,0 +1,314 @@
+// Which process sets use NCCL, and the life of their communicators.
+#include "collective/nccl.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/dtype.h"
+#include "base/status.h"
+#include "collective/collective.h"
+#include "device/buffer.h"
+#include "device/nccl.h"
+#include "device/staging.h"
+
+enum { CLOSE_MS = 5000 };               // for what is on the GPU, and for the peers to close too
+
+// What a member says about itself; the same bytes on all hosts.
+struct member {
+    uint8_t uuid[DEVICE_UUID_BYTES];
+    int32_t version;                    // of NCCL; 0: it cannot
+    uint8_t scales, zeros[3];
+};
+
+struct nccl_facts nccl_facts_of(const struct process_set *set)
+{
+    const struct nccl_group *group = set->nccl;
+    if (!group || !group->is_on)
+        return (struct nccl_facts){0};
+    return (struct nccl_facts){true, group->scales, group->device->index};
+}
+
+// NCCL has no 16-bit integers and no bool; integers are scaled on the CPU only.
+static bool reduces(const struct bhvd_handle *op, bool scales)
+{
+    const bool scaled = op->op == BHVD_OP_AVERAGE || op->prescale_factor != 1.0 || op->postscale_factor != 1.0;
+    for (size_t t = 0; t < op->tensor_count; t++) {
+        const bhvd_dtype dtype = op->tensors[t].dtype;
+        if (dtype == BHVD_UINT16 || dtype == BHVD_INT16 || dtype == BHVD_BOOL)
+            return false;
+        if (scaled && !(scales && dtype_is_floating(dtype)))
+            return false;
+    }
+    return op->op != BHVD_OP_ADASUM;
+}
+
+bool nccl_takes(const struct nccl_facts *facts, const struct bhvd_handle *op)
+{
+    if (!facts->is_on)
+        return false;
+    if (op->kind == BHVD_ALLREDUCE || op->kind == BHVD_REDUCESCATTER)
+        return reduces(op, facts->scales);
+    return op->kind == BHVD_ALLGATHER || op->kind == BHVD_BROADCAST || op->kind == BHVD_ALLTOALL;
+}
+
+bhvd_status nccl_check_gpu(const struct nccl_facts *facts, const struct bhvd_args *args, struct bhvd_error *error)
+{
+    if (!facts->is_on || facts->device == args->gpu->index)
+        return BHVD_OK;
+    return error_set(error, BHVD_ERR_UNSUPPORTED, "'%s' is on GPU %d, but this rank's process set communicates by NCCL on GPU "
+                     "%d: keep to one GPU, or set BAGUA_HVD_NCCL=0", args->name, args->gpu->index, facts->device);
+}
+
+// ------------------------------------------------------------------------------------------------------- agreement
+
+static struct member member_of(const struct bhvd_handle *op)
+{
+    struct member member = {.version = 0};
+    const struct bhvd_device *device = op->staging ? op->staging->device : NULL;
+    if (!device || !device->nccl)
+        return member;
+    memcpy(member.uuid, device->uuid, sizeof member.uuid);
+    member.version = device->nccl->version;
+    member.scales = true;
+    for (int kernel = BHVD_DEVICE_SCALE_F32; kernel <= BHVD_DEVICE_SCALE_BF16; kernel++)
+        member.scales &= atomic_load(&device->kernels[kernel]) != NULL;
+    return member;
+}
+
+// All can, and no two share a GPU.
+static bool all_can(const struct member *members, int count, bool *scales)
+{
+    *scales = true;
+    for (int i = 0; i < count; i++) {
+        if (!members[i].version || members[i].version != members[0].version)
+            return false;
+        for (int j = 0; j < i; j++) {
+            if (memcmp(members[i].uuid, members[j].uuid, sizeof members[i].uuid) == 0)
+                return false;
+        }
+        *scales &= members[i].scales != 0;
+    }
+    return true;
+}
+
+// Every member's bytes to all, over the CPU transports.
+static bhvd_status exchange(bhvd_context *ctx, struct process_set *set, const void *mine, void *all, size_t nbytes)
+{
+    size_t *part = malloc((size_t)set->size * sizeof *part);
+    if (!part)
+        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", set->size);
+    for (int i = 0; i < set->size; i++)
+        part[i] = nbytes;
+    struct span whole = {NULL, all, nbytes * (size_t)set->size};
+    bhvd_status status = set->shared
+                             ? allgather_shared(ctx, set, mine, &(struct span_list){&whole, 1, 1, whole.nbytes}, part)
+                             : allgather_pairwise(ctx, set, mine, all, part);
+    free(part);
+    return status;
+}
+
+static bhvd_status share(bhvd_context *ctx, struct process_set *set, void *bytes, size_t nbytes)
+{
+    return set->shared ? broadcast_shared(ctx, set, 0, bytes, bytes, nbytes)
+                       : broadcast_tree(ctx, set, 0, bytes, bytes, nbytes, NULL);
+}
+
+// The communicator: the first member makes its id, all join it.
+static bhvd_status join(bhvd_context *ctx, struct process_set *set, struct nccl_group *group)
+{
+    struct bhvd_device *device = group->device;
+    const struct nccl *nccl = device->nccl;
+    struct {
+        int32_t result;
+        struct nccl_unique_id id;
+    } first = {NCCL_SUCCESS, {{0}}};
+    if (set->rank == 0)
+        first.result = nccl->get_unique_id(&first.id);
+    bhvd_status status = share(ctx, set, &first, sizeof first);
+    if (status)
+        return status;
+    if (first.result)
+        return nccl_failed(ctx, group, first.result, "rank 0 of the process set cannot make a communicator's id");
+    int code = device->ops->enter(device);
+    if (code)
+        return context_fail(ctx, BHVD_ERR_SYSTEM, "GPU %d cannot be used by NCCL", device->index);
+    struct nccl_config config = NCCL_CONFIG_UNBLOCKED;
+    nccl_result result = nccl->comm_init(&group->comm, set->size, first.id, set->rank, &config);
+    device->ops->leave(device);
+    if (result != NCCL_SUCCESS && result != NCCL_IN_PROGRESS)
+        return nccl_failed(ctx, group, result, "its communicator cannot be made");
+    return nccl_settle(ctx, group);
+}
+
+bhvd_status nccl_agree(bhvd_context *ctx, struct process_set *set, const struct bhvd_handle *op)
+{
+    const struct member mine = member_of(op);
+    struct nccl_group *group = calloc(1, sizeof *group);
+    struct member *members = malloc((size_t)set->size * sizeof *members);
+    bhvd_status status = BHVD_OK;
+    if (!group || !members)
+        status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a communicator of %d ranks", set->size);
+    else
+        status = exchange(ctx, set, &mine, members, sizeof mine);
+    if (!status && all_can(members, set->size, &group->scales)) {
+        group->device = op->staging->device;
+        device_hold(group->device);
+        group->is_on = true;
+        status = join(ctx, set, group);
+    }
+    free(members);
+    pthread_mutex_lock(&ctx->sets_lock);        // posting threads look at it
+    set->nccl = group;
+    pthread_mutex_unlock(&ctx->sets_lock);
+    if (status)
+        nccl_abort(ctx);                        // the context failed before the set had the communicator
+    return status;
+}
+
+// ---------------------------------------------------------------------------------------------------------- errors
+
+bhvd_status nccl_failed(bhvd_context *ctx, const struct nccl_group *group, int result, const char *what)
+{
+    const struct nccl *nccl = group->device->nccl;
+    const char *details = group->comm ? nccl->last_error(group->comm) : NULL;
+    return context_fail(ctx, BHVD_ERR_SYSTEM, "rank %d: NCCL %d.%d.%d with CUDA %d.%d on GPU %d: %s: %s%s%s; NCCL_DEBUG=WARN "
+                        "says more, BAGUA_HVD_NCCL=0 does without it", ctx->options.rank, nccl->version / 10000,
+                        nccl->version % 10000 / 100, nccl->version % 100, group->device->driver_version / 1000,
+                        group->device->driver_version % 1000 / 10, group->device->index, what,
+                        nccl->error_string(result), details && *details ? ": " : "", details ? details : "");
+}
+
+// 0: as it should be, NCCL_IN_PROGRESS, or an error.
+static nccl_result state_of(const struct nccl_group *group)
+{
+    struct bhvd_device *device = group->device;
+    nccl_result state = NCCL_SUCCESS;
+    if (device->ops->enter(device))
+        return NCCL_SUCCESS;            // the driver's own errors are found by its events
+    nccl_result result = device->nccl->async_error(group->comm, &state);
+    device->ops->leave(device);
+    return result ? result : state;
+}
+
+struct settling {
+    const struct nccl_group *group;
+    nccl_result state;
+};
+
+static int is_settled(bhvd_context *ctx, void *arg)
+{
+    struct settling *settling = arg;
+    (void)ctx;
+    if (!settling->group->comm)
+        return -1;                      // aborted by a failure meanwhile
+    settling->state = state_of(settling->group);
+    return settling->state != NCCL_IN_PROGRESS;
+}
+
+bhvd_status nccl_wait(bhvd_context *ctx, progress_ready_fn ready, void *arg)
+{
+    ctx->waits_for_gpu = true;
+    bhvd_status status = progress_until(ctx, ready, arg, -1);
+    ctx->waits_for_gpu = false;
+    return status;
+}
+
+bhvd_status nccl_settle(bhvd_context *ctx, struct nccl_group *group)
+{
+    struct settling settling = {group, NCCL_SUCCESS};
+    bhvd_status status = nccl_wait(ctx, is_settled, &settling);
+    if (!status && settling.state)
+        status = nccl_failed(ctx, group, settling.state, "it failed");
+    return status;
+}
+
+static struct nccl_group *group_of(const bhvd_context *ctx, int id)
+{
+    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+    return set && set->nccl && set->nccl->comm ? set->nccl : NULL;
+}
+
+void nccl_look(bhvd_context *ctx)
+{
+    for (int id = 0; id < ctx->sets.high && !ctx->failure.status; id++) {
+        const struct nccl_group *group = group_of(ctx, id);
+        const nccl_result state = group ? state_of(group) : NCCL_SUCCESS;
+        if (state != NCCL_SUCCESS && state != NCCL_IN_PROGRESS)
+            nccl_failed(ctx, group, state, "it failed while tensors were on their way");
+    }
+}
+
+void nccl_abort(bhvd_context *ctx)
+{
+    for (int id = 0; id < ctx->sets.high; id++) {
+        struct nccl_group *group = group_of(ctx, id);
+        if (!group || group->device->ops->enter(group->device))
+            continue;
+        group->device->nccl->comm_abort(group->comm);
+        group->comm = NULL;
+        group->device->ops->leave(group->device);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------- end
+
+// Until the GPU has done what it was given, and NCCL what it owes its peers; they may have gone already. True: all is done.
+static bool finish(const struct nccl_group *group, int64_t deadline_ns)
+{
+    struct bhvd_device *device = group->device;
+    while (group->last && device->ops->event_query(device, group->last->done) == DEVICE_NOT_READY) {
+        if (state_of(group) || clock_now_ns() >= deadline_ns)
+            return false;
+        sched_yield();
+    }
+    if (device->ops->enter(device))
+        return false;
+    nccl_result state = device->nccl->comm_finalize(group->comm);
+    device->ops->leave(device);
+    while (state == NCCL_IN_PROGRESS && clock_now_ns() < deadline_ns) {
+        state = state_of(group);
+        sched_yield();
+    }
+    return state == NCCL_SUCCESS;
+}
+
+static void group_destroy(struct nccl_group *group)
+{
+    struct bhvd_device *device = group->device;
+    if (group->comm) {
+        const bool finished = finish(group, clock_deadline_ns(CLOSE_MS));
+        if (device->ops->enter(device) == 0) {
+            if (finished)
+                device->nccl->comm_destroy(group->comm);
+            else
+                device->nccl->comm_abort(group->comm);
+            device->ops->leave(device);
+        }
+    }
+    if (device) {
+        device_buffer_release(device, group->last);
+        bhvd_device_drop(device);
+    }
+    free(group);
+}
+
+void nccl_close(bhvd_context *ctx, struct process_set *set)
+{
+    pthread_mutex_lock(&ctx->sets_lock);
+    struct nccl_group *group = set->nccl;
+    set->nccl = NULL;
+    pthread_mutex_unlock(&ctx->sets_lock);
+    if (group)
+        group_destroy(group);
+}
+
+void nccl_close_all(bhvd_context *ctx)
+{
+    for (int id = 0; id < ctx->sets.high; id++) {
+        struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+        if (set)
+            nccl_close(ctx, set);
+    }
+}

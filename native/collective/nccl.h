@@ -1,0 +1,73 @@
+// Collectives of tensors on GPUs by NCCL, where the members of a process set can: each has a GPU of its own and the same NCCL.
+//
+// Agreed on in the first execution on GPUs of a set (nccl_agree): the members tell each other over the CPU transports what they
+// have; all can, or none does. Which way an operation goes depends on that and on what the request says, so all members come
+// to the same answer. What was staged before (device/staging.h) has its tensors on the device as well: in an execution, NCCL
+// takes staged and direct operations alike.
+//
+// An execution only puts work on the device's stream from_host: it waits for the events of the framework's streams there, and
+// operations end when all is enqueued. NCCL's own errors, and those of peers, are found by looking (nccl_look): the context
+// fails, and every communicator is aborted, so that no stream hangs (decision 28).
+#ifndef BHVD_COLLECTIVE_NCCL_H
+#define BHVD_COLLECTIVE_NCCL_H
+
+#include "collective/collective.h"
+#include "core/progress.h"
+
+struct device_buffer;
+
+struct nccl_group {
+    bool is_on;                 // else the set's operations are staged
+    bool scales;                // all members have the kernels for scaling
+    struct bhvd_device *device; // held; NULL when not on
+    void *comm;                 // NULL: aborted
+    struct device_buffer *last; // its `done` event is of the last execution
+};
+
+// What posting needs to know, copied under sets_lock.
+struct nccl_facts {
+    bool is_on, scales;
+    int device;                 // index
+};
+
+struct nccl_facts nccl_facts_of(const struct process_set *set);
+// Does NCCL take this operation? Depends only on what is equal on all members.
+bool nccl_takes(const struct nccl_facts *facts, const struct bhvd_handle *op);
+// BHVD_ERR_UNSUPPORTED: the set's communicator is on another GPU.
+bhvd_status nccl_check_gpu(const struct nccl_facts *facts, const struct bhvd_args *args, struct bhvd_error *error);
+
+// In an execution on GPUs, of a set that has not agreed yet: fills in set->nccl.
+bhvd_status nccl_agree(bhvd_context *ctx, struct process_set *set, const struct bhvd_handle *op);
+// One execution that NCCL takes: begin, any of the collectives below, end, also after errors. All but `end` only enqueue.
+// index: of the tensor in op; rows: of the result; part and bytes as for the host's collectives (collective/collective.h).
+struct nccl_run;
+bhvd_status nccl_begin(bhvd_context *ctx, struct process_set *set, const struct execution *execution,
+                       struct nccl_run **out);
+// All tensors of the reduction's dtype, as one vector.
+bhvd_status nccl_allreduce(struct nccl_run *run, const struct execution *execution, bhvd_op op,
+                           const struct reduction *reduction);
+bhvd_status nccl_reducescatter(struct nccl_run *run, struct bhvd_handle *op, size_t index, int64_t rows,
+                               const struct reduction *reduction, const size_t *part);
+bhvd_status nccl_allgather(struct nccl_run *run, struct bhvd_handle *op, size_t index, int64_t rows,
+                           const size_t *part);
+bhvd_status nccl_alltoall(struct nccl_run *run, struct bhvd_handle *op, size_t index, int64_t rows,
+                          const size_t *bytes);
+bhvd_status nccl_broadcast(struct nccl_run *run, struct bhvd_handle *op, size_t index, int root);
+// Marks the end on the stream. Waits for it only where a result goes to the host's memory. status: of what was run.
+bhvd_status nccl_end(struct nccl_run *run, bhvd_status status);
+// progress_until for what only the GPU knows, so that the engine looks again and again instead of sleeping.
+bhvd_status nccl_wait(bhvd_context *ctx, progress_ready_fn ready, void *arg);
+// After calls that may not have enqueued all they do: waits until they have.
+bhvd_status nccl_settle(bhvd_context *ctx, struct nccl_group *group);
+// Fails the context with NCCL's words.
+bhvd_status nccl_failed(bhvd_context *ctx, const struct nccl_group *group, int result, const char *what);
+
+// Fails the context where NCCL reports an error. Engine only.
+void nccl_look(bhvd_context *ctx);
+// Ends what is on the GPU, at once. Engine only.
+void nccl_abort(bhvd_context *ctx);
+// The set ends: waits a moment for what is on the GPU.
+void nccl_close(bhvd_context *ctx, struct process_set *set);
+void nccl_close_all(bhvd_context *ctx);
+
+#endif

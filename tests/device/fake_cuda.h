@@ -1,0 +1,12 @@
+/* What fake_nccl.c needs of the stand-in for the driver. */
+#ifndef FAKE_CUDA_H
+#define FAKE_CUDA_H
+
+/* Calls fn(arg) in the order of the stream, on its thread. */
+void fake_cuda_call(void *stream, void (*fn)(void *), void *arg);
+/* Where the host may touch what a device's address means. */
+void *fake_cuda_visible(const void *p);
+/* Whether this thread has a current context. */
+int fake_cuda_is_current(void);
+
+#endif
