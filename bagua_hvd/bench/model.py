@@ -112,7 +112,7 @@ class Model:
         return BUCKETS * self.seconds(algorithm, hosts, rate, GRADIENT_NBYTES / BUCKETS) + self.negotiation(hosts)
 
     def star_limit(self, messages):
-        """Ranks at which rank 0 of a star coordinates BOTTLENECK of its time, with so many messages a step from each."""
+        """Ranks at which rank 0 of a star coordinates BOTTLENECK of its time, each in so many messages a step."""
         return int(BOTTLENECK / STEPS / (self.tau * GRADIENTS + self.phi * messages))
 
     def tree_limit(self, messages):

@@ -1,5 +1,5 @@
-"""Messages between a launcher, or a compute service's registry, and the processes that it serves: who may speak, and how
-a message lies in the stream.
+"""Messages between a launcher, or a compute service's registry, and the processes that it serves: who may speak,
+and how a message lies in the stream.
 
     both ways     hello, 40 bytes: magic, version, nonce
     both ways     proof: HMAC-SHA256(secret, role || own nonce || peer's nonce)
