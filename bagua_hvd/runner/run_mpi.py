@@ -26,6 +26,14 @@ _MPIRUN_SECONDS = 2
 _ARRIVAL_SECONDS = 5
 
 
+def _number(line, name):
+    """(a number in a message, the message's type). ValueError: malformed."""
+    message = channel.decode(line)
+    if type(message.get(name)) is not int:
+        raise ValueError(f"a message without {name}")
+    return message[name], message.get("type")
+
+
 class Desk(Server):
     """Hands out the function, and takes what comes back.
 
@@ -52,20 +60,20 @@ class Desk(Server):
         """With one rank."""
         self.talking += 1
         try:
-            hello = channel.decode(await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS))
+            rank = _number(await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS), "rank")[0]
             writer.write(channel.encode({"type": "function", "nbytes": len(self._function)}))
             writer.write(self._function)
             try:
                 await writer.drain()
-                answer = channel.decode(await reader.readline())
-                content = await reader.readexactly(answer["nbytes"])
+                nbytes, kind = _number(await reader.readline(), "nbytes")
+                content = await reader.readexactly(nbytes)
             except (OSError, EOFError, ValueError):
-                self._fail(hello["rank"], None)
+                self._fail(rank, None)
                 return
-            if answer["type"] == "result":
-                self.results[hello["rank"]] = content
+            if kind == "result":
+                self.results[rank] = content
             else:
-                self._fail(hello["rank"], content.decode())
+                self._fail(rank, content.decode(errors="replace"))
         finally:
             self.talking -= 1
 

@@ -91,7 +91,8 @@ def test_messages_of_the_elastic_channel(line):
 
 JSON = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=2)
 MESSAGES = st.dictionaries(
-    st.sampled_from(["type", "environment", "scope", "skip_sync", "timestamp", "result", "reason", "failure"]),
+    st.sampled_from(["type", "environment", "scope", "skip_sync", "timestamp", "result", "reason", "failure",
+                     "silent"]),
     JSON | st.sampled_from(["assignment", "removed", "refused", "hosts_updated", "join", "synced"]), max_size=5)
 
 
@@ -123,10 +124,12 @@ def service():
     def on_event(event, number, message):
         assert event in ("joined", "synced", "disconnected") and isinstance(number, int)
         if event == "joined":
+            message = {"silent": None, **message}
             assert type(message["skip_sync"]) is bool and isinstance(message["failure"], str | None)
+            assert message["silent"] is None or type(message["silent"]) is int
 
     with Service(SECRET, on_event) as service:
-        service._loop.set_exception_handler(lambda loop, context: errors.append(context))
+        service.loop.set_exception_handler(lambda loop, context: errors.append(context))
         yield service
     threading.excepthook = before
     assert not errors, errors

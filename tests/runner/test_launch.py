@@ -175,6 +175,7 @@ def test_nobody_reads_the_output(launcher):
 
 def test_a_reader_that_sleeps_does_not_stop_ctrl_c(launcher):
     popen = launcher.start("-np", 2, "yes")
+    wait_until(lambda: [_name(pid) for pid in launcher.processes()].count("yes") == 2)
     time.sleep(1)       # the pipe is full
     popen.send_signal(signal.SIGINT)
     assert popen.wait(20) == 128 + signal.SIGINT

@@ -10,7 +10,7 @@ def _event(message):
     kind = message.get("type")
     if kind == "join":
         if (type(message.get("skip_sync")) is not bool or not isinstance(message.get("failure"), str | None)
-                or not isinstance(message.get("silent"), int | None)):
+                or type(message.get("silent")) not in (int, type(None))):
             raise ValueError("malformed join")
         return "joined", message
     return (kind, message) if kind == "synced" else (None, None)
