@@ -124,9 +124,8 @@ def service():
     def on_event(event, number, message):
         assert event in ("joined", "synced", "disconnected") and isinstance(number, int)
         if event == "joined":
-            message = {"silent": None, **message}
-            assert type(message["skip_sync"]) is bool and isinstance(message["failure"], str | None)
-            assert message["silent"] is None or type(message["silent"]) is int
+            assert type(message["skip_sync"]) is bool and isinstance(message.get("failure"), str | None)
+            assert type(message.get("silent")) in (int, type(None))
 
     with Service(SECRET, on_event) as service:
         service.loop.set_exception_handler(lambda loop, context: errors.append(context))
