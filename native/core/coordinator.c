@@ -265,18 +265,27 @@ static bhvd_status send_stale(bhvd_context *ctx, int rank, uint32_t id)
     return status;
 }
 
-// All of these ranks ask by the id.
-static bhvd_status take_cached_request(bhvd_context *ctx, const int *ranks, int count, uint32_t id)
+static bhvd_status take_cached_request(bhvd_context *ctx, int rank, uint32_t id)
 {
+    // Looked up for each rank: what another one asks can end an agreement, and with it the entry.
     struct coordinator_entry *entry = coordinator_cache_find_id(&ctx->cache, id);
     const struct process_set *set = entry ? process_set_find(&ctx->sets, entry->key.process_set) : NULL;
-    bhvd_status status = BHVD_OK;
-    if (entry && !entry->pending)           // the first that asks: the others' asking makes it no newer
+    int index = set ? process_set_index(set, rank) : -1;
+    ctx->coordinator.asking = rank;
+    if (index < 0)
+        return send_stale(ctx, rank, id);
+    if (!entry->pending)                    // the first rank that asks: the others' asking makes it no newer
         coordinator_cache_use(&ctx->cache, entry);
-    for (int i = 0; i < count && !status; i++) {
-        int index = set ? process_set_index(set, ranks[i]) : -1;
-        ctx->coordinator.asking = ranks[i];
-        status = index >= 0 ? take_request(ctx, ranks[i], entry->requests[index], entry) : send_stale(ctx, ranks[i], id);
+    return take_request(ctx, rank, entry->requests[index], entry);
+}
+
+// Of each id all ranks, so that none of them is far ahead of the others.
+static bhvd_status take_cached_run(bhvd_context *ctx, const int *ranks, int count, const struct cached_run *run)
+{
+    bhvd_status status = BHVD_OK;
+    for (uint32_t i = 0; i < run->count && !status; i++) {
+        for (int j = 0; j < count && !status; j++)
+            status = take_cached_request(ctx, ranks[j], run->id + i);
     }
     return status;
 }
@@ -327,8 +336,8 @@ static bhvd_status take_items(bhvd_context *ctx, const int *ranks, int count, st
         enum item_tag tag = bytes_take_u8(&r);
         if (tag == ITEM_CACHED) {
             struct cached_run run = cached_run_take(&r);
-            for (uint32_t i = 0; i < run.count && !r.failed && !status; i++)
-                status = take_cached_request(ctx, ranks, count, run.id + i);
+            if (!r.failed)
+                status = take_cached_run(ctx, ranks, count, &run);
         } else if (tag == ITEM_FULL) {
             uint32_t size = bytes_take_u32(&r);
             const unsigned char *bytes = bytes_take(&r, size);
