@@ -147,11 +147,12 @@ bhvd_status nccl_agree(bhvd_context *ctx, struct process_set *set, const struct 
     const struct member mine = member_of(op);
     struct nccl_group *group = calloc(1, sizeof *group);
     struct member *members = malloc((size_t)set->size * sizeof *members);
-    bhvd_status status = BHVD_OK;
-    if (!group || !members)
-        status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a communicator of %d ranks", set->size);
-    else
-        status = exchange(ctx, set, &mine, members, sizeof mine);
+    if (!group || !members) {
+        free(group);
+        free(members);
+        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a communicator of %d ranks", set->size);
+    }
+    bhvd_status status = exchange(ctx, set, &mine, members, sizeof mine);
     if (!status && all_can(members, set->size, &group->scales)) {
         group->device = op->staging->device;
         device_hold(group->device);
