@@ -215,6 +215,11 @@ static bhvd_status connect_to(struct connecting *k, int rank, uint32_t kind)
         bhvd_status status = kind == CHANNEL_LOCAL
                                  ? local_connect(k, rank, &fd)
                                  : socket_connect(card->host, card->port, k->deadline_ns, &fd, k->error);
+        bool no_route = kind != CHANNEL_LOCAL && status == BHVD_ERR_PEER_LOST;
+        if (no_route && clock_remaining_ms(k->deadline_ns) != 0) {
+            poll(NULL, 0, RETRY_MS);    // the network may be a moment behind the job
+            continue;
+        }
         if (status)
             return name_rank(k, rank, status);
         error_clear(k->error);          // of the attempt before

@@ -129,8 +129,9 @@ bhvd_status socket_connect(const char *host, int port, int64_t deadline_ns, int 
     if (failure == 0 && is_connected_with_itself(s))
         failure = ECONNREFUSED;
     if (failure) {
+        bool no_route = failure == EHOSTUNREACH || failure == ENETUNREACH;
         errno = failure;
-        status = error_set(error, BHVD_ERR_SYSTEM, "cannot connect to %s:%d: %m", host, port);
+        status = error_set(error, no_route ? BHVD_ERR_PEER_LOST : BHVD_ERR_SYSTEM, "cannot connect to %s:%d: %m", host, port);
         goto fail;
     }
     set_nodelay(s);
