@@ -125,7 +125,7 @@ def test_an_error_does_not_say_the_secret(tmp_path):
         environment = {**os.environ, "HOROVOD_RANK": "0", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "0",
                        "HOROVOD_LOCAL_SIZE": "2", "HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "1",
                        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "1",
-                       "HOROVOD_GLOO_TIMEOUT_SECONDS": "1", "_HOROVOD_SECRET_KEY": secret,
+                       "HOROVOD_START_TIMEOUT": "2", "_HOROVOD_SECRET_KEY": secret,
                        "TEST_STOP": str(tmp_path)}
         done = subprocess.run([sys.executable, str(HERE / "summing.py")], env=environment, capture_output=True,
                               timeout=60)
