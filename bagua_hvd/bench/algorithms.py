@@ -44,11 +44,12 @@ def _train(name, options):
     from bagua_hvd import algorithms
     from bagua_hvd.common import basics
 
+    in_rounds = name.startswith("async")
     torch.manual_seed(0)
     model = _model(options.parameters)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     if name != "none":
-        arguments = {"sync_interval_ms": options.sync_interval_ms} if name.startswith("async") else {}
+        arguments = {"sync_interval_ms": options.sync_interval_ms} if in_rounds else {}
         optimizer = hvd.DistributedOptimizer(
             optimizer, named_parameters=model.named_parameters(), algorithm=algorithms.get(name, **arguments)
         )
@@ -66,7 +67,6 @@ def _train(name, options):
             made += 1
         return made, time.perf_counter() - started
 
-    in_rounds = name.startswith("async")
     timed(2, 2e-3 * options.sync_interval_ms if in_rounds else 0)        # the first round may set up others
     hvd.barrier()
     sent = basics.context().counters().payload_bytes_sent

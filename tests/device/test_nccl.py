@@ -10,7 +10,7 @@ import pytest
 from bagua_hvd.common import native
 from bagua_hvd.common.device import Device
 from bagua_hvd.common.exceptions import HorovodInternalError
-from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, own_device
+from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, own_device, sums_overwritten_in_flight
 from values import make
 from world import DTYPES, World
 
@@ -218,18 +218,7 @@ def test_the_frameworks_stream_orders_everything(world, n):
     at = placements(n)
 
     def call(rank, context):
-        placement, posted, copies = at[rank], [], []
-        for step in range(10):
-            array = placement.array(np.full(5000, rank + step, np.float32))
-            posted.append((array, context.post(native.ALLREDUCE, f"step.{step}", [array.view(array)])))
-        for array, operation in posted:
-            operation.wait()
-            copy = placement.empty(array.shape, "float32")
-            placement.cuda.copy(copy.address, array.address, 20000, placement.current)
-            placement.cuda.copy(array.address, placement.array(np.zeros(5000, np.float32)).address, 20000,
-                                placement.current)
-            copies.append(copy)
-        return [copy.numpy() for copy in copies]
+        return sums_overwritten_in_flight(at[rank], rank, context, 10)
 
     for copies in world.run(call):
         for step, values in enumerate(copies):

@@ -9,7 +9,7 @@ import pytest
 
 from bagua_hvd.common import native
 from bagua_hvd.common.device import COPY_SPANS
-from device_arrays import Emulation, FakePlacement, fake_cuda, fake_device, names
+from device_arrays import Emulation, FakePlacement, fake_cuda, fake_device, names, sums_overwritten_in_flight
 from values import make
 from world import DTYPES, World, result, view
 
@@ -114,20 +114,7 @@ def test_results_of_other_shapes(world):
 def test_the_frameworks_stream_orders_everything(world):
     """Written just before, read and overwritten just after, many in flight, no synchronization in between."""
     def call(rank, context):
-        placement = FakePlacement()
-        posted = []
-        for step in range(8):
-            array = placement.array(np.full(5000, rank + step, np.float32))
-            posted.append((array, context.post(native.ALLREDUCE, f"step.{step}", [array.view(array)])))
-        copies = []
-        for array, operation in posted:
-            operation.wait()
-            copy = placement.empty(array.shape, "float32")
-            placement.cuda.copy(copy.address, array.address, 20000, placement.current)
-            placement.cuda.copy(array.address, placement.array(np.zeros(5000, np.float32)).address, 20000,
-                                placement.current)
-            copies.append(copy)
-        return [copy.numpy() for copy in copies]
+        return sums_overwritten_in_flight(FakePlacement(), rank, context, 8)
 
     for copies in world.run(call):
         for step, values in enumerate(copies):

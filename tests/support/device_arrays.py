@@ -148,6 +148,21 @@ class FakePlacement(Placement):
         return DeviceArray(self, self.cuda.allocate(nbytes), tuple(shape), dtype)
 
 
+def sums_overwritten_in_flight(placement, rank, context, steps):
+    """Allreduces of rank + step, written just before, read and overwritten just after, nothing synchronized between."""
+    current, posted, copies = placement.current, [], []
+    for step in range(steps):
+        array = placement.array(np.full(5000, rank + step, np.float32))
+        posted.append((array, context.post(native.ALLREDUCE, f"step.{step}", [array.view(array)])))
+    for array, operation in posted:
+        operation.wait()
+        copy = placement.empty(array.shape, "float32")
+        placement.cuda.copy(copy.address, array.address, 20000, current)
+        placement.cuda.copy(array.address, placement.array(np.zeros(5000, np.float32)).address, 20000, current)
+        copies.append(copy)
+    return [copy.numpy() for copy in copies]
+
+
 class DeviceArray:
     def __init__(self, placement, address, shape, dtype):
         self.placement, self.address, self.shape, self.dtype = placement, address, shape, dtype
