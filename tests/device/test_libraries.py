@@ -10,7 +10,7 @@ import pytest
 from bagua_hvd.bench import __main__ as bench
 from bagua_hvd.common import device
 from bagua_hvd.common.exceptions import HorovodInternalError
-from device_arrays import ROOT, fake_cuda_path, missing_gpu
+from device_arrays import ROOT, fake_cuda, fake_cuda_path, missing_gpu
 
 NCCL = next((path for path in device.nccl_files({}).split(":") if path), None)
 
@@ -62,7 +62,8 @@ def test_a_file_that_is_no_driver(monkeypatch):
 def test_the_driver_is_named_by_a_variable(monkeypatch):
     monkeypatch.setenv("BAGUA_HVD_LIBCUDA", f"/nowhere/libcuda.so.1:{fake_cuda_path()}")
     monkeypatch.setenv("BHVD_FAKE_CUDA_VERSION", "12040")
-    assert device.cuda_facts() == (12040, 1, "")
+    fake_cuda().set_devices(3)
+    assert device.cuda_facts() == (12040, 3, "")
 
 
 def test_importing_opens_nothing():

@@ -30,8 +30,8 @@ def event(service):
 
 def test_messages(service):
     updates = queue.Queue()
+    service.send(3, {"type": "lost: nobody is there yet"})
     link = DriverLink(f"127.0.0.1:{service.port}", SECRET, 3, lambda *update: updates.put(update))
-    service.send(3, {"type": "lost before anybody is there"})
     service.send(4, {"type": "for nobody"})
     link.synced()
     assert event(service) == ("synced", 3, {"type": "synced"})
