@@ -1,34 +1,9 @@
-// Alltoall in shared memory: everyone stages the next block of what it sends, and takes from each slab the part that is
-// meant for it. The part that a rank sends to itself goes straight to its place.
+// Alltoall in shared memory. A slab is cut into as many slices as there are receivers; a block takes every pair of members
+// one slice further, so that all write and read equally much in every block. What a rank sends to itself goes straight to
+// its place, a slice at a time like the rest.
 #include "collective/shared.h"
 
-struct interval {
-    size_t begin, end;
-};
-
-// The bytes from `from` to `to`, as they lie in what `from` sends.
-static struct interval sent_part(const size_t *bytes, int size, int from, int to)
-{
-    struct interval part = {0, 0};
-    for (int i = 0; i < to; i++)
-        part.begin += bytes[from * size + i];
-    part.end = part.begin + bytes[from * size + to];
-    return part;
-}
-
-static struct interval intersect(struct interval a, struct interval b)
-{
-    struct interval both = {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
-    return both.begin < both.end ? both : (struct interval){0, 0};
-}
-
-// Copies what of `part` lies in `block` to the slab, at the same place as in the block.
-static void stage_part(unsigned char *slab, const unsigned char *src, struct interval block, struct interval part)
-{
-    struct interval piece = intersect(block, part);
-    if (piece.begin < piece.end)
-        memcpy(slab + (piece.begin - block.begin), src + piece.begin, piece.end - piece.begin);
-}
+enum { SLICE_ALIGNMENT = 64 };      // a cache line
 
 struct alltoall {
     bhvd_context *ctx;
@@ -36,52 +11,67 @@ struct alltoall {
     const unsigned char *src;
     unsigned char *dst;
     const size_t *bytes;
+    size_t slice;
 };
 
-static struct interval interval_of(size_t block)
+// What a member sends to another, or to itself.
+static size_t part_bytes(const struct alltoall *a, int from, int to) { return a->bytes[from * a->set->size + to]; }
+
+static size_t piece_bytes(const struct alltoall *a, int from, int to, size_t block)
 {
-    return (struct interval){block * HOST_SLAB_BYTES, (block + 1) * HOST_SLAB_BYTES};
+    return shared_piece(part_bytes(a, from, to), block * a->slice, a->slice);
+}
+
+// Where in the sender's slab the slice lies that is meant for `to`.
+static unsigned char *slice_of(const struct alltoall *a, int from, int to, size_t block)
+{
+    return shared_slab(a->ctx, a->set, from, block) + (size_t)(to < from ? to : to - 1) * a->slice;
 }
 
 static void stage(void *arg, size_t block)
 {
     const struct alltoall *a = arg;
-    const int n = a->set->size, me = a->set->rank;
-    const struct interval own = sent_part(a->bytes, n, me, me);
-    unsigned char *slab = shared_slab(a->ctx, a->set, me, block);
-    stage_part(slab, a->src, interval_of(block), (struct interval){0, own.begin});
-    stage_part(slab, a->src, interval_of(block), (struct interval){own.end, sent_part(a->bytes, n, me, n - 1).end});
+    const int me = a->set->rank;
+    const unsigned char *part = a->src;
+    for (int to = 0; to < a->set->size; part += part_bytes(a, me, to++)) {
+        const size_t n = to == me ? 0 : piece_bytes(a, me, to, block);
+        if (n)
+            memcpy(slice_of(a, me, to, block), part + block * a->slice, n);
+    }
 }
 
 static void collect(void *arg, size_t block)
 {
     const struct alltoall *a = arg;
-    const int n = a->set->size, me = a->set->rank;
-    const struct interval whole = interval_of(block);
-    size_t place = 0;
-    for (int i = 0; i < n; place += a->bytes[i++ * n + me]) {
-        struct interval part = sent_part(a->bytes, n, i, me), piece = intersect(whole, part);
-        const unsigned char *from = i == me ? a->src + piece.begin
-                                            : shared_slab(a->ctx, a->set, i, block) + (piece.begin - whole.begin);
-        if (piece.begin < piece.end)
-            memcpy(a->dst + place + (piece.begin - part.begin), from, piece.end - piece.begin);
+    const int me = a->set->rank;
+    const unsigned char *own = a->src;
+    unsigned char *part = a->dst;
+    for (int to = 0; to < me; to++)
+        own += part_bytes(a, me, to);
+    for (int from = 0; from < a->set->size; part += part_bytes(a, from++, me)) {
+        const size_t n = piece_bytes(a, from, me, block);
+        if (n)
+            memcpy(part + block * a->slice, from == me ? own + block * a->slice : slice_of(a, from, me, block), n);
     }
 }
 
 bhvd_status alltoall_shared(bhvd_context *ctx, struct process_set *set, const void *src, void *dst, const size_t *bytes)
 {
-    struct alltoall a = {ctx, set, src, dst, bytes};
     const int n = set->size, me = set->rank;
-    const size_t total = sent_part(bytes, n, me, n - 1).end;
+    struct alltoall a = {ctx, set, src, dst, bytes, HOST_SLAB_BYTES};
     size_t longest = 0;
-    for (int i = 0; i < n && n > 1; i++) {
-        size_t end = sent_part(bytes, n, i, n - 1).end;
-        longest = end > longest ? end : longest;
-    }
-    if (n == 1)
-        collective_copy(dst, src, total);
-    ctx->counters.payload_bytes_sent += total - bytes[me * n + me];
-    for (int i = 0; i < n; i++)
+    if (n > 2)
+        a.slice = HOST_SLAB_BYTES / (size_t)(n - 1) / SLICE_ALIGNMENT * SLICE_ALIGNMENT;
+    for (int i = 0; i < n * n; i++)
+        longest = bytes[i] > longest ? bytes[i] : longest;
+    for (int i = 0; i < n; i++) {
+        ctx->counters.payload_bytes_sent += i == me ? 0 : bytes[me * n + i];
         ctx->counters.payload_bytes_received += i == me ? 0 : bytes[i * n + me];
-    return shared_run(ctx, set, shared_blocks(longest), &(struct shared_steps){stage, NULL, collect, .root = 0}, &a);
+    }
+    if (n == 1) {
+        collective_copy(dst, src, bytes[0]);
+        return BHVD_OK;
+    }
+    const size_t blocks = (longest + a.slice - 1) / a.slice;
+    return shared_run(ctx, set, blocks, &(struct shared_steps){stage, NULL, collect, .root = 0}, &a);
 }
