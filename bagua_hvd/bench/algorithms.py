@@ -1,8 +1,10 @@
 """Steps per second of one training with each algorithm: `python -m bagua_hvd.bench.algorithms --hosts 2 --rate 1gbit`.
 
 Every algorithm trains the same multilayer perceptron in the same job, in turn, in several rounds; "none" is training
-without communication. Seconds are the slowest rank's, medians over the rounds. --hosts puts the ranks on hosts with
-links of the given rate (bench/hosts.py); without it they share this one.
+without communication, "tcp" the same beside another process that only moves what a round of async does, as often,
+between two ranks: what such rounds cost at least on cores that do the network's work too. Seconds are the slowest
+rank's, medians over the rounds. --hosts puts the ranks on hosts with links of the given rate (bench/hosts.py); without
+it they share this one.
 
 The batch is one example by default: what communication costs shows where a step computes quickly for its number of
 parameters, as it does on a GPU. A CPU's step is never free, though: forward, backward and the optimizer read and write
@@ -18,13 +20,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from bagua_hvd.bench.hosts import Hosts, why_impossible
 
 DEFAULT = ("none", "gradient_allreduce", "bytegrad", "qsgd", "doublesqueeze", "topk", "powersgd", "decentralized",
            "low_precision_decentralized", "choco", "local_sgd", "async", "async_low_precision")
+WITHOUT = ("none", "tcp")        # of our communication
 WIDTH = 1024
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 
@@ -34,6 +37,19 @@ def _model(parameters):
 
     depth = max(1, round(parameters / WIDTH**2))
     return nn.Sequential(*(layer for _ in range(depth) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())))
+
+
+@contextmanager
+def _traffic(rank, options):
+    """The two ranks' processes exchange a model's bytes, as async would."""
+    nbytes, rest = 4 * options.parameters, options.sync_interval_ms / 1e3
+    process = subprocess.Popen([sys.executable, "-m", "bagua_hvd.bench.ceiling", "connect" if rank else "listen",
+                                options.first_host, str(nbytes), str(rest)], stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _train(name, options):
@@ -48,7 +64,7 @@ def _train(name, options):
     torch.manual_seed(0)
     model = _model(options.parameters)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    if name != "none":
+    if name not in WITHOUT:
         arguments = {"sync_interval_ms": options.sync_interval_ms} if in_rounds else {}
         optimizer = hvd.DistributedOptimizer(
             optimizer, named_parameters=model.named_parameters(), algorithm=algorithms.get(name, **arguments)
@@ -67,12 +83,13 @@ def _train(name, options):
             made += 1
         return made, time.perf_counter() - started
 
-    timed(2, 2e-3 * options.sync_interval_ms if in_rounds else 0)        # the first round may set up others
-    hvd.barrier()
-    sent = basics.context().counters().payload_bytes_sent
-    steps, seconds = timed(options.steps, options.seconds if in_rounds or name == "none" else 0)
-    sent = basics.context().counters().payload_bytes_sent - sent
-    if name != "none" and optimizer.algorithm.asynchronous:
+    with _traffic(hvd.rank(), options) if name == "tcp" else nullcontext():
+        timed(2, 2e-3 * options.sync_interval_ms if in_rounds or name == "tcp" else 0)      # the first round may set up
+        hvd.barrier()                                                                       # others
+        sent = basics.context().counters().payload_bytes_sent
+        steps, seconds = timed(options.steps, options.seconds if in_rounds or name in WITHOUT else 0)
+        sent = basics.context().counters().payload_bytes_sent - sent
+    if name not in WITHOUT and optimizer.algorithm.asynchronous:
         optimizer.algorithm.abort()
     return seconds / steps, sent / steps
 
@@ -120,11 +137,14 @@ def main():
     parser.add_argument("--rounds", type=int, default=3, help="default 3")
     parser.add_argument("--algorithms", nargs="+", default=list(DEFAULT), help="default: " + " ".join(DEFAULT))
     parser.add_argument("--rows", help=argparse.SUPPRESS)       # this process is a rank
+    parser.add_argument("--first-host", default="127.0.0.1", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rows:
         _rank(options)
         return
     problem = why_impossible() if options.hosts else None
+    if "tcp" in options.algorithms and options.np != 2:
+        problem = f"tcp is traffic between two ranks, not {options.np}"
     if problem:
         parser.error(problem)
     place = Hosts(options.hosts, options.rate) if options.hosts else nullcontext()
@@ -132,6 +152,7 @@ def main():
         rows = Path(folder, "rows.json")
         rank = [sys.executable, "-m", "bagua_hvd.bench.algorithms", *sys.argv[1:], "--rows", str(rows)]
         if hosts:
+            rank += ["--first-host", hosts.address_of(0)]
             rank = [sys.executable, "-m", "bagua_hvd.bench.hosts", *rank]
         with hosts.job(options.np) if hosts else nullcontext({}) as variables:
             subprocess.run(

@@ -1,7 +1,11 @@
 """What the machine itself gives, with no collective in between: memcpy, and TCP between two processes.
 
-As a program, `python -m bagua_hvd.bench.ceiling listen|connect ADDRESS`: one end of a link between two hosts; the
-listening end writes the samples of the other's TCP_CASES to stdout, as JSON.
+As a program, one end of a link between two hosts:
+    python -m bagua_hvd.bench.ceiling listen|connect ADDRESS            measures TCP_CASES; the listening end writes the
+                                                                        samples to stdout, as JSON
+    python -m bagua_hvd.bench.ceiling listen|connect ADDRESS BYTES SECONDS
+                                                                        exchanges BYTES, rests SECONDS, and so on until
+                                                                        it is ended: what a link's traffic alone costs
 """
 import ctypes
 import json
@@ -135,13 +139,23 @@ def _connect(address):
             time.sleep(0.05)
 
 
-def main(role, address):
+def _traffic(connection, nbytes, seconds):
+    connection.setblocking(False)
+    source, target = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
+    while True:
+        _exchange(connection, source, target)
+        time.sleep(seconds)
+
+
+def main(role, address, *traffic):
     if role == "listen":
         with socket.create_server((address, LINK_PORT)) as server:
             connection, _ = server.accept()
     else:
         connection = _connect(address)
     with connection:
+        if traffic:
+            _traffic(connection, int(traffic[0]), float(traffic[1]))
         samples = [_exchanges(connection, nbytes, repeats + 2) for nbytes, repeats in TCP_CASES]
     if role == "listen":
         json.dump(samples, sys.stdout)
