@@ -1,11 +1,12 @@
 #include "core/coordinator.h"
 
-#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/status.h"
 #include "core/context.h"
+#include "core/response.h"
 
 bhvd_status coordinator_init(bhvd_context *ctx)
 {
@@ -15,95 +16,6 @@ bhvd_status coordinator_init(bhvd_context *ctx)
     c->left = calloc((size_t)ctx->options.size, sizeof *c->left);
     c->seen = calloc((size_t)ctx->options.size, sizeof *c->seen);
     return c->joined && c->left && c->seen ? BHVD_OK : BHVD_ERR_SYSTEM;
-}
-
-static bool pending_has_key(const struct table_node *node, const void *arg)
-{
-    const struct operation_key *a = &TABLE_CONTAINER(node, struct pending, by_name)->key, *b = arg;
-    return a->process_set == b->process_set && a->name_size == b->name_size &&
-           memcmp(a->name, b->name, a->name_size) == 0;
-}
-
-static void pending_free(struct pending *pending)
-{
-    if (pending->entry)
-        pending->entry->pending = NULL;
-    for (int i = 0; i < pending->size; i++)
-        request_drop(pending->requests[i]);
-    free(pending);
-}
-
-static struct pending *pending_create(struct coordinator *c, const struct process_set *set, int first,
-                                      struct request *request)
-{
-    struct pending *pending = calloc(1, sizeof *pending + (size_t)set->size * sizeof pending->requests[0]);
-    if (!pending)
-        return NULL;
-    pending->key = request->key;
-    pending->size = set->size;
-    pending->first = first;
-    pending->since_ns = pending->warned_ns = clock_now_ns();
-    if (!table_insert(&c->pending, &pending->by_name, operation_hash(&pending->key))) {
-        free(pending);
-        return NULL;
-    }
-    return pending;
-}
-
-static void put_full_head(struct bytes *out, const struct operation_key *key, uint32_t id, bhvd_status status)
-{
-    bytes_put_u8(out, ITEM_FULL);
-    bytes_put_u16(out, key->name_size);
-    bytes_put(out, key->name, key->name_size);
-    bytes_put_u32(out, id);
-    bytes_put_u8(out, (uint8_t)status);
-}
-
-static void put_error_item(struct bytes *out, const struct operation_key *key, const struct bhvd_error *error)
-{
-    size_t size = strlen(error->message);
-    put_full_head(out, key, 0, error->status);
-    bytes_put_u16(out, (uint16_t)size);
-    bytes_put(out, error->message, size);
-}
-
-static void begin_response(struct coordinator *c, uint32_t process_set, uint32_t count)
-{
-    struct bytes *out = &c->out;
-    out->size = 0;
-    c->run = (struct cached_run){0};
-    bytes_put_i64(out, (int64_t)++c->response_number);
-    bytes_put_u32(out, process_set);
-    bytes_put_u32(out, count);
-}
-
-static bhvd_status send_to(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *out)
-{
-    return ctx->relay.active ? relay_send_to(ctx, rank, type, out) : negotiation_send(ctx, rank, type, out, false);
-}
-
-static bhvd_status send_to_others(bhvd_context *ctx, const struct process_set *set, const struct bytes *out)
-{
-    bhvd_status status = BHVD_OK;
-    if (ctx->relay.active)
-        return relay_send_to_set(ctx, set, FRAME_RESPONSE, out);
-    for (int i = 0; i < set->size && !status; i++) {
-        if (set->ranks[i] != COORDINATOR)
-            status = negotiation_send(ctx, set->ranks[i], FRAME_RESPONSE, out, false);
-    }
-    return status;
-}
-
-// To all members, this rank last: its part becomes an execution.
-static bhvd_status send_response(bhvd_context *ctx, const struct process_set *set)
-{
-    struct bytes *out = &ctx->coordinator.out;
-    if (out->failed)
-        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to answer an operation");
-    bhvd_status status = send_to_others(ctx, set, out);
-    if (!status && set->rank >= 0)
-        status = negotiation_take_response(ctx, bytes_read(out));
-    return status;
 }
 
 static bool any_left(const bhvd_context *ctx, const struct process_set *set, struct bhvd_error *error)
@@ -132,6 +44,14 @@ static void mark_ready(struct coordinator *c, struct pending *pending)
     table_remove(&c->pending, &pending->by_name);
     *c->ready_tail = pending;
     c->ready_tail = &pending->next_ready;
+}
+
+// After some were taken out of the list.
+static void find_ready_tail(struct coordinator *c)
+{
+    c->ready_tail = &c->ready_head;
+    while (*c->ready_tail)
+        c->ready_tail = &(*c->ready_tail)->next_ready;
 }
 
 void coordinator_visit(bhvd_context *ctx, void (*visit)(bhvd_context *, struct pending *, void *), void *arg)
@@ -172,20 +92,12 @@ static bhvd_status take_join(bhvd_context *ctx, int rank, const struct request *
         return status;
     memset(c->joined, 0, (size_t)ctx->options.size * sizeof *c->joined);
     c->joined_count = 0;
-    begin_response(c, request->key.process_set, 1);
-    put_full_head(&c->out, &request->key, 0, BHVD_OK);
+    response_begin(c, request->key.process_set, 1);
+    response_put_head(&c->out, &request->key, 0, BHVD_OK);
     bytes_put_u32(&c->out, 1);
     bytes_put_i64(&c->out, c->last_joined);
     bytes_put_u32(&c->out, 0);
-    return send_response(ctx, process_set_get(&ctx->sets, 0));
-}
-
-static bhvd_status refuse(bhvd_context *ctx, int rank, const struct operation_key *key, const struct bhvd_error *error)
-{
-    struct bytes *out = &ctx->coordinator.out;
-    begin_response(&ctx->coordinator, key->process_set, 1);
-    put_error_item(out, key, error);
-    return rank == COORDINATOR ? negotiation_take_response(ctx, bytes_read(out)) : send_to(ctx, rank, FRAME_RESPONSE, out);
+    return response_send(ctx, process_set_get(&ctx->sets, 0));
 }
 
 static bhvd_status keep_early(struct coordinator *c, int rank, struct request *request)
@@ -219,7 +131,7 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
     if (!set)       // a set that is gone: the rank learns it from its own removal
         return c->additions ? keep_early(c, rank, request) : BHVD_OK;
     if (any_left(ctx, set, &error))
-        return refuse(ctx, rank, &request->key, &error);
+        return response_refuse(ctx, rank, &request->key, &error);
     int index = process_set_index(set, rank);
     bool for_all = request->kind == BHVD_JOIN || request->kind >= BHVD_PROCESS_SET_ADD;
     if (index < 0 || (for_all && set->id != 0))
@@ -227,13 +139,10 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
     if (request->kind == BHVD_JOIN)
         return take_join(ctx, rank, request);
     struct pending *pending = entry ? entry->pending : NULL;
+    if (!pending)
+        pending = pending_find(&c->pending, &request->key);
     if (!pending) {
-        struct table_node *node =
-            table_find(&c->pending, operation_hash(&request->key), pending_has_key, &request->key);
-        pending = node ? TABLE_CONTAINER(node, struct pending, by_name) : NULL;
-    }
-    if (!pending) {
-        pending = pending_create(c, set, index, request);
+        pending = pending_create(&c->pending, set, index, request);
         if (!pending)
             return BHVD_ERR_SYSTEM;
         pending->entry = entry;
@@ -255,16 +164,6 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
     return BHVD_OK;
 }
 
-static bhvd_status send_stale(bhvd_context *ctx, int rank, uint32_t id)
-{
-    struct bytes out = {0};
-    bytes_put_u32(&out, id);
-    bhvd_status status = rank == COORDINATOR ? negotiation_take_stale(ctx, bytes_read(&out))
-                                             : send_to(ctx, rank, FRAME_STALE, &out);
-    bytes_fini(&out);
-    return status;
-}
-
 static bhvd_status take_cached_request(bhvd_context *ctx, int rank, uint32_t id)
 {
     // Looked up for each rank: what another one asks can end an agreement, and with it the entry.
@@ -273,7 +172,7 @@ static bhvd_status take_cached_request(bhvd_context *ctx, int rank, uint32_t id)
     int index = set ? process_set_index(set, rank) : -1;
     ctx->coordinator.asking = rank;
     if (index < 0)
-        return send_stale(ctx, rank, id);
+        return response_send_stale(ctx, rank, id);
     if (!entry->pending)                    // the first rank that asks: the others' asking makes it no newer
         coordinator_cache_use(&ctx->cache, entry);
     return take_request(ctx, rank, entry->requests[index], entry);
@@ -290,14 +189,13 @@ static bhvd_status take_cached_run(bhvd_context *ctx, const int *ranks, int coun
     return status;
 }
 
-// Most ranks ask for exactly what another has asked for: they share its request, which saves the time to read and compare
-// it, and, in the cache, n - 1 copies of it.
+// Most ranks ask for exactly what another has asked for: they share its request, which saves the time to read and
+// compare it, and, in the cache, n - 1 copies of it.
 static struct request *read_request(struct coordinator *c, const unsigned char *bytes, size_t size)
 {
     struct operation_key key;
     if (request_read_key(bytes, size, &key)) {
-        struct table_node *node = table_find(&c->pending, operation_hash(&key), pending_has_key, &key);
-        const struct pending *pending = node ? TABLE_CONTAINER(node, struct pending, by_name) : NULL;
+        const struct pending *pending = pending_find(&c->pending, &key);
         struct request *first = pending ? pending->requests[pending->first] : NULL;
         if (first && first->size == size && memcmp(first->bytes, bytes, size) == 0) {
             request_hold(first);
@@ -377,84 +275,6 @@ bhvd_status coordinator_take_bundled(bhvd_context *ctx, const int *ranks, int co
     return status;
 }
 
-// A rank has checked its own splits; a broken one must not make the others read out of bounds.
-static bool splits_fit(const struct request *request, int size)
-{
-    if (request->split_count != 0 && request->split_count != (uint32_t)size)
-        return false;
-    int64_t sum = 0;
-    for (uint32_t i = 0; i < request->split_count; i++) {
-        int64_t split = request_split(request, i);
-        if (split < 0 || split > INT32_MAX)
-            return false;
-        sum += split;
-    }
-    for (uint32_t t = 0; t < request->tensor_count; t++) {
-        if (request->tensors[t].ndim && sum > request_dim(&request->tensors[t], 0))
-            return false;
-    }
-    return true;
-}
-
-// Do all members ask for the same, and can it be done?
-static bhvd_status check_pending(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set,
-                                 struct bhvd_error *error)
-{
-    const struct request *first = pending->requests[pending->first];
-    for (int i = 0; i < pending->size; i++) {
-        if (!pending->requests[i] || pending->requests[i] == first)
-            continue;
-        bhvd_status status = request_compare(first, set->ranks[pending->first], pending->requests[i], set->ranks[i],
-                                             error);
-        if (status)
-            return status;
-    }
-    bool by_rows = first->kind == BHVD_ALLGATHER || first->kind == BHVD_ALLTOALL;
-    for (uint32_t t = 0; by_rows && t < first->tensor_count; t++) {
-        if (first->tensors[t].ndim == 0)
-            return error_set(error, BHVD_ERR_MISMATCH, "%s '%.*s': a rank tried to %s a rank-zero tensor.",
-                             operation_kind_word(first->kind), (int)first->key.name_size, first->key.name,
-                             first->kind == BHVD_ALLGATHER ? "allgather" : "alltoall");
-    }
-    bool sums = first->kind == BHVD_ALLREDUCE || first->kind == BHVD_C_LP_S;        // zeros can stand in
-    for (int i = 0; first->kind == BHVD_ALLTOALL && i < pending->size; i++) {
-        if (pending->requests[i] && !splits_fit(pending->requests[i], pending->size))
-            return error_set(error, BHVD_ERR_MISMATCH, "Alltoall '%.*s': the splits of rank %d do not fit its tensor.",
-                             (int)first->key.name_size, first->key.name, set->ranks[i]);
-    }
-    if (pending->ready_count < pending->size && !sums)
-        return error_set(error, BHVD_ERR_UNSUPPORTED,
-                         "%s is not supported with Join at this time. Rank %d has joined ('%.*s').",
-                         operation_kind_word(first->kind), ctx->coordinator.last_joined, (int)first->key.name_size,
-                         first->key.name);
-    return BHVD_OK;
-}
-
-static int64_t split_of(const struct pending *pending, uint32_t t, int from, int to)
-{
-    const struct request *request = pending->requests[from];
-    return request->split_count ? request_split(request, (uint32_t)to)
-                                : request_dim(&request->tensors[t], 0) / pending->size;
-}
-
-static void put_agreed(struct bytes *out, const struct pending *pending)
-{
-    const struct request *first = pending->requests[pending->first];
-    size_t count_at = out->size;
-    bytes_put_u32(out, 0);
-    for (uint32_t t = 0; t < first->tensor_count; t++) {
-        for (int from = 0; from < pending->size; from++) {
-            if (first->kind == BHVD_ALLGATHER)
-                bytes_put_i64(out, request_dim(&pending->requests[from]->tensors[t], 0));
-            for (int to = 0; first->kind == BHVD_ALLTOALL && to < pending->size; to++)
-                bytes_put_i64(out, split_of(pending, t, from, to));
-        }
-    }
-    uint32_t count = (uint32_t)((out->size - count_at - sizeof count) / sizeof(int64_t));
-    if (!out->failed)
-        memcpy(out->data + count_at, &count, sizeof count);
-}
-
 static void put_answer(bhvd_context *ctx, struct bytes *out, struct pending *pending)
 {
     const struct request *first = pending->requests[pending->first];
@@ -467,30 +287,13 @@ static void put_answer(bhvd_context *ctx, struct bytes *out, struct pending *pen
     // Process sets are not cached: the same name, asked again, is not the same thing done again.
     if (all && ctx->cache.capacity && first->kind < BHVD_PROCESS_SET_ADD)
         id = coordinator_cache_store(&ctx->cache, pending->requests, pending->size);
-    put_full_head(out, &pending->key, id, BHVD_OK);
-    put_agreed(out, pending);
+    response_put_head(out, &pending->key, id, BHVD_OK);
+    pending_put_agreed(out, pending);
     bytes_put_u32(out, all ? 0 : (uint32_t)first->size);        // joined ranks learn what it is about
     if (!all)
         bytes_put(out, first->bytes, first->size);
     if (first->kind == BHVD_PROCESS_SET_ADD)
         ctx->coordinator.additions++;
-}
-
-static bool one_dtype(const struct request *request)
-{
-    for (uint32_t t = 1; t < request->tensor_count; t++) {
-        if (request->tensors[t].dtype != request->tensors[0].dtype)
-            return false;
-    }
-    return true;
-}
-
-static bool fusable(const struct pending *one, const struct pending *other)
-{
-    const struct request *a = one->requests[one->first], *b = other->requests[other->first];
-    return a->key.process_set == b->key.process_set && a->kind == BHVD_ALLREDUCE && b->kind == BHVD_ALLREDUCE &&
-           a->op == b->op && a->prescale_factor == b->prescale_factor && a->postscale_factor == b->postscale_factor &&
-           a->device == b->device && a->tensors[0].dtype == b->tensors[0].dtype && one_dtype(a) && one_dtype(b);
 }
 
 // Takes from the ready list what goes together with its head, up to the fusion threshold.
@@ -503,7 +306,7 @@ static struct pending *take_fused(bhvd_context *ctx, int *count)
     *count = 0;
     for (struct pending **at = &c->ready_head, *p; (p = *at);) {
         bool take = p == head;
-        if (!take && threshold && fusable(head, p)) {
+        if (!take && threshold && pending_is_fusable(head, p)) {
             size_t more = request_nbytes(p->requests[p->first]);
             take = nbytes + more <= threshold;
             nbytes += take ? more : 0;
@@ -518,9 +321,7 @@ static struct pending *take_fused(bhvd_context *ctx, int *count)
             at = &p->next_ready;
         }
     }
-    c->ready_tail = &c->ready_head;
-    while (*c->ready_tail)
-        c->ready_tail = &(*c->ready_tail)->next_ready;
+    find_ready_tail(c);
     return fused;
 }
 
@@ -533,22 +334,18 @@ static bhvd_status respond_errors(bhvd_context *ctx)
         struct bhvd_error error;
         const struct process_set *set = process_set_find(&ctx->sets, p->key.process_set);
         // all by one id: checked when the id was given
-        if (set && ((p->entry && p->ready_count == p->size) || !check_pending(ctx, p, set, &error))) {
+        if (set && ((p->entry && p->ready_count == p->size) || !pending_check(p, set, c->last_joined, &error))) {
             at = &p->next_ready;
             continue;
         }
         *at = p->next_ready;
         if (set) {
             timeline_negotiation_end(ctx, &p->key);
-            begin_response(c, p->key.process_set, 1);
-            put_error_item(&c->out, &p->key, &error);
-            status = send_response(ctx, set);
+            status = response_refuse_all(ctx, set, &p->key, &error);
         }
         pending_free(p);
     }
-    c->ready_tail = &c->ready_head;
-    while (*c->ready_tail)
-        c->ready_tail = &(*c->ready_tail)->next_ready;
+    find_ready_tail(c);
     return status;
 }
 
@@ -563,14 +360,14 @@ static bhvd_status respond(bhvd_context *ctx)
         int count;
         struct pending *fused = take_fused(ctx, &count);
         const struct process_set *set = process_set_find(&ctx->sets, fused->key.process_set);
-        begin_response(c, fused->key.process_set, (uint32_t)count);
+        response_begin(c, fused->key.process_set, (uint32_t)count);
         for (struct pending *p = fused, *next; p; p = next) {
             next = p->next_ready;
             timeline_negotiation_end(ctx, &p->key);
             put_answer(ctx, &c->out, p);
             pending_free(p);
         }
-        status = send_response(ctx, set);
+        status = response_send(ctx, set);
     }
     return status;
 }
@@ -592,7 +389,7 @@ static void end_pending(bhvd_context *ctx, struct pending *pending, const struct
     table_remove(&c->pending, &pending->by_name);
     for (int i = 0; set && i < pending->size; i++) {
         if (pending->requests[i])
-            refuse(ctx, set->ranks[i], &pending->key, error);
+            response_refuse(ctx, set->ranks[i], &pending->key, error);
     }
     pending_free(pending);
 }
@@ -620,7 +417,7 @@ void coordinator_take_goodbye(bhvd_context *ctx, int rank)
         any_left(ctx, process_set_get(&ctx->sets, 0), &error);
         for (int i = 0; i < ctx->options.size; i++) {
             if (c->joined[i])
-                refuse(ctx, i, &key, &error);
+                response_refuse(ctx, i, &key, &error);
             c->joined[i] = false;
         }
         c->joined_count = 0;

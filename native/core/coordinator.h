@@ -1,23 +1,15 @@
 // The coordinator: rank 0's second role in negotiation (negotiation.h). It collects requests until all members of the
 // process set have asked, checks that they agree, decides what is fused, and answers. Empty on other ranks. Engine only.
+//
+//     coordinator.c    takes requests, joins and goodbyes, and answers what became complete
+//     pending.c        an operation that waits for members; do they agree?
+//     response.c       answers as they are written and sent
 #ifndef BHVD_COORDINATOR_H
 #define BHVD_COORDINATOR_H
 
 #include "core/cached_run.h"
 #include "core/negotiation.h"
-
-// One operation that some members asked for and others not yet.
-struct pending {
-    struct table_node by_name;
-    struct pending *next_ready;
-    struct operation_key key;                   // name inside a request
-    int size;                                   // of the process set
-    struct coordinator_entry *entry;            // all so far asked by this id; NULL: someone asked in full
-    int64_t since_ns, warned_ns;
-    int ready_count;
-    int first;                                  // set rank that asked first
-    struct request *requests[];                 // by set rank
-};
+#include "core/pending.h"
 
 // What the coordinator has seen of a rank.
 struct seen {

@@ -1,0 +1,140 @@
+#include "core/pending.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "core/operation.h"
+
+static bool pending_has_key(const struct table_node *node, const void *arg)
+{
+    const struct operation_key *a = &TABLE_CONTAINER(node, struct pending, by_name)->key, *b = arg;
+    return a->process_set == b->process_set && a->name_size == b->name_size &&
+           memcmp(a->name, b->name, a->name_size) == 0;
+}
+
+struct pending *pending_find(const struct table *table, const struct operation_key *key)
+{
+    struct table_node *node = table_find(table, operation_hash(key), pending_has_key, key);
+    return node ? TABLE_CONTAINER(node, struct pending, by_name) : NULL;
+}
+
+struct pending *pending_create(struct table *table, const struct process_set *set, int first,
+                               const struct request *request)
+{
+    struct pending *pending = calloc(1, sizeof *pending + (size_t)set->size * sizeof pending->requests[0]);
+    if (!pending)
+        return NULL;
+    pending->key = request->key;
+    pending->size = set->size;
+    pending->first = first;
+    pending->since_ns = pending->warned_ns = clock_now_ns();
+    if (!table_insert(table, &pending->by_name, operation_hash(&pending->key))) {
+        free(pending);
+        return NULL;
+    }
+    return pending;
+}
+
+void pending_free(struct pending *pending)
+{
+    if (pending->entry)
+        pending->entry->pending = NULL;
+    for (int i = 0; i < pending->size; i++)
+        request_drop(pending->requests[i]);
+    free(pending);
+}
+
+// A rank has checked its own splits; a broken one must not make the others read out of bounds.
+static bool splits_fit(const struct request *request, int size)
+{
+    if (request->split_count != 0 && request->split_count != (uint32_t)size)
+        return false;
+    int64_t sum = 0;
+    for (uint32_t i = 0; i < request->split_count; i++) {
+        int64_t split = request_split(request, i);
+        if (split < 0 || split > INT32_MAX)
+            return false;
+        sum += split;
+    }
+    for (uint32_t t = 0; t < request->tensor_count; t++) {
+        if (request->tensors[t].ndim && sum > request_dim(&request->tensors[t], 0))
+            return false;
+    }
+    return true;
+}
+
+bhvd_status pending_check(const struct pending *pending, const struct process_set *set, int last_joined,
+                          struct bhvd_error *error)
+{
+    const struct request *first = pending->requests[pending->first];
+    for (int i = 0; i < pending->size; i++) {
+        if (!pending->requests[i] || pending->requests[i] == first)
+            continue;
+        bhvd_status status = request_compare(first, set->ranks[pending->first], pending->requests[i], set->ranks[i],
+                                             error);
+        if (status)
+            return status;
+    }
+    bool by_rows = first->kind == BHVD_ALLGATHER || first->kind == BHVD_ALLTOALL;
+    for (uint32_t t = 0; by_rows && t < first->tensor_count; t++) {
+        if (first->tensors[t].ndim == 0)
+            return error_set(error, BHVD_ERR_MISMATCH, "%s '%.*s': a rank tried to %s a rank-zero tensor.",
+                             operation_kind_word(first->kind), (int)first->key.name_size, first->key.name,
+                             first->kind == BHVD_ALLGATHER ? "allgather" : "alltoall");
+    }
+    bool sums = first->kind == BHVD_ALLREDUCE || first->kind == BHVD_C_LP_S;        // zeros can stand in
+    for (int i = 0; first->kind == BHVD_ALLTOALL && i < pending->size; i++) {
+        if (pending->requests[i] && !splits_fit(pending->requests[i], pending->size))
+            return error_set(error, BHVD_ERR_MISMATCH, "Alltoall '%.*s': the splits of rank %d do not fit its tensor.",
+                             (int)first->key.name_size, first->key.name, set->ranks[i]);
+    }
+    if (pending->ready_count < pending->size && !sums)
+        return error_set(error, BHVD_ERR_UNSUPPORTED,
+                         "%s is not supported with Join at this time. Rank %d has joined ('%.*s').",
+                         operation_kind_word(first->kind), last_joined, (int)first->key.name_size, first->key.name);
+    return BHVD_OK;
+}
+
+static int64_t split_of(const struct pending *pending, uint32_t t, int from, int to)
+{
+    const struct request *request = pending->requests[from];
+    return request->split_count ? request_split(request, (uint32_t)to)
+                                : request_dim(&request->tensors[t], 0) / pending->size;
+}
+
+void pending_put_agreed(struct bytes *out, const struct pending *pending)
+{
+    const struct request *first = pending->requests[pending->first];
+    size_t count_at = out->size;
+    bytes_put_u32(out, 0);
+    for (uint32_t t = 0; t < first->tensor_count; t++) {
+        for (int from = 0; from < pending->size; from++) {
+            if (first->kind == BHVD_ALLGATHER)
+                bytes_put_i64(out, request_dim(&pending->requests[from]->tensors[t], 0));
+            for (int to = 0; first->kind == BHVD_ALLTOALL && to < pending->size; to++)
+                bytes_put_i64(out, split_of(pending, t, from, to));
+        }
+    }
+    uint32_t count = (uint32_t)((out->size - count_at - sizeof count) / sizeof(int64_t));
+    if (!out->failed)
+        memcpy(out->data + count_at, &count, sizeof count);
+}
+
+static bool one_dtype(const struct request *request)
+{
+    for (uint32_t t = 1; t < request->tensor_count; t++) {
+        if (request->tensors[t].dtype != request->tensors[0].dtype)
+            return false;
+    }
+    return true;
+}
+
+bool pending_is_fusable(const struct pending *one, const struct pending *other)
+{
+    const struct request *a = one->requests[one->first], *b = other->requests[other->first];
+    return a->key.process_set == b->key.process_set && a->kind == BHVD_ALLREDUCE && b->kind == BHVD_ALLREDUCE &&
+           a->op == b->op && a->prescale_factor == b->prescale_factor && a->postscale_factor == b->postscale_factor &&
+           a->device == b->device && a->tensors[0].dtype == b->tensors[0].dtype && one_dtype(a) && one_dtype(b);
+}

@@ -1,0 +1,86 @@
+#include "core/response.h"
+
+#include <string.h>
+
+#include "core/context.h"
+
+void response_put_head(struct bytes *out, const struct operation_key *key, uint32_t id, bhvd_status status)
+{
+    bytes_put_u8(out, ITEM_FULL);
+    bytes_put_u16(out, key->name_size);
+    bytes_put(out, key->name, key->name_size);
+    bytes_put_u32(out, id);
+    bytes_put_u8(out, (uint8_t)status);
+}
+
+static void put_error(struct bytes *out, const struct operation_key *key, const struct bhvd_error *error)
+{
+    size_t size = strlen(error->message);
+    response_put_head(out, key, 0, error->status);
+    bytes_put_u16(out, (uint16_t)size);
+    bytes_put(out, error->message, size);
+}
+
+void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count)
+{
+    struct bytes *out = &c->out;
+    out->size = 0;
+    c->run = (struct cached_run){0};
+    bytes_put_i64(out, (int64_t)++c->response_number);
+    bytes_put_u32(out, process_set);
+    bytes_put_u32(out, count);
+}
+
+static bhvd_status send_to(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *out)
+{
+    return ctx->relay.active ? relay_send_to(ctx, rank, type, out) : negotiation_send(ctx, rank, type, out, false);
+}
+
+static bhvd_status send_to_others(bhvd_context *ctx, const struct process_set *set, const struct bytes *out)
+{
+    bhvd_status status = BHVD_OK;
+    if (ctx->relay.active)
+        return relay_send_to_set(ctx, set, FRAME_RESPONSE, out);
+    for (int i = 0; i < set->size && !status; i++) {
+        if (set->ranks[i] != COORDINATOR)
+            status = negotiation_send(ctx, set->ranks[i], FRAME_RESPONSE, out, false);
+    }
+    return status;
+}
+
+bhvd_status response_send(bhvd_context *ctx, const struct process_set *set)
+{
+    struct bytes *out = &ctx->coordinator.out;
+    if (out->failed)
+        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to answer an operation");
+    bhvd_status status = send_to_others(ctx, set, out);
+    if (!status && set->rank >= 0)
+        status = negotiation_take_response(ctx, bytes_read(out));
+    return status;
+}
+
+bhvd_status response_refuse_all(bhvd_context *ctx, const struct process_set *set, const struct operation_key *key,
+                                const struct bhvd_error *error)
+{
+    response_begin(&ctx->coordinator, key->process_set, 1);
+    put_error(&ctx->coordinator.out, key, error);
+    return response_send(ctx, set);
+}
+
+bhvd_status response_refuse(bhvd_context *ctx, int rank, const struct operation_key *key, const struct bhvd_error *error)
+{
+    struct bytes *out = &ctx->coordinator.out;
+    response_begin(&ctx->coordinator, key->process_set, 1);
+    put_error(out, key, error);
+    return rank == COORDINATOR ? negotiation_take_response(ctx, bytes_read(out)) : send_to(ctx, rank, FRAME_RESPONSE, out);
+}
+
+bhvd_status response_send_stale(bhvd_context *ctx, int rank, uint32_t id)
+{
+    struct bytes out = {0};
+    bytes_put_u32(&out, id);
+    bhvd_status status = rank == COORDINATOR ? negotiation_take_stale(ctx, bytes_read(&out))
+                                             : send_to(ctx, rank, FRAME_STALE, &out);
+    bytes_fini(&out);
+    return status;
+}
