@@ -20,10 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 from bagua_hvd.bench.hosts import Hosts, why_impossible
+from bagua_hvd.bench.traffic import Traffic
 
 DEFAULT = ("none", "gradient_allreduce", "bytegrad", "qsgd", "doublesqueeze", "topk", "powersgd", "decentralized",
            "low_precision_decentralized", "choco", "local_sgd", "async", "async_low_precision")
@@ -37,19 +38,6 @@ def _model(parameters):
 
     depth = max(1, round(parameters / WIDTH**2))
     return nn.Sequential(*(layer for _ in range(depth) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())))
-
-
-@contextmanager
-def _traffic(rank, options):
-    """The two ranks' processes exchange a model's bytes, as async would."""
-    nbytes, rest = 4 * options.parameters, options.sync_interval_ms / 1e3
-    process = subprocess.Popen([sys.executable, "-m", "bagua_hvd.bench.ceiling", "connect" if rank else "listen",
-                                options.first_host, str(nbytes), str(rest)], stderr=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _train(name, options):
@@ -83,7 +71,8 @@ def _train(name, options):
             made += 1
         return made, time.perf_counter() - started
 
-    with _traffic(hvd.rank(), options) if name == "tcp" else nullcontext():
+    with (Traffic(hvd.rank(), options.first_host, 4 * options.parameters, options.sync_interval_ms / 1e3)
+          if name == "tcp" else nullcontext()):
         timed(2, 2e-3 * options.sync_interval_ms if in_rounds or name == "tcp" else 0)      # the first round may set up
         hvd.barrier()                                                                       # others
         sent = basics.context().counters().payload_bytes_sent

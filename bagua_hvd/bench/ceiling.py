@@ -1,11 +1,7 @@
 """What the machine itself gives, with no collective in between: memcpy, and TCP between two processes.
 
-As a program, one end of a link between two hosts:
-    python -m bagua_hvd.bench.ceiling listen|connect ADDRESS            measures TCP_CASES; the listening end writes the
-                                                                        samples to stdout, as JSON
-    python -m bagua_hvd.bench.ceiling listen|connect ADDRESS BYTES SECONDS
-                                                                        exchanges BYTES, rests SECONDS, and so on until
-                                                                        it is ended: what a link's traffic alone costs
+As a program, `python -m bagua_hvd.bench.ceiling listen|connect ADDRESS`: one end of a link between two hosts; the
+listening end writes the samples of the other's TCP_CASES to stdout, as JSON.
 """
 import ctypes
 import json
@@ -53,7 +49,7 @@ def _in_processes(count, target, *arguments):
             process.kill()
 
 
-def _exchange(connection, source, target):
+def exchange(connection, source, target):
     """Sends and receives at once; the socket is non-blocking."""
     while len(source) or len(target):
         readable, writable, _ = select.select([connection] if len(target) else [], [connection] if len(source) else [],
@@ -74,7 +70,7 @@ def _exchanges(connection, nbytes, repeats):
     samples = []
     for _ in range(repeats):
         started = time.perf_counter()
-        _exchange(connection, source, target)
+        exchange(connection, source, target)
         samples.append(time.perf_counter() - started)
     return samples[2:]
 
@@ -139,23 +135,16 @@ def _connect(address):
             time.sleep(0.05)
 
 
-def _traffic(connection, nbytes, seconds):
-    connection.setblocking(False)
-    source, target = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
-    while True:
-        _exchange(connection, source, target)
-        time.sleep(seconds)
-
-
-def main(role, address, *traffic):
+def end_of_link(role, address):
+    """The socket between two hosts: `address` is that of the one whose role is "listen", the other's is "connect"."""
     if role == "listen":
         with socket.create_server((address, LINK_PORT)) as server:
-            connection, _ = server.accept()
-    else:
-        connection = _connect(address)
-    with connection:
-        if traffic:
-            _traffic(connection, int(traffic[0]), float(traffic[1]))
+            return server.accept()[0]
+    return _connect(address)
+
+
+def main(role, address):
+    with end_of_link(role, address) as connection:
         samples = [_exchanges(connection, nbytes, repeats + 2) for nbytes, repeats in TCP_CASES]
     if role == "listen":
         json.dump(samples, sys.stdout)

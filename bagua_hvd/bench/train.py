@@ -3,7 +3,9 @@
 Two models of about 10 million parameters train with SGD and momentum on data of their own on each rank: a multilayer
 perceptron (batch 64) and a convolutional network (batch 32 of 3x32x32). "none" is the same without communication;
 *exposed* is the part of a step that none does not need, that is, communication that the computation does not hide.
-gloo is torch's DistributedDataParallel. A sample is the slowest rank's time for one step.
+gloo is torch's DistributedDataParallel; "tcp", between two ranks, is none beside a process that moves the gradients'
+bytes while the backward pass runs, and does nothing with them: what the network alone costs. A sample is the slowest
+rank's time for one step.
 
 As a program with a backend's name, a folder and options: one rank of one round.
 """
@@ -19,9 +21,11 @@ from bagua_hvd import algorithms
 from bagua_hvd.bench import report, rounds
 from bagua_hvd.bench.hosts import Hosts, why_impossible
 from bagua_hvd.bench.results import leave
+from bagua_hvd.bench.traffic import Traffic
 
 MODELS = ("mlp", "cnn")
-BACKENDS = ("none", "bagua", "gloo")
+BACKENDS = ("none", "bagua", "gloo", "tcp")
+WITHOUT = ("none", "tcp")       # communication of the training
 COLUMNS = ("model", "backend", "steps/s", "median ms", "min", "max", "exposed")
 
 
@@ -63,13 +67,26 @@ def _times(name, kind, backend, options):
     compute, optimizer = _wrapped(name, model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), options)
     torch.manual_seed(1 + backend.rank)
     batch, labels = torch.randn(shape), torch.randint(0, 10, shape[:1])
+    nbytes = sum(parameter.nbytes for parameter in model.parameters())
+    with Traffic(backend.rank, options.first_host, nbytes) if name == "tcp" else nullcontext() as traffic:
+        return _timed(compute, optimizer, batch, labels, backend, traffic, options)
+
+
+def _timed(compute, optimizer, batch, labels, backend, traffic, options):
+    from torch import nn
+
     times = []
     for step in range(options.warmup_steps + options.steps):
         if step == options.warmup_steps:
             backend.barrier()
         started = time.perf_counter()
         optimizer.zero_grad()
-        nn.functional.cross_entropy(compute(batch), labels).backward()
+        loss = nn.functional.cross_entropy(compute(batch), labels)
+        if traffic:
+            traffic.begin()
+        loss.backward()
+        if traffic:
+            traffic.end()
         optimizer.step()
         times.append(time.perf_counter() - started)
     return times[options.warmup_steps:]
@@ -83,7 +100,7 @@ def _rank(name, folder, options):
     def work():
         torch.set_num_threads(1)
         options.codec = None
-        backend = backends.create("bagua" if name == "none" else name, options, folder)
+        backend = backends.create("bagua" if name in WITHOUT else name, options, folder)
         times = {kind: _times(name, kind, backend, options) for kind in options.models}
         backend.barrier()
         backend.close()
@@ -111,12 +128,15 @@ def _parse():
     parser.add_argument("--hosts", type=int, default=0, help="spread the ranks over so many network namespaces (root)")
     parser.add_argument("--rate", default="10gbit", help="of each host's link, as tc writes it; default 10gbit")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="default: both")
-    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS, help="default: all three")
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS[:3],
+                        help="default: none bagua gloo")
     parser.add_argument("--algorithm", default="gradient_allreduce", help="of bagua; default gradient_allreduce")
     parser.add_argument("--rounds", type=int, default=3, help="of fresh ranks a backend, in turn; default 3")
     parser.add_argument("--steps", type=int, default=20, help="timed, per round; default 20")
     parser.add_argument("--warmup-steps", type=int, default=5, help="not timed; default 5")
     options = parser.parse_args()
+    if "tcp" in options.backends and options.np != 2:
+        parser.error(f"tcp is traffic between two ranks, not {options.np}")
     try:
         algorithms.get(options.algorithm)
     except ValueError as error:
@@ -130,6 +150,7 @@ def main():
     options = _parse()
     print(report.machine_line(report.machine()), flush=True)
     with Hosts(options.hosts, options.rate) if options.hosts else nullcontext() as hosts:
+        options.first_host = hosts.address_of(0) if hosts else "127.0.0.1"
         results, others = rounds.interleaved(
             options.backends, options,
             lambda name: rounds.slowest(rounds.run_round(name, options, hosts, "bagua_hvd.bench.train")))
