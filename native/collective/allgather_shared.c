@@ -2,14 +2,14 @@
 #include "collective/shared.h"
 
 // Copies to the vector's destinations, from `place` on.
-static void put(const struct span_list *dst, size_t place, const unsigned char *from, size_t nbytes)
+static void put(kernel_copy_fn copy, const struct span_list *dst, size_t place, const unsigned char *from, size_t nbytes)
 {
     const unsigned char *unused;
     unsigned char *to;
     struct span_cursor cursor = span_cursor_at(dst, place);
     for (size_t n; (n = span_cursor_next(&cursor, nbytes, &unused, &to)); nbytes -= n, from += n) {
         if (to != from)
-            memcpy(to, from, n);
+            copy(to, from, n);
     }
 }
 
@@ -19,6 +19,7 @@ struct allgather {
     const unsigned char *src;
     const struct span_list *dst;
     const size_t *part;
+    kernel_copy_fn copy;
 };
 
 static size_t piece_bytes(const struct allgather *g, int index, size_t block)
@@ -41,21 +42,22 @@ static void collect(void *arg, size_t block)
         size_t place = block * HOST_SLAB_BYTES;
         for (int j = 0; j < i; j++)
             place += g->part[j];
-        put(g->dst, place, shared_slab(g->ctx, g->set, i, block), piece_bytes(g, i, block));
+        put(g->copy, g->dst, place, shared_slab(g->ctx, g->set, i, block), piece_bytes(g, i, block));
     }
 }
 
 bhvd_status allgather_shared(bhvd_context *ctx, struct process_set *set, const void *src, const struct span_list *dst,
                              const size_t *part)
 {
-    struct allgather g = {ctx, set, src, dst, part};
+    struct allgather g = {ctx, set, src, dst, part, NULL};
     size_t longest = 0, total = 0, my_place = 0;
     for (int i = 0; i < set->size; i++) {
         longest = part[i] > longest ? part[i] : longest;
         my_place += i < set->rank ? part[i] : 0;
         total += part[i];
     }
-    put(dst, my_place, src, part[set->rank]);
+    g.copy = shared_copy(ctx, total);
+    put(g.copy, dst, my_place, src, part[set->rank]);
     ctx->counters.payload_bytes_sent += part[set->rank] * (size_t)(set->size - 1);
     ctx->counters.payload_bytes_received += total - part[set->rank];
     size_t blocks = set->size > 1 ? shared_blocks(longest) : 0;

@@ -12,6 +12,7 @@ struct alltoall {
     unsigned char *dst;
     const size_t *bytes;
     size_t slice;
+    kernel_copy_fn copy;
 };
 
 // What a member sends to another, or to itself.
@@ -51,27 +52,29 @@ static void collect(void *arg, size_t block)
     for (int from = 0; from < a->set->size; part += part_bytes(a, from++, me)) {
         const size_t n = piece_bytes(a, from, me, block);
         if (n)
-            memcpy(part + block * a->slice, from == me ? own + block * a->slice : slice_of(a, from, me, block), n);
+            a->copy(part + block * a->slice, from == me ? own + block * a->slice : slice_of(a, from, me, block), n);
     }
 }
 
 bhvd_status alltoall_shared(bhvd_context *ctx, struct process_set *set, const void *src, void *dst, const size_t *bytes)
 {
     const int n = set->size, me = set->rank;
-    struct alltoall a = {ctx, set, src, dst, bytes, HOST_SLAB_BYTES};
-    size_t longest = 0;
+    struct alltoall a = {ctx, set, src, dst, bytes, HOST_SLAB_BYTES, NULL};
+    size_t longest = 0, total = 0;
     if (n > 2)
         a.slice = HOST_SLAB_BYTES / (size_t)(n - 1) / SLICE_ALIGNMENT * SLICE_ALIGNMENT;
     for (int i = 0; i < n * n; i++)
         longest = bytes[i] > longest ? bytes[i] : longest;
     for (int i = 0; i < n; i++) {
         ctx->counters.payload_bytes_sent += i == me ? 0 : bytes[me * n + i];
-        ctx->counters.payload_bytes_received += i == me ? 0 : bytes[i * n + me];
+        total += bytes[i * n + me];
     }
+    ctx->counters.payload_bytes_received += total - bytes[me * n + me];
     if (n == 1) {
         collective_copy(dst, src, bytes[0]);
         return BHVD_OK;
     }
+    a.copy = shared_copy(ctx, total);
     const size_t blocks = (longest + a.slice - 1) / a.slice;
     return shared_run(ctx, set, blocks, &(struct shared_steps){stage, NULL, collect, .root = 0}, &a);
 }

@@ -8,6 +8,7 @@ struct broadcast {
     const unsigned char *src;
     unsigned char *dst;
     size_t nbytes;
+    kernel_copy_fn copy;
 };
 
 static size_t block_bytes(const struct broadcast *b, size_t block)
@@ -24,13 +25,13 @@ static void stage(void *arg, size_t block)
 static void collect(void *arg, size_t block)
 {
     const struct broadcast *b = arg;
-    memcpy(b->dst + block * HOST_SLAB_BYTES, shared_slab(b->ctx, b->set, b->root, block), block_bytes(b, block));
+    b->copy(b->dst + block * HOST_SLAB_BYTES, shared_slab(b->ctx, b->set, b->root, block), block_bytes(b, block));
 }
 
 bhvd_status broadcast_shared(bhvd_context *ctx, struct process_set *set, int root, const void *src, void *dst,
                              size_t nbytes)
 {
-    struct broadcast b = {ctx, set, root, src, dst, nbytes};
+    struct broadcast b = {ctx, set, root, src, dst, nbytes, shared_copy(ctx, nbytes)};
     size_t blocks = set->size > 1 ? shared_blocks(nbytes) : 0;
     bhvd_status status = shared_run(ctx, set, blocks, &(struct shared_steps){stage, NULL, collect, true, root}, &b);
     if (set->rank == root) {

@@ -2,7 +2,10 @@
 
 #include "core/progress.h"
 
-enum { PIECE_BYTES = 16384 };   // a partial sum stays in the L1 cache
+enum {
+    PIECE_BYTES = 16384,        // a partial sum stays in the L1 cache
+    STREAMED_BYTES = 8 << 20    // a longer result drives out of the caches what others need, and is not in them when used
+};
 
 // A collective under way. Blocks are counted as in the set: since the area's beginning.
 struct run {
@@ -163,6 +166,11 @@ bhvd_status shared_run(bhvd_context *ctx, struct process_set *set, size_t blocks
         atomic_store(&counts_of(ctx, set, set->rank)->done[step], run.end);
     set->block = run.end;
     return status;
+}
+
+kernel_copy_fn shared_copy(const bhvd_context *ctx, size_t nbytes)
+{
+    return nbytes > STREAMED_BYTES ? ctx->kernels.stream_copy : collective_copy;
 }
 
 bhvd_status shared_barrier(bhvd_context *ctx, struct process_set *set)

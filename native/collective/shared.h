@@ -23,6 +23,9 @@ struct shared_steps {
     int root;
 };
 
+// How a member copies what it has collected, of a collective in which it writes `nbytes` in all.
+kernel_copy_fn shared_copy(const bhvd_context *ctx, size_t nbytes);
+
 // Runs all steps of all blocks.
 bhvd_status shared_run(bhvd_context *ctx, struct process_set *set, size_t blocks, const struct shared_steps *steps,
                        void *arg);

@@ -13,6 +13,7 @@ unsigned cpu_features(void)
 void kernel_table_init(struct kernel_table *table, unsigned cpu)
 {
     memset(table, 0, sizeof *table);
+    copy_kernels_init(table, cpu);
     reduce_kernels_init(table, cpu);
     scale_kernels_init(table, cpu);
     cast_kernels_init(table, cpu);

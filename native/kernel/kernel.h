@@ -44,7 +44,11 @@ struct kernel_codec {
     uint8_t version;                            // in the header of its codes; 0: they have none
 };
 
+// dst = src, of `nbytes` bytes, without overlap, and without a place in the caches for dst.
+typedef void (*kernel_copy_fn)(void *dst, const void *src, size_t nbytes);
+
 struct kernel_table {
+    kernel_copy_fn stream_copy;
     kernel_reduce_fn reduce[KERNEL_REDUCTION_COUNT][BHVD_DTYPE_COUNT];
     kernel_scale_fn scale[BHVD_DTYPE_COUNT];
     kernel_to_float_fn to_float[BHVD_DTYPE_COUNT];
@@ -68,6 +72,7 @@ unsigned cpu_features(void);
 void kernel_table_init(struct kernel_table *table, unsigned cpu);
 
 // Each family fills its part, scalar first. kernel_table_init calls them in order.
+void copy_kernels_init(struct kernel_table *table, unsigned cpu);
 void reduce_kernels_init(struct kernel_table *table, unsigned cpu);
 void scale_kernels_init(struct kernel_table *table, unsigned cpu);
 void cast_kernels_init(struct kernel_table *table, unsigned cpu);

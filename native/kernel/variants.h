@@ -7,6 +7,7 @@
 
 #if defined(__x86_64__)
 
+void copy_kernels_init_avx2(struct kernel_table *table);
 void reduce_kernels_init_avx2(struct kernel_table *table);
 void scale_kernels_init_avx2(struct kernel_table *table);
 void cast_kernels_init_avx2(struct kernel_table *table);
@@ -34,6 +35,7 @@ static inline unsigned variants_cpu_features(void)
 
 #else
 
+static inline void copy_kernels_init_avx2(struct kernel_table *table) { (void)table; }
 static inline void reduce_kernels_init_avx2(struct kernel_table *table) { (void)table; }
 static inline void scale_kernels_init_avx2(struct kernel_table *table) { (void)table; }
 static inline void cast_kernels_init_avx2(struct kernel_table *table) { (void)table; }

@@ -157,6 +157,30 @@ def test_alltoall_with_splits(world, dtype):
             assert received == list(splits[:, rank])
 
 
+def test_results_larger_than_caches(world):
+    """9 MiB and some: written past the caches where ranks share memory. Nothing is aligned."""
+    n, name, count = world.n, name_for_all(world), (9 << 20) + 7
+    memory = [np.random.default_rng(rank).integers(0, 256, count + 1, np.uint8) for rank in range(n)]
+    sent = [array[1:] for array in memory]
+    share, tail = divmod(count, n)
+    splits = [share] * (n - 1) + [share + tail]
+
+    def call(rank, context):
+        out = np.empty(count + 3, np.uint8)[3:]
+        context.post(native.BROADCAST, f"{name}.broadcast", [view(sent[rank], "uint8", out)], root_rank=n - 1).wait()
+        alltoall = context.post(native.ALLTOALL, f"{name}.alltoall", [view(sent[rank], "uint8")], splits=splits)
+        allgather = context.post(native.ALLGATHER, f"{name}.allgather", [view(sent[rank][:share], "uint8")])
+        alltoall.wait()
+        allgather.wait()
+        return out, result(alltoall, 0, "uint8"), result(allgather, 0, "uint8")
+
+    for rank, (broadcast, alltoall, allgather) in enumerate(world.run(call)):
+        np.testing.assert_array_equal(broadcast, sent[n - 1])
+        mine = slice(rank * share, (rank + 1) * share + (tail if rank == n - 1 else 0))
+        np.testing.assert_array_equal(alltoall, np.concatenate([array[mine] for array in sent]))
+        np.testing.assert_array_equal(allgather, np.concatenate([array[:share] for array in sent]))
+
+
 def test_alltoall_without_splits(world):
     n, name = world.n, name_for_all(world)
 

@@ -29,6 +29,19 @@ static void test_reduce(const struct setting *at)
     free(b.memory);
 }
 
+static void test_copy(const struct setting *at)
+{
+    const size_t nbytes = at->count * bhvd_dtype_size((bhvd_dtype)at->dtype);
+    struct source src = source_create(nbytes, at->offset);
+    struct result dst = result_create(nbytes, at->offset * 3);
+    fill_elements(at->dtype, at->fill, src.data, at->count);
+    at->table->stream_copy(dst.data, src.data, nbytes);
+    EXPECT(nbytes == 0 || memcmp(dst.data, src.data, nbytes) == 0, "stream_copy, %s", where(at));
+    EXPECT(result_guards_hold(&dst), "stream_copy, %s", where(at));
+    free(src.memory);
+    free(dst.memory);
+}
+
 static void test_scale(const struct setting *at)
 {
     static const double factors[] = {1, 0.5, 1.0 / 3, -2, 0, 1e30, INFINITY};
@@ -87,6 +100,7 @@ static void test_against_scalar(const char *isa, unsigned cpu)
             for (size_t c = 0; c < COUNTS; c++)
                 for (at.offset = 0; at.offset < 4; at.offset += at.offset + 1) {     // 0, 1, 3
                     at.count = counts[c];
+                    test_copy(&at);
                     test_reduce(&at);
                     test_scale(&at);
                     test_cast(&at);
