@@ -14,6 +14,7 @@ struct allreduce {
     const struct reduction *reduction;
     struct span_cursor in, out;
     size_t nbytes;
+    kernel_copy_fn copy;
 };
 
 static size_t block_bytes(const struct allreduce *a, size_t block)
@@ -53,6 +54,15 @@ static void reduce_chunk(void *arg, size_t block)
                   chunk_begin(nbytes, rank + 1, size) - begin);
 }
 
+// To the next destinations. What a result overwrites in place was read just now, and is in the caches anyway.
+static void put(struct allreduce *a, const unsigned char *from, size_t nbytes)
+{
+    const unsigned char *src;
+    unsigned char *dst;
+    for (size_t n; (n = span_cursor_next(&a->out, nbytes, &src, &dst)); nbytes -= n, from += n)
+        (src == dst ? collective_copy : a->copy)(dst, from, n);
+}
+
 static void collect(void *arg, size_t block)
 {
     struct allreduce *a = arg;
@@ -60,7 +70,7 @@ static void collect(void *arg, size_t block)
     const size_t nbytes = block_bytes(a, block);
     for (int i = 0; i < size; i++) {
         size_t begin = chunk_begin(nbytes, i, size);
-        span_unpack(&a->out, shared_slab(a->ctx, a->set, i, block) + begin, chunk_begin(nbytes, i + 1, size) - begin);
+        put(a, shared_slab(a->ctx, a->set, i, block) + begin, chunk_begin(nbytes, i + 1, size) - begin);
     }
     // What the others read from this member: all chunks but its own, to reduce them, and the sum of its own.
     size_t own = chunk_begin(nbytes, a->set->rank + 1, size) - chunk_begin(nbytes, a->set->rank, size);
@@ -71,7 +81,8 @@ static void collect(void *arg, size_t block)
 bhvd_status allreduce_shared(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                              const struct span_list *list)
 {
-    struct allreduce a = {ctx, set, reduction, span_cursor_at(list, 0), span_cursor_at(list, 0), list->nbytes};
+    struct allreduce a = {ctx, set, reduction, span_cursor_at(list, 0), span_cursor_at(list, 0), list->nbytes,
+                          shared_copy(ctx, list->nbytes)};
     if (list->nbytes > SMALL_BYTES)
         return shared_run(ctx, set, shared_blocks(list->nbytes),
                           &(struct shared_steps){stage, reduce_chunk, collect, .root = 0}, &a);

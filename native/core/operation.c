@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/dtype.h"
 #include "base/futex.h"
+#include "base/pages.h"
 #include "base/status.h"
 #include "collective/nccl.h"
 #include "core/context.h"
@@ -303,8 +304,11 @@ bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, st
     op->worker_error = args->worker_error;
     op->server_error = args->server_error;
     op->tensor_count = args->tensor_count;
-    for (size_t t = 0; t < args->tensor_count; t++)
+    for (size_t t = 0; t < args->tensor_count; t++) {
         tensor_init(&op->tensors[t], &args->tensors[t]);
+        if (!args->gpu && op->tensors[t].dst != op->tensors[t].src)
+            pages_prefer_huge(op->tensors[t].dst, op->tensors[t].nbytes);
+    }
     request_write(&op->request, facts.number, args);
     op->name_size = (uint16_t)strlen(args->name);
     op->name = (const char *)op->request.data + sizeof(uint32_t) + sizeof(uint16_t);

@@ -1,17 +1,16 @@
 #include "core/result_memory.h"
 
 #include <pthread.h>
-#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <sys/mman.h>
+
+#include "base/pages.h"
 
 // Pages that are new to a process cost more than what is copied into them, and a training asks for the same sizes in every
 // step: freed blocks are kept for the next result of about their size.
 enum {
     SLOTS = 8,
-    SMALLEST_KEPT = 128 << 10,              // below it malloc keeps them itself
-    HUGE_PAGE = 2 << 20                     // two of them or more are asked for as such: 512 times fewer page faults
+    SMALLEST_KEPT = 128 << 10               // below it malloc keeps them itself
 };
 
 struct block {
@@ -52,14 +51,12 @@ static struct block *find(size_t size)
 // NULL: out of memory.
 static struct block *allocate(size_t size)
 {
-    const bool is_huge = size >= (size_t)2 * HUGE_PAGE;
-    void *memory;
-    if (posix_memalign(&memory, is_huge ? HUGE_PAGE : RESULT_MEMORY_ALIGNMENT, RESULT_MEMORY_ALIGNMENT + size))
+    struct block *block = aligned_alloc(RESULT_MEMORY_ALIGNMENT, RESULT_MEMORY_ALIGNMENT + size);
+    if (!block)
         return NULL;
-    if (is_huge)
-        madvise(memory, size / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);       // where the system has none: small ones
-    ((struct block *)memory)->size = size;
-    return memory;
+    pages_prefer_huge(block, size);
+    block->size = size;
+    return block;
 }
 
 void *result_memory_acquire(size_t nbytes)

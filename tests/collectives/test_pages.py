@@ -1,0 +1,28 @@
+"""Large results that are new to the process come in huge pages, where the system has them."""
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bagua_hvd.common import native
+from world import World, view
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+NBYTES = 64 << 20       # malloc gives it back to the system each time
+
+
+@pytest.mark.skipif(not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text(), reason="the system has none")
+def test_a_result_costs_few_page_faults():
+    source = np.arange(NBYTES // 4, dtype=np.float32)
+    with World(1, "inproc") as world:
+
+        def call(rank, context):
+            out = np.empty_like(source)
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            context.post(native.ALLREDUCE, "sum", [view(source, "float32", out)], op=native.OP_SUM).wait()
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, np.array_equal(out, source)
+
+        (faults, right), = world.run(call)
+    assert right
+    assert faults < NBYTES // 4096 // 8         # small pages at both ends; and a few where memory is in pieces
