@@ -22,7 +22,7 @@ DRIVER, WORKER = "BAGUA_HVD_ELASTIC_DRIVER", "BAGUA_HVD_ELASTIC_WORKER"
 _CONNECT_SECONDS = 30
 
 # The sentence of native/core/heartbeat.c.
-_SILENT = re.compile(r"rank (\d+) was lost: nothing came from it")
+_SILENT = re.compile(r"rank (\d+) was lost: (?:nothing came from it|its host acknowledged nothing)")
 _PLACE = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
           "HOROVOD_CROSS_SIZE", "HOROVOD_GLOO_IFACE")
 

@@ -73,6 +73,27 @@ static void listen_to(bhvd_context *ctx, int rank, int64_t now_ns, bool was_away
     }
 }
 
+// Both the operations' messages and the frames of negotiation are told of.
+static void expect_acknowledgement(bhvd_context *ctx, int rank, int64_t now_ns)
+{
+    const struct heartbeat *h = &ctx->heartbeat;
+    struct link *link = &ctx->connections.links[rank];
+    struct heard *heard = &h->ranks[rank];
+    uint64_t sent = link->payload_sent + link->sends.done + link->control_sent;
+    if (!h->silence_ns || sent == heard->acknowledged)
+        return;
+    int64_t silence_ns = link_silence_ns(link, now_ns);
+    if (silence_ns < 0) {
+        heard->acknowledged = sent;
+    } else if (silence_ns >= h->silence_ns && now_ns - h->returned_ns >= h->silence_ns) {
+        // Elastic jobs read it: bagua_hvd/common/elastic_worker.py.
+        context_fail(ctx, BHVD_ERR_PEER_LOST, "rank %d was lost: its host acknowledged nothing for %.1f s of what was sent to "
+                     "it. Its host or the network between broke down. The limit, %g s, is set by "
+                     "BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank, (double)silence_ns / 1e9,
+                     ctx->options.heartbeat_timeout_ms / 1000.0);
+    }
+}
+
 static void speak_to(bhvd_context *ctx, int rank, const struct bytes *payload)
 {
     struct link *link = &ctx->connections.links[rank];
@@ -102,6 +123,8 @@ void heartbeat_look(bhvd_context *ctx, bool now)
             speak_to(ctx, rank, &payload);
             listen_to(ctx, rank, now_ns, was_away);
         }
+        if (rank != ctx->options.rank && ctx->connections.links[rank].state == LINK_OPEN && !ctx->failure.status)
+            expect_acknowledgement(ctx, rank, now_ns);
     }
     bytes_fini(&payload);
 }

@@ -3,8 +3,9 @@
 //
 // Every rank tells the coordinator, and the coordinator every rank, about once a second, that its engine runs. The engine
 // needs no Python for it, so a rank in a long computation is not taken for dead. Who is silent for
-// heartbeat_timeout_ms is lost. A star is enough: the coordinator tells all others whom it lost, and a connection that
-// broke between two other ranks is found by the limit of the operation that needs it (progress_until).
+// heartbeat_timeout_ms is lost. A star is enough: the coordinator tells all others whom it lost. What a star does not see, a
+// connection that broke between two other ranks, is found by whoever sends something over it: the peer's host has to
+// acknowledge it within the same limit.
 //
 // Members say which execution they are at, and the coordinator which is the earliest of all: whoever waits in a later one
 // knows that it is not the one whose limit counts.
@@ -19,10 +20,11 @@
 
 struct link;
 
-// What this rank knows of a rank that it listens to.
+// What this rank knows of another; all but `acknowledged` only of a rank that it listens to.
 struct heard {
     uint64_t received;              // bytes and frames, when looked at last
     int64_t at_ns;                  // when that number last grew
+    uint64_t acknowledged;          // of what was sent to it, when nothing was on its way any more
     uint64_t execution;             // the earliest it has not finished; 0: none. Of the coordinator: of all ranks
 };
 

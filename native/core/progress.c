@@ -25,6 +25,7 @@ enum {
     HANDOVER_ROUNDS = 50,       // another thread runs the engine: it may be done in a moment
     SOCKET_ROUNDS = 16,         // looking at a socket is a system call: only every so many rounds
     IDLE_ROUNDS = 200,          // the progress thread looks a little longer before it sleeps: posts come in bursts
+    POLLS_PER_LOOK = 256,       // at the clock: takes as long as a poll
     WAITS_PER_POLL = 64,        // of those for what is there already
     GOODBYE_MS = 1000,          // for the last frames to be written
     SLICE_NS = 100000,          // of the progress thread; the kernel's shortest
@@ -311,6 +312,14 @@ static bool stillness_is_over_limit(bhvd_context *ctx, struct stillness *still)
     return now_ns >= still->since_ns + timeout_ns(ctx);
 }
 
+// Before every sleep, and every so often however much moves: frames that tell of life or of other operations may come without
+// end, each before the last sleep is over.
+static bool looks_at_clock(bhvd_context *ctx, int rounds, uint32_t polls)
+{
+    return sleeps_now(ctx, rounds + 1) || polls % POLLS_PER_LOOK == 0 ||
+           (rounds >= ctx->spin_limit && rounds % SOCKET_ROUNDS == 0);
+}
+
 // The ranks whose messages are due, or the one that is waited for.
 static void name_awaited(const bhvd_context *ctx, int waiting_for, char *out, size_t size)
 {
@@ -329,7 +338,7 @@ bhvd_status progress_until(bhvd_context *ctx, progress_ready_fn ready, void *arg
 {
     int rounds = 0;
     struct stillness still = {0};
-    for (;;) {
+    for (uint32_t polls = 1;; polls++) {
         int is_ready = ready(ctx, arg);
         if (is_ready > 0) {
             // Who never has to wait, since it is always the last to come, must still be heard by the others.
@@ -339,20 +348,18 @@ bhvd_status progress_until(bhvd_context *ctx, progress_ready_fn ready, void *arg
         }
         if (ctx->failure.status)
             return ctx->failure.status;
-        if (engine_poll(ctx, rounds % SOCKET_ROUNDS == 0)) {
+        bool moved = engine_poll(ctx, rounds % SOCKET_ROUNDS == 0);
+        if (moved)
             rounds = 0;
-            if (!is_patient(ctx) || ready(ctx, arg))
-                continue;
-        }
-        bool looks = sleeps_now(ctx, rounds) || (rounds >= ctx->spin_limit && rounds % SOCKET_ROUNDS == 0);
-        if (looks && stillness_is_over_limit(ctx, &still) && ready(ctx, arg) <= 0) {
+        if (looks_at_clock(ctx, rounds, polls) && stillness_is_over_limit(ctx, &still) && ready(ctx, arg) <= 0) {
             char who[128];
             name_awaited(ctx, waiting_for, who, sizeof who);
             return context_fail(ctx, BHVD_ERR_TIMEOUT,
                                 "no progress for %.1f s inside an operation while waiting for %s; the limit is set by "
                                 "HOROVOD_GLOO_TIMEOUT_SECONDS", ctx->options.timeout_ms / 1000.0, who);
         }
-        engine_pause(ctx, &rounds, still.since_ns ? still.since_ns + timeout_ns(ctx) : CLOCK_NEVER, ready, arg);
+        if (!moved || (is_patient(ctx) && !ready(ctx, arg)))
+            engine_pause(ctx, &rounds, still.since_ns ? still.since_ns + timeout_ns(ctx) : CLOCK_NEVER, ready, arg);
     }
 }
 

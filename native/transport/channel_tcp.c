@@ -1,5 +1,7 @@
 // Channels over TCP sockets.
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include "transport/socket.h"
@@ -22,6 +24,24 @@ static bhvd_status channel_tcp_recv(struct channel *channel, void *dst, size_t s
     return size ? socket_read(channel->fd, dst, size, moved) : BHVD_OK;
 }
 
+// What the kernel knows: packets that were sent, or probes of a peer that takes no more for now, and no answer to them. A peer
+// that reads nothing answers still: its kernel does.
+static int64_t channel_tcp_silence_ns(struct channel *channel, int64_t now_ns)
+{
+    struct tcp_info info = {0};
+    socklen_t size = sizeof info;
+    if (getsockopt(channel->fd, IPPROTO_TCP, TCP_INFO, &info, &size) || (!info.tcpi_unacked && !info.tcpi_probes)) {
+        channel->unanswered_since_ns = 0;
+        return -1;
+    }
+    int64_t answered_ns = now_ns - (int64_t)info.tcpi_last_ack_recv * 1000000;
+    if (!channel->unanswered_since_ns)
+        channel->unanswered_since_ns = now_ns;      // the connection may have been idle for long before
+    if (channel->unanswered_since_ns < answered_ns)
+        channel->unanswered_since_ns = answered_ns;
+    return now_ns - channel->unanswered_since_ns;
+}
+
 const struct channel_ops channel_tcp_ops = {
     .name = "tcp",
     .send = channel_tcp_send,
@@ -29,4 +49,5 @@ const struct channel_ops channel_tcp_ops = {
     .readable = NULL,
     .writable = NULL,
     .unfinished = NULL,
+    .silence_ns = channel_tcp_silence_ns,
 };

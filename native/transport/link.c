@@ -270,3 +270,19 @@ bool link_needs_looking(const struct link *link)
     }
     return false;
 }
+
+static void look_at_silence(struct channel *channel, int64_t now_ns, int64_t *longest_ns)
+{
+    int64_t silence_ns = channel->ops && channel->ops->silence_ns ? channel->ops->silence_ns(channel, now_ns) : -1;
+    if (*longest_ns < silence_ns)
+        *longest_ns = silence_ns;
+}
+
+int64_t link_silence_ns(struct link *link, int64_t now_ns)
+{
+    int64_t longest_ns = -1;
+    look_at_silence(&link->control, now_ns, &longest_ns);
+    for (int i = 0; i < link->stream_count; i++)
+        look_at_silence(&link->streams[i].channel, now_ns, &longest_ns);
+    return longest_ns;
+}

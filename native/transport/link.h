@@ -96,6 +96,10 @@ static inline bool traffic_is_pending(const struct traffic *traffic) { return tr
 // True when link_advance would move something, as far as can be told without a system call.
 bool link_ready(const struct link *link);
 
+// For how long the peer's host has acknowledged nothing of what is on its way over one of the connections, as far as earlier
+// calls can tell; -1: nothing is on its way.
+int64_t link_silence_ns(struct link *link, int64_t now_ns);
+
 // True when something is under way that no descriptor tells of: it moves while this rank looks, and nothing would wake it.
 bool link_needs_looking(const struct link *link);
 

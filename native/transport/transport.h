@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/uio.h>
 
 #include "bagua_hvd.h"
@@ -28,12 +29,16 @@ struct channel_ops {
     bool (*writable)(const struct channel *channel);
     // Have bytes been taken that move on only while this rank looks? Looks. NULL: never.
     bool (*unfinished)(const struct channel *channel);
+    // For how long has the peer's host acknowledged none of the bytes that are on their way to it, as far as earlier calls can
+    // tell? -1: none are on their way. A system call; asked about once a second. NULL: no byte can get lost on its way.
+    int64_t (*silence_ns)(struct channel *channel, int64_t now_ns);
 };
 
 // One ordered, reliable, two-way byte pipe to one peer.
 struct channel {
     const struct channel_ops *ops;
     int fd;                             // tcp: the socket; else -1
+    int64_t unanswered_since_ns;        // tcp: for silence_ns; 0: nothing was on its way
     struct ring *tx, *rx;               // rings
     size_t capacity;
     struct bell *peer_bell;

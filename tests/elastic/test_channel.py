@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from bagua_hvd.common import channel
+from bagua_hvd.common import channel, elastic_worker
 from bagua_hvd.common.elastic_worker import DriverLink, RemovedFromJob
 from bagua_hvd.runner.elastic.service import Service
 
@@ -52,6 +52,17 @@ def test_messages(service):
     service.send(3, {"type": "refused", "reason": "It is over."})
     with pytest.raises(ValueError, match="Horovod initialization failed. It is over."):
         link.join()
+
+
+@pytest.mark.parametrize(("sentence", "rank"), [
+    ("rank 2 was lost: nothing came from it for 27.3 s. Its process was stopped, ...", 2),
+    ("rank 1 was lost: its host acknowledged nothing for 27.3 s of what was sent to it. ...", 1),
+    ("rank 1 was lost: its process ended or became unreachable without leaving the job", None),
+])
+def test_who_was_silent(monkeypatch, sentence, rank):
+    monkeypatch.setattr(elastic_worker, "worker", elastic_worker._Worker())
+    elastic_worker.failed(RuntimeError(sentence))
+    assert elastic_worker.worker.silent == rank
 
 
 def test_a_worker_that_hangs_up(service):

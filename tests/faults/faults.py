@@ -198,8 +198,7 @@ FAULTS = [
     Fault("link down", cut, within=_the_limit, undo=mend, victim_survives=True, hosts=True),
     Fault("half-open: all packets dropped", lose_packets, within=_the_limit, undo=mend, victim_survives=True,
           hosts=True),
-    # The limit counts from the last byte that moved, which may be one that the network still carried.
-    Fault("half-open between two ranks", lose_packets_of_a_pair, within=lambda limit: limit + 5, undo=mend,
+    Fault("half-open between two ranks", lose_packets_of_a_pair, within=_the_limit, undo=mend,
           victim_survives=True, hosts=True, names="rank"),
     Fault("SIGSTOP, SIGCONT", pause, fails=False),
     Fault("SIGSTOP, SIGCONT, hosts", pause, fails=False, hosts=True),

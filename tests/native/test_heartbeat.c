@@ -1,6 +1,9 @@
 // Heartbeats: a rank that is stopped is found by all others, whether it has posted anything or not; one that only lets
-// others wait is not. A rank is stopped by holding its engine: nothing of it runs then, as in a stopped process.
+// others wait is not. A rank is stopped by holding its engine: nothing of it runs then, as in a stopped process. A connection
+// breaks by filters on its sockets that drop what comes: neither side is told.
+#include <linux/filter.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 
 #include "core/context.h"
 #include "job.h"
@@ -86,6 +89,34 @@ static void one_is_late(struct job *job, int rank, bhvd_context *ctx)
     CHECK_STATUS(outcome_of_barrier(ctx, &error), BHVD_OK);
 }
 
+// ----------------------------------------------------------------------------------- connections between two other ranks
+
+static void drop_what_comes(const struct channel *channel)
+{
+    struct sock_filter nothing = {.code = BPF_RET | BPF_K, .k = 0};
+    const struct sock_fprog program = {.len = 1, .filter = &nothing};
+    CHECK(setsockopt(channel->fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) == 0);
+}
+
+// Between ranks 1 and 2; both hear rank 0, and rank 0 them.
+static void a_connection_breaks(struct job *job, int rank, bhvd_context *ctx)
+{
+    struct bhvd_error error;
+    CHECK_STATUS(outcome_of_barrier(ctx, &error), BHVD_OK);
+    if (rank != 0) {
+        pthread_mutex_lock(&ctx->engine_lock);
+        drop_what_comes(&ctx->connections.links[3 - rank].streams[0].channel);
+        pthread_mutex_unlock(&ctx->engine_lock);
+    }
+    atomic_fetch_add(&job->ready, 1);
+    while (atomic_load(&job->ready) < RANKS)
+        sleep_ms(1);
+    bhvd_handle *handle = post(ctx, BHVD_ALLREDUCE, "over all connections", 0, NULL, 0);
+    CHECK_STATUS(handle ? bhvd_wait(handle, 60000, &error) : bhvd_context_status(ctx, &error), BHVD_ERR_PEER_LOST);
+    CHECK_STR_CONTAINS(error.message, "was lost: its host acknowledged nothing for");
+    bhvd_handle_drop(handle);
+}
+
 // ----------------------------------------------------------------------------- waiting for a rank that is busy elsewhere
 
 static void rank_0_is_impatient(int rank, struct bhvd_context_options *options)
@@ -142,6 +173,41 @@ static void one_is_busy_elsewhere(struct job *job, int rank, bhvd_context *ctx)
     }
 }
 
+// ------------------------------------------------------------------------------------------- frames that only tell of life
+
+// Rank 1's come twice as often as rank 0 looks by itself.
+static void rank_1_is_talkative(int rank, struct bhvd_context_options *options)
+{
+    rank_0_is_impatient(rank, options);
+    if (rank == 1)
+        options->heartbeat_timeout_ms = 4000;
+}
+
+// Rank 2 is held up in an operation: rank 0's limit passes, whatever comes from rank 1 meanwhile.
+static void one_is_held_up(struct job *job, int rank, bhvd_context *ctx)
+{
+    struct bhvd_error error;
+    bhvd_handle *handle = NULL;
+    if (rank == job->subject) {
+        handle = post(ctx, BHVD_ALLREDUCE, "held up", 0, NULL, 0);
+        while (!is_announced(ctx, handle))
+            sleep_ms(1);
+        pthread_mutex_lock(&ctx->engine_lock);
+        atomic_fetch_add(&job->ready, 1);
+        while (atomic_load(&job->ready) < RANKS)
+            sleep_ms(10);
+        pthread_mutex_unlock(&ctx->engine_lock);
+    } else {
+        while (!atomic_load(&job->ready))
+            sleep_ms(1);
+        handle = post(ctx, BHVD_ALLREDUCE, "held up", 0, NULL, 0);
+    }
+    CHECK_STATUS(handle ? bhvd_wait(handle, 60000, &error) : bhvd_context_status(ctx, &error), BHVD_ERR_TIMEOUT);
+    CHECK_STR_CONTAINS(error.message, "no progress for 1.5 s inside an operation while waiting for");
+    atomic_fetch_add(&job->ready, rank != job->subject);
+    bhvd_handle_drop(handle);
+}
+
 static void *run_it(void *job)
 {
     run_this_job(job);
@@ -159,7 +225,9 @@ TEST(who_is_lost_and_who_is_not)
         {.transport = "tcp", .body = all_are_stopped, .adjust = short_limit},
         {.transport = "shm", .body = one_is_late, .adjust = short_limit, .subject = 0},
         {.transport = "tcp", .body = one_is_late, .adjust = short_limit, .subject = 1},
+        {.transport = "tcp", .body = a_connection_breaks, .adjust = short_limit},
         {.transport = "tcp", .body = one_is_busy_elsewhere, .adjust = rank_0_is_impatient, .subject = 1},
+        {.transport = "tcp", .hosts = "ABC", .body = one_is_held_up, .adjust = rank_1_is_talkative, .subject = 2},
     };
     enum { JOBS = sizeof jobs / sizeof jobs[0] };
     pthread_t threads[JOBS];
