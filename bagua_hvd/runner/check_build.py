@@ -52,6 +52,15 @@ def _version(number, major, minor):
     return f"{number // major}.{number % major // minor}"
 
 
+def _operations(built):
+    """What moves tensors, as Horovod calls it."""
+    from bagua_hvd.common import util
+
+    available = {"NCCL": util.nccl_built(), "DDL": util.ddl_built(), "CCL": util.ccl_built(), "MPI": built,
+                 "Gloo": built}
+    return [_line(found, name) for name, found in available.items()]
+
+
 def _gpus(built):
     """What is there of CUDA: driver and NCCL are found at run time, CuPy compiles the kernels."""
     if not built:
@@ -76,6 +85,7 @@ def check_build():
     lines += ["", "Native Extension:", _line(built, "bagua_hvd._native", reason)]
     lines += ["", "Available Controllers:", _line(built, "MPI", "that of mpirun, found at run time"),
               _line(built, "Gloo", "the built-in one")]
+    lines += ["", "Available Tensor Operations:", *_operations(built)]
     lines += ["", "Available Transports:"] + [_line(built, name) for name in ("inproc", "shm", "tcp", "mpi")]
     lines += ["", "Ways to Start Ranks:", *_starters(), "", "GPUs:", *_gpus(built), "", "CPU Features:"]
     if built:

@@ -194,9 +194,7 @@ def _run(args):
         UsageError: the arguments do not fit together. WorkerFailed, Interrupted, RuntimeError, OSError: as run_static.
     """
     if args.check_build:
-        from bagua_hvd.runner.check_build import check_build
-
-        print(check_build())
+        check_build(args.verbose)
         return
     for attribute, sentence in _WITHOUT_EFFECT:
         if getattr(args, attribute):
@@ -210,6 +208,37 @@ def _run(args):
         _run_elastic(args)
     else:
         _run_static(args)
+
+
+def check_build(verbose):
+    """Prints what this installation can do; see check_build.py. verbose: accepted for Horovod's sake."""
+    from bagua_hvd.runner import check_build as installation
+
+    print(installation.check_build())
+
+
+def is_gloo_used(use_gloo=None, use_mpi=None, use_jsrun=None):
+    """Whether baguarun itself starts the ranks, and not mpirun or jsrun: that is so unless one of them is asked for."""
+    return bool(use_gloo) or not (use_mpi or use_jsrun)
+
+
+def run_controller(use_gloo, gloo_run, use_mpi, mpi_run, use_jsrun, js_run, verbosity):
+    """Calls the one of the three functions that the flags choose, for launchers built on this one.
+
+    Args:
+        use_gloo, use_mpi, use_jsrun: as the flags. gloo_run, mpi_run, js_run: called without arguments.
+        verbosity: accepted for Horovod's sake.
+    Raises:
+        ValueError: more than one was asked for.
+    """
+    if sum(map(bool, (use_gloo, use_mpi, use_jsrun))) > 1:
+        raise ValueError("use_gloo, use_mpi and use_jsrun exclude each other: give one of them")
+    if is_gloo_used(use_gloo, use_mpi, use_jsrun):
+        gloo_run()
+    elif use_mpi:
+        mpi_run()
+    else:
+        js_run()
 
 
 def _describe(error):

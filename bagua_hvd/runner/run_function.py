@@ -40,7 +40,7 @@ class _HorovodArgs:
         no_stall_check stall_check_warning_time_seconds stall_check_shutdown_time_seconds mpi_threads_disable mpi_args
         tcp_flag binding_args num_nccl_streams thread_affinity gloo_timeout_seconds log_level log_with_timestamp
         prefix_output_with_timestamp hosts hostfile host_discovery_script use_gloo use_mpi use_jsrun
-        algorithm as_horovod
+        algorithm as_horovod dashboard dry_run
     """.split()
 
     def __init__(self):

@@ -6,17 +6,21 @@
     def train(state): ...       # commit() after every few batches; begins where the state says
 """
 import functools
+import re
 
 import tensorflow as tf
 
 from bagua_hvd._keras.elastic import KerasState
 from bagua_hvd.common import basics
 from bagua_hvd.common.elastic import ObjectState, reset, run_fn
+from bagua_hvd.common.exceptions import HorovodInternalError
 from bagua_hvd.common.reducer import share_numbers
 from bagua_hvd.tensorflow.functions import broadcast_object, broadcast_variables
 from bagua_hvd.tensorflow.reduction import shared_reductions
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
+
+_OPERATION = re.compile("Horovod(Allreduce|Allgather|Broadcast)")
 
 
 def run(func):
@@ -44,7 +48,8 @@ class translated_errors:
     """Within it, an error of TensorFlow that comes of a lost rank or a shutdown is a HorovodInternalError.
 
     Which class TensorFlow gives the error depends on how the step runs (UnknownError, InternalError from programs
-    compiled by XLA), so what decides is the runtime: whether it can go on.
+    compiled by XLA), so what decides is the runtime: whether it can go on. An UnknownError that names an operation of
+    Horovod's is one in any case, wherever it comes from.
     """
 
     def __enter__(self):
@@ -56,6 +61,8 @@ class translated_errors:
                 basics.context().check()
             except Exception as failure:
                 raise failure from error
+            if isinstance(error, tf.errors.UnknownError) and _OPERATION.search(error.message):
+                raise HorovodInternalError(error.message) from error
 
 
 class TensorFlowKerasState(KerasState):

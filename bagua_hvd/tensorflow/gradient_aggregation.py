@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from bagua_hvd.common.process_sets import global_process_set
 from bagua_hvd.tensorflow.graphs import as_written
-from bagua_hvd.tensorflow.reduction import Reduction
+from bagua_hvd.tensorflow.reduction import Reduction, dense
 
 
 class LocalGradientAggregationHelper:
@@ -60,7 +60,7 @@ class LocalGradientAggregationHelper:
     def compute_gradients(self, grads, vars):
         """The reduced sums at the last pass of a window, else the gradients as they are (and are not to be applied)."""
         present = [index for index, gradient in enumerate(grads) if gradient is not None]
-        gradients = [self._dense(grads[index]) for index in present]
+        gradients = [dense(grads[index], self.sparse_as_dense) for index in present]
         variables = [vars[index] for index in present]
         sums = self._variables_of(variables)
         added = [total.assign_add(gradient) for total, gradient in zip(sums, gradients, strict=True)]
@@ -84,9 +84,6 @@ class LocalGradientAggregationHelper:
         for index, result in zip(present, results, strict=True):
             everything[index] = result
         return everything
-
-    def _dense(self, gradient):
-        return tf.convert_to_tensor(gradient) if self.sparse_as_dense else Reduction.dense(gradient)
 
     def _reduced(self, totals, variables):
         indices = [i for i, variable in enumerate(variables) if Reduction.identify(variable) not in self._local]

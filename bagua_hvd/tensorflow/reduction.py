@@ -39,6 +39,21 @@ NO_STEP_TO_REPLACE = (
 )
 
 
+def dense(gradient, sparse_as_dense):
+    """A gradient that can be added up. ValueError: IndexedSlices, and sparse_as_dense is False."""
+    if isinstance(gradient, tf.IndexedSlices) and not sparse_as_dense:
+        raise ValueError(
+            "IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False."
+        )
+    return tf.convert_to_tensor(gradient)
+
+
+def _divided(gradient, divisor):
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values / divisor, gradient.indices, gradient.dense_shape)
+    return gradient / divisor
+
+
 class Reduction(Numbered):
     """Reduces lists of gradients; see also _keras/backend.py.
 
@@ -70,13 +85,8 @@ class Reduction(Numbered):
 
     identify = staticmethod(identify)
 
-    @staticmethod
-    def dense(gradient):
-        if isinstance(gradient, tf.IndexedSlices):
-            raise ValueError(
-                "IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False."
-            )
-        return gradient
+    def dense(self, gradient):
+        return dense(gradient, self.options.sparse_as_dense)
 
     def register_local(self, variable):
         self._local.add(self.identify(variable))
@@ -126,7 +136,7 @@ class Reduction(Numbered):
             if key not in self._local and key not in local:
                 travelling.append(index)
             elif self.options.scale_local_gradients:
-                reduced[index] = gradient / self._size(gradient.dtype)
+                reduced[index] = _divided(gradient, self._size(gradient.dtype))
         present = sum(gradient is not None for gradient in gradients)
         if self._looks.updates and len(travelling) < present:
             raise ValueError(

@@ -175,21 +175,25 @@ def weights(mode):
 
 
 def embedding(mode):
-    """Sparse gradients: rows are gathered, but by XLA."""
+    """Sparse gradients: rows are gathered, but by XLA; sums over several passes need dense ones."""
     def make():
         keras.utils.set_random_seed(0)
         return keras.Sequential([keras.Input((2,)), keras.layers.Embedding(7, 3), keras.layers.Flatten(),
                                  keras.layers.Dense(1)])
 
     x = np.array([[[0, 1], [1, 2]], [[3, 3], [2, 5]]][hvd.rank()])
-    model = make()
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", **MODES[mode])
-    model.fit(x, np.ones((2, 1)), batch_size=1, verbose=0, shuffle=False)
-    assert_same_everywhere(model)
-    expected = make()
-    expected.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
-    expected.fit(np.array([[0, 1], [3, 3], [1, 2], [2, 5]]), np.ones((4, 1)), batch_size=2, verbose=0, shuffle=False)
-    assert_near(model, expected)
+    everyone = np.array([[0, 1], [3, 3], [1, 2], [2, 5]])
+    for passes, batch_size in ((1, 2), (2, 4)):
+        model = make()
+        opt = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=passes,
+                                       average_aggregated_gradients=True, sparse_as_dense=passes > 1)
+        model.compile(opt, "mse", **MODES[mode])
+        model.fit(x, np.ones((2, 1)), batch_size=1, verbose=0, shuffle=False)
+        assert_same_everywhere(model)
+        expected = make()
+        expected.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+        expected.fit(everyone, np.ones((4, 1)), batch_size=batch_size, verbose=0, shuffle=False)
+        assert_near(model, expected)
 
 
 CELLS = (optimizers_and_algorithms, options, accumulation, loss_scaling, local_variables, weights, embedding)

@@ -427,7 +427,8 @@ def test_check_build(launcher):
     assert done.returncode == 0
     for name in ("bagua_hvd._native", "Gloo", "inproc", "shm", "tcp", "scalar"):
         assert f"[X] {name}" in done.stdout
-    for title in ("Ways to Start Ranks:", "GPUs:", "CPU Features:"):
+    for title in ("Available Frameworks:", "Available Controllers:", "Available Tensor Operations:",
+                  "Ways to Start Ranks:", "GPUs:", "CPU Features:"):
         assert f"\n{title}\n    [" in done.stdout
     for line in done.stdout.splitlines():
         assert not line.startswith(" ") or re.match(r"    \[[X ]\] \S", line)

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 import bagua_hvd
+from bagua_hvd.runner import launch
 from bagua_hvd.runner.run_function import _HorovodArgs
 from launcher import MARK, ROOT, processes_of, wait_until
 
@@ -355,6 +356,15 @@ def test_the_bag_of_arguments():
     assert values.pop("num_proc") == 1
     assert values.keys() >= {"run_func", "nics", "hosts", "start_timeout"} and set(values.values()) == {None}
     assert bagua_hvd.runner._HorovodArgs is _HorovodArgs
+
+
+def test_the_bag_of_arguments_can_be_run(monkeypatch, capfd):
+    monkeypatch.setattr(sys, "argv", ["baguarun", "-np", "1", "true"])
+    assert vars(launch.parse_args()).keys() <= vars(_HorovodArgs()).keys()
+    args = _HorovodArgs()
+    args.num_proc, args.command = 2, ["echo", "hello"]
+    launch._run(args)
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[0]<stdout>:hello", "[1]<stdout>:hello"]
 
 
 # ---- the calling process ----------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from bagua_hvd.runner.common.util import config_parser, env, host_hash, safe_shell_exec, secret, timeout
+from bagua_hvd.runner import launch
+from bagua_hvd.runner.common.util import codec, config_parser, env, host_hash, safe_shell_exec, secret, timeout
 from bagua_hvd.runner.flags import build_parser
 from launcher import MARK, processes_of, wait_until
 
@@ -46,6 +47,30 @@ def test_secret_key():
     key = secret.make_secret_key()
     assert isinstance(key, bytes) and len(base64.b64decode(key, validate=True)) == 32
     assert key != secret.make_secret_key()
+
+
+def test_objects_as_text():
+    text = codec.dumps_base64({"f": lambda x: x + 1, "b": b"\x00"})
+    assert isinstance(text, str) and text.isascii()
+    for encoded in (text, text.encode()):
+        assert codec.loads_base64(encoded)["f"](1) == 2 and codec.loads_base64(encoded)["b"] == b"\x00"
+
+
+@pytest.mark.parametrize("flags, expected", [
+    ((None, None, None), "gloo"), ((True, None, None), "gloo"), ((None, True, False), "mpi"),
+    ((False, False, True), "js"), ((True, True, None), None),
+])
+def test_choice_of_the_controller(flags, expected):
+    called = []
+    gloo, mpi, js = (lambda name=name: called.append(name) for name in ("gloo", "mpi", "js"))
+    arguments = flags[0], gloo, flags[1], mpi, flags[2], js, 0
+    if expected is None:
+        with pytest.raises(ValueError, match="exclude each other"):
+            launch.run_controller(*arguments)
+    else:
+        launch.run_controller(*arguments)
+        assert called == [expected]
+        assert launch.is_gloo_used(*flags) == (expected == "gloo")
 
 
 def test_timeout():

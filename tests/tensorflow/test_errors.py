@@ -191,6 +191,26 @@ def test_lost_rank(run_ranks, compiled):
     run_ranks(3, lost_peer, arguments={"compiled": compiled})
 
 
+def errors_that_name_an_operation():
+    import pytest
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+    from bagua_hvd.tensorflow.elastic import translated_errors
+
+    hvd.init()
+    for message, expected in (("node HorovodAllreduce_x: gone", hvd.HorovodInternalError),
+                              ("node MatMul: gone", tf.errors.UnknownError)):
+        with pytest.raises(expected), translated_errors():
+            raise tf.errors.UnknownError(None, None, message)
+    with pytest.raises(tf.errors.InternalError), translated_errors():
+        raise tf.errors.InternalError(None, None, "node HorovodAllreduce_x: gone")
+
+
+def test_errors_that_name_an_operation_are_internal_errors(run_ranks):
+    run_ranks(1, errors_that_name_an_operation)
+
+
 def shutdown_meanwhile():
     import threading
 

@@ -164,6 +164,18 @@ def sparse(mode):
     assert not isinstance(dense, tf.IndexedSlices)
     np.testing.assert_allclose(dense, expected, rtol=1e-5)
 
+    def local(rows):
+        with tf.GradientTape() as tape:
+            value = loss(rows)
+        tape = hvd.DistributedGradientTape(tape)
+        tape.register_local_source(table)
+        return tape.gradient(value, [table])[0]
+
+    own = np.zeros((7, 2), np.float32)
+    for row in rows.numpy():
+        own[row] += 2 * table.numpy()[row] / hvd.size()
+    np.testing.assert_allclose(tf.convert_to_tensor(MODES[mode](local)(rows)), own, rtol=1e-5)
+
 
 CELLS = (training, options, sparse)
 

@@ -1,0 +1,14 @@
+"""Python objects as text that an environment variable or a command line can hold."""
+import base64
+
+import cloudpickle
+
+
+def dumps_base64(obj):
+    """The object, sent with cloudpickle, as base64 text."""
+    return base64.b64encode(cloudpickle.dumps(obj)).decode("ascii")
+
+
+def loads_base64(encoded):
+    """Undoes dumps_base64(). Only for text of one's own job: what is in it may run code."""
+    return cloudpickle.loads(base64.b64decode(encoded))
