@@ -116,6 +116,8 @@ static void *post_rounds(void *arg)
         }
         for (int kind = 0; kind < KINDS; kind++)
             check_kind(p, kind, handles[kind]);
+        struct bhvd_error error;
+        CHECK_STATUS(bhvd_context_wait_gpu(p->ctx, gpus[p->rank].device, &error), BHVD_OK);
     }
     free(p->memory);
     return NULL;
@@ -261,6 +263,7 @@ static void a_rank_is_lost(struct job *job, int rank, bhvd_context *ctx)
     struct bhvd_error error;
     agree(ctx, rank);
     allreduce_ones(&p, 0, "before", memory[rank], RANKS);
+    CHECK_STATUS(bhvd_context_wait_gpu(ctx, gpus[rank].device, &error), BHVD_OK);
     finish(post(&p, (struct bhvd_args){.kind = BHVD_ALLREDUCE, .name = "hangs", .op = BHVD_OP_SUM}, memory[rank], memory[rank],
                 COUNT, BHVD_FLOAT32), BHVD_OK);
     atomic_fetch_add(&job->ready, 1);
@@ -272,8 +275,10 @@ static void a_rank_is_lost(struct job *job, int rank, bhvd_context *ctx)
                 shutdown(ctx->connections.links[other].control.fd, SHUT_RDWR);
         }
     }
-    CHECK_STATUS(steps_until_failure(&p, memory[rank], &error), BHVD_ERR_PEER_LOST);
+    // All operations have ended well; what they enqueued has not.
+    CHECK_STATUS(bhvd_context_wait_gpu(ctx, gpus[rank].device, &error), BHVD_ERR_PEER_LOST);
     CHECK_STR_CONTAINS(error.message, "was lost");
+    CHECK_STATUS(steps_until_failure(&p, memory[rank], &error), BHVD_ERR_PEER_LOST);
 }
 
 // Sets what the stand-in for NCCL does to the n-th group from now on.
