@@ -41,6 +41,7 @@ class KerasState(ObjectState):
         return [*self.model.weights, *(self.optimizer.variables if self.optimizer is not None else ())]
 
     def _save_model(self):
+        basics.wait_for_gpus()          # the torch backend's tensors may lie on one
         self._saved_values = [values.to_array(variable).copy() for variable in self._variables()]
 
     def save(self):

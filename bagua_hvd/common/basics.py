@@ -421,6 +421,21 @@ def gloo_built():
     return True
 
 
+def wait_for_gpus():
+    """Waits until the GPUs have done what ended operations put on them, and so tells whether their results are good.
+
+    Operations on GPUs end when their work is enqueued. To be called before weights are kept that came of them, in a
+    checkpoint say; elastic states do so when they save. Without tensors on GPUs it does nothing.
+
+    Raises:
+        HorovodInternalError: a rank was lost, or a GPU failed; what operations since the last such call wrote is
+            undefined.
+    """
+    current = runtime.context
+    if current is not None:
+        current.wait_for_gpus()
+
+
 def nccl_built():
     """NCCL's version, as 22105 for 2.21.5, where it can be loaded and is wanted (BAGUA_HVD_NCCL); else 0."""
     from bagua_hvd.common import device  # late: it needs the native extension

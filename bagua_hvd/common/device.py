@@ -108,6 +108,13 @@ class Device:
         if status != native.OK:
             native.raise_for_status(status, native.message_of(error))
 
+    def wait(self, context):
+        """Waits for what ended operations of a context (bhvd_context *) put on the GPU; see bhvd_context_wait_gpu."""
+        error = ffi.new("struct bhvd_error *")
+        status = lib.bhvd_context_wait_gpu(context, self._pointer, error)
+        if status != native.OK:
+            native.raise_for_status(status, native.message_of(error))
+
     def close(self):
         """Gives the device back. Operations in flight hold it until they end."""
         lib.bhvd_device_drop(self._pointer)

@@ -88,7 +88,8 @@ class State(ABC):
 
         Raises:
             HostsUpdatedInterrupt: the hosts changed; elastic.run() catches it.
-            HorovodInternalError: a rank was lost; the state has been saved.
+            HorovodInternalError: a rank was lost; the state has been saved, unless what the ranks computed was lost
+                with it.
         """
         self.save()
         self.check_host_updates()

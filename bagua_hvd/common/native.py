@@ -297,7 +297,7 @@ class Context:
         HorovodInternalError: the other ranks did not appear in time, or the system refused.
     """
 
-    __slots__ = ("_pointer", "abandoned", "blocked_ns", "__weakref__")
+    __slots__ = ("_pointer", "abandoned", "blocked_ns", "gpus", "__weakref__")
 
     def __init__(self, options):
         strings = []
@@ -329,6 +329,7 @@ class Context:
         self._pointer = ffi.gc(out[0], lib.bhvd_context_destroy)
         self.abandoned = []
         self.blocked_ns = 0
+        self.gpus = set()           # Devices that tensors of operations were on
 
     def post(self, kind, name, tensors=(), *, process_set=0, op=OP_SUM, prescale_factor=1.0, postscale_factor=1.0,
              root_rank=0, splits=None, blocking=False, owner=None, **primitive):
@@ -398,6 +399,7 @@ class Context:
         args.blocking = blocking
         if placement is not None:
             placement.device.place(args, placement.stream())
+            self.gpus.add(placement.device)
         for field, value in primitive.items():
             setattr(args, field, value)
         status = lib.bhvd_post(self._pointer, args, call.out, call.error)
@@ -437,6 +439,15 @@ class Context:
         status = lib.bhvd_context_status(self._pointer, error)
         if status != OK:
             raise_for_status(status, message_of(error))
+
+    def wait_for_gpus(self):
+        """Waits until the GPUs have done what ended operations put on them; see bhvd_context_wait_gpu.
+
+        Raises:
+            HorovodInternalError: that failed, or the context has.
+        """
+        for gpu in tuple(self.gpus):
+            gpu.wait(self._pointer)
 
     def late(self):
         """An iterator over what other ranks wait for this one with, whenever the stall check warns: operations' names.

@@ -31,6 +31,7 @@ from bagua_hvd.common.basics import (
     size,
     start_timeline,
     stop_timeline,
+    wait_for_gpus,
 )
 from bagua_hvd.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from bagua_hvd.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set

@@ -184,6 +184,11 @@ void bhvd_context_measure_coordinator(bhvd_context *ctx);
 /* BHVD_OK while usable; else the reason it is not, with the sentence. */
 bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error);
 
+/* Waits until this GPU has done all that ended operations of the context have put on it. They end when that is enqueued, so
+ * only after this are their results known to be good, to be kept in a checkpoint. Blocks; thread-safe. Errors: what the
+ * context failed for, or BHVD_ERR_SYSTEM, the GPU failed; what operations since the last such call wrote is undefined. */
+bhvd_status bhvd_context_wait_gpu(bhvd_context *ctx, bhvd_device *device, struct bhvd_error *error);
+
 /* Waits, timeout_ms at most, until this rank is told by the stall check that others wait for it. `seen`: zero before the
  * first call, then as the call before left it. Returns 1, and for what they wait in text (size > 0); 0: time ran out; -1:
  * the context is shut down. Thread-safe. */

@@ -11,6 +11,7 @@
  * Kernels are functions compiled for the CPU (tests/device/emulation.h): struct fake_function. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,6 +39,7 @@ struct event {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     uint64_t recorded, completed;       /* how often */
+    struct event *next;                 /* of all there ever were */
 };
 
 struct task {
@@ -68,8 +70,10 @@ static struct {
     unsigned char *arena, *alias;
     size_t used;
     int open;                           /* kernels that run now */
-    int failed, copies, fail_after, devices;
+    atomic_int failed, copies;
+    int fail_after, devices;
     struct stream *default_stream;
+    struct event *events;               /* never freed: a stream may still come to one */
     uint64_t launches;
 } fake = {.lock = PTHREAD_MUTEX_INITIALIZER, .devices = 1};
 
@@ -91,10 +95,8 @@ static void open_arena(int step)
 static void run_task(struct task *task)
 {
     if (task->kind == COPY) {
-        pthread_mutex_lock(&fake.lock);
-        if (++fake.copies >= fake.fail_after && fake.fail_after)
+        if (atomic_fetch_add(&fake.copies, 1) + 1 >= fake.fail_after && fake.fail_after)
             fake.failed = 1;
-        pthread_mutex_unlock(&fake.lock);
         if (!fake.failed)
             memcpy(visible(task->dst), visible(task->src), task->nbytes);
     } else if (task->kind == LAUNCH && !fake.failed) {
@@ -339,7 +341,7 @@ void *fake_cuda_visible(const void *p) { return visible(p); }
 int fake_cuda_is_current(void) { return pushed > 0; }
 
 /* Of the stand-in only: copies made, kernels launched so far. */
-API int fake_cuda_copies(void) { return __atomic_load_n(&fake.copies, __ATOMIC_RELAXED); }
+API int fake_cuda_copies(void) { return fake.copies; }
 API uint64_t fake_cuda_launches(void) { return __atomic_load_n(&fake.launches, __ATOMIC_RELAXED); }
 
 API int cuStreamIsCapturing(void *stream, int *status)
@@ -353,13 +355,17 @@ API int cuEventCreate(void **out, unsigned flags)
     struct event *event = calloc(1, sizeof *event);
     pthread_mutex_init(&event->lock, NULL);
     pthread_cond_init(&event->changed, NULL);
+    pthread_mutex_lock(&fake.lock);
+    event->next = fake.events;
+    fake.events = event;
+    pthread_mutex_unlock(&fake.lock);
     *out = event;
     return pushed && flags == 2 ? OK : INVALID_VALUE;
 }
 
 API int cuEventDestroy_v2(void *event)
 {
-    (void)event;                        /* a stream may still come to it */
+    (void)event;
     return OK;
 }
 

@@ -43,6 +43,7 @@ struct comm {
     int rank, size;
     atomic_int aborted, error, running, finalized;
     struct group *late;                 /* to be put on the stream when the state is asked for */
+    struct comm *next;                  /* of all there ever were */
 };
 
 struct op {
@@ -63,6 +64,7 @@ struct group {
 static _Thread_local struct group *open_group;
 static _Thread_local int depth;
 static atomic_int groups;
+static _Atomic(struct comm *) comms;    /* never freed: a stream may still come to one */
 
 /* --------------------------------------------------------------------------------------------------- arithmetic */
 
@@ -350,6 +352,9 @@ API int ncclCommInitRankConfig(struct comm **out, int size, struct unique_id id,
         return 2;
     comm->rank = rank;
     comm->size = size;
+    comm->next = atomic_load(&comms);
+    while (!atomic_compare_exchange_weak(&comms, &comm->next, comm)) {
+    }
     *out = comm;
     atomic_fetch_add(&comm->shared->joined, 1);
     return IN_PROGRESS;
@@ -375,7 +380,6 @@ API int ncclCommFinalize(struct comm *comm)
     return IN_PROGRESS;
 }
 
-/* Neither gives the memory back: a stream may still come to it. */
 API int ncclCommDestroy(struct comm *comm)
 {
     return atomic_load(&comm->finalized) && !atomic_load(&comm->running) ? SUCCESS : INVALID_USAGE;

@@ -11,6 +11,7 @@ import pytest
 import native_programs
 
 HERE = Path(__file__).parent
+STAND_INS = [HERE.parent / "device" / name for name in ("fake_cuda.c", "fake_nccl.c")]
 CONFIGURATIONS = os.environ.get("BHVD_NATIVE_CONFIGURATIONS", "plain asan tsan").split()
 
 
@@ -22,6 +23,8 @@ def test_native(test, configuration):
     if unavailable:
         pytest.skip(unavailable)
     program = native_programs.program(configuration, test)
+    if '"gpu.h"' in test.read_text():
+        native_programs.library(configuration, "fake_cuda.so", STAND_INS)
     try:
         done = native_programs.run([*prefix, program], **environment)
     except subprocess.TimeoutExpired as expired:

@@ -129,6 +129,18 @@ def program(configuration, source, helpers=()):
     return output
 
 
+def library(configuration, name, sources):
+    """The path of a shared library `name`, made anew if need be; it lies beside the programs. sources: paths."""
+    extra = CONFIGURATIONS[configuration]
+    with _locked(folder_of(configuration)):
+        objects = [_compile(configuration, source.relative_to(ROOT), [*build.FLAGS, "-fPIC", *extra])
+                   for source in sources]
+        output = folder_of(configuration) / name
+        command = [*COMPILER, *extra, "-shared", *map(str, objects), "-pthread", "-lm", "-o", str(output)]
+        _make(output, command, lambda: objects)
+    return output
+
+
 def run(command, seconds=RUN_SECONDS, **environment):
     """The CompletedProcess of a program; its output, both streams, as text."""
     return subprocess.run(list(map(str, command)), cwd=ROOT, env={**os.environ, **ENVIRONMENT, **environment},

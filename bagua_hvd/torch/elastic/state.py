@@ -148,6 +148,7 @@ class TorchState(ObjectState):
             return
         if type(handler) is handler_class:
             if handler.value is not value:
+                basics.wait_for_gpus()
                 handler.set_value(value)
         elif handler_class is None:
             del self._handlers[name]
@@ -157,6 +158,8 @@ class TorchState(ObjectState):
             self._saved_state.pop(name, None)
 
     def save(self):
+        """As State.save. HorovodInternalError: results on a GPU are not good; what was saved before stays."""
+        basics.wait_for_gpus()
         for handler in self._handlers.values():
             handler.save()
         super().save()

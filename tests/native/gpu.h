@@ -1,0 +1,110 @@
+// A GPU of its own for every rank of a job (job.h): stand-ins for the driver and NCCL, tests/device/fake_cuda.c and
+// fake_nccl.c, in a library that lies beside the program. No GPU takes part.
+#ifndef BHVD_TEST_GPU_H
+#define BHVD_TEST_GPU_H
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include "job.h"
+
+// As in fake_cuda.c: an address of ordinary memory with this bit is one of the device's.
+#define GPU_TAG ((uintptr_t)1 << 62)
+
+struct gpu {
+    bhvd_device *device;
+    void *stream;               // the framework's
+};
+
+static struct gpu gpus[RANKS];
+
+static struct {
+    char path[4096];
+    void *library;
+    int (*init)(unsigned flags);
+    int (*stream_create)(void **stream, unsigned flags);
+    int (*stream_synchronize)(void *stream);
+    int (*stream_destroy)(void *stream);
+    void (*set_devices)(int count);
+    int (*nccl_groups)(void);
+} driver;
+
+static void *gpu_at(const void *memory) { return (void *)((uintptr_t)memory | GPU_TAG); }
+
+static void *gpu_function(const char *name)
+{
+    void *function = dlsym(driver.library, name);
+    CHECK(function);
+    return function;
+}
+
+static void gpu_load(void)
+{
+    if (driver.library)
+        return;
+    ssize_t length = readlink("/proc/self/exe", driver.path, sizeof driver.path - 32);
+    CHECK(length > 0);
+    driver.path[length] = 0;
+    strcpy(strrchr(driver.path, '/'), "/fake_cuda.so");
+    driver.library = dlopen(driver.path, RTLD_NOW | RTLD_LOCAL);
+    if (!driver.library)
+        check_fail(__FILE__, __LINE__, "%s", dlerror());
+    *(void **)&driver.init = gpu_function("cuInit");
+    *(void **)&driver.stream_create = gpu_function("cuStreamCreate");
+    *(void **)&driver.stream_synchronize = gpu_function("cuStreamSynchronize");
+    *(void **)&driver.stream_destroy = gpu_function("cuStreamDestroy_v2");
+    *(void **)&driver.set_devices = gpu_function("fake_cuda_set_devices");
+    *(void **)&driver.nccl_groups = gpu_function("fake_nccl_groups");
+    CHECK_EQ(driver.init(0), 0);
+    driver.set_devices(RANKS);
+}
+
+// dst = factor * src, as tests/device/kernels.cu's scale_f32.
+static void scale_f32(unsigned blocks, unsigned threads, void **params)
+{
+    float *dst = (float *)(*(uintptr_t *)params[0] & ~GPU_TAG);
+    const float *src = (const float *)(*(uintptr_t *)params[1] & ~GPU_TAG);
+    const double factor = *(double *)params[2];
+    const uint64_t count = *(uint64_t *)params[3];
+    (void)blocks, (void)threads;
+    for (uint64_t i = 0; i < count; i++)
+        dst[i] = src[i] * (float)factor;
+}
+
+// struct fake_function of fake_cuda.c. Only float32 is scaled in the tests.
+static struct {
+    void (*run)(unsigned blocks, unsigned threads, void **params);
+    int param_count;
+} scale_function = {scale_f32, 4};
+
+static void gpu_open_all(void)
+{
+    gpu_load();
+    for (int rank = 0; rank < RANKS; rank++) {
+        struct bhvd_device_options options = {.kind = BHVD_DEVICE_CUDA, .index = rank, .libraries = driver.path,
+                                              .nccl_libraries = driver.path};
+        struct bhvd_error error;
+        CHECK_STATUS(bhvd_device_create(&options, &gpus[rank].device, &error), BHVD_OK);
+        for (int kernel = BHVD_DEVICE_SCALE_F32; kernel <= BHVD_DEVICE_SCALE_BF16; kernel++)
+            CHECK_STATUS(bhvd_device_set_kernel(gpus[rank].device, kernel, &scale_function), BHVD_OK);
+        CHECK_EQ(driver.stream_create(&gpus[rank].stream, 0), 0);
+    }
+}
+
+static void gpu_close_all(void)
+{
+    for (int rank = 0; rank < RANKS; rank++) {
+        bhvd_device_drop(gpus[rank].device);
+        CHECK_EQ(driver.stream_destroy(gpus[rank].stream), 0);
+    }
+}
+
+// As run_this_job, on GPUs that are opened and closed around it.
+static void run_on_gpus(struct job job)
+{
+    gpu_open_all();
+    run_this_job(&job);
+    gpu_close_all();
+}
+
+#endif
