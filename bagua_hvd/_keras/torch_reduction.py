@@ -11,15 +11,15 @@ from bagua_hvd.common.model import Model
 from bagua_hvd.common.reducer import Reducer
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.frontend import frontend
+from bagua_hvd.torch.gradients import TorchGradients
 from bagua_hvd.torch.mpi_ops import grouped_allreduce
-from bagua_hvd.torch.optimizer import _TorchGradients
 
 
 def _parameter(variable):
     return getattr(variable, "value", variable)
 
 
-class _KerasGradients(adam.HasAdam, _TorchGradients):
+class _KerasGradients(adam.HasAdam, TorchGradients):
     """As torch's, with the optimizer and its state in Keras."""
 
     def __init__(self, optimizer, passes, variables, compression, options):
