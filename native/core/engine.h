@@ -1,0 +1,21 @@
+// The engine: moves what can be moved, and executes what is agreed on. Whoever calls this holds ctx->engine_lock
+// (progress.h).
+#ifndef BHVD_ENGINE_H
+#define BHVD_ENGINE_H
+
+#include "core/context.h"
+
+// One look at everything that can move. True when something did. Never blocks, executes nothing.
+bool engine_poll(bhvd_context *ctx, bool look_at_sockets);
+// Would an engine that sleeps miss what moves: something that no descriptor tells of?
+bool engine_needs_looking(bhvd_context *ctx);
+// Who has died? For before and after sleeps: a system call for every rank of this host.
+void engine_look_at_liveness(bhvd_context *ctx);
+
+// At the clock: whose heartbeat is due or missing, what NCCL says, which operations wait too long.
+void engine_look_around(bhvd_context *ctx);
+
+// Executes what is next in the list, which is not empty, to its end.
+void engine_execute_next(bhvd_context *ctx);
+
+#endif
