@@ -69,10 +69,17 @@ def test_a_port_that_is_closed_between_two_hosts(launcher, namespaces):
     assert "host h1 reaches host h2 at none of 10.0.0.3 (eth0), 127.0.0.1 (lo): open the ports" in done.stderr
 
 
-def test_a_host_that_is_cut_off(launcher, namespaces):
-    """Nobody is told: the ssh client and the agent find out by themselves."""
+def test_a_host_that_is_cut_off(launcher, namespaces, tmp_path):
+    """Nobody is told: the ssh client and the agent find out by themselves, here in seconds."""
+    hasty = tmp_path / "hasty"
+    hasty.write_text(f"""#!/bin/bash
+agent=${{@: -1}}
+exec {namespaces.environment["BAGUA_HVD_SSH_COMMAND"]} -o ServerAliveInterval=1 "${{@:1:$#-1}}" \\
+    "${{agent/import main;/import main; main.__globals__[\\"SILENCE_SECONDS\\"] = 8;}}"
+""")
+    hasty.chmod(0o755)
     popen = launcher.start("-np", 2, "-H", "h0:1,h2:1", sys.executable, "-c",
-                           "import time; print('up'); time.sleep(600)", env=namespaces.environment,
+                           "import time; print('up'); time.sleep(600)", env={"BAGUA_HVD_SSH_COMMAND": str(hasty)},
                            prefix=namespaces.enter(0))
     for _ in range(2):
         assert popen.stdout.readline().endswith(b"up\n")

@@ -15,7 +15,7 @@ from zygote import Zygote
 ROOT = Path(__file__).resolve().parents[2]
 
 _zygotes = {
-    "torch": Zygote(),
+    "torch": Zygote("bagua_hvd.torch"),
     "tensorflow": Zygote("bagua_hvd.tensorflow"),
     "keras on torch": Zygote("keras", KERAS_BACKEND="torch"),
 }

@@ -5,6 +5,7 @@ writes one when it started and one when it ended. `Zygote` is the other end; its
 """
 import ast
 import atexit
+import gc
 import importlib
 import importlib.util
 import json
@@ -41,10 +42,10 @@ class Zygote:
     """Starts the zygote with the first process.
 
     Args:
-        module: what it imports; must leave the process with one thread. variables: of its environment.
+        module: what it imports, besides pytest; must leave the process with one thread. variables: of its environment.
     """
 
-    def __init__(self, module="torch", **variables):
+    def __init__(self, module, **variables):
         self._module = module
         self._variables = variables
         self._popen = None
@@ -123,10 +124,13 @@ def _run(order):
 
 
 def _main():
-    # What takes the time. torch imports more of itself when the first optimizer is made.
+    # What takes the time. torch imports more of itself when the first optimizer is made; test files import pytest.
+    importlib.import_module("pytest")
     importlib.import_module(sys.argv[1])
-    if sys.argv[1] == "torch":
+    if sys.argv[1].endswith("torch"):
         importlib.import_module("torch._dynamo")
+    gc.collect()
+    gc.freeze()                 # else the first collection in each child copies all pages that hold objects
     wakeup_read, wakeup_write = os.pipe()
     os.set_blocking(wakeup_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
