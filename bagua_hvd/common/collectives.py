@@ -4,11 +4,15 @@ Each function checks its arguments, posts one native operation and returns a Pen
 in a front end: blocking is `.wait()`, asynchronous is `.handle()`, a number for poll() and synchronize().
 
 Handle numbers count from 1 over all kinds, forms and threads, restart at init(), and name the operations that have no
-name: so ranks must issue their unnamed operations in the same order. Mistakes found before posting take no number.
+name: so ranks must issue their unnamed operations in the same order. Mistakes found before posting take no number. After
+a join(), all ranks go on with the same number.
 """
+import itertools
+
 from bagua_hvd.common import basics, native
 from bagua_hvd.common.basics import NOT_INITIALIZED, Adasum, Average, Sum, runtime
 from bagua_hvd.common.exceptions import HorovodInternalError
+from bagua_hvd.common.facts import extremes
 from bagua_hvd.common.process_sets import global_process_set
 from bagua_hvd.common.util import get_average_backwards_compatibility_fun
 
@@ -36,13 +40,16 @@ class Pending:
         return self.number
 
 
-class _Numbered(Pending):
-    """The output is the number that the operation yields."""
+class _Joined(Pending):
+    """The output is the rank that joined last."""
 
     __slots__ = ()
 
     def wait(self):
         self.operation.wait()
+        # Ranks have issued different numbers of operations: from here on, all count from the same one again.
+        [(largest, _)] = extremes([next(runtime.handle_numbers)], "join.numbers", global_process_set)
+        runtime.handle_numbers = itertools.count(largest + 1)
         return self.operation.value
 
 
@@ -396,6 +403,7 @@ def join():
     """Blocks until all ranks of the job have joined; until then this rank takes part in allreduces with zeros.
 
     Averages still divide by the full number of ranks. Other collectives fail on the ranks that call them meanwhile.
+    Afterwards operations without a name match again, however many of them each rank has issued before.
 
     Returns:
         The rank that joined last, the same on all ranks.
@@ -405,4 +413,4 @@ def join():
     context, _ = begin(global_process_set)
     number = next(runtime.handle_numbers)
     runtime.joins += 1
-    return _Numbered(context.post(native.JOIN, "join", blocking=True), None, number)
+    return _Joined(context.post(native.JOIN, "join", blocking=True), None, number)

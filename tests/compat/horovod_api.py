@@ -1,5 +1,5 @@
 # ruff: noqa: E501  (one line for each name)
-"""Horovod's surface for torch, tensorflow, keras, common and data, and its environment variables, as tables for the tests of this folder.
+"""Horovod's surface for torch, tensorflow, keras, common, data and runner, and its environment variables, as tables for the tests of this folder.
 
 API: a line that ends with a colon opens a place, by every path that leads there (`torch` is bagua_hvd.torch). `@state`
 and the like are objects; test_signatures.py makes them. Then one line for each name: the tier (A: nearly every script,
@@ -363,6 +363,72 @@ C debug_data_loader
 C queue
 C finished_event
 C started
+
+runner:
+C _HorovodArgs
+
+runner.launch:
+C parse_args()
+C _run(args)
+C _run_static(args)
+C _run_elastic(args)
+C run_commandline()
+C run_controller(use_gloo, gloo_run, use_mpi, mpi_run, use_jsrun, js_run, verbosity)
+C is_gloo_used
+C check_build(verbose)
+
+runner.common.util.env:
+C get_env_rank_and_size()
+
+runner.common.util.hosts:
+C HostInfo
+C SlotInfo
+C INVALID_SLOT_INFO
+C parse_hosts
+C parse_hosts_and_slots
+C parse_host_files
+C get_host_assignments(hosts, min_num_proc, max_num_proc=None)
+
+runner.common.util.config_parser:
+C set_args_from_config(args, config, override_args)
+C validate_config_args(args)
+C set_env_from_args(env, args)
+C LOG_LEVELS
+
+runner.common.util.timeout:
+C Timeout(timeout, message)
+C TimeoutException
+
+runner.common.util.secret:
+C make_secret_key()
+
+runner.common.util.codec:
+C dumps_base64
+C loads_base64
+
+runner.common.util.safe_shell_exec:
+C execute(command, env=None, stdout=None, stderr=None, index=None, events=None, prefix_output_with_timestamp=False)
+
+runner.common.util.host_hash:
+C host_hash(salt=None)
+
+runner.elastic.discovery:
+C HostDiscovery
+C HostDiscoveryScript
+C FixedHosts
+C HostManager(discovery, cooldown_range=None)
+
+runner.elastic.driver:
+C ElasticDriver
+
+runner.elastic.worker:
+C HostUpdateResult
+
+runner.elastic.settings:
+C ElasticSettings
+
+runner.elastic.registration:
+C WorkerStateRegistry
 """
 
 # Read when Horovod runs, or set by its launcher.

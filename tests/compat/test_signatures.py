@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import inspect
 import re
+import subprocess
+import sys
 
 import horovod_api
 import migration_page
@@ -140,6 +142,14 @@ def test_name(tier, place, signature):
         assert value is not ABSENT, f"{place}.{name} is missing"
         if "(" in signature:
             check_signature(value, signature)
+
+
+@pytest.mark.parametrize("package", ["torch", "tensorflow", "keras"])
+def test_first_import(package):
+    """A package can be what a script imports first: no other one must have been imported before."""
+    pytest.importorskip("tensorflow" if package == "keras" else package)
+    done = subprocess.run([sys.executable, "-c", f"import bagua_hvd.{package}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

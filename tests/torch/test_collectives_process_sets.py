@@ -108,7 +108,8 @@ def joining():
             average = hvd.allreduce(torch.ones(3), name=f"batch.{batch}")
             assert torch.allclose(average, torch.full((3,), (n - batch) / n)), (batch, average)
         assert hvd.join() == n - 1
-        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="after").item() == n
+        # Also without a name, though the ranks have issued different numbers of operations.
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == n
     # What cannot be combined with join fails for its callers only.
     if rank == 0:
         assert hvd.join() in range(n)
@@ -119,7 +120,7 @@ def joining():
             with pytest.raises(hvd.HorovodInternalError, match=f"{word} is not supported with Join at this time"):
                 call(torch.ones(n), name="joined")
         hvd.join()
-    assert hvd.allgather(torch.ones(1), name="after").shape == (n,)
+    assert hvd.allgather(torch.ones(1)).shape == (n,)
 
 
 def test_static_sets(run_ranks):
