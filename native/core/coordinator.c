@@ -251,8 +251,9 @@ static bhvd_status take_items(bhvd_context *ctx, const int *ranks, int count, st
 
 static bhvd_status take_requests(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader payload)
 {
-    for (int i = 0; i < count && ctx->options.stall_warning_ms > 0; i++)
-        ctx->coordinator.seen[ranks[i]].at_ns = clock_now_ns();
+    const int64_t now_ns = ctx->options.stall_warning_ms > 0 ? clock_now_ns() : 0;     // else nobody asks
+    for (int i = 0; i < count; i++)
+        ctx->coordinator.seen[ranks[i]].at_ns = now_ns;
     return take_items(ctx, ranks, count, payload);
 }
 
