@@ -316,8 +316,11 @@ bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, st
         status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
     else if (args->gpu)
         status = nccl_check_gpu(&facts.nccl, args, error);
+    const enum nccl_way way = args->gpu ? nccl_way_of(&facts.nccl, op) : WAY_HOST;
     if (!status && args->gpu)
-        status = staging_create(op, args, facts.size, ctx->options.rank, nccl_takes(&facts.nccl, op), error);
+        status = staging_create(op, args, facts.size, ctx->options.rank, way != WAY_HOST, error);
+    if (!status && args->gpu)
+        op->staging->host_waits = way == WAY_LEVELS;
     if (status) {
         atomic_store(&op->references, 1);
         operation_drop(op);
