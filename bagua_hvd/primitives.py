@@ -176,7 +176,7 @@ def c_lp_s(bucket, group, codec=minmax_uint8, error=None, average=True, exchange
         exchange: "scatter_gather": every rank averages its chunk, and encodes it again; "allgather": everyone's codes
             to everyone, encoded once; less traffic for very small codes (top-k) or few ranks.
         seed: of a codec that rounds at random, 0 <= seed < 2^64; None: a new one for each call. It is mixed with rank
-            and place (native/primitive/encoder.h).
+            and place (native/kernel/segments.h).
         prescale_factor, postscale_factor, out, name: as for c_fp_s().
         hierarchical: sum in full precision within hosts, codes between them. On one host it is as without.
     Returns:
