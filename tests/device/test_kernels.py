@@ -169,9 +169,12 @@ class Cut(NamedTuple):
     @property
     def strides(self):
         """Bytes from one chunk's codes to the next one's, and from one segment's to the next one's."""
-        longest = -(-self.count // self.chunks)
-        size = self.codec.size(self.dtype, min(longest, self.segment))
-        return -(-longest // self.segment) * size, size
+        size = self.codec.size(self.dtype, min(self.longest, self.segment))
+        return -(-self.longest // self.segment) * size, size
+
+    @property
+    def longest(self):
+        return -(-self.count // self.chunks)
 
     @property
     def dtype(self):
@@ -185,7 +188,7 @@ class Cut(NamedTuple):
                 yield slice(at, min(at + self.segment, end)), k * chunk_stride + s * segment_stride
 
     def grid(self, per_segment):
-        return self.chunks * -(-(-(-self.count // self.chunks)) // self.segment) * per_segment
+        return self.chunks * -(-self.longest // self.segment) * per_segment
 
 
 CODED = [Codec("minmax_uint8", lib.BHVD_CODEC_MINMAX_UINT8), Codec("sign", lib.BHVD_CODEC_SIGN),
