@@ -130,7 +130,7 @@ class Device:
 def device(index):
     """The opened Device of this index, the same every time; with its kernels where CuPy is there to compile them.
 
-    Where CuPy cannot compile, one warning says so; then tensors are copied one by one, averaged and encoded on the host.
+    Where CuPy cannot compile, one warning says so; then tensors are copied one by one, and the host averages and encodes.
     """
     with _lock:
         found = _devices.get(index)
@@ -146,8 +146,8 @@ def _compile_kernels(found):
         kernels = device_kernels.Kernels(found.index)
         found.set_kernels({number: kernels.handle(name) for name, number in KERNELS.items()}, kernels)
     except Exception as error:      # whatever CuPy, NVRTC and the driver may raise
-        warnings.warn(f"tensors on GPU {found.index} are copied one by one, averaged and encoded on the host, since CuPy "
-                      f"cannot compile kernels: {error}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"tensors on GPU {found.index} are copied one by one, averaged and encoded on the host, since "
+                      f"CuPy cannot compile kernels: {error}", RuntimeWarning, stacklevel=2)
 
 
 class Placement:
