@@ -35,7 +35,7 @@ def driver_files(environ=os.environ):
 
 
 def nccl_is_wanted(environ=os.environ):
-    """Whether NCCL may carry tensors of GPUs: unless BAGUA_HVD_NCCL is 0, on any rank of a process set."""
+    """Whether NCCL may carry tensors of GPUs, at least within hosts: unless BAGUA_HVD_NCCL is 0, on any rank."""
     return environ.get("BAGUA_HVD_NCCL", "1") != "0"
 
 

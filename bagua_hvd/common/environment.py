@@ -41,6 +41,7 @@ class Options:
     streams: int = 1
     negotiation: str | None = None
     negotiation_fanout: int = 16
+    nccl_levels: int = 0
     dynamic_process_sets: bool = False
     elastic: bool = False
     timeline: str | None = None         # a file, or "DYNAMIC": may be started later; None: may not
@@ -127,6 +128,7 @@ def read_options(environ=None):
     options.streams = read.integer("BAGUA_HVD_STREAMS", options.streams, 1, 8)
     options.negotiation = read.text("BAGUA_HVD_NEGOTIATION")
     options.negotiation_fanout = read.integer("BAGUA_HVD_NEGOTIATION_FANOUT", options.negotiation_fanout, 1, 1024)
+    options.nccl_levels = _nccl_levels(read)
     options.host_id = read.text("BAGUA_HVD_HOST_ID")
     options.fusion_threshold = read.integer("HOROVOD_FUSION_THRESHOLD", options.fusion_threshold, 0, 2**63 - 1)
     options.cache_capacity = read.integer("HOROVOD_CACHE_CAPACITY", options.cache_capacity, 0)
@@ -141,6 +143,13 @@ def read_options(environ=None):
     if size > 1:
         _read_rendezvous(read, options)
     return options
+
+
+def _nccl_levels(read):
+    """Where NCCL stays within hosts: 2, wherever there are several; 1, in allreduces; 0, only where it must."""
+    if read.choice("BAGUA_HVD_NCCL", "1", ("0", "1", "local")) == "local":
+        return 2
+    return int(read.flag("HOROVOD_HIERARCHICAL_ALLREDUCE"))
 
 
 def start_timeout_ms(environ):

@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/dtype.h"
 #include "base/status.h"
-#include "collective/collective.h"
+#include "collective/hierarchy.h"
 #include "device/buffer.h"
 #include "device/nccl.h"
 #include "device/staging.h"
@@ -19,21 +19,25 @@ enum { CLOSE_MS = 5000 };               // for what is on the GPU, and for the p
 struct member {
     uint8_t uuid[DEVICE_UUID_BYTES];
     int32_t version;                    // of NCCL; 0: it cannot
-    uint8_t scales, zeros[3];
+    uint8_t scales, levels, zeros[2];   // levels: enum nccl_levels
 };
 
 struct nccl_facts nccl_facts_of(const struct process_set *set)
 {
     const struct nccl_group *group = set->nccl;
-    if (!group || !group->is_on)
-        return (struct nccl_facts){0};
-    return (struct nccl_facts){true, group->scales, group->device->index};
+    if (!group || !(group->is_on || group->in_levels))
+        return (struct nccl_facts){.device = -1};
+    const struct nccl_group *any = group->is_on ? group : set->hierarchy->local->nccl;
+    return (struct nccl_facts){
+        .is_on = group->is_on, .in_levels = group->in_levels, .scales = group->scales, .device = any->device->index,
+        .is_even = group->in_levels && set->hierarchy->shards == set->hierarchy->largest};
 }
 
-// NCCL has no 16-bit integers and no bool; integers are scaled on the CPU only.
-static bool reduces(const struct bhvd_handle *op, bool scales)
+// NCCL has no 16-bit integers and no bool; integers are scaled on the CPU only. In two levels the CPU does what comes last.
+static bool reduces(const struct bhvd_handle *op, bool scales, bool in_levels)
 {
-    const bool scaled = op->op == BHVD_OP_AVERAGE || op->prescale_factor != 1.0 || op->postscale_factor != 1.0;
+    const bool averaged = op->op == BHVD_OP_AVERAGE || op->postscale_factor != 1.0;
+    const bool scaled = op->prescale_factor != 1.0 || (averaged && !in_levels);
     for (size_t t = 0; t < op->tensor_count; t++) {
         const bhvd_dtype dtype = op->tensors[t].dtype;
         if (dtype == BHVD_UINT16 || dtype == BHVD_INT16 || dtype == BHVD_BOOL)
@@ -44,18 +48,28 @@ static bool reduces(const struct bhvd_handle *op, bool scales)
     return op->op != BHVD_OP_ADASUM;
 }
 
-bool nccl_takes(const struct nccl_facts *facts, const struct bhvd_handle *op)
+enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct bhvd_handle *op)
 {
-    if (!facts->is_on)
-        return false;
-    if (op->kind == BHVD_ALLREDUCE || op->kind == BHVD_REDUCESCATTER)
-        return reduces(op, facts->scales);
-    return op->kind == BHVD_ALLGATHER || op->kind == BHVD_BROADCAST || op->kind == BHVD_ALLTOALL;
+    const enum nccl_way among_all = facts->is_on ? WAY_NCCL : WAY_HOST;
+    switch (op->kind) {
+    case BHVD_ALLREDUCE:
+        return !reduces(op, facts->scales, facts->in_levels) ? WAY_HOST : facts->in_levels ? WAY_LEVELS : among_all;
+    case BHVD_BROADCAST:
+        return facts->is_on || !facts->in_levels ? among_all : WAY_LEVELS;
+    case BHVD_ALLGATHER:
+        return facts->is_on || !facts->in_levels || !facts->is_even ? among_all : WAY_LEVELS;
+    case BHVD_REDUCESCATTER:
+        return reduces(op, facts->scales, false) ? among_all : WAY_HOST;
+    case BHVD_ALLTOALL:
+        return among_all;
+    default:
+        return WAY_HOST;
+    }
 }
 
 bhvd_status nccl_check_gpu(const struct nccl_facts *facts, const struct bhvd_args *args, struct bhvd_error *error)
 {
-    if (!facts->is_on || facts->device == args->gpu->index)
+    if (facts->device < 0 || facts->device == args->gpu->index)
         return BHVD_OK;
     return error_set(error, BHVD_ERR_UNSUPPORTED, "'%s' is on GPU %d, but this rank's process set communicates by NCCL on GPU "
                      "%d: keep to one GPU, or set BAGUA_HVD_NCCL=0", args->name, args->gpu->index, facts->device);
@@ -63,9 +77,9 @@ bhvd_status nccl_check_gpu(const struct nccl_facts *facts, const struct bhvd_arg
 
 // ------------------------------------------------------------------------------------------------------- agreement
 
-static struct member member_of(const struct bhvd_handle *op)
+static struct member member_of(const bhvd_context *ctx, const struct bhvd_handle *op)
 {
-    struct member member = {.version = 0};
+    struct member member = {.levels = (uint8_t)ctx->options.nccl_levels};
     const struct bhvd_device *device = op->staging ? op->staging->device : NULL;
     if (!device || !device->nccl)
         return member;
@@ -77,20 +91,41 @@ static struct member member_of(const struct bhvd_handle *op)
     return member;
 }
 
-// All can, and no two share a GPU.
-static bool all_can(const struct member *members, int count, bool *scales)
+// The members at these positions can, and no two share a GPU. positions: NULL: the first `count`.
+static bool can(const struct member *members, const int *positions, int count)
 {
-    *scales = true;
     for (int i = 0; i < count; i++) {
-        if (!members[i].version || members[i].version != members[0].version)
+        const struct member *a = &members[positions ? positions[i] : i];
+        if (!a->version || a->version != members[positions ? positions[0] : 0].version)
             return false;
         for (int j = 0; j < i; j++) {
-            if (memcmp(members[i].uuid, members[j].uuid, sizeof members[i].uuid) == 0)
+            if (memcmp(a->uuid, members[positions ? positions[j] : j].uuid, sizeof a->uuid) == 0)
                 return false;
         }
-        *scales &= members[i].scales != 0;
     }
     return true;
+}
+
+static bool hosts_can(const struct member *members, const struct hierarchy *h)
+{
+    for (int host = 0; h && host < h->hosts; host++) {
+        if (!can(members, h->members + h->first[host], hierarchy_members_of(h, host)))
+            return false;
+    }
+    return h != NULL;
+}
+
+// What all members come to.
+static void decide(const struct member *members, const struct process_set *set, struct nccl_group *group)
+{
+    int levels = LEVELS_WHERE_NEEDED;
+    group->scales = true;
+    for (int i = 0; i < set->size; i++) {
+        levels = members[i].levels > levels ? members[i].levels : levels;
+        group->scales &= members[i].scales != 0;
+    }
+    group->is_on = can(members, NULL, set->size) && !(set->hierarchy && levels == LEVELS_ONLY);
+    group->in_levels = (!group->is_on || levels != LEVELS_WHERE_NEEDED) && hosts_can(members, set->hierarchy);
 }
 
 // Every member's bytes to all, over the CPU transports.
@@ -116,9 +151,10 @@ static bhvd_status share(bhvd_context *ctx, struct process_set *set, void *bytes
 }
 
 // The communicator: the first member makes its id, all join it.
-static bhvd_status join(bhvd_context *ctx, struct process_set *set, struct nccl_group *group)
+static bhvd_status join(bhvd_context *ctx, struct process_set *set, struct nccl_group *group, struct bhvd_device *device)
 {
-    struct bhvd_device *device = group->device;
+    device_hold(device);
+    group->device = device;
     const struct nccl *nccl = device->nccl;
     struct {
         int32_t result;
@@ -144,24 +180,33 @@ static bhvd_status join(bhvd_context *ctx, struct process_set *set, struct nccl_
 
 bhvd_status nccl_agree(bhvd_context *ctx, struct process_set *set, const struct bhvd_handle *op)
 {
-    const struct member mine = member_of(op);
+    const struct member mine = member_of(ctx, op);
+    struct nccl_group *local = calloc(1, sizeof *local);
     struct nccl_group *group = calloc(1, sizeof *group);
     struct member *members = malloc((size_t)set->size * sizeof *members);
-    if (!group || !members) {
+    if (!group || !local || !members) {
+        free(local);
         free(group);
         free(members);
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a communicator of %d ranks", set->size);
     }
     bhvd_status status = exchange(ctx, set, &mine, members, sizeof mine);
-    if (!status && all_can(members, set->size, &group->scales)) {
-        group->device = op->staging->device;
-        device_hold(group->device);
-        group->is_on = true;
-        status = join(ctx, set, group);
-    }
+    if (!status)
+        decide(members, set, group);
+    if (group->is_on)
+        status = join(ctx, set, group, op->staging->device);
+    if (!status && group->in_levels)
+        status = join(ctx, set->hierarchy->local, local, op->staging->device);
     free(members);
+    group->in_levels &= local->device != NULL;
+    if (!group->in_levels) {
+        free(local);
+        local = NULL;
+    }
     pthread_mutex_lock(&ctx->sets_lock);        // posting threads look at it
     set->nccl = group;
+    if (local)
+        set->hierarchy->local->nccl = local;
     pthread_mutex_unlock(&ctx->sets_lock);
     if (status)
         nccl_abort(ctx);                        // the context failed before the set had the communicator
@@ -225,16 +270,22 @@ bhvd_status nccl_settle(bhvd_context *ctx, struct nccl_group *group)
     return status;
 }
 
-static struct nccl_group *group_of(const bhvd_context *ctx, int id)
+// Every communicator there is has a number below this.
+static int group_count(const bhvd_context *ctx) { return 2 * ctx->sets.high; }
+
+// NULL: it does not exist, or not any more.
+static struct nccl_group *group_at(const bhvd_context *ctx, int number)
 {
-    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)number / 2);
+    if (set && number % 2)
+        set = set->hierarchy ? set->hierarchy->local : NULL;
     return set && set->nccl && set->nccl->comm ? set->nccl : NULL;
 }
 
 void nccl_look(bhvd_context *ctx)
 {
-    for (int id = 0; id < ctx->sets.high && !ctx->failure.status; id++) {
-        const struct nccl_group *group = group_of(ctx, id);
+    for (int i = 0; i < group_count(ctx) && !ctx->failure.status; i++) {
+        const struct nccl_group *group = group_at(ctx, i);
         const nccl_result state = group ? state_of(group) : NCCL_SUCCESS;
         if (state != NCCL_SUCCESS && state != NCCL_IN_PROGRESS)
             nccl_failed(ctx, group, state, "it failed while tensors were on their way");
@@ -243,8 +294,8 @@ void nccl_look(bhvd_context *ctx)
 
 void nccl_abort(bhvd_context *ctx)
 {
-    for (int id = 0; id < ctx->sets.high; id++) {
-        struct nccl_group *group = group_of(ctx, id);
+    for (int i = 0; i < group_count(ctx); i++) {
+        struct nccl_group *group = group_at(ctx, i);
         if (!group || group->device->ops->enter(group->device))
             continue;
         group->device->nccl->comm_abort(group->comm);
@@ -277,6 +328,8 @@ static bool finish(const struct nccl_group *group, int64_t deadline_ns)
 
 static void group_destroy(struct nccl_group *group)
 {
+    if (!group)
+        return;
     struct bhvd_device *device = group->device;
     if (group->comm) {
         const bool finished = finish(group, clock_deadline_ns(CLOSE_MS));
@@ -297,12 +350,15 @@ static void group_destroy(struct nccl_group *group)
 
 void nccl_close(bhvd_context *ctx, struct process_set *set)
 {
+    struct process_set *within = set->hierarchy ? set->hierarchy->local : NULL;
     pthread_mutex_lock(&ctx->sets_lock);
-    struct nccl_group *group = set->nccl;
+    struct nccl_group *group = set->nccl, *local = within ? within->nccl : NULL;
     set->nccl = NULL;
+    if (within)
+        within->nccl = NULL;
     pthread_mutex_unlock(&ctx->sets_lock);
-    if (group)
-        group_destroy(group);
+    group_destroy(local);
+    group_destroy(group);
 }
 
 void nccl_close_all(bhvd_context *ctx)

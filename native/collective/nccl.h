@@ -1,4 +1,6 @@
 // Collectives of tensors on GPUs by NCCL, where the members of a process set can: each has a GPU of its own and the same NCCL.
+// Where only the members of each host can among themselves, or that is asked for, in two levels: NCCL within the hosts, the
+// CPU transports between them (nccl_levels.c).
 //
 // Agreed on in the first execution on GPUs of a set (nccl_agree): the members tell each other over the CPU transports what they
 // have; all can, or none does. Which way an operation goes depends on that and on what the request says, so all members come
@@ -16,32 +18,44 @@
 
 struct device_buffer;
 
+// set->nccl says how the set agreed, and has the communicator of all members, if there is one. That of the members on this host
+// is in a group of their own, set->hierarchy->local->nccl.
 struct nccl_group {
-    bool is_on;                 // else the set's operations are staged
+    bool is_on;                 // has a communicator, or had one
+    bool in_levels;             // the members of each host have one too; only of a set
     bool scales;                // all members have the kernels for scaling
     struct bhvd_device *device; // held; NULL when not on
-    void *comm;                 // NULL: aborted
+    void *comm;                 // NULL: aborted, or not on
     struct device_buffer *last; // its `done` event is of the last execution
 };
 
+// What a context was asked for (bhvd_context_options.nccl_levels).
+enum nccl_levels { LEVELS_WHERE_NEEDED, LEVELS_FOR_ALLREDUCE, LEVELS_ONLY };
+
+// Which way an operation on GPUs goes: by way of the host, by NCCL among all members, or in two levels.
+enum nccl_way { WAY_HOST, WAY_NCCL, WAY_LEVELS };
+
 // What posting needs to know, copied under sets_lock.
 struct nccl_facts {
-    bool is_on, scales;
-    int device;                 // index
+    bool is_on, in_levels;      // NCCL among all members; two levels
+    bool is_even;               // the hosts hold equally many members
+    bool scales;
+    int device;                 // index; -1: none is on
 };
 
 struct nccl_facts nccl_facts_of(const struct process_set *set);
-// Does NCCL take this operation? Depends only on what is equal on all members.
-bool nccl_takes(const struct nccl_facts *facts, const struct bhvd_handle *op);
+// Depends only on what is equal on all members.
+enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct bhvd_handle *op);
 // BHVD_ERR_UNSUPPORTED: the set's communicator is on another GPU.
 bhvd_status nccl_check_gpu(const struct nccl_facts *facts, const struct bhvd_args *args, struct bhvd_error *error);
 
 // In an execution on GPUs, of a set that has not agreed yet: fills in set->nccl.
 bhvd_status nccl_agree(bhvd_context *ctx, struct process_set *set, const struct bhvd_handle *op);
-// One execution that NCCL takes: begin, any of the collectives below, end, also after errors. All but `end` only enqueue.
+// One execution that NCCL takes: begin, any of the collectives below, end, also after errors. All but `end` only enqueue, but
+// for what goes in two levels: members that send to other hosts wait for the GPU.
 // index: of the tensor in op; rows: of the result; part and bytes as for the host's collectives (collective/collective.h).
 struct nccl_run;
-bhvd_status nccl_begin(bhvd_context *ctx, struct process_set *set, const struct execution *execution,
+bhvd_status nccl_begin(bhvd_context *ctx, struct process_set *set, enum nccl_way way, const struct execution *execution,
                        struct nccl_run **out);
 // All tensors of the reduction's dtype, as one vector.
 bhvd_status nccl_allreduce(struct nccl_run *run, const struct execution *execution, bhvd_op op,

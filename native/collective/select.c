@@ -334,7 +334,7 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_han
     return status;
 }
 
-// Of tensors: in the host's memory, or by NCCL where a set has agreed on it and it takes such an operation.
+// Of tensors: in the host's memory, or by NCCL, in one level or two, where a set has agreed on it and it takes such an operation.
 static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set, const struct execution *execution)
 {
     struct bhvd_handle *op = execution->operations[0];
@@ -343,8 +343,9 @@ static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set
     if (op->on_gpu && !set->nccl)
         status = nccl_agree(ctx, set, op);
     const struct nccl_facts facts = nccl_facts_of(set);
-    if (!status && op->on_gpu && nccl_takes(&facts, op))
-        status = nccl_begin(ctx, set, execution, &gpu);
+    const enum nccl_way way = op->on_gpu ? nccl_way_of(&facts, op) : WAY_HOST;
+    if (!status && way != WAY_HOST)
+        status = nccl_begin(ctx, set, way, execution, &gpu);
     if (!status)
         status = op->kind == BHVD_ALLREDUCE ? execute_allreduce(ctx, set, execution, gpu)
                                             : execute_tensors(ctx, set, op, gpu);

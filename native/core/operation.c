@@ -271,12 +271,17 @@ static int32_t *copy_splits(const struct bhvd_args *args)
 static bhvd_status stage(struct bhvd_handle *op, const struct bhvd_args *args, const struct set_facts *facts,
                          struct bhvd_error *error)
 {
-    const bool direct = args->gpu && nccl_takes(&facts->nccl, op);
-    if (!direct && staged_codes_take(op, args, op->hierarchical && facts->has_levels))
+    const enum nccl_way way = args->gpu ? nccl_way_of(&facts->nccl, op) : WAY_HOST;
+    if (way == WAY_HOST && staged_codes_take(op, args, op->hierarchical && facts->has_levels))
         return staged_codes_create(op, args, facts->size, facts->rank, error);
-    if (!direct && op->worker_mirror && bhvd_mirror_fetch(op->worker_mirror, error))
+    if (way == WAY_HOST && op->worker_mirror && bhvd_mirror_fetch(op->worker_mirror, error))
         return error->status;
-    return args->gpu ? staging_create(op, args, facts->size, op->ctx->options.rank, direct, error) : BHVD_OK;
+    if (!args->gpu)
+        return BHVD_OK;
+    bhvd_status status = staging_create(op, args, facts->size, op->ctx->options.rank, way != WAY_HOST, error);
+    if (!status)
+        op->staging->host_waits = way == WAY_LEVELS;
+    return status;
 }
 
 bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, struct bhvd_handle **out,

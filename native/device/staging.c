@@ -125,7 +125,7 @@ bhvd_status staging_create(struct bhvd_handle *op, const struct bhvd_args *args,
 int staging_is_ready(const struct staging *staging, struct bhvd_error *error)
 {
     struct bhvd_device *device = staging->device;
-    if (staging->direct)
+    if (staging->direct && !staging->host_waits)
         return 1;
     int code = device->ops->event_query(device, staging->buffer->ready);
     if (code == DEVICE_NOT_READY)

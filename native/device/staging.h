@@ -8,8 +8,8 @@
 //
 // Results that the core allocates (allgather, alltoall) stay in the host's memory.
 //
-// An operation that NCCL takes (collective/nccl.h) goes none of these ways: it is posted `direct`, announced at once, and
-// NCCL reads and writes the tensors where they are. While a process set has not agreed on NCCL, operations are staged.
+// An operation that NCCL takes (collective/nccl.h) goes none of these ways: it is posted `direct`, announced at once, or in two
+// levels when the tensors may be read, and NCCL reads and writes them where they are. While a process set has not agreed on NCCL, operations are staged.
 #ifndef BHVD_STAGING_H
 #define BHVD_STAGING_H
 
@@ -32,6 +32,7 @@ struct staging {
     struct device_span *table;          // inside the buffer
     bool direct, by_nccl;               // how it was posted; how it was executed
     struct staged_codes *codes;         // encoded on the device (primitive/staged_codes.h); NULL: not
+    bool host_waits;                    // direct, but the execution waits for the tensors: announced when they are there
     size_t count;
     struct staging_place places[];
 };

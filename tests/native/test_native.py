@@ -23,7 +23,7 @@ def test_native(test, configuration):
     if unavailable:
         pytest.skip(unavailable)
     program = native_programs.program(configuration, test)
-    if '"gpu.h"' in test.read_text():
+    if '"gpu_jobs.h"' in test.read_text():
         native_programs.library(configuration, "fake_cuda.so", STAND_INS)
     try:
         done = native_programs.run([*prefix, program], **environment)

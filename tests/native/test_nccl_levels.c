@@ -1,0 +1,80 @@
+// NCCL within hosts, the CPU transports between them (native/collective/nccl_levels.c), as test_nccl.c does for NCCL alone.
+// Hosts are simulated by host ids.
+#include "gpu_jobs.h"
+
+static void in_levels(int rank, struct bhvd_context_options *options)
+{
+    (void)rank;
+    options->nccl_levels = LEVELS_ONLY;
+}
+
+// Longer than a piece with one shard.
+static void several_pieces(struct job *job, int rank, bhvd_context *ctx)
+{
+    enum { LONG = 2200001 };
+    const struct poster p = {.ctx = ctx, .rank = rank, .stream = gpus[rank].stream};
+    float *x = malloc(LONG * sizeof *x);
+    (void)job;
+    for (int i = 0; i < LONG; i++)
+        x[i] = (float)(i % 7 + rank);
+    const int groups = driver.nccl_groups();
+    bhvd_handle *handle = post(&p, (struct bhvd_args){.kind = BHVD_ALLREDUCE, .name = "long", .op = BHVD_OP_SUM}, x, x, LONG,
+                               BHVD_FLOAT32);
+    struct bhvd_error error;
+    CHECK_STATUS(bhvd_wait(handle, -1, &error), BHVD_OK);
+    CHECK_STATUS(bhvd_context_wait_gpu(ctx, gpus[rank].device, &error), BHVD_OK);
+    CHECK(driver.nccl_groups() - groups >= 6);
+    bhvd_handle_drop(handle);
+    for (int i = 0; i < LONG; i++) {
+        if (x[i] != (float)(RANKS * (i % 7) + RANKS * (RANKS - 1) / 2))
+            check_fail(__FILE__, __LINE__, "value %d is %g", i, (double)x[i]);
+    }
+    free(x);
+}
+
+// It is cut off while the others wait for it, on the GPU or on the wire.
+static void a_host_is_lost(struct job *job, int rank, bhvd_context *ctx)
+{
+    static float memory[RANKS][COUNT];
+    const struct poster p = {.ctx = ctx, .rank = rank, .stream = gpus[rank].stream};
+    struct bhvd_error error;
+    agree(ctx, rank);
+    allreduce_ones(&p, 0, "before", memory[rank], RANKS);
+    bhvd_handle *handle = post(&p, (struct bhvd_args){.kind = BHVD_ALLREDUCE, .name = "hangs", .op = BHVD_OP_SUM}, memory[rank],
+                               memory[rank], COUNT, BHVD_FLOAT32);
+    atomic_fetch_add(&job->ready, 1);
+    if (rank == job->subject) {
+        while (atomic_load(&job->ready) < RANKS)
+            sched_yield();
+        cut_off(ctx, rank);
+    }
+    finish(handle, BHVD_ERR_PEER_LOST);
+    CHECK_STATUS(bhvd_context_wait_gpu(ctx, gpus[rank].device, &error), BHVD_ERR_PEER_LOST);
+    CHECK_STATUS(steps_until_failure(&p, memory[rank], &error), BHVD_ERR_PEER_LOST);
+}
+
+TEST(every_collective_in_two_levels)
+{
+    run_on_gpus((struct job){.transport = "auto", .hosts = "AAB", .body = every_collective, .adjust = in_levels});
+    run_on_gpus((struct job){.transport = "auto", .hosts = "ABA", .body = joins, .adjust = in_levels});
+    run_on_gpus((struct job){.transport = "auto", .hosts = "ABB", .body = leaves_at_once, .adjust = in_levels});
+}
+
+TEST(a_vector_of_several_pieces)
+{
+    run_on_gpus((struct job){.transport = "auto", .hosts = "ABA", .body = several_pieces, .adjust = in_levels});
+}
+
+TEST(an_error_of_nccl_within_a_host)
+{
+    fail_group(20, "0");
+    run_on_gpus((struct job){.transport = "auto", .hosts = "AAB", .body = nccl_fails, .adjust = in_levels});
+    fail_no_group();
+}
+
+TEST(a_lost_host_leaves_no_stream_hanging)
+{
+    fail_group(3 * RANKS + 1, "1");     // the broadcast's, and two of the first allreduce, are those before
+    run_on_gpus((struct job){.transport = "auto", .hosts = "AAB", .body = a_host_is_lost, .adjust = in_levels, .subject = 2});
+    fail_no_group();
+}
