@@ -41,7 +41,7 @@ _seeds = itertools.count(1)
 
 
 class ErrorState:
-    """The memory of error feedback, float32, zero at first.
+    """The memory of error feedback, float32, zero at first. Operations on a GPU keep it there: reading waits for them.
 
     Attributes:
         worker: one element for each of the bucket: what encoding this rank's own values has lost so far.
@@ -53,13 +53,34 @@ class ErrorState:
         self.worker = np.zeros(count, np.float32)
         self.server = np.zeros(self._server_count(count, size, hierarchical), np.float32)
 
+    @property
+    def worker(self):
+        return self._worker.fetch()
+
+    @worker.setter
+    def worker(self, array):
+        self._worker = native.Mirror(array)
+
+    @property
+    def server(self):
+        return self._server.fetch()
+
+    @server.setter
+    def server(self, array):
+        self._server = native.Mirror(array)
+
+    def fields(self):
+        """For Context.post."""
+        return {"worker_error": self._worker.floats, "server_error": self._server.floats,
+                "worker_mirror": self._worker.pointer, "server_mirror": self._server.pointer}
+
     @staticmethod
     def _server_count(count, size, hierarchical):
         return count if hierarchical else native.chunk_count(count, size)
 
     def fits(self, count, size, hierarchical=False):
         """Whether it was made for `count` elements over `size` ranks."""
-        return self.worker.size == count and self.server.size == self._server_count(count, size, hierarchical)
+        return self._worker.size == count and self._server.size == self._server_count(count, size, hierarchical)
 
     def _arrays(self):
         return {"worker": self.worker, "server": self.server}
@@ -176,7 +197,7 @@ def c_lp_s(bucket, group, codec=minmax_uint8, error=None, average=True, exchange
         exchange: "scatter_gather": every rank averages its chunk, and encodes it again; "allgather": everyone's codes
             to everyone, encoded once; less traffic for very small codes (top-k) or few ranks.
         seed: of a codec that rounds at random, 0 <= seed < 2^64; None: a new one for each call. It is mixed with rank
-            and place (native/primitive/encoder.h).
+            and place (native/kernel/segments.h).
         prescale_factor, postscale_factor, out, name: as for c_fp_s().
         hierarchical: sum in full precision within hosts, codes between them. On one host it is as without.
     Returns:
@@ -196,9 +217,8 @@ def c_lp_s(bucket, group, codec=minmax_uint8, error=None, average=True, exchange
         prescale_factor=values.prescale_factor * prescale_factor,
         postscale_factor=values.postscale_factor * postscale_factor,
         exchange=_choice(EXCHANGES, exchange, "exchange"), hierarchical=hierarchical,
-        worker_error=native.floats(error.worker if error else None),
-        server_error=native.floats(error.server if error else None),
         owner=error,
+        **(error.fields() if error else {}),
         **_codec_fields(codec, seed),
     )
 

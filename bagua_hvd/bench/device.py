@@ -17,8 +17,8 @@ RUNS = 20
 THREADS = 256
 # Blocks of threads of a launch: several times what any GPU runs at once.
 BLOCKS = 4096
-CODEC = lib.BHVD_CODEC_MINMAX_UINT8
-SEGMENT = 1 << 18               # elements, as native/primitive/encoder.h
+SEGMENT = 1 << 18               # elements, as native/kernel/segments.h
+PER_SEGMENT = 64                # blocks of threads for one, as native/device/coder.c
 
 
 def missing():
@@ -62,57 +62,65 @@ class _Table:
               f"{100 * bandwidth / self.copy_bandwidth:>6.1f} %", flush=True)
 
 
-def _measure_codec(table, kernels, chunks):
-    """Encodes NBYTES of float32 in `chunks` chunks, and decodes the sum of 2 codes of them all."""
-    import cupy
+def _measure_codec(table, kernels, name, codec, per_segment):
+    """Encodes NBYTES of float32 in segments of SEGMENT elements, decodes them, and sums two ranks' codes.
 
-    count = NBYTES // 4
-    per_chunk = BLOCKS // chunks
-    each = lib.bhvd_chunk_count(count, chunks)
-    stride = lib.bhvd_encoded_size(CODEC, native.FLOAT32, each, ffi.NULL)
-    x = cupy.random.default_rng(1).standard_normal(count, dtype=cupy.float32)
-    ranges, codes = cupy.zeros(chunks * per_chunk * 3, cupy.float32), cupy.zeros(chunks * stride, cupy.uint8)
-    grid = chunks * per_chunk
-    find, encode = kernels.function("minmax_uint8_ranges_f32"), kernels.function("minmax_uint8_encode_f32")
-
-    def run():
-        _launch(find, grid, ranges, x, count, chunks, per_chunk)
-        _launch(encode, grid, codes, stride, x, ranges, count, chunks, per_chunk)
-
-    table.line(f"encode minmax_uint8, {chunks} chunks of float32", 2 * NBYTES + count, _seconds(run))
-    part, expected = x[:each].get(), np.zeros(stride, np.uint8)
-    lib.bhvd_encode(CODEC, native.FLOAT32, ffi.from_buffer(expected), ffi.from_buffer(part), each, ffi.NULL)
-    _check("encode", codes[:stride].get(), expected)
-    decode, out = kernels.function("minmax_uint8_decode_f32"), cupy.zeros(each, cupy.float32)
-    seconds = _seconds(lambda: _launch(decode, BLOCKS, out, codes, each))
-    table.line("decode minmax_uint8, one chunk", 5 * each, seconds)
-    lib.bhvd_decode(CODEC, native.FLOAT32, ffi.from_buffer(part), ffi.from_buffer(expected), each, ffi.NULL)
-    _check("decode", out.get(), part)
-    total = kernels.function("minmax_uint8_decode_sum_f32")
-    seconds = _seconds(lambda: _launch(total, BLOCKS, out, codes, stride, chunks, each))
-    table.line(f"decode and sum {chunks} codes of a chunk", (4 + chunks) * each, seconds)
-
-
-def _measure_bits(table, kernels, name, codec):
-    """Encodes NBYTES of float32 in segments, with error feedback, and decodes them."""
+    per_segment: blocks of threads for each segment.
+    """
     import cupy
 
     count, segments = NBYTES // 4, NBYTES // 4 // SEGMENT
     stride = lib.bhvd_encoded_size(codec, native.FLOAT32, SEGMENT, ffi.NULL)
     x = cupy.random.default_rng(1).standard_normal(count, dtype=cupy.float32)
-    codes, error = cupy.zeros(segments * stride, cupy.uint8), cupy.zeros(count, cupy.float32)
-    last = cupy.zeros(segments, cupy.uint64) if name == "ternary" else 0      # seeds; sign: the mean, not squares
-    encode, decode = kernels.function(f"{name}_encode_f32"), kernels.function(f"{name}_decode_f32")
-    _launch(encode, segments, codes, stride, x, 0, count, SEGMENT, last)
+    codes, out = cupy.zeros(2 * segments * stride, cupy.uint8), cupy.zeros(count, cupy.float32)
+    ranges = cupy.zeros(segments * per_segment * 3, cupy.float32)
+    encode, decode, total = (kernels.function(f"{name}_{step}_f32") for step in ("encode", "decode", "decode_sum"))
+    steps = [kernels.function("minmax_uint8_ranges_f32"), encode] if name == "minmax_uint8" else [encode]
+
+    def run():
+        for step in steps:
+            _launch(step, segments * per_segment, codes, segments * stride, stride, x, count, 1, SEGMENT, per_segment,
+                    ranges, 0, 0, 0)
+
+    nbytes = NBYTES + segments * stride
+    table.line(f"encode {name}", nbytes + (len(steps) - 1) * NBYTES, _seconds(run))
     part, expected = x[:SEGMENT].get(), np.zeros(stride, np.uint8)
-    lib.bhvd_encode(codec, native.FLOAT32, ffi.from_buffer(expected), ffi.from_buffer(part), SEGMENT, ffi.NULL)
+    options = ffi.new("struct bhvd_codec_options *", {"seed": _mix(0, 0)})
+    lib.bhvd_encode(codec, native.FLOAT32, ffi.from_buffer(expected), ffi.from_buffer(part), SEGMENT, options)
     _check(f"encode {name}", codes[:stride].get(), expected)
-    for fed_back, extra in ((0, 0), (error, 2 * NBYTES)):       # the error is read and written
-        seconds = _seconds(lambda e=fed_back: _launch(encode, segments, codes, stride, x, e, count, SEGMENT, last))
-        table.line(f"encode {name}{', with error feedback' if extra else ''}", NBYTES + codes.nbytes + extra, seconds)
-    out = cupy.zeros(count, cupy.float32)
-    seconds = _seconds(lambda: _launch(decode, BLOCKS, out, codes, stride, count, SEGMENT))
-    table.line(f"decode {name}", NBYTES + codes.nbytes, seconds)
+    seconds = _seconds(lambda: _launch(decode, segments * PER_SEGMENT, out, codes, segments * stride, stride, count, 1,
+                                       SEGMENT, PER_SEGMENT))
+    table.line(f"decode {name}", nbytes, seconds)
+    lib.bhvd_decode(codec, native.FLOAT32, ffi.from_buffer(part), ffi.from_buffer(expected), SEGMENT, options)
+    _check(f"decode {name}", out[:SEGMENT].get(), part)
+    codes[segments * stride:] = codes[:segments * stride]
+    seconds = _seconds(lambda: _launch(total, segments * PER_SEGMENT, out, codes, segments * stride, stride, 2, count,
+                                       SEGMENT, PER_SEGMENT, 0.5))
+    table.line(f"decode and average 2 codes of {name}", nbytes + segments * stride, seconds)
+    _check(f"the mean of {name}", out[:SEGMENT].get(), part)        # of two equal codes
+
+
+def _mix(h, v):
+    """kernel/segments.h: the seed of the segment at element v."""
+    mask = (1 << 64) - 1
+    h = (h + (v + 1) * 0x9E3779B97F4A7C15) & mask
+    h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9 & mask
+    h = (h ^ h >> 27) * 0x94D049BB133111EB & mask
+    return h ^ h >> 31
+
+
+def _measure_feedback(table, kernels):
+    """Error feedback around a codec: what is added before, and what is kept afterwards."""
+    import cupy
+
+    count = NBYTES // 4
+    x, error = (cupy.random.default_rng(seed).standard_normal(count, dtype=cupy.float32) for seed in (1, 2))
+    total = cupy.zeros(count, cupy.float32)
+    feed, keep = kernels.function("feed_error_f32"), kernels.function("keep_lost_f32")
+    seconds = _seconds(lambda: _launch(feed, BLOCKS, total, 0, error, x, count))
+    _check("feeding errors", total.get(), error.get() + x.get())
+    table.line("feed errors of float32", 3 * NBYTES, seconds)
+    table.line("keep what was lost", 3 * NBYTES, _seconds(lambda: _launch(keep, BLOCKS, total, x, count)))
 
 
 def _check(what, got, expected):
@@ -155,10 +163,10 @@ def measure_kernels():
     seconds = _copy_seconds()
     table = _Table(2 * NBYTES / seconds)
     table.line(f"copy of {human_nbytes(NBYTES)} by the driver", 2 * NBYTES, seconds)
-    for chunks in (1, 8):
-        _measure_codec(table, kernels, chunks)
-    _measure_bits(table, kernels, "sign", lib.BHVD_CODEC_SIGN)
-    _measure_bits(table, kernels, "ternary", lib.BHVD_CODEC_TERNARY)
+    _measure_codec(table, kernels, "minmax_uint8", lib.BHVD_CODEC_MINMAX_UINT8, PER_SEGMENT)
+    _measure_codec(table, kernels, "sign", lib.BHVD_CODEC_SIGN, 1)
+    _measure_codec(table, kernels, "ternary", lib.BHVD_CODEC_TERNARY, 1)
+    _measure_feedback(table, kernels)
     _measure_pack(table, kernels)
 
 

@@ -13,11 +13,17 @@ from bagua_hvd.common import device_kernels, native
 from bagua_hvd.common.native import ffi, lib
 
 COPY_SPANS = lib.BHVD_DEVICE_COPY_SPANS
-# What the core launches, by the names in kernels.cu.
-KERNELS = {
-    "copy_spans": COPY_SPANS, "scale_f32": lib.BHVD_DEVICE_SCALE_F32, "scale_f64": lib.BHVD_DEVICE_SCALE_F64,
-    "scale_f16": lib.BHVD_DEVICE_SCALE_F16, "scale_bf16": lib.BHVD_DEVICE_SCALE_BF16,
+# One kernel for each type, at consecutive numbers.
+_FAMILIES = {
+    "scale": lib.BHVD_DEVICE_SCALE_F32,
+    "feed_error": lib.BHVD_DEVICE_FEED_ERROR, "keep_lost": lib.BHVD_DEVICE_KEEP_LOST,
+    "minmax_uint8_ranges": lib.BHVD_DEVICE_MINMAX_UINT8_RANGES, "qsgd_header": lib.BHVD_DEVICE_QSGD_HEADER,
+    **{f"{codec}_{step}": getattr(lib, f"BHVD_DEVICE_{codec}_{step}".upper())
+       for codec in ("minmax_uint8", "sign", "ternary", "qsgd") for step in ("encode", "decode", "decode_sum")},
 }
+# What the core launches, by the names in kernels.cu.
+KERNELS = {"copy_spans": COPY_SPANS, **{f"{family}_{type}": number + i for family, number in _FAMILIES.items()
+                                        for i, type in enumerate(("f32", "f64", "f16", "bf16"))}}
 
 _devices: dict = {}
 _lock = threading.Lock()
@@ -124,7 +130,7 @@ class Device:
 def device(index):
     """The opened Device of this index, the same every time; with its kernels where CuPy is there to compile them.
 
-    Where CuPy cannot compile, one warning says so; then tensors are copied one by one, and averages by way of the host.
+    Where CuPy cannot compile, one warning says so; then tensors are copied one by one, and the host averages and encodes.
     """
     with _lock:
         found = _devices.get(index)
@@ -140,8 +146,8 @@ def _compile_kernels(found):
         kernels = device_kernels.Kernels(found.index)
         found.set_kernels({number: kernels.handle(name) for name, number in KERNELS.items()}, kernels)
     except Exception as error:      # whatever CuPy, NVRTC and the driver may raise
-        warnings.warn(f"tensors on GPU {found.index} are copied one by one and averaged on the host, since CuPy cannot "
-                      f"compile kernels: {error}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"tensors on GPU {found.index} are copied one by one, averaged and encoded on the host, since "
+                      f"CuPy cannot compile kernels: {error}", RuntimeWarning, stacklevel=2)
 
 
 class Placement:

@@ -569,6 +569,42 @@ def floats(array):
     return _NULL if array is None else ffi.cast(_FLOAT_POINTER, array.ctypes.data)
 
 
+class Mirror:
+    """A contiguous float32 array whose newest values may lie on a GPU, since an operation left them there.
+
+    Args:
+        array: the host's. Between operations only `fetch()` knows what is in it.
+    """
+
+    def __init__(self, array):
+        self._array = array
+        self.pointer = ffi.gc(lib.bhvd_mirror_create(floats(array), array.size), lib.bhvd_mirror_destroy)
+        if self.pointer == _NULL:
+            raise MemoryError("no memory for the mirror of an array")
+
+    @property
+    def size(self):
+        return self._array.size
+
+    @property
+    def floats(self):
+        """For an operation, which gets `pointer` too."""
+        return floats(self._array)
+
+    def fetch(self):
+        """The array with the newest values, to be read and written until the next operation. Waits for the GPU.
+
+        Raises:
+            HorovodInternalError: the GPU failed.
+        """
+        error = _take_error()
+        status = lib.bhvd_mirror_fetch(self.pointer, error)
+        message = message_of(error) if status != OK else ""
+        _errors.append(error)
+        raise_for_status(status, message)
+        return self._array
+
+
 def pack(tensors, flat):
     """Copies tensors into a flat NumPy array, one after the other.
 

@@ -13,7 +13,9 @@
 #include "core/request.h"
 #include "core/result_memory.h"
 #include "device/buffer.h"
+#include "device/mirror.h"
 #include "device/staging.h"
+#include "primitive/staged_codes.h"
 
 static const struct {
     const char *name, *word;
@@ -67,7 +69,8 @@ bool operation_needs_tensors(bhvd_kind kind)
 }
 
 struct set_facts {
-    int size;
+    int size, rank;
+    bool has_levels;
     uint32_t number;
     struct nccl_facts nccl;
 };
@@ -86,7 +89,7 @@ static bhvd_status check_process_set(bhvd_context *ctx, const struct bhvd_args *
         status = error_set(error, BHVD_ERR_ARGUMENT, "%s: Rank %d is not a member of the provided process set.", word,
                            ctx->options.rank);
     } else {
-        *facts = (struct set_facts){set->size, set->number, nccl_facts_of(set)};
+        *facts = (struct set_facts){set->size, set->rank, set->hierarchy != NULL, set->number, nccl_facts_of(set)};
         if (args->kind == BHVD_BROADCAST && process_set_index(set, args->root_rank) < 0)
             status = error_set(error, BHVD_ERR_ARGUMENT,
                                "broadcast received invalid root rank %d for provided process set", args->root_rank);
@@ -264,6 +267,23 @@ static int32_t *copy_splits(const struct bhvd_args *args)
     return splits;
 }
 
+// To where the execution wants the tensors, and the errors to be fed back.
+static bhvd_status stage(struct bhvd_handle *op, const struct bhvd_args *args, const struct set_facts *facts,
+                         struct bhvd_error *error)
+{
+    const enum nccl_way way = args->gpu ? nccl_way_of(&facts->nccl, op) : WAY_HOST;
+    if (way == WAY_HOST && staged_codes_take(op, args, op->hierarchical && facts->has_levels))
+        return staged_codes_create(op, args, facts->size, facts->rank, error);
+    if (way == WAY_HOST && op->worker_mirror && bhvd_mirror_fetch(op->worker_mirror, error))
+        return error->status;
+    if (!args->gpu)
+        return BHVD_OK;
+    bhvd_status status = staging_create(op, args, facts->size, op->ctx->options.rank, way != WAY_HOST, error);
+    if (!status)
+        op->staging->host_waits = way == WAY_LEVELS;
+    return status;
+}
+
 bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, struct bhvd_handle **out,
                              struct bhvd_error *error)
 {
@@ -303,6 +323,8 @@ bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, st
     memcpy(op->replicas, args->replicas, sizeof op->replicas);
     op->worker_error = args->worker_error;
     op->server_error = args->server_error;
+    op->worker_mirror = args->worker_error ? args->worker_mirror : NULL;
+    op->server_mirror = args->server_error ? args->server_mirror : NULL;
     op->tensor_count = args->tensor_count;
     for (size_t t = 0; t < args->tensor_count; t++) {
         tensor_init(&op->tensors[t], &args->tensors[t]);
@@ -316,11 +338,8 @@ bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, st
         status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
     else if (args->gpu)
         status = nccl_check_gpu(&facts.nccl, args, error);
-    const enum nccl_way way = args->gpu ? nccl_way_of(&facts.nccl, op) : WAY_HOST;
-    if (!status && args->gpu)
-        status = staging_create(op, args, facts.size, ctx->options.rank, way != WAY_HOST, error);
-    if (!status && args->gpu)
-        op->staging->host_waits = way == WAY_LEVELS;
+    if (!status)
+        status = stage(op, args, &facts, error);
     if (status) {
         atomic_store(&op->references, 1);
         operation_drop(op);
@@ -335,6 +354,8 @@ void operation_end(struct bhvd_handle *op, const struct bhvd_error *error)
     bhvd_context *ctx = op->ctx;
     if (error)
         op->error = *error;
+    else if (op->staging && op->staging->codes && !op->staging->by_nccl)
+        staged_codes_end(op, &op->error);
     else if (op->staging)
         staging_end(op, &op->error);
     if (op->cached)
@@ -382,6 +403,7 @@ void operation_drop(struct bhvd_handle *op)
         return;
     for (size_t t = 0; t < op->tensor_count; t++)
         bhvd_result_free(op->tensors[t].result);
+    staged_codes_destroy(op);
     staging_destroy(op->staging);
     bytes_fini(&op->request);
     free(op->splits);

@@ -42,6 +42,7 @@ struct bhvd_handle {
     bool hierarchical;
     float *replicas[3];
     float *worker_error, *server_error;
+    bhvd_mirror *worker_mirror, *server_mirror; // of these, where a GPU may have the newest values; NULL: none
     int32_t *splits;
     size_t split_count;
     struct bytes request;               // as it travels, see core/request.h; equal bytes mean an equal request
@@ -85,6 +86,12 @@ struct bhvd_handle *operation_find(bhvd_context *ctx, const struct operation_key
 // Elements of one tensor at most: products with element sizes stay far from overflow.
 #define OPERATION_COUNT_MAX (1LL << 56)
 bool operation_needs_tensors(bhvd_kind kind);
+
+// What the sum over the members of a set is multiplied by.
+static inline double operation_sum_factor(const struct bhvd_handle *op, int size)
+{
+    return op->postscale_factor / (op->op == BHVD_OP_AVERAGE ? size : 1);
+}
 
 // Allocates the result of a tensor posted with dst NULL and points dst at it.
 bhvd_status operation_allocate_result(struct tensor *tensor, int64_t dim0);

@@ -14,6 +14,9 @@
 #include "kernel/half.h"
 #include "kernel/minmax_uint8.h"
 #include "kernel/qsgd.h"
+#include "kernel/segments.h"
+#include "kernel/sign.h"
+#include "kernel/ternary.h"
 
 #define KERNEL(name) extern "C" __global__ void __launch_bounds__(256) name
 
@@ -151,262 +154,59 @@ CAST(f32, f16)
 CAST(f32, bf16)
 CAST(f32, f64)
 
-// ------------------------------------------------------------------------------------------------ codec minmax_uint8
+// -------------------------------------------------------------------------------------------------- error feedback
 
-// Chunks as bhvd_chunk_count cuts them: the first count % chunks are one longer.
-struct chunk {
-    uint64_t begin, count;
-};
-
-__device__ static struct chunk chunk_at(uint64_t count, uint64_t chunks, uint64_t k)
+// As it is after a store: rounded to the type.
+template <class T> __device__ typename T::real rounded(typename T::real x)
 {
-    const uint64_t each = count / chunks, longer = count % chunks;
-    struct chunk chunk = {k * each + (k < longer ? k : longer), each + (k < longer)};
-    return chunk;
+    typename T::stored element;
+    T::store(&element, x);
+    return T::load(&element);
 }
 
-template <class real> struct range {
-    real mn, mx;
-    int is_finite;
-};
-
-template <class real> __device__ void merge(struct range<real> *into, const struct range<real> *other)
-{
-    into->is_finite &= other->is_finite;
-    into->mn = other->mn < into->mn ? other->mn : into->mn;
-    into->mx = other->mx > into->mx ? other->mx : into->mx;
-}
-
-// Leaves in all[0] the range of all threads' own ones.
-template <class real> __device__ void merge_block(struct range<real> *all, struct range<real> own)
-{
-    all[threadIdx.x] = own;
-    __syncthreads();
-    for (unsigned half = BLOCK_MAX / 2; half > 0; half /= 2) {
-        if (threadIdx.x < half && threadIdx.x + half < blockDim.x)
-            merge(&all[threadIdx.x], &all[threadIdx.x + half]);
-        __syncthreads();
-    }
-}
-
-template <class real> __device__ struct range<real> range_of(real x, real largest)
-{
-    struct range<real> range = {x, x, x >= -largest && x <= largest};
-    return range;
-}
-
-__device__ static float largest_of(float) { return 3.402823466e+38f; }
-__device__ static double largest_of(double) { return 1.7976931348623157e+308; }
-
-// First pass: `per_chunk` blocks of threads for each chunk, each of which writes its range.
-template <class T>
-__device__ void minmax_ranges(struct range<typename T::real> *ranges, const void *src, uint64_t count, uint64_t chunks,
-                              uint64_t per_chunk)
-{
-    typedef typename T::real real;
-    typedef typename T::stored stored;
-    __shared__ struct range<real> all[BLOCK_MAX];
-    const struct chunk chunk = chunk_at(count, chunks, blockIdx.x / per_chunk);
-    const stored *from = (const stored *)src + chunk.begin;
-    const real largest = largest_of((real)0);
-    struct range<real> own = range_of(chunk.count ? T::load(from) : (real)0, largest);
-    auto take = [&](real x) {
-        const struct range<real> one = range_of(x, largest);
-        merge(&own, &one);
-    };
-    for_elements(
-        chunk.count, is_aligned<stored>(from), [&](uint64_t i) { take(T::load(from + i)); },
-        [&](uint64_t i) {
-            const vector<stored> in = *(const vector<stored> *)(from + i);
-            for (int k = 0; k < VECTOR; k++)
-                take(T::load(&in.at[k]));
-        },
-        blockIdx.x % per_chunk * blockDim.x + threadIdx.x, per_chunk * blockDim.x);
-    merge_block(all, own);
-    if (threadIdx.x == 0)
-        ranges[blockIdx.x] = all[0];
-}
-
-// Second pass, the same grid: the code of chunk k at dst + k stride.
-#define MINMAX_ENCODE(type, real)                                                                                   \
-    KERNEL(minmax_uint8_ranges_##type)(void *ranges, const void *src, uint64_t count, uint64_t chunks,              \
-                                       uint64_t per_chunk)                                                          \
+// encoder_encode (primitive/encoder.c), before and after the codec:
+//     sum = error + x    value = sum, rounded to the type    (value NULL: it is sum)
+//     error = error - D(code), or 0 where that is not finite
+#define FEEDBACK(type)                                                                                              \
+    KERNEL(feed_error_##type)(float *sum, void *value, const float *error, const void *src, uint64_t count)         \
     {                                                                                                               \
-        minmax_ranges<type>((struct range<real> *)ranges, src, count, chunks, per_chunk);                           \
-    }                                                                                                               \
-    KERNEL(minmax_uint8_encode_##type)(void *dst, uint64_t stride, const void *src, const void *ranges,             \
-                                       uint64_t count, uint64_t chunks, uint64_t per_chunk)                         \
-    {                                                                                                               \
-        __shared__ struct range<real> all[BLOCK_MAX];                                                               \
-        const uint64_t k = blockIdx.x / per_chunk, part = blockIdx.x % per_chunk;                                   \
-        const struct chunk chunk = chunk_at(count, chunks, k);                                                      \
-        const type::stored *from = (const type::stored *)src + chunk.begin;                                         \
-        const struct range<real> *mine = (const struct range<real> *)ranges + k * per_chunk;                        \
-        struct range<real> own = mine[0];                                                                           \
-        for (uint64_t i = threadIdx.x; i < per_chunk; i += blockDim.x)                                              \
-            merge(&own, &mine[i]);                                                                                  \
-        merge_block(all, own);                                                                                      \
-        const real mn = all[0].is_finite ? all[0].mn + 0 : (real)NAN, mx = all[0].is_finite ? all[0].mx + 0 : (real)NAN; \
-        uint8_t *header = (uint8_t *)dst + k * stride, *codes = header + CODEC_HEADER;                              \
-        const bool constant = !(mx > mn);                                                                           \
-        struct minmax_uint8_##real##_grid grid;                                                                     \
-        if (!constant)                                                                                              \
-            grid = minmax_uint8_##real##_grid(mn, mx);                                                              \
-        auto code = [&](real x) {                                                                                   \
-            return constant ? (uint8_t)0 : (uint8_t)(int)minmax_uint8_##real##_quantize(&grid, x);                  \
-        };                                                                                                          \
-        for_elements(                                                                                               \
-            chunk.count, is_aligned<type::stored>(from) && is_aligned<uint8_t>(codes),                              \
-            [&](uint64_t i) { codes[i] = code(type::load(from + i)); },                                             \
-            [&](uint64_t i) {                                                                                       \
-                const vector<type::stored> in = *(const vector<type::stored> *)(from + i);                          \
-                vector<uint8_t> out;                                                                                \
-                for (int j = 0; j < VECTOR; j++)                                                                    \
-                    out.at[j] = code(type::load(&in.at[j]));                                                        \
-                *(vector<uint8_t> *)(codes + i) = out;                                                              \
-            },                                                                                                      \
-            part * blockDim.x + threadIdx.x, per_chunk * blockDim.x);                                               \
-        if (part == 0 && threadIdx.x == 0) {                                                                        \
-            codec_header_init(header, MINMAX_UINT8_VERSION, all[0].is_finite);                                      \
-            type::store(header, mn);                                                                                \
-            type::store(header + sizeof(type::stored), mx);                                                         \
-            for (uint64_t i = chunk.count; i < codec_padded(chunk.count); i++)                                      \
-                codes[i] = 0;                                                                                       \
+        const type::stored *from = (const type::stored *)src;                                                       \
+        for (uint64_t i = first_index(); i < count; i += all_threads()) {                                           \
+            const float total = error[i] + (float)type::load(from + i);                                             \
+            sum[i] = total == total ? total : NAN;                                                                  \
+            if (value)                                                                                              \
+                type::store((type::stored *)value + i, (type::real)sum[i]);                                         \
         }                                                                                                           \
     }                                                                                                               \
-    /* One chunk of `count` elements, from each of `ranks` codes at src + r stride: dst = their sum, in float32. */ \
-    KERNEL(minmax_uint8_decode_sum_##type)(float *dst, const void *src, uint64_t stride, uint64_t ranks, uint64_t count) \
+    KERNEL(keep_lost_##type)(float *error, const void *decoded, uint64_t count)                                     \
     {                                                                                                               \
-        auto sum = [&](uint64_t i, int n, float *out) {                                                             \
-            for (int j = 0; j < n; j++)                                                                             \
-                out[j] = 0;                                                                                         \
-            for (uint64_t r = 0; r < ranks; r++) {                                                                  \
-                const uint8_t *header = (const uint8_t *)src + r * stride, *codes = header + CODEC_HEADER;          \
-                const real mn = type::load(header), mx = type::load(header + sizeof(type::stored));                 \
-                struct minmax_uint8_##real##_grid grid;                                                             \
-                if (mx > mn)                                                                                        \
-                    grid = minmax_uint8_##real##_grid(mn, mx);                                                      \
-                for (int j = 0; j < n; j++) {                                                                       \
-                    type::stored element;                                                                           \
-                    type::store(&element, mx > mn ? minmax_uint8_##real##_dequantize(&grid, codes[i + j]) : mn);    \
-                    const float total = (float)(out[j] + type::load(&element));                                     \
-                    out[j] = total == total ? total : NAN;                                                          \
-                }                                                                                                   \
-            }                                                                                                       \
-        };                                                                                                          \
-        for_elements(                                                                                               \
-            count, is_aligned<float>(dst), [&](uint64_t i) { sum(i, 1, dst + i); },                                 \
-            [&](uint64_t i) {                                                                                       \
-                vector<float> out;                                                                                  \
-                sum(i, VECTOR, out.at);                                                                             \
-                *(vector<float> *)(dst + i) = out;                                                                  \
-            },                                                                                                      \
-            first_index(), all_threads());                                                                          \
-    }                                                                                                               \
-    KERNEL(minmax_uint8_decode_##type)(void *dst, const void *src, uint64_t count)                                  \
-    {                                                                                                               \
-        const uint8_t *header = (const uint8_t *)src, *codes = header + CODEC_HEADER;                               \
-        const real mn = type::load(header), mx = type::load(header + sizeof(type::stored));                         \
-        type::stored *to = (type::stored *)dst;                                                                     \
-        struct minmax_uint8_##real##_grid grid;                                                                     \
-        const bool constant = !(mx > mn);                                                                           \
-        if (!constant)                                                                                              \
-            grid = minmax_uint8_##real##_grid(mn, mx);                                                              \
-        auto value = [&](uint8_t q) { return constant ? mn : minmax_uint8_##real##_dequantize(&grid, q); };         \
-        for_elements(                                                                                               \
-            count, is_aligned<type::stored>(dst) && is_aligned<uint8_t>(codes),                                     \
-            [&](uint64_t i) { type::store(to + i, value(codes[i])); },                                              \
-            [&](uint64_t i) {                                                                                       \
-                const vector<uint8_t> in = *(const vector<uint8_t> *)(codes + i);                                   \
-                vector<type::stored> out;                                                                           \
-                for (int j = 0; j < VECTOR; j++)                                                                    \
-                    type::store(&out.at[j], value(in.at[j]));                                                       \
-                *(vector<type::stored> *)(to + i) = out;                                                            \
-            },                                                                                                      \
-            first_index(), all_threads());                                                                          \
+        const type::stored *from = (const type::stored *)decoded;                                                   \
+        for (uint64_t i = first_index(); i < count; i += all_threads()) {                                           \
+            const float lost = error[i] - (float)type::load(from + i);                                              \
+            error[i] = lost - lost == 0 ? lost : 0.0f;                                                              \
+        }                                                                                                           \
     }
-MINMAX_ENCODE(f32, float)
-MINMAX_ENCODE(f64, double)
-MINMAX_ENCODE(f16, float)
-MINMAX_ENCODE(bf16, float)
+FEEDBACK(f32)
+FEEDBACK(f64)
+FEEDBACK(f16)
+FEEDBACK(bf16)
 
-// -------------------------------------------------------------------------------------------------------- codec qsgd
+// --------------------------------------------------------------------------------------------------------- codecs
 
-// A block of threads for each QSGD_BLOCK elements, float32. The first 16 threads sum in the order of codec_sums.h.
-KERNEL(qsgd_encode_f32)(void *dst, const float *src, uint64_t count, uint64_t levels, uint64_t seed)
-{
-    __shared__ double parts[CODEC_SUMS];
-    __shared__ float norm;
-    const uint64_t begin = (uint64_t)blockIdx.x * QSGD_BLOCK, left = count - begin;
-    const uint64_t n = left < QSGD_BLOCK ? left : (uint64_t)QSGD_BLOCK, norms_size = qsgd_norms_size(count, sizeof(float));
-    uint8_t *header = (uint8_t *)dst;
-    float *norms = (float *)(header + CODEC_HEADER);
-    int8_t *codes = (int8_t *)(header + CODEC_HEADER + norms_size);
-    if (threadIdx.x < CODEC_SUMS) {
-        double part = 0;
-        for (uint64_t i = threadIdx.x; i < n; i += CODEC_SUMS) {
-            const double x = src[begin + i];
-            part += x * x;
-        }
-        parts[threadIdx.x] = part;
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        const float found = qsgd_float_norm(codec_sums_total(parts), (int)levels, 3.402823466e+38);
-        norm = found == found ? found : NAN;
-        norms[blockIdx.x] = norm;
-    }
-    __syncthreads();
-    const float scale = qsgd_float_scale(norm, (int)levels);
-    for (uint64_t i = threadIdx.x; i < n; i += blockDim.x) {
-        const uint64_t at = begin + i;
-        const float x = src[at];
-        const float u = codec_uniform(codec_key(seed, at), (uint32_t)at);
-        const int q = norm == norm ? (int)qsgd_float_quantize(fabsf(x), scale, (int)levels, u) : 0;
-        codes[at] = (int8_t)(x < 0 ? -q : q);
-    }
-}
-
-// Afterwards, one block of threads: the header, and zeros up to the ends of norms and codes.
-KERNEL(qsgd_header_f32)(void *dst, uint64_t count, uint64_t levels)
-{
-    __shared__ int nans;
-    const uint64_t blocks = count / QSGD_BLOCK + (count % QSGD_BLOCK != 0);
-    const uint64_t norms_size = qsgd_norms_size(count, sizeof(float));
-    uint8_t *header = (uint8_t *)dst;
-    float *norms = (float *)(header + CODEC_HEADER);
-    uint8_t *codes = header + CODEC_HEADER + norms_size;
-    if (threadIdx.x == 0)
-        nans = 0;
-    __syncthreads();
-    for (uint64_t i = threadIdx.x; i < blocks; i += blockDim.x) {
-        if (norms[i] != norms[i])
-            nans = 1;                   // by whomever: all write the same
-    }
-    __syncthreads();
-    if (threadIdx.x != 0)
-        return;
-    codec_header_init(header, QSGD_VERSION, !nans);
-    header[QSGD_LEVELS_AT] = (uint8_t)levels;
-    for (uint64_t i = blocks; i < norms_size / sizeof(float); i++)
-        norms[i] = 0;
-    for (uint64_t i = count; i < codec_padded(count); i++)
-        codes[i] = 0;
-}
-
-KERNEL(qsgd_decode_f32)(float *dst, const void *src, uint64_t count)
-{
-    const uint8_t *header = (const uint8_t *)src;
-    const float *norms = (const float *)(header + CODEC_HEADER);
-    const int8_t *codes = (const int8_t *)(header + CODEC_HEADER + qsgd_norms_size(count, sizeof(float)));
-    const float step = 1 / (float)header[QSGD_LEVELS_AT];
-    for (uint64_t i = first_index(); i < count; i += all_threads()) {
-        const float x = qsgd_float_dequantize(codes[i], step, norms[i / QSGD_BLOCK]);
-        dst[i] = x == x ? x : NAN;
-    }
-}
-
+#include "device/kernels_segments.cuh"
+#include "device/kernels_minmax.cuh"
 #include "device/kernels_bits.cuh"
+#include "device/kernels_qsgd.cuh"
+
+#define CODEC_KERNELS(codec)     \
+    CODEC_DECODERS(codec, f32)   \
+    CODEC_DECODERS(codec, f64)   \
+    CODEC_DECODERS(codec, f16)   \
+    CODEC_DECODERS(codec, bf16)
+CODEC_KERNELS(minmax_uint8)
+CODEC_KERNELS(sign)
+CODEC_KERNELS(ternary)
+CODEC_KERNELS(qsgd)
 
 // ---------------------------------------------------------------------------------- arithmetic of algorithms, float32
 

@@ -36,13 +36,10 @@ static bhvd_status check(const struct bhvd_args *args, struct bhvd_error *error)
 }
 
 // Lays the tensors out in the buffer, and fills the table with what is to be copied out. Returns its length.
-static size_t lay_out(struct bhvd_handle *op, const struct bhvd_args *args, int set_size, bool is_read)
+static size_t lay_out(struct bhvd_handle *op, const struct bhvd_args *args, int set_size, bool is_read, unsigned char *at)
 {
-    struct staging *staging = op->staging;
-    unsigned char *at = staging->buffer->data;
+    const struct staging *staging = op->staging;
     size_t copies = 0;
-    staging->table = (struct device_span *)(void *)at;
-    at += aligned(op->tensor_count * sizeof *staging->table);
     if (staging->direct)
         return 0;
     for (size_t t = 0; t < op->tensor_count; t++) {
@@ -58,12 +55,12 @@ static size_t lay_out(struct bhvd_handle *op, const struct bhvd_args *args, int 
     return copies;
 }
 
-static int start(struct bhvd_handle *op, const struct bhvd_args *args, int set_size, bool is_read)
+static int start(struct bhvd_handle *op, const struct bhvd_args *args, int set_size, bool is_read, unsigned char *at)
 {
     struct bhvd_device *device = args->gpu;
     const struct device_ops *ops = device->ops;
     struct device_buffer *buffer = op->staging->buffer;
-    const size_t copies = lay_out(op, args, set_size, is_read);
+    const size_t copies = lay_out(op, args, set_size, is_read, at);
     int code = ops->event_record(device, buffer->ready, args->stream);
     if (op->staging->direct)
         return code;
@@ -78,17 +75,11 @@ static int start(struct bhvd_handle *op, const struct bhvd_args *args, int set_s
     return code;
 }
 
-bhvd_status staging_create(struct bhvd_handle *op, const struct bhvd_args *args, int set_size, int rank, bool direct,
-                           struct bhvd_error *error)
+bhvd_status staging_open(struct bhvd_handle *op, const struct bhvd_args *args, size_t nbytes, unsigned char **out,
+                         struct bhvd_error *error)
 {
     struct bhvd_device *device = args->gpu;
-    size_t nbytes = aligned(op->tensor_count * sizeof(struct device_span));
-    for (size_t t = 0; t < op->tensor_count && !direct; t++) {
-        const struct tensor *tensor = &op->tensors[t];
-        nbytes += aligned(tensor->nbytes);
-        if (op->kind == BHVD_REDUCESCATTER)
-            nbytes += aligned(part_nbytes(tensor, set_size));
-    }
+    const size_t table = aligned(op->tensor_count * sizeof(struct device_span));
     bhvd_status status = check(args, error);
     if (status)
         return status;
@@ -97,19 +88,38 @@ bhvd_status staging_create(struct bhvd_handle *op, const struct bhvd_args *args,
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
     staging->device = device;
     staging->count = op->tensor_count;
-    staging->direct = direct;
     for (size_t t = 0; t < op->tensor_count; t++)
         staging->places[t] = (struct staging_place){args->tensors[t].src, args->tensors[t].dst,
                                                     args->tensors[t].dst_on_host != 0, NULL};
-    int code = device_buffer_acquire(device, MEMORY_PINNED, nbytes, &staging->buffer);
+    int code = device_buffer_acquire(device, MEMORY_PINNED, table + nbytes, &staging->buffer);
     if (code) {
         free(staging);
         return device_failed(device, code, "pinned memory cannot be had", error);
     }
     device_hold(device);
+    staging->table = (struct device_span *)(void *)staging->buffer->data;
+    *out = staging->buffer->data + table;
     op->staging = staging;
-    code = start(op, args, set_size, op->kind != BHVD_BROADCAST || args->root_rank == rank);
-    return code ? device_failed(device, code, "the tensors cannot be copied to the host", error) : BHVD_OK;
+    return BHVD_OK;
+}
+
+bhvd_status staging_create(struct bhvd_handle *op, const struct bhvd_args *args, int set_size, int rank, bool direct,
+                           struct bhvd_error *error)
+{
+    size_t nbytes = 0;
+    for (size_t t = 0; t < op->tensor_count && !direct; t++) {
+        const struct tensor *tensor = &op->tensors[t];
+        nbytes += aligned(tensor->nbytes);
+        if (op->kind == BHVD_REDUCESCATTER)
+            nbytes += aligned(part_nbytes(tensor, set_size));
+    }
+    unsigned char *at;
+    bhvd_status status = staging_open(op, args, nbytes, &at, error);
+    if (status)
+        return status;
+    op->staging->direct = direct;
+    int code = start(op, args, set_size, op->kind != BHVD_BROADCAST || args->root_rank == rank, at);
+    return code ? device_failed(args->gpu, code, "the tensors cannot be copied to the host", error) : BHVD_OK;
 }
 
 int staging_is_ready(const struct staging *staging, struct bhvd_error *error)

@@ -16,6 +16,8 @@
 #include "core/operation.h"
 #include "device/device.h"
 
+struct staged_codes;
+
 // Where a tensor was posted: on the device, but for dst where dst_on_host says so.
 struct staging_place {
     const void *src;
@@ -29,6 +31,7 @@ struct staging {
     struct device_buffer *buffer;       // pinned; `ready`: the tensors may be read, `done`: the results are there
     struct device_span *table;          // inside the buffer
     bool direct, by_nccl;               // how it was posted; how it was executed
+    struct staged_codes *codes;         // encoded on the device (primitive/staged_codes.h); NULL: not
     bool host_waits;                    // direct, but the execution waits for the tensors: announced when they are there
     size_t count;
     struct staging_place places[];
@@ -38,6 +41,9 @@ struct staging {
 // set_size: of the operation's process set; rank: this one's. On error nothing is left, and the tensors are as they were.
 bhvd_status staging_create(struct bhvd_handle *op, const struct bhvd_args *args, int set_size, int rank, bool direct,
                            struct bhvd_error *error);
+// The part of it that copies nothing: op->staging with a pinned buffer for the table and for nbytes more, at *out.
+bhvd_status staging_open(struct bhvd_handle *op, const struct bhvd_args *args, size_t nbytes, unsigned char **out,
+                         struct bhvd_error *error);
 // 1: the tensors are in the host's memory, or need not be. 0: not yet. -1: the GPU failed, *error says how.
 int staging_is_ready(const struct staging *staging, struct bhvd_error *error);
 // Starts the copies back, of an operation that ended well.

@@ -77,6 +77,7 @@ typedef struct bhvd_context bhvd_context;
 typedef struct bhvd_handle bhvd_handle;
 typedef struct bhvd_rendezvous bhvd_rendezvous;
 typedef struct bhvd_device bhvd_device;
+typedef struct bhvd_mirror bhvd_mirror;
 
 struct bhvd_error {
     bhvd_status status;
@@ -242,6 +243,8 @@ struct bhvd_args {
     float *server_error;            /* c_lp_s: one float per element of one chunk, see bhvd_chunk_count; hierarchical: one
                                      * per element of all tensors; NULL: none; not used by the exchange ALLGATHER, which
                                      * encodes once */
+    bhvd_mirror *worker_mirror;     /* of worker_error and server_error: where operations on a GPU keep them there. NULL: */
+    bhvd_mirror *server_mirror;     /* such operations with errors encode on the host */
     float *replicas[3];             /* d_lp_s: own, left and right, one float per element of all tensors; NULL: not kept.
                                      * The tensors' dst is not used */
     int32_t topology;               /* d_fp_s: bhvd_topology; d_lp_s is a ring */
@@ -306,11 +309,19 @@ typedef enum bhvd_device_kind {
     BHVD_DEVICE_CPU = 1         /* the host's memory as a device, for tests (native/device/cpu.c) */
 } bhvd_device_kind;
 
-/* Kernels of native/device/kernels.cu that operations use where they are set. */
+/* Kernels of native/device/kernels.cu that operations use where they are set. All but the first are four: of float32 by
+ * the number given here, then of float64, float16, bfloat16. */
 typedef enum bhvd_device_kernel {
     BHVD_DEVICE_COPY_SPANS = 0,
     BHVD_DEVICE_SCALE_F32 = 1, BHVD_DEVICE_SCALE_F64 = 2, BHVD_DEVICE_SCALE_F16 = 3, BHVD_DEVICE_SCALE_BF16 = 4,
-    BHVD_DEVICE_KERNEL_COUNT = 5
+    BHVD_DEVICE_FEED_ERROR = 5, BHVD_DEVICE_KEEP_LOST = 9,
+    BHVD_DEVICE_MINMAX_UINT8_RANGES = 13, BHVD_DEVICE_MINMAX_UINT8_ENCODE = 17, BHVD_DEVICE_MINMAX_UINT8_DECODE = 21,
+    BHVD_DEVICE_MINMAX_UINT8_DECODE_SUM = 25,
+    BHVD_DEVICE_SIGN_ENCODE = 29, BHVD_DEVICE_SIGN_DECODE = 33, BHVD_DEVICE_SIGN_DECODE_SUM = 37,
+    BHVD_DEVICE_TERNARY_ENCODE = 41, BHVD_DEVICE_TERNARY_DECODE = 45, BHVD_DEVICE_TERNARY_DECODE_SUM = 49,
+    BHVD_DEVICE_QSGD_ENCODE = 53, BHVD_DEVICE_QSGD_HEADER = 57, BHVD_DEVICE_QSGD_DECODE = 61,
+    BHVD_DEVICE_QSGD_DECODE_SUM = 65,
+    BHVD_DEVICE_KERNEL_COUNT = 69
 } bhvd_device_kernel;
 
 struct bhvd_device_options {
@@ -335,6 +346,15 @@ void *bhvd_device_stream(bhvd_device *device, int to_host);
  * it. The shape counts, not the dtype. Blocks. */
 bhvd_status bhvd_device_copy(bhvd_device *device, const struct bhvd_tensor *tensors, size_t count, void *stream,
                              struct bhvd_error *error);
+
+/* An array of the host's memory whose newest values may lie on a GPU, since the operation that wrote them last ran there
+ * (struct bhvd_args). To be used by one operation at a time, and by nobody else while it is in flight. */
+/* values: count floats that live as long as the mirror. NULL: no memory. */
+bhvd_mirror *bhvd_mirror_create(float *values, size_t count);
+void bhvd_mirror_destroy(bhvd_mirror *mirror);      /* destroy(NULL) is fine */
+/* Brings the newest values into the array, where they may be read and written until the next operation. Waits for the
+ * GPU where they are on it. BHVD_ERR_SYSTEM: the GPU failed; the array is as it was. */
+bhvd_status bhvd_mirror_fetch(bhvd_mirror *mirror, struct bhvd_error *error);
 
 /* What is there. *version: the driver's, 12040 for CUDA 12.4; device_count: GPUs. Errors as bhvd_device_create. */
 bhvd_status bhvd_cuda_probe(const char *libraries, int *version, int *device_count, struct bhvd_error *error);

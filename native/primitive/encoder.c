@@ -4,14 +4,6 @@
 
 #include "core/operation.h"
 
-static uint64_t mix(uint64_t h, uint64_t v)
-{
-    h += (v + 1) * 0x9e3779b97f4a7c15u;
-    h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9u;
-    h = (h ^ h >> 27) * 0x94d049bb133111ebu;
-    return h ^ h >> 31;
-}
-
 struct encoder encoder_init(const bhvd_context *ctx, const struct bhvd_handle *op, int rank)
 {
     const bhvd_dtype dtype = op->tensors[0].dtype;
@@ -58,7 +50,7 @@ void encoder_encode(const struct encoder *e, unsigned char *code, const void *va
 {
     const struct kernel_table *kernels = e->kernels;
     struct bhvd_codec_options options = e->options;
-    options.seed = mix(mix(mix(options.seed, (uint64_t)e->rank), pass), begin);
+    options.seed = segments_mix(encoder_seed(e->options.seed, e->rank, pass), begin);
     if (!error) {
         e->codec->encode(code, value, count, &options);
         return;

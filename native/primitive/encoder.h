@@ -4,17 +4,14 @@
 // encoded while another is on the wire; and a smaller segment has a smaller range, which quantizes better. The number is
 // the same for all transports, so results do not depend on them.
 //
-// A codec that rounds at random gets for every segment the seed
-//     encoder_seed(seed, rank, pass, begin) = mix(mix(mix(seed, rank), pass), begin)
-//     mix(h, v) = finalizer of splitmix64 (h + (v + 1) * 0x9e3779b97f4a7c15), all modulo 2^64
-// of the caller's seed, the position in the process set, the pass (0: a rank's own values, 1: a mean that it owns) and the
-// place of the segment's first element in the vector. Decoding needs no seed: ranks may give different ones.
+// What a codec that rounds at random gets as its seed: kernel/segments.h.
 #ifndef BHVD_ENCODER_H
 #define BHVD_ENCODER_H
 
 #include "core/context.h"
+#include "kernel/segments.h"
 
-enum { ENCODER_SEGMENT = 1 << 18 };             // elements
+enum { ENCODER_SEGMENT = SEGMENTS_MAX_COUNT };  // elements
 
 enum encoder_pass { ENCODER_VALUES = 0, ENCODER_MEAN = 1 };
 
@@ -42,6 +39,12 @@ size_t encoder_size(const struct encoder *e, size_t count);
 // begin: the place of the segment in the vector.
 void encoder_encode(const struct encoder *e, unsigned char *code, const void *value, size_t count, float *error,
                     enum encoder_pass pass, size_t begin);
+
+// To be mixed with the place of each segment.
+static inline uint64_t encoder_seed(uint64_t seed, int rank, enum encoder_pass pass)
+{
+    return segments_mix(segments_mix(seed, (uint64_t)rank), pass);
+}
 
 static inline size_t encoder_align(size_t size) { return (size + 63) / 64 * 64; }
 

@@ -13,6 +13,7 @@ import itertools
 import re
 import runpy
 import subprocess
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from bagua_hvd.common.device_kernels import OPTIONS, SOURCE
 from bagua_hvd.common.native import ffi, lib
 from device_arrays import ROOT, Emulation, missing_gpu
 from elements import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from low_precision import Codec, chunks, mix
 
 COUNTS = [0, 1, 3, 4, 5, 33, 512, 1027]
 TYPES = {"f32": FLOAT32, "f64": FLOAT64, "f16": FLOAT16, "bf16": BFLOAT16}
@@ -155,125 +157,137 @@ def values(type, count, kind, offset=0):
 KINDS = ["normal", "nan", "inf", "tiny", "huge", "constant", "zeros", "offset"]
 
 
-@pytest.mark.parametrize("type", TYPES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_minmax_uint8(launch, type, kind):
-    codec, dtype = lib.BHVD_CODEC_MINMAX_UINT8, TYPES[type].dtype
-    for count, chunks, (per_chunk, threads) in itertools.product(COUNTS, (1, 3), ((1, 32), (3, 16))):
-        src = values(type, count, kind, offset=count % 2)
-        stride = lib.bhvd_encoded_size(codec, dtype, lib.bhvd_chunk_count(count, chunks), ffi.NULL)
-        ranges, codes = np.zeros(chunks * per_chunk * 24, np.uint8), np.full(chunks * stride, 0xAB, np.uint8)
-        grid = chunks * per_chunk
-        launch(f"minmax_uint8_ranges_{type}", grid, threads, ranges, src, count, chunks, per_chunk)
-        launch(f"minmax_uint8_encode_{type}", grid, threads, codes, stride, src, ranges, count, chunks, per_chunk)
-        begin = 0
-        for k in range(chunks):
-            n = count // chunks + (k < count % chunks)
-            size = lib.bhvd_encoded_size(codec, dtype, n, ffi.NULL)
-            expected = np.full(stride, 0xAB, np.uint8)
-            part = src[begin:begin + n]
-            assert lib.bhvd_encode(codec, dtype, pointer(expected), pointer(part), n, ffi.NULL) == native.OK
-            got = codes[k * stride:(k + 1) * stride]
-            bytes_equal(got[:size], expected[:size])
-            assert (got[size:] == 0xAB).all()
-            decoded, wanted = np.zeros_like(part), np.zeros_like(part)
-            launch(f"minmax_uint8_decode_{type}", 2, 32, decoded, got, n)
-            assert lib.bhvd_decode(codec, dtype, pointer(wanted), pointer(expected), n, ffi.NULL) == native.OK
-            bytes_equal(decoded, wanted)
-            begin += n
+class Cut(NamedTuple):
+    """A vector in chunks and segments (native/kernel/segments.h), and where their codes lie."""
+
+    codec: Codec
+    type: str
+    count: int
+    chunks: int
+    segment: int
+
+    @property
+    def strides(self):
+        """Bytes from one chunk's codes to the next one's, and from one segment's to the next one's."""
+        size = self.codec.size(self.dtype, min(self.longest, self.segment))
+        return -(-self.longest // self.segment) * size, size
+
+    @property
+    def longest(self):
+        return -(-self.count // self.chunks)
+
+    @property
+    def dtype(self):
+        return TYPES[self.type].name
+
+    def parts(self):
+        """(slice of the vector, offset of the code) of every segment that is not empty."""
+        chunk_stride, segment_stride = self.strides
+        for k, (begin, end) in enumerate(chunks(self.count, self.chunks)):
+            for s, at in enumerate(range(begin, end, self.segment)):
+                yield slice(at, min(at + self.segment, end)), k * chunk_stride + s * segment_stride
+
+    def grid(self, per_segment):
+        return self.chunks * -(-self.longest // self.segment) * per_segment
+
+
+CODED = [Codec("minmax_uint8", lib.BHVD_CODEC_MINMAX_UINT8), Codec("sign", lib.BHVD_CODEC_SIGN),
+         Codec("sign_rms", lib.BHVD_CODEC_SIGN_RMS), Codec("ternary", lib.BHVD_CODEC_TERNARY),
+         Codec("qsgd", lib.BHVD_CODEC_QSGD), Codec("qsgd", lib.BHVD_CODEC_QSGD, 7)]
+SEED, FIRST = 99, 1000
+
+
+def launch_encode(launch, cut, src, per_segment=2, threads=32):
+    """The codes of all segments by the codec's kernels, one launch after the other."""
+    chunk_stride, segment_stride = cut.strides
+    kernel = cut.codec.name.removesuffix("_rms")
+    codes = np.full(cut.chunks * chunk_stride, 0xAB, np.uint8)
+    option = {"sign_rms": 1, "qsgd": int(cut.codec.parameter or 127)}.get(cut.codec.name, 0)
+    if kernel in ("sign", "ternary"):
+        per_segment = 1
+    elif kernel == "qsgd":
+        per_segment = -(-min(cut.segment, cut.count) // 512)
+    ranges = np.zeros(cut.grid(per_segment) * 24, np.uint8)
+
+    def run(step, per_segment):
+        launch(f"{kernel}_{step}_{cut.type}", cut.grid(per_segment), threads, codes, chunk_stride, segment_stride, src,
+               cut.count, cut.chunks, cut.segment, per_segment, ranges, option, SEED, FIRST)
+
+    if kernel == "minmax_uint8":
+        run("ranges", per_segment)
+    run("encode", per_segment)
+    if kernel == "qsgd":
+        run("header", 1)
+    return codes
 
 
 @pytest.mark.parametrize("type", TYPES)
-def test_minmax_uint8_decode_sum(launch, type):
-    codec, dtype = lib.BHVD_CODEC_MINMAX_UINT8, TYPES[type].dtype
-    for count in COUNTS:
-        stride = lib.bhvd_encoded_size(codec, dtype, count, ffi.NULL)
-        codes = np.zeros(4 * stride, np.uint8)
-        expected = np.zeros(count, np.float32)
-        for rank, kind in enumerate(["normal", "constant", "zeros", "nan" if count % 2 else "offset"]):
-            code, src = codes[rank * stride:(rank + 1) * stride], values(type, count, kind)
-            assert lib.bhvd_encode(codec, dtype, pointer(code), pointer(src), count, ffi.NULL) == native.OK
-            assert lib.bhvd_decode_add(codec, dtype, ffi.cast("float *", expected.ctypes.data), pointer(code), count,
-                                       ffi.NULL) == native.OK
-        got = np.full(count, 7, np.float32)
-        launch(f"minmax_uint8_decode_sum_{type}", 2, 64, got, codes, stride, 4, count)
-        bytes_equal(got, expected)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_qsgd(launch, kind):
-    codec = lib.BHVD_CODEC_QSGD
-    for count, levels in itertools.product(COUNTS, (1, 7, 127)):
-        src = values("f32", count, kind)
-        options = ffi.new("struct bhvd_codec_options *", {"parameter": levels, "seed": 99 + count})
-        size = lib.bhvd_encoded_size(codec, native.FLOAT32, count, options)
-        got, expected = np.full(size, 0xAB, np.uint8), np.full(size, 0xAB, np.uint8)
-        assert lib.bhvd_encode(codec, native.FLOAT32, pointer(expected), pointer(src), count, options) == native.OK
-        launch("qsgd_encode_f32", (count + 511) // 512, 64, got, src, count, levels, 99 + count)
-        launch("qsgd_header_f32", 1, 32, got, count, levels)
-        bytes_equal(got, expected)
-        decoded, wanted = np.zeros_like(src), np.zeros_like(src)
-        launch("qsgd_decode_f32", 2, 64, decoded, got, count)
-        assert lib.bhvd_decode(codec, native.FLOAT32, pointer(wanted), pointer(expected), count, options) == native.OK
-        bytes_equal(decoded, wanted)
-
-
-def _with_feedback(codec, type, src, error, options):
-    """Code, and error afterwards, by the C codec: encoder_encode of native/primitive/encoder.c, step by step."""
-    element = TYPES[type]
-    if error is not None:
-        total = error + element.load(src).astype(np.float32)
-    value = src if error is None else element.store(total)
-    code = np.zeros(lib.bhvd_encoded_size(codec, element.dtype, src.size, options), np.uint8)
-    assert lib.bhvd_encode(codec, element.dtype, pointer(code), pointer(value), src.size, options) == native.OK
-    if error is None:
-        return code, None
-    decoded = np.zeros_like(src)
-    assert lib.bhvd_decode(codec, element.dtype, pointer(decoded), pointer(code), src.size, options) == native.OK
-    lost = total - element.load(decoded).astype(np.float32)
-    return code, np.where(np.isfinite(lost), lost, np.float32(0))
-
-
-BITS = {"sign": lib.BHVD_CODEC_SIGN, "sign_rms": lib.BHVD_CODEC_SIGN_RMS, "ternary": lib.BHVD_CODEC_TERNARY}
-
-
-@pytest.mark.parametrize("type", TYPES)
-@pytest.mark.parametrize("codec", BITS)
+@pytest.mark.parametrize("codec", CODED, ids=lambda codec: f"{codec.name}{codec.parameter or ''}")
 @np.errstate(all="ignore")
-def test_codecs_of_bits(launch, type, codec):
-    """sign, sign_rms and ternary: segments of 512 elements, with and without error feedback, decoded, and summed."""
-    number, dtype, segment, kernel = BITS[codec], TYPES[type].dtype, 512, codec.removesuffix("_rms")
-    for kind, count, feeds in itertools.product(("normal", "nan", "huge", "zeros"), (33, 1027),
-                                                 (False, True)):
-        src = values(type, count, kind)
-        error = values("f32", count, "normal") if feeds else None
-        segments = -(-count // segment)
-        seeds = np.arange(segments, dtype=np.uint64) * np.uint64(77) + np.uint64(5)
-        stride = lib.bhvd_encoded_size(number, dtype, segment, ffi.NULL)
-        codes, after = np.full(segments * stride, 0xAB, np.uint8), None if error is None else error.copy()
-        launch(f"{kernel}_encode_{type}", segments, 64, codes, stride, src, 0 if after is None else after, count,
-               segment, seeds if codec == "ternary" else int(codec == "sign_rms"))
-        decoded, wanted = np.zeros_like(src), np.zeros_like(src)
-        launch(f"{kernel}_decode_{type}", 2, 32, decoded, codes, stride, count, segment)
-        for s in range(segments):
-            part = slice(s * segment, min(count, (s + 1) * segment))
-            options = ffi.new("struct bhvd_codec_options *", {"seed": int(seeds[s])})
-            expected, lost = _with_feedback(number, type, src[part], None if error is None else error[part], options)
-            got = codes[s * stride:(s + 1) * stride]
-            bytes_equal(got[:expected.size], expected)
-            assert (got[expected.size:] == 0xAB).all()
-            if lost is not None:
-                bytes_equal(after[part], lost)
-            n = src[part].size
-            assert lib.bhvd_decode(number, dtype, pointer(wanted[part]), pointer(expected), n, options) == native.OK
-            both, total = np.concatenate([got, got]), np.zeros(n, np.float32)
-            for _ in range(2):
-                assert lib.bhvd_decode_add(number, dtype, ffi.cast("float *", total.ctypes.data), pointer(expected), n,
-                                           options) == native.OK
-            summed = np.full(n, 7, np.float32)
-            launch(f"{kernel}_decode_sum_{type}", 2, 32, summed, both, stride, 2, n)
-            bytes_equal(summed, total)
+def test_codecs(launch, type, codec):
+    """Codes of all kinds of values, cut in all ways; decoded; and summed over the ranks."""
+    kernel, storage = codec.name.removesuffix("_rms"), TYPES[type].storage
+    sizes = [(count, ways) for count in COUNTS for ways in ((1, 512), (3, 512))] + [(1027, (2, 64))]
+    for kind, (count, (pieces, segment)) in itertools.product(KINDS, sizes[::3] if kernel == "ternary" else sizes):
+        if not count:
+            continue
+        cut, src = Cut(codec, type, count, pieces, segment), values(type, count, kind, offset=count % 2)
+        codes = launch_encode(launch, cut, src)
+        decoded, wanted = np.zeros(count, storage), np.zeros(count, storage)
+        written = np.zeros(codes.size, bool)
+        for part, at in cut.parts():
+            expected = codec.encode(cut.dtype, src[part], mix(SEED, FIRST + part.start))
+            bytes_equal(codes[at:at + expected.size], expected)
+            written[at:at + expected.size] = True
+            wanted[part] = codec.round_trip(cut.dtype, src[part], mix(SEED, FIRST + part.start))
+        assert (codes[~written] == 0xAB).all()
+        chunk_stride, segment_stride = cut.strides
+        launch(f"{kernel}_decode_{type}", cut.grid(2), 32, decoded, codes, chunk_stride, segment_stride, count, pieces,
+               segment, 2)
         bytes_equal(decoded, wanted)
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("codec", CODED[:5], ids=lambda codec: codec.name)
+@np.errstate(all="ignore")
+def test_decode_sum(launch, type, codec):
+    """The mean of four ranks' codes, of a vector in several segments, rounded to the type."""
+    element = TYPES[type]
+    for count, factor in itertools.product((1, 33, 1027), (1.0, 0.25)):
+        cut = Cut(codec, type, count, 1, 512)
+        rank_stride, segment_stride = cut.strides
+        codes, total = np.zeros(4 * rank_stride, np.uint8), np.zeros(count, np.float32)
+        for rank, kind in enumerate(["normal", "constant", "zeros", "nan" if count == 33 else "offset"]):
+            src = values(type, count, kind)
+            for part, at in cut.parts():
+                code = codec.encode(cut.dtype, src[part], rank)
+                codes[rank * rank_stride + at:][:code.size] = code
+                into = ffi.cast("float *", total[part].ctypes.data)
+                assert lib.bhvd_decode_add(codec.number, element.dtype, into, pointer(code), part.stop - part.start,
+                                           codec.options(0)) == native.OK
+        got = np.full(count, 7, element.storage)
+        launch(f"{codec.name.removesuffix('_rms')}_decode_sum_{type}", cut.grid(2), 32, got, codes, rank_stride,
+               segment_stride, 4, count, 512, 2, factor)
+        bytes_equal(got, element.store(total * np.float32(factor)))
+
+
+@pytest.mark.parametrize("type", TYPES)
+@np.errstate(all="ignore")
+def test_error_feedback(launch, type):
+    """encoder_encode of native/primitive/encoder.c, before and after the codec."""
+    element = TYPES[type]
+    for count, kind in itertools.product(COUNTS, ("normal", "nan", "huge")):
+        src, error = values(type, count, kind, offset=1), values("f32", count, "normal")
+        total = error + element.load(src).astype(np.float32)
+        sums, rounded = np.zeros(count, np.float32), np.zeros(count, element.storage)
+        launch(f"feed_error_{type}", 2, 64, sums, 0 if type == "f32" else rounded, error, src, count)
+        np.testing.assert_array_equal(sums, total)
+        if type != "f32":
+            np.testing.assert_array_equal(element.load(rounded), element.load(element.store(total)))
+        decoded = values(type, count, "offset")
+        lost = total - element.load(decoded).astype(np.float32)
+        launch(f"keep_lost_{type}", 2, 64, sums, decoded, count)
+        bytes_equal(sums, np.where(np.isfinite(lost), lost, np.float32(0)))
 
 
 @pytest.mark.parametrize("type", ["f16", "bf16"])

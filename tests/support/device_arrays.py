@@ -113,10 +113,19 @@ def own_device(index, kernels=True):
     """A GPU of a rank's own, with NCCL; with kernels compiled for the CPU."""
     fake_cuda().set_devices(index + 1)
     device = Device(index, files=fake_cuda_path(), nccl=fake_cuda_path())
-    if kernels:
-        emulation = Emulation()
-        device.set_kernels({number: emulation.handle(name) for name, number in KERNELS.items()}, emulation)
+    return _with_kernels(device) if kernels else device
+
+
+def _with_kernels(device):
+    emulation = Emulation()
+    device.set_kernels({number: emulation.handle(name) for name, number in KERNELS.items()}, emulation)
     return device
+
+
+@functools.cache
+def fake_device_with_kernels():
+    """A GPU that all ranks share, without NCCL, with kernels compiled for the CPU."""
+    return _with_kernels(Device(0, files=fake_cuda_path(), nccl=""))
 
 
 class FakePlacement(Placement):

@@ -52,7 +52,7 @@ CODECS = [Codec(name, getattr(lib, f"BHVD_CODEC_{name.upper()}"), *parameter) fo
 
 
 def mix(h, v):
-    """One step of encoder_seed: native/primitive/encoder.h."""
+    """One step of encoder_seed: native/kernel/segments.h."""
     h = (h + (v + 1) * 0x9E3779B97F4A7C15) & MASK
     h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9 & MASK
     h = (h ^ h >> 27) * 0x94D049BB133111EB & MASK

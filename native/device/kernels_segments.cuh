@@ -1,0 +1,99 @@
+// What the codecs' kernels share: which segment a block of threads works on, and decoding. Part of kernels.cu.
+//
+// A vector of `count` elements is cut into chunks and segments (kernel/segments.h). The code of segment s of chunk k lies at
+// k chunk_stride + s segment_stride; an empty segment has none. `per_segment` blocks of threads work on each segment.
+
+struct coded {
+    uint8_t *code;
+    struct segment_part part;           // of the vector; count 0: nothing to do
+    uint64_t first, step;               // of this thread among those of the segment
+    uint64_t index, block;              // of the segment among all; of the block among those of the segment
+};
+
+__device__ static struct coded coded_of(const void *codes, uint64_t chunk_stride, uint64_t segment_stride, uint64_t count,
+                                        uint64_t chunks, uint64_t segment, uint64_t per_segment)
+{
+    const struct segments cut = {count, chunks, segment};
+    const uint64_t in_chunk = segments_in_chunk(&cut), index = blockIdx.x / per_segment, block = blockIdx.x % per_segment;
+    const uint64_t k = index / in_chunk, s = index % in_chunk;
+    struct coded coded = {(uint8_t *)codes + k * chunk_stride + s * segment_stride, segments_part(&cut, k, s),
+                          block * blockDim.x + threadIdx.x, per_segment * blockDim.x, index, block};
+    return coded;
+}
+
+// All encoding kernels take the same. src: the vector; ranges: scratch memory of minmax_uint8, three elements for each block;
+// option: what the codec takes besides; seed: mixed with the rank and the pass; first: place of the vector in the operation's.
+#define ENCODE_PARAMETERS                                                                                       \
+    void *dst, uint64_t chunk_stride, uint64_t segment_stride, const void *src, uint64_t count, uint64_t chunks, \
+        uint64_t segment, uint64_t per_segment, void *ranges, uint64_t option, uint64_t seed, uint64_t first
+#define ENCODED coded_of(dst, chunk_stride, segment_stride, count, chunks, segment, per_segment)
+
+// A codec's Decoder<T> is made for one code of `count` elements. element(i) is what decoding gives, before it is rounded to
+// the type; four(i, out) the same for VECTOR elements from i on, a multiple of VECTOR.
+template <class Decoder, class T> __device__ void decode_segment(const struct coded &coded, void *dst)
+{
+    typename T::stored *to = (typename T::stored *)dst + coded.part.begin;
+    const Decoder decoder(coded.code, coded.part.count);
+    for_elements(
+        coded.part.count, is_aligned<typename T::stored>(to), [&](uint64_t i) { T::store(to + i, decoder.element(i)); },
+        [&](uint64_t i) {
+            typename T::real in[VECTOR];
+            vector<typename T::stored> out;
+            decoder.four(i, in);
+            for (int j = 0; j < VECTOR; j++)
+                T::store(&out.at[j], in[j]);
+            *(vector<typename T::stored> *)(to + i) = out;
+        },
+        coded.first, coded.step);
+}
+
+// dst = factor * the sum over ranks, each element rounded to the type before it is added, in float32 and in the order of
+// the ranks; their codes lie rank_stride apart.
+template <class Decoder, class T>
+__device__ void decode_sum_segment(const struct coded &coded, void *dst, uint64_t rank_stride, uint64_t ranks, double factor)
+{
+    typename T::stored *to = (typename T::stored *)dst + coded.part.begin;
+    const float by = (float)factor;
+    auto finish = [&](float total) {
+        const float scaled = factor == 1.0 ? total : total * by;
+        return (typename T::real)(scaled == scaled ? scaled : NAN);
+    };
+    for_elements(
+        coded.part.count, is_aligned<typename T::stored>(to),
+        [&](uint64_t i) {
+            float total = 0;
+            for (uint64_t r = 0; r < ranks; r++)
+                total = (float)(total + rounded<T>(Decoder(coded.code + r * rank_stride, coded.part.count).element(i)));
+            T::store(to + i, finish(total));
+        },
+        [&](uint64_t i) {
+            float total[VECTOR] = {0, 0, 0, 0};
+            for (uint64_t r = 0; r < ranks; r++) {
+                typename T::real in[VECTOR];
+                Decoder(coded.code + r * rank_stride, coded.part.count).four(i, in);
+                for (int j = 0; j < VECTOR; j++)
+                    total[j] = (float)(total[j] + rounded<T>(in[j]));
+            }
+            vector<typename T::stored> out;
+            for (int j = 0; j < VECTOR; j++)
+                T::store(&out.at[j], finish(total[j]));
+            *(vector<typename T::stored> *)(to + i) = out;
+        },
+        coded.first, coded.step);
+}
+
+// decode_sum: the vector is one chunk.
+#define CODEC_DECODERS(codec, type)                                                                                 \
+    KERNEL(codec##_decode_##type)(void *dst, const void *src, uint64_t chunk_stride, uint64_t segment_stride,       \
+                                  uint64_t count, uint64_t chunks, uint64_t segment, uint64_t per_segment)          \
+    {                                                                                                               \
+        decode_segment<codec##_decoder<type>, type>(                                                                \
+            coded_of(src, chunk_stride, segment_stride, count, chunks, segment, per_segment), dst);                 \
+    }                                                                                                               \
+    KERNEL(codec##_decode_sum_##type)(void *dst, const void *src, uint64_t rank_stride, uint64_t segment_stride,    \
+                                      uint64_t ranks, uint64_t count, uint64_t segment, uint64_t per_segment,       \
+                                      double factor)                                                                \
+    {                                                                                                               \
+        decode_sum_segment<codec##_decoder<type>, type>(                                                            \
+            coded_of(src, 0, segment_stride, count, 1, segment, per_segment), dst, rank_stride, ranks, factor);     \
+    }

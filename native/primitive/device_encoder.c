@@ -1,0 +1,181 @@
+#include "primitive/device_encoder.h"
+
+#include "kernel/qsgd.h"
+
+enum {
+    THREADS = 256,
+    PER_BLOCK = 4096,                   // elements of a segment that one block of threads encodes or decodes
+    BLOCKS_MAX = 4096,                  // of launches over all elements: several times what any GPU runs at once
+    RANGE_BYTES = 24,                   // minmax_uint8's scratch memory for each block
+    NONE = -1
+};
+
+struct codec_kernels {
+    int first, encode, last, decode, decode_sum;        // first, last: launches before and after; NONE
+    int per_block;                                      // elements that a block encodes; 0: a segment
+};
+
+static const struct codec_kernels KERNELS[BHVD_CODEC_COUNT] = {
+    [BHVD_CODEC_MINMAX_UINT8] = {BHVD_DEVICE_MINMAX_UINT8_RANGES, BHVD_DEVICE_MINMAX_UINT8_ENCODE, NONE,
+                                 BHVD_DEVICE_MINMAX_UINT8_DECODE, BHVD_DEVICE_MINMAX_UINT8_DECODE_SUM, PER_BLOCK},
+    [BHVD_CODEC_SIGN] = {NONE, BHVD_DEVICE_SIGN_ENCODE, NONE, BHVD_DEVICE_SIGN_DECODE, BHVD_DEVICE_SIGN_DECODE_SUM, 0},
+    [BHVD_CODEC_SIGN_RMS] = {NONE, BHVD_DEVICE_SIGN_ENCODE, NONE, BHVD_DEVICE_SIGN_DECODE, BHVD_DEVICE_SIGN_DECODE_SUM, 0},
+    [BHVD_CODEC_TERNARY] = {NONE, BHVD_DEVICE_TERNARY_ENCODE, NONE, BHVD_DEVICE_TERNARY_DECODE,
+                            BHVD_DEVICE_TERNARY_DECODE_SUM, 0},
+    [BHVD_CODEC_QSGD] = {NONE, BHVD_DEVICE_QSGD_ENCODE, BHVD_DEVICE_QSGD_HEADER, BHVD_DEVICE_QSGD_DECODE,
+                         BHVD_DEVICE_QSGD_DECODE_SUM, QSGD_BLOCK},
+};
+
+static int type_of(bhvd_dtype dtype)
+{
+    return dtype == BHVD_FLOAT32    ? 0
+           : dtype == BHVD_FLOAT64  ? 1
+           : dtype == BHVD_FLOAT16  ? 2
+           : dtype == BHVD_BFLOAT16 ? 3
+                                    : NONE;
+}
+
+static void *kernel_of(const struct bhvd_device *device, int kernel, int type)
+{
+    return atomic_load(&device->kernels[kernel + type]);
+}
+
+bool device_encoder_has(const struct bhvd_device *device, bhvd_codec codec, bhvd_dtype dtype)
+{
+    const struct codec_kernels *kernels = &KERNELS[codec];
+    const int type = type_of(dtype);
+    const int needed[] = {kernels->first, kernels->encode, kernels->last, kernels->decode, kernels->decode_sum,
+                          BHVD_DEVICE_FEED_ERROR, BHVD_DEVICE_KEEP_LOST, BHVD_DEVICE_SCALE_F32};
+    bool has = kernels->encode && type != NONE;
+    for (size_t i = 0; i < sizeof needed / sizeof needed[0] && has; i++)
+        has = needed[i] == NONE || kernel_of(device, needed[i], type);
+    return has;
+}
+
+struct device_encoder device_encoder_init(const bhvd_context *ctx, const struct bhvd_handle *op, struct bhvd_device *device,
+                                          int rank)
+{
+    return (struct device_encoder){
+        .host = encoder_init(ctx, op, rank),
+        .device = device,
+        .kernels = &KERNELS[op->codec],
+        .type = type_of(op->tensors[0].dtype),
+        .option = op->codec == BHVD_CODEC_QSGD ? (uint64_t)qsgd_levels(op->codec_options.parameter)
+                                               : op->codec == BHVD_CODEC_SIGN_RMS,
+    };
+}
+
+struct code_layout device_encoder_layout(const struct device_encoder *e, size_t count, int chunks)
+{
+    struct code_layout layout = {.cut = {count, (uint64_t)chunks, ENCODER_SEGMENT}};
+    const size_t segments = segments_in_chunk(&layout.cut), longest = segments_chunk(&layout.cut, 0).count;
+    layout.segment_stride = encoder_stride(&e->host, segments > 1 ? ENCODER_SEGMENT : longest);
+    if (segments)
+        layout.chunk_stride = (segments - 1) * layout.segment_stride +
+                              encoder_stride(&e->host, longest - (segments - 1) * ENCODER_SEGMENT);
+    layout.nbytes = (size_t)chunks * layout.chunk_stride;
+    return layout;
+}
+
+static uint64_t ceiling(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
+
+static int launch(const struct device_encoder *e, int kernel, uint64_t blocks, void **params, void *stream)
+{
+    return e->device->ops->launch(e->device, kernel_of(e->device, kernel, e->type), (unsigned)blocks, THREADS, params, stream);
+}
+
+// Over all elements of a vector.
+static int launch_over(const struct device_encoder *e, int kernel, uint64_t count, void **params, void *stream)
+{
+    const uint64_t blocks = ceiling(count, 4 * THREADS);
+    return launch(e, kernel, blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX, params, stream);
+}
+
+static uint64_t all_segments(const struct code_layout *layout)
+{
+    return layout->cut.chunks * segments_in_chunk(&layout->cut);
+}
+
+// Blocks for each segment, so that each has per_block elements of the longest one. per_block 0: one block.
+static uint64_t per_segment(const struct code_layout *layout, int per_block)
+{
+    const uint64_t longest = segments_part(&layout->cut, 0, 0).count;
+    return per_block ? ceiling(longest, (uint64_t)per_block) : 1;
+}
+
+static int launch_codec(const struct device_encoder *e, const struct encoding *encoding, const void *values,
+                        struct device_scratch *scratch)
+{
+    const struct code_layout *layout = encoding->layout;
+    void *ranges = NULL, *codes = encoding->codes;
+    uint64_t chunk_stride = layout->chunk_stride, segment_stride = layout->segment_stride, count = layout->cut.count,
+             chunks = layout->cut.chunks, segment = layout->cut.segment,
+             blocks = per_segment(layout, e->kernels->per_block), option = e->option,
+             seed = encoder_seed(e->host.options.seed, e->host.rank, encoding->pass), first = encoding->begin;
+    void *params[] = {&codes,   &chunk_stride, &segment_stride, &values, &count, &chunks,
+                      &segment, &blocks,       &ranges,         &option, &seed,  &first};
+    const uint64_t segments = all_segments(layout);
+    int code = 0;
+    if (e->kernels->first != NONE) {
+        code = device_scratch_acquire(scratch, segments * blocks * RANGE_BYTES, &ranges);
+        if (!code)
+            code = launch(e, e->kernels->first, segments * blocks, params, scratch->stream);
+    }
+    if (!code)
+        code = launch(e, e->kernels->encode, segments * blocks, params, scratch->stream);
+    blocks = 1;
+    if (!code && e->kernels->last != NONE)
+        code = launch(e, e->kernels->last, segments, params, scratch->stream);
+    return code;
+}
+
+int device_encoder_encode(const struct device_encoder *e, const struct encoding *encoding, struct device_scratch *scratch)
+{
+    uint64_t count = encoding->layout->cut.count;
+    const void *values = encoding->values;
+    void *vector = NULL, *rounded = NULL;
+    float *lost = encoding->lost;
+    double prescale = encoding->prescale;
+    int code = 0;
+    if (prescale != 1.0 || lost)
+        code = device_scratch_acquire(scratch, count * e->host.element, &vector);
+    if (!code && prescale != 1.0) {
+        void *params[] = {&vector, &values, &prescale, &count};
+        code = launch_over(e, BHVD_DEVICE_SCALE_F32, count, params, scratch->stream);
+        values = vector;
+    }
+    if (!code && lost) {
+        const float *error = encoding->error;
+        void *params[] = {&lost, &rounded, &error, &values, &count};
+        rounded = e->host.dtype == BHVD_FLOAT32 ? NULL : vector;
+        code = launch_over(e, BHVD_DEVICE_FEED_ERROR, count, params, scratch->stream);
+        values = rounded ? rounded : lost;
+    }
+    if (!code)
+        code = launch_codec(e, encoding, values, scratch);
+    if (!code && lost) {
+        void *params[] = {&lost, &vector, &count};
+        code = device_encoder_decode(e, encoding->layout, vector, encoding->codes, scratch->stream);
+        if (!code)
+            code = launch_over(e, BHVD_DEVICE_KEEP_LOST, count, params, scratch->stream);
+    }
+    return code;
+}
+
+int device_encoder_decode(const struct device_encoder *e, const struct code_layout *layout, void *values, const void *codes,
+                          void *stream)
+{
+    uint64_t chunk_stride = layout->chunk_stride, segment_stride = layout->segment_stride, count = layout->cut.count,
+             chunks = layout->cut.chunks, segment = layout->cut.segment, blocks = per_segment(layout, PER_BLOCK);
+    void *params[] = {&values, &codes, &chunk_stride, &segment_stride, &count, &chunks, &segment, &blocks};
+    return launch(e, e->kernels->decode, all_segments(layout) * blocks, params, stream);
+}
+
+int device_encoder_mean(const struct device_encoder *e, const struct code_layout *layout, void *values, const void *codes,
+                        size_t rank_stride, int ranks, double factor, void *stream)
+{
+    uint64_t stride = rank_stride, segment_stride = layout->segment_stride, summed = (uint64_t)ranks,
+             count = layout->cut.count, segment = layout->cut.segment, blocks = per_segment(layout, PER_BLOCK);
+    void *params[] = {&values, &codes, &stride, &segment_stride, &summed, &count, &segment, &blocks, &factor};
+    return launch(e, e->kernels->decode_sum, all_segments(layout) * blocks, params, stream);
+}

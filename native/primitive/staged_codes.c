@@ -1,0 +1,239 @@
+#include "primitive/staged_codes.h"
+
+#include <stdlib.h>
+
+#include "base/status.h"
+#include "device/mirror.h"
+#include "device/staging.h"
+#include "primitive/c_lp_s.h"
+
+bool staged_codes_take(const struct bhvd_handle *op, const struct bhvd_args *args, bool in_levels)
+{
+    bool takes = op->kind == BHVD_C_LP_S && args->gpu && !in_levels && staged_codes_nbytes(op) &&
+                 (!op->worker_error || op->worker_mirror) && (!op->server_error || op->server_mirror) &&
+                 device_encoder_has(args->gpu, op->codec, op->tensors[0].dtype);
+    for (size_t t = 0; t < args->tensor_count && takes; t++)
+        takes = !op->tensors[t].nbytes || (args->tensors[t].dst && !args->tensors[t].dst_on_host);
+    return takes;
+}
+
+size_t staged_codes_nbytes(const struct bhvd_handle *op)
+{
+    size_t nbytes = 0;
+    for (size_t t = 0; t < op->tensor_count; t++)
+        nbytes += op->tensors[t].nbytes;
+    return nbytes;
+}
+
+// ---------------------------------------------------------------------------------------------------------- vectors
+
+// The tensor that is the whole vector, or NULL.
+static const struct staging_place *only_place(const struct bhvd_handle *op)
+{
+    const struct staging_place *only = NULL;
+    for (size_t t = 0; t < op->tensor_count; t++) {
+        if (op->tensors[t].nbytes && only)
+            return NULL;
+        if (op->tensors[t].nbytes)
+            only = &op->staging->places[t];
+    }
+    return only;
+}
+
+static int copy_all(const struct bhvd_handle *op, struct device_span *table, unsigned char *vector, bool packs, void *stream)
+{
+    size_t count = 0;
+    for (size_t t = 0; t < op->tensor_count; t++) {
+        const struct staging_place *place = &op->staging->places[t];
+        const size_t nbytes = op->tensors[t].nbytes;
+        if (!nbytes)
+            continue;
+        table[count++] = packs ? (struct device_span){place->src, vector, nbytes, 0}
+                               : (struct device_span){vector, place->dst, nbytes, 0};
+        vector += nbytes;
+    }
+    return device_copy_spans(op->staging->device, table, count, stream);
+}
+
+int staged_codes_pack(const struct bhvd_handle *op, struct device_span *table, struct device_scratch *scratch, void **out)
+{
+    const struct staging_place *only = only_place(op);
+    if (only) {
+        *out = (void *)(uintptr_t)only->src;
+        return 0;
+    }
+    int code = device_scratch_acquire(scratch, staged_codes_nbytes(op), out);
+    return code ? code : copy_all(op, table, *out, true, scratch->stream);
+}
+
+int staged_codes_target(const struct bhvd_handle *op, struct device_scratch *scratch, void **out)
+{
+    const struct staging_place *only = only_place(op);
+    if (!only)
+        return device_scratch_acquire(scratch, staged_codes_nbytes(op), out);
+    *out = only->dst;
+    return 0;
+}
+
+int staged_codes_unpack(const struct bhvd_handle *op, struct device_span *table, struct device_scratch *scratch, void *vector)
+{
+    return only_place(op) ? 0 : copy_all(op, table, vector, false, scratch->stream);
+}
+
+// ------------------------------------------------------------------------------------------------- posted and ended
+
+static int encode(struct bhvd_handle *op, struct device_scratch *scratch, const void *values)
+{
+    struct staging *staging = op->staging;
+    struct staged_codes *codes = staging->codes;
+    struct bhvd_device *device = staging->device;
+    struct encoding encoding = {.layout = &codes->layout, .values = values, .prescale = op->prescale_factor,
+                                .pass = ENCODER_VALUES};
+    int code = device_scratch_acquire(scratch, codes->layout.nbytes, &encoding.codes);
+    if (!code && op->worker_mirror) {
+        code = mirror_read(op->worker_mirror, device, scratch->stream, &encoding.error);
+        if (!code)
+            code = device_buffer_acquire(device, MEMORY_DEVICE, codes->layout.cut.count * sizeof(float), &codes->lost);
+        if (!code)
+            encoding.lost = (float *)(void *)codes->lost->data;
+    }
+    if (!code)
+        code = device_encoder_encode(&codes->encoder, &encoding, scratch);
+    if (!code && op->worker_mirror)
+        code = mirror_read_end(op->worker_mirror, scratch->stream);
+    if (!code)
+        code = device->ops->copy(device, codes->own, encoding.codes, codes->layout.nbytes, scratch->stream);
+    if (codes->lost) {
+        const int recorded = device_buffer_record(device, codes->lost, scratch->stream);
+        code = code ? code : recorded;
+    }
+    return code;
+}
+
+static int start(struct bhvd_handle *op, void *stream)
+{
+    struct staging *staging = op->staging;
+    struct bhvd_device *device = staging->device;
+    struct device_scratch scratch = {device, device->to_host, NULL};
+    void *values = NULL;
+    int code = device->ops->event_record(device, staging->buffer->ready, stream);
+    if (!code)
+        code = device->ops->stream_wait_event(device, device->to_host, staging->buffer->ready);
+    if (!code)
+        code = staged_codes_pack(op, staging->table, &scratch, &values);
+    if (!code)
+        code = encode(op, &scratch, values);
+    code = device_scratch_release(&scratch, code);
+    if (!code)
+        code = device->ops->event_record(device, staging->buffer->ready, device->to_host);
+    if (!code)
+        staging->buffer->last = staging->buffer->ready;
+    return code;
+}
+
+bhvd_status staged_codes_create(struct bhvd_handle *op, const struct bhvd_args *args, int set_size, int rank,
+                                struct bhvd_error *error)
+{
+    const bool scatters = op->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
+    struct staged_codes *codes = calloc(1, sizeof *codes);
+    if (!codes)
+        return error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
+    codes->encoder = device_encoder_init(op->ctx, op, args->gpu, rank);
+    codes->ranks = set_size;
+    codes->layout = device_encoder_layout(&codes->encoder, staged_codes_nbytes(op) / codes->encoder.host.element,
+                                          scatters ? set_size : 1);
+    codes->results_nbytes = scatters ? codes->layout.nbytes : codes->layout.nbytes * (size_t)set_size;
+    const size_t own_nbytes = scatters ? codes->layout.nbytes : 0;
+    unsigned char *room;
+    bhvd_status status = staging_open(op, args, own_nbytes + codes->results_nbytes, &room, error);
+    if (status) {
+        free(codes);
+        return status;
+    }
+    op->staging->codes = codes;
+    codes->results = room + own_nbytes;
+    codes->own = scatters ? room : codes->results + (size_t)rank * codes->layout.nbytes;
+    int code = start(op, args->stream);
+    return code ? device_failed(args->gpu, code, "the tensors cannot be encoded", error) : BHVD_OK;
+}
+
+// The new errors take the place of the old ones.
+static void keep_lost(struct bhvd_handle *op)
+{
+    struct staged_codes *codes = op->staging->codes;
+    if (codes->lost)
+        mirror_adopt(op->worker_mirror, op->staging->device, codes->lost);
+    codes->lost = NULL;
+}
+
+bhvd_status staged_codes_end(struct bhvd_handle *op, struct bhvd_error *error)
+{
+    struct staging *staging = op->staging;
+    const struct staged_codes *codes = staging->codes;
+    struct bhvd_device *device = staging->device;
+    struct device_scratch scratch = {device, device->from_host, NULL};
+    void *on_device = NULL, *values = NULL;
+    int code = device_scratch_acquire(&scratch, codes->results_nbytes, &on_device);
+    if (!code)
+        code = device->ops->copy(device, on_device, codes->results, codes->results_nbytes, scratch.stream);
+    if (!code)
+        code = staged_codes_target(op, &scratch, &values);
+    if (!code && op->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
+        code = device_encoder_decode(&codes->encoder, &codes->layout, values, on_device, scratch.stream);
+    else if (!code)
+        code = device_encoder_mean(&codes->encoder, &codes->layout, values, on_device, codes->layout.nbytes, codes->ranks,
+                                   operation_sum_factor(op, codes->ranks), scratch.stream);
+    if (!code)
+        code = staged_codes_unpack(op, staging->table, &scratch, values);
+    code = device_scratch_release(&scratch, code);
+    if (!code)
+        code = device_buffer_record(device, staging->buffer, scratch.stream);
+    if (code)
+        return device_failed(device, code, "the result cannot be decoded", error);
+    keep_lost(op);
+    return BHVD_OK;
+}
+
+void staged_codes_destroy(struct bhvd_handle *op)
+{
+    struct staged_codes *codes = op->staging ? op->staging->codes : NULL;
+    if (!codes)
+        return;
+    device_buffer_release(op->staging->device, codes->lost);
+    free(codes);
+    op->staging->codes = NULL;
+}
+
+// -------------------------------------------------------------------------------------------------------- executed
+
+static unsigned char *staged_own(struct exchange *x, int k, size_t s, struct segment_part part, unsigned char *room)
+{
+    const struct staged_codes *codes = x->staged;
+    (void)part, (void)room;
+    return codes->own + (x->cut.chunks > 1 ? (size_t)k * codes->layout.chunk_stride : 0) + s * codes->layout.segment_stride;
+}
+
+static unsigned char *staged_room(struct exchange *x, struct slot *slot, int k, size_t s)
+{
+    const struct code_layout *layout = &x->staged->layout;
+    (void)slot;
+    return x->staged->results + (size_t)k * layout->chunk_stride + s * layout->segment_stride;
+}
+
+static void staged_store(struct exchange *x, struct segment_part part, const unsigned char *code)
+{
+    (void)x, (void)part, (void)code;    // it was received where it belongs
+}
+
+static bhvd_status staged_average(struct exchange *x, struct slot *slot, struct segment_part part)
+{
+    (void)x, (void)slot, (void)part;    // the GPU does
+    return BHVD_OK;
+}
+
+const struct code_ends c_lp_s_staged = {
+    .own = staged_own,
+    .room = staged_room,
+    .store = staged_store,
+    .average = staged_average,
+};

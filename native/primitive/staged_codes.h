@@ -1,0 +1,44 @@
+// C_LP_S on tensors of a GPU by way of the host, with the GPU encoding and decoding: only codes cross the link.
+//
+//     posted      stream to_host packs and encodes the tensors, copies the codes to pinned memory, records `ready`
+//     executed    codes travel over the CPU transports; a rank's own chunk is averaged and encoded on the CPU
+//     ended       stream from_host takes the result's codes to the GPU, decodes, unpacks, records `done`
+//
+// Everything else is as in device/staging.h. What travels is the same as when the host encodes, so each rank chooses by itself.
+#ifndef BHVD_STAGED_CODES_H
+#define BHVD_STAGED_CODES_H
+
+#include "primitive/device_encoder.h"
+
+struct bhvd_mirror;
+
+struct staged_codes {
+    struct device_encoder encoder;
+    struct code_layout layout;          // of the rank's own codes
+    int ranks;
+    unsigned char *own;                 // codes in pinned memory,
+    unsigned char *results;             // and those of which the result is made: chunks' means, or values of all ranks
+    size_t results_nbytes;
+    struct device_buffer *lost;         // what the worker's errors are when this has ended; NULL: none are fed back
+};
+
+// Can this operation be done so here? in_levels: it works between hosts only, on means that the host computes.
+bool staged_codes_take(const struct bhvd_handle *op, const struct bhvd_args *args, bool in_levels);
+// In place of staging_create. set_size, rank: of the operation's process set.
+bhvd_status staged_codes_create(struct bhvd_handle *op, const struct bhvd_args *args, int set_size, int rank,
+                                struct bhvd_error *error);
+// In place of staging_end.
+bhvd_status staged_codes_end(struct bhvd_handle *op, struct bhvd_error *error);
+void staged_codes_destroy(struct bhvd_handle *op);      // before staging_destroy
+
+// Of all tensors.
+size_t staged_codes_nbytes(const struct bhvd_handle *op);
+
+// The tensors of an operation as one vector on the device, whose places `staging` knows: the only one where it lies, or scratch
+// memory, to and from which the tensors are copied in one launch by the table. *out NULL: an error.
+int staged_codes_pack(const struct bhvd_handle *op, struct device_span *table, struct device_scratch *scratch, void **out);
+int staged_codes_target(const struct bhvd_handle *op, struct device_scratch *scratch, void **out);
+int staged_codes_unpack(const struct bhvd_handle *op, struct device_span *table, struct device_scratch *scratch,
+                        void *vector);
+
+#endif

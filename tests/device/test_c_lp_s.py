@@ -1,0 +1,193 @@
+"""C_LP_S of tensors on a device whose kernels encode and decode, and the memory of error feedback there.
+
+No GPU takes part: the driver is a stand-in (fake_cuda.c), the kernels are compiled for the CPU. Expected: the same
+operation in the host's memory, values and error states, bit for bit.
+"""
+import numpy as np
+import pytest
+
+from bagua_hvd.common import native
+from bagua_hvd.common.device import Device
+from bagua_hvd.common.exceptions import HorovodInternalError
+from bagua_hvd.primitives import ErrorState
+from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, fake_device_with_kernels
+from low_precision import CODECS
+from values import make
+from world import World, view
+
+WORLDS = pytest.mark.parametrize("n, transport", [(1, "inproc"), (2, "tcp"), (3, "shm"), (4, "shm")])
+CODED = [codec for codec in CODECS if codec.name in ("minmax_uint8", "sign", "sign_rms", "ternary", "qsgd")]
+SHAPES = [(3, 5), (0,), (1,), (1201,)]
+STEPS = 2
+
+
+@pytest.fixture
+def world(n, transport):
+    with World(n, transport) as world:
+        yield world
+
+
+def values(dtype, shapes, rank, n, step=0):
+    rng = np.random.default_rng([rank, n, step])
+    if dtype in ("float32", "float64", "float16"):
+        return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+    return [make(dtype, int(np.prod(shape)), rank + step, n).reshape(shape) for shape in shapes]
+
+
+def post(context, name, views, codec, error=None, step=0, **arguments):
+    fields = codec.fields(seed=7 + step)
+    context.post(native.C_LP_S, name, views, op=native.OP_AVERAGE, owner=error, **fields,
+                 **(error.fields() if error else {}), **arguments).wait()
+
+
+def train(rank, context, device, codec, dtype, shapes, errors, steps=STEPS, **arguments):
+    """Steps with the same values on the host and on the device: what both end with."""
+    n, name = context.process_set_size(0), f"{codec}.{dtype}.{shapes}.{arguments}"
+    placement = FakePlacement(device)
+    count = sum(int(np.prod(shape)) for shape in shapes)
+    on_host, on_device = (ErrorState(count, n) if errors else None for _ in range(2))
+    results = []
+    for step in range(steps):
+        host = values(dtype, shapes, rank, n, step)
+        arrays = [placement.array(x.copy(), dtype) for x in host]
+        post(context, f"host.{name}", [view(x, dtype, "in place") for x in host], codec, on_host, step, **arguments)
+        post(context, f"gpu.{name}", [array.view(array) for array in arrays], codec, on_device, step, **arguments)
+        results += [(array.numpy(), x) for array, x in zip(arrays, host, strict=True)]
+    if errors:
+        results += [(on_device.worker, on_host.worker), (on_device.server, on_host.server)]
+    return results
+
+
+def assert_equal(outcomes):
+    for results in outcomes:
+        for got, expected in results:
+            np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8))
+
+
+CASES = [
+    ("float32", SHAPES, True, native.EXCHANGE_SCATTER_GATHER),
+    ("float32", [(1027,)], False, native.EXCHANGE_ALLGATHER),
+    ("float16", [(1027,)], True, native.EXCHANGE_SCATTER_GATHER),
+    ("bfloat16", SHAPES, True, native.EXCHANGE_ALLGATHER),
+    ("float64", [(2,)], True, native.EXCHANGE_SCATTER_GATHER),
+]
+
+
+@WORLDS
+@pytest.mark.parametrize("codec", CODED, ids=lambda codec: f"{codec.name}{codec.parameter or ''}")
+def test_every_codec(world, codec):
+    """Several tensors and one, every dtype, with and without error feedback, both exchanges."""
+    device = fake_device_with_kernels()
+    before = fake_cuda().launches()
+
+    def call(rank, context):
+        return [pair for dtype, shapes, errors, exchange in CASES
+                for pair in train(rank, context, device, codec, dtype, shapes, errors, exchange=exchange)]
+
+    assert_equal(world.run(call))
+    assert fake_cuda().launches() - before >= 2 * STEPS * len(CASES) * world.n
+
+
+@pytest.mark.parametrize("n, transport", [(2, "shm")])
+def test_factors_and_segments(world):
+    """Chunks of several segments, the last of which is missing in the shorter chunk; scaled before and after."""
+    device = fake_device_with_kernels()
+    arguments = {"prescale_factor": 0.3, "postscale_factor": 3.0}
+
+    def call(rank, context):
+        return [pair for codec, count in ((CODED[3], 10), (CODED[0], 2 * (1 << 18) + 1))
+                for pair in train(rank, context, device, codec, "float32", [(count,)], True, steps=1, **arguments)]
+
+    assert_equal(world.run(call))
+
+
+@pytest.mark.parametrize("n, transport", [(3, "shm")])
+def test_each_rank_encodes_where_it_can(world):
+    """The last rank's device has no kernels: what travels is the same."""
+    devices = [fake_device_with_kernels()] * (world.n - 1) + [Device(0, files=fake_cuda_path(), nccl="")]
+
+    def call(rank, context):
+        return [pair for codec in CODED[::2]
+                for pair in train(rank, context, devices[rank], codec, "float32", SHAPES, True)]
+
+    assert_equal(world.run(call))
+
+
+@pytest.mark.parametrize("n, transport", [(2, "shm")])
+def test_what_goes_by_way_of_the_host(world):
+    """A codec without kernels; results on the host, with errors that were on the device a step before."""
+    device = fake_device_with_kernels()
+    float16 = next(codec for codec in CODECS if codec.name == "float16")
+
+    def call(rank, context):
+        placement, error, expected = FakePlacement(device), ErrorState(50, 2), ErrorState(50, 2)
+        results = train(rank, context, device, float16, "float32", [(50,)], True)
+        for step in range(2):
+            (host,) = values("float32", [(50,)], rank, 2, step)
+            array, out = placement.array(host.copy()), np.zeros(50, np.float32)
+            on_host = native.views_into([array.view()], out)
+            post(context, "out", on_host if step else [array.view(array)], CODED[1], error, step)
+            post(context, "expected", [view(host, "float32", "in place")], CODED[1], expected, step)
+            results.append((out if step else array.numpy(), host))
+        return [*results, (error.worker, expected.worker)]
+
+    assert_equal(world.run(call))
+
+
+def test_in_two_levels_the_host_encodes():
+    hosts = ["a", "a", "b", "b"]
+    with World(4, "auto", hosts=hosts) as world:
+        device = fake_device_with_kernels()
+        before = fake_cuda().launches()
+
+        def call(rank, context):
+            placement, codec = FakePlacement(device), CODED[0]
+            on_host, on_device = ErrorState(500, 4, True), ErrorState(500, 4, True)
+            (x,) = values("float32", [(500,)], rank, 4)
+            array = placement.array(x.copy())
+            post(context, "host", [view(x, "float32", "in place")], codec, on_host, hierarchical=1)
+            post(context, "gpu", [array.view(array)], codec, on_device, hierarchical=1)
+            return [(array.numpy(), x), (on_device.worker, on_host.worker), (on_device.server, on_host.server)]
+
+        assert_equal(world.run(call))
+        assert fake_cuda().launches() == before
+
+
+@pytest.mark.parametrize("n, transport", [(2, "shm")])
+def test_a_checkpoint_holds_the_errors(world):
+    """Written after two steps, taken up by other memory; from then on both go on alike, as without a checkpoint."""
+    device, codec = fake_device_with_kernels(), CODED[1]
+
+    def call(rank, context):
+        placement, first, second, whole = FakePlacement(device), *(ErrorState(300, 2) for _ in range(3))
+        results = []
+        for step in range(4):
+            (x,) = values("float32", [(300,)], rank, 2, step)
+            array = placement.array(x.copy())
+            if step == 2:
+                assert np.any(first.state_dict() != ErrorState(300, 2).state_dict())
+                assert second.load_state_dict(first.state_dict())
+            post(context, "gpu", [array.view(array)], codec, second if step >= 2 else first, step)
+            post(context, "host", [view(x, "float32", "in place")], codec, whole, step)
+            results.append((array.numpy(), x))
+        return [*results, (second.worker, whole.worker), (second.server, whole.server)]
+
+    assert_equal(world.run(call))
+
+
+@pytest.mark.parametrize("n, transport", [(2, "shm")])
+def test_what_fails_changes_no_errors(world):
+    device, codec = fake_device_with_kernels(), CODED[1]
+
+    def call(rank, context):
+        placement, error = FakePlacement(device), ErrorState(40, 2)
+        (x,) = values("float32", [(40,)], rank, 2)
+        array = placement.array(x.copy())
+        post(context, "good", [array.view(array)], codec, error)
+        kept = error.worker.copy()
+        with pytest.raises(HorovodInternalError, match="Mismatched"):
+            post(context, "bad", [array.view(array)], codec if rank else CODED[0], error)
+        np.testing.assert_array_equal(error.worker, kept)
+        assert kept.any()
+
+    world.run(call)
