@@ -4,8 +4,8 @@ Each function checks its arguments, posts one native operation and returns a Pen
 in a front end: blocking is `.wait()`, asynchronous is `.handle()`, a number for poll() and synchronize().
 
 Handle numbers count from 1 over all kinds, forms and threads, restart at init(), and name the operations that have no
-name: so ranks must issue their unnamed operations in the same order. Mistakes found before posting take no number. After
-a join(), all ranks go on with the same number.
+name: so ranks must issue their unnamed operations in the same order. Mistakes found before posting take no number.
+After a join(), all ranks go on with the same number.
 """
 import itertools
 
