@@ -147,8 +147,9 @@ def _add_communication(group):
     group.add_argument("--cache-capacity", type=_integer, metavar="N",
                        help="response cache entries; 0: none; default 1024")
     _switch(group, ["--hierarchical-allreduce"], ["--no-hierarchical-allreduce"],
-            "no effect: always done where hosts hold several ranks")
-    _switch(group, ["--hierarchical-allgather"], ["--no-hierarchical-allgather"], "no effect: as above")
+            "tensors on GPUs: NCCL within hosts only; without GPUs always done where hosts hold several ranks")
+    _switch(group, ["--hierarchical-allgather"], ["--no-hierarchical-allgather"],
+            "no effect: done where hosts hold several ranks")
     _switch(group, ["--torus-allreduce"], ["--no-torus-allreduce"], "no effect")
     group.add_argument("--gloo-timeout-seconds", type=_integer, metavar="S",
                        help="longest time without progress in an operation; default 30")

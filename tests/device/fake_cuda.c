@@ -329,6 +329,15 @@ API int cuStreamDestroy_v2(void *handle)
 
 /* Of the stand-in only: whether the stream says that a graph is captured from it. */
 API void fake_cuda_set_capturing(void *stream, int capturing) { ((struct stream *)stream)->capturing = capturing; }
+/* Of the stand-in only: the stream stops here until the event is recorded again. */
+API void fake_cuda_hold(void *stream, struct event *event)
+{
+    pthread_mutex_lock(&event->lock);
+    uint64_t ticket = event->recorded + 1;
+    pthread_mutex_unlock(&event->lock);
+    add(stream, (struct task){.kind = WAIT, .event = event, .ticket = ticket});
+}
+
 /* Of the stand-in only: how many GPUs it has; they share all memory. */
 API void fake_cuda_set_devices(int devices) { fake.devices = devices; }
 

@@ -24,7 +24,7 @@
 
 #define API __attribute__((visibility("default")))
 enum { SUCCESS = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6, IN_PROGRESS = 7 };
-enum { RANKS_MAX = 8, BOX_BYTES = 1 << 16, OPS_MAX = 512 };
+enum { RANKS_MAX = 8, BOX_BYTES = 1 << 18, OPS_MAX = 512 };
 enum kind { ALLREDUCE, REDUCE, REDUCE_SCATTER, BROADCAST, ALLGATHER, SEND, RECV };
 
 struct box {

@@ -153,6 +153,29 @@ def test_the_frameworks_stream_orders_everything(world):
             np.testing.assert_array_equal(values, np.full(5000, sum(rank + step for rank in range(world.n))))
 
 
+def test_tensors_that_are_not_there_yet_hold_up_nobody():
+    """What is posted after the agreement is announced when its tensors are there; other operations go before it."""
+    with on_hosts("AABB") as world:
+        at = placements(4)
+
+        def call(rank, context):
+            array = at[rank].array(np.full(100, rank + 1.0, np.float32))
+            context.post(native.ALLREDUCE, "agree", [array.view(array)]).wait()
+            release = fake_cuda().hold(at[rank].current) if rank == 0 else None
+            late = context.post(native.ALLREDUCE, "late", [array.view(array)])
+            context.post(native.BARRIER, "early").wait()
+            was_done = late.done()
+            context.post(native.BARRIER, "seen").wait()
+            if release:
+                release()
+            late.wait()
+            return was_done, array.numpy()
+
+        for was_done, values in world.run(call):
+            assert not was_done
+            np.testing.assert_array_equal(values, np.full(100, 40.0))
+
+
 def test_process_sets_and_joined_ranks():
     with on_hosts("AABB") as world:
         at = placements(4)

@@ -11,7 +11,7 @@ static void in_levels(int rank, struct bhvd_context_options *options)
 // Longer than a piece with one shard.
 static void several_pieces(struct job *job, int rank, bhvd_context *ctx)
 {
-    enum { LONG = 2200001 };
+    enum { LONG = 2100001 };
     const struct poster p = {.ctx = ctx, .rank = rank, .stream = gpus[rank].stream};
     float *x = malloc(LONG * sizeof *x);
     (void)job;

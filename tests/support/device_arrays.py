@@ -93,6 +93,16 @@ class FakeCuda:
     def set_devices(self, count):
         self.library.fake_cuda_set_devices(count)
 
+    def hold(self, stream):
+        """Stops the stream until the function that it returns is called."""
+        event = ctypes.c_void_p()
+        self._check(self.library.cuCtxPushCurrent_v2(self.context))
+        self._check(self.library.cuEventCreate(ctypes.byref(event), 2))
+        self._check(self.library.cuCtxPopCurrent_v2(ctypes.byref(self.context)))
+        self.library.fake_cuda_hold(ctypes.c_void_p(stream), event)
+        elsewhere = self.stream()
+        return lambda: self._check(self.library.cuEventRecord(event, ctypes.c_void_p(elsewhere)))
+
     def set_capturing(self, stream, capturing):
         self.library.fake_cuda_set_capturing(ctypes.c_void_p(stream), int(capturing))
 
