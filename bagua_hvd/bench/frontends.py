@@ -1,11 +1,14 @@
 """What a step's communication costs in each front end, with the same gradients: `python -m bagua_hvd.bench.frontends`.
 
-The gradients are those of ResNet-50 (161 tensors, 97.5 MiB), made by a loss that costs next to nothing, sum w^2 / 2; so
-hardly any communication can hide behind the backward pass, and a step with it, less one without, is its whole cost:
-copies, bridges and Python included. "exposed" is what of that the timeline shows: buckets are negotiated and reduced,
-and the front end does nothing but wait for them (bench/exposed.py). "processor" is the difference in processor time,
-user and system, of all threads of a rank, which a busy machine disturbs less. Every way trains in the same job, in
-turn, in several rounds; seconds are the slowest rank's, the exposed ones rank 0's; medians.
+The gradients are those of ResNet-50 (161 tensors, 97.5 MiB). The model is a chain of layers, each a product with a
+constant matrix, times the mean of the squares of one weight: a backward pass yields one gradient after the other, as
+those of networks do. (Were they independent, TensorFlow would compute them in another order in every step, and all
+buckets would fill at its end.) The matrix is small by default, so that little communication can hide behind the
+backward pass, and a step with it, less one without, is about its whole cost: copies, bridges and Python included.
+"exposed" is what of that the timeline shows: buckets are negotiated and reduced, and the front end does nothing but
+wait for them (bench/exposed.py). "processor" is the difference in processor time, user and system, of all threads of a
+rank, which a busy machine disturbs less. Every way trains in the same job, in turn, in several rounds; seconds are the
+slowest rank's, the exposed ones rank 0's; medians.
 
 Ways: torch, and TensorFlow with an optimizer of Keras: eager, in a tf.function (graph), and that compiled by XLA.
 """
@@ -27,14 +30,15 @@ WAYS = ("torch", "eager", "graph", "xla")
 
 
 class _Torch:
-    """A model of plain parameters that torch trains."""
+    """The chain in torch. width: of the constant matrix."""
 
-    def __init__(self, counts, distributed):
+    def __init__(self, counts, distributed, width):
         import torch
 
         import bagua_hvd.torch as hvd
 
-        self._weights = [torch.nn.Parameter(torch.full((count,), 0.5)) for count in counts]
+        self._weights = [torch.nn.Parameter(torch.ones(count)) for count in counts]
+        self._layer = torch.full((width, width), 1 / width)
         self._optimizer = torch.optim.SGD(self._weights, lr=1e-6)
         if distributed:
             named = [(f"weight.{i}", weight) for i, weight in enumerate(self._weights)]
@@ -42,7 +46,10 @@ class _Torch:
 
     def step(self):
         self._optimizer.zero_grad()
-        sum(weight.square().sum() / 2 for weight in self._weights).backward()
+        values = self._layer
+        for weight in self._weights:
+            values = values @ self._layer * weight.square().mean()
+        values.sum().backward()
         self._optimizer.step()
 
     def reducers(self):
@@ -52,20 +59,24 @@ class _Torch:
 class _TensorFlow:
     """The same in TensorFlow. way: of WAYS."""
 
-    def __init__(self, counts, distributed, way):
+    def __init__(self, counts, distributed, width, way):
         import keras
         import tensorflow as tf
 
         import bagua_hvd.tensorflow as hvd
 
-        weights = [tf.Variable(tf.fill([count], 0.5)) for count in counts]
+        weights = [tf.Variable(tf.ones([count])) for count in counts]
+        layer = tf.Variable(tf.fill((width, width), 1 / width), trainable=False)
         optimizer = keras.optimizers.SGD(1e-6)
         self._optimizer = hvd.DistributedOptimizer(optimizer) if distributed else optimizer
         self._optimizer.build(weights)
 
         def step():
             with tf.GradientTape() as tape:
-                loss = tf.add_n([tf.reduce_sum(tf.square(weight)) / 2 for weight in weights])
+                values = layer
+                for weight in weights:
+                    values = values @ layer * tf.reduce_mean(tf.square(weight))
+                loss = tf.reduce_sum(values)
             self._optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
 
         self.step = step if way == "eager" else tf.function(step, jit_compile=way == "xla")
@@ -79,7 +90,8 @@ class _Training:
 
     def __init__(self, way, distributed, options):
         counts = [max(1, count // options.divide) for count in reversed(resnet50_counts())]
-        self._model = _Torch(counts, distributed) if way == "torch" else _TensorFlow(counts, distributed, way)
+        self._model = (_Torch(counts, distributed, options.width) if way == "torch" else
+                       _TensorFlow(counts, distributed, options.width, way))
         self._steps = options.steps
         self._timeline = Path(options.rows).with_name("timeline.json")
         for _ in range(3):
@@ -149,6 +161,8 @@ def main(arguments=None):
     parser.add_argument("--steps", type=int, default=10, help="timed, per round; default 10")
     parser.add_argument("--rounds", type=int, default=3, help="default 3")
     parser.add_argument("--divide", type=int, default=1, help="the gradients' sizes by this; default 1")
+    parser.add_argument("--width", type=int, default=64,
+                        help="of the constant matrix: a larger one hides more; default 64")
     parser.add_argument("--rows", help=argparse.SUPPRESS)       # this process is a rank
     options = parser.parse_args(arguments)
     if options.rows:
