@@ -20,9 +20,10 @@ demo: $(VENV)/built
 	$(BIN)/baguarun -np 2 $(BIN)/python examples/torch_digits.py
 	$(BIN)/baguarun -np 2 $(BIN)/python examples/torch_digits.py --algorithm bytegrad
 
-# Everything: pytest runs the C tests too, under the sanitizers. Two files at a time: ranks often wait for each other.
+# Everything: pytest runs the C tests too, under the sanitizers. Two files at a time: ranks often wait for each other. Which
+# files are begun first is said in tests/conftest.py.
 test: $(VENV)/built lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/built
 	$(BIN)/ruff check .

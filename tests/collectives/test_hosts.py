@@ -1,6 +1,7 @@
 """Collectives over several hosts, simulated by host ids: real shared memory within each, real sockets between them."""
 import itertools
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ WORLDS = [(hosts, path) for hosts in HOSTS for path in PATHS
 # Nothing, less than one element for each shard, sizes that divide nothing, and several segments.
 COUNTS = [0, 1, 3, 1000, 65_537]
 LARGE = 1_000_003
+DTYPES_PER_WORLD = 3
 
 _names = itertools.count()
 _boot = os.urandom(4).hex()
@@ -37,6 +39,7 @@ def on_hosts(hosts, path="", **options):
 @pytest.fixture(scope="module", params=WORLDS, ids=lambda p: f"{p[0]}-{p[1] or 'chosen'}")
 def world(request):
     with on_hosts(*request.param) as w:
+        w.place = request.param
         yield w
 
 
@@ -61,14 +64,26 @@ def check_allreduce(world, dtype, count, op, offset=0):
         np.testing.assert_array_equal(in_place, expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_sums(world, dtype):
+def dtypes_of(world):
+    """DTYPES_PER_WORLD of them, the next ones for each next world: on every path, all."""
+    begin = WORLDS.index(world.place) * DTYPES_PER_WORLD
+    return [list(DTYPES)[index % len(DTYPES)] for index in range(begin, begin + DTYPES_PER_WORLD)]
+
+
+def test_every_path_sums_every_dtype():
+    for path in PATHS:
+        worlds = [SimpleNamespace(place=place) for place in WORLDS if place[1] == path]
+        assert {dtype for world in worlds for dtype in dtypes_of(world)} == set(DTYPES)
+
+
+@pytest.mark.parametrize("share", range(DTYPES_PER_WORLD))
+def test_sums(world, share):
     for count in COUNTS:
-        check_allreduce(world, dtype, count, native.OP_SUM)
+        check_allreduce(world, dtypes_of(world)[share], count, native.OP_SUM)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int32"])
-@pytest.mark.parametrize("op", [native.OP_MIN, native.OP_MAX, native.OP_PRODUCT])
+@pytest.mark.parametrize("dtype, op", [("float32", native.OP_MIN), ("int32", native.OP_MAX),
+                                       ("float32", native.OP_PRODUCT)])
 def test_other_reductions(world, dtype, op):
     for count in COUNTS:
         check_allreduce(world, dtype, count, op)

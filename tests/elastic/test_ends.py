@@ -114,7 +114,7 @@ def test_launcher_killed(make_job, launcher):
     job.start("--min-np", 2, command=WORKER)
     job.wait_for("enter", 2)
     job.signal(signal.SIGKILL)
-    wait_until(lambda: launcher.processes() == [], 20)
+    wait_until(lambda: launcher.processes() == [])
 
 
 @pytest.mark.parametrize("flags, sentence", [

@@ -4,6 +4,7 @@ BHVD_NATIVE_CONFIGURATIONS chooses other configurations; `make asan`, `make tsan
 """
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,20 +14,40 @@ import native_programs
 HERE = Path(__file__).parent
 STAND_INS = [HERE.parent / "device" / name for name in ("fake_cuda.c", "fake_nccl.c")]
 CONFIGURATIONS = os.environ.get("BHVD_NATIVE_CONFIGURATIONS", "plain asan tsan").split()
+# These wait for limits most of the time: they run beside the others, and are last to be asked for.
+WAITING = ["test_heartbeat", "test_rendezvous"]
+
+
+def run(test, configuration):
+    """The CompletedProcess; a sentence when the configuration is not available."""
+    unavailable, prefix, environment = native_programs.runner(configuration)
+    if unavailable:
+        return unavailable
+    program = native_programs.program(configuration, test)
+    if '"gpu_jobs.h"' in test.read_text():
+        native_programs.library(configuration, "fake_cuda.so", STAND_INS)
+    return native_programs.run([*prefix, program], **environment)
+
+
+@pytest.fixture(scope="module")
+def begun(request):
+    """By (test, configuration), of those that wait, a future of what run() returns: one after the other."""
+    chosen = [item.callspec.params for item in request.session.items if "begun" in getattr(item, "fixturenames", ())]
+    with ThreadPoolExecutor(1) as pool:
+        yield {(test, configuration): pool.submit(run, test, configuration)
+               for test, configuration in ((each["test"], each["configuration"]) for each in chosen)
+               if test.stem in WAITING}
 
 
 @pytest.mark.timeout(900)       # the first test of a configuration compiles the core
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
-@pytest.mark.parametrize("test", sorted(HERE.glob("test_*.c")), ids=lambda path: path.stem)
-def test_native(test, configuration):
-    unavailable, prefix, environment = native_programs.runner(configuration)
-    if unavailable:
-        pytest.skip(unavailable)
-    program = native_programs.program(configuration, test)
-    if '"gpu_jobs.h"' in test.read_text():
-        native_programs.library(configuration, "fake_cuda.so", STAND_INS)
+@pytest.mark.parametrize("test", sorted(HERE.glob("test_*.c"), key=lambda path: (path.stem in WAITING, path.stem)),
+                         ids=lambda path: path.stem)
+def test_native(test, configuration, begun):
     try:
-        done = native_programs.run([*prefix, program], **environment)
+        done = begun[test, configuration].result() if test.stem in WAITING else run(test, configuration)
+        if isinstance(done, str):
+            pytest.skip(done)
     except subprocess.TimeoutExpired as expired:
         output = (expired.stdout or b"").decode(errors="replace")
         pytest.fail(f"{test.stem} ({configuration}) ran past {native_programs.RUN_SECONDS} s:\n{output}", pytrace=False)

@@ -139,9 +139,11 @@ except KeyboardInterrupt:
                          ids=["Ctrl-C", "SIGTERM", "SIGKILL"])
 def test_nothing_is_left_of_a_job_that_is_stopped(engine, signum, code):
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)     # may be ignored, and would be inherited
-    popen = subprocess.Popen([sys.executable, "-c", WAIT], env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
-    signal.signal(signal.SIGINT, previous)
+    try:
+        popen = subprocess.Popen([sys.executable, "-c", WAIT], env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
+                                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    finally:
+        signal.signal(signal.SIGINT, previous)
     assert [popen.stdout.readline().endswith("up\n") for _ in range(2)] == [True, True]
     popen.send_signal(signum)
     assert popen.wait(30) == code

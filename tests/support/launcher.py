@@ -26,7 +26,7 @@ def processes_of(mark):
     return found
 
 
-def wait_until(condition, seconds=10):
+def wait_until(condition, seconds=60):
     """What the condition returns when it is true at last. AssertionError after `seconds`."""
     end = time.monotonic() + seconds
     while not (result := condition()):
@@ -52,7 +52,7 @@ class Launcher:
         self._popens.append(popen)
         return popen
 
-    def run(self, *arguments, timeout=30, **options):
+    def run(self, *arguments, timeout=100, **options):
         """The CompletedProcess, with text; checks that no process is left."""
         popen = self.start(*arguments, **options)
         stdout, stderr = popen.communicate(timeout=timeout)

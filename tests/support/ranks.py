@@ -44,7 +44,7 @@ def job_environment(rank, size, port, secret, extra=None):
     return environment
 
 
-def run_ranks(tmp_path, n, function, arguments=None, env=None, timeout=60, check=True, rendezvous=None,
+def run_ranks(tmp_path, n, function, arguments=None, env=None, timeout=100, check=True, rendezvous=None,
               framework="torch"):
     """Starts n ranks of one job on this host and returns their RankResults.
 

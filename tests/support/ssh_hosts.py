@@ -20,6 +20,7 @@ from launcher import wait_until
 _SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 _PR_SET_PDEATHSIG = 1
 _PRIVILEGE_SEPARATION = Path("/run/sshd")       # sshd does not start without it
+_PORT_TRIALS = 5
 
 
 def _dies_with_us():
@@ -57,9 +58,10 @@ class _Sshd:
         """What it wrote."""
         return Path(self._log.name).read_text(errors="replace")
 
-    def wait_until_listening(self):
+    def listens(self):
+        """True as soon as it does; False: it has ended."""
         wait_until(lambda: "Server listening" in self.log() or self.popen.poll() is not None)
-        assert self.popen.poll() is None, self.log()
+        return self.popen.poll() is None
 
     def sessions(self):
         """Pids of the processes that serve connections."""
@@ -98,13 +100,17 @@ class SshHosts:
         require_sshd()
         _make_keys(folder)
         self.key = folder / "key"
-        self.server = _Sshd(folder, "127.0.0.1", _free_port())
+        # Between the choice of a port and its use another program may take it.
+        for _ in range(_PORT_TRIALS):
+            self.server = _Sshd(folder, "127.0.0.1", _free_port())
+            if self.server.listens():
+                break
+            self.server.close()
         self.port = self.server.port
         config = folder / "ssh_config"
         config.write_text(f"Host far*\n  HostName 127.0.0.1\n  Port {self.port}\n  IdentityFile {folder}/key\n"
                           f"Host *\n  UserKnownHostsFile {folder}/known_hosts\n  IdentitiesOnly yes\n")
         self.environment = {"BAGUA_HVD_SSH_COMMAND": f"ssh -F {config}"}
-        self.server.wait_until_listening()
 
     def left(self):
         """Processes that came through this sshd, as pids: agents, ranks, and all that these started."""
@@ -165,7 +171,7 @@ class Namespaces:
         self.rsh.write_text(f'#!/bin/sh\nexec ssh -o StrictHostKeyChecking=accept-new -F {folder}/ssh_config "$@"\n')
         self.rsh.chmod(0o755)
         for server in self._servers:
-            server.wait_until_listening()
+            assert server.listens(), server.log()
 
     def _hold(self, name):
         """The pid of a process that keeps new namespaces."""

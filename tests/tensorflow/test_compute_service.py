@@ -54,7 +54,7 @@ def test_dispatcher_among_the_compute_tasks(run_ranks, launcher, tmp_path):
     path = tmp_path / "service.json"
     compute = launcher.start("-np", "2", sys.executable, "-m", "bagua_hvd.tensorflow.data.compute_worker", path)
     run_ranks(2, train, arguments={"path": str(path)}, timeout=100)
-    _, errors = compute.communicate(timeout=30)
+    _, errors = compute.communicate(timeout=60)
     assert compute.returncode == 0, errors
     assert not path.exists()
 
