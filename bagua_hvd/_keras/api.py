@@ -1,5 +1,6 @@
 """The functions of both Keras packages, before their signatures part."""
 import keras
+import numpy as np
 
 from bagua_hvd._keras import values
 from bagua_hvd._keras.backend import default_compression
@@ -86,6 +87,18 @@ def broadcast_global_variables(root_rank):
     raise RuntimeError("broadcast_global_variables() is for graphs: use hvd.callbacks.BroadcastGlobalVariablesCallback")
 
 
+class Value(np.ndarray):
+    """A NumPy array that a script may take for an eager tensor of TensorFlow, which is what Horovod gives it."""
+
+    def numpy(self):
+        """The plain array, a scalar for 0 dimensions."""
+        return np.asarray(self)[()]
+
+
+def _value(result):
+    return np.asarray(result).view(Value)
+
+
 def allreduce(value, name, average, prescale_factor, postscale_factor, op, compression):
     """Reduces a value over all ranks.
 
@@ -96,7 +109,7 @@ def allreduce(value, name, average, prescale_factor, postscale_factor, op, compr
         prescale_factor, postscale_factor: multiply before and after the reduction.
         compression: Compression.fp16: floating values travel as float16.
     Returns:
-        A NumPy value.
+        A Value.
     """
     op = handle_average_backwards_compatibility(op, average)
     array = values.to_array(value)
@@ -104,22 +117,22 @@ def allreduce(value, name, average, prescale_factor, postscale_factor, op, compr
     halved = compression is Compression.fp16 and dtype.kind == "f"
     reduced = values.allreduce(array.astype("float16") if halved else array, name, op, prescale_factor,
                                postscale_factor)
-    return reduced.astype(dtype) if halved else reduced
+    return _value(reduced.astype(dtype) if halved else reduced)
 
 
 def allgather(value, name=None):
-    """Concatenates the ranks' values along the first dimension, in rank order; returns a NumPy array."""
-    return values.allgather(value, name)
+    """Concatenates the ranks' values along the first dimension, in rank order; returns a Value."""
+    return _value(values.allgather(value, name))
 
 
 def broadcast(value, root_rank, name=None):
-    """The value of the rank `root_rank`, on all ranks; returns a NumPy value."""
-    return values.broadcast(value, root_rank, name)
+    """The value of the rank `root_rank`, on all ranks; returns a Value."""
+    return _value(values.broadcast(value, root_rank, name))
 
 
 def reducescatter(value, name=None, op=Average):
-    """Reduces a value and leaves to each rank its slice of the first dimension; returns a NumPy array."""
-    return values.reducescatter(value, name, op)
+    """Reduces a value and leaves to each rank its slice of the first dimension; returns a Value."""
+    return _value(values.reducescatter(value, name, op))
 
 
 def load_model(filepath, custom_optimizers=None, custom_objects=None, compression=Compression.none, legacy_opts=False,

@@ -4,6 +4,7 @@ import os
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import bagua_hvd.keras as hvd_keras
 import bagua_hvd.tensorflow.keras as hvd
@@ -69,6 +70,18 @@ def broadcast_and_metrics():
         np.testing.assert_allclose(seen[name], everyone.mean(), rtol=1e-6)
         assert history.history[name] == [seen[name]]
     assert size == 2
+
+
+def plain_values():
+    """NumPy arrays, or eager tensors: scripts take them for either."""
+    rank = hvd.rank()
+    for functions in (hvd, hvd_keras):
+        mean = functions.allreduce(float(rank))
+        assert f"{mean:.2f}" == "0.50" and mean == float(mean) == mean.numpy() == tf.constant(mean).numpy() == 0.5
+        assert type(mean.numpy()) is np.float64 and functions.broadcast(rank, 1).numpy() == 1
+        gathered = functions.allgather([rank])
+        assert gathered.tolist() == [0, 1] and type(gathered.numpy()) is np.ndarray and gathered.max() == 1
+        assert functions.reducescatter(np.ones((2, 3)), op=hvd.Sum).numpy().tolist() == [[2.0] * 3]
 
 
 def learning_rates():
@@ -223,7 +236,7 @@ def elastic():
 
 def run_cells(folder):
     hvd.init()
-    for cell in (broadcast_and_metrics, learning_rates, saving, loudly, elastic):
+    for cell in (broadcast_and_metrics, plain_values, learning_rates, saving, loudly, elastic):
         print(cell.__name__, flush=True)
         cell(folder) if cell is saving else cell()
 
