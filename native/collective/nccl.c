@@ -12,6 +12,7 @@
 #include "device/buffer.h"
 #include "device/nccl.h"
 #include "device/staging.h"
+#include "primitive/device_encoder.h"
 
 enum { CLOSE_MS = 5000 };               // for what is on the GPU, and for the peers to close too
 
@@ -19,7 +20,7 @@ enum { CLOSE_MS = 5000 };               // for what is on the GPU, and for the p
 struct member {
     uint8_t uuid[DEVICE_UUID_BYTES];
     int32_t version;                    // of NCCL; 0: it cannot
-    uint8_t scales, levels, zeros[2];   // levels: enum nccl_levels
+    uint8_t scales, encodes, levels, zero;      // levels: enum nccl_levels
 };
 
 struct nccl_facts nccl_facts_of(const struct process_set *set)
@@ -29,7 +30,8 @@ struct nccl_facts nccl_facts_of(const struct process_set *set)
         return (struct nccl_facts){.device = -1};
     const struct nccl_group *any = group->is_on ? group : set->hierarchy->local->nccl;
     return (struct nccl_facts){
-        .is_on = group->is_on, .in_levels = group->in_levels, .scales = group->scales, .device = any->device->index,
+        .is_on = group->is_on, .in_levels = group->in_levels, .scales = group->scales, .encodes = group->encodes,
+        .has_levels = set->hierarchy != NULL, .device = any->device->index,
         .is_even = group->in_levels && set->hierarchy->shards == set->hierarchy->largest};
 }
 
@@ -62,6 +64,9 @@ enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct bhvd_hand
         return reduces(op, facts->scales, false) ? among_all : WAY_HOST;
     case BHVD_ALLTOALL:
         return among_all;
+    case BHVD_C_LP_S:
+        return facts->encodes && !(op->hierarchical && facts->has_levels) &&
+               device_encoder_takes(op->codec, op->tensors[0].dtype) ? among_all : WAY_HOST;
     default:
         return WAY_HOST;
     }
@@ -88,6 +93,9 @@ static struct member member_of(const bhvd_context *ctx, const struct bhvd_handle
     member.scales = true;
     for (int kernel = BHVD_DEVICE_SCALE_F32; kernel <= BHVD_DEVICE_SCALE_BF16; kernel++)
         member.scales &= atomic_load(&device->kernels[kernel]) != NULL;
+    member.encodes = member.scales;
+    for (int kernel = BHVD_DEVICE_SCALE_BF16 + 1; kernel < BHVD_DEVICE_KERNEL_COUNT; kernel++)
+        member.encodes &= atomic_load(&device->kernels[kernel]) != NULL;
     return member;
 }
 
@@ -119,10 +127,11 @@ static bool hosts_can(const struct member *members, const struct hierarchy *h)
 static void decide(const struct member *members, const struct process_set *set, struct nccl_group *group)
 {
     int levels = LEVELS_WHERE_NEEDED;
-    group->scales = true;
+    group->scales = group->encodes = true;
     for (int i = 0; i < set->size; i++) {
         levels = members[i].levels > levels ? members[i].levels : levels;
         group->scales &= members[i].scales != 0;
+        group->encodes &= members[i].encodes != 0;
     }
     group->is_on = can(members, NULL, set->size) && !(set->hierarchy && levels == LEVELS_ONLY);
     group->in_levels = (!group->is_on || levels != LEVELS_WHERE_NEEDED) && hosts_can(members, set->hierarchy);

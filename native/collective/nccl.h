@@ -24,6 +24,7 @@ struct nccl_group {
     bool is_on;                 // has a communicator, or had one
     bool in_levels;             // the members of each host have one too; only of a set
     bool scales;                // all members have the kernels for scaling
+    bool encodes;               // all members have those of the codecs too
     struct bhvd_device *device; // held; NULL when not on
     void *comm;                 // NULL: aborted, or not on
     struct device_buffer *last; // its `done` event is of the last execution
@@ -39,7 +40,8 @@ enum nccl_way { WAY_HOST, WAY_NCCL, WAY_LEVELS };
 struct nccl_facts {
     bool is_on, in_levels;      // NCCL among all members; two levels
     bool is_even;               // the hosts hold equally many members
-    bool scales;
+    bool scales, encodes;
+    bool has_levels;            // the set has a hierarchy
     int device;                 // index; -1: none is on
 };
 
@@ -67,6 +69,7 @@ bhvd_status nccl_allgather(struct nccl_run *run, struct bhvd_handle *op, size_t 
 bhvd_status nccl_alltoall(struct nccl_run *run, struct bhvd_handle *op, size_t index, int64_t rows,
                           const size_t *bytes);
 bhvd_status nccl_broadcast(struct nccl_run *run, struct bhvd_handle *op, size_t index, int root);
+bhvd_status nccl_c_lp_s(struct nccl_run *run, struct bhvd_handle *op);
 // Marks the end on the stream. Waits for it only where a result goes to the host's memory. status: of what was run.
 bhvd_status nccl_end(struct nccl_run *run, bhvd_status status);
 // progress_until for what only the GPU knows, so that the engine looks again and again instead of sleeping.

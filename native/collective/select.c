@@ -348,7 +348,9 @@ static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set
         status = nccl_begin(ctx, set, way, execution, &gpu);
     if (!status)
         status = op->kind == BHVD_ALLREDUCE ? execute_allreduce(ctx, set, execution, gpu)
-                                            : execute_tensors(ctx, set, op, gpu);
+                 : op->kind != BHVD_C_LP_S  ? execute_tensors(ctx, set, op, gpu)
+                 : gpu                      ? nccl_c_lp_s(gpu, op)
+                                            : c_lp_s(ctx, set, op);
     return nccl_end(gpu, status);
 }
 
@@ -360,8 +362,6 @@ bhvd_status collective_execute(bhvd_context *ctx, const struct execution *execut
         return error_set(error, BHVD_ERR_UNSUPPORTED, "the process set was removed while '%.*s' was in flight",
                          (int)op->name_size, op->name);
     switch (op->kind) {
-    case BHVD_C_LP_S:
-        return c_lp_s(ctx, set, op);
     case BHVD_D_FP_S:
         return d_fp_s(ctx, set, op, error);
     case BHVD_D_LP_S:

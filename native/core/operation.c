@@ -215,6 +215,9 @@ static bhvd_status check_args(bhvd_context *ctx, const struct bhvd_args *args, s
     if (args->device >= 0 ? !args->gpu || args->gpu->index != args->device : args->gpu != NULL)
         return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d, but was given %s", args->name, args->device,
                          args->gpu ? "another GPU" : "no GPU");
+    if (args->gpu && ((args->worker_error && !args->worker_mirror) || (args->server_error && !args->server_mirror)))
+        return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d and feeds errors back: give mirrors of them",
+                         args->name, args->device);
     bool for_all = args->kind == BHVD_JOIN || args->kind >= BHVD_PROCESS_SET_ADD;
     if (for_all && args->process_set != 0)
         return error_set(error, BHVD_ERR_ARGUMENT, "%s takes part on all ranks, not on process set %d",

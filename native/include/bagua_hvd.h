@@ -243,8 +243,8 @@ struct bhvd_args {
     float *server_error;            /* c_lp_s: one float per element of one chunk, see bhvd_chunk_count; hierarchical: one
                                      * per element of all tensors; NULL: none; not used by the exchange ALLGATHER, which
                                      * encodes once */
-    bhvd_mirror *worker_mirror;     /* of worker_error and server_error: where operations on a GPU keep them there. NULL: */
-    bhvd_mirror *server_mirror;     /* such operations with errors encode on the host */
+    bhvd_mirror *worker_mirror;     /* of worker_error and server_error, which operations on a GPU keep there: they need */
+    bhvd_mirror *server_mirror;     /* mirrors. An array that has one is given with it to every operation */
     float *replicas[3];             /* d_lp_s: own, left and right, one float per element of all tensors; NULL: not kept.
                                      * The tensors' dst is not used */
     int32_t topology;               /* d_fp_s: bhvd_topology; d_lp_s is a ring */

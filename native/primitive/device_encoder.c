@@ -40,13 +40,15 @@ static void *kernel_of(const struct bhvd_device *device, int kernel, int type)
     return atomic_load(&device->kernels[kernel + type]);
 }
 
+bool device_encoder_takes(bhvd_codec codec, bhvd_dtype dtype) { return KERNELS[codec].encode && type_of(dtype) != NONE; }
+
 bool device_encoder_has(const struct bhvd_device *device, bhvd_codec codec, bhvd_dtype dtype)
 {
     const struct codec_kernels *kernels = &KERNELS[codec];
     const int type = type_of(dtype);
     const int needed[] = {kernels->first, kernels->encode, kernels->last, kernels->decode, kernels->decode_sum,
                           BHVD_DEVICE_FEED_ERROR, BHVD_DEVICE_KEEP_LOST, BHVD_DEVICE_SCALE_F32};
-    bool has = kernels->encode && type != NONE;
+    bool has = device_encoder_takes(codec, dtype);
     for (size_t i = 0; i < sizeof needed / sizeof needed[0] && has; i++)
         has = needed[i] == NONE || kernel_of(device, needed[i], type);
     return has;

@@ -17,7 +17,9 @@ struct device_encoder {
     uint64_t option;                    // what the kernels take besides
 };
 
-// Does this device have the kernels of the codec, for the dtype?
+// Are there kernels of the codec, for the dtype?
+bool device_encoder_takes(bhvd_codec codec, bhvd_dtype dtype);
+// And does this device have them?
 bool device_encoder_has(const struct bhvd_device *device, bhvd_codec codec, bhvd_dtype dtype);
 // Only where it has. rank: of the process set.
 struct device_encoder device_encoder_init(const bhvd_context *ctx, const struct bhvd_handle *op, struct bhvd_device *device,

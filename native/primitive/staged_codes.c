@@ -10,7 +10,6 @@
 bool staged_codes_take(const struct bhvd_handle *op, const struct bhvd_args *args, bool in_levels)
 {
     bool takes = op->kind == BHVD_C_LP_S && args->gpu && !in_levels && staged_codes_nbytes(op) &&
-                 (!op->worker_error || op->worker_mirror) && (!op->server_error || op->server_mirror) &&
                  device_encoder_has(args->gpu, op->codec, op->tensors[0].dtype);
     for (size_t t = 0; t < args->tensor_count && takes; t++)
         takes = !op->tensors[t].nbytes || (args->tensors[t].dst && !args->tensors[t].dst_on_host);
@@ -26,6 +25,8 @@ size_t staged_codes_nbytes(const struct bhvd_handle *op)
 }
 
 // ---------------------------------------------------------------------------------------------------------- vectors
+
+static bool is_on_device(const struct staging_place *place) { return place->dst && !place->dst_on_host; }
 
 // The tensor that is the whole vector, or NULL.
 static const struct staging_place *only_place(const struct bhvd_handle *op)
@@ -48,8 +49,10 @@ static int copy_all(const struct bhvd_handle *op, struct device_span *table, uns
         const size_t nbytes = op->tensors[t].nbytes;
         if (!nbytes)
             continue;
-        table[count++] = packs ? (struct device_span){place->src, vector, nbytes, 0}
-                               : (struct device_span){vector, place->dst, nbytes, 0};
+        if (packs)
+            table[count++] = (struct device_span){place->src, vector, nbytes, 0};
+        else if (is_on_device(place))
+            table[count++] = (struct device_span){vector, place->dst, nbytes, 0};
         vector += nbytes;
     }
     return device_copy_spans(op->staging->device, table, count, stream);
@@ -69,7 +72,7 @@ int staged_codes_pack(const struct bhvd_handle *op, struct device_span *table, s
 int staged_codes_target(const struct bhvd_handle *op, struct device_scratch *scratch, void **out)
 {
     const struct staging_place *only = only_place(op);
-    if (!only)
+    if (!only || !is_on_device(only))
         return device_scratch_acquire(scratch, staged_codes_nbytes(op), out);
     *out = only->dst;
     return 0;
@@ -77,7 +80,8 @@ int staged_codes_target(const struct bhvd_handle *op, struct device_scratch *scr
 
 int staged_codes_unpack(const struct bhvd_handle *op, struct device_span *table, struct device_scratch *scratch, void *vector)
 {
-    return only_place(op) ? 0 : copy_all(op, table, vector, false, scratch->stream);
+    const struct staging_place *only = only_place(op);
+    return only && is_on_device(only) ? 0 : copy_all(op, table, vector, false, scratch->stream);
 }
 
 // ------------------------------------------------------------------------------------------------- posted and ended

@@ -35,7 +35,7 @@ void staged_codes_destroy(struct bhvd_handle *op);      // before staging_destro
 size_t staged_codes_nbytes(const struct bhvd_handle *op);
 
 // The tensors of an operation as one vector on the device, whose places `staging` knows: the only one where it lies, or scratch
-// memory, to and from which the tensors are copied in one launch by the table. *out NULL: an error.
+// memory, to and from which the tensors are copied in one launch by the table; not to results on the host.
 int staged_codes_pack(const struct bhvd_handle *op, struct device_span *table, struct device_scratch *scratch, void **out);
 int staged_codes_target(const struct bhvd_handle *op, struct device_scratch *scratch, void **out);
 int staged_codes_unpack(const struct bhvd_handle *op, struct device_span *table, struct device_scratch *scratch,

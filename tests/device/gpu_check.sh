@@ -36,7 +36,7 @@ step versions sh -c "date -u; uname -a; nvidia-smi; $python -m pip list; $run --
 step stand-ins $python -m pytest -q tests/device tests/torch/test_cuda_view.py -k 'not test_gpu.py and not gpu-'
 # The codecs' bytes on the GPU against the C codecs'.
 step kernels $python -m pytest -v tests/device/test_kernels.py -k gpu
-# Collectives of every dtype, streams, training, on 1, 2 and 4 ranks that share the GPU, against the CPU's results.
+# Collectives of every dtype, encoded ones, streams, training, on 1, 2 and 4 ranks that share the GPU, against the CPU's results.
 BAGUA_HVD_NCCL=0
 export BAGUA_HVD_NCCL
 step staged $python -m pytest -v tests/device/test_gpu.py -k 'not nccl'

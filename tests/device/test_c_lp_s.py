@@ -10,7 +10,7 @@ from bagua_hvd.common import native
 from bagua_hvd.common.device import Device
 from bagua_hvd.common.exceptions import HorovodInternalError
 from bagua_hvd.primitives import ErrorState
-from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, fake_device_with_kernels
+from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, fake_device_with_kernels, own_device
 from low_precision import CODECS
 from values import make
 from world import World, view
@@ -191,3 +191,65 @@ def test_what_fails_changes_no_errors(world):
         assert kept.any()
 
     world.run(call)
+
+
+# ------------------------------------------------------------------------------------------------------------ by NCCL
+
+
+@pytest.mark.parametrize("n, transport", [(1, "inproc"), (2, "shm"), (3, "tcp")])
+@pytest.mark.parametrize("codec", [CODED[0], CODED[1], CODED[3], CODED[4]], ids=lambda codec: codec.name)
+def test_every_codec_by_nccl(world, codec):
+    """The first operation was staged before the ranks agreed on NCCL; all are executed by it."""
+    devices = [own_device(rank) for rank in range(world.n)]
+    before = fake_cuda().nccl_groups()
+
+    def call(rank, context):
+        return [pair for dtype, shapes, errors, exchange in CASES
+                for pair in train(rank, context, devices[rank], codec, dtype, shapes, errors, exchange=exchange)]
+
+    assert_equal(world.run(call))
+    groups = sum(2 if case[3] == native.EXCHANGE_SCATTER_GATHER else 1 for case in CASES) * STEPS
+    assert fake_cuda().nccl_groups() - before >= (groups if world.n > 1 else STEPS) * world.n
+
+
+@pytest.mark.parametrize("n, transport", [(2, "shm")])
+def test_errors_move_between_nccl_and_the_host(world):
+    """Results on the host, by NCCL; a codec that NCCL's ranks have no kernels for; errors read in between."""
+    devices = [own_device(rank) for rank in range(2)]
+    float16 = next(codec for codec in CODECS if codec.name == "float16")
+
+    def call(rank, context):
+        placement, error, expected = FakePlacement(devices[rank]), ErrorState(50, 2), ErrorState(50, 2)
+        results = []
+        for step, codec in enumerate([CODED[1], CODED[1], float16, CODED[1], CODED[1]]):
+            (host,) = values("float32", [(50,)], rank, 2, step)
+            array, out = placement.array(host.copy()), np.zeros(50, np.float32)
+            to_host = step in (1, 4)
+            views = native.views_into([array.view()], out) if to_host else [array.view(array)]
+            post(context, "gpu", views, codec, error, step)
+            post(context, "expected", [view(host, "float32", "in place")], codec, expected, step)
+            results.append((out if to_host else array.numpy(), host))
+        return [*results, (error.worker, expected.worker), (error.server, expected.server)]
+
+    assert_equal(world.run(call))
+
+
+def _job():
+    import bagua_hvd.torch as hvd
+
+    hvd.init()
+    placement, error = FakePlacement(own_device(0)), ErrorState(3000, hvd.size())
+    array = placement.array(np.ones(3000, np.float32))
+    try:
+        for step in range(100_000):
+            post(hvd.mpi_ops.basics.context(), "x", [array.view(array)], CODED[1], error, step)
+    except HorovodInternalError as failure:
+        placement.cuda.synchronize(placement.current)       # no stream hangs afterwards
+        print("failed:", failure)
+
+
+def test_an_error_of_nccl_ends_the_job_on_all_ranks(run_ranks):
+    env = [{"BHVD_FAKE_CUDA_UUID": f"gpu{rank}"} for rank in range(2)]
+    env[1]["BHVD_FAKE_NCCL_FAIL_AFTER"] = "5"
+    for rank in run_ranks(2, _job, env=env):
+        assert "failed: rank 1: NCCL 2.21.5 with CUDA 13.0 on GPU 0: it failed" in rank.output

@@ -115,6 +115,49 @@ def test_algorithms(run_ranks, n):
     run_ranks(n, _train, arguments={"names": list(algorithms.names())}, timeout=280)
 
 
+def _low_precision(device):
+    """C_LP_S of the codecs with kernels, several steps with error feedback: tensors of `device` against the host's."""
+    import torch
+
+    import bagua_hvd.torch as hvd
+    from bagua_hvd import primitives
+    from bagua_hvd.common import native
+    from bagua_hvd.torch.frontend import frontend
+
+    hvd.init()
+    if device == "cuda":
+        torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+
+    def step(tensors, error, codec, name, seed):
+        views = [frontend.view(tensor, tensor) for tensor in tensors]
+        hvd.mpi_ops.basics.context().post(
+            native.C_LP_S, name, views, op=native.OP_AVERAGE, owner=error,
+            codec=codec.number, codec_options={"parameter": codec.parameter, "seed": seed}, **error.fields()).wait()
+
+    codecs = [primitives.minmax_uint8, primitives.sign, primitives.sign_rms, primitives.ternary, primitives.qsgd()]
+    for (i, codec), dtype, sizes in itertools.product(enumerate(codecs), (torch.float32, torch.float16, torch.bfloat16),
+                                                      ((7, 1000, 1), (1_200_000,))):
+        kept, expected = (primitives.ErrorState(sum(sizes), hvd.size()) for _ in range(2))
+        for seed in range(3):
+            generator = torch.Generator().manual_seed(10 * seed + hvd.rank())
+            host = [torch.randn(size, generator=generator).to(dtype) for size in sizes]
+            there = [tensor.to(device, copy=True) for tensor in host]
+            step(there, kept, codec, f"there.{i}", seed)
+            step(host, expected, codec, f"host.{i}", seed)
+            for got, wanted in zip(there, host, strict=True):
+                assert torch.equal(got.cpu().view(torch.uint8), wanted.view(torch.uint8)), (i, dtype, sizes, seed)
+        assert (kept.worker == expected.worker).all() and (kept.server == expected.server).all()
+
+
+@RANKS
+def test_low_precision(run_ranks, n):
+    run_ranks(n, _low_precision, arguments={"device": "cuda"}, timeout=280)
+
+
+def test_low_precision_by_nccl_of_one_rank(run_ranks):
+    run_ranks(1, _low_precision, arguments={"device": "cuda"}, timeout=280, env={"BAGUA_HVD_NCCL": "1"})
+
+
 def _mixed():
     import torch
 
