@@ -130,7 +130,7 @@ class Device:
 def device(index):
     """The opened Device of this index, the same every time; with its kernels where CuPy is there to compile them.
 
-    Where CuPy cannot compile, one warning says so; then tensors are copied one by one, and the host averages and encodes.
+    Where CuPy cannot compile, one warning says so; tensors are copied one by one then, and the host averages, encodes.
     """
     with _lock:
         found = _devices.get(index)
