@@ -31,7 +31,7 @@ from bagua_hvd.codecs import (  # noqa: F401  (with the primitives that take the
     ternary,
     topk,
 )
-from bagua_hvd.common import basics, native
+from bagua_hvd.common import basics, native, vectors
 from bagua_hvd.common.buckets import Bucket
 
 EXCHANGES = {"scatter_gather": native.EXCHANGE_SCATTER_GATHER, "allgather": native.EXCHANGE_ALLGATHER}
@@ -59,7 +59,7 @@ class ErrorState:
 
     @worker.setter
     def worker(self, array):
-        self._worker = native.Mirror(array)
+        self._worker = vectors.Mirror(array)
 
     @property
     def server(self):
@@ -67,7 +67,7 @@ class ErrorState:
 
     @server.setter
     def server(self, array):
-        self._server = native.Mirror(array)
+        self._server = vectors.Mirror(array)
 
     def fields(self):
         """For Context.post."""
@@ -139,15 +139,15 @@ class _Values(NamedTuple):
 
     @property
     def count(self):
-        return sum(native.count_of(view) for view in self.views)
+        return sum(vectors.count_of(view) for view in self.views)
 
 
 def _values(values, name, out):
     if not isinstance(values, Bucket):
         if name is None:
             raise ValueError("an array needs a name, the same on all ranks, by which they match the operation")
-        return _Values(name, [native.array_view(values, out)])
-    views = values.views if out is None else native.views_into(values.views, out)
+        return _Values(name, [vectors.array_view(values, out)])
+    views = values.views if out is None else vectors.views_into(values.views, out)
     return _Values(name or values.name, views, values.prescale_factor, values.postscale_factor)
 
 
@@ -263,10 +263,10 @@ def d_lp_s(values, group, codec, replicas, seed=None, name=None, hierarchical=Fa
     sent = _values(values, name, None)
     kept = (replicas.own, replicas.left, replicas.right)
     for array in kept:
-        if array is not None and (array.size != sent.count or native.array_view(array).dtype != native.FLOAT32):
+        if array is not None and (array.size != sent.count or vectors.array_view(array).dtype != native.FLOAT32):
             raise ValueError(f"a replica is {array.dtype}{list(array.shape)}, not float32[{sent.count}]")
     return basics.context().post(
         native.D_LP_S, sent.name, sent.views, process_set=group.process_set_id,
-        replicas=[native.floats(array) for array in kept], hierarchical=hierarchical, owner=kept,
+        replicas=[vectors.floats(array) for array in kept], hierarchical=hierarchical, owner=kept,
         **_codec_fields(codec, seed),
     )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bagua_hvd.common import native
+from bagua_hvd.common import native, vectors
 from bagua_hvd.common.state import State
 
 MIB = 1 << 20
@@ -97,7 +97,7 @@ class Bucket:
         dtype = np.float64 if self.dtype == native.FLOAT64 else np.float32
         count = self.count + tail
         values = self.workspace(workspace, count, dtype) if workspace else np.empty(count, dtype)
-        native.pack(views, values[:self.count])
+        vectors.pack(views, values[:self.count])
         return values
 
     def workspace(self, name, count, dtype):
@@ -109,7 +109,7 @@ class Bucket:
 
     def set_flat(self, views, values):
         """Sets tensors shaped as the members from a flat array, rounded to their dtype."""
-        native.unpack(views, values)
+        vectors.unpack(views, values)
 
     def slices(self):
         """Of each member, where it lies in a flat array."""
@@ -127,7 +127,7 @@ class Bucket:
     def add(self, values):
         """Adds a flat array to this step's views: read() + values, rounded to their dtype; one pass over memory."""
         wide = np.float64 if self.dtype == native.FLOAT64 else np.float32
-        native.unpack_add(self.views, values.astype(wide, copy=False))
+        vectors.unpack_add(self.views, values.astype(wide, copy=False))
 
     @property
     def gradients(self):

@@ -7,7 +7,7 @@ import struct
 
 import cloudpickle
 
-from bagua_hvd.common import native
+from bagua_hvd.common import native, vectors
 
 _SIZE = struct.Struct("=q")
 
@@ -29,7 +29,7 @@ def broadcast_object(context, obj, root_rank, is_root, name, process_set=0):
 
 
 def _broadcast(context, data, root_rank, name, process_set):
-    context.post(native.BROADCAST, name, (native.bytes_view(data),), process_set=process_set, root_rank=root_rank,
+    context.post(native.BROADCAST, name, (vectors.bytes_view(data),), process_set=process_set, root_rank=root_rank,
                  blocking=True).wait()
 
 
@@ -46,7 +46,7 @@ def allgather_object(context, obj, name, process_set=0):
 
 
 def _allgather(context, data, name, process_set):
-    operation = context.post(native.ALLGATHER, name, (native.gathered_view(data),), process_set=process_set,
+    operation = context.post(native.ALLGATHER, name, (vectors.gathered_view(data),), process_set=process_set,
                              blocking=True)
     operation.wait()
     _, nbytes, _, owner = operation.result(0)

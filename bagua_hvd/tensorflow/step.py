@@ -16,8 +16,9 @@ import tensorflow as tf
 from bagua_hvd._keras import adam
 from bagua_hvd.algorithms import Algorithm
 from bagua_hvd.common.buckets import Member
-from bagua_hvd.common.native import array_view, ffi
+from bagua_hvd.common.native import ffi
 from bagua_hvd.common.reducer import Gradients, Reducer
+from bagua_hvd.common.vectors import array_view
 from bagua_hvd.tensorflow.bridge import Bridge
 from bagua_hvd.tensorflow.dtypes import native_dtype
 

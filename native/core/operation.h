@@ -10,6 +10,8 @@
 #include "base/bytes.h"
 #include "base/table.h"
 
+enum { OPERATION_KINDS = BHVD_PROCESS_SET_REMOVE + 1 };
+
 struct tensor {
     const void *src;
     void *dst;                  // NULL: a result is to be allocated

@@ -6,7 +6,7 @@ operation in the host's memory, values and error states, bit for bit.
 import numpy as np
 import pytest
 
-from bagua_hvd.common import native
+from bagua_hvd.common import native, vectors
 from bagua_hvd.common.device import Device
 from bagua_hvd.common.exceptions import HorovodInternalError
 from bagua_hvd.primitives import ErrorState
@@ -125,7 +125,7 @@ def test_what_goes_by_way_of_the_host(world):
         for step in range(2):
             (host,) = values("float32", [(50,)], rank, 2, step)
             array, out = placement.array(host.copy()), np.zeros(50, np.float32)
-            on_host = native.views_into([array.view()], out)
+            on_host = vectors.views_into([array.view()], out)
             post(context, "out", on_host if step else [array.view(array)], CODED[1], error, step)
             post(context, "expected", [view(host, "float32", "in place")], CODED[1], expected, step)
             results.append((out if step else array.numpy(), host))
@@ -225,7 +225,7 @@ def test_errors_move_between_nccl_and_the_host(world):
             (host,) = values("float32", [(50,)], rank, 2, step)
             array, out = placement.array(host.copy()), np.zeros(50, np.float32)
             to_host = step in (1, 4)
-            views = native.views_into([array.view()], out) if to_host else [array.view(array)]
+            views = vectors.views_into([array.view()], out) if to_host else [array.view(array)]
             post(context, "gpu", views, codec, error, step)
             post(context, "expected", [view(host, "float32", "in place")], codec, expected, step)
             results.append((out if to_host else array.numpy(), host))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from bagua_hvd.common import device_kernels, native
+from bagua_hvd.common import device_kernels, native, vectors
 from bagua_hvd.common.device_kernels import OPTIONS, SOURCE
 from bagua_hvd.common.native import ffi, lib
 from device_arrays import ROOT, Emulation, missing_gpu
@@ -302,7 +302,7 @@ def test_casts(launch, type, kind):
         bytes_equal(got, expected)
         back, wanted = np.zeros(count, np.float32), np.zeros(count, np.float32)
         launch(f"cast_{type}_f32", 2, 64, back, got, count)
-        native.pack([native.TensorView(expected.ctypes.data, 0, (count,), dtype, expected)], wanted)
+        vectors.pack([native.TensorView(expected.ctypes.data, 0, (count,), dtype, expected)], wanted)
         bytes_equal(back, wanted)
 
 

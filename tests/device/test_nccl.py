@@ -7,7 +7,7 @@ of values whose sums are exact in any order.
 import numpy as np
 import pytest
 
-from bagua_hvd.common import native
+from bagua_hvd.common import native, vectors
 from bagua_hvd.common.device import Device
 from bagua_hvd.common.exceptions import HorovodInternalError
 from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, own_device, sums_overwritten_in_flight
@@ -279,7 +279,7 @@ def test_results_on_the_host(world, n):
         out = np.zeros(700, np.float32)
         for step in range(3):
             out[:] = 0
-            context.post(native.ALLREDUCE, f"x.{step}", native.views_into([array.view()], out)).wait()
+            context.post(native.ALLREDUCE, f"x.{step}", vectors.views_into([array.view()], out)).wait()
             np.testing.assert_array_equal(out, np.full(700, 3.0))
 
     before = groups()

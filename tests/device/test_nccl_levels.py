@@ -9,7 +9,7 @@ import signal
 import numpy as np
 import pytest
 
-from bagua_hvd.common import environment, native
+from bagua_hvd.common import environment, native, vectors
 from bagua_hvd.common.device import Device
 from bagua_hvd.common.exceptions import HorovodInternalError
 from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, own_device, sums_overwritten_in_flight
@@ -128,7 +128,7 @@ def test_what_moves_data(world):
             got = np.frombuffer(bytes(native.buffer(owner, nbytes)), np.float32).reshape(dim0, 2)
         copy = np.zeros(40, np.float32)
         array = at[rank].array(np.full(40, 2.0, np.float32))
-        context.post(native.ALLREDUCE, "to the host", native.views_into([array.view()], copy)).wait()
+        context.post(native.ALLREDUCE, "to the host", vectors.views_into([array.view()], copy)).wait()
         return results, got, rows.numpy(), copy
 
     outcomes = world.run(call)

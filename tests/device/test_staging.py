@@ -7,7 +7,7 @@ operation in the host's memory, bit for bit. It says nothing about the speed of 
 import numpy as np
 import pytest
 
-from bagua_hvd.common import native
+from bagua_hvd.common import native, vectors
 from bagua_hvd.common.device import COPY_SPANS
 from device_arrays import Emulation, FakePlacement, fake_cuda, fake_device, names, sums_overwritten_in_flight
 from values import make
@@ -128,11 +128,11 @@ def test_flat_copies_and_results_on_the_host(world):
         members = [placement.array(make("bfloat16", count, rank, world.n), "bfloat16") for count in (5, 0, 300)]
         views = [array.view(array) for array in members]
         flat = np.empty(305, np.float32)
-        native.pack(views, flat)
-        native.unpack(views, flat * 2)
+        vectors.pack(views, flat)
+        vectors.unpack(views, flat * 2)
         weights = placement.array(np.full(7, rank, np.float32))
         out, host = np.empty(7, np.float32), np.full(7, rank, np.float32)
-        context.post(native.D_FP_S, "mean", native.views_into([weights.view(weights)], out), round=0).wait()
+        context.post(native.D_FP_S, "mean", vectors.views_into([weights.view(weights)], out), round=0).wait()
         context.post(native.D_FP_S, "host", [view(host, "float32", "in place")], round=0).wait()
         return flat, np.concatenate([array.numpy() for array in members]), weights.numpy(), out, host
 

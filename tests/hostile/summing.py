@@ -4,11 +4,11 @@ import sys
 
 import numpy as np
 
-from bagua_hvd.common import basics, native
+from bagua_hvd.common import basics, native, vectors
 
 
 def add(context, name, values, op=native.OP_SUM):
-    context.post(native.ALLREDUCE, name, [native.array_view(values)], op=op, blocking=True).wait()
+    context.post(native.ALLREDUCE, name, [vectors.array_view(values)], op=op, blocking=True).wait()
     return values
 
 

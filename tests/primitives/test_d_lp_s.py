@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bagua_hvd.common import native
+from bagua_hvd.common import native, vectors
 from bagua_hvd.common.exceptions import HorovodInternalError
 from floats import FLOATS, assert_same_bits, load, store, unaligned
 from low_precision import CODECS, SEGMENT, encoded_bytes, segment_seed, segments
@@ -31,7 +31,7 @@ def values(dtype, count, rank, step=0):
 
 
 def post(context, name, views, replicas, codec=MINMAX, seed=0, **arguments):
-    return context.post(native.D_LP_S, name, views, replicas=[native.floats(array) for array in replicas],
+    return context.post(native.D_LP_S, name, views, replicas=[vectors.floats(array) for array in replicas],
                         **codec.fields(seed), **arguments)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import low_precision
 import two_levels
-from bagua_hvd.common import native
+from bagua_hvd.common import native, vectors
 from bagua_hvd.common.exceptions import HorovodInternalError
 from floats import FLOATS, assert_same_bits, load, store, wide
 from low_precision import CODECS, segment_seed, segments
@@ -93,7 +93,7 @@ def test_c_lp_s_with_error_feedback(world, op, codec, exchange):
                 out = np.empty_like(inputs[rank])
                 context.post(native.C_LP_S, name, [view(inputs[rank], dtype, out)], op=op, exchange=exchange,
                              prescale_factor=2.0, postscale_factor=0.25, hierarchical=1,
-                             worker_error=native.floats(kept[rank][0]), server_error=native.floats(kept[rank][1]),
+                             worker_error=vectors.floats(kept[rank][0]), server_error=vectors.floats(kept[rank][1]),
                              **codec.fields(10 * step + rank)).wait()
                 return out
 
@@ -128,7 +128,7 @@ def test_d_lp_s(world, codec):
             replicas, value = [np.zeros(count, np.float32) for _ in range(3)], inputs[rank].copy()
             for step in range(2):
                 context.post(native.D_LP_S, name, [view(value, dtype, "in place")], hierarchical=1,
-                             replicas=[native.floats(x) for x in replicas], **codec.fields(10 * step + rank)).wait()
+                             replicas=[vectors.floats(x) for x in replicas], **codec.fields(10 * step + rank)).wait()
             assert_same_bits(value, inputs[rank], "only read")
             return replicas
 

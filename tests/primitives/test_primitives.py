@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from bagua_hvd import primitives
-from bagua_hvd.common import basics, native, process_sets
+from bagua_hvd.common import basics, native, process_sets, vectors
 from bagua_hvd.common.buckets import Bucket, Member
 from bagua_hvd.common.exceptions import HorovodInternalError
 from bagua_hvd.common.process_sets import global_process_set as world
@@ -18,7 +18,7 @@ F = np.float32
 def bucket_over(arrays, name, **factors):
     bucket = Bucket(name, {i: Member(f"{name}.{i}", a.shape, native.FLOAT32) for i, a in enumerate(arrays)}, **factors)
     for i, array in enumerate(arrays):
-        bucket.place(i, native.array_view(array))
+        bucket.place(i, vectors.array_view(array))
     return bucket
 
 
