@@ -345,7 +345,8 @@ def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
     if tensor.requires_grad and torch.is_grad_enabled():
         pair = HorovodAlltoall.apply(tensor, splits, name, process_set)
     else:
-        pair = collectives.alltoall(frontend, tensor, splits, name, process_set, blocking=True).wait()
+        pair = collectives.alltoall(frontend, tensor, splits, name, process_set, blocking=True,
+                                    wants_received=splits is not None).wait()
     return pair[0] if splits is None else pair
 
 

@@ -48,7 +48,11 @@ static void a_host_is_lost(struct job *job, int rank, bhvd_context *ctx)
             sched_yield();
         cut_off(ctx, rank);
     }
-    finish(handle, BHVD_ERR_PEER_LOST);
+    // Without a shard it ends when it is enqueued, be that before or after the loss is known.
+    const bool has_shard = rank != 1;
+    bhvd_status status = bhvd_wait(handle, -1, &error);
+    CHECK(status == BHVD_ERR_PEER_LOST || (status == BHVD_OK && !has_shard));
+    bhvd_handle_drop(handle);
     CHECK_STATUS(bhvd_context_wait_gpu(ctx, gpus[rank].device, &error), BHVD_ERR_PEER_LOST);
     CHECK_STATUS(steps_until_failure(&p, memory[rank], &error), BHVD_ERR_PEER_LOST);
 }
