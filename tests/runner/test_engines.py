@@ -10,7 +10,7 @@ import pytest
 
 from bagua_hvd.runner.engines.detect import Placement, detect
 from bagua_hvd.runner.engines.exchange_file import FileExchange, NoExchange, folder
-from engines import SCRIPT, THREE_ON_ONE_HOST, TORCH_SCRIPT, starter
+from engines import SCRIPT, THREE_ON_ONE_HOST, TORCH_SCRIPT, again_if_not_up, starter
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -27,7 +27,8 @@ def environment(tmp_path):
 def run(command, script, environment, tmp_path, timeout=120):
     path = tmp_path / "script.py"
     path.write_text(script)
-    return subprocess.run([*command, str(path)], env=environment, capture_output=True, text=True, timeout=timeout)
+    return again_if_not_up(lambda: subprocess.run([*command, str(path)], env=environment, capture_output=True,
+                                                  text=True, timeout=timeout))
 
 
 def numbers(done):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engines import BIN, STANDARD_ABI, open_mpi, starter
+from engines import BIN, STANDARD_ABI, again_if_not_up, open_mpi, starter
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -37,8 +37,8 @@ def run(tmp_path):
                 pytest.skip("needs an MPI with the standard ABI: pip install 'mpich>=5'")
             env["BAGUA_HVD_MPI_LIBRARY"] = str(STANDARD_ABI)
             parts = ["standard", *parts]
-        return subprocess.run([*command, RANK, hosts, *parts], env=env, capture_output=True, text=True,
-                              timeout=timeout, cwd=tmp_path)
+        return again_if_not_up(lambda: subprocess.run([*command, RANK, hosts, *parts], env=env, capture_output=True,
+                                                      text=True, timeout=timeout, cwd=tmp_path))
     return run
 
 

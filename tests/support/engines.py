@@ -47,6 +47,14 @@ def open_mpi():
     return None
 
 
+def again_if_not_up(run):
+    """What run() answers, a finished process with text; once more where Open MPI's own server did not come up, of
+    which no rank of ours knows.
+    """
+    done = run()
+    return run() if "PMIx server's listener thread failed to start" in done.stdout + done.stderr else done
+
+
 def starter(name, count):
     """The start of a command for `count` ranks on this host. "abi": by MPICH, for its library with the standard ABI."""
     if name == "python":
