@@ -10,7 +10,7 @@ import pytest
 from bagua_hvd.common import native, vectors
 from bagua_hvd.common.device import Device
 from bagua_hvd.common.exceptions import HorovodInternalError
-from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, own_device, sums_overwritten_in_flight
+from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, nccl_steps, own_device, sums_overwritten_in_flight
 from values import make
 from world import DTYPES, World
 
@@ -304,44 +304,23 @@ def test_another_gpu_than_before(world, n):
 # ---------------------------------------------------------------------------------------------- processes, failures
 
 
-def _job(steps, dies=False):
-    import os
-    import signal
-
-    import bagua_hvd.torch as hvd
-
-    hvd.init()
-    placement = FakePlacement(own_device(0))
-    context = hvd.mpi_ops.basics.context()
-    array = placement.array(np.ones(20_000, np.float32))
-    try:
-        for step in range(steps):
-            if dies and step == 2 and hvd.rank() == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            context.post(native.ALLREDUCE, f"step.{step}", [array.view(array)], op=native.OP_AVERAGE).wait()
-        print("mean", array.numpy().mean(), fake_cuda().nccl_groups())
-    except HorovodInternalError as error:
-        placement.cuda.synchronize(placement.current)       # no stream hangs afterwards
-        print("failed:", error)
-
-
 def _own_gpus(n, **more):
     return [{"BHVD_FAKE_CUDA_UUID": f"gpu{rank}", **more} for rank in range(n)]
 
 
 def test_processes(run_ranks):
-    for rank in run_ranks(3, _job, arguments={"steps": 5}, env=_own_gpus(3)):
+    for rank in run_ranks(3, nccl_steps, arguments={"steps": 5}, env=_own_gpus(3)):
         assert "mean 1.0 5" in rank.output
 
 
 def test_an_error_that_nccl_reports_ends_the_job_on_all_ranks(run_ranks):
     env = _own_gpus(2)
     env[1]["BHVD_FAKE_NCCL_FAIL_AFTER"] = "3"
-    for rank in run_ranks(2, _job, arguments={"steps": 100_000}, env=env):
+    for rank in run_ranks(2, nccl_steps, arguments={"steps": 100_000}, env=env):
         assert "failed: rank 1: NCCL 2.21.5 with CUDA 13.0 on GPU 0: it failed" in rank.output
         assert "remote process exited or there was a network error: the stand-in was told to fail" in rank.output
 
 
 def test_a_rank_that_dies_leaves_no_stream_hanging(run_ranks):
-    ranks = run_ranks(2, _job, arguments={"steps": 100_000, "dies": True}, env=_own_gpus(2), check=False)
+    ranks = run_ranks(2, nccl_steps, arguments={"steps": 100_000, "dying": 1}, env=_own_gpus(2), check=False)
     assert "failed: rank 1 was lost" in ranks[0].output

@@ -4,15 +4,13 @@ As test_nccl.py, no GPU takes part; hosts are simulated by host ids. Groups that
 operation went: two a rank for an allreduce in two levels, one where NCCL connects all, none by way of the host.
 """
 import os
-import signal
 
 import numpy as np
 import pytest
 
 from bagua_hvd.common import environment, native, vectors
 from bagua_hvd.common.device import Device
-from bagua_hvd.common.exceptions import HorovodInternalError
-from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, own_device, sums_overwritten_in_flight
+from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, nccl_steps, own_device, sums_overwritten_in_flight
 from two_levels import environments
 from values import make, reduced
 from world import World, view
@@ -269,24 +267,6 @@ def test_a_wrong_variable():
 # -------------------------------------------------------------------------------------------------------- failures
 
 
-def _job(steps, dying=None):
-    import bagua_hvd.torch as hvd
-
-    hvd.init()
-    placement = FakePlacement(own_device(0))
-    context = hvd.mpi_ops.basics.context()
-    array = placement.array(np.ones(20_000, np.float32))
-    try:
-        for step in range(steps):
-            if step == 2 and hvd.rank() == dying:
-                os.kill(os.getpid(), signal.SIGKILL)
-            context.post(native.ALLREDUCE, f"step.{step}", [array.view(array)], op=native.OP_AVERAGE).wait()
-        print("mean", array.numpy().mean(), fake_cuda().nccl_groups())
-    except HorovodInternalError as error:
-        placement.cuda.synchronize(placement.current)       # no stream hangs afterwards
-        print("failed:", error)
-
-
 def _hosts(letters):
     variables = environments(letters, {"BAGUA_HVD_NCCL": "local"})
     for rank, mine in enumerate(variables):
@@ -295,18 +275,18 @@ def _hosts(letters):
 
 
 def test_processes(run_ranks):
-    for rank in run_ranks(4, _job, arguments={"steps": 5}, env=_hosts("AABB")):
+    for rank in run_ranks(4, nccl_steps, arguments={"steps": 5}, env=_hosts("AABB")):
         assert "mean 1.0 10" in rank.output
 
 
 def test_an_error_of_nccl_on_one_host_ends_the_job_on_all(run_ranks):
     env = _hosts("AABB")
     env[3]["BHVD_FAKE_NCCL_FAIL_AFTER"] = "6"
-    for rank in run_ranks(4, _job, arguments={"steps": 100_000}, env=env):
+    for rank in run_ranks(4, nccl_steps, arguments={"steps": 100_000}, env=env):
         assert "failed: rank 3: NCCL 2.21.5 with CUDA 13.0 on GPU 0: it failed" in rank.output
 
 
 def test_a_rank_that_dies_leaves_no_stream_hanging(run_ranks):
-    ranks = run_ranks(4, _job, arguments={"steps": 100_000, "dying": 1}, env=_hosts("AABB"), check=False)
+    ranks = run_ranks(4, nccl_steps, arguments={"steps": 100_000, "dying": 1}, env=_hosts("AABB"), check=False)
     for rank in (0, 2, 3):
         assert "failed: rank 1 was lost" in ranks[rank].output

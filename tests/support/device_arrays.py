@@ -9,6 +9,7 @@ import itertools
 import math
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import torch
 
 from bagua_hvd.common import device, device_kernels, native
 from bagua_hvd.common.device import KERNELS, Device, DeviceView, Placement
+from bagua_hvd.common.exceptions import HorovodInternalError
 from bagua_hvd.common.frontend import Frontend
 from world import DTYPES, storage
 
@@ -180,6 +182,25 @@ def sums_overwritten_in_flight(placement, rank, context, steps):
         placement.cuda.copy(array.address, placement.array(np.zeros(5000, np.float32)).address, 20000, current)
         copies.append(copy)
     return [copy.numpy() for copy in copies]
+
+
+def nccl_steps(steps, dying=None):
+    """The program of a rank with a GPU of its own: allreduces, in whose third step rank `dying` is killed."""
+    import bagua_hvd.torch as hvd
+
+    hvd.init()
+    placement = FakePlacement(own_device(0))
+    context = hvd.mpi_ops.basics.context()
+    array = placement.array(np.ones(20_000, np.float32))
+    try:
+        for step in range(steps):
+            if step == 2 and hvd.rank() == dying:
+                os.kill(os.getpid(), signal.SIGKILL)
+            context.post(native.ALLREDUCE, f"step.{step}", [array.view(array)], op=native.OP_AVERAGE).wait()
+        print("mean", array.numpy().mean(), fake_cuda().nccl_groups())
+    except HorovodInternalError as error:
+        placement.cuda.synchronize(placement.current)       # no stream hangs afterwards
+        print("failed:", error)
 
 
 class DeviceArray:
