@@ -8,6 +8,7 @@ import pytest
 
 from bagua_hvd.common import native
 from bagua_hvd.common.exceptions import HorovodInternalError
+from memory import resident_nbytes
 from values import make, reduced
 from world import DTYPES, World, bfloat16_bits, result, view
 
@@ -300,11 +301,6 @@ def test_an_unknown_path_is_an_error():
         World(1, "inproc", "star")
 
 
-def _resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
-
-
 def test_memory_does_not_grow():
     """20,000 small operations of every kind, after as many that let caches and buffers reach their size."""
     kinds = [native.ALLREDUCE, native.ALLGATHER, native.BROADCAST, native.REDUCESCATTER, native.ALLTOALL]
@@ -319,6 +315,6 @@ def test_memory_does_not_grow():
                         context.post(kind, f"{kind}.{number % 20}", tensors, blocking=True).wait()
 
         world.run(call)
-        before = _resident()
+        before = resident_nbytes()
         world.run(call)
-        assert _resident() - before < 4 << 20
+        assert resident_nbytes() - before < 4 << 20

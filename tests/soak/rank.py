@@ -1,5 +1,4 @@
 """One rank of a soak; see soak.py. Ends with 1 at the first wrong result."""
-import ctypes
 import os
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "support")]
 from plan import RANKS, Plan  # noqa: E402
 
 from bagua_hvd.common import basics, native  # noqa: E402
+from memory import resident_nbytes  # noqa: E402
 from world import result, view  # noqa: E402
 
 TRANSPORTS = ["auto", "tcp"]
@@ -97,12 +97,6 @@ class Rank:
             assert array.shape == expected.shape and (array == expected).all(), (what, array, expected)
 
 
-def memory_mib(process):
-    """Resident memory that the process needs: what the allocator only keeps for later is given back first."""
-    ctypes.CDLL(None).malloc_trim(0)
-    return process.memory_info().rss >> 20
-
-
 def say(text):
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
@@ -117,7 +111,7 @@ def main(operations, seed):
         while rank.done < operations * (meeting + 1) // meetings:
             rank.step()
         rank.part()
-        seen.append((process.num_fds(), memory_mib(process)))
+        seen.append((process.num_fds(), resident_nbytes() >> 20))
         if number == 0 and meeting % 10 == 9:
             say(f"{rank.done} operations, all right so far; rank 0: {seen[-1][0]} descriptors, {seen[-1][1]} MiB")
     # By then both transports have run, and the largest tensors.

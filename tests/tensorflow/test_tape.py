@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import bagua_hvd.tensorflow as hvd
 from bagua_hvd.algorithms import ByteGrad
+from memory import resident_nbytes
 
 MODES = {
     "eager": lambda function: function, "graph": tf.function, "xla": tf.function(jit_compile=True),
@@ -250,11 +251,6 @@ def test_optimizers_v1(run_ranks):
 # ---------------------------------------------------------------------------------------------------- processes ----
 
 
-def resident_bytes():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def many_steps():
     """Memory stays as it is: nothing of a step outlives it."""
     hvd.init()
@@ -269,11 +265,11 @@ def many_steps():
 
     steps(tf.constant(2000))
     gc.collect()
-    before = resident_bytes()
+    before = resident_nbytes()
     steps(tf.constant(10_000))
     gc.collect()
     # 16 KiB for each step would be 160 MiB.
-    assert resident_bytes() - before < 16 << 20
+    assert resident_nbytes() - before < 16 << 20
     assert_same_everywhere([weight])
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import bagua_hvd.torch as hvd
+from memory import resident_nbytes
 
 REDUCIBLE = [torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.bfloat16]
 MOVABLE = [*REDUCIBLE, torch.uint8, torch.int8, torch.int16, torch.bool]
@@ -193,8 +194,6 @@ def gather_and_scatter():
 
 def results_keep_their_memory():
     """Results are views of memory of the core: it lives as long as any tensor over it, and is given back after."""
-    import psutil
-
     hvd.init()
     n = hvd.size()
     row = torch.arange(1 << 16, dtype=torch.float32)
@@ -209,10 +208,10 @@ def results_keep_their_memory():
     assert part.tolist() == [5, 6, 7, 8]
     kept += 1                                           # writable
     assert kept[0, 0] == 1
-    before = psutil.Process().memory_info().rss
+    before = resident_nbytes()
     for _ in range(400):
         hvd.allgather(torch.rand(1, 1 << 16))           # 256 KiB a rank: 100 MiB and more, were it not freed
-    assert psutil.Process().memory_info().rss - before < 50 << 20
+    assert resident_nbytes() - before < 50 << 20
 
 
 def names_and_handles():
