@@ -80,8 +80,11 @@ def _gpu_fails():
     hvd.init()
     placement = FakePlacement()
     array = placement.array(np.ones(4, np.float32))
+    release = fake_cuda().hold(placement.current)       # a fault that comes while it is posted is an error of post()
     try:
-        hvd.mpi_ops.basics.context().post(native.ALLREDUCE, "x", [array.view(array)]).wait()
+        operation = hvd.mpi_ops.basics.context().post(native.ALLREDUCE, "x", [array.view(array)])
+        release()
+        operation.wait()
     except HorovodInternalError as error:
         print("failed:", error)
 
