@@ -2,6 +2,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import ranks
 from launcher import Launcher, wait_until
@@ -9,6 +10,9 @@ from ssh_hosts import Namespaces, SshHosts
 from world import TRANSPORTS, World
 
 HERE = Path(__file__).parent
+# The same examples each time, and as much time for each as a busy machine takes.
+settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 # What takes longest is begun first, so that of the processes of `make test` none is alone with it at the end.
 LONGEST = [HERE / name for name in (
     "native/test_native.py", "keras/test_fit.py", "faults/test_faults.py", "runner/test_namespaces.py",

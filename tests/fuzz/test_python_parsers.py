@@ -26,7 +26,7 @@ LONG = "FUZZ_SECONDS" in os.environ
 EXAMPLES = 20_000 if LONG else 60
 pytestmark = [pytest.mark.timeout(1800)] if LONG else []
 fuzzed = settings(max_examples=EXAMPLES, deadline=None, derandomize=not LONG,
-                  suppress_health_check=[HealthCheck.function_scoped_fixture])
+                  suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 HOST_LIKE = st.text(st.sampled_from("abc019:=, \t#[].-slots\n\u00b2\u0661\r\0"), max_size=40)
 SECRET = b"s" * 32
 

@@ -84,7 +84,7 @@ def test_its_own_type_passes_unchanged(element):
 @pytest.mark.parametrize("codec", CODES)
 @pytest.mark.parametrize("element", [FLOAT32, FLOAT64], ids=repr)
 def test_any_bits(codec, element):
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(hnp.arrays(np.dtype(f"u{element.storage.itemsize}"), st.integers(0, 40)))
     def run(bits):
         with np.errstate(invalid="ignore"):     # signalling NaNs
@@ -95,7 +95,7 @@ def test_any_bits(codec, element):
 
 @pytest.mark.parametrize("codec", CODES)
 def test_any_numbers_of_float64(codec):
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(hnp.arrays(np.float64, st.integers(0, 40), elements=st.floats(-7e4, 7e4)), st.integers(-40, 0))
     def run(x, exponent):
         check(codec, FLOAT64, x * 2.0**exponent)

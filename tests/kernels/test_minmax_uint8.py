@@ -215,7 +215,7 @@ def test_second_encoding_of_decoded_data_stays_within_its_range():
 
 @pytest.mark.parametrize("element", ELEMENTS, ids=repr)
 def test_any_bits(element):
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(hnp.arrays(np.dtype(f"u{element.storage.itemsize}"), st.integers(0, 70)))
     def check(bits):
         stored = bits.view(element.storage)
@@ -228,7 +228,7 @@ def test_any_bits(element):
 
 @pytest.mark.parametrize("element", ELEMENTS, ids=repr)
 def test_any_numbers(element):
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(hnp.arrays(np.float64, st.integers(1, 70), elements=st.floats(-6e4, 6e4)), st.integers(-130, 0))
     def check(x, exponent):
         stored = element.store((x * 2.0**exponent).astype(element.real))

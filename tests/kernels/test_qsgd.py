@@ -145,7 +145,7 @@ def test_float16_mean_over_seeds():
 
 @pytest.mark.parametrize("element", ELEMENTS, ids=repr)
 def test_any_bits(element):
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(hnp.arrays(np.dtype(f"u{element.storage.itemsize}"), st.integers(0, 70)), st.integers(1, 127))
     def check(bits, levels):
         with np.errstate(invalid="ignore"):     # signalling NaNs

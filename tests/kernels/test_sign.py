@@ -127,7 +127,7 @@ def test_error_feedback_contracts():
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("element", ELEMENTS, ids=repr)
 def test_any_bits(codec, element):
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(hnp.arrays(np.dtype(f"u{element.storage.itemsize}"), st.integers(0, 70)))
     def check(bits):
         with np.errstate(invalid="ignore"):     # signalling NaNs

@@ -99,7 +99,7 @@ def test_the_mean_over_seeds_is_the_element(element):
 
 @pytest.mark.parametrize("element", ELEMENTS, ids=repr)
 def test_any_bits(element):
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(hnp.arrays(np.dtype(f"u{element.storage.itemsize}"), st.integers(0, 70)), st.integers(0, 2**64 - 1))
     def check(bits, seed):
         with np.errstate(invalid="ignore"):     # signalling NaNs

@@ -72,7 +72,7 @@ def test_many_ties_and_nans(element, share):
 
 @pytest.mark.parametrize("element", ELEMENTS, ids=repr)
 def test_any_bits(element):
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(hnp.arrays(np.dtype(f"u{element.storage.itemsize}"), st.integers(1, 100)), st.floats(1e-6, 1))
     def check(bits, share):
         with np.errstate(invalid="ignore"):     # signalling NaNs
