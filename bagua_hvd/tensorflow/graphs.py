@@ -25,6 +25,27 @@ def run_independently(output):
             manager.run_independently(getattr(output, "op", output))
 
 
+def one_by_one(gradients):
+    """Lets the graph compute these tensors in the order in which they were traced, that of the backward pass.
+
+    What comes next in the graph waits for each of them. TensorFlow computes in any order what is ready: by preference
+    the chain of activations' gradients down to the first layer, and then those of the weights, all of them at the end
+    of the step where nothing is left to hide their way behind. (TicTac, Hashemi et al., MLSys 2019, orders transfers
+    likewise.) Does nothing in eager mode, which has this order, and in graphs of tf.compat.v1.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly() or getattr(graph, "experimental_acd_manager", None) is None:
+        return
+    last = {each.op for each in gradients if tf.is_symbolic_tensor(each) and each.graph is graph}
+    waiting = None
+    for op in graph.get_operations():       # in the order in which they were made, so that no cycle can arise
+        if waiting is not None and op.inputs:
+            op._add_control_input(waiting)
+            waiting = None
+        if op in last:
+            waiting = op
+
+
 def compiled_by_xla():
     """Whether this code is being traced for tf.function(jit_compile=True)."""
     return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(

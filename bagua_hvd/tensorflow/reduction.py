@@ -21,7 +21,7 @@ from bagua_hvd.common.basics import Adasum
 from bagua_hvd.common.gradient_options import check_groups
 from bagua_hvd.common.model import Model
 from bagua_hvd.tensorflow.compression import Compression
-from bagua_hvd.tensorflow.graphs import compiled_by_xla
+from bagua_hvd.tensorflow.graphs import compiled_by_xla, one_by_one
 from bagua_hvd.tensorflow.mpi_ops import allreduce, grouped_allreduce, size_op
 from bagua_hvd.tensorflow.step import Looks, Step, identify, native_variable
 
@@ -143,6 +143,7 @@ class Reduction(Numbered):
                 f"{type(self.options.algorithm).__name__} updates all weights itself: it does not go with variables "
                 "that are not reduced"
             )
+        one_by_one([gradients[index] for index in travelling])
         by_step = []
         for index in travelling:
             gradient = self._prepared(gradients[index])
