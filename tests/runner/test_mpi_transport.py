@@ -48,11 +48,16 @@ def assert_fine(done, ranks):
         assert f"rank {rank}: fine" in done.stdout, done.stdout + done.stderr
 
 
-LAYOUTS = ["AB", "ABC", "AAB", "ABAB", "AABC", "ABCD", "AAA"]
+LAYOUTS = {
+    "mpich": ["AB", "ABC", "AAB", "ABAB", "AABC", "ABCD", "AAA"],
+    # What is laid out is ours, whatever the library: of Open MPI's, the interface is what may be wrong.
+    "openmpi": ["AB", "AAB", "ABAB", "ABCD"],
+    # MPI's standard ABI, by a library of MPICH's that is as the other in all but its interface.
+    "abi": ["AAB", "ABCD"],
+}
 
 
-# "abi": MPI's standard ABI, by a library of MPICH's that is as the other in all but its interface: two layouts do.
-@pytest.mark.parametrize("engine, hosts", [*product(ENGINES, LAYOUTS), ("abi", "AAB"), ("abi", "ABCD")])
+@pytest.mark.parametrize("engine, hosts", [(engine, hosts) for engine in LAYOUTS for hosts in LAYOUTS[engine]])
 def test_values(run, engine, hosts):
     parts = ["facts", "allreduce", "gather", "broadcast", "reducescatter", "alltoall", "primitives"]
     assert_fine(run(engine, hosts, *parts), range(len(hosts)))
