@@ -1,7 +1,6 @@
 """One script, unchanged, started by baguarun, mpiexec, mpirun, torchrun, srun-like variables, and by itself."""
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from bagua_hvd.runner.engines.detect import Placement, detect
 from bagua_hvd.runner.engines.exchange_file import FileExchange, NoExchange, folder
 from engines import SCRIPT, THREE_ON_ONE_HOST, TORCH_SCRIPT, again_if_not_up, starter
+from ports import free_port
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -93,9 +93,7 @@ torch.distributed.all_reduce(total)
 assert total.item() == 3
 torch.distributed.destroy_process_group()
 """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     (tmp_path / "script.py").write_text(script)
     popens = []
     for rank in range(3):
@@ -112,9 +110,9 @@ torch.distributed.destroy_process_group()
 def test_a_secret_of_the_users_own(environment, tmp_path):
     """It is not in the message then, and ranks that have another one are refused."""
     script = "import os\nif os.environ['PMI_RANK'] == '1': os.environ['_HOROVOD_SECRET_KEY'] = 'b3RoZXI='\n" + SCRIPT
-    environment.update(_HOROVOD_SECRET_KEY="bWluZQ==", HOROVOD_START_TIMEOUT="5")
+    environment["_HOROVOD_SECRET_KEY"] = "bWluZQ=="
     assert numbers(run(starter("mpich", 3), SCRIPT, environment, tmp_path)) == THREE_ON_ONE_HOST
-    done = run(starter("mpich", 2), script, environment, tmp_path)
+    done = run(starter("mpich", 2), script, {**environment, "HOROVOD_START_TIMEOUT": "5"}, tmp_path)
     assert done.returncode != 0 and "Horovod initialization failed" in done.stderr
 
 

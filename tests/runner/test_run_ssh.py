@@ -1,6 +1,5 @@
 """bagua_hvd.run on other hosts, over a real sshd."""
 import os
-import tempfile
 
 import pytest
 
@@ -48,10 +47,10 @@ def test_a_rank_that_ends_without_a_result(run):
         run(lambda: os._exit(0), hosts="far1:1")
 
 
-def test_no_folder_is_left(run):
-    before = set(os.listdir(tempfile.gettempdir()))
-    run(place, hosts="far1:1")
-    assert not [name for name in set(os.listdir(tempfile.gettempdir())) - before if name.startswith("bagua_hvd.run")]
+def test_no_folder_is_left(run, ssh_hosts):
+    folder = str(ssh_hosts.server.temporary)
+    assert all(run(lambda: os.listdir(folder), hosts="far1:1,far2:1", num_proc=2))      # there is one meanwhile
+    assert os.listdir(folder) == []
 
 
 def test_an_identity_file_that_is_not_there(run):

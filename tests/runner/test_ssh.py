@@ -1,19 +1,17 @@
 """baguarun over ssh: a real sshd, hosts that only ssh knows."""
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
 from launcher import wait_until
-
-pytestmark = pytest.mark.timeout(90)
 
 PRINT_ENVIRONMENT = [sys.executable, "-c", "import json, os; "
                      "print(json.dumps([dict(os.environ), os.getcwd(), os.readlink('/proc/self/fd/0')]))"]
@@ -90,7 +88,9 @@ def test_a_collective(launcher, ssh_hosts):
 
 
 def test_output_and_exit_code(launcher, ssh_hosts):
-    script = 'printf "out\\r\\n\\377end"; echo err >&2; [ $HOROVOD_RANK = 0 ] && exec sleep 60; sleep 1; exit 7'
+    # Rank 1 fails when rank 0 has said all.
+    script = ('printf "out\\r\\n\\377end"; echo err >&2; [ $HOROVOD_RANK = 0 ] && : > said && exec sleep 60; '
+              'until [ -e said ]; do sleep 0.1; done; exit 7')
     done = launcher.run("-np", 2, "-H", "far1:1,far2:1", "--output-filename", "logs", "sh", "-c", script,
                         env=ssh_hosts.environment)
     assert done.returncode == 7
@@ -112,7 +112,8 @@ def test_secret_is_on_no_command_line(launcher, ssh_hosts):
     assert [popen.stdout.readline().endswith(b"up\n") for _ in range(2)] == [True, True]
     secrets = set()
     for pid in ssh_hosts.left():
-        secrets.update(re.findall(rb"_HOROVOD_SECRET_KEY=([^\0]+)", Path(f"/proc/{pid}/environ").read_bytes()))
+        with contextlib.suppress(OSError):      # it has ended meanwhile
+            secrets.update(re.findall(rb"_HOROVOD_SECRET_KEY=([^\0]+)", Path(f"/proc/{pid}/environ").read_bytes()))
     assert len(secrets) == 1
     secret = secrets.pop()
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -230,15 +231,15 @@ def test_a_killed_agent(launcher, ssh_hosts):
 def test_a_lost_connection(launcher, ssh_hosts):
     popen = start(launcher, ssh_hosts)
     for pid in ssh_hosts.server.sessions():
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):       # the end of one may be the end of another
+            os.kill(pid, signal.SIGKILL)
     _, stderr = popen.communicate(timeout=60)
     assert popen.returncode == 255 and b"was lost" in stderr and b"Traceback" not in stderr
 
 
 def test_background_processes_end_with_the_job(launcher, ssh_hosts):
-    started = time.monotonic()
-    done = launcher.run("-np", 1, "-H", "far1:1", "sh", "-c", "sleep 60 & echo end", env=ssh_hosts.environment)
-    assert (done.returncode, done.stdout) == (0, "[0]<stdout>:end\n") and time.monotonic() - started < 30
+    done = launcher.run("-np", 1, "-H", "far1:1", "sh", "-c", "sleep 600 & echo end", env=ssh_hosts.environment)
+    assert (done.returncode, done.stdout) == (0, "[0]<stdout>:end\n")
     assert not ssh_hosts.left()
 
 
@@ -252,7 +253,10 @@ def test_a_reader_that_sleeps_does_not_stop_ctrl_c(launcher, ssh_hosts):
 
 
 def test_no_file_is_left(launcher, ssh_hosts):
-    before = set(os.listdir(tempfile.gettempdir())) | set(os.listdir("/dev/shm"))
-    assert launcher.run("-np", 2, "-H", "far1:2", "true", env=ssh_hosts.environment).returncode == 0
-    after = set(os.listdir(tempfile.gettempdir())) | set(os.listdir("/dev/shm"))
-    assert not {name for name in after - before if "bagua" in name or "bhvd" in name}
+    here = launcher.folder / "temporary"
+    here.mkdir()
+    before = set(os.listdir("/dev/shm"))
+    assert launcher.run("-np", 2, "-H", "far1:2", "true",
+                        env={**ssh_hosts.environment, "TMPDIR": str(here)}).returncode == 0
+    assert [*here.iterdir(), *ssh_hosts.server.temporary.iterdir()] == []
+    assert not {name for name in set(os.listdir("/dev/shm")) - before if "bagua" in name or "bhvd" in name}

@@ -8,7 +8,6 @@ import ctypes
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher import wait_until
+from ports import free_port
 
 _SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 _PR_SET_PDEATHSIG = 1
@@ -39,16 +39,18 @@ class _Sshd:
     """An sshd that lets in this user with the folder's key.
 
     Attributes:
-        port.
+        port. temporary: the folder for temporary files of all that it starts.
     """
 
     def __init__(self, folder, address, port, prefix=()):
         self.port = port
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir(exist_ok=True)
         config = folder / f"sshd_config.{address}.{port}"
         config.write_text("\n".join([
             f"ListenAddress {address}:{port}", f"HostKey {folder}/host_key", f"AuthorizedKeysFile {folder}/key.pub",
             "StrictModes no", "UsePAM no", "PasswordAuthentication no", "PermitRootLogin yes", "PidFile none",
-            "MaxStartups 100", ""]))
+            "MaxStartups 100", f"SetEnv TMPDIR={self.temporary}", ""]))
         _PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
         self._log = open(folder / f"sshd.{address}.{port}.log", "wb")
         self.popen = subprocess.Popen([*prefix, _SSHD, "-D", "-e", "-f", str(config)], preexec_fn=_dies_with_us,
@@ -65,6 +67,8 @@ class _Sshd:
 
     def sessions(self):
         """Pids of the processes that serve connections."""
+        if self.popen.poll() is not None:
+            return []
         return [int(pid) for pid in Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/children").read_text().split()]
 
     def close(self):
@@ -83,11 +87,6 @@ def _make_keys(folder):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
 
 
-def _free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
-
 class SshHosts:
     """Hosts far1, far2, ...: names that only ssh knows, all of them this machine.
 
@@ -100,12 +99,13 @@ class SshHosts:
         require_sshd()
         _make_keys(folder)
         self.key = folder / "key"
-        # Between the choice of a port and its use another program may take it.
-        for _ in range(_PORT_TRIALS):
-            self.server = _Sshd(folder, "127.0.0.1", _free_port())
+        for _ in range(_PORT_TRIALS):       # two tests may have chosen the same
+            self.server = _Sshd(folder, "127.0.0.1", free_port())
             if self.server.listens():
                 break
             self.server.close()
+        else:
+            raise AssertionError(self.server.log())
         self.port = self.server.port
         config = folder / "ssh_config"
         config.write_text(f"Host far*\n  HostName 127.0.0.1\n  Port {self.port}\n  IdentityFile {folder}/key\n"

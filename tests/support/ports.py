@@ -1,0 +1,23 @@
+"""A port for a program that must be told one."""
+import random
+import socket
+from pathlib import Path
+
+_FIRST = 10_000
+
+
+def free_port():
+    """A port of this host at which nobody listens.
+
+    Between the choice of a port and its use another program may take it. The kernel gives none of these to a program
+    that names no port, as all others here do.
+    """
+    first_of_the_kernels = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(_FIRST, first_of_the_kernels)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+        return port
