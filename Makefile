@@ -64,6 +64,8 @@ faults: $(VENV)/built
 $(VENV)/built: pyproject.toml setup.py build.py $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	# By itself: it would bring another TensorFlow along, the one for GPUs.
+	$(BIN)/python -m pip install --quiet --no-deps tf_keras==2.21.0
 	touch $@
 
 clean:

@@ -25,7 +25,8 @@ def distributed_optimizer(optimizer, compression=Compression.none, sparse_as_den
 
     Args:
         optimizer: keras.Optimizer, also a LossScaleOptimizer. The result's class derives from its class and has its
-            name; hyperparameters and state are shared with it, and only the result should be used from then on.
+            name; hyperparameters and state are shared with it, and only the result should be used from then on. One of
+            tf_keras (TF_USE_LEGACY_KERAS=1) is made anew from its configuration.
         compression: what is done to gradients before they travel: Compression.none, Compression.fp16 or your own.
         sparse_as_dense: sparse gradients travel as dense ones; else their rows are gathered (but within XLA, whose
             shapes are fixed, all travel dense).
@@ -65,7 +66,7 @@ def partial_distributed_optimizer(optimizer, local_layers, **options):
         ValueError: local_layers holds something else than layers.
     """
     layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
-    if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
+    if not all(hasattr(layer, "trainable_weights") for layer in layers):
         raise ValueError("local_layers: expected keras layers")
     wrapped = distributed_optimizer(optimizer, **options)
     for layer in layers:
@@ -144,7 +145,7 @@ def load_model(filepath, custom_optimizers=None, custom_objects=None, compressio
         custom_optimizers: list of optimizer classes that Keras does not know.
         custom_objects: dict of name -> class or function, as for keras.models.load_model().
         compression: see DistributedOptimizer.
-        legacy_opts: accepted for Horovod's sake; Keras 3 has no legacy optimizers.
+        legacy_opts: accepted for Horovod's sake; what kind of optimizer was saved is in the file.
         algorithm: see DistributedOptimizer. One that was saved (as .keras) goes on where it was: with what is a rank's
             own on the rank that saved it, if there are as many ranks as then; else that begins anew.
     """

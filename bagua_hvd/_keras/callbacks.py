@@ -1,4 +1,4 @@
-"""The callbacks of both Keras packages; they work on any backend of Keras 3.
+"""The callbacks of both Keras packages; they work on any backend of Keras 3, and with tf_keras.
 
 Momentum correction (Goyal et al., arXiv:1706.02677) when the learning rate changes from old to new:
 
@@ -8,16 +8,25 @@ Here v itself is scaled before the step. It is the same step, and a compiled one
 """
 import keras
 
-from bagua_hvd._keras import values
+from bagua_hvd._keras import legacy, values
 from bagua_hvd._keras.optimizer import innermost
 from bagua_hvd.common import basics
 
 
-def _optimizer_variables(optimizer):
-    return [] if optimizer is None else list(optimizer.variables)
+class Callback(keras.callbacks.Callback):
+    """A callback of Keras 3 that fit() of tf_keras takes as well: it asks for more than Keras 3 does."""
+
+    def _implements_train_batch_hooks(self):
+        return True
+
+    def _implements_test_batch_hooks(self):
+        return False
+
+    def _implements_predict_batch_hooks(self):
+        return False
 
 
-class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+class BroadcastGlobalVariablesCallback(Callback):
     """Gives all ranks the root's model and optimizer, once, at the end of the first batch.
 
     By then everything is built, also models that take their shapes from the data.
@@ -47,15 +56,16 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             return
         local = {id(variable) for variable in self.local_variables}
         local |= {id(variable.value) for variable in self.local_variables if isinstance(variable, keras.Variable)}
+        optimizer = self.model.optimizer
         variables = [
-            variable for variable in self.model.weights + _optimizer_variables(self.model.optimizer)
+            variable for variable in self.model.weights + ([] if optimizer is None else legacy.variables(optimizer))
             if id(variable) not in local and id(variable.value) not in local
         ]
         values.broadcast_variables(variables, self.root_rank, "BroadcastGlobalVariablesCallback")
         self.broadcast_done = True
 
 
-class MetricAverageCallback(keras.callbacks.Callback):
+class MetricAverageCallback(Callback):
     """Averages all entries of `logs` over the ranks at the end of every epoch, in sorted order of their names.
 
     Put it before callbacks that read metrics, such as ReduceLROnPlateau, so that all ranks do the same.
@@ -72,7 +82,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
             logs[name] = float(values.allreduce(float(logs[name]), name=f"MetricAverageCallback.{name}"))
 
 
-class LearningRateScheduleCallback(keras.callbacks.Callback):
+class LearningRateScheduleCallback(Callback):
     """Sets the learning rate to initial_lr * multiplier(epoch), and puts it into `logs` as "lr".
 
     Args:
@@ -109,7 +119,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         if self.momentum_correction and old and new != old:
             optimizer = innermost(self.model.optimizer)
             if getattr(optimizer, "momentum", 0):
-                for velocity in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", ()):
+                for velocity in legacy.velocities(optimizer, self.model.trainable_variables):
                     velocity.assign(velocity * (new / old))
 
     def on_train_begin(self, logs=None):
@@ -167,7 +177,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._learning_rate():g}.")
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+class BestModelCheckpoint(Callback, keras.callbacks.ModelCheckpoint):
     """ModelCheckpoint that keeps the best only. Set its `filepath` before training; an estimator does that."""
 
     def __init__(self, monitor="val_loss", verbose=0, save_weights_only=False, mode="auto", save_freq="epoch"):

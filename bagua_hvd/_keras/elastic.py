@@ -1,10 +1,9 @@
 """Elastic training with Keras: the state of a model and its optimizer, and the callbacks that keep it up to date."""
 import functools
 
-import keras
-
-from bagua_hvd._keras import values
+from bagua_hvd._keras import legacy, values
 from bagua_hvd._keras.backend import shared_reductions, translated_errors
+from bagua_hvd._keras.callbacks import Callback
 from bagua_hvd._keras.optimizer import distributions, forget_step
 from bagua_hvd.common import basics, objects
 from bagua_hvd.common.elastic import ObjectState, reset, run_fn
@@ -32,13 +31,13 @@ class KerasState(ObjectState):
             raise ValueError("Model must be built first. Run `model.build(input_shape)`, or the model on some data.")
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
-        if self.optimizer is not None and not self.optimizer.built:
-            self.optimizer.build(model.trainable_variables)
+        if self.optimizer is not None and not getattr(self.optimizer, "built", False):
+            legacy.build(self.optimizer, model.trainable_variables)
         self._save_model()
         super().__init__(_broadcast_object, basics.rank, **kwargs)
 
     def _variables(self):
-        return [*self.model.weights, *(self.optimizer.variables if self.optimizer is not None else ())]
+        return [*self.model.weights, *(legacy.variables(self.optimizer) if self.optimizer is not None else ())]
 
     def _save_model(self):
         basics.wait_for_gpus()          # the torch backend's tensors may lie on one
@@ -62,7 +61,7 @@ class KerasState(ObjectState):
         super().sync()
 
 
-class CommitStateCallback(keras.callbacks.Callback):
+class CommitStateCallback(Callback):
     """Commits the state after every few batches, and at the end of every epoch.
 
     Args:
@@ -88,7 +87,7 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.state.commit()
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):
+class UpdateBatchStateCallback(Callback):
     """Keeps in `state.batch` how many batches of this epoch are done; 0 at its end.
 
     When fit() begins with some done, its first epoch is so many batches shorter. Put it before callbacks that may stop
@@ -121,7 +120,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
         self._done = self.state.batch = 0
 
 
-class UpdateEpochStateCallback(keras.callbacks.Callback):
+class UpdateEpochStateCallback(Callback):
     """Keeps in `state.epoch` how many epochs are done, over all calls of fit().
 
     Args:

@@ -6,7 +6,8 @@ When a class takes another way, its update would use gradients of this rank alon
 at the end of training.
 
 How they are reduced is the backend's matter (_keras/backend.py); here is what every backend has: accumulation over
-backward passes, loss scaling, serialization under the name of the original class.
+backward passes, loss scaling, serialization under the name of the original class. Optimizers of tf_keras are handed to
+tensorflow/tf_keras.py.
 """
 import zipfile
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 import keras
 from keras import ops
 
+from bagua_hvd._keras import legacy
 from bagua_hvd._keras.backend import as_written, make_reduction
 from bagua_hvd._keras.checkpoint import AlgorithmState, HasAlgorithmState
 from bagua_hvd.algorithms import Algorithm
@@ -251,18 +253,22 @@ def wrap(optimizer, options, passes=1, average_aggregated=False):
     """The distributed optimizer; hyperparameters, variables and state are shared with the given one.
 
     Args:
-        optimizer: keras.Optimizer; only the result should be used from then on.
+        optimizer: keras.Optimizer; only the result should be used from then on. One of tf_keras is copied.
         options: GradientOptions, checked.
         passes, average_aggregated: backward_passes_per_step, average_aggregated_gradients.
     Raises:
-        ValueError: not a Keras 3 optimizer, or a distributed one already.
+        ValueError: not an optimizer of Keras, or a distributed one already.
     """
+    if passes <= 0:
+        raise ValueError(f"backward_passes_per_step must be > 0, not {passes}")
+    if legacy.is_optimizer(optimizer):
+        from bagua_hvd.tensorflow import tf_keras
+
+        return tf_keras.wrap(optimizer, options, passes, average_aggregated)
     if isinstance(optimizer, Distributed) or isinstance(innermost(optimizer), Distributed):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(f"expected a keras.optimizers.Optimizer, not {optimizer!r}")
-    if passes <= 0:
-        raise ValueError(f"backward_passes_per_step must be > 0, not {passes}")
     if keras.optimizers.LossScaleOptimizer.apply is _scaled_apply:
         keras.optimizers.LossScaleOptimizer.apply = _apply_scaled
     cls = _subclass(type(optimizer), (options, passes, average_aggregated))
@@ -280,6 +286,10 @@ def load_model(filepath, wrap_optimizer, custom_optimizers, custom_objects):
     The algorithm's, too, if it keeps any: of a .keras file, as Keras calls its format.
     """
     classes = {cls.__name__: cls for cls in custom_optimizers or ()}
+    if legacy.in_use():
+        from bagua_hvd.tensorflow import tf_keras
+
+        return tf_keras.load_model(filepath, wrap_optimizer, {**classes, **(custom_objects or {})})
     model = keras.models.load_model(filepath, custom_objects={**classes, **(custom_objects or {})})
     if model.optimizer is not None:
         model.optimizer = wrap_optimizer(model.optimizer)

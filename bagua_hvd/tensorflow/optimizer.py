@@ -1,6 +1,4 @@
 """DistributedOptimizer for TensorFlow: for optimizers of Keras 3, of tf_keras, and of tf.compat.v1."""
-import sys
-
 import tensorflow as tf
 
 from bagua_hvd.common.basics import Adasum, Average
@@ -79,13 +77,6 @@ class _DistributedV1(_WrappedV1):
         return self._aggregation.apply_gradients(apply, self._optimizer, *args, **kwargs)
 
 
-def _is_tf_keras(optimizer):
-    tf_keras = sys.modules.get("tf_keras")
-    return tf_keras is not None and isinstance(
-        optimizer, (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
-    )
-
-
 def DistributedOptimizer(optimizer, name=None, use_locking=False, device_dense="", device_sparse="",
                          compression=Compression.none, sparse_as_dense=False, backward_passes_per_step=1, op=Average,
                          gradient_predivide_factor=1.0, average_aggregated_gradients=False, num_groups=0, groups=None,
@@ -133,8 +124,6 @@ def DistributedOptimizer(optimizer, name=None, use_locking=False, device_dense="
                               average_aggregated_gradients)
     if op == Adasum:
         raise ValueError("op == Adasum is not supported yet with Keras")
-    if _is_tf_keras(optimizer):
-        from bagua_hvd.tensorflow.tf_keras import wrap
-    else:
-        from bagua_hvd._keras.optimizer import wrap
+    from bagua_hvd._keras.optimizer import wrap
+
     return wrap(optimizer, options, backward_passes_per_step, average_aggregated_gradients)

@@ -1,6 +1,7 @@
 """DistributedOptimizer for tf_keras, the Keras 2 that lives on beside Keras 3 (TF_USE_LEGACY_KERAS=1)."""
 import tensorflow as tf
 
+from bagua_hvd._keras import legacy
 from bagua_hvd._keras.checkpoint import HasAlgorithmState
 from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from bagua_hvd.tensorflow.graphs import as_written
@@ -49,10 +50,7 @@ class _Distributed(HasAlgorithmState):
         gradients, variables = zip(*grads_and_vars, strict=True)
         distribution, base = self.distribution, super().apply_gradients
         with tf.init_scope():       # within a condition, variables cannot be made
-            if hasattr(self, "build"):
-                self.build(variables)
-            else:
-                self._create_all_weights(variables)
+            legacy.build(self, variables)
 
         def apply(reduced):
             applied = distribution.reduction.update(
@@ -88,3 +86,17 @@ def wrap(optimizer, options, passes, average_aggregated):
     wrapped = cls.from_config(optimizer.get_config())
     _ = wrapped.distribution        # now: what the algorithm cannot serve is refused here
     return wrapped
+
+
+def load_model(filepath, wrap_optimizer, custom_objects):
+    """tf_keras.models.load_model(), and its optimizer wrapped by `wrap_optimizer`, with the state that was saved."""
+    import tf_keras
+
+    model = tf_keras.models.load_model(filepath, custom_objects=custom_objects)
+    if model.optimizer is not None:
+        saved = legacy.variables(model.optimizer)
+        model.optimizer = wrap_optimizer(model.optimizer)
+        legacy.build(model.optimizer, model.trainable_variables)
+        for variable, value in zip(legacy.variables(model.optimizer), saved, strict=True):
+            variable.assign(value)
+    return model

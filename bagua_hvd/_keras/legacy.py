@@ -1,0 +1,41 @@
+"""tf_keras, the Keras 2 that lives on beside Keras 3: tf.keras is it where TF_USE_LEGACY_KERAS=1 says so.
+
+The Keras packages serve models of both. What differs between them is here.
+"""
+import os
+import sys
+
+
+def in_use():
+    """Whether tf.keras is tf_keras."""
+    return os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
+
+
+def is_optimizer(optimizer):
+    """Whether this is one of tf_keras.optimizers, or of tf_keras.optimizers.legacy."""
+    tf_keras = sys.modules.get("tf_keras")
+    return tf_keras is not None and isinstance(
+        optimizer, (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
+    )
+
+
+def build(optimizer, variables):
+    """Makes an optimizer's variables, of either Keras."""
+    if hasattr(optimizer, "build"):
+        optimizer.build(variables)
+    else:                               # tf_keras.optimizers.legacy
+        optimizer._create_all_weights(variables)
+
+
+def variables(optimizer):
+    """All variables of an optimizer of either Keras."""
+    found = optimizer.variables         # tf_keras has a function of that name
+    return list(found() if callable(found) else found)
+
+
+def velocities(optimizer, weights):
+    """What an optimizer with a `momentum` adds the gradients up in, of either Keras; none before it is built."""
+    if hasattr(optimizer, "get_slot"):  # tf_keras.optimizers.legacy
+        built = "momentum" in optimizer.get_slot_names()
+        return [optimizer.get_slot(weight, "momentum") for weight in weights] if built else []
+    return getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", ())
