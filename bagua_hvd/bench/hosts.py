@@ -53,8 +53,7 @@ class Hosts:
         self.count = count
         self.names = [f"{PREFIX}{os.getpid()}-{index}" for index in range(count)]
         self._bridge = f"bg{os.getpid()}"
-        # A part of 198.18.0.0/15, which is reserved for measurements (RFC 2544).
-        self._net = f"198.18.{os.getpid() % 256}"
+        self._net = _unused_net()
         self.address = f"{self._net}.254"
         try:
             self._up(rate)
@@ -102,6 +101,18 @@ class Hosts:
                 "names": self.names, "per_host": size // self.count, "port": rendezvous.port, "address": self.address,
                 "secret": base64.b64encode(secret).decode(),
             })}
+
+
+def _unused_net():
+    """A part of 198.18.0.0/15, which is reserved for measurements (RFC 2544): its first three numbers.
+
+    Two processes that choose at the same moment begin to look at different ones.
+    """
+    used = {int(number) for number in re.findall(r"\b198\.18\.(\d+)\.254/24", _run("ip", "-4", "address", "show"))}
+    unused = [number % 256 for number in range(os.getpid(), os.getpid() + 256) if number % 256 not in used]
+    if not unused:
+        raise RuntimeError("--hosts found no unused network in 198.18.0.0/16: end other measurements first")
+    return f"198.18.{unused[0]}"
 
 
 def _remove(names, bridge):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.timeout(240)
 
 from bagua_hvd.bench import model, negotiation  # noqa: E402
 
@@ -82,7 +83,7 @@ def test_the_tree():
 
 def bench(*arguments):
     return subprocess.run([sys.executable, "-m", "bagua_hvd.bench", *map(str, arguments)], cwd=ROOT, env=ENVIRONMENT,
-                          capture_output=True, text=True, timeout=100)
+                          capture_output=True, text=True, timeout=220)
 
 
 def test_negotiation_is_measured(tmp_path):

@@ -1,4 +1,5 @@
 """Bytes beside a training: each exchange waits for the other end; an end that is gone is an error."""
+import os
 import subprocess
 import sys
 
@@ -6,7 +7,8 @@ import pytest
 
 from bagua_hvd.bench.traffic import Traffic
 
-ADDRESS = "127.0.0.77"      # of this test alone: the port is always the same
+# Of this process alone: the port is always the same.
+ADDRESS = f"127.77.{os.getpid() // 250 % 250}.{1 + os.getpid() % 250}"
 
 
 def test_an_exchange_takes_both_ends():
@@ -26,5 +28,5 @@ def test_an_exchange_takes_both_ends():
 def test_traffic_is_between_two_ranks(module):
     where = "--backends" if module == "train" else "--algorithms"
     done = subprocess.run([sys.executable, "-m", f"bagua_hvd.bench.{module}", "-np", "3", where, "none", "tcp"],
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=110)
     assert done.returncode == 2 and "tcp is traffic between two ranks, not 3" in done.stderr

@@ -10,6 +10,7 @@ from world import World, view
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 NBYTES = 64 << 20       # malloc gives it back to the system each time
+TRIALS = 3
 
 
 @pytest.mark.skipif(not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text(), reason="the system has none")
@@ -23,6 +24,8 @@ def test_a_result_costs_few_page_faults():
             context.post(native.ALLREDUCE, "sum", [view(source, "float32", out)], op=native.OP_SUM).wait()
             return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, np.array_equal(out, source)
 
-        (faults, right), = world.run(call)
-    assert right
-    assert faults < NBYTES // 4096 // 8         # small pages at both ends; and a few where memory is in pieces
+        # The system may have none at the moment, but hardly each time.
+        trials = [result for _ in range(TRIALS) for result in world.run(call)]
+    assert all(right for _, right in trials)
+    # Small pages at both ends; and a few where memory is in pieces.
+    assert min(faults for faults, _ in trials) < NBYTES // 4096 // 8

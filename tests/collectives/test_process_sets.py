@@ -1,5 +1,5 @@
 """Process sets in the core: removal and reuse of ids while operations are in flight, sets without an area, refusals."""
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -124,14 +124,12 @@ def test_posting_races_with_removal(transport):
                                              process_set=set_id)
                 except ValueError:
                     pass                        # removed already, or not a member
-                started = time.monotonic()
                 removal.wait()
                 if operation:
                     try:
                         operation.wait()
                     except HorovodInternalError as error:
                         assert "removed" in str(error)
-                assert time.monotonic() - started < 10
 
         world.run(call)
 
@@ -159,17 +157,16 @@ def test_refusals():
 
 def test_counters_do_not_wait():
     """They may be read while another thread waits for an operation that only this one can complete."""
+    read = threading.Event()
     with World(2) as world:
         def call(rank, context):
-            operation = context.post(native.BARRIER, "b") if rank == 0 else None
             if rank == 0:
-                started = time.monotonic()
+                operation = context.post(native.BARRIER, "b")
                 assert context.counters().operations == 0
-                assert time.monotonic() - started < 1
+                read.set()
             else:
-                time.sleep(0.2)
-                context.post(native.BARRIER, "b").wait()
-            if operation:
-                operation.wait()
+                read.wait()
+                operation = context.post(native.BARRIER, "b")
+            operation.wait()
 
         world.run(call)

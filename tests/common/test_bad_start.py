@@ -3,7 +3,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,8 @@ PACKAGE = Path(basics.__file__).parents[1]
 
 
 def init_with_another_secret():
-    started = time.monotonic()
     with pytest.raises(ValueError, match="_HOROVOD_SECRET_KEY"):
         basics.init()
-    assert time.monotonic() - started < 10
     assert not basics.is_initialized()
 
 
@@ -31,7 +28,7 @@ def init_without_others():
 
 
 def test_missing_rank(run_ranks):
-    run_ranks(1, init_without_others, env={"HOROVOD_SIZE": "2", "HOROVOD_START_TIMEOUT": "1"}, rendezvous=True)
+    run_ranks(1, init_without_others, env={"HOROVOD_SIZE": "2", "HOROVOD_START_TIMEOUT": "3"}, rendezvous=True)
 
 
 def init_with_nobody_listening():

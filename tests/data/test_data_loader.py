@@ -8,8 +8,6 @@ import pytest
 
 from bagua_hvd.data import AsyncDataLoaderMixin, BaseDataLoader
 
-pytestmark = pytest.mark.timeout(20)
-
 
 class Loader(BaseDataLoader):
     def __init__(self, count=3, fail_at=None):
@@ -55,7 +53,7 @@ def make():
 
 
 def wait_for(condition):
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -173,5 +171,5 @@ def test_a_loader_that_is_not_closed_does_not_hold_up_the_end():
             "    def _iterate(self):\n"
             "        yield from range(10**9)\n"
             "print(next(iter(L(4))))\n")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=15)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")

@@ -2,7 +2,6 @@
 import json
 import os
 import shlex
-import signal
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -98,8 +97,7 @@ class Job:
 
     def signal(self, rank, number):
         """Sends it, unless the process has ended."""
-        if self._processes[rank].poll() is None:
-            os.kill(self._processes[rank].pid, number)
+        self._processes[rank].signal(number)
 
     def act(self, rank, function):
         """Lets the rank call one of worker.ACTS before its next step."""
@@ -144,8 +142,7 @@ class Job:
         left = [f"rank {rank}" for rank in range(SIZE) if not self.has_ended(rank)]
         left += [f"process {pid} of a rank" for pid in children_of(pids)]
         for process in self._processes:
-            if process.poll() is None:
-                os.kill(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
         self._rendezvous.close()
         return left

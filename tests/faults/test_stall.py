@@ -1,17 +1,21 @@
 """The stall inspector: which tensors wait for which ranks, what those did last, and where they are."""
 import re
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 import bagua_hvd.torch as hvd
+from ranks import printed
 
 WARNING = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}
 
 
-def dawdle(seconds):
-    time.sleep(seconds)
+def dawdle():
+    """Until this rank has said that the others wait for it."""
+    while "the other ranks wait for rank" not in printed():
+        time.sleep(0.05)
 
 
 def wait_for_the_last_rank():
@@ -23,7 +27,7 @@ def wait_for_the_last_rank():
         model(torch.ones(2)).sum().backward()
         optimizer.step()
     if hvd.rank() == hvd.size() - 1:
-        dawdle(3)
+        dawdle()
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum, name="awaited").tolist() == [hvd.size()] * 2
 
 
@@ -34,14 +38,15 @@ def test_a_late_rank_says_where_it_is(run_ranks):
     assert re.search(r"^Rank 2 asked for '.*' \d+\.\d s ago, its operation number \d+, and for nothing since\.$", first,
                      re.MULTILINE)
     assert "the other ranks wait for rank 2 with [allreduce.awaited]. It has made 3 optimizer steps" in last
-    assert "in wait_for_the_last_rank\n" in last and "in dawdle\n" in last and "time.sleep(seconds)" in last
-    assert "wait for" not in middle
+    assert "in wait_for_the_last_rank\n    dawdle()\n" in last and "in dawdle\n" in last
+    # The first steps may have waited for it on a busy machine, the last operation did not.
+    assert "awaited" not in middle
 
 
 def let_rank_0_be_late():
     hvd.init()
     if hvd.rank() == 0:
-        dawdle(3)
+        dawdle()
     hvd.barrier()
 
 
@@ -52,32 +57,41 @@ def test_rank_0_is_late_itself(run_ranks):
     assert "wait for" not in other
 
 
-def stay_away():
+def stay_away(folder):
     hvd.init()
-    if hvd.rank() == 1:
-        dawdle(4)
+    others = [Path(folder, str(rank)) for rank in (0, 2)]
+    while hvd.rank() == 1 and not all(path.exists() for path in others):
+        time.sleep(0.05)
     with pytest.raises(hvd.HorovodInternalError, match=r"ranks \(1\) are stalled for longer than 2 seconds"):
         hvd.allreduce(torch.ones(1), name="never")
+    Path(folder, str(hvd.rank())).touch()
 
 
-def test_the_shutdown_time(run_ranks):
+def test_the_shutdown_time(run_ranks, tmp_path):
     env = {**WARNING, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"}
-    results = run_ranks(3, stay_away, env=env)
+    results = run_ranks(3, stay_away, arguments={"folder": str(tmp_path)}, env=env)
     assert "1!: [allreduce.never]" in results[0].output
     assert 'One or more rank (marked by "!") is stalled for longer than 2 seconds. Will shutdown.' in results[0].output
 
 
 def stay_together():
     hvd.init()
-    dawdle(2)
+    time.sleep(4)
     hvd.barrier()
 
 
 def test_nobody_is_late(run_ranks):
-    env = {**WARNING, "HOROVOD_STALL_CHECK_DISABLE": "0"}
+    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "3", "HOROVOD_STALL_CHECK_DISABLE": "0"}
     assert not any("wait" in result.output for result in run_ranks(2, stay_together, env=env))
+
+
+def come_late():
+    hvd.init()
+    if hvd.rank() == 0:
+        time.sleep(3)
+    hvd.barrier()
 
 
 def test_the_check_can_be_disabled(run_ranks):
     env = {**WARNING, "HOROVOD_STALL_CHECK_DISABLE": "1"}
-    assert not any("wait" in result.output for result in run_ranks(2, let_rank_0_be_late, env=env))
+    assert not any("wait" in result.output for result in run_ranks(2, come_late, env=env))

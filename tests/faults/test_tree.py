@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import bagua_hvd.torch as hvd
+from ranks import printed
 
 CHAIN = {"BAGUA_HVD_NEGOTIATION": "tree", "BAGUA_HVD_NEGOTIATION_FANOUT": "1"}
 
@@ -29,13 +30,13 @@ def test_a_relay_is_lost(run_ranks):
 def be_late():
     hvd.init()
     hvd.allreduce(torch.ones(2), name="first")
-    if hvd.rank() == 2:
-        time.sleep(6)
+    while hvd.rank() == 2 and "the other ranks wait for rank 2" not in printed():
+        time.sleep(0.05)
     hvd.allreduce(torch.ones(2), name="awaited")
 
 
 def test_a_late_rank_is_named(run_ranks):
-    results = run_ranks(3, be_late, env={**CHAIN, "HOROVOD_STALL_CHECK_TIME_SECONDS": "3"})
+    results = run_ranks(3, be_late, env={**CHAIN, "HOROVOD_STALL_CHECK_TIME_SECONDS": "2"})
     assert re.search(r"^Missing ranks:\n2: \[allreduce\.awaited\]$", results[0].output, re.MULTILINE)
     assert "the other ranks wait for rank 2" in results[2].output and "be_late" in results[2].output
 

@@ -114,10 +114,7 @@ def test_elastic(launcher):
 
 
 def magic_of(address):
-    """Which protocol is spoken there: the service of an elastic job says hello first."""
+    """Which protocol is spoken there: the service of an elastic job says its hello first, the core answers one."""
     with attacks.connect(address) as connection:
-        connection.settimeout(1)
-        try:
-            return connection.recv(8)
-        except TimeoutError:
-            return attacks.CORE
+        connection.sendall(attacks.CORE + bytes(32))
+        return attacks.exactly(connection, len(attacks.CORE))

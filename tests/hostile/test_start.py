@@ -27,7 +27,8 @@ class Ranks:
 
     def start(self):
         environment = job_environment(len(self.processes), 3, self._rendezvous.port, self._secret, {
-            "BAGUA_HVD_TRANSPORT": self._transport, "TEST_STOP": str(self._folder)})
+            "BAGUA_HVD_TRANSPORT": self._transport, "TEST_STOP": str(self._folder),
+            "HOROVOD_START_TIMEOUT": "100"})        # while thousands of strangers come
         self.processes.append(subprocess.Popen([sys.executable, str(HERE / "summing.py")], env=environment,
                                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
 
@@ -69,7 +70,7 @@ def test_ranks_find_each_other_behind_a_thousand_strangers(make_ranks, tmp_path,
             attacks.scan(address, 50)
         ranks.start()
         for process in ranks.processes:
-            output, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=100)
             assert process.returncode == 0 and output.count(b"right") == 2, output.decode()
 
 

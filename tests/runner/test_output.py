@@ -108,23 +108,23 @@ def test_a_full_disk_costs_the_copy_only():
 def test_descriptor_waits_for_its_reader():
     reader, writer = os.pipe()
     data = os.urandom(1 << 20)
-    received = []
+    received, calls = [], []
 
     def read():
-        time.sleep(0.3)
+        while not calls:        # the pipe is full
+            time.sleep(0.01)
         while piece := os.read(reader, 1 << 16):
             received.append(piece)
 
     thread = threading.Thread(target=read)
     thread.start()
-    calls = []
     descriptor = Descriptor(writer)
     descriptor.while_blocked = lambda: bool(calls.append(1))
     descriptor.write(data)
     os.close(writer)
     thread.join()
     os.close(reader)
-    assert b"".join(received) == data and calls
+    assert b"".join(received) == data
 
 
 def test_descriptor_gives_up_when_told():

@@ -1,8 +1,10 @@
 import base64
+import gc
 import io
 import os
 import threading
 import time
+import uuid
 
 import pytest
 
@@ -76,7 +78,7 @@ def test_choice_of_the_controller(flags, expected):
 def test_timeout():
     running = timeout.Timeout(60, "{activity} took more than {timeout} s")
     running.check_time_out_for("this")
-    assert not running.timed_out() and 59 < running.remaining() <= 60
+    assert not running.timed_out() and 0 < running.remaining() <= 60
     over = timeout.Timeout(0, "{activity} took more than {timeout} s")
     time.sleep(0.001)
     assert over.timed_out() and over.remaining() == 0
@@ -221,7 +223,6 @@ def test_unknown_keys_of_a_config_file_are_told():
                                                                                                "params.cycle_time"]
 
 
-@pytest.mark.timeout(30)
 class TestExecute:
     def execute(self, command, **options):
         out, err = io.StringIO(), io.StringIO()
@@ -242,17 +243,15 @@ class TestExecute:
 
     def test_event_stops_the_whole_tree(self):
         event = threading.Event()
-        mark = "execute-event"
+        mark = uuid.uuid4().hex
         threading.Timer(0.5, event.set).start()
-        code = self.execute("sleep 60 & sleep 60", env={**os.environ, MARK: mark}, events=[event])[0]
+        code = self.execute("sleep 600 & sleep 600", env={**os.environ, MARK: mark}, events=[event])[0]
         assert code == 143
         assert processes_of(mark) == []
 
     def test_background_processes_end_with_the_command(self):
-        mark = "execute-background"
-        started = time.monotonic()
-        assert self.execute("sleep 60 & echo done", env={**os.environ, MARK: mark})[:2] == (0, "done\n")
-        assert time.monotonic() - started < 5
+        mark = uuid.uuid4().hex
+        assert self.execute("sleep 600 & echo done", env={**os.environ, MARK: mark})[:2] == (0, "done\n")
         wait_until(lambda: not processes_of(mark))
 
     def test_from_another_thread(self):
@@ -269,7 +268,7 @@ class TestExecute:
         assert self.execute("kill -9 $$")[0] == 137
 
     def test_an_exception_leaves_nothing(self, monkeypatch):
-        mark = "execute-exception"
+        mark = uuid.uuid4().hex
 
         def interrupt():
             raise KeyboardInterrupt
@@ -282,6 +281,7 @@ class TestExecute:
 
     def test_no_descriptors_left_behind(self):
         self.execute("true")
+        gc.collect()            # what other tests dropped may close some
         before = os.listdir("/proc/self/fd")
         self.execute("sleep 60 & exit 1")
-        assert os.listdir("/proc/self/fd") == before
+        assert set(os.listdir("/proc/self/fd")) <= set(before)

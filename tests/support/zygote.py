@@ -5,6 +5,7 @@ writes one when it started and one when it ended. `Zygote` is the other end; its
 """
 import ast
 import atexit
+import contextlib
 import gc
 import importlib
 import importlib.util
@@ -34,8 +35,13 @@ class ZygoteProcess:
         return self.returncode
 
     def kill(self):
+        self.signal(signal.SIGKILL)
+
+    def signal(self, number):
+        """Sends it, unless the process has ended, be it while this is done."""
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
 
 class Zygote:

@@ -3,6 +3,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -125,18 +126,25 @@ def disagreements():
     assert_usable()
 
 
-def a_rank_dies():
+def wait_for(*paths):
+    while not all(path.exists() for path in paths):
+        time.sleep(0.01)
+
+
+def a_rank_dies(folder):
     hvd.init()
     assert_usable()
+    ready = [Path(folder, str(rank)) for rank in range(hvd.size())]
+    ready[hvd.rank()].touch()
     if hvd.rank() == hvd.size() - 1:
-        time.sleep(0.5)     # not in the middle of the others' last operation, which would rightly fail then
+        wait_for(*ready)    # not in the middle of the others' last operation, which would rightly fail then
         os._exit(0)
-    started = time.monotonic()
-    with pytest.raises(hvd.HorovodInternalError):
+    # Its end is noticed, not its silence for the limits of half a minute.
+    lost = f"rank {hvd.size() - 1} was lost: its process ended"
+    with pytest.raises(hvd.HorovodInternalError, match=lost):
         hvd.allreduce(torch.ones(2), name="never")
-    with pytest.raises(hvd.HorovodInternalError):
+    with pytest.raises(hvd.HorovodInternalError, match=lost):
         hvd.allgather(torch.ones(2))
-    assert time.monotonic() - started < 10
     hvd.shutdown()
 
 
@@ -155,19 +163,19 @@ def a_rank_shuts_down():
     assert_usable()
 
 
-def interrupted():
+def interrupted(folder):
     hvd.init()
     assert_usable()
+    heard = Path(folder, "heard")
     if hvd.rank() == 0:
-        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-        started = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
             hvd.allreduce_(torch.ones(1000), name="waited", op=hvd.Sum)   # its memory is the core's still
-        assert time.monotonic() - started < 2
+        heard.touch()
         handle = hvd.allreduce_async(torch.ones(2), name="again", op=hvd.Sum)
         assert hvd.synchronize(handle).tolist() == [hvd.size()] * 2
     else:
-        time.sleep(1.5)
+        wait_for(heard)
         hvd.allreduce_(torch.ones(1000), name="waited", op=hvd.Sum)
         hvd.allreduce(torch.ones(2), name="again", op=hvd.Sum)
     hvd.barrier()
@@ -217,16 +225,16 @@ def test_disagreements(run_ranks, n):
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
-def test_a_rank_dies(run_ranks, transport):
-    run_ranks(3, a_rank_dies, env={"BAGUA_HVD_TRANSPORT": transport})
+def test_a_rank_dies(run_ranks, tmp_path, transport):
+    run_ranks(3, a_rank_dies, arguments={"folder": str(tmp_path)}, env={"BAGUA_HVD_TRANSPORT": transport})
 
 
 def test_a_rank_shuts_down(run_ranks):
     run_ranks(2, a_rank_shuts_down)
 
 
-def test_interrupted(run_ranks):
-    run_ranks(2, interrupted)
+def test_interrupted(run_ranks, tmp_path):
+    run_ranks(2, interrupted, arguments={"folder": str(tmp_path)})
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
@@ -246,10 +254,8 @@ def init_without_rendezvous():
 
 
 def init_alone():
-    started = time.monotonic()
-    with pytest.raises(ValueError, match="Horovod initialization failed"):
+    with pytest.raises(ValueError, match="Horovod initialization failed.* within 1 s"):
         hvd.init()
-    assert time.monotonic() - started < 10
     assert not hvd.is_initialized()
 
 

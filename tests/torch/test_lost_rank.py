@@ -3,7 +3,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,8 @@ def train_until_a_rank_dies(algorithm):
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(),
                                          algorithm=algorithm)
-    last_step = time.monotonic()
+    # Its end is noticed, not its silence for the limits of half a minute.
+    lost = f"rank {VICTIM} was lost: its process ended"
     try:
         for step in range(100_000):
             if hvd.rank() == VICTIM and step == 50:
@@ -29,12 +29,10 @@ def train_until_a_rank_dies(algorithm):
             optimizer.zero_grad()
             model(torch.randn(16, 64)).square().mean().backward()
             optimizer.step()
-            last_step = time.monotonic()
     except hvd.HorovodInternalError as error:
-        assert time.monotonic() - last_step < 5
-        assert f"rank {VICTIM} " in str(error), error
+        assert lost in str(error), error
         # And so does everything later.
-        with pytest.raises(hvd.HorovodInternalError, match=f"rank {VICTIM} "):
+        with pytest.raises(hvd.HorovodInternalError, match=lost):
             hvd.allreduce(torch.ones(1))
         print("raised")
         return
@@ -58,6 +56,6 @@ def test_the_launcher_ends_the_job():
                f"import sys; sys.path.insert(0, {str(ROOT / 'tests' / 'torch')!r}); import test_lost_rank as t; "
                "t.train_until_a_rank_dies('gradient_allreduce')"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110)
     assert done.returncode == 128 + signal.SIGKILL, done.stderr
     assert f"Process {VICTIM} exit with status code {128 + signal.SIGKILL}." in done.stdout + done.stderr
