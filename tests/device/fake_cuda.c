@@ -75,7 +75,7 @@ static struct {
     struct stream *default_stream;
     struct event *events;               /* never freed: a stream may still come to one */
     uint64_t launches;
-} fake = {.lock = PTHREAD_MUTEX_INITIALIZER, .devices = 1};
+} fake = {.lock = PTHREAD_MUTEX_INITIALIZER, .devices = 8};
 
 static void *visible(const void *p)
 {

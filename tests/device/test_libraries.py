@@ -62,8 +62,8 @@ def test_a_file_that_is_no_driver(monkeypatch):
 def test_the_driver_is_named_by_a_variable(monkeypatch):
     monkeypatch.setenv("BAGUA_HVD_LIBCUDA", f"/nowhere/libcuda.so.1:{fake_cuda_path()}")
     monkeypatch.setenv("BHVD_FAKE_CUDA_VERSION", "12040")
-    fake_cuda().set_devices(3)
-    assert device.cuda_facts() == (12040, 3, "")
+    with fake_cuda().devices(3):
+        assert device.cuda_facts() == (12040, 3, "")
 
 
 def test_importing_opens_nothing():

@@ -62,8 +62,7 @@ def test_shutdown_with_tensors_on_their_way(world):
 
 
 def test_there_is_no_such_gpu():
-    fake_cuda().set_devices(1)
-    with pytest.raises(ValueError, match=r"there is no GPU 7: the driver \(CUDA 13.0\) has 1"):
+    with fake_cuda().devices(1), pytest.raises(ValueError, match=r"there is no GPU 7: the driver \(CUDA 13.0\) has 1"):
         Device(7, files=fake_cuda_path())
 
 
@@ -79,8 +78,8 @@ def _gpu_fails():
 
     hvd.init()
     placement = FakePlacement()
-    array = placement.array(np.ones(4, np.float32))
     release = fake_cuda().hold(placement.current)       # a fault that comes while it is posted is an error of post()
+    array = placement.array(np.ones(4, np.float32))
     try:
         operation = hvd.mpi_ops.basics.context().post(native.ALLREDUCE, "x", [array.view(array)])
         release()

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from world import DTYPES, storage
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "tests" / "device"
 BUILT = ROOT / "build" / "device-tests"
+DEVICES = 8                 # of the stand-in, as fake_cuda.c has it
 _HOST_SOURCES = [HERE / "fake_cuda.c", HERE / "fake_nccl.c"]
 
 
@@ -92,8 +94,14 @@ class FakeCuda:
         """How many groups the stand-in for NCCL has launched in this process."""
         return self.library.fake_nccl_groups()
 
-    def set_devices(self, count):
+    @contextmanager
+    def devices(self, count):
+        """Within, there are so many GPUs, not DEVICES."""
         self.library.fake_cuda_set_devices(count)
+        try:
+            yield
+        finally:
+            self.library.fake_cuda_set_devices(DEVICES)
 
     def hold(self, stream):
         """Stops the stream until the function that it returns is called."""
@@ -123,7 +131,6 @@ def fake_device():
 @functools.cache
 def own_device(index, kernels=True):
     """A GPU of a rank's own, with NCCL; with kernels compiled for the CPU."""
-    fake_cuda().set_devices(index + 1)
     device = Device(index, files=fake_cuda_path(), nccl=fake_cuda_path())
     return _with_kernels(device) if kernels else device
 
