@@ -162,8 +162,8 @@ def runner(configuration):
         done = subprocess.run([*COMPILER, *flags, str(source), "-o", str(probe)], capture_output=True, text=True)
         if done.returncode:
             return f"this compiler has no {configuration}: {done.stderr.strip()[-200:]}", [], {}
-        # Kernels with much address randomization stop ThreadSanitizer, but not each time: one program that starts proves
-        # nothing for the next. LeakSanitizer does not run under ptrace.
+        # Kernels with much address randomization stop ThreadSanitizer, but not each time: that one program starts
+        # proves nothing for the next. LeakSanitizer does not run under ptrace.
         fixed = [(["setarch", "-R"], {})] if configuration == "tsan" and shutil.which("setarch") else []
         for prefix, environment in [*fixed, ([], {}), ([], {"ASAN_OPTIONS": "detect_leaks=0"})]:
             output = run([*prefix, probe], **environment)
