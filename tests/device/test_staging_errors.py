@@ -79,8 +79,9 @@ def _gpu_fails():
 
     hvd.init()
     placement = FakePlacement()
+    # A fault that comes while it is posted is an error of post(). The first copy is that of the array's values.
+    release = fake_cuda().hold(placement.current)
     array = placement.array(np.ones(4, np.float32))
-    release = fake_cuda().hold(placement.current)       # a fault that comes while it is posted is an error of post()
     try:
         operation = hvd.mpi_ops.basics.context().post(native.ALLREDUCE, "x", [array.view(array)])
         release()
