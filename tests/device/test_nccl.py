@@ -203,7 +203,6 @@ def test_all_use_nccl_or_none(monkeypatch, reason):
                 context.post(native.ALLREDUCE, f"x.{step}", [array.view(array)], op=native.OP_MAX).wait()
             return array.numpy()
 
-        own_device(1)
         if reason == "another NCCL":
             monkeypatch.setenv("BHVD_FAKE_NCCL_VERSION", "22000")
         odd = Device(1, files=fake_cuda_path(), nccl="" if reason == "no NCCL on one" else fake_cuda_path())

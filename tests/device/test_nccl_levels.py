@@ -240,7 +240,6 @@ def test_one_host_has_one_level():
 def test_hosts_with_different_versions(monkeypatch, letters, expected):
     """NCCL within each host where its members have the same; else by way of the host."""
     devices = [own_device(rank) for rank in range(2)]
-    own_device(3)
     monkeypatch.setenv("BHVD_FAKE_NCCL_VERSION", "22000")
     devices += [Device(rank, files=fake_cuda_path(), nccl=fake_cuda_path()) for rank in (2, 3)]
     with on_hosts(letters, 0) as world:

@@ -78,7 +78,8 @@ def _gpu_fails():
 
     hvd.init()
     placement = FakePlacement()
-    release = fake_cuda().hold(placement.current)       # a fault that comes while it is posted is an error of post()
+    # A fault that comes while it is posted is an error of post(). The first copy is that of the array's values.
+    release = fake_cuda().hold(placement.current)
     array = placement.array(np.ones(4, np.float32))
     try:
         operation = hvd.mpi_ops.basics.context().post(native.ALLREDUCE, "x", [array.view(array)])

@@ -9,6 +9,8 @@ pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 datasets = pytest.importorskip("sklearn.datasets")
 
+pytestmark = pytest.mark.timeout(300)
+
 WORKER = Path(__file__).with_name("digits_worker.py")
 A, B, C = "localhost", "127.0.0.2", "127.0.0.3"
 
@@ -43,7 +45,7 @@ def test_trains_on(make_job, digits, algorithm):
     job.set_hosts({C: 1})
     alone = job.wait_for("enter", 2, size=1)[1]     # came later, and alone now
     assert alone.words["pid"] == with_rank(second, 1).words["pid"]
-    assert job.finish(100) == 0, job.text
+    assert job.finish(150) == 0, job.text
     done, = job.of("done")
     assert done.words["equal"] == "True" and float(done.words["accuracy"]) > 0.93
     assert "removed from elastic job" in job.text
@@ -59,7 +61,7 @@ def test_two_ranks_end_equal(make_job, digits):
     job.set_hosts({A: 1, B: 1})
     together = job.wait_for("enter", 2, size=2)
     assert 0 < int(together[0].words["step"]) == int(together[1].words["step"])
-    assert job.finish(100) == 0, job.text
+    assert job.finish(150) == 0, job.text
     assert [event.words["equal"] for event in job.of("done")] == ["True", "True"]
     assert len({event.words["accuracy"] for event in job.of("done")}) == 1
     assert float(job.of("done")[0].words["accuracy"]) > 0.93

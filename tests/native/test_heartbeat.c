@@ -8,7 +8,8 @@
 #include "core/context.h"
 #include "job.h"
 
-enum { LIMIT_MS = 6000, IMPATIENT_MS = 1500 };
+// Impatient: that a rank is at an earlier operation is known after a second, when its next heartbeat has come.
+enum { LIMIT_MS = 6000, IMPATIENT_MS = 2500 };
 
 static pthread_barrier_t together;  // of the job that needs one
 
@@ -203,7 +204,7 @@ static void one_is_held_up(struct job *job, int rank, bhvd_context *ctx)
         handle = post(ctx, BHVD_ALLREDUCE, "held up", 0, NULL, 0);
     }
     CHECK_STATUS(handle ? bhvd_wait(handle, 60000, &error) : bhvd_context_status(ctx, &error), BHVD_ERR_TIMEOUT);
-    CHECK_STR_CONTAINS(error.message, "no progress for 1.5 s inside an operation while waiting for");
+    CHECK_STR_CONTAINS(error.message, "no progress for 2.5 s inside an operation while waiting for");
     atomic_fetch_add(&job->ready, rank != job->subject);
     bhvd_handle_drop(handle);
 }

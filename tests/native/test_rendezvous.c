@@ -79,6 +79,38 @@ static void rank_start(struct rank *r)
     CHECK_EQ(pthread_create(&r->thread, NULL, run_rank, r), 0);
 }
 
+static int open_descriptors(void)
+{
+    DIR *folder = opendir("/proc/self/fd");
+    CHECK(folder);
+    int count = 0;
+    while (readdir(folder))
+        count++;
+    closedir(folder);
+    return count;
+}
+
+// A rank may have its reply a moment before the server has closed the connection.
+static int open_descriptors_settled(int expected_max)
+{
+    int64_t begin = check_now_ms();
+    while (open_descriptors() > expected_max && check_now_ms() - begin < QUICK_MS)
+        poll(NULL, 0, 5);
+    return open_descriptors();
+}
+
+// Starts ranks that others keep waiting; returns when the server has accepted them, and had time to hear them. before: how
+// many descriptors are open without any rank.
+static void ranks_start_waiting(struct rank *ranks, int count, int before)
+{
+    CHECK_EQ(open_descriptors_settled(before), before);
+    for (int i = 0; i < count; i++)
+        rank_start(&ranks[i]);
+    while (open_descriptors() < before + 2 * count)         // both ends of each connection
+        poll(NULL, 0, 5);
+    poll(NULL, 0, 300);
+}
+
 static void ranks_join(struct rank *ranks, int count)
 {
     for (int i = 0; i < count; i++)
@@ -177,13 +209,13 @@ TEST(missing_ranks_are_named)
     bhvd_rendezvous *server = start();
     struct rank ranks[2] = {rank_of(server, "init.0", 0, 4), rank_of(server, "init.0", 1, 4)};
     for (int i = 0; i < 2; i++) {
-        ranks[i].timeout_ms = 1500;
+        ranks[i].timeout_ms = 2500;
         rank_start(&ranks[i]);
     }
     ranks_join(ranks, 2);
     for (int i = 0; i < 2; i++) {
         CHECK_STATUS(ranks[i].status, BHVD_ERR_TIMEOUT);
-        CHECK_STR_EQ(ranks[i].error.message, "ranks 2, 3 of 4 did not arrive within 1.5 s (scope init.0)");
+        CHECK_STR_EQ(ranks[i].error.message, "ranks 2, 3 of 4 did not arrive within 2.5 s (scope init.0)");
     }
 
     struct rank one = rank_of(server, "init.1", 0, 2);
@@ -202,6 +234,7 @@ TEST(missing_ranks_are_named)
 TEST(a_disagreement_is_told_to_every_rank)
 {
     bhvd_rendezvous *server = start();
+    const int before = open_descriptors();
     struct { int rank, size; const char *part; } intruders[] = {
         {2, 4, "rank 2 counts 4 ranks in the job, others count 3 (scope s)"},
         {1, 3, "two processes say they are rank 1 of 3 (scope s)"},
@@ -209,9 +242,7 @@ TEST(a_disagreement_is_told_to_every_rank)
     for (int i = 0; i < 2; i++) {
         struct rank ranks[3] = {rank_of(server, "s", 0, 3), rank_of(server, "s", 1, 3),
                                 rank_of(server, "s", intruders[i].rank, intruders[i].size)};
-        rank_start(&ranks[0]);
-        rank_start(&ranks[1]);
-        poll(NULL, 0, 300);
+        ranks_start_waiting(ranks, 2, before);
         rank_start(&ranks[2]);
         ranks_join(ranks, 3);
         for (int r = 0; r < 3; r++) {
@@ -309,9 +340,7 @@ TEST(destroy_does_not_wait_for_waiting_ranks)
 {
     bhvd_rendezvous *server = start();
     struct rank ranks[2] = {rank_of(server, "s", 0, 3), rank_of(server, "s", 2, 3)};
-    rank_start(&ranks[0]);
-    rank_start(&ranks[1]);
-    poll(NULL, 0, 300);
+    ranks_start_waiting(ranks, 2, open_descriptors());
     int64_t begin = check_now_ms();
     bhvd_rendezvous_destroy(server);
     ranks_join(ranks, 2);
@@ -444,8 +473,7 @@ TEST(a_rank_beyond_the_size_is_a_disagreement)
 {
     bhvd_rendezvous *server = start();
     struct rank waiting = rank_of(server, "s", 0, 2);
-    rank_start(&waiting);
-    poll(NULL, 0, 300);
+    ranks_start_waiting(&waiting, 1, open_descriptors());
     int fd = attach_authenticated(server);
     struct bytes message = {0};
     rendezvous_request_put(&message, &(struct rendezvous_request){.rank = 2, .size = 2, .patience_ms = 60000,
@@ -499,26 +527,6 @@ TEST(a_replayed_handshake_is_dropped)
     check_closed_within(fd, QUICK_MS);
     bytes_fini(&request);
     bhvd_rendezvous_destroy(server);
-}
-
-static int open_descriptors(void)
-{
-    DIR *folder = opendir("/proc/self/fd");
-    CHECK(folder);
-    int count = 0;
-    while (readdir(folder))
-        count++;
-    closedir(folder);
-    return count;
-}
-
-// A rank may have its reply a moment before the server has closed the connection.
-static int open_descriptors_settled(int expected_max)
-{
-    int64_t begin = check_now_ms();
-    while (open_descriptors() > expected_max && check_now_ms() - begin < QUICK_MS)
-        poll(NULL, 0, 5);
-    return open_descriptors();
 }
 
 TEST(idle_connections_delay_nobody_and_are_dropped)

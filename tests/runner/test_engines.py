@@ -9,7 +9,7 @@ import pytest
 
 from bagua_hvd.runner.engines.detect import Placement, detect
 from bagua_hvd.runner.engines.exchange_file import FileExchange, NoExchange, folder
-from engines import SCRIPT, THREE_ON_ONE_HOST, TORCH_SCRIPT, again_if_not_up, starter
+from engines import SCRIPT, THREE_ON_ONE_HOST, TORCH_SCRIPT, starter
 from ports import free_port
 
 pytestmark = pytest.mark.timeout(180)
@@ -20,15 +20,14 @@ def environment(tmp_path):
     """Without variables of any launcher, and with a home and a folder for temporary files of the test's own."""
     kept = {name: value for name, value in os.environ.items()
             if not name.startswith(("HOROVOD_", "BAGUA_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_"))}
-    return {**kept, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1",
-            "HOROVOD_START_TIMEOUT": "100"}
+    return {**kept, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "TMPDIR": str(tmp_path),
+            "OMP_NUM_THREADS": "1", "HOROVOD_START_TIMEOUT": "100"}
 
 
 def run(command, script, environment, tmp_path, timeout=120):
     path = tmp_path / "script.py"
     path.write_text(script)
-    return again_if_not_up(lambda: subprocess.run([*command, str(path)], env=environment, capture_output=True,
-                                                  text=True, timeout=timeout))
+    return subprocess.run([*command, str(path)], env=environment, capture_output=True, text=True, timeout=timeout)
 
 
 def numbers(done):

