@@ -203,21 +203,19 @@ def launch_encode(launch, cut, src, per_segment=2, threads=32):
     kernel = cut.codec.name.removesuffix("_rms")
     codes = np.full(cut.chunks * chunk_stride, 0xAB, np.uint8)
     option = {"sign_rms": 1, "qsgd": int(cut.codec.parameter or 127)}.get(cut.codec.name, 0)
-    if kernel in ("sign", "ternary"):
-        per_segment = 1
-    elif kernel == "qsgd":
+    if kernel == "qsgd":
         per_segment = -(-min(cut.segment, cut.count) // 512)
-    ranges = np.zeros(cut.grid(per_segment) * 24, np.uint8)
+    ranges = np.zeros(max(cut.grid(per_segment) * 24, cut.grid(-(-cut.segment // 512)) * 8), np.uint8)
 
     def run(step, per_segment):
-        launch(f"{kernel}_{step}_{cut.type}", cut.grid(per_segment), threads, codes, chunk_stride, segment_stride, src,
+        launch(f"{step}_{cut.type}", cut.grid(per_segment), threads, codes, chunk_stride, segment_stride, src,
                cut.count, cut.chunks, cut.segment, per_segment, ranges, option, SEED, FIRST)
 
-    if kernel == "minmax_uint8":
-        run("ranges", per_segment)
-    run("encode", per_segment)
-    if kernel == "qsgd":
-        run("header", 1)
+    if kernel in ("minmax_uint8", "ternary"):
+        run("minmax_uint8_ranges", per_segment)
+    run(f"{kernel}_encode", per_segment)
+    if kernel in ("sign", "qsgd"):
+        run(f"{kernel}_header", 1)
     return codes
 
 
@@ -228,7 +226,10 @@ def test_codecs(launch, type, codec):
     """Codes of all kinds of values, cut in all ways; decoded; and summed over the ranks."""
     kernel, storage = codec.name.removesuffix("_rms"), TYPES[type].storage
     sizes = [(count, ways) for count in COUNTS for ways in ((1, 512), (3, 512))] + [(1027, (2, 64))]
-    for kind, (count, (pieces, segment)) in itertools.product(KINDS, sizes[::3] if kernel == "ternary" else sizes):
+    # ... and more blocks of threads' worth than there are blocks of threads.
+    cases = [*itertools.product(KINDS, sizes[::3] if kernel == "ternary" else sizes),
+             *itertools.product(("normal", "nan"), [(20_001, (1, 1 << 18))] if kernel in ("sign", "ternary") else [])]
+    for kind, (count, (pieces, segment)) in cases:
         if not count:
             continue
         cut, src = Cut(codec, type, count, pieces, segment), values(type, count, kind, offset=count % 2)
