@@ -273,6 +273,28 @@ def test_decode_sum(launch, type, codec):
 
 
 @pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("codec", CODED[:5], ids=lambda codec: codec.name)
+@np.errstate(all="ignore")
+def test_decode_add(launch, type, codec):
+    """Added to float32 values, of which some are infinite, in several segments and off the alignment of vectors."""
+    for count, kind in itertools.product((1, 33, 1027), ("normal", "nan", "zeros")):
+        cut = Cut(codec, type, count, 1, 512)
+        chunk_stride, segment_stride = cut.strides
+        codes, src = np.zeros(chunk_stride, np.uint8), values(type, count, kind)
+        got = values("f32", count, "inf", offset=count % 2)
+        wanted = got.copy()
+        for part, at in cut.parts():
+            code = codec.encode(cut.dtype, src[part], 5)
+            codes[at:][:code.size] = code
+            into = ffi.cast("float *", wanted[part].ctypes.data)
+            assert lib.bhvd_decode_add(codec.number, TYPES[type].dtype, into, pointer(code), part.stop - part.start,
+                                       codec.options(0)) == native.OK
+        launch(f"{codec.name.removesuffix('_rms')}_decode_add_{type}", cut.grid(2), 32, got, codes, chunk_stride,
+               segment_stride, count, 1, 512, 2)
+        bytes_equal(got, wanted)
+
+
+@pytest.mark.parametrize("type", TYPES)
 @np.errstate(all="ignore")
 def test_error_feedback(launch, type):
     """encoder_encode of native/primitive/encoder.c, before and after the codec."""
