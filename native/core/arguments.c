@@ -151,6 +151,11 @@ bhvd_status arguments_check(bhvd_context *ctx, const struct bhvd_args *args, str
     if (args->gpu && ((args->worker_error && !args->worker_mirror) || (args->server_error && !args->server_mirror)))
         return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d and feeds errors back: give mirrors of them",
                          args->name, args->device);
+    for (int r = 0; r < REPLICAS; r++) {
+        if (args->gpu && args->replicas[r] && !args->replica_mirrors[r])
+            return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d and keeps replicas: give mirrors of them",
+                             args->name, args->device);
+    }
     bool for_all = args->kind == BHVD_JOIN || args->kind >= BHVD_PROCESS_SET_ADD;
     if (for_all && args->process_set != 0)
         return error_set(error, BHVD_ERR_ARGUMENT, "%s takes part on all ranks, not on process set %d",

@@ -245,7 +245,7 @@ struct bhvd_args {
                                      * encodes once */
     bhvd_mirror *worker_mirror;     /* of worker_error and server_error, which operations on a GPU keep there: they need */
     bhvd_mirror *server_mirror;     /* mirrors. An array that has one is given with it to every operation */
-    bhvd_mirror *replica_mirrors[3];        /* of replicas: with all of them, operations on a GPU keep these there */
+    bhvd_mirror *replica_mirrors[3];        /* the same of replicas */
     float *replicas[3];             /* d_lp_s: own, left and right, one float per element of all tensors; NULL: not kept.
                                      * The tensors' dst is not used */
     int32_t topology;               /* d_fp_s: bhvd_topology; d_lp_s is a ring */

@@ -13,8 +13,6 @@ bool staged_codes_take(const struct bhvd_handle *op, const struct bhvd_args *arg
                  staged_codes_nbytes(op) && device_encoder_has(args->gpu, op->codec, op->tensors[0].dtype);
     for (size_t t = 0; t < args->tensor_count && takes && op->kind == BHVD_C_LP_S; t++)
         takes = !op->tensors[t].nbytes || (args->tensors[t].dst && !args->tensors[t].dst_on_host);
-    for (int r = 0; r < REPLICAS && takes; r++)
-        takes = !op->replicas[r] || op->replica_mirrors[r];
     return takes;
 }
 

@@ -10,7 +10,7 @@ from bagua_hvd.common import native
 from bagua_hvd.common.device import Device
 from bagua_hvd.common.exceptions import HorovodInternalError
 from bagua_hvd.primitives import Replicas
-from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, fake_device_with_kernels
+from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, fake_device_with_kernels, own_device
 from device_codes import CODED, SHAPES, WORLDS, assert_equal, values
 from low_precision import CODECS
 from world import World, view
@@ -204,3 +204,30 @@ def test_what_fails_changes_no_replicas(world):
         return both.results()
 
     assert_equal(world.run(call))
+
+
+# ------------------------------------------------------------------------------------------------------------ by NCCL
+
+
+@pytest.mark.parametrize("n, transport", [(1, "inproc"), (2, "shm"), (3, "tcp")])
+@pytest.mark.parametrize("codec", [CODED[0], CODED[2], CODED[4]], ids=lambda codec: codec.name)
+def test_every_codec_by_nccl(world, codec):
+    """The first operation was staged before the ranks agreed on NCCL; one in between goes by way of the host."""
+    devices = [own_device(rank) for rank in range(world.n)]
+    before = fake_cuda().nccl_groups()
+
+    def call(rank, context):
+        results = []
+        for dtype, shapes in CASES[:4]:
+            both = Both(rank, context, devices[rank], dtype, shapes)
+            for step in range(STEPS):
+                both.step(codec, step)
+            if dtype == "float32":
+                both.step(FLOAT32, STEPS)
+                both.step(codec, STEPS + 1)
+            results += both.results()
+        return results
+
+    assert_equal(world.run(call))
+    groups = (STEPS * 4 + 2) * world.n if world.n > 1 else 0
+    assert fake_cuda().nccl_groups() - before >= groups

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 HERE = ROOT / "tests" / "device"
 BUILT = ROOT / "build" / "device-tests"
 _HOST_SOURCES = [HERE / "fake_cuda.c", HERE / "fake_nccl.c"]
+_opening = threading.Lock()     # as many GPUs as the one that is opened needs
 
 
 def compiled(output, command, sources):
@@ -127,8 +129,9 @@ def fake_device():
 @functools.cache
 def own_device(index, kernels=True):
     """A GPU of a rank's own, with NCCL; with kernels compiled for the CPU."""
-    fake_cuda().set_devices(index + 1)
-    device = Device(index, files=fake_cuda_path(), nccl=fake_cuda_path())
+    with _opening:
+        fake_cuda().set_devices(index + 1)
+        device = Device(index, files=fake_cuda_path(), nccl=fake_cuda_path())
     return _with_kernels(device) if kernels else device
 
 
