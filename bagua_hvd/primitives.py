@@ -117,6 +117,10 @@ class Replicas:
     def right(self):
         return self._fetched(2)
 
+    def fits(self, count):
+        """Whether those that are kept are of `count` elements."""
+        return all(mirror is None or mirror.size == count for mirror in self._mirrors)
+
     def _fetched(self, place):
         mirror = self._mirrors[place]
         return None if mirror is None else mirror.fetch()
