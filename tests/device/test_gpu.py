@@ -117,8 +117,8 @@ def test_algorithms(run_ranks, n):
 
 
 def _low_precision(device):
-    """The codecs with kernels, several steps of C_LP_S with error feedback and of D_LP_S: tensors of `device` against the
-    host's.
+    """The codecs with kernels, several steps of C_LP_S with error feedback and of D_LP_S: tensors of `device` against
+    the host's.
     """
     import torch
 
