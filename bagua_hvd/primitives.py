@@ -99,14 +99,44 @@ class Replicas:
     Args:
         own, left, right: contiguous float32 NumPy arrays of one element for each value, or None: not kept. Left is the
             rank before this one. They must begin equal on their holders: own here, right on the left neighbour, left on
-            the right one.
+            the right one. Operations on a GPU keep them there: reading an attribute waits for them.
     """
 
     def __init__(self, own, left, right):
-        self.own, self.left, self.right = own, left, right
+        self._mirrors = [None if array is None else vectors.Mirror(array) for array in (own, left, right)]
+
+    @property
+    def own(self):
+        return self._fetched(0)
+
+    @property
+    def left(self):
+        return self._fetched(1)
+
+    @property
+    def right(self):
+        return self._fetched(2)
+
+    def fits(self, count):
+        """Whether those that are kept are of `count` elements."""
+        return all(mirror is None or mirror.size == count for mirror in self._mirrors)
+
+    def _fetched(self, place):
+        mirror = self._mirrors[place]
+        return None if mirror is None else mirror.fetch()
+
+    def fields(self, count):
+        """For Context.post, with values of `count` elements. ValueError: the replicas do not fit."""
+        for mirror in self._mirrors:
+            array = None if mirror is None else mirror.array
+            if array is not None and (array.size != count or vectors.array_view(array).dtype != native.FLOAT32):
+                raise ValueError(f"a replica is {array.dtype}{list(array.shape)}, not float32[{count}]")
+        return {"replicas": [native.ffi.NULL if mirror is None else mirror.floats for mirror in self._mirrors],
+                "replica_mirrors": [native.ffi.NULL if mirror is None else mirror.pointer for mirror in self._mirrors]}
 
     def _kept(self):
-        return {name: getattr(self, name) for name in ("own", "left", "right") if getattr(self, name) is not None}
+        kept = {"own": self.own, "left": self.left, "right": self.right}
+        return {name: array for name, array in kept.items() if array is not None}
 
     def state_dict(self):
         """Of this rank only: a checkpoint must hold every rank's, or all ranks must begin equal again."""
@@ -261,12 +291,8 @@ def d_lp_s(values, group, codec, replicas, seed=None, name=None, hierarchical=Fa
         ValueError: the replicas do not fit.
     """
     sent = _values(values, name, None)
-    kept = (replicas.own, replicas.left, replicas.right)
-    for array in kept:
-        if array is not None and (array.size != sent.count or vectors.array_view(array).dtype != native.FLOAT32):
-            raise ValueError(f"a replica is {array.dtype}{list(array.shape)}, not float32[{sent.count}]")
     return basics.context().post(
         native.D_LP_S, sent.name, sent.views, process_set=group.process_set_id,
-        replicas=[vectors.floats(array) for array in kept], hierarchical=hierarchical, owner=kept,
-        **_codec_fields(codec, seed),
+        hierarchical=hierarchical, owner=replicas,
+        **replicas.fields(sent.count), **_codec_fields(codec, seed),
     )

@@ -22,4 +22,4 @@ def replicas_of(bucket, group, hierarchical, state=None):
             d_lp_s(x, group, float32, replicas, hierarchical=hierarchical, name=f"{bucket.name}.replicas").wait()
         return replicas
 
-    return state.keep("replicas", make, fits=lambda kept: len(kept.own) == bucket.count)
+    return state.keep("replicas", make, fits=lambda kept: kept.fits(bucket.count))

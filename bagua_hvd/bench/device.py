@@ -18,7 +18,8 @@ THREADS = 256
 # Blocks of threads of a launch: several times what any GPU runs at once.
 BLOCKS = 4096
 SEGMENT = 1 << 18               # elements, as native/kernel/segments.h
-PER_SEGMENT = 64                # blocks of threads for one, as native/device/coder.c
+PER_SEGMENT = 64                # blocks of threads for one, as native/primitive/device_encoder.c
+SUMS_BLOCK = 512                # elements, as native/kernel/codec_sums.h
 
 
 def missing():
@@ -73,17 +74,20 @@ def _measure_codec(table, kernels, name, codec, per_segment):
     stride = lib.bhvd_encoded_size(codec, native.FLOAT32, SEGMENT, ffi.NULL)
     x = cupy.random.default_rng(1).standard_normal(count, dtype=cupy.float32)
     codes, out = cupy.zeros(2 * segments * stride, cupy.uint8), cupy.zeros(count, cupy.float32)
-    ranges = cupy.zeros(segments * per_segment * 3, cupy.float32)
-    encode, decode, total = (kernels.function(f"{name}_{step}_f32") for step in ("encode", "decode", "decode_sum"))
-    steps = [kernels.function("minmax_uint8_ranges_f32"), encode] if name == "minmax_uint8" else [encode]
+    ranges = cupy.zeros(segments * max(per_segment * 3, SEGMENT // SUMS_BLOCK * 2), cupy.float32)
+    decode, total = (kernels.function(f"{name}_{step}_f32") for step in ("decode", "decode_sum"))
+    steps = [(f"{name}_encode", per_segment), ("sign_header", 1)]
+    if name != "sign":
+        steps = [("minmax_uint8_ranges", per_segment), (f"{name}_encode", per_segment)]
+    steps = [(kernels.function(f"{step}_f32"), blocks) for step, blocks in steps]
 
     def run():
-        for step in steps:
-            _launch(step, segments * per_segment, codes, segments * stride, stride, x, count, 1, SEGMENT, per_segment,
-                    ranges, 0, 0, 0)
+        for step, blocks in steps:
+            _launch(step, segments * blocks, codes, segments * stride, stride, x, count, 1, SEGMENT, blocks, ranges, 0,
+                    0, 0)
 
     nbytes = NBYTES + segments * stride
-    table.line(f"encode {name}", nbytes + (len(steps) - 1) * NBYTES, _seconds(run))
+    table.line(f"encode {name}", nbytes if name == "sign" else nbytes + NBYTES, _seconds(run))
     part, expected = x[:SEGMENT].get(), np.zeros(stride, np.uint8)
     options = ffi.new("struct bhvd_codec_options *", {"seed": _mix(0, 0)})
     lib.bhvd_encode(codec, native.FLOAT32, ffi.from_buffer(expected), ffi.from_buffer(part), SEGMENT, options)
@@ -164,8 +168,8 @@ def measure_kernels():
     table = _Table(2 * NBYTES / seconds)
     table.line(f"copy of {human_nbytes(NBYTES)} by the driver", 2 * NBYTES, seconds)
     _measure_codec(table, kernels, "minmax_uint8", lib.BHVD_CODEC_MINMAX_UINT8, PER_SEGMENT)
-    _measure_codec(table, kernels, "sign", lib.BHVD_CODEC_SIGN, 1)
-    _measure_codec(table, kernels, "ternary", lib.BHVD_CODEC_TERNARY, 1)
+    _measure_codec(table, kernels, "sign", lib.BHVD_CODEC_SIGN, PER_SEGMENT // 2)
+    _measure_codec(table, kernels, "ternary", lib.BHVD_CODEC_TERNARY, PER_SEGMENT // 2)
     _measure_feedback(table, kernels)
     _measure_pack(table, kernels)
 

@@ -98,6 +98,11 @@ class Mirror:
             raise MemoryError("no memory for the mirror of an array")
 
     @property
+    def array(self):
+        """The host's, with whatever is in it."""
+        return self._array
+
+    @property
     def size(self):
         return self._array.size
 

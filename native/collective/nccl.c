@@ -13,6 +13,7 @@
 #include "device/nccl.h"
 #include "device/staging.h"
 #include "primitive/device_encoder.h"
+#include "primitive/primitive.h"
 
 enum { CLOSE_MS = 5000 };               // for what is on the GPU, and for the peers to close too
 
@@ -31,7 +32,7 @@ struct nccl_facts nccl_facts_of(const struct process_set *set)
     const struct nccl_group *any = group->is_on ? group : set->hierarchy->local->nccl;
     return (struct nccl_facts){
         .is_on = group->is_on, .in_levels = group->in_levels, .scales = group->scales, .encodes = group->encodes,
-        .has_levels = set->hierarchy != NULL, .device = any->device->index,
+        .has_levels = set->hierarchy != NULL, .shares_hosts = primitive_has_levels(set), .device = any->device->index,
         .is_even = group->in_levels && set->hierarchy->shards == set->hierarchy->largest};
 }
 
@@ -65,8 +66,9 @@ enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct bhvd_hand
     case BHVD_ALLTOALL:
         return among_all;
     case BHVD_C_LP_S:
-        return facts->encodes && !(op->hierarchical && facts->has_levels) &&
-               device_encoder_takes(op->codec, op->tensors[0].dtype) ? among_all : WAY_HOST;
+    case BHVD_D_LP_S:
+        return facts->encodes && device_encoder_takes(op->codec, op->tensors[0].dtype) &&
+               !(op->hierarchical && (op->kind == BHVD_C_LP_S ? facts->has_levels : facts->shares_hosts)) ? among_all : WAY_HOST;
     default:
         return WAY_HOST;
     }

@@ -41,7 +41,7 @@ struct nccl_facts {
     bool is_on, in_levels;      // NCCL among all members; two levels
     bool is_even;               // the hosts hold equally many members
     bool scales, encodes;
-    bool has_levels;            // the set has a hierarchy
+    bool has_levels, shares_hosts;      // the set has a hierarchy; a host holds several members, who share memory
     int device;                 // index; -1: none is on
 };
 
@@ -70,6 +70,7 @@ bhvd_status nccl_alltoall(struct nccl_run *run, struct bhvd_handle *op, size_t i
                           const size_t *bytes);
 bhvd_status nccl_broadcast(struct nccl_run *run, struct bhvd_handle *op, size_t index, int root);
 bhvd_status nccl_c_lp_s(struct nccl_run *run, struct bhvd_handle *op);
+bhvd_status nccl_d_lp_s(struct nccl_run *run, const struct bhvd_handle *op);
 // Marks the end on the stream. Waits for it only where a result goes to the host's memory. status: of what was run.
 bhvd_status nccl_end(struct nccl_run *run, bhvd_status status);
 // progress_until for what only the GPU knows, so that the engine looks again and again instead of sleeping.

@@ -334,18 +334,34 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_han
     return status;
 }
 
-// Of tensors: in the host's memory, or by NCCL, in one level or two, where a set has agreed on it and it takes such an operation.
-static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set, const struct execution *execution)
+// By NCCL, in one level or two, where a set has agreed on it and it takes such an operation; else in the host's memory, *gpu NULL.
+static bhvd_status begin(bhvd_context *ctx, struct process_set *set, const struct execution *execution, struct nccl_run **gpu)
 {
-    struct bhvd_handle *op = execution->operations[0];
-    struct nccl_run *gpu = NULL;
+    const struct bhvd_handle *op = execution->operations[0];
     bhvd_status status = BHVD_OK;
+    *gpu = NULL;
     if (op->on_gpu && !set->nccl)
         status = nccl_agree(ctx, set, op);
     const struct nccl_facts facts = nccl_facts_of(set);
     const enum nccl_way way = op->on_gpu ? nccl_way_of(&facts, op) : WAY_HOST;
-    if (!status && way != WAY_HOST)
-        status = nccl_begin(ctx, set, way, execution, &gpu);
+    return status || way == WAY_HOST ? status : nccl_begin(ctx, set, way, execution, gpu);
+}
+
+static bhvd_status execute_d_lp_s(bhvd_context *ctx, struct process_set *set, const struct execution *execution,
+                                  struct bhvd_error *error)
+{
+    struct nccl_run *gpu;
+    bhvd_status status = begin(ctx, set, execution, &gpu);
+    if (!status)
+        status = gpu ? nccl_d_lp_s(gpu, execution->operations[0]) : d_lp_s(ctx, set, execution->operations[0], error);
+    return nccl_end(gpu, status);
+}
+
+static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set, const struct execution *execution)
+{
+    struct bhvd_handle *op = execution->operations[0];
+    struct nccl_run *gpu;
+    bhvd_status status = begin(ctx, set, execution, &gpu);
     if (!status)
         status = op->kind == BHVD_ALLREDUCE ? execute_allreduce(ctx, set, execution, gpu)
                  : op->kind != BHVD_C_LP_S  ? execute_tensors(ctx, set, op, gpu)
@@ -365,7 +381,7 @@ bhvd_status collective_execute(bhvd_context *ctx, const struct execution *execut
     case BHVD_D_FP_S:
         return d_fp_s(ctx, set, op, error);
     case BHVD_D_LP_S:
-        return d_lp_s(ctx, set, op, error);
+        return execute_d_lp_s(ctx, set, execution, error);
     case BHVD_BARRIER:
         return BHVD_OK;
     case BHVD_JOIN:

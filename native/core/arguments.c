@@ -5,6 +5,7 @@
 #include "core/context.h"
 #include "core/request.h"
 #include "device/device.h"
+#include "primitive/primitive.h"
 
 static bhvd_status check_process_set(bhvd_context *ctx, const struct bhvd_args *args, struct set_facts *facts,
                                      struct bhvd_error *error)
@@ -20,7 +21,8 @@ static bhvd_status check_process_set(bhvd_context *ctx, const struct bhvd_args *
         status = error_set(error, BHVD_ERR_ARGUMENT, "%s: Rank %d is not a member of the provided process set.", word,
                            ctx->options.rank);
     } else {
-        *facts = (struct set_facts){set->size, set->rank, set->hierarchy != NULL, set->number, nccl_facts_of(set)};
+        *facts = (struct set_facts){set->size, set->rank, set->hierarchy != NULL, primitive_has_levels(set), set->number,
+                                    nccl_facts_of(set)};
         if (args->kind == BHVD_BROADCAST && process_set_index(set, args->root_rank) < 0)
             status = error_set(error, BHVD_ERR_ARGUMENT,
                                "broadcast received invalid root rank %d for provided process set", args->root_rank);
@@ -149,6 +151,11 @@ bhvd_status arguments_check(bhvd_context *ctx, const struct bhvd_args *args, str
     if (args->gpu && ((args->worker_error && !args->worker_mirror) || (args->server_error && !args->server_mirror)))
         return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d and feeds errors back: give mirrors of them",
                          args->name, args->device);
+    for (int r = 0; r < REPLICAS; r++) {
+        if (args->gpu && args->replicas[r] && !args->replica_mirrors[r])
+            return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d and keeps replicas: give mirrors of them",
+                             args->name, args->device);
+    }
     bool for_all = args->kind == BHVD_JOIN || args->kind >= BHVD_PROCESS_SET_ADD;
     if (for_all && args->process_set != 0)
         return error_set(error, BHVD_ERR_ARGUMENT, "%s takes part on all ranks, not on process set %d",

@@ -102,18 +102,27 @@ static int32_t *copy_splits(const struct bhvd_args *args)
     return splits;
 }
 
-// To where the execution wants the tensors, and the errors to be fed back.
+// What the host reads or changes of arrays that may have newer values on a GPU.
+static bhvd_status fetch_mirrors(const struct bhvd_handle *op, struct bhvd_error *error)
+{
+    bhvd_status status = op->worker_mirror ? bhvd_mirror_fetch(op->worker_mirror, error) : BHVD_OK;
+    for (int r = 0; r < REPLICAS && !status; r++)
+        status = op->replica_mirrors[r] ? bhvd_mirror_fetch(op->replica_mirrors[r], error) : BHVD_OK;
+    return status;
+}
+
+// To where the execution wants the tensors, the errors to be fed back, and replicas.
 static bhvd_status stage(struct bhvd_handle *op, const struct bhvd_args *args, const struct set_facts *facts,
                          struct bhvd_error *error)
 {
     const enum nccl_way way = args->gpu ? nccl_way_of(&facts->nccl, op) : WAY_HOST;
-    if (way == WAY_HOST && staged_codes_take(op, args, op->hierarchical && facts->has_levels))
+    const bool has_levels = op->kind == BHVD_D_LP_S ? facts->shares_hosts : facts->has_levels;
+    if (way == WAY_HOST && staged_codes_take(op, args, op->hierarchical && has_levels))
         return staged_codes_create(op, args, facts->size, facts->rank, error);
-    if (way == WAY_HOST && op->worker_mirror && bhvd_mirror_fetch(op->worker_mirror, error))
-        return error->status;
-    if (!args->gpu)
-        return BHVD_OK;
-    bhvd_status status = staging_create(op, args, facts->size, op->ctx->options.rank, way != WAY_HOST, error);
+    bhvd_status status = way == WAY_HOST ? fetch_mirrors(op, error) : BHVD_OK;
+    if (status || !args->gpu)
+        return status;
+    status = staging_create(op, args, facts->size, op->ctx->options.rank, way != WAY_HOST, error);
     if (!status)
         op->staging->host_waits = way == WAY_LEVELS;
     return status;
@@ -155,7 +164,10 @@ bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, st
     op->round = args->round;
     op->hierarchical = args->hierarchical != 0;
     op->on_gpu = args->gpu != NULL;
-    memcpy(op->replicas, args->replicas, sizeof op->replicas);
+    for (int r = 0; r < REPLICAS; r++) {
+        op->replicas[r] = args->replicas[r];
+        op->replica_mirrors[r] = args->replicas[r] ? args->replica_mirrors[r] : NULL;
+    }
     op->worker_error = args->worker_error;
     op->server_error = args->server_error;
     op->worker_mirror = args->worker_error ? args->worker_mirror : NULL;

@@ -10,7 +10,10 @@
 #include "base/bytes.h"
 #include "base/table.h"
 
-enum { OPERATION_KINDS = BHVD_PROCESS_SET_REMOVE + 1 };
+enum {
+    OPERATION_KINDS = BHVD_PROCESS_SET_REMOVE + 1,
+    REPLICAS = 3                        // own, left, right
+};
 
 struct tensor {
     const void *src;
@@ -42,7 +45,8 @@ struct bhvd_handle {
     bhvd_topology topology;
     int round;
     bool hierarchical;
-    float *replicas[3];
+    float *replicas[REPLICAS];
+    bhvd_mirror *replica_mirrors[REPLICAS];     // of these; NULL: none
     float *worker_error, *server_error;
     bhvd_mirror *worker_mirror, *server_mirror; // of these, where a GPU may have the newest values; NULL: none
     int32_t *splits;

@@ -1,4 +1,4 @@
-// Codecs that write bits: sign, sign_rms and ternary. Part of kernels.cu. A block of threads encodes one segment.
+// Codecs that write bits: sign, sign_rms and ternary. Part of kernels.cu. Several blocks of threads encode a segment.
 
 template <class real> __device__ void store_scale(uint8_t *header, real scale)
 {
@@ -14,31 +14,56 @@ template <class real> __device__ real load_scale(const uint8_t *header)
 
 // ------------------------------------------------------------------------------------------------------------- sign
 
-// The first 16 threads sum, each its own elements one after the other: that order is the codec's definition
-// (codec_sums.h). They take their time; other segments' blocks fill the GPU meanwhile.
-template <class T> __device__ void sign_encode(const struct coded &coded, const void *src, bool squares)
+// The bits, and the sums of CODEC_SUMS_BLOCK elements each, as many at a time as there are CODEC_SUMS threads for one: a double
+// for each in `sums`, those of a segment one after the other.
+template <class T> __device__ void sign_encode(const struct coded &coded, const void *src, double *sums, bool squares,
+                                               uint64_t per_segment)
+{
+    enum { AT_ONCE = BLOCK_MAX / CODEC_SUMS, COUNT = AT_ONCE * CODEC_SUMS_BLOCK };
+    __shared__ double parts[AT_ONCE][CODEC_SUMS];
+    const typename T::stored *from = (const typename T::stored *)src + coded.part.begin;
+    uint8_t *bits = coded.code + CODEC_HEADER;
+    const uint64_t count = coded.part.count;
+    for (uint64_t begin = coded.block * COUNT; begin < count; begin += per_segment * COUNT) {
+        const uint64_t stop = count - begin < COUNT ? count : begin + COUNT, blocks = codec_sums_blocks(stop - begin);
+        for (uint64_t at = begin / 8 + threadIdx.x; at < (begin + COUNT) / 8 && at < sign_bits_size(count);
+             at += blockDim.x) {
+            unsigned byte = 0;
+            for (uint64_t i = 8 * at; i < 8 * at + 8 && i < count; i++)
+                byte |= (unsigned)(T::load(from + i) < 0) << i % 8;
+            bits[at] = (uint8_t)byte;
+        }
+        for (unsigned t = threadIdx.x; t < blocks * CODEC_SUMS; t += blockDim.x) {
+            const unsigned block = t / CODEC_SUMS, j = t % CODEC_SUMS;
+            const uint64_t first = begin + block * CODEC_SUMS_BLOCK, end = first + CODEC_SUMS_BLOCK;
+            double part = 0;
+            for (uint64_t i = first + j; i < end && i < stop; i += CODEC_SUMS) {
+                const double magnitude = fabs((double)T::load(from + i));
+                part += squares ? magnitude * magnitude : magnitude;
+            }
+            parts[block][j] = part;
+        }
+        __syncthreads();
+        for (unsigned block = threadIdx.x; block < blocks; block += blockDim.x)
+            sums[begin / CODEC_SUMS_BLOCK + block] = codec_sums_total(parts[block]);
+        __syncthreads();
+    }
+}
+
+// Afterwards, one block of threads for each segment: the header, from the sums; all bits 0 where the scale is NaN.
+template <class T> __device__ void sign_header(const struct coded &coded, const double *sums, bool squares)
 {
     typedef typename T::real real;
     __shared__ double parts[CODEC_SUMS];
     __shared__ real shared_scale;
-    const typename T::stored *from = (const typename T::stored *)src + coded.part.begin;
-    uint8_t *header = coded.code, *bits = header + CODEC_HEADER;
-    const uint64_t count = coded.part.count, bytes = sign_bits_size(count);
+    uint8_t *header = coded.code;
+    const uint64_t count = coded.part.count, blocks = codec_sums_blocks(count);
     if (!count)
         return;
-    for (uint64_t at = threadIdx.x; at < bytes; at += blockDim.x) {
-        unsigned byte = 0;
-        for (uint64_t i = 8 * at; i < 8 * at + 8 && i < count; i++)
-            byte |= (unsigned)(T::load(from + i) < 0) << i % 8;
-        bits[at] = (uint8_t)byte;
-    }
-    if (threadIdx.x < CODEC_SUMS) {
-        double part = 0;
-        for (uint64_t i = threadIdx.x; i < count; i += CODEC_SUMS) {
-            const double magnitude = fabs((double)T::load(from + i));
-            part += squares ? magnitude * magnitude : magnitude;
-        }
-        parts[threadIdx.x] = part;
+    for (unsigned j = threadIdx.x; j < CODEC_SUMS; j += blockDim.x) {
+        parts[j] = 0;
+        for (uint64_t block = j; block < blocks; block += CODEC_SUMS)
+            parts[j] += sums[block];
     }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -48,8 +73,8 @@ template <class T> __device__ void sign_encode(const struct coded &coded, const 
         store_scale(header, shared_scale);
     }
     __syncthreads();
-    for (uint64_t at = threadIdx.x; at < bytes && shared_scale != shared_scale; at += blockDim.x)
-        bits[at] = 0;
+    for (uint64_t at = threadIdx.x; at < sign_bits_size(count) && shared_scale != shared_scale; at += blockDim.x)
+        header[CODEC_HEADER + at] = 0;
 }
 
 template <class T> struct sign_decoder {
@@ -78,31 +103,25 @@ template <class T> struct sign_decoder {
 __device__ static bool ternary_is_kept(float magnitude, float s, float u) { return ternary_float_is_kept(magnitude, s, u); }
 __device__ static bool ternary_is_kept(double magnitude, double s, float u) { return ternary_double_is_kept(magnitude, s, u); }
 
-template <class T> __device__ void ternary_encode(const struct coded &coded, const void *src, uint64_t seed)
+// Second pass, after minmax_uint8_ranges and with the same grid: max |x| is that of the range's ends.
+template <class T>
+__device__ void ternary_encode(const struct coded &coded, const void *src, const void *ranges, uint64_t per_segment, uint64_t seed)
 {
     typedef typename T::real real;
-    __shared__ struct range<real> all[BLOCK_MAX];
     const typename T::stored *from = (const typename T::stored *)src + coded.part.begin;
     uint8_t *header = coded.code;
     const uint64_t count = coded.part.count;
-    const real largest = largest_of((real)0);
-    struct range<real> own = {0, 0, 1};
     if (!count)
         return;
-    for (uint64_t i = threadIdx.x; i < count; i += blockDim.x) {
-        const real x = T::load(from + i), magnitude = x < 0 ? -x : x;
-        const struct range<real> one = {0, magnitude, magnitude <= largest};
-        merge(&own, &one);
-    }
-    merge_block(all, own);
-    const bool is_finite = all[0].is_finite;
-    const real s = is_finite ? all[0].mx : (real)NAN;
-    if (threadIdx.x == 0) {
+    const struct range<real> range = range_of_segment<real>(coded, ranges, per_segment);
+    const bool is_finite = range.is_finite;
+    const real mx = range.mx > 0 ? range.mx : 0, s = is_finite ? (-range.mn > mx ? -range.mn : mx) : (real)NAN;
+    if (coded.first == 0) {
         codec_header_init(header, TERNARY_VERSION, is_finite);
         store_scale(header, s);
     }
     const uint64_t blocks = ternary_blocks_size(count) / sizeof(struct ternary_block);
-    for (uint64_t b = threadIdx.x; b < blocks; b += blockDim.x) {
+    for (uint64_t b = coded.first; b < blocks; b += coded.step) {
         struct ternary_block block = {0, 0};
         for (uint64_t i = b * TERNARY_BLOCK; i < (b + 1) * TERNARY_BLOCK && i < count; i++) {
             const real x = T::load(from + i), magnitude = x < 0 ? -x : x;
@@ -138,12 +157,22 @@ template <class T> struct ternary_decoder {
 };
 
 // option: whether squares are summed (sign_rms)
-#define BITS_ENCODE(type)                                                                             \
-    KERNEL(sign_encode_##type)(ENCODE_PARAMETERS) { sign_encode<type>(ENCODED, src, option != 0); }    \
-    KERNEL(ternary_encode_##type)(ENCODE_PARAMETERS)                                                  \
-    {                                                                                                 \
-        const struct coded coded = ENCODED;                                                           \
-        ternary_encode<type>(coded, src, segments_mix(seed, first + coded.part.begin));               \
+#define SUMS ((double *)ranges + coded.index * codec_sums_blocks(segment))
+#define BITS_ENCODE(type)                                                                                         \
+    KERNEL(sign_encode_##type)(ENCODE_PARAMETERS)                                                                 \
+    {                                                                                                             \
+        const struct coded coded = ENCODED;                                                                       \
+        sign_encode<type>(coded, src, SUMS, option != 0, per_segment);                                            \
+    }                                                                                                             \
+    KERNEL(sign_header_##type)(ENCODE_PARAMETERS)                                                                 \
+    {                                                                                                             \
+        const struct coded coded = ENCODED;                                                                       \
+        sign_header<type>(coded, SUMS, option != 0);                                                              \
+    }                                                                                                             \
+    KERNEL(ternary_encode_##type)(ENCODE_PARAMETERS)                                                              \
+    {                                                                                                             \
+        const struct coded coded = ENCODED;                                                                       \
+        ternary_encode<type>(coded, src, ranges, per_segment, segments_mix(seed, first + coded.part.begin));      \
     }
 BITS_ENCODE(f32)
 BITS_ENCODE(f64)

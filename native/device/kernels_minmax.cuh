@@ -73,23 +73,31 @@ template <class T> __device__ void minmax_ranges(const struct coded &coded, cons
         ((struct range<real> *)ranges)[blockIdx.x] = all[0];
 }
 
-// Second pass, the same grid.
+// After the first pass, with the same grid: of a whole segment. All threads of a block call it.
+template <class real>
+__device__ struct range<real> range_of_segment(const struct coded &coded, const void *ranges, uint64_t per_segment)
+{
+    __shared__ struct range<real> all[BLOCK_MAX];
+    const struct range<real> *mine = (const struct range<real> *)ranges + coded.index * per_segment;
+    struct range<real> own = mine[0];
+    for (uint64_t i = threadIdx.x; i < per_segment; i += blockDim.x)
+        merge(&own, &mine[i]);
+    merge_block(all, own);
+    return all[0];
+}
+
+// Second pass.
 template <class T>
 __device__ void minmax_encode(const struct coded &coded, const void *src, const void *ranges, uint64_t per_segment)
 {
     typedef typename T::real real;
     typedef typename T::stored stored;
-    __shared__ struct range<real> all[BLOCK_MAX];
     const stored *from = (const stored *)src + coded.part.begin;
-    const struct range<real> *mine = (const struct range<real> *)ranges + coded.index * per_segment;
     uint8_t *header = coded.code, *codes = header + CODEC_HEADER;
     if (!coded.part.count)
         return;
-    struct range<real> own = mine[0];
-    for (uint64_t i = threadIdx.x; i < per_segment; i += blockDim.x)
-        merge(&own, &mine[i]);
-    merge_block(all, own);
-    const real mn = all[0].is_finite ? all[0].mn + 0 : (real)NAN, mx = all[0].is_finite ? all[0].mx + 0 : (real)NAN;
+    const struct range<real> range = range_of_segment<real>(coded, ranges, per_segment);
+    const real mn = range.is_finite ? range.mn + 0 : (real)NAN, mx = range.is_finite ? range.mx + 0 : (real)NAN;
     const bool constant = !(mx > mn);
     struct minmax<real> grid;
     if (!constant)
@@ -107,7 +115,7 @@ __device__ void minmax_encode(const struct coded &coded, const void *src, const 
         },
         coded.first, coded.step);
     if (coded.first == 0) {
-        codec_header_init(header, MINMAX_UINT8_VERSION, all[0].is_finite);
+        codec_header_init(header, MINMAX_UINT8_VERSION, range.is_finite);
         T::store(header, mn);
         T::store(header + sizeof(stored), mx);
         for (uint64_t i = coded.part.count; i < codec_padded(coded.part.count); i++)

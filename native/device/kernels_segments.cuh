@@ -21,8 +21,9 @@ __device__ static struct coded coded_of(const void *codes, uint64_t chunk_stride
     return coded;
 }
 
-// All encoding kernels take the same. src: the vector; ranges: scratch memory of minmax_uint8, three elements for each block;
-// option: what the codec takes besides; seed: mixed with the rank and the pass; first: place of the vector in the operation's.
+// All encoding kernels take the same. src: the vector; ranges: scratch memory, three elements for each block (minmax_uint8,
+// ternary), or a double for every CODEC_SUMS_BLOCK elements of the longest segment (sign); option: what the codec takes
+// besides; seed: mixed with the rank and the pass; first: place of the vector in the operation's.
 #define ENCODE_PARAMETERS                                                                                       \
     void *dst, uint64_t chunk_stride, uint64_t segment_stride, const void *src, uint64_t count, uint64_t chunks, \
         uint64_t segment, uint64_t per_segment, void *ranges, uint64_t option, uint64_t seed, uint64_t first
@@ -82,12 +83,40 @@ __device__ void decode_sum_segment(const struct coded &coded, void *dst, uint64_
         coded.first, coded.step);
 }
 
+// dst += what is decoded, each element rounded to the type, in float32.
+template <class Decoder, class T> __device__ void decode_add_segment(const struct coded &coded, float *dst)
+{
+    float *to = dst + coded.part.begin;
+    const Decoder decoder(coded.code, coded.part.count);
+    auto add = [](float *at, typename T::real x) {
+        const float total = (float)(*at + rounded<T>(x));
+        *at = total == total ? total : NAN;
+    };
+    for_elements(
+        coded.part.count, is_aligned<float>(to), [&](uint64_t i) { add(to + i, decoder.element(i)); },
+        [&](uint64_t i) {
+            typename T::real in[VECTOR];
+            vector<float> out = *(const vector<float> *)(to + i);
+            decoder.four(i, in);
+            for (int j = 0; j < VECTOR; j++)
+                add(&out.at[j], in[j]);
+            *(vector<float> *)(to + i) = out;
+        },
+        coded.first, coded.step);
+}
+
 // decode_sum: the vector is one chunk.
 #define CODEC_DECODERS(codec, type)                                                                                 \
     KERNEL(codec##_decode_##type)(void *dst, const void *src, uint64_t chunk_stride, uint64_t segment_stride,       \
                                   uint64_t count, uint64_t chunks, uint64_t segment, uint64_t per_segment)          \
     {                                                                                                               \
         decode_segment<codec##_decoder<type>, type>(                                                                \
+            coded_of(src, chunk_stride, segment_stride, count, chunks, segment, per_segment), dst);                 \
+    }                                                                                                               \
+    KERNEL(codec##_decode_add_##type)(float *dst, const void *src, uint64_t chunk_stride, uint64_t segment_stride,  \
+                                      uint64_t count, uint64_t chunks, uint64_t segment, uint64_t per_segment)      \
+    {                                                                                                               \
+        decode_add_segment<codec##_decoder<type>, type>(                                                            \
             coded_of(src, chunk_stride, segment_stride, count, chunks, segment, per_segment), dst);                 \
     }                                                                                                               \
     KERNEL(codec##_decode_sum_##type)(void *dst, const void *src, uint64_t rank_stride, uint64_t segment_stride,    \

@@ -94,6 +94,15 @@ int mirror_read(struct bhvd_mirror *mirror, struct bhvd_device *device, void *st
     return device->ops->stream_wait_event(device, stream, mirror->buffer->last);
 }
 
+int mirror_change(struct bhvd_mirror *mirror, struct bhvd_device *device, void *stream, float **out)
+{
+    const float *values;
+    int code = mirror_read(mirror, device, stream, &values);
+    if (!code)
+        *out = (float *)(void *)mirror->buffer->data;
+    return code;
+}
+
 int mirror_read_end(struct bhvd_mirror *mirror, void *stream)
 {
     return device_buffer_record(mirror->device, mirror->buffer, stream);

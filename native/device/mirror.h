@@ -1,6 +1,7 @@
-// An array of the host's memory whose newest values may lie on a GPU: the errors that are fed back there, which would cost as
-// much to move as what encoding saves. An operation on the GPU reads the newest values and leaves new ones in other memory,
-// which takes the place of the old one when the operation has ended well: one that fails changes nothing.
+// An array of the host's memory whose newest values may lie on a GPU: the errors that are fed back there, and replicas, which
+// would cost as much to move as what encoding saves. An operation on the GPU reads the newest values and leaves new ones in
+// other memory, which takes the place of the old one when the operation has ended well; or it changes them where they lie once
+// it can fail no more. So one that fails changes nothing.
 // Used by one operation at a time, by any thread.
 #ifndef BHVD_MIRROR_H
 #define BHVD_MIRROR_H
@@ -19,7 +20,9 @@ struct bhvd_mirror {
 // The newest values on the device, for what the stream is given next; brought there through pinned memory if need be.
 // 0, or the driver's code.
 int mirror_read(struct bhvd_mirror *mirror, struct bhvd_device *device, void *stream, const float **out);
-// What the stream was given until now was the last to read them.
+// The same, for what changes them where they lie.
+int mirror_change(struct bhvd_mirror *mirror, struct bhvd_device *device, void *stream, float **out);
+// What the stream was given until now was the last to read or change them.
 int mirror_read_end(struct bhvd_mirror *mirror, void *stream);
 // From now on the newest values are those in the buffer, whose `last` event says when they are there.
 void mirror_adopt(struct bhvd_mirror *mirror, struct bhvd_device *device, struct device_buffer *buffer);

@@ -245,6 +245,7 @@ struct bhvd_args {
                                      * encodes once */
     bhvd_mirror *worker_mirror;     /* of worker_error and server_error, which operations on a GPU keep there: they need */
     bhvd_mirror *server_mirror;     /* mirrors. An array that has one is given with it to every operation */
+    bhvd_mirror *replica_mirrors[3];        /* the same of replicas */
     float *replicas[3];             /* d_lp_s: own, left and right, one float per element of all tensors; NULL: not kept.
                                      * The tensors' dst is not used */
     int32_t topology;               /* d_fp_s: bhvd_topology; d_lp_s is a ring */
@@ -317,11 +318,14 @@ typedef enum bhvd_device_kernel {
     BHVD_DEVICE_FEED_ERROR = 5, BHVD_DEVICE_KEEP_LOST = 9,
     BHVD_DEVICE_MINMAX_UINT8_RANGES = 13, BHVD_DEVICE_MINMAX_UINT8_ENCODE = 17, BHVD_DEVICE_MINMAX_UINT8_DECODE = 21,
     BHVD_DEVICE_MINMAX_UINT8_DECODE_SUM = 25,
-    BHVD_DEVICE_SIGN_ENCODE = 29, BHVD_DEVICE_SIGN_DECODE = 33, BHVD_DEVICE_SIGN_DECODE_SUM = 37,
-    BHVD_DEVICE_TERNARY_ENCODE = 41, BHVD_DEVICE_TERNARY_DECODE = 45, BHVD_DEVICE_TERNARY_DECODE_SUM = 49,
-    BHVD_DEVICE_QSGD_ENCODE = 53, BHVD_DEVICE_QSGD_HEADER = 57, BHVD_DEVICE_QSGD_DECODE = 61,
-    BHVD_DEVICE_QSGD_DECODE_SUM = 65,
-    BHVD_DEVICE_KERNEL_COUNT = 69
+    BHVD_DEVICE_SIGN_ENCODE = 29, BHVD_DEVICE_SIGN_HEADER = 33, BHVD_DEVICE_SIGN_DECODE = 37,
+    BHVD_DEVICE_SIGN_DECODE_SUM = 41,
+    BHVD_DEVICE_TERNARY_ENCODE = 45, BHVD_DEVICE_TERNARY_DECODE = 49, BHVD_DEVICE_TERNARY_DECODE_SUM = 53,
+    BHVD_DEVICE_QSGD_ENCODE = 57, BHVD_DEVICE_QSGD_HEADER = 61, BHVD_DEVICE_QSGD_DECODE = 65,
+    BHVD_DEVICE_QSGD_DECODE_SUM = 69,
+    BHVD_DEVICE_MINMAX_UINT8_DECODE_ADD = 73, BHVD_DEVICE_SIGN_DECODE_ADD = 77, BHVD_DEVICE_TERNARY_DECODE_ADD = 81,
+    BHVD_DEVICE_QSGD_DECODE_ADD = 85,
+    BHVD_DEVICE_KERNEL_COUNT = 89
 } bhvd_device_kernel;
 
 struct bhvd_device_options {

@@ -1,5 +1,7 @@
-// Sums whose order is defined, so that every processor gets the same bits: CODEC_SUMS partial sums in double, part j
-// over the elements i = j mod CODEC_SUMS in rising order, then part j plus part j + w for w = 8, 4, 2, 1.
+// Sums whose order is defined, so that every processor gets the same bits, and that many threads can take part in. Elements are
+// taken in blocks of CODEC_SUMS_BLOCK. The sum of a block is CODEC_SUMS partial sums in double, part j over the elements
+// i = j mod CODEC_SUMS in rising order, then part j plus part j + w for w = 8, 4, 2, 1. The total is the sum of the blocks' sums,
+// in the same way.
 // A float32, float16 or bfloat16 is a double exactly, and so is its square: the sum is finite if and only if they all
 // are.
 #ifndef BHVD_KERNEL_CODEC_SUMS_H
@@ -7,7 +9,15 @@
 
 #include "kernel/codec.h"
 
-enum { CODEC_SUMS = 16 };
+enum {
+    CODEC_SUMS = 16,
+    CODEC_SUMS_BLOCK = 512              // elements
+};
+
+CODEC_INLINE size_t codec_sums_blocks(size_t count)
+{
+    return count / CODEC_SUMS_BLOCK + (count % CODEC_SUMS_BLOCK != 0);
+}
 
 CODEC_INLINE double codec_sums_total(double parts[CODEC_SUMS])
 {

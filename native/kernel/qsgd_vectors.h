@@ -42,7 +42,7 @@ INLINE double squares_sum(const char *src, size_t count, const struct element *e
         for (int v = 0; v < BLOCK / LANES; v++)
             sums_add(&sums, v, element->load(block + v * LANES * element->size), 1);
     }
-    return sums_total(&sums);
+    return sums_total(sums);
 }
 
 INLINE void encode(void *dst, const void *src, size_t count, const struct element *element,

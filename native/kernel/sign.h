@@ -19,7 +19,7 @@
 
 #include "kernel/codec_sums.h"
 
-enum { SIGN_VERSION = 1 };
+enum { SIGN_VERSION = 2 };
 
 CODEC_INLINE size_t sign_bits_size(size_t count)
 {

@@ -7,14 +7,19 @@ INLINE void SIGN(encode_scaled)(void *dst, const void *src, size_t count, int sq
 {
     const char *from = src;
     uint8_t *bits = (uint8_t *)dst + CODEC_HEADER;
-    double parts[CODEC_SUMS] = {0};
+    double sums[CODEC_SUMS] = {0};
     memset(bits, 0, sign_bits_size(count));
-    for (size_t i = 0; i < count; i++) {
-        const double x = LOAD(from + SIZE * i), magnitude = fabs(x);
-        parts[i % CODEC_SUMS] += squares ? magnitude * magnitude : magnitude;
-        bits[i / 8] |= (uint8_t)((x < 0) << i % 8);
+    for (size_t begin = 0, block = 0; begin < count; begin += CODEC_SUMS_BLOCK, block++) {
+        const size_t end = count - begin < CODEC_SUMS_BLOCK ? count : begin + CODEC_SUMS_BLOCK;
+        double parts[CODEC_SUMS] = {0};
+        for (size_t i = begin; i < end; i++) {
+            const double x = LOAD(from + SIZE * i), magnitude = fabs(x);
+            parts[i % CODEC_SUMS] += squares ? magnitude * magnitude : magnitude;
+            bits[i / 8] |= (uint8_t)((x < 0) << i % 8);
+        }
+        sums[block % CODEC_SUMS] += codec_sums_total(parts);
     }
-    const REAL scale = (REAL)sign_scale(codec_sums_total(parts), count, squares);
+    const REAL scale = (REAL)sign_scale(codec_sums_total(sums), count, squares);
     if (scale != scale)
         memset(bits, 0, sign_bits_size(count));
     codec_header_init(dst, SIGN_VERSION, scale == scale);

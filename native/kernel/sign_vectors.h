@@ -12,26 +12,38 @@ INLINE uint32_t encode_block(struct sums *sums, const char *block, const struct 
     return bits;
 }
 
-INLINE void encode(void *dst, const void *src, size_t count, const struct element *element, int squares)
+// The bits of up to CODEC_SUMS_BLOCK elements, and their sum.
+INLINE double encode_summed(uint8_t *bits, const char *src, size_t count, const struct element *element, int squares)
 {
-    const char *from = src;
-    uint8_t *bits = (uint8_t *)dst + CODEC_HEADER;
     struct sums sums;
     sums_init(&sums);
     size_t i = 0;
     for (; i + BLOCK <= count; i += BLOCK) {
-        prefetch_block(from + i * element->size, element->size);
-        const uint32_t block_bits = encode_block(&sums, from + i * element->size, element, squares);
+        prefetch_block(src + i * element->size, element->size);
+        const uint32_t block_bits = encode_block(&sums, src + i * element->size, element, squares);
         memcpy(bits + i / 8, &block_bits, sizeof block_bits);
     }
-    memset(bits + i / 8, 0, sign_bits_size(count) - i / 8);
     if (i < count) {
         char block[BLOCK * sizeof(float)];
-        tail_zeros(block, from + i * element->size, count - i, element->size);
+        tail_zeros(block, src + i * element->size, count - i, element->size);
         const uint32_t block_bits = encode_block(&sums, block, element, squares);
         memcpy(bits + i / 8, &block_bits, sizeof block_bits);
     }
-    const float scale = (float)sign_scale(sums_total(&sums), count, squares);
+    return sums_total(sums);
+}
+
+INLINE void encode(void *dst, const void *src, size_t count, const struct element *element, int squares)
+{
+    const char *from = src;
+    uint8_t *bits = (uint8_t *)dst + CODEC_HEADER;
+    double sums[CODEC_SUMS] = {0};
+    memset(bits + count / BLOCK * sizeof(uint32_t), 0, sign_bits_size(count) - count / BLOCK * sizeof(uint32_t));
+    for (size_t begin = 0, block = 0; begin < count; begin += CODEC_SUMS_BLOCK, block++) {
+        const size_t length = count - begin < CODEC_SUMS_BLOCK ? count - begin : CODEC_SUMS_BLOCK;
+        sums[block % CODEC_SUMS] +=
+            encode_summed(bits + begin / 8, from + begin * element->size, length, element, squares);
+    }
+    const float scale = (float)sign_scale(codec_sums_total(sums), count, squares);
     if (scale != scale)
         memset(bits, 0, sign_bits_size(count));
     codec_header_init(dst, SIGN_VERSION, scale == scale);

@@ -74,12 +74,18 @@ INLINE void sums_add(struct sums *sums, int v, vec x, int squares)
     part[1] = wide_add(part[1], wide_magnitude(wide_high(vec_abs(x)), squares));
 }
 
-INLINE double sums_total(const struct sums *sums)
+// codec_sums_total: added as vectors until one is left.
+INLINE double sums_total(struct sums sums)
 {
-    double parts[CODEC_SUMS];
-    for (int p = 0; p < 2 * CODEC_SUMS / LANES; p++)
-        wide_store(parts + p * LANES / 2, sums->part[p]);
-    return codec_sums_total(parts);
+    double parts[LANES / 2];
+    for (int w = CODEC_SUMS / LANES; w > 0; w /= 2)
+        for (int p = 0; p < w; p++)
+            sums.part[p] = wide_add(sums.part[p], sums.part[p + w]);
+    wide_store(parts, sums.part[0]);
+    for (int w = LANES / 4; w > 0; w /= 2)
+        for (int j = 0; j < w; j++)
+            parts[j] += parts[j + w];
+    return parts[0];
 }
 
 #endif

@@ -11,6 +11,8 @@
 // v is encoded in segments (encoder.h): a few are on the wire while another is encoded or decoded.
 // Wire: |Q(N)| bytes to each neighbour: 2 |Q(N)| per rank (n = 2: |Q(N)|).
 //
+// On a GPU that has encoded v when it was posted, and adds when this has ended (staged_codes.h), codes are all there is here.
+//
 // Hierarchical: the ring is of hosts, and v_i the mean of a host's members. Each host's first member, its leader, encodes
 // and exchanges; what it has sent and received it passes on to the others, who decode the same bytes.
 // Wire: as above per host; within hosts N elements for the mean and 3 |Q(N)| bytes to every member.
@@ -18,8 +20,9 @@
 
 #include "collective/hierarchy.h"
 #include "core/progress.h"
+#include "device/staging.h"
 #include "primitive/encoder.h"
-#include "primitive/peers.h"
+#include "primitive/staged_codes.h"
 
 enum { WINDOW = 3 };            // segments in flight
 
@@ -31,6 +34,7 @@ struct slot {
 struct exchange {
     bhvd_context *ctx;
     const struct span_list *list;
+    const struct staged_codes *staged;  // NULL: values and replicas are the host's
     struct encoder encoder;
     struct peers peers;
     struct link *links[PEERS_MAX];
@@ -46,28 +50,40 @@ static size_t segment_count(const struct exchange *x, size_t s)
     return left < ENCODER_SEGMENT ? left : ENCODER_SEGMENT;
 }
 
+// The code of segment s: index 0 the own one, 1 + p that of peer p.
+static unsigned char *code_at(const struct exchange *x, int index, size_t s)
+{
+    return x->staged ? staged_codes_at(x->staged, index, s) : x->slots[s % WINDOW].codes + (size_t)index * x->stride;
+}
+
+static void encode(const struct exchange *x, size_t s)
+{
+    const size_t count = segment_count(x, s), begin = s * ENCODER_SEGMENT, element = x->encoder.element;
+    const void *value = span_source(x->list, begin * element, count * element, x->encoder.value);
+    encoder_encode(&x->encoder, code_at(x, 0, s), value, count, NULL, ENCODER_VALUES, begin);
+}
+
 static void send(struct exchange *x, size_t s)
 {
     struct slot *slot = &x->slots[s % WINDOW];
-    const size_t count = segment_count(x, s), begin = s * ENCODER_SEGMENT, element = x->encoder.element;
-    const void *value = span_source(x->list, begin * element, count * element, x->encoder.value);
-    encoder_encode(&x->encoder, slot->codes, value, count, NULL, ENCODER_VALUES, begin);
-    const size_t nbytes = encoder_size(&x->encoder, count);
+    const size_t nbytes = encoder_size(&x->encoder, segment_count(x, s));
+    if (!x->staged)
+        encode(x, s);
     for (int p = 0; p < x->peers.count; p++) {
-        link_post_send(x->links[p], &slot->transfers[2 * p], slot->codes, nbytes);
-        link_post_recv(x->links[p], &slot->transfers[2 * p + 1], slot->codes + (size_t)(1 + p) * x->stride, nbytes);
+        link_post_send(x->links[p], &slot->transfers[2 * p], code_at(x, 0, s), nbytes);
+        link_post_recv(x->links[p], &slot->transfers[2 * p + 1], code_at(x, 1 + p, s), nbytes);
     }
     progress_look(x->ctx);
 }
 
 static bool is_leader(const struct exchange *x) { return !x->local || x->local->rank == 0; }
 
-// replica += D(code number `index` of the slot)
+// replica += D(code number `index` of the segment)
 static void add(const struct exchange *x, float *replica, int index, size_t s)
 {
-    const unsigned char *code = x->slots[s % WINDOW].codes + (size_t)index * x->stride;
     if (replica)
-        x->encoder.codec->decode_add(replica + s * ENCODER_SEGMENT, code, segment_count(x, s), &x->encoder.options);
+        x->encoder.codec->decode_add(replica + s * ENCODER_SEGMENT, code_at(x, index, s), segment_count(x, s),
+                                     &x->encoder.options);
 }
 
 static bhvd_status receive(struct exchange *x, size_t s)
@@ -78,7 +94,7 @@ static bhvd_status receive(struct exchange *x, size_t s)
         status = progress_transfers(x->ctx, slot->transfers, 2 * x->peers.count);
     if (!status && x->local)
         status = broadcast_shared(x->ctx, x->local, 0, slot->codes, slot->codes, (size_t)(1 + x->peers.count) * x->stride);
-    if (!status) {
+    if (!status && !x->staged) {
         add(x, x->own, 0, s);
         add(x, x->left, x->peers.count ? 1 : 0, s);
         add(x, x->right, x->peers.count, s);
@@ -86,9 +102,10 @@ static bhvd_status receive(struct exchange *x, size_t s)
     return status;
 }
 
-static bhvd_status exchange_run(struct exchange *x)
+// Scratch memory for codes, and for encoding them.
+static bhvd_status slots_init(struct exchange *x)
 {
-    const size_t segments = (x->count + ENCODER_SEGMENT - 1) / ENCODER_SEGMENT, longest = segment_count(x, 0);
+    const size_t longest = segment_count(x, 0);
     x->stride = encoder_stride(&x->encoder, longest);
     const size_t slot_size = (size_t)(1 + x->peers.count) * x->stride;
     unsigned char *scratch = fusion_acquire(x->ctx, 1, WINDOW * slot_size + encoder_scratch_size(&x->encoder, longest));
@@ -97,7 +114,13 @@ static bhvd_status exchange_run(struct exchange *x)
     for (int i = 0; i < WINDOW; i++, scratch += slot_size)
         x->slots[i].codes = scratch;
     encoder_set_scratch(&x->encoder, scratch, longest);
-    bhvd_status status = BHVD_OK;
+    return BHVD_OK;
+}
+
+static bhvd_status exchange_run(struct exchange *x)
+{
+    const size_t segments = (x->count + ENCODER_SEGMENT - 1) / ENCODER_SEGMENT;
+    bhvd_status status = x->staged ? BHVD_OK : slots_init(x);
     for (size_t s = 0; s < segments + WINDOW - 1 && !status; s++) {
         if (s < segments && is_leader(x))
             send(x, s);
@@ -131,6 +154,7 @@ static bhvd_status run(bhvd_context *ctx, struct process_set *set, struct span_l
     struct exchange x = {
         .ctx = ctx,
         .list = levels ? &means : list,
+        .staged = op->staging ? op->staging->codes : NULL,
         .encoder = encoder_init(ctx, op, me),
         .peers = peers_of(BHVD_TOPOLOGY_RING, n, me, 0),
         .local = h ? h->local : levels ? set : NULL,

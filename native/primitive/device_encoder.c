@@ -1,29 +1,36 @@
 #include "primitive/device_encoder.h"
 
 #include "kernel/qsgd.h"
+#include "kernel/ternary.h"
 
 enum {
     THREADS = 256,
     PER_BLOCK = 4096,                   // elements of a segment that one block of threads encodes or decodes
     BLOCKS_MAX = 4096,                  // of launches over all elements: several times what any GPU runs at once
-    RANGE_BYTES = 24,                   // minmax_uint8's scratch memory for each block
+    RANGE_BYTES = 24,                   // of minmax_uint8_ranges, for each block
+    SUMS_BYTES = SEGMENTS_MAX_COUNT / CODEC_SUMS_BLOCK * (int)sizeof(double),   // of sign_encode, for each segment
     NONE = -1
 };
 
 struct codec_kernels {
-    int first, encode, last, decode, decode_sum;        // first, last: launches before and after; NONE
-    int per_block;                                      // elements that a block encodes; 0: a segment
+    int first, encode, last, decode, decode_sum, decode_add;    // first, last: launches before and after; NONE
+    int per_block;                                              // elements that a block encodes
 };
+
+#define SIGN_KERNELS                                                                                    \
+    {NONE, BHVD_DEVICE_SIGN_ENCODE, BHVD_DEVICE_SIGN_HEADER, BHVD_DEVICE_SIGN_DECODE,                   \
+     BHVD_DEVICE_SIGN_DECODE_SUM, BHVD_DEVICE_SIGN_DECODE_ADD, THREADS / CODEC_SUMS * CODEC_SUMS_BLOCK}
 
 static const struct codec_kernels KERNELS[BHVD_CODEC_COUNT] = {
     [BHVD_CODEC_MINMAX_UINT8] = {BHVD_DEVICE_MINMAX_UINT8_RANGES, BHVD_DEVICE_MINMAX_UINT8_ENCODE, NONE,
-                                 BHVD_DEVICE_MINMAX_UINT8_DECODE, BHVD_DEVICE_MINMAX_UINT8_DECODE_SUM, PER_BLOCK},
-    [BHVD_CODEC_SIGN] = {NONE, BHVD_DEVICE_SIGN_ENCODE, NONE, BHVD_DEVICE_SIGN_DECODE, BHVD_DEVICE_SIGN_DECODE_SUM, 0},
-    [BHVD_CODEC_SIGN_RMS] = {NONE, BHVD_DEVICE_SIGN_ENCODE, NONE, BHVD_DEVICE_SIGN_DECODE, BHVD_DEVICE_SIGN_DECODE_SUM, 0},
-    [BHVD_CODEC_TERNARY] = {NONE, BHVD_DEVICE_TERNARY_ENCODE, NONE, BHVD_DEVICE_TERNARY_DECODE,
-                            BHVD_DEVICE_TERNARY_DECODE_SUM, 0},
+                                 BHVD_DEVICE_MINMAX_UINT8_DECODE, BHVD_DEVICE_MINMAX_UINT8_DECODE_SUM,
+                                 BHVD_DEVICE_MINMAX_UINT8_DECODE_ADD, PER_BLOCK},
+    [BHVD_CODEC_SIGN] = SIGN_KERNELS,
+    [BHVD_CODEC_SIGN_RMS] = SIGN_KERNELS,
+    [BHVD_CODEC_TERNARY] = {BHVD_DEVICE_MINMAX_UINT8_RANGES, BHVD_DEVICE_TERNARY_ENCODE, NONE, BHVD_DEVICE_TERNARY_DECODE,
+                            BHVD_DEVICE_TERNARY_DECODE_SUM, BHVD_DEVICE_TERNARY_DECODE_ADD, THREADS * TERNARY_BLOCK},
     [BHVD_CODEC_QSGD] = {NONE, BHVD_DEVICE_QSGD_ENCODE, BHVD_DEVICE_QSGD_HEADER, BHVD_DEVICE_QSGD_DECODE,
-                         BHVD_DEVICE_QSGD_DECODE_SUM, QSGD_BLOCK},
+                         BHVD_DEVICE_QSGD_DECODE_SUM, BHVD_DEVICE_QSGD_DECODE_ADD, QSGD_BLOCK},
 };
 
 static int type_of(bhvd_dtype dtype)
@@ -47,7 +54,7 @@ bool device_encoder_has(const struct bhvd_device *device, bhvd_codec codec, bhvd
     const struct codec_kernels *kernels = &KERNELS[codec];
     const int type = type_of(dtype);
     const int needed[] = {kernels->first, kernels->encode, kernels->last, kernels->decode, kernels->decode_sum,
-                          BHVD_DEVICE_FEED_ERROR, BHVD_DEVICE_KEEP_LOST, BHVD_DEVICE_SCALE_F32};
+                          kernels->decode_add, BHVD_DEVICE_FEED_ERROR, BHVD_DEVICE_KEEP_LOST, BHVD_DEVICE_SCALE_F32};
     bool has = device_encoder_takes(codec, dtype);
     for (size_t i = 0; i < sizeof needed / sizeof needed[0] && has; i++)
         has = needed[i] == NONE || kernel_of(device, needed[i], type);
@@ -98,11 +105,17 @@ static uint64_t all_segments(const struct code_layout *layout)
     return layout->cut.chunks * segments_in_chunk(&layout->cut);
 }
 
-// Blocks for each segment, so that each has per_block elements of the longest one. per_block 0: one block.
+// Blocks for each segment, so that each has per_block elements of the longest one.
 static uint64_t per_segment(const struct code_layout *layout, int per_block)
 {
-    const uint64_t longest = segments_part(&layout->cut, 0, 0).count;
-    return per_block ? ceiling(longest, (uint64_t)per_block) : 1;
+    return ceiling(segments_part(&layout->cut, 0, 0).count, (uint64_t)per_block);
+}
+
+static size_t scratch_nbytes(const struct codec_kernels *kernels, uint64_t segments, uint64_t blocks)
+{
+    return kernels->first != NONE                      ? segments * blocks * RANGE_BYTES
+           : kernels->encode == BHVD_DEVICE_SIGN_ENCODE ? segments * SUMS_BYTES
+                                                        : 0;
 }
 
 static int launch_codec(const struct device_encoder *e, const struct encoding *encoding, const void *values,
@@ -117,12 +130,10 @@ static int launch_codec(const struct device_encoder *e, const struct encoding *e
     void *params[] = {&codes,   &chunk_stride, &segment_stride, &values, &count, &chunks,
                       &segment, &blocks,       &ranges,         &option, &seed,  &first};
     const uint64_t segments = all_segments(layout);
-    int code = 0;
-    if (e->kernels->first != NONE) {
-        code = device_scratch_acquire(scratch, segments * blocks * RANGE_BYTES, &ranges);
-        if (!code)
-            code = launch(e, e->kernels->first, segments * blocks, params, scratch->stream);
-    }
+    const size_t needed = scratch_nbytes(e->kernels, segments, blocks);
+    int code = needed ? device_scratch_acquire(scratch, needed, &ranges) : 0;
+    if (!code && e->kernels->first != NONE)
+        code = launch(e, e->kernels->first, segments * blocks, params, scratch->stream);
     if (!code)
         code = launch(e, e->kernels->encode, segments * blocks, params, scratch->stream);
     blocks = 1;
@@ -164,13 +175,25 @@ int device_encoder_encode(const struct device_encoder *e, const struct encoding 
     return code;
 }
 
-int device_encoder_decode(const struct device_encoder *e, const struct code_layout *layout, void *values, const void *codes,
-                          void *stream)
+static int launch_decoder(const struct device_encoder *e, int kernel, const struct code_layout *layout, void *values,
+                          const void *codes, void *stream)
 {
     uint64_t chunk_stride = layout->chunk_stride, segment_stride = layout->segment_stride, count = layout->cut.count,
              chunks = layout->cut.chunks, segment = layout->cut.segment, blocks = per_segment(layout, PER_BLOCK);
     void *params[] = {&values, &codes, &chunk_stride, &segment_stride, &count, &chunks, &segment, &blocks};
-    return launch(e, e->kernels->decode, all_segments(layout) * blocks, params, stream);
+    return launch(e, kernel, all_segments(layout) * blocks, params, stream);
+}
+
+int device_encoder_decode(const struct device_encoder *e, const struct code_layout *layout, void *values, const void *codes,
+                          void *stream)
+{
+    return launch_decoder(e, e->kernels->decode, layout, values, codes, stream);
+}
+
+int device_encoder_add(const struct device_encoder *e, const struct code_layout *layout, float *values, const void *codes,
+                       void *stream)
+{
+    return launch_decoder(e, e->kernels->decode_add, layout, values, codes, stream);
 }
 
 int device_encoder_mean(const struct device_encoder *e, const struct code_layout *layout, void *values, const void *codes,

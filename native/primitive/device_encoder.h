@@ -49,6 +49,9 @@ int device_encoder_encode(const struct device_encoder *e, const struct encoding 
 // values = D(codes)
 int device_encoder_decode(const struct device_encoder *e, const struct code_layout *layout, void *values, const void *codes,
                           void *stream);
+// values += D(codes)
+int device_encoder_add(const struct device_encoder *e, const struct code_layout *layout, float *values, const void *codes,
+                       void *stream);
 // values = factor * sum_i D(codes of rank i), which lie rank_stride apart. The layout has one chunk.
 int device_encoder_mean(const struct device_encoder *e, const struct code_layout *layout, void *values, const void *codes,
                         size_t rank_stride, int ranks, double factor, void *stream);

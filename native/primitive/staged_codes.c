@@ -9,9 +9,9 @@
 
 bool staged_codes_take(const struct bhvd_handle *op, const struct bhvd_args *args, bool in_levels)
 {
-    bool takes = op->kind == BHVD_C_LP_S && args->gpu && !in_levels && staged_codes_nbytes(op) &&
-                 device_encoder_has(args->gpu, op->codec, op->tensors[0].dtype);
-    for (size_t t = 0; t < args->tensor_count && takes; t++)
+    bool takes = (op->kind == BHVD_C_LP_S || op->kind == BHVD_D_LP_S) && args->gpu && !in_levels &&
+                 staged_codes_nbytes(op) && device_encoder_has(args->gpu, op->codec, op->tensors[0].dtype);
+    for (size_t t = 0; t < args->tensor_count && takes && op->kind == BHVD_C_LP_S; t++)
         takes = !op->tensors[t].nbytes || (args->tensors[t].dst && !args->tensors[t].dst_on_host);
     return takes;
 }
@@ -93,7 +93,14 @@ static int encode(struct bhvd_handle *op, struct device_scratch *scratch, const 
     struct bhvd_device *device = staging->device;
     struct encoding encoding = {.layout = &codes->layout, .values = values, .prescale = op->prescale_factor,
                                 .pass = ENCODER_VALUES};
-    int code = device_scratch_acquire(scratch, codes->layout.nbytes, &encoding.codes);
+    int code = 0;
+    if (op->kind == BHVD_D_LP_S) {
+        code = device_buffer_acquire(device, MEMORY_DEVICE, codes->layout.nbytes + codes->results_nbytes, &codes->on_device);
+        if (!code)
+            encoding.codes = codes->on_device->data;
+    } else {
+        code = device_scratch_acquire(scratch, codes->layout.nbytes, &encoding.codes);
+    }
     if (!code && op->worker_mirror) {
         code = mirror_read(op->worker_mirror, device, scratch->stream, &encoding.error);
         if (!code)
@@ -107,8 +114,9 @@ static int encode(struct bhvd_handle *op, struct device_scratch *scratch, const 
         code = mirror_read_end(op->worker_mirror, scratch->stream);
     if (!code)
         code = device->ops->copy(device, codes->own, encoding.codes, codes->layout.nbytes, scratch->stream);
-    if (codes->lost) {
-        const int recorded = device_buffer_record(device, codes->lost, scratch->stream);
+    struct device_buffer *const kept[] = {codes->lost, codes->on_device};
+    for (int i = 0; i < 2; i++) {
+        const int recorded = kept[i] ? device_buffer_record(device, kept[i], scratch->stream) : 0;
         code = code ? code : recorded;
     }
     return code;
@@ -138,7 +146,7 @@ static int start(struct bhvd_handle *op, void *stream)
 bhvd_status staged_codes_create(struct bhvd_handle *op, const struct bhvd_args *args, int set_size, int rank,
                                 struct bhvd_error *error)
 {
-    const bool scatters = op->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
+    const bool in_ring = op->kind == BHVD_D_LP_S, scatters = !in_ring && op->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
     struct staged_codes *codes = calloc(1, sizeof *codes);
     if (!codes)
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
@@ -146,8 +154,9 @@ bhvd_status staged_codes_create(struct bhvd_handle *op, const struct bhvd_args *
     codes->ranks = set_size;
     codes->layout = device_encoder_layout(&codes->encoder, staged_codes_nbytes(op) / codes->encoder.host.element,
                                           scatters ? set_size : 1);
-    codes->results_nbytes = scatters ? codes->layout.nbytes : codes->layout.nbytes * (size_t)set_size;
-    const size_t own_nbytes = scatters ? codes->layout.nbytes : 0;
+    codes->peers = peers_of(BHVD_TOPOLOGY_RING, set_size, rank, 0);
+    codes->results_nbytes = codes->layout.nbytes * (size_t)(in_ring ? codes->peers.count : scatters ? 1 : set_size);
+    const size_t own_nbytes = in_ring || scatters ? codes->layout.nbytes : 0;
     unsigned char *room;
     bhvd_status status = staging_open(op, args, own_nbytes + codes->results_nbytes, &room, error);
     if (status) {
@@ -156,7 +165,7 @@ bhvd_status staged_codes_create(struct bhvd_handle *op, const struct bhvd_args *
     }
     op->staging->codes = codes;
     codes->results = room + own_nbytes;
-    codes->own = scatters ? room : codes->results + (size_t)rank * codes->layout.nbytes;
+    codes->own = own_nbytes ? room : codes->results + (size_t)rank * codes->layout.nbytes;
     int code = start(op, args->stream);
     return code ? device_failed(args->gpu, code, "the tensors cannot be encoded", error) : BHVD_OK;
 }
@@ -170,25 +179,64 @@ static void keep_lost(struct bhvd_handle *op)
     codes->lost = NULL;
 }
 
+// C_LP_S: the result, from the codes that make it up.
+static int decode(const struct bhvd_handle *op, struct device_scratch *scratch)
+{
+    const struct staged_codes *codes = op->staging->codes;
+    struct bhvd_device *device = op->staging->device;
+    void *on_device = NULL, *values = NULL;
+    int code = device_scratch_acquire(scratch, codes->results_nbytes, &on_device);
+    if (!code)
+        code = device->ops->copy(device, on_device, codes->results, codes->results_nbytes, scratch->stream);
+    if (!code)
+        code = staged_codes_target(op, scratch, &values);
+    if (!code && op->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
+        code = device_encoder_decode(&codes->encoder, &codes->layout, values, on_device, scratch->stream);
+    else if (!code)
+        code = device_encoder_mean(&codes->encoder, &codes->layout, values, on_device, codes->layout.nbytes, codes->ranks,
+                                   operation_sum_factor(op, codes->ranks), scratch->stream);
+    return code ? code : staged_codes_unpack(op, op->staging->table, scratch, values);
+}
+
+int staged_codes_add(const struct bhvd_handle *op, const struct device_encoder *encoder, const struct code_layout *layout,
+                     const struct peers *peers, const unsigned char *on_device, void *stream)
+{
+    const int code_of[REPLICAS] = {0, peers->count ? 1 : 0, peers->count};
+    int code = 0;
+    for (int r = 0; r < REPLICAS && !code; r++) {
+        float *replica;
+        if (!op->replicas[r])
+            continue;
+        code = mirror_change(op->replica_mirrors[r], encoder->device, stream, &replica);
+        if (!code)
+            code = device_encoder_add(encoder, layout, replica, on_device + (size_t)code_of[r] * layout->nbytes, stream);
+        if (!code)
+            code = mirror_read_end(op->replica_mirrors[r], stream);
+    }
+    return code;
+}
+
+// D_LP_S: the codes of the peers to where the own ones are, and all to the replicas.
+static int add(const struct bhvd_handle *op, void *stream)
+{
+    const struct staged_codes *codes = op->staging->codes;
+    struct bhvd_device *device = op->staging->device;
+    unsigned char *on_device = codes->on_device->data;
+    int code = 0;
+    if (codes->results_nbytes)
+        code = device->ops->copy(device, on_device + codes->layout.nbytes, codes->results, codes->results_nbytes, stream);
+    if (!code)
+        code = staged_codes_add(op, &codes->encoder, &codes->layout, &codes->peers, on_device, stream);
+    const int recorded = device_buffer_record(device, codes->on_device, stream);
+    return code ? code : recorded;
+}
+
 bhvd_status staged_codes_end(struct bhvd_handle *op, struct bhvd_error *error)
 {
     struct staging *staging = op->staging;
-    const struct staged_codes *codes = staging->codes;
     struct bhvd_device *device = staging->device;
     struct device_scratch scratch = {device, device->from_host, NULL};
-    void *on_device = NULL, *values = NULL;
-    int code = device_scratch_acquire(&scratch, codes->results_nbytes, &on_device);
-    if (!code)
-        code = device->ops->copy(device, on_device, codes->results, codes->results_nbytes, scratch.stream);
-    if (!code)
-        code = staged_codes_target(op, &scratch, &values);
-    if (!code && op->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
-        code = device_encoder_decode(&codes->encoder, &codes->layout, values, on_device, scratch.stream);
-    else if (!code)
-        code = device_encoder_mean(&codes->encoder, &codes->layout, values, on_device, codes->layout.nbytes, codes->ranks,
-                                   operation_sum_factor(op, codes->ranks), scratch.stream);
-    if (!code)
-        code = staged_codes_unpack(op, staging->table, &scratch, values);
+    int code = op->kind == BHVD_D_LP_S ? add(op, scratch.stream) : decode(op, &scratch);
     code = device_scratch_release(&scratch, code);
     if (!code)
         code = device_buffer_record(device, staging->buffer, scratch.stream);
@@ -204,6 +252,7 @@ void staged_codes_destroy(struct bhvd_handle *op)
     if (!codes)
         return;
     device_buffer_release(op->staging->device, codes->lost);
+    device_buffer_release(op->staging->device, codes->on_device);
     free(codes);
     op->staging->codes = NULL;
 }

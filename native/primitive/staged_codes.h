@@ -1,14 +1,16 @@
-// C_LP_S on tensors of a GPU by way of the host, with the GPU encoding and decoding: only codes cross the link.
+// C_LP_S and D_LP_S on tensors of a GPU by way of the host, with the GPU encoding and decoding: only codes cross the link.
 //
 //     posted      stream to_host packs and encodes the tensors, copies the codes to pinned memory, records `ready`
-//     executed    codes travel over the CPU transports; a rank's own chunk is averaged and encoded on the CPU
-//     ended       stream from_host takes the result's codes to the GPU, decodes, unpacks, records `done`
+//     executed    codes travel over the CPU transports; C_LP_S: a rank's own chunk is averaged and encoded on the CPU
+//     ended       stream from_host takes the result's codes to the GPU, decodes, unpacks, records `done`;
+//                 D_LP_S: that of the neighbours' codes, and adds to the replicas, which lie there (device/mirror.h)
 //
 // Everything else is as in device/staging.h. What travels is the same as when the host encodes, so each rank chooses by itself.
 #ifndef BHVD_STAGED_CODES_H
 #define BHVD_STAGED_CODES_H
 
 #include "primitive/device_encoder.h"
+#include "primitive/peers.h"
 
 struct bhvd_mirror;
 
@@ -17,8 +19,10 @@ struct staged_codes {
     struct code_layout layout;          // of the rank's own codes
     int ranks;
     unsigned char *own;                 // codes in pinned memory,
-    unsigned char *results;             // and those of which the result is made: chunks' means, or values of all ranks
-    size_t results_nbytes;
+    unsigned char *results;             // and those of which the result is made: chunks' means, or values of all ranks, or
+    size_t results_nbytes;              // D_LP_S: of peers,
+    struct peers peers;                 // whose they are,
+    struct device_buffer *on_device;    // and its own codes on the device, with room for theirs behind; else NULL
     struct device_buffer *lost;         // what the worker's errors are when this has ended; NULL: none are fed back
 };
 
@@ -30,6 +34,16 @@ bhvd_status staged_codes_create(struct bhvd_handle *op, const struct bhvd_args *
 // In place of staging_end.
 bhvd_status staged_codes_end(struct bhvd_handle *op, struct bhvd_error *error);
 void staged_codes_destroy(struct bhvd_handle *op);      // before staging_destroy
+
+// D_LP_S: the code of segment s in pinned memory, index 0 the own one, 1 + p that of peer p.
+static inline unsigned char *staged_codes_at(const struct staged_codes *codes, int index, size_t s)
+{
+    return codes->own + (size_t)index * codes->layout.nbytes + s * codes->layout.segment_stride;
+}
+
+// D_LP_S: its replicas += D(their codes), which lie one behind the other on the device: the own one, then those of the peers.
+int staged_codes_add(const struct bhvd_handle *op, const struct device_encoder *encoder, const struct code_layout *layout,
+                     const struct peers *peers, const unsigned char *on_device, void *stream);
 
 // Of all tensors.
 size_t staged_codes_nbytes(const struct bhvd_handle *op);

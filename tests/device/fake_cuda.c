@@ -74,7 +74,7 @@ static struct {
     int fail_after, devices;
     struct stream *default_stream;
     struct event *events;               /* never freed: a stream may still come to one */
-    uint64_t launches;
+    uint64_t launches, link_bytes;
 } fake = {.lock = PTHREAD_MUTEX_INITIALIZER, .devices = 8};
 
 static void *visible(const void *p)
@@ -82,6 +82,8 @@ static void *visible(const void *p)
     uintptr_t at = (uintptr_t)p & ~TAG, base = (uintptr_t)fake.arena;
     return at >= base && at < base + ARENA ? fake.alias + (at - base) : (void *)at;
 }
+
+static int is_on_device(const void *p) { return (uintptr_t)p & TAG || visible(p) != p; }
 
 static void open_arena(int step)
 {
@@ -287,6 +289,8 @@ API int cuMemFree_v2(void *memory)
 
 API int cuMemcpyAsync(void *dst, const void *src, size_t nbytes, void *stream)
 {
+    if (is_on_device(dst) != is_on_device(src))
+        __atomic_fetch_add(&fake.link_bytes, nbytes, __ATOMIC_RELAXED);
     return add(stream, (struct task){.kind = COPY, .dst = dst, .src = src, .nbytes = nbytes});
 }
 
@@ -349,9 +353,10 @@ void fake_cuda_call(void *stream, void (*fn)(void *), void *arg)
 void *fake_cuda_visible(const void *p) { return visible(p); }
 int fake_cuda_is_current(void) { return pushed > 0; }
 
-/* Of the stand-in only: copies made, kernels launched so far. */
+/* Of the stand-in only: copies made, kernels launched, bytes asked to be copied between host and device so far. */
 API int fake_cuda_copies(void) { return fake.copies; }
 API uint64_t fake_cuda_launches(void) { return __atomic_load_n(&fake.launches, __ATOMIC_RELAXED); }
+API uint64_t fake_cuda_link_bytes(void) { return __atomic_load_n(&fake.link_bytes, __ATOMIC_RELAXED); }
 
 API int cuStreamIsCapturing(void *stream, int *status)
 {

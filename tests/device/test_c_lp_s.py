@@ -11,13 +11,10 @@ from bagua_hvd.common.device import Device
 from bagua_hvd.common.exceptions import HorovodInternalError
 from bagua_hvd.primitives import ErrorState
 from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, fake_device_with_kernels, own_device
+from device_codes import CODED, SHAPES, WORLDS, assert_equal, values
 from low_precision import CODECS
-from values import make
 from world import World, view
 
-WORLDS = pytest.mark.parametrize("n, transport", [(1, "inproc"), (2, "tcp"), (3, "shm"), (4, "shm")])
-CODED = [codec for codec in CODECS if codec.name in ("minmax_uint8", "sign", "sign_rms", "ternary", "qsgd")]
-SHAPES = [(3, 5), (0,), (1,), (1201,)]
 STEPS = 2
 
 
@@ -25,13 +22,6 @@ STEPS = 2
 def world(n, transport):
     with World(n, transport) as world:
         yield world
-
-
-def values(dtype, shapes, rank, n, step=0):
-    rng = np.random.default_rng([rank, n, step])
-    if dtype in ("float32", "float64", "float16"):
-        return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
-    return [make(dtype, int(np.prod(shape)), rank + step, n).reshape(shape) for shape in shapes]
 
 
 def post(context, name, views, codec, error=None, step=0, **arguments):
@@ -56,12 +46,6 @@ def train(rank, context, device, codec, dtype, shapes, errors, steps=STEPS, **ar
     if errors:
         results += [(on_device.worker, on_host.worker), (on_device.server, on_host.server)]
     return results
-
-
-def assert_equal(outcomes):
-    for results in outcomes:
-        for got, expected in results:
-            np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8))
 
 
 CASES = [

@@ -3,6 +3,7 @@ the reason, where there is none. Expected: the same operation on the CPU, bit fo
 """
 import itertools
 
+import numpy as np
 import pytest
 
 from bagua_hvd import algorithms
@@ -116,7 +117,9 @@ def test_algorithms(run_ranks, n):
 
 
 def _low_precision(device):
-    """C_LP_S of the codecs with kernels, several steps with error feedback: tensors of `device` against the host's."""
+    """The codecs with kernels, several steps of C_LP_S with error feedback and of D_LP_S: tensors of `device` against
+    the host's.
+    """
     import torch
 
     import bagua_hvd.torch as hvd
@@ -128,25 +131,30 @@ def _low_precision(device):
     if device == "cuda":
         torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
 
-    def step(tensors, error, codec, name, seed):
+    def step(kind, tensors, state, codec, name, seed):
         views = [frontend.view(tensor, tensor) for tensor in tensors]
+        fields = state.fields() if kind == native.C_LP_S else state.fields(sum(tensor.numel() for tensor in tensors))
         hvd.mpi_ops.basics.context().post(
-            native.C_LP_S, name, views, op=native.OP_AVERAGE, owner=error,
-            codec=codec.number, codec_options={"parameter": codec.parameter, "seed": seed}, **error.fields()).wait()
+            kind, name, views, op=native.OP_AVERAGE, owner=state,
+            codec=codec.number, codec_options={"parameter": codec.parameter, "seed": seed}, **fields).wait()
 
     codecs = [primitives.minmax_uint8, primitives.sign, primitives.sign_rms, primitives.ternary, primitives.qsgd()]
     for (i, codec), dtype, sizes in itertools.product(enumerate(codecs), (torch.float32, torch.float16, torch.bfloat16),
                                                       ((7, 1000, 1), (1_200_000,))):
         kept, expected = (primitives.ErrorState(sum(sizes), hvd.size()) for _ in range(2))
+        replicas, known = (primitives.Replicas(*np.zeros((3, sum(sizes)), np.float32)) for _ in range(2))
         for seed in range(3):
             generator = torch.Generator().manual_seed(10 * seed + hvd.rank())
             host = [torch.randn(size, generator=generator).to(dtype) for size in sizes]
             there = [tensor.to(device, copy=True) for tensor in host]
-            step(there, kept, codec, f"there.{i}", seed)
-            step(host, expected, codec, f"host.{i}", seed)
+            step(native.D_LP_S, there, replicas, codec, f"there.replicas.{i}", seed)
+            step(native.D_LP_S, host, known, codec, f"host.replicas.{i}", seed)
+            step(native.C_LP_S, there, kept, codec, f"there.{i}", seed)
+            step(native.C_LP_S, host, expected, codec, f"host.{i}", seed)
             for got, wanted in zip(there, host, strict=True):
                 assert torch.equal(got.cpu().view(torch.uint8), wanted.view(torch.uint8)), (i, dtype, sizes, seed)
         assert (kept.worker == expected.worker).all() and (kept.server == expected.server).all()
+        assert replicas.state_dict() == known.state_dict()
 
 
 @RANKS

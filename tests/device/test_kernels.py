@@ -203,21 +203,19 @@ def launch_encode(launch, cut, src, per_segment=2, threads=32):
     kernel = cut.codec.name.removesuffix("_rms")
     codes = np.full(cut.chunks * chunk_stride, 0xAB, np.uint8)
     option = {"sign_rms": 1, "qsgd": int(cut.codec.parameter or 127)}.get(cut.codec.name, 0)
-    if kernel in ("sign", "ternary"):
-        per_segment = 1
-    elif kernel == "qsgd":
+    if kernel == "qsgd":
         per_segment = -(-min(cut.segment, cut.count) // 512)
-    ranges = np.zeros(cut.grid(per_segment) * 24, np.uint8)
+    ranges = np.zeros(max(cut.grid(per_segment) * 24, cut.grid(-(-cut.segment // 512)) * 8), np.uint8)
 
     def run(step, per_segment):
-        launch(f"{kernel}_{step}_{cut.type}", cut.grid(per_segment), threads, codes, chunk_stride, segment_stride, src,
+        launch(f"{step}_{cut.type}", cut.grid(per_segment), threads, codes, chunk_stride, segment_stride, src,
                cut.count, cut.chunks, cut.segment, per_segment, ranges, option, SEED, FIRST)
 
-    if kernel == "minmax_uint8":
-        run("ranges", per_segment)
-    run("encode", per_segment)
-    if kernel == "qsgd":
-        run("header", 1)
+    if kernel in ("minmax_uint8", "ternary"):
+        run("minmax_uint8_ranges", per_segment)
+    run(f"{kernel}_encode", per_segment)
+    if kernel in ("sign", "qsgd"):
+        run(f"{kernel}_header", 1)
     return codes
 
 
@@ -228,7 +226,10 @@ def test_codecs(launch, type, codec):
     """Codes of all kinds of values, cut in all ways; decoded; and summed over the ranks."""
     kernel, storage = codec.name.removesuffix("_rms"), TYPES[type].storage
     sizes = [(count, ways) for count in COUNTS for ways in ((1, 512), (3, 512))] + [(1027, (2, 64))]
-    for kind, (count, (pieces, segment)) in itertools.product(KINDS, sizes[::3] if kernel == "ternary" else sizes):
+    # ... and more blocks of threads' worth than there are blocks of threads.
+    cases = [*itertools.product(KINDS, sizes[::3] if kernel == "ternary" else sizes),
+             *itertools.product(("normal", "nan"), [(20_001, (1, 1 << 18))] if kernel in ("sign", "ternary") else [])]
+    for kind, (count, (pieces, segment)) in cases:
         if not count:
             continue
         cut, src = Cut(codec, type, count, pieces, segment), values(type, count, kind, offset=count % 2)
@@ -269,6 +270,28 @@ def test_decode_sum(launch, type, codec):
         launch(f"{codec.name.removesuffix('_rms')}_decode_sum_{type}", cut.grid(2), 32, got, codes, rank_stride,
                segment_stride, 4, count, 512, 2, factor)
         bytes_equal(got, element.store(total * np.float32(factor)))
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("codec", CODED[:5], ids=lambda codec: codec.name)
+@np.errstate(all="ignore")
+def test_decode_add(launch, type, codec):
+    """Added to float32 values, of which some are infinite, in several segments and off the alignment of vectors."""
+    for count, kind in itertools.product((1, 33, 1027), ("normal", "nan", "zeros")):
+        cut = Cut(codec, type, count, 1, 512)
+        chunk_stride, segment_stride = cut.strides
+        codes, src = np.zeros(chunk_stride, np.uint8), values(type, count, kind)
+        got = values("f32", count, "inf", offset=count % 2)
+        wanted = got.copy()
+        for part, at in cut.parts():
+            code = codec.encode(cut.dtype, src[part], 5)
+            codes[at:][:code.size] = code
+            into = ffi.cast("float *", wanted[part].ctypes.data)
+            assert lib.bhvd_decode_add(codec.number, TYPES[type].dtype, into, pointer(code), part.stop - part.start,
+                                       codec.options(0)) == native.OK
+        launch(f"{codec.name.removesuffix('_rms')}_decode_add_{type}", cut.grid(2), 32, got, codes, chunk_stride,
+               segment_stride, count, 1, 512, 2)
+        bytes_equal(got, wanted)
 
 
 @pytest.mark.parametrize("type", TYPES)

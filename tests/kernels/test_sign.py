@@ -2,8 +2,8 @@
 
     a = ||x||_1 / d, or ||x||_2 / sqrt(d)        D(Q(x)) = a where x >= 0, -a where x < 0
 
-The norm is summed in float64: part j over the elements i = j mod 16 in rising order, then part j plus part j + w for
-w = 8, 4, 2, 1.
+The norm is summed in float64, in blocks of 512 elements: part j over the elements i = j mod 16 in rising order, then
+part j plus part j + w for w = 8, 4, 2, 1. The blocks' sums are summed in the same way.
 """
 import numpy as np
 import pytest
@@ -20,6 +20,10 @@ CODECS = [SIGN, SIGN_RMS]
 
 def ordered_sum(values):
     """The sum of float64 values in the order that the wire format fixes."""
+    return sum_of_parts(np.array([sum_of_parts(values[at : at + 512]) for at in range(0, values.size, 512)]))
+
+
+def sum_of_parts(values):
     rows = np.append(values, np.zeros(-values.size % 16)).reshape(-1, 16)
     parts = np.zeros(16)
     for row in rows:
@@ -35,7 +39,7 @@ def encode_by_equation(codec, element, stored):
     with np.errstate(over="ignore", invalid="ignore"):
         magnitudes = np.abs(x.astype(np.float64))
         total = ordered_sum(magnitudes if codec == SIGN else magnitudes * magnitudes)
-    encoded[16] = 1
+    encoded[16] = 2
     if np.isfinite(total):
         mean = total / x.size if x.size else 0.0
         a = element.real(mean if codec == SIGN else np.sqrt(mean))
@@ -64,7 +68,7 @@ def check_equation(codec, element, stored):
 
 def golden(header, is_finite, bits):
     padded = bytes(bits).ljust(-(-len(bits) // 32) * 32, b"\0")
-    return bytes.fromhex(header).ljust(16, b"\0") + bytes([1, not is_finite]) + bytes(14) + padded
+    return bytes.fromhex(header).ljust(16, b"\0") + bytes([2, not is_finite]) + bytes(14) + padded
 
 
 # Codec, elements, the scale as it lies in memory, the bits.
@@ -92,7 +96,7 @@ def test_golden_bytes(case):
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("element", ELEMENTS, ids=repr)
-@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 255, 256, 257, 5003])
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 255, 256, 257, 512, 513, 5003, 8192 + 31])
 def test_equation_for_gaussian_data(codec, element, count):
     stored = element.store(np.random.default_rng(count).standard_normal(count).astype(element.real))
     check_equation(codec, element, stored)

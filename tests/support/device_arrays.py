@@ -57,7 +57,7 @@ class FakeCuda:
 
     def __init__(self):
         self.library = ctypes.CDLL(fake_cuda_path())
-        self.library.fake_cuda_launches.restype = ctypes.c_uint64
+        self.library.fake_cuda_launches.restype = self.library.fake_cuda_link_bytes.restype = ctypes.c_uint64
         self._check(self.library.cuInit(0))
         self.context = ctypes.c_void_p()
         self._check(self.library.cuDevicePrimaryCtxRetain(ctypes.byref(self.context), 0))
@@ -89,6 +89,10 @@ class FakeCuda:
 
     def launches(self):
         return self.library.fake_cuda_launches()
+
+    def link_bytes(self):
+        """How many bytes were asked to be copied between the host and devices."""
+        return self.library.fake_cuda_link_bytes()
 
     def nccl_groups(self):
         """How many groups the stand-in for NCCL has launched in this process."""
