@@ -61,7 +61,8 @@ bhvd_status allreduce_hierarchical(bhvd_context *ctx, struct process_set *set, c
 bhvd_status allreduce_adasum(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                              const struct span_list *list);
 
-// part[i]: bytes of the vector that rank i of the set gets, in rank order; dst: this rank's part.
+// part[i]: bytes of the vector that rank i of the set gets, in rank order; dst: this rank's part. Over links it may be src,
+// which is overwritten when it has been sent.
 bhvd_status reducescatter_shared(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                                  const struct span_list *src, void *dst, const size_t *part);
 bhvd_status reducescatter_pairwise(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,

@@ -52,21 +52,21 @@ static bool reduces(const struct bhvd_handle *op, bool scales, bool in_levels)
 
 enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct bhvd_handle *op)
 {
-    const enum nccl_way among_all = facts->is_on ? WAY_NCCL : WAY_HOST;
+    const bool in_levels = facts->in_levels && (op->kind == BHVD_ALLREDUCE || !facts->is_on);
+    const enum nccl_way way = in_levels ? WAY_LEVELS : facts->is_on ? WAY_NCCL : WAY_HOST;
     switch (op->kind) {
     case BHVD_ALLREDUCE:
-        return !reduces(op, facts->scales, facts->in_levels) ? WAY_HOST : facts->in_levels ? WAY_LEVELS : among_all;
-    case BHVD_BROADCAST:
-        return facts->is_on || !facts->in_levels ? among_all : WAY_LEVELS;
-    case BHVD_ALLGATHER:
-        return facts->is_on || !facts->in_levels || !facts->is_even ? among_all : WAY_LEVELS;
     case BHVD_REDUCESCATTER:
-        return reduces(op, facts->scales, false) ? among_all : WAY_HOST;
+        return reduces(op, facts->scales, in_levels) ? way : WAY_HOST;
+    case BHVD_BROADCAST:
+        return way;
+    case BHVD_ALLGATHER:
+        return in_levels && !facts->is_even ? WAY_HOST : way;
     case BHVD_ALLTOALL:
-        return among_all;
+        return in_levels ? WAY_HOST : way;
     case BHVD_C_LP_S:
-        return facts->encodes && !(op->hierarchical && facts->has_levels) &&
-               device_encoder_takes(op->codec, op->tensors[0].dtype) ? among_all : WAY_HOST;
+        return facts->is_on && facts->encodes && !(op->hierarchical && facts->has_levels) &&
+               device_encoder_takes(op->codec, op->tensors[0].dtype) ? WAY_NCCL : WAY_HOST;
     default:
         return WAY_HOST;
     }

@@ -39,16 +39,4 @@ bhvd_status nccl_run_copy(struct nccl_run *x, void *dst, const void *src, size_t
 enum nccl_type nccl_run_type(bhvd_dtype dtype);
 enum nccl_op nccl_run_op(bhvd_op op);
 
-// ------------------------------------------------------------------------------------------- in two levels (nccl_levels.c)
-
-// Bytes that the device's memory needs for a vector of nbytes.
-size_t nccl_levels_room(const struct hierarchy *h, size_t nbytes);
-// In place, all but the prescaling; vector: on the device, with that much room.
-bhvd_status nccl_levels_allreduce(struct nccl_run *x, bhvd_op op, const struct reduction *reduction, unsigned char *vector,
-                                  size_t nbytes);
-// src: the root's; dst: on the device. root: position in the operation's set.
-bhvd_status nccl_levels_broadcast(struct nccl_run *x, int root, const void *src, unsigned char *dst, size_t nbytes);
-// The hosts hold equally many members. part: by position in the operation's set; dst: on the device, all parts.
-bhvd_status nccl_levels_allgather(struct nccl_run *x, const void *src, unsigned char *dst, const size_t *part);
-
 #endif

@@ -8,28 +8,33 @@ static void in_levels(int rank, struct bhvd_context_options *options)
     options->nccl_levels = LEVELS_ONLY;
 }
 
-// Longer than a piece with one shard.
+// An allreduce and a reducescatter that are longer than several pieces with one shard.
 static void several_pieces(struct job *job, int rank, bhvd_context *ctx)
 {
     enum { LONG = 2100001 };
+    static const bhvd_kind kinds[] = {BHVD_ALLREDUCE, BHVD_REDUCESCATTER};
     const struct poster p = {.ctx = ctx, .rank = rank, .stream = gpus[rank].stream};
-    float *x = malloc(LONG * sizeof *x);
+    float *x = malloc(LONG * sizeof *x), *sums = malloc(LONG * sizeof *sums);
     (void)job;
     for (int i = 0; i < LONG; i++)
         x[i] = (float)(i % 7 + rank);
-    const int groups = driver.nccl_groups();
-    bhvd_handle *handle = post(&p, (struct bhvd_args){.kind = BHVD_ALLREDUCE, .name = "long", .op = BHVD_OP_SUM}, x, x, LONG,
-                               BHVD_FLOAT32);
-    struct bhvd_error error;
-    CHECK_STATUS(bhvd_wait(handle, -1, &error), BHVD_OK);
-    CHECK_STATUS(bhvd_context_wait_gpu(ctx, gpus[rank].device, &error), BHVD_OK);
-    CHECK(driver.nccl_groups() - groups >= 6);
-    bhvd_handle_drop(handle);
-    for (int i = 0; i < LONG; i++) {
-        if (x[i] != (float)(RANKS * (i % 7) + RANKS * (RANKS - 1) / 2))
-            check_fail(__FILE__, __LINE__, "value %d is %g", i, (double)x[i]);
+    for (int k = 0; k < 2; k++) {
+        const int first = k ? rank * (LONG / RANKS) + (rank > 0) : 0, count = k ? LONG / RANKS + (rank == 0) : LONG;
+        const int groups = driver.nccl_groups();
+        bhvd_handle *handle = post(&p, (struct bhvd_args){.kind = kinds[k], .name = k ? "scattered" : "long", .op = BHVD_OP_SUM},
+                                   x, sums, LONG, BHVD_FLOAT32);
+        struct bhvd_error error;
+        CHECK_STATUS(bhvd_wait(handle, -1, &error), BHVD_OK);
+        CHECK_STATUS(bhvd_context_wait_gpu(ctx, gpus[rank].device, &error), BHVD_OK);
+        CHECK(driver.nccl_groups() - groups >= 6);
+        bhvd_handle_drop(handle);
+        for (int i = 0; i < count; i++) {
+            if (sums[i] != (float)(RANKS * ((first + i) % 7) + RANKS * (RANKS - 1) / 2))
+                check_fail(__FILE__, __LINE__, "value %d of operation %d is %g", i, k, (double)sums[i]);
+        }
     }
     free(x);
+    free(sums);
 }
 
 // It is cut off while the others wait for it, on the GPU or on the wire.
