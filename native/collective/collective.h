@@ -79,6 +79,11 @@ bhvd_status allgather_pairwise(bhvd_context *ctx, struct process_set *set, const
 // The set has a hierarchy.
 bhvd_status allgather_hierarchical(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,
                                    const size_t *part);
+// The part of it between hosts, to be waited for: host by host, its own part goes out, and those of the members come in whose
+// index is this one's modulo the number of members here. place: by position, where in dst. Returns how many it posted, less
+// than two for each member.
+int allgather_post_across(bhvd_context *ctx, struct process_set *set, const void *src, unsigned char *dst, const size_t *place,
+                          const size_t *part, struct transfer *transfers);
 
 // bytes[from * size + to]; src and dst: the parts one after the other.
 bhvd_status alltoall_shared(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,

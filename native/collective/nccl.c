@@ -31,8 +31,7 @@ struct nccl_facts nccl_facts_of(const struct process_set *set)
     const struct nccl_group *any = group->is_on ? group : set->hierarchy->local->nccl;
     return (struct nccl_facts){
         .is_on = group->is_on, .in_levels = group->in_levels, .scales = group->scales, .encodes = group->encodes,
-        .has_levels = set->hierarchy != NULL, .device = any->device->index,
-        .is_even = group->in_levels && set->hierarchy->shards == set->hierarchy->largest};
+        .has_levels = set->hierarchy != NULL, .device = any->device->index};
 }
 
 // NCCL has no 16-bit integers and no bool; integers are scaled on the CPU only. In two levels the CPU does what comes last.
@@ -59,9 +58,8 @@ enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct bhvd_hand
     case BHVD_REDUCESCATTER:
         return reduces(op, facts->scales, in_levels) ? way : WAY_HOST;
     case BHVD_BROADCAST:
-        return way;
     case BHVD_ALLGATHER:
-        return in_levels && !facts->is_even ? WAY_HOST : way;
+        return way;
     case BHVD_ALLTOALL:
         return in_levels ? WAY_HOST : way;
     case BHVD_C_LP_S:

@@ -5,7 +5,7 @@
 //     nccl_levels_reducescatter.c
 //     nccl_levels_allgather.c
 //
-// Positions, and part[] by position, are those of the set that the operation is on; x->set has the members of this host only.
+// Positions, and part[] by position, are those of x->whole; x->set has the members of this host only.
 // Nobody waits for another in a circle: what a member waits for, the others put on their streams before they wait.
 #ifndef BHVD_COLLECTIVE_NCCL_LEVELS_H
 #define BHVD_COLLECTIVE_NCCL_LEVELS_H
@@ -27,7 +27,7 @@ bhvd_status nccl_levels_broadcast(struct nccl_run *x, int root, const void *src,
 // All but the prescaling. dst: on the device, this member's part.
 bhvd_status nccl_levels_reducescatter(struct nccl_run *x, bhvd_op op, const struct reduction *reduction,
                                       const unsigned char *src, unsigned char *dst, const size_t *part);
-// The hosts hold equally many members. dst: on the device, all parts.
+// dst: on the device, all parts.
 bhvd_status nccl_levels_allgather(struct nccl_run *x, const void *src, unsigned char *dst, const size_t *part);
 
 // ------------------------------------------------------------------------------------------------------ what they share
@@ -36,8 +36,6 @@ static inline size_t nccl_levels_aligned(size_t nbytes)
 {
     return (nbytes + LEVELS_ALIGNMENT - 1) / LEVELS_ALIGNMENT * LEVELS_ALIGNMENT;
 }
-
-static inline int nccl_levels_position(const struct hierarchy *h) { return hierarchy_member(h, h->host, h->index); }
 
 // Talks to its counterparts on the other hosts about a shard.
 static inline bool nccl_levels_owns_shard(const struct hierarchy *h) { return h->index < h->shards; }

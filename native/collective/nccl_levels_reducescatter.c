@@ -57,7 +57,7 @@ static size_t cut_shard(struct scatter *s, size_t number)
 static bhvd_status pack(struct nccl_run *x, const struct scatter *s, size_t number, size_t shard)
 {
     const struct hierarchy *h = s->h;
-    struct device_span *table = s->table + number * (size_t)h->first[h->hosts];
+    struct device_span *table = s->table + number * (size_t)x->whole->size;
     size_t spans = 0;
     for (int owner = 0; owner < h->shards; owner++) {
         unsigned char *to = s->shards + shard * (size_t)owner;
@@ -98,7 +98,7 @@ static bhvd_status end_piece(struct nccl_run *x, void *arg, size_t number, struc
 {
     struct scatter *s = arg;
     const struct hierarchy *h = s->h;
-    const size_t mine = slice_of(s, nccl_levels_position(h), number);
+    const size_t mine = slice_of(s, x->whole->rank, number);
     unsigned char *to = s->dst + number * s->slice, *at = s->shards;
     bhvd_status status = BHVD_OK;
     if (pinned) {
@@ -125,7 +125,7 @@ static bhvd_status end_piece(struct nccl_run *x, void *arg, size_t number, struc
 static bhvd_status prepare(struct nccl_run *x, struct scatter *s, struct levels_pieces *pieces)
 {
     const struct hierarchy *h = s->h;
-    const int members = h->first[h->hosts];
+    const int members = x->whole->size;
     struct device_buffer *device, *tables;
     size_t total = 0;
     for (int i = 0; i < members; total += s->part[i++]) {
@@ -152,7 +152,7 @@ bhvd_status nccl_levels_reducescatter(struct nccl_run *x, bhvd_op op, const stru
                                       const unsigned char *src, unsigned char *dst, const size_t *part)
 {
     const struct hierarchy *h = x->levels;
-    const int members = h->first[h->hosts];
+    const int members = x->whole->size;
     struct scatter s = {.h = h, .op = op, .across = *reduction, .src = src, .dst = dst, .part = part};
     struct levels_pieces pieces = {.arg = &s, .begin = begin_piece, .exchange = exchange_shard, .end = end_piece};
     s.across.prescale = 1.0;

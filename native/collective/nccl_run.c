@@ -84,6 +84,7 @@ bhvd_status nccl_begin(bhvd_context *ctx, struct process_set *set, enum nccl_way
                        struct nccl_run **out)
 {
     const struct hierarchy *levels = way == WAY_LEVELS ? set->hierarchy : NULL;
+    struct process_set *whole = set;
     if (levels)
         set = levels->local;
     struct bhvd_device *device = set->nccl->device;
@@ -91,8 +92,8 @@ bhvd_status nccl_begin(bhvd_context *ctx, struct process_set *set, enum nccl_way
     size_t spans = 0;
     if (!x)
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", set->size);
-    *x = (struct nccl_run){.ctx = ctx, .set = set, .levels = levels, .group = set->nccl, .device = device,
-                           .nccl = device->nccl, .execution = execution, .stream = device->from_host};
+    *x = (struct nccl_run){.ctx = ctx, .set = set, .whole = whole, .levels = levels, .group = set->nccl,
+                           .device = device, .nccl = device->nccl, .execution = execution, .stream = device->from_host};
     for (int i = 0; i < execution->count; i++)
         spans += execution->operations[i]->tensor_count;
     int code = device->ops->enter(device);

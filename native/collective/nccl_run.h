@@ -11,7 +11,8 @@
 struct nccl_run {
     bhvd_context *ctx;
     struct process_set *set;            // the communicator's members
-    const struct hierarchy *levels;     // in two levels: of the set that the operation is on; else NULL
+    struct process_set *whole;          // that the operation is on; another one in two levels
+    const struct hierarchy *levels;     // of the whole, in two levels; else NULL
     struct nccl_group *group;
     struct bhvd_device *device;
     const struct nccl *nccl;

@@ -1,4 +1,4 @@
-"""In two levels, operations on parts of ranks (native/collective/nccl_levels_*.c): reducescatter.
+"""In two levels, operations on parts of ranks (native/collective/nccl_levels_*.c): reducescatter, allgather.
 
 As in test_nccl_levels.py, no GPU takes part. The measure is the CPU: the same operation in the host's memory, on the
 same ranks, of values whose sums are exact in any order, so that every bit is equal.
@@ -8,7 +8,7 @@ import pytest
 
 from bagua_hvd.common import native
 from gpu_hosts import REDUCED, groups, on_hosts, placements
-from world import bfloat16_bits, storage, view
+from world import bfloat16_bits, result, storage, view
 
 # Equal hosts, three with ranks dealt in turn, unequal ones, two shards for three ranks, hosts with a single rank.
 LAYOUTS = ["AABB", "ABCABC", "AAB", "ABBAB", "ABBBC"]
@@ -97,3 +97,36 @@ def test_reducescatter_of_several_pieces(letters):
         before = groups()
         world.run(call)
         assert groups() - before >= 2 * n
+
+
+def gathered(operation, placement, dtype, row):
+    """What the core allocated on the GPU. An operation that went by way of the host has none there."""
+    operation.wait()
+    out = placement.empty((operation.device_rows(0), *row), dtype)
+    operation.copy_result(0, out.address)
+    return out.numpy()
+
+
+def test_allgather(world):
+    """Of any dtype: equal parts, unequal ones, none of some ranks or of all, one of only one rank."""
+    n, at = world.n, placements(world.n)
+    rows = {"equal": lambda rank: 3, "unequal": lambda rank: 5000 - 700 * rank, "some": lambda rank: 7 * (rank % 2),
+            "last": lambda rank: 5 * (rank == n - 1), "none": lambda rank: 0}
+    cases = [(dtype, name) for name in rows for dtype in ("uint8", "int16", "bfloat16", "float64")]
+
+    def call(rank, context):
+        posted = []
+        for dtype, name in cases:
+            values = make(dtype, (rows[name](rank), 5), rank)
+            array = at[rank].array(values, dtype)
+            posted.append((dtype, values, array, context.post(native.ALLGATHER, f"gpu.{dtype}.{name}", [array.view()]),
+                           context.post(native.ALLGATHER, f"cpu.{dtype}.{name}", [view(values, dtype)])))
+        for dtype, values, array, on_gpu, on_cpu in posted:
+            on_cpu.wait()
+            got, expected = gathered(on_gpu, at[rank], dtype, (5,)), result(on_cpu, 0, dtype, (5,))
+            np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8))
+            np.testing.assert_array_equal(array.numpy().view(np.uint8), values.view(np.uint8))
+
+    before = groups()
+    world.run(call)
+    assert groups() - before == n * 4 * (len(rows) - 1)
