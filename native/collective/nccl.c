@@ -59,9 +59,8 @@ enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct bhvd_hand
         return reduces(op, facts->scales, in_levels) ? way : WAY_HOST;
     case BHVD_BROADCAST:
     case BHVD_ALLGATHER:
-        return way;
     case BHVD_ALLTOALL:
-        return in_levels ? WAY_HOST : way;
+        return way;
     case BHVD_C_LP_S:
         return facts->is_on && facts->encodes && !(op->hierarchical && facts->has_levels) &&
                device_encoder_takes(op->codec, op->tensors[0].dtype) ? WAY_NCCL : WAY_HOST;

@@ -249,25 +249,11 @@ bhvd_status nccl_allgather(struct nccl_run *x, struct bhvd_handle *op, size_t in
 
 bhvd_status nccl_alltoall(struct nccl_run *x, struct bhvd_handle *op, size_t index, int64_t rows, const size_t *bytes)
 {
-    const int n = x->set->size, me = x->set->rank;
     const void *src = op->staging->places[index].src;
     struct target result;
     bhvd_status status = target(x, op, index, rows, &result);
-    if (status)
-        return status;
-    nccl_result inside = x->nccl->group_start();
-    const unsigned char *from = src;
-    unsigned char *to = result.device;
-    for (int i = 0; i < n; i++) {
-        const size_t sent = bytes[me * n + i], received = bytes[i * n + me];
-        if (sent)
-            nccl_run_keep(&inside, x->nccl->send(from, sent, NCCL_UINT8, i, x->group->comm, x->stream));
-        if (received)
-            nccl_run_keep(&inside, x->nccl->recv(to, received, NCCL_UINT8, i, x->group->comm, x->stream));
-        from += sent;
-        to += received;
-    }
-    status = nccl_run_group_end(x, inside);
+    if (!status)
+        status = x->levels ? nccl_levels_alltoall(x, src, result.device, bytes) : nccl_run_alltoall(x, src, result.device, bytes);
     return status ? status : finish_target(x, &result);
 }
 

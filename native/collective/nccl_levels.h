@@ -4,6 +4,7 @@
 //     nccl_levels.c                  what they share; allreduce and broadcast
 //     nccl_levels_reducescatter.c
 //     nccl_levels_allgather.c
+//     nccl_levels_alltoall.c
 //
 // Positions, and part[] by position, are those of x->whole; x->set has the members of this host only.
 // Nobody waits for another in a circle: what a member waits for, the others put on their streams before they wait.
@@ -29,6 +30,8 @@ bhvd_status nccl_levels_reducescatter(struct nccl_run *x, bhvd_op op, const stru
                                       const unsigned char *src, unsigned char *dst, const size_t *part);
 // dst: on the device, all parts.
 bhvd_status nccl_levels_allgather(struct nccl_run *x, const void *src, unsigned char *dst, const size_t *part);
+// bytes: from * size + to; src and dst: on the device, the parts one after the other.
+bhvd_status nccl_levels_alltoall(struct nccl_run *x, const unsigned char *src, unsigned char *dst, const size_t *bytes);
 
 // ------------------------------------------------------------------------------------------------------ what they share
 

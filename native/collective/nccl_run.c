@@ -78,6 +78,28 @@ enum nccl_op nccl_run_op(bhvd_op op)
     }
 }
 
+// -------------------------------------------------------------------------------------------------------- alltoall
+
+bhvd_status nccl_run_alltoall(struct nccl_run *x, const void *src, void *dst, const size_t *bytes)
+{
+    const int n = x->whole->size, me = x->whole->rank;
+    const unsigned char *from = src;
+    unsigned char *to = dst;
+    nccl_result inside = x->nccl->group_start();
+    for (int i = 0, peer = 0; i < n; i++) {
+        const size_t sent = bytes[me * n + i], received = bytes[i * n + me];
+        const bool is_member = nccl_run_has(x, i, peer);
+        if (is_member && sent)
+            nccl_run_keep(&inside, x->nccl->send(from, sent, NCCL_UINT8, peer, x->group->comm, x->stream));
+        if (is_member && received)
+            nccl_run_keep(&inside, x->nccl->recv(to, received, NCCL_UINT8, peer, x->group->comm, x->stream));
+        peer += is_member;
+        from += sent;
+        to += received;
+    }
+    return nccl_run_group_end(x, inside);
+}
+
 // ------------------------------------------------------------------------------------------------- begin and end
 
 bhvd_status nccl_begin(bhvd_context *ctx, struct process_set *set, enum nccl_way way, const struct execution *execution,

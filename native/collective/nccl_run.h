@@ -37,6 +37,14 @@ bhvd_status nccl_run_scratch(struct nccl_run *x, enum device_memory memory, size
 // Between any two of host and device, in the order of the stream.
 bhvd_status nccl_run_copy(struct nccl_run *x, void *dst, const void *src, size_t nbytes);
 
+// Whether the whole's member at `position` is in the communicator, at `index`; the members before it have been counted there.
+static inline bool nccl_run_has(const struct nccl_run *x, int position, int index)
+{
+    return index < x->set->size && x->set->ranks[index] == x->whole->ranks[position];
+}
+// The parts of an alltoall of the whole that go between members of the communicator. bytes: from * whole size + to.
+bhvd_status nccl_run_alltoall(struct nccl_run *x, const void *src, void *dst, const size_t *bytes);
+
 enum nccl_type nccl_run_type(bhvd_dtype dtype);
 enum nccl_op nccl_run_op(bhvd_op op);
 
