@@ -16,8 +16,8 @@ from gpu_hosts import REDUCED, groups, on_hosts, placements
 from two_levels import environments
 from world import bfloat16_bits, result, storage, view
 
-# Equal hosts, three with ranks dealt in turn, unequal ones, two shards for three ranks, hosts with a single rank.
-LAYOUTS = ["AABB", "ABCABC", "AAB", "ABBAB", "ABBBC"]
+# Equal hosts, three with ranks dealt in turn, unequal ones, two shards for four ranks, hosts with a single rank.
+LAYOUTS = ["AABB", "ABCABC", "AAB", "ABBABB", "ABBBC"]
 
 
 @pytest.fixture(params=LAYOUTS, scope="module")
