@@ -16,25 +16,25 @@ struct gathering {
     unsigned char *dst;
     size_t *place;                      // by set rank: where its part begins in dst
     struct transfer *transfers;
-    int posted;
     size_t *local_part;                 // by local member: what it spreads in one round
     struct span *local_place;
 };
 
-static void post_all(struct gathering *g, const void *src)
+int allgather_post_across(bhvd_context *ctx, struct process_set *set, const void *src, unsigned char *dst, const size_t *place,
+                          const size_t *part, struct transfer *transfers)
 {
-    const struct hierarchy *h = g->h;
-    const int members = hierarchy_members_of(h, h->host);
+    const struct hierarchy *h = set->hierarchy;
+    int posted = 0;
     for (int step = 1; step < h->hosts; step++) {
         int to = (h->host + step) % h->hosts, from = (h->host + h->hosts - step) % h->hosts;
         int peer = hierarchy_member(h, to, h->index % hierarchy_members_of(h, to));
-        link_post_send(collective_link(g->ctx, g->set, peer), &g->transfers[g->posted++], src, g->part[g->set->rank]);
-        for (int j = h->index; j < hierarchy_members_of(h, from); j += members) {
+        link_post_send(collective_link(ctx, set, peer), &transfers[posted++], src, part[set->rank]);
+        for (int j = h->index; j < hierarchy_members_of(h, from); j += h->local->size) {
             int other = hierarchy_member(h, from, j);
-            link_post_recv(collective_link(g->ctx, g->set, other), &g->transfers[g->posted++],
-                           g->dst + g->place[other], g->part[other]);
+            link_post_recv(collective_link(ctx, set, other), &transfers[posted++], dst + place[other], part[other]);
         }
     }
+    return posted;
 }
 
 // Spreads the parts of one host's members first to first + (local members) - 1, of which each local member holds one.
@@ -61,11 +61,11 @@ static bhvd_status run(struct gathering *g, const void *src)
     const struct hierarchy *h = g->h;
     const int members = hierarchy_members_of(h, h->host);
     collective_copy(g->dst + g->place[g->set->rank], src, g->part[g->set->rank]);
-    post_all(g, src);
+    allgather_post_across(g->ctx, g->set, src, g->dst, g->place, g->part, g->transfers);
     bhvd_status status = spread(g, h->host, 0);
     int arrived = 0;
     for (int step = 1; step < h->hosts && !status; step++) {
-        int host = (h->host + h->hosts - step) % h->hosts, count = 1;       // as in post_all: one send, these receives
+        int host = (h->host + h->hosts - step) % h->hosts, count = 1;       // as posted: one send, these receives
         for (int j = h->index; j < hierarchy_members_of(h, host); j += members)
             count++;
         status = progress_transfers(g->ctx, g->transfers + arrived, count);

@@ -1,4 +1,4 @@
-// Alltoall over links: one message to and from each other member.
+// Alltoall over links: one message to and from each other member with which there is something to exchange.
 #include <stdlib.h>
 
 #include "collective/collective.h"
@@ -21,8 +21,10 @@ bhvd_status alltoall_pairwise(bhvd_context *ctx, struct process_set *set, const 
             own_place = to;
         } else {
             struct link *link = collective_link(ctx, set, i);
-            link_post_send(link, &transfers[posted++], from, out);
-            link_post_recv(link, &transfers[posted++], to, in);
+            if (out)
+                link_post_send(link, &transfers[posted++], from, out);
+            if (in)
+                link_post_recv(link, &transfers[posted++], to, in);
         }
         from += out;
         to += in;

@@ -61,7 +61,8 @@ bhvd_status allreduce_hierarchical(bhvd_context *ctx, struct process_set *set, c
 bhvd_status allreduce_adasum(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                              const struct span_list *list);
 
-// part[i]: bytes of the vector that rank i of the set gets, in rank order; dst: this rank's part.
+// part[i]: bytes of the vector that rank i of the set gets, in rank order; dst: this rank's part. Over links it may be src,
+// which is overwritten when it has been sent.
 bhvd_status reducescatter_shared(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                                  const struct span_list *src, void *dst, const size_t *part);
 bhvd_status reducescatter_pairwise(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
@@ -78,6 +79,11 @@ bhvd_status allgather_pairwise(bhvd_context *ctx, struct process_set *set, const
 // The set has a hierarchy.
 bhvd_status allgather_hierarchical(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,
                                    const size_t *part);
+// The part of it between hosts, to be waited for: host by host, its own part goes out, and those of the members come in whose
+// index is this one's modulo the number of members here. place: by position, where in dst. Returns how many it posted, less
+// than two for each member.
+int allgather_post_across(bhvd_context *ctx, struct process_set *set, const void *src, unsigned char *dst, const size_t *place,
+                          const size_t *part, struct transfer *transfers);
 
 // bytes[from * size + to]; src and dst: the parts one after the other.
 bhvd_status alltoall_shared(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,

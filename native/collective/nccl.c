@@ -32,8 +32,7 @@ struct nccl_facts nccl_facts_of(const struct process_set *set)
     const struct nccl_group *any = group->is_on ? group : set->hierarchy->local->nccl;
     return (struct nccl_facts){
         .is_on = group->is_on, .in_levels = group->in_levels, .scales = group->scales, .encodes = group->encodes,
-        .has_levels = set->hierarchy != NULL, .shares_hosts = primitive_has_levels(set), .device = any->device->index,
-        .is_even = group->in_levels && set->hierarchy->shards == set->hierarchy->largest};
+        .has_levels = set->hierarchy != NULL, .shares_hosts = primitive_has_levels(set), .device = any->device->index};
 }
 
 // NCCL has no 16-bit integers and no bool; integers are scaled on the CPU only. In two levels the CPU does what comes last.
@@ -53,22 +52,20 @@ static bool reduces(const struct bhvd_handle *op, bool scales, bool in_levels)
 
 enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct bhvd_handle *op)
 {
-    const enum nccl_way among_all = facts->is_on ? WAY_NCCL : WAY_HOST;
+    const bool in_levels = facts->in_levels && (op->kind == BHVD_ALLREDUCE || !facts->is_on);
+    const enum nccl_way way = in_levels ? WAY_LEVELS : facts->is_on ? WAY_NCCL : WAY_HOST;
     switch (op->kind) {
     case BHVD_ALLREDUCE:
-        return !reduces(op, facts->scales, facts->in_levels) ? WAY_HOST : facts->in_levels ? WAY_LEVELS : among_all;
-    case BHVD_BROADCAST:
-        return facts->is_on || !facts->in_levels ? among_all : WAY_LEVELS;
-    case BHVD_ALLGATHER:
-        return facts->is_on || !facts->in_levels || !facts->is_even ? among_all : WAY_LEVELS;
     case BHVD_REDUCESCATTER:
-        return reduces(op, facts->scales, false) ? among_all : WAY_HOST;
+        return reduces(op, facts->scales, in_levels) ? way : WAY_HOST;
+    case BHVD_BROADCAST:
+    case BHVD_ALLGATHER:
     case BHVD_ALLTOALL:
-        return among_all;
+        return way;
     case BHVD_C_LP_S:
     case BHVD_D_LP_S:
-        return facts->encodes && device_encoder_takes(op->codec, op->tensors[0].dtype) &&
-               !(op->hierarchical && (op->kind == BHVD_C_LP_S ? facts->has_levels : facts->shares_hosts)) ? among_all : WAY_HOST;
+        return facts->is_on && facts->encodes && device_encoder_takes(op->codec, op->tensors[0].dtype) &&
+               !(op->hierarchical && (op->kind == BHVD_C_LP_S ? facts->has_levels : facts->shares_hosts)) ? WAY_NCCL : WAY_HOST;
     default:
         return WAY_HOST;
     }

@@ -39,7 +39,6 @@ enum nccl_way { WAY_HOST, WAY_NCCL, WAY_LEVELS };
 // What posting needs to know, copied under sets_lock.
 struct nccl_facts {
     bool is_on, in_levels;      // NCCL among all members; two levels
-    bool is_even;               // the hosts hold equally many members
     bool scales, encodes;
     bool has_levels, shares_hosts;      // the set has a hierarchy; a host holds several members, who share memory
     int device;                 // index; -1: none is on

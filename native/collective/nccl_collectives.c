@@ -1,6 +1,6 @@
 // The collectives of nccl.h. Data lies on the device; where a rank's memory is the host's (a joined rank's zeros in an
 // allreduce, results that an algorithm wants on the host), a scratch buffer on the device stands in for it.
-#include "collective/nccl_run.h"
+#include "collective/nccl_levels.h"
 
 enum {
     ALIGNMENT = 256,                    // of tensors in the fusion buffer, for vectors in NCCL's kernels
@@ -174,41 +174,48 @@ bhvd_status nccl_allreduce(struct nccl_run *x, const struct execution *execution
 
 // ----------------------------------------------------------------------------------------- one tensor after the other
 
-bhvd_status nccl_reducescatter(struct nccl_run *x, struct bhvd_handle *op, size_t index, int64_t rows,
-                               const struct reduction *reduction, const size_t *part)
+static bhvd_status scatter_sums(struct nccl_run *x, bhvd_op op, const struct reduction *reduction, const unsigned char *src,
+                                unsigned char *dst, const size_t *part)
 {
-    const struct tensor *tensor = &op->tensors[index];
     const enum nccl_type type = nccl_run_type(reduction->dtype);
     const size_t element = bhvd_dtype_size(reduction->dtype), mine = part[x->set->rank];
-    const void *src = op->staging->places[index].src;
-    struct target result;
-    bhvd_status status = target(x, op, index, rows, &result);
-    if (!tensor->nbytes)
-        return status;
-    if (!status && reduction->prescale != 1.0) {
-        void *scaled = NULL;
-        status = scratch_acquire(x, tensor->nbytes, &scaled);
-        if (!status)
-            status = scale(x, reduction->dtype, scaled, src, reduction->prescale, tensor->nbytes);
-        src = scaled;
-    }
-    if (status)
-        return status;
+    bhvd_status status;
     if (part[0] == part[x->set->size - 1]) {
-        status = nccl_run_enqueued(x, x->nccl->reduce_scatter(src, result.device, mine / element, type, nccl_run_op(op->op),
+        status = nccl_run_enqueued(x, x->nccl->reduce_scatter(src, dst, mine / element, type, nccl_run_op(op),
                                                               x->group->comm, x->stream));
     } else {
         nccl_result inside = x->nccl->group_start();
-        const unsigned char *at = src;
-        for (int i = 0; i < x->set->size; at += part[i++]) {
+        for (int i = 0; i < x->set->size; src += part[i++]) {
             if (part[i])
-                nccl_run_keep(&inside, x->nccl->reduce(at, i == x->set->rank ? result.device : NULL, part[i] / element, type,
-                                                       nccl_run_op(op->op), i, x->group->comm, x->stream));
+                nccl_run_keep(&inside, x->nccl->reduce(src, i == x->set->rank ? dst : NULL, part[i] / element, type,
+                                                       nccl_run_op(op), i, x->group->comm, x->stream));
         }
         status = nccl_run_group_end(x, inside);
     }
     if (!status && reduction->postscale != 1.0)
-        status = scale(x, reduction->dtype, result.device, result.device, reduction->postscale, mine);
+        status = scale(x, reduction->dtype, dst, dst, reduction->postscale, mine);
+    return status;
+}
+
+bhvd_status nccl_reducescatter(struct nccl_run *x, struct bhvd_handle *op, size_t index, int64_t rows,
+                               const struct reduction *reduction, const size_t *part)
+{
+    const size_t nbytes = op->tensors[index].nbytes;
+    const void *src = op->staging->places[index].src;
+    struct target result;
+    bhvd_status status = target(x, op, index, rows, &result);
+    if (!nbytes)
+        return status;
+    if (!status && reduction->prescale != 1.0) {
+        void *scaled = NULL;
+        status = scratch_acquire(x, nbytes, &scaled);
+        if (!status)
+            status = scale(x, reduction->dtype, scaled, src, reduction->prescale, nbytes);
+        src = scaled;
+    }
+    if (!status)
+        status = x->levels ? nccl_levels_reducescatter(x, op->op, reduction, src, result.device, part)
+                           : scatter_sums(x, op->op, reduction, src, result.device, part);
     return status ? status : finish_target(x, &result);
 }
 
@@ -242,25 +249,11 @@ bhvd_status nccl_allgather(struct nccl_run *x, struct bhvd_handle *op, size_t in
 
 bhvd_status nccl_alltoall(struct nccl_run *x, struct bhvd_handle *op, size_t index, int64_t rows, const size_t *bytes)
 {
-    const int n = x->set->size, me = x->set->rank;
     const void *src = op->staging->places[index].src;
     struct target result;
     bhvd_status status = target(x, op, index, rows, &result);
-    if (status)
-        return status;
-    nccl_result inside = x->nccl->group_start();
-    const unsigned char *from = src;
-    unsigned char *to = result.device;
-    for (int i = 0; i < n; i++) {
-        const size_t sent = bytes[me * n + i], received = bytes[i * n + me];
-        if (sent)
-            nccl_run_keep(&inside, x->nccl->send(from, sent, NCCL_UINT8, i, x->group->comm, x->stream));
-        if (received)
-            nccl_run_keep(&inside, x->nccl->recv(to, received, NCCL_UINT8, i, x->group->comm, x->stream));
-        from += sent;
-        to += received;
-    }
-    status = nccl_run_group_end(x, inside);
+    if (!status)
+        status = x->levels ? nccl_levels_alltoall(x, src, result.device, bytes) : nccl_run_alltoall(x, src, result.device, bytes);
     return status ? status : finish_target(x, &result);
 }
 

@@ -78,12 +78,35 @@ enum nccl_op nccl_run_op(bhvd_op op)
     }
 }
 
+// -------------------------------------------------------------------------------------------------------- alltoall
+
+bhvd_status nccl_run_alltoall(struct nccl_run *x, const void *src, void *dst, const size_t *bytes)
+{
+    const int n = x->whole->size, me = x->whole->rank;
+    const unsigned char *from = src;
+    unsigned char *to = dst;
+    nccl_result inside = x->nccl->group_start();
+    for (int i = 0, peer = 0; i < n; i++) {
+        const size_t sent = bytes[me * n + i], received = bytes[i * n + me];
+        const bool is_member = nccl_run_has(x, i, peer);
+        if (is_member && sent)
+            nccl_run_keep(&inside, x->nccl->send(from, sent, NCCL_UINT8, peer, x->group->comm, x->stream));
+        if (is_member && received)
+            nccl_run_keep(&inside, x->nccl->recv(to, received, NCCL_UINT8, peer, x->group->comm, x->stream));
+        peer += is_member;
+        from += sent;
+        to += received;
+    }
+    return nccl_run_group_end(x, inside);
+}
+
 // ------------------------------------------------------------------------------------------------- begin and end
 
 bhvd_status nccl_begin(bhvd_context *ctx, struct process_set *set, enum nccl_way way, const struct execution *execution,
                        struct nccl_run **out)
 {
     const struct hierarchy *levels = way == WAY_LEVELS ? set->hierarchy : NULL;
+    struct process_set *whole = set;
     if (levels)
         set = levels->local;
     struct bhvd_device *device = set->nccl->device;
@@ -91,8 +114,8 @@ bhvd_status nccl_begin(bhvd_context *ctx, struct process_set *set, enum nccl_way
     size_t spans = 0;
     if (!x)
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", set->size);
-    *x = (struct nccl_run){.ctx = ctx, .set = set, .levels = levels, .group = set->nccl, .device = device,
-                           .nccl = device->nccl, .execution = execution, .stream = device->from_host};
+    *x = (struct nccl_run){.ctx = ctx, .set = set, .whole = whole, .levels = levels, .group = set->nccl,
+                           .device = device, .nccl = device->nccl, .execution = execution, .stream = device->from_host};
     for (int i = 0; i < execution->count; i++)
         spans += execution->operations[i]->tensor_count;
     int code = device->ops->enter(device);

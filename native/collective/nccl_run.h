@@ -11,7 +11,8 @@
 struct nccl_run {
     bhvd_context *ctx;
     struct process_set *set;            // the communicator's members
-    const struct hierarchy *levels;     // in two levels: of the set that the operation is on; else NULL
+    struct process_set *whole;          // that the operation is on; another one in two levels
+    const struct hierarchy *levels;     // of the whole, in two levels; else NULL
     struct nccl_group *group;
     struct bhvd_device *device;
     const struct nccl *nccl;
@@ -36,19 +37,15 @@ bhvd_status nccl_run_scratch(struct nccl_run *x, enum device_memory memory, size
 // Between any two of host and device, in the order of the stream.
 bhvd_status nccl_run_copy(struct nccl_run *x, void *dst, const void *src, size_t nbytes);
 
+// Whether the whole's member at `position` is in the communicator, at `index`; the members before it have been counted there.
+static inline bool nccl_run_has(const struct nccl_run *x, int position, int index)
+{
+    return index < x->set->size && x->set->ranks[index] == x->whole->ranks[position];
+}
+// The parts of an alltoall of the whole that go between members of the communicator. bytes: from * whole size + to.
+bhvd_status nccl_run_alltoall(struct nccl_run *x, const void *src, void *dst, const size_t *bytes);
+
 enum nccl_type nccl_run_type(bhvd_dtype dtype);
 enum nccl_op nccl_run_op(bhvd_op op);
-
-// ------------------------------------------------------------------------------------------- in two levels (nccl_levels.c)
-
-// Bytes that the device's memory needs for a vector of nbytes.
-size_t nccl_levels_room(const struct hierarchy *h, size_t nbytes);
-// In place, all but the prescaling; vector: on the device, with that much room.
-bhvd_status nccl_levels_allreduce(struct nccl_run *x, bhvd_op op, const struct reduction *reduction, unsigned char *vector,
-                                  size_t nbytes);
-// src: the root's; dst: on the device. root: position in the operation's set.
-bhvd_status nccl_levels_broadcast(struct nccl_run *x, int root, const void *src, unsigned char *dst, size_t nbytes);
-// The hosts hold equally many members. part: by position in the operation's set; dst: on the device, all parts.
-bhvd_status nccl_levels_allgather(struct nccl_run *x, const void *src, unsigned char *dst, const size_t *part);
 
 #endif

@@ -24,7 +24,7 @@
 #define API __attribute__((visibility("default")))
 enum {
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, ILLEGAL_ADDRESS = 700, NOT_READY = 600,
-    ARENA = 1 << 28, ALIGNMENT = 256, PARAMS_MAX = 16
+    ARENA = 1 << 30, ALIGNMENT = 256, PARAMS_MAX = 16
 };
 
 static const uintptr_t TAG = (uintptr_t)1 << 62;

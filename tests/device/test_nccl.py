@@ -10,27 +10,18 @@ import pytest
 from bagua_hvd.common import native, vectors
 from bagua_hvd.common.device import Device
 from bagua_hvd.common.exceptions import HorovodInternalError
-from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, nccl_steps, own_device, sums_overwritten_in_flight
+from device_arrays import FakePlacement, fake_cuda_path, nccl_steps, own_device, sums_overwritten_in_flight
+from gpu_hosts import REDUCED, groups, placements
 from values import make
 from world import DTYPES, World
 
 WORLDS = pytest.mark.parametrize("n, transport", [(1, "inproc"), (2, "shm"), (3, "tcp")])
-# What NCCL takes; the others go by way of the host.
-REDUCED = ["uint8", "int8", "int32", "int64", "float16", "float32", "float64", "bfloat16"]
 
 
 @pytest.fixture
 def world(n, transport):
     with World(n, transport) as world:
         yield world
-
-
-def placements(n):
-    return [FakePlacement(own_device(rank)) for rank in range(n)]
-
-
-def groups():
-    return fake_cuda().nccl_groups()
 
 
 def as_float(values, dtype):

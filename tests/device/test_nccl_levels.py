@@ -3,36 +3,20 @@
 As test_nccl.py, no GPU takes part; hosts are simulated by host ids. Groups that the stand-in launches tell which way an
 operation went: two a rank for an allreduce in two levels, one where NCCL connects all, none by way of the host.
 """
-import os
-
 import numpy as np
 import pytest
 
 from bagua_hvd.common import environment, native, vectors
 from bagua_hvd.common.device import Device
 from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, nccl_steps, own_device, sums_overwritten_in_flight
+from gpu_hosts import FOR_ALLREDUCE, ONLY, REDUCED, groups, on_hosts, placements
 from two_levels import environments
 from values import make, reduced
-from world import World, view
+from world import view
 
 # Equal hosts, ranks dealt in turn, unequal ones, one with a single rank.
 LAYOUTS = ["AABB", "ABAB", "AAB", "ABBBC"]
-REDUCED = ["uint8", "int8", "int32", "int64", "float16", "float32", "float64", "bfloat16"]
 COUNTS = [1, 5, 4099, 0, 300]
-FOR_ALLREDUCE, ONLY = 1, 2
-_boot = os.urandom(4).hex()
-
-
-def on_hosts(letters, levels=ONLY):
-    return World(len(letters), "auto", hosts=[f"{_boot}.{letter}" for letter in letters], nccl_levels=levels)
-
-
-def placements(n):
-    return [FakePlacement(own_device(rank)) for rank in range(n)]
-
-
-def groups():
-    return fake_cuda().nccl_groups()
 
 
 @pytest.fixture(params=LAYOUTS, scope="module")
@@ -203,17 +187,18 @@ def test_process_sets_and_joined_ranks():
 
 
 def groups_of(world, devices):
-    """Groups that an allreduce, a broadcast and an alltoall launch on all ranks together."""
+    """Groups that an allreduce, a broadcast, a reducescatter and an alltoall launch on all ranks together."""
     def call(rank, context):
         placement = FakePlacement(devices[rank])
         array = placement.array(np.full(4 * world.n, rank + 1.0, np.float32))
         counts = []
-        kinds = {native.ALLREDUCE: {}, native.BROADCAST: {}, native.ALLTOALL: {"splits": [4] * world.n}}
-        for kind, more in kinds.items():
+        kinds = {native.ALLREDUCE: array, native.BROADCAST: array,
+                 native.REDUCESCATTER: placement.empty((4,), "float32"), native.ALLTOALL: None}
+        for kind, output in kinds.items():
             context.post(native.BARRIER, f"before.{kind}").wait()
             before = groups()
             context.post(native.BARRIER, f"begin.{kind}").wait()
-            output = None if kind == native.ALLTOALL else array
+            more = {"splits": [4] * world.n} if kind == native.ALLTOALL else {}
             context.post(kind, f"x.{kind}", [array.view(output)], **more).wait()
             context.post(native.BARRIER, f"end.{kind}").wait()
             counts.append(groups() - before)
@@ -225,7 +210,7 @@ def groups_of(world, devices):
     return outcomes[0]
 
 
-@pytest.mark.parametrize("levels, expected", [(0, [4, 4, 4]), (FOR_ALLREDUCE, [8, 4, 4]), (ONLY, [8, 4, 0])])
+@pytest.mark.parametrize("levels, expected", [(0, [4, 4, 4, 4]), (FOR_ALLREDUCE, [8, 4, 4, 4]), (ONLY, [8, 4, 4, 4])])
 def test_what_was_asked_for(levels, expected):
     with on_hosts("AABB", levels) as world:
         assert groups_of(world, [own_device(rank) for rank in range(4)]) == expected
@@ -233,10 +218,10 @@ def test_what_was_asked_for(levels, expected):
 
 def test_one_host_has_one_level():
     with on_hosts("AA") as world:
-        assert groups_of(world, [own_device(rank) for rank in range(2)]) == [2, 2, 2]
+        assert groups_of(world, [own_device(rank) for rank in range(2)]) == [2, 2, 2, 2]
 
 
-@pytest.mark.parametrize("letters, expected", [("AABB", [8, 4, 0]), ("ABAB", [0, 0, 0])])
+@pytest.mark.parametrize("letters, expected", [("AABB", [8, 4, 4, 4]), ("ABAB", [0, 0, 0, 0])])
 def test_hosts_with_different_versions(monkeypatch, letters, expected):
     """NCCL within each host where its members have the same; else by way of the host."""
     devices = [own_device(rank) for rank in range(2)]
@@ -248,7 +233,7 @@ def test_hosts_with_different_versions(monkeypatch, letters, expected):
 
 def test_a_shared_gpu_on_one_host_is_the_end_of_it_on_all():
     with on_hosts("AABB") as world:
-        assert groups_of(world, [own_device(rank) for rank in (0, 1, 2, 2)]) == [0, 0, 0]
+        assert groups_of(world, [own_device(rank) for rank in (0, 1, 2, 2)]) == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("variables, levels", [

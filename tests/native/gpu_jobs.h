@@ -160,19 +160,31 @@ static bhvd_handle *post_control(bhvd_context *ctx, struct bhvd_args args)
     return handle;
 }
 
-// Allreduces until one fails; the stream does not hang then.
-static bhvd_status steps_until_failure(const struct poster *p, float *x, struct bhvd_error *error)
+// Of COUNT values, and equal parts; the result goes to `out`, unless the core allocates it. May fail.
+static bhvd_status try_to_post(const struct poster *p, bhvd_kind kind, const char *name, float *x, float *out,
+                               bhvd_handle **handle, struct bhvd_error *error)
 {
+    static const int32_t splits[RANKS] = {COUNT / RANKS, COUNT / RANKS, COUNT / RANKS};
+    const bool allocates = kind == BHVD_ALLGATHER || kind == BHVD_ALLTOALL;
+    const int64_t shape[] = {COUNT};
+    const struct bhvd_tensor tensor = {.src = gpu_at(x), .dst = allocates ? NULL : gpu_at(out), .shape = shape, .ndim = 1,
+                                       .dtype = BHVD_FLOAT32};
+    const struct bhvd_args args = {
+        .kind = kind, .name = name, .tensors = &tensor, .tensor_count = 1, .op = BHVD_OP_SUM,
+        .splits = kind == BHVD_ALLTOALL ? splits : NULL, .split_count = kind == BHVD_ALLTOALL ? RANKS : 0,
+        .prescale_factor = 1.0, .postscale_factor = 1.0, .device = p->rank, .gpu = gpus[p->rank].device,
+        .stream = p->stream};
+    return bhvd_post(p->ctx, &args, handle, error);
+}
+
+// Operations of a kind until one fails; the stream does not hang then.
+static bhvd_status steps_until_failure(const struct poster *p, bhvd_kind kind, float *x, struct bhvd_error *error)
+{
+    static float out[RANKS][COUNT];
     bhvd_status status = BHVD_OK;
     for (int step = 0; step < STEPS_MAX && !status; step++) {
-        const int64_t shape[] = {COUNT};
-        const struct bhvd_tensor tensor = {.src = gpu_at(x), .dst = gpu_at(x), .shape = shape, .ndim = 1, .dtype = BHVD_FLOAT32};
-        const struct bhvd_args args = {
-            .kind = BHVD_ALLREDUCE, .name = "step", .tensors = &tensor, .tensor_count = 1, .op = BHVD_OP_SUM,
-            .prescale_factor = 1.0, .postscale_factor = 1.0, .device = p->rank, .gpu = gpus[p->rank].device,
-            .stream = p->stream};
         bhvd_handle *handle;
-        status = bhvd_post(p->ctx, &args, &handle, error);
+        status = try_to_post(p, kind, "step", x, out[p->rank], &handle, error);
         if (!status) {
             status = bhvd_wait(handle, -1, error);
             if (!status)
@@ -262,8 +274,7 @@ static void nccl_fails(struct job *job, int rank, bhvd_context *ctx)
     static float memory[RANKS][COUNT];
     const struct poster p = {.ctx = ctx, .rank = rank, .stream = gpus[rank].stream};
     struct bhvd_error error;
-    (void)job;
-    CHECK_STATUS(steps_until_failure(&p, memory[rank], &error), BHVD_ERR_SYSTEM);
+    CHECK_STATUS(steps_until_failure(&p, job->kind, memory[rank], &error), BHVD_ERR_SYSTEM);
     CHECK_STR_CONTAINS(error.message, "NCCL 2.21.5 with CUDA 13.0 on GPU");
     CHECK_STR_CONTAINS(error.message, "remote process exited or there was a network error: the stand-in was told to fail");
 }

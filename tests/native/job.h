@@ -21,6 +21,7 @@ struct job {
     void (*body)(struct job *job, int rank, bhvd_context *ctx);
     void (*adjust)(int rank, struct bhvd_context_options *options);     // NULL: as they are
     int subject;                    // a rank that body treats in a special way
+    bhvd_kind kind;                 // what body posts, where it can be any
     _Atomic int ready;              // counted by body
 };
 

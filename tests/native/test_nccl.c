@@ -44,7 +44,7 @@ static void a_rank_is_lost(struct job *job, int rank, bhvd_context *ctx)
     // All operations have ended well; what they enqueued has not.
     CHECK_STATUS(bhvd_context_wait_gpu(ctx, gpus[rank].device, &error), BHVD_ERR_PEER_LOST);
     CHECK_STR_CONTAINS(error.message, "was lost");
-    CHECK_STATUS(steps_until_failure(&p, memory[rank], &error), BHVD_ERR_PEER_LOST);
+    CHECK_STATUS(steps_until_failure(&p, BHVD_ALLREDUCE, memory[rank], &error), BHVD_ERR_PEER_LOST);
 }
 
 TEST(every_collective_by_nccl)

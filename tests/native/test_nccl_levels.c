@@ -1,4 +1,4 @@
-// NCCL within hosts, the CPU transports between them (native/collective/nccl_levels.c), as test_nccl.c does for NCCL alone.
+// NCCL within hosts, the CPU transports between them (native/collective/nccl_levels*.c), as test_nccl.c does for NCCL alone.
 // Hosts are simulated by host ids.
 #include "gpu_jobs.h"
 
@@ -8,53 +8,61 @@ static void in_levels(int rank, struct bhvd_context_options *options)
     options->nccl_levels = LEVELS_ONLY;
 }
 
-// Longer than a piece with one shard.
+// An allreduce and a reducescatter that are longer than several pieces with one shard.
 static void several_pieces(struct job *job, int rank, bhvd_context *ctx)
 {
     enum { LONG = 2100001 };
     const struct poster p = {.ctx = ctx, .rank = rank, .stream = gpus[rank].stream};
-    float *x = malloc(LONG * sizeof *x);
+    float *x = malloc(LONG * sizeof *x), *sums = malloc(LONG * sizeof *sums);
     (void)job;
     for (int i = 0; i < LONG; i++)
         x[i] = (float)(i % 7 + rank);
-    const int groups = driver.nccl_groups();
-    bhvd_handle *handle = post(&p, (struct bhvd_args){.kind = BHVD_ALLREDUCE, .name = "long", .op = BHVD_OP_SUM}, x, x, LONG,
-                               BHVD_FLOAT32);
-    struct bhvd_error error;
-    CHECK_STATUS(bhvd_wait(handle, -1, &error), BHVD_OK);
-    CHECK_STATUS(bhvd_context_wait_gpu(ctx, gpus[rank].device, &error), BHVD_OK);
-    CHECK(driver.nccl_groups() - groups >= 6);
-    bhvd_handle_drop(handle);
-    for (int i = 0; i < LONG; i++) {
-        if (x[i] != (float)(RANKS * (i % 7) + RANKS * (RANKS - 1) / 2))
-            check_fail(__FILE__, __LINE__, "value %d is %g", i, (double)x[i]);
+    for (int k = 0; k < 2; k++) {
+        const int first = k ? rank * (LONG / RANKS) + (rank > 0) : 0, count = k ? LONG / RANKS + (rank == 0) : LONG;
+        const int groups = driver.nccl_groups();
+        bhvd_handle *handle = post(&p, (struct bhvd_args){.kind = k ? BHVD_REDUCESCATTER : BHVD_ALLREDUCE,
+                                                          .name = k ? "scattered" : "long", .op = BHVD_OP_SUM},
+                                   x, sums, LONG, BHVD_FLOAT32);
+        struct bhvd_error error;
+        CHECK_STATUS(bhvd_wait(handle, -1, &error), BHVD_OK);
+        CHECK_STATUS(bhvd_context_wait_gpu(ctx, gpus[rank].device, &error), BHVD_OK);
+        CHECK(driver.nccl_groups() - groups >= 6);
+        bhvd_handle_drop(handle);
+        for (int i = 0; i < count; i++) {
+            if (sums[i] != (float)(RANKS * ((first + i) % 7) + RANKS * (RANKS - 1) / 2))
+                check_fail(__FILE__, __LINE__, "value %d of operation %d is %g", i, k, (double)sums[i]);
+        }
     }
     free(x);
+    free(sums);
 }
 
 // It is cut off while the others wait for it, on the GPU or on the wire.
 static void a_host_is_lost(struct job *job, int rank, bhvd_context *ctx)
 {
-    static float memory[RANKS][COUNT];
+    static float memory[RANKS][2][COUNT];
+    float *x = memory[rank][0];
     const struct poster p = {.ctx = ctx, .rank = rank, .stream = gpus[rank].stream};
     struct bhvd_error error;
+    bhvd_handle *handle;
     agree(ctx, rank);
-    allreduce_ones(&p, 0, "before", memory[rank], RANKS);
-    bhvd_handle *handle = post(&p, (struct bhvd_args){.kind = BHVD_ALLREDUCE, .name = "hangs", .op = BHVD_OP_SUM}, memory[rank],
-                               memory[rank], COUNT, BHVD_FLOAT32);
+    allreduce_ones(&p, 0, "before", x, RANKS);
+    CHECK_STATUS(try_to_post(&p, job->kind, "hangs", x, memory[rank][1], &handle, &error), BHVD_OK);
     atomic_fetch_add(&job->ready, 1);
     if (rank == job->subject) {
         while (atomic_load(&job->ready) < RANKS)
             sched_yield();
         cut_off(ctx, rank);
     }
-    // Without a shard it ends when it is enqueued, be that before or after the loss is known.
-    const bool has_shard = rank != 1;
+    // What needs no sum of all ends where nobody that hangs is waited for; so does, when it is enqueued, that of a member
+    // without a shard, be that before or after the loss is known.
+    const bool sums = job->kind == BHVD_ALLREDUCE || job->kind == BHVD_REDUCESCATTER, has_shard = rank != 1;
     bhvd_status status = bhvd_wait(handle, -1, &error);
-    CHECK(status == BHVD_ERR_PEER_LOST || (status == BHVD_OK && !has_shard));
+    CHECK(status == BHVD_ERR_PEER_LOST || (status == BHVD_OK && !(sums && has_shard)));
     bhvd_handle_drop(handle);
-    CHECK_STATUS(bhvd_context_wait_gpu(ctx, gpus[rank].device, &error), BHVD_ERR_PEER_LOST);
-    CHECK_STATUS(steps_until_failure(&p, memory[rank], &error), BHVD_ERR_PEER_LOST);
+    status = bhvd_context_wait_gpu(ctx, gpus[rank].device, &error);
+    CHECK(status == BHVD_ERR_PEER_LOST || (status == BHVD_OK && !sums));
+    CHECK_STATUS(steps_until_failure(&p, job->kind, x, &error), BHVD_ERR_PEER_LOST);
 }
 
 TEST(every_collective_in_two_levels)
@@ -69,16 +77,24 @@ TEST(a_vector_of_several_pieces)
     run_on_gpus((struct job){.transport = "auto", .hosts = "ABA", .body = several_pieces, .adjust = in_levels});
 }
 
+static const bhvd_kind kinds[] = {BHVD_ALLREDUCE, BHVD_REDUCESCATTER, BHVD_ALLGATHER, BHVD_ALLTOALL};
+enum { KINDS_TRIED = sizeof kinds / sizeof kinds[0] };
+
 TEST(an_error_of_nccl_within_a_host)
 {
-    fail_group(20, "0");
-    run_on_gpus((struct job){.transport = "auto", .hosts = "AAB", .body = nccl_fails, .adjust = in_levels});
+    for (int k = 0; k < KINDS_TRIED; k++) {
+        fail_group(20, "0");
+        run_on_gpus((struct job){.transport = "auto", .hosts = "AAB", .body = nccl_fails, .adjust = in_levels, .kind = kinds[k]});
+    }
     fail_no_group();
 }
 
 TEST(a_lost_host_leaves_no_stream_hanging)
 {
-    fail_group(3 * RANKS + 1, "1");     // the broadcast's, and two of the first allreduce, are those before
-    run_on_gpus((struct job){.transport = "auto", .hosts = "AAB", .body = a_host_is_lost, .adjust = in_levels, .subject = 2});
+    for (int k = 0; k < KINDS_TRIED; k++) {
+        fail_group(3 * RANKS + 1, "1");         // the broadcast's, and two of the first allreduce, are those before
+        run_on_gpus((struct job){.transport = "auto", .hosts = "AAB", .body = a_host_is_lost, .adjust = in_levels, .subject = 2,
+                                 .kind = kinds[k]});
+    }
     fail_no_group();
 }
