@@ -1,3 +1,4 @@
+import os
 import signal
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from ssh_hosts import Namespaces, SshHosts
 from world import TRANSPORTS, World
 
 HERE = Path(__file__).parent
+os.environ.setdefault("HOROVOD_START_TIMEOUT", ranks.START_SECONDS)
 # The same examples each time, and as much time for each as a busy machine takes.
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 # Keras is imported where its backend has been chosen: in the ranks, or just before.
-BACKEND = {"env": {"KERAS_BACKEND": "torch"}, "framework": "keras on torch", "timeout": 100}
+BACKEND = {"env": {"KERAS_BACKEND": "torch"}, "framework": "keras on torch", "timeout": 240}
+pytestmark = pytest.mark.timeout(260)
 
 
 def make_model(seed=0):

@@ -13,6 +13,9 @@ import pytest
 from zygote import Zygote
 
 ROOT = Path(__file__).resolve().parents[2]
+# HOROVOD_START_TIMEOUT where a test says no other: of ranks that import a framework at once on a busy machine, the last
+# may come later than after the default of half a minute.
+START_SECONDS = "90"
 
 _zygotes = {
     "torch": Zygote("bagua_hvd.torch"),
@@ -36,6 +39,7 @@ def job_environment(rank, size, port, secret, extra=None):
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "_HOROVOD_SECRET_KEY": b64encode(secret).decode(),
         "HOROVOD_GLOO_IFACE": "lo",
+        "HOROVOD_START_TIMEOUT": START_SECONDS,
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
