@@ -88,7 +88,7 @@ def test_closing_ends_a_script_that_hangs(tmp_path):
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
         time.sleep(0.01)
     discovery.close()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive() and len(failures) == 1
 
 

@@ -50,7 +50,7 @@ def test_on_a_terminal(launcher):
     os.close(theirs)
     text = terminal_output(popen, ours)
     os.close(ours)
-    assert popen.wait(20) == 0
+    assert popen.wait(60) == 0
     assert "steps/s" in text and "has not submitted" in text and "bagua_hvd report" not in text
     # The last table: both ranks, eight steps of a quarter MiB each to the other rank.
     for rank in (0, 1):
@@ -72,7 +72,7 @@ def test_of_an_elastic_job(launcher):
     os.close(theirs)
     text = terminal_output(popen, ours)
     os.close(ours)
-    assert popen.wait(20) == 0, text
+    assert popen.wait(60) == 0, text
     for rank, host in enumerate(("localhost", "127.0.0.2")):
         row = [line for line in text.splitlines() if re.match(rf"\u2502 {rank} +\u2502 {host} ", line)][-1]
         assert float(row.split("\u2502")[6]) >= 1.0

@@ -201,7 +201,7 @@ def start(launcher, ssh_hosts, *command, np=2, hosts="far1:1,far2:1"):
 def test_signals(launcher, ssh_hosts, signum):
     popen = start(launcher, ssh_hosts)
     popen.send_signal(signum)
-    assert popen.wait(20) == 128 + signum
+    assert popen.wait(60) == 128 + signum
     assert launcher.processes() == [] and not ssh_hosts.left()
 
 
@@ -209,7 +209,7 @@ def test_ranks_that_ignore_sigterm_and_their_children(launcher, ssh_hosts):
     popen = start(launcher, ssh_hosts, "sh", "-c",
                   "trap '' TERM; (trap '' TERM; sleep 60) & echo up; while :; do sleep 1; done")
     popen.terminate()
-    assert popen.wait(30) == 128 + signal.SIGTERM
+    assert popen.wait(60) == 128 + signal.SIGTERM
     assert launcher.processes() == [] and not ssh_hosts.left()
 
 
@@ -248,7 +248,7 @@ def test_a_reader_that_sleeps_does_not_stop_ctrl_c(launcher, ssh_hosts):
     popen.stdout.read(1)
     time.sleep(2)       # everything between the ranks and here is full
     popen.send_signal(signal.SIGINT)
-    assert popen.wait(40) == 128 + signal.SIGINT
+    assert popen.wait(60) == 128 + signal.SIGINT
     assert launcher.processes() == [] and not ssh_hosts.left()
 
 
