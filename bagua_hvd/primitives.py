@@ -273,18 +273,23 @@ def d_fp_s(bucket, group, topology="shift_one", round=0, out=None, name=None, hi
     )
 
 
-def d_lp_s(values, group, codec, replicas, seed=None, name=None, hierarchical=False):
+def d_lp_s(values, group, codec, replicas, seed=None, name=None, hierarchical=False, before=(0, 0, 0),
+           after=(0, 0, 0, 0)):
     """Sends the encoded values to both neighbours in a ring, and adds to each replica what its owner's code decodes to.
 
+        v = values + a . (own, left, right)
         own += D(Q(v))      left += D(Q(v_left))      right += D(Q(v_right))
+        values = b . (values, own, left, right)                                 where b has weights of replicas
 
     Args:
-        values: a Bucket or an array, of a dtype that the codec takes; only read. The same layout on all ranks.
+        values: a Bucket or an array, of a dtype that the codec takes. The same layout on all ranks.
         replicas: Replicas of as many elements. With two ranks left and right are the same one; alone, a rank is its own
             left and right.
         codec, seed, name: as for c_lp_s().
         hierarchical: hosts stand in the ring, each with the mean of its ranks' values; their replicas are alike. One
             host is its own left and right.
+        before, after: a and b; replicas are mixed in float32. A replica that is not kept has weight 0. For a Weights,
+            call written() when the operation has ended.
     Returns:
         An Operation.
     Raises:
@@ -294,5 +299,5 @@ def d_lp_s(values, group, codec, replicas, seed=None, name=None, hierarchical=Fa
     return basics.context().post(
         native.D_LP_S, sent.name, sent.views, process_set=group.process_set_id,
         hierarchical=hierarchical, owner=replicas,
-        **replicas.fields(sent.count), **_codec_fields(codec, seed),
+        before=before, after=after, **replicas.fields(sent.count), **_codec_fields(codec, seed),
     )

@@ -14,9 +14,6 @@ Wire per communication: two codes of N elements; with sign N/4 bytes.
 Memory: 12 N bytes.
 Source: Koloskova et al., arXiv:1902.00340.  Differs: replicas begin as the weights and not as zeros.
 """
-import numpy as np
-
-from bagua_hvd.algorithms.base import blocks
 from bagua_hvd.algorithms.local import LocalSteps
 from bagua_hvd.algorithms.replicas import replicas_of
 from bagua_hvd.primitives import d_lp_s, sign
@@ -26,7 +23,7 @@ class Choco(LocalSteps):
     """Gossips compressed differences of weights with two neighbours.
 
     Args:
-        codec: what the differences are encoded with, of bagua_hvd.primitives.
+        codec: what the differences are encoded with, of bagua_hvd.primitives; it takes the weights' dtype.
         gamma: consensus step size, 0 < gamma <= 1; the coarser the codec, the smaller.
         hierarchical: hosts are the neighbours, each with the mean of its ranks.
         communication_interval, warmup_steps: see LocalSteps.
@@ -44,20 +41,12 @@ class Choco(LocalSteps):
         if not self.begins_interval(model):
             return
         rounds = [self._begin(bucket, model) for bucket in model.weights]
-        for bucket, (x, replicas, operation) in zip(model.weights, rounds, strict=True):
+        for bucket, operation in zip(model.weights, rounds, strict=True):
             operation.wait()
-            own, left, right = replicas.own, replicas.left, replicas.right
-            for part in blocks(x.size):
-                x[part] = x[part] + self.gamma * (left[part] + right[part] - 2 * own[part]) / 3
-            bucket.write(x)
+            bucket.written()
 
     def _begin(self, bucket, model):
-        x = bucket.read(workspace="x")
         replicas = replicas_of(bucket, model.group, self.hierarchical)
-        difference = bucket.workspace("difference", x.size, x.dtype)
-        np.subtract(x, replicas.own, out=difference)
-        operation = d_lp_s(
-            difference, model.group, self.codec, replicas, hierarchical=self.hierarchical, name=bucket.name,
-            seed=model.step,
-        )
-        return x, replicas, operation
+        share = self.gamma / 3
+        return d_lp_s(bucket, model.group, self.codec, replicas, hierarchical=self.hierarchical, seed=model.step,
+                      before=(-1, 0, 0), after=(1, -2 * share, share, share))

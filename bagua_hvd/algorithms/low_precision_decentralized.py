@@ -13,10 +13,9 @@ another number of ranks they begin anew.
 
 Wire per communication: 2 N bytes (two neighbours; N with two ranks) and headers, whatever n.
 Memory: 12 N bytes.
-Source: Tang et al., arXiv:1803.06443; BAGUA, arXiv:2107.01499.  Differs: replicas are float32 whatever the weights,
-are exchanged and not assumed equal at the beginning, and are in the optimizer's state_dict.
+Source: Tang et al., arXiv:1803.06443; BAGUA, arXiv:2107.01499.  Differs: replicas are float32 whatever the weights, of
+whose dtype z is; they are exchanged and not assumed equal at the beginning, and are in the optimizer's state_dict.
 """
-from bagua_hvd.algorithms.base import blocks
 from bagua_hvd.algorithms.local import LocalSteps
 from bagua_hvd.algorithms.replicas import replicas_of
 from bagua_hvd.primitives import d_lp_s, minmax_uint8
@@ -38,14 +37,11 @@ class LowPrecisionDecentralized(LocalSteps):
         if not self.begins_interval(model):
             return
         rounds = [self._begin(bucket, model.group) for bucket in model.weights]
-        for bucket, (operation, replicas) in zip(model.weights, rounds, strict=True):
+        for bucket, operation in zip(model.weights, rounds, strict=True):
             operation.wait()
-            bucket.write(replicas.own)
+            bucket.written()
 
     def _begin(self, bucket, group):
-        z = bucket.read(workspace="z")
         replicas = replicas_of(bucket, group, self.hierarchical)
-        W, L, R = replicas.own, replicas.left, replicas.right
-        for part in blocks(z.size):
-            z[part] = z[part] + (L[part] + R[part]) / 3 - W[part] * 5 / 3
-        return d_lp_s(z, group, minmax_uint8, replicas, hierarchical=self.hierarchical, name=bucket.name), replicas
+        return d_lp_s(bucket, group, minmax_uint8, replicas, hierarchical=self.hierarchical,
+                      before=(-5 / 3, 1 / 3, 1 / 3), after=(0, 1, 0, 0))

@@ -183,13 +183,14 @@ class Weights(Bucket):
 
     def write(self, values):
         super().write(values)
-        self._written()
+        self.written()
 
     def add(self, values):
         super().add(values)
-        self._written()
+        self.written()
 
-    def _written(self):
+    def written(self):
+        """To be called when the core has written the weights."""
         for index in self.members:
             self._source.weight_written(index)
 

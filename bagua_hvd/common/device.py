@@ -18,7 +18,7 @@ _FAMILIES = {
     "scale": lib.BHVD_DEVICE_SCALE_F32,
     "feed_error": lib.BHVD_DEVICE_FEED_ERROR, "keep_lost": lib.BHVD_DEVICE_KEEP_LOST,
     "minmax_uint8_ranges": lib.BHVD_DEVICE_MINMAX_UINT8_RANGES, "sign_header": lib.BHVD_DEVICE_SIGN_HEADER,
-    "qsgd_header": lib.BHVD_DEVICE_QSGD_HEADER,
+    "qsgd_header": lib.BHVD_DEVICE_QSGD_HEADER, "mix": lib.BHVD_DEVICE_MIX,
     **{f"{codec}_{step}": getattr(lib, f"BHVD_DEVICE_{codec}_{step}".upper())
        for codec in ("minmax_uint8", "sign", "ternary", "qsgd")
        for step in ("encode", "decode", "decode_sum", "decode_add")},

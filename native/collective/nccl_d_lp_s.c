@@ -11,11 +11,14 @@ struct ring_run {
     struct peers peers;
 };
 
-static int encode(struct ring_run *r, struct device_scratch *scratch, void *codes)
+// values: where they lie as one vector.
+static int encode(struct ring_run *r, struct device_scratch *scratch, void *codes, void **values)
 {
-    void *values = NULL;
-    int code = staged_codes_pack(r->op, (struct device_span *)(void *)r->run->tables->data, scratch, &values);
-    const struct encoding encoding = {.layout = &r->layout, .codes = codes, .values = values, .prescale = 1.0,
+    int code = staged_codes_pack(r->op, (struct device_span *)(void *)r->run->tables->data, scratch, values);
+    void *encoded = *values;
+    if (!code && r->op->mixes_before)
+        code = staged_codes_mix(r->op, &r->encoder, scratch, &encoded);
+    const struct encoding encoding = {.layout = &r->layout, .codes = codes, .values = encoded, .prescale = 1.0,
                                       .pass = ENCODER_VALUES};
     return code ? code : device_encoder_encode(&r->encoder, &encoding, scratch);
 }
@@ -47,17 +50,20 @@ bhvd_status nccl_d_lp_s(struct nccl_run *x, const struct bhvd_handle *op)
     };
     struct device_scratch scratch = {x->device, x->stream, NULL};
     const size_t nbytes = staged_codes_nbytes(op);
-    void *codes = NULL;
+    struct device_span *table = (struct device_span *)(void *)x->tables->data + op->tensor_count;
+    void *codes = NULL, *values = NULL;
     if (!nbytes)
         return BHVD_OK;
     r.layout = device_encoder_layout(&r.encoder, nbytes / r.encoder.host.element, 1);
     int code = device_scratch_acquire(&scratch, (size_t)(1 + r.peers.count) * r.layout.nbytes, &codes);
     if (!code)
-        code = encode(&r, &scratch, codes);
+        code = encode(&r, &scratch, codes, &values);
     bhvd_status status = nccl_run_checked(x, code);
     if (!status)
         status = exchange(&r, codes);
     code = status ? 0 : staged_codes_add(op, &r.encoder, &r.layout, &r.peers, codes, x->stream);
+    if (!status && !code && op->mixes_after)
+        code = staged_codes_mix_results(op, &r.encoder, table, &scratch, values);
     code = device_scratch_release(&scratch, code);
     return status ? status : nccl_run_checked(x, code);
 }

@@ -130,6 +130,32 @@ static bhvd_status check_decentralized(const struct bhvd_args *args, struct bhvd
     return BHVD_OK;
 }
 
+static bool is_empty(const struct bhvd_tensor *tensor)
+{
+    bool empty = false;
+    for (int d = 0; d < tensor->ndim; d++)
+        empty |= tensor->shape[d] == 0;
+    return empty;
+}
+
+static bhvd_status check_replicas(const struct bhvd_args *args, struct bhvd_error *error)
+{
+    bool has_result = false;
+    for (int r = 0; r < REPLICAS; r++) {
+        if (!args->replicas[r] && (args->before[r] != 0 || args->after[1 + r] != 0))
+            return error_set(error, BHVD_ERR_ARGUMENT, "'%s' has a weight for replica %d, which is not kept", args->name, r);
+        if (args->gpu && args->replicas[r] && !args->replica_mirrors[r])
+            return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d and keeps replicas: give mirrors of them",
+                             args->name, args->device);
+        has_result |= args->after[1 + r] != 0;
+    }
+    for (size_t t = 0; t < args->tensor_count && has_result; t++) {
+        if (!is_empty(&args->tensors[t]) && (!args->tensors[t].dst || args->tensors[t].dst_on_host))
+            return error_set(error, BHVD_ERR_ARGUMENT, "the results of '%s' need memory where its values are", args->name);
+    }
+    return BHVD_OK;
+}
+
 bhvd_status arguments_check(bhvd_context *ctx, const struct bhvd_args *args, struct set_facts *facts,
                             struct bhvd_error *error)
 {
@@ -151,11 +177,6 @@ bhvd_status arguments_check(bhvd_context *ctx, const struct bhvd_args *args, str
     if (args->gpu && ((args->worker_error && !args->worker_mirror) || (args->server_error && !args->server_mirror)))
         return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d and feeds errors back: give mirrors of them",
                          args->name, args->device);
-    for (int r = 0; r < REPLICAS; r++) {
-        if (args->gpu && args->replicas[r] && !args->replica_mirrors[r])
-            return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d and keeps replicas: give mirrors of them",
-                             args->name, args->device);
-    }
     bool for_all = args->kind == BHVD_JOIN || args->kind >= BHVD_PROCESS_SET_ADD;
     if (for_all && args->process_set != 0)
         return error_set(error, BHVD_ERR_ARGUMENT, "%s takes part on all ranks, not on process set %d",
@@ -169,6 +190,8 @@ bhvd_status arguments_check(bhvd_context *ctx, const struct bhvd_args *args, str
         status = check_splits(args, facts->size, error);
     if (!status && (args->kind == BHVD_D_FP_S || args->kind == BHVD_D_LP_S))
         status = check_decentralized(args, error);
+    if (!status && args->kind == BHVD_D_LP_S)
+        status = check_replicas(args, error);
     if (!status && args->kind == BHVD_ALLREDUCE && args->op == BHVD_OP_ADASUM)
         status = check_adasum(args, facts->size, error);
     return status;

@@ -167,7 +167,12 @@ bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, st
     for (int r = 0; r < REPLICAS; r++) {
         op->replicas[r] = args->replicas[r];
         op->replica_mirrors[r] = args->replicas[r] ? args->replica_mirrors[r] : NULL;
+        op->before[1 + r] = args->before[r];
+        op->mixes_before |= args->before[r] != 0;
+        op->mixes_after |= args->after[1 + r] != 0;
     }
+    op->before[0] = 1;
+    memcpy(op->after, args->after, sizeof op->after);
     op->worker_error = args->worker_error;
     op->server_error = args->server_error;
     op->worker_mirror = args->worker_error ? args->worker_mirror : NULL;

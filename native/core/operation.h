@@ -47,6 +47,8 @@ struct bhvd_handle {
     bool hierarchical;
     float *replicas[REPLICAS];
     bhvd_mirror *replica_mirrors[REPLICAS];     // of these; NULL: none
+    double before[1 + REPLICAS], after[1 + REPLICAS];   // of values, own, left, right
+    bool mixes_before, mixes_after;             // do they matter?
     float *worker_error, *server_error;
     bhvd_mirror *worker_mirror, *server_mirror; // of these, where a GPU may have the newest values; NULL: none
     int32_t *splits;

@@ -191,6 +191,33 @@ FEEDBACK(f64)
 FEEDBACK(f16)
 FEEDBACK(bf16)
 
+// -------------------------------------------------------------------------------------------------------- replicas
+
+// d_lp_s.c: dst = w[0] values + (w[1] own + w[2] left + w[3] right), each product and sum rounded, those of replicas to
+// float32. A replica whose weight is 0 is NULL; values are not read where w[0] is 0.
+#define MIX(type)                                                                                                   \
+    KERNEL(mix_##type)(void *dst, const void *values, const float *own, const float *left, const float *right,      \
+                       double keep, double of_own, double of_left, double of_right, uint64_t count)                 \
+    {                                                                                                               \
+        const float *const replicas[] = {own, left, right};                                                         \
+        const float weights[] = {(float)of_own, (float)of_left, (float)of_right};                                   \
+        for (uint64_t i = first_index(); i < count; i += all_threads()) {                                           \
+            float mixed = -0.0f;        /* changes no number that is added to it */                                 \
+            for (int r = 0; r < 3; r++) {                                                                           \
+                if (replicas[r])                                                                                    \
+                    mixed = mixed + weights[r] * replicas[r][i];                                                    \
+            }                                                                                                       \
+            type::real x = mixed;                                                                                   \
+            if (keep != 0)                                                                                          \
+                x = type::load((const type::stored *)values + i) * (type::real)keep + x;                            \
+            type::store((type::stored *)dst + i, x == x ? x : (type::real)NAN);                                     \
+        }                                                                                                           \
+    }
+MIX(f32)
+MIX(f64)
+MIX(f16)
+MIX(bf16)
+
 // --------------------------------------------------------------------------------------------------------- codecs
 
 #include "device/kernels_segments.cuh"

@@ -144,7 +144,7 @@ bhvd_status staging_end(struct bhvd_handle *op, struct bhvd_error *error)
     size_t copies = 0;
     if (staging->by_nccl)               // which writes the results
         return BHVD_OK;
-    for (size_t t = 0; t < staging->count && op->kind != BHVD_D_LP_S; t++) {       // which has none
+    for (size_t t = 0; t < staging->count && (op->kind != BHVD_D_LP_S || op->mixes_after); t++) {
         const struct tensor *tensor = &op->tensors[t];
         const struct staging_place *place = &staging->places[t];
         const size_t nbytes = op->kind == BHVD_REDUCESCATTER ? tensor->result_nbytes : tensor->nbytes;

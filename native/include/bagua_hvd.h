@@ -246,6 +246,9 @@ struct bhvd_args {
     bhvd_mirror *worker_mirror;     /* of worker_error and server_error, which operations on a GPU keep there: they need */
     bhvd_mirror *server_mirror;     /* mirrors. An array that has one is given with it to every operation */
     bhvd_mirror *replica_mirrors[3];        /* the same of replicas */
+    double before[3];               /* d_lp_s: v = values + the sum of these times own, left and right, when not all are 0 */
+    double after[4];                /* d_lp_s: dst = the sum of these times values, own, left and right, when not all but the */
+                                    /* first are 0; else dst is left alone. Replicas as they are then. */
     float *replicas[3];             /* d_lp_s: own, left and right, one float per element of all tensors; NULL: not kept.
                                      * The tensors' dst is not used */
     int32_t topology;               /* d_fp_s: bhvd_topology; d_lp_s is a ring */
@@ -325,7 +328,8 @@ typedef enum bhvd_device_kernel {
     BHVD_DEVICE_QSGD_DECODE_SUM = 69,
     BHVD_DEVICE_MINMAX_UINT8_DECODE_ADD = 73, BHVD_DEVICE_SIGN_DECODE_ADD = 77, BHVD_DEVICE_TERNARY_DECODE_ADD = 81,
     BHVD_DEVICE_QSGD_DECODE_ADD = 85,
-    BHVD_DEVICE_KERNEL_COUNT = 89
+    BHVD_DEVICE_MIX = 89,
+    BHVD_DEVICE_KERNEL_COUNT = 93
 } bhvd_device_kernel;
 
 struct bhvd_device_options {

@@ -8,12 +8,19 @@
 // DCD-PSGD and CHOCO-SGD are this primitive and a formula. n = 2: left and right are the same rank, whose code is sent
 // once and added to both; n = 1: the rank is its own left and right.
 //
+// So that such a formula needs no pass of its own over memory, v_i may be mixed of a rank's values x_i and the replicas before
+// they are added to, and a result of them afterwards (weights a and b; where those of replicas are 0, v_i = x_i, no result):
+//
+//     v_i = x_i + (a_1 own + a_2 left + a_3 right)        result = b_0 x_i + (b_1 own + b_2 left + b_3 right)
+//
+// In brackets in float32, from left to right; the rest in the dtype's arithmetic, rounded once.
+//
 // v is encoded in segments (encoder.h): a few are on the wire while another is encoded or decoded.
 // Wire: |Q(N)| bytes to each neighbour: 2 |Q(N)| per rank (n = 2: |Q(N)|).
 //
 // On a GPU that has encoded v when it was posted, and adds when this has ended (staged_codes.h), codes are all there is here.
 //
-// Hierarchical: the ring is of hosts, and v_i the mean of a host's members. Each host's first member, its leader, encodes
+// Hierarchical: the ring is of hosts, and x_i of v_i the mean of a host's members; of results a member's own. Each host's first member, its leader, encodes
 // and exchanges; what it has sent and received it passes on to the others, who decode the same bytes.
 // Wire: as above per host; within hosts N elements for the mean and 3 |Q(N)| bytes to every member.
 #include "primitive/primitive.h"
@@ -33,14 +40,17 @@ struct slot {
 
 struct exchange {
     bhvd_context *ctx;
-    const struct span_list *list;
+    const struct bhvd_handle *op;
+    const struct span_list *list, *results;
     const struct staged_codes *staged;  // NULL: values and replicas are the host's
     struct encoder encoder;
     struct peers peers;
     struct link *links[PEERS_MAX];
     struct process_set *local;  // this rank's host, when hosts are the ring; else NULL
     size_t count, stride;       // stride: from one code of a slot to the next
-    float *own, *left, *right;  // NULL: not kept
+    unsigned char *result;      // scratch: one segment in the dtype,
+    float *mixed;               // in float32,
+    void *term;                 // and as doubles
     struct slot slots[WINDOW];
 };
 
@@ -56,10 +66,52 @@ static unsigned char *code_at(const struct exchange *x, int index, size_t s)
     return x->staged ? staged_codes_at(x->staged, index, s) : x->slots[s % WINDOW].codes + (size_t)index * x->stride;
 }
 
+// dst = weights[0] values + the others times the replicas, of segment s.
+static void mix(const struct exchange *x, void *dst, const void *values, const double *weights, size_t s)
+{
+    const struct kernel_table *kernels = &x->ctx->kernels;
+    const bhvd_dtype dtype = x->encoder.dtype;
+    const size_t count = segment_count(x, s);
+    bool is_first = true;
+    for (int r = 0; r < REPLICAS; r++) {
+        if (weights[1 + r] == 0)
+            continue;
+        const float *replica = x->op->replicas[r] + s * ENCODER_SEGMENT;
+        kernels->scale[BHVD_FLOAT32](is_first ? x->mixed : x->term, replica, weights[1 + r], count);
+        if (!is_first)
+            kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](x->mixed, x->mixed, x->term, count);
+        is_first = false;
+    }
+    if (weights[0] == 0) {
+        kernels->from_float[dtype](dst, x->mixed, count);
+    } else if (dtype == BHVD_FLOAT64) {
+        kernels->from_float[dtype](x->term, x->mixed, count);
+        kernels->scale[dtype](dst, values, weights[0], count);
+        kernels->reduce[KERNEL_SUM][dtype](dst, dst, x->term, count);
+    } else {
+        kernels->to_float[dtype](x->term, values, count);
+        kernels->scale[BHVD_FLOAT32](x->term, x->term, weights[0], count);
+        kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](x->mixed, x->term, x->mixed, count);
+        kernels->from_float[dtype](dst, x->mixed, count);
+    }
+}
+
+static void store_result(const struct exchange *x, size_t s)
+{
+    const size_t offset = s * ENCODER_SEGMENT * x->encoder.element, nbytes = segment_count(x, s) * x->encoder.element;
+    void *to = span_target(x->results, offset, nbytes, x->result);
+    mix(x, to, span_source(x->results, offset, nbytes, x->encoder.value), x->op->after, s);
+    span_store(x->results, offset, nbytes, to);
+}
+
 static void encode(const struct exchange *x, size_t s)
 {
     const size_t count = segment_count(x, s), begin = s * ENCODER_SEGMENT, element = x->encoder.element;
     const void *value = span_source(x->list, begin * element, count * element, x->encoder.value);
+    if (x->op->mixes_before) {
+        mix(x, x->encoder.value, value, x->op->before, s);
+        value = x->encoder.value;
+    }
     encoder_encode(&x->encoder, code_at(x, 0, s), value, count, NULL, ENCODER_VALUES, begin);
 }
 
@@ -95,9 +147,11 @@ static bhvd_status receive(struct exchange *x, size_t s)
     if (!status && x->local)
         status = broadcast_shared(x->ctx, x->local, 0, slot->codes, slot->codes, (size_t)(1 + x->peers.count) * x->stride);
     if (!status && !x->staged) {
-        add(x, x->own, 0, s);
-        add(x, x->left, x->peers.count ? 1 : 0, s);
-        add(x, x->right, x->peers.count, s);
+        add(x, x->op->replicas[0], 0, s);
+        add(x, x->op->replicas[1], x->peers.count ? 1 : 0, s);
+        add(x, x->op->replicas[2], x->peers.count, s);
+        if (x->op->mixes_after)
+            store_result(x, s);
     }
     return status;
 }
@@ -108,12 +162,17 @@ static bhvd_status slots_init(struct exchange *x)
     const size_t longest = segment_count(x, 0);
     x->stride = encoder_stride(&x->encoder, longest);
     const size_t slot_size = (size_t)(1 + x->peers.count) * x->stride;
-    unsigned char *scratch = fusion_acquire(x->ctx, 1, WINDOW * slot_size + encoder_scratch_size(&x->encoder, longest));
+    const size_t values = encoder_align(longest * x->encoder.element), floats = encoder_align(longest * sizeof(float));
+    unsigned char *scratch = fusion_acquire(
+        x->ctx, 1, WINDOW * slot_size + values + 3 * floats + encoder_scratch_size(&x->encoder, longest));
     if (!scratch)
         return context_fail(x->ctx, BHVD_ERR_SYSTEM, "no memory for codes of %zu elements", longest);
     for (int i = 0; i < WINDOW; i++, scratch += slot_size)
         x->slots[i].codes = scratch;
-    encoder_set_scratch(&x->encoder, scratch, longest);
+    x->result = scratch;
+    x->mixed = (float *)(x->result + values);
+    x->term = (unsigned char *)x->mixed + floats;
+    encoder_set_scratch(&x->encoder, (unsigned char *)x->term + 2 * floats, longest);
     return BHVD_OK;
 }
 
@@ -144,7 +203,8 @@ static bhvd_status mean_of_host(struct exchange *x, struct span_list *list, stru
     return allreduce_shared(x->ctx, x->local, &reduction, list);
 }
 
-static bhvd_status run(bhvd_context *ctx, struct process_set *set, struct span_list *list, const struct bhvd_handle *op)
+static bhvd_status run(bhvd_context *ctx, struct process_set *set, struct span_list *list, const struct span_list *results,
+                       const struct bhvd_handle *op)
 {
     const bool levels = op->hierarchical && primitive_has_levels(set);
     const struct hierarchy *h = levels ? set->hierarchy : NULL;
@@ -153,15 +213,14 @@ static bhvd_status run(bhvd_context *ctx, struct process_set *set, struct span_l
     struct span_list means = {&mean, 1, 1, list->nbytes};
     struct exchange x = {
         .ctx = ctx,
+        .op = op,
         .list = levels ? &means : list,
+        .results = results,
         .staged = op->staging ? op->staging->codes : NULL,
         .encoder = encoder_init(ctx, op, me),
         .peers = peers_of(BHVD_TOPOLOGY_RING, n, me, 0),
         .local = h ? h->local : levels ? set : NULL,
         .count = list->nbytes / bhvd_dtype_size(op->tensors[0].dtype),
-        .own = op->replicas[0],
-        .left = op->replicas[1],
-        .right = op->replicas[2],
     };
     for (int p = 0; p < x.peers.count; p++)
         x.links[p] = collective_link(ctx, set, h ? hierarchy_member(h, x.peers.index[p], 0) : x.peers.index[p]);
@@ -171,14 +230,15 @@ static bhvd_status run(bhvd_context *ctx, struct process_set *set, struct span_l
 
 bhvd_status d_lp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op, struct bhvd_error *error)
 {
-    struct span_list list = {0};
+    struct span_list list = {0}, results = {0};         // the first may be given other places for results
     bhvd_status status = op->hierarchical ? primitive_check_hosts(ctx, set, error) : BHVD_OK;
     for (size_t t = 0; t < op->tensor_count && !status; t++) {
-        if (!span_list_add(&list, &op->tensors[t]))
+        if (!span_list_add(&list, &op->tensors[t]) || !span_list_add(&results, &op->tensors[t]))
             status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", op->tensor_count);
     }
     if (!status && list.nbytes)
-        status = run(ctx, set, &list, op);
+        status = run(ctx, set, &list, &results, op);
     span_list_fini(&list);
+    span_list_fini(&results);
     return status;
 }

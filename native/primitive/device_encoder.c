@@ -54,7 +54,8 @@ bool device_encoder_has(const struct bhvd_device *device, bhvd_codec codec, bhvd
     const struct codec_kernels *kernels = &KERNELS[codec];
     const int type = type_of(dtype);
     const int needed[] = {kernels->first, kernels->encode, kernels->last, kernels->decode, kernels->decode_sum,
-                          kernels->decode_add, BHVD_DEVICE_FEED_ERROR, BHVD_DEVICE_KEEP_LOST, BHVD_DEVICE_SCALE_F32};
+                          kernels->decode_add, BHVD_DEVICE_FEED_ERROR, BHVD_DEVICE_KEEP_LOST, BHVD_DEVICE_SCALE_F32,
+                          BHVD_DEVICE_MIX};
     bool has = device_encoder_takes(codec, dtype);
     for (size_t i = 0; i < sizeof needed / sizeof needed[0] && has; i++)
         has = needed[i] == NONE || kernel_of(device, needed[i], type);
@@ -194,6 +195,15 @@ int device_encoder_add(const struct device_encoder *e, const struct code_layout 
                        void *stream)
 {
     return launch_decoder(e, e->kernels->decode_add, layout, values, codes, stream);
+}
+
+int device_encoder_mix(const struct device_encoder *e, void *dst, const void *values, const float *const *replicas,
+                       const double *weights, uint64_t count, void *stream)
+{
+    const float *own = replicas[0], *left = replicas[1], *right = replicas[2];
+    double keep = weights[0], of_own = weights[1], of_left = weights[2], of_right = weights[3];
+    void *params[] = {&dst, &values, &own, &left, &right, &keep, &of_own, &of_left, &of_right, &count};
+    return launch_over(e, BHVD_DEVICE_MIX, count, params, stream);
 }
 
 int device_encoder_mean(const struct device_encoder *e, const struct code_layout *layout, void *values, const void *codes,

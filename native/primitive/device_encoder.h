@@ -52,6 +52,9 @@ int device_encoder_decode(const struct device_encoder *e, const struct code_layo
 // values += D(codes)
 int device_encoder_add(const struct device_encoder *e, const struct code_layout *layout, float *values, const void *codes,
                        void *stream);
+// dst = weights[0] values + the others times own, left and right, which are NULL where that is 0 (d_lp_s.c)
+int device_encoder_mix(const struct device_encoder *e, void *dst, const void *values, const float *const *replicas,
+                       const double *weights, uint64_t count, void *stream);
 // values = factor * sum_i D(codes of rank i), which lie rank_stride apart. The layout has one chunk.
 int device_encoder_mean(const struct device_encoder *e, const struct code_layout *layout, void *values, const void *codes,
                         size_t rank_stride, int ranks, double factor, void *stream);

@@ -122,6 +122,42 @@ static int encode(struct bhvd_handle *op, struct device_scratch *scratch, const 
     return code;
 }
 
+static int mix(const struct bhvd_handle *op, const struct device_encoder *encoder, void *dst, const void *values,
+               const double *weights, void *stream)
+{
+    const float *replicas[REPLICAS] = {0};
+    int code = 0;
+    for (int r = 0; r < REPLICAS && !code; r++)
+        code = weights[1 + r] != 0 ? mirror_read(op->replica_mirrors[r], encoder->device, stream, &replicas[r]) : 0;
+    if (!code)
+        code = device_encoder_mix(encoder, dst, values, replicas, weights, staged_codes_nbytes(op) / encoder->host.element,
+                                  stream);
+    for (int r = 0; r < REPLICAS && !code; r++)
+        code = replicas[r] ? mirror_read_end(op->replica_mirrors[r], stream) : 0;
+    return code;
+}
+
+int staged_codes_mix(const struct bhvd_handle *op, const struct device_encoder *encoder, struct device_scratch *scratch,
+                     void **values)
+{
+    void *mixed;
+    int code = device_scratch_acquire(scratch, staged_codes_nbytes(op), &mixed);
+    if (!code)
+        code = mix(op, encoder, mixed, *values, op->before, scratch->stream);
+    *values = mixed;
+    return code;
+}
+
+int staged_codes_mix_results(const struct bhvd_handle *op, const struct device_encoder *encoder, struct device_span *table,
+                             struct device_scratch *scratch, const void *values)
+{
+    void *results;
+    int code = staged_codes_target(op, scratch, &results);
+    if (!code)
+        code = mix(op, encoder, results, values, op->after, scratch->stream);
+    return code ? code : staged_codes_unpack(op, table, scratch, results);
+}
+
 static int start(struct bhvd_handle *op, void *stream)
 {
     struct staging *staging = op->staging;
@@ -133,6 +169,8 @@ static int start(struct bhvd_handle *op, void *stream)
         code = device->ops->stream_wait_event(device, device->to_host, staging->buffer->ready);
     if (!code)
         code = staged_codes_pack(op, staging->table, &scratch, &values);
+    if (!code && op->mixes_before)
+        code = staged_codes_mix(op, &staging->codes->encoder, &scratch, &values);
     if (!code)
         code = encode(op, &scratch, values);
     code = device_scratch_release(&scratch, code);
@@ -158,13 +196,15 @@ bhvd_status staged_codes_create(struct bhvd_handle *op, const struct bhvd_args *
     codes->results_nbytes = codes->layout.nbytes * (size_t)(in_ring ? codes->peers.count : scatters ? 1 : set_size);
     const size_t own_nbytes = in_ring || scatters ? codes->layout.nbytes : 0;
     unsigned char *room;
-    bhvd_status status = staging_open(op, args, own_nbytes + codes->results_nbytes, &room, error);
+    bhvd_status status = staging_open(
+        op, args, own_nbytes + codes->results_nbytes + op->tensor_count * sizeof *codes->table, &room, error);
     if (status) {
         free(codes);
         return status;
     }
     op->staging->codes = codes;
     codes->results = room + own_nbytes;
+    codes->table = (struct device_span *)(void *)(codes->results + codes->results_nbytes);
     codes->own = own_nbytes ? room : codes->results + (size_t)rank * codes->layout.nbytes;
     int code = start(op, args->stream);
     return code ? device_failed(args->gpu, code, "the tensors cannot be encoded", error) : BHVD_OK;
@@ -217,8 +257,9 @@ int staged_codes_add(const struct bhvd_handle *op, const struct device_encoder *
 }
 
 // D_LP_S: the codes of the peers to where the own ones are, and all to the replicas.
-static int add(const struct bhvd_handle *op, void *stream)
+static int add(const struct bhvd_handle *op, struct device_scratch *scratch)
 {
+    void *stream = scratch->stream, *values = NULL;
     const struct staged_codes *codes = op->staging->codes;
     struct bhvd_device *device = op->staging->device;
     unsigned char *on_device = codes->on_device->data;
@@ -227,6 +268,10 @@ static int add(const struct bhvd_handle *op, void *stream)
         code = device->ops->copy(device, on_device + codes->layout.nbytes, codes->results, codes->results_nbytes, stream);
     if (!code)
         code = staged_codes_add(op, &codes->encoder, &codes->layout, &codes->peers, on_device, stream);
+    if (!code && op->mixes_after)
+        code = staged_codes_pack(op, op->staging->table, scratch, &values);
+    if (!code && op->mixes_after)
+        code = staged_codes_mix_results(op, &codes->encoder, codes->table, scratch, values);
     const int recorded = device_buffer_record(device, codes->on_device, stream);
     return code ? code : recorded;
 }
@@ -236,7 +281,7 @@ bhvd_status staged_codes_end(struct bhvd_handle *op, struct bhvd_error *error)
     struct staging *staging = op->staging;
     struct bhvd_device *device = staging->device;
     struct device_scratch scratch = {device, device->from_host, NULL};
-    int code = op->kind == BHVD_D_LP_S ? add(op, scratch.stream) : decode(op, &scratch);
+    int code = op->kind == BHVD_D_LP_S ? add(op, &scratch) : decode(op, &scratch);
     code = device_scratch_release(&scratch, code);
     if (!code)
         code = device_buffer_record(device, staging->buffer, scratch.stream);

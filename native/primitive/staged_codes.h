@@ -23,6 +23,7 @@ struct staged_codes {
     size_t results_nbytes;              // D_LP_S: of peers,
     struct peers peers;                 // whose they are,
     struct device_buffer *on_device;    // and its own codes on the device, with room for theirs behind; else NULL
+    struct device_span *table;          // pinned, for results where staging's is in use
     struct device_buffer *lost;         // what the worker's errors are when this has ended; NULL: none are fed back
 };
 
@@ -44,6 +45,13 @@ static inline unsigned char *staged_codes_at(const struct staged_codes *codes, i
 // D_LP_S: its replicas += D(their codes), which lie one behind the other on the device: the own one, then those of the peers.
 int staged_codes_add(const struct bhvd_handle *op, const struct device_encoder *encoder, const struct code_layout *layout,
                      const struct peers *peers, const unsigned char *on_device, void *stream);
+
+// D_LP_S: what is encoded, of the tensors' values, which lie at *values and may be mixed to somewhere else.
+int staged_codes_mix(const struct bhvd_handle *op, const struct device_encoder *encoder, struct device_scratch *scratch,
+                     void **values);
+// And the results of values and replicas, to where they belong. table: for one more copy.
+int staged_codes_mix_results(const struct bhvd_handle *op, const struct device_encoder *encoder, struct device_span *table,
+                             struct device_scratch *scratch, const void *values);
 
 // Of all tensors.
 size_t staged_codes_nbytes(const struct bhvd_handle *op);

@@ -106,6 +106,7 @@ EMULATE(cast_f32_f64)
 EMULATE_TYPES(feed_error)
 EMULATE_TYPES(keep_lost)
 EMULATE_TYPES(minmax_uint8_ranges)
+EMULATE_TYPES(mix)
 EMULATE_TYPES(sign_header)
 EMULATE_TYPES(qsgd_header)
 #define EMULATE_CODEC(name) EMULATE_TYPES(name##_encode) EMULATE_TYPES(name##_decode) EMULATE_TYPES(name##_decode_sum) \

@@ -61,7 +61,7 @@ class Both:
         post(self.context, f"gpu.{name}", [array.view(array) for array in arrays] or views, codec, self.on_device, step,
              **self.arguments)
         for array, x in zip(arrays, host, strict=not on_host):
-            np.testing.assert_array_equal(array.numpy().view(np.uint8), x.view(np.uint8))   # values are only read
+            np.testing.assert_array_equal(array.numpy().view(np.uint8), x.view(np.uint8))   # results, or only read
 
     def results(self):
         return list(zip(kept(self.on_device), kept(self.on_host), strict=True))
@@ -139,6 +139,28 @@ def test_replicas_move_between_the_device_and_the_host(world):
     assert_equal(world.run(call))
 
 
+MIXED = {"before": (-5 / 3, 1 / 3, 1 / 3), "after": (0.5, 1, 0, 0.25)}
+
+
+@pytest.mark.parametrize("n, transport", [(1, "inproc"), (3, "shm")])
+@pytest.mark.parametrize("by_nccl", [False, True])
+def test_values_mixed_with_replicas(world, by_nccl):
+    """What is encoded, and results of several tensors and one; results of a replica alone."""
+    devices = [own_device(rank) if by_nccl else fake_device_with_kernels() for rank in range(world.n)]
+
+    def call(rank, context):
+        results = []
+        for (dtype, shapes), mixed in [*((case, MIXED) for case in CASES),
+                                       (CASES[0], MIXED | {"after": (0, 1, 0, 0)}), (CASES[1], {"before": (-1, 0, 0)})]:
+            both = Both(rank, context, devices[rank], dtype, shapes, **mixed)
+            for step in range(STEPS):
+                both.step(CODED[0], step)
+            results += both.results()
+        return results
+
+    assert_equal(world.run(call))
+
+
 def test_only_codes_cross_the_link():
     """Between the first step, which takes the replicas there, and their reading."""
     with World(1, "inproc") as world:
@@ -148,7 +170,7 @@ def test_only_codes_cross_the_link():
         array = both.placement.array(x)
         cuda.synchronize(both.placement.current)
         before = cuda.link_bytes()
-        post(both.context, "counted", [array.view(array)], CODED[0], both.on_device)
+        post(both.context, "counted", [array.view(array)], CODED[0], both.on_device, **MIXED)
         assert cuda.link_bytes() - before < 1.01 * CODED[0].size("float32", x.size)
 
 

@@ -134,6 +134,8 @@ def _low_precision(device):
     def step(kind, tensors, state, codec, name, seed):
         views = [frontend.view(tensor, tensor) for tensor in tensors]
         fields = state.fields() if kind == native.C_LP_S else state.fields(sum(tensor.numel() for tensor in tensors))
+        if kind == native.D_LP_S:
+            fields.update(before=(-1, 0.25, 0), after=(0.5, 1, 0, 0.25))
         hvd.mpi_ops.basics.context().post(
             kind, name, views, op=native.OP_AVERAGE, owner=state,
             codec=codec.number, codec_options={"parameter": codec.parameter, "seed": seed}, **fields).wait()

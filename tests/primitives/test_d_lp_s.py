@@ -2,6 +2,7 @@
 
     own += D(Q(v_i))      left += D(Q(v_{i-1}))      right += D(Q(v_{i+1}))       indices modulo n
 """
+import functools
 import itertools
 
 import numpy as np
@@ -64,6 +65,40 @@ def test_equals_the_equation(world, codec):
             assert_same_bits(own, wanted[rank], (dtype, count))
             assert_same_bits(left, wanted[rank - 1], (dtype, count))
             assert_same_bits(right, wanted[(rank + 1) % n], (dtype, count))
+
+
+def mixed(dtype, value, weights, replicas):
+    """weights . (value, own, left, right), the replicas' part in float32, stored."""
+    terms = [np.float32(weight) * replica for weight, replica in zip(weights[1:], replicas, strict=True) if weight]
+    total = functools.reduce(np.add, terms)
+    real = np.float64 if dtype == "float64" else np.float32
+    return store(dtype, real(weights[0]) * load(dtype, value).astype(real) + total if weights[0] else total)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_values_mixed_with_replicas(world, dtype):
+    """Two tensors, the second of more than a segment in float32; a result of everything, and of one replica."""
+    n, counts = world.n, [5, 2000 if dtype != "float32" else SEGMENT + 9]
+    start = [np.random.default_rng(rank).standard_normal(sum(counts)).astype(np.float32) for rank in range(n)]
+    before = (-5 / 3, 1 / 3, 1 / 3)
+    for after in ((0.5, 1, 0, 0.25), (0, 1, 0, 0)):
+        sent = [values(dtype, sum(counts), rank) for rank in range(n)]
+        wanted = [x.copy() for x in start]
+        for rank in range(n):
+            around = [start[i % n] for i in (rank, rank - 1, rank + 1)]
+            add(wanted[rank], decoded(MINMAX, dtype, mixed(dtype, sent[rank], (1, *before), around), 0, rank))
+        name = f"d.{next(_names)}"
+
+        def call(rank, context, sent=sent, name=name, after=after):
+            parts = [part.copy() for part in np.split(sent[rank], [counts[0]])]
+            replicas = [start[i % n].copy() for i in (rank, rank - 1, rank + 1)]
+            post(context, name, [view(part, dtype, "in place") for part in parts], replicas, before=before,
+                 after=after).wait()
+            return np.concatenate(parts)
+
+        for rank, got in enumerate(world.run(call)):
+            around = [wanted[i % n] for i in (rank, rank - 1, rank + 1)]
+            assert_same_bits(got, mixed(dtype, sent[rank], after, around), (dtype, after))
 
 
 def test_several_segments_tensors_and_replicas_that_are_not_kept(world):
@@ -145,6 +180,11 @@ def test_wrong_calls_are_refused_at_once():
         context, views = world.contexts[0], [view(np.ones(8, np.float32), "float32", "in place")]
         with pytest.raises(ValueError, match="codec 0 .* does not take"):
             context.post(native.D_LP_S, "wrong", views)
+        with pytest.raises(ValueError, match="weight for replica 1, which is not kept"):
+            post(context, "wrong", views, [None] * 3, before=(0, 1, 0))
+        with pytest.raises(ValueError, match="need memory where its values are"):
+            results = [view(np.ones(8, np.float32), "float32")]
+            post(context, "wrong", results, [np.zeros(8, np.float32)] * 3, after=(0, 1, 0, 0))
         with pytest.raises(ValueError, match="takes no prescale"):
             post(context, "wrong", views, [None] * 3, prescale_factor=2.0)
         with pytest.raises(ValueError, match="must have one dtype"):

@@ -194,6 +194,12 @@ class ReplicaSet:
         host, n = next(h for h, members in enumerate(self.hosts) if i in members), len(self.of)
         return self.of[host], self.of[(host - 1) % n], self.of[(host + 1) % n]
 
+    def means(self, xs):
+        """For each worker the mean of its host's."""
+        each = means("float32", xs, self.hosts)
+        return [each[next(h for h, members in enumerate(self.hosts) if i in members)] for i in range(len(xs))]
+
     def add(self, codec, values, seed):
-        sent = means("float32", values, self.hosts)
+        """values: alike on a host."""
+        sent = [values[members[0]] for members in self.hosts]
         self.of = [w + decoded(codec, value, seed, i) for i, (w, value) in enumerate(zip(self.of, sent, strict=True))]
