@@ -38,11 +38,13 @@ INLINE void encode(void *dst, const void *src, size_t count, const struct elemen
     uint8_t *bits = (uint8_t *)dst + CODEC_HEADER;
     double sums[CODEC_SUMS] = {0};
     memset(bits + count / BLOCK * sizeof(uint32_t), 0, sign_bits_size(count) - count / BLOCK * sizeof(uint32_t));
-    for (size_t begin = 0, block = 0; begin < count; begin += CODEC_SUMS_BLOCK, block++) {
-        const size_t length = count - begin < CODEC_SUMS_BLOCK ? count - begin : CODEC_SUMS_BLOCK;
+    size_t begin = 0, block = 0;
+    for (; begin + CODEC_SUMS_BLOCK <= count; begin += CODEC_SUMS_BLOCK, block++)
         sums[block % CODEC_SUMS] +=
-            encode_summed(bits + begin / 8, from + begin * element->size, length, element, squares);
-    }
+            encode_summed(bits + begin / 8, from + begin * element->size, CODEC_SUMS_BLOCK, element, squares);
+    if (begin < count)
+        sums[block % CODEC_SUMS] +=
+            encode_summed(bits + begin / 8, from + begin * element->size, count - begin, element, squares);
     const float scale = (float)sign_scale(codec_sums_total(sums), count, squares);
     if (scale != scale)
         memset(bits, 0, sign_bits_size(count));
