@@ -56,9 +56,8 @@ class BroadcastGlobalVariablesCallback(Callback):
             return
         local = {id(variable) for variable in self.local_variables}
         local |= {id(variable.value) for variable in self.local_variables if isinstance(variable, keras.Variable)}
-        optimizer = self.model.optimizer
         variables = [
-            variable for variable in self.model.weights + ([] if optimizer is None else legacy.variables(optimizer))
+            variable for variable in self.model.weights + legacy.variables(self.model.optimizer)
             if id(variable) not in local and id(variable.value) not in local
         ]
         values.broadcast_variables(variables, self.root_rank, "BroadcastGlobalVariablesCallback")

@@ -37,7 +37,7 @@ class KerasState(ObjectState):
         super().__init__(_broadcast_object, basics.rank, **kwargs)
 
     def _variables(self):
-        return [*self.model.weights, *(legacy.variables(self.optimizer) if self.optimizer is not None else ())]
+        return self.model.weights + legacy.variables(self.optimizer)
 
     def _save_model(self):
         basics.wait_for_gpus()          # the torch backend's tensors may lie on one

@@ -28,7 +28,9 @@ def build(optimizer, variables):
 
 
 def variables(optimizer):
-    """All variables of an optimizer of either Keras."""
+    """All variables of an optimizer of either Keras; none of None."""
+    if optimizer is None:
+        return []
     found = optimizer.variables         # tf_keras has a function of that name
     return list(found() if callable(found) else found)
 

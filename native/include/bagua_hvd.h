@@ -249,8 +249,8 @@ struct bhvd_args {
     double before[3];               /* d_lp_s: v = values + the sum of these times own, left and right, when not all are 0 */
     double after[4];                /* d_lp_s: dst = the sum of these times values, own, left and right, when not all but the */
                                     /* first are 0; else dst is left alone. Replicas as they are then. */
-    float *replicas[3];             /* d_lp_s: own, left and right, one float per element of all tensors; NULL: not kept.
-                                     * The tensors' dst is not used */
+    float *replicas[3];             /* d_lp_s: own, left and right, one float per element of all tensors; NULL: not
+                                     * kept */
     int32_t topology;               /* d_fp_s: bhvd_topology; d_lp_s is a ring */
     int32_t round;                  /* d_fp_s: which round of the topology's schedule, from 0; equal on all ranks */
     int32_t hierarchical;           /* primitives: 1: in full precision within each host, and the primitive between hosts,
