@@ -4,7 +4,7 @@
 
 enum {
     PIECE_BYTES = 16384,        // a partial sum stays in the L1 cache
-    STREAMED_BYTES = 8 << 20    // a longer result drives out of the caches what others need, and is not in them when used
+    LONG_BYTES = 8 << 20        // a longer result is not in the caches when it is used
 };
 
 // A collective under way. Blocks are counted as in the set: since the area's beginning.
@@ -170,7 +170,7 @@ bhvd_status shared_run(bhvd_context *ctx, struct process_set *set, size_t blocks
 
 kernel_copy_fn shared_copy(const bhvd_context *ctx, size_t nbytes)
 {
-    return nbytes > STREAMED_BYTES ? ctx->kernels.stream_copy : collective_copy;
+    return nbytes > LONG_BYTES ? ctx->kernels.long_copy : collective_copy;
 }
 
 bhvd_status shared_barrier(bhvd_context *ctx, struct process_set *set)

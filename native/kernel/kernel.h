@@ -8,7 +8,8 @@
 
 #include "bagua_hvd.h"
 
-enum { CPU_AVX2 = 1, CPU_AVX512 = 2 };          // CPU_AVX2 implies F16C and FMA present (FMA is not used: see below)
+// CPU_AVX2 implies F16C and FMA present (FMA is not used: see below). CPU_INTEL: the maker.
+enum { CPU_AVX2 = 1, CPU_AVX512 = 2, CPU_INTEL = 4 };
 
 enum kernel_reduction { KERNEL_SUM, KERNEL_PRODUCT, KERNEL_MIN, KERNEL_MAX, KERNEL_REDUCTION_COUNT };
 
@@ -44,11 +45,11 @@ struct kernel_codec {
     uint8_t version;                            // in the header of its codes; 0: they have none
 };
 
-// dst = src, of `nbytes` bytes, without overlap, and without a place in the caches for dst.
+// dst = src, of `nbytes` bytes, without overlap.
 typedef void (*kernel_copy_fn)(void *dst, const void *src, size_t nbytes);
 
 struct kernel_table {
-    kernel_copy_fn stream_copy;
+    kernel_copy_fn long_copy;                   // of megabytes
     kernel_reduce_fn reduce[KERNEL_REDUCTION_COUNT][BHVD_DTYPE_COUNT];
     kernel_scale_fn scale[BHVD_DTYPE_COUNT];
     kernel_to_float_fn to_float[BHVD_DTYPE_COUNT];

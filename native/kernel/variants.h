@@ -7,7 +7,7 @@
 
 #if defined(__x86_64__)
 
-void copy_kernels_init_avx2(struct kernel_table *table);
+void copy_kernels_init_avx2(struct kernel_table *table, unsigned cpu);
 void reduce_kernels_init_avx2(struct kernel_table *table);
 void scale_kernels_init_avx2(struct kernel_table *table);
 void cast_kernels_init_avx2(struct kernel_table *table);
@@ -27,15 +27,16 @@ static inline unsigned variants_cpu_features(void)
 {
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("f16c") || !__builtin_cpu_supports("fma"))
         return 0;
+    const unsigned avx2 = CPU_AVX2 | (__builtin_cpu_is("intel") ? CPU_INTEL : 0);
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
         !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
-        return CPU_AVX2;
-    return CPU_AVX2 | CPU_AVX512;
+        return avx2;
+    return avx2 | CPU_AVX512;
 }
 
 #else
 
-static inline void copy_kernels_init_avx2(struct kernel_table *table) { (void)table; }
+static inline void copy_kernels_init_avx2(struct kernel_table *table, unsigned cpu) { (void)table, (void)cpu; }
 static inline void reduce_kernels_init_avx2(struct kernel_table *table) { (void)table; }
 static inline void scale_kernels_init_avx2(struct kernel_table *table) { (void)table; }
 static inline void cast_kernels_init_avx2(struct kernel_table *table) { (void)table; }

@@ -35,9 +35,9 @@ static void test_copy(const struct setting *at)
     struct source src = source_create(nbytes, at->offset);
     struct result dst = result_create(nbytes, at->offset * 3);
     fill_elements(at->dtype, at->fill, src.data, at->count);
-    at->table->stream_copy(dst.data, src.data, nbytes);
-    EXPECT(nbytes == 0 || memcmp(dst.data, src.data, nbytes) == 0, "stream_copy, %s", where(at));
-    EXPECT(result_guards_hold(&dst), "stream_copy, %s", where(at));
+    at->table->long_copy(dst.data, src.data, nbytes);
+    EXPECT(nbytes == 0 || memcmp(dst.data, src.data, nbytes) == 0, "long_copy, %s", where(at));
+    EXPECT(result_guards_hold(&dst), "long_copy, %s", where(at));
     free(src.memory);
     free(dst.memory);
 }
@@ -233,6 +233,28 @@ TEST(facts)
     EXPECT(bhvd_dtype_size(BHVD_BFLOAT16) == 2 && bhvd_dtype_size(BHVD_FLOAT64) == 8, "sizes");
     EXPECT(bhvd_dtype_size((bhvd_dtype)-1) == 0 && bhvd_dtype_size(BHVD_DTYPE_COUNT) == 0, "no such type");
     EXPECT(strcmp(bhvd_dtype_name(BHVD_BOOL), "bool") == 0, "%s", bhvd_dtype_name(BHVD_BOOL));
+}
+
+// Longer than what the settings of the other tests have: several pages, pieces of them, and either maker's way.
+TEST(long_copies)
+{
+    static const struct {
+        const char *isa;
+        unsigned cpu;
+    } ways[] = {{"scalar", 0}, {"avx2", CPU_AVX2}, {"avx2 of Intel", CPU_AVX2 | CPU_INTEL}};
+    static const size_t sizes[] = {4095, 16383, 16384, 16385 + 63, 2 * 16384 + 64, 100001};
+    for (size_t w = 0; w < sizeof ways / sizeof ways[0]; w++) {
+        struct kernel_table table;
+        if ((ways[w].cpu & CPU_AVX2) && !(cpu_features() & CPU_AVX2))
+            continue;
+        kernel_table_init(&table, ways[w].cpu);
+        struct setting at = {&table, NULL, ways[w].isa, BHVD_UINT8, ANY_BITS, 0, 0};
+        for (size_t n = 0; n < sizeof sizes / sizeof sizes[0]; n++) {
+            at.count = sizes[n];
+            for (at.offset = 0; at.offset <= 21; at.offset += 7)      // results begin at 0, 21, 42, 63
+                test_copy(&at);
+        }
+    }
 }
 
 // The table against itself: in place, guard bytes, sanitizers.
