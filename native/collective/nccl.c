@@ -13,7 +13,6 @@
 #include "device/nccl.h"
 #include "device/staging.h"
 #include "primitive/device_encoder.h"
-#include "primitive/primitive.h"
 
 enum { CLOSE_MS = 5000 };               // for what is on the GPU, and for the peers to close too
 
@@ -32,7 +31,7 @@ struct nccl_facts nccl_facts_of(const struct process_set *set)
     const struct nccl_group *any = group->is_on ? group : set->hierarchy->local->nccl;
     return (struct nccl_facts){
         .is_on = group->is_on, .in_levels = group->in_levels, .scales = group->scales, .encodes = group->encodes,
-        .has_levels = set->hierarchy != NULL, .shares_hosts = primitive_has_levels(set), .device = any->device->index};
+        .device = any->device->index};
 }
 
 // NCCL has no 16-bit integers and no bool; integers are scaled on the CPU only. In two levels the CPU does what comes last.
@@ -50,7 +49,7 @@ static bool reduces(const struct bhvd_handle *op, bool scales, bool in_levels)
     return op->op != BHVD_OP_ADASUM;
 }
 
-enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct bhvd_handle *op)
+enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct bhvd_handle *op, bool has_levels)
 {
     const bool in_levels = facts->in_levels && (op->kind == BHVD_ALLREDUCE || !facts->is_on);
     const enum nccl_way way = in_levels ? WAY_LEVELS : facts->is_on ? WAY_NCCL : WAY_HOST;
@@ -64,8 +63,8 @@ enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct bhvd_hand
         return way;
     case BHVD_C_LP_S:
     case BHVD_D_LP_S:
-        return facts->is_on && facts->encodes && device_encoder_takes(op->codec, op->tensors[0].dtype) &&
-               !(op->hierarchical && (op->kind == BHVD_C_LP_S ? facts->has_levels : facts->shares_hosts)) ? WAY_NCCL : WAY_HOST;
+        return facts->is_on && facts->encodes && device_encoder_takes(op->codec, op->tensors[0].dtype) && !has_levels ? WAY_NCCL
+                                                                                                                 : WAY_HOST;
     default:
         return WAY_HOST;
     }

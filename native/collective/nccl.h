@@ -40,13 +40,12 @@ enum nccl_way { WAY_HOST, WAY_NCCL, WAY_LEVELS };
 struct nccl_facts {
     bool is_on, in_levels;      // NCCL among all members; two levels
     bool scales, encodes;
-    bool has_levels, shares_hosts;      // the set has a hierarchy; a host holds several members, who share memory
     int device;                 // index; -1: none is on
 };
 
 struct nccl_facts nccl_facts_of(const struct process_set *set);
-// Depends only on what is equal on all members.
-enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct bhvd_handle *op);
+// Depends only on what is equal on all members. has_levels: of a primitive, see primitive_has_levels.
+enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct bhvd_handle *op, bool has_levels);
 // BHVD_ERR_UNSUPPORTED: the set's communicator is on another GPU.
 bhvd_status nccl_check_gpu(const struct nccl_facts *facts, const struct bhvd_args *args, struct bhvd_error *error);
 

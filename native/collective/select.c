@@ -343,7 +343,8 @@ static bhvd_status begin(bhvd_context *ctx, struct process_set *set, const struc
     if (op->on_gpu && !set->nccl)
         status = nccl_agree(ctx, set, op);
     const struct nccl_facts facts = nccl_facts_of(set);
-    const enum nccl_way way = op->on_gpu ? nccl_way_of(&facts, op) : WAY_HOST;
+    const bool has_levels = primitive_has_levels(set, op->kind, op->hierarchical);
+    const enum nccl_way way = op->on_gpu ? nccl_way_of(&facts, op, has_levels) : WAY_HOST;
     return status || way == WAY_HOST ? status : nccl_begin(ctx, set, way, execution, gpu);
 }
 

@@ -21,8 +21,8 @@ static bhvd_status check_process_set(bhvd_context *ctx, const struct bhvd_args *
         status = error_set(error, BHVD_ERR_ARGUMENT, "%s: Rank %d is not a member of the provided process set.", word,
                            ctx->options.rank);
     } else {
-        *facts = (struct set_facts){set->size, set->rank, set->hierarchy != NULL, primitive_has_levels(set), set->number,
-                                    nccl_facts_of(set)};
+        const bool has_levels = primitive_has_levels(set, args->kind, args->hierarchical != 0);
+        *facts = (struct set_facts){set->size, set->rank, has_levels, set->number, nccl_facts_of(set)};
         if (args->kind == BHVD_BROADCAST && process_set_index(set, args->root_rank) < 0)
             status = error_set(error, BHVD_ERR_ARGUMENT,
                                "broadcast received invalid root rank %d for provided process set", args->root_rank);

@@ -7,7 +7,7 @@
 // Of the operation's process set, when it was looked up: it may change or go.
 struct set_facts {
     int size, rank;
-    bool has_levels, shares_hosts;      // hosts make a hierarchy; a host holds several members, who share memory
+    bool has_levels;            // of a primitive, see primitive_has_levels
     uint32_t number;
     struct nccl_facts nccl;
 };

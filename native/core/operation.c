@@ -115,9 +115,8 @@ static bhvd_status fetch_mirrors(const struct bhvd_handle *op, struct bhvd_error
 static bhvd_status stage(struct bhvd_handle *op, const struct bhvd_args *args, const struct set_facts *facts,
                          struct bhvd_error *error)
 {
-    const enum nccl_way way = args->gpu ? nccl_way_of(&facts->nccl, op) : WAY_HOST;
-    const bool has_levels = op->kind == BHVD_D_LP_S ? facts->shares_hosts : facts->has_levels;
-    if (way == WAY_HOST && staged_codes_take(op, args, op->hierarchical && has_levels))
+    const enum nccl_way way = args->gpu ? nccl_way_of(&facts->nccl, op, facts->has_levels) : WAY_HOST;
+    if (way == WAY_HOST && staged_codes_take(op, args, facts->has_levels))
         return staged_codes_create(op, args, facts->size, facts->rank, error);
     bhvd_status status = way == WAY_HOST ? fetch_mirrors(op, error) : BHVD_OK;
     if (status || !args->gpu)

@@ -272,7 +272,7 @@ bhvd_status c_lp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handl
     if (op->staging && op->staging->codes)
         return run(ctx, set, NULL, 0, &between);
     status = primitive_spans(ctx, op, &list);
-    if (!status && list.nbytes && op->hierarchical && set->hierarchy) {
+    if (!status && list.nbytes && primitive_has_levels(set, op->kind, op->hierarchical)) {
         // The mean over hosts of (hosts / n) sums is the mean over ranks, however many each host has; with equally many
         // (hosts / n) sum is the host's mean.
         const double weight = op->op == BHVD_OP_AVERAGE ? (double)set->hierarchy->hosts / set->size : 1.0;

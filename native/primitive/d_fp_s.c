@@ -168,8 +168,8 @@ bhvd_status d_fp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handl
     if (!status)
         status = primitive_spans(ctx, op, &list);
     if (!status && list.nbytes)
-        status = op->hierarchical && primitive_has_levels(set) ? average_hosts(ctx, set, &list, op)
-                                                               : average_with_peers(ctx, set, &list, 0, op);
+        status = primitive_has_levels(set, op->kind, op->hierarchical) ? average_hosts(ctx, set, &list, op)
+                                                                       : average_with_peers(ctx, set, &list, 0, op);
     span_list_fini(&list);
     return status;
 }

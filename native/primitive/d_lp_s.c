@@ -206,7 +206,7 @@ static bhvd_status mean_of_host(struct exchange *x, struct span_list *list, stru
 static bhvd_status run(bhvd_context *ctx, struct process_set *set, struct span_list *list, const struct span_list *results,
                        const struct bhvd_handle *op)
 {
-    const bool levels = op->hierarchical && primitive_has_levels(set);
+    const bool levels = primitive_has_levels(set, op->kind, op->hierarchical);
     const struct hierarchy *h = levels ? set->hierarchy : NULL;
     const int n = h ? h->hosts : levels ? 1 : set->size, me = h ? h->host : levels ? 0 : set->rank;
     struct span mean;

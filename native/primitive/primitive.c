@@ -23,12 +23,17 @@ struct reduction primitive_within(const bhvd_context *ctx, bhvd_dtype dtype, dou
     };
 }
 
-bool primitive_has_levels(const struct process_set *set) { return set->hierarchy || (set->shared && set->size > 1); }
+static bool shares_memory(const struct process_set *set) { return set->hierarchy || (set->shared && set->size > 1); }
+
+bool primitive_has_levels(const struct process_set *set, bhvd_kind kind, bool hierarchical)
+{
+    return hierarchical && (kind == BHVD_C_LP_S ? set->hierarchy != NULL : shares_memory(set));
+}
 
 bhvd_status primitive_check_hosts(const bhvd_context *ctx, const struct process_set *set, struct bhvd_error *error)
 {
     const int *host_of = ctx->connections.host_of;
-    for (int i = 0; i < set->size && !primitive_has_levels(set); i++) {
+    for (int i = 0; i < set->size && !shares_memory(set); i++) {
         for (int j = 0; j < i; j++) {
             if (host_of[set->ranks[i]] == host_of[set->ranks[j]])
                 return error_set(error, BHVD_ERR_UNSUPPORTED,

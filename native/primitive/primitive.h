@@ -17,8 +17,9 @@ bhvd_status primitive_spans(bhvd_context *ctx, struct bhvd_handle *op, struct sp
 // The sum of the members of one host, scaled before and after.
 struct reduction primitive_within(const bhvd_context *ctx, bhvd_dtype dtype, double prescale, double postscale);
 
-// Does a host hold several members, who share memory? (Two ranks over transport tcp are two hosts.)
-bool primitive_has_levels(const struct process_set *set);
+// Does such an operation go in two levels in this set? It does where a host holds several members, who share memory (two ranks
+// over transport tcp are two hosts); C_LP_S only if there are several hosts, too.
+bool primitive_has_levels(const struct process_set *set, bhvd_kind kind, bool hierarchical);
 // BHVD_ERR_UNSUPPORTED when several members on a host have no area (transport/host_memory.h), else BHVD_OK. All members
 // come to the same answer.
 bhvd_status primitive_check_hosts(const bhvd_context *ctx, const struct process_set *set, struct bhvd_error *error);

@@ -7,10 +7,15 @@ import numpy as np
 import pytest
 
 from bagua_hvd.common import native, vectors
-from bagua_hvd.common.device import Device
 from bagua_hvd.common.exceptions import HorovodInternalError
 from bagua_hvd.primitives import ErrorState
-from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, fake_device_with_kernels, own_device
+from device_arrays import (
+    FakePlacement,
+    fake_cuda,
+    fake_device_with_kernels,
+    fake_devices_with_kernels_but_one,
+    own_device,
+)
 from device_codes import CODED, SHAPES, WORLDS, assert_equal, values
 from low_precision import CODECS
 from world import World, view
@@ -88,7 +93,7 @@ def test_factors_and_segments(world):
 @pytest.mark.parametrize("n, transport", [(3, "shm")])
 def test_each_rank_encodes_where_it_can(world):
     """The last rank's device has no kernels: what travels is the same."""
-    devices = [fake_device_with_kernels()] * (world.n - 1) + [Device(0, files=fake_cuda_path(), nccl="")]
+    devices = fake_devices_with_kernels_but_one(world.n)
 
     def call(rank, context):
         return [pair for codec in CODED[::2]

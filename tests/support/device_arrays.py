@@ -151,6 +151,11 @@ def fake_device_with_kernels():
     return _with_kernels(Device(0, files=fake_cuda_path(), nccl=""))
 
 
+def fake_devices_with_kernels_but_one(n):
+    """One for each rank, as fake_device_with_kernels; the last rank's has no kernels."""
+    return [fake_device_with_kernels()] * (n - 1) + [Device(0, files=fake_cuda_path(), nccl="")]
+
+
 class FakePlacement(Placement):
     """A rank's tensors on the stand-in, with a framework's stream of its own. device: None: the one that all share."""
 
