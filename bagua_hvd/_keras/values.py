@@ -38,7 +38,7 @@ class NumpyFrontend(Frontend):
         shape = tensor.shape if dim0 is None else (dim0, *tensor.shape[1:])
         return np.empty(shape, tensor.dtype)
 
-    def wrap_result(self, address, nbytes, shape, dtype, owner):
+    def wrap_result(self, nbytes, shape, dtype, owner):
         numpy_dtype = np.dtype(next(name for name, code in _DTYPES.items() if code == dtype))
         if not nbytes:
             return np.empty(shape, numpy_dtype)

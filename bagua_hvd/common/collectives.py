@@ -217,8 +217,8 @@ def _wrap(frontend, operation, index, view, like):
         tensor = frontend.allocate_like(like, rows)
         operation.copy_result(index, frontend.view(tensor, tensor).dst)
         return tensor
-    address, nbytes, dim0, owner = operation.result(index)
-    tensor = frontend.wrap_result(address, nbytes, (dim0, *view.shape[1:]), view.dtype, owner)
+    nbytes, dim0, owner = operation.result(index)
+    tensor = frontend.wrap_result(nbytes, (dim0, *view.shape[1:]), view.dtype, owner)
     return tensor if view.placement is None else view.placement.adopt(tensor)
 
 
@@ -313,7 +313,7 @@ def alltoall(frontend, tensor, splits=None, name=None, process_set=global_proces
             _check_splits(rows, view.shape, size)
     number = next(runtime.handle_numbers)
     operation = context.post(native.ALLTOALL, _full_name("alltoall", name, number), (view,), process_set=id,
-                             splits=rows, blocking=blocking)
+                             splits=rows, blocking=blocking, received=wants_received)
 
     def wrap(ended):
         # A tensor of them takes as long to make as 4 KiB are on their way: only for who looks at it.

@@ -32,8 +32,8 @@ class Frontend(ABC):
         """An uninitialized, contiguous tensor like `tensor`, with first dimension `dim0` when given."""
 
     @abstractmethod
-    def wrap_result(self, address, nbytes, shape, dtype, owner):
-        """A tensor over `nbytes` at `address`, not copied; it keeps `owner` alive. nbytes 0: address is 0."""
+    def wrap_result(self, nbytes, shape, dtype, owner):
+        """A tensor over the `nbytes` of `owner` (native.buffer), which it keeps alive; not copied. 0: owner is None."""
 
     @abstractmethod
     def int32_tensor(self, values, like=None):

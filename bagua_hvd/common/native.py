@@ -4,10 +4,11 @@ Tensors cross as address, shape and dtype. An Operation keeps the memory of its 
 with it, also when it is dropped early (an interrupt, a handle never synchronized). Everything here may be called from
 any thread; cffi releases the GIL inside native calls.
 
-The structs of bhvd_post are pooled, since building them anew would cost more than a small allreduce in shared memory. A
-call takes one from the pool, so threads never share one.
+The structs that calls fill are pooled, since building them anew would cost more than a small allreduce in shared
+memory. A call takes one from the pool, so threads never share one.
 """
 import os
+from functools import partial
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -58,7 +59,6 @@ WAIT_SLICE_MS = 200
 # For who waits to be told that this rank is late: text as the core cuts it, and a limit, to have one.
 _LATE_BYTES, _LATE_WAIT_MS = 1024, 3_600_000
 
-_MAX_POOLED_NDIM = 8
 _VOID_POINTER = ffi.typeof("void *")
 _CHARS = ffi.typeof("char[]")
 _INT32S = ffi.typeof("int32_t[]")
@@ -82,8 +82,13 @@ class TensorView(NamedTuple):
     dst_on_host = False     # type: ignore[misc]
 
 
+# TensorView(*fields) in a third of the time, for the tensors of small operations.
+tensor_view = partial(tuple.__new__, TensorView)
+
+
 class Counters(NamedTuple):
-    """Sums since the context was created; see struct bhvd_counters. blocked_ns: time Python spent waiting."""
+    """Sums since the context was created; see struct bhvd_counters. blocked_ns: time that Python spent in waits, and in
+    posts that wait."""
 
     operations: int
     executions: int
@@ -137,30 +142,25 @@ def mpi_close():
     lib.bhvd_mpi_close()
 
 
-class _Call:
-    """The structs of one bhvd_post, reused by later ones."""
+class _Answer:
+    """Where a native call puts what it answers. In the pool, `out` and the result's memory are NULL."""
 
-    __slots__ = ("args", "tensor", "shape", "out", "error")
+    __slots__ = ("result", "out", "error")
 
     def __init__(self):
-        self.args = ffi.new("struct bhvd_args *")
-        self.tensor = ffi.new("struct bhvd_tensor *")
-        self.shape = ffi.new("int64_t[]", _MAX_POOLED_NDIM)
-        self.tensor.shape = self.shape
-        self.args.device = -1
+        self.result = ffi.new("struct bhvd_result *")
         self.out = ffi.new("bhvd_handle **")
         self.error = ffi.new("struct bhvd_error *")
 
 
-_calls: list = []
-_errors: list = []
+_answers: list = []
 
 
-def _take_error():
+def _take_answer():
     try:
-        return _errors.pop()
+        return _answers.pop()
     except IndexError:
-        return ffi.new("struct bhvd_error *")
+        return _Answer()
 
 
 def message_of(error):
@@ -185,6 +185,12 @@ def tensor_array(tensors):
     return array, shapes
 
 
+def _taken(result):
+    """(nbytes, dim0, owner) of a struct bhvd_result whose memory is now Python's."""
+    nbytes = result.nbytes
+    return nbytes, result.dim0, ffi.gc(result.data, lib.bhvd_result_free) if nbytes else None
+
+
 class Operation:
     """A posted operation. Holds the native handle and the memory of its tensors."""
 
@@ -205,7 +211,8 @@ class Operation:
         """
         status = self._status
         if status == IN_PROGRESS:
-            error = _take_error()
+            answer = _take_answer()
+            error = answer.error
             handle = self._handle
             started = perf_counter_ns()
             status = lib.bhvd_wait(handle, WAIT_SLICE_MS, error)
@@ -216,18 +223,18 @@ class Operation:
                 self._message = message_of(error)
             self._status = status
             self._owners = None
-            _errors.append(error)
+            _answers.append(answer)
         if status == OK and self._placement is not None:
             status = self._join()
         if status != OK:
             raise_for_status(status, self._message)
 
     def _join(self):
-        error = _take_error()
-        status = lib.bhvd_handle_join(self._handle, ffi.cast(_VOID_POINTER, self._placement.stream()), error)
+        answer = _take_answer()
+        status = lib.bhvd_handle_join(self._handle, ffi.cast(_VOID_POINTER, self._placement.stream()), answer.error)
         if status != OK:
-            self._message = message_of(error)
-        _errors.append(error)
+            self._message = message_of(answer.error)
+        _answers.append(answer)
         return status
 
     def done(self):
@@ -240,7 +247,7 @@ class Operation:
         return lib.bhvd_handle_value(self._handle)
 
     def result(self, index):
-        """Takes what the core allocated for tensor `index` (posted with dst 0): (address, nbytes, dim0, owner).
+        """Takes what the core allocated for tensor `index` (posted with dst 0): (nbytes, dim0, owner), see buffer().
 
         The memory lives as long as `owner`, None when there are no bytes. To be called once, after wait().
         """
@@ -248,11 +255,7 @@ class Operation:
         status = lib.bhvd_result_take(self._handle, index, result)
         if status != OK:
             raise_for_status(status, f"the operation has no result {index}")
-        data = result.data
-        if not result.nbytes:
-            lib.bhvd_result_free(data)
-            return 0, 0, result.dim0, None
-        return int(ffi.cast(_UINTPTR, data)), result.nbytes, result.dim0, ffi.gc(data, lib.bhvd_result_free)
+        return _taken(result)
 
     def device_rows(self, index):
         """The first dimension of a result that NCCL left on the GPU; None: there is none, see result()."""
@@ -283,6 +286,25 @@ class Operation:
             self._context.abandoned.append((self._handle, self._owners))
         else:
             lib.bhvd_handle_drop(self._handle)
+
+
+class Ended:
+    """What a blocking caller asks an Operation for, of one that ended well while it was posted: nothing, or its result."""
+
+    __slots__ = ("_result",)
+
+    def __init__(self, result=None):
+        self._result = result
+
+    def wait(self):
+        """Does nothing."""
+
+    def result(self, index):
+        """See Operation.result."""
+        return self._result
+
+
+_ENDED = Ended()
 
 
 class Context:
@@ -330,8 +352,8 @@ class Context:
         self.gpus = set()           # Devices that tensors of operations were on
 
     def post(self, kind, name, tensors=(), *, process_set=0, op=OP_SUM, prescale_factor=1.0, postscale_factor=1.0,
-             root_rank=0, splits=None, blocking=False, owner=None, **primitive):
-        """Posts an operation; see bhvd_post.
+             root_rank=0, splits=None, blocking=False, received=False, owner=None, **primitive):
+        """Posts an operation; see bhvd_post. A blocking one over a tensor in the host's memory has mostly ended then.
 
         Args:
             kind: a native kind (ALLREDUCE, ...).
@@ -339,74 +361,81 @@ class Context:
             tensors: TensorViews; more than one is a group, all or nothing.
             splits: int32 values: rows for each rank (alltoall), ranks (process sets).
             blocking: the caller waits at once, so that its thread makes the progress.
+            received: received_splits() will be asked for.
             owner: kept alive until the operation ended, besides the owners of the tensors (for error states, replicas).
             primitive: other fields of struct bhvd_args, as cffi takes them; see floats() for its pointers.
         Returns:
-            An Operation.
+            An Operation, or Ended.
         Raises:
-            ValueError: this call is wrong, nothing was posted. HorovodInternalError: the context has failed.
+            ValueError: this call is wrong, nothing was posted. HorovodInternalError: the context has failed, or a
+            blocking operation has.
         """
         if self.abandoned:
             self._drop_abandoned()
         placement = tensors[0].placement if tensors else None
-        try:
-            # What a primitive or a GPU sets must not be left for a later call of another kind.
-            call = _Call() if primitive or placement else _calls.pop()
-        except IndexError:
-            call = _Call()
-        args = call.args
-        cast = ffi.cast
+        if len(tensors) == 1 and placement is None and splits is None and not primitive and not (blocking and received):
+            return self._post_tensor(kind, name, tensors[0], process_set, op, prescale_factor, postscale_factor,
+                                     root_rank, WAIT_SLICE_MS if blocking else 0, owner)
         # Whatever is pointed to needs a name until the native call returned.
         name_chars = ffi.new(_CHARS, name.encode())
-        args.kind = kind
-        args.process_set = process_set
-        args.name = name_chars
-        count = len(tensors)
-        args.tensor_count = count
-        if count == 1 and len(tensors[0][2]) <= _MAX_POOLED_NDIM and placement is None:
-            src, dst, shape, dtype, _ = tensors[0]
-            tensor = call.tensor
-            tensor.src = cast(_VOID_POINTER, src)
-            tensor.dst = cast(_VOID_POINTER, dst)
-            tensor.dtype = dtype
-            ndim = len(shape)
-            tensor.ndim = ndim
-            if ndim == 1:
-                call.shape[0] = shape[0]
-            elif ndim:
-                call.shape[0:ndim] = shape
-            args.tensors = tensor
-        elif count:
+        args = ffi.new("struct bhvd_args *", {
+            "kind": kind, "process_set": process_set, "name": name_chars, "tensor_count": len(tensors), "op": op,
+            "root_rank": root_rank, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor,
+            "blocking": blocking, "device": -1, **primitive,
+        })
+        if tensors:
             if any(view.placement is not placement for view in tensors):
                 raise ValueError(f"the tensors of '{name}' lie on different devices: move them to one")
             array = tensor_array(tensors)
             args.tensors = array[0]
-        else:
-            args.tensors = _NULL
-        args.op = op
-        args.root_rank = root_rank
-        args.prescale_factor = prescale_factor
-        args.postscale_factor = postscale_factor
-        if splits is None:
-            args.splits = _NULL
-            args.split_count = 0
-        else:
+        if splits is not None:
             split_array = ffi.new(_INT32S, splits)
             args.splits = split_array
             args.split_count = len(splits)
-        args.blocking = blocking
         if placement is not None:
             placement.device.place(args, placement.stream())
             self.gpus.add(placement.device)
-        for field, value in primitive.items():
-            setattr(args, field, value)
-        status = lib.bhvd_post(self._pointer, args, call.out, call.error)
-        operation = Operation(call.out[0], self, (tensors, owner), placement) if status == OK else None
-        message = "" if operation else message_of(call.error)
-        if not primitive and placement is None:
-            _calls.append(call)
+        answer = _take_answer()
+        status = lib.bhvd_post(self._pointer, args, answer.out, answer.error)
+        operation = Operation(answer.out[0], self, (tensors, owner), placement) if status == OK else None
+        answer.out[0] = _NULL
+        message = "" if operation else message_of(answer.error)
+        _answers.append(answer)
         if operation is None:
             raise_for_status(status, message)
+        return operation
+
+    def _post_tensor(self, kind, name, view, process_set, op, prescale_factor, postscale_factor, root_rank, wait_ms,
+                     owner):
+        """post() of one tensor in the host's memory, and the first wait, without structs: see bhvd_post_tensor."""
+        src, dst, shape, dtype, _ = view
+        answer = _take_answer()
+        result, out = answer.result, answer.out
+        started = perf_counter_ns()
+        try:
+            status = lib.bhvd_post_tensor(
+                self._pointer, kind, name.encode(), process_set, src, dst, shape, len(shape), dtype, op, root_rank,
+                prescale_factor, postscale_factor, wait_ms, result, out, answer.error,
+            )
+        except BaseException:       # a signal's: the operation goes on, or has ended and left a result
+            if out[0]:
+                self.abandoned.append((out[0], (view, owner)))
+            lib.bhvd_result_free(result.data)
+            raise
+        operation = _ENDED
+        if status == IN_PROGRESS:
+            operation = Operation(out[0], self, (view, owner))
+            out[0] = _NULL
+        elif status != OK:
+            message = message_of(answer.error)
+            _answers.append(answer)
+            raise_for_status(status, message)
+        elif not dst:
+            operation = Ended(_taken(result))
+            result.data = _NULL
+        if wait_ms:
+            self.blocked_ns += perf_counter_ns() - started
+        _answers.append(answer)
         return operation
 
     def _drop_abandoned(self):

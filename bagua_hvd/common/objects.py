@@ -49,5 +49,5 @@ def _allgather(context, data, name, process_set):
     operation = context.post(native.ALLGATHER, name, (vectors.gathered_view(data),), process_set=process_set,
                              blocking=True)
     operation.wait()
-    _, nbytes, _, owner = operation.result(0)
+    nbytes, _, owner = operation.result(0)
     return bytes(native.buffer(owner, nbytes))

@@ -37,8 +37,8 @@ class _SparseOperation:
         self.parameter.grad = torch.sparse_coo_tensor(indices.t(), values / self.divisor, self.parameter.shape)
 
     def _gathered(self, index, tensor):
-        address, nbytes, dim0, owner = self.operation.result(index)
-        gathered = frontend.wrap_result(address, nbytes, (dim0, *tensor.shape[1:]), DTYPES[tensor.dtype], owner)
+        nbytes, dim0, owner = self.operation.result(index)
+        gathered = frontend.wrap_result(nbytes, (dim0, *tensor.shape[1:]), DTYPES[tensor.dtype], owner)
         return gathered.to(tensor.device)
 
 

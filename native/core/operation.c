@@ -148,7 +148,7 @@ bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, st
     changed.splits = op->splits = splits;
     op->split_count = args->split_count;
     atomic_init(&op->references, 2);            // the caller's handle, and the engine
-    atomic_init(&op->done, 0);
+    atomic_init(&op->state, OPERATION_RUNS);
     op->ctx = ctx;
     op->kind = args->kind;
     op->process_set = facts.number;
@@ -221,9 +221,16 @@ void operation_end(struct bhvd_handle *op, const struct bhvd_error *error)
     pthread_mutex_unlock(&ctx->post_lock);
     ctx->counters.operations++;
     atomic_fetch_sub(&ctx->outstanding, 1);
-    atomic_store(&op->done, 1);
-    futex_wake_all(&op->done);
+    if (atomic_exchange(&op->state, OPERATION_ENDED) == OPERATION_RUNS_AWAITED)
+        futex_wake_all(&op->state);
     operation_drop(op);
+}
+
+void operation_sleep(struct bhvd_handle *op, int64_t deadline_ns)
+{
+    uint32_t runs = OPERATION_RUNS;
+    atomic_compare_exchange_strong(&op->state, &runs, OPERATION_RUNS_AWAITED);
+    futex_wait(&op->state, OPERATION_RUNS_AWAITED, deadline_ns);
 }
 
 void operation_end_set(bhvd_context *ctx, uint32_t process_set)
@@ -326,19 +333,59 @@ bhvd_status bhvd_post(bhvd_context *ctx, const struct bhvd_args *args, bhvd_hand
 
 bhvd_status bhvd_wait(bhvd_handle *op, int timeout_ms, struct bhvd_error *error)
 {
-    if (!atomic_load(&op->done) && op->ctx->abandoned)
+    if (!operation_is_over(op) && op->ctx->abandoned)
         return error_set(error, BHVD_ERR_SHUTDOWN, "operation '%.*s' belongs to the parent of this forked process",
                          (int)op->name_size, op->name);
-    if (!atomic_load(&op->done))
+    if (!operation_is_over(op))
         progress_wait(op, clock_deadline_ns(timeout_ms));
-    if (!atomic_load(&op->done))
+    if (!operation_is_over(op))
         return error_set(error, BHVD_IN_PROGRESS, "operation '%.*s' is in progress", (int)op->name_size, op->name);
     if (error)
         *error = op->error;
     return op->error.status;
 }
 
-int bhvd_poll(bhvd_handle *op) { return atomic_load(&op->done) != 0; }
+bhvd_status bhvd_post_tensor(bhvd_context *ctx, int kind, const char *name, int process_set, uintptr_t src, uintptr_t dst,
+                             const int64_t *shape, int ndim, int dtype, int op, int root_rank, double prescale_factor,
+                             double postscale_factor, int wait_ms, struct bhvd_result *result, bhvd_handle **out,
+                             struct bhvd_error *error)
+{
+    const struct bhvd_tensor tensor = {
+        .src = (const void *)src,
+        .dst = (void *)dst,
+        .shape = shape,
+        .ndim = ndim,
+        .dtype = dtype,
+    };
+    const struct bhvd_args args = {
+        .kind = kind,
+        .process_set = process_set,
+        .name = name,
+        .tensors = &tensor,
+        .tensor_count = 1,
+        .op = op,
+        .root_rank = root_rank,
+        .prescale_factor = prescale_factor,
+        .postscale_factor = postscale_factor,
+        .blocking = wait_ms != 0,
+        .device = -1,
+    };
+    bhvd_handle *posted;
+    *result = (struct bhvd_result){0};
+    *out = NULL;
+    bhvd_status status = bhvd_post(ctx, &args, &posted, error);
+    if (!status)
+        status = wait_ms ? bhvd_wait(posted, wait_ms, error) : BHVD_IN_PROGRESS;
+    if (!status)
+        status = bhvd_result_take(posted, 0, result);
+    if (status == BHVD_IN_PROGRESS)
+        *out = posted;
+    else
+        bhvd_handle_drop(posted);
+    return status;
+}
+
+int bhvd_poll(bhvd_handle *op) { return operation_is_over(op); }
 
 int64_t bhvd_handle_value(bhvd_handle *op) { return op->value; }
 
@@ -346,7 +393,7 @@ void bhvd_handle_drop(bhvd_handle *op) { operation_drop(op); }
 
 bhvd_status bhvd_result(bhvd_handle *op, size_t index, struct bhvd_result *out)
 {
-    if (!atomic_load(&op->done) || op->error.status || index >= op->tensor_count)
+    if (!operation_is_over(op) || op->error.status || index >= op->tensor_count)
         return BHVD_ERR_ARGUMENT;
     const struct tensor *tensor = &op->tensors[index];
     *out = (struct bhvd_result){tensor->result, tensor->result_nbytes, tensor->result_dim0, 0};
@@ -371,7 +418,7 @@ void bhvd_result_free(void *data) { result_memory_release(data); }
 
 bhvd_status bhvd_received_splits(bhvd_handle *op, size_t index, int32_t *splits, size_t count)
 {
-    if (!atomic_load(&op->done) || op->error.status || index >= op->tensor_count || !op->received_splits ||
+    if (!operation_is_over(op) || op->error.status || index >= op->tensor_count || !op->received_splits ||
         count != op->received_size)
         return BHVD_ERR_ARGUMENT;
     memcpy(splits, op->received_splits + index * count, count * sizeof *splits);

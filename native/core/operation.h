@@ -15,6 +15,9 @@ enum {
     REPLICAS = 3                        // own, left, right
 };
 
+// Whether it ended, and if not, whether anyone sleeps for it: to wake somebody is a system call.
+enum operation_state { OPERATION_RUNS, OPERATION_RUNS_AWAITED, OPERATION_ENDED };
+
 struct tensor {
     const void *src;
     void *dst;                  // NULL: a result is to be allocated
@@ -66,7 +69,7 @@ struct bhvd_handle {
     bool announced, answered;           // the coordinator was told; its answer came (engine only)
     bool executing;                     // its execution runs: only that ends it
     bool phantom;                       // stands in for a rank that joined: zeros in, nothing out
-    _Atomic uint32_t done;              // futex word; 1 when ended and `error` is final
+    _Atomic uint32_t state;             // futex word, of enum operation_state
     struct bhvd_error error;
     size_t tensor_count;
     struct tensor tensors[];
@@ -84,6 +87,13 @@ bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, st
 // Ends it: from now on bhvd_wait returns. The engine's reference is dropped, and the name is free again.
 void operation_end(struct bhvd_handle *operation, const struct bhvd_error *error);
 void operation_drop(struct bhvd_handle *operation);
+// From when this is true, `error` is final.
+static inline bool operation_is_over(const struct bhvd_handle *operation)
+{
+    return atomic_load(&operation->state) == OPERATION_ENDED;
+}
+// Sleeps, mostly until another thread has ended it; CLOCK_NEVER: no deadline.
+void operation_sleep(struct bhvd_handle *operation, int64_t deadline_ns);
 // Ends all operations in flight on a process set that is being removed.
 void operation_end_set(bhvd_context *ctx, uint32_t process_set);
 

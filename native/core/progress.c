@@ -214,13 +214,13 @@ static void engine_release(bhvd_context *ctx)
 static int has_to_act(bhvd_context *ctx, void *arg)
 {
     const struct bhvd_handle *op = arg;
-    return atomic_load(&op->done) || ctx->executions_head;
+    return operation_is_over(op) || ctx->executions_head;
 }
 
 static void engine_run(bhvd_context *ctx, struct bhvd_handle *op, int64_t deadline_ns)
 {
     int rounds = 0;
-    while (!atomic_load(&op->done) && !atomic_load(&ctx->closed)) {
+    while (!operation_is_over(op) && !atomic_load(&ctx->closed)) {
         bool progress = engine_poll(ctx, rounds % SOCKET_ROUNDS == 0);
         if (ctx->executions_head && !ctx->failure.status) {
             engine_execute_next(ctx);
@@ -238,9 +238,9 @@ static void engine_run(bhvd_context *ctx, struct bhvd_handle *op, int64_t deadli
 
 static void wait_for(bhvd_context *ctx, struct bhvd_handle *op, int64_t deadline_ns)
 {
-    while (!atomic_load(&op->done)) {
+    while (!operation_is_over(op)) {
         if (atomic_load(&ctx->closed)) {
-            futex_wait(&op->done, 0, deadline_ns);      // progress_stop ends it
+            operation_sleep(op, deadline_ns);      // progress_stop ends it
         } else if (pthread_mutex_trylock(&ctx->engine_lock) == 0) {
             pause_set_bell(ctx, BELL_AWAKE);
             engine_run(ctx, op, deadline_ns);
@@ -248,9 +248,9 @@ static void wait_for(bhvd_context *ctx, struct bhvd_handle *op, int64_t deadline
         } else {
             // Another thread is at it. It may have looked for posts just before ours and be about to sleep.
             bell_ring(&ctx->connections.bell, 0);
-            for (int i = 0; i < HANDOVER_ROUNDS && !atomic_load(&op->done); i++)
+            for (int i = 0; i < HANDOVER_ROUNDS && !operation_is_over(op); i++)
                 sched_yield();
-            futex_wait(&op->done, 0, deadline_ns);
+            operation_sleep(op, deadline_ns);
         }
         if (deadline_ns != CLOCK_NEVER && clock_now_ns() >= deadline_ns)
             return;

@@ -292,6 +292,14 @@ bhvd_status bhvd_result(bhvd_handle *handle, size_t index, struct bhvd_result *o
 /* The same, and ownership passes to the caller: bhvd_result_free(data). BHVD_ERR_ARGUMENT for one on a GPU. */
 bhvd_status bhvd_result_take(bhvd_handle *handle, size_t index, struct bhvd_result *out);
 void bhvd_result_free(void *data);
+/* bhvd_post of one tensor in the host's memory, and unless wait_ms is 0, blocking, with bhvd_wait and for a dst of 0
+ * bhvd_result_take: for small operations, beside which it takes long to fill structs. Addresses are numbers; other
+ * fields of struct bhvd_args are as they mostly are. *result is filled on BHVD_OK. Errors are those of all calls. *out is NULL
+ * but with BHVD_IN_PROGRESS: then the operation is to be waited for, and *out to be dropped. */
+bhvd_status bhvd_post_tensor(bhvd_context *ctx, int kind, const char *name, int process_set, uintptr_t src, uintptr_t dst,
+                             const int64_t *shape, int ndim, int dtype, int op, int root_rank, double prescale_factor,
+                             double postscale_factor, int wait_ms, struct bhvd_result *result, bhvd_handle **out,
+                             struct bhvd_error *error);
 /* Copies a result that is on the GPU to dst there, in the order of `stream`, for which bhvd_handle_join was called before.
  * Does not block; the handle may be dropped at once. */
 bhvd_status bhvd_result_copy(bhvd_handle *handle, size_t index, void *dst, void *stream, struct bhvd_error *error);

@@ -106,7 +106,7 @@ def test_what_moves_data(world):
             gathered.copy_result(0, out.address)
             got = out.numpy()
         else:
-            _, nbytes, dim0, owner = gathered.result(0)
+            nbytes, dim0, owner = gathered.result(0)
             got = np.frombuffer(bytes(native.buffer(owner, nbytes)), np.float32).reshape(dim0, 2)
         copy = np.zeros(40, np.float32)
         array = at[rank].array(np.full(40, 2.0, np.float32))

@@ -124,7 +124,7 @@ static void look_at_executions(const bhvd_context *ctx)
         REQUIRE(e->count > 0);
         for (int i = 0; i < e->count; i++) {
             const struct bhvd_handle *op = e->operations[i];
-            REQUIRE(set && set->rank >= 0 && op->answered && !op->done && op->process_set == e->process_set);
+            REQUIRE(set && set->rank >= 0 && op->answered && !operation_is_over(op) && op->process_set == e->process_set);
             REQUIRE(op->announced || op->phantom);
             REQUIRE(i == 0 || (op->kind == BHVD_ALLREDUCE && e->operations[0]->kind == BHVD_ALLREDUCE));
             REQUIRE(!op->phantom || op->kind == BHVD_ALLREDUCE ||
@@ -157,7 +157,7 @@ static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct b
     bhvd_status status = negotiation_frame(ctx, link, type, payload);
     look_at_executions(ctx);
     for (const struct bhvd_handle *op = ctx->posted_head; op; op = op->next)
-        REQUIRE(!op->done);
+        REQUIRE(!operation_is_over(op));
     // Who said goodbye is not waited for.
     bool needed = ctx->options.rank == COORDINATOR || link->rank == COORDINATOR;
     // The coordinator's end may come through a parent.

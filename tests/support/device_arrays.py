@@ -256,7 +256,7 @@ class DeviceFrontend(Frontend):
         shape = tensor.shape if dim0 is None else (dim0, *tensor.shape[1:])
         return self.placement.empty(shape, tensor.dtype)
 
-    def wrap_result(self, address, nbytes, shape, dtype, owner):
+    def wrap_result(self, nbytes, shape, dtype, owner):
         data = bytes(native.buffer(owner, nbytes)) if nbytes else b""
         return np.frombuffer(data, storage(_NAMES[dtype])).reshape(shape)
 

@@ -108,6 +108,6 @@ def view(array, dtype, out=None, shape=None):
 
 def result(operation, index, dtype, row_shape=()):
     """What the core allocated, as an array."""
-    _, nbytes, dim0, owner = operation.result(index)
+    nbytes, dim0, owner = operation.result(index)
     data = bytes(native.buffer(owner, nbytes)) if nbytes else b""
     return np.frombuffer(data, storage(dtype)).reshape((dim0, *row_shape))

@@ -9,6 +9,11 @@ import pytest
 import torch
 
 import bagua_hvd.torch as hvd
+from bagua_hvd.common import basics
+from bagua_hvd.common.native import WAIT_SLICE_MS
+from memory import resident_nbytes
+
+RESULT_BYTES = 32 << 20
 
 
 def assert_usable():
@@ -170,7 +175,8 @@ def interrupted(folder):
     if hvd.rank() == 0:
         with pytest.raises(KeyboardInterrupt):
             threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-            hvd.allreduce_(torch.ones(1000), name="waited", op=hvd.Sum)   # its memory is the core's still
+            hvd.allreduce_(torch.ones(1000), name="waited", op=hvd.Sum)
+        assert len(basics.context().abandoned) == 1     # its memory is the core's still
         heard.touch()
         handle = hvd.allreduce_async(torch.ones(2), name="again", op=hvd.Sum)
         assert hvd.synchronize(handle).tolist() == [hvd.size()] * 2
@@ -179,6 +185,40 @@ def interrupted(folder):
         hvd.allreduce_(torch.ones(1000), name="waited", op=hvd.Sum)
         hvd.allreduce(torch.ones(2), name="again", op=hvd.Sum)
     hvd.barrier()
+    assert not basics.context().abandoned
+
+
+def interrupted_as_it_ends():
+    """The signal comes, then, before Python looks at it, the other rank: there is a result that nobody will see."""
+
+    def ring(*_):
+        raise TimeoutError
+
+    def gather():
+        return hvd.allgather(torch.ones(RESULT_BYTES // 4 // hvd.size()))
+
+    hvd.init()
+    assert_usable()
+    signal.signal(signal.SIGALRM, ring)
+    for times in range(8):
+        hvd.barrier()
+        if times == 2:
+            before = resident_nbytes()
+        if hvd.rank() == 0:
+            posted = repr(basics.runtime.handle_numbers)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, WAIT_SLICE_MS / 3000)
+                gather()
+            except TimeoutError:
+                if repr(basics.runtime.handle_numbers) == posted:
+                    gather()        # the other rank waits for it
+        else:
+            time.sleep(WAIT_SLICE_MS / 2000)
+            gather()
+    hvd.barrier()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert_usable()
+    assert resident_nbytes() < before + 2 * RESULT_BYTES
 
 
 def many_lives():
@@ -235,6 +275,10 @@ def test_a_rank_shuts_down(run_ranks):
 
 def test_interrupted(run_ranks, tmp_path):
     run_ranks(2, interrupted, arguments={"folder": str(tmp_path)})
+
+
+def test_interrupted_as_it_ends(run_ranks):
+    run_ranks(2, interrupted_as_it_ends)
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
