@@ -289,7 +289,7 @@ class Operation:
 
 
 class Ended:
-    """What a blocking caller asks an Operation for, of one that ended well while it was posted: nothing, or its result."""
+    """What a blocking caller asks of an Operation that ended well while it was posted: nothing, or its result."""
 
     __slots__ = ("_result",)
 
