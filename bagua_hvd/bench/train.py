@@ -3,9 +3,10 @@
 Two models of about 10 million parameters train with SGD and momentum on data of their own on each rank: a multilayer
 perceptron (batch 64) and a convolutional network (batch 32 of 3x32x32). "none" is the same without communication;
 *exposed* is the part of a step that none does not need, that is, communication that the computation does not hide.
-gloo is torch's DistributedDataParallel; "tcp", between two ranks, is none beside a process that moves the gradients'
-bytes while the backward pass runs, and does nothing with them: what the network alone costs. A sample is the slowest
-rank's time for one step.
+gloo is torch's DistributedDataParallel. "barrier" is none with a barrier at the end of each step: what it alone costs
+that ranks need the memory's bandwidth at the same time and wait for the slower one. "tcp", between two ranks, is none
+beside a process that moves the gradients' bytes while the backward pass runs, and does nothing with them: what the
+network alone costs. A sample is the slowest rank's time for one step.
 
 As a program with a backend's name, a folder and options: one rank of one round.
 """
@@ -24,8 +25,8 @@ from bagua_hvd.bench.results import leave
 from bagua_hvd.bench.traffic import Traffic
 
 MODELS = ("mlp", "cnn")
-BACKENDS = ("none", "bagua", "gloo", "tcp")
-WITHOUT = ("none", "tcp")       # communication of the training
+BACKENDS = ("none", "bagua", "gloo", "barrier", "tcp")
+WITHOUT = ("none", "barrier", "tcp")        # communication of the training
 COLUMNS = ("model", "backend", "steps/s", "median ms", "min", "max", "exposed")
 
 
@@ -69,10 +70,10 @@ def _times(name, kind, backend, options):
     batch, labels = torch.randn(shape), torch.randint(0, 10, shape[:1])
     nbytes = sum(parameter.nbytes for parameter in model.parameters())
     with Traffic(backend.rank, options.first_host, nbytes) if name == "tcp" else nullcontext() as traffic:
-        return _timed(compute, optimizer, batch, labels, backend, traffic, options)
+        return _timed(compute, optimizer, batch, labels, backend, traffic, name == "barrier", options)
 
 
-def _timed(compute, optimizer, batch, labels, backend, traffic, options):
+def _timed(compute, optimizer, batch, labels, backend, traffic, in_step, options):
     from torch import nn
 
     times = []
@@ -88,6 +89,8 @@ def _timed(compute, optimizer, batch, labels, backend, traffic, options):
         if traffic:
             traffic.end()
         optimizer.step()
+        if in_step:
+            backend.barrier()
         times.append(time.perf_counter() - started)
     return times[options.warmup_steps:]
 
