@@ -10,6 +10,7 @@ import threading
 import warnings
 
 from bagua_hvd.common import elastic_worker, environment, late, native, objects, process_sets, reporting
+from bagua_hvd.common.context import Context
 from bagua_hvd.common.exceptions import HorovodInternalError
 
 # Horovod's reduction constants.
@@ -131,7 +132,7 @@ def _start(comm, process_sets, scope=None):
     if options.transport == "mpi" and options.size > 1:
         _start_mpi()
     try:
-        started = native.Context(options)
+        started = Context(options)
     except HorovodInternalError as error:
         raise _MeetingFailed(f"Horovod initialization failed. {error}") from error
     except ValueError as error:

@@ -10,7 +10,7 @@ class Watch:
     """Prints a report to stderr whenever this rank is late, until the context is shut down.
 
     Args:
-        context: native.Context. rank: its number.
+        context: context.Context. rank: its number.
         steps: function that returns how many optimizer steps were made.
     """
 

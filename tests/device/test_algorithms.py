@@ -16,7 +16,7 @@ STEPS = 4
 
 def _pose_as_device_tensors():
     """From now on PyTorch's tensors are on the stand-in."""
-    from bagua_hvd.common import native
+    from bagua_hvd.common.context import Operation
     from bagua_hvd.common.device import DeviceView
     from bagua_hvd.torch.frontend import TorchFrontend
     from device_arrays import TAG, FakePlacement
@@ -34,8 +34,8 @@ def _pose_as_device_tensors():
         placement.cuda.synchronize(placement.current)   # PyTorch's operations are not on the stream
         return result
 
-    waited = native.Operation.wait
-    native.Operation.wait = wait
+    waited = Operation.wait
+    Operation.wait = wait
     TorchFrontend.view = view
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from bagua_hvd.common import native
+from bagua_hvd.common.context import Context
 
 DTYPES = {
     "uint8": native.UINT8, "int8": native.INT8, "uint16": native.UINT16, "int16": native.INT16,
@@ -52,7 +53,7 @@ class World:
         scope = f"test.{next(_scopes)}"
 
         def create(rank, _):
-            return native.Context(SimpleNamespace(**{
+            return Context(SimpleNamespace(**{
                 "rank": rank, "size": n, "local_rank": rank, "local_size": n, "cross_rank": 0, "cross_size": 1,
                 "transport": transport, "rendezvous_host": "127.0.0.1", "scope": scope,
                 "rendezvous_port": self._rendezvous.port if self._rendezvous else 0, "listen_host": "127.0.0.1",

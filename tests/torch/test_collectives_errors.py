@@ -10,7 +10,7 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd.common import basics
-from bagua_hvd.common.native import WAIT_SLICE_MS
+from bagua_hvd.common.context import WAIT_SLICE_MS
 from memory import resident_nbytes
 
 RESULT_BYTES = 32 << 20
