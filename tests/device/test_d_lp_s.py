@@ -3,6 +3,9 @@
 No GPU takes part: the driver is a stand-in (fake_cuda.c), the kernels are compiled for the CPU. Expected: the same
 operation in the host's memory, replicas bit for bit.
 """
+import os
+import signal
+
 import numpy as np
 import pytest
 
@@ -258,3 +261,44 @@ def test_every_codec_by_nccl(world, codec):
     assert_equal(world.run(call))
     groups = (STEPS * 4 + 2) * world.n if world.n > 1 else 0
     assert fake_cuda().nccl_groups() - before >= groups
+
+
+# ----------------------------------------------------------------------------------------------- processes, failures
+
+
+def _job(dying=None):
+    """The program of a rank with a GPU of its own: steps until one fails; in the third rank `dying` is killed."""
+    import bagua_hvd.torch as hvd
+
+    hvd.init()
+    rank, context = hvd.rank(), hvd.mpi_ops.basics.context()
+    placement, replicas = FakePlacement(own_device(0)), replicas_of(rank, 3000, hvd.size())
+    array = placement.array(np.full(3000, rank, np.float32))
+    try:
+        for step in range(100_000):
+            if step == 2 and rank == dying:
+                os.kill(os.getpid(), signal.SIGKILL)
+            post(context, "x", [array.view(array)], CODED[1], replicas, step)
+    except HorovodInternalError as failure:
+        placement.cuda.synchronize(placement.current)       # no stream hangs afterwards
+        print("failed:", failure)
+    assert all(np.isfinite(replica).all() for replica in kept(replicas))
+    print(f"{step} steps, {fake_cuda().nccl_groups()} groups")
+
+
+def _own_gpus(n):
+    return [{"BHVD_FAKE_CUDA_UUID": f"gpu{rank}"} for rank in range(n)]
+
+
+def test_an_error_of_nccl_ends_the_job_on_all_ranks(run_ranks):
+    env = _own_gpus(3)
+    env[1]["BHVD_FAKE_NCCL_FAIL_AFTER"] = "5"
+    for rank in run_ranks(3, _job, env=env):
+        assert "failed: rank 1: NCCL 2.21.5 with CUDA 13.0 on GPU 0: it failed" in rank.output
+
+
+def test_a_rank_that_dies_leaves_no_stream_hanging(run_ranks):
+    ranks = run_ranks(3, _job, arguments={"dying": 1}, env=_own_gpus(3), check=False)
+    for rank in (0, 2):
+        assert "failed: rank 1 was lost" in ranks[rank].output
+        assert "2 steps, " in ranks[rank].output and ", 0 groups" not in ranks[rank].output
