@@ -4,6 +4,7 @@ Facts of the job (rank, size, ...) are kept here, so that asking for them costs 
 whose context does not.
 """
 import atexit
+import collections
 import itertools
 import os
 import threading
@@ -37,13 +38,17 @@ class _Runtime:
         self.inits = 0                          # names the meeting of a job that is not elastic
         self.joins = 0                          # calls of join(); the same on all ranks, but within one
         self.process_sets = None                # as given to init(): restart() gives it again
-        self.handle_numbers = itertools.count(1)
+        self.restart_numbers()
         self.reporter = None                    # reports to baguarun --dashboard
         self.late = None                        # reports when other ranks wait for this one
         self.steps = 0                          # of all optimizers
         self.membership = None                  # in a job that another engine than baguarun started
         self.handles = {}                       # int handle -> collectives.Pending
         self._watchers = []
+
+    def restart_numbers(self):
+        self.handle_numbers = itertools.count(1)
+        self.unnamed = collections.defaultdict(lambda: itertools.count(1))  # of each process set: see collectives
 
     def watch(self, watcher):
         """Calls watcher(context, options) now, after every init(), and with (None, None) after every shutdown().
@@ -137,7 +142,7 @@ def _start(comm, process_sets, scope=None):
         raise _MeetingFailed(f"Horovod initialization failed. {error}") from error
     except ValueError as error:
         raise ValueError(f"Horovod initialization failed. {error}") from error
-    runtime.handle_numbers = itertools.count(1)
+    runtime.restart_numbers()
     runtime.handles.clear()
     runtime.options = options
     runtime.context = started
@@ -303,7 +308,7 @@ def shutdown():
         runtime.context = None
         runtime.options = None
         process_sets.on_shutdown()
-        runtime.handle_numbers = itertools.count(1)
+        runtime.restart_numbers()
         # Not destroyed here: other threads may be waiting in it. The last reference does that.
         stopped.shutdown()
         if runtime.late is not None:

@@ -3,10 +3,12 @@
 Each function checks its arguments, posts one native operation and returns a Pending. Its forms are then one line each
 in a front end: blocking is `.wait()`, asynchronous is `.handle()`, a number for poll() and synchronize().
 
-Handle numbers count from 1 over all kinds, forms and threads, restart at init(), and name the operations that have no
-name: so ranks must issue their unnamed operations in the same order. Mistakes found before posting take no number.
-After a join(), all ranks go on with the same number.
+Handle numbers count from 1 over all kinds, forms and threads, and restart at init(). Operations without a name are
+named by a number that counts those of their process set: so its ranks must issue their unnamed operations in the same
+order, whatever they do in other sets. What was not posted takes no number. After a join(), all ranks go on with the
+same number.
 """
+import collections
 import itertools
 
 from bagua_hvd.common import basics, native
@@ -24,10 +26,10 @@ class Pending:
 
     __slots__ = ("operation", "output", "number")
 
-    def __init__(self, operation, output, number):
+    def __init__(self, operation, output):
         self.operation = operation
         self.output = output
-        self.number = number
+        self.number = next(runtime.handle_numbers)
 
     def wait(self):
         """Blocks until the operation ended and returns its output; raises as it failed."""
@@ -48,8 +50,9 @@ class _Joined(Pending):
     def wait(self):
         self.operation.wait()
         # Ranks have issued different numbers of operations: from here on, all count from the same one again.
-        [(largest, _)] = extremes([next(runtime.handle_numbers)], "join.numbers", global_process_set)
-        runtime.handle_numbers = itertools.count(largest + 1)
+        mine = max(map(next, runtime.unnamed.values()), default=1)
+        [(largest, _)] = extremes([mine], "join.numbers", global_process_set)
+        runtime.unnamed = collections.defaultdict(lambda: itertools.count(largest))
         return self.operation.value
 
 
@@ -122,8 +125,14 @@ def registered_id(process_set):
     return id
 
 
-def _full_name(kind, name, number):
-    return f"{kind}.{name}" if name else f"{kind}.noname.{number}"
+def _full_name(word, name, id):
+    """`word` is that of the kind, `id` that of the process set."""
+    return f"{word}.{name}" if name else f"{word}.noname.{next(runtime.unnamed[id])}"
+
+
+def _give_back(full_name, id):
+    """The number in this name, under which nothing was posted, is the next again."""
+    runtime.unnamed[id] = itertools.chain([int(full_name.rpartition(".")[2])], runtime.unnamed[id])
 
 
 def _check_reducible(frontend, tensor, view):
@@ -182,12 +191,12 @@ def allreduce(frontend, tensor, in_place=False, name=None, op=Average, prescale_
     view = frontend.view(tensor, output)
     if view[3] not in frontend.reducible:
         _check_reducible(frontend, tensor, view)
-    number = next(runtime.handle_numbers)
+    full_name = f"allreduce.{name}" if name else f"allreduce.noname.{next(runtime.unnamed[id])}"
     operation = context.post(
-        native.ALLREDUCE, f"allreduce.{name}" if name else f"allreduce.noname.{number}", (view,), process_set=id, op=op,
+        native.ALLREDUCE, full_name, (view,), process_set=id, op=op,
         prescale_factor=prescale_factor, postscale_factor=postscale_factor, blocking=blocking,
     )
-    return Pending(operation, output, number)
+    return Pending(operation, output)
 
 
 def grouped_allreduce(frontend, tensors, in_place=False, name=None, op=Average, prescale_factor=1.0,
@@ -203,12 +212,11 @@ def grouped_allreduce(frontend, tensors, in_place=False, name=None, op=Average, 
     views = [frontend.view(tensor, output) for tensor, output in zip(tensors, outputs, strict=True)]
     for tensor, view in zip(tensors, views, strict=True):
         _check_reducible(frontend, tensor, view)
-    number = next(runtime.handle_numbers)
     operation = context.post(
-        native.ALLREDUCE, _full_name("grouped_allreduce", name, number), views, process_set=id, op=op,
+        native.ALLREDUCE, _full_name("grouped_allreduce", name, id), views, process_set=id, op=op,
         prescale_factor=prescale_factor, postscale_factor=postscale_factor, blocking=blocking,
     )
-    return Pending(operation, outputs, number)
+    return Pending(operation, outputs)
 
 
 def _wrap(frontend, operation, index, view, like):
@@ -235,10 +243,9 @@ def allgather(frontend, tensor, name=None, process_set=global_process_set, block
     """
     context, id = begin(process_set)
     view = frontend.view(tensor)
-    number = next(runtime.handle_numbers)
-    operation = context.post(native.ALLGATHER, _full_name("allgather", name, number), (view,), process_set=id,
+    operation = context.post(native.ALLGATHER, _full_name("allgather", name, id), (view,), process_set=id,
                              blocking=blocking)
-    return _Gathered(operation, lambda ended: _wrap(frontend, ended, 0, view, tensor), number)
+    return _Gathered(operation, lambda ended: _wrap(frontend, ended, 0, view, tensor))
 
 
 def grouped_allgather(frontend, tensors, name=None, process_set=global_process_set, blocking=False):
@@ -246,15 +253,14 @@ def grouped_allgather(frontend, tensors, name=None, process_set=global_process_s
     context, id = begin(process_set)
     tensors = _check_group(tensors)
     views = [frontend.view(tensor) for tensor in tensors]
-    number = next(runtime.handle_numbers)
-    operation = context.post(native.ALLGATHER, _full_name("grouped_allgather", name, number), views, process_set=id,
+    operation = context.post(native.ALLGATHER, _full_name("grouped_allgather", name, id), views, process_set=id,
                              blocking=blocking)
 
     def wrap(ended):
         return tuple(_wrap(frontend, ended, index, view, like)
                      for index, (view, like) in enumerate(zip(views, tensors, strict=True)))
 
-    return _Gathered(operation, wrap, number)
+    return _Gathered(operation, wrap)
 
 
 def broadcast(frontend, tensor, root_rank, in_place=False, name=None, process_set=global_process_set, blocking=False):
@@ -270,10 +276,15 @@ def broadcast(frontend, tensor, root_rank, in_place=False, name=None, process_se
     context, id = begin(process_set)
     output = tensor if in_place else frontend.allocate_like(tensor)
     view = frontend.view(tensor, output)
-    number = next(runtime.handle_numbers)
-    operation = context.post(native.BROADCAST, _full_name("broadcast", name, number), (view,), process_set=id,
-                             root_rank=root_rank, blocking=blocking)
-    return Pending(operation, output, number)
+    full_name = _full_name("broadcast", name, id)
+    try:
+        operation = context.post(native.BROADCAST, full_name, (view,), process_set=id, root_rank=root_rank,
+                                 blocking=blocking)
+    except ValueError:          # the root, which only the core knows to be wrong
+        if not name:
+            _give_back(full_name, id)
+        raise
+    return Pending(operation, output)
 
 
 def _check_splits(splits, shape, size):
@@ -311,8 +322,7 @@ def alltoall(frontend, tensor, splits=None, name=None, process_set=global_proces
         rows = frontend.splits(splits)
         if context.process_set_rank(id) >= 0:
             _check_splits(rows, view.shape, size)
-    number = next(runtime.handle_numbers)
-    operation = context.post(native.ALLTOALL, _full_name("alltoall", name, number), (view,), process_set=id,
+    operation = context.post(native.ALLTOALL, _full_name("alltoall", name, id), (view,), process_set=id,
                              splits=rows, blocking=blocking, received=wants_received)
 
     def wrap(ended):
@@ -320,7 +330,7 @@ def alltoall(frontend, tensor, splits=None, name=None, process_set=global_proces
         received = frontend.int32_tensor(ended.received_splits(0, size), like=splits) if wants_received else None
         return _wrap(frontend, ended, 0, view, tensor), received
 
-    return _Gathered(operation, wrap, number)
+    return _Gathered(operation, wrap)
 
 
 def _scatter_output(frontend, tensor, context, id):
@@ -362,12 +372,11 @@ def reducescatter(frontend, tensor, name=None, op=Average, process_set=global_pr
     _check_scatter_op(op)
     view, output = _scatter_output(frontend, tensor, context, id)
     _check_reducible(frontend, tensor, view)
-    number = next(runtime.handle_numbers)
     operation = context.post(
-        native.REDUCESCATTER, _full_name("reducescatter", name, number), (view,), process_set=id, op=op,
+        native.REDUCESCATTER, _full_name("reducescatter", name, id), (view,), process_set=id, op=op,
         prescale_factor=prescale_factor, postscale_factor=postscale_factor, blocking=blocking,
     )
-    return Pending(operation, output, number)
+    return Pending(operation, output)
 
 
 def grouped_reducescatter(frontend, tensors, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
@@ -381,12 +390,11 @@ def grouped_reducescatter(frontend, tensors, name=None, op=Average, process_set=
     outputs = tuple(output for _, output in pairs)
     for tensor, view in zip(tensors, views, strict=True):
         _check_reducible(frontend, tensor, view)
-    number = next(runtime.handle_numbers)
     operation = context.post(
-        native.REDUCESCATTER, _full_name("grouped_reducescatter", name, number), views, process_set=id, op=op,
+        native.REDUCESCATTER, _full_name("grouped_reducescatter", name, id), views, process_set=id, op=op,
         prescale_factor=prescale_factor, postscale_factor=postscale_factor, blocking=blocking,
     )
-    return Pending(operation, outputs, number)
+    return Pending(operation, outputs)
 
 
 def barrier(process_set=global_process_set):
@@ -396,9 +404,7 @@ def barrier(process_set=global_process_set):
         ValueError: this rank is not in the set. HorovodInternalError: a rank was lost, or has joined.
     """
     context, id = begin(process_set)
-    number = next(runtime.handle_numbers)
-    # Not by number: ranks that are in different sets have issued different numbers of operations.
-    return Pending(context.post(native.BARRIER, "barrier", process_set=id, blocking=True), None, number)
+    return Pending(context.post(native.BARRIER, "barrier", process_set=id, blocking=True), None)
 
 
 def join():
@@ -413,6 +419,5 @@ def join():
         HorovodInternalError: a rank was lost, or the job was shut down.
     """
     context, _ = begin(global_process_set)
-    number = next(runtime.handle_numbers)
     runtime.joins += 1
-    return _Joined(context.post(native.JOIN, "join", blocking=True), None, number)
+    return _Joined(context.post(native.JOIN, "join", blocking=True), None)

@@ -177,6 +177,8 @@ def remove_process_set(process_set):
     Raises:
         ValueError: not in dynamic mode, or before init.
     """
+    from bagua_hvd.common import basics
+
     context = _context()
     _check_dynamic("removed")
     id = process_set.process_set_id
@@ -188,5 +190,6 @@ def remove_process_set(process_set):
     if removed:
         with _lock:
             _registered.pop(id, None)
+        basics.runtime.unnamed.pop(id, None)        # the next set of this id counts anew
         process_set.process_set_id = None
     return removed

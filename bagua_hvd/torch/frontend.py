@@ -72,7 +72,7 @@ class TorchFrontend(Frontend):
 
     def view(self, tensor, output=None):
         dtype = DTYPES.get(tensor.dtype)
-        if dtype is None or tensor.layout is not torch.strided or not tensor.is_contiguous():
+        if dtype is None or tensor.layout is not torch.strided or not tensor.is_contiguous() or tensor.is_neg():
             self._refuse(tensor)
         if not tensor.is_cpu:
             return self._placement(tensor, output).view(tensor, output, dtype)
@@ -86,7 +86,9 @@ class TorchFrontend(Frontend):
     def _refuse(self, tensor):
         if tensor.dtype not in DTYPES or tensor.layout is not torch.strided:
             raise ValueError(f"Tensor type {self.type_name(tensor)} is not supported.")
-        raise ValueError("Tensor is required to be contiguous: call .contiguous() on it first.")
+        if tensor.is_neg():
+            raise ValueError("Tensor is the negative of what its memory holds: call .resolve_neg() on it first.")
+        raise ValueError("Tensor is required to be contiguous. Call .contiguous() on it first.")
 
     def _placement(self, tensor, output):
         if not tensor.is_cuda:

@@ -36,7 +36,7 @@ def static_sets():
             continue
         position = ranks.index(rank)
         assert process_set.rank() == position
-        # Names, as the ranks have issued different numbers of operations; and each set has its own.
+        # Each set has names of its own.
         assert hvd.allreduce(mine, name="a", process_set=process_set).item() == sum(ranks) / len(ranks)
         assert hvd.allgather(mine, name="a", process_set=process_set).tolist() == ranks
         assert hvd.broadcast(mine, ranks[-1], name="a", process_set=process_set).item() == ranks[-1]
@@ -64,6 +64,27 @@ def static_sets():
     assert even.process_set_id is None
     hvd.init(process_sets=[even])
     assert even.process_set_id == 1 and high.process_set_id is None
+
+
+def unnamed_in_sets():
+    """Operations without a name match within their set, whatever their ranks did in others or could not post."""
+    one, other = hvd.ProcessSet([0, 2]), hvd.ProcessSet([1, 2])
+    hvd.init(process_sets=[one, other])
+    rank = hvd.rank()
+    for process_set in (one, other):
+        if process_set.included():
+            x = torch.full((3,), float(rank), requires_grad=True)
+            total = hvd.allreduce(x, op=hvd.Sum, process_set=process_set)
+            total.sum().backward()
+            assert total.tolist() == [sum(process_set.ranks)] * 3 and x.grad.tolist() == [2.0] * 3
+    if rank == 0:
+        with pytest.raises(ValueError, match="root rank"):
+            hvd.broadcast(torch.ones(1), 77)
+        with pytest.raises(ValueError, match="contiguous"):
+            hvd.allgather(torch.ones(2, 2).t())
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3
+    assert hvd.broadcast(torch.tensor([rank]), 1).item() == 1
+    assert hvd.allgather(torch.tensor([rank])).tolist() == [0, 1, 2]
 
 
 def disagreeing_sets():
@@ -94,9 +115,14 @@ def dynamic_sets():
         assert one.process_set_id is None
         with pytest.raises(ValueError):
             hvd.allreduce(torch.ones(1), process_set=one)
+        if other.included():
+            assert hvd.allgather(torch.tensor([rank]), process_set=other).tolist() == other.ranks
         assert hvd.remove_process_set(other) is True
-    # Named: ranks in different sets have issued different numbers of operations.
-    assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="end").item() == 3
+        third = hvd.add_process_set([0, 2])         # with an id that other ranks have used
+        if third.included():
+            assert hvd.allgather(torch.tensor([rank]), process_set=third).tolist() == third.ranks
+        assert hvd.remove_process_set(third) is True
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3
 
 
 def joining():
@@ -125,6 +151,10 @@ def joining():
 
 def test_static_sets(run_ranks):
     run_ranks(3, static_sets)
+
+
+def test_unnamed_in_sets(run_ranks):
+    run_ranks(3, unnamed_in_sets)
 
 
 def test_disagreeing_sets(run_ranks):

@@ -29,6 +29,9 @@ class Posing:
     def is_contiguous(self):
         return True
 
+    def is_neg(self):
+        return False
+
     def type(self):
         return f"torch.{self.device.type}.FloatTensor"
 
