@@ -342,6 +342,7 @@ static bhvd_status respond_errors(bhvd_context *ctx)
         *at = p->next_ready;
         if (set) {
             timeline_negotiation_end(ctx, &p->key);
+            timeline_refusal(ctx, &p->key, error.message);
             status = response_refuse_all(ctx, set, &p->key, &error);
         }
         pending_free(p);

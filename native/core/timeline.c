@@ -154,6 +154,18 @@ void timeline_negotiation_end(bhvd_context *ctx, const struct operation_key *key
         add_event(&ctx->timeline, "{\"ph\":\"E\",\"ts\":%.3f,\"pid\":%d}", now_us(&ctx->timeline), pid_of(ctx, key));
 }
 
+void timeline_refusal(bhvd_context *ctx, const struct operation_key *key, const char *message)
+{
+    char text[NAME_BYTES];
+    if (!ctx->timeline.open)
+        return;
+    escape(text, message, strlen(message));
+    add_begin(ctx, key, "", "ERROR");
+    add_event(&ctx->timeline,
+              "{\"ph\":\"E\",\"ts\":%.3f,\"pid\":%d,\"args\":{\"dtype\":\"\",\"shape\":\"\",\"message\":\"%s\"}}",
+              now_us(&ctx->timeline), pid_of(ctx, key), text);
+}
+
 static struct operation_key key_of(const struct bhvd_handle *op)
 {
     return (struct operation_key){op->process_set, op->name_size, op->name};

@@ -24,6 +24,8 @@ void timeline_fini(struct timeline *timeline);
 void timeline_negotiation_begin(bhvd_context *ctx, const struct operation_key *key, const char *kind);
 void timeline_rank_ready(bhvd_context *ctx, const struct operation_key *key, int rank);
 void timeline_negotiation_end(bhvd_context *ctx, const struct operation_key *key);
+// The answer was an error: nothing will run.
+void timeline_refusal(bhvd_context *ctx, const struct operation_key *key, const char *message);
 // An operation runs.
 void timeline_operation_begin(bhvd_context *ctx, const struct bhvd_handle *operation);
 void timeline_operation_end(bhvd_context *ctx, const struct bhvd_handle *operation, bool failed);

@@ -39,6 +39,12 @@ def events_of(path, n):
     assert [e["name"] for e in own if e["ph"] == "B"] == ["NEGOTIATE_ALLREDUCE", "ALLREDUCE"] * 2
     assert sorted(e["name"] for e in own if e["ph"] == "X") == sorted(str(r) for r in range(n) for _ in range(2))
     assert own[-1]["args"]["dtype"] == "float32" and own[-1]["args"]["shape"] == "[17, 3]"
+    refused = [pid for pid, name in names.items() if name == "allreduce.refused"]
+    assert len(refused) == (n > 1)
+    for pid in refused:
+        own = [e for e in events if e["pid"] == pid and e["ph"] in "BE"]
+        assert [e.get("name") for e in own] == ["NEGOTIATE_ALLREDUCE", None, "ERROR", None]
+        assert own[-1]["args"]["message"].startswith("Mismatched ALLREDUCE tensor shapes: One rank")
     return events
 
 
@@ -50,6 +56,9 @@ def write_timelines(folder):
         hvd.barrier()           # until all have started, none of the operations below are in the file of before
         for _ in range(2):
             hvd.allreduce(torch.ones(17, 3), name="test_allreduce")
+        if hvd.size() > 1:
+            with pytest.raises(hvd.HorovodInternalError, match="Mismatched"):
+                hvd.allreduce(torch.ones(1 + hvd.rank()), name="refused")
         hvd.start_timeline(path)        # the same file: nothing happens
         hvd.barrier()
         if hvd.rank() == 0:
