@@ -12,6 +12,7 @@ import torch
 from bagua_hvd.common.basics import Adasum
 from bagua_hvd.common.process_sets import global_process_set
 from bagua_hvd.common.reducer import optimizer_number
+from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.mpi_ops import grouped_allreduce_
 
 
@@ -40,6 +41,7 @@ class DistributedAdasum:
         """Kept for information: gradients accumulate until step() is called."""
         self.backward_passes_per_step = passes
 
+    @eager
     def synchronize(self):
         """Does nothing: communication happens in step()."""
 
@@ -49,6 +51,7 @@ class DistributedAdasum:
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
         yield
 
+    @eager
     def step(self, closure=None, **kwargs):
         """Steps as the wrapped class does, and combines the changes of the parameters over the ranks.
 
@@ -75,4 +78,4 @@ class DistributedAdasum:
                 p.copy_(start + self.compression.decompress(tensor, context))
         return result
 
-    step.hooked = True      # type: ignore[attr-defined]  # torch.optim reads it
+    step.hooked = True      # torch.optim reads it

@@ -6,9 +6,11 @@ import torch
 from bagua_hvd.common import basics, objects
 from bagua_hvd.common.collectives import begin
 from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.mpi_ops import broadcast_async_, synchronize
 
 
+@eager
 def broadcast_parameters(params, root_rank):
     """Overwrites the tensors with those of the root; blocks until all are there.
 
@@ -60,6 +62,7 @@ class _TensorFacts:
         return torch.empty(self.shape, dtype=self.dtype, device="cpu" if self.on_cpu else device)
 
 
+@eager
 def broadcast_optimizer_state(optimizer, root_rank, model=None):
     """Gives every rank the root's optimizer state and hyperparameters.
 
@@ -138,6 +141,7 @@ def _tensors_of(optimizer, parameters, groups, states):
                 yield f"optimizer_state.{i}.{key}", optimizer.state[parameter][key]
 
 
+@eager
 def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set):
     """Gives every rank of the process set a copy of the root's object, sent with cloudpickle.
 
@@ -155,6 +159,7 @@ def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set
     )
 
 
+@eager
 def allgather_object(obj, name=None):
     """The objects of all ranks, sent with cloudpickle, as a list in rank order.
 

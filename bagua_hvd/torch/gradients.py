@@ -15,11 +15,7 @@ from bagua_hvd.torch.frontend import DTYPES, frontend
 
 
 class _SparseOperation:
-    """The gathering of one sparse gradient: its indices and values in one operation.
-
-    Posted to the core itself: the collectives with handles number what they do, unnamed operations are matched by
-    these numbers, and a rank that is in join() meanwhile would fall behind.
-    """
+    """The gathering of one sparse gradient: its indices and values in one operation."""
 
     def __init__(self, parameter, gradient, name, op, process_set):
         self.parameter = parameter
@@ -34,7 +30,8 @@ class _SparseOperation:
     def wait(self):
         self.operation.wait()
         indices, values = (self._gathered(i, tensor) for i, tensor in enumerate(self.tensors))
-        self.parameter.grad = torch.sparse_coo_tensor(indices.t(), values / self.divisor, self.parameter.shape)
+        self.parameter.grad = torch.sparse_coo_tensor(indices.t(), values / self.divisor, self.parameter.shape,
+                                                      check_invariants=False)
 
     def _gathered(self, index, tensor):
         nbytes, dim0, owner = self.operation.result(index)
@@ -139,7 +136,8 @@ class TorchGradients(Gradients):
         if gradient is None:
             shape = parameter.shape
             gradient = torch.sparse_coo_tensor(
-                torch.empty((sparse_dim, 0), dtype=torch.int64), parameter.new_empty((0, *shape[sparse_dim:])), shape
+                torch.empty((sparse_dim, 0), dtype=torch.int64), parameter.new_empty((0, *shape[sparse_dim:])), shape,
+                check_invariants=False,
             )
         elif not gradient.is_sparse:
             gradient = gradient.to_sparse(sparse_dim)

@@ -37,6 +37,7 @@ from bagua_hvd.common.basics import (  # noqa: F401  (the surface of this module
 from bagua_hvd.common.collectives import handle_average_backwards_compatibility, poll, synchronize  # noqa: F401
 from bagua_hvd.common.process_sets import global_process_set
 from bagua_hvd.common.util import doc_from
+from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.frontend import frontend
 
@@ -73,6 +74,7 @@ class HorovodAllreduce(torch.autograd.Function):
         return reduced, None, None, None, None, None, None
 
 
+@eager
 @doc_from(collectives.allreduce, _COMPRESSED)
 def allreduce(tensor, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0,
               postscale_factor=1.0, process_set=global_process_set):
@@ -86,6 +88,7 @@ def allreduce(tensor, average=None, name=None, compression=Compression.none, op=
     return compression.decompress(reduced, context)
 
 
+@eager
 @doc_from(collectives.allreduce, _ASYNC)
 def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
                     process_set=global_process_set):
@@ -94,6 +97,7 @@ def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.
     ).handle()
 
 
+@eager
 @doc_from(collectives.allreduce, _IN_PLACE)
 def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
                process_set=global_process_set):
@@ -103,6 +107,7 @@ def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, po
     ).wait()
 
 
+@eager
 @doc_from(collectives.allreduce, _ASYNC_IN_PLACE)
 def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
                      process_set=global_process_set):
@@ -131,6 +136,7 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
         return None, None, None, None, None, None, *reduced
 
 
+@eager
 @doc_from(collectives.grouped_allreduce, _COMPRESSED + " Returns a list.")
 def grouped_allreduce(tensors, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0,
                       postscale_factor=1.0, process_set=global_process_set):
@@ -148,6 +154,7 @@ def grouped_allreduce(tensors, average=None, name=None, compression=Compression.
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs, strict=True)]
 
 
+@eager
 @doc_from(collectives.grouped_allreduce, _ASYNC)
 def grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
                             process_set=global_process_set):
@@ -156,6 +163,7 @@ def grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_
     ).handle()
 
 
+@eager
 @doc_from(collectives.grouped_allreduce, "In place: the results overwrite the tensors, which are returned as a tuple.")
 def grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
                        process_set=global_process_set):
@@ -165,6 +173,7 @@ def grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_facto
     ).wait()
 
 
+@eager
 @doc_from(collectives.grouped_allreduce, _ASYNC_IN_PLACE)
 def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
                              process_set=global_process_set):
@@ -173,6 +182,7 @@ def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale
     ).handle()
 
 
+@eager
 def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
     """Reduces a sparse COO tensor by gathering its indices and values; duplicates stay uncoalesced.
 
@@ -198,7 +208,7 @@ def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
         gathered_values = synchronize(values)
         if op == Average:
             gathered_values = gathered_values / process_set.size()
-        return torch.sparse_coo_tensor(gathered_indices.t(), gathered_values, tensor.shape)
+        return torch.sparse_coo_tensor(gathered_indices.t(), gathered_values, tensor.shape, check_invariants=False)
 
     return wait
 
@@ -228,6 +238,7 @@ class HorovodAllgather(torch.autograd.Function):
         return _own_rows(reduced, dim0s, ctx.process_set), None, None
 
 
+@eager
 @doc_from(collectives.allgather, "Differentiable.")
 def allgather(tensor, name=None, process_set=global_process_set):
     if tensor.requires_grad and torch.is_grad_enabled():
@@ -235,6 +246,7 @@ def allgather(tensor, name=None, process_set=global_process_set):
     return collectives.allgather(frontend, tensor, name, process_set, blocking=True).wait()
 
 
+@eager
 @doc_from(collectives.allgather, _ASYNC)
 def allgather_async(tensor, name=None, process_set=global_process_set):
     return collectives.allgather(frontend, tensor, name, process_set).handle()
@@ -259,6 +271,7 @@ class HorovodGroupedAllgather(torch.autograd.Function):
         return None, None, *slices
 
 
+@eager
 @doc_from(collectives.grouped_allgather, "Differentiable.")
 def grouped_allgather(tensors, name=None, process_set=global_process_set):
     tensors = list(tensors)
@@ -267,6 +280,7 @@ def grouped_allgather(tensors, name=None, process_set=global_process_set):
     return collectives.grouped_allgather(frontend, tensors, name, process_set, blocking=True).wait()
 
 
+@eager
 @doc_from(collectives.grouped_allgather, _ASYNC)
 def grouped_allgather_async(tensors, name=None, process_set=global_process_set):
     return collectives.grouped_allgather(frontend, tensors, name, process_set).handle()
@@ -292,6 +306,7 @@ class HorovodBroadcast(torch.autograd.Function):
         return reduced, None, None, None
 
 
+@eager
 @doc_from(collectives.broadcast, "Differentiable.")
 def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
     if tensor.requires_grad and torch.is_grad_enabled():
@@ -299,16 +314,19 @@ def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
     return collectives.broadcast(frontend, tensor, root_rank, False, name, process_set, blocking=True).wait()
 
 
+@eager
 @doc_from(collectives.broadcast, _ASYNC)
 def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set):
     return collectives.broadcast(frontend, tensor, root_rank, False, name, process_set).handle()
 
 
+@eager
 @doc_from(collectives.broadcast, _IN_PLACE)
 def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
     return collectives.broadcast(frontend, tensor, root_rank, True, name, process_set, blocking=True).wait()
 
 
+@eager
 @doc_from(collectives.broadcast, _ASYNC_IN_PLACE)
 def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_set):
     return collectives.broadcast(frontend, tensor, root_rank, True, name, process_set).handle()
@@ -340,6 +358,7 @@ class HorovodAlltoall(torch.autograd.Function):
         return returned, None, None, None
 
 
+@eager
 @doc_from(collectives.alltoall, "Differentiable.")
 def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
     if tensor.requires_grad and torch.is_grad_enabled():
@@ -350,6 +369,7 @@ def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
     return pair[0] if splits is None else pair
 
 
+@eager
 @doc_from(collectives.alltoall, _ASYNC)
 def alltoall_async(tensor, splits=None, name=None, process_set=global_process_set):
     return collectives.alltoall(frontend, tensor, splits, name, process_set).handle()
@@ -380,6 +400,7 @@ class HorovodReducescatter(torch.autograd.Function):
         return gathered * _scatter_factor(ctx), None, None, None, None, None
 
 
+@eager
 @doc_from(collectives.reducescatter, _COMPRESSED)
 def reducescatter(tensor, name=None, compression=Compression.none, op=Average, process_set=global_process_set,
                   prescale_factor=1.0, postscale_factor=1.0):
@@ -393,6 +414,7 @@ def reducescatter(tensor, name=None, compression=Compression.none, op=Average, p
     return compression.decompress(reduced, context)
 
 
+@eager
 @doc_from(collectives.reducescatter, _ASYNC)
 def reducescatter_async(tensor, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
                         postscale_factor=1.0):
@@ -418,6 +440,7 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
         return None, None, None, None, None, *(tensor * factor for tensor in gathered)
 
 
+@eager
 @doc_from(collectives.grouped_reducescatter, _COMPRESSED + " Returns a list.")
 def grouped_reducescatter(tensors, name=None, compression=Compression.none, op=Average, process_set=global_process_set,
                           prescale_factor=1.0, postscale_factor=1.0):
@@ -434,6 +457,7 @@ def grouped_reducescatter(tensors, name=None, compression=Compression.none, op=A
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs, strict=True)]
 
 
+@eager
 @doc_from(collectives.grouped_reducescatter, _ASYNC)
 def grouped_reducescatter_async(tensors, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
                                 postscale_factor=1.0):
@@ -445,12 +469,14 @@ def grouped_reducescatter_async(tensors, name=None, op=Average, process_set=glob
 # ---------------------------------------------------------------------------------------------- join and barrier ----
 
 
+@eager
 @doc_from(collectives.join)
 def join(device=-1):
     # device: where a GPU build would keep the zeros that stand in for this rank.
     return collectives.join().wait()
 
 
+@eager
 @doc_from(collectives.barrier)
 def barrier(process_set=global_process_set):
     collectives.barrier(process_set).wait()

@@ -16,6 +16,7 @@ from bagua_hvd.common.process_sets import global_process_set
 from bagua_hvd.common.reducer import Reducer
 from bagua_hvd.common.util import split_list
 from bagua_hvd.torch.adasum import DistributedAdasum
+from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.gradients import TorchGradients
 
@@ -130,6 +131,7 @@ class _Distributed:
         if self.reducer is not None:
             self.reducer.set_passes(passes)
 
+    @eager
     def synchronize(self):
         """Blocks until all gradients are reduced, those without a gradient as zeros. Once for each backward pass.
 
@@ -181,6 +183,7 @@ class _Distributed:
         finally:
             self._should_synchronize = True
 
+    @eager
     def step(self, closure=None, **kwargs):
         """Synchronizes, then steps as the wrapped class does.
 
@@ -196,7 +199,7 @@ class _Distributed:
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
                     "optimizer.synchronize(): the gradients have been reduced already and are not reduced again. Call "
                     "step() within `with optimizer.skip_synchronize():` after optimizer.synchronize().",
-                    stacklevel=2,
+                    stacklevel=3,
                 )
             reducer.synchronize()
         self._synchronized_by_user = False
@@ -211,7 +214,7 @@ class _Distributed:
         return result
 
     # Hooks around the step are run by the wrapped class's step, once, on reduced gradients.
-    step.hooked = True      # type: ignore[attr-defined]  # torch.optim reads it
+    step.hooked = True      # torch.optim reads it
 
     def _synchronizing(self, closure):
         def synchronizing_closure():
@@ -222,6 +225,7 @@ class _Distributed:
 
         return synchronizing_closure
 
+    @eager
     def zero_grad(self, *args, **kwargs):
         """As the class's own.
 
@@ -326,6 +330,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
                          op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False,
                          process_set=global_process_set, algorithm=None):
     """Wraps a torch optimizer so that gradients are reduced over the ranks while the backward pass computes them.
+
+    All ranks of the set wrap their optimizers in the same order, and take the first steps with them in the same order.
 
     Args:
         optimizer: any torch.optim.Optimizer. The result's class derives from its class and has its name;

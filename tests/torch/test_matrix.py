@@ -490,6 +490,7 @@ def sparse_embeddings(algorithm):
         model = nn.ModuleDict({"embedding": nn.Embedding(7, 2, sparse=True), "linear": nn.Linear(2, 1)})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")     # that rows go by gathering
+            warnings.filterwarnings("error", "Sparse invariant")
             opt = hvd.DistributedOptimizer(
                 torch.optim.SGD(model.parameters(), lr=0.1), sparse_as_dense=sparse_as_dense,
                 algorithm=algorithms.get(algorithm, **ARGUMENTS.get(algorithm, {})),
