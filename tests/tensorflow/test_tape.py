@@ -248,6 +248,32 @@ def test_optimizers_v1(run_ranks):
     run_ranks(2, optimizers_v1, timeout=110)
 
 
+def adasum_in_a_graph(without):
+    """Resource variables and reference variables, initialized with the rest or before the optimizer is made."""
+    v1 = tf.compat.v1
+    getattr(v1, without)()
+    hvd.init()
+    rank = hvd.rank()
+    for before in (False, True):
+        with tf.Graph().as_default(), v1.Session() as session:
+            weight = v1.Variable(tf.random.uniform((2,), seed=1))
+            if before:
+                session.run(weight.initializer)
+            opt = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5), op=hvd.Adasum)
+            train = opt.minimize(tf.reduce_sum(tf.one_hot(rank, 2) * weight))
+            rest = [each for each in v1.global_variables() if not before or each is not weight]
+            session.run(v1.variables_initializer(rest))
+            begin = session.run(weight).copy()
+            for number in (1, 2):
+                session.run(train)
+                np.testing.assert_allclose(session.run(weight), begin - 0.5 * number, rtol=1e-6)
+
+
+@pytest.mark.parametrize("without", ["disable_eager_execution", "disable_v2_behavior"])
+def test_adasum_in_a_graph(run_ranks, without):
+    run_ranks(2, adasum_in_a_graph, arguments={"without": without}, timeout=110)
+
+
 # ---------------------------------------------------------------------------------------------------- processes ----
 
 
