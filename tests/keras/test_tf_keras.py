@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 import bagua_hvd.tensorflow.keras as hvd
+from bagua_hvd._keras import legacy
 from keras_training import assert_near, assert_same_everywhere, data_of, data_of_all
 
 tf_keras = pytest.importorskip("tf_keras")
@@ -88,6 +89,25 @@ def saved_and_loaded(folder):
     assert_near(loaded, model, rtol=1e-6, atol=1e-7)
 
 
+def every_format_is_loaded(folder):
+    """With the state of the optimizer where plain tf_keras finds it; and what was loaded trains."""
+    hvd.init()
+    for kind, make in OPTIMIZERS.items():
+        model = make_model()
+        fit(model, hvd.DistributedOptimizer(make()), epochs=1)
+        for suffix in (".keras", ".h5", ""):
+            path = f"{folder}/{kind}.{hvd.rank()}{suffix}"
+            model.save(path)
+            plain, loaded = tf_keras.models.load_model(path), hvd.load_model(path)
+            assert_near(loaded, model, rtol=0, atol=0)
+            assert isinstance(loaded.optimizer, type(make())) and hasattr(loaded.optimizer, "distribution")
+            legacy.build(plain.optimizer, plain.trainable_variables)
+            for ours, theirs in zip(legacy.variables(loaded.optimizer), legacy.variables(plain.optimizer), strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+            loaded.fit(*data_of(hvd.rank()), batch_size=BATCH, epochs=1, verbose=0, shuffle=False)
+            assert_same_everywhere(loaded)
+
+
 def elastic_state(kind):
     model = make_model()
     model.compile(hvd.DistributedOptimizer(OPTIMIZERS[kind]()), "mse")
@@ -123,3 +143,7 @@ def test_trains_with_callbacks_and_a_state(run_ranks, kind):
 
 def test_saved_and_loaded(run_ranks, tmp_path):
     run_ranks(2, saved_and_loaded, arguments={"folder": str(tmp_path)}, env={"TF_USE_LEGACY_KERAS": "1"})
+
+
+def test_every_format_is_loaded(run_ranks, tmp_path):
+    run_ranks(2, every_format_is_loaded, arguments={"folder": str(tmp_path)}, env={"TF_USE_LEGACY_KERAS": "1"})
