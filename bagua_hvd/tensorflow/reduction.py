@@ -129,11 +129,15 @@ class Reduction(Numbered):
         if not self.options.communicates:
             return reduced
         travelling = []
+        places = {}                 # by index: among the variables that are reduced, with and without a gradient
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            key = self.identify(variable)
+            is_local = key in self._local or key in local
+            if not is_local:
+                places[index] = len(places)
             if gradient is None:
                 continue
-            key = self.identify(variable)
-            if key not in self._local and key not in local:
+            if not is_local:
                 travelling.append(index)
             elif self.options.scale_local_gradients:
                 reduced[index] = _divided(gradient, self._size(gradient.dtype))
@@ -151,7 +155,8 @@ class Reduction(Numbered):
                 reduced[index] = self._reduce_alone(gradient, f"gradient.{index}")
             else:
                 by_step.append((index, gradient))
-        results = self._reduce([gradient for _, gradient in by_step], [variables[index] for index, _ in by_step])
+        results = self._reduce([gradient for _, gradient in by_step], [variables[index] for index, _ in by_step],
+                               [places[index] for index, _ in by_step])
         for (index, _), result in zip(by_step, results, strict=True):
             reduced[index] = result
         return reduced
@@ -171,7 +176,7 @@ class Reduction(Numbered):
         return allreduce(gradient, op=self.options.op, compression=self.compression, name=name,
                          process_set=self.options.process_set)
 
-    def _reduce(self, gradients, variables):
+    def _reduce(self, gradients, variables, places):
         if not gradients:
             return []
         if self.options.op == Adasum:
@@ -179,6 +184,7 @@ class Reduction(Numbered):
         compressed, contexts = zip(*map(self.compression.compress, gradients), strict=True)
         variables = list(map(native_variable, variables))
         step = self._step(variables)
+        step.places = places
         exchanged = step.exchange(compressed, variables)
         self._used = step, variables
         results = []
