@@ -124,23 +124,11 @@ class Reduction(Numbered):
             gradients: tensors, IndexedSlices or None. variables: what they are gradients of, variables or tensors.
             local: keys of further variables that are not reduced.
         """
-        reduced = list(gradients)
         self._used = None
         if not self.options.communicates:
-            return reduced
-        travelling = []
-        places = {}                 # by index: among the variables that are reduced, with and without a gradient
-        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            key = self.identify(variable)
-            is_local = key in self._local or key in local
-            if not is_local:
-                places[index] = len(places)
-            if gradient is None:
-                continue
-            if not is_local:
-                travelling.append(index)
-            elif self.options.scale_local_gradients:
-                reduced[index] = _divided(gradient, self._size(gradient.dtype))
+            return list(gradients)
+        reduced, places = self._local_ones(gradients, variables, local)
+        travelling = [index for index in places if gradients[index] is not None]
         present = sum(gradient is not None for gradient in gradients)
         if self._looks.updates and len(travelling) < present:
             raise ValueError(
@@ -160,6 +148,28 @@ class Reduction(Numbered):
         for (index, _), result in zip(by_step, results, strict=True):
             reduced[index] = result
         return reduced
+
+    def jacobians(self, jacobians, variables, local):
+        """The same for Jacobian matrices. Each travels by itself and as it is, for its shape is not its variable's."""
+        if not self.options.communicates:
+            return list(jacobians)
+        reduced, places = self._local_ones(jacobians, variables, local)
+        for index in places:
+            if jacobians[index] is not None:
+                reduced[index] = self._reduce_alone(jacobians[index], f"jacobian.{index}")
+        return reduced
+
+    def _local_ones(self, gradients, variables, local):
+        """The gradients, with those of variables that are not reduced as they are to be; and the others by index: their
+        places among all variables that are reduced, with and without a gradient."""
+        reduced, places = list(gradients), {}
+        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            key = self.identify(variable)
+            if key not in self._local and key not in local:
+                places[index] = len(places)
+            elif gradient is not None and self.options.scale_local_gradients:
+                reduced[index] = _divided(gradient, self._size(gradient.dtype))
+        return reduced, places
 
     def _size(self, dtype):
         if basics.runtime.options.elastic:      # it may change while a function stays

@@ -2,6 +2,7 @@
 
 What is expected is computed from all ranks' data, by plain TensorFlow in eager mode.
 """
+import functools
 import gc
 import os
 import signal
@@ -178,7 +179,40 @@ def sparse(mode):
     np.testing.assert_allclose(tf.convert_to_tensor(MODES[mode](local)(rows)), own, rtol=1e-5)
 
 
-CELLS = (training, options, sparse)
+def jacobians(mode):
+    """Means of the ranks' matrices; with the tape's other methods untouched."""
+    weight, bias, unused = tf.Variable([1.0, 2.0]), tf.Variable(3.0), tf.Variable(4.0)
+    ranks = tf.range(hvd.size(), dtype=tf.float32) + 1.0
+
+    def both(batch, **how):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(batch)
+            y = weight * weight * (hvd.rank() + 1.0) + bias
+            z = tf.square(batch) * (hvd.rank() + 1.0)
+        tape = hvd.DistributedGradientTape(tape)
+        tape.register_local_source(bias)
+        of_variables = tape.jacobian(y, {"weight": weight, "rest": [bias, unused]}, **how)
+        return of_variables, tape.batch_jacobian(z, batch, **how), tape.gradient(y, weight)
+
+    batch = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    mean = tf.reduce_mean(ranks)
+    for how in ({}, {"experimental_use_pfor": False}):
+        matrices, by_example, gradient = MODES[mode](functools.partial(both, **how))(batch)
+        np.testing.assert_allclose(matrices["weight"], np.diag([2.0, 4.0]) * mean, rtol=1e-6)
+        np.testing.assert_allclose(matrices["rest"][0], np.full(2, 1 / hvd.size()), rtol=1e-6)
+        assert matrices["rest"][1] is None
+        np.testing.assert_allclose(by_example, [np.diag(2.0 * row) * mean for row in batch.numpy()], rtol=1e-6)
+        np.testing.assert_allclose(gradient, 2 * weight * mean, rtol=1e-6)
+
+    def once():
+        with tf.GradientTape() as tape:
+            y = weight * weight * (hvd.rank() + 1.0)
+        return hvd.DistributedGradientTape(tape, op=hvd.Sum).jacobian(y, weight)
+
+    np.testing.assert_allclose(MODES[mode](once)(), np.diag([2.0, 4.0]) * tf.reduce_sum(ranks), rtol=1e-6)
+
+
+CELLS = (training, options, sparse, jacobians)
 
 
 @pytest.mark.parametrize("n", [2, 3])
