@@ -282,6 +282,18 @@ def test_optimizers_v1(run_ranks):
     run_ranks(2, optimizers_v1, timeout=110)
 
 
+def adasum_on_three_ranks():
+    hvd.init()
+    with pytest.raises(ValueError, match="Keras"):
+        hvd.DistributedOptimizer(tf.keras.optimizers.SGD(), op=hvd.Adasum)
+    with pytest.raises(NotImplementedError, match="power of 2"):
+        hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), op=hvd.Adasum)
+
+
+def test_adasum_on_three_ranks(run_ranks):
+    run_ranks(3, adasum_on_three_ranks)
+
+
 def adasum_in_a_graph(without):
     """Resource variables and reference variables, initialized with the rest or before the optimizer is made."""
     v1 = tf.compat.v1
