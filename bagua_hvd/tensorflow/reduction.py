@@ -78,7 +78,7 @@ class Reduction(Numbered):
             if self._looks.updates and optimizer is None:
                 raise ValueError(NO_STEP_TO_REPLACE.format(name=type(algorithm).__name__))
             algorithm.prepare(Model("unused", Unbuilt(optimizer), options.process_set))
-        self._used = None       # (Step, variables) of the step under way
+        self._used = None       # (Step, variables) of the step under way, where an algorithm looks at weights
         self.compression = options.compression or Compression.none
         self._local = set()         # keys of variables that are not reduced
         self._steps = {}        # keys of variables -> Step
@@ -196,7 +196,8 @@ class Reduction(Numbered):
         step = self._step(variables)
         step.places = places
         exchanged = step.exchange(compressed, variables)
-        self._used = step, variables
+        if self._looks.any:
+            self._used = step, variables
         results = []
         for gradient, result, context in zip(gradients, exchanged, contexts, strict=True):
             result = self.compression.decompress(result, context)
@@ -219,6 +220,21 @@ class Reduction(Numbered):
         return step
 
 
+class _Weakly:
+    """A variable in the key of a dict that does not keep it alive; one that is gone equals none."""
+
+    def __init__(self, variable):
+        self.reference = weakref.ref(variable)
+        self._hash = id(variable)
+
+    def __hash__(self):
+        return self._hash
+
+    def __eq__(self, other):
+        mine = self.reference()
+        return isinstance(other, _Weakly) and mine is not None and mine is other.reference()
+
+
 class _SharedReductions:
     """Those of tapes, which are made anew for every step: one Reduction for equal options."""
 
@@ -227,17 +243,29 @@ class _SharedReductions:
         self._promised = []         # numbers, see Numbered, of those that are made next
 
     def get(self, options):
-        """The Reduction of options that are not checked yet."""
-        groups = options.groups
+        """The Reduction of options that are not checked yet. It does not keep the variables in `groups` alive."""
+        groups, named = options.groups, []
         check_groups(groups)
         if isinstance(groups, (list, tuple)):
-            groups = tuple(tuple(map(identify, group)) for group in groups)
+            lists = [list(map(native_variable, group)) for group in groups]
+            groups = tuple(
+                tuple(_Weakly(variable) for variable in group if isinstance(variable, tf.Variable)) for group in lists
+            )
+            named = [each for group in groups for each in group]
+            options = options._replace(groups=[[each.reference for each in group] for group in groups])
         key = options._replace(groups=groups)
         if key not in self._reductions:
             reduction = self._reductions[key] = Reduction(options.check())
             if self._promised:
                 reduction.renumber(self._promised.pop(0))
+            for each in named:
+                weakref.finalize(each.reference(), self._forget, key, named).atexit = False
         return self._reductions[key]
+
+    def _forget(self, key, named):
+        # Graphs of the others need it as long as one lives.
+        if all(each.reference() is None for each in named):
+            self._reductions.pop(key, None)
 
     @property
     def number(self):

@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import signal
+import weakref
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 import bagua_hvd.tensorflow as hvd
 from bagua_hvd.algorithms import ByteGrad
+from bagua_hvd.tensorflow.reduction import shared_reductions
 from memory import resident_nbytes
 
 MODES = {
@@ -348,6 +350,48 @@ def many_steps():
 @pytest.mark.timeout(260)
 def test_many_steps(run_ranks):
     run_ranks(2, many_steps, timeout=240)
+
+
+def groups_of_variables_that_die():
+    """Nothing of a tape outlives the variables in its groups; what uses some of them goes on when others die."""
+    hvd.init()
+    before = len(shared_reductions.number)
+
+    def make(names):
+        return [tf.Variable(1.0, name=name) for name in names]
+
+    def gradients(variables, groups):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([each * (hvd.rank() + 1.0) for each in variables])
+        return hvd.DistributedGradientTape(tape, groups=groups).gradient(loss, variables)
+
+    mean = (hvd.size() + 1) / 2
+    for _ in range(3):
+        a, b, c = make("abc")
+        step = tf.function(lambda a=a, b=b, c=c: gradients([a, b], [[a, c], [b]]))
+        np.testing.assert_allclose(step(), [mean, mean])
+        np.testing.assert_allclose(gradients([a, b, c], [[a, c], [b]]), [mean] * 3)
+        assert len(shared_reductions.number) == before + 1
+        references = [weakref.ref(each) for each in (a, b, c)]
+        del a, b, c, step
+        gc.collect()
+        assert not any(reference() is not None for reference in references)
+        assert len(shared_reductions.number) == before
+
+    a, b = make("ab")
+    step = tf.function(lambda: gradients([a], [[a, b]]))
+    step = step.get_concrete_function()
+    b = None
+    gc.collect()
+    np.testing.assert_allclose(step(), [mean])
+    for _ in range(3):          # at the address of the one that died, perhaps
+        (b,) = make("b")
+        np.testing.assert_allclose(gradients([a, b], [[a, b]]), [mean, mean])
+        b = None
+
+
+def test_groups_of_variables_that_die(run_ranks):
+    run_ranks(2, groups_of_variables_that_die)
 
 
 def lose_a_rank(mode):
