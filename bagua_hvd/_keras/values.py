@@ -64,6 +64,11 @@ def to_array(value):
     """The value as a C-contiguous NumPy array, not copied where it is one already."""
     if hasattr(value, "detach"):                # torch
         value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":        # which its numpy() refuses
+            import ml_dtypes
+            import torch
+
+            return value.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     # np.ascontiguousarray would make 0-d arrays 1-d.
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value, order="C")
 

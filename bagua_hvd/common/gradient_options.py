@@ -1,5 +1,6 @@
 """How gradients travel: the arguments that optimizers and tapes of all front ends share, checked in one place."""
 import warnings
+import weakref
 from typing import NamedTuple
 
 from bagua_hvd import algorithms
@@ -56,7 +57,7 @@ class GradientOptions(NamedTuple):
         return basics.size() > 1 or basics.runtime.options.elastic
 
     def grouped(self, variables, identify=id):
-        """`groups` as lists of indices into `variables`, or None.
+        """`groups`, of variables or weak references to them, as lists of indices into `variables`, or None.
 
         Args:
             identify: key of a variable; those in `groups` that are not among `variables` are passed over.
@@ -67,8 +68,12 @@ class GradientOptions(NamedTuple):
         if isinstance(self.groups, int):
             return [part for part in split_list(indices, self.groups) if part]
         index_of = {identify(variable): index for index, variable in enumerate(variables)}
-        lists = [[index_of.get(identify(variable)) for variable in group] for group in self.groups]
+        lists = [[index_of.get(identify(_referred(variable))) for variable in group] for group in self.groups]
         return [[index for index in group if index is not None] for group in lists]
+
+
+def _referred(variable):
+    return variable() if isinstance(variable, weakref.ref) else variable
 
 
 def check_groups(groups):

@@ -16,12 +16,15 @@ import warnings
 from contextlib import contextmanager
 from time import perf_counter_ns
 
-from bagua_hvd.common import basics
+from bagua_hvd.common import basics, native
 from bagua_hvd.common.buckets import Bucket, partition, partition_groups
+from bagua_hvd.common.exceptions import HorovodInternalError
 from bagua_hvd.common.facts import extremes
 from bagua_hvd.common.model import Model
 from bagua_hvd.primitives import c_fp_s
 
+DIFFERENT_VARIABLES = "Ranks have gradients for different variables, {counts}; this rank has them for {names}"
+_NAMES_SHOWN = 8
 TOO_MANY_PASSES = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
     "backward_passes_per_step to accumulate gradients locally. (Gradient of {name}.)"
@@ -34,6 +37,10 @@ class Gradients:
     def view(self, index):
         """The in-place TensorView of what travels for gradient `index`, zeros when there is no gradient."""
         raise NotImplementedError
+
+    def fingerprint(self):
+        """A number from 0 to 2**31 - 2 that differs, most likely, where gradients are for other variables."""
+        return 0
 
     def sparse_dim(self, index):
         """Of how many leading dimensions gradient `index` holds some entries only; 0: dense, as far as is known."""
@@ -254,6 +261,9 @@ class Reducer:
 
         A rank that has joined says nothing: then it is done again in the next step, until all have taken part. So
         all ranks agree in the same step, and none waits for one that has agreed before.
+
+        Raises:
+            HorovodInternalError: on all ranks, that their gradients are for different variables.
         """
         model, size, count = self.model, self.group.size(), len(self._members)
         had_state = model.kinds_of_state()[0]
@@ -261,8 +271,18 @@ class Reducer:
         present = [int(rank == self.group.rank()) for rank in range(size)]
         sparse = [self._gradients.sparse_dim(index) for index in range(count)]
         places = {index: place for place, index in enumerate(self._order())}
-        facts = extremes([*present, *sparse, *(places[index] for index in range(count)), model.step,
-                          *map(int, model.kinds_of_state())], f"{self._name}.facts", self.group)
+        try:
+            facts = extremes([*present, *sparse, *(places[index] for index in range(count)), model.step,
+                              *map(int, model.kinds_of_state()), self._gradients.fingerprint()],
+                             f"{self._name}.facts", self.group)
+        except HorovodInternalError as error:
+            if error.status != native.ERR_MISMATCH:
+                raise
+            # There are more facts on some ranks than on others, and all ranks have heard it.
+            raise self._different_variables() from error
+        largest, smallest = facts.pop()
+        if largest != smallest:
+            raise self._different_variables()
         for index, (largest, _) in enumerate(facts[size:size + count]):
             if largest:
                 self._set_sparse(index, largest)
@@ -276,6 +296,22 @@ class Reducer:
             self._note("the ranks have changed: what it keeps of its own", "begins anew")
         if all(largest for largest, _ in facts[:size]):
             self._agreed = self._agreement()
+
+    def _different_variables(self):
+        """The error that says so, with what all ranks tell each other for it; collective."""
+        mine = [len(self._members) if rank == self.group.rank() else 0 for rank in range(self.group.size())]
+        counts = [largest for largest, _ in extremes(mine, f"{self._name}.counts", self.group)]
+        known = [(count, rank) for count, rank in zip(counts, self.group.ranks, strict=True) if count > 0]
+        (fewest, one), (most, other) = min(known), max(known)
+        names = [member.name for member in self._members]
+        if len(names) > _NAMES_SHOWN:
+            names[_NAMES_SHOWN:] = [f"{len(names) - _NAMES_SHOWN} more"]
+        error = HorovodInternalError(DIFFERENT_VARIABLES.format(
+            counts=f"{most} on each" if fewest == most else f"{fewest} on rank {one} and {most} on rank {other}",
+            names=", ".join(names),
+        ))
+        error.status = native.ERR_MISMATCH
+        return error
 
     def _order(self):
         """All gradients, as the buckets are to hold them: as they became ready first, unless it is settled."""

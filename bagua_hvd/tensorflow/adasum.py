@@ -10,6 +10,17 @@ from bagua_hvd.tensorflow.optimizer import _WrappedV1
 from bagua_hvd.tensorflow.reduction import Reduction
 
 
+def _initialized(variable):
+    """A variable's value, for the initial value of another one: in a graph, it may not be initialized before that."""
+    if tf.executing_eagerly():
+        return variable
+    value = tf.cond(
+        tf.compat.v1.is_variable_initialized(variable), variable.read_value, lambda: tf.identity(variable.initial_value)
+    )
+    # What is read of a reference variable is its memory, which the optimizer writes.
+    return tf.raw_ops.DeepCopy(x=value)
+
+
 class DistributedAdasum(_WrappedV1):
     """Every rank steps on its own; after every n-th step the steps since the last time are combined.
 
@@ -32,9 +43,8 @@ class DistributedAdasum(_WrappedV1):
             for variable in variables:
                 key = Reduction.identify(variable)
                 if key not in self._starts:
-                    first = variable if tf.executing_eagerly() else variable.initialized_value()
                     self._starts[key] = tf.compat.v1.Variable(
-                        first, trainable=False, use_resource=True, name="adasum_start"
+                        _initialized(variable), trainable=False, use_resource=True, name="adasum_start"
                     )
         return [self._starts[Reduction.identify(variable)] for variable in variables]
 

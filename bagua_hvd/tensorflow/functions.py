@@ -5,6 +5,7 @@ from bagua_hvd.common import basics, objects
 from bagua_hvd.common.collectives import begin, registered_id
 from bagua_hvd.common.process_sets import global_process_set
 from bagua_hvd.tensorflow import collective_ops
+from bagua_hvd.tensorflow.dtypes import DTYPES
 from bagua_hvd.tensorflow.graphs import as_written
 
 # What no collective takes travels as something of the same size; Keras seeds its random numbers with uint32.
@@ -28,26 +29,39 @@ def broadcast_(variables, root_rank, name=None, process_set=global_process_set):
     Returns:
         The new values, a list of tensors.
     Raises:
-        ValueError: both kinds of variables. tf.errors.FailedPreconditionError: ranks disagree about the variables.
+        ValueError: both kinds of variables, or a dtype that cannot travel; strings are left as they are.
+        tf.errors.FailedPreconditionError: ranks disagree about the variables.
         tf.errors.InvalidArgumentError: the root is not in the set. tf.errors.UnknownError: a rank was lost.
     """
     variables = [_plain(variable) for variable in variables]
-    if not variables:
-        return []
     if len({getattr(variable, "_in_graph_mode", None) is None for variable in variables}) > 1:
         raise ValueError("broadcast_ takes resource variables or reference variables, but not both in one call")
-    tensors = [tf.convert_to_tensor(variable) for variable in variables]
-    travelling = [_bitcast(tensor, _STAND_INS.get(tensor.dtype)) for tensor in tensors]
+    values = [tf.convert_to_tensor(variable) for variable in variables]
+    numbers = [index for index, value in enumerate(values) if value.dtype != tf.string]
+    if not numbers:
+        return values
+    travelling = [_to_travel(values[index], variables[index].name) for index in numbers]
     received = collective_ops.broadcast(travelling, root_rank, name, registered_id(process_set),
                                         label="HorovodBroadcastVariables")
-    values = [_bitcast(value, tensor.dtype) for value, tensor in zip(received, tensors, strict=True)]
-    return [
-        tf.convert_to_tensor(variable.assign(value)) for variable, value in zip(variables, values, strict=True)
-    ]
+    for index, value in zip(numbers, received, strict=True):
+        values[index] = tf.convert_to_tensor(variables[index].assign(_travelled(value, values[index].dtype)))
+    return values
 
 
-def _bitcast(tensor, dtype):
-    return tensor if dtype is None or tensor.dtype == dtype else tf.bitcast(tensor, dtype)
+def _to_travel(tensor, name):
+    if tensor.dtype.is_complex:
+        return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)       # XLA casts no bits of complex numbers
+    dtype = _STAND_INS.get(tensor.dtype, tensor.dtype)
+    if dtype not in DTYPES:
+        raise ValueError(f"variable {name} cannot be broadcast: its dtype is {tensor.dtype.name}")
+    return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
+
+
+def _travelled(tensor, dtype):
+    """The inverse."""
+    if dtype.is_complex:
+        return tf.complex(tensor[..., 0], tensor[..., 1])
+    return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
 
 
 @as_written

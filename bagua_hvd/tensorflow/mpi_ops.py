@@ -63,6 +63,13 @@ def _dense(tensor):
 # ---------------------------------------------------------------------------------------------------- allreduce ----
 
 
+def _divided(values, divisor):
+    """Of the same dtype; integers are truncated towards zero, as the core does it."""
+    if values.dtype.is_integer:
+        return tf.cast(tf.truncatediv(tf.cast(values, tf.int64), tf.cast(divisor, tf.int64)), values.dtype)
+    return values / tf.cast(divisor, values.dtype)
+
+
 def _sparse_allreduce(slices, name, op, prescale_factor, postscale_factor, process_set, ignore_name_scope):
     if op == Adasum:
         raise NotImplementedError(
@@ -77,7 +84,7 @@ def _sparse_allreduce(slices, name, op, prescale_factor, postscale_factor, proce
     values = collective_ops.allgather([_dense(slices.values)], part(name, "values"), id, ignore_name_scope)[0]
     indices = collective_ops.allgather([_dense(slices.indices)], part(name, "indices"), id, ignore_name_scope)[0]
     if op == Average:
-        values = values / tf.cast(collective_ops.fact("size", id), values.dtype)
+        values = _divided(values, collective_ops.fact("size", id))
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 

@@ -103,9 +103,13 @@ def DistributedOptimizer(optimizer, name=None, use_locking=False, device_dense="
         algorithm: how gradients travel: a registered name such as "bytegrad", an Algorithm, or its class. None: the
             name in BAGUA_ALGORITHM, else "gradient_allreduce".
     Raises:
-        ValueError: a wrong argument; an unknown algorithm's sentence lists the known ones.
+        ValueError: a wrong argument, such as op=Adasum with Keras; an unknown algorithm's sentence lists the known
+            ones.
         NotImplementedError: op=Adasum on a process set, or over a number of ranks that is no power of 2.
     """
+    is_v1 = isinstance(optimizer, tf.compat.v1.train.Optimizer)
+    if op == Adasum and not is_v1:
+        raise ValueError("op == Adasum is not supported yet with Keras")
     options = GradientOptions(
         compression=compression, sparse_as_dense=sparse_as_dense, op=op,
         gradient_predivide_factor=gradient_predivide_factor, groups=groups_of(num_groups, groups),
@@ -113,7 +117,7 @@ def DistributedOptimizer(optimizer, name=None, use_locking=False, device_dense="
     ).check()
     if backward_passes_per_step <= 0:
         raise ValueError(f"backward_passes_per_step must be > 0, not {backward_passes_per_step}")
-    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+    if is_v1:
         if op == Adasum:
             from bagua_hvd.tensorflow.adasum import DistributedAdasum
 
@@ -122,8 +126,6 @@ def DistributedOptimizer(optimizer, name=None, use_locking=False, device_dense="
             return DistributedAdasum(optimizer, name, use_locking, options, backward_passes_per_step)
         return _DistributedV1(optimizer, name, use_locking, options, backward_passes_per_step,
                               average_aggregated_gradients)
-    if op == Adasum:
-        raise ValueError("op == Adasum is not supported yet with Keras")
     from bagua_hvd._keras.optimizer import wrap
 
     return wrap(optimizer, options, backward_passes_per_step, average_aggregated_gradients)

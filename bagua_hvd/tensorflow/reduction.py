@@ -78,7 +78,7 @@ class Reduction(Numbered):
             if self._looks.updates and optimizer is None:
                 raise ValueError(NO_STEP_TO_REPLACE.format(name=type(algorithm).__name__))
             algorithm.prepare(Model("unused", Unbuilt(optimizer), options.process_set))
-        self._used = None       # (Step, variables) of the step under way
+        self._used = None       # (Step, variables) of the step under way, where an algorithm looks at weights
         self.compression = options.compression or Compression.none
         self._local = set()         # keys of variables that are not reduced
         self._steps = {}        # keys of variables -> Step
@@ -124,19 +124,11 @@ class Reduction(Numbered):
             gradients: tensors, IndexedSlices or None. variables: what they are gradients of, variables or tensors.
             local: keys of further variables that are not reduced.
         """
-        reduced = list(gradients)
         self._used = None
         if not self.options.communicates:
-            return reduced
-        travelling = []
-        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            if gradient is None:
-                continue
-            key = self.identify(variable)
-            if key not in self._local and key not in local:
-                travelling.append(index)
-            elif self.options.scale_local_gradients:
-                reduced[index] = _divided(gradient, self._size(gradient.dtype))
+            return list(gradients)
+        reduced, places = self._local_ones(gradients, variables, local)
+        travelling = [index for index in places if gradients[index] is not None]
         present = sum(gradient is not None for gradient in gradients)
         if self._looks.updates and len(travelling) < present:
             raise ValueError(
@@ -151,10 +143,33 @@ class Reduction(Numbered):
                 reduced[index] = self._reduce_alone(gradient, f"gradient.{index}")
             else:
                 by_step.append((index, gradient))
-        results = self._reduce([gradient for _, gradient in by_step], [variables[index] for index, _ in by_step])
+        results = self._reduce([gradient for _, gradient in by_step], [variables[index] for index, _ in by_step],
+                               [places[index] for index, _ in by_step])
         for (index, _), result in zip(by_step, results, strict=True):
             reduced[index] = result
         return reduced
+
+    def jacobians(self, jacobians, variables, local):
+        """The same for Jacobian matrices. Each travels by itself and as it is, for its shape is not its variable's."""
+        if not self.options.communicates:
+            return list(jacobians)
+        reduced, places = self._local_ones(jacobians, variables, local)
+        for index in places:
+            if jacobians[index] is not None:
+                reduced[index] = self._reduce_alone(jacobians[index], f"jacobian.{index}")
+        return reduced
+
+    def _local_ones(self, gradients, variables, local):
+        """The gradients, with those of variables that are not reduced as they are to be; and the others by index: their
+        places among all variables that are reduced, with and without a gradient."""
+        reduced, places = list(gradients), {}
+        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            key = self.identify(variable)
+            if key not in self._local and key not in local:
+                places[index] = len(places)
+            elif gradient is not None and self.options.scale_local_gradients:
+                reduced[index] = _divided(gradient, self._size(gradient.dtype))
+        return reduced, places
 
     def _size(self, dtype):
         if basics.runtime.options.elastic:      # it may change while a function stays
@@ -171,7 +186,7 @@ class Reduction(Numbered):
         return allreduce(gradient, op=self.options.op, compression=self.compression, name=name,
                          process_set=self.options.process_set)
 
-    def _reduce(self, gradients, variables):
+    def _reduce(self, gradients, variables, places):
         if not gradients:
             return []
         if self.options.op == Adasum:
@@ -179,8 +194,10 @@ class Reduction(Numbered):
         compressed, contexts = zip(*map(self.compression.compress, gradients), strict=True)
         variables = list(map(native_variable, variables))
         step = self._step(variables)
+        step.places = places
         exchanged = step.exchange(compressed, variables)
-        self._used = step, variables
+        if self._looks.any:
+            self._used = step, variables
         results = []
         for gradient, result, context in zip(gradients, exchanged, contexts, strict=True):
             result = self.compression.decompress(result, context)
@@ -203,6 +220,21 @@ class Reduction(Numbered):
         return step
 
 
+class _Weakly:
+    """A variable in the key of a dict that does not keep it alive; one that is gone equals none."""
+
+    def __init__(self, variable):
+        self.reference = weakref.ref(variable)
+        self._hash = id(variable)
+
+    def __hash__(self):
+        return self._hash
+
+    def __eq__(self, other):
+        mine = self.reference()
+        return isinstance(other, _Weakly) and mine is not None and mine is other.reference()
+
+
 class _SharedReductions:
     """Those of tapes, which are made anew for every step: one Reduction for equal options."""
 
@@ -211,17 +243,29 @@ class _SharedReductions:
         self._promised = []         # numbers, see Numbered, of those that are made next
 
     def get(self, options):
-        """The Reduction of options that are not checked yet."""
-        groups = options.groups
+        """The Reduction of options that are not checked yet. It does not keep the variables in `groups` alive."""
+        groups, named = options.groups, []
         check_groups(groups)
         if isinstance(groups, (list, tuple)):
-            groups = tuple(tuple(map(identify, group)) for group in groups)
+            lists = [list(map(native_variable, group)) for group in groups]
+            groups = tuple(
+                tuple(_Weakly(variable) for variable in group if isinstance(variable, tf.Variable)) for group in lists
+            )
+            named = [each for group in groups for each in group]
+            options = options._replace(groups=[[each.reference for each in group] for group in groups])
         key = options._replace(groups=groups)
         if key not in self._reductions:
             reduction = self._reductions[key] = Reduction(options.check())
             if self._promised:
                 reduction.renumber(self._promised.pop(0))
+            for each in named:
+                weakref.finalize(each.reference(), self._forget, key, named).atexit = False
         return self._reductions[key]
+
+    def _forget(self, key, named):
+        # Graphs of the others need it as long as one lives.
+        if all(each.reference() is None for each in named):
+            self._reductions.pop(key, None)
 
     @property
     def number(self):

@@ -9,6 +9,7 @@ moments only for those that ask for them. Whether the algorithm or the optimizer
 step runs, so the graph has both and a condition: a number that goes over the bridge with the rest.
 """
 import weakref
+from zlib import crc32
 
 import numpy as np
 import tensorflow as tf
@@ -60,6 +61,8 @@ class Step(adam.HasAdam, Gradients):
         options: GradientOptions, checked. variables: tf.Variables, held weakly.
         optimizer: of Keras, held weakly, or None. passes: its backward passes for each step.
         number: see Reducer.
+    Attributes:
+        places: of the variables in the list whose gradients were asked for, which is the same on all ranks.
     """
 
     def __init__(self, options, variables, optimizer=None, passes=1, number=None):
@@ -67,6 +70,7 @@ class Step(adam.HasAdam, Gradients):
         self._variables = [weakref.ref(variable) for variable in variables]
         self._optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
         self._passes = passes
+        self.places = []
         self._looks = Looks(options.algorithm)
         # Gradients are 0, 1, ...; then come:
         self._weight, self._m, self._v = count, 2 * count, 3 * count
@@ -124,6 +128,9 @@ class Step(adam.HasAdam, Gradients):
     def _stepped(self):
         self.reducer.stepped()
         self.discard()
+
+    def fingerprint(self):
+        return crc32(repr(self.places).encode()) % (2**31 - 1)
 
     def view(self, index):
         if index not in self._views:

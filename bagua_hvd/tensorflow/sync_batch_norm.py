@@ -1,4 +1,4 @@
-"""Batch normalization with the statistics of all ranks' batches, as a Keras layer.
+"""Batch normalization with the statistics of all ranks' batches, as a layer of tf.keras (Keras 3 or tf_keras).
 
 Rank i of n holds m_i values of each channel with mean mu_i and variance v_i; N = sum_i m_i. Per channel:
 
@@ -8,46 +8,65 @@ Rank i of n holds m_i values of each channel with mean mu_i and variance v_i; N 
 after one allreduce of 2 C + 1 numbers; their gradients go back through the same allreduce. It is done in float64, since
 the difference loses digits. Differs from Horovod, which gives every rank the same weight whatever its batch.
 """
-import keras
 import tensorflow as tf
 
+from bagua_hvd._keras import legacy
 from bagua_hvd.common.basics import Sum
 from bagua_hvd.common.process_sets import global_process_set
 from bagua_hvd.tensorflow import collective_ops
 
+# What tf.keras is; not by that name, since TensorFlow asks the environment but once.
+if legacy.in_use():
+    from tf_keras.layers import BatchNormalization
+else:
+    from keras.layers import BatchNormalization
 
-class SyncBatchNormalization(keras.layers.BatchNormalization):
+
+def _of_all_ranks(inputs, axes, mask, mean, variance):
+    """Mean and variance of all ranks' inputs along the axes, from those of this rank's; of the same shape and dtype."""
+    if mask is None:
+        count = tf.reduce_prod(tf.gather(tf.shape(inputs), axes))
+    else:
+        count = tf.reduce_sum(tf.cast(mask, tf.int32))
+    dtype, shape = mean.dtype, mean.shape
+    m, mu, v = (tf.reshape(tf.cast(value, tf.float64), [-1]) for value in (count, mean, variance))
+    # No values, no statistics: 0 / 0 on this rank must not reach the others.
+    mu, v = (tf.where(m > 0, value, tf.zeros_like(value)) for value in (mu, v))
+    summed = collective_ops.allreduce([tf.concat([m, m * mu, m * (v + mu * mu)], 0)], None, Sum, 1.0, 1.0,
+                                      global_process_set.process_set_id, label="SyncBatchNormalization")[0]
+    C = mu.shape[0]
+    N = tf.maximum(summed[0], 1.0)
+    mu = summed[1:C + 1] / N
+    var = tf.maximum(summed[C + 1:] / N - mu * mu, 0.0)
+    return tuple(tf.reshape(tf.cast(value, dtype), shape) for value in (mu, var))
+
+
+class SyncBatchNormalization(BatchNormalization):
     """Batch normalization over the batches of all ranks in training; otherwise Keras' own.
 
     All ranks must run it equally often. Works in eager mode, in tf.function and compiled by XLA.
 
     Args:
-        fused: False. kwargs: as keras.layers.BatchNormalization takes them.
+        fused: False. kwargs: as tf.keras.layers.BatchNormalization takes them.
     Raises:
-        ValueError: fused is True or None.
+        ValueError: fused is True or None; with tf_keras, virtual_batch_size is given.
         tf.errors.UnknownError: when it runs: a rank was lost.
     """
 
     def __init__(self, fused=False, **kwargs):
         if fused in (True, None):
             raise ValueError("SyncBatchNormalization does not support fused=True: its statistics are of all ranks")
+        if kwargs.get("virtual_batch_size") is not None:
+            raise ValueError("SyncBatchNormalization does not support virtual_batch_size: its batch is of all ranks")
         super().__init__(**kwargs)
+        self.fused = False              # tf_keras takes the fused kernel otherwise, where it can
 
-    def _moments(self, inputs, mask):
-        mean, variance = super()._moments(inputs, mask)
-        if mask is None:
-            count = tf.reduce_prod(tf.gather(tf.shape(inputs), self._reduction_axes))
-        else:
-            count = tf.reduce_sum(tf.cast(mask, tf.int32))
-        dtype = mean.dtype
-        m, mu, v = (tf.cast(value, tf.float64) for value in (count, mean, variance))
-        m = tf.reshape(m, [1])
-        # No values, no statistics: 0 / 0 on this rank must not reach the others.
-        mu, v = (tf.where(m > 0, value, tf.zeros_like(value)) for value in (mu, v))
-        summed = collective_ops.allreduce([tf.concat([m, m * mu, m * (v + mu * mu)], 0)], None, Sum, 1.0, 1.0,
-                                          global_process_set.process_set_id, label="SyncBatchNormalization")[0]
-        C = mu.shape[0]
-        N = tf.maximum(summed[0], 1.0)
-        mu = summed[1:C + 1] / N
-        var = tf.maximum(summed[C + 1:] / N - mu * mu, 0.0)
-        return tf.cast(mu, dtype), tf.cast(var, dtype)
+    # What computes the statistics, in either Keras.
+    if legacy.in_use():
+        def _calculate_mean_and_var(self, inputs, reduction_axes, keep_dims, mask=None):
+            mean, variance = super()._calculate_mean_and_var(inputs, reduction_axes, keep_dims, mask)
+            return _of_all_ranks(inputs, reduction_axes, mask, mean, variance)
+    else:
+        def _moments(self, inputs, mask):
+            mean, variance = super()._moments(inputs, mask)
+            return _of_all_ranks(inputs, self._reduction_axes, mask, mean, variance)

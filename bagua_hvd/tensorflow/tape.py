@@ -17,6 +17,7 @@ class _DistributedGradientTape:
         self.__dict__.update(tape.__dict__)
         self._reduction = shared_reductions.get(options)
         self._local_sources = set()
+        self._as_they_are = False       # a Jacobian matrix is being computed, from gradients of this rank
 
     def register_local_source(self, source):
         """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
@@ -34,8 +35,33 @@ class _DistributedGradientTape:
             tf.errors.FailedPreconditionError: ranks disagree. tf.errors.UnknownError: a rank was lost.
         """
         gradients = super().gradient(target, sources, output_gradients, **kwargs)
+        if self._as_they_are:
+            return gradients
         reduced = self._reduction(tf.nest.flatten(gradients), tf.nest.flatten(sources), self._local_sources)
         return tf.nest.pack_sequence_as(gradients, reduced)
+
+    @as_written
+    def jacobian(self, target, sources, *args, **kwargs):
+        """As of tf.GradientTape, then reduced; sources that have none stay None.
+
+        Each is reduced as a whole, by allreduce with this tape's op whatever its algorithm is: within the parallel loop
+        that computes the rows there can be no collective.
+        """
+        return self._whole(super().jacobian, target, sources, *args, **kwargs)
+
+    @as_written
+    def batch_jacobian(self, target, source, *args, **kwargs):
+        """As of tf.GradientTape, then reduced as jacobian() does."""
+        return self._whole(super().batch_jacobian, target, source, *args, **kwargs)
+
+    def _whole(self, compute, target, sources, *args, **kwargs):
+        self._as_they_are = True
+        try:
+            jacobians = compute(target, sources, *args, **kwargs)
+        finally:
+            self._as_they_are = False
+        reduced = self._reduction.jacobians(tf.nest.flatten(jacobians), tf.nest.flatten(sources), self._local_sources)
+        return tf.nest.pack_sequence_as(jacobians, reduced)
 
     def get_local_and_global_gradients(self, target, sources, output_gradients=None, use_generic_names=False):
         """The gradients of this rank alone, as two lists of (source, gradient): registered sources, and the others."""

@@ -89,11 +89,15 @@ def wrap(optimizer, options, passes, average_aggregated):
 
 
 def load_model(filepath, wrap_optimizer, custom_objects):
-    """tf_keras.models.load_model(), and its optimizer wrapped by `wrap_optimizer`, with the state that was saved."""
+    """tf_keras.models.load_model(), and its optimizer wrapped by `wrap_optimizer`, with the state that tf_keras loads.
+
+    It loads none from a SavedModel, nor of a legacy optimizer from a .keras file: that begins anew.
+    """
     import tf_keras
 
     model = tf_keras.models.load_model(filepath, custom_objects=custom_objects)
     if model.optimizer is not None:
+        legacy.build(model.optimizer, model.trainable_variables)        # some formats leave that to the first step
         saved = legacy.variables(model.optimizer)
         model.optimizer = wrap_optimizer(model.optimizer)
         legacy.build(model.optimizer, model.trainable_variables)

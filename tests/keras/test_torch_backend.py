@@ -135,3 +135,37 @@ def details(folder):
 
 def test_details(run_ranks, tmp_path):
     run_ranks(2, details, arguments={"folder": str(tmp_path)}, **BACKEND)
+
+
+def bfloat16():
+    import keras
+    import torch
+
+    import bagua_hvd.keras as hvd
+
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    mine = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], dtype=torch.bfloat16) + rank
+    total = sum(np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]) + other for other in range(size))
+    for tensor, expected in ((mine, total), (mine.T, total.T), (mine[0, 1], total[0, 1]),
+                             (mine.clone().requires_grad_(), total)):
+        result = hvd.allreduce(tensor, average=False)
+        assert result.dtype.name == "bfloat16" and result.shape == tuple(tensor.shape)
+        np.testing.assert_array_equal(result.astype("float32"), expected)
+    np.testing.assert_array_equal(hvd.broadcast(mine, 1).astype("float32"), (mine - rank + 1).float())
+    assert hvd.allgather(mine).shape == (2 * size, 3)
+
+    variable = keras.Variable(mine, dtype="bfloat16")
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, dtype="bfloat16")])
+    np.testing.assert_array_equal(hvd.allreduce(variable, average=False).astype("float32"), total)
+    keras.utils.set_random_seed(rank)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    x, y = data_of(rank)
+    first = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    model.fit(x[:, :3], y[:, :2], batch_size=5, verbose=0, callbacks=[first])
+    weights = hvd.allgather(model.get_weights()[0][None])
+    assert (weights == weights[0]).all()
+
+
+def test_bfloat16(run_ranks):
+    run_ranks(2, bfloat16, **BACKEND)

@@ -3,6 +3,7 @@ import pytest
 
 REDUCED = ["uint8", "int8", "int32", "int64", "float16", "float32", "float64", "bfloat16"]
 SCATTERED = ["int32", "int64", "float16", "float32", "float64", "bfloat16"]
+SIGNED_INTEGERS = ["int8", "int32", "int64"]
 MOVED = ["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool", "bfloat16"]
 
 
@@ -77,6 +78,8 @@ def values():
             "uneven": hvd.alltoall(x, splits=[1 if rank else 0] * size),
             "grouped_allgather": hvd.grouped_allgather([x, x[:1] * 2.0]),
             "grouped_reducescatter": hvd.grouped_reducescatter([x, x[:1]], op=hvd.Sum),
+            "sparse_integers": [hvd.allreduce(tf.IndexedSlices(tf.constant([[-5, 7]], dtype), tf.constant([rank])))
+                                for dtype in SIGNED_INTEGERS],
             "sparse": hvd.grouped_allreduce([x, tf.IndexedSlices(x, tf.range(rank, rank + 2 * size), None)]),
         }
 
@@ -95,6 +98,8 @@ def values():
         first, second = results["grouped_reducescatter"]
         check(first, total[2 * rank:2 * rank + 2], "float32")
         check(second, total[:1] if rank == 0 else np.zeros((0, 3)), "float32")
+        for dtype, sparse in zip(SIGNED_INTEGERS, results["sparse_integers"], strict=True):
+            check(sparse.values, np.full((size, 2), [int(-5 / size), int(7 / size)]), dtype)
         dense, sparse = results["sparse"]
         np.testing.assert_allclose(dense, total / size, rtol=1e-6)
         check(sparse.indices, np.concatenate([np.arange(r, r + 2 * size) for r in ranks]), "int32")

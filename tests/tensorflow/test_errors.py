@@ -42,6 +42,49 @@ def test_disagreements_reach_all_ranks_and_the_job_goes_on(run_ranks):
     run_ranks(2, disagreements)
 
 
+def gradients_for_different_variables():
+    import numpy as np
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+
+    hvd.init()
+    rank = hvd.rank()
+
+    def check(of_first_rank, of_others, fragment):
+        a, b, c = (tf.Variable(1.0, name=name) for name in "abc")
+        used = [each for each, name in zip((a, b, c), "abc", strict=True)
+                if name in (of_others if rank else of_first_rank)]
+
+        def gradients():
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([each * 2 for each in used])
+            return hvd.DistributedGradientTape(tape).gradient(loss, [a, b, c])
+
+        for make in (lambda f: f, tf.function):
+            for _ in range(2):          # a second step says the same
+                try:
+                    make(gradients)()
+                except tf.errors.FailedPreconditionError as error:
+                    names = ", ".join(each.name for each in used)
+                    assert f"Ranks have gradients for different variables, {fragment}; this rank has them for {names}" \
+                        in str(error), error
+                else:
+                    raise AssertionError(f"no error: {fragment}")
+            assert int(hvd.allreduce(tf.constant(1), op=hvd.Sum)) == hvd.size()
+        # The next tape's are reduced.
+        used = [b, c]
+        np.testing.assert_array_equal([g is not None and float(g) for g in gradients()], [False, 2, 2])
+
+    check("a", "abc", "1 on rank 0 and 3 on rank 2")
+    check("ab", "c", "1 on rank 1 and 2 on rank 0")
+    check("ab", "ac", "2 on each")
+
+
+def test_gradients_for_different_variables(run_ranks):
+    run_ranks(3, gradients_for_different_variables)
+
+
 def disagreement_compiled_by_xla():
     import tensorflow as tf
 

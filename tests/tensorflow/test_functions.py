@@ -12,7 +12,7 @@ def variables():
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     root = size - 1
-    dtypes = ["float32", "float16", "bfloat16", "int64", "bool", "uint32", "uint8"]
+    dtypes = ["float32", "float16", "bfloat16", "int64", "bool", "uint32", "uint8", "complex64", "complex128"]
 
     def make():
         return [tf.Variable(tf.cast(tf.fill([2, 2], rank + 1), dtype)) for dtype in dtypes]
@@ -36,6 +36,27 @@ def variables():
 
     step()
     check(third)
+
+    # Both parts of complex numbers, compiled too; strings stay; what else cannot travel is named.
+    for make in (lambda f: f, tf.function, tf.function(jit_compile=True)):
+        numbers = [tf.Variable(tf.complex(rank + part, -part))
+                   for part in (tf.constant([1.0, 2.0]), tf.constant(1.0, tf.float64))]
+        make(lambda numbers=numbers: hvd.broadcast_(numbers, root))()
+        np.testing.assert_array_equal(numbers[0], [root + 1 - 1j, root + 2 - 2j])
+        assert numbers[1].numpy() == root + 1 - 1j
+    text, number = tf.Variable([f"of rank {rank}"]), tf.Variable(rank)
+    for make in (lambda f: f, tf.function):
+        make(lambda: hvd.broadcast_([text, number], root))()
+        make(lambda: hvd.broadcast_([text], root))()
+        assert number.numpy() == root
+        number.assign(rank)
+    hvd.broadcast_variables([text], root)
+    assert text.numpy() == [f"of rank {rank}".encode()]
+    values = hvd.broadcast_([number, text], root)
+    assert values[0].numpy() == root and values[1].numpy() == text.numpy()
+    odd = tf.Variable(tf.bitcast(tf.zeros([2], tf.uint8), tf.qint8), name="odd")
+    with pytest.raises(ValueError, match="variable odd:0 cannot be broadcast: its dtype is qint8"):
+        hvd.broadcast_variables([number, odd], root)
 
     keras.utils.set_random_seed(rank)
     model = keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(4), keras.layers.Dropout(0.5)])

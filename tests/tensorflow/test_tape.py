@@ -2,9 +2,11 @@
 
 What is expected is computed from all ranks' data, by plain TensorFlow in eager mode.
 """
+import functools
 import gc
 import os
 import signal
+import weakref
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import tensorflow as tf
 
 import bagua_hvd.tensorflow as hvd
 from bagua_hvd.algorithms import ByteGrad
+from bagua_hvd.tensorflow.reduction import shared_reductions
 from memory import resident_nbytes
 
 MODES = {
@@ -178,7 +181,40 @@ def sparse(mode):
     np.testing.assert_allclose(tf.convert_to_tensor(MODES[mode](local)(rows)), own, rtol=1e-5)
 
 
-CELLS = (training, options, sparse)
+def jacobians(mode):
+    """Means of the ranks' matrices; with the tape's other methods untouched."""
+    weight, bias, unused = tf.Variable([1.0, 2.0]), tf.Variable(3.0), tf.Variable(4.0)
+    ranks = tf.range(hvd.size(), dtype=tf.float32) + 1.0
+
+    def both(batch, **how):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(batch)
+            y = weight * weight * (hvd.rank() + 1.0) + bias
+            z = tf.square(batch) * (hvd.rank() + 1.0)
+        tape = hvd.DistributedGradientTape(tape)
+        tape.register_local_source(bias)
+        of_variables = tape.jacobian(y, {"weight": weight, "rest": [bias, unused]}, **how)
+        return of_variables, tape.batch_jacobian(z, batch, **how), tape.gradient(y, weight)
+
+    batch = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    mean = tf.reduce_mean(ranks)
+    for how in ({}, {"experimental_use_pfor": False}):
+        matrices, by_example, gradient = MODES[mode](functools.partial(both, **how))(batch)
+        np.testing.assert_allclose(matrices["weight"], np.diag([2.0, 4.0]) * mean, rtol=1e-6)
+        np.testing.assert_allclose(matrices["rest"][0], np.full(2, 1 / hvd.size()), rtol=1e-6)
+        assert matrices["rest"][1] is None
+        np.testing.assert_allclose(by_example, [np.diag(2.0 * row) * mean for row in batch.numpy()], rtol=1e-6)
+        np.testing.assert_allclose(gradient, 2 * weight * mean, rtol=1e-6)
+
+    def once():
+        with tf.GradientTape() as tape:
+            y = weight * weight * (hvd.rank() + 1.0)
+        return hvd.DistributedGradientTape(tape, op=hvd.Sum).jacobian(y, weight)
+
+    np.testing.assert_allclose(MODES[mode](once)(), np.diag([2.0, 4.0]) * tf.reduce_sum(ranks), rtol=1e-6)
+
+
+CELLS = (training, options, sparse, jacobians)
 
 
 @pytest.mark.parametrize("n", [2, 3])
@@ -248,6 +284,44 @@ def test_optimizers_v1(run_ranks):
     run_ranks(2, optimizers_v1, timeout=110)
 
 
+def adasum_on_three_ranks():
+    hvd.init()
+    with pytest.raises(ValueError, match="Keras"):
+        hvd.DistributedOptimizer(tf.keras.optimizers.SGD(), op=hvd.Adasum)
+    with pytest.raises(NotImplementedError, match="power of 2"):
+        hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5), op=hvd.Adasum)
+
+
+def test_adasum_on_three_ranks(run_ranks):
+    run_ranks(3, adasum_on_three_ranks)
+
+
+def adasum_in_a_graph(without):
+    """Resource variables and reference variables, initialized with the rest or before the optimizer is made."""
+    v1 = tf.compat.v1
+    getattr(v1, without)()
+    hvd.init()
+    rank = hvd.rank()
+    for before in (False, True):
+        with tf.Graph().as_default(), v1.Session() as session:
+            weight = v1.Variable(tf.random.uniform((2,), seed=1))
+            if before:
+                session.run(weight.initializer)
+            opt = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5), op=hvd.Adasum)
+            train = opt.minimize(tf.reduce_sum(tf.one_hot(rank, 2) * weight))
+            rest = [each for each in v1.global_variables() if not before or each is not weight]
+            session.run(v1.variables_initializer(rest))
+            begin = session.run(weight).copy()
+            for number in (1, 2):
+                session.run(train)
+                np.testing.assert_allclose(session.run(weight), begin - 0.5 * number, rtol=1e-6)
+
+
+@pytest.mark.parametrize("without", ["disable_eager_execution", "disable_v2_behavior"])
+def test_adasum_in_a_graph(run_ranks, without):
+    run_ranks(2, adasum_in_a_graph, arguments={"without": without}, timeout=110)
+
+
 # ---------------------------------------------------------------------------------------------------- processes ----
 
 
@@ -276,6 +350,48 @@ def many_steps():
 @pytest.mark.timeout(260)
 def test_many_steps(run_ranks):
     run_ranks(2, many_steps, timeout=240)
+
+
+def groups_of_variables_that_die():
+    """Nothing of a tape outlives the variables in its groups; what uses some of them goes on when others die."""
+    hvd.init()
+    before = len(shared_reductions.number)
+
+    def make(names):
+        return [tf.Variable(1.0, name=name) for name in names]
+
+    def gradients(variables, groups):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([each * (hvd.rank() + 1.0) for each in variables])
+        return hvd.DistributedGradientTape(tape, groups=groups).gradient(loss, variables)
+
+    mean = (hvd.size() + 1) / 2
+    for _ in range(3):
+        a, b, c = make("abc")
+        step = tf.function(lambda a=a, b=b, c=c: gradients([a, b], [[a, c], [b]]))
+        np.testing.assert_allclose(step(), [mean, mean])
+        np.testing.assert_allclose(gradients([a, b, c], [[a, c], [b]]), [mean] * 3)
+        assert len(shared_reductions.number) == before + 1
+        references = [weakref.ref(each) for each in (a, b, c)]
+        del a, b, c, step
+        gc.collect()
+        assert not any(reference() is not None for reference in references)
+        assert len(shared_reductions.number) == before
+
+    a, b = make("ab")
+    step = tf.function(lambda: gradients([a], [[a, b]]))
+    step = step.get_concrete_function()
+    b = None
+    gc.collect()
+    np.testing.assert_allclose(step(), [mean])
+    for _ in range(3):          # at the address of the one that died, perhaps
+        (b,) = make("b")
+        np.testing.assert_allclose(gradients([a, b], [[a, b]]), [mean, mean])
+        b = None
+
+
+def test_groups_of_variables_that_die(run_ranks):
+    run_ranks(2, groups_of_variables_that_die)
 
 
 def lose_a_rank(mode):
