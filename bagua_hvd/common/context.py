@@ -11,18 +11,27 @@ import os
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from bagua_hvd.common.native import IN_PROGRESS, OK, OP_SUM, ffi, lib, message_of, raise_for_status, tensor_array
+from bagua_hvd.common.native import (
+    CHARS,
+    IN_PROGRESS,
+    NULL,
+    OK,
+    OP_SUM,
+    UINTPTR,
+    VOID_POINTER,
+    ffi,
+    lib,
+    message_of,
+    raise_for_status,
+    tensor_array,
+)
 
 # A wait looks at Python's signals this often, so that Ctrl-C ends it.
 WAIT_SLICE_MS = 200
 # For who waits to be told that this rank is late: text as the core cuts it, and a limit, to have one.
 _LATE_BYTES, _LATE_WAIT_MS = 1024, 3_600_000
 
-_VOID_POINTER = ffi.typeof("void *")
-_UINTPTR = ffi.typeof("uintptr_t")
-_CHARS = ffi.typeof("char[]")
 _INT32S = ffi.typeof("int32_t[]")
-_NULL = ffi.NULL
 
 
 class Counters(NamedTuple):
@@ -108,7 +117,7 @@ class Operation:
 
     def _join(self):
         answer = _take_answer()
-        status = lib.bhvd_handle_join(self._handle, ffi.cast(_VOID_POINTER, self._placement.stream()), answer.error)
+        status = lib.bhvd_handle_join(self._handle, ffi.cast(VOID_POINTER, self._placement.stream()), answer.error)
         if status != OK:
             self._message = message_of(answer.error)
         _answers.append(answer)
@@ -144,8 +153,8 @@ class Operation:
     def copy_result(self, index, address):
         """Copies a result that is on the GPU to memory there, in the order of the framework's current stream."""
         error = ffi.new("struct bhvd_error *")
-        stream = ffi.cast(_VOID_POINTER, self._placement.stream())
-        status = lib.bhvd_result_copy(self._handle, index, ffi.cast(_VOID_POINTER, address), stream, error)
+        stream = ffi.cast(VOID_POINTER, self._placement.stream())
+        status = lib.bhvd_result_copy(self._handle, index, ffi.cast(VOID_POINTER, address), stream, error)
         if status != OK:
             raise_for_status(status, message_of(error))
 
@@ -201,8 +210,8 @@ class Context:
 
         def text(value):
             if value is None:
-                return _NULL
-            strings.append(ffi.new(_CHARS, value.encode()))
+                return NULL
+            strings.append(ffi.new(CHARS, value.encode()))
             return strings[-1]
 
         native = ffi.new("struct bhvd_context_options *")
@@ -217,7 +226,7 @@ class Context:
         secret = ffi.from_buffer(options.secret)
         native.secret = secret
         native.secret_size = len(options.secret)
-        native.inproc_world = options.inproc_world or _NULL
+        native.inproc_world = options.inproc_world or NULL
         out = ffi.new("bhvd_context **")
         error = ffi.new("struct bhvd_error *")
         status = lib.bhvd_context_create(native, out, error)
@@ -254,7 +263,7 @@ class Context:
             return self._post_tensor(kind, name, tensors[0], process_set, op, prescale_factor, postscale_factor,
                                      root_rank, WAIT_SLICE_MS if blocking else 0, owner)
         # Whatever is pointed to needs a name until the native call returned.
-        name_chars = ffi.new(_CHARS, name.encode())
+        name_chars = ffi.new(CHARS, name.encode())
         args = ffi.new("struct bhvd_args *", {
             "kind": kind, "process_set": process_set, "name": name_chars, "tensor_count": len(tensors), "op": op,
             "root_rank": root_rank, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor,
@@ -275,7 +284,7 @@ class Context:
         answer = _take_answer()
         status = lib.bhvd_post(self._pointer, args, answer.out, answer.error)
         operation = Operation(answer.out[0], self, (tensors, owner), placement) if status == OK else None
-        answer.out[0] = _NULL
+        answer.out[0] = NULL
         message = "" if operation else message_of(answer.error)
         _answers.append(answer)
         if operation is None:
@@ -302,14 +311,14 @@ class Context:
         operation = _ENDED
         if status == IN_PROGRESS:
             operation = Operation(out[0], self, (view, owner))
-            out[0] = _NULL
+            out[0] = NULL
         elif status != OK:
             message = message_of(answer.error)
             _answers.append(answer)
             raise_for_status(status, message)
         elif not dst:
             operation = Ended(_taken(result))
-            result.data = _NULL
+            result.data = NULL
         if wait_ms:
             self.blocked_ns += perf_counter_ns() - started
         _answers.append(answer)
@@ -359,7 +368,7 @@ class Context:
         It blocks, without the GIL, until there is something; it ends when the context is shut down.
         """
         seen = ffi.new("uint32_t *")
-        text = ffi.new(_CHARS, _LATE_BYTES)
+        text = ffi.new(CHARS, _LATE_BYTES)
         while (told := lib.bhvd_context_wait_late(self._pointer, seen, _LATE_WAIT_MS, text, _LATE_BYTES)) >= 0:
             if told:
                 yield ffi.string(text).decode(errors="replace")
@@ -393,7 +402,7 @@ class Context:
     @property
     def address(self):
         """The native context, for libraries that call the core by themselves; it lives as long as this object."""
-        return int(ffi.cast(_UINTPTR, self._pointer))
+        return int(ffi.cast(UINTPTR, self._pointer))
 
     def shutdown(self):
         """Leaves the job; operations in flight end with HorovodInternalError. Idempotent, safe while others wait."""

@@ -47,11 +47,12 @@ MPI_THREAD_MULTIPLE = 3         # of mpi_threads()
 EXCHANGE_SCATTER_GATHER, EXCHANGE_ALLGATHER = lib.BHVD_EXCHANGE_SCATTER_GATHER, lib.BHVD_EXCHANGE_ALLGATHER
 TOPOLOGY_SHIFT_ONE, TOPOLOGY_RING = lib.BHVD_TOPOLOGY_SHIFT_ONE, lib.BHVD_TOPOLOGY_RING
 
-_VOID_POINTER = ffi.typeof("void *")
-_CHARS = ffi.typeof("char[]")
+# Types of cffi's, parsed once.
+VOID_POINTER = ffi.typeof("void *")
+CHARS = ffi.typeof("char[]")
 _INT64S = ffi.typeof("int64_t[]")
-_UINTPTR = ffi.typeof("uintptr_t")
-_NULL = ffi.NULL
+UINTPTR = ffi.typeof("uintptr_t")
+NULL = ffi.NULL
 
 
 class TensorView(NamedTuple):
@@ -88,8 +89,8 @@ def raise_for_status(status, message):
 def mpi_open(libraries, vendor, rank, size, only_these=False):
     """Loads and initializes MPI, see bhvd_mpi_open. HorovodInternalError: the sentence says why it cannot be used."""
     error = ffi.new("struct bhvd_error *")
-    paths = ffi.new(_CHARS, ":".join(libraries).encode())
-    vendor_name = ffi.new(_CHARS, vendor.encode()) if vendor else _NULL
+    paths = ffi.new(CHARS, ":".join(libraries).encode())
+    vendor_name = ffi.new(CHARS, vendor.encode()) if vendor else NULL
     options = ffi.new("struct bhvd_mpi_options *",
                       {"libraries": paths, "only_these": only_these, "vendor": vendor_name, "rank": rank, "size": size})
     raise_for_status(lib.bhvd_mpi_open(options, error), message_of(error))
@@ -125,9 +126,9 @@ def tensor_array(tensors):
     offset = 0
     for entry, view in zip(array, tensors, strict=True):
         src, dst, shape, dtype, _ = view
-        entry.src = ffi.cast(_VOID_POINTER, src)
+        entry.src = ffi.cast(VOID_POINTER, src)
         entry.dst_on_host = view.dst_on_host
-        entry.dst = ffi.cast(_VOID_POINTER, dst)
+        entry.dst = ffi.cast(VOID_POINTER, dst)
         entry.shape = shapes + offset
         entry.ndim = len(shape)
         entry.dtype = dtype
@@ -142,7 +143,7 @@ def buffer(owner, nbytes):
 
 def function_address(name):
     """Where a function of the core lies, for libraries that call it by themselves."""
-    return int(ffi.cast(_UINTPTR, ffi.addressof(lib, name)))
+    return int(ffi.cast(UINTPTR, ffi.addressof(lib, name)))
 
 
 def fill_error(error, status, message):
