@@ -1,18 +1,19 @@
-// Allreduce in shared memory, in blocks of one slab: the block is cut into n chunks, member k reduces chunk k of all slabs
-// and leaves the sum in its own slab, and everyone collects the chunks. A short vector is one block that each member
-// reduces by itself. Either way the sum is taken in rank order, so that the result depends neither on the path nor on
-// what was fused with what, and is bit-equal on all ranks.
+// Allreduce in shared memory, in blocks of one slab: the block is cut into n chunks, member k stages all chunks but k for
+// the others, reduces chunk k of all members, its own from where it lies, into its slab, and everyone collects the chunks.
+// A short vector is one block that each member reduces by itself. Either way the sum is taken in rank order, so that the
+// result depends neither on the path nor on what was fused with what, and is bit-equal on all ranks.
 #include "collective/shared.h"
 
 enum {
-    SMALL_BYTES = 4096          // up to this each member reduces everything: cheaper than a second hand-over
+    SMALL_BYTES = 4096,         // up to this each member reduces everything: cheaper than a second hand-over
+    PIECE_BYTES = 16384         // a sum is copied while it is in the L1 cache
 };
 
 struct allreduce {
     bhvd_context *ctx;
     struct process_set *set;
     const struct reduction *reduction;
-    struct span_cursor in, out;
+    struct span_cursor in, own, out;
     size_t nbytes;
     kernel_copy_fn copy;
 };
@@ -35,6 +36,30 @@ static void stage(void *arg, size_t block)
     shared_stage(a->reduction, &a->in, shared_slab(a->ctx, a->set, a->set->rank, block), block_bytes(a, block));
 }
 
+static void skip(struct span_cursor *cursor, size_t nbytes)
+{
+    const unsigned char *src;
+    unsigned char *dst;
+    for (size_t n; (n = span_cursor_next(cursor, nbytes, &src, &dst)); nbytes -= n)
+        ;
+}
+
+// The own chunk is read where it lies, unless it is to be scaled first.
+static bool own_is_staged(const struct allreduce *a) { return a->reduction->prescale != 1.0; }
+
+static void stage_chunks(void *arg, size_t block)
+{
+    struct allreduce *a = arg;
+    const int rank = a->set->rank, size = a->set->size;
+    unsigned char *slab = shared_slab(a->ctx, a->set, rank, block);
+    const size_t nbytes = block_bytes(a, block);
+    const size_t begin = chunk_begin(nbytes, rank, size), end = chunk_begin(nbytes, rank + 1, size);
+    shared_stage(a->reduction, &a->in, slab, own_is_staged(a) ? end : begin);
+    if (!own_is_staged(a))
+        skip(&a->in, end - begin);
+    shared_stage(a->reduction, &a->in, slab + end, nbytes - end);
+}
+
 static void reduce_all(void *arg, size_t block)
 {
     struct allreduce *a = arg;
@@ -42,25 +67,40 @@ static void reduce_all(void *arg, size_t block)
     unsigned char *dst;
     size_t offset = 0;
     for (size_t n; (n = span_cursor_next(&a->out, a->nbytes - offset, &src, &dst)); offset += n)
-        shared_reduce(a->ctx, a->set, a->reduction, block, offset, dst, n);
+        shared_reduce(a->ctx, a->set, a->reduction, block, offset, NULL, dst, n);
 }
 
-static void reduce_chunk(void *arg, size_t block)
+// What a result overwrites in place was read just now, and is in the caches anyway.
+static kernel_copy_fn copy_of(const struct allreduce *a, const unsigned char *src, const unsigned char *dst)
 {
-    struct allreduce *a = arg;
-    const int rank = a->set->rank, size = a->set->size;
-    const size_t nbytes = block_bytes(a, block), begin = chunk_begin(nbytes, rank, size);
-    shared_reduce(a->ctx, a->set, a->reduction, block, begin, shared_slab(a->ctx, a->set, rank, block) + begin,
-                  chunk_begin(nbytes, rank + 1, size) - begin);
+    return src == dst ? collective_copy : a->copy;
 }
 
-// To the next destinations. What a result overwrites in place was read just now, and is in the caches anyway.
+// To the next destinations.
 static void put(struct allreduce *a, const unsigned char *from, size_t nbytes)
 {
     const unsigned char *src;
     unsigned char *dst;
     for (size_t n; (n = span_cursor_next(&a->out, nbytes, &src, &dst)); nbytes -= n, from += n)
-        (src == dst ? collective_copy : a->copy)(dst, from, n);
+        copy_of(a, src, dst)(dst, from, n);
+}
+
+// The sum also goes to its own destination at once, while it is in the L1 cache.
+static void reduce_chunk(void *arg, size_t block)
+{
+    struct allreduce *a = arg;
+    const int rank = a->set->rank, size = a->set->size;
+    unsigned char *slab = shared_slab(a->ctx, a->set, rank, block);
+    const size_t nbytes = block_bytes(a, block), end = chunk_begin(nbytes, rank + 1, size);
+    const unsigned char *src;
+    unsigned char *dst;
+    size_t at = chunk_begin(nbytes, rank, size);
+    skip(&a->own, at);
+    for (size_t n; (n = span_cursor_next(&a->own, shared_piece(end, at, PIECE_BYTES), &src, &dst)); at += n) {
+        shared_reduce(a->ctx, a->set, a->reduction, block, at, own_is_staged(a) ? NULL : src, slab + at, n);
+        copy_of(a, src, dst)(dst, slab + at, n);
+    }
+    skip(&a->own, nbytes - end);
 }
 
 static void collect(void *arg, size_t block)
@@ -69,8 +109,11 @@ static void collect(void *arg, size_t block)
     const int size = a->set->size;
     const size_t nbytes = block_bytes(a, block);
     for (int i = 0; i < size; i++) {
-        size_t begin = chunk_begin(nbytes, i, size);
-        put(a, shared_slab(a->ctx, a->set, i, block) + begin, chunk_begin(nbytes, i + 1, size) - begin);
+        const size_t begin = chunk_begin(nbytes, i, size), chunk = chunk_begin(nbytes, i + 1, size) - begin;
+        if (i == a->set->rank)
+            skip(&a->out, chunk);
+        else
+            put(a, shared_slab(a->ctx, a->set, i, block) + begin, chunk);
     }
     // What the others read from this member: all chunks but its own, to reduce them, and the sum of its own.
     size_t own = chunk_begin(nbytes, a->set->rank + 1, size) - chunk_begin(nbytes, a->set->rank, size);
@@ -81,11 +124,11 @@ static void collect(void *arg, size_t block)
 bhvd_status allreduce_shared(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
                              const struct span_list *list)
 {
-    struct allreduce a = {ctx, set, reduction, span_cursor_at(list, 0), span_cursor_at(list, 0), list->nbytes,
-                          shared_copy(ctx, list->nbytes)};
+    const struct span_cursor begin = span_cursor_at(list, 0);
+    struct allreduce a = {ctx, set, reduction, begin, begin, begin, list->nbytes, shared_copy(ctx, list->nbytes)};
     if (list->nbytes > SMALL_BYTES)
         return shared_run(ctx, set, shared_blocks(list->nbytes),
-                          &(struct shared_steps){stage, reduce_chunk, collect, .root = 0}, &a);
+                          &(struct shared_steps){stage_chunks, reduce_chunk, collect, .root = 0}, &a);
     ctx->counters.payload_bytes_sent += ((size_t)set->size - 1) * list->nbytes;
     ctx->counters.payload_bytes_received += ((size_t)set->size - 1) * list->nbytes;
     return shared_run(ctx, set, list->nbytes > 0, &(struct shared_steps){stage, NULL, reduce_all, .root = 0}, &a);

@@ -30,7 +30,7 @@ static void collect(void *arg, size_t block)
 {
     const struct reducescatter *r = arg;
     size_t offset = block * r->piece, mine = shared_piece(r->part[r->set->rank], offset, r->piece);
-    shared_reduce(r->ctx, r->set, r->reduction, block, (size_t)r->set->rank * r->piece, r->dst + offset, mine);
+    shared_reduce(r->ctx, r->set, r->reduction, block, (size_t)r->set->rank * r->piece, NULL, r->dst + offset, mine);
     r->ctx->counters.payload_bytes_received += mine * (size_t)(r->set->size - 1);
 }
 

@@ -194,24 +194,27 @@ void shared_stage(const struct reduction *reduction, struct span_cursor *cursor,
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
 void shared_reduce(bhvd_context *ctx, const struct process_set *set, const struct reduction *reduction, size_t block,
-                   size_t offset, unsigned char *dst, size_t nbytes)
+                   size_t offset, const unsigned char *own, unsigned char *dst, size_t nbytes)
 {
     const size_t element = bhvd_dtype_size(reduction->dtype);
     _Alignas(64) unsigned char partial[PIECE_BYTES];
     while (nbytes) {
         size_t n = min_size(nbytes, PIECE_BYTES), count = n / element;
-        if (set->size == 1)
-            memcpy(dst, shared_slab(ctx, set, 0, block) + offset, n);
-        // The last addition goes to dst; only then may the own slab, which dst can lie in, be overwritten.
-        const unsigned char *sum = shared_slab(ctx, set, 0, block) + offset;
-        for (int i = 1; i < set->size; i++) {
+        // The last addition goes to dst; only then may the own values, which dst can be, be overwritten.
+        const unsigned char *sum = NULL;
+        for (int i = 0; i < set->size; i++) {
+            const unsigned char *values = own && i == set->rank ? own : shared_slab(ctx, set, i, block) + offset;
             unsigned char *to = i == set->size - 1 ? dst : partial;
-            reduction->reduce(to, sum, shared_slab(ctx, set, i, block) + offset, count);
-            sum = to;
+            if (i)
+                reduction->reduce(to, sum, values, count);
+            sum = i ? to : values;
         }
+        if (sum != dst)
+            memmove(dst, sum, n);       // of one member
         if (reduction->postscale != 1.0)
             reduction->scale(dst, dst, reduction->postscale, count);
         offset += n;
+        own = own ? own + n : NULL;
         dst += n;
         nbytes -= n;
     }

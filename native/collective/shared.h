@@ -48,9 +48,9 @@ unsigned char *shared_slab(bhvd_context *ctx, const struct process_set *set, int
 // Copies the next `nbytes` from the cursor on to `dst`, in this member's slab, prescaled.
 void shared_stage(const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst, size_t nbytes);
 
-// dst = postscale * reduction over all members' slabs of the block at `offset`, in rank order. dst may lie in the own
-// slab at the same offset.
+// dst = postscale * reduction over all members' slabs of the block at `offset`, in rank order. own: this member's values, if
+// not in its slab. dst may be own, or lie in the own slab at the same offset.
 void shared_reduce(bhvd_context *ctx, const struct process_set *set, const struct reduction *reduction, size_t block,
-                   size_t offset, unsigned char *dst, size_t nbytes);
+                   size_t offset, const unsigned char *own, unsigned char *dst, size_t nbytes);
 
 #endif
