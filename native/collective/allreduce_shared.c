@@ -5,8 +5,7 @@
 #include "collective/shared.h"
 
 enum {
-    SMALL_BYTES = 4096,         // up to this each member reduces everything: cheaper than a second hand-over
-    PIECE_BYTES = 16384         // a sum is copied while it is in the L1 cache
+    SMALL_BYTES = 4096          // up to this each member reduces everything: cheaper than a second hand-over
 };
 
 struct allreduce {
@@ -36,14 +35,6 @@ static void stage(void *arg, size_t block)
     shared_stage(a->reduction, &a->in, shared_slab(a->ctx, a->set, a->set->rank, block), block_bytes(a, block));
 }
 
-static void skip(struct span_cursor *cursor, size_t nbytes)
-{
-    const unsigned char *src;
-    unsigned char *dst;
-    for (size_t n; (n = span_cursor_next(cursor, nbytes, &src, &dst)); nbytes -= n)
-        ;
-}
-
 // The own chunk is read where it lies, unless it is to be scaled first.
 static bool own_is_staged(const struct allreduce *a) { return a->reduction->prescale != 1.0; }
 
@@ -56,7 +47,7 @@ static void stage_chunks(void *arg, size_t block)
     const size_t begin = chunk_begin(nbytes, rank, size), end = chunk_begin(nbytes, rank + 1, size);
     shared_stage(a->reduction, &a->in, slab, own_is_staged(a) ? end : begin);
     if (!own_is_staged(a))
-        skip(&a->in, end - begin);
+        span_cursor_skip(&a->in, end - begin);
     shared_stage(a->reduction, &a->in, slab + end, nbytes - end);
 }
 
@@ -95,12 +86,12 @@ static void reduce_chunk(void *arg, size_t block)
     const unsigned char *src;
     unsigned char *dst;
     size_t at = chunk_begin(nbytes, rank, size);
-    skip(&a->own, at);
-    for (size_t n; (n = span_cursor_next(&a->own, shared_piece(end, at, PIECE_BYTES), &src, &dst)); at += n) {
+    span_cursor_skip(&a->own, at);
+    for (size_t n; (n = span_cursor_next(&a->own, shared_piece(end, at, SHARED_L1_BYTES), &src, &dst)); at += n) {
         shared_reduce(a->ctx, a->set, a->reduction, block, at, own_is_staged(a) ? NULL : src, slab + at, n);
         copy_of(a, src, dst)(dst, slab + at, n);
     }
-    skip(&a->own, nbytes - end);
+    span_cursor_skip(&a->own, nbytes - end);
 }
 
 static void collect(void *arg, size_t block)
@@ -111,7 +102,7 @@ static void collect(void *arg, size_t block)
     for (int i = 0; i < size; i++) {
         const size_t begin = chunk_begin(nbytes, i, size), chunk = chunk_begin(nbytes, i + 1, size) - begin;
         if (i == a->set->rank)
-            skip(&a->out, chunk);
+            span_cursor_skip(&a->out, chunk);
         else
             put(a, shared_slab(a->ctx, a->set, i, block) + begin, chunk);
     }

@@ -3,7 +3,6 @@
 #include "core/progress.h"
 
 enum {
-    PIECE_BYTES = 16384,        // a partial sum stays in the L1 cache
     LONG_BYTES = 8 << 20        // a longer result is not in the caches when it is used
 };
 
@@ -193,24 +192,28 @@ void shared_stage(const struct reduction *reduction, struct span_cursor *cursor,
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
+static const unsigned char *values_of(bhvd_context *ctx, const struct process_set *set, int index, size_t block,
+                                      size_t offset, const unsigned char *own)
+{
+    return own && index == set->rank ? own : shared_slab(ctx, set, index, block) + offset;
+}
+
 void shared_reduce(bhvd_context *ctx, const struct process_set *set, const struct reduction *reduction, size_t block,
                    size_t offset, const unsigned char *own, unsigned char *dst, size_t nbytes)
 {
     const size_t element = bhvd_dtype_size(reduction->dtype);
-    _Alignas(64) unsigned char partial[PIECE_BYTES];
+    _Alignas(64) unsigned char partial[SHARED_L1_BYTES];
     while (nbytes) {
-        size_t n = min_size(nbytes, PIECE_BYTES), count = n / element;
+        size_t n = min_size(nbytes, SHARED_L1_BYTES), count = n / element;
         // The last addition goes to dst; only then may the own values, which dst can be, be overwritten.
-        const unsigned char *sum = NULL;
-        for (int i = 0; i < set->size; i++) {
-            const unsigned char *values = own && i == set->rank ? own : shared_slab(ctx, set, i, block) + offset;
+        const unsigned char *sum = values_of(ctx, set, 0, block, offset, own);
+        if (set->size == 1)
+            memmove(dst, sum, n);
+        for (int i = 1; i < set->size; i++) {
             unsigned char *to = i == set->size - 1 ? dst : partial;
-            if (i)
-                reduction->reduce(to, sum, values, count);
-            sum = i ? to : values;
+            reduction->reduce(to, sum, values_of(ctx, set, i, block, offset, own), count);
+            sum = to;
         }
-        if (sum != dst)
-            memmove(dst, sum, n);       // of one member
         if (reduction->postscale != 1.0)
             reduction->scale(dst, dst, reduction->postscale, count);
         offset += n;

@@ -12,6 +12,8 @@
 
 #include "collective/collective.h"
 
+enum { SHARED_L1_BYTES = 16384 };       // what is reduced at once, so that the sum stays in the L1 cache
+
 // block: from 0 in each collective; every member calls the same steps for the same blocks, each in rising order.
 typedef void (*shared_step_fn)(void *arg, size_t block);
 

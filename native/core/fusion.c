@@ -44,6 +44,14 @@ size_t span_cursor_next(struct span_cursor *cursor, size_t limit, const unsigned
     return n;
 }
 
+void span_cursor_skip(struct span_cursor *cursor, size_t nbytes)
+{
+    const unsigned char *src;
+    unsigned char *dst;
+    for (size_t n; (n = span_cursor_next(cursor, nbytes, &src, &dst)); nbytes -= n)
+        ;
+}
+
 void span_pack(struct span_cursor *cursor, void *to, size_t nbytes)
 {
     const unsigned char *src;

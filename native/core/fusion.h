@@ -29,6 +29,7 @@ struct span_cursor {
 struct span_cursor span_cursor_at(const struct span_list *list, size_t offset);
 // The next contiguous piece, at most `limit` bytes, and moves past it. 0: the end.
 size_t span_cursor_next(struct span_cursor *cursor, size_t limit, const unsigned char **src, unsigned char **dst);
+void span_cursor_skip(struct span_cursor *cursor, size_t nbytes);
 
 // Copies from the sources / to the destinations, `nbytes` from the cursor on.
 void span_pack(struct span_cursor *cursor, void *to, size_t nbytes);
