@@ -3,8 +3,9 @@
 `setup.py` reads `ffibuilder` and `LIBRARIES` from here; the C tests read `SOURCES` and `FLAGS`, so the files are listed
 nowhere else. A `_<isa>` suffix on a C file selects its compiler flags.
 """
-import platform
 import re
+import sys
+import sysconfig
 from pathlib import Path
 
 from cffi import FFI
@@ -32,8 +33,11 @@ def _isa(path):
 
 
 def _sources():
-    """All C files by instruction set; None is the portable code. Without x86 there is only that."""
-    x86 = platform.machine() in ("x86_64", "AMD64")
+    """All C files by instruction set; None is the portable code. Without x86 there is only that.
+
+    The machine is the one that is built for: a cross-compiling build says it in _PYTHON_HOST_PLATFORM.
+    """
+    x86 = sysconfig.get_platform().endswith("-x86_64")
     sources = {None: []}
     for path in sorted((ROOT / NATIVE).rglob("*.c")):
         if ROOT / TENSORFLOW in path.parents:
@@ -84,8 +88,8 @@ def declarations():
     return re.sub(r"^#.*$", "", (ROOT / HEADER).read_text(), flags=re.MULTILINE)
 
 
-# What CuPy compiles when a GPU is found: bagua_hvd/common/device_kernels.py reads it.
-DEVICE_SOURCE = Path("bagua_hvd") / "common" / "device_kernels.cu"
+# What CuPy compiles when a GPU is found: bagua_hvd/core/device_kernels.py reads it.
+DEVICE_SOURCE = Path("bagua_hvd") / "core" / "device_kernels.cu"
 
 
 def device_source():
@@ -107,6 +111,13 @@ def device_source():
 def write_device_source():
     if not (ROOT / DEVICE_SOURCE).exists() or (ROOT / DEVICE_SOURCE).read_text() != device_source():
         (ROOT / DEVICE_SOURCE).write_text(device_source())
+
+
+def require_linux():
+    """Ends the build elsewhere: what follows would be a page of the compiler's errors."""
+    if sys.platform != "linux":
+        sys.exit(f"bagua_hvd runs on Linux; this is {sys.platform}. Its engine stands on futexes and memfd. "
+                 "On macOS use a Linux container or virtual machine, on Windows also WSL 2.")
 
 
 ffibuilder = FFI()

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 
 #include "collective/collective.h"
-#include "core/progress.h"
 
 enum { PIECE = 1024 };
 
@@ -17,7 +16,7 @@ struct dots {
 };
 
 // Reads up to PIECE elements as double.
-static void load(const bhvd_context *ctx, bhvd_dtype dtype, const unsigned char *src, size_t begin, size_t count,
+static void load(const struct run *run, bhvd_dtype dtype, const unsigned char *src, size_t begin, size_t count,
                  double *out)
 {
     if (dtype == BHVD_FLOAT64) {
@@ -25,12 +24,12 @@ static void load(const bhvd_context *ctx, bhvd_dtype dtype, const unsigned char 
         return;
     }
     float wide[PIECE];
-    ctx->kernels.to_float[dtype](wide, src + begin * bhvd_dtype_size(dtype), count);
+    run->kernels.to_float[dtype](wide, src + begin * bhvd_dtype_size(dtype), count);
     for (size_t i = 0; i < count; i++)
         out[i] = wide[i];
 }
 
-static void store(const bhvd_context *ctx, bhvd_dtype dtype, unsigned char *dst, size_t begin, size_t count,
+static void store(const struct run *run, bhvd_dtype dtype, unsigned char *dst, size_t begin, size_t count,
                   const double *in)
 {
     if (dtype == BHVD_FLOAT64) {
@@ -40,21 +39,21 @@ static void store(const bhvd_context *ctx, bhvd_dtype dtype, unsigned char *dst,
     float wide[PIECE];
     for (size_t i = 0; i < count; i++)
         wide[i] = (float)in[i];
-    ctx->kernels.from_float[dtype](dst + begin * bhvd_dtype_size(dtype), wide, count);
+    run->kernels.from_float[dtype](dst + begin * bhvd_dtype_size(dtype), wide, count);
 }
 
 static size_t piece_at(size_t begin, size_t count) { return count - begin < PIECE ? count - begin : PIECE; }
 
 // out = A(a, b); out may be a or b.
-static void combine(const bhvd_context *ctx, bhvd_dtype dtype, unsigned char *out, const unsigned char *a,
+static void combine(const struct run *run, bhvd_dtype dtype, unsigned char *out, const unsigned char *a,
                     const unsigned char *b, size_t count)
 {
     double x[PIECE], y[PIECE];
     struct dots dots = {0};
     for (size_t begin = 0; begin < count; begin += PIECE) {
         size_t n = piece_at(begin, count);
-        load(ctx, dtype, a, begin, n, x);
-        load(ctx, dtype, b, begin, n, y);
+        load(run, dtype, a, begin, n, x);
+        load(run, dtype, b, begin, n, y);
         for (size_t i = 0; i < n; i++) {
             dots.ab += x[i] * y[i];
             dots.aa += x[i] * x[i];
@@ -65,36 +64,36 @@ static void combine(const bhvd_context *ctx, bhvd_dtype dtype, unsigned char *ou
     double of_b = dots.bb > 0 ? 1 - dots.ab / (2 * dots.bb) : 1;
     for (size_t begin = 0; begin < count; begin += PIECE) {
         size_t n = piece_at(begin, count);
-        load(ctx, dtype, a, begin, n, x);
-        load(ctx, dtype, b, begin, n, y);
+        load(run, dtype, a, begin, n, x);
+        load(run, dtype, b, begin, n, y);
         for (size_t i = 0; i < n; i++)
             x[i] = of_a * x[i] + of_b * y[i];
-        store(ctx, dtype, out, begin, n, x);
+        store(run, dtype, out, begin, n, x);
     }
 }
 
-bhvd_status allreduce_adasum(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+bhvd_status allreduce_adasum(struct run *run, struct group *group, const struct reduction *reduction,
                              const struct span_list *list)
 {
     const size_t element = bhvd_dtype_size(reduction->dtype);
-    unsigned char *mine = fusion_acquire(ctx, 0, list->nbytes), *theirs = fusion_acquire(ctx, 1, list->nbytes);
+    unsigned char *mine = fusion_acquire(run, 0, list->nbytes), *theirs = fusion_acquire(run, 1, list->nbytes);
     if (!mine || !theirs)
-        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes", list->nbytes);
+        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes", list->nbytes);
     struct span_cursor in = span_cursor_at(list, 0), out = span_cursor_at(list, 0);
     span_pack(&in, mine, list->nbytes);
     if (reduction->prescale != 1.0)
         reduction->scale(mine, mine, reduction->prescale, list->nbytes / element);
     bhvd_status status = BHVD_OK;
-    for (int distance = 1; distance < set->size && !status; distance *= 2) {
+    for (int distance = 1; distance < group->size && !status; distance *= 2) {
         struct transfer transfers[2];
-        struct link *link = collective_link(ctx, set, set->rank ^ distance);
+        struct link *link = group_link(run, group, group->rank ^ distance);
         link_post_send(link, &transfers[0], mine, list->nbytes);
         link_post_recv(link, &transfers[1], theirs, list->nbytes);
-        status = progress_transfers(ctx, transfers, 2);
-        bool lower = !(set->rank & distance);
+        status = run_transfers(run, transfers, 2);
+        bool lower = !(group->rank & distance);
         size_t offset = 0;
         for (size_t t = 0; t < list->count && !status; offset += list->spans[t++].nbytes)
-            combine(ctx, reduction->dtype, mine + offset, (lower ? mine : theirs) + offset,
+            combine(run, reduction->dtype, mine + offset, (lower ? mine : theirs) + offset,
                     (lower ? theirs : mine) + offset, list->spans[t].nbytes / element);
     }
     if (status)

@@ -4,34 +4,34 @@
 // Wire: (h-1) parts out of every member, instead of one for each member elsewhere.
 #include <stdlib.h>
 
-#include "collective/hierarchy.h"
-#include "collective/shared.h"
-#include "core/progress.h"
+#include "collective/collective.h"
+#include "run/hierarchy.h"
+#include "run/shared.h"
 
 struct gathering {
-    bhvd_context *ctx;
-    struct process_set *set;
+    struct run *run;
+    struct group *group;
     const struct hierarchy *h;
     const size_t *part;
     unsigned char *dst;
-    size_t *place;                      // by set rank: where its part begins in dst
+    size_t *place;                      // by position: where its part begins in dst
     struct transfer *transfers;
     size_t *local_part;                 // by local member: what it spreads in one round
     struct span *local_place;
 };
 
-int allgather_post_across(bhvd_context *ctx, struct process_set *set, const void *src, unsigned char *dst, const size_t *place,
+int allgather_post_across(struct run *run, struct group *group, const void *src, unsigned char *dst, const size_t *place,
                           const size_t *part, struct transfer *transfers)
 {
-    const struct hierarchy *h = set->hierarchy;
+    const struct hierarchy *h = group->hierarchy;
     int posted = 0;
     for (int step = 1; step < h->hosts; step++) {
         int to = (h->host + step) % h->hosts, from = (h->host + h->hosts - step) % h->hosts;
         int peer = hierarchy_member(h, to, h->index % hierarchy_members_of(h, to));
-        link_post_send(collective_link(ctx, set, peer), &transfers[posted++], src, part[set->rank]);
+        link_post_send(group_link(run, group, peer), &transfers[posted++], src, part[group->rank]);
         for (int j = h->index; j < hierarchy_members_of(h, from); j += h->local->size) {
             int other = hierarchy_member(h, from, j);
-            link_post_recv(collective_link(ctx, set, other), &transfers[posted++], dst + place[other], part[other]);
+            link_post_recv(group_link(run, group, other), &transfers[posted++], dst + place[other], part[other]);
         }
     }
     return posted;
@@ -53,22 +53,22 @@ static bhvd_status spread(struct gathering *g, int host, int first)
         if (i == h->index && exists)
             mine = g->dst + g->place[other];
     }
-    return allgather_shared(g->ctx, h->local, mine, &places, g->local_part);
+    return allgather_shared(g->run, h->local, mine, &places, g->local_part);
 }
 
-static bhvd_status run(struct gathering *g, const void *src)
+static bhvd_status gather(struct gathering *g, const void *src)
 {
     const struct hierarchy *h = g->h;
     const int members = hierarchy_members_of(h, h->host);
-    collective_copy(g->dst + g->place[g->set->rank], src, g->part[g->set->rank]);
-    allgather_post_across(g->ctx, g->set, src, g->dst, g->place, g->part, g->transfers);
+    span_copy(g->dst + g->place[g->group->rank], src, g->part[g->group->rank]);
+    allgather_post_across(g->run, g->group, src, g->dst, g->place, g->part, g->transfers);
     bhvd_status status = spread(g, h->host, 0);
     int arrived = 0;
     for (int step = 1; step < h->hosts && !status; step++) {
         int host = (h->host + h->hosts - step) % h->hosts, count = 1;       // as posted: one send, these receives
         for (int j = h->index; j < hierarchy_members_of(h, host); j += members)
             count++;
-        status = progress_transfers(g->ctx, g->transfers + arrived, count);
+        status = run_transfers(g->run, g->transfers + arrived, count);
         arrived += count;
         for (int first = 0; first < hierarchy_members_of(h, host) && !status; first += members)
             status = spread(g, host, first);
@@ -76,23 +76,23 @@ static bhvd_status run(struct gathering *g, const void *src)
     return status;
 }
 
-bhvd_status allgather_hierarchical(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,
+bhvd_status allgather_hierarchical(struct run *run, struct group *group, const void *src, void *dst,
                                    const size_t *part)
 {
-    const struct hierarchy *h = set->hierarchy;
-    struct gathering g = {.ctx = ctx, .set = set, .h = h, .part = part, .dst = dst};
-    g.place = malloc((size_t)set->size * sizeof *g.place);
-    g.transfers = malloc(2 * (size_t)set->size * sizeof *g.transfers);
+    const struct hierarchy *h = group->hierarchy;
+    struct gathering g = {.run = run, .group = group, .h = h, .part = part, .dst = dst};
+    g.place = malloc((size_t)group->size * sizeof *g.place);
+    g.transfers = malloc(2 * (size_t)group->size * sizeof *g.transfers);
     g.local_part = malloc((size_t)h->local->size * sizeof *g.local_part);
     g.local_place = malloc((size_t)h->local->size * sizeof *g.local_place);
     bhvd_status status;
     if (!g.place || !g.transfers || !g.local_part || !g.local_place) {
-        status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", set->size);
+        status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", group->size);
     } else {
         size_t total = 0;
-        for (int i = 0; i < set->size; total += part[i++])
+        for (int i = 0; i < group->size; total += part[i++])
             g.place[i] = total;
-        status = run(&g, src);
+        status = gather(&g, src);
     }
     free(g.place);
     free(g.transfers);

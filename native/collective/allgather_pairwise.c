@@ -2,26 +2,25 @@
 #include <stdlib.h>
 
 #include "collective/collective.h"
-#include "core/progress.h"
 
-bhvd_status allgather_pairwise(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,
+bhvd_status allgather_pairwise(struct run *run, struct group *group, const void *src, void *dst,
                                const size_t *part)
 {
-    struct transfer *transfers = calloc(2 * (size_t)set->size, sizeof *transfers);
+    struct transfer *transfers = calloc(2 * (size_t)group->size, sizeof *transfers);
     if (!transfers)
-        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for %d messages", 2 * set->size);
+        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for %d messages", 2 * group->size);
     unsigned char *place = dst;
     int posted = 0;
-    for (int i = 0; i < set->size; place += part[i++]) {
-        if (i == set->rank) {
-            collective_copy(place, src, part[i]);
+    for (int i = 0; i < group->size; place += part[i++]) {
+        if (i == group->rank) {
+            span_copy(place, src, part[i]);
             continue;
         }
-        struct link *link = collective_link(ctx, set, i);
-        link_post_send(link, &transfers[posted++], src, part[set->rank]);
+        struct link *link = group_link(run, group, i);
+        link_post_send(link, &transfers[posted++], src, part[group->rank]);
         link_post_recv(link, &transfers[posted++], place, part[i]);
     }
-    bhvd_status status = progress_transfers(ctx, transfers, posted);
+    bhvd_status status = run_transfers(run, transfers, posted);
     free(transfers);
     return status;
 }

@@ -1,5 +1,6 @@
 // Allgather in shared memory: everyone stages the next piece of its part and copies the others' pieces to their places.
-#include "collective/shared.h"
+#include "collective/collective.h"
+#include "run/shared.h"
 
 // Copies to the vector's destinations, from `place` on.
 static void put(kernel_copy_fn copy, const struct span_list *dst, size_t place, const unsigned char *from, size_t nbytes)
@@ -14,8 +15,8 @@ static void put(kernel_copy_fn copy, const struct span_list *dst, size_t place, 
 }
 
 struct allgather {
-    bhvd_context *ctx;
-    struct process_set *set;
+    struct run *run;
+    struct group *group;
     const unsigned char *src;
     const struct span_list *dst;
     const size_t *part;
@@ -30,36 +31,36 @@ static size_t piece_bytes(const struct allgather *g, int index, size_t block)
 static void stage(void *arg, size_t block)
 {
     const struct allgather *g = arg;
-    collective_copy(shared_slab(g->ctx, g->set, g->set->rank, block), g->src + block * HOST_SLAB_BYTES,
-                    piece_bytes(g, g->set->rank, block));
+    span_copy(shared_slab(g->run, g->group, g->group->rank, block), g->src + block * HOST_SLAB_BYTES,
+              piece_bytes(g, g->group->rank, block));
 }
 
 static void collect(void *arg, size_t block)
 {
     const struct allgather *g = arg;
-    for (int k = 1; k < g->set->size; k++) {
-        int i = (g->set->rank + k) % g->set->size;      // each rank begins with another one
+    for (int k = 1; k < g->group->size; k++) {
+        int i = (g->group->rank + k) % g->group->size;      // each rank begins with another one
         size_t place = block * HOST_SLAB_BYTES;
         for (int j = 0; j < i; j++)
             place += g->part[j];
-        put(g->copy, g->dst, place, shared_slab(g->ctx, g->set, i, block), piece_bytes(g, i, block));
+        put(g->copy, g->dst, place, shared_slab(g->run, g->group, i, block), piece_bytes(g, i, block));
     }
 }
 
-bhvd_status allgather_shared(bhvd_context *ctx, struct process_set *set, const void *src, const struct span_list *dst,
+bhvd_status allgather_shared(struct run *run, struct group *group, const void *src, const struct span_list *dst,
                              const size_t *part)
 {
-    struct allgather g = {ctx, set, src, dst, part, NULL};
+    struct allgather g = {run, group, src, dst, part, NULL};
     size_t longest = 0, total = 0, my_place = 0;
-    for (int i = 0; i < set->size; i++) {
+    for (int i = 0; i < group->size; i++) {
         longest = part[i] > longest ? part[i] : longest;
-        my_place += i < set->rank ? part[i] : 0;
+        my_place += i < group->rank ? part[i] : 0;
         total += part[i];
     }
-    g.copy = shared_copy(ctx, total);
-    put(g.copy, dst, my_place, src, part[set->rank]);
-    ctx->counters.payload_bytes_sent += part[set->rank] * (size_t)(set->size - 1);
-    ctx->counters.payload_bytes_received += total - part[set->rank];
-    size_t blocks = set->size > 1 ? shared_blocks(longest) : 0;
-    return shared_run(ctx, set, blocks, &(struct shared_steps){stage, NULL, collect, .root = 0}, &g);
+    g.copy = shared_copy(run, total);
+    put(g.copy, dst, my_place, src, part[group->rank]);
+    run->payload_sent += part[group->rank] * (size_t)(group->size - 1);
+    run->payload_received += total - part[group->rank];
+    size_t blocks = group->size > 1 ? shared_blocks(longest) : 0;
+    return shared_run(run, group, blocks, &(struct shared_steps){stage, NULL, collect, .root = 0}, &g);
 }

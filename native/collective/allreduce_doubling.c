@@ -2,13 +2,12 @@
 // rank r exchanges its whole vector with rank r ^ 2^d, and both add them in the same order. So all ranks end bit-equal.
 // Wire: log2 p N elements each way per rank, log2 p hops; two more hops for the ranks that do not make a power of two.
 #include "collective/fold.h"
-#include "core/progress.h"
 
-bhvd_status allreduce_doubling(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+bhvd_status allreduce_doubling(struct run *run, struct group *group, const struct reduction *reduction,
                                const struct span_list *list)
 {
     struct fold fold;
-    bhvd_status status = fold_begin(&fold, ctx, set, reduction, list);
+    bhvd_status status = fold_begin(&fold, run, group, reduction, list);
     if (status)
         return status;
     for (int distance = 1; distance < fold.size && fold.rank >= 0 && !status; distance *= 2) {
@@ -16,7 +15,7 @@ bhvd_status allreduce_doubling(bhvd_context *ctx, struct process_set *set, const
         struct link *link = fold_link(&fold, fold.rank ^ distance);
         link_post_send(link, &transfers[0], fold.vector.data, fold.nbytes);
         link_post_recv(link, &transfers[1], fold.received, fold.nbytes);
-        status = progress_transfers(ctx, transfers, 2);
+        status = run_transfers(run, transfers, 2);
         if (!status)
             fold_reduce(&fold, fold.vector.data, fold.received, fold.nbytes, !(fold.rank & distance));
     }

@@ -8,7 +8,6 @@
 // Wire: 2 N (p-1)/p elements each way per rank, 2 log2 p hops; with ranks that do not make a power of two, 2 N and two
 // hops more. Both sides of an exchange add in the same order, and every chunk is finished once, so all end bit-equal.
 #include "collective/fold.h"
-#include "core/progress.h"
 
 struct range {
     size_t begin, end;          // bytes
@@ -34,14 +33,14 @@ static bhvd_status exchange(const struct fold *fold, int peer, struct range give
     struct link *link = fold_link(fold, peer);
     link_post_send(link, &transfers[0], fold->vector.data + give.begin, give.end - give.begin);
     link_post_recv(link, &transfers[1], to, take.end - take.begin);
-    return progress_transfers(fold->ctx, transfers, 2);
+    return run_transfers(fold->run, transfers, 2);
 }
 
-bhvd_status allreduce_halving(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+bhvd_status allreduce_halving(struct run *run, struct group *group, const struct reduction *reduction,
                               const struct span_list *list)
 {
     struct fold fold;
-    bhvd_status status = fold_begin(&fold, ctx, set, reduction, list);
+    bhvd_status status = fold_begin(&fold, run, group, reduction, list);
     if (status)
         return status;
     for (int distance = fold.size / 2; distance >= 1 && fold.rank >= 0 && !status; distance /= 2) {

@@ -9,39 +9,40 @@
 // without a shard is never left waiting for longer than one piece takes.
 #include <stdlib.h>
 
-#include "collective/hierarchy.h"
-#include "collective/shared.h"
+#include "collective/collective.h"
+#include "run/hierarchy.h"
+#include "run/shared.h"
 
 enum { SHARD_MAX_BYTES = 16 << 20 };
 
-static bhvd_status run_piece(bhvd_context *ctx, const struct hierarchy *h, const struct reduction *within,
+static bhvd_status run_piece(struct run *run, const struct hierarchy *h, const struct reduction *within,
                              const struct span_list *piece, size_t begin, size_t *part, hierarchical_fn between, void *arg)
 {
     hierarchy_cut(h, piece->nbytes, part);
     const size_t mine = part[h->index];
-    unsigned char *shard = fusion_acquire(ctx, 0, mine);
+    unsigned char *shard = fusion_acquire(run, 0, mine);
     if (!shard)
-        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes", mine);
-    bhvd_status status = reducescatter_shared(ctx, h->local, within, piece, shard, part);
+        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes", mine);
+    bhvd_status status = reducescatter_shared(run, h->local, within, piece, shard, part);
     if (!status && mine) {
         struct span span = {shard, shard, mine};
         for (int i = 0; i < h->index; i++)
             begin += part[i];
-        status = between(ctx, h->cross, &(struct span_list){&span, 1, 1, mine}, begin, arg);
+        status = between(run, h->cross, &(struct span_list){&span, 1, 1, mine}, begin, arg);
     }
-    return status ? status : allgather_shared(ctx, h->local, shard, piece, part);
+    return status ? status : allgather_shared(run, h->local, shard, piece, part);
 }
 
-bhvd_status hierarchical_run(bhvd_context *ctx, struct process_set *set, const struct reduction *within,
+bhvd_status hierarchical_run(struct run *run, struct group *group, const struct reduction *within,
                              const struct span_list *list, hierarchical_fn between, void *arg)
 {
-    const struct hierarchy *h = set->hierarchy;
+    const struct hierarchy *h = group->hierarchy;
     const size_t most = (size_t)SHARD_MAX_BYTES * (size_t)h->shards;
     size_t *part = malloc((size_t)h->local->size * sizeof *part);
     struct span *spans = malloc(list->count * sizeof *spans);
     bhvd_status status = BHVD_OK;
     if (!part || !spans)
-        status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for %zu fused tensors", list->count);
+        status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for %zu fused tensors", list->count);
     struct span_cursor cursor = span_cursor_at(list, 0);
     for (size_t begin = 0; begin < list->nbytes && !status;) {
         struct span_list piece = {spans, 0, list->count, 0};
@@ -53,7 +54,7 @@ bhvd_status hierarchical_run(bhvd_context *ctx, struct process_set *set, const s
             if (piece.nbytes == most)
                 break;
         }
-        status = run_piece(ctx, h, within, &piece, begin, part, between, arg);
+        status = run_piece(run, h, within, &piece, begin, part, between, arg);
         begin += piece.nbytes;
     }
     free(part);
@@ -61,17 +62,17 @@ bhvd_status hierarchical_run(bhvd_context *ctx, struct process_set *set, const s
     return status;
 }
 
-static bhvd_status allreduce_shard(bhvd_context *ctx, struct process_set *cross, const struct span_list *shard,
+static bhvd_status allreduce_shard(struct run *run, struct group *cross, const struct span_list *shard,
                                    size_t begin, void *arg)
 {
     (void)begin;
-    return allreduce_links(ctx, cross, arg, shard);
+    return allreduce_links(run, cross, arg, shard);
 }
 
-bhvd_status allreduce_hierarchical(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+bhvd_status allreduce_hierarchical(struct run *run, struct group *group, const struct reduction *reduction,
                                    const struct span_list *list)
 {
     struct reduction within = *reduction, across = *reduction;
     within.postscale = across.prescale = 1.0;
-    return hierarchical_run(ctx, set, &within, list, allreduce_shard, &across);
+    return hierarchical_run(run, group, &within, list, allreduce_shard, &across);
 }

@@ -11,8 +11,8 @@
 // is finished by one rank and copied, so all ranks end bit-equal.
 #include <stdlib.h>
 
-#include "collective/vector.h"
-#include "core/progress.h"
+#include "collective/collective.h"
+#include "run/vector.h"
 
 enum {
     SEGMENT_BYTES = 256 * 1024,
@@ -49,7 +49,7 @@ struct arrival {
 };
 
 struct ring_walk {
-    bhvd_context *ctx;
+    struct run *run;
     struct link *next, *previous;
     struct vector vector;
     const struct reduction *reduction;
@@ -104,38 +104,38 @@ static bhvd_status ring_run(struct ring_walk *ring, struct chunk first, size_t l
         struct chunk part = segment_of(first, s);
         vector_load(&ring->vector, ring->reduction, part.begin, part.end - part.begin);
         ring_send(ring, part);
-        progress_look(ring->ctx);
+        run_look(ring->run);
     }
     for (size_t i = 0; i < ring->expected && !status; i++) {
-        status = progress_transfers(ring->ctx, &ring->receives[i], 1);
+        status = run_transfers(ring->run, &ring->receives[i], 1);
         if (status)
             break;
         ring_take(ring, i, i >= last_additions);
         ring_post_receives(ring, i + 1 + WINDOW);
     }
-    return status ? status : progress_transfers(ring->ctx, ring->sends, (int)ring->sent);
+    return status ? status : run_transfers(ring->run, ring->sends, (int)ring->sent);
 }
 
-bhvd_status allreduce_ring(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+bhvd_status allreduce_ring(struct run *run, struct group *group, const struct reduction *reduction,
                            const struct span_list *list)
 {
-    const int n = set->size, r = set->rank;
+    const int n = group->size, r = group->rank;
     const size_t element = bhvd_dtype_size(reduction->dtype);
     struct ring_walk ring = {
-        .ctx = ctx,
-        .next = collective_link(ctx, set, (r + 1) % n),
-        .previous = collective_link(ctx, set, (r + n - 1) % n),
+        .run = run,
+        .next = group_link(run, group, (r + 1) % n),
+        .previous = group_link(run, group, (r + n - 1) % n),
         .reduction = reduction,
     };
     const size_t longest = segment_count(chunk_of(list->nbytes, element, 0, n)), most = 2 * (size_t)n * longest;
-    ring.received = fusion_acquire(ctx, 1, WINDOW * SEGMENT_BYTES);
+    ring.received = fusion_acquire(run, 1, WINDOW * SEGMENT_BYTES);
     ring.arrivals = malloc(most * sizeof *ring.arrivals);
     ring.receives = malloc(2 * most * sizeof *ring.receives);
     ring.sends = ring.receives + most;
-    if (!vector_init(&ring.vector, ctx, list, element) || !ring.received || !ring.arrivals || !ring.receives) {
+    if (!vector_init(&ring.vector, run, list, element) || !ring.received || !ring.arrivals || !ring.receives) {
         free(ring.arrivals);
         free(ring.receives);
-        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes", list->nbytes);
+        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes", list->nbytes);
     }
     size_t last_additions = 0;          // the arrivals from here on
     for (int step = 0; step < 2 * (n - 1); step++) {

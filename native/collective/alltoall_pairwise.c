@@ -2,25 +2,24 @@
 #include <stdlib.h>
 
 #include "collective/collective.h"
-#include "core/progress.h"
 
-bhvd_status alltoall_pairwise(bhvd_context *ctx, struct process_set *set, const void *src, void *dst,
-                              const size_t *bytes)
+bhvd_status alltoall_pairwise(struct run *run, struct group *group, const void *src, void *dst,
+                              const struct parts *parts)
 {
-    const int n = set->size, me = set->rank;
+    const int n = group->size, me = group->rank;
     struct transfer *transfers = calloc(2 * (size_t)n, sizeof *transfers);
     if (!transfers)
-        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for %d messages", 2 * n);
+        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for %d messages", 2 * n);
     const unsigned char *from = src, *own = NULL;
     unsigned char *to = dst, *own_place = NULL;
     int posted = 0;
     for (int i = 0; i < n; i++) {
-        size_t out = bytes[me * n + i], in = bytes[i * n + me];
+        const size_t out = parts->sent[i], in = parts->received[i];
         if (i == me) {
             own = from;
             own_place = to;
         } else {
-            struct link *link = collective_link(ctx, set, i);
+            struct link *link = group_link(run, group, i);
             if (out)
                 link_post_send(link, &transfers[posted++], from, out);
             if (in)
@@ -29,8 +28,8 @@ bhvd_status alltoall_pairwise(bhvd_context *ctx, struct process_set *set, const 
         from += out;
         to += in;
     }
-    collective_copy(own_place, own, bytes[me * n + me]);
-    bhvd_status status = progress_transfers(ctx, transfers, posted);
+    span_copy(own_place, own, parts->sent[me]);
+    bhvd_status status = run_transfers(run, transfers, posted);
     free(transfers);
     return status;
 }

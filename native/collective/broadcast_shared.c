@@ -1,9 +1,10 @@
 // Broadcast in shared memory: the root stages blocks, the others copy them.
-#include "collective/shared.h"
+#include "collective/collective.h"
+#include "run/shared.h"
 
 struct broadcast {
-    bhvd_context *ctx;
-    struct process_set *set;
+    struct run *run;
+    struct group *group;
     int root;
     const unsigned char *src;
     unsigned char *dst;
@@ -19,27 +20,27 @@ static size_t block_bytes(const struct broadcast *b, size_t block)
 static void stage(void *arg, size_t block)
 {
     const struct broadcast *b = arg;
-    memcpy(shared_slab(b->ctx, b->set, b->root, block), b->src + block * HOST_SLAB_BYTES, block_bytes(b, block));
+    memcpy(shared_slab(b->run, b->group, b->root, block), b->src + block * HOST_SLAB_BYTES, block_bytes(b, block));
 }
 
 static void collect(void *arg, size_t block)
 {
     const struct broadcast *b = arg;
-    b->copy(b->dst + block * HOST_SLAB_BYTES, shared_slab(b->ctx, b->set, b->root, block), block_bytes(b, block));
+    b->copy(b->dst + block * HOST_SLAB_BYTES, shared_slab(b->run, b->group, b->root, block), block_bytes(b, block));
 }
 
-bhvd_status broadcast_shared(bhvd_context *ctx, struct process_set *set, int root, const void *src, void *dst,
+bhvd_status broadcast_shared(struct run *run, struct group *group, int root, const void *src, void *dst,
                              size_t nbytes)
 {
-    struct broadcast b = {ctx, set, root, src, dst, nbytes, shared_copy(ctx, nbytes)};
-    size_t blocks = set->size > 1 ? shared_blocks(nbytes) : 0;
-    bhvd_status status = shared_run(ctx, set, blocks, &(struct shared_steps){stage, NULL, collect, true, root}, &b);
-    if (set->rank == root) {
+    struct broadcast b = {run, group, root, src, dst, nbytes, shared_copy(run, nbytes)};
+    size_t blocks = group->size > 1 ? shared_blocks(nbytes) : 0;
+    bhvd_status status = shared_run(run, group, blocks, &(struct shared_steps){stage, NULL, collect, true, root}, &b);
+    if (group->rank == root) {
         if (dst != src)
-            collective_copy(dst, src, nbytes);
-        ctx->counters.payload_bytes_sent += nbytes * (size_t)(set->size - 1);
+            span_copy(dst, src, nbytes);
+        run->payload_sent += nbytes * (size_t)(group->size - 1);
     } else {
-        ctx->counters.payload_bytes_received += nbytes;
+        run->payload_received += nbytes;
     }
     return status;
 }

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "collective/collective.h"
-#include "core/progress.h"
 
 enum { SEGMENT_BYTES = BROADCAST_SEGMENT_BYTES, CHILDREN_MAX = 31 };
 
@@ -18,21 +17,21 @@ static int find_children(int virtual_rank, int size, int *children)
     return count;
 }
 
-bhvd_status broadcast_tree(bhvd_context *ctx, struct process_set *set, int root, const void *src, void *dst,
-                           size_t nbytes, struct process_set *local)
+bhvd_status broadcast_tree(struct run *run, struct group *group, int root, const void *src, void *dst,
+                           size_t nbytes, struct group *local)
 {
-    const int n = set->size, me = (set->rank - root + n) % n;
+    const int n = group->size, me = (group->rank - root + n) % n;
     int children[CHILDREN_MAX];
     const int child_count = find_children(me, n, children);
     const size_t segments = (nbytes + SEGMENT_BYTES - 1) / SEGMENT_BYTES;
     if (me == 0 && dst != src)
-        collective_copy(dst, src, nbytes);
+        span_copy(dst, src, nbytes);
     // Receives first, then the sends to the children of each segment.
     struct transfer *transfers = calloc(segments * (1 + (size_t)child_count) + 1, sizeof *transfers);
     if (!transfers)
-        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for %zu messages", segments);
+        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for %zu messages", segments);
     struct transfer *receives = transfers, *sends = transfers + segments;
-    struct link *parent = me ? collective_link(ctx, set, ((me & (me - 1)) + root) % n) : NULL;
+    struct link *parent = me ? group_link(run, group, ((me & (me - 1)) + root) % n) : NULL;
     bhvd_status status = BHVD_OK;
     for (size_t s = 0; s < segments && parent; s++) {
         size_t offset = s * SEGMENT_BYTES, left = nbytes - offset;
@@ -42,16 +41,16 @@ bhvd_status broadcast_tree(bhvd_context *ctx, struct process_set *set, int root,
     for (size_t s = 0; s < segments && !status; s++) {
         size_t offset = s * SEGMENT_BYTES, left = nbytes - offset;
         if (parent)
-            status = progress_transfers(ctx, &receives[s], 1);
+            status = run_transfers(run, &receives[s], 1);
         for (int c = child_count - 1; c >= 0 && !status; c--)      // the largest subtree first
-            link_post_send(collective_link(ctx, set, (children[c] + root) % n), &sends[posted++], (char *)dst + offset,
+            link_post_send(group_link(run, group, (children[c] + root) % n), &sends[posted++], (char *)dst + offset,
                            left < SEGMENT_BYTES ? left : SEGMENT_BYTES);
         if (local && !status)
-            status = broadcast_shared(ctx, local, local->rank, (char *)dst + offset, (char *)dst + offset,
+            status = broadcast_shared(run, local, local->rank, (char *)dst + offset, (char *)dst + offset,
                                       left < SEGMENT_BYTES ? left : SEGMENT_BYTES);
     }
     if (!status)
-        status = progress_transfers(ctx, sends, posted);
+        status = run_transfers(run, sends, posted);
     free(transfers);
     return status;
 }

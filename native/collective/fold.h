@@ -3,11 +3,12 @@
 #ifndef BHVD_FOLD_H
 #define BHVD_FOLD_H
 
-#include "collective/vector.h"
+#include "collective/collective.h"
+#include "run/vector.h"
 
 struct fold {
-    bhvd_context *ctx;
-    struct process_set *set;
+    struct run *run;
+    struct group *group;
     const struct reduction *reduction;
     struct vector vector;
     unsigned char *received;    // scratch number 1, as large as the vector
@@ -17,7 +18,7 @@ struct fold {
 };
 
 // Loads the whole vector and adds the neighbour's.
-bhvd_status fold_begin(struct fold *fold, bhvd_context *ctx, struct process_set *set,
+bhvd_status fold_begin(struct fold *fold, struct run *run, struct group *group,
                        const struct reduction *reduction, const struct span_list *list);
 // Gives the neighbour the result, and stores it.
 bhvd_status fold_end(struct fold *fold);

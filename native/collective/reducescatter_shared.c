@@ -1,10 +1,11 @@
 // Reducescatter in shared memory: a block holds an equal piece of every member's part, so that all of them reduce at the
 // same time; member k reduces the k-th piece of all slabs straight into its output.
-#include "collective/shared.h"
+#include "collective/collective.h"
+#include "run/shared.h"
 
 struct reducescatter {
-    bhvd_context *ctx;
-    struct process_set *set;
+    struct run *run;
+    struct group *group;
     const struct reduction *reduction;
     const struct span_list *src;
     unsigned char *dst;
@@ -15,33 +16,33 @@ struct reducescatter {
 static void stage(void *arg, size_t block)
 {
     const struct reducescatter *r = arg;
-    unsigned char *slab = shared_slab(r->ctx, r->set, r->set->rank, block);
+    unsigned char *slab = shared_slab(r->run, r->group, r->group->rank, block);
     size_t begin = 0, offset = block * r->piece;
-    for (int i = 0; i < r->set->size; begin += r->part[i++]) {
+    for (int i = 0; i < r->group->size; begin += r->part[i++]) {
         size_t n = shared_piece(r->part[i], offset, r->piece);
         struct span_cursor cursor = span_cursor_at(r->src, begin + offset);
         shared_stage(r->reduction, &cursor, slab + (size_t)i * r->piece, n);
-        if (i != r->set->rank)
-            r->ctx->counters.payload_bytes_sent += n;
+        if (i != r->group->rank)
+            r->run->payload_sent += n;
     }
 }
 
 static void collect(void *arg, size_t block)
 {
     const struct reducescatter *r = arg;
-    size_t offset = block * r->piece, mine = shared_piece(r->part[r->set->rank], offset, r->piece);
-    shared_reduce(r->ctx, r->set, r->reduction, block, (size_t)r->set->rank * r->piece, NULL, r->dst + offset, mine);
-    r->ctx->counters.payload_bytes_received += mine * (size_t)(r->set->size - 1);
+    size_t offset = block * r->piece, mine = shared_piece(r->part[r->group->rank], offset, r->piece);
+    shared_reduce(r->run, r->group, r->reduction, block, (size_t)r->group->rank * r->piece, NULL, r->dst + offset, mine);
+    r->run->payload_received += mine * (size_t)(r->group->size - 1);
 }
 
-bhvd_status reducescatter_shared(bhvd_context *ctx, struct process_set *set, const struct reduction *reduction,
+bhvd_status reducescatter_shared(struct run *run, struct group *group, const struct reduction *reduction,
                                  const struct span_list *src, void *dst, const size_t *part)
 {
-    const size_t piece = HOST_SLAB_BYTES / (size_t)set->size / 64 * 64;
-    struct reducescatter r = {ctx, set, reduction, src, dst, part, piece};
+    const size_t piece = HOST_SLAB_BYTES / (size_t)group->size / 64 * 64;
+    struct reducescatter r = {run, group, reduction, src, dst, part, piece};
     size_t longest = 0;
-    for (int i = 0; i < set->size; i++)
+    for (int i = 0; i < group->size; i++)
         longest = part[i] > longest ? part[i] : longest;
-    return shared_run(ctx, set, (longest + piece - 1) / piece,
+    return shared_run(run, group, (longest + piece - 1) / piece,
                       &(struct shared_steps){stage, NULL, collect, .root = 0}, &r);
 }

@@ -2,53 +2,49 @@
 
 #include "base/dtype.h"
 
-// The rows of `count` ranks, `stride` apart: none negative, and together of a size that memory can have.
-static bool add_rows(const int64_t *rows, int count, int stride, size_t row_nbytes, int64_t *sum)
+// The rows of `count` ranks: none negative, and together of a size that memory can have.
+static bool can_be_held(const int64_t *rows, int count, size_t row_nbytes)
 {
     size_t nbytes;
-    *sum = 0;
+    int64_t sum = 0;
     for (int i = 0; i < count; i++) {
-        if (rows[i * stride] < 0 || __builtin_add_overflow(*sum, rows[i * stride], sum))
+        if (rows[i] < 0 || __builtin_add_overflow(sum, rows[i], &sum))
             return false;
     }
-    return !__builtin_mul_overflow((size_t)*sum, row_nbytes, &nbytes) && nbytes <= PTRDIFF_MAX;
+    return !__builtin_mul_overflow((size_t)sum, row_nbytes, &nbytes) && nbytes <= PTRDIFF_MAX;
 }
 
 static bool agrees_gathered(const struct process_set *set, const struct tensor *tensor, const int64_t *dim0)
 {
-    int64_t sum;
-    return dim0[set->rank] == tensor->dim0 && add_rows(dim0, set->size, 1, tensor->row_nbytes, &sum);
+    return dim0[set->group.rank] == tensor->dim0 && can_be_held(dim0, set->group.size, tensor->row_nbytes);
 }
 
-static bool agrees_exchanged(const struct process_set *set, const struct tensor *tensor, const int64_t *splits)
+// What this rank sends it has checked itself.
+static bool agrees_exchanged(const struct process_set *set, const struct bhvd_handle *op, const struct tensor *tensor,
+                             const int64_t *received)
 {
-    const int n = set->size;
-    int64_t sent, received;
-    for (int from = 0; from < n; from++) {
-        for (int to = 0; to < n; to++) {
-            if (splits[from * n + to] > INT32_MAX)
-                return false;
-        }
-        if (!add_rows(splits + from * n, n, 1, tensor->row_nbytes, &sent))
-            return false;
-        if (from == set->rank && sent > tensor->dim0)
+    const int64_t longest = received[set->group.size];
+    size_t nbytes;
+    for (int i = 0; i < set->group.size; i++) {
+        if (received[i] > longest || operation_split(op, tensor, i, set->group.size) > longest)
             return false;
     }
-    return add_rows(splits + set->rank, n, n, tensor->row_nbytes, &received);
+    return longest <= INT32_MAX && received[set->group.rank] == operation_split(op, tensor, set->group.rank, set->group.size) &&
+           !__builtin_mul_overflow((size_t)longest, tensor->row_nbytes, &nbytes) &&
+           can_be_held(received, set->group.size, tensor->row_nbytes);
 }
 
 bool answer_agrees(const struct process_set *set, const struct bhvd_handle *op, const int64_t *agreed, size_t count)
 {
-    const size_t n = (size_t)set->size;
-    if (op->kind == BHVD_JOIN)
-        return count == 1 && agreed[0] >= 0 && agreed[0] < set->size;
-    size_t per_tensor = op->kind == BHVD_ALLGATHER ? n : op->kind == BHVD_ALLTOALL ? n * n : 0;
-    if (set->rank < 0 || count != per_tensor * op->tensor_count)
+    if (op->work.kind == BHVD_JOIN)
+        return count == 1 && agreed[0] >= 0 && agreed[0] < set->group.size;
+    const size_t per_tensor = answer_count(op->work.kind, set->group.size);
+    if (set->group.rank < 0 || count != per_tensor * op->work.tensor_count)
         return false;
-    for (size_t t = 0; t < op->tensor_count && per_tensor; t++) {
+    for (size_t t = 0; t < op->work.tensor_count && per_tensor; t++) {
         const int64_t *of_tensor = agreed + t * per_tensor;
-        if (!(op->kind == BHVD_ALLGATHER ? agrees_gathered(set, &op->tensors[t], of_tensor)
-                                         : agrees_exchanged(set, &op->tensors[t], of_tensor)))
+        if (!(op->work.kind == BHVD_ALLGATHER ? agrees_gathered(set, &op->work.tensors[t], of_tensor)
+                                         : agrees_exchanged(set, op, &op->work.tensors[t], of_tensor)))
             return false;
     }
     return true;
@@ -60,9 +56,9 @@ bool answer_continues(const struct execution *execution, const struct bhvd_handl
         return false;
     if (execution->count == 0)
         return true;
-    const struct bhvd_handle *first = execution->operations[0];
-    return first->kind == BHVD_ALLREDUCE && op->kind == BHVD_ALLREDUCE && op->op == first->op &&
-           op->prescale_factor == first->prescale_factor && op->postscale_factor == first->postscale_factor;
+    const struct work *first = execution->works[0];
+    return first->kind == BHVD_ALLREDUCE && op->work.kind == BHVD_ALLREDUCE && op->work.op == first->op &&
+           op->work.prescale_factor == first->prescale_factor && op->work.postscale_factor == first->postscale_factor;
 }
 
 bool answer_has_zeros(const struct request *request)

@@ -6,6 +6,11 @@
 #include "core/negotiation.h"
 #include "core/process_set.h"
 
+// Numbers that a response adds for each tensor.
+static inline size_t answer_count(bhvd_kind kind, int set_size)
+{
+    return kind == BHVD_ALLGATHER ? (size_t)set_size : kind == BHVD_ALLTOALL ? (size_t)set_size + 1 : 0;
+}
 // agreed: what a response adds to the request (negotiation.h).
 bool answer_agrees(const struct process_set *set, const struct bhvd_handle *op, const int64_t *agreed, size_t count);
 // May the operation be executed after those that `execution` has already?

@@ -5,7 +5,6 @@
 #include "core/context.h"
 #include "core/request.h"
 #include "device/device.h"
-#include "primitive/primitive.h"
 
 static bhvd_status check_process_set(bhvd_context *ctx, const struct bhvd_args *args, struct set_facts *facts,
                                      struct bhvd_error *error)
@@ -17,12 +16,12 @@ static bhvd_status check_process_set(bhvd_context *ctx, const struct bhvd_args *
     if (!set) {
         status = error_set(error, BHVD_ERR_ARGUMENT,
                            "%s: Process set provided does not exist, or has not been registered.", word);
-    } else if (set->rank < 0) {
+    } else if (set->group.rank < 0) {
         status = error_set(error, BHVD_ERR_ARGUMENT, "%s: Rank %d is not a member of the provided process set.", word,
                            ctx->options.rank);
     } else {
-        const bool has_levels = primitive_has_levels(set, args->kind, args->hierarchical != 0);
-        *facts = (struct set_facts){set->size, set->rank, has_levels, set->number, nccl_facts_of(set)};
+        *facts = (struct set_facts){set->group.size, set->group.rank, set->number,
+                                    nccl_facts_of(set->nccl, &set->group, args->kind, args->hierarchical != 0)};
         if (args->kind == BHVD_BROADCAST && process_set_index(set, args->root_rank) < 0)
             status = error_set(error, BHVD_ERR_ARGUMENT,
                                "broadcast received invalid root rank %d for provided process set", args->root_rank);
@@ -63,11 +62,22 @@ static bhvd_status check_splits(const struct bhvd_args *args, int set_size, stru
     return BHVD_OK;
 }
 
+static bool is_empty(const struct bhvd_tensor *tensor)
+{
+    bool empty = false;
+    for (int d = 0; d < tensor->ndim; d++)
+        empty |= tensor->shape[d] == 0;
+    return empty;
+}
+
 static bhvd_status check_tensors(const struct bhvd_args *args, struct bhvd_error *error)
 {
     if (operation_needs_tensors(args->kind) != (args->tensor_count > 0))
         return error_set(error, BHVD_ERR_ARGUMENT, "%s '%s' was given %zu tensors", operation_kind_word(args->kind),
                          args->name, args->tensor_count);
+    if (args->tensor_count > REQUEST_TENSORS_MAX || (args->tensor_count && !args->tensors))
+        return error_set(error, BHVD_ERR_ARGUMENT, "'%s' was given %zu tensors%s", args->name, args->tensor_count,
+                         args->tensors ? ": post several groups" : " but no memory of them");
     for (size_t t = 0; t < args->tensor_count; t++) {
         const struct bhvd_tensor *tensor = &args->tensors[t];
         if (tensor->dtype < 0 || tensor->dtype >= BHVD_DTYPE_COUNT)
@@ -77,10 +87,11 @@ static bhvd_status check_tensors(const struct bhvd_args *args, struct bhvd_error
             return error_set(error, BHVD_ERR_ARGUMENT, "tensor %zu of '%s' has %d dimensions, at most %d are possible",
                              t, args->name, tensor->ndim, REQUEST_NDIM_MAX);
         int64_t count = 1;
-        for (int d = 0; d < tensor->ndim; d++) {
-            if (tensor->shape[d] < 0 || __builtin_mul_overflow(count, tensor->shape[d], &count) || count > OPERATION_COUNT_MAX)
-                return error_set(error, BHVD_ERR_ARGUMENT, "tensor %zu of '%s' has an impossible shape", t, args->name);
-        }
+        for (int d = 0; d < tensor->ndim && count >= 0; d++)
+            count = operation_count(count, tensor->shape[d]);
+        if (count < 0)
+            return error_set(error, BHVD_ERR_ARGUMENT, "tensor %zu of '%s' has an impossible shape", t, args->name);
+        count = is_empty(tensor) ? 0 : count;
         if (count && !tensor->src)
             return error_set(error, BHVD_ERR_ARGUMENT, "tensor %zu of '%s' has elements but no memory", t, args->name);
         bool reshapes = args->kind == BHVD_ALLGATHER || args->kind == BHVD_ALLTOALL || args->kind == BHVD_REDUCESCATTER;
@@ -119,8 +130,6 @@ static bhvd_status check_adasum(const struct bhvd_args *args, int set_size, stru
 
 static bhvd_status check_decentralized(const struct bhvd_args *args, struct bhvd_error *error)
 {
-    if (args->topology < BHVD_TOPOLOGY_SHIFT_ONE || args->topology > BHVD_TOPOLOGY_RING)
-        return error_set(error, BHVD_ERR_ARGUMENT, "unknown topology %d ('%s')", args->topology, args->name);
     if (args->round < 0)
         return error_set(error, BHVD_ERR_ARGUMENT, "round %d is negative: rounds count from 0 ('%s')", args->round,
                          args->name);
@@ -128,14 +137,6 @@ static bhvd_status check_decentralized(const struct bhvd_args *args, struct bhvd
         return error_set(error, BHVD_ERR_ARGUMENT, "%s takes no prescale or postscale factor ('%s')",
                          operation_kind_word(args->kind), args->name);
     return BHVD_OK;
-}
-
-static bool is_empty(const struct bhvd_tensor *tensor)
-{
-    bool empty = false;
-    for (int d = 0; d < tensor->ndim; d++)
-        empty |= tensor->shape[d] == 0;
-    return empty;
 }
 
 static bhvd_status check_replicas(const struct bhvd_args *args, struct bhvd_error *error)
@@ -156,6 +157,36 @@ static bhvd_status check_replicas(const struct bhvd_args *args, struct bhvd_erro
     return BHVD_OK;
 }
 
+// Of a process set, as alltoall's splits are checked by check_splits. Others have none.
+static bhvd_status check_ranks(const bhvd_context *ctx, const struct bhvd_args *args, struct bhvd_error *error)
+{
+    const int size = ctx->options.size;
+    if (args->kind == BHVD_ALLTOALL)
+        return BHVD_OK;
+    if (args->kind != BHVD_PROCESS_SET_ADD)
+        return !args->splits && !args->split_count
+                   ? BHVD_OK
+                   : error_set(error, BHVD_ERR_ARGUMENT, "%s takes no splits ('%s')", operation_kind_word(args->kind), args->name);
+    if (!args->splits || args->split_count == 0)
+        return error_set(error, BHVD_ERR_ARGUMENT, "a process set needs at least one rank");
+    if (args->split_count > (size_t)size)
+        return error_set(error, BHVD_ERR_ARGUMENT, "a process set of %zu ranks, but the job has %d", args->split_count, size);
+    bool is_member = false;
+    for (size_t i = 0; i < args->split_count; i++) {
+        bool is_again = false;
+        is_member |= args->splits[i] == ctx->options.rank;
+        for (size_t j = 0; j < i; j++)
+            is_again |= args->splits[j] == args->splits[i];
+        if (args->splits[i] < 0 || args->splits[i] >= size || is_again)
+            return error_set(error, BHVD_ERR_ARGUMENT, "a process set needs different ranks from 0 to %d, not %d", size - 1,
+                             args->splits[i]);
+    }
+    if (args->root_rank && !is_member)
+        return error_set(error, BHVD_ERR_ARGUMENT, "rank %d asks for a process set of which it is no member ('%s')",
+                         ctx->options.rank, args->name);
+    return BHVD_OK;
+}
+
 bhvd_status arguments_check(bhvd_context *ctx, const struct bhvd_args *args, struct set_facts *facts,
                             struct bhvd_error *error)
 {
@@ -169,8 +200,13 @@ bhvd_status arguments_check(bhvd_context *ctx, const struct bhvd_args *args, str
         return error_set(error, BHVD_ERR_UNSUPPORTED, "Reducescatter currently only supports AVERAGE and SUM.");
     if (args->kind == BHVD_C_LP_S && args->op > BHVD_OP_SUM)
         return error_set(error, BHVD_ERR_UNSUPPORTED, "Low-precision allreduce only supports AVERAGE and SUM.");
+    // Of every kind, as these travel with every kind.
+    if (args->codec < BHVD_CODEC_NONE || args->codec >= BHVD_CODEC_COUNT)
+        return error_set(error, BHVD_ERR_ARGUMENT, "unknown codec %d ('%s')", args->codec, args->name);
     if (args->exchange < BHVD_EXCHANGE_SCATTER_GATHER || args->exchange > BHVD_EXCHANGE_ALLGATHER)
         return error_set(error, BHVD_ERR_ARGUMENT, "unknown exchange %d ('%s')", args->exchange, args->name);
+    if (args->topology < BHVD_TOPOLOGY_SHIFT_ONE || args->topology > BHVD_TOPOLOGY_RING)
+        return error_set(error, BHVD_ERR_ARGUMENT, "unknown topology %d ('%s')", args->topology, args->name);
     if (args->device >= 0 ? !args->gpu || args->gpu->index != args->device : args->gpu != NULL)
         return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d, but was given %s", args->name, args->device,
                          args->gpu ? "another GPU" : "no GPU");
@@ -181,9 +217,9 @@ bhvd_status arguments_check(bhvd_context *ctx, const struct bhvd_args *args, str
     if (for_all && args->process_set != 0)
         return error_set(error, BHVD_ERR_ARGUMENT, "%s takes part on all ranks, not on process set %d",
                          operation_kind_word(args->kind), args->process_set);
-    if (args->kind == BHVD_PROCESS_SET_ADD && (!args->splits || args->split_count == 0))
-        return error_set(error, BHVD_ERR_ARGUMENT, "a process set needs at least one rank");
     bhvd_status status = check_tensors(args, error);
+    if (!status)
+        status = check_ranks(ctx, args, error);
     if (!status)
         status = check_process_set(ctx, args, facts, error);
     if (!status && args->kind == BHVD_ALLTOALL)

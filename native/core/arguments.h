@@ -2,12 +2,11 @@
 #ifndef BHVD_ARGUMENTS_H
 #define BHVD_ARGUMENTS_H
 
-#include "collective/nccl.h"
+#include "gpu/nccl.h"
 
 // Of the operation's process set, when it was looked up: it may change or go.
 struct set_facts {
     int size, rank;
-    bool has_levels;            // of a primitive, see primitive_has_levels
     uint32_t number;
     struct nccl_facts nccl;
 };

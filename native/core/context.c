@@ -5,9 +5,9 @@
 
 #include "base/status.h"
 #include "collective/collective.h"
-#include "core/fusion.h"
+#include "core/engine.h"
 #include "core/progress.h"
-#include "core/result_memory.h"
+#include "run/result_memory.h"
 
 // What the strings and the secret say is needed only while connecting, so they are not kept.
 static void copy_options(bhvd_context *ctx, const struct bhvd_context_options *options)
@@ -40,11 +40,10 @@ static void context_free(bhvd_context *ctx)
     heartbeat_fini(ctx);
     response_cache_fini(&ctx->cache);
     process_set_table_fini(&ctx->sets);
-    fusion_fini(ctx);
+    run_fini(&ctx->run);
     bytes_fini(&ctx->request_frame);
     timeline_fini(&ctx->timeline);
     free(ctx->names.buckets);
-    free(ctx->poll_fds);
     pthread_mutex_destroy(&ctx->post_lock);
     pthread_mutex_destroy(&ctx->engine_lock);
     pthread_mutex_destroy(&ctx->sets_lock);
@@ -67,15 +66,16 @@ bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd
     ctx->posted_tail = &ctx->posted_head;
     ctx->executions_tail = &ctx->executions_head;
     ctx->cache.capacity = options->cache_capacity > 0 ? (size_t)options->cache_capacity : 0;
-    kernel_table_init(&ctx->kernels, cpu_features());
+    run_init(&ctx->run, &engine_duties, ctx);
     enum allreduce_path path;
     int fanout = 0;
     bhvd_status status = allreduce_path_parse(options->allreduce_path, &path, error);
-    ctx->allreduce_path = path;
+    ctx->run.allreduce_path = path;
+    ctx->run.timeout_ms = options->timeout_ms;
     if (!status)
         status = tree_fanout(options, &fanout, error);
     if (!status)
-        status = connections_init(&ctx->connections, options, error);
+        status = connections_init(&ctx->run.connections, options, error);
     if (status) {
         context_free(ctx);
         return status;
@@ -87,7 +87,7 @@ bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd
     else
         status = progress_start(ctx, error);
     if (status) {
-        connections_fini(&ctx->connections);
+        connections_fini(&ctx->run.connections);
         context_free(ctx);
         return status;
     }
@@ -105,10 +105,10 @@ void bhvd_context_destroy(bhvd_context *ctx)
 {
     if (!ctx)
         return;
-    if (!ctx->abandoned) {
-        progress_stop(ctx);
-        connections_fini(&ctx->connections);
-    }
+    if (ctx->abandoned)
+        return;                     // a thread of the parent's was anywhere in it: none of it can be told to be whole
+    progress_stop(ctx);
+    connections_fini(&ctx->run.connections);
     context_free(ctx);
 }
 
@@ -118,15 +118,17 @@ void bhvd_context_after_fork(bhvd_context *ctx)
     pthread_mutex_init(&ctx->post_lock, NULL);
     pthread_mutex_init(&ctx->engine_lock, NULL);
     pthread_mutex_init(&ctx->sets_lock, NULL);
+    run_after_fork(&ctx->run);
     ctx->abandoned = true;
     atomic_store(&ctx->closed, true);
     error_set(&ctx->closing, BHVD_ERR_SHUTDOWN,
               "this process was forked from a rank; only the parent takes part in the job");
-    // The parent's death must be seen by its peers, so the child gives its copies of the descriptors back.
+    // The parent's death must be seen by its peers, so the child gives its copies of the descriptors back. Nothing is freed:
+    // the engine may have been growing a buffer, so that what points to it here is what is no more.
     for (int rank = 0; rank < ctx->options.size; rank++)
-        link_fini(&ctx->connections.links[rank]);
-    close(ctx->connections.bell.fd);
-    ctx->connections.bell.fd = -1;
+        link_close(&ctx->run.connections.links[rank]);
+    close(ctx->run.connections.bell.fd);
+    ctx->run.connections.bell.fd = -1;
 }
 
 void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out)
@@ -134,15 +136,15 @@ void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out)
     *out = (struct bhvd_counters){
         .operations = ctx->counters.operations,
         .executions = ctx->counters.executions,
-        .payload_bytes_sent = ctx->counters.payload_bytes_sent,
-        .payload_bytes_received = ctx->counters.payload_bytes_received,
+        .payload_bytes_sent = ctx->run.payload_sent,
+        .payload_bytes_received = ctx->run.payload_received,
         .cache_hits = ctx->counters.cache_hits,
         .cache_misses = ctx->counters.cache_misses,
         .coordinator_ns = ctx->counters.coordinator_ns,
         .negotiation_messages = ctx->counters.negotiation_messages,
     };
     for (int rank = 0; rank < ctx->options.size && !ctx->abandoned; rank++) {
-        const struct link *link = &ctx->connections.links[rank];
+        const struct link *link = &ctx->run.connections.links[rank];
         out->payload_bytes_sent += link->payload_sent;
         out->payload_bytes_received += link->payload_received;
         out->control_bytes_sent += link->control_sent;
@@ -159,4 +161,12 @@ bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error)
     if (error)
         *error = reason;
     return reason.status;
+}
+
+bhvd_status bhvd_context_first_loss(bhvd_context *ctx, struct bhvd_error *error)
+{
+    pthread_mutex_lock(&ctx->post_lock);
+    *error = ctx->first_loss.status ? ctx->first_loss : ctx->closing;
+    pthread_mutex_unlock(&ctx->post_lock);
+    return error->status;
 }

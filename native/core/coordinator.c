@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "core/context.h"
+#include "core/ready.h"
 #include "core/response.h"
 
 bhvd_status coordinator_init(bhvd_context *ctx)
@@ -21,10 +22,10 @@ bhvd_status coordinator_init(bhvd_context *ctx)
 static bool any_left(const bhvd_context *ctx, const struct process_set *set, struct bhvd_error *error)
 {
     const struct coordinator *c = &ctx->coordinator;
-    for (int i = 0; c->left_count && i < set->size; i++) {
-        if (c->left[set->ranks[i]]) {
+    for (int i = 0; c->left_count && i < set->group.size; i++) {
+        if (c->left[set->group.ranks[i]]) {
             error_set(error, BHVD_ERR_SHUTDOWN, NEGOTIATION_SHUT_DOWN " (rank %d left the job)",
-                      set->ranks[i]);
+                      set->group.ranks[i]);
             return true;
         }
     }
@@ -33,25 +34,13 @@ static bool any_left(const bhvd_context *ctx, const struct process_set *set, str
 
 static bool is_complete(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
 {
+    const struct request *first = pending->requests[pending->first];
     int ready = pending->ready_count;
-    for (int i = 0; ctx->coordinator.joined_count && i < set->size; i++)
-        ready += !pending->requests[i] && ctx->coordinator.joined[set->ranks[i]];
-    return ready == set->size;
-}
-
-static void mark_ready(struct coordinator *c, struct pending *pending)
-{
-    table_remove(&c->pending, &pending->by_name);
-    *c->ready_tail = pending;
-    c->ready_tail = &pending->next_ready;
-}
-
-// After some were taken out of the list.
-static void find_ready_tail(struct coordinator *c)
-{
-    c->ready_tail = &c->ready_head;
-    while (*c->ready_tail)
-        c->ready_tail = &(*c->ready_tail)->next_ready;
+    if (request_is_of_members(first))
+        return ready == (int)first->split_count;
+    for (int i = 0; ctx->coordinator.joined_count && i < set->group.size; i++)
+        ready += !pending->requests[i] && ctx->coordinator.joined[set->group.ranks[i]];
+    return ready == set->group.size;
 }
 
 void coordinator_visit(bhvd_context *ctx, void (*visit)(bhvd_context *, struct pending *, void *), void *arg)
@@ -70,10 +59,8 @@ static void visit_joined(bhvd_context *ctx, struct pending *pending, void *arg)
     const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
     (void)arg;
     if (set && is_complete(ctx, pending, set))
-        mark_ready(&ctx->coordinator, pending);
+        ready_put(&ctx->coordinator, pending);
 }
-
-static bhvd_status respond(bhvd_context *ctx);
 
 static bhvd_status take_join(bhvd_context *ctx, int rank, const struct request *request)
 {
@@ -87,7 +74,7 @@ static bhvd_status take_join(bhvd_context *ctx, int rank, const struct request *
     if (c->joined_count < ctx->options.size)
         return BHVD_OK;
     // What ranks posted before they joined comes before the end of the join.
-    bhvd_status status = respond(ctx);
+    bhvd_status status = ready_answer(ctx);
     if (status)
         return status;
     memset(c->joined, 0, (size_t)ctx->options.size * sizeof *c->joined);
@@ -134,11 +121,11 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
         return response_refuse(ctx, rank, &request->key, &error);
     int index = process_set_index(set, rank);
     bool for_all = request->kind == BHVD_JOIN || request->kind >= BHVD_PROCESS_SET_ADD;
-    if (index < 0 || (for_all && set->id != 0))
+    if (index < 0 || (for_all && set->group.id != 0) || (request_is_of_members(request) && !request_lists(request, rank)))
         return BHVD_ERR_SYSTEM;
     if (request->kind == BHVD_JOIN)
         return take_join(ctx, rank, request);
-    struct pending *pending = entry ? entry->pending : NULL;
+    struct pending *pending = entry ? entry->cached.user : NULL;
     if (!pending)
         pending = pending_find(&c->pending, &request->key);
     if (!pending) {
@@ -147,10 +134,10 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
             return BHVD_ERR_SYSTEM;
         pending->entry = entry;
         if (entry)
-            entry->pending = pending;
+            entry->cached.user = pending;
         timeline_negotiation_begin(ctx, &pending->key, operation_kind_name(request->kind, request->op));
     } else if (pending->entry != entry && pending->entry) {
-        pending->entry->pending = NULL;
+        pending->entry->cached.user = NULL;
         pending->entry = NULL;
     }
     if (pending->requests[index])
@@ -160,7 +147,7 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
     pending->ready_count++;
     timeline_rank_ready(ctx, &pending->key, rank);
     if (is_complete(ctx, pending, set))
-        mark_ready(c, pending);
+        ready_put(c, pending);
     return BHVD_OK;
 }
 
@@ -168,12 +155,12 @@ static bhvd_status take_cached_request(bhvd_context *ctx, int rank, uint32_t id)
 {
     // Looked up for each rank: what another one asks can end an agreement, and with it the entry.
     struct coordinator_entry *entry = coordinator_cache_find_id(&ctx->cache, id);
-    const struct process_set *set = entry ? process_set_find(&ctx->sets, entry->key.process_set) : NULL;
+    const struct process_set *set = entry ? process_set_find(&ctx->sets, entry->cached.key.process_set) : NULL;
     int index = set ? process_set_index(set, rank) : -1;
     ctx->coordinator.asking = rank;
     if (index < 0)
         return response_send_stale(ctx, rank, id);
-    if (!entry->pending)                    // the first rank that asks: the others' asking makes it no newer
+    if (!entry->cached.user)                    // the first rank that asks: the others' asking makes it no newer
         coordinator_cache_use(&ctx->cache, entry);
     return take_request(ctx, rank, entry->requests[index], entry);
 }
@@ -271,116 +258,8 @@ bhvd_status coordinator_take_bundled(bhvd_context *ctx, const int *ranks, int co
 {
     ctx->coordinator.asking = ranks[0];
     bhvd_status status = take_requests(ctx, ranks, count, items);
-    if (status == BHVD_ERR_SYSTEM && !ctx->failure.status)
-        return context_fail_protocol(ctx, ctx->coordinator.asking);
-    return status;
-}
-
-static void put_answer(bhvd_context *ctx, struct bytes *out, struct pending *pending)
-{
-    const struct request *first = pending->requests[pending->first];
-    bool all = pending->ready_count == pending->size;
-    if (all && pending->entry) {
-        cached_run_put(&ctx->coordinator.run, out, pending->entry->id);
-        return;
-    }
-    uint32_t id = 0;
-    // Process sets are not cached: the same name, asked again, is not the same thing done again.
-    if (all && ctx->cache.capacity && first->kind < BHVD_PROCESS_SET_ADD)
-        id = coordinator_cache_store(&ctx->cache, pending->requests, pending->size);
-    response_put_head(out, &pending->key, id, BHVD_OK);
-    pending_put_agreed(out, pending);
-    bytes_put_u32(out, all ? 0 : (uint32_t)first->size);        // joined ranks learn what it is about
-    if (!all)
-        bytes_put(out, first->bytes, first->size);
-    if (first->kind == BHVD_PROCESS_SET_ADD)
-        ctx->coordinator.additions++;
-}
-
-// Takes from the ready list what goes together with its head, up to the fusion threshold.
-static struct pending *take_fused(bhvd_context *ctx, int *count)
-{
-    struct coordinator *c = &ctx->coordinator;
-    struct pending *head = c->ready_head, *fused = NULL, **fused_tail = &fused;
-    size_t threshold = (size_t)ctx->options.fusion_threshold;
-    size_t nbytes = request_nbytes(head->requests[head->first]);
-    *count = 0;
-    for (struct pending **at = &c->ready_head, *p; (p = *at);) {
-        bool take = p == head;
-        if (!take && threshold && pending_is_fusable(head, p)) {
-            size_t more = request_nbytes(p->requests[p->first]);
-            take = nbytes + more <= threshold;
-            nbytes += take ? more : 0;
-        }
-        if (take) {
-            *at = p->next_ready;
-            p->next_ready = NULL;
-            *fused_tail = p;
-            fused_tail = &p->next_ready;
-            ++*count;
-        } else {
-            at = &p->next_ready;
-        }
-    }
-    find_ready_tail(c);
-    return fused;
-}
-
-// Answers those that cannot be done, and removes them from the ready list.
-static bhvd_status respond_errors(bhvd_context *ctx)
-{
-    struct coordinator *c = &ctx->coordinator;
-    bhvd_status status = BHVD_OK;
-    for (struct pending **at = &c->ready_head, *p; (p = *at) && !status;) {
-        struct bhvd_error error;
-        const struct process_set *set = process_set_find(&ctx->sets, p->key.process_set);
-        // all by one id: checked when the id was given
-        if (set && ((p->entry && p->ready_count == p->size) || !pending_check(p, set, c->last_joined, &error))) {
-            at = &p->next_ready;
-            continue;
-        }
-        *at = p->next_ready;
-        if (set) {
-            timeline_negotiation_end(ctx, &p->key);
-            timeline_refusal(ctx, &p->key, error.message);
-            status = response_refuse_all(ctx, set, &p->key, &error);
-        }
-        pending_free(p);
-    }
-    find_ready_tail(c);
-    return status;
-}
-
-static bhvd_status respond(bhvd_context *ctx)
-{
-    struct coordinator *c = &ctx->coordinator;
-    if (!c->ready_head)
-        return BHVD_OK;
-    timeline_cycle(ctx);
-    bhvd_status status = respond_errors(ctx);
-    while (!status && c->ready_head) {
-        int count;
-        struct pending *fused = take_fused(ctx, &count);
-        const struct process_set *set = process_set_find(&ctx->sets, fused->key.process_set);
-        response_begin(c, fused->key.process_set, (uint32_t)count);
-        for (struct pending *p = fused, *next; p; p = next) {
-            next = p->next_ready;
-            timeline_negotiation_end(ctx, &p->key);
-            put_answer(ctx, &c->out, p);
-            pending_free(p);
-        }
-        status = response_send(ctx, set);
-    }
-    return status;
-}
-
-bhvd_status coordinator_respond(bhvd_context *ctx)
-{
-    if (!ctx->measures_coordinator)
-        return respond(ctx);
-    int64_t started_ns = clock_thread_ns();
-    bhvd_status status = respond(ctx);
-    ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
+    if (status == BHVD_ERR_SYSTEM && !ctx->run.failure.status)
+        return run_fail_protocol(&ctx->run, ctx->coordinator.asking);
     return status;
 }
 
@@ -391,7 +270,7 @@ static void end_pending(bhvd_context *ctx, struct pending *pending, const struct
     table_remove(&c->pending, &pending->by_name);
     for (int i = 0; set && i < pending->size; i++) {
         if (pending->requests[i])
-            response_refuse(ctx, set->ranks[i], &pending->key, error);
+            response_refuse(ctx, set->group.ranks[i], &pending->key, error);
     }
     pending_free(pending);
 }
@@ -480,10 +359,7 @@ void coordinator_fini(bhvd_context *ctx)
 {
     struct coordinator *c = &ctx->coordinator;
     table_clear(&c->pending, free_pending_node, NULL);
-    for (struct pending *p = c->ready_head, *next; p; p = next) {
-        next = p->next_ready;
-        pending_free(p);
-    }
+    ready_fini(c);
     for (struct early_request *early = c->early, *next; early; early = next) {
         next = early->next;
         request_drop(early->request);

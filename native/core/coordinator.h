@@ -1,7 +1,8 @@
 // The coordinator: rank 0's second role in negotiation (negotiation.h). It collects requests until all members of the
 // process set have asked, checks that they agree, decides what is fused, and answers. Empty on other ranks. Engine only.
 //
-//     coordinator.c    takes requests, joins and goodbyes, and answers what became complete
+//     coordinator.c    takes requests, joins and goodbyes
+//     ready.c          answers what became complete
 //     pending.c        an operation that waits for members; do they agree?
 //     response.c       answers as they are written and sent
 #ifndef BHVD_COORDINATOR_H

@@ -9,11 +9,11 @@
 bool engine_poll(bhvd_context *ctx, bool look_at_sockets);
 // Would an engine that sleeps miss what moves: something that no descriptor tells of?
 bool engine_needs_looking(bhvd_context *ctx);
-// Who has died? For before and after sleeps: a system call for every rank of this host.
-void engine_look_at_liveness(bhvd_context *ctx);
-
 // At the clock: whose heartbeat is due or missing, what NCCL says, which operations wait too long.
 void engine_look_around(bhvd_context *ctx);
+
+// What a context's run asks of it.
+extern const struct run_duties engine_duties;
 
 // Executes what is next in the list, which is not empty, to its end.
 void engine_execute_next(bhvd_context *ctx);

@@ -3,7 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "collective/nccl.h"
+#include "core/communicators.h"
+#include "core/context.h"
 
 // Operations in flight, linked by `next`: all but those of the running execution, or only the unanswered ones.
 static struct bhvd_handle *take_in_flight(bhvd_context *ctx, bool unanswered_only)
@@ -59,34 +60,30 @@ void context_close(bhvd_context *ctx, bhvd_status status, const char *format, ..
 
 bhvd_status context_fail(bhvd_context *ctx, bhvd_status status, const char *format, ...)
 {
-    struct bhvd_error error = {.status = status};
     va_list args;
     va_start(args, format);
-    vsnprintf(error.message, sizeof error.message, format, args);
+    status = run_vfail(&ctx->run, status, format, args);
     va_end(args);
-    if (!set_once(ctx, &ctx->failure, &error))
-        return ctx->failure.status;
-    set_once(ctx, &ctx->closing, &error);
+    return status;
+}
+
+void context_failed(void *arg, const struct bhvd_error *error)
+{
+    bhvd_context *ctx = arg;
+    set_once(ctx, &ctx->closing, error);
     for (struct execution *execution = ctx->executions_head, *next; execution; execution = next) {
         next = execution->next;
         for (int i = 0; i < execution->count; i++) {
-            if (execution->operations[i]->phantom)
-                operation_drop(execution->operations[i]);
+            if (execution->works[i]->phantom)
+                operation_drop(operation_of(execution->works[i]));
         }
         free(execution);
     }
     ctx->executions_head = NULL;
     ctx->executions_tail = &ctx->executions_head;
-    end_in_flight(ctx, false, &error);
-    if (status != BHVD_ERR_SHUTDOWN) {
+    end_in_flight(ctx, false, error);
+    if (error->status != BHVD_ERR_SHUTDOWN) {
         negotiation_leave(ctx);
-        nccl_abort(ctx);                // what waits for a peer on the GPU would wait for ever
+        communicators_abort(ctx);       // what waits for a peer on the GPU would wait for ever
     }
-    return status;
-}
-
-bhvd_status context_fail_protocol(bhvd_context *ctx, int rank)
-{
-    return context_fail(ctx, BHVD_ERR_SYSTEM, "rank %d sent something that breaks the protocol; do all ranks run the same "
-                        "version and the same program?", rank);
 }

@@ -1,25 +1,22 @@
-// Did what ended operations put on a GPU end well? Operations end when their work is enqueued (collective/nccl.h,
-// device/staging.h), so who keeps their results, in a checkpoint for instance, asks here first.
+// Did what ended operations put on a GPU end well? Operations end when their work is enqueued (gpu/nccl.h,
+// gpu/staging.h), so who keeps their results, in a checkpoint for instance, asks here first.
 //
 // Once the streams have come to their end, it is known: a failure aborts communicators only after the context has failed, so
 // a stream that a failure freed is never taken for one that did its work.
 #include <time.h>
 
 #include "base/status.h"
-#include "collective/nccl.h"
+#include "core/communicators.h"
 #include "device/device.h"
 
 enum { LOOK_AGAIN_NS = 50000 };
 
 static bhvd_status failure_of(bhvd_context *ctx, struct bhvd_error *error)
 {
-    pthread_mutex_lock(&ctx->post_lock);
-    struct bhvd_error failure = ctx->failure;
-    pthread_mutex_unlock(&ctx->post_lock);
-    if (failure.status == BHVD_ERR_SHUTDOWN)    // this rank left, and had ended what it had begun
-        error_clear(&failure);
-    *error = failure;
-    return failure.status;
+    *error = run_failure(&ctx->run);
+    if (error->status == BHVD_ERR_SHUTDOWN)     // this rank left, and had ended what it had begun
+        error_clear(error);
+    return error->status;
 }
 
 // Errors that NCCL has and that nobody has seen yet. Who runs the engine looks itself.
@@ -27,8 +24,8 @@ static void look(bhvd_context *ctx)
 {
     if (pthread_mutex_trylock(&ctx->engine_lock))
         return;
-    if (!ctx->failure.status)
-        nccl_look(ctx);
+    if (!ctx->run.failure.status)
+        communicators_look(ctx);
     pthread_mutex_unlock(&ctx->engine_lock);
 }
 

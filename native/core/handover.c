@@ -16,10 +16,10 @@ bool relay_is_free(const bhvd_context *ctx)
 {
     const struct relay *relay = &ctx->relay;
     // After a failure, or the coordinator's goodbye, nothing is relayed; its own goodbye is that for all.
-    if (!relay->active || relay->parent < 0 || ctx->failure.status || ctx->closing.status)
+    if (!relay->active || relay->parent < 0 || ctx->run.failure.status || ctx->closing.status)
         return true;
     for (int i = 0; i < relay->tree.child_count; i++) {
-        if (ctx->connections.links[relay->tree.children[i].rank].state == LINK_OPEN)
+        if (ctx->run.connections.links[relay->tree.children[i].rank].state == LINK_OPEN)
             return false;
     }
     return true;
@@ -60,7 +60,7 @@ static bhvd_status take_early(bhvd_context *ctx)
     while (r.at < r.end && !status) {
         uint32_t size = bytes_take_u32(&r);
         const unsigned char *payload = bytes_take(&r, size);
-        status = relay_take_down(ctx, &ctx->connections.links[COORDINATOR], (struct bytes_reader){payload, payload + size, false});
+        status = relay_take_down(ctx, &ctx->run.connections.links[COORDINATOR], (struct bytes_reader){payload, payload + size, false});
     }
     bytes_fini(&early);
     return status;

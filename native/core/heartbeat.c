@@ -23,6 +23,7 @@ bhvd_status heartbeat_init(bhvd_context *ctx)
     h->silence_ns = timeout_ms > 0 ? (int64_t)(silence_ms > 1 ? silence_ms : 1) * 1000000 : 0;
     int64_t limit_ns = (int64_t)ctx->options.timeout_ms * 1000000;
     h->away_ns = (h->silence_ns && h->silence_ns < limit_ns ? h->silence_ns : limit_ns) / 2;
+    ctx->run.sleep_ms = h->interval_ms;
     h->ranks = calloc((size_t)ctx->options.size, sizeof *h->ranks);
     h->looked_ns = clock_now_ns();
     for (int rank = 0; h->ranks && rank < ctx->options.size; rank++)
@@ -42,7 +43,7 @@ static uint64_t own_execution(const bhvd_context *ctx)
 static bool listens_to(const bhvd_context *ctx, int rank)
 {
     return rank != ctx->options.rank && (rank == COORDINATOR || ctx->options.rank == COORDINATOR) &&
-           ctx->connections.links[rank].state == LINK_OPEN;
+           ctx->run.connections.links[rank].state == LINK_OPEN;
 }
 
 static uint64_t earliest_execution(const bhvd_context *ctx)
@@ -58,14 +59,14 @@ static uint64_t earliest_execution(const bhvd_context *ctx)
 
 static void listen_to(bhvd_context *ctx, int rank, int64_t now_ns, bool was_away)
 {
-    const struct link *link = &ctx->connections.links[rank];
+    const struct link *link = &ctx->run.connections.links[rank];
     struct heard *heard = &ctx->heartbeat.ranks[rank];
     uint64_t received = link->payload_received + link->frames_received;
     if (received != heard->received || was_away) {
         heard->received = received;
         heard->at_ns = now_ns;
     } else if (ctx->heartbeat.silence_ns && now_ns - heard->at_ns >= ctx->heartbeat.silence_ns) {
-        // Elastic jobs read it: bagua_hvd/common/elastic_worker.py.
+        // Elastic jobs read it: bagua_hvd/job/elastic_worker.py.
         context_fail(ctx, BHVD_ERR_PEER_LOST, "rank %d was lost: nothing came from it for %.1f s. Its process was stopped, or "
                      "its host or the network between broke down. The limit, %g s, is set by "
                      "BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank, (double)(now_ns - heard->at_ns) / 1e9,
@@ -77,7 +78,7 @@ static void listen_to(bhvd_context *ctx, int rank, int64_t now_ns, bool was_away
 static void expect_acknowledgement(bhvd_context *ctx, int rank, int64_t now_ns)
 {
     const struct heartbeat *h = &ctx->heartbeat;
-    struct link *link = &ctx->connections.links[rank];
+    struct link *link = &ctx->run.connections.links[rank];
     struct heard *heard = &h->ranks[rank];
     uint64_t sent = link->payload_sent + link->sends.done + link->control_sent;
     if (!h->silence_ns || sent == heard->acknowledged)
@@ -85,8 +86,8 @@ static void expect_acknowledgement(bhvd_context *ctx, int rank, int64_t now_ns)
     int64_t silence_ns = link_silence_ns(link, now_ns);
     if (silence_ns < 0) {
         heard->acknowledged = sent;
-    } else if (silence_ns >= h->silence_ns && now_ns - h->returned_ns >= h->silence_ns) {
-        // Elastic jobs read it: bagua_hvd/common/elastic_worker.py.
+    } else if (silence_ns >= h->silence_ns && now_ns - ctx->run.returned_ns >= h->silence_ns) {
+        // Elastic jobs read it: bagua_hvd/job/elastic_worker.py.
         context_fail(ctx, BHVD_ERR_PEER_LOST, "rank %d was lost: its host acknowledged nothing for %.1f s of what was sent to "
                      "it. Its host or the network between broke down. The limit, %g s, is set by "
                      "BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank, (double)silence_ns / 1e9,
@@ -96,7 +97,7 @@ static void expect_acknowledgement(bhvd_context *ctx, int rank, int64_t now_ns)
 
 static void speak_to(bhvd_context *ctx, int rank, const struct bytes *payload)
 {
-    struct link *link = &ctx->connections.links[rank];
+    struct link *link = &ctx->run.connections.links[rank];
     // What waits to be written says as much; and what nobody reads must not grow. A connection that is broken is noticed
     // where it is read, after the goodbye that may explain it.
     if (link->control_out.size == 0)
@@ -106,24 +107,24 @@ static void speak_to(bhvd_context *ctx, int rank, const struct bytes *payload)
 void heartbeat_look(bhvd_context *ctx, bool now)
 {
     struct heartbeat *h = &ctx->heartbeat;
-    if (ctx->options.size == 1 || ctx->failure.status || (!now && ++h->polls % POLLS_PER_LOOK))
+    if (ctx->options.size == 1 || ctx->run.failure.status || (!now && ++h->polls % POLLS_PER_LOOK))
         return;
     int64_t now_ns = clock_now_ns();
     bool was_away = now_ns - h->looked_ns >= h->away_ns;
     h->looked_ns = now_ns;
     if (was_away)
-        h->returned_ns = now_ns;
+        ctx->run.returned_ns = now_ns;
     if (now_ns < h->next_ns && !was_away)
         return;
     h->next_ns = now_ns + (int64_t)h->interval_ms * 1000000;
     struct bytes payload = {0};
     bytes_put_i64(&payload, (int64_t)earliest_execution(ctx));
-    for (int rank = 0; rank < ctx->options.size && !ctx->failure.status; rank++) {
+    for (int rank = 0; rank < ctx->options.size && !ctx->run.failure.status; rank++) {
         if (listens_to(ctx, rank)) {
             speak_to(ctx, rank, &payload);
             listen_to(ctx, rank, now_ns, was_away);
         }
-        if (rank != ctx->options.rank && ctx->connections.links[rank].state == LINK_OPEN && !ctx->failure.status)
+        if (rank != ctx->options.rank && ctx->run.connections.links[rank].state == LINK_OPEN && !ctx->run.failure.status)
             expect_acknowledgement(ctx, rank, now_ns);
     }
     bytes_fini(&payload);

@@ -34,7 +34,6 @@ struct heartbeat {
     int64_t silence_ns;             // of another rank, until it is lost; 0: never
     int64_t away_ns;                // not having looked for so long says that this rank was stopped itself
     int64_t looked_ns, next_ns;
-    int64_t returned_ns;            // when this rank went on after it had been stopped; 0: never was
     uint32_t polls;
 };
 

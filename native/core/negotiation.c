@@ -6,19 +6,19 @@
 #include "core/answer.h"
 #include "core/cached_run.h"
 #include "core/context.h"
-#include "core/result_memory.h"
+#include "run/result_memory.h"
 
 static void put_request(bhvd_context *ctx, struct bytes *out, struct cached_run *run, struct bhvd_handle *op)
 {
-    struct operation_key key = {op->process_set, op->name_size, op->name};
+    struct operation_key key = {op->process_set, op->work.name_size, op->work.name};
     struct cache_entry *entry = ctx->cache.capacity ? response_cache_find(&ctx->cache, &key) : NULL;
-    if (entry && !entry->operation && entry->request.size == op->request.size &&
+    if (entry && !entry->cached.user && entry->request.size == op->request.size &&
         memcmp(entry->request.data, op->request.data, op->request.size) == 0) {
-        entry->operation = op;
+        entry->cached.user = op;
         op->cached = entry;
         response_cache_use(&ctx->cache, entry);
         ctx->counters.cache_hits++;
-        cached_run_put(run, out, entry->id);
+        cached_run_put(run, out, entry->cached.id);
     } else {
         ctx->counters.cache_misses++;
         bytes_put_u8(out, ITEM_FULL);
@@ -29,7 +29,7 @@ static void put_request(bhvd_context *ctx, struct bytes *out, struct cached_run 
 
 bhvd_status negotiation_send(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *payload, bool lazy)
 {
-    struct link *link = &ctx->connections.links[rank];
+    struct link *link = &ctx->run.connections.links[rank];
     if (link->state != LINK_OPEN)
         return BHVD_OK;                     // it left: it needs no answer, and its goodbye ended what it could be asked
     ctx->counters.negotiation_messages++;
@@ -37,7 +37,8 @@ bhvd_status negotiation_send(bhvd_context *ctx, int rank, enum frame_type type, 
     // A connection that is broken is noticed where it is read, after the goodbye that may explain it.
     if (status == BHVD_ERR_PEER_LOST)
         return BHVD_OK;
-    return status ? context_fail(ctx, status, "no memory for a message to rank %d", rank) : BHVD_OK;
+    return status ? context_fail(ctx, status, "no memory for a message of %zu bytes to rank %d, or one that is too long",
+                                       payload->size, rank) : BHVD_OK;
 }
 
 static bhvd_status send_requests(bhvd_context *ctx, const struct bytes *out)
@@ -64,7 +65,7 @@ bhvd_status negotiation_request(bhvd_context *ctx, struct bhvd_handle *posted)
         if (!process_set_find(&ctx->sets, op->process_set)) {
             struct bhvd_error error;
             error_set(&error, BHVD_ERR_UNSUPPORTED, "the process set was removed while '%.*s' was in flight",
-                      (int)op->name_size, op->name);
+                      (int)op->work.name_size, op->work.name);
             operation_end(op, &error);
             continue;
         }
@@ -82,9 +83,9 @@ bhvd_status negotiation_request(bhvd_context *ctx, struct bhvd_handle *posted)
 bhvd_status negotiation_take_stale(bhvd_context *ctx, struct bytes_reader r)
 {
     struct cache_entry *entry = response_cache_find_id(&ctx->cache, bytes_take_u32(&r));
-    if (r.failed || !entry || !entry->operation)
+    if (r.failed || !entry || !entry->cached.user)
         return BHVD_OK;                     // answered meanwhile, or never asked: nothing waits for it
-    struct bhvd_handle *op = entry->operation;
+    struct bhvd_handle *op = entry->cached.user;
     if (op->answered)
         return BHVD_ERR_SYSTEM;             // by this very id
     response_cache_forget(&ctx->cache, entry);
@@ -111,28 +112,42 @@ static bool read_agreed(struct bytes_reader *r, struct bhvd_handle *op)
     return true;
 }
 
-// A joined rank takes part in an allreduce that it did not post: with zeros.
+// A rank takes part in what it did not post: in an allreduce after it joined, with zeros; in adding a process set that
+// its members alone asked for.
 static struct bhvd_handle *phantom_create(bhvd_context *ctx, const struct request *request)
 {
     struct bhvd_handle *op = calloc(1, sizeof *op + request->tensor_count * sizeof op->tensors[0]);
     if (!op)
         return NULL;
     op->ctx = ctx;
-    op->phantom = true;
+    op->work.phantom = true;
     atomic_init(&op->references, 1);
-    op->kind = request->kind;
+    op->work.kind = request->kind;
     op->process_set = request->key.process_set;
-    op->op = request->op;
-    op->codec = request->codec;
-    op->codec_options.parameter = request->codec_parameter;
-    op->exchange = request->exchange;
-    op->hierarchical = request->hierarchical;
+    op->work.op = request->op;
+    op->work.codec = request->codec;
+    op->work.codec_options.parameter = request->codec_parameter;
+    op->work.exchange = request->exchange;
+    op->work.hierarchical = request->hierarchical;
     op->on_gpu = request->device >= 0;
-    op->prescale_factor = request->prescale_factor;
-    op->postscale_factor = request->postscale_factor;
-    op->tensor_count = request->tensor_count;
+    op->work.prescale_factor = request->prescale_factor;
+    op->work.postscale_factor = request->postscale_factor;
+    op->work.root_rank = (int)request->root_rank;
+    if (request_is_of_members(request)) {
+        op->splits = malloc((request->split_count + 1) * sizeof *op->splits);
+        for (uint32_t i = 0; op->splits && i < request->split_count; i++) {
+            const int64_t rank = request_split(request, i);
+            op->splits[op->split_count++] = rank < 0 || rank > INT32_MAX ? -1 : (int32_t)rank;
+        }
+        if (!op->splits) {
+            operation_drop(op);
+            return NULL;
+        }
+    }
+    op->work.tensor_count = request->tensor_count;
+    op->work.tensors = op->tensors;
     for (uint32_t t = 0; t < request->tensor_count; t++) {
-        struct tensor *tensor = &op->tensors[t];
+        struct tensor *tensor = &op->work.tensors[t];
         tensor->dtype = request->tensors[t].dtype;
         tensor->count = 1;
         for (int d = 0; d < request->tensors[t].ndim; d++)
@@ -187,16 +202,16 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
     const struct process_set *set = process_set_find(&ctx->sets, process_set);
     if (!op && set && bytes && request_size) {
         struct request *request = request_parse(bytes, request_size);
-        op = request && answer_has_zeros(request) ? phantom_create(ctx, request) : NULL;
+        op = request && (answer_has_zeros(request) || request_is_of_members(request)) ? phantom_create(ctx, request) : NULL;
         request_drop(request);
         if (!op) {
             free(agreed.agreed_owned);
             return BHVD_ERR_SYSTEM;
         }
     }
-    if (op && (op->answered || !(op->announced || op->phantom) || !set ||
+    if (op && (op->answered || !(op->announced || op->work.phantom) || !set ||
                !answer_agrees(set, op, agreed.agreed, agreed.agreed_count))) {
-        if (op->phantom)
+        if (op->work.phantom)
             operation_drop(op);
         free(agreed.agreed_owned);
         return BHVD_ERR_SYSTEM;
@@ -205,7 +220,7 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
         op->agreed_owned = agreed.agreed_owned;
         op->agreed = agreed.agreed;
         op->agreed_count = agreed.agreed_count;
-        if (id && !op->phantom)
+        if (id && !op->work.phantom)
             response_cache_store(&ctx->cache, id, op, op->agreed, op->agreed_count);
         *out = op;
     } else {
@@ -218,11 +233,12 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
 static struct bhvd_handle *take_cached(bhvd_context *ctx, uint32_t id)
 {
     struct cache_entry *entry = response_cache_find_id(&ctx->cache, id);
-    if (!entry || !entry->operation)
-        return NULL;
-    entry->operation->agreed = entry->agreed;
-    entry->operation->agreed_count = entry->agreed_count;
-    return entry->operation;
+    struct bhvd_handle *op = entry ? entry->cached.user : NULL;
+    if (op) {
+        op->agreed = entry->agreed;
+        op->agreed_count = entry->agreed_count;
+    }
+    return op;
 }
 
 // False: it has been answered before, or does not belong there.
@@ -233,7 +249,7 @@ static bool add_to_execution(struct execution *execution, struct bhvd_handle *op
     if (op->answered || !answer_continues(execution, op))
         return false;
     op->answered = true;
-    execution->operations[execution->count++] = op;
+    execution->works[execution->count++] = &op->work;
     return true;
 }
 
@@ -255,7 +271,7 @@ static bhvd_status take_items(bhvd_context *ctx, struct bytes_reader *r, uint32_
             if (take_full_item(ctx, execution->process_set, r, &op) || r->failed)
                 return BHVD_ERR_SYSTEM;
             if (!add_to_execution(execution, op)) {
-                if (op->phantom)
+                if (op->work.phantom)
                     operation_drop(op);
                 return BHVD_ERR_SYSTEM;
             }
@@ -271,17 +287,17 @@ bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader r)
     uint32_t process_set = bytes_take_u32(&r);
     uint32_t count = bytes_take_u32(&r);
     // Each is said in a few bytes, or by an id that this rank knows.
-    if (r.failed || count > (uint64_t)(r.end - r.at) + ctx->cache.by_id.count)
+    if (r.failed || count > (uint64_t)(r.end - r.at) + ctx->cache.own.by_id.count)
         return BHVD_ERR_SYSTEM;
-    struct execution *execution = malloc(sizeof *execution + count * sizeof execution->operations[0]);
+    struct execution *execution = malloc(sizeof *execution + count * sizeof execution->works[0]);
     if (!execution)
         return BHVD_ERR_SYSTEM;
     *execution = (struct execution){.number = number, .process_set = process_set};
     bhvd_status status = take_items(ctx, &r, count, execution);
     if (status || execution->count == 0) {
         for (int i = 0; i < execution->count; i++) {
-            if (execution->operations[i]->phantom)
-                operation_drop(execution->operations[i]);       // nobody else knows it
+            if (execution->works[i]->phantom)
+                operation_drop(operation_of(execution->works[i]));       // nobody else knows it
         }
         free(execution);
         return status;
@@ -300,7 +316,7 @@ bhvd_status negotiation_take_end(bhvd_context *ctx, struct bytes_reader r)
     bhvd_status reason = (bhvd_status)bytes_take_u8(&r);
     if (!is_error(reason))
         return BHVD_ERR_SYSTEM;
-    ctx->failed_elsewhere = !ctx->failure.status && reason != BHVD_ERR_SHUTDOWN;
+    ctx->failed_elsewhere = !ctx->run.failure.status && reason != BHVD_ERR_SHUTDOWN;
     if (reason != BHVD_ERR_SHUTDOWN)
         return context_fail(ctx, reason, "%.*s", (int)(r.end - r.at), (const char *)r.at);
     context_close(ctx, reason, "%.*s", (int)(r.end - r.at), (const char *)r.at);
@@ -361,10 +377,10 @@ bhvd_status negotiation_frame(bhvd_context *ctx, struct link *link, uint8_t type
 // Why this rank leaves, if somebody else has to know: a status and a sentence that names a rank. Else nothing.
 static void put_reason(const bhvd_context *ctx, struct bytes *out)
 {
-    struct bhvd_error error = ctx->failure;
+    struct bhvd_error error = ctx->run.failure;
     bool failed = error.status && error.status != BHVD_ERR_SHUTDOWN;
     if (failed && !ctx->failed_elsewhere && error.status != BHVD_ERR_PEER_LOST)
-        error_set(&error, error.status, "rank %d failed: %.900s", ctx->options.rank, ctx->failure.message);
+        error_set(&error, error.status, "rank %d failed: %.900s", ctx->options.rank, ctx->run.failure.message);
     else if (!failed && !error.status && ctx->closing.status)
         error = ctx->closing;
     else if (!failed && ctx->coordinator.left_count)
@@ -384,7 +400,7 @@ void negotiation_leave(bhvd_context *ctx)
     relay_flush(ctx);                       // what a child was promised comes before
     put_reason(ctx, &reason);
     for (int rank = 0; rank < ctx->options.size; rank++) {
-        struct link *link = &ctx->connections.links[rank];
+        struct link *link = &ctx->run.connections.links[rank];
         if (rank != ctx->options.rank && link->state == LINK_OPEN)
             link_send_frame(link, FRAME_GOODBYE, &reason, false);
     }

@@ -9,7 +9,8 @@
 // part of it in that order: the earliest unfinished execution has all its members free for it, hence no deadlock.
 //
 // What a response adds to the request ("agreed"): allgather: dim 0 of each tensor on each rank, [tensor][set rank];
-// alltoall: the split matrix, [tensor][from][to]; join: the rank that joined last; others: nothing.
+// alltoall: of each tensor the rows that this member receives from each, [set rank], and the largest number of rows that any
+// member sends to any: so an answer of its own to each member, of n numbers, not n^2 to all; join: the rank that joined last; others: nothing.
 #ifndef BHVD_NEGOTIATION_H
 #define BHVD_NEGOTIATION_H
 
@@ -37,7 +38,7 @@ struct execution {
     uint64_t number;            // in the order of all responses of the job, from 1
     uint32_t process_set;       // the set may be gone when its turn comes: looked up then
     int count;
-    struct bhvd_handle *operations[];
+    struct work *works[];       // of operations
 };
 
 // What a rank says to whoever needs it after it left.

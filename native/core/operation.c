@@ -7,16 +7,13 @@
 #include "base/futex.h"
 #include "base/pages.h"
 #include "base/status.h"
-#include "collective/nccl.h"
 #include "core/arguments.h"
+#include "core/completions.h"
 #include "core/context.h"
-#include "core/progress.h"
 #include "core/request.h"
-#include "core/result_memory.h"
-#include "device/buffer.h"
-#include "device/mirror.h"
-#include "device/staging.h"
-#include "primitive/staged_codes.h"
+#include "gpu/mirror.h"
+#include "gpu/staged_codes.h"
+#include "gpu/staging.h"
 
 static const struct {
     const char *name, *word;
@@ -51,8 +48,8 @@ static bool operation_has_key(const struct table_node *node, const void *arg)
 {
     const struct bhvd_handle *operation = TABLE_CONTAINER(node, struct bhvd_handle, by_name);
     const struct operation_key *key = arg;
-    return operation->process_set == key->process_set && operation->name_size == key->name_size &&
-           memcmp(operation->name, key->name, key->name_size) == 0;
+    return operation->process_set == key->process_set && operation->work.name_size == key->name_size &&
+           memcmp(operation->work.name, key->name, key->name_size) == 0;
 }
 
 struct bhvd_handle *operation_find(bhvd_context *ctx, const struct operation_key *key)
@@ -86,7 +83,11 @@ static void tensor_init(struct tensor *out, const struct bhvd_tensor *in)
     };
 }
 
-static int compare_ranks(const void *a, const void *b) { return *(const int32_t *)a - *(const int32_t *)b; }
+static int compare_ranks(const void *a, const void *b)
+{
+    const int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
 
 // The ranks of a process set in rising order, so that all ranks say the same.
 static int32_t *copy_splits(const struct bhvd_args *args)
@@ -105,9 +106,9 @@ static int32_t *copy_splits(const struct bhvd_args *args)
 // What the host reads or changes of arrays that may have newer values on a GPU.
 static bhvd_status fetch_mirrors(const struct bhvd_handle *op, struct bhvd_error *error)
 {
-    bhvd_status status = op->worker_mirror ? bhvd_mirror_fetch(op->worker_mirror, error) : BHVD_OK;
+    bhvd_status status = op->work.worker_mirror ? bhvd_mirror_fetch(op->work.worker_mirror, error) : BHVD_OK;
     for (int r = 0; r < REPLICAS && !status; r++)
-        status = op->replica_mirrors[r] ? bhvd_mirror_fetch(op->replica_mirrors[r], error) : BHVD_OK;
+        status = op->work.replica_mirrors[r] ? bhvd_mirror_fetch(op->work.replica_mirrors[r], error) : BHVD_OK;
     return status;
 }
 
@@ -115,15 +116,15 @@ static bhvd_status fetch_mirrors(const struct bhvd_handle *op, struct bhvd_error
 static bhvd_status stage(struct bhvd_handle *op, const struct bhvd_args *args, const struct set_facts *facts,
                          struct bhvd_error *error)
 {
-    const enum nccl_way way = args->gpu ? nccl_way_of(&facts->nccl, op, facts->has_levels) : WAY_HOST;
-    if (way == WAY_HOST && staged_codes_take(op, args, facts->has_levels))
-        return staged_codes_create(op, args, facts->size, facts->rank, error);
+    const enum nccl_way way = args->gpu ? nccl_way_of(&facts->nccl, &op->work) : WAY_HOST;
+    if (way == WAY_HOST && staged_codes_take(&op->work, args, facts->nccl.has_levels))
+        return staged_codes_create(&op->work, &op->ctx->run.kernels, args, facts->size, facts->rank, error);
     bhvd_status status = way == WAY_HOST ? fetch_mirrors(op, error) : BHVD_OK;
     if (status || !args->gpu)
         return status;
-    status = staging_create(op, args, facts->size, op->ctx->options.rank, way != WAY_HOST, error);
+    status = staging_create(&op->work, args, facts->size, op->ctx->options.rank, way != WAY_HOST, error);
     if (!status)
-        op->staging->host_waits = way == WAY_LEVELS;
+        op->work.staging->host_waits = way == WAY_LEVELS;
     return status;
 }
 
@@ -150,43 +151,47 @@ bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, st
     atomic_init(&op->references, 2);            // the caller's handle, and the engine
     atomic_init(&op->state, OPERATION_RUNS);
     op->ctx = ctx;
-    op->kind = args->kind;
+    op->work.kind = args->kind;
     op->process_set = facts.number;
-    op->op = args->op;
-    op->root_rank = args->root_rank;
-    op->prescale_factor = args->prescale_factor;
-    op->postscale_factor = args->postscale_factor;
-    op->codec = args->codec;
-    op->codec_options = args->codec_options;
-    op->exchange = args->exchange;
-    op->topology = args->topology;
-    op->round = args->round;
-    op->hierarchical = args->hierarchical != 0;
+    op->work.op = args->op;
+    op->work.root_rank = args->root_rank;
+    op->work.prescale_factor = args->prescale_factor;
+    op->work.postscale_factor = args->postscale_factor;
+    op->work.codec = args->codec;
+    op->work.codec_options = args->codec_options;
+    op->work.exchange = args->exchange;
+    op->work.topology = args->topology;
+    op->work.round = args->round;
+    op->work.hierarchical = args->hierarchical != 0;
     op->on_gpu = args->gpu != NULL;
     for (int r = 0; r < REPLICAS; r++) {
-        op->replicas[r] = args->replicas[r];
-        op->replica_mirrors[r] = args->replicas[r] ? args->replica_mirrors[r] : NULL;
-        op->before[1 + r] = args->before[r];
-        op->mixes_before |= args->before[r] != 0;
-        op->mixes_after |= args->after[1 + r] != 0;
+        op->work.replicas[r] = args->replicas[r];
+        op->work.replica_mirrors[r] = args->replicas[r] ? args->replica_mirrors[r] : NULL;
+        op->work.before[1 + r] = args->before[r];
+        op->work.mixes_before |= args->before[r] != 0;
+        op->work.mixes_after |= args->after[1 + r] != 0;
     }
-    op->before[0] = 1;
-    memcpy(op->after, args->after, sizeof op->after);
-    op->worker_error = args->worker_error;
-    op->server_error = args->server_error;
-    op->worker_mirror = args->worker_error ? args->worker_mirror : NULL;
-    op->server_mirror = args->server_error ? args->server_mirror : NULL;
-    op->tensor_count = args->tensor_count;
+    op->work.before[0] = 1;
+    memcpy(op->work.after, args->after, sizeof op->work.after);
+    op->work.worker_error = args->worker_error;
+    op->work.server_error = args->server_error;
+    op->work.worker_mirror = args->worker_error ? args->worker_mirror : NULL;
+    op->work.server_mirror = args->server_error ? args->server_mirror : NULL;
+    op->work.tensor_count = args->tensor_count;
+    op->work.tensors = op->tensors;
     for (size_t t = 0; t < args->tensor_count; t++) {
-        tensor_init(&op->tensors[t], &args->tensors[t]);
-        if (!args->gpu && op->tensors[t].dst != op->tensors[t].src)
-            pages_prefer_huge(op->tensors[t].dst, op->tensors[t].nbytes);
+        tensor_init(&op->work.tensors[t], &args->tensors[t]);
+        if (!args->gpu && op->work.tensors[t].dst != op->work.tensors[t].src)
+            pages_prefer_huge(op->work.tensors[t].dst, op->work.tensors[t].nbytes);
     }
     request_write(&op->request, facts.number, args);
-    op->name_size = (uint16_t)strlen(args->name);
-    op->name = (const char *)op->request.data + sizeof(uint32_t) + sizeof(uint16_t);
+    op->work.name_size = (uint16_t)strlen(args->name);
+    op->work.name = (const char *)op->request.data + sizeof(uint32_t) + sizeof(uint16_t);
     if (op->request.failed)
         status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
+    else if (op->request.size > REQUEST_BYTES_MAX)
+        status = error_set(error, BHVD_ERR_ARGUMENT, "'%s' has too many tensors or splits to be announced at once: post "
+                           "several groups", args->name);
     else if (args->gpu)
         status = nccl_check_gpu(&facts.nccl, args, error);
     if (!status)
@@ -205,24 +210,27 @@ void operation_end(struct bhvd_handle *op, const struct bhvd_error *error)
     bhvd_context *ctx = op->ctx;
     if (error)
         op->error = *error;
-    else if (op->staging && op->staging->codes && !op->staging->by_nccl)
-        staged_codes_end(op, &op->error);
-    else if (op->staging)
-        staging_end(op, &op->error);
+    else if (op->work.staging && op->work.staging->codes && !op->work.staging->by_nccl)
+        staged_codes_end(&op->work, &op->error);
+    else if (op->work.staging)
+        staging_end(&op->work, &op->error);
     if (op->cached)
-        op->cached->operation = NULL;
+        op->cached->cached.user = NULL;
     op->cached = NULL;
-    if (op->phantom) {
+    if (op->work.phantom) {
         operation_drop(op);
         return;
     }
     pthread_mutex_lock(&ctx->post_lock);
     table_remove(&ctx->names, &op->by_name);
+    if ((op->error.status == BHVD_ERR_PEER_LOST || op->error.status == BHVD_ERR_SHUTDOWN) && !ctx->first_loss.status)
+        ctx->first_loss = op->error;
     pthread_mutex_unlock(&ctx->post_lock);
     ctx->counters.operations++;
     atomic_fetch_sub(&ctx->outstanding, 1);
     if (atomic_exchange(&op->state, OPERATION_ENDED) == OPERATION_RUNS_AWAITED)
         futex_wake_all(&op->state);
+    completions_operation_ended(op);
     operation_drop(op);
 }
 
@@ -259,10 +267,10 @@ void operation_drop(struct bhvd_handle *op)
 {
     if (!op || atomic_fetch_sub(&op->references, 1) != 1)
         return;
-    for (size_t t = 0; t < op->tensor_count; t++)
-        bhvd_result_free(op->tensors[t].result);
-    staged_codes_destroy(op);
-    staging_destroy(op->staging);
+    for (size_t t = 0; t < op->work.tensor_count; t++)
+        bhvd_result_free(op->work.tensors[t].result);
+    staged_codes_destroy(&op->work);
+    staging_destroy(op->work.staging);
     bytes_fini(&op->request);
     free(op->splits);
     free(op->agreed_owned);
@@ -270,22 +278,9 @@ void operation_drop(struct bhvd_handle *op)
     free(op);
 }
 
-bhvd_status operation_allocate_result(struct tensor *tensor, int64_t dim0)
+bhvd_status operation_enqueue(bhvd_context *ctx, struct bhvd_handle *op, struct bhvd_error *error)
 {
-    tensor->result_dim0 = dim0;
-    tensor->result_nbytes = (size_t)dim0 * tensor->row_nbytes;
-    if (tensor->dst || tensor->result_nbytes == 0)
-        return BHVD_OK;
-    tensor->result = result_memory_acquire(tensor->result_nbytes);
-    tensor->dst = tensor->result;
-    return tensor->result ? BHVD_OK : BHVD_ERR_SYSTEM;
-}
-
-// ------------------------------------------------------------------------------------------------ public functions
-
-static bhvd_status enqueue(bhvd_context *ctx, struct bhvd_handle *op, struct bhvd_error *error)
-{
-    struct operation_key key = {op->process_set, op->name_size, op->name};
+    struct operation_key key = {op->process_set, op->work.name_size, op->work.name};
     uint64_t hash = operation_hash(&key);
     bhvd_status status = BHVD_OK;
     pthread_mutex_lock(&ctx->post_lock);
@@ -296,9 +291,9 @@ static bhvd_status enqueue(bhvd_context *ctx, struct bhvd_handle *op, struct bhv
         status = error_set(error, BHVD_ERR_ARGUMENT,
                            "Requested to %s a tensor with the same name as another tensor that is currently being "
                            "processed. If you want to request another tensor, use a different tensor name ('%.*s').",
-                           operation_kind_word(op->kind), (int)op->name_size, op->name);
+                           operation_kind_word(op->work.kind), (int)op->work.name_size, op->work.name);
     } else if (!table_insert(&ctx->names, &op->by_name, hash)) {
-        status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%.*s'", (int)op->name_size, op->name);
+        status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%.*s'", (int)op->work.name_size, op->work.name);
     } else {
         *ctx->posted_tail = op;
         ctx->posted_tail = &op->next;
@@ -307,120 +302,4 @@ static bhvd_status enqueue(bhvd_context *ctx, struct bhvd_handle *op, struct bhv
     }
     pthread_mutex_unlock(&ctx->post_lock);
     return status;
-}
-
-bhvd_status bhvd_post(bhvd_context *ctx, const struct bhvd_args *args, bhvd_handle **out, struct bhvd_error *error)
-{
-    struct bhvd_error unused;
-    struct bhvd_handle *op;
-    *out = NULL;
-    if (!error)
-        error = &unused;
-    bhvd_status status = operation_create(ctx, args, &op, error);
-    if (status)
-        return status;
-    status = enqueue(ctx, op, error);
-    if (status) {
-        atomic_store(&op->references, 1);
-        operation_drop(op);
-        return status;
-    }
-    progress_posted(ctx, args->blocking != 0);
-    *out = op;
-    error_clear(error);
-    return BHVD_OK;
-}
-
-bhvd_status bhvd_wait(bhvd_handle *op, int timeout_ms, struct bhvd_error *error)
-{
-    if (!operation_is_over(op) && op->ctx->abandoned)
-        return error_set(error, BHVD_ERR_SHUTDOWN, "operation '%.*s' belongs to the parent of this forked process",
-                         (int)op->name_size, op->name);
-    if (!operation_is_over(op))
-        progress_wait(op, clock_deadline_ns(timeout_ms));
-    if (!operation_is_over(op))
-        return error_set(error, BHVD_IN_PROGRESS, "operation '%.*s' is in progress", (int)op->name_size, op->name);
-    if (error)
-        *error = op->error;
-    return op->error.status;
-}
-
-bhvd_status bhvd_post_tensor(bhvd_context *ctx, int kind, const char *name, int process_set, uintptr_t src, uintptr_t dst,
-                             const int64_t *shape, int ndim, int dtype, int op, int root_rank, double prescale_factor,
-                             double postscale_factor, int wait_ms, struct bhvd_result *result, bhvd_handle **out,
-                             struct bhvd_error *error)
-{
-    const struct bhvd_tensor tensor = {
-        .src = (const void *)src,
-        .dst = (void *)dst,
-        .shape = shape,
-        .ndim = ndim,
-        .dtype = dtype,
-    };
-    const struct bhvd_args args = {
-        .kind = kind,
-        .process_set = process_set,
-        .name = name,
-        .tensors = &tensor,
-        .tensor_count = 1,
-        .op = op,
-        .root_rank = root_rank,
-        .prescale_factor = prescale_factor,
-        .postscale_factor = postscale_factor,
-        .blocking = wait_ms != 0,
-        .device = -1,
-    };
-    bhvd_handle *posted;
-    *result = (struct bhvd_result){0};
-    *out = NULL;
-    bhvd_status status = bhvd_post(ctx, &args, &posted, error);
-    if (!status)
-        status = wait_ms ? bhvd_wait(posted, wait_ms, error) : BHVD_IN_PROGRESS;
-    if (!status)
-        status = bhvd_result_take(posted, 0, result);
-    if (status == BHVD_IN_PROGRESS)
-        *out = posted;
-    else
-        bhvd_handle_drop(posted);
-    return status;
-}
-
-int bhvd_poll(bhvd_handle *op) { return operation_is_over(op); }
-
-int64_t bhvd_handle_value(bhvd_handle *op) { return op->value; }
-
-void bhvd_handle_drop(bhvd_handle *op) { operation_drop(op); }
-
-bhvd_status bhvd_result(bhvd_handle *op, size_t index, struct bhvd_result *out)
-{
-    if (!operation_is_over(op) || op->error.status || index >= op->tensor_count)
-        return BHVD_ERR_ARGUMENT;
-    const struct tensor *tensor = &op->tensors[index];
-    *out = (struct bhvd_result){tensor->result, tensor->result_nbytes, tensor->result_dim0, 0};
-    if (op->staging && op->staging->places[index].result) {
-        out->data = op->staging->places[index].result->data;
-        out->on_device = 1;
-    }
-    return BHVD_OK;
-}
-
-bhvd_status bhvd_result_take(bhvd_handle *op, size_t index, struct bhvd_result *out)
-{
-    bhvd_status status = bhvd_result(op, index, out);
-    if (!status && out->on_device)
-        return BHVD_ERR_ARGUMENT;
-    if (!status)
-        op->tensors[index].result = NULL;
-    return status;
-}
-
-void bhvd_result_free(void *data) { result_memory_release(data); }
-
-bhvd_status bhvd_received_splits(bhvd_handle *op, size_t index, int32_t *splits, size_t count)
-{
-    if (!operation_is_over(op) || op->error.status || index >= op->tensor_count || !op->received_splits ||
-        count != op->received_size)
-        return BHVD_ERR_ARGUMENT;
-    memcpy(splits, op->received_splits + index * count, count * sizeof *splits);
-    return BHVD_OK;
 }

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "core/answer.h"
 #include "core/operation.h"
 
 static bool pending_has_key(const struct table_node *node, const void *arg)
@@ -23,11 +24,11 @@ struct pending *pending_find(const struct table *table, const struct operation_k
 struct pending *pending_create(struct table *table, const struct process_set *set, int first,
                                const struct request *request)
 {
-    struct pending *pending = calloc(1, sizeof *pending + (size_t)set->size * sizeof pending->requests[0]);
+    struct pending *pending = calloc(1, sizeof *pending + (size_t)set->group.size * sizeof pending->requests[0]);
     if (!pending)
         return NULL;
     pending->key = request->key;
-    pending->size = set->size;
+    pending->size = set->group.size;
     pending->first = first;
     pending->since_ns = pending->warned_ns = clock_now_ns();
     if (!table_insert(table, &pending->by_name, operation_hash(&pending->key))) {
@@ -40,7 +41,7 @@ struct pending *pending_create(struct table *table, const struct process_set *se
 void pending_free(struct pending *pending)
 {
     if (pending->entry)
-        pending->entry->pending = NULL;
+        pending->entry->cached.user = NULL;
     for (int i = 0; i < pending->size; i++)
         request_drop(pending->requests[i]);
     free(pending);
@@ -72,7 +73,7 @@ bhvd_status pending_check(const struct pending *pending, const struct process_se
     for (int i = 0; i < pending->size; i++) {
         if (!pending->requests[i] || pending->requests[i] == first)
             continue;
-        bhvd_status status = request_compare(first, set->ranks[pending->first], pending->requests[i], set->ranks[i],
+        bhvd_status status = request_compare(first, set->group.ranks[pending->first], pending->requests[i], set->group.ranks[i],
                                              error);
         if (status)
             return status;
@@ -88,9 +89,13 @@ bhvd_status pending_check(const struct pending *pending, const struct process_se
     for (int i = 0; first->kind == BHVD_ALLTOALL && i < pending->size; i++) {
         if (pending->requests[i] && !splits_fit(pending->requests[i], pending->size))
             return error_set(error, BHVD_ERR_MISMATCH, "Alltoall '%.*s': the splits of rank %d do not fit its tensor.",
-                             (int)first->key.name_size, first->key.name, set->ranks[i]);
+                             (int)first->key.name_size, first->key.name, set->group.ranks[i]);
     }
-    if (pending->ready_count < pending->size && !sums)
+    if (first->tensor_count * answer_count(first->kind, pending->size) > REQUEST_BYTES_MAX / sizeof(int64_t))
+        return error_set(error, BHVD_ERR_UNSUPPORTED, "%s '%.*s': a group of %u tensors is more than %d ranks can agree on at "
+                         "once; make several groups of it", operation_kind_word(first->kind), (int)first->key.name_size,
+                         first->key.name, first->tensor_count, pending->size);
+    if (pending->ready_count < pending->size && !sums && !request_is_of_members(first))
         return error_set(error, BHVD_ERR_UNSUPPORTED,
                          "%s is not supported with Join at this time. Rank %d has joined ('%.*s').",
                          operation_kind_word(first->kind), last_joined, (int)first->key.name_size, first->key.name);
@@ -104,22 +109,32 @@ static int64_t split_of(const struct pending *pending, uint32_t t, int from, int
                                 : request_dim(&request->tensors[t], 0) / pending->size;
 }
 
-void pending_put_agreed(struct bytes *out, const struct pending *pending)
+int64_t pending_longest(const struct pending *pending, uint32_t tensor)
+{
+    int64_t longest = 0;
+    for (int from = 0; from < pending->size; from++) {
+        for (int to = 0; to < pending->size; to++) {
+            const int64_t rows = split_of(pending, tensor, from, to);
+            longest = rows > longest ? rows : longest;
+        }
+    }
+    return longest;
+}
+
+void pending_put_agreed(struct bytes *out, const struct pending *pending, int member, const int64_t *longest)
 {
     const struct request *first = pending->requests[pending->first];
-    size_t count_at = out->size;
-    bytes_put_u32(out, 0);
+    bytes_put_u32(out, (uint32_t)(first->tensor_count * answer_count(first->kind, pending->size)));
     for (uint32_t t = 0; t < first->tensor_count; t++) {
         for (int from = 0; from < pending->size; from++) {
             if (first->kind == BHVD_ALLGATHER)
                 bytes_put_i64(out, request_dim(&pending->requests[from]->tensors[t], 0));
-            for (int to = 0; first->kind == BHVD_ALLTOALL && to < pending->size; to++)
-                bytes_put_i64(out, split_of(pending, t, from, to));
+            else if (first->kind == BHVD_ALLTOALL)
+                bytes_put_i64(out, split_of(pending, t, from, member));
         }
+        if (first->kind == BHVD_ALLTOALL)
+            bytes_put_i64(out, longest[t]);
     }
-    uint32_t count = (uint32_t)((out->size - count_at - sizeof count) / sizeof(int64_t));
-    if (!out->failed)
-        memcpy(out->data + count_at, &count, sizeof count);
 }
 
 static bool one_dtype(const struct request *request)

@@ -8,7 +8,11 @@
 
 struct pending {
     struct table_node by_name;
-    struct pending *next_ready;
+    struct pending *next_ready;                 // ready.h
+    struct pending *next_fused, **fused_tail;   // executed with it; of a head: where the last one ends,
+    size_t fused_nbytes;                        // how much it is with all of them,
+    size_t fused_said;                          // bytes of their requests, more than their answer takes
+    int fused_count;                            // and how many, itself included
     struct operation_key key;                   // name inside a request
     int size;                                   // of the process set
     struct coordinator_entry *entry;            // all so far asked by this id; NULL: someone asked in full
@@ -32,7 +36,10 @@ bhvd_status pending_check(const struct pending *pending, const struct process_se
                           struct bhvd_error *error);
 // May both be executed as one? Both passed the check.
 bool pending_is_fusable(const struct pending *one, const struct pending *other);
-// What the response adds to the request (negotiation.h), its length before it.
-void pending_put_agreed(struct bytes *out, const struct pending *pending);
+// What the response to the member at this position adds to the request (negotiation.h), its length before it. Of an alltoall,
+// which alone tells members different things, longest is pending_longest of each tensor.
+void pending_put_agreed(struct bytes *out, const struct pending *pending, int member, const int64_t *longest);
+// The largest number of rows of the tensor that any member of an alltoall sends to any.
+int64_t pending_longest(const struct pending *pending, uint32_t tensor);
 
 #endif

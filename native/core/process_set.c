@@ -4,8 +4,9 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "collective/hierarchy.h"
 #include "core/context.h"
+#include "primitive/primitive.h"
+#include "run/hierarchy.h"
 
 struct process_set *process_set_get(const struct process_set_table *table, uint32_t id)
 {
@@ -21,82 +22,62 @@ struct process_set *process_set_find(const struct process_set_table *table, uint
     return NULL;
 }
 
-int process_set_index(const struct process_set *set, int global_rank)
+// ranks rising. -1: it is not among them.
+static int index_in(const int32_t *ranks, int size, int rank)
 {
-    if (global_rank < set->size && set->ranks[global_rank] == global_rank)
-        return global_rank;             // so it is in the global set
-    int low = 0, high = set->size;
+    if (rank >= 0 && rank < size && ranks[rank] == rank)
+        return rank;                    // so it is in the global set
+    int low = 0, high = size;
     while (low < high) {
         int middle = low + (high - low) / 2;
-        if (set->ranks[middle] < global_rank)
+        if (ranks[middle] < rank)
             low = middle + 1;
         else
             high = middle;
     }
-    return low < set->size && set->ranks[low] == global_rank ? low : -1;
+    return low < size && ranks[low] == rank ? low : -1;
+}
+
+int process_set_index(const struct process_set *set, int global_rank)
+{
+    return index_in(set->group.ranks, set->group.size, global_rank);
 }
 
 static void process_set_destroy(struct process_set *set)
 {
-    if (!set)
-        return;
-    hierarchy_destroy(set->hierarchy);
-    free(set->ranks);
-    free(set->local_indices);
+    if (set)
+        group_fini(&set->group);
     free(set);
 }
 
-static int local_index_of(const struct connections *c, int rank)
+struct process_set *process_set_of(const struct process_set_table *table, const int32_t *ranks, int size)
 {
-    return rank == c->rank ? c->local_index : c->links[rank].local_index;
-}
-
-static struct process_set *process_set_create(bhvd_context *ctx, const int32_t *ranks, int size, int id)
-{
-    struct process_set *set = calloc(1, sizeof *set);
-    if (!set)
-        return NULL;
-    set->id = id;
-    set->size = size;
-    set->ranks = malloc((size_t)size * sizeof *set->ranks);
-    set->local_indices = malloc((size_t)size * sizeof *set->local_indices);
-    if (!set->ranks || !set->local_indices) {
-        process_set_destroy(set);
-        return NULL;
+    for (int i = 0; i < table->high; i++) {
+        struct process_set *set = table->sets[i];
+        if (set && set->group.size == size && memcmp(set->group.ranks, ranks, (size_t)size * sizeof *ranks) == 0)
+            return set;
     }
-    memcpy(set->ranks, ranks, (size_t)size * sizeof *ranks);
-    set->rank = process_set_index(set, ctx->options.rank);
-    set->shared = set->rank >= 0 && id < HOST_AREAS;
-    for (int i = 0; i < size; i++) {
-        set->local_indices[i] = local_index_of(&ctx->connections, ranks[i]);
-        if (set->local_indices[i] < 0)
-            set->shared = false;
-    }
-    return set;
+    return NULL;
 }
 
 bhvd_status process_set_add(bhvd_context *ctx, const int32_t *ranks, int size, int *id, struct bhvd_error *error)
 {
     struct process_set_table *table = &ctx->sets;
-    int free_id = -1;
-    for (int i = 0; i < PROCESS_SET_MAX; i++) {
-        const struct process_set *set = table->sets[i];
-        if (!set) {
-            if (free_id < 0)
-                free_id = i;
-        } else if (set->size == size && memcmp(set->ranks, ranks, (size_t)size * sizeof *ranks) == 0) {
-            return error_set(error, BHVD_ERR_ARGUMENT, "Attempted to add a duplicate process set: set %d has these "
-                             "%d ranks already.", i, size);
-        }
-    }
-    if (free_id < 0)
+    const struct process_set *same = process_set_of(table, ranks, size);
+    if (same)
+        return error_set(error, BHVD_ERR_ARGUMENT, "Attempted to add a duplicate process set: set %d has these "
+                         "%d ranks already.", same->group.id, size);
+    int free_id = 0;
+    while (free_id < PROCESS_SET_MAX && table->sets[free_id])
+        free_id++;
+    if (free_id == PROCESS_SET_MAX)
         return error_set(error, BHVD_ERR_ARGUMENT, "there are %d process sets already; remove one", PROCESS_SET_MAX);
-    struct process_set *set = process_set_create(ctx, ranks, size, free_id);
-    if (set) {
+    struct process_set *set = calloc(1, sizeof *set);
+    if (set)
         set->number = (uint32_t)++table->generation;
-        set->first_block = set->block = table->generation << 40;
-    }
-    if (!set || hierarchy_create(ctx, set)) {
+    // Blocks in an area are counted from its generation on, beyond all of an older set.
+    if (!set || !group_init(&set->group, &ctx->run, ranks, size, index_in(ranks, size, ctx->options.rank), free_id,
+                            table->generation << 40) || hierarchy_create(&ctx->run, &set->group)) {
         process_set_destroy(set);
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for a process set of %d ranks", size);
     }
@@ -127,7 +108,7 @@ int bhvd_process_set_size(bhvd_context *ctx, int id)
 {
     pthread_mutex_lock(&ctx->sets_lock);
     const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
-    int size = set ? set->size : -1;
+    int size = set ? set->group.size : -1;
     pthread_mutex_unlock(&ctx->sets_lock);
     return size;
 }
@@ -136,18 +117,27 @@ int bhvd_process_set_rank(bhvd_context *ctx, int id)
 {
     pthread_mutex_lock(&ctx->sets_lock);
     const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
-    int rank = set ? set->rank : -2;
+    int rank = set ? set->group.rank : -2;
     pthread_mutex_unlock(&ctx->sets_lock);
     return rank;
+}
+
+int bhvd_process_set_hosts(bhvd_context *ctx, int id)
+{
+    pthread_mutex_lock(&ctx->sets_lock);
+    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+    int hosts = set && set->group.rank >= 0 ? primitive_hosts(&set->group) : -1;
+    pthread_mutex_unlock(&ctx->sets_lock);
+    return hosts;
 }
 
 int bhvd_process_set_ranks(bhvd_context *ctx, int id, int32_t *ranks, int capacity)
 {
     pthread_mutex_lock(&ctx->sets_lock);
     const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
-    int size = set ? set->size : -1;
-    if (set)
-        memcpy(ranks, set->ranks, (size_t)(capacity < size ? capacity : size) * sizeof *ranks);
+    int size = set ? set->group.size : -1;
+    if (set && capacity > 0)
+        memcpy(ranks, set->group.ranks, (size_t)(capacity < size ? capacity : size) * sizeof *ranks);
     pthread_mutex_unlock(&ctx->sets_lock);
     return size;
 }

@@ -7,25 +7,16 @@
 #include <stdint.h>
 
 #include "bagua_hvd.h"
+#include "run/group.h"
 
-struct hierarchy;
 struct nccl_group;
 
 enum { PROCESS_SET_MAX = 1024 };
 
 struct process_set {
-    int id;                     // the user's, and the area's: reused after a removal
+    struct group group;         // ranks rising; its id is the user's, reused after a removal
     uint32_t number;            // never reused: what requests, answers and executions say
-    int size;
-    int rank;                   // this rank's position, -1: not a member
-    int32_t *ranks;             // global ranks, rising
-    // The staging area that the members share when all of them are on this host (collective/shared.h).
-    bool shared;
-    int32_t *local_indices;     // by set rank; only when shared
-    uint64_t first_block;       // of this set in its area: generation << 40, beyond all of an older set
-    uint64_t block;             // the next one, equal on all members between two executions
-    struct hierarchy *hierarchy;        // collective/hierarchy.h; NULL: one host, or no host holds two members
-    struct nccl_group *nccl;            // collective/nccl.h; NULL: not agreed on yet
+    struct nccl_group *nccl;    // gpu/nccl.h; NULL: not agreed on yet
 };
 
 struct process_set_table {
@@ -37,6 +28,8 @@ struct process_set_table {
 // All under ctx->sets_lock by the caller, except where the engine reads what only the engine writes.
 struct process_set *process_set_get(const struct process_set_table *table, uint32_t id);
 struct process_set *process_set_find(const struct process_set_table *table, uint32_t number);
+// The set of exactly these ranks, NULL: there is none.
+struct process_set *process_set_of(const struct process_set_table *table, const int32_t *ranks, int size);
 // ranks rising. Errors: BHVD_ERR_ARGUMENT for a duplicate set or too many sets, BHVD_ERR_SYSTEM without memory.
 bhvd_status process_set_add(bhvd_context *ctx, const int32_t *ranks, int size, int *id, struct bhvd_error *error);
 void process_set_remove(bhvd_context *ctx, uint32_t id);

@@ -15,15 +15,4 @@ void progress_posted(bhvd_context *ctx, bool blocking);
 // Waits for the end of the operation, making progress on this thread when nobody else does.
 void progress_wait(struct bhvd_handle *operation, int64_t deadline_ns);
 
-// Inside an execution: runs the engine until ready(arg) is > 0. Negative: ready has failed the context.
-// waiting_for: the global rank that it waits for, for the message; -1 when several.
-typedef int (*progress_ready_fn)(bhvd_context *ctx, void *arg);
-bhvd_status progress_until(bhvd_context *ctx, progress_ready_fn ready, void *arg, int waiting_for);
-
-// Moves what can be moved now. Never blocks.
-void progress_look(bhvd_context *ctx);
-
-// Waits until all these messages have moved.
-bhvd_status progress_transfers(bhvd_context *ctx, struct transfer *transfers, int count);
-
 #endif

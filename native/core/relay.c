@@ -15,7 +15,7 @@ bhvd_status relay_init(bhvd_context *ctx)
     relay->ranks = malloc((size_t)size * sizeof *relay->ranks);
     if (!relay->ranks || !rank_set_init(&relay->myself, size) || !rank_set_init(&relay->named, size) ||
         !rank_set_init(&relay->part, size) ||
-        tree_init(&relay->tree, ctx->connections.host_of, size, rank, ctx->options.negotiation_fanout))
+        tree_init(&relay->tree, ctx->run.connections.host_of, size, rank, ctx->options.negotiation_fanout))
         return BHVD_ERR_SYSTEM;
     rank_set_add(&relay->myself, rank);
     relay->parent = relay->tree.parents[rank];
@@ -178,11 +178,11 @@ bhvd_status relay_send_to_set(bhvd_context *ctx, const struct process_set *set, 
                               const struct bytes *payload)
 {
     struct rank_set *receivers = &ctx->relay.named;
-    if (set->size == ctx->options.size)
+    if (set->group.size == ctx->options.size)
         return pass_down(ctx, NULL, type, payload->data, payload->size);
     rank_set_clear(receivers);
-    for (int i = 0; i < set->size; i++)
-        rank_set_add(receivers, set->ranks[i]);
+    for (int i = 0; i < set->group.size; i++)
+        rank_set_add(receivers, set->group.ranks[i]);
     return pass_down(ctx, receivers, type, payload->data, payload->size);
 }
 

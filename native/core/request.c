@@ -48,12 +48,9 @@ bool request_read_key(const unsigned char *bytes, size_t size, struct operation_
 static bool shape_is_possible(const struct request_tensor *tensor)
 {
     int64_t count = 1;
-    for (int d = 0; d < tensor->ndim; d++) {
-        int64_t dim = request_dim(tensor, d);
-        if (dim < 0 || __builtin_mul_overflow(count, dim, &count) || count > OPERATION_COUNT_MAX)
-            return false;
-    }
-    return true;
+    for (int d = 0; d < tensor->ndim && count >= 0; d++)
+        count = operation_count(count, request_dim(tensor, d));
+    return count >= 0;
 }
 
 struct request *request_parse(const unsigned char *bytes, size_t size)
@@ -84,7 +81,7 @@ struct request *request_parse(const unsigned char *bytes, size_t size)
         if (r.failed || head.kind > BHVD_PROCESS_SET_REMOVE || head.op > BHVD_OP_PRODUCT ||
             head.codec >= BHVD_CODEC_COUNT || head.exchange > BHVD_EXCHANGE_ALLGATHER ||
             head.topology > BHVD_TOPOLOGY_RING ||
-            head.tensor_count > size / 2)       // a tensor takes two bytes at least
+            size > REQUEST_BYTES_MAX || head.tensor_count > size / 2)       // a tensor takes two bytes at least
             goto malformed;
         if (pass) {
             request = malloc(sizeof *request + head.tensor_count * sizeof request->tensors[0]);
@@ -141,6 +138,20 @@ static int64_t read_i64(const unsigned char *p, size_t i)
 int64_t request_dim(const struct request_tensor *tensor, int i) { return read_i64(tensor->dims, (size_t)i); }
 
 int64_t request_split(const struct request *request, uint32_t i) { return read_i64(request->splits, i); }
+
+bool request_is_of_members(const struct request *request)
+{
+    return request->kind == BHVD_PROCESS_SET_ADD && request->root_rank != 0;
+}
+
+bool request_lists(const struct request *request, int rank)
+{
+    for (uint32_t i = 0; i < request->split_count; i++) {
+        if (request_split(request, i) == rank)
+            return true;
+    }
+    return false;
+}
 
 size_t request_nbytes(const struct request *request)
 {
@@ -213,6 +224,9 @@ static bhvd_status compare_shapes(const struct request *one, int one_rank, const
     return BHVD_OK;
 }
 
+// Not a number is the same as itself here.
+static bool differ(double a, double b) { return a != b && (a == a || b == b); }
+
 bhvd_status request_compare(const struct request *one, int one_rank, const struct request *other, int other_rank,
                             struct bhvd_error *error)
 {
@@ -236,7 +250,7 @@ bhvd_status request_compare(const struct request *one, int one_rank, const struc
     bhvd_status status = compare_shapes(one, one_rank, other, other_rank, error);
     if (status)
         return status;
-    if (one->prescale_factor != other->prescale_factor || one->postscale_factor != other->postscale_factor)
+    if (differ(one->prescale_factor, other->prescale_factor) || differ(one->postscale_factor, other->postscale_factor))
         return error_set(error, BHVD_ERR_MISMATCH,
                          "Mismatched prescale and/or postscale factors: One rank sent factors (%g, %g), but another "
                          "rank sent factors (%g, %g). %s",
@@ -247,7 +261,7 @@ bhvd_status request_compare(const struct request *one, int one_rank, const struc
                          "Mismatched reduction operation: One rank sent reduction op %d, but another rank sent "
                          "reduction op %d. %s",
                          one->op, other->op, facts(one, one_rank, other_rank).text);
-    if (one->codec != other->codec || one->codec_parameter != other->codec_parameter ||
+    if (one->codec != other->codec || differ(one->codec_parameter, other->codec_parameter) ||
         one->exchange != other->exchange)
         return error_set(error, BHVD_ERR_MISMATCH,
                          "Mismatched codecs: One rank sent codec %d with parameter %g and exchange %d, but another rank "

@@ -8,7 +8,12 @@
 
 #include "core/operation.h"
 
-enum { REQUEST_NAME_MAX = 65535, REQUEST_NDIM_MAX = 255 };
+enum {
+    REQUEST_NAME_MAX = 65535,
+    REQUEST_NDIM_MAX = 255,
+    REQUEST_BYTES_MAX = 32 << 20,       // fits into a frame with what goes before it (transport/link.h)
+    REQUEST_TENSORS_MAX = REQUEST_BYTES_MAX / 2
+};
 
 struct request_tensor {
     bhvd_dtype dtype;
@@ -51,6 +56,10 @@ void request_format_shape(char *out, size_t size, const struct request_tensor *t
 int64_t request_dim(const struct request_tensor *tensor, int i);
 int64_t request_split(const struct request *request, uint32_t i);
 size_t request_nbytes(const struct request *request);
+// Whether the members of a new process set alone ask for it; the other ranks take part without asking.
+bool request_is_of_members(const struct request *request);
+// Whether the splits, the ranks of a process set, hold the rank.
+bool request_lists(const struct request *request, int rank);
 
 // BHVD_OK when two ranks ask for the same operation; else BHVD_ERR_MISMATCH with Horovod's sentence and the facts.
 bhvd_status request_compare(const struct request *one, int one_rank, const struct request *other, int other_rank,

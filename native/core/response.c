@@ -41,9 +41,9 @@ static bhvd_status send_to_others(bhvd_context *ctx, const struct process_set *s
     bhvd_status status = BHVD_OK;
     if (ctx->relay.active)
         return relay_send_to_set(ctx, set, FRAME_RESPONSE, out);
-    for (int i = 0; i < set->size && !status; i++) {
-        if (set->ranks[i] != COORDINATOR)
-            status = negotiation_send(ctx, set->ranks[i], FRAME_RESPONSE, out, false);
+    for (int i = 0; i < set->group.size && !status; i++) {
+        if (set->group.ranks[i] != COORDINATOR)
+            status = negotiation_send(ctx, set->group.ranks[i], FRAME_RESPONSE, out, false);
     }
     return status;
 }
@@ -54,9 +54,17 @@ bhvd_status response_send(bhvd_context *ctx, const struct process_set *set)
     if (out->failed)
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to answer an operation");
     bhvd_status status = send_to_others(ctx, set, out);
-    if (!status && set->rank >= 0)
+    if (!status && set->group.rank >= 0)
         status = negotiation_take_response(ctx, bytes_read(out));
     return status;
+}
+
+bhvd_status response_send_to(bhvd_context *ctx, int rank)
+{
+    struct bytes *out = &ctx->coordinator.out;
+    if (out->failed)
+        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to answer an operation");
+    return rank == COORDINATOR ? negotiation_take_response(ctx, bytes_read(out)) : send_to(ctx, rank, FRAME_RESPONSE, out);
 }
 
 bhvd_status response_refuse_all(bhvd_context *ctx, const struct process_set *set, const struct operation_key *key,
@@ -69,10 +77,9 @@ bhvd_status response_refuse_all(bhvd_context *ctx, const struct process_set *set
 
 bhvd_status response_refuse(bhvd_context *ctx, int rank, const struct operation_key *key, const struct bhvd_error *error)
 {
-    struct bytes *out = &ctx->coordinator.out;
     response_begin(&ctx->coordinator, key->process_set, 1);
-    put_error(out, key, error);
-    return rank == COORDINATOR ? negotiation_take_response(ctx, bytes_read(out)) : send_to(ctx, rank, FRAME_RESPONSE, out);
+    put_error(&ctx->coordinator.out, key, error);
+    return response_send_to(ctx, rank);
 }
 
 bhvd_status response_send_stale(bhvd_context *ctx, int rank, uint32_t id)

@@ -11,6 +11,8 @@ void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count)
 void response_put_head(struct bytes *out, const struct operation_key *key, uint32_t id, bhvd_status status);
 // Sends c->out to all members, to this rank last: its part becomes an execution.
 bhvd_status response_send(bhvd_context *ctx, const struct process_set *set);
+// The same to one member, of a response that says something else to each.
+bhvd_status response_send_to(bhvd_context *ctx, int rank);
 
 // Ends an operation with an error, on all members / on one rank.
 bhvd_status response_refuse_all(bhvd_context *ctx, const struct process_set *set, const struct operation_key *key,

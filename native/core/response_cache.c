@@ -4,218 +4,225 @@
 
 #include "core/coordinator.h"
 
-// ---------------------------------------------------------------------------------------------------------- tables
-
-static bool same_key(const struct operation_key *a, const struct operation_key *b)
-{
-    return a->process_set == b->process_set && a->name_size == b->name_size &&
-           memcmp(a->name, b->name, a->name_size) == 0;
-}
+// --------------------------------------------------------------------------------------- entries in the order of their use
 
 static uint64_t id_hash(uint32_t id) { return id * 0x9e3779b97f4a7c15u >> 16; }
 
-static bool member_has_key(const struct table_node *node, const void *key)
+static bool has_key(const struct table_node *node, const void *arg)
 {
-    return same_key(&TABLE_CONTAINER(node, struct cache_entry, by_name)->key, key);
+    const struct operation_key *key = arg, *own = &TABLE_CONTAINER(node, struct cached, by_name)->key;
+    return own->process_set == key->process_set && own->name_size == key->name_size &&
+           memcmp(own->name, key->name, key->name_size) == 0;
 }
 
-static bool member_has_id(const struct table_node *node, const void *id)
+static bool has_id(const struct table_node *node, const void *id)
 {
-    return TABLE_CONTAINER(node, struct cache_entry, by_id)->id == *(const uint32_t *)id;
+    return TABLE_CONTAINER(node, struct cached, by_id)->id == *(const uint32_t *)id;
 }
 
-static bool coordinator_has_key(const struct table_node *node, const void *key)
+static struct cached *list_find(const struct cached_list *list, const struct operation_key *key)
 {
-    return same_key(&TABLE_CONTAINER(node, struct coordinator_entry, by_name)->key, key);
+    struct table_node *node = table_find(&list->by_name, operation_hash(key), has_key, key);
+    return node ? TABLE_CONTAINER(node, struct cached, by_name) : NULL;
 }
 
-static bool coordinator_has_id(const struct table_node *node, const void *id)
+static struct cached *list_find_id(const struct cached_list *list, uint32_t id)
 {
-    return TABLE_CONTAINER(node, struct coordinator_entry, by_id)->id == *(const uint32_t *)id;
+    struct table_node *node = table_find(&list->by_id, id_hash(id), has_id, &id);
+    return node ? TABLE_CONTAINER(node, struct cached, by_id) : NULL;
 }
 
-// The list by use is the same for both kinds of entries: oldest ... newest.
-#define LIST_REMOVE(oldest_, newest_, entry)                                            \
-    do {                                                                                \
-        *((entry)->older ? &(entry)->older->newer : &(oldest_)) = (entry)->newer;        \
-        *((entry)->newer ? &(entry)->newer->older : &(newest_)) = (entry)->older;        \
-    } while (0)
+static void unlink_entry(struct cached_list *list, struct cached *entry)
+{
+    *(entry->older ? &entry->older->newer : &list->oldest) = entry->newer;
+    *(entry->newer ? &entry->newer->older : &list->newest) = entry->older;
+}
 
-#define LIST_APPEND(oldest_, newest_, entry)             \
-    do {                                                 \
-        (entry)->older = (newest_);                      \
-        (entry)->newer = NULL;                           \
-        *((newest_) ? &(newest_)->newer : &(oldest_)) = (entry); \
-        (newest_) = (entry);                             \
-    } while (0)
+static void append(struct cached_list *list, struct cached *entry)
+{
+    entry->older = list->newest;
+    entry->newer = NULL;
+    *(list->newest ? &list->newest->newer : &list->oldest) = entry;
+    list->newest = entry;
+}
+
+static void list_use(struct cached_list *list, struct cached *entry)
+{
+    if (list->newest != entry) {
+        unlink_entry(list, entry);
+        append(list, entry);
+    }
+}
+
+// Its id and key are set. False: no memory.
+static bool list_insert(struct cached_list *list, struct cached *entry)
+{
+    if (!table_insert(&list->by_name, &entry->by_name, operation_hash(&entry->key)))
+        return false;
+    if (!table_insert(&list->by_id, &entry->by_id, id_hash(entry->id))) {
+        table_remove(&list->by_name, &entry->by_name);
+        return false;
+    }
+    append(list, entry);
+    return true;
+}
+
+static void list_remove(struct cached_list *list, struct cached *entry)
+{
+    table_remove(&list->by_name, &entry->by_name);
+    table_remove(&list->by_id, &entry->by_id);
+    unlink_entry(list, entry);
+}
+
+// Forgets what is known of the name, and, where the list is full, what was not used for the longest time. False: all are in use.
+static bool make_room(struct cached_list *list, size_t capacity, const struct operation_key *key,
+                      void (*forget)(struct cached_list *list, struct cached *entry))
+{
+    struct cached *entry = list_find(list, key);
+    if (entry)
+        forget(list, entry);
+    if (list->by_id.count < capacity)
+        return true;
+    for (entry = list->oldest; entry && entry->user;)
+        entry = entry->newer;
+    if (entry)
+        forget(list, entry);
+    return entry != NULL;
+}
 
 // ---------------------------------------------------------------------------------------------------------- member
 
+// A cache_entry begins with what all entries have.
+static struct cache_entry *own_entry(struct cached *entry) { return (struct cache_entry *)entry; }
+
 struct cache_entry *response_cache_find(struct response_cache *cache, const struct operation_key *key)
 {
-    struct table_node *node = table_find(&cache->by_name, operation_hash(key), member_has_key, key);
-    return node ? TABLE_CONTAINER(node, struct cache_entry, by_name) : NULL;
+    return own_entry(list_find(&cache->own, key));
 }
 
 struct cache_entry *response_cache_find_id(struct response_cache *cache, uint32_t id)
 {
-    struct table_node *node = table_find(&cache->by_id, id_hash(id), member_has_id, &id);
-    return node ? TABLE_CONTAINER(node, struct cache_entry, by_id) : NULL;
+    return own_entry(list_find_id(&cache->own, id));
 }
 
-static void entry_free(struct cache_entry *entry)
+static void own_free(struct cache_entry *entry)
 {
     bytes_fini(&entry->request);
     free(entry->agreed);
     free(entry);
 }
 
-void response_cache_forget(struct response_cache *cache, struct cache_entry *entry)
+static void own_forget(struct cached_list *list, struct cached *entry)
 {
-    if (entry->operation)
-        entry->operation->cached = NULL;
-    table_remove(&cache->by_name, &entry->by_name);
-    table_remove(&cache->by_id, &entry->by_id);
-    LIST_REMOVE(cache->oldest, cache->newest, entry);
-    entry_free(entry);
+    struct bhvd_handle *operation = entry->user;
+    if (operation)
+        operation->cached = NULL;
+    list_remove(list, entry);
+    own_free(own_entry(entry));
 }
 
-void response_cache_use(struct response_cache *cache, struct cache_entry *entry)
-{
-    if (cache->newest != entry) {
-        LIST_REMOVE(cache->oldest, cache->newest, entry);
-        LIST_APPEND(cache->oldest, cache->newest, entry);
-    }
-}
+void response_cache_forget(struct response_cache *cache, struct cache_entry *entry) { own_forget(&cache->own, &entry->cached); }
+
+void response_cache_use(struct response_cache *cache, struct cache_entry *entry) { list_use(&cache->own, &entry->cached); }
 
 struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t id, const struct bhvd_handle *operation,
                                          const int64_t *agreed, size_t agreed_count)
 {
-    struct operation_key key = {operation->process_set, operation->name_size, operation->name};
-    struct cache_entry *entry = response_cache_find(cache, &key);
-    if (entry)
-        response_cache_forget(cache, entry);
-    if (cache->by_id.count >= cache->capacity) {
-        struct cache_entry *victim = cache->oldest;
-        while (victim && victim->operation)
-            victim = victim->newer;
-        if (!victim)
-            return NULL;
-        response_cache_forget(cache, victim);
-    }
-    entry = calloc(1, sizeof *entry);
+    const struct operation_key key = {operation->process_set, operation->work.name_size, operation->work.name};
+    if (!make_room(&cache->own, cache->capacity, &key, own_forget))
+        return NULL;
+    struct cache_entry *entry = calloc(1, sizeof *entry);
     if (!entry)
         return NULL;
     bytes_put(&entry->request, operation->request.data, operation->request.size);
     entry->agreed = malloc((agreed_count + 1) * sizeof *agreed);
     if (entry->request.failed || !entry->agreed) {
-        entry_free(entry);
+        own_free(entry);
         return NULL;
     }
     memcpy(entry->agreed, agreed, agreed_count * sizeof *agreed);
     entry->agreed_count = agreed_count;
-    entry->id = id;
+    entry->cached.id = id;
     // the name's place in the request is the same in the copy
-    const char *name = (const char *)entry->request.data + (operation->name - (const char *)operation->request.data);
-    entry->key = (struct operation_key){key.process_set, key.name_size, name};
-    if (!table_insert(&cache->by_name, &entry->by_name, operation_hash(&entry->key))) {
-        entry_free(entry);
+    const char *name = (const char *)entry->request.data + (operation->work.name - (const char *)operation->request.data);
+    entry->cached.key = (struct operation_key){key.process_set, key.name_size, name};
+    if (!list_insert(&cache->own, &entry->cached)) {
+        own_free(entry);
         return NULL;
     }
-    if (!table_insert(&cache->by_id, &entry->by_id, id_hash(id))) {
-        table_remove(&cache->by_name, &entry->by_name);
-        entry_free(entry);
-        return NULL;
-    }
-    LIST_APPEND(cache->oldest, cache->newest, entry);
     return entry;
 }
 
 // ----------------------------------------------------------------------------------------------------- coordinator
 
+static struct coordinator_entry *coordinator_entry(struct cached *entry) { return (struct coordinator_entry *)entry; }
+
 struct coordinator_entry *coordinator_cache_find_id(struct response_cache *cache, uint32_t id)
 {
-    struct table_node *node = table_find(&cache->coordinator_by_id, id_hash(id), coordinator_has_id, &id);
-    return node ? TABLE_CONTAINER(node, struct coordinator_entry, by_id) : NULL;
+    return coordinator_entry(list_find_id(&cache->coordinator, id));
 }
 
-static void coordinator_entry_free(struct coordinator_entry *entry)
+static void coordinator_free(struct coordinator_entry *entry)
 {
     for (int i = 0; i < entry->size; i++)
         request_drop(entry->requests[i]);
     free(entry);
 }
 
-static void coordinator_forget(struct response_cache *cache, struct coordinator_entry *entry)
+static void coordinator_forget(struct cached_list *list, struct cached *entry)
 {
-    if (entry->pending)
-        entry->pending->entry = NULL;
-    table_remove(&cache->coordinator_by_name, &entry->by_name);
-    table_remove(&cache->coordinator_by_id, &entry->by_id);
-    LIST_REMOVE(cache->coordinator_oldest, cache->coordinator_newest, entry);
-    coordinator_entry_free(entry);
+    struct pending *pending = entry->user;
+    if (pending)
+        pending->entry = NULL;
+    list_remove(list, entry);
+    coordinator_free(coordinator_entry(entry));
 }
 
 void coordinator_cache_use(struct response_cache *cache, struct coordinator_entry *entry)
 {
-    if (cache->coordinator_newest != entry) {
-        LIST_REMOVE(cache->coordinator_oldest, cache->coordinator_newest, entry);
-        LIST_APPEND(cache->coordinator_oldest, cache->coordinator_newest, entry);
-    }
+    list_use(&cache->coordinator, &entry->cached);
 }
 
 uint32_t coordinator_cache_store(struct response_cache *cache, struct request *const *requests, int size)
 {
-    const struct operation_key *key = &requests[0]->key;
-    struct table_node *node = table_find(&cache->coordinator_by_name, operation_hash(key), coordinator_has_key, key);
-    if (node)
-        coordinator_forget(cache, TABLE_CONTAINER(node, struct coordinator_entry, by_name));
-    if (cache->coordinator_by_id.count >= cache->capacity) {
-        struct coordinator_entry *victim = cache->coordinator_oldest;
-        while (victim && victim->pending)
-            victim = victim->newer;
-        if (!victim)
-            return 0;
-        coordinator_forget(cache, victim);
-    }
+    if (!make_room(&cache->coordinator, cache->capacity, &requests[0]->key, coordinator_forget))
+        return 0;
     struct coordinator_entry *entry = calloc(1, sizeof *entry + (size_t)size * sizeof entry->requests[0]);
     if (!entry)
         return 0;
-    entry->id = ++cache->next_id ? cache->next_id : ++cache->next_id;      // 0 means "not cached"
+    entry->cached.id = ++cache->next_id ? cache->next_id : ++cache->next_id;      // 0 means "not cached"
     entry->size = size;
     for (int i = 0; i < size; i++) {
         entry->requests[i] = requests[i];
         request_hold(requests[i]);
     }
-    entry->key = requests[0]->key;
-    bool named = table_insert(&cache->coordinator_by_name, &entry->by_name, operation_hash(&entry->key));
-    if (!named || !table_insert(&cache->coordinator_by_id, &entry->by_id, id_hash(entry->id))) {
-        if (named)
-            table_remove(&cache->coordinator_by_name, &entry->by_name);
-        coordinator_entry_free(entry);
+    entry->cached.key = requests[0]->key;
+    if (!list_insert(&cache->coordinator, &entry->cached)) {
+        coordinator_free(entry);
         return 0;
     }
-    LIST_APPEND(cache->coordinator_oldest, cache->coordinator_newest, entry);
-    return entry->id;
+    return entry->cached.id;
 }
 
 void coordinator_cache_forget_set(struct response_cache *cache, uint32_t process_set)
 {
-    for (struct coordinator_entry *entry = cache->coordinator_oldest, *newer; entry; entry = newer) {
+    for (struct cached *entry = cache->coordinator.oldest, *newer; entry; entry = newer) {
         newer = entry->newer;
         if (entry->key.process_set == process_set)
-            coordinator_forget(cache, entry);
+            coordinator_forget(&cache->coordinator, entry);
     }
+}
+
+static void list_fini(struct cached_list *list, void (*forget)(struct cached_list *list, struct cached *entry))
+{
+    while (list->oldest)
+        forget(list, list->oldest);
+    free(list->by_name.buckets);
+    free(list->by_id.buckets);
 }
 
 void response_cache_fini(struct response_cache *cache)
 {
-    while (cache->oldest)
-        response_cache_forget(cache, cache->oldest);
-    while (cache->coordinator_oldest)
-        coordinator_forget(cache, cache->coordinator_oldest);
-    free(cache->by_name.buckets);
-    free(cache->by_id.buckets);
-    free(cache->coordinator_by_name.buckets);
-    free(cache->coordinator_by_id.buckets);
+    list_fini(&cache->own, own_forget);
+    list_fini(&cache->coordinator, coordinator_forget);
 }

@@ -6,35 +6,38 @@
 
 #include "core/request.h"
 
+// What both kinds of entries begin with: found by name and by id, in the order of their use.
+struct cached {
+    struct table_node by_name, by_id;
+    struct cached *older, *newer;
+    uint32_t id;
+    struct operation_key key;               // name inside a request
+    void *user;                             // what is in flight under this entry, which then is not evicted: an operation
+};                                          // (bhvd_handle) on a member, a negotiation (pending) at the coordinator
+
+struct cached_list {
+    struct table by_name, by_id;
+    struct cached *oldest, *newest;
+};
+
 // A member's entry: "my request for this name was `request`, the agreement about it has this id".
 struct cache_entry {
-    struct table_node by_name, by_id;
-    struct cache_entry *older, *newer;
-    uint32_t id;
-    struct operation_key key;               // name inside request
+    struct cached cached;
     struct bytes request;
     int64_t *agreed;
     size_t agreed_count;
-    struct bhvd_handle *operation;          // in flight under this entry, which then is not evicted
 };
 
 // The coordinator's entry: every member's request under this id.
 struct coordinator_entry {
-    struct table_node by_name, by_id;
-    struct coordinator_entry *older, *newer;
-    uint32_t id;
-    struct operation_key key;               // name inside a request
-    struct pending *pending;                // the negotiation that runs under it, which then is not evicted
+    struct cached cached;
     int size;
     struct request *requests[];             // by set rank
 };
 
 struct response_cache {
-    size_t capacity;
-    struct table by_name, by_id;
-    struct cache_entry *oldest, *newest;
-    struct table coordinator_by_name, coordinator_by_id;
-    struct coordinator_entry *coordinator_oldest, *coordinator_newest;
+    size_t capacity;                        // of each list
+    struct cached_list own, coordinator;
     uint32_t next_id;
 };
 

@@ -48,9 +48,12 @@ static void visit_stalled(bhvd_context *ctx, struct pending *pending, void *arg)
         pending->warned_ns = stall->now_ns;
     }
     stall->shut_down |= over_limit;
+    const struct request *first = pending->requests[pending->first];
     for (int i = 0; i < pending->size; i++) {
-        if (!pending->requests[i] && !ctx->coordinator.joined[set->ranks[i]])
-            note_missing(stall, set->ranks[i], pending, over_limit);
+        if (request_is_of_members(first) && !request_lists(first, set->group.ranks[i]))
+            continue;
+        if (!pending->requests[i] && !ctx->coordinator.joined[set->group.ranks[i]])
+            note_missing(stall, set->group.ranks[i], pending, over_limit);
     }
 }
 
@@ -85,7 +88,7 @@ static void print_report(const bhvd_context *ctx, const struct stall *stall)
                 (long long)(stall->shutdown_ns / 1000000000));
 }
 
-// A rank that is told prints where it is (bagua_hvd/common/late.py).
+// A rank that is told prints where it is (bagua_hvd/job/late.py).
 static void tell_missing(bhvd_context *ctx, const struct stall *stall)
 {
     for (int rank = 0; rank < ctx->options.size; rank++) {
@@ -94,8 +97,8 @@ static void tell_missing(bhvd_context *ctx, const struct stall *stall)
         bytes_put(&text, line->text, line->size);
         if (line->names && rank == COORDINATOR)
             late_tell(ctx, line->text, line->size);
-        else if (line->names && ctx->connections.links[rank].state == LINK_OPEN)
-            link_send_frame(&ctx->connections.links[rank], FRAME_LATE, &text, false);     // what broke is found in reading
+        else if (line->names && ctx->run.connections.links[rank].state == LINK_OPEN)
+            link_send_frame(&ctx->run.connections.links[rank], FRAME_LATE, &text, false);     // what broke is found in reading
         bytes_fini(&text);
     }
 }
@@ -119,7 +122,7 @@ static void shut_down(bhvd_context *ctx, const struct stall *stall)
 void stall_check(bhvd_context *ctx)
 {
     struct coordinator *c = &ctx->coordinator;
-    if (ctx->options.rank != 0 || ctx->options.stall_warning_ms <= 0 || c->pending.count == 0 || ctx->failure.status)
+    if (ctx->options.rank != 0 || ctx->options.stall_warning_ms <= 0 || c->pending.count == 0 || ctx->run.failure.status)
         return;
     int64_t now_ns = clock_now_ns();
     if (now_ns < c->next_stall_check_ns)

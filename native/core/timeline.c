@@ -168,20 +168,20 @@ void timeline_refusal(bhvd_context *ctx, const struct operation_key *key, const 
 
 static struct operation_key key_of(const struct bhvd_handle *op)
 {
-    return (struct operation_key){op->process_set, op->name_size, op->name};
+    return (struct operation_key){op->process_set, op->work.name_size, op->work.name};
 }
 
 void timeline_operation_begin(bhvd_context *ctx, const struct bhvd_handle *op)
 {
-    if (!ctx->timeline.open || op->phantom)
+    if (!ctx->timeline.open || op->work.phantom)
         return;
     struct operation_key key = key_of(op);
-    add_begin(ctx, &key, "", operation_kind_name(op->kind, op->op));
+    add_begin(ctx, &key, "", operation_kind_name(op->work.kind, op->work.op));
 }
 
 void timeline_operation_end(bhvd_context *ctx, const struct bhvd_handle *op, bool failed)
 {
-    if (!ctx->timeline.open || op->phantom)
+    if (!ctx->timeline.open || op->work.phantom)
         return;
     struct operation_key key = key_of(op);
     char shape[256] = "";

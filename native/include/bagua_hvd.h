@@ -46,7 +46,9 @@ typedef enum bhvd_kind {
     BHVD_C_LP_S = 7,            /* primitive: centralized, low precision, synchronous (native/primitive/c_lp_s.c) */
     BHVD_D_FP_S = 8,            /* primitive: decentralized, full precision, synchronous (native/primitive/d_fp_s.c) */
     BHVD_D_LP_S = 9,            /* primitive: decentralized, low precision, synchronous (native/primitive/d_lp_s.c) */
-    BHVD_PROCESS_SET_ADD = 10,  /* ranks in args.splits, their number in args.split_count; bhvd_handle_value is the id */
+    BHVD_PROCESS_SET_ADD = 10,  /* ranks in args.splits, their number in args.split_count; bhvd_handle_value is the id.
+                                 * args.root_rank 0: every rank of the job posts it; 1: the members alone do, and get the
+                                 * id of the set that has these ranks already, if one does */
     BHVD_PROCESS_SET_REMOVE = 11 /* the set's id in args.root_rank; bhvd_handle_value is 1 when it was removed */
 } bhvd_kind;
 
@@ -78,6 +80,7 @@ typedef struct bhvd_handle bhvd_handle;
 typedef struct bhvd_rendezvous bhvd_rendezvous;
 typedef struct bhvd_device bhvd_device;
 typedef struct bhvd_mirror bhvd_mirror;
+typedef struct bhvd_completions bhvd_completions;
 
 struct bhvd_error {
     bhvd_status status;
@@ -92,6 +95,9 @@ struct bhvd_error {
 bhvd_status bhvd_rendezvous_create(const char *host, int port, const void *secret, size_t secret_size,
                                    bhvd_rendezvous **out, struct bhvd_error *error);
 int bhvd_rendezvous_port(const bhvd_rendezvous *rendezvous);
+/* The process of this rank has ended and comes to no meeting any more: ranks that wait for it, or will, hear so at once.
+ * Thread-safe, does not wait. */
+void bhvd_rendezvous_rank_ended(bhvd_rendezvous *rendezvous, int rank, int exit_code);
 void bhvd_rendezvous_destroy(bhvd_rendezvous *rendezvous);      /* destroy(NULL) is fine */
 
 /* -------------------------------------------------------------------------------------------------------- mpi ---- */
@@ -140,7 +146,7 @@ struct bhvd_context_options {
                                      * reach; 0: never */
     int stall_warning_ms;           /* 0: no stall check */
     int stall_shutdown_ms;          /* 0: never */
-    const char *allreduce_path;     /* NULL or "": chosen by native/collective/select.c; "shared", "ring", "doubling",
+    const char *allreduce_path;     /* NULL or "": chosen by native/core/select.c; "shared", "ring", "doubling",
                                      * "halving", "hierarchical": forced where the process set allows it */
     int streams;                    /* TCP connections for data to each rank of another host, 1 to 8; 0: 1. The smaller
                                      * number of two ranks holds between them */
@@ -165,7 +171,8 @@ void bhvd_context_shutdown(bhvd_context *ctx);
 /* shutdown, then frees. No other thread may be inside a call with this context. destroy(NULL) is fine. */
 void bhvd_context_destroy(bhvd_context *ctx);
 
-/* In a child after fork(): marks the context unusable without touching the parent's connections. */
+/* In a child after fork(): marks the context unusable without touching the parent's connections. Its memory stays, also when
+ * it is destroyed: a thread that did not come along may have been changing it. */
 void bhvd_context_after_fork(bhvd_context *ctx);
 
 /* Monotonic counters since bhvd_context_create. Payload only: headers and negotiation are in control_bytes_sent. */
@@ -186,6 +193,9 @@ void bhvd_context_measure_coordinator(bhvd_context *ctx);
 
 /* BHVD_OK while usable; else the reason it is not, with the sentence. */
 bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error);
+/* What made this rank fail, if it does: how the first operation ended that other ranks, lost or gone, did not take part
+ * in; else as bhvd_context_status. */
+bhvd_status bhvd_context_first_loss(bhvd_context *ctx, struct bhvd_error *error);
 
 /* Waits until this GPU has done all that ended operations of the context have put on it. They end when that is enqueued, so
  * only after this are their results known to be good, to be kept in a checkpoint. Blocks; thread-safe. Errors: what the
@@ -209,6 +219,8 @@ int bhvd_process_set_size(bhvd_context *ctx, int id);
 int bhvd_process_set_rank(bhvd_context *ctx, int id);
 /* Copies at most `capacity` global ranks of the set, rising; returns their number, or -1. */
 int bhvd_process_set_ranks(bhvd_context *ctx, int id, int32_t *ranks, int capacity);
+/* Hosts that its ranks are on, the participants of hierarchical d_fp_s and d_lp_s; -1: no such set, or not a member. */
+int bhvd_process_set_hosts(bhvd_context *ctx, int id);
 
 /* -------------------------------------------------------------------------------------------------- operations ---- */
 
@@ -280,6 +292,19 @@ int bhvd_poll(bhvd_handle *handle);
 int64_t bhvd_handle_value(bhvd_handle *handle);
 /* Gives the handle back. An operation still running goes on; its tensors must live until then. drop(NULL) is fine. */
 void bhvd_handle_drop(bhvd_handle *handle);
+
+/* A list of what has ended, for a thread that waits for many operations. NULL: no memory. */
+bhvd_completions *bhvd_completions_create(void);
+/* When the operation has ended, or now if it has, `number` is put into the list. One list for a handle, which may be
+ * dropped before. Thread-safe. Errors: BHVD_ERR_ARGUMENT, it waits to be put into a list already; BHVD_ERR_SYSTEM. */
+bhvd_status bhvd_completions_add(bhvd_completions *list, bhvd_handle *handle, int64_t number);
+/* Puts a number into the list that is no operation's, so that who waits hears of something else. Thread-safe. */
+bhvd_status bhvd_completions_put(bhvd_completions *list, int64_t number);
+/* Takes the number that came first; waits for one timeout_ms at most (negative: for ever). -1: there was none. The
+ * calling thread executes nothing meanwhile, as bhvd_wait does. For one thread at a time. */
+int64_t bhvd_completions_next(bhvd_completions *list, int timeout_ms);
+/* Nobody may be in another call with it; operations that were added may be in flight. destroy(NULL) is fine. */
+void bhvd_completions_destroy(bhvd_completions *list);
 
 /* What the core allocated for tensor `index` (posted with dst NULL) of an operation that ended with BHVD_OK. */
 struct bhvd_result {
@@ -371,6 +396,8 @@ void bhvd_mirror_destroy(bhvd_mirror *mirror);      /* destroy(NULL) is fine */
 /* Brings the newest values into the array, where they may be read and written until the next operation. Waits for the
  * GPU where they are on it. BHVD_ERR_SYSTEM: the GPU failed; the array is as it was. */
 bhvd_status bhvd_mirror_fetch(bhvd_mirror *mirror, struct bhvd_error *error);
+/* Gives `to` the newest values of `from`, an array of as many floats, on the GPU where they are on it. Errors as above. */
+bhvd_status bhvd_mirror_copy(bhvd_mirror *to, bhvd_mirror *from, struct bhvd_error *error);
 
 /* What is there. *version: the driver's, 12040 for CUDA 12.4; device_count: GPUs. Errors as bhvd_device_create. */
 bhvd_status bhvd_cuda_probe(const char *libraries, int *version, int *device_count, struct bhvd_error *error);

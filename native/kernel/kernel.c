@@ -1,13 +1,21 @@
-// Puts the kernel table together. No state.
+// Puts the kernel table together. No state but what kind of CPU this is.
 #include "kernel/kernel.h"
 
 #include <string.h>
 
 #include "kernel/variants.h"
 
+// Asked once, while the library is loaded: in a virtual machine CPUID takes as long as a small collective.
+static unsigned features;
+
+__attribute__((constructor)) static void ask_cpu(void)
+{
+    features = variants_cpu_features();
+}
+
 unsigned cpu_features(void)
 {
-    return variants_cpu_features();
+    return features;
 }
 
 void kernel_table_init(struct kernel_table *table, unsigned cpu)
@@ -28,5 +36,5 @@ const char *bhvd_cpu_features(void)
 
 const char *bhvd_version(void)
 {
-    return "0.1.0";
+    return "0.2.0";
 }

@@ -7,6 +7,8 @@
 
 #if defined(__x86_64__)
 
+#include <cpuid.h>
+
 void copy_kernels_init_avx2(struct kernel_table *table, unsigned cpu);
 void reduce_kernels_init_avx2(struct kernel_table *table);
 void scale_kernels_init_avx2(struct kernel_table *table);
@@ -22,16 +24,24 @@ void qsgd_kernels_init_avx512(struct kernel_table *table);
 void half_kernels_init_avx2(struct kernel_table *table);
 void topk_kernels_init_avx2(struct kernel_table *table);
 
-// libgcc asked CPUID and XGETBV once, before main: a feature counts only when the operating system saves its registers.
+// The processor itself is asked: where a compiler brings no libgcc, __builtin_cpu_supports says no to everything. A feature
+// counts only when the operating system saves its registers.
 static inline unsigned variants_cpu_features(void)
 {
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("f16c") || !__builtin_cpu_supports("fma"))
+    enum { YMM_SAVED = 0x06, ZMM_SAVED = 0xe6 };      // bits of XCR0: SSE and AVX; these and the three of AVX-512
+    const unsigned avx2_1 = bit_OSXSAVE | bit_AVX | bit_F16C | bit_FMA;
+    const unsigned avx512_7 = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
+    unsigned eax, ebx, ecx, edx, vendor, saved, features = 0;
+    if (!__get_cpuid(0, &eax, &vendor, &ecx, &edx) || !__get_cpuid(1, &eax, &ebx, &ecx, &edx) ||
+        (ecx & avx2_1) != avx2_1 || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx))
         return 0;
-    const unsigned avx2 = CPU_AVX2 | (__builtin_cpu_is("intel") ? CPU_INTEL : 0);
-    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-        !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
-        return avx2;
-    return avx2 | CPU_AVX512;
+    __asm__("xgetbv" : "=a"(saved), "=d"(edx) : "c"(0));
+    if ((ebx & bit_AVX2) && (saved & YMM_SAVED) == YMM_SAVED) {
+        features = CPU_AVX2 | (vendor == signature_INTEL_ebx ? CPU_INTEL : 0);
+        if ((ebx & avx512_7) == avx512_7 && (saved & ZMM_SAVED) == ZMM_SAVED)
+            features |= CPU_AVX512;
+    }
+    return features;
 }
 
 #else

@@ -16,7 +16,7 @@
 // Wire: (n-1) |Q(N)| bytes each way per rank.
 //
 // Hierarchical: the ranks are hosts, and x is the host's mean, times its share of the ranks where hosts have different
-// numbers of them. Every shard of the vector (collective/hierarchy.h) is a vector of its own, whose owners exchange it;
+// numbers of them. Every shard of the vector (run/hierarchy.h) is a vector of its own, whose owners exchange it;
 // error states lie at the places of the elements. Wire: as above with n hosts, per host, and N elements within hosts for
 // the mean and for its way back.
 // Where values are encoded and results decoded: c_lp_s.h. This file is what is between.
@@ -24,48 +24,44 @@
 
 #include <stdlib.h>
 
-#include "collective/hierarchy.h"
-#include "core/progress.h"
-#include "device/mirror.h"
-#include "device/staging.h"
-#include "primitive/staged_codes.h"
+#include "run/hierarchy.h"
 
 enum { WINDOW = C_LP_S_WINDOW };        // three: see above
 
 static void post_send(struct exchange *x, struct transfer *transfers, int to, const void *code, size_t size)
 {
-    if (size && to != x->set->rank)
-        link_post_send(collective_link(x->ctx, x->set, to), &transfers[to], code, size);
+    if (size && to != x->group->rank)
+        link_post_send(group_link(x->run, x->group, to), &transfers[to], code, size);
     else
         transfers[to].done = true;
 }
 
 static void post_recv(struct exchange *x, struct transfer *transfers, int from, void *code, size_t size)
 {
-    struct transfer *transfer = &transfers[x->set->size + from];
-    if (size && from != x->set->rank)
-        link_post_recv(collective_link(x->ctx, x->set, from), transfer, code, size);
+    struct transfer *transfer = &transfers[x->group->size + from];
+    if (size && from != x->group->rank)
+        link_post_recv(group_link(x->run, x->group, from), transfer, code, size);
     else
         transfer->done = true;
 }
 
 bhvd_status c_lp_s_wait_received(struct exchange *x, struct transfer *transfers, int from)
 {
-    return progress_transfers(x->ctx, &transfers[x->set->size + from], 1);
+    return run_transfers(x->run, &transfers[x->group->size + from], 1);
 }
 
 bhvd_status c_lp_s_sum(struct exchange *x, const struct slot *slot, struct transfer *transfers, size_t count)
 {
     memset(x->sum, 0, count * sizeof *x->sum);
-    for (int i = 0; i < x->set->size; i++) {
+    for (int i = 0; i < x->group->size; i++) {
         bhvd_status status = c_lp_s_wait_received(x, transfers, i);
         if (status)
             return status;
-        x->encoder.codec->decode_add(x->sum, i == x->set->rank ? slot->own : received_at(x, slot, i), count,
+        x->encoder.codec->decode_add(x->sum, i == x->group->rank ? slot->own : received_at(x, slot, i), count,
                                      &x->encoder.options);
     }
     if (x->factor != 1.0)
-        x->ctx->kernels.scale[BHVD_FLOAT32](x->sum, x->sum, x->factor, count);
+        x->run->kernels.scale[BHVD_FLOAT32](x->sum, x->sum, x->factor, count);
     return BHVD_OK;
 }
 
@@ -75,7 +71,7 @@ bhvd_status c_lp_s_sum(struct exchange *x, const struct slot *slot, struct trans
 static void scatter(struct exchange *x, size_t s)
 {
     struct slot *slot = &x->slots[s % WINDOW];
-    const int n = x->set->size, me = x->set->rank;
+    const int n = x->group->size, me = x->group->rank;
     const size_t mine = encoder_size(&x->encoder, segments_part(&x->cut, (uint64_t)me, s).count);
     for (int i = 0; i < n; i++)
         post_recv(x, slot->scatter, i, received_at(x, slot, i), mine);
@@ -86,7 +82,7 @@ static void scatter(struct exchange *x, size_t s)
         if (k == me)
             slot->own = code;
         post_send(x, slot->scatter, k, code, encoder_size(&x->encoder, part.count));
-        progress_look(x->ctx);                  // move what can be moved while the next one is encoded
+        run_look(x->run);                  // move what can be moved while the next one is encoded
     }
 }
 
@@ -94,7 +90,7 @@ static void scatter(struct exchange *x, size_t s)
 static bhvd_status reduce(struct exchange *x, size_t s)
 {
     struct slot *slot = &x->slots[s % WINDOW];
-    const int n = x->set->size, me = x->set->rank;
+    const int n = x->group->size, me = x->group->rank;
     const struct segment_part own = segments_part(&x->cut, (uint64_t)me, s);
     unsigned char *code = x->ends->room(x, slot, me, s);
     if (own.count) {
@@ -114,7 +110,7 @@ static bhvd_status reduce(struct exchange *x, size_t s)
         post_recv(x, slot->gather, i, x->ends->room(x, slot, i, s),
                   encoder_size(&x->encoder, segments_part(&x->cut, (uint64_t)i, s).count));
     }
-    progress_look(x->ctx);
+    run_look(x->run);
     return BHVD_OK;
 }
 
@@ -122,7 +118,7 @@ static bhvd_status reduce(struct exchange *x, size_t s)
 static bhvd_status gather(struct exchange *x, size_t s)
 {
     struct slot *slot = &x->slots[s % WINDOW];
-    const int n = x->set->size;
+    const int n = x->group->size;
     bhvd_status status = BHVD_OK;
     for (int k = 0; k < n && !status; k++) {
         const struct segment_part part = segments_part(&x->cut, (uint64_t)k, s);
@@ -134,8 +130,8 @@ static bhvd_status gather(struct exchange *x, size_t s)
     }
     // Only now is the slot free for another segment.
     if (!status)
-        status = progress_transfers(x->ctx, slot->scatter, n);
-    return status ? status : progress_transfers(x->ctx, slot->gather, n);
+        status = run_transfers(x->run, slot->scatter, n);
+    return status ? status : run_transfers(x->run, slot->gather, n);
 }
 
 static bhvd_status run_scatter_gather(struct exchange *x)
@@ -159,20 +155,20 @@ static void send_to_all(struct exchange *x, size_t s)
 {
     struct slot *slot = &x->slots[s % WINDOW];
     const struct segment_part part = segments_part(&x->cut, 0, s);
-    unsigned char *code = x->ends->own(x, x->set->rank, s, part, sent_at(x, slot, x->set->rank));
+    unsigned char *code = x->ends->own(x, x->group->rank, s, part, sent_at(x, slot, x->group->rank));
     slot->own = code;
-    for (int i = 0; i < x->set->size; i++) {
+    for (int i = 0; i < x->group->size; i++) {
         post_send(x, slot->gather, i, code, encoder_size(&x->encoder, part.count));
         post_recv(x, slot->gather, i, x->ends->room(x, slot, i, s), encoder_size(&x->encoder, part.count));
     }
-    progress_look(x->ctx);
+    run_look(x->run);
 }
 
 static bhvd_status average_all(struct exchange *x, size_t s)
 {
     struct slot *slot = &x->slots[s % WINDOW];
     bhvd_status status = x->ends->average(x, slot, segments_part(&x->cut, 0, s));
-    return status ? status : progress_transfers(x->ctx, slot->gather, 2 * x->set->size);
+    return status ? status : run_transfers(x->run, slot->gather, 2 * x->group->size);
 }
 
 static bhvd_status run_allgather(struct exchange *x)
@@ -191,14 +187,14 @@ static bhvd_status run_allgather(struct exchange *x)
 // -------------------------------------------------------------------------------------------------------------------
 
 // Lays the working memory out in a scratch buffer.
-static bool exchange_init(struct exchange *x, const struct bhvd_handle *op, struct transfer *transfers)
+static bool exchange_init(struct exchange *x, const struct work *op, struct transfer *transfers)
 {
-    const size_t n = (size_t)x->set->size, segment = segments_part(&x->cut, 0, 0).count;       // the longest
-    x->encoder = encoder_init(x->ctx, op, x->set->rank);
+    const size_t n = (size_t)x->group->size, segment = segments_part(&x->cut, 0, 0).count;       // the longest
+    x->encoder = encoder_init(&x->run->kernels, op, x->group->rank);
     x->stride = encoder_stride(&x->encoder, segment);
     const size_t values = encoder_align(segment * x->element), floats = encoder_align(segment * sizeof(float));
     unsigned char *scratch = fusion_acquire(
-        x->ctx, 1, WINDOW * 2 * n * x->stride + values + floats + encoder_scratch_size(&x->encoder, segment));
+        x->run, 1, WINDOW * 2 * n * x->stride + values + floats + encoder_scratch_size(&x->encoder, segment));
     if (!scratch || !transfers)
         return false;
     for (int i = 0; i < WINDOW; i++) {
@@ -213,74 +209,65 @@ static bool exchange_init(struct exchange *x, const struct bhvd_handle *op, stru
 }
 
 struct between {
-    const struct bhvd_handle *op;
+    const struct work *op;
+    const struct code_ends *ends;
+    const void *arg;
     double prescale;            // of the values, where that has not been done within hosts
     bool is_shard;              // of the operation's vector
 };
 
-// Among the members of a set; the vector may be a shard of the operation's, from byte `offset` on. list NULL: a GPU has
-// encoded it.
-static bhvd_status run(bhvd_context *ctx, struct process_set *set, const struct span_list *list, size_t offset, void *arg)
+// Among the members of a group; the vector may be a shard of the operation's, from byte `offset` on. list NULL:
+// something else has encoded it.
+static bhvd_status exchange_run(struct run *run, struct group *group, const struct span_list *list, size_t offset, void *arg)
 {
     const struct between *between = arg;
-    const struct bhvd_handle *op = between->op;
+    const struct work *op = between->op;
     const size_t element = bhvd_dtype_size(op->tensors[0].dtype), begin = offset / element;
-    const size_t nbytes = list ? list->nbytes : staged_codes_nbytes(op);
+    const size_t nbytes = list ? list->nbytes : work_nbytes(op);
     const bool scatters = op->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
     struct exchange x = {
-        .ctx = ctx,
-        .set = set,
-        .ends = list ? &c_lp_s_host : &c_lp_s_staged,
-        .staged = list ? NULL : op->staging->codes,
+        .run = run,
+        .group = group,
+        .ends = between->ends,
+        .arg = between->arg,
         .list = list,
-        .cut = {nbytes / element, scatters ? (uint64_t)set->size : 1, ENCODER_SEGMENT},
+        .cut = {nbytes / element, scatters ? (uint64_t)group->size : 1, ENCODER_SEGMENT},
         .element = element,
         .begin = begin,
         .prescale = between->prescale,
-        .factor = operation_sum_factor(op, set->size),
+        .factor = work_sum_factor(op, group->size),
         .worker_error = op->worker_error ? op->worker_error + begin : NULL,
         .server_error = op->server_error,
     };
     if (x.server_error && between->is_shard && scatters)
-        x.server_error += begin + segments_chunk(&x.cut, (uint64_t)set->rank).begin;
-    struct transfer *transfers = calloc(WINDOW * 4 * (size_t)set->size, sizeof *transfers);
+        x.server_error += begin + segments_chunk(&x.cut, (uint64_t)group->rank).begin;
+    struct transfer *transfers = calloc(WINDOW * 4 * (size_t)group->size, sizeof *transfers);
     bhvd_status status = BHVD_OK;
     if (!exchange_init(&x, op, transfers))
-        status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for codes of %zu bytes", nbytes);
+        status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for codes of %zu bytes", nbytes);
     else
         status = scatters ? run_scatter_gather(&x) : run_allgather(&x);
     free(transfers);
     return status;
 }
 
-// Means are encoded on the host; their errors may be on a GPU where NCCL took such operations before.
-static bhvd_status fetch_server_error(bhvd_context *ctx, const struct bhvd_handle *op)
-{
-    struct bhvd_error error;
-    if (!op->server_mirror || !bhvd_mirror_fetch(op->server_mirror, &error))
-        return BHVD_OK;
-    return context_fail(ctx, error.status, "rank %d: %s", ctx->options.rank, error.message);
-}
-
-bhvd_status c_lp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op)
+bhvd_status c_lp_s(struct run *run, struct group *group, struct work *op, const struct code_ends *ends, const void *arg)
 {
     struct span_list list = {0};
-    struct between between = {.op = op, .prescale = op->prescale_factor};
-    bhvd_status status = fetch_server_error(ctx, op);
-    if (status)
-        return status;
-    if (op->staging && op->staging->codes)
-        return run(ctx, set, NULL, 0, &between);
-    status = primitive_spans(ctx, op, &list);
-    if (!status && list.nbytes && primitive_has_levels(set, op->kind, op->hierarchical)) {
+    struct between between = {.op = op, .ends = ends ? ends : &c_lp_s_host, .arg = arg, .prescale = op->prescale_factor};
+    if (ends)
+        return exchange_run(run, group, NULL, 0, &between);
+    bhvd_status status = primitive_spans(run, op, &list);
+    if (!status && list.nbytes && primitive_has_levels(group, op->kind, op->hierarchical)) {
         // The mean over hosts of (hosts / n) sums is the mean over ranks, however many each host has; with equally many
         // (hosts / n) sum is the host's mean.
-        const double weight = op->op == BHVD_OP_AVERAGE ? (double)set->hierarchy->hosts / set->size : 1.0;
-        const struct reduction within = primitive_within(ctx, op->tensors[0].dtype, op->prescale_factor, weight);
-        between = (struct between){.op = op, .prescale = 1.0, .is_shard = true};
-        status = hierarchical_run(ctx, set, &within, &list, run, &between);
+        const double weight = op->op == BHVD_OP_AVERAGE ? (double)group->hierarchy->hosts / group->size : 1.0;
+        const struct reduction within = reduction_of(&run->kernels, KERNEL_SUM, op->tensors[0].dtype, op->prescale_factor, weight);
+        between.prescale = 1.0;
+        between.is_shard = true;
+        status = hierarchical_run(run, group, &within, &list, exchange_run, &between);
     } else if (!status && list.nbytes) {
-        status = run(ctx, set, &list, 0, &between);
+        status = exchange_run(run, group, &list, 0, &between);
     }
     span_list_fini(&list);
     return status;

@@ -2,13 +2,13 @@
 // those that make up the result go. In between, from sending codes to encoding means, both are the same.
 //
 //     host    c_lp_s_host.c     values are encoded here, and codes decoded to the results
-//     staged  staged_codes.c    a GPU has encoded the values when they were posted, and decodes the result afterwards
+//     others  of the caller     a GPU has encoded the values when they were posted, and decodes the result afterwards
 #ifndef BHVD_C_LP_S_H
 #define BHVD_C_LP_S_H
 
-#include "core/fusion.h"
 #include "primitive/encoder.h"
 #include "primitive/primitive.h"
+#include "run/fusion.h"
 #include "transport/link.h"
 
 enum { C_LP_S_WINDOW = 3 };     // segments in flight
@@ -34,11 +34,11 @@ struct code_ends {
 };
 
 struct exchange {
-    bhvd_context *ctx;
-    struct process_set *set;
+    struct run *run;
+    struct group *group;
     const struct code_ends *ends;
-    const struct staged_codes *staged;  // of those ends
-    const struct span_list *list;       // of those of the host
+    const void *arg;                    // of those ends, where they are not the host's
+    const struct span_list *list;       // of those of the host; else NULL
     struct encoder encoder;
     struct segments cut;
     size_t element;
@@ -51,7 +51,7 @@ struct exchange {
     struct slot slots[C_LP_S_WINDOW];
 };
 
-extern const struct code_ends c_lp_s_host, c_lp_s_staged;
+extern const struct code_ends c_lp_s_host;
 
 static inline unsigned char *sent_at(const struct exchange *x, const struct slot *slot, int i)
 {

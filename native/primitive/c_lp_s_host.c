@@ -1,7 +1,6 @@
 // The ends of C_LP_S in the host's memory.
 #include "primitive/c_lp_s.h"
 
-#include "core/progress.h"
 
 // code = Q(prescale * x[part] + worker error)
 static unsigned char *host_own(struct exchange *x, int k, size_t s, struct segment_part part, unsigned char *room)
@@ -12,7 +11,7 @@ static unsigned char *host_own(struct exchange *x, int k, size_t s, struct segme
         return room;
     const void *value = span_source(x->list, part.begin * x->element, nbytes, x->encoder.value);
     if (x->prescale != 1.0) {
-        x->ctx->kernels.scale[x->encoder.dtype](x->encoder.value, value, x->prescale, part.count);
+        x->run->kernels.scale[x->encoder.dtype](x->encoder.value, value, x->prescale, part.count);
         value = x->encoder.value;
     }
     encoder_encode(&x->encoder, room, value, part.count, x->worker_error ? x->worker_error + part.begin : NULL,
@@ -24,7 +23,7 @@ static unsigned char *host_own(struct exchange *x, int k, size_t s, struct segme
 static unsigned char *host_room(struct exchange *x, struct slot *slot, int k, size_t s)
 {
     (void)s;
-    return k == x->set->rank ? sent_at(x, slot, k) : received_at(x, slot, k);
+    return k == x->group->rank ? sent_at(x, slot, k) : received_at(x, slot, k);
 }
 
 static void host_store(struct exchange *x, struct segment_part part, const unsigned char *code)

@@ -18,18 +18,20 @@
 // v is encoded in segments (encoder.h): a few are on the wire while another is encoded or decoded.
 // Wire: |Q(N)| bytes to each neighbour: 2 |Q(N)| per rank (n = 2: |Q(N)|).
 //
-// On a GPU that has encoded v when it was posted, and adds when this has ended (staged_codes.h), codes are all there is here.
+// On a GPU that has encoded v when it was posted, and adds when this has ended (gpu/staged_codes.h), codes are all there is here.
 //
-// Hierarchical: the ring is of hosts, and x_i of v_i the mean of a host's members; of results a member's own. Each host's first member, its leader, encodes
-// and exchanges; what it has sent and received it passes on to the others, who decode the same bytes.
+// Hierarchical: the ring is of hosts, and x_i of v_i the mean of a host's members; of results a member's own. Each host's
+// first member, its leader, encodes and exchanges; what it has sent and received it passes on to the others, who decode the
+// same bytes. A neighbour of fewer members counts for its share in both mixes, as in peers.h: in place of its replica R stands
+// own + min(1, s_p / s_i) (R - own), if own is kept. So what keeps the mean of equal hosts keeps the mean over all ranks.
 // Wire: as above per host; within hosts N elements for the mean and 3 |Q(N)| bytes to every member.
 #include "primitive/primitive.h"
 
-#include "collective/hierarchy.h"
-#include "core/progress.h"
-#include "device/staging.h"
+#include <string.h>
+
 #include "primitive/encoder.h"
-#include "primitive/staged_codes.h"
+#include "primitive/peers.h"
+#include "run/hierarchy.h"
 
 enum { WINDOW = 3 };            // segments in flight
 
@@ -39,14 +41,15 @@ struct slot {
 };
 
 struct exchange {
-    bhvd_context *ctx;
-    const struct bhvd_handle *op;
+    struct run *run;
+    const struct work *op;
     const struct span_list *list, *results;
-    const struct staged_codes *staged;  // NULL: values and replicas are the host's
+    const struct ready_codes *ready;    // NULL: values are encoded, and replicas added to, here
     struct encoder encoder;
     struct peers peers;
     struct link *links[PEERS_MAX];
-    struct process_set *local;  // this rank's host, when hosts are the ring; else NULL
+    struct group *local;  // this rank's host, when hosts are the ring; else NULL
+    double before[1 + REPLICAS], after[1 + REPLICAS];   // the operation's, hosts counted for their ranks
     size_t count, stride;       // stride: from one code of a slot to the next
     unsigned char *result;      // scratch: one segment in the dtype,
     float *mixed;               // in float32,
@@ -63,13 +66,15 @@ static size_t segment_count(const struct exchange *x, size_t s)
 // The code of segment s: index 0 the own one, 1 + p that of peer p.
 static unsigned char *code_at(const struct exchange *x, int index, size_t s)
 {
-    return x->staged ? staged_codes_at(x->staged, index, s) : x->slots[s % WINDOW].codes + (size_t)index * x->stride;
+    if (x->ready)
+        return x->ready->own + (size_t)index * x->ready->code_stride + s * x->ready->segment_stride;
+    return x->slots[s % WINDOW].codes + (size_t)index * x->stride;
 }
 
 // dst = weights[0] values + the others times the replicas, of segment s.
 static void mix(const struct exchange *x, void *dst, const void *values, const double *weights, size_t s)
 {
-    const struct kernel_table *kernels = &x->ctx->kernels;
+    const struct kernel_table *kernels = &x->run->kernels;
     const bhvd_dtype dtype = x->encoder.dtype;
     const size_t count = segment_count(x, s);
     bool is_first = true;
@@ -100,7 +105,7 @@ static void store_result(const struct exchange *x, size_t s)
 {
     const size_t offset = s * ENCODER_SEGMENT * x->encoder.element, nbytes = segment_count(x, s) * x->encoder.element;
     void *to = span_target(x->results, offset, nbytes, x->result);
-    mix(x, to, span_source(x->results, offset, nbytes, x->encoder.value), x->op->after, s);
+    mix(x, to, span_source(x->results, offset, nbytes, x->encoder.value), x->after, s);
     span_store(x->results, offset, nbytes, to);
 }
 
@@ -109,7 +114,7 @@ static void encode(const struct exchange *x, size_t s)
     const size_t count = segment_count(x, s), begin = s * ENCODER_SEGMENT, element = x->encoder.element;
     const void *value = span_source(x->list, begin * element, count * element, x->encoder.value);
     if (x->op->mixes_before) {
-        mix(x, x->encoder.value, value, x->op->before, s);
+        mix(x, x->encoder.value, value, x->before, s);
         value = x->encoder.value;
     }
     encoder_encode(&x->encoder, code_at(x, 0, s), value, count, NULL, ENCODER_VALUES, begin);
@@ -119,13 +124,13 @@ static void send(struct exchange *x, size_t s)
 {
     struct slot *slot = &x->slots[s % WINDOW];
     const size_t nbytes = encoder_size(&x->encoder, segment_count(x, s));
-    if (!x->staged)
+    if (!x->ready)
         encode(x, s);
     for (int p = 0; p < x->peers.count; p++) {
         link_post_send(x->links[p], &slot->transfers[2 * p], code_at(x, 0, s), nbytes);
         link_post_recv(x->links[p], &slot->transfers[2 * p + 1], code_at(x, 1 + p, s), nbytes);
     }
-    progress_look(x->ctx);
+    run_look(x->run);
 }
 
 static bool is_leader(const struct exchange *x) { return !x->local || x->local->rank == 0; }
@@ -143,10 +148,10 @@ static bhvd_status receive(struct exchange *x, size_t s)
     struct slot *slot = &x->slots[s % WINDOW];
     bhvd_status status = BHVD_OK;
     if (is_leader(x))
-        status = progress_transfers(x->ctx, slot->transfers, 2 * x->peers.count);
+        status = run_transfers(x->run, slot->transfers, 2 * x->peers.count);
     if (!status && x->local)
-        status = broadcast_shared(x->ctx, x->local, 0, slot->codes, slot->codes, (size_t)(1 + x->peers.count) * x->stride);
-    if (!status && !x->staged) {
+        status = broadcast_shared(x->run, x->local, 0, slot->codes, slot->codes, (size_t)(1 + x->peers.count) * x->stride);
+    if (!status && !x->ready) {
         add(x, x->op->replicas[0], 0, s);
         add(x, x->op->replicas[1], x->peers.count ? 1 : 0, s);
         add(x, x->op->replicas[2], x->peers.count, s);
@@ -164,9 +169,9 @@ static bhvd_status slots_init(struct exchange *x)
     const size_t slot_size = (size_t)(1 + x->peers.count) * x->stride;
     const size_t values = encoder_align(longest * x->encoder.element), floats = encoder_align(longest * sizeof(float));
     unsigned char *scratch = fusion_acquire(
-        x->ctx, 1, WINDOW * slot_size + values + 3 * floats + encoder_scratch_size(&x->encoder, longest));
+        x->run, 1, WINDOW * slot_size + values + 3 * floats + encoder_scratch_size(&x->encoder, longest));
     if (!scratch)
-        return context_fail(x->ctx, BHVD_ERR_SYSTEM, "no memory for codes of %zu elements", longest);
+        return run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for codes of %zu elements", longest);
     for (int i = 0; i < WINDOW; i++, scratch += slot_size)
         x->slots[i].codes = scratch;
     x->result = scratch;
@@ -179,7 +184,7 @@ static bhvd_status slots_init(struct exchange *x)
 static bhvd_status exchange_run(struct exchange *x)
 {
     const size_t segments = (x->count + ENCODER_SEGMENT - 1) / ENCODER_SEGMENT;
-    bhvd_status status = x->staged ? BHVD_OK : slots_init(x);
+    bhvd_status status = x->ready ? BHVD_OK : slots_init(x);
     for (size_t s = 0; s < segments + WINDOW - 1 && !status; s++) {
         if (s < segments && is_leader(x))
             send(x, s);
@@ -192,52 +197,73 @@ static bhvd_status exchange_run(struct exchange *x)
 // The mean of the host's members, in scratch memory, takes the place of the values.
 static bhvd_status mean_of_host(struct exchange *x, struct span_list *list, struct span *mean)
 {
-    void *vector = fusion_acquire(x->ctx, 0, list->nbytes);
+    void *vector = fusion_acquire(x->run, 0, list->nbytes);
     if (!vector)
-        return context_fail(x->ctx, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes", list->nbytes);
+        return run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes", list->nbytes);
     size_t at = 0;
     for (size_t i = 0; i < list->count; at += list->spans[i++].nbytes)
         list->spans[i].dst = (unsigned char *)vector + at;
-    const struct reduction reduction = primitive_within(x->ctx, x->encoder.dtype, 1.0, 1.0 / x->local->size);
+    const struct reduction reduction = reduction_of(&x->run->kernels, KERNEL_SUM, x->encoder.dtype, 1.0, 1.0 / x->local->size);
     *mean = (struct span){vector, vector, list->nbytes};
-    return allreduce_shared(x->ctx, x->local, &reduction, list);
+    return allreduce_shared(x->run, x->local, &reduction, list);
 }
 
-static bhvd_status run(bhvd_context *ctx, struct process_set *set, struct span_list *list, const struct span_list *results,
-                       const struct bhvd_handle *op)
+// Weights of mixes, as they are between these hosts: what a smaller neighbour's replica loses is the own one's.
+static void weigh(const struct hierarchy *h, const struct peers *peers, double *weights)
 {
-    const bool levels = primitive_has_levels(set, op->kind, op->hierarchical);
-    const struct hierarchy *h = levels ? set->hierarchy : NULL;
-    const int n = h ? h->hosts : levels ? 1 : set->size, me = h ? h->host : levels ? 0 : set->rank;
+    const double own = hierarchy_members_of(h, h->host);
+    for (int side = 0; side < 2 && peers->count; side++) {
+        const int neighbour = peers->index[side ? peers->count - 1 : 0];
+        const double share = hierarchy_members_of(h, neighbour) / own;
+        if (share < 1) {
+            weights[1] += (1 - share) * weights[2 + side];
+            weights[2 + side] *= share;
+        }
+    }
+}
+
+static bhvd_status run_ring(struct run *run, struct group *group, struct span_list *list, const struct span_list *results,
+                            const struct work *op, const struct ready_codes *ready)
+{
+    const bool levels = primitive_has_levels(group, op->kind, op->hierarchical);
+    const struct hierarchy *h = levels ? group->hierarchy : NULL;
+    const int n = h ? h->hosts : levels ? 1 : group->size, me = h ? h->host : levels ? 0 : group->rank;
     struct span mean;
     struct span_list means = {&mean, 1, 1, list->nbytes};
     struct exchange x = {
-        .ctx = ctx,
+        .run = run,
         .op = op,
         .list = levels ? &means : list,
         .results = results,
-        .staged = op->staging ? op->staging->codes : NULL,
-        .encoder = encoder_init(ctx, op, me),
+        .ready = ready,
+        .encoder = encoder_init(&run->kernels, op, me),
         .peers = peers_of(BHVD_TOPOLOGY_RING, n, me, 0),
-        .local = h ? h->local : levels ? set : NULL,
+        .local = h ? h->local : levels ? group : NULL,
         .count = list->nbytes / bhvd_dtype_size(op->tensors[0].dtype),
     };
+    memcpy(x.before, op->before, sizeof x.before);
+    memcpy(x.after, op->after, sizeof x.after);
+    if (h && op->replicas[0]) {
+        weigh(h, &x.peers, x.before);
+        weigh(h, &x.peers, x.after);
+    }
     for (int p = 0; p < x.peers.count; p++)
-        x.links[p] = collective_link(ctx, set, h ? hierarchy_member(h, x.peers.index[p], 0) : x.peers.index[p]);
+        x.links[p] = group_link(run, group, h ? hierarchy_member(h, x.peers.index[p], 0) : x.peers.index[p]);
     bhvd_status status = x.local ? mean_of_host(&x, list, &mean) : BHVD_OK;
     return status ? status : exchange_run(&x);
 }
 
-bhvd_status d_lp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op, struct bhvd_error *error)
+bhvd_status d_lp_s(struct run *run, struct group *group, struct work *op, const struct ready_codes *codes,
+                   struct bhvd_error *error)
 {
     struct span_list list = {0}, results = {0};         // the first may be given other places for results
-    bhvd_status status = op->hierarchical ? primitive_check_hosts(ctx, set, error) : BHVD_OK;
+    bhvd_status status = op->hierarchical ? primitive_check_hosts(run, group, error) : BHVD_OK;
     for (size_t t = 0; t < op->tensor_count && !status; t++) {
         if (!span_list_add(&list, &op->tensors[t]) || !span_list_add(&results, &op->tensors[t]))
-            status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", op->tensor_count);
+            status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", op->tensor_count);
     }
     if (!status && list.nbytes)
-        status = run(ctx, set, &list, &results, op);
+        status = run_ring(run, group, &list, &results, op, codes);
     span_list_fini(&list);
     span_list_fini(&results);
     return status;

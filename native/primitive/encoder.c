@@ -2,14 +2,12 @@
 
 #include <math.h>
 
-#include "core/operation.h"
-
-struct encoder encoder_init(const bhvd_context *ctx, const struct bhvd_handle *op, int rank)
+struct encoder encoder_init(const struct kernel_table *kernels, const struct work *op, int rank)
 {
     const bhvd_dtype dtype = op->tensors[0].dtype;
     return (struct encoder){
-        .kernels = &ctx->kernels,
-        .codec = &ctx->kernels.codecs[op->codec][dtype],
+        .kernels = kernels,
+        .codec = &kernels->codecs[op->codec][dtype],
         .options = op->codec_options,
         .dtype = dtype,
         .element = bhvd_dtype_size(dtype),

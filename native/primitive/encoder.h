@@ -8,8 +8,9 @@
 #ifndef BHVD_ENCODER_H
 #define BHVD_ENCODER_H
 
-#include "core/context.h"
+#include "kernel/kernel.h"
 #include "kernel/segments.h"
+#include "run/work.h"
 
 enum { ENCODER_SEGMENT = SEGMENTS_MAX_COUNT };  // elements
 
@@ -21,12 +22,12 @@ struct encoder {
     struct bhvd_codec_options options;
     bhvd_dtype dtype;
     size_t element;
-    int rank;                   // of the process set
+    int rank;                   // position in the group
     unsigned char *value;       // scratch: one segment in the dtype ...
     float *wide;                // ... and in float32
 };
 
-struct encoder encoder_init(const bhvd_context *ctx, const struct bhvd_handle *op, int rank);
+struct encoder encoder_init(const struct kernel_table *kernels, const struct work *op, int rank);
 // Encoding needs scratch for segments of `count` elements: so many bytes, 64-byte aligned.
 size_t encoder_scratch_size(const struct encoder *e, size_t count);
 void encoder_set_scratch(struct encoder *e, unsigned char *scratch, size_t count);

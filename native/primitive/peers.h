@@ -8,6 +8,12 @@
 //                         period n: every one of the n(n-1)/2 pairs meets once, everyone pauses once
 //     RING                i-1 and i+1, in every round; n = 2: they are the same rank, n = 1: there are none
 //
+// Participants may stand for several ranks each: hosts, with the mean of theirs. A host then counts for its ranks, so that an
+// average keeps the mean over all ranks, whatever the hosts hold (peers_shares). With s_i ranks of participant i:
+//
+//     SHIFT_ONE   (s_i x_i + s_p x_p) / (s_i + s_p)
+//     RING        x_i + sum_p 1/3 min(1, s_p / s_i) (x_p - x_i)       s_i W_ip = s_p W_pi (Metropolis), W_ii >= 1/3
+//
 // p(p(i)) = i always: both sides of a pair name each other. Source of the even schedule: Gan et al., BAGUA,
 // arXiv:2107.01499, whose decentralized algorithm does not take odd n.
 #ifndef BHVD_PEERS_H
@@ -25,5 +31,13 @@ struct peers {
 };
 
 struct peers peers_of(bhvd_topology topology, int n, int i, int round);
+
+// The average is (own x_i + sum_p peer[p] x_p) / of: whole numbers. Equal participants: own and all of peer[] are equal.
+struct shares {
+    int own, peer[PEERS_MAX], of;
+};
+
+// own, sizes: ranks of this participant, and of each of the peers.
+struct shares peers_shares(bhvd_topology topology, const struct peers *peers, int own, const int *sizes);
 
 #endif

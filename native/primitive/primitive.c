@@ -1,44 +1,39 @@
 #include "primitive/primitive.h"
 
 #include "base/status.h"
+#include "run/hierarchy.h"
 
-bhvd_status primitive_spans(bhvd_context *ctx, struct bhvd_handle *op, struct span_list *list)
+bhvd_status primitive_spans(struct run *run, struct work *op, struct span_list *list)
 {
     for (size_t t = 0; t < op->tensor_count; t++) {
         struct tensor *tensor = &op->tensors[t];
-        if (operation_allocate_result(tensor, tensor->dim0) || !span_list_add(list, tensor))
-            return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->nbytes);
+        if (tensor_allocate_result(tensor, tensor->dim0) || !span_list_add(list, tensor))
+            return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->nbytes);
     }
     return BHVD_OK;
 }
 
-struct reduction primitive_within(const bhvd_context *ctx, bhvd_dtype dtype, double prescale, double postscale)
+static bool shares_memory(const struct group *group) { return group->hierarchy || (group->shared && group->size > 1); }
+
+bool primitive_has_levels(const struct group *group, bhvd_kind kind, bool hierarchical)
 {
-    return (struct reduction){
-        .dtype = dtype,
-        .reduce = ctx->kernels.reduce[KERNEL_SUM][dtype],
-        .scale = ctx->kernels.scale[dtype],
-        .prescale = prescale,
-        .postscale = postscale,
-    };
+    return hierarchical && (kind == BHVD_C_LP_S ? group->hierarchy != NULL : shares_memory(group));
 }
 
-static bool shares_memory(const struct process_set *set) { return set->hierarchy || (set->shared && set->size > 1); }
-
-bool primitive_has_levels(const struct process_set *set, bhvd_kind kind, bool hierarchical)
+int primitive_hosts(const struct group *group)
 {
-    return hierarchical && (kind == BHVD_C_LP_S ? set->hierarchy != NULL : shares_memory(set));
+    return group->hierarchy ? group->hierarchy->hosts : shares_memory(group) ? 1 : group->size;
 }
 
-bhvd_status primitive_check_hosts(const bhvd_context *ctx, const struct process_set *set, struct bhvd_error *error)
+bhvd_status primitive_check_hosts(const struct run *run, const struct group *group, struct bhvd_error *error)
 {
-    const int *host_of = ctx->connections.host_of;
-    for (int i = 0; i < set->size && !shares_memory(set); i++) {
+    const int *host_of = run->connections.host_of;
+    for (int i = 0; i < group->size && !shares_memory(group); i++) {
         for (int j = 0; j < i; j++) {
-            if (host_of[set->ranks[i]] == host_of[set->ranks[j]])
+            if (host_of[group->ranks[i]] == host_of[group->ranks[j]])
                 return error_set(error, BHVD_ERR_UNSUPPORTED,
                                  "process set %d has no shared memory of its own, which hierarchical needs: only the first "
-                                 "%d sets of a job have", set->id, HOST_AREAS);
+                                 "%d sets of a job have", group->id, HOST_AREAS);
         }
     }
     return BHVD_OK;

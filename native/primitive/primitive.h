@@ -9,24 +9,35 @@
 #define BHVD_PRIMITIVE_H
 
 #include "collective/collective.h"
+#include "run/work.h"
 
 // The operation's tensors as one vector, with results allocated where the caller gave no memory. list: empty, to be
 // ended by span_list_fini on errors too.
-bhvd_status primitive_spans(bhvd_context *ctx, struct bhvd_handle *op, struct span_list *list);
+bhvd_status primitive_spans(struct run *run, struct work *op, struct span_list *list);
 
-// The sum of the members of one host, scaled before and after.
-struct reduction primitive_within(const bhvd_context *ctx, bhvd_dtype dtype, double prescale, double postscale);
-
-// Does such an operation go in two levels in this set? It does where a host holds several members, who share memory (two ranks
+// Does such an operation go in two levels in this group? It does where a host holds several members, who share memory (two ranks
 // over transport tcp are two hosts); C_LP_S only if there are several hosts, too.
-bool primitive_has_levels(const struct process_set *set, bhvd_kind kind, bool hierarchical);
+bool primitive_has_levels(const struct group *group, bhvd_kind kind, bool hierarchical);
+// Participants of a decentralized primitive that goes in two levels where it can: hosts, and ranks without shared memory.
+int primitive_hosts(const struct group *group);
 // BHVD_ERR_UNSUPPORTED when several members on a host have no area (transport/host_memory.h), else BHVD_OK. All members
 // come to the same answer.
-bhvd_status primitive_check_hosts(const bhvd_context *ctx, const struct process_set *set, struct bhvd_error *error);
+bhvd_status primitive_check_hosts(const struct run *run, const struct group *group, struct bhvd_error *error);
 
-// error: filled when the operation cannot be done and the context stays usable.
-bhvd_status c_lp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op);
-bhvd_status d_fp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op, struct bhvd_error *error);
-bhvd_status d_lp_s(bhvd_context *ctx, struct process_set *set, struct bhvd_handle *op, struct bhvd_error *error);
+// ends, arg: where codes come from and go to, when something else encodes and decodes (c_lp_s.h); NULL: that is done here.
+struct code_ends;
+bhvd_status c_lp_s(struct run *run, struct group *group, struct work *op, const struct code_ends *ends, const void *arg);
+
+// Codes of D_LP_S that something else has made, and adds to replicas: segment by segment, the own one, then room for those of
+// each peer.
+struct ready_codes {
+    unsigned char *own;
+    size_t code_stride, segment_stride;
+};
+
+// error: filled when the operation cannot be done and the run stays usable. codes NULL: values are encoded here.
+bhvd_status d_fp_s(struct run *run, struct group *group, struct work *op, struct bhvd_error *error);
+bhvd_status d_lp_s(struct run *run, struct group *group, struct work *op, const struct ready_codes *codes,
+                   struct bhvd_error *error);
 
 #endif

@@ -31,6 +31,7 @@ struct run {
     const struct collective *collective;
     TF_OpKernelContext *ctx;
     TF_Tensor *splits;
+    int64_t set_size;           /* when it was posted: the set may be gone when it ends */
     size_t count;
     struct member {
         TF_Tensor *input, *output;      /* output NULL: the core allocates the result */
@@ -115,17 +116,12 @@ static void set_result(struct run *run, size_t index, TF_Status *status)
 
 static void set_received_splits(struct run *run, TF_Status *status)
 {
-    int64_t count = 0;
-    bhvd_context *context = core_acquire(NULL);
-    if (context)
-        count = core.process_set_size(context, run->collective->process_set);
-    core_release();
-    size_t nbytes = (size_t)count * sizeof(int32_t);
-    TF_Tensor *output = tf.AllocateOutput(run->ctx, 1, TF_INT32, &count, 1, nbytes, status);
+    const size_t count = (size_t)run->set_size;
+    TF_Tensor *output = tf.AllocateOutput(run->ctx, 1, TF_INT32, &run->set_size, 1, count * sizeof(int32_t), status);
     if (tf.GetCode(status) != TF_OK)
         return;
-    if (core.received_splits(run->completion.handle, 0, tf.TensorData(output), (size_t)count) != BHVD_OK)
-        tf.SetStatus(status, TF_UNKNOWN, CORE_NOT_INITIALIZED);
+    if (core.received_splits(run->completion.handle, 0, tf.TensorData(output), count) != BHVD_OK)
+        tf.SetStatus(status, TF_UNKNOWN, "the operation has no received splits");
     tf.DeleteTensor(output);
 }
 
@@ -254,6 +250,7 @@ static bool post(struct run *run, bhvd_context *context, TF_Status *status)
             snprintf(name, name_size, "%s", self->name);
         args.name = name;
         args.tensors = run->count ? tensors : NULL;
+        run->set_size = core.process_set_size(context, self->process_set);
         bhvd_status posted = core.post(context, &args, &run->completion.handle, &error);
         ok = posted == BHVD_OK;
         if (!ok)

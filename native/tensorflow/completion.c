@@ -1,17 +1,16 @@
 #include "tensorflow/completion.h"
 
+#include "base/thread.h"
+
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 
-/* While the first operation is waited for, others that end earlier are noticed after this long at most. */
-#define SLICE_MS 1
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static struct completion *first, **last = &first;
 static size_t in_flight;
+static bhvd_completions *ended;         /* for as long as the process lives, as the thread that takes from it */
 static bool running;
 
 /* ------------------------------------------------------------------------------------------------------- done ---- */
@@ -96,47 +95,14 @@ static void complete(struct completion *completion, bhvd_status status, const st
     done_run(&done);
 }
 
-/* Takes what has ended out of the list. */
-static struct completion *take_ended(void)
-{
-    struct completion *ended = NULL, **ended_last = &ended;
-    struct completion **link = &first;
-    while (*link) {
-        struct completion *completion = *link;
-        if (core.poll(completion->handle)) {
-            *link = completion->next;
-            completion->next = NULL;
-            *ended_last = completion;
-            ended_last = &completion->next;
-        } else {
-            link = &completion->next;
-        }
-    }
-    last = link;
-    return ended;
-}
-
 static void *run(void *unused)
 {
     (void)unused;
     struct bhvd_error error;
-    pthread_mutex_lock(&lock);
     for (;;) {
-        while (!first)
-            pthread_cond_wait(&changed, &lock);
-        bhvd_handle *oldest = first->handle;
-        pthread_mutex_unlock(&lock);
-        core.wait(oldest, SLICE_MS, &error);
-        pthread_mutex_lock(&lock);
-        struct completion *ended = take_ended();
-        pthread_mutex_unlock(&lock);
-        while (ended) {
-            struct completion *next = ended->next;
-            bhvd_status status = core.wait(ended->handle, 0, &error);
-            complete(ended, status, &error);
-            ended = next;
-        }
-        pthread_mutex_lock(&lock);
+        struct completion *completion = (struct completion *)(intptr_t)core.completions_next(ended, -1);
+        bhvd_status status = core.wait(completion->handle, 0, &error);
+        complete(completion, status, &error);
     }
     return NULL;
 }
@@ -144,26 +110,22 @@ static void *run(void *unused)
 static bool ensure_running(void)
 {
     pthread_t thread;
-    if (!running && pthread_create(&thread, NULL, run, NULL) == 0) {
+    pthread_mutex_lock(&lock);
+    if (!ended)
+        ended = core.completions_create();
+    if (ended && !running && thread_create(&thread, run, NULL) == 0) {
         pthread_detach(thread);
         running = true;
     }
-    return running;
+    bool runs = running;
+    pthread_mutex_unlock(&lock);
+    return runs;
 }
 
 void completion_add(struct completion *completion)
 {
-    completion->next = NULL;
-    pthread_mutex_lock(&lock);
-    if (!ensure_running()) {
-        pthread_mutex_unlock(&lock);
+    if (!ensure_running() || core.completions_add(ended, completion->handle, (int64_t)(intptr_t)completion) != BHVD_OK)
         completion_wait(completion);
-        return;
-    }
-    *last = completion;
-    last = &completion->next;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
 }
 
 void completion_wait(struct completion *completion)

@@ -28,7 +28,6 @@ struct completion {
     struct done done;
     bhvd_handle *handle;
     void (*finish)(struct completion *, bhvd_status status, const struct bhvd_error *error);
-    struct completion *next;
 };
 
 /* Counts an operation as in flight, while core_acquire holds off a change of the context. */

@@ -13,7 +13,9 @@
 #define CORE_FUNCTIONS(X) \
     X(bhvd_status, post, (bhvd_context *, const struct bhvd_args *, bhvd_handle **, struct bhvd_error *)) \
     X(bhvd_status, wait, (bhvd_handle *, int timeout_ms, struct bhvd_error *)) \
-    X(int, poll, (bhvd_handle *)) \
+    X(bhvd_completions *, completions_create, (void)) \
+    X(bhvd_status, completions_add, (bhvd_completions *, bhvd_handle *, int64_t number)) \
+    X(int64_t, completions_next, (bhvd_completions *, int timeout_ms)) \
     X(int64_t, handle_value, (bhvd_handle *)) \
     X(void, handle_drop, (bhvd_handle *)) \
     X(bhvd_status, result_take, (bhvd_handle *, size_t index, struct bhvd_result *)) \

@@ -15,6 +15,7 @@
 #include "tensorflow/completion.h"
 #include "tensorflow/core.h"
 #include "tensorflow/fact.h"
+#include "tensorflow/kernel.h"
 #include "tensorflow/staging.h"
 #include "tensorflow/xla_api.h"
 
@@ -24,8 +25,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define MAX_NDIM 64
 
 /* ------------------------------------------------------------------------------------------------------- text ---- */
 
@@ -58,14 +57,19 @@ static const char *text_rest(const struct text *text)
     return *text->next ? text->next + 1 : text->next;
 }
 
-/* dtype ndim dims bytes; returns the bytes. */
+/* dtype ndim dims bytes; returns the bytes. dims: of KERNEL_MAX_NDIM; a tensor of more is refused when it is posted. */
 static size_t text_tensor(struct text *text, struct bhvd_tensor *tensor, int64_t *dims)
 {
     tensor->dtype = (int32_t)text_int(text);
     tensor->ndim = (int32_t)text_int(text);
     tensor->shape = dims;
-    for (int i = 0; i < tensor->ndim && i < MAX_NDIM; i++)
-        dims[i] = text_int(text);
+    for (int i = 0; i < tensor->ndim; i++) {
+        const int64_t dim = text_int(text);
+        if (i < KERNEL_MAX_NDIM)
+            dims[i] = dim;
+    }
+    if (tensor->ndim > KERNEL_MAX_NDIM)
+        tensor->ndim = -1;
     return (size_t)text_int(text);
 }
 
@@ -108,11 +112,11 @@ static void post(void **outs, const void **ins, const char *chars, size_t nchars
     args.tensor_count = (size_t)text_int(&text);
     struct pending *pending = calloc(1, sizeof *pending + args.tensor_count * sizeof pending->blocks[0]);
     struct bhvd_tensor *tensors = calloc(args.tensor_count + 1, sizeof *tensors);
-    int64_t *dims = calloc(args.tensor_count + 1, MAX_NDIM * sizeof *dims);
+    int64_t *dims = calloc(args.tensor_count + 1, KERNEL_MAX_NDIM * sizeof *dims);
     pending->count = args.tensor_count;
     for (size_t i = 0; i < args.tensor_count; i++) {
         struct block *block = &pending->blocks[i];
-        size_t nbytes = text_tensor(&text, &tensors[i], dims + i * MAX_NDIM);
+        size_t nbytes = text_tensor(&text, &tensors[i], dims + i * KERNEL_MAX_NDIM);
         block->nbytes = (size_t)text_int(&text);
         block->src = staging_acquire(nbytes);
         memcpy(block->src, ins[i], nbytes);
@@ -219,7 +223,7 @@ static void put(void **outs, const void **ins, const char *chars, size_t nchars,
     struct text text = text_open(chars, nchars);
     struct bhvd_error error = { 0 };
     struct bhvd_tensor tensor;
-    int64_t dims[MAX_NDIM];
+    int64_t dims[KERNEL_MAX_NDIM];
     int64_t id = text_int(&text), index = text_int(&text);
     struct shared_block *block = calloc(1, sizeof *block);
     block->nbytes = text_tensor(&text, &tensor, dims);

@@ -203,13 +203,22 @@ static bhvd_status wait_for_all(union mpi_handle *request, int64_t deadline_ns, 
 
 bhvd_status mpi_connect(struct connections *c, int64_t deadline_ns, struct bhvd_error *error)
 {
-    union mpi_handle request = {NULL};
-    if (mpi_duplicate_world(&c->communicator, &request) != MPI_DONE)
+    // MPI writes there when the last rank comes, which may be after this one gave up: then the memory is MPI's.
+    struct {
+        union mpi_handle communicator, request;
+    } *duplicate = calloc(1, sizeof *duplicate);
+    if (!duplicate)
+        return error_set(error, BHVD_ERR_SYSTEM, "no memory for a communicator");
+    if (mpi_duplicate_world(&duplicate->communicator, &duplicate->request) != MPI_DONE) {
+        free(duplicate);
         return error_set(error, BHVD_ERR_SYSTEM, "MPI_Comm_idup failed");
-    bhvd_status status = wait_for_all(&request, deadline_ns, error);
+    }
+    bhvd_status status = wait_for_all(&duplicate->request, deadline_ns, error);
     if (status)
-        return status;
+        return status;          // cppcheck-suppress memleak
+    c->communicator = duplicate->communicator;
     c->has_communicator = true;
+    free(duplicate);
     if (mpi_use_communicator(c->communicator) != MPI_DONE)
         return error_set(error, BHVD_ERR_SYSTEM, "MPI_Comm_set_errhandler failed");
     for (int rank = 0; rank < c->size; rank++) {

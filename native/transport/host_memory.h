@@ -12,7 +12,7 @@
 
 enum {
     HOST_SLAB_BYTES = 256 * 1024,   // two of a rank's slabs and the reader's part of a peer's fit into an L2 cache
-    HOST_SLABS = 8,                 // how many blocks a rank may be ahead of the others, see collective/shared.h
+    HOST_SLABS = 8,                 // how many blocks a rank may be ahead of the others, see run/shared.h
     HOST_AREAS = 64                 // process sets with an id below this have an area
 };
 

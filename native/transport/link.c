@@ -31,13 +31,18 @@ static void close_fd(int *fd)
     *fd = -1;
 }
 
-void link_fini(struct link *link)
+void link_close(struct link *link)
 {
     close_fd(&link->control.fd);
     for (int i = 0; i < LINK_STREAMS_MAX; i++)
         close_fd(&link->streams[i].channel.fd);
     close_fd(&link->liveness_fd);
     close_fd(&link->bell.fd);
+}
+
+void link_fini(struct link *link)
+{
+    link_close(link);
     bytes_fini(&link->control_out);
     bytes_fini(&link->control_in);
 }
@@ -62,10 +67,12 @@ static bhvd_status flush_control(struct link *link, bool *progress)
 bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes *payload, bool lazy)
 {
     bool progress;
+    if (payload->failed || payload->size > LINK_FRAME_MAX)
+        return BHVD_ERR_SYSTEM;
     bytes_put_u32(&link->control_out, (uint32_t)payload->size);
     bytes_put_u8(&link->control_out, type);
     bytes_put(&link->control_out, payload->data, payload->size);
-    if (link->control_out.failed || payload->failed)
+    if (link->control_out.failed)
         return BHVD_ERR_SYSTEM;
     link->control_sent += FRAME_HEADER + payload->size;
     link->control.lazy = lazy;

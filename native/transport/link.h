@@ -71,10 +71,13 @@ struct link {
 typedef bhvd_status (*link_frame_fn)(void *arg, struct link *link, uint8_t type, struct bytes_reader payload);
 
 void link_init(struct link *link, int rank);
-// Closes descriptors and frees buffers; transfers are the caller's.
+// Closes the descriptors.
+void link_close(struct link *link);
+// The same, and frees buffers; transfers are the caller's.
 void link_fini(struct link *link);
 
-// Queues a control frame and tries to write it at once. lazy: an idle peer need not be woken for it.
+// Queues a control frame and tries to write it at once. lazy: an idle peer need not be woken for it. BHVD_ERR_SYSTEM: no memory,
+// or more than LINK_FRAME_MAX bytes, which no peer would read.
 bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes *payload, bool lazy);
 
 // Writes what frames there are, as far as it goes now. control_out.size is 0 when nothing is left.

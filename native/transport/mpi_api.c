@@ -222,7 +222,7 @@ static bool load(const char *path, const char *vendor, char *reasons, size_t rea
     if (mpi.library && resolve(vendor, reason, sizeof reason))
         return true;
     if (!mpi.library)
-        snprintf(reason, sizeof reason, "%s", "it cannot be loaded");
+        snprintf(reason, sizeof reason, "it cannot be loaded (%s)", dlerror());
     else
         dlclose(mpi.library);
     add_reason(reasons, reasons_size, path, reason);

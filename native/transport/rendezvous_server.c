@@ -1,10 +1,9 @@
 // The server is one thread around poll(). A connection passes through the stages below and waits in none of them for
-// longer than its deadline, so the thread itself never waits for one peer. All of the server's state but its port and
-// wake_fd belongs to that thread.
+// longer than its deadline, so the thread itself never waits for one peer. All of the server's state but its port,
+// wake_fd, closing and ended belongs to that thread.
 #include <errno.h>
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -12,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "transport/auth.h"
 #include "transport/rendezvous_wire.h"
 #include "transport/socket.h"
@@ -57,8 +57,16 @@ struct scope {
     struct connection *ranks[];         // NULL: not here
 };
 
+struct ended_rank {
+    struct ended_rank *next;
+    uint32_t rank;
+    int exit_code;
+};
+
 struct bhvd_rendezvous {
     int listen_fd, wake_fd, port;
+    _Atomic bool closing;
+    struct ended_rank *_Atomic ended;   // only grows; the last to end comes first
     unsigned char *secret;
     size_t secret_size;
     pthread_t thread;
@@ -441,13 +449,44 @@ static void wait_for_events(struct bhvd_rendezvous *server)
     }
 }
 
+// Of the ranks that have ended and never came to the scope, the one that ended first: the others may have ended because of it.
+static const struct ended_rank *first_missing(const struct bhvd_rendezvous *server, const struct scope *scope)
+{
+    const struct ended_rank *first = NULL;
+    for (const struct ended_rank *ended = atomic_load(&server->ended); ended; ended = ended->next)
+        if (ended->rank < scope->size && !scope->ranks[ended->rank])
+            first = ended;
+    return first;
+}
+
+// Scopes in which somebody waits for a rank whose process has ended; looked for after all that may have made one so.
+static void answer_hopeless(struct bhvd_rendezvous *server)
+{
+    for (struct scope *scope = server->scopes, *next; scope; scope = next) {
+        next = scope->next;
+        const struct ended_rank *missing = first_missing(server, scope);
+        if (!missing)
+            continue;
+        struct bhvd_error error;
+        error_set(&error, BHVD_ERR_PEER_LOST, "rank %u of %u has ended, with exit code %d, and did not come to init() "
+                  "(scope %s)", missing->rank, scope->size, missing->exit_code, scope->name);
+        struct reply *reply = reply_sentence(&error);
+        scope_answer(server, scope, reply);
+        reply_drop(reply);
+    }
+}
+
 static void *serve(void *arg)
 {
     struct bhvd_rendezvous *server = arg;
     for (;;) {
         wait_for_events(server);
-        if (server->polls[0].revents)
+        if (server->closing)
             return NULL;
+        if (server->polls[0].revents) {
+            eventfd_t count;
+            eventfd_read(server->wake_fd, &count);
+        }
         size_t polled = server->count;
         for (size_t i = 0; i < polled; i++) {
             struct connection *c = server->connections[i];
@@ -462,6 +501,7 @@ static void *serve(void *arg)
                 connection_expire(server, server->connections[i]);
         if (server->polls[1].revents)
             accept_some(server);
+        answer_hopeless(server);
         free_dropped(server);
     }
 }
@@ -472,6 +512,10 @@ static void server_free(struct bhvd_rendezvous *server)
     for (size_t i = 0; i < server->count; i++)
         connection_drop(server, server->connections[i]);
     free_dropped(server);
+    for (struct ended_rank *ended = server->ended, *next; ended; ended = next) {
+        next = ended->next;
+        free(ended);
+    }
     free(server->connections);
     free(server->polls);
     if (server->listen_fd >= 0)
@@ -513,12 +557,7 @@ bhvd_status bhvd_rendezvous_create(const char *host, int port, const void *secre
     if (status)
         goto fail;
 
-    // Signals are the program's own threads' business.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failure = pthread_create(&server->thread, NULL, serve, server);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int failure = thread_create(&server->thread, serve, server);
     if (failure) {
         errno = failure;
         status = error_set(error, BHVD_ERR_SYSTEM, "cannot start the rendezvous server's thread: %m");
@@ -537,10 +576,24 @@ int bhvd_rendezvous_port(const bhvd_rendezvous *rendezvous)
     return rendezvous->port;
 }
 
+void bhvd_rendezvous_rank_ended(bhvd_rendezvous *rendezvous, int rank, int exit_code)
+{
+    struct ended_rank *ended = malloc(sizeof *ended);
+    if (!ended)
+        return;                     // they wait until their time is over, as without this
+    ended->next = atomic_load(&rendezvous->ended);
+    ended->rank = (uint32_t)rank;
+    ended->exit_code = exit_code;
+    while (!atomic_compare_exchange_weak(&rendezvous->ended, &ended->next, ended)) {
+    }
+    eventfd_write(rendezvous->wake_fd, 1);
+}
+
 void bhvd_rendezvous_destroy(bhvd_rendezvous *rendezvous)
 {
     if (!rendezvous)
         return;
+    rendezvous->closing = true;
     eventfd_write(rendezvous->wake_fd, 1);
     pthread_join(rendezvous->thread, NULL);
     server_free(rendezvous);

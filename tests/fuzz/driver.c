@@ -199,6 +199,7 @@ int main(int argc, char **argv)
     folder = argv[5];
     __sanitizer_set_death_callback(write_finding);
     signal(SIGILL, on_signal);                  // REQUIRE
+    signal(SIGALRM, on_signal);                 // a target's limit of time
     uint64_t runs = strtoull(argv[2], NULL, 10), done = 0;
     time_t end = time(NULL) + atoi(argv[1]);
     random_state = strtoull(argv[3], NULL, 10) * 0x9e3779b97f4a7c15u | 1;

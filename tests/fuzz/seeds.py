@@ -95,7 +95,7 @@ def negotiation():
     yield frames(1, 1, (0, RESPONSE, answered((b"a", 1, (), b""))))
     yield frames(1, 9, (0, RESPONSE, answered((b"a", 1, (), b""))), (0, STALE, struct.pack("<I", 1)))
     yield frames(1, 2, (0, RESPONSE, answered((b"g", 1, (3, 3), b""), process_set=2)))
-    yield frames(1, 4, (0, RESPONSE, answered((b"t", 1, (2,) * 9, b""))))
+    yield frames(1, 4, (0, RESPONSE, answered((b"t", 1, (2,) * 4, b""))))
     yield frames(1, 16, (0, RESPONSE, answered((b"join", 0, (2,), b""))))
     yield frames(1, 16, (0, RESPONSE, answered((b"z", 0, (), request(ALLREDUCE, b"z")))))
     yield frames(1, 16, (0, RESPONSE, answered((b"z", 0, (), request(C_LP_S, b"z")))))
@@ -162,7 +162,8 @@ def findings():
     yield "fused-what-is-not", frames(1, 65, (0, RESPONSE, answered((b"a", 1, (), b""), (b"r", 2, (), b""))))
     yield "gathered-of-another-size", frames(1, 2, (0, RESPONSE, answered((b"g", 1, (3, 4), b""), process_set=2)))
     yield "gathered-too-much", frames(1, 2, (0, RESPONSE, answered((b"g", 1, (2**62, 3), b""), process_set=2)))
-    yield "exchanged-too-much", frames(1, 4, (0, RESPONSE, answered((b"t", 1, (2**31 - 1,) * 9, b""))))
+    most = 2**31 - 1
+    yield "exchanged-too-much", frames(1, 4, (0, RESPONSE, answered((b"t", 1, (most, 2, most, most), b""))))
     yield "zeros-of-no-codec", frames(
         1, 16, (0, RESPONSE, answered((b"z", 0, (), request(C_LP_S, b"z", dtype=4, codec=0)))))
 
@@ -200,15 +201,39 @@ def codecs():
         yield struct.pack("<BBBBH", codec, dtype, features, 20, 100) + bytes(16) + b"\1" + bytes(15) + bytes(range(256))
 
 
+def posts():
+    """One operation of every kind, plainly, with differing arguments, on a device, with states, and hostile."""
+    for bits, kind in itertools.product((0, 1, 2, 4, 8, 9, 12), range(12)):
+        yield bytes([bits, kind, 1, 1, 0]) + bytes([2, 7, 3, 2, 7, 3]) * 8
+
+
+def hostile(kind, tensors=0, field=None, splits=b"\0"):
+    """A target_post input: one operation, one number of it hostile. As native code takes them, see fill() there."""
+    numbers = (bytes([1, *field]) if field else b"\0") + b"\0\0"
+    return bytes([8, kind, 1, 1]) + (bytes([tensors - 1]) if tensors else b"") + numbers + b"\1\7\3" * tensors + splits
+
+
+def refused():
+    """What once crashed a rank, or ended the job, instead of being refused. By name."""
+    root, codec, topology, lowest, more_than_a_byte = 3, 4, 6, 135, 132     # fields, and where their values are: fill()
+    yield "root", hostile(BROADCAST, 1, (root, lowest))
+    yield "codec", hostile(ALLREDUCE, 1, (codec, more_than_a_byte))
+    yield "topology", hostile(ALLREDUCE, 1, (topology, more_than_a_byte))
+    yield "splits", hostile(BARRIER, splits=bytes([255, 2, 255]) + bytes(8) + b"\0")
+    yield "many-splits", hostile(ALLREDUCE, 1, splits=bytes([255, 2, 0]) + bytes(8) + b"\xff")
+    yield "many-ranks", hostile(ADD, splits=bytes([2, 0]) + bytes(8) + b"\xff")
+
+
 def main():
-    for name, inputs in {"negotiation": [*negotiation(), *relayed()], "request": requests(), "rendezvous": rendezvous(),
-                         "codec": codecs()}.items():
+    for name, inputs in {"post": posts(), "negotiation": [*negotiation(), *relayed()], "request": requests(),
+                         "rendezvous": rendezvous(), "codec": codecs()}.items():
         folder = CORPUS / name
         folder.mkdir(parents=True, exist_ok=True)
         for i, data in enumerate(inputs):
             (folder / f"seed{i:02}").write_bytes(data)
-    for name, data in findings():
-        (CORPUS / "negotiation" / f"finding-{name}").write_bytes(data)
+    for corpus, found in {"negotiation": findings(), "post": refused()}.items():
+        for name, data in found:
+            (CORPUS / corpus / f"finding-{name}").write_bytes(data)
 
 
 if __name__ == "__main__":

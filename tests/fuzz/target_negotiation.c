@@ -10,6 +10,7 @@
 
 #include "core/answer.h"
 #include "core/context.h"
+#include "core/engine.h"
 #include "transport/ring.h"
 
 enum { RANKS = 3, OPERATIONS = 8, ELEMENTS = 6, FRAMES_MAX = 40 };
@@ -53,10 +54,11 @@ static bhvd_context *make_context(int rank, bool in_tree)
     ctx->posted_tail = &ctx->posted_head;
     ctx->executions_tail = &ctx->executions_head;
     ctx->cache.capacity = 2;
-    kernel_table_init(&ctx->kernels, 0);
-    REQUIRE(!connections_init(&ctx->connections, &ctx->options, &error) && !coordinator_init(ctx) && !heartbeat_init(ctx) &&
+    run_init(&ctx->run, &engine_duties, ctx);
+    kernel_table_init(&ctx->run.kernels, 0);
+    REQUIRE(!connections_init(&ctx->run.connections, &ctx->options, &error) && !coordinator_init(ctx) && !heartbeat_init(ctx) &&
             !relay_init(ctx));
-    empty_rings(&ctx->connections.host);
+    empty_rings(&ctx->run.connections.host);
     const int32_t all[] = {0, 1, 2}, some[] = {0, 1};
     int id;
     REQUIRE(!process_set_add(ctx, all, 3, &id, &error) && !process_set_add(ctx, some, 2, &id, &error));
@@ -104,7 +106,7 @@ static void take_turn(bhvd_context *ctx)
         if (!ctx->executions_head)
             ctx->executions_tail = &ctx->executions_head;
         for (int i = 0; i < execution->count; i++)
-            operation_end(execution->operations[i], NULL);
+            operation_end(operation_of(execution->works[i]), NULL);
         free(execution);
     }
     for (int i = 0; i < OPERATIONS && !ctx->closing.status; i++) {
@@ -123,15 +125,15 @@ static void look_at_executions(const bhvd_context *ctx)
         const struct process_set *set = process_set_find(&ctx->sets, e->process_set);
         REQUIRE(e->count > 0);
         for (int i = 0; i < e->count; i++) {
-            const struct bhvd_handle *op = e->operations[i];
-            REQUIRE(set && set->rank >= 0 && op->answered && !operation_is_over(op) && op->process_set == e->process_set);
-            REQUIRE(op->announced || op->phantom);
-            REQUIRE(i == 0 || (op->kind == BHVD_ALLREDUCE && e->operations[0]->kind == BHVD_ALLREDUCE));
-            REQUIRE(!op->phantom || op->kind == BHVD_ALLREDUCE ||
-                    bhvd_encoded_size(op->codec, op->tensors[0].dtype, 1, &op->codec_options));
+            const struct bhvd_handle *op = operation_of(e->works[i]);
+            REQUIRE(set && set->group.rank >= 0 && op->answered && !operation_is_over(op) && op->process_set == e->process_set);
+            REQUIRE(op->announced || op->work.phantom);
+            REQUIRE(i == 0 || (op->work.kind == BHVD_ALLREDUCE && e->works[0]->kind == BHVD_ALLREDUCE));
+            REQUIRE(!op->work.phantom || op->work.kind == BHVD_ALLREDUCE ||
+                    bhvd_encoded_size(op->work.codec, op->work.tensors[0].dtype, 1, &op->work.codec_options));
             REQUIRE(answer_agrees(set, op, op->agreed, op->agreed_count));
             for (int j = 0; j < i; j++)
-                REQUIRE(e->operations[j] != op);
+                REQUIRE(e->works[j] != &op->work);
         }
     }
 }
@@ -145,10 +147,10 @@ static void look_at_relay(const bhvd_context *ctx)
         const struct tree_child *child = &relay->tree.children[i];
         REQUIRE(rank_set_has(&child->below, child->rank) && !(below & child->below.words[0]));
         below |= child->below.words[0];
-        REQUIRE(child->out.size == 0 || ctx->failure.status);
+        REQUIRE(child->out.size == 0 || ctx->run.failure.status);
     }
     REQUIRE(!(below >> ctx->options.rank & 1) && below < 1 << RANKS);
-    REQUIRE(bundle_is_empty(&relay->bundle) || relay->moving || ctx->failure.status);
+    REQUIRE(bundle_is_empty(&relay->bundle) || relay->moving || ctx->run.failure.status);
 }
 
 static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct bytes_reader payload)
@@ -171,8 +173,8 @@ static void fail(bhvd_context *ctx) { context_fail(ctx, BHVD_ERR_SYSTEM, "a peer
 // The stream as peer 0 or 1 writes it into the ring, a few bytes at a time.
 static void send_stream(bhvd_context *ctx, const uint8_t *data, size_t size, size_t cut)
 {
-    struct link *link = &ctx->connections.links[ctx->options.rank == 0];
-    while (size && !ctx->failure.status) {
+    struct link *link = &ctx->run.connections.links[ctx->options.rank == 0];
+    while (size && !ctx->run.failure.status) {
         size_t n = size < cut ? size : cut;
         bool progress;
         n = ring_write(link->control.rx, link->control.capacity, data, n);
@@ -185,21 +187,21 @@ static void send_stream(bhvd_context *ctx, const uint8_t *data, size_t size, siz
 
 static void send_frames(bhvd_context *ctx, struct supply *s)
 {
-    for (int i = 0; i < FRAMES_MAX && s->at < s->end && !ctx->failure.status; i++) {
+    for (int i = 0; i < FRAMES_MAX && s->at < s->end && !ctx->run.failure.status; i++) {
         int peer = supply_u8(s) % RANKS;
         uint8_t type = supply_u8(s);
         size_t size = supply_u16(s);
         const uint8_t *payload = supply_bytes(s, &size);
-        struct link *link = &ctx->connections.links[peer];
-        if (peer == ctx->options.rank && type % 2 && !ctx->failure.status)
+        struct link *link = &ctx->run.connections.links[peer];
+        if (peer == ctx->options.rank && type % 2 && !ctx->run.failure.status)
             relay_leave(ctx);
         else if (peer == ctx->options.rank)
             take_turn(ctx);
         else if (on_frame(ctx, link, type, (struct bytes_reader){payload, payload + size, false}))
             fail(ctx);
-        if (!ctx->failure.status && ctx->coordinator.ready_head && coordinator_respond(ctx))
+        if (!ctx->run.failure.status && ctx->coordinator.ready_head && coordinator_respond(ctx))
             fail(ctx);
-        if (!ctx->failure.status)
+        if (!ctx->run.failure.status)
             relay_flush(ctx);
         look_at_relay(ctx);
         look_at_executions(ctx);
@@ -235,7 +237,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     // Nobody reads: a context would wait a second for it.
     for (int i = 0; i < RANKS; i++)
-        ctx->connections.links[i].control_out.size = ctx->connections.links[i].control_flushed = 0;
+        ctx->run.connections.links[i].control_out.size = ctx->run.connections.links[i].control_flushed = 0;
     bhvd_context_destroy(ctx);
     return 0;
 }

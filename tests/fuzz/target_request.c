@@ -36,8 +36,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (one && other && !request_compare(one, 0, other, 1, &error))
         REQUIRE(!request_compare(other, 1, one, 0, &error));
     if (one)
-        REQUIRE(!request_compare(one, 0, one, 1, &error) || one->prescale_factor != one->prescale_factor ||
-                one->postscale_factor != one->postscale_factor || one->codec_parameter != one->codec_parameter);
+        REQUIRE(!request_compare(one, 0, one, 1, &error));
     request_drop(one);
     request_drop(other);
     return 0;

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from bagua_hvd.common import channel, elastic_worker
+from bagua_hvd.job import channel, elastic_worker
+from bagua_hvd.job.service import Service
 from bagua_hvd.runner import launch
 from bagua_hvd.runner.common.util.hosts import HostInfo, parse_host_files, parse_hosts
-from bagua_hvd.runner.elastic.service import Service
 from bagua_hvd.runner.ssh import frames
 
 # FUZZ_SECONDS is given by `make fuzz`: then the examples are many.

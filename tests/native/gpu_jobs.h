@@ -5,7 +5,8 @@
 
 #include <sys/socket.h>
 
-#include "collective/nccl.h"
+#include "core/context.h"
+#include "gpu/nccl.h"
 #include "gpu.h"
 
 #pragma GCC diagnostic ignored "-Wunused-function"
@@ -218,7 +219,7 @@ static void cut_off(bhvd_context *ctx, int rank)
 {
     for (int other = 0; other < RANKS; other++) {
         if (other != rank)
-            shutdown(ctx->connections.links[other].control.fd, SHUT_RDWR);
+            shutdown(ctx->run.connections.links[other].control.fd, SHUT_RDWR);
     }
 }
 

@@ -56,6 +56,7 @@ static bhvd_context *make_context(int rank)
     ctx->options = (struct bhvd_context_options){.rank = rank, .size = rank_count, .transport = "inproc",
                                                  .inproc_world = world, .cache_capacity = 4, .timeout_ms = 1000,
                                                  .negotiation_fanout = scenario->fanout};
+    run_init(&ctx->run, &engine_duties, ctx);
     pthread_mutex_init(&ctx->post_lock, NULL);
     pthread_mutex_init(&ctx->engine_lock, NULL);
     pthread_mutex_init(&ctx->sets_lock, NULL);
@@ -64,7 +65,7 @@ static bhvd_context *make_context(int rank)
     ctx->cache.capacity = 4;
     const int32_t all[] = {0, 1, 2, 3}, ends[] = {0, rank_count - 1};
     int id;
-    CHECK_STATUS(connections_init(&ctx->connections, &ctx->options, &error), BHVD_OK);
+    CHECK_STATUS(connections_init(&ctx->run.connections, &ctx->options, &error), BHVD_OK);
     CHECK_STATUS(coordinator_init(ctx), BHVD_OK);
     CHECK_STATUS(relay_init(ctx), BHVD_OK);
     CHECK_STATUS(heartbeat_init(ctx), BHVD_OK);
@@ -80,7 +81,7 @@ static void begin(void)
         ranks[r] = (struct rank){.ctx = make_context(r)};
     for (int from = 0; from < rank_count; from++) {
         for (int to = 0; to < rank_count; to++) {
-            struct ring *ring = host_memory_control_ring(&ranks[0].ctx->connections.host, from, to);
+            struct ring *ring = host_memory_control_ring(&ranks[0].ctx->run.connections.host, from, to);
             atomic_store(&ring->head, 0);
             atomic_store(&ring->tail, 0);
         }
@@ -167,11 +168,11 @@ static void execute_all(struct rank *rank)
         if (!ctx->executions_head)
             ctx->executions_tail = &ctx->executions_head;
         for (int i = 0; i < e->count; i++) {
-            struct bhvd_handle *op = e->operations[i];
+            struct bhvd_handle *op = operation_of(e->works[i]);
             CHECK(rank->executed < sizeof rank->order - 1);
-            if (!op->phantom)
-                rank->order[rank->executed++] = op->name[0];
-            if (op->kind == BHVD_JOIN)
+            if (!op->work.phantom)
+                rank->order[rank->executed++] = op->work.name[0];
+            if (op->work.kind == BHVD_JOIN)
                 op->value = op->agreed[0];
             operation_end(op, NULL);
         }
@@ -240,13 +241,13 @@ static uint64_t state_hash(void)
             mix_number(&hash, bhvd_poll(rank->handles[i]) ? bhvd_wait(rank->handles[i], 0, &error) : 100);
             mix_number(&hash, rank->handles[i]->announced | rank->handles[i]->answered << 1);
         }
-        mix_number(&hash, rank->ctx->closing.status << 8 | rank->ctx->failure.status);
+        mix_number(&hash, rank->ctx->closing.status << 8 | rank->ctx->run.failure.status);
         for (int peer = 0; peer < rank_count; peer++) {
-            struct ring *ring = host_memory_control_ring(&rank->ctx->connections.host, r, peer);
+            struct ring *ring = host_memory_control_ring(&rank->ctx->run.connections.host, r, peer);
             uint64_t head = atomic_load(&ring->head), tail = atomic_load(&ring->tail);
             mix_number(&hash, tail - head);
             mix(&hash, ring->data + head, tail - head);     // it never wraps: it holds far more than all is
-            mix_number(&hash, peer == r ? 0 : rank->ctx->connections.links[peer].state);
+            mix_number(&hash, peer == r ? 0 : rank->ctx->run.connections.links[peer].state);
         }
     }
     struct coordinator *c = &ranks[COORDINATOR].ctx->coordinator;
@@ -302,7 +303,7 @@ static void check_end(const int *actions, int depth)
             if (status && !(somebody_left_early && status == BHVD_ERR_SHUTDOWN))
                 check_fail(__FILE__, __LINE__, "rank %d ends with \"%s\" after: %s", r, error.message,
                            schedule(actions, depth));
-            if (!status && rank->handles[i]->kind == BHVD_JOIN)
+            if (!status && rank->handles[i]->work.kind == BHVD_JOIN)
                 CHECK_EQ(rank->handles[i]->value, ranks[0].handles[ranks[0].handle_count - 1]->value);
         }
     }

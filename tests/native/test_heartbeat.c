@@ -106,7 +106,7 @@ static void a_connection_breaks(struct job *job, int rank, bhvd_context *ctx)
     CHECK_STATUS(outcome_of_barrier(ctx, &error), BHVD_OK);
     if (rank != 0) {
         pthread_mutex_lock(&ctx->engine_lock);
-        drop_what_comes(&ctx->connections.links[3 - rank].streams[0].channel);
+        drop_what_comes(&ctx->run.connections.links[3 - rank].streams[0].channel);
         pthread_mutex_unlock(&ctx->engine_lock);
     }
     atomic_fetch_add(&job->ready, 1);

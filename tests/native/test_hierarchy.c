@@ -7,7 +7,8 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "collective/hierarchy.h"
+#include "core/context.h"
+#include "run/hierarchy.h"
 
 enum { RANKS_MAX = 5, ROUNDS = 3 };
 
@@ -49,7 +50,7 @@ static void check_all(const float *values, int64_t count, float expected)
 
 static void check_shape(bhvd_context *ctx, const struct rank *r)
 {
-    const struct hierarchy *h = process_set_get(&ctx->sets, 0)->hierarchy;
+    const struct hierarchy *h = process_set_get(&ctx->sets, 0)->group.hierarchy;
     int members = 0, index = 0, host, found;
     for (int i = 0; i < r->size; i++) {
         index += i < r->rank && r->hosts[i] == r->hosts[r->rank];

@@ -1,4 +1,4 @@
-// Collectives of tensors on GPUs by NCCL (native/collective/nccl.c, nccl_run.c, nccl_collectives.c), under the sanitizers too:
+// Collectives of tensors on GPUs by NCCL (native/gpu/nccl.c, nccl_run.c, nccl_collectives.c), under the sanitizers too:
 // ranks are threads, each with a GPU of its own; driver and NCCL are stand-ins. More values: tests/device/test_nccl.py. Here it
 // is ownership, data races, and what a failure leaves behind.
 #include "gpu_jobs.h"

@@ -43,6 +43,30 @@ TEST(even_halves_meet_across_once_in_a_period)
     }
 }
 
+// What i takes of p is what p takes of i, in ranks: so an average keeps the mean over all of them.
+TEST(shares_are_symmetric_and_leave_something)
+{
+    for (int own = 1; own < 9; own++) {
+        for (int other = 1; other < 9; other++) {
+            for (bhvd_topology topology = BHVD_TOPOLOGY_SHIFT_ONE; topology <= BHVD_TOPOLOGY_RING; topology++) {
+                for (int n = 2; n < 4; n++) {
+                    const struct peers peers = peers_of(topology, n, 0, n == 3);
+                    const int sizes[] = {other, other}, owns[] = {own, own};
+                    const struct shares mine = peers_shares(topology, &peers, own, sizes);
+                    const struct shares theirs = peers_shares(topology, &peers, other, owns);
+                    CHECK_EQ(own * mine.peer[0] * theirs.of, other * theirs.peer[0] * mine.of);
+                    int total = mine.own;
+                    for (int p = 0; p < peers.count; p++)
+                        total += mine.peer[p];
+                    CHECK_EQ(total, mine.of);
+                    CHECK(mine.own > 0);
+                    CHECK(own != other || mine.own * peers.times == mine.peer[0]);
+                }
+            }
+        }
+    }
+}
+
 TEST(odd_ones_all_meet_and_pause_once_in_a_period)
 {
     for (int n = 1; n < SIZES; n += 2) {

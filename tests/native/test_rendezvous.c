@@ -238,6 +238,18 @@ TEST(missing_ranks_are_named)
     bhvd_rendezvous_destroy(server);
 }
 
+TEST(the_first_that_ended_is_named)
+{
+    bhvd_rendezvous *server = start();
+    bhvd_rendezvous_rank_ended(server, 1, 0);
+    bhvd_rendezvous_rank_ended(server, 0, 1);       // had heard of rank 1
+    struct rank late = rank_of(server, "init.1", 2, 3);
+    run_rank(&late);
+    CHECK_STATUS(late.status, BHVD_ERR_PEER_LOST);
+    CHECK_STR_EQ(late.error.message, "rank 1 of 3 has ended, with exit code 0, and did not come to init() (scope init.1)");
+    bhvd_rendezvous_destroy(server);
+}
+
 TEST(a_disagreement_is_told_to_every_rank)
 {
     bhvd_rendezvous *server = start();

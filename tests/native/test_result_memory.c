@@ -1,5 +1,5 @@
 // Memory of results: what is freed serves the next of its size, and no more than promised is kept.
-#include "core/result_memory.h"
+#include "run/result_memory.h"
 
 #include <pthread.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-// Operations on tensors of a device (native/device/staging.c), under the sanitizers too. The host's memory is the device
+// Operations on tensors of a device (native/gpu/staging.c), under the sanitizers too. The host's memory is the device
 // (cpu.c): results must come back, buffers are used again, what is dropped early leaves nothing behind.
 #include "device/device.h"
 #include "job.h"

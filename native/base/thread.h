@@ -1,0 +1,23 @@
+// Threads of the core: a signal of the process is never theirs to take. Python's, and those that sigwait() waits for, would
+// come late or never on a thread that sleeps in poll().
+#ifndef BHVD_THREAD_H
+#define BHVD_THREAD_H
+
+#include <pthread.h>
+#include <signal.h>
+
+// As pthread_create, with all signals blocked but those that tell of a fault of the thread itself.
+static inline int thread_create(pthread_t *thread, void *(*run)(void *), void *arg)
+{
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT};
+    sigset_t blocked, before;
+    sigfillset(&blocked);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+        sigdelset(&blocked, faults[i]);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
+    int failure = pthread_create(thread, NULL, run, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failure;
+}
+
+#endif

@@ -1,0 +1,333 @@
+// Which process sets use NCCL, and the life of their communicators.
+#include "gpu/nccl.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/dtype.h"
+#include "base/status.h"
+#include "collective/collective.h"
+#include "device/buffer.h"
+#include "device/nccl.h"
+#include "gpu/device_encoder.h"
+#include "gpu/staging.h"
+#include "primitive/primitive.h"
+#include "run/hierarchy.h"
+
+enum { CLOSE_MS = 5000 };               // for what is on the GPU, and for the peers to close too
+
+// What a member says about itself; the same bytes on all hosts.
+struct member {
+    uint8_t uuid[DEVICE_UUID_BYTES];
+    int32_t version;                    // of NCCL; 0: it cannot
+    uint8_t scales, encodes, levels, zero;      // levels: enum nccl_levels
+};
+
+struct nccl_facts nccl_facts_of(const struct nccl_group *group, const struct group *set, bhvd_kind kind, bool hierarchical)
+{
+    struct nccl_facts facts = {.has_levels = primitive_has_levels(set, kind, hierarchical), .device = -1};
+    if (!group || !(group->is_on || group->in_levels))
+        return facts;
+    facts.is_on = group->is_on;
+    facts.in_levels = group->in_levels;
+    facts.scales = group->scales;
+    facts.encodes = group->encodes;
+    facts.device = (group->is_on ? group : group->local)->device->index;
+    return facts;
+}
+
+// NCCL has no 16-bit integers and no bool; integers are scaled on the CPU only. In two levels the CPU does what comes last.
+static bool reduces(const struct work *op, bool scales, bool in_levels)
+{
+    const bool averaged = op->op == BHVD_OP_AVERAGE || op->postscale_factor != 1.0;
+    const bool scaled = op->prescale_factor != 1.0 || (averaged && !in_levels);
+    for (size_t t = 0; t < op->tensor_count; t++) {
+        const bhvd_dtype dtype = op->tensors[t].dtype;
+        if (dtype == BHVD_UINT16 || dtype == BHVD_INT16 || dtype == BHVD_BOOL)
+            return false;
+        if (scaled && !(scales && dtype_is_floating(dtype)))
+            return false;
+    }
+    return op->op != BHVD_OP_ADASUM;
+}
+
+enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct work *op)
+{
+    const bool in_levels = facts->in_levels && (op->kind == BHVD_ALLREDUCE || !facts->is_on);
+    const enum nccl_way way = in_levels ? WAY_LEVELS : facts->is_on ? WAY_NCCL : WAY_HOST;
+    switch (op->kind) {
+    case BHVD_ALLREDUCE:
+    case BHVD_REDUCESCATTER:
+        return reduces(op, facts->scales, in_levels) ? way : WAY_HOST;
+    case BHVD_BROADCAST:
+    case BHVD_ALLGATHER:
+    case BHVD_ALLTOALL:
+        return way;
+    case BHVD_C_LP_S:
+    case BHVD_D_LP_S:
+        return facts->is_on && facts->encodes && !facts->has_levels && device_encoder_takes(op->codec, op->tensors[0].dtype)
+                   ? WAY_NCCL : WAY_HOST;
+    default:
+        return WAY_HOST;
+    }
+}
+
+bhvd_status nccl_check_gpu(const struct nccl_facts *facts, const struct bhvd_args *args, struct bhvd_error *error)
+{
+    if (facts->device < 0 || facts->device == args->gpu->index)
+        return BHVD_OK;
+    return error_set(error, BHVD_ERR_UNSUPPORTED, "'%s' is on GPU %d, but this rank's process set communicates by NCCL on GPU "
+                     "%d: keep to one GPU, or set BAGUA_HVD_NCCL=0", args->name, args->gpu->index, facts->device);
+}
+
+// ------------------------------------------------------------------------------------------------------- agreement
+
+static struct member member_of(const struct work *op, int levels)
+{
+    struct member member = {.levels = (uint8_t)levels};
+    const struct bhvd_device *device = op->staging ? op->staging->device : NULL;
+    if (!device || !device->nccl)
+        return member;
+    memcpy(member.uuid, device->uuid, sizeof member.uuid);
+    member.version = device->nccl->version;
+    member.scales = true;
+    for (int kernel = BHVD_DEVICE_SCALE_F32; kernel <= BHVD_DEVICE_SCALE_BF16; kernel++)
+        member.scales &= atomic_load(&device->kernels[kernel]) != NULL;
+    member.encodes = member.scales;
+    for (int kernel = BHVD_DEVICE_SCALE_BF16 + 1; kernel < BHVD_DEVICE_KERNEL_COUNT; kernel++)
+        member.encodes &= atomic_load(&device->kernels[kernel]) != NULL;
+    return member;
+}
+
+// The members at these positions can, and no two share a GPU. positions: NULL: the first `count`.
+static bool can(const struct member *members, const int *positions, int count)
+{
+    for (int i = 0; i < count; i++) {
+        const struct member *a = &members[positions ? positions[i] : i];
+        if (!a->version || a->version != members[positions ? positions[0] : 0].version)
+            return false;
+        for (int j = 0; j < i; j++) {
+            if (memcmp(a->uuid, members[positions ? positions[j] : j].uuid, sizeof a->uuid) == 0)
+                return false;
+        }
+    }
+    return true;
+}
+
+static bool hosts_can(const struct member *members, const struct hierarchy *h)
+{
+    for (int host = 0; h && host < h->hosts; host++) {
+        if (!can(members, h->members + h->first[host], hierarchy_members_of(h, host)))
+            return false;
+    }
+    return h != NULL;
+}
+
+// What all members come to.
+static void decide(const struct member *members, const struct group *set, struct nccl_group *group)
+{
+    int levels = LEVELS_WHERE_NEEDED;
+    group->scales = group->encodes = true;
+    for (int i = 0; i < set->size; i++) {
+        levels = members[i].levels > levels ? members[i].levels : levels;
+        group->scales &= members[i].scales != 0;
+        group->encodes &= members[i].encodes != 0;
+    }
+    group->is_on = can(members, NULL, set->size) && !(set->hierarchy && levels == LEVELS_ONLY);
+    group->in_levels = (!group->is_on || levels != LEVELS_WHERE_NEEDED) && hosts_can(members, set->hierarchy);
+}
+
+// Every member's bytes to all, over the CPU transports.
+static bhvd_status exchange(struct run *run, struct group *set, const void *mine, void *all, size_t nbytes)
+{
+    size_t *part = malloc((size_t)set->size * sizeof *part);
+    if (!part)
+        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", set->size);
+    for (int i = 0; i < set->size; i++)
+        part[i] = nbytes;
+    struct span whole = {NULL, all, nbytes * (size_t)set->size};
+    bhvd_status status = set->shared
+                             ? allgather_shared(run, set, mine, &(struct span_list){&whole, 1, 1, whole.nbytes}, part)
+                             : allgather_pairwise(run, set, mine, all, part);
+    free(part);
+    return status;
+}
+
+static bhvd_status share(struct run *run, struct group *set, void *bytes, size_t nbytes)
+{
+    return set->shared ? broadcast_shared(run, set, 0, bytes, bytes, nbytes)
+                       : broadcast_tree(run, set, 0, bytes, bytes, nbytes, NULL);
+}
+
+// The communicator: the first member makes its id, all join it.
+static bhvd_status join(struct run *run, struct group *set, struct nccl_group *group, struct bhvd_device *device)
+{
+    device_hold(device);
+    group->device = device;
+    const struct nccl *nccl = device->nccl;
+    struct {
+        int32_t result;
+        struct nccl_unique_id id;
+    } first = {NCCL_SUCCESS, {{0}}};
+    if (set->rank == 0)
+        first.result = nccl->get_unique_id(&first.id);
+    bhvd_status status = share(run, set, &first, sizeof first);
+    if (status)
+        return status;
+    if (first.result)
+        return nccl_failed(run, group, first.result, "rank 0 of the process set cannot make a communicator's id");
+    int code = device->ops->enter(device);
+    if (code)
+        return run_fail(run, BHVD_ERR_SYSTEM, "GPU %d cannot be used by NCCL", device->index);
+    struct nccl_config config = NCCL_CONFIG_UNBLOCKED;
+    nccl_result result = nccl->comm_init(&group->comm, set->size, first.id, set->rank, &config);
+    device->ops->leave(device);
+    if (result != NCCL_SUCCESS && result != NCCL_IN_PROGRESS)
+        return nccl_failed(run, group, result, "its communicator cannot be made");
+    return nccl_settle(run, group);
+}
+
+bhvd_status nccl_agree(struct run *run, struct group *set, const struct work *op, int levels, struct nccl_group **out)
+{
+    const struct member mine = member_of(op, levels);
+    struct nccl_group *local = calloc(1, sizeof *local);
+    struct nccl_group *group = *out = calloc(1, sizeof *group);
+    struct member *members = malloc((size_t)set->size * sizeof *members);
+    if (!group || !local || !members) {
+        free(local);
+        free(group);
+        free(members);
+        *out = NULL;
+        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a communicator of %d ranks", set->size);
+    }
+    bhvd_status status = exchange(run, set, &mine, members, sizeof mine);
+    if (!status)
+        decide(members, set, group);
+    if (group->is_on)
+        status = join(run, set, group, op->staging->device);
+    if (!status && group->in_levels)
+        status = join(run, set->hierarchy->local, local, op->staging->device);
+    free(members);
+    group->in_levels &= local->device != NULL;
+    if (group->in_levels)
+        group->local = local;
+    else
+        free(local);
+    return status;
+}
+
+// ---------------------------------------------------------------------------------------------------------- errors
+
+bhvd_status nccl_failed(struct run *run, const struct nccl_group *group, int result, const char *what)
+{
+    const struct nccl *nccl = group->device->nccl;
+    const char *details = group->comm ? nccl->last_error(group->comm) : NULL;
+    return run_fail(run, BHVD_ERR_SYSTEM, "rank %d: NCCL %d.%d.%d with CUDA %d.%d on GPU %d: %s: %s%s%s; NCCL_DEBUG=WARN "
+                    "says more, BAGUA_HVD_NCCL=0 does without it", run->connections.rank, nccl->version / 10000,
+                    nccl->version % 10000 / 100, nccl->version % 100, group->device->driver_version / 1000,
+                    group->device->driver_version % 1000 / 10, group->device->index, what,
+                    nccl->error_string(result), details && *details ? ": " : "", details ? details : "");
+}
+
+// 0: as it should be, NCCL_IN_PROGRESS, or an error.
+static nccl_result state_of(const struct nccl_group *group)
+{
+    struct bhvd_device *device = group->device;
+    nccl_result state = NCCL_SUCCESS;
+    if (device->ops->enter(device))
+        return NCCL_SUCCESS;            // the driver's own errors are found by its events
+    nccl_result result = device->nccl->async_error(group->comm, &state);
+    device->ops->leave(device);
+    return result ? result : state;
+}
+
+struct settling {
+    const struct nccl_group *group;
+    nccl_result state;
+};
+
+static int is_settled(struct run *run, void *arg)
+{
+    struct settling *settling = arg;
+    (void)run;
+    if (!settling->group->comm)
+        return -1;                      // aborted by a failure meanwhile
+    settling->state = state_of(settling->group);
+    return settling->state != NCCL_IN_PROGRESS;
+}
+
+bhvd_status nccl_settle(struct run *run, struct nccl_group *group)
+{
+    struct settling settling = {group, NCCL_SUCCESS};
+    bhvd_status status = run_until_gpu(run, is_settled, &settling);
+    if (!status && settling.state)
+        status = nccl_failed(run, group, settling.state, "it failed");
+    return status;
+}
+
+void nccl_look(struct run *run, const struct nccl_group *group)
+{
+    for (; group; group = group->local) {
+        const nccl_result state = group->comm && !run->failure.status ? state_of(group) : NCCL_SUCCESS;
+        if (state != NCCL_SUCCESS && state != NCCL_IN_PROGRESS)
+            nccl_failed(run, group, state, "it failed while tensors were on their way");
+    }
+}
+
+void nccl_abort(struct nccl_group *group)
+{
+    for (; group; group = group->local) {
+        if (!group->comm || group->device->ops->enter(group->device))
+            continue;
+        group->device->nccl->comm_abort(group->comm);
+        group->comm = NULL;
+        group->device->ops->leave(group->device);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------- end
+
+// Until the GPU has done what it was given, and NCCL what it owes its peers; they may have gone already. True: all is done.
+static bool finish(const struct nccl_group *group, int64_t deadline_ns)
+{
+    struct bhvd_device *device = group->device;
+    while (group->last && device->ops->event_query(device, group->last->done) == DEVICE_NOT_READY) {
+        if (state_of(group) || clock_now_ns() >= deadline_ns)
+            return false;
+        sched_yield();
+    }
+    if (device->ops->enter(device))
+        return false;
+    nccl_result state = device->nccl->comm_finalize(group->comm);
+    device->ops->leave(device);
+    while (state == NCCL_IN_PROGRESS && clock_now_ns() < deadline_ns) {
+        state = state_of(group);
+        sched_yield();
+    }
+    return state == NCCL_SUCCESS;
+}
+
+void nccl_close(struct nccl_group *group)
+{
+    if (!group)
+        return;
+    nccl_close(group->local);
+    struct bhvd_device *device = group->device;
+    if (group->comm) {
+        const bool finished = finish(group, clock_deadline_ns(CLOSE_MS));
+        if (device->ops->enter(device) == 0) {
+            if (finished)
+                device->nccl->comm_destroy(group->comm);
+            else
+                device->nccl->comm_abort(group->comm);
+            device->ops->leave(device);
+        }
+    }
+    if (device) {
+        device_buffer_release(device, group->last);
+        bhvd_device_drop(device);
+    }
+    free(group);
+}

@@ -1,0 +1,89 @@
+// Collectives of tensors on GPUs by NCCL, where the members of a process set can: each has a GPU of its own and the same NCCL.
+// Where only the members of each host can among themselves, or that is asked for, in two levels: NCCL within the hosts, the
+// CPU transports between them (nccl_levels.c).
+//
+// Agreed on in the first execution on GPUs of a set (nccl_agree): the members tell each other over the CPU transports what they
+// have; all can, or none does. Which way an operation goes depends on that and on what the request says, so all members come
+// to the same answer. What was staged before (gpu/staging.h) has its tensors on the device as well: in an execution, NCCL
+// takes staged and direct operations alike.
+//
+// An execution only puts work on the device's stream from_host: it waits for the events of the framework's streams there, and
+// operations end when all is enqueued. NCCL's own errors, and those of peers, are found by looking (nccl_look): the run
+// fails, and every communicator is aborted, so that no stream hangs (decision 28).
+#ifndef BHVD_GPU_NCCL_H
+#define BHVD_GPU_NCCL_H
+
+#include "run/group.h"
+#include "run/reduction.h"
+#include "run/work.h"
+
+struct device_buffer;
+
+// How a process set agreed, with the communicator of all its members, if there is one. Who has the set keeps it.
+struct nccl_group {
+    bool is_on;                 // has a communicator, or had one
+    bool in_levels;             // the members of each host have one too
+    struct nccl_group *local;   // that of this host; NULL: there is none
+    bool scales;                // all members have the kernels for scaling
+    bool encodes;               // all members have those of the codecs too
+    struct bhvd_device *device; // held; NULL when not on
+    void *comm;                 // NULL: aborted, or not on
+    struct device_buffer *last; // its `done` event is of the last execution
+};
+
+// What a context was asked for (bhvd_context_options.nccl_levels).
+enum nccl_levels { LEVELS_WHERE_NEEDED, LEVELS_FOR_ALLREDUCE, LEVELS_ONLY };
+
+// Which way an operation on GPUs goes: by way of the host, by NCCL among all members, or in two levels.
+enum nccl_way { WAY_HOST, WAY_NCCL, WAY_LEVELS };
+
+// What decides on the way, at posting and again in the execution.
+struct nccl_facts {
+    bool is_on, in_levels;      // NCCL among all members; two levels
+    bool scales, encodes;
+    bool has_levels;            // the primitive itself works between hosts, see primitive_has_levels
+    int device;                 // index; -1: none is on
+};
+
+// Of such an operation in this set. group NULL: not agreed on yet.
+struct nccl_facts nccl_facts_of(const struct nccl_group *group, const struct group *set, bhvd_kind kind, bool hierarchical);
+// Depends only on what is equal on all members.
+enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct work *op);
+// BHVD_ERR_UNSUPPORTED: the set's communicator is on another GPU.
+bhvd_status nccl_check_gpu(const struct nccl_facts *facts, const struct bhvd_args *args, struct bhvd_error *error);
+
+// In an execution on GPUs, of a set that has not agreed yet. levels: enum nccl_levels, what this rank wishes. *out is there after
+// errors too, to be given to nccl_abort; NULL: no memory.
+bhvd_status nccl_agree(struct run *run, struct group *set, const struct work *op, int levels, struct nccl_group **out);
+// One execution that NCCL takes: begin, any of the collectives below, end, also after errors. All but `end` only enqueue, but
+// for what goes in two levels: members that send to other hosts wait for the GPU.
+// index: of the tensor in op; rows: of the result; part and parts as for the host's collectives (collective/collective.h).
+struct nccl_run;
+bhvd_status nccl_begin(struct run *run, struct group *set, struct nccl_group *group, enum nccl_way way,
+                       struct work *const *works, int count, struct nccl_run **out);
+// All tensors of the reduction's dtype of all works, as one vector.
+bhvd_status nccl_allreduce(struct nccl_run *run, bhvd_op op, const struct reduction *reduction);
+bhvd_status nccl_reducescatter(struct nccl_run *run, struct work *op, size_t index, int64_t rows,
+                               const struct reduction *reduction, const size_t *part);
+bhvd_status nccl_allgather(struct nccl_run *run, struct work *op, size_t index, int64_t rows,
+                           const size_t *part);
+bhvd_status nccl_alltoall(struct nccl_run *run, struct work *op, size_t index, int64_t rows,
+                          const struct parts *parts);
+bhvd_status nccl_broadcast(struct nccl_run *run, struct work *op, size_t index, int root);
+bhvd_status nccl_c_lp_s(struct nccl_run *run, struct work *op);
+bhvd_status nccl_d_lp_s(struct nccl_run *run, const struct work *op);
+// Marks the end on the stream. Waits for it only where a result goes to the host's memory. status: of what was run.
+bhvd_status nccl_end(struct nccl_run *run, bhvd_status status);
+// After calls that may not have enqueued all they do: waits until they have.
+bhvd_status nccl_settle(struct run *run, struct nccl_group *group);
+// Fails the run with NCCL's words.
+bhvd_status nccl_failed(struct run *run, const struct nccl_group *group, int result, const char *what);
+
+// All of these take what is on this host along; NULL is fine. Engine only. Fails the run where NCCL reports an error.
+void nccl_look(struct run *run, const struct nccl_group *group);
+// Ends what is on the GPU, at once.
+void nccl_abort(struct nccl_group *group);
+// The set ends: waits a moment for what is on the GPU.
+void nccl_close(struct nccl_group *group);
+
+#endif

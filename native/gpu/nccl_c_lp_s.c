@@ -1,0 +1,206 @@
+// C_LP_S by NCCL (primitive/c_lp_s.c has the formulas): encoded, exchanged, averaged, encoded again and decoded on the GPU.
+// Everything is put on the stream; codes, results and errors are those of the CPU, bit for bit.
+#include <stdlib.h>
+
+#include "gpu/mirror.h"
+#include "gpu/nccl_run.h"
+#include "gpu/staged_codes.h"
+
+struct coded_run {
+    struct nccl_run *run;
+    const struct work *op;
+    struct device_encoder encoder;
+    struct device_scratch scratch;
+    struct code_layout layout;
+    struct device_buffer *worker_lost, *server_lost;    // the new errors; NULL: none are fed back
+};
+
+// A code for each rank of the set goes out, and one comes in: n bytes each, from and to places `stride` apart, stride 0: the
+// same. A rank whose n is 0 takes no part in that direction.
+struct codes {
+    unsigned char *at;
+    size_t stride;
+    const size_t *nbytes;               // by rank
+};
+
+static bhvd_status exchange(struct nccl_run *x, const struct codes *out, const struct codes *in)
+{
+    nccl_result inside = x->nccl->group_start();
+    for (int i = 0; i < x->set->size; i++) {
+        if (out->nbytes[i])
+            nccl_run_keep(&inside, x->nccl->send(out->at + (size_t)i * out->stride, out->nbytes[i], NCCL_UINT8, i,
+                                                 x->group->comm, x->stream));
+        if (in->nbytes[i])
+            nccl_run_keep(&inside, x->nccl->recv(in->at + (size_t)i * in->stride, in->nbytes[i], NCCL_UINT8, i,
+                                                 x->group->comm, x->stream));
+    }
+    return nccl_run_group_end(x, inside);
+}
+
+// What a mirror has more than the vector stays: there is room for the errors of the longest chunk.
+static int keep_rest(const struct coded_run *c, const struct encoding *encoding, const struct bhvd_mirror *mirror)
+{
+    const size_t count = encoding->layout->cut.count;
+    if (mirror->count <= count)
+        return 0;
+    return c->run->device->ops->copy(c->run->device, encoding->lost + count, encoding->error + count,
+                                     (mirror->count - count) * sizeof(float), c->run->stream);
+}
+
+// Encodes with the errors of a mirror, whose new ones come to *lost. mirror NULL: none.
+static int encode(struct coded_run *c, struct encoding *encoding, struct bhvd_mirror *mirror, struct device_buffer **lost)
+{
+    struct bhvd_device *device = c->run->device;
+    int code = 0;
+    if (mirror) {
+        code = mirror_read(mirror, device, c->run->stream, &encoding->error);
+        if (!code)
+            code = device_buffer_acquire(device, MEMORY_DEVICE, mirror->count * sizeof(float), lost);
+        if (!code)
+            encoding->lost = (float *)(void *)(*lost)->data;
+    }
+    if (!code)
+        code = device_encoder_encode(&c->encoder, encoding, &c->scratch);
+    if (!code && mirror)
+        code = keep_rest(c, encoding, mirror);
+    if (!code && mirror)
+        code = mirror_read_end(mirror, c->run->stream);
+    if (*lost) {
+        const int recorded = device_buffer_record(device, *lost, c->run->stream);
+        code = code ? code : recorded;
+    }
+    return code;
+}
+
+static int encode_values(struct coded_run *c, void *codes)
+{
+    void *values = NULL;
+    int code = staged_codes_pack(c->op, (struct device_span *)(void *)c->run->tables->data, &c->scratch, &values);
+    struct encoding encoding = {.layout = &c->layout, .codes = codes, .values = values,
+                                .prescale = c->op->prescale_factor, .pass = ENCODER_VALUES};
+    return code ? code : encode(c, &encoding, c->op->worker_mirror, &c->worker_lost);
+}
+
+// The mean of the own chunk from everyone's codes, encoded.
+static int encode_mean(struct coded_run *c, const struct segment_part *own, void *code_of_mean, const void *codes)
+{
+    const int n = c->run->set->size;
+    struct code_layout layout = device_encoder_layout(&c->encoder, own->count, 1);
+    void *mean;
+    int code = device_scratch_acquire(&c->scratch, own->count * c->encoder.host.element, &mean);
+    if (!code)
+        code = device_encoder_mean(&c->encoder, &layout, mean, codes, c->layout.chunk_stride, n,
+                                   work_sum_factor(c->op, n), c->run->stream);
+    struct encoding encoding = {.layout = &layout, .codes = code_of_mean, .values = mean, .prescale = 1.0,
+                                .pass = ENCODER_MEAN, .begin = own->begin};
+    return code ? code : encode(c, &encoding, c->op->server_mirror, &c->server_lost);
+}
+
+// Bytes of every chunk's codes; of one's own, as often as there are ranks.
+static bhvd_status scatter_gather(struct coded_run *c, void *values, size_t *of_chunk, size_t *of_own)
+{
+    struct nccl_run *x = c->run;
+    const int n = x->set->size, me = x->set->rank;
+    const size_t stride = c->layout.chunk_stride;
+    const struct segment_part own = segments_chunk(&c->layout.cut, (uint64_t)me);
+    void *sent = NULL, *received = NULL, *means = NULL;
+    for (int i = 0; i < n; i++) {
+        of_chunk[i] = segments_chunk(&c->layout.cut, (uint64_t)i).count ? stride : 0;
+        of_own[i] = own.count ? stride : 0;
+    }
+    int code = device_scratch_acquire(&c->scratch, c->layout.nbytes, &sent);
+    if (!code)
+        code = device_scratch_acquire(&c->scratch, c->layout.nbytes, &received);
+    if (!code)
+        code = device_scratch_acquire(&c->scratch, c->layout.nbytes, &means);
+    if (!code)
+        code = encode_values(c, sent);
+    bhvd_status status = nccl_run_checked(x, code);
+    if (!status)
+        status = exchange(x, &(struct codes){sent, stride, of_chunk}, &(struct codes){received, stride, of_own});
+    unsigned char *mean = (unsigned char *)means + (size_t)me * stride;
+    if (!status && own.count)
+        status = nccl_run_checked(x, encode_mean(c, &own, mean, received));
+    of_own[me] = of_chunk[me] = 0;      // it lies where it belongs
+    if (!status)
+        status = exchange(x, &(struct codes){mean, 0, of_own}, &(struct codes){means, stride, of_chunk});
+    return status ? status : nccl_run_checked(x, device_encoder_decode(&c->encoder, &c->layout, values, means, x->stream));
+}
+
+static bhvd_status allgather(struct coded_run *c, void *values)
+{
+    struct nccl_run *x = c->run;
+    const size_t stride = c->layout.nbytes;
+    void *codes = NULL;
+    int code = device_scratch_acquire(&c->scratch, stride * (size_t)x->set->size, &codes);
+    unsigned char *mine = (unsigned char *)codes + (size_t)x->set->rank * stride;
+    if (!code)
+        code = encode_values(c, mine);
+    bhvd_status status = nccl_run_checked(x, code);
+    if (!status)
+        status = nccl_run_enqueued(x, x->nccl->all_gather(mine, codes, stride, NCCL_UINT8, x->group->comm, x->stream));
+    return status ? status
+                  : nccl_run_checked(x, device_encoder_mean(&c->encoder, &c->layout, values, codes, stride, x->set->size,
+                                                            work_sum_factor(c->op, x->set->size), x->stream));
+}
+
+// Results that are wanted in the host's memory.
+static bhvd_status copy_to_host(struct nccl_run *x, struct work *op, const unsigned char *values)
+{
+    bhvd_status status = BHVD_OK;
+    for (size_t t = 0; t < op->tensor_count && !status; t++) {
+        struct tensor *tensor = &op->tensors[t];
+        const struct staging_place *place = &op->staging->places[t];
+        if (tensor->nbytes && (!place->dst || place->dst_on_host)) {
+            if (tensor_allocate_result(tensor, tensor->dim0))
+                return run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->nbytes);
+            x->host_waits = true;
+            status = nccl_run_copy(x, place->dst ? place->dst : tensor->dst, values, tensor->nbytes);
+        }
+        values += tensor->nbytes;
+    }
+    return status;
+}
+
+// New errors take the place of the old ones once the operation has been enqueued.
+static void keep(struct coded_run *c, struct bhvd_mirror *mirror, struct device_buffer *lost, bhvd_status status)
+{
+    if (lost && !status)
+        mirror_adopt(mirror, c->run->device, lost);
+    else
+        device_buffer_release(c->run->device, lost);
+}
+
+bhvd_status nccl_c_lp_s(struct nccl_run *x, struct work *op)
+{
+    const bool scatters = op->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
+    const size_t n = (size_t)x->set->size, nbytes = work_nbytes(op);
+    struct coded_run c = {
+        .run = x,
+        .op = op,
+        .encoder = device_encoder_init(&x->run->kernels, op, x->device, x->set->rank),
+        .scratch = {x->device, x->stream, NULL},
+    };
+    if (!nbytes)
+        return BHVD_OK;
+    c.layout = device_encoder_layout(&c.encoder, nbytes / c.encoder.host.element, scatters ? x->set->size : 1);
+    size_t *sizes = calloc(2 * n, sizeof *sizes);
+    void *values = NULL;
+    bhvd_status status = sizes ? BHVD_OK : run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for a collective of %zu ranks", n);
+    if (!status)
+        status = nccl_run_checked(x, staged_codes_target(op, &c.scratch, &values));
+    if (!status)
+        status = scatters ? scatter_gather(&c, values, sizes, sizes + n) : allgather(&c, values);
+    struct device_span *table = (struct device_span *)(void *)x->tables->data + op->tensor_count;
+    if (!status)
+        status = nccl_run_checked(x, staged_codes_unpack(op, table, &c.scratch, values));
+    if (!status)
+        status = copy_to_host(x, op, values);
+    const int code = device_scratch_release(&c.scratch, 0);
+    if (!status)
+        status = nccl_run_checked(x, code);
+    keep(&c, op->worker_mirror, c.worker_lost, status);
+    keep(&c, op->server_mirror, c.server_lost, status);
+    free(sizes);
+    return status;
+}

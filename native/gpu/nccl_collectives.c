@@ -1,0 +1,272 @@
+// The collectives of nccl.h. Data lies on the device; where a rank's memory is the host's (a joined rank's zeros in an
+// allreduce, results that an algorithm wants on the host), a scratch buffer on the device stands in for it.
+#include "gpu/nccl_levels.h"
+
+enum {
+    ALIGNMENT = 256,                    // of tensors in the fusion buffer, for vectors in NCCL's kernels
+    SCALE_THREADS = 256,
+    SCALE_BLOCKS_MAX = 4096,            // several times what any GPU runs at once
+    SCALE_PER_BLOCK = 4 * SCALE_THREADS
+};
+
+// ---------------------------------------------------------------------------------------------------------- memory
+
+static bhvd_status scratch_acquire(struct nccl_run *x, size_t nbytes, void **out)
+{
+    struct device_buffer *buffer;
+    bhvd_status status = nccl_run_scratch(x, MEMORY_DEVICE, nbytes, &buffer);
+    *out = status ? NULL : buffer->data;
+    return status;
+}
+
+// A result on its way: written at `device`, and from there to the host where it belongs there.
+struct target {
+    void *device, *host;
+    size_t nbytes;
+};
+
+// Results that the core allocates: on the device those of which only now the size is known, as the front end expects.
+static bhvd_status target(struct nccl_run *x, struct work *op, size_t index, int64_t dim0, struct target *out)
+{
+    struct tensor *tensor = &op->tensors[index];
+    struct staging_place *place = &op->staging->places[index];
+    tensor->result_dim0 = dim0;
+    tensor->result_nbytes = (size_t)dim0 * tensor->row_nbytes;
+    *out = (struct target){NULL, NULL, tensor->result_nbytes};
+    if (place->dst && !place->dst_on_host) {
+        out->device = place->dst;
+        return BHVD_OK;
+    }
+    if (!place->dst && (op->kind == BHVD_ALLGATHER || op->kind == BHVD_ALLTOALL)) {
+        int code = device_buffer_acquire(x->device, MEMORY_DEVICE, out->nbytes, &place->result);
+        if (code)
+            return nccl_run_checked(x, code);
+        out->device = place->result->data;
+        return BHVD_OK;
+    }
+    if (tensor_allocate_result(tensor, dim0))
+        return run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", out->nbytes);
+    out->host = place->dst ? place->dst : tensor->result;
+    return scratch_acquire(x, out->nbytes, &out->device);
+}
+
+static bhvd_status finish_target(struct nccl_run *x, const struct target *target)
+{
+    if (!target->host || !target->nbytes)
+        return BHVD_OK;
+    x->host_waits = true;
+    return nccl_run_copy(x, target->host, target->device, target->nbytes);
+}
+
+// --------------------------------------------------------------------------------------------------------- scaling
+
+static int scale_kernel_of(bhvd_dtype dtype)
+{
+    return dtype == BHVD_FLOAT64    ? BHVD_DEVICE_SCALE_F64
+           : dtype == BHVD_FLOAT16  ? BHVD_DEVICE_SCALE_F16
+           : dtype == BHVD_BFLOAT16 ? BHVD_DEVICE_SCALE_BF16
+                                    : BHVD_DEVICE_SCALE_F32;
+}
+
+static bhvd_status scale(struct nccl_run *x, bhvd_dtype dtype, void *dst, const void *src, double factor, size_t nbytes)
+{
+    uint64_t count = nbytes / bhvd_dtype_size(dtype);
+    uint64_t blocks = (count + SCALE_PER_BLOCK - 1) / SCALE_PER_BLOCK;
+    void *params[] = {&dst, &src, &factor, &count};
+    if (count == 0)
+        return BHVD_OK;
+    return nccl_run_checked(x, x->device->ops->launch(x->device, atomic_load(&x->device->kernels[scale_kernel_of(dtype)]),
+                                             (unsigned)(blocks < SCALE_BLOCKS_MAX ? blocks : SCALE_BLOCKS_MAX),
+                                             SCALE_THREADS, params, x->stream));
+}
+
+// ------------------------------------------------------------------------------------------------------- allreduce
+
+// dst = postscale * reduce over ranks (prescale * src). In two levels: in place, with more room (nccl_levels_room).
+static bhvd_status reduce_vector(struct nccl_run *x, bhvd_op op, const struct reduction *reduction, void *dst,
+                                 const void *src, size_t nbytes)
+{
+    bhvd_status status = BHVD_OK;
+    if (reduction->prescale != 1.0) {
+        status = scale(x, reduction->dtype, dst, src, reduction->prescale, nbytes);
+        src = dst;
+    }
+    if (!status && x->levels)
+        return nccl_levels_allreduce(x, op, reduction, dst, nbytes);
+    if (!status)
+        status = nccl_run_enqueued(x, x->nccl->all_reduce(src, dst, nbytes / bhvd_dtype_size(reduction->dtype),
+                                                          nccl_run_type(reduction->dtype), nccl_run_op(op),
+                                                          x->group->comm, x->stream));
+    if (!status && reduction->postscale != 1.0)
+        status = scale(x, reduction->dtype, dst, dst, reduction->postscale, nbytes);
+    return status;
+}
+
+static size_t aligned(size_t nbytes) { return (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
+
+// Of a phantom, whose memory goes with it when the operation ends: so that is waited for.
+static bhvd_status copy_zeros(struct nccl_run *x, void *dst, const struct tensor *tensor)
+{
+    x->host_waits = true;
+    return nccl_run_copy(x, dst, tensor->src, tensor->nbytes);
+}
+
+// Between the tensors and their places in the fusion buffer. Memory of the host is out of reach for the kernel that copies
+// many spans at once: it goes by copies of its own.
+static bhvd_status copy_fused(struct nccl_run *x, bhvd_dtype dtype, unsigned char *fused, bool packs)
+{
+    struct device_span *table = (struct device_span *)(void *)x->tables->data + x->spans_used;
+    size_t spans = 0;
+    bhvd_status status = BHVD_OK;
+    for (int i = 0; i < x->count && !status; i++) {
+        const struct work *op = x->works[i];
+        for (size_t t = 0; t < op->tensor_count && !status; t++) {
+            const struct tensor *tensor = &op->tensors[t];
+            const struct staging_place *place = op->phantom ? NULL : &op->staging->places[t];
+            if (tensor->dtype != dtype || !tensor->nbytes)
+                continue;
+            if (packs && place)
+                table[spans++] = (struct device_span){place->src, fused, tensor->nbytes, 0};
+            else if (packs)
+                status = copy_zeros(x, fused, tensor);
+            else if (place && place->dst && !place->dst_on_host)
+                table[spans++] = (struct device_span){fused, place->dst, tensor->nbytes, 0};
+            else if (place)
+                status = finish_target(x, &(struct target){fused, place->dst ? place->dst : tensor->result, tensor->nbytes});
+            fused += aligned(tensor->nbytes);
+        }
+    }
+    x->spans_used += spans;
+    return status ? status : nccl_run_checked(x, device_copy_spans(x->device, table, spans, x->stream));
+}
+
+bhvd_status nccl_allreduce(struct nccl_run *x, bhvd_op op, const struct reduction *reduction)
+{
+    const struct work *only = x->works[0];
+    const struct staging_place *place = only->phantom ? NULL : &only->staging->places[0];
+    if (!x->levels && x->count == 1 && only->tensor_count == 1 && place && place->dst && !place->dst_on_host)
+        return only->tensors[0].nbytes
+                   ? reduce_vector(x, op, reduction, place->dst, place->src, only->tensors[0].nbytes) : BHVD_OK;
+    size_t nbytes = 0, only_nbytes = 0, tensors = 0;
+    for (int i = 0; i < x->count; i++) {
+        const struct work *fused = x->works[i];
+        for (size_t t = 0; t < fused->tensor_count; t++) {
+            if (fused->tensors[t].dtype != reduction->dtype || !fused->tensors[t].nbytes)
+                continue;
+            only_nbytes = fused->tensors[t].nbytes;
+            nbytes += aligned(only_nbytes);
+            tensors++;
+        }
+    }
+    if (tensors == 1)
+        nbytes = only_nbytes;           // as on the ranks that take the way above, which needs no copy
+    if (nbytes == 0)
+        return BHVD_OK;
+    void *vector = NULL;
+    bhvd_status status = scratch_acquire(x, x->levels ? nccl_levels_room(x->levels, nbytes) : nbytes, &vector);
+    if (!status)
+        status = copy_fused(x, reduction->dtype, vector, true);
+    if (!status)
+        status = reduce_vector(x, op, reduction, vector, vector, nbytes);
+    return status ? status : copy_fused(x, reduction->dtype, vector, false);
+}
+
+// ----------------------------------------------------------------------------------------- one tensor after the other
+
+static bhvd_status scatter_sums(struct nccl_run *x, bhvd_op op, const struct reduction *reduction, const unsigned char *src,
+                                unsigned char *dst, const size_t *part)
+{
+    const enum nccl_type type = nccl_run_type(reduction->dtype);
+    const size_t element = bhvd_dtype_size(reduction->dtype), mine = part[x->set->rank];
+    bhvd_status status;
+    if (part[0] == part[x->set->size - 1]) {
+        status = nccl_run_enqueued(x, x->nccl->reduce_scatter(src, dst, mine / element, type, nccl_run_op(op),
+                                                              x->group->comm, x->stream));
+    } else {
+        nccl_result inside = x->nccl->group_start();
+        for (int i = 0; i < x->set->size; src += part[i++]) {
+            if (part[i])
+                nccl_run_keep(&inside, x->nccl->reduce(src, i == x->set->rank ? dst : NULL, part[i] / element, type,
+                                                       nccl_run_op(op), i, x->group->comm, x->stream));
+        }
+        status = nccl_run_group_end(x, inside);
+    }
+    if (!status && reduction->postscale != 1.0)
+        status = scale(x, reduction->dtype, dst, dst, reduction->postscale, mine);
+    return status;
+}
+
+bhvd_status nccl_reducescatter(struct nccl_run *x, struct work *op, size_t index, int64_t rows,
+                               const struct reduction *reduction, const size_t *part)
+{
+    const size_t nbytes = op->tensors[index].nbytes;
+    const void *src = op->staging->places[index].src;
+    struct target result;
+    bhvd_status status = target(x, op, index, rows, &result);
+    if (!nbytes)
+        return status;
+    if (!status && reduction->prescale != 1.0) {
+        void *scaled = NULL;
+        status = scratch_acquire(x, nbytes, &scaled);
+        if (!status)
+            status = scale(x, reduction->dtype, scaled, src, reduction->prescale, nbytes);
+        src = scaled;
+    }
+    if (!status)
+        status = x->levels ? nccl_levels_reducescatter(x, op->op, reduction, src, result.device, part)
+                           : scatter_sums(x, op->op, reduction, src, result.device, part);
+    return status ? status : finish_target(x, &result);
+}
+
+bhvd_status nccl_allgather(struct nccl_run *x, struct work *op, size_t index, int64_t rows, const size_t *part)
+{
+    bool is_even = true;
+    const void *src = op->staging->places[index].src;
+    struct target result;
+    for (int i = 0; i < x->set->size; i++)
+        is_even &= part[i] == part[0];
+    bhvd_status status = target(x, op, index, rows, &result);
+    if (status || !result.nbytes)
+        return status;
+    if (x->levels) {
+        status = nccl_levels_allgather(x, src, result.device, part);
+    } else if (is_even) {
+        status = nccl_run_enqueued(x, x->nccl->all_gather(src, result.device, part[0], NCCL_UINT8, x->group->comm,
+                                                          x->stream));
+    } else {
+        nccl_result inside = x->nccl->group_start();
+        unsigned char *at = result.device;
+        for (int i = 0; i < x->set->size; at += part[i++]) {
+            if (part[i])
+                nccl_run_keep(&inside, x->nccl->broadcast(i == x->set->rank ? src : at, at, part[i], NCCL_UINT8, i,
+                                                          x->group->comm, x->stream));
+        }
+        status = nccl_run_group_end(x, inside);
+    }
+    return status ? status : finish_target(x, &result);
+}
+
+bhvd_status nccl_alltoall(struct nccl_run *x, struct work *op, size_t index, int64_t rows,
+                          const struct parts *parts)
+{
+    const void *src = op->staging->places[index].src;
+    struct target result;
+    bhvd_status status = target(x, op, index, rows, &result);
+    if (!status)
+        status = x->levels ? nccl_levels_alltoall(x, src, result.device, parts)
+                           : nccl_run_alltoall(x, src, result.device, parts);
+    return status ? status : finish_target(x, &result);
+}
+
+bhvd_status nccl_broadcast(struct nccl_run *x, struct work *op, size_t index, int root)
+{
+    const void *src = op->staging->places[index].src;
+    struct target result;
+    bhvd_status status = target(x, op, index, op->tensors[index].dim0, &result);
+    if (!status && result.nbytes && x->levels)
+        status = nccl_levels_broadcast(x, root, src, result.device, result.nbytes);
+    else if (!status && result.nbytes)
+        status = nccl_run_enqueued(x, x->nccl->broadcast(src, result.device, result.nbytes, NCCL_UINT8, root, x->group->comm,
+                                                         x->stream));
+    return status ? status : finish_target(x, &result);
+}

@@ -1,0 +1,69 @@
+// D_LP_S by NCCL (primitive/d_lp_s.c has the formulas): encoded, exchanged with the neighbours, and added to the replicas on the
+// GPU. Everything is put on the stream; codes and replicas are those of the CPU, bit for bit.
+#include "gpu/nccl_run.h"
+#include "gpu/staged_codes.h"
+
+struct ring_run {
+    struct nccl_run *run;
+    const struct work *op;
+    struct device_encoder encoder;
+    struct code_layout layout;
+    struct peers peers;
+};
+
+// values: where they lie as one vector.
+static int encode(struct ring_run *r, struct device_scratch *scratch, void *codes, void **values)
+{
+    int code = staged_codes_pack(r->op, (struct device_span *)(void *)r->run->tables->data, scratch, values);
+    void *encoded = *values;
+    if (!code && r->op->mixes_before)
+        code = staged_codes_mix(r->op, &r->encoder, scratch, &encoded);
+    const struct encoding encoding = {.layout = &r->layout, .codes = codes, .values = encoded, .prescale = 1.0,
+                                      .pass = ENCODER_VALUES};
+    return code ? code : device_encoder_encode(&r->encoder, &encoding, scratch);
+}
+
+// The own code to each peer, and theirs behind it.
+static bhvd_status exchange(struct ring_run *r, unsigned char *codes)
+{
+    struct nccl_run *x = r->run;
+    const size_t nbytes = r->layout.nbytes;
+    if (!r->peers.count)
+        return BHVD_OK;
+    nccl_result inside = x->nccl->group_start();
+    for (int p = 0; p < r->peers.count; p++) {
+        const int peer = r->peers.index[p];
+        nccl_run_keep(&inside, x->nccl->send(codes, nbytes, NCCL_UINT8, peer, x->group->comm, x->stream));
+        nccl_run_keep(&inside, x->nccl->recv(codes + (size_t)(1 + p) * nbytes, nbytes, NCCL_UINT8, peer, x->group->comm,
+                                             x->stream));
+    }
+    return nccl_run_group_end(x, inside);
+}
+
+bhvd_status nccl_d_lp_s(struct nccl_run *x, const struct work *op)
+{
+    struct ring_run r = {
+        .run = x,
+        .op = op,
+        .encoder = device_encoder_init(&x->run->kernels, op, x->device, x->set->rank),
+        .peers = peers_of(BHVD_TOPOLOGY_RING, x->set->size, x->set->rank, 0),
+    };
+    struct device_scratch scratch = {x->device, x->stream, NULL};
+    const size_t nbytes = work_nbytes(op);
+    struct device_span *table = (struct device_span *)(void *)x->tables->data + op->tensor_count;
+    void *codes = NULL, *values = NULL;
+    if (!nbytes)
+        return BHVD_OK;
+    r.layout = device_encoder_layout(&r.encoder, nbytes / r.encoder.host.element, 1);
+    int code = device_scratch_acquire(&scratch, (size_t)(1 + r.peers.count) * r.layout.nbytes, &codes);
+    if (!code)
+        code = encode(&r, &scratch, codes, &values);
+    bhvd_status status = nccl_run_checked(x, code);
+    if (!status)
+        status = exchange(&r, codes);
+    code = status ? 0 : staged_codes_add(op, &r.encoder, &r.layout, &r.peers, codes, x->stream);
+    if (!status && !code && op->mixes_after)
+        code = staged_codes_mix_results(op, &r.encoder, table, &scratch, values);
+    code = device_scratch_release(&scratch, code);
+    return status ? status : nccl_run_checked(x, code);
+}

@@ -1,0 +1,190 @@
+// An execution by NCCL: its begin and end, and what its collectives need (nccl_run.h).
+#include "gpu/nccl_run.h"
+
+#include <stdlib.h>
+
+// ---------------------------------------------------------------------------------------------------------- errors
+
+bhvd_status nccl_run_checked(struct nccl_run *x, int code)
+{
+    struct bhvd_error error;
+    if (!code)
+        return BHVD_OK;
+    device_failed(x->device, code, "NCCL's streams cannot be used", &error);
+    return run_fail(x->run, error.status, "rank %d: %s", x->run->connections.rank, error.message);
+}
+
+// Of a call outside a group, or of the group's end.
+bhvd_status nccl_run_enqueued(struct nccl_run *x, nccl_result result)
+{
+    if (result != NCCL_SUCCESS && result != NCCL_IN_PROGRESS)
+        return nccl_failed(x->run, x->group, result, "a collective cannot be started");
+    return result == NCCL_IN_PROGRESS ? nccl_settle(x->run, x->group) : BHVD_OK;
+}
+
+// The first result of a group that is none of the good ones stays.
+void nccl_run_keep(nccl_result *kept, nccl_result result)
+{
+    if (*kept == NCCL_SUCCESS && result != NCCL_SUCCESS && result != NCCL_IN_PROGRESS)
+        *kept = result;
+}
+
+bhvd_status nccl_run_group_end(struct nccl_run *x, nccl_result inside)
+{
+    nccl_result result = x->nccl->group_end();
+    return nccl_run_enqueued(x, inside ? inside : result);
+}
+
+// ---------------------------------------------------------------------------------------------------------- memory
+
+bhvd_status nccl_run_scratch(struct nccl_run *x, enum device_memory memory, size_t nbytes, struct device_buffer **out)
+{
+    int code = device_buffer_acquire(x->device, memory, nbytes, out);
+    if (code)
+        return nccl_run_checked(x, code);
+    (*out)->next = x->scratch;
+    x->scratch = *out;
+    return BHVD_OK;
+}
+
+bhvd_status nccl_run_copy(struct nccl_run *x, void *dst, const void *src, size_t nbytes)
+{
+    return nbytes ? nccl_run_checked(x, x->device->ops->copy(x->device, dst, src, nbytes, x->stream)) : BHVD_OK;
+}
+
+// --------------------------------------------------------------------------------------------------------- numbers
+
+enum nccl_type nccl_run_type(bhvd_dtype dtype)
+{
+    switch (dtype) {
+    case BHVD_INT8: return NCCL_INT8;
+    case BHVD_INT32: return NCCL_INT32;
+    case BHVD_INT64: return NCCL_INT64;
+    case BHVD_FLOAT16: return NCCL_FLOAT16;
+    case BHVD_FLOAT32: return NCCL_FLOAT32;
+    case BHVD_FLOAT64: return NCCL_FLOAT64;
+    case BHVD_BFLOAT16: return NCCL_BFLOAT16;
+    default: return NCCL_UINT8;
+    }
+}
+
+enum nccl_op nccl_run_op(bhvd_op op)
+{
+    switch (op) {
+    case BHVD_OP_MIN: return NCCL_MIN;
+    case BHVD_OP_MAX: return NCCL_MAX;
+    case BHVD_OP_PRODUCT: return NCCL_PROD;
+    default: return NCCL_SUM;
+    }
+}
+
+// -------------------------------------------------------------------------------------------------------- alltoall
+
+bhvd_status nccl_run_alltoall(struct nccl_run *x, const void *src, void *dst, const struct parts *parts)
+{
+    const int n = x->whole->size;
+    const unsigned char *from = src;
+    unsigned char *to = dst;
+    nccl_result inside = x->nccl->group_start();
+    for (int i = 0, peer = 0; i < n; i++) {
+        const size_t sent = parts->sent[i], received = parts->received[i];
+        const bool is_member = nccl_run_has(x, i, peer);
+        if (is_member && sent)
+            nccl_run_keep(&inside, x->nccl->send(from, sent, NCCL_UINT8, peer, x->group->comm, x->stream));
+        if (is_member && received)
+            nccl_run_keep(&inside, x->nccl->recv(to, received, NCCL_UINT8, peer, x->group->comm, x->stream));
+        peer += is_member;
+        from += sent;
+        to += received;
+    }
+    return nccl_run_group_end(x, inside);
+}
+
+// ------------------------------------------------------------------------------------------------- begin and end
+
+bhvd_status nccl_begin(struct run *run, struct group *set, struct nccl_group *group, enum nccl_way way,
+                       struct work *const *works, int count, struct nccl_run **out)
+{
+    const struct hierarchy *levels = way == WAY_LEVELS ? set->hierarchy : NULL;
+    struct group *whole = set;
+    if (levels) {
+        set = levels->local;
+        group = group->local;
+    }
+    struct bhvd_device *device = group->device;
+    struct nccl_run *x = *out = calloc(1, sizeof *x);
+    size_t spans = 0;
+    if (!x)
+        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", set->size);
+    *x = (struct nccl_run){.run = run, .set = set, .whole = whole, .levels = levels, .group = group,
+                           .device = device, .nccl = device->nccl, .works = works, .count = count, .stream = device->from_host};
+    for (int i = 0; i < count; i++)
+        spans += works[i]->tensor_count;
+    int code = device->ops->enter(device);
+    if (code) {
+        free(x);
+        *out = NULL;
+        return run_fail(run, BHVD_ERR_SYSTEM, "GPU %d cannot be used by NCCL", device->index);
+    }
+    code = device_buffer_acquire(device, MEMORY_PINNED, 2 * spans * sizeof(struct device_span), &x->tables);
+    for (int i = 0; i < count && !code; i++) {
+        const struct work *op = works[i];
+        if (op->staging && op->staging->device != device)
+            return run_fail(run, BHVD_ERR_UNSUPPORTED, "rank %d posted '%.*s' on another GPU than before: keep to one, or "
+                            "set BAGUA_HVD_NCCL=0", run->connections.rank, (int)op->name_size, op->name);
+        if (op->staging)
+            code = device->ops->stream_wait_event(device, x->stream, op->staging->buffer->ready);
+    }
+    return nccl_run_checked(x, code);
+}
+
+static int is_done(struct run *run, void *arg)
+{
+    const struct nccl_run *x = arg;
+    (void)run;
+    return x->device->ops->event_query(x->device, x->tables->done) != DEVICE_NOT_READY;
+}
+
+// The `done` event of whatever was used, so that nobody else gets it before.
+static int record(struct nccl_run *x, struct device_buffer *buffer)
+{
+    buffer->last = buffer->done;
+    return x->device->ops->event_record(x->device, buffer->done, x->stream);
+}
+
+bhvd_status nccl_end(struct nccl_run *x, bhvd_status status)
+{
+    int code = 0;
+    if (!x)
+        return status;
+    for (struct device_buffer *buffer = x->scratch, *next; buffer; buffer = next) {
+        next = buffer->next;
+        code = code ? code : record(x, buffer);
+        device_buffer_release(x->device, buffer);
+    }
+    for (int i = 0; i < x->count && !status && !code; i++) {
+        struct work *op = x->works[i];
+        for (size_t t = 0; t < op->tensor_count && op->staging && !code; t++) {
+            if (op->staging->places[t].result)
+                code = record(x, op->staging->places[t].result);
+        }
+        if (op->staging && !code) {
+            op->staging->by_nccl = true;
+            code = record(x, op->staging->buffer);
+        }
+    }
+    if (x->tables) {
+        code = code ? code : record(x, x->tables);
+        device_buffer_release(x->device, x->group->last);
+        x->group->last = x->tables;
+    }
+    if (!status)
+        status = nccl_run_checked(x, code);
+    if (!status && x->host_waits)
+        status = run_until_gpu(x->run, is_done, x);
+    if (!status && x->host_waits)
+        status = nccl_run_checked(x, x->device->ops->event_query(x->device, x->tables->done));
+    x->device->ops->leave(x->device);
+    free(x);
+    return status;
+}

@@ -1,0 +1,53 @@
+// What the collectives by NCCL share: an execution that only enqueues work, and its helpers. See nccl.h.
+#ifndef BHVD_GPU_NCCL_RUN_H
+#define BHVD_GPU_NCCL_RUN_H
+
+#include "collective/collective.h"
+#include "device/buffer.h"
+#include "device/nccl.h"
+#include "gpu/nccl.h"
+#include "gpu/staging.h"
+#include "run/hierarchy.h"
+
+struct nccl_run {
+    struct run *run;
+    struct group *set;            // the communicator's members
+    struct group *whole;          // that the operation is on; another one in two levels
+    const struct hierarchy *levels;     // of the whole, in two levels; else NULL
+    struct nccl_group *group;
+    struct bhvd_device *device;
+    const struct nccl *nccl;
+    struct work *const *works;
+    int count;                          // of them
+    void *stream;
+    struct device_buffer *tables;       // pinned: tables of spans, one after the other; its `done` ends the execution
+    size_t spans_used;
+    struct device_buffer *scratch;      // in use, linked by `next`
+    bool host_waits;
+};
+
+// The driver's code, as a failure of the context.
+bhvd_status nccl_run_checked(struct nccl_run *x, int code);
+// The result of a call outside a group.
+bhvd_status nccl_run_enqueued(struct nccl_run *x, nccl_result result);
+// Inside a group the first result that is none of the good ones stays; `inside` of the end is that.
+void nccl_run_keep(nccl_result *inside, nccl_result result);
+bhvd_status nccl_run_group_end(struct nccl_run *x, nccl_result inside);
+
+// Memory until the execution's work on the stream is done.
+bhvd_status nccl_run_scratch(struct nccl_run *x, enum device_memory memory, size_t nbytes, struct device_buffer **out);
+// Between any two of host and device, in the order of the stream.
+bhvd_status nccl_run_copy(struct nccl_run *x, void *dst, const void *src, size_t nbytes);
+
+// Whether the whole's member at `position` is in the communicator, at `index`; the members before it have been counted there.
+static inline bool nccl_run_has(const struct nccl_run *x, int position, int index)
+{
+    return index < x->set->size && x->set->ranks[index] == x->whole->ranks[position];
+}
+// The parts of an alltoall of the whole that go between members of the communicator.
+bhvd_status nccl_run_alltoall(struct nccl_run *x, const void *src, void *dst, const struct parts *parts);
+
+enum nccl_type nccl_run_type(bhvd_dtype dtype);
+enum nccl_op nccl_run_op(bhvd_op op);
+
+#endif

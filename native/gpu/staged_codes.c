@@ -1,0 +1,329 @@
+#include "gpu/staged_codes.h"
+
+#include <stdlib.h>
+
+#include "base/status.h"
+#include "gpu/mirror.h"
+#include "gpu/staging.h"
+#include "primitive/c_lp_s.h"
+
+bool staged_codes_take(const struct work *op, const struct bhvd_args *args, bool in_levels)
+{
+    bool takes = (op->kind == BHVD_C_LP_S || op->kind == BHVD_D_LP_S) && args->gpu && !in_levels &&
+                 work_nbytes(op) && device_encoder_has(args->gpu, op->codec, op->tensors[0].dtype);
+    for (size_t t = 0; t < args->tensor_count && takes && op->kind == BHVD_C_LP_S; t++)
+        takes = !op->tensors[t].nbytes || (args->tensors[t].dst && !args->tensors[t].dst_on_host);
+    return takes;
+}
+
+// ---------------------------------------------------------------------------------------------------------- vectors
+
+static bool is_on_device(const struct staging_place *place) { return place->dst && !place->dst_on_host; }
+
+// The tensor that is the whole vector, or NULL.
+static const struct staging_place *only_place(const struct work *op)
+{
+    const struct staging_place *only = NULL;
+    for (size_t t = 0; t < op->tensor_count; t++) {
+        if (op->tensors[t].nbytes && only)
+            return NULL;
+        if (op->tensors[t].nbytes)
+            only = &op->staging->places[t];
+    }
+    return only;
+}
+
+static int copy_all(const struct work *op, struct device_span *table, unsigned char *vector, bool packs, void *stream)
+{
+    size_t count = 0;
+    for (size_t t = 0; t < op->tensor_count; t++) {
+        const struct staging_place *place = &op->staging->places[t];
+        const size_t nbytes = op->tensors[t].nbytes;
+        if (!nbytes)
+            continue;
+        if (packs)
+            table[count++] = (struct device_span){place->src, vector, nbytes, 0};
+        else if (is_on_device(place))
+            table[count++] = (struct device_span){vector, place->dst, nbytes, 0};
+        vector += nbytes;
+    }
+    return device_copy_spans(op->staging->device, table, count, stream);
+}
+
+int staged_codes_pack(const struct work *op, struct device_span *table, struct device_scratch *scratch, void **out)
+{
+    const struct staging_place *only = only_place(op);
+    if (only) {
+        *out = (void *)(uintptr_t)only->src;
+        return 0;
+    }
+    int code = device_scratch_acquire(scratch, work_nbytes(op), out);
+    return code ? code : copy_all(op, table, *out, true, scratch->stream);
+}
+
+int staged_codes_target(const struct work *op, struct device_scratch *scratch, void **out)
+{
+    const struct staging_place *only = only_place(op);
+    if (!only || !is_on_device(only))
+        return device_scratch_acquire(scratch, work_nbytes(op), out);
+    *out = only->dst;
+    return 0;
+}
+
+int staged_codes_unpack(const struct work *op, struct device_span *table, struct device_scratch *scratch, void *vector)
+{
+    const struct staging_place *only = only_place(op);
+    return only && is_on_device(only) ? 0 : copy_all(op, table, vector, false, scratch->stream);
+}
+
+// ------------------------------------------------------------------------------------------------- posted and ended
+
+static int encode(struct work *op, struct device_scratch *scratch, const void *values)
+{
+    struct staging *staging = op->staging;
+    struct staged_codes *codes = staging->codes;
+    struct bhvd_device *device = staging->device;
+    struct encoding encoding = {.layout = &codes->layout, .values = values, .prescale = op->prescale_factor,
+                                .pass = ENCODER_VALUES};
+    int code = 0;
+    if (op->kind == BHVD_D_LP_S) {
+        code = device_buffer_acquire(device, MEMORY_DEVICE, codes->layout.nbytes + codes->results_nbytes, &codes->on_device);
+        if (!code)
+            encoding.codes = codes->on_device->data;
+    } else {
+        code = device_scratch_acquire(scratch, codes->layout.nbytes, &encoding.codes);
+    }
+    if (!code && op->worker_mirror) {
+        code = mirror_read(op->worker_mirror, device, scratch->stream, &encoding.error);
+        if (!code)
+            code = device_buffer_acquire(device, MEMORY_DEVICE, codes->layout.cut.count * sizeof(float), &codes->lost);
+        if (!code)
+            encoding.lost = (float *)(void *)codes->lost->data;
+    }
+    if (!code)
+        code = device_encoder_encode(&codes->encoder, &encoding, scratch);
+    if (!code && op->worker_mirror)
+        code = mirror_read_end(op->worker_mirror, scratch->stream);
+    if (!code)
+        code = device->ops->copy(device, codes->own, encoding.codes, codes->layout.nbytes, scratch->stream);
+    struct device_buffer *const kept[] = {codes->lost, codes->on_device};
+    for (int i = 0; i < 2; i++) {
+        const int recorded = kept[i] ? device_buffer_record(device, kept[i], scratch->stream) : 0;
+        code = code ? code : recorded;
+    }
+    return code;
+}
+
+static int mix(const struct work *op, const struct device_encoder *encoder, void *dst, const void *values,
+               const double *weights, void *stream)
+{
+    const float *replicas[REPLICAS] = {0};
+    int code = 0;
+    for (int r = 0; r < REPLICAS && !code; r++)
+        code = weights[1 + r] != 0 ? mirror_read(op->replica_mirrors[r], encoder->device, stream, &replicas[r]) : 0;
+    if (!code)
+        code = device_encoder_mix(encoder, dst, values, replicas, weights, work_nbytes(op) / encoder->host.element,
+                                  stream);
+    for (int r = 0; r < REPLICAS && !code; r++)
+        code = replicas[r] ? mirror_read_end(op->replica_mirrors[r], stream) : 0;
+    return code;
+}
+
+int staged_codes_mix(const struct work *op, const struct device_encoder *encoder, struct device_scratch *scratch,
+                     void **values)
+{
+    void *mixed;
+    int code = device_scratch_acquire(scratch, work_nbytes(op), &mixed);
+    if (!code)
+        code = mix(op, encoder, mixed, *values, op->before, scratch->stream);
+    *values = mixed;
+    return code;
+}
+
+int staged_codes_mix_results(const struct work *op, const struct device_encoder *encoder, struct device_span *table,
+                             struct device_scratch *scratch, const void *values)
+{
+    void *results;
+    int code = staged_codes_target(op, scratch, &results);
+    if (!code)
+        code = mix(op, encoder, results, values, op->after, scratch->stream);
+    return code ? code : staged_codes_unpack(op, table, scratch, results);
+}
+
+static int start(struct work *op, void *stream)
+{
+    struct staging *staging = op->staging;
+    struct bhvd_device *device = staging->device;
+    struct device_scratch scratch = {device, device->to_host, NULL};
+    void *values = NULL;
+    int code = device->ops->event_record(device, staging->buffer->ready, stream);
+    if (!code)
+        code = device->ops->stream_wait_event(device, device->to_host, staging->buffer->ready);
+    if (!code)
+        code = staged_codes_pack(op, staging->table, &scratch, &values);
+    if (!code && op->mixes_before)
+        code = staged_codes_mix(op, &staging->codes->encoder, &scratch, &values);
+    if (!code)
+        code = encode(op, &scratch, values);
+    code = device_scratch_release(&scratch, code);
+    if (!code)
+        code = device->ops->event_record(device, staging->buffer->ready, device->to_host);
+    if (!code)
+        staging->buffer->last = staging->buffer->ready;
+    return code;
+}
+
+bhvd_status staged_codes_create(struct work *op, const struct kernel_table *kernels,
+                                const struct bhvd_args *args, int set_size, int rank, struct bhvd_error *error)
+{
+    const bool in_ring = op->kind == BHVD_D_LP_S, scatters = !in_ring && op->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
+    struct staged_codes *codes = calloc(1, sizeof *codes);
+    if (!codes)
+        return error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
+    codes->encoder = device_encoder_init(kernels, op, args->gpu, rank);
+    codes->ranks = set_size;
+    codes->layout = device_encoder_layout(&codes->encoder, work_nbytes(op) / codes->encoder.host.element,
+                                          scatters ? set_size : 1);
+    codes->peers = peers_of(BHVD_TOPOLOGY_RING, set_size, rank, 0);
+    codes->results_nbytes = codes->layout.nbytes * (size_t)(in_ring ? codes->peers.count : scatters ? 1 : set_size);
+    const size_t own_nbytes = in_ring || scatters ? codes->layout.nbytes : 0;
+    unsigned char *room;
+    bhvd_status status = staging_open(
+        op, args, own_nbytes + codes->results_nbytes + op->tensor_count * sizeof *codes->table, &room, error);
+    if (status) {
+        free(codes);
+        return status;
+    }
+    op->staging->codes = codes;
+    codes->results = room + own_nbytes;
+    codes->table = (struct device_span *)(void *)(codes->results + codes->results_nbytes);
+    codes->own = own_nbytes ? room : codes->results + (size_t)rank * codes->layout.nbytes;
+    int code = start(op, args->stream);
+    return code ? device_failed(args->gpu, code, "the tensors cannot be encoded", error) : BHVD_OK;
+}
+
+// The new errors take the place of the old ones.
+static void keep_lost(struct work *op)
+{
+    struct staged_codes *codes = op->staging->codes;
+    if (codes->lost)
+        mirror_adopt(op->worker_mirror, op->staging->device, codes->lost);
+    codes->lost = NULL;
+}
+
+// C_LP_S: the result, from the codes that make it up.
+static int decode(const struct work *op, struct device_scratch *scratch)
+{
+    const struct staged_codes *codes = op->staging->codes;
+    struct bhvd_device *device = op->staging->device;
+    void *on_device = NULL, *values = NULL;
+    int code = device_scratch_acquire(scratch, codes->results_nbytes, &on_device);
+    if (!code)
+        code = device->ops->copy(device, on_device, codes->results, codes->results_nbytes, scratch->stream);
+    if (!code)
+        code = staged_codes_target(op, scratch, &values);
+    if (!code && op->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
+        code = device_encoder_decode(&codes->encoder, &codes->layout, values, on_device, scratch->stream);
+    else if (!code)
+        code = device_encoder_mean(&codes->encoder, &codes->layout, values, on_device, codes->layout.nbytes, codes->ranks,
+                                   work_sum_factor(op, codes->ranks), scratch->stream);
+    return code ? code : staged_codes_unpack(op, op->staging->table, scratch, values);
+}
+
+int staged_codes_add(const struct work *op, const struct device_encoder *encoder, const struct code_layout *layout,
+                     const struct peers *peers, const unsigned char *on_device, void *stream)
+{
+    const int code_of[REPLICAS] = {0, peers->count ? 1 : 0, peers->count};
+    int code = 0;
+    for (int r = 0; r < REPLICAS && !code; r++) {
+        float *replica;
+        if (!op->replicas[r])
+            continue;
+        code = mirror_change(op->replica_mirrors[r], encoder->device, stream, &replica);
+        if (!code)
+            code = device_encoder_add(encoder, layout, replica, on_device + (size_t)code_of[r] * layout->nbytes, stream);
+        if (!code)
+            code = mirror_read_end(op->replica_mirrors[r], stream);
+    }
+    return code;
+}
+
+// D_LP_S: the codes of the peers to where the own ones are, and all to the replicas.
+static int add(const struct work *op, struct device_scratch *scratch)
+{
+    void *stream = scratch->stream, *values = NULL;
+    const struct staged_codes *codes = op->staging->codes;
+    struct bhvd_device *device = op->staging->device;
+    unsigned char *on_device = codes->on_device->data;
+    int code = 0;
+    if (codes->results_nbytes)
+        code = device->ops->copy(device, on_device + codes->layout.nbytes, codes->results, codes->results_nbytes, stream);
+    if (!code)
+        code = staged_codes_add(op, &codes->encoder, &codes->layout, &codes->peers, on_device, stream);
+    if (!code && op->mixes_after)
+        code = staged_codes_pack(op, op->staging->table, scratch, &values);
+    if (!code && op->mixes_after)
+        code = staged_codes_mix_results(op, &codes->encoder, codes->table, scratch, values);
+    const int recorded = device_buffer_record(device, codes->on_device, stream);
+    return code ? code : recorded;
+}
+
+bhvd_status staged_codes_end(struct work *op, struct bhvd_error *error)
+{
+    struct staging *staging = op->staging;
+    struct bhvd_device *device = staging->device;
+    struct device_scratch scratch = {device, device->from_host, NULL};
+    int code = op->kind == BHVD_D_LP_S ? add(op, &scratch) : decode(op, &scratch);
+    code = device_scratch_release(&scratch, code);
+    if (!code)
+        code = device_buffer_record(device, staging->buffer, scratch.stream);
+    if (code)
+        return device_failed(device, code, "the result cannot be decoded", error);
+    keep_lost(op);
+    return BHVD_OK;
+}
+
+void staged_codes_destroy(struct work *op)
+{
+    struct staged_codes *codes = op->staging ? op->staging->codes : NULL;
+    if (!codes)
+        return;
+    device_buffer_release(op->staging->device, codes->lost);
+    device_buffer_release(op->staging->device, codes->on_device);
+    free(codes);
+    op->staging->codes = NULL;
+}
+
+// -------------------------------------------------------------------------------------------------------- executed
+
+static unsigned char *staged_own(struct exchange *x, int k, size_t s, struct segment_part part, unsigned char *room)
+{
+    const struct staged_codes *codes = x->arg;
+    (void)part, (void)room;
+    return codes->own + (x->cut.chunks > 1 ? (size_t)k * codes->layout.chunk_stride : 0) + s * codes->layout.segment_stride;
+}
+
+static unsigned char *staged_room(struct exchange *x, struct slot *slot, int k, size_t s)
+{
+    const struct staged_codes *codes = x->arg;
+    (void)slot;
+    return codes->results + (size_t)k * codes->layout.chunk_stride + s * codes->layout.segment_stride;
+}
+
+static void staged_store(struct exchange *x, struct segment_part part, const unsigned char *code)
+{
+    (void)x, (void)part, (void)code;    // it was received where it belongs
+}
+
+static bhvd_status staged_average(struct exchange *x, struct slot *slot, struct segment_part part)
+{
+    (void)x, (void)slot, (void)part;    // the GPU does
+    return BHVD_OK;
+}
+
+const struct code_ends staged_codes_ends = {
+    .own = staged_own,
+    .room = staged_room,
+    .store = staged_store,
+    .average = staged_average,
+};

@@ -1,0 +1,138 @@
+#include "run/pause.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+
+enum {
+    SPIN_ROUNDS = 100,          // a few us: a message from a rank that is running comes within that
+    SPIN_ROUNDS_CROWDED = 20,   // more ranks than cores: the one that is waited for needs this core
+    YIELD_ROUNDS = 1000,        // a rank of this host may share this core although there are others: give it away, again
+                                // and again, for up to half a millisecond, before paying for a sleep and a wake-up
+    LOOK_AGAIN_NS = 100000      // MPI and GPUs have no descriptor to sleep on
+};
+
+static int core_count(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+bool pause_init(struct run *run)
+{
+    run->spin_limit = run->connections.local_size <= core_count() ? SPIN_ROUNDS : SPIN_ROUNDS_CROWDED;
+    run->yield_limit = run->connections.local_size > 1 ? YIELD_ROUNDS : 0;
+    run->poll_fds = pause_fds_create(run);
+    return run->poll_fds;
+}
+
+// The bell; of each peer a liveness socket, or a control channel and streams.
+struct pollfd *pause_fds_create(const struct run *run)
+{
+    return malloc((1 + (1 + LINK_STREAMS_MAX) * (size_t)run->connections.size) * sizeof(struct pollfd));
+}
+
+int pause_fill_fds(struct run *run, struct pollfd *fds)
+{
+    int count = 0;
+    fds[count++] = (struct pollfd){.fd = run->connections.bell.fd, .events = POLLIN};
+    // After a failure nobody reads the sockets any more.
+    for (int rank = 0; rank < run->connections.size && !run->failure.status; rank++) {
+        const struct link *link = &run->connections.links[rank];
+        const bool open = link->state == LINK_OPEN;
+        // Of a rank that has left only its last messages are to come.
+        if (rank == run->connections.rank || !(open || (link->state == LINK_LEFT && traffic_is_pending(&link->receives))))
+            continue;
+        if (open && link->liveness_fd >= 0)
+            fds[count++] = (struct pollfd){.fd = link->liveness_fd, .events = POLLIN | POLLRDHUP};
+        if (open && link->control.fd >= 0)
+            fds[count++] = (struct pollfd){.fd = link->control.fd,
+                                           .events = POLLIN | (link->control_out.size ? POLLOUT : 0)};
+        for (int i = 0; i < link->stream_count && link->streams[i].channel.fd >= 0; i++) {
+            const struct stream *stream = &link->streams[i];
+            if (!open && !stream->receives.head)
+                continue;
+            fds[count++] = (struct pollfd){.fd = stream->channel.fd,
+                                           .events = (stream->receives.head ? POLLIN : 0) |
+                                                     (open && stream->sends.head ? POLLOUT : 0)};
+        }
+    }
+    return count;
+}
+
+void pause_processor(void)
+{
+#if defined __x86_64__
+    __builtin_ia32_pause();
+#elif defined __aarch64__
+    __asm__ volatile("yield");
+#endif
+}
+
+void pause_set_bell(struct run *run, enum bell_state state)
+{
+    atomic_store(&run->connections.bell.word->state, state);
+}
+
+void pause_in_poll(struct pollfd *fds, int count, int timeout_ms, bool looking)
+{
+    struct timespec timeout = {timeout_ms / 1000, timeout_ms % 1000 * 1000000L};
+    if (looking && timeout_ms > 0)
+        timeout = (struct timespec){0, LOOK_AGAIN_NS};
+    ppoll(fds, (nfds_t)count, &timeout, NULL);
+}
+
+static bool computes(struct run *run) { return !atomic_load_explicit(&run->waiting, memory_order_relaxed); }
+
+bool pause_is_patient(struct run *run) { return computes(run) && run->connections.local_size == 1; }
+
+// Waits for an event; ready: what the caller waits for, looked at once more after the bell is set. NULL: nothing.
+// True when something moved.
+static bool engine_sleep(struct run *run, int64_t deadline_ns, run_ready_fn ready, void *arg)
+{
+    pause_set_bell(run, BELL_ASLEEP);
+    bool progress = run->duties->poll(run->owner, true);
+    if ((!progress || pause_is_patient(run)) && !run->failure.status && !(ready && ready(run, arg))) {
+        int timeout = clock_remaining_ms(deadline_ns);
+        if (timeout < 0 || timeout > run->sleep_ms)
+            timeout = run->sleep_ms;
+        pause_in_poll(run->poll_fds, pause_fill_fds(run, run->poll_fds), timeout, run->duties->needs_looking(run->owner));
+        bell_drain(&run->connections.bell);
+        run_look_at_liveness(run);
+        progress = run->duties->poll(run->owner, true);      // what came while this process was stopped counts as heard in time
+        run->duties->look_around(run->owner);
+    }
+    pause_set_bell(run, BELL_AWAKE);
+    return progress;
+}
+
+// No yields while this process computes: each would give a whole time slice to its own computation, and the peer waits. Who
+// sleeps gets the core back at once.
+bool pause_sleeps(struct run *run, int rounds)
+{
+    return pause_is_patient(run) || rounds >= run->spin_limit + (computes(run) ? 0 : run->yield_limit);
+}
+
+// On a crowded machine each yield may take a time slice of every other program: the clock, and who has died, must be looked at
+// meanwhile, just after the sockets.
+static void yield(struct run *run, int rounds)
+{
+    sched_yield();
+    if (rounds % SOCKET_ROUNDS == 1) {
+        run_look_at_liveness(run);
+        run->duties->keep_alive(run->owner);
+    }
+}
+
+void pause_engine(struct run *run, int *rounds, int64_t deadline_ns, run_ready_fn ready, void *arg)
+{
+    ++*rounds;
+    if (pause_sleeps(run, *rounds))
+        *rounds = engine_sleep(run, deadline_ns, ready, arg) ? 0 : *rounds;
+    else if (*rounds < run->spin_limit)
+        pause_processor();
+    else
+        yield(run, *rounds);
+}

@@ -1,0 +1,32 @@
+// How an engine without work waits: it spins, then yields its core, then sleeps in poll() on its bell and its sockets.
+#ifndef BHVD_PAUSE_H
+#define BHVD_PAUSE_H
+
+#include "run/run.h"
+
+struct pollfd;
+
+enum { SOCKET_ROUNDS = 16 };        // looking at a socket is a system call: only every so many rounds
+
+// Sets how long who runs the engine spins and yields. False: no memory.
+bool pause_init(struct run *run);
+
+// A round of waiting. *rounds counts those since the last progress. ready: what the caller waits for, looked at once more
+// before a sleep; NULL: nothing.
+void pause_engine(struct run *run, int *rounds, int64_t deadline_ns, run_ready_fn ready, void *arg);
+// Is the pause a sleep after so many rounds?
+bool pause_sleeps(struct run *run, int rounds);
+// Over a network, while this process computes: every look takes the core from the computation, and a socket that is looked
+// at all the time moves a packet at a time. poll() wakes for what is worth it.
+bool pause_is_patient(struct run *run);
+// The processor's own, of some cycles.
+void pause_processor(void);
+
+// For who sleeps without the engine. What the others' bells are told.
+void pause_set_bell(struct run *run, enum bell_state state);
+// What it sleeps on: room for all, NULL: no memory; filled, how many. looking: the sleep is only a moment long.
+struct pollfd *pause_fds_create(const struct run *run);
+int pause_fill_fds(struct run *run, struct pollfd *fds);
+void pause_in_poll(struct pollfd *fds, int count, int timeout_ms, bool looking);
+
+#endif

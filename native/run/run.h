@@ -1,0 +1,88 @@
+// What executes, without what decides: links, memory shared with the host's other ranks, kernels, scratch memory, and the first
+// error. It knows positions in groups (group.h) and what is to be done (work.h), but no names, requests or coordinators.
+//
+// While an execution waits, its owner's business must go on: those are the duties, a few functions that the owner supplies.
+// Thread: the engine's, but for what says otherwise.
+#ifndef BHVD_RUN_H
+#define BHVD_RUN_H
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "kernel/kernel.h"
+#include "transport/connect.h"
+
+struct fusion_buffer {
+    void *data;
+    size_t size;
+};
+
+// What goes on above while something here waits. `owner` is the run's.
+struct run_duties {
+    link_frame_fn on_frame;                             // a peer's control frame; its first argument is the owner
+    bool (*poll)(void *owner, bool look_at_sockets);    // one look at everything that can move, links included; did something?
+    void (*keep_alive)(void *owner);                    // after looking: who is to be told that this rank lives, who was silent?
+    void (*look_around)(void *owner);                   // at the clock: that, and whatever else is due
+    bool (*needs_looking)(void *owner);                 // would who sleeps miss what moves: something that no descriptor tells of?
+    bool (*others_are_earlier)(void *owner);            // may those that are waited for still be busy with something else?
+    void (*failed)(void *owner, const struct bhvd_error *error);    // the first error, once
+};
+
+struct run {
+    struct connections connections;
+    struct kernel_table kernels;
+    int allreduce_path;                 // enum allreduce_path (collective/collective.h)
+    int timeout_ms;                     // without progress inside an execution
+    const struct run_duties *duties;
+    void *owner;
+    pthread_mutex_t failure_lock;       // for writing `failure`, and for reading it on other threads
+    struct bhvd_error failure;          // why nothing can be executed any more
+    struct fusion_buffer scratch[2];    // fusion.h
+    struct pollfd *poll_fds;            // pause.h
+    int spin_limit, yield_limit;        // rounds of looking, and of yielding, before the engine sleeps
+    int sleep_ms;                       // at most
+    int64_t returned_ns;                // when this process went on after it had been stopped; 0: never was
+    uint32_t waits_for_nothing;         // calls of run_until that did not wait
+    uint64_t messages_moved;            // bytes of them, both ways
+    bool waits_for_gpu;                 // which no descriptor tells of
+    _Atomic int waiting;                // threads that block for an operation
+    _Atomic uint64_t payload_sent, payload_received;    // in shared memory; links count their own
+};
+
+// Of a run that is all zeros; not its connections, which are the owner's to open and to close.
+void run_init(struct run *run, const struct run_duties *duties, void *owner);
+void run_fini(struct run *run);
+// In a forked child: fresh locks.
+void run_after_fork(struct run *run);
+
+// Nothing can be executed any more. The first failure stays, since later ones are consequences: returns its status.
+bhvd_status run_fail(struct run *run, bhvd_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+bhvd_status run_vfail(struct run *run, bhvd_status status, const char *format, va_list args);
+// A peer sent something that makes no sense.
+bhvd_status run_fail_protocol(struct run *run, int rank);
+// For any thread.
+struct bhvd_error run_failure(struct run *run);
+
+// links.c. Moves what can be moved over all links. True when something did.
+bool run_advance_links(struct run *run, bool look_at_sockets);
+// Is something under way over a link that no descriptor tells of?
+bool run_links_need_looking(const struct run *run);
+// Has something come that can be seen without a system call?
+bool run_links_are_ready(const struct run *run);
+// Who has died? For before and after sleeps: a system call for every rank of this host.
+void run_look_at_liveness(struct run *run);
+
+// wait.c. Waits until ready(arg) is > 0. Negative: ready has failed the run. waiting_for: the global rank that it waits for, for
+// the message; -1 when several.
+typedef int (*run_ready_fn)(struct run *run, void *arg);
+bhvd_status run_until(struct run *run, run_ready_fn ready, void *arg, int waiting_for);
+// The same for what only a GPU knows, so that the engine looks again and again instead of sleeping.
+bhvd_status run_until_gpu(struct run *run, run_ready_fn ready, void *arg);
+// Waits until all these messages have moved.
+bhvd_status run_transfers(struct run *run, struct transfer *transfers, int count);
+// Moves what can be moved now. Never blocks.
+void run_look(struct run *run);
+
+#endif

@@ -1,0 +1,222 @@
+#include "run/shared.h"
+
+enum {
+    LONG_BYTES = 8 << 20        // a longer result is not in the caches when it is used
+};
+
+// A collective under way. Blocks are counted as in the group: since the area's beginning.
+struct passage {
+    struct group *group;
+    const struct shared_steps *steps;
+    uint64_t end;
+    uint64_t done[HOST_COUNTS];         // by this member; `end` for what it need not do
+    uint64_t others[HOST_COUNTS];       // by all other members, when last looked at
+    int slowest;                        // the member that was the least far then
+};
+
+static struct host_counts *counts_of(struct run *run, const struct group *group, int index)
+{
+    return host_memory_counts(&run->connections.host, group->id, group->local_indices[index]);
+}
+
+static uint64_t count_of(struct run *run, const struct group *group, int index, enum host_count count)
+{
+    uint64_t done = atomic_load(&counts_of(run, group, index)->done[count]);
+    return done > group->first_block ? done : group->first_block;       // the area may have been another set's
+}
+
+unsigned char *shared_slab(struct run *run, const struct group *group, int index, size_t block)
+{
+    return host_memory_slab(&run->connections.host, group->id, group->local_indices[index],
+                            (int)((group->block + block) % HOST_SLABS));
+}
+
+// The step that must have been done, by all, before one may begin with the same block; for staging, which begins with a
+// slab anew, with the block HOST_SLABS before.
+static enum host_count before(const struct passage *passage, enum host_count step)
+{
+    switch (step) {
+    case HOST_STAGED:
+        return HOST_COLLECTED;
+    case HOST_REDUCED:
+        return HOST_STAGED;
+    default:
+        return passage->steps->reduce ? HOST_REDUCED : HOST_STAGED;
+    }
+}
+
+// A member may begin the step with a block below this, when one that it needs has done `done` blocks of the step before.
+static uint64_t limit(enum host_count step, uint64_t done) { return step == HOST_STAGED ? done + HOST_SLABS : done; }
+
+static bool needs(const struct passage *passage, int index, enum host_count step)
+{
+    return index != passage->group->rank &&
+           (!passage->steps->only_root || step == HOST_STAGED || index == passage->steps->root);
+}
+
+static void look_at_others(struct run *run, struct passage *passage, enum host_count step)
+{
+    const enum host_count needed = before(passage, step);
+    uint64_t least = UINT64_MAX;
+    for (int i = 0; i < passage->group->size; i++) {
+        if (!needs(passage, i, step))
+            continue;
+        uint64_t done = count_of(run, passage->group, i, needed);
+        if (done < least) {
+            least = done;
+            passage->slowest = i;
+        }
+    }
+    passage->others[needed] = least == UINT64_MAX ? passage->end : least;
+}
+
+static bool may_begin(struct run *run, struct passage *passage, enum host_count step)
+{
+    const enum host_count needed = before(passage, step);
+    const uint64_t block = passage->done[step];
+    if (block == passage->end || block >= limit(step, passage->done[needed]))
+        return false;
+    if (block >= limit(step, passage->others[needed]))
+        look_at_others(run, passage, step);
+    return block < limit(step, passage->others[needed]);
+}
+
+// Wakes whoever may be asleep for want of this very step. Its own counts tell: it has stored them before it looked.
+static void publish(struct run *run, struct passage *passage, enum host_count step)
+{
+    struct group *group = passage->group;
+    const uint64_t block = passage->done[step]++;
+    const enum host_count next = step == HOST_COLLECTED                        ? HOST_STAGED
+                                 : step == HOST_STAGED && passage->steps->reduce ? HOST_REDUCED
+                                                                               : HOST_COLLECTED;
+    atomic_store(&counts_of(run, group, group->rank)->done[step], passage->done[step]);
+    for (int i = 0; i < group->size; i++) {
+        if (i != group->rank && count_of(run, group, i, next) >= limit(next, block))
+            bell_ring(&group_link(run, group, i)->bell, 0);
+    }
+}
+
+// Does the next block of the step wait for a member that has left? What it has done is final then.
+static bool waits_for_left(struct run *run, struct passage *passage, enum host_count step, int *who)
+{
+    for (int i = 0; i < passage->group->size && passage->done[step] < passage->end; i++) {
+        if (needs(passage, i, step) && group_link(run, passage->group, i)->state == LINK_LEFT &&
+            passage->done[step] >= limit(step, count_of(run, passage->group, i, before(passage, step)))) {
+            *who = i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static int some_may_begin(struct run *run, void *arg)
+{
+    struct passage *passage = arg;
+    int who = 0;
+    for (int step = 0; step < HOST_COUNTS; step++) {
+        if (may_begin(run, passage, (enum host_count)step))
+            return 1;
+    }
+    for (int step = 0; step < HOST_COUNTS; step++) {
+        if (waits_for_left(run, passage, (enum host_count)step, &who)) {
+            run_fail(run, BHVD_ERR_PEER_LOST, "rank %d left the job while an operation still needed it",
+                     passage->group->ranks[who]);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static bool is_over(const struct passage *passage)
+{
+    return passage->done[HOST_STAGED] == passage->end && passage->done[HOST_REDUCED] == passage->end &&
+           passage->done[HOST_COLLECTED] == passage->end;
+}
+
+bhvd_status shared_run(struct run *run, struct group *group, size_t blocks, const struct shared_steps *steps,
+                       void *arg)
+{
+    const shared_step_fn functions[HOST_COUNTS] = {steps->stage, steps->reduce, steps->collect};
+    const bool is_root = group->rank == steps->root;
+    struct passage passage = {.group = group, .steps = steps, .end = group->block + blocks};
+    bhvd_status status = BHVD_OK;
+    for (int step = 0; step < HOST_COUNTS; step++)
+        passage.done[step] = group->block;
+    if (!steps->reduce)
+        passage.done[HOST_REDUCED] = passage.end;
+    if (steps->only_root)
+        passage.done[is_root ? HOST_COLLECTED : HOST_STAGED] = passage.end;
+    while (!status && !is_over(&passage)) {
+        int step = HOST_COLLECTED;      // the last one first: what was read or written just now is in the cache
+        while (step >= 0 && !may_begin(run, &passage, (enum host_count)step))
+            step--;
+        if (step < 0) {
+            status = run_until(run, some_may_begin, &passage, group->ranks[passage.slowest]);
+            continue;
+        }
+        if (functions[step])
+            functions[step](arg, (size_t)(passage.done[step] - group->block));
+        publish(run, &passage, (enum host_count)step);
+    }
+    // Also what this member did not do itself: from its counts the others know where it stands.
+    for (int step = 0; step < HOST_COUNTS && !status; step++)
+        atomic_store(&counts_of(run, group, group->rank)->done[step], passage.end);
+    group->block = passage.end;
+    return status;
+}
+
+kernel_copy_fn shared_copy(const struct run *run, size_t nbytes)
+{
+    return nbytes > LONG_BYTES ? run->kernels.long_copy : span_copy;
+}
+
+bhvd_status shared_barrier(struct run *run, struct group *group)
+{
+    return shared_run(run, group, 1, &(struct shared_steps){0}, NULL);
+}
+
+void shared_stage(const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst, size_t nbytes)
+{
+    const size_t element = bhvd_dtype_size(reduction->dtype);
+    const unsigned char *src;
+    unsigned char *unused;
+    if (reduction->prescale == 1.0) {
+        span_pack(cursor, dst, nbytes);
+        return;
+    }
+    for (size_t n; (n = span_cursor_next(cursor, nbytes, &src, &unused)); nbytes -= n, dst += n)
+        reduction->scale(dst, src, reduction->prescale, n / element);
+}
+
+static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+
+static const unsigned char *values_of(struct run *run, const struct group *group, int index, size_t block,
+                                      size_t offset, const unsigned char *own)
+{
+    return own && index == group->rank ? own : shared_slab(run, group, index, block) + offset;
+}
+
+void shared_reduce(struct run *run, const struct group *group, const struct reduction *reduction, size_t block,
+                   size_t offset, const unsigned char *own, unsigned char *dst, size_t nbytes)
+{
+    const size_t element = bhvd_dtype_size(reduction->dtype);
+    _Alignas(64) unsigned char partial[SHARED_L1_BYTES];
+    while (nbytes) {
+        size_t n = min_size(nbytes, SHARED_L1_BYTES), count = n / element;
+        // The last addition goes to dst; only then may the own values, which dst can be, be overwritten.
+        const unsigned char *sum = values_of(run, group, 0, block, offset, own);
+        if (group->size == 1)
+            memmove(dst, sum, n);
+        for (int i = 1; i < group->size; i++) {
+            unsigned char *to = i == group->size - 1 ? dst : partial;
+            reduction->reduce(to, sum, values_of(run, group, i, block, offset, own), count);
+            sum = to;
+        }
+        if (reduction->postscale != 1.0)
+            reduction->scale(dst, dst, reduction->postscale, count);
+        offset += n;
+        own = own ? own + n : NULL;
+        dst += n;
+        nbytes -= n;
+    }
+}

@@ -1,0 +1,60 @@
+// Collectives in shared memory work in blocks, each in steps:
+//
+//     stage      write this member's piece of the block into its slab
+//     reduce     read the others' slabs, write what all need into the own slab     (allreduce only)
+//     collect    read the others' slabs, write the result
+//
+// A step of a block begins when the step before it is done on all members. There is no barrier: each member counts the
+// blocks that it has staged, reduced and collected, where all see it, and may be ahead of the others by HOST_SLABS blocks.
+// So a member that gets its core late costs the others nothing as long as they have something else to do.
+#ifndef BHVD_SHARED_H
+#define BHVD_SHARED_H
+
+#include "run/fusion.h"
+#include "run/group.h"
+#include "run/reduction.h"
+
+enum { SHARED_L1_BYTES = 16384 };       // what is reduced at once, so that the sum stays in the L1 cache
+
+// block: from 0 in each collective; every member calls the same steps for the same blocks, each in rising order.
+typedef void (*shared_step_fn)(void *arg, size_t block);
+
+struct shared_steps {
+    shared_step_fn stage;               // NULL: nothing to write
+    shared_step_fn reduce;              // NULL on all members: there is no such step
+    shared_step_fn collect;             // NULL: nothing to write
+    bool only_root;                     // nobody stages but the member at `root`, who collects nothing
+    int root;
+};
+
+// How a member copies what it has collected, of a collective in which it writes `nbytes` in all.
+kernel_copy_fn shared_copy(const struct run *run, size_t nbytes);
+
+// Runs all steps of all blocks.
+bhvd_status shared_run(struct run *run, struct group *group, size_t blocks, const struct shared_steps *steps,
+                       void *arg);
+
+// All members have come here, and have finished what they did before.
+bhvd_status shared_barrier(struct run *run, struct group *group);
+
+// How much of a vector of `total` bytes lies in the piece of at most `most` bytes that begins at `offset`.
+static inline size_t shared_piece(size_t total, size_t offset, size_t most)
+{
+    return total <= offset ? 0 : total - offset < most ? total - offset : most;
+}
+
+// How many blocks of one slab a vector takes.
+static inline size_t shared_blocks(size_t nbytes) { return (nbytes + HOST_SLAB_BYTES - 1) / HOST_SLAB_BYTES; }
+
+// The slab of a member (by its position) for a block of the running collective, HOST_SLAB_BYTES long.
+unsigned char *shared_slab(struct run *run, const struct group *group, int index, size_t block);
+
+// Copies the next `nbytes` from the cursor on to `dst`, in this member's slab, prescaled.
+void shared_stage(const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst, size_t nbytes);
+
+// dst = postscale * reduction over all members' slabs of the block at `offset`, in rank order. own: this member's values, if
+// not in its slab. dst may be own, or lie in the own slab at the same offset.
+void shared_reduce(struct run *run, const struct group *group, const struct reduction *reduction, size_t block,
+                   size_t offset, const unsigned char *own, unsigned char *dst, size_t nbytes);
+
+#endif

@@ -1,0 +1,34 @@
+#include "run/vector.h"
+
+bool vector_init(struct vector *vector, struct run *run, const struct span_list *list, size_t element)
+{
+    const bool packed = list->count != 1;
+    *vector = (struct vector){
+        .data = packed ? fusion_acquire(run, 0, list->nbytes) : list->spans[0].dst,
+        .list = list,
+        .element = element,
+        .packed = packed,
+    };
+    return vector->data != NULL;
+}
+
+void vector_load(const struct vector *vector, const struct reduction *reduction, size_t begin, size_t nbytes)
+{
+    struct span_cursor cursor = span_cursor_at(vector->list, begin);
+    unsigned char *to = vector->data + begin;
+    const unsigned char *src;
+    unsigned char *dst;
+    for (size_t n; (n = span_cursor_next(&cursor, nbytes, &src, &dst)); nbytes -= n, to += n) {
+        if (reduction->prescale != 1.0)
+            reduction->scale(to, src, reduction->prescale, n / vector->element);
+        else if (to != src)
+            memcpy(to, src, n);
+    }
+}
+
+void vector_store(const struct vector *vector, size_t begin, size_t nbytes)
+{
+    struct span_cursor cursor = span_cursor_at(vector->list, begin);
+    if (vector->packed)
+        span_unpack(&cursor, vector->data + begin, nbytes);
+}

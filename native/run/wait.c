@@ -1,0 +1,124 @@
+// Waiting inside an execution.
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "run/pause.h"
+#include "run/run.h"
+
+enum {
+    POLLS_PER_LOOK = 256,       // at the clock: takes as long as a poll
+    WAITS_PER_POLL = 64         // of those for what is there already
+};
+
+static int64_t timeout_ns(const struct run *run) { return (int64_t)run->timeout_ms * 1000000; }
+
+// Changes when a rank of this host moved something over a socket.
+static uint32_t host_activity(const struct run *run)
+{
+    uint32_t sum = 0;
+    for (int i = 0; i < run->connections.host.ranks; i++)
+        sum += atomic_load_explicit(&host_memory_bell(&run->connections.host, i)->activity, memory_order_relaxed);
+    return sum;
+}
+
+// How long nothing has moved that an operation needs.
+struct stillness {
+    int64_t since_ns;                   // 0: not looked at yet
+    uint64_t moved;
+};
+
+// Did the limit pass? Frames that only tell of life, or of other operations, do not count as movement.
+static bool stillness_is_over_limit(struct run *run, struct stillness *still)
+{
+    uint64_t moved = run->messages_moved + host_activity(run);
+    int64_t now_ns = clock_now_ns();
+    bool begins = !still->since_ns || moved != still->moved || run->returned_ns > still->since_ns;
+    if (begins || (now_ns >= still->since_ns + timeout_ns(run) && run->duties->others_are_earlier(run->owner)))
+        *still = (struct stillness){now_ns, moved};
+    return now_ns >= still->since_ns + timeout_ns(run);
+}
+
+// Before every sleep, and every so often however much moves: frames that tell of life or of other operations may come without
+// end, each before the last sleep is over.
+static bool looks_at_clock(struct run *run, int rounds, uint32_t polls)
+{
+    return pause_sleeps(run, rounds + 1) || polls % POLLS_PER_LOOK == 0 ||
+           (rounds >= run->spin_limit && rounds % SOCKET_ROUNDS == 0);
+}
+
+// The ranks whose messages are due, or the one that is waited for.
+static void name_awaited(const struct run *run, int waiting_for, char *out, size_t size)
+{
+    size_t used = 0;
+    for (int rank = 0; rank < run->connections.size; rank++) {
+        const struct link *link = &run->connections.links[rank];
+        bool due = rank != run->connections.rank && (traffic_is_pending(&link->receives) || traffic_is_pending(&link->sends));
+        if ((waiting_for < 0 ? due : rank == waiting_for) && used < size)
+            used += (size_t)snprintf(out + used, size - used, "%s%d", used ? ", " : "rank ", rank);
+    }
+    if (!used)
+        snprintf(out, size, "another rank");
+}
+
+bhvd_status run_until(struct run *run, run_ready_fn ready, void *arg, int waiting_for)
+{
+    int rounds = 0;
+    struct stillness still = {0};
+    for (uint32_t polls = 1;; polls++) {
+        int is_ready = ready(run, arg);
+        if (is_ready > 0) {
+            // Who never has to wait, since it is always the last to come, must still be heard by the others.
+            if (rounds == 0 && ++run->waits_for_nothing % WAITS_PER_POLL == 0)
+                run_look(run);
+            return BHVD_OK;
+        }
+        if (run->failure.status)
+            return run->failure.status;
+        bool moved = run->duties->poll(run->owner, rounds % SOCKET_ROUNDS == 0);
+        if (moved)
+            rounds = 0;
+        if (looks_at_clock(run, rounds, polls) && stillness_is_over_limit(run, &still) && ready(run, arg) <= 0) {
+            char who[128];
+            name_awaited(run, waiting_for, who, sizeof who);
+            return run_fail(run, BHVD_ERR_TIMEOUT,
+                            "no progress for %.1f s inside an operation while waiting for %s; the limit is set by "
+                            "HOROVOD_GLOO_TIMEOUT_SECONDS", run->timeout_ms / 1000.0, who);
+        }
+        if (!moved || (pause_is_patient(run) && !ready(run, arg)))
+            pause_engine(run, &rounds, still.since_ns ? still.since_ns + timeout_ns(run) : CLOCK_NEVER, ready, arg);
+    }
+}
+
+bhvd_status run_until_gpu(struct run *run, run_ready_fn ready, void *arg)
+{
+    run->waits_for_gpu = true;
+    bhvd_status status = run_until(run, ready, arg, -1);
+    run->waits_for_gpu = false;
+    return status;
+}
+
+void run_look(struct run *run)
+{
+    run->duties->poll(run->owner, true);
+    run->duties->keep_alive(run->owner);
+}
+
+struct transfers {
+    struct transfer *transfers;
+    int count, done;
+};
+
+static int transfers_done(struct run *run, void *arg)
+{
+    struct transfers *t = arg;
+    (void)run;
+    while (t->done < t->count && t->transfers[t->done].done)
+        t->done++;
+    return t->done == t->count;
+}
+
+bhvd_status run_transfers(struct run *run, struct transfer *transfers, int count)
+{
+    struct transfers arg = {transfers, count, 0};
+    return run_until(run, transfers_done, &arg, -1);
+}

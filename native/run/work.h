@@ -1,0 +1,67 @@
+// What an operation is to do, as its execution sees it: tensors and parameters. It belongs to whoever made it (core/operation.h).
+#ifndef BHVD_WORK_H
+#define BHVD_WORK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "bagua_hvd.h"
+
+enum { REPLICAS = 3 };                  // own, left, right
+
+struct tensor {
+    const void *src;
+    void *dst;                  // NULL: a result is to be allocated
+    size_t count, nbytes;
+    int64_t dim0;
+    size_t row_nbytes;          // of one index of dim 0
+    bhvd_dtype dtype;
+    void *result;               // allocated by the core, owned until taken
+    size_t result_nbytes;
+    int64_t result_dim0;
+};
+
+struct work {
+    bhvd_kind kind;
+    const char *name;                   // not 0-terminated
+    uint16_t name_size;
+    bool phantom;                       // stands in for a rank that joined: zeros in the host's memory, nothing out
+    bhvd_op op;
+    int root_rank;
+    double prescale_factor, postscale_factor;
+    bhvd_codec codec;
+    struct bhvd_codec_options codec_options;
+    bhvd_exchange exchange;
+    bhvd_topology topology;
+    int round;
+    bool hierarchical;
+    float *replicas[REPLICAS];
+    bhvd_mirror *replica_mirrors[REPLICAS];     // of these; NULL: none
+    double before[1 + REPLICAS], after[1 + REPLICAS];   // of values, own, left, right
+    bool mixes_before, mixes_after;             // do they matter?
+    float *worker_error, *server_error;
+    bhvd_mirror *worker_mirror, *server_mirror; // of these, where a GPU may have the newest values; NULL: none
+    struct staging *staging;            // of tensors on a GPU (gpu/staging.h); NULL: they are in the host's memory
+    size_t tensor_count;
+    struct tensor *tensors;
+};
+
+// Of an alltoall: bytes that this member sends to each, and receives from each, by position. longest: no part of any two
+// members is longer; equal on all.
+struct parts {
+    const size_t *sent, *received;
+    size_t longest;
+};
+
+// Of all tensors.
+size_t work_nbytes(const struct work *work);
+// What the sum over `size` members is multiplied by.
+static inline double work_sum_factor(const struct work *work, int size)
+{
+    return work->postscale_factor / (work->op == BHVD_OP_AVERAGE ? size : 1);
+}
+
+// Allocates the result of a tensor posted with dst NULL and points dst at it.
+bhvd_status tensor_allocate_result(struct tensor *tensor, int64_t dim0);
+
+#endif

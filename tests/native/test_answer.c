@@ -1,0 +1,147 @@
+// What the coordinator tells the members of an alltoall: each its own, so that the length grows with their number, not with
+// its square; and no frame is longer than a peer would read.
+#include <stdlib.h>
+
+#include "check.h"
+#include "core/answer.h"
+#include "core/context.h"
+
+enum { MANY = 3000, COLUMNS = 2, ROW_BYTES = 12 };      // n * n numbers of 8 bytes are no frame from 2,897 ranks on
+
+// What rank `from` sends to rank `to`.
+static int32_t rows(int from, int to) { return (from * 7 + to * 3) % 5; }
+
+static struct request *make_request(int rank)
+{
+    static int32_t splits[MANY];
+    int64_t shape[] = {0, 3};
+    for (int to = 0; to < MANY; to++)
+        shape[0] += splits[to] = rows(rank, to);
+    const struct bhvd_tensor tensor = {.shape = shape, .ndim = 2, .dtype = BHVD_FLOAT32};
+    const struct bhvd_tensor tensors[COLUMNS] = {tensor, tensor};
+    const struct bhvd_args args = {
+        .kind = BHVD_ALLTOALL, .name = "t", .tensors = tensors, .tensor_count = COLUMNS, .op = BHVD_OP_SUM, .device = -1,
+        .prescale_factor = 1.0, .postscale_factor = 1.0, .splits = splits, .split_count = MANY};
+    struct bytes bytes = {0};
+    request_write(&bytes, 1, &args);
+    struct request *request = request_parse(bytes.data, bytes.size);
+    CHECK(request);
+    bytes_fini(&bytes);
+    return request;
+}
+
+// As that rank has it, when the answer comes.
+static struct bhvd_handle *make_operation(int rank)
+{
+    struct bhvd_handle *op = calloc(1, sizeof *op + COLUMNS * sizeof op->tensors[0]);
+    op->work.kind = BHVD_ALLTOALL;
+    op->work.tensor_count = COLUMNS;
+    op->work.tensors = op->tensors;
+    op->splits = malloc(MANY * sizeof *op->splits);
+    int64_t dim0 = 0;
+    for (int to = 0; to < MANY; to++)
+        dim0 += op->splits[to] = rows(rank, to);
+    for (int t = 0; t < COLUMNS; t++)
+        op->tensors[t] = (struct tensor){.dim0 = dim0, .row_nbytes = ROW_BYTES, .dtype = BHVD_FLOAT32};
+    return op;
+}
+
+static void check_answer(const struct pending *pending, struct process_set *set, int member, const int64_t *longest)
+{
+    struct bytes out = {0};
+    struct bhvd_handle *op = make_operation(member);
+    pending_put_agreed(&out, pending, member, longest);
+    struct bytes_reader r = bytes_read(&out);
+    const uint32_t count = bytes_take_u32(&r);
+    CHECK_EQ(count, COLUMNS * (MANY + 1));
+    CHECK_EQ(out.size, sizeof count + count * sizeof(int64_t));
+    int64_t *agreed = malloc(count * sizeof *agreed);
+    memcpy(agreed, r.at, count * sizeof *agreed);
+    for (int t = 0; t < COLUMNS; t++) {
+        for (int from = 0; from < MANY; from++)
+            CHECK_EQ(agreed[t * (MANY + 1) + from], rows(from, member));
+        CHECK_EQ(agreed[t * (MANY + 1) + MANY], 4);
+    }
+    set->group.rank = member;
+    CHECK(answer_agrees(set, op, agreed, count));
+    CHECK(!answer_agrees(set, op, agreed, count - 1));
+    agreed[MANY] = 2;                                   // less than what is sent
+    CHECK(!answer_agrees(set, op, agreed, count));
+    agreed[MANY] = INT64_MAX;
+    CHECK(!answer_agrees(set, op, agreed, count));
+    agreed[MANY] = 4;
+    agreed[member] = rows(member, member) ? 0 : 1;      // of what it sends to itself it knows better
+    CHECK(!answer_agrees(set, op, agreed, count));
+    free(agreed);
+    free(op->splits);
+    free(op);
+    bytes_fini(&out);
+}
+
+TEST(each_member_of_an_alltoall_hears_what_it_receives)
+{
+    static int32_t ranks[MANY];
+    struct process_set set = {.group = {.size = MANY, .ranks = ranks}, .number = 1};
+    struct table table = {0};
+    struct bhvd_error error;
+    struct request *first = make_request(0);
+    struct pending *pending = pending_create(&table, &set, 0, first);
+    for (int rank = 0; rank < MANY; rank++) {
+        ranks[rank] = rank;
+        pending->requests[rank] = rank ? make_request(rank) : first;
+        pending->ready_count++;
+    }
+    CHECK_STATUS(pending_check(pending, &set, 0, &error), BHVD_OK);
+    const int64_t longest[COLUMNS] = {pending_longest(pending, 0), pending_longest(pending, 1)};
+    for (int member = 0; member < MANY; member += 999)
+        check_answer(pending, &set, member, longest);
+    table_remove(&table, &pending->by_name);
+    pending_free(pending);
+    free(table.buckets);
+}
+
+// A group whose answer no frame holds is refused, on all ranks, and the job goes on.
+TEST(a_group_that_is_too_large_to_agree_on)
+{
+    enum { TENSORS = 70000, RANKS = 64 };
+    int32_t ranks[RANKS];
+    const int64_t shape[] = {1};
+    struct bhvd_tensor *tensors = malloc(TENSORS * sizeof *tensors);
+    for (int t = 0; t < TENSORS; t++)
+        tensors[t] = (struct bhvd_tensor){.shape = shape, .ndim = 1, .dtype = BHVD_UINT8};
+    const struct bhvd_args args = {.kind = BHVD_ALLGATHER, .name = "g", .tensors = tensors, .tensor_count = TENSORS,
+                                   .device = -1, .prescale_factor = 1.0, .postscale_factor = 1.0};
+    struct process_set set = {.group = {.size = RANKS, .ranks = ranks}, .number = 1};
+    struct table table = {0};
+    struct bytes bytes = {0};
+    struct bhvd_error error;
+    request_write(&bytes, 1, &args);
+    struct request *request = request_parse(bytes.data, bytes.size);
+    CHECK(request);
+    struct pending *pending = pending_create(&table, &set, 0, request);
+    for (int rank = 0; rank < RANKS; rank++) {
+        ranks[rank] = rank;
+        pending->requests[rank] = request;
+        request_hold(request);
+        pending->ready_count++;
+    }
+    request_drop(request);
+    CHECK_STATUS(pending_check(pending, &set, 0, &error), BHVD_ERR_UNSUPPORTED);
+    CHECK_STR_CONTAINS(error.message, "make several groups of it");
+    table_remove(&table, &pending->by_name);
+    pending_free(pending);
+    free(table.buckets);
+    bytes_fini(&bytes);
+    free(tensors);
+}
+
+TEST(a_frame_that_no_peer_would_read_is_not_sent)
+{
+    struct link link;
+    struct bytes payload = {.data = malloc(1), .size = (size_t)LINK_FRAME_MAX + 1};
+    link_init(&link, 1);
+    CHECK_STATUS(link_send_frame(&link, FRAME_REQUEST, &payload, false), BHVD_ERR_SYSTEM);
+    CHECK_EQ(link.control_out.size, 0);
+    free(payload.data);
+    link_fini(&link);
+}

@@ -1,0 +1,68 @@
+// A list of what has ended: everything once, whoever ends it and whenever it is added; lists outlive nothing.
+#include "job.h"
+
+enum { OPERATIONS = 200 };
+
+static bhvd_handle *post(bhvd_context *ctx, const char *name, float *x)
+{
+    struct bhvd_error error;
+    const int64_t shape[] = {4};
+    const struct bhvd_tensor tensor = {.src = x, .dst = x, .shape = shape, .ndim = 1, .dtype = BHVD_FLOAT32};
+    const struct bhvd_args args = {
+        .kind = BHVD_ALLREDUCE, .name = name, .tensors = &tensor, .tensor_count = 1, .op = BHVD_OP_SUM,
+        .prescale_factor = 1, .postscale_factor = 1, .device = -1,
+    };
+    bhvd_handle *handle;
+    CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
+    return handle;
+}
+
+static void add_while_they_end(struct job *job, int rank, bhvd_context *ctx)
+{
+    (void)job, (void)rank;
+    static _Thread_local float x[OPERATIONS][4];
+    bhvd_completions *list = bhvd_completions_create();
+    bool seen[OPERATIONS] = {false};
+    for (int i = 0; i < OPERATIONS; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "x.%d", i);
+        bhvd_handle *handle = post(ctx, name, x[i]);
+        CHECK_STATUS(bhvd_completions_add(list, handle, i), BHVD_OK);
+        bhvd_handle_drop(handle);
+    }
+    for (int i = 0; i < OPERATIONS; i++) {
+        int64_t number = bhvd_completions_next(list, 60000);
+        CHECK(number >= 0 && number < OPERATIONS && !seen[number]);
+        seen[number] = true;
+    }
+    CHECK(bhvd_completions_next(list, 1) == -1);
+    CHECK_STATUS(bhvd_completions_put(list, 77), BHVD_OK);
+    CHECK(bhvd_completions_next(list, -1) == 77);
+    bhvd_completions_destroy(list);
+}
+
+TEST(everything_once_inproc) { run_job("inproc", "", NULL, add_while_they_end); }
+
+TEST(everything_once_shm) { run_job("shm", "", NULL, add_while_they_end); }
+
+static void destroy_early(struct job *job, int rank, bhvd_context *ctx)
+{
+    (void)job;
+    static _Thread_local float x[2][4];
+    struct bhvd_error error;
+    bhvd_completions *list = bhvd_completions_create();
+    bhvd_handle *alone = rank ? NULL : post(ctx, "alone", x[0]);
+    if (alone) {
+        CHECK_STATUS(bhvd_completions_add(list, alone, 1), BHVD_OK);
+        CHECK_STATUS(bhvd_completions_add(list, alone, 2), BHVD_ERR_ARGUMENT);
+    }
+    bhvd_handle *all = post(ctx, "all", x[1]);
+    CHECK_STATUS(bhvd_completions_add(list, all, 3), BHVD_OK);
+    CHECK_STATUS(bhvd_wait(all, -1, &error), BHVD_OK);
+    bhvd_completions_destroy(list);         // with one in it, or on its way, and one in flight
+    bhvd_context_shutdown(ctx);
+    bhvd_handle_drop(all);
+    bhvd_handle_drop(alone);
+}
+
+TEST(a_list_is_destroyed_before_what_it_waits_for) { run_job("inproc", "", NULL, destroy_early); }

@@ -1,0 +1,100 @@
+"""The folders of native/ are floors: what a file includes or calls lies on its own floor or below.
+
+docs/decisions/0037-floors.md says why.
+"""
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import native_programs
+
+NATIVE = Path(__file__).resolve().parents[2] / "native"
+# From the ground up. The public header stands on nothing.
+FLOORS = ["include", "base", "kernel", "transport", "run", "collective", "primitive", "device", "gpu", "core"]
+# Loaded by TensorFlow by itself: nothing of the engine can be reached from it. It may include the public header, and
+# headers of base that need no C file.
+LIBRARIES = ["tensorflow"]
+SHARED_WITH_LIBRARIES = ["include", "base"]
+HEADER = "bagua_hvd.h"
+
+
+def includes(path):
+    """(line, name) of every `#include "name"`."""
+    return [(number, found[1]) for number, line in enumerate(path.read_text().splitlines(), 1)
+            if (found := re.match(r'\s*#\s*include\s+"([^"]+)"', line))]
+
+
+def all_includes():
+    """(the including file's folder, the included file's folder, what to say about it)"""
+    for path in sorted(NATIVE.rglob("*")):
+        if path.suffix not in (".c", ".h", ".cu", ".cuh"):
+            continue
+        for number, name in includes(path):
+            folder = "include" if name == HEADER else name.partition("/")[0]
+            yield path.relative_to(NATIVE).parts[0], folder, f"{path.relative_to(NATIVE)}:{number} includes {name}"
+
+
+def complaint(folder, included):
+    """Why a file in the one folder may not include a file of the other; None: it may."""
+    if folder == included or (folder in LIBRARIES and included in SHARED_WITH_LIBRARIES):
+        return None
+    if folder in LIBRARIES or included in LIBRARIES:
+        return "a library of its own shares what needs no linking: the public header and base"
+    if included not in FLOORS:
+        return "it is on no floor"
+    return None if FLOORS.index(included) < FLOORS.index(folder) else "includes point down only"
+
+
+def test_every_folder_is_known():
+    assert {path.name for path in NATIVE.iterdir() if path.is_dir()} == {*FLOORS, *LIBRARIES}
+
+
+def test_every_include_names_an_existing_file():
+    """By its folder, so that a floor can be told: "../" and bare names would hide it."""
+    missing = [(path, name) for path in NATIVE.rglob("*.[ch]*") for _, name in includes(path)
+               if name != HEADER and not (NATIVE / name).is_file()]
+    assert not missing
+
+
+def test_includes_point_down():
+    found = list(all_includes())
+    assert len(found) > 500         # it reads them
+    wrong = [f"{what}: {why}" for folder, included, what in found if (why := complaint(folder, included))]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.timeout(900)       # the first test of a configuration compiles the core
+@pytest.mark.skipif(not native_programs.COMPILER[0] or not shutil.which("nm"), reason="needs a C compiler and nm")
+def test_calls_point_down():
+    """Includes do not show everything: the public header declares what only the top floor defines."""
+    archive, errors = native_programs.core("plain")
+    assert not errors, errors
+    folder = archive.parent / "native"
+    defined, used = {}, []
+    for path in sorted(folder.rglob("*.o")):
+        floor = path.relative_to(folder).parts[0]
+        if not (NATIVE / path.relative_to(folder)).with_suffix(".c").exists():
+            continue                # of a file that is not there any more
+        listing = subprocess.run(["nm", "--extern-only", path], capture_output=True, text=True, check=True).stdout
+        for kind, name in re.findall(r"\b([A-Z]) (\S+)$", listing, re.MULTILINE):
+            if kind == "U":
+                used.append((floor, name, path.name))
+            else:
+                defined[name] = floor
+    assert len(defined) > 300
+    wrong = [f"{floor}/{file} uses {name} of {defined[name]}: {why}" for floor, name, file in used
+             if name in defined and (why := complaint(floor, defined[name]))]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("folder, included, may", [
+    ("core", "run", True), ("run", "transport", True), ("run", "run", True), ("base", "include", True),
+    ("run", "collective", False), ("device", "gpu", False), ("kernel", "transport", False), ("include", "base", False),
+    ("tensorflow", "include", True), ("tensorflow", "transport", False), ("core", "tensorflow", False),
+    ("core", "elsewhere", False),
+])
+def test_complaints(folder, included, may):
+    assert (complaint(folder, included) is None) is may

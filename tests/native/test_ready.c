@@ -1,0 +1,77 @@
+// Which operations that are ready are fused: core/ready.c.
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "check.h"
+#include "core/ready.c"
+
+enum { MANY = 5000, THRESHOLD = 64 };
+
+static struct coordinator c;
+
+// As when the only member of a set asks for it.
+static struct pending *add(int64_t count, bhvd_dtype dtype, double factor)
+{
+    static char names[MANY][8];
+    static int number;
+    char *name = names[number % MANY];
+    snprintf(name, sizeof names[0], "t%d", number++ % MANY);
+    const struct bhvd_tensor tensor = {.src = &c, .shape = &count, .ndim = 1, .dtype = dtype};
+    const struct bhvd_args args = {.kind = BHVD_ALLREDUCE, .name = name, .tensors = &tensor, .tensor_count = 1, .op = BHVD_OP_SUM,
+                                   .prescale_factor = factor, .postscale_factor = 1.0, .device = -1};
+    struct pending *pending = calloc(1, sizeof *pending + sizeof pending->requests[0]);
+    struct bytes bytes = {0};
+    request_write(&bytes, 1, &args);
+    pending->requests[0] = request_parse(bytes.data, bytes.size);
+    pending->size = pending->ready_count = 1;
+    bytes_fini(&bytes);
+    append(&c, pending);
+    return pending;
+}
+
+static void begin(void)
+{
+    c = (struct coordinator){0};
+    c.ready_tail = &c.ready_head;
+}
+
+TEST(what_goes_together_and_fits_stands_behind_the_first)
+{
+    begin();
+    struct pending *a = add(8, BHVD_FLOAT32, 1), *b = add(8, BHVD_FLOAT64, 1), *too_much = add(10, BHVD_FLOAT32, 1),
+                   *fits = add(8, BHVD_FLOAT32, 1), *full = add(1, BHVD_FLOAT32, 1), *other = add(1, BHVD_FLOAT32, 2);
+    fuse(&c, THRESHOLD);
+    CHECK(c.ready_head == a && a->next_ready == b && b->next_ready == too_much && too_much->next_ready == other && !other->next_ready);
+    CHECK(a->next_fused == fits && !fits->next_fused && a->fused_count == 2);
+    CHECK(!b->next_fused);
+    CHECK(too_much->next_fused == full && too_much->fused_nbytes == 44);
+    ready_fini(&c);
+}
+
+TEST(nothing_is_fused_without_a_threshold)
+{
+    begin();
+    for (int i = 0; i < 4; i++)
+        add(1, BHVD_FLOAT32, 1);
+    fuse(&c, 0);
+    for (struct pending *p = c.ready_head; p; p = p->next_ready)
+        CHECK_EQ(p->fused_count, 1);
+    ready_fini(&c);
+}
+
+// More kinds at once than are looked among: each operation is there once, behind one that it goes with.
+TEST(many_kinds_are_answered_once_each)
+{
+    int seen = 0;
+    begin();
+    for (int i = 0; i < MANY; i++)
+        add(1, BHVD_FLOAT32, 1 + i % (2 * OPEN_HEADS));
+    fuse(&c, THRESHOLD);
+    for (struct pending *head = c.ready_head; head; head = head->next_ready) {
+        CHECK(head->fused_nbytes <= THRESHOLD);
+        for (struct pending *p = head; p; p = p->next_fused, seen++)
+            CHECK(pending_is_fusable(head, p));
+    }
+    CHECK_EQ(seen, MANY);
+    ready_fini(&c);
+}

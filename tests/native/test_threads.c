@@ -1,0 +1,79 @@
+// What the core's threads leave to the process: its signals, and, when it forks, a child that frees nothing that they use.
+#include <signal.h>
+#include <sys/wait.h>
+
+#include "core/context.h"
+#include "job.h"
+
+enum { SPARED = 7 };
+
+// Threads of this process, and those of them that block every signal but faults.
+static void count_threads(int *all, int *blocking)
+{
+    static const int faults[SPARED] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT};
+    char command[200], line[64];
+    unsigned long long spared = 1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1);
+    for (int i = 0; i < SPARED; i++)
+        spared |= 1ull << (faults[i] - 1);
+    snprintf(command, sizeof command, "awk '/^SigBlk/ {print $2}' /proc/%d/task/*/status", getpid());
+    FILE *file = popen(command, "r");
+    *all = *blocking = 0;
+    CHECK(file);
+    while (fgets(line, sizeof line, file)) {
+        const unsigned long long blocked = strtoull(line, NULL, 16);
+        *all += 1;
+        // Of the real-time signals the first two are the C library's own.
+        *blocking += (blocked | spared | 3ull << 31) == ~0ull && !(blocked & 1ull << (SIGSEGV - 1));
+    }
+    pclose(file);
+}
+
+static void look_at_masks(struct job *job, int rank, bhvd_context *ctx)
+{
+    int all, blocking;
+    atomic_fetch_add(&job->ready, 1);
+    while (rank == 0 && atomic_load(&job->ready) < RANKS)
+        usleep(1000);
+    if (rank == 0) {
+        count_threads(&all, &blocking);
+        CHECK(blocking >= RANKS + (job->rendezvous ? 1 : 0));
+        CHECK(all >= blocking + RANKS + 1);         // this program's own: the ranks, and main
+        atomic_fetch_add(&job->ready, 1);
+    }
+    while (atomic_load(&job->ready) <= RANKS)
+        usleep(1000);
+    (void)ctx;
+}
+
+TEST(signals_are_for_the_programs_own_threads)
+{
+    run_job("tcp", "", NULL, look_at_masks);
+    run_job("inproc", "", NULL, look_at_masks);
+}
+
+// As a thread leaves it that is about to grow a buffer: the old one is freed, the new one not known yet.
+static void fork_meanwhile(struct job *job, int rank, bhvd_context *ctx)
+{
+    (void)job;
+    if (rank != 0)
+        return;
+    pid_t child = fork();
+    if (child == 0) {
+        struct link *link = &ctx->run.connections.links[1];
+        void *gone = malloc(100);
+        free(gone);
+        link->control_out.data = link->control_in.data = gone;
+        ctx->names.buckets = gone;
+        bhvd_context_after_fork(ctx);
+        struct bhvd_error error;
+        CHECK_STATUS(bhvd_context_status(ctx, &error), BHVD_ERR_SHUTDOWN);
+        CHECK_EQ(link->control.fd, -1);
+        bhvd_context_destroy(ctx);
+        _exit(0);
+    }
+    int status;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+}
+
+TEST(a_forked_child_frees_nothing_that_a_thread_may_have_been_changing) { run_job("tcp", "", NULL, fork_meanwhile); }
