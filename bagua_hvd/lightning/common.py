@@ -1,0 +1,114 @@
+"""What the strategies of the Trainer and of Fabric share."""
+import contextlib
+from typing import Any
+
+import torch
+
+from bagua_hvd.job import basics
+from bagua_hvd.lightning.environment import BaguarunEnvironment
+from bagua_hvd.torch.functions import broadcast_parameters
+from bagua_hvd.torch.optimizer import DistributedOptimizer
+from bagua_hvd.torch.rank_states import gathered
+
+
+def environment_of(given: Any) -> Any:
+    """The ClusterEnvironment for a strategy that was given one or None: Lightning knows no baguarun."""
+    return BaguarunEnvironment() if given is None and BaguarunEnvironment.detect() else given
+
+
+def before_connecting(strategy: Any) -> None:
+    """What is to be done before Lightning makes its process group.
+
+    Raises:
+        ValueError: baguarun has started other ranks than Lightning wants.
+    """
+    environment = strategy.cluster_environment
+    if isinstance(environment, BaguarunEnvironment):        # Lightning asks only those that it has chosen itself
+        environment.validate_settings(strategy.num_processes, strategy.num_nodes)
+    backend = strategy.process_group_backend
+    if backend is not None and "bagua" in backend:
+        import bagua_hvd.torch.distributed  # noqa: F401  (registers it)
+
+
+def start(strategy: Any) -> None:
+    """Starts the runtime among the ranks of torch.distributed, which Lightning has connected.
+
+    Raises:
+        ValueError: bagua_hvd's ranks are others.
+    """
+    if strategy.process_group_backend == "bagua":
+        return                      # it runs
+    basics.init()
+    if (basics.rank(), basics.size()) != (strategy.global_rank, strategy.world_size):
+        raise ValueError(
+            f"this process is rank {strategy.global_rank} of {strategy.world_size} to Lightning, but rank "
+            f"{basics.rank()} of {basics.size()} to bagua_hvd: start both by the same launcher"
+        )
+
+
+def same_weights(module: torch.nn.Module) -> None:
+    """Rank 0's parameters and buffers on all ranks."""
+    broadcast_parameters(module.state_dict(), root_rank=0)
+
+
+def wrap(optimizer: Any, module_names: dict, algorithm: Any, options: dict) -> Any:
+    """The DistributedOptimizer over an optimizer.
+
+    Args:
+        module_names: parameter -> its name in the model; parameters that it lacks go by their places.
+        options: further arguments of DistributedOptimizer.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    named = None
+    if all(parameter in module_names for parameter in parameters):
+        named = [(module_names[parameter], parameter) for parameter in parameters]
+    return DistributedOptimizer(optimizer, named_parameters=named, algorithm=algorithm, **options)
+
+
+def no_sync(optimizers: Any) -> contextlib.ExitStack:
+    """no_sync() of all of them."""
+    stack = contextlib.ExitStack()
+    for optimizer in optimizers:
+        stack.enter_context(optimizer.no_sync())
+    return stack
+
+
+def state_of(optimizer: Any) -> dict:
+    """Its state_dict with what the algorithm keeps on every rank. Collective."""
+    return gathered(optimizer.state_dict(), optimizer.process_set)
+
+
+class Apart:
+    """Ranks whose models differ by design: within it all of them have the mean, and nothing changes in the background.
+
+    Collective at both ends; does nothing where the models are equal.
+
+    Args:
+        module: the model. optimizers: wrapped ones.
+    """
+
+    def __init__(self, module: torch.nn.Module, optimizers: Any) -> None:
+        self._module = module
+        self._algorithms: list = []
+        for optimizer in optimizers:
+            if optimizer.reducer is not None and optimizer.algorithm not in self._algorithms:
+                self._algorithms.append(optimizer.algorithm)
+        self._consensus: Any = None
+
+    def __enter__(self) -> "Apart":
+        from bagua_hvd.torch.consensus import consensus
+
+        for algorithm in self._algorithms:
+            if algorithm.asynchronous:
+                algorithm.abort()
+        if any(algorithm.models_differ for algorithm in self._algorithms):
+            self._consensus = consensus(self._module)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._consensus is not None:
+            self._consensus.__exit__(*exception)
+            self._consensus = None
+        for algorithm in self._algorithms:
+            if algorithm.asynchronous:
+                algorithm.resume()

@@ -1,0 +1,89 @@
+"""Where the ranks of baguarun are, as Lightning asks."""
+import os
+import socket
+from typing import Any
+
+from bagua_hvd.core import variables
+from bagua_hvd.job import basics
+from bagua_hvd.job.environment import local_address_towards
+from bagua_hvd.lightning.packages import of_fabric
+from bagua_hvd.torch.functions import broadcast_object
+
+ClusterEnvironment: Any = of_fabric("plugins.environments").ClusterEnvironment
+
+
+class BaguarunEnvironment(ClusterEnvironment):
+    """Ranks that baguarun has started, `baguarun -np 4 python train.py`; the strategies find it by themselves.
+
+    torch.distributed meets at rank 0's host, at a port that rank 0 chooses when that is first asked for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._main: tuple[str, int] | None = None
+
+    @staticmethod
+    def detect() -> bool:
+        """Whether this process is a rank of baguarun."""
+        return "HOROVOD_RANK" in os.environ and basics.placed_by_baguarun()
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    def _meeting_point(self) -> tuple[str, int]:
+        if self._main is None:
+            basics.init()
+            mine = None
+            if basics.rank() == 0:
+                with socket.socket() as free:
+                    free.bind(("", 0))
+                    mine = _own_address(), free.getsockname()[1]
+            self._main = broadcast_object(mine, 0, name="lightning.main")
+        return self._main
+
+    @property
+    def main_address(self) -> str:
+        return self._meeting_point()[0]
+
+    @property
+    def main_port(self) -> int:
+        return self._meeting_point()[1]
+
+    def world_size(self) -> int:
+        basics.init()
+        return basics.size()
+
+    def set_world_size(self, size: int) -> None:
+        """The launcher's number stands; see validate_settings."""
+
+    def global_rank(self) -> int:
+        basics.init()
+        return basics.rank()
+
+    def set_global_rank(self, rank: int) -> None:
+        """The launcher's number stands."""
+
+    def local_rank(self) -> int:
+        basics.init()
+        return basics.local_rank()
+
+    def node_rank(self) -> int:
+        basics.init()
+        return basics.cross_rank()
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """ValueError: the Trainer's numbers are not baguarun's."""
+        basics.init()
+        if num_devices * num_nodes != basics.size() or num_devices != basics.local_size():
+            raise ValueError(
+                f"devices={num_devices} and num_nodes={num_nodes} make {num_devices * num_nodes} ranks, but baguarun "
+                f"has started {basics.size()}, {basics.local_size()} of them on this host: give it "
+                f"-np {num_devices * num_nodes}, or the Trainer devices={basics.local_size()} and num_nodes="
+                f"{basics.size() // basics.local_size()}"
+            )
+
+
+def _own_address() -> str:
+    rendezvous = variables.read("HOROVOD_GLOO_RENDEZVOUS_ADDR") or "127.0.0.1"
+    return local_address_towards(socket.gethostbyname(rendezvous))

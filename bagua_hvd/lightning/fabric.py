@@ -1,0 +1,73 @@
+"""The strategy of Lightning's Fabric."""
+import contextlib
+from typing import Any
+
+import torch
+
+from bagua_hvd.lightning import common
+from bagua_hvd.lightning.packages import of_fabric
+
+DDPStrategy: Any = of_fabric("strategies").DDPStrategy
+_BackwardSyncControl: Any = of_fabric("strategies.strategy")._BackwardSyncControl
+
+
+class _NoSync(_BackwardSyncControl):
+    """fabric.no_backward_sync(module): gradients of the module's parameters accumulate on each rank."""
+
+    def __init__(self, optimizers: list) -> None:
+        self._optimizers = optimizers
+
+    def no_backward_sync(self, module: torch.nn.Module, enabled: bool) -> Any:
+        if not enabled:
+            return contextlib.nullcontext()
+        own = set(module.parameters())
+        return common.no_sync(optimizer for optimizer in self._optimizers
+                              if any(p in own for group in optimizer.param_groups for p in group["params"]))
+
+
+class BaguaFabricStrategy(DDPStrategy):
+    """Data parallel training by an algorithm of bagua_hvd: `Fabric(strategy=BaguaFabricStrategy("bytegrad"))`.
+
+    Args:
+        algorithm, optimizer_options: as for BaguaStrategy. kwargs: of Fabric's DDPStrategy.
+    Raises:
+        ValueError: an option of DistributedDataParallel, which is not used.
+    """
+
+    def __init__(self, algorithm: Any = None, optimizer_options: dict | None = None, cluster_environment: Any = None,
+                 **kwargs: Any) -> None:
+        super().__init__(cluster_environment=common.environment_of(cluster_environment), **kwargs)
+        if self._ddp_kwargs:
+            raise ValueError("BaguaFabricStrategy uses no DistributedDataParallel and takes none of its options, but "
+                             "got " + ", ".join(sorted(self._ddp_kwargs)))
+        self._algorithm = algorithm
+        self._optimizer_options = optimizer_options or {}
+        self._names: dict = {}
+        self._wrapped: list = []
+        self._backward_sync_control = _NoSync(self._wrapped)
+
+    def _setup_distributed(self) -> None:
+        common.before_connecting(self)
+        super()._setup_distributed()
+        common.start(self)
+
+    def setup_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        """The module itself, with rank 0's weights."""
+        common.same_weights(module)
+        self._names.update({parameter: name for name, parameter in module.named_parameters()})
+        return module
+
+    def setup_optimizer(self, optimizer: Any) -> Any:
+        """Its DistributedOptimizer. The modules are to be set up before."""
+        wrapped = common.wrap(optimizer, self._names, self._algorithm, self._optimizer_options)
+        self._wrapped.append(wrapped)
+        return wrapped
+
+    def get_optimizer_state(self, optimizer: Any) -> dict:
+        return common.state_of(optimizer) if hasattr(optimizer, "reducer") else super().get_optimizer_state(optimizer)
+
+    def get_module_state_dict(self, module: torch.nn.Module) -> dict:
+        """The module's; of modules that differ between ranks the mean. Collective, as fabric.save() is."""
+        with common.Apart(module, self._wrapped):
+            state = super().get_module_state_dict(module)
+            return {name: value.clone() if torch.is_tensor(value) else value for name, value in state.items()}

@@ -1,0 +1,113 @@
+"""The strategy of Lightning's Trainer: its DDP strategy, with wrapped optimizers in place of DistributedDataParallel.
+
+torch.distributed stays beside bagua_hvd, for metrics, `sync_dist` and signals; gradients and weights go by bagua_hvd.
+"""
+import contextlib
+from collections.abc import Generator
+from typing import Any
+
+import torch
+
+from bagua_hvd.lightning import common
+from bagua_hvd.lightning.packages import of_pytorch
+
+DDPStrategy: Any = of_pytorch("strategies").DDPStrategy
+LightningOptimizer: Any = of_pytorch("core.optimizer").LightningOptimizer
+
+
+class BaguaStrategy(DDPStrategy):
+    """Data parallel training by an algorithm of bagua_hvd.
+
+    Processes are started as by "ddp": by the Trainer, torchrun, Slurm, or baguarun.
+
+    Args:
+        algorithm: a name, an Algorithm or its class; None: BAGUA_ALGORITHM, else "gradient_allreduce".
+        optimizer_options: further arguments of hvd.DistributedOptimizer, such as {"compression": hvd.Compression.fp16}.
+        kwargs: of Lightning's DDPStrategy. process_group_backend="bagua": torch.distributed goes by bagua_hvd, too.
+    Raises:
+        ValueError: an option of DistributedDataParallel, which is not used.
+    """
+
+    strategy_name = "bagua"
+    optimizers: Any             # a property
+
+    def __init__(self, algorithm: Any = None, optimizer_options: dict | None = None, cluster_environment: Any = None,
+                 **kwargs: Any) -> None:
+        super().__init__(cluster_environment=common.environment_of(cluster_environment), **kwargs)
+        if self._ddp_kwargs or self._ddp_comm_hook is not None:
+            given = sorted([*self._ddp_kwargs, *(["ddp_comm_hook"] if self._ddp_comm_hook is not None else [])])
+            raise ValueError(
+                "BaguaStrategy uses no DistributedDataParallel and takes none of its options, but got "
+                f"{', '.join(given)}: leave them out; unused parameters need none, and algorithm= does what a hook does"
+            )
+        self._algorithm = algorithm
+        self._optimizer_options = optimizer_options or {}
+        self._evaluation: common.Apart | None = None
+
+    def setup_distributed(self) -> None:
+        common.before_connecting(self)
+        super().setup_distributed()
+        common.start(self)
+
+    def configure_ddp(self) -> None:
+        """The model stays as it is; rank 0's weights are everyone's."""
+        common.same_weights(self.lightning_module)
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        super().setup_optimizers(trainer)
+        names = {parameter: name for name, parameter in self.lightning_module.named_parameters()}
+        wrapped: list = []
+        for optimizer in self.optimizers:
+            new = common.wrap(optimizer, names, self._algorithm, self._optimizer_options)
+            for config in self.lr_scheduler_configs:
+                if getattr(config.scheduler, "optimizer", None) is optimizer:
+                    config.scheduler.optimizer = new
+            wrapped.append(new)
+        self.optimizers = wrapped
+
+    @contextlib.contextmanager
+    def block_backward_sync(self) -> Generator:
+        """Within it, gradients accumulate on each rank."""
+        with common.no_sync(self.optimizers):
+            yield
+
+    # ----------------------------------------------------------------------------------- evaluation and checkpoints
+
+    def _wrapped(self) -> list:
+        return [optimizer for optimizer in self.optimizers if hasattr(optimizer, "reducer")]
+
+    def on_validation_start(self) -> None:
+        super().on_validation_start()
+        if self._wrapped():
+            self._evaluation = common.Apart(self.lightning_module, self._wrapped())
+            self._evaluation.__enter__()
+
+    def on_validation_end(self) -> None:
+        self._end_evaluation()
+        super().on_validation_end()
+
+    def _end_evaluation(self) -> None:
+        evaluation, self._evaluation = self._evaluation, None
+        if evaluation is not None:
+            evaluation.__exit__(None, None, None)
+
+    def lightning_module_state_dict(self) -> dict:
+        """The model's; of models that differ between ranks the mean. Collective, as saving is in Lightning."""
+        if not self._wrapped() or self._evaluation is not None:
+            return super().lightning_module_state_dict()
+        with common.Apart(self.lightning_module, self._wrapped()):
+            state = super().lightning_module_state_dict()
+            return {name: value.clone() if torch.is_tensor(value) else value for name, value in state.items()}
+
+    def optimizer_state(self, optimizer: Any) -> dict:
+        if isinstance(optimizer, LightningOptimizer):
+            optimizer = optimizer._optimizer
+        return common.state_of(optimizer) if hasattr(optimizer, "reducer") else super().optimizer_state(optimizer)
+
+    def teardown(self) -> None:
+        """Ends what goes on in the background: the ranks leave the trainer together."""
+        self._end_evaluation()
+        for optimizer in self._wrapped():
+            if optimizer.reducer is not None and optimizer.algorithm.asynchronous:
+                optimizer.algorithm.abort()
+        super().teardown()

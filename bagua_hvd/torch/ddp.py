@@ -1,0 +1,232 @@
+"""bagua_hvd's algorithms under torch's DistributedDataParallel, over gloo, NCCL or any backend.
+
+    model = DistributedDataParallel(model)
+    model.register_comm_hook(None, ddp.hook("bytegrad"))                    # what communicates gradients
+    optimizer = ddp.wrap_optimizer(optimizer, model, "decentralized")       # what communicates weights, or steps itself
+
+The gradients travel by bagua_hvd, whose ranks find each other by torch.distributed's store (or by the launcher), not by
+DDP's process group. The bucket is one training/buckets.py: DDP's memory, which the core reads and writes in place.
+"""
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bagua_hvd import algorithms
+from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.core.context import Operation
+from bagua_hvd.job import basics
+from bagua_hvd.primitives import c_fp_s
+from bagua_hvd.reduction.gradients import Gradients
+from bagua_hvd.reduction.numbers import optimizer_number
+from bagua_hvd.torch.distributed.start import process_set_of
+from bagua_hvd.torch.distributed.works import Work
+from bagua_hvd.torch.frontend import frontend
+from bagua_hvd.torch.optimizer import DistributedOptimizer
+from bagua_hvd.training.buckets import Bucket, Member
+from bagua_hvd.training.model import Model
+
+# What an algorithm does besides communicating gradients; a hook sees nothing but these.
+_BESIDES = ("step", "before_step", "after_step", "backward_begins", "gradients_travel")
+_FOR_EVER = 365 * 86400.0
+
+
+def hook(algorithm: str | Algorithm | type[Algorithm] | None = None, **arguments: Any) -> Callable[..., Any]:
+    """A communication hook for `model.register_comm_hook(state, hook)`.
+
+    Args:
+        algorithm: a name ("bytegrad", "powersgd", ...), an Algorithm of gradients or its class. None: the name in
+            BAGUA_ALGORITHM, else "gradient_allreduce".
+        arguments: for its constructor.
+    Returns:
+        A callable that can be pickled. The `state` it is registered with: a State, or None for one of its own.
+    Raises:
+        ValueError: unknown algorithm, or one that does more than communicate gradients: see wrap_optimizer().
+    """
+    chosen = algorithms.get(algorithm, **arguments) if arguments else algorithms.choose(algorithm, average=True)
+    besides = [name for name in _BESIDES if getattr(type(chosen), name) is not getattr(algorithms.Algorithm, name)]
+    if besides:
+        raise ValueError(
+            f"{type(chosen).__name__} does more than communicate gradients ({', '.join(besides)}): use "
+            "bagua_hvd.torch.ddp.wrap_optimizer(optimizer, model, algorithm) in place of a hook"
+        )
+    return Hook(chosen)
+
+
+class State:
+    """What a hook keeps between steps: the step, error feedback, projections.
+
+    To be pickled, copied or saved with a checkpoint of this rank; it must be given to one model's hook only. What it
+    keeps belongs to buckets, and DDP cuts these anew after the first step of a process: that step goes without.
+
+    Args:
+        process_group: that of the model; None: the default group. It is not pickled.
+    Attributes:
+        step: backward passes communicated so far.
+    """
+
+    def __init__(self, process_group: Any = None) -> None:
+        self._process_group = process_group
+        self._loaded: dict[str, Any] | None = None
+        self._forget()
+
+    def _forget(self):
+        self._model = None
+        self._buckets = {}          # by (index, shapes): DDP cuts its buckets anew after the first step
+        self._used = set()          # of these, in this step
+        self._executor = None
+
+    @property
+    def step(self):
+        return self._model.step if self._model is not None else (self._loaded or {}).get("step", 0)
+
+    def _begin(self):
+        group = process_set_of(self._process_group)
+        self._number = optimizer_number(group.process_set_id)
+        self._inits = basics.runtime.inits
+        self._model = Model(f"ddp.{self._number}", Gradients(), group)
+        self._model.step = (self._loaded or {}).get("step", 0)
+
+    def _bucket(self, given):
+        """(Bucket, its process set) of a GradBucket, with the views of this step."""
+        if self._model is None or self._inits != basics.runtime.inits:
+            self._begin()
+        gradients = [g if g.is_contiguous() else g.as_strided((g.numel(),), (1,)) for g in given.gradients()]
+        key = given.index(), tuple(tuple(gradient.shape) for gradient in gradients)
+        views = [frontend.view(gradient, gradient) for gradient in gradients]
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            members = {index: Member(f"{given.index()}.{index}", tuple(view.shape), view.dtype, gradient.device)
+                       for index, (view, gradient) in enumerate(zip(views, gradients, strict=True))}
+            bucket = self._buckets[key] = Bucket(f"{self._model.name}.{given.index()}", members, model=self._model)
+            self._take_up(key, bucket)
+        bucket.clear()
+        for index, view in enumerate(views):
+            bucket.place(index, view)
+        self._used.add(key)
+        return bucket, self._model.group
+
+    def _take_up(self, key, bucket):
+        kept = (self._loaded or {}).get("buckets", {}).pop(key, None)
+        if kept is not None:
+            group, loaded = self._model.group, self._loaded
+            bucket.state.load_state_dict(kept, (loaded["rank"], loaded["size"]) == (group.rank(), group.size()))
+
+    def _communicated(self):
+        """All buckets of a backward pass are on their way."""
+        for key in self._buckets.keys() - self._used:
+            del self._buckets[key]
+        self._used.clear()
+        self._model.step += 1
+        basics.runtime.steps += 1
+
+    def _waited(self, operation):
+        """An operation that knows wait() only, begun to be waited for: in the order of the buckets, as on all ranks."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="bagua_hvd hook")
+        return _Waited(self._executor.submit(operation.wait))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of this rank; made of dicts, tuples, numbers and bytes."""
+        if self._model is None:
+            return dict(self._loaded or {})
+        group = self._model.group
+        waiting = (self._loaded or {}).get("buckets", {})
+        return {"step": self._model.step, "rank": group.rank(), "size": group.size(),
+                "buckets": {**waiting, **{key: bucket.state.state_dict() for key, bucket in self._buckets.items()}}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up a state_dict(); to be called alike on all ranks, between two steps."""
+        self._forget()
+        self._loaded = {**state, "buckets": dict(state.get("buckets", {}))}
+
+    def __getstate__(self):
+        return self.state_dict()
+
+    def __setstate__(self, state):
+        self.__init__()
+        self.load_state_dict(state)
+
+
+class _Waited:
+    """For Work."""
+
+    def __init__(self, future):
+        self._future = future
+        self.done = future.done
+
+    def wait(self):
+        self._future.result()
+
+    def ended_within(self, seconds):
+        self._future.exception(seconds)
+        return True
+
+    def when_ended(self, callback):
+        self._future.add_done_callback(lambda _: callback())
+
+
+class _Bucketful(Work):
+    """The gradients of a bucket, on their way. DDP wants a future of one tensor."""
+
+    def _value(self):
+        return self._outputs[0]
+
+
+class Hook:
+    """See hook()."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
+        self.__name__ = self.__qualname__ = f"bagua_hvd_{type(algorithm).__name__}_hook"
+        self._state: State | None = None
+
+    def __call__(self, state, bucket: dist.GradBucket):
+        if state is None:
+            if self._state is None:
+                self._state = State()
+            state = self._state
+        ours, group = state._bucket(bucket)
+        if self.algorithm.takes(ours.dtype):
+            operation = self.algorithm.communicate(ours, group)
+        else:
+            operation = c_fp_s(ours, group, average=self.algorithm.average)
+        if not isinstance(operation, Operation):
+            operation = state._waited(operation)
+        if bucket.is_last():
+            state._communicated()
+        return _Bucketful(operation, [bucket.buffer()], ours.name, _FOR_EVER).get_future()
+
+
+def wrap_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module,
+                   algorithm: str | Algorithm | type[Algorithm] | None, **arguments: Any) -> torch.optim.Optimizer:
+    """The optimizer of a DistributedDataParallel model as a DistributedOptimizer, which communicates in DDP's place.
+
+    For all algorithms: those of weights (decentralized, asynchronous, local SGD) and those that step themselves (qadam,
+    onebit_adam). From now on the model synchronizes no gradients, as within its no_sync(); its own no_sync() is the
+    optimizer's. Buffers are broadcast as ever.
+
+    Args:
+        optimizer: of the model's parameters. model: a DistributedDataParallel.
+        algorithm, arguments: see hvd.DistributedOptimizer.
+    Raises:
+        ValueError: the model is no DistributedDataParallel, or has a communication hook; and as DistributedOptimizer.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    if not isinstance(model, DistributedDataParallel):
+        raise ValueError(f"wrap_optimizer takes a DistributedDataParallel model, not {type(model).__name__}: to others "
+                         "hvd.DistributedOptimizer is enough")
+    if model._comm_hooks:
+        raise ValueError("the model has a communication hook, which would never be called: take one or the other")
+    group = process_set_of(model.process_group)
+    wrapped = DistributedOptimizer(optimizer, named_parameters=model.module.named_parameters(), algorithm=algorithm,
+                                   process_set=group, **arguments)
+    model.require_backward_grad_sync = False
+    model.no_sync = wrapped.no_sync
+    return wrapped
+
+
+__all__ = ["Hook", "State", "hook", "wrap_optimizer"]

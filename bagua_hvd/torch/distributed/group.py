@@ -1,0 +1,240 @@
+"""A process group of c10d over the core's collectives. Names and arguments of the methods are c10d's.
+
+All groups share the job's one context: a group of all ranks is the global process set, others are process sets that
+their members ask for. Operations match by name, which says the group and how many operations the group has had; so the
+ranks of a group must call in the same order, as c10d asks, and groups may overlap and interleave in any way.
+
+Rows: what moves is given to the core as one row for each rank, of which all ranks must have the same length and dtype.
+So ranks that disagree hear both shapes, and results go directly to where the caller wants them.
+"""
+import itertools
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from bagua_hvd.core import native
+from bagua_hvd.core.context import Ended
+from bagua_hvd.job import basics, process_sets
+from bagua_hvd.torch.distributed import monitored, start, tensors
+from bagua_hvd.torch.distributed.movements import Movements
+from bagua_hvd.torch.distributed.options import Options
+from bagua_hvd.torch.distributed.other_devices import OtherDevices
+from bagua_hvd.torch.distributed.point_to_point import PointToPoint
+from bagua_hvd.torch.distributed.reductions import Reductions
+from bagua_hvd.torch.distributed.tensors import dense, write_back
+from bagua_hvd.torch.distributed.works import Work
+
+
+def create(backend_options, options):
+    """What torch calls for a new group, on its members."""
+    ranks = list(backend_options.global_ranks_in_group)
+    rank, size = backend_options.group_rank, backend_options.group_size
+    store, timeout = backend_options.store, backend_options.timeout
+    if ranks and not basics.is_initialized():
+        if dist.get_world_size() != len(ranks):
+            raise ValueError('the first group of backend "bagua" must have all ranks: call '
+                             'init_process_group("bagua"), or hvd.init() on every rank before new_group()')
+        ranks = []
+    started = None if ranks else start.start(store, rank, size, timeout.total_seconds())
+    try:
+        return ProcessGroup(store, rank, ranks or list(range(size)), timeout, options, started)
+    except BaseException:
+        start.stop(started)
+        raise
+
+
+class ProcessGroup(Reductions, Movements, OtherDevices, dist.ProcessGroup):
+    """Some ranks of the job.
+
+    Args:
+        store: of torch's, this group's own. rank: in the group. ranks: of the group in the job, in the group's order.
+        timeout: of its operations. options: Options or None. started: see start.stop().
+    """
+
+    def __init__(self, store, rank, ranks, timeout, options=None, started=None):
+        super().__init__(rank, len(ranks))
+        self._rank, self._ranks, self._store = rank, ranks, store
+        self._started = started
+        self.options = Options() if options is None else options
+        if not isinstance(self.options, Options):
+            raise ValueError(f"pg_options of \"bagua\" are bagua_hvd.torch.distributed.Options, not {options!r}")
+        self._timeout = timeout.total_seconds()
+        self._context = basics.context()
+        self._set = process_sets.of_members(self._context, sorted(ranks), basics.size())
+        self._id = self._set.process_set_id
+        # Where the parts of group ranks lie among those of the set, which are in the order of the job; None: there.
+        order = sorted(range(len(ranks)), key=ranks.__getitem__)
+        self._places = None if order == sorted(order) else [order.index(i) for i in range(len(ranks))]
+        self._key = self._agree_on_key() if len(ranks) > 1 else os.urandom(6).hex()
+        self._numbers = itertools.count()
+        self._point_to_point = PointToPoint(self._context, self._key, rank, ranks, self._id)
+
+    def _agree_on_key(self):
+        # Another group may have had the same name in this job, and left operations behind.
+        if self._rank == 0:
+            self._store.set("bagua_hvd/key", os.urandom(6).hex())
+        return self._store.get("bagua_hvd/key").decode()
+
+    # ------------------------------------------------------------------------------------------- what it is ----
+
+    def getBackendName(self):
+        return "bagua"
+
+    name = _get_backend_name = getBackendName
+
+    # C++ asks these; without them it looks for a backend in C++.
+    def setGroupName(self, name):
+        self._group_name = name
+
+    def getGroupName(self):
+        return self._group_name
+
+    def setGroupDesc(self, text):
+        self._group_desc = text
+
+    def getGroupDesc(self):
+        return self._group_desc
+
+    _group_name = _group_desc = ""
+
+    def rank(self):
+        return self._rank
+
+    def size(self):
+        return len(self._ranks)
+
+    getRank, getSize = rank, size
+
+    @property
+    def process_set(self):
+        """The ProcessSet of its ranks, for bagua_hvd's own collectives."""
+        return self._set
+
+    @property
+    def supports_splitting(self):
+        return True
+
+    def _set_sequence_number_for_group(self):
+        """Nothing to do: the group counts from the beginning."""
+
+    def _get_sequence_number_for_group(self):
+        return self._numbers.__reduce__()[1][0]
+
+    def _set_default_timeout(self, timeout):
+        self._timeout = timeout.total_seconds()
+
+    set_timeout = _set_default_timeout
+
+    def shutdown(self):
+        start.stop(self._started)
+
+    def abort(self):
+        """Ends what is in flight on all ranks of the job, as a lost rank would, if this group started the runtime."""
+        self.shutdown()
+
+    def _start_coalescing(self, device):
+        """Operations between this and _end_coalescing() go on their own; see the coalesced ones."""
+
+    def _end_coalescing(self, device):
+        return Work(Ended(), [], "coalesced operations", self._timeout)
+
+    def split_group(self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None):
+        """A group of some of this group's ranks, given by their numbers here; every one of these calls it.
+
+        Returns None on ranks that are not among them.
+        """
+        if self._rank not in ranks:
+            return None
+        name = group_name or "split." + "_".join(map(str, ranks))
+        store = dist.PrefixStore(f"{name}/{self._key}", self._store)
+        timeout = timeout or timedelta(seconds=self._timeout)
+        group = ProcessGroup(store, ranks.index(self._rank), [self._ranks[rank] for rank in ranks], timeout,
+                             opts or self.options)
+        group._set_group_name(name)
+        group._set_group_desc(group_desc or name)
+        return group
+
+    # --------------------------------------------------------------------------------------------- plumbing ----
+
+    def _seconds(self, opts):
+        timeout = getattr(opts, "timeout", None)
+        return timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else self._timeout
+
+    def _begin(self, what):
+        """The name of the next operation, and what sentences call it."""
+        number = next(self._numbers)
+        return f"c10d.{self._key}.{number}", f"{what} number {number} of a group of {len(self._ranks)} ranks"
+
+    def _post(self, kind, name, views=(), **fields):
+        return self._context.post(kind, name, views, process_set=self._id, **fields)
+
+    def _work(self, operation, outputs, what, opts, finish=None):
+        return Work(operation, outputs, what, self._seconds(opts), finish)
+
+    @staticmethod
+    def _one(given, what):
+        if len(given) != 1:
+            raise ValueError(f"{what} takes one tensor for each rank, not {len(given)}")
+        return given[0]
+
+    def _in_group_order(self, rows):
+        """Rows that lie in the order of the process set, by rank in the group."""
+        return rows if self._places is None else rows[self._places]
+
+    def _place(self, rank):
+        return rank if self._places is None else self._places[rank]
+
+    def _after(self, work, outputs, results):
+        """A work in place of a new one: it also copies what results() returns to the outputs."""
+        def copy():
+            for output, result in zip(outputs, results(), strict=True):
+                output.detach().copy_(result.view(output.shape))
+
+        return work.then(copy, outputs)
+
+    @staticmethod
+    def _returning(outputs, results):
+        back = [(output, result) for output, result in zip(outputs, results, strict=True)
+                if output.data_ptr() != result.data_ptr()]
+        return (lambda: write_back(back)) if back else None
+
+    # -------------------------------------------------------------------------- messages, and nothing at all ----
+
+    def send(self, given, rank, tag=0):
+        if self._other(given[0]):
+            return self._other(given[0]).send(given, rank, tag)
+        tensor = dense(self._one(given, "send"))
+        operation = self._point_to_point.send(tensors.movable(tensor), rank, tag)
+        return Work(operation, given, f"send to rank {rank} with tag {tag}", self._timeout)
+
+    def recv(self, given, rank, tag=0):
+        if self._other(given[0]):
+            return self._other(given[0]).recv(given, rank, tag)
+        return self._receive(given, self._point_to_point.receive, f"recv from rank {rank} with tag {tag}", rank, tag)
+
+    def recv_anysource(self, given, tag=0):
+        return self._receive(given, self._point_to_point.receive_any, f"recv from any rank with tag {tag}", tag)
+
+    def _receive(self, given, receive, what, *arguments):
+        tensor = self._one(given, "recv")
+        result = dense(tensor)
+        message = receive(tensors.movable(result), *arguments)
+        back = self._returning([tensor], [result])
+
+        def finish():
+            message.take()
+            if back is not None:
+                back()
+
+        return Work(message, given, what, self._timeout, finish, source=lambda: message.source)
+
+    def barrier(self, opts=None):
+        name, what = self._begin("barrier")
+        operation = self._post(native.BARRIER, name, blocking=opts is not None and not opts.asyncOp)
+        return self._work(operation, [], what, opts)
+
+    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+        seconds = timeout.total_seconds() if timeout else self._timeout
+        store = dist.PrefixStore(f"monitored/{self._key}/{next(self._numbers)}", self._store)
+        monitored.barrier(store, self._rank, len(self._ranks), seconds, wait_all_ranks)

@@ -1,0 +1,43 @@
+"""The barrier that says who is missing: by the store, which works while nothing else does."""
+import time
+from datetime import timedelta
+
+
+def barrier(store, rank, size, seconds, wait_all_ranks):
+    """Blocks until rank 0 has heard of all ranks, and all others of rank 0.
+
+    Args:
+        store: for this barrier only. seconds: for all of it.
+        wait_all_ranks: rank 0 names all that are missing, not the first one only.
+    Raises:
+        RuntimeError: a rank did not come in time; c10d's sentences.
+    """
+    deadline = time.monotonic() + seconds
+    milliseconds = round(seconds * 1000)
+    if rank:
+        store.set(str(rank), "here")
+        if not _heard(store, "all", deadline):
+            raise RuntimeError(f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting "
+                               "for send/recv from rank 0. Please check rank 0 logs for faulty rank. (waited "
+                               f"{milliseconds} ms)")
+        return
+    missing = []
+    for other in range(1, size):
+        if not _heard(store, str(other), deadline):
+            missing.append(other)
+            if not wait_all_ranks:
+                break
+    if missing:
+        named = ", ".join(map(str, missing))
+        ranks = "Ranks" if len(missing) > 1 else "Rank"
+        raise RuntimeError(f"[Rank 0]: {ranks} {named} failed to pass monitoredBarrier in {milliseconds} ms")
+    store.set("all", "here")
+
+
+def _heard(store, key, deadline):
+    left = max(deadline - time.monotonic(), 0.01)
+    try:
+        store.wait([key], timedelta(seconds=left))
+    except RuntimeError:
+        return False
+    return True

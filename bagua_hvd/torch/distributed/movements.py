@@ -1,0 +1,197 @@
+"""The operations of a group that bring tensors elsewhere: broadcast, gather and scatter in all forms, all-to-all."""
+import torch
+
+from bagua_hvd.core import native
+from bagua_hvd.torch.distributed import tensors
+from bagua_hvd.torch.distributed.tensors import dense, row, rows_of
+from bagua_hvd.torch.frontend import frontend
+
+
+class Movements:
+    """broadcast, allgather, gather, scatter and alltoall, with the names and arguments of c10d."""
+
+    def broadcast(self, given, opts):
+        if self._other(given[0]):
+            return self._other(given[0]).broadcast(given, opts)
+        name, what = self._begin("broadcast")
+        sources = [dense(tensor) for tensor in given]
+        flat = [tensors.movable(source) for source in sources]
+        operation = self._post(native.BROADCAST, name, [frontend.view(t, t) for t in flat],
+                               root_rank=self._ranks[opts.rootRank], blocking=not getattr(opts, "asyncOp", True))
+        return self._work(operation, given, what, opts, self._returning(given, sources))
+
+    def all_gather_single(self, output, given, opts=None):
+        return self.all_gather_single_coalesced([output], [given], opts)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+        if self._other(inputs[0]):
+            return self._other(inputs[0]).all_gather_single_coalesced(outputs, inputs, opts)
+        name, what = self._begin("all_gather_into_tensor")
+        size = len(self._ranks)
+        for output, given in zip(outputs, inputs, strict=True):
+            if output.numel() != size * given.numel() or output.dtype != given.dtype:
+                raise ValueError(f"{what}: {size} ranks give {size * given.numel()} elements of {given.dtype}, but the "
+                                 f"output holds {output.numel()} of {output.dtype}")
+        sources = [dense(tensor) for tensor in inputs]
+        straight = self._places is None
+        results = [dense(output) if straight else torch.empty_like(output, memory_format=torch.contiguous_format)
+                   for output in outputs]
+        # An output may hold its input, as FSDP lays them out: then the core needs a copy.
+        sources = [s.clone() if r.data_ptr() <= s.data_ptr() < r.data_ptr() + r.nbytes else s
+                   for s, r in zip(sources, results, strict=True)]
+        operation = self._post(native.ALLGATHER, name,
+                               [frontend.view(row(s), r) for s, r in zip(sources, results, strict=True)],
+                               blocking=opts is not None and not opts.asyncOp)
+        if straight:
+            return self._work(operation, outputs, what, opts, self._returning(outputs, results))
+
+        def finish():
+            for output, result in zip(outputs, results, strict=True):
+                output.detach().copy_(self._in_group_order(result.view(size, -1)).view(output.shape))
+
+        return self._work(operation, outputs, what, opts, finish)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def allgather(self, output_lists, inputs, opts=None):
+        outputs, given = self._one(output_lists, "allgather"), self._one(inputs, "allgather")
+        if self._other(given):
+            return self._other(given).allgather(output_lists, inputs, opts)
+        if len(outputs) != len(self._ranks):
+            raise ValueError(f"all_gather: {len(outputs)} outputs for {len(self._ranks)} ranks")
+        if any(output.numel() != given.numel() for output in outputs):
+            return self._allgather_uneven(outputs, given, opts)
+        return self._allgather([outputs], [given], opts, "all_gather")
+
+    def allgather_coalesced(self, output_lists, inputs, opts=None):
+        # Given by rank, wanted by tensor.
+        return self._allgather([list(of_tensor) for of_tensor in zip(*output_lists, strict=True)], inputs, opts,
+                               "all_gather_coalesced")
+
+    def _allgather(self, output_lists, inputs, opts, what):
+        name, what = self._begin(what)
+        sources = [dense(tensor) for tensor in inputs]
+        gathered = [source.new_empty((len(self._ranks), *source.shape)) for source in sources]
+        operation = self._post(native.ALLGATHER, name,
+                               [frontend.view(row(s), g) for s, g in zip(sources, gathered, strict=True)],
+                               blocking=opts is not None and not opts.asyncOp)
+
+        def finish():
+            for outputs, rows in zip(output_lists, gathered, strict=True):
+                for rank, output in enumerate(outputs):
+                    output.detach().copy_(rows[self._place(rank)].view(output.shape))
+
+        return self._work(operation, [output for outputs in output_lists for output in outputs], what, opts, finish)
+
+    def _allgather_uneven(self, outputs, given, opts):
+        name, what = self._begin("all_gather of different sizes")
+        flat = tensors.movable(dense(given))
+        operation = self._post(native.ALLGATHER, name, [frontend.view(flat)])
+        return self._work(operation, outputs, what, opts,
+                          lambda: self._take_parts(operation, flat, outputs, range(len(outputs)), what))
+
+    def _take_parts(self, operation, like, outputs, ranks, what):
+        """Copies what the core allocated, one part for each rank after the other, to the outputs of these ranks."""
+        nbytes, count, owner = operation.result(0)
+        whole = frontend.wrap_result(nbytes, (count,), frontend.view(like).dtype, owner).to(like.device)
+        ordered = sorted(ranks, key=self._place)
+        counts = [tensors.movable(dense(outputs[rank])).numel() for rank in ordered]
+        if sum(counts) != count:
+            raise ValueError(f"{what}: the ranks sent {count} elements, but the outputs hold {sum(counts)}")
+        for rank, part in zip(ordered, whole.split(counts), strict=True):
+            outputs[rank].detach().copy_(part.view(outputs[rank].dtype).view(outputs[rank].shape))
+
+    def gather(self, output_lists, inputs, opts):
+        given = dense(self._one(inputs, "gather"))
+        if self._other(given):
+            return self._other(given).gather(output_lists, inputs, opts)
+        name, what = self._begin("gather")
+        size, mine = len(self._ranks), opts.rootRank == self._rank
+        outputs = self._one(output_lists, "gather") if mine else []
+        if mine and len(outputs) != size:
+            raise ValueError(f"gather: {len(outputs)} outputs for {size} ranks")
+        to_root = [0] * size
+        to_root[self._place(opts.rootRank)] = 1
+        gathered = given.new_empty((size if mine else 0, *given.shape))
+        operation = self._post(native.ALLTOALL, name, [frontend.view(row(given), gathered if mine else None)],
+                               splits=to_root)
+
+        def finish():
+            for rank, output in enumerate(outputs):
+                output.detach().copy_(gathered[self._place(rank)].view(output.shape))
+
+        return self._work(operation, outputs, what, opts, finish)
+
+    def scatter(self, outputs, input_lists, opts):
+        output = self._one(outputs, "scatter")
+        if self._other(output):
+            return self._other(output).scatter(outputs, input_lists, opts)
+        name, what = self._begin("scatter")
+        size, mine = len(self._ranks), opts.rootRank == self._rank
+        result = dense(output)
+        if mine:
+            parts = self._one(input_lists, "scatter")
+            if len(parts) != size:
+                raise ValueError(f"scatter: {len(parts)} inputs for {size} ranks")
+            ordered = sorted(range(size), key=self._place)
+            rows = torch.cat([row(dense(parts[rank])) for rank in ordered])
+        else:
+            rows = row(result)[:0]
+        operation = self._post(native.ALLTOALL, name, [frontend.view(rows, tensors.movable(result))],
+                               splits=[int(mine)] * size)
+        return self._work(operation, outputs, what, opts, self._returning(outputs, [result]))
+
+    def all_to_all_single(self, output, given, output_splits, input_splits, opts=None):
+        if self._other(given):
+            return self._other(given).all_to_all_single(output, given, output_splits, input_splits, opts)
+        size = len(self._ranks)
+        source, result = dense(given), dense(output)
+        if not output_splits and not input_splits and self._places is None:
+            name, what = self._begin("all_to_all_single")
+            if result.numel() != source.numel():
+                raise ValueError(f"{what}: as many elements are received as are sent, but the input has "
+                                 f"{source.numel()} and the output {result.numel()}: give split sizes")
+            if size and source.dim() and source.shape[0] % size:
+                raise ValueError(f"{what}: {source.shape[0]} rows cannot be shared evenly by {size} ranks: give "
+                                 "split sizes")
+            view = frontend.view(rows_of(source, size), tensors.movable(result))
+            operation = self._post(native.ALLTOALL, name, [view])
+            return self._work(operation, [output], what, opts, self._returning([output], [result]))
+        sent, received = (self._counts(splits, tensor) for splits, tensor in
+                          ((input_splits, source), (output_splits, result)))
+        parts = [torch.empty(count, dtype=result.dtype, device=result.device) for count in received]
+        work = self._exchange(parts, list(source.reshape(-1).split(sent)), opts, "all_to_all_single")
+        return self._after(work, [output], lambda: [torch.cat(parts)])
+
+    def _counts(self, splits, tensor):
+        """Elements for each rank. ValueError: the splits do not fit the tensor."""
+        size = len(self._ranks)
+        rows = tensor.shape[0] if tensor.dim() else 1
+        splits = list(splits) if splits else [rows // size] * size
+        if len(splits) != size or sum(splits) != rows:
+            raise ValueError(f"all_to_all_single: split sizes {splits} for {size} ranks do not fit a tensor of {rows} "
+                             "rows")
+        width = tensor.numel() // rows if rows else 0
+        return [split * width for split in splits]
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(self, outputs, inputs, opts=None):
+        if self._other(inputs[0]):
+            return self._other(inputs[0]).alltoall(outputs, inputs, opts)
+        return self._exchange(outputs, inputs, opts, "all_to_all")
+
+    def _exchange(self, outputs, inputs, opts, what):
+        """Part i of the inputs to rank i; their sizes may differ."""
+        name, what = self._begin(what)
+        size = len(self._ranks)
+        if len(inputs) != size or len(outputs) != size:
+            raise ValueError(f"{what}: {len(inputs)} inputs and {len(outputs)} outputs for {size} ranks")
+        ordered = sorted(range(size), key=self._place)
+        parts = [tensors.movable(dense(inputs[rank])) for rank in ordered]
+        flat = torch.cat(parts)
+        operation = self._post(native.ALLTOALL, name, [frontend.view(flat)], splits=[part.numel() for part in parts])
+        return self._work(operation, outputs, what, opts,
+                          lambda: self._take_parts(operation, flat, outputs, range(size), what))

@@ -1,0 +1,61 @@
+"""How large sums travel, if not in full precision: algorithms and codecs below all_reduce."""
+from dataclasses import dataclass
+
+from bagua_hvd import algorithms
+from bagua_hvd.primitives import c_lp_s
+from bagua_hvd.torch.frontend import frontend
+from bagua_hvd.training.buckets import Bucket, Member
+
+
+class _NoState:
+    def keep(self, what, *_, **__):
+        raise ValueError(
+            f"the algorithm keeps {what!r} between steps, and all_reduce does not know which tensor is which: register "
+            "bagua_hvd.torch.ddp.hook(...) on the model instead"
+        )
+
+
+def _bucket_of(tensor, name):
+    """A Bucket of one contiguous tensor, in place."""
+    view = frontend.view(tensor, tensor)
+    bucket = Bucket(name, {0: Member("tensor", tuple(tensor.shape), view.dtype, tensor.device)})
+    bucket.state = _NoState()
+    bucket.place(0, view)
+    return bucket
+
+
+@dataclass
+class Options:
+    """For `init_process_group(..., pg_options=Options(...))` and new_group(): how large sums and means travel.
+
+    Args:
+        algorithm: a name, class or instance of bagua_hvd.algorithms that communicates gradients and keeps nothing
+            between two steps ("bytegrad", "qsgd", "terngrad"); others as a hook, bagua_hvd.torch.ddp.
+        codec: of bagua_hvd.codecs, for c_lp_s(); in place of an algorithm.
+        min_bytes: smaller tensors go in full precision: losses, counts, flags.
+    Raises:
+        ValueError: both, or an unknown algorithm.
+    """
+
+    algorithm: object = None
+    codec: object = None
+    min_bytes: int = 1 << 16
+
+    def __post_init__(self):
+        if self.algorithm is not None and self.codec is not None:
+            raise ValueError("Options takes an algorithm or a codec, not both")
+        if self.algorithm is not None:
+            self.algorithm = algorithms.get(self.algorithm)
+
+    def communicate(self, tensor, name, process_set, average):
+        """The Operation that reduces the tensor in place, or None: in full precision."""
+        if tensor.numel() * tensor.element_size() < self.min_bytes or not tensor.is_floating_point():
+            return None
+        bucket = _bucket_of(tensor, name)
+        if self.codec is not None:
+            return c_lp_s(bucket, process_set, codec=self.codec, average=average)
+        if self.algorithm is None or not self.algorithm.takes(bucket.dtype):
+            return None
+        if not average:
+            bucket.postscale_factor = float(process_set.size())
+        return self.algorithm.communicate(bucket, process_set)

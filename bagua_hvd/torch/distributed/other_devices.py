@@ -1,0 +1,45 @@
+"""Groups such as "cpu:bagua,cuda:nccl", which are served by another backend on some device.
+
+torch takes a process group that is written in Python as the whole of the group, whatever else the string names. So it
+is here that the others are made, when the first tensor of their device comes; all ranks then do, for they call alike.
+"""
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+_GROUPS = {"gloo": "ProcessGroupGloo", "nccl": "ProcessGroupNCCL"}
+
+
+class OtherDevices:
+    """For a process group with `_store`, `_ranks`, `_rank` and `_timeout`."""
+
+    _others = None
+    _backends = None
+
+    def _other(self, tensor):
+        """The group for the device of the tensor, None when that is this one."""
+        if self._backends is None:
+            config = dist.distributed_c10d._world.pg_backend_config.get(self)
+            if config is None:          # not registered yet
+                return None
+            self._backends = dist.BackendConfig(dist.Backend(config)).get_device_backend_map()
+            self._others = {}
+        backend = self._backends.get(tensor.device.type, "bagua")
+        if backend == "bagua":
+            return None
+        if backend not in self._others:
+            self._others[backend] = self._make(backend, tensor.device)
+        return self._others[backend]
+
+    def _make(self, backend, device):
+        if backend not in _GROUPS or not hasattr(dist, _GROUPS[backend]):
+            raise ValueError(f'backend "bagua" goes together with {" and ".join(_GROUPS)}, not with {backend!r} for '
+                             f"{device.type} (or this torch has none)")
+        store = dist.PrefixStore(f"{device.type}/{backend}", self._store)
+        group = dist.ProcessGroup(store, self._rank, len(self._ranks))
+        kind = getattr(dist.ProcessGroup.BackendType, backend.upper())
+        own = getattr(dist, _GROUPS[backend])(store, self._rank, len(self._ranks), timedelta(seconds=self._timeout))
+        group._set_default_backend(kind)
+        group._register_backend(torch.device(device.type), kind, own)
+        return group

@@ -1,0 +1,338 @@
+"""Messages between two ranks of a group: alltoalls of a process set of two, which both ask for at their first message.
+
+A message is named by sender, receiver, tag, and how many there were before with these; so messages with one tag arrive
+in order, and those with different tags match however they are posted. Messages of SMALL bytes at most say their size
+themselves. Larger ones go directly to where they are wanted; then both sides must name the same size.
+
+To receive from anyone is to begin to receive the next message of everyone. What is not taken stays begun, for later.
+"""
+import collections
+import itertools
+import threading
+
+import torch
+
+from bagua_hvd.core import native
+from bagua_hvd.job import process_sets
+from bagua_hvd.job.runtime import runtime
+from bagua_hvd.torch.frontend import DTYPES, frontend
+
+SMALL = 1 << 16
+
+
+class _Pair:
+    """The process set of two ranks of the job; `ready` or on its way."""
+
+    def __init__(self, context, ranks, id=None):
+        self._lock = threading.Lock()
+        self._waiting = []
+        self.error = None
+        self.id = id
+        if id is None:
+            self._operation = process_sets.ask_among_members(context, ranks)
+            self._operation.when_ended(self._added)
+
+    def _added(self):
+        try:
+            self._operation.wait()
+            id = self._operation.value
+        except Exception as error:
+            self.error, id = error, -1
+        with self._lock:
+            self.id = id
+            waiting, self._waiting = self._waiting, None
+        for callback in waiting:
+            callback()
+
+    def when_ready(self, callback):
+        """Calls it once the set is there or will never be; at once, if that is known."""
+        with self._lock:
+            if self.id is None:
+                self._waiting.append(callback)
+                return
+        callback()
+
+
+class Transfer:
+    """One message. `post` is called with the id of the set of two, and returns the Operation."""
+
+    def __init__(self, pair, post):
+        self._pair = pair
+        self._post = post
+        self._posted = threading.Event()
+        self._callback = None
+        self._lock = threading.Lock()
+        self.operation = None
+        pair.when_ready(self._begin)
+
+    def _begin(self):
+        operation, error = None, self._pair.error
+        if error is None:
+            try:
+                operation = self._post(self._pair.id)
+            except Exception as raised:
+                error = raised
+        with self._lock:
+            self.operation, self._error = operation, error
+            self._posted.set()
+            callback = self._callback
+        if callback is not None:
+            self._watch(callback)
+
+    def _watch(self, callback):
+        if self.operation is None:
+            callback()
+        else:
+            self.operation.when_ended(callback)
+
+    def when_ended(self, callback):
+        with self._lock:
+            if not self._posted.is_set():
+                self._callback = callback
+                return
+        self._watch(callback)
+
+    def ended_within(self, seconds):
+        # Being posted is part of the time, but an Event has no use for years.
+        started = self._posted.wait(min(seconds, threading.TIMEOUT_MAX))
+        return started and (self.operation is None or self.operation.ended_within(seconds))
+
+    def done(self):
+        return self._posted.is_set() and (self.operation is None or self.operation.done())
+
+    def wait(self):
+        self._posted.wait()
+        if self._error is not None:
+            raise self._error
+        self.operation.wait()
+
+
+class _Message(Transfer):
+    """A message to be received into a flat tensor. `source`: rank in the group."""
+
+    def __init__(self, pair, post, source, tensor, direct):
+        self.source = source
+        self.tensor = tensor
+        self._direct = direct
+        super().__init__(pair, post)
+
+    def take(self, into=None):
+        """The message has come: puts it where it belongs. ValueError: it is of another size."""
+        into = self.tensor if into is None else into
+        if self._direct:
+            if into is not self.tensor:
+                _check_size(self.source, self.tensor, into)
+                into.copy_(self.tensor)
+            return
+        nbytes, count, owner = self.operation.result(0)
+        message = frontend.wrap_result(nbytes, (count,), DTYPES[torch.uint8], owner)
+        if nbytes != into.nbytes:
+            raise ValueError(f"recv of {into.nbytes} bytes, but rank {self.source} sent {nbytes}")
+        into.view(torch.uint8).copy_(message)
+
+
+def _check_size(source, message, into):
+    if message.nbytes != into.nbytes:
+        raise ValueError(f"recv of {into.nbytes} bytes, but rank {source} sent {message.nbytes}")
+
+
+class _Taken:
+    """A message that was begun before anybody wanted it, and is now wanted in `tensor`."""
+
+    def __init__(self, message, tensor):
+        self._message, self._tensor = message, tensor
+        self.source = message.source
+        self.ended_within, self.done, self.wait = message.ended_within, message.done, message.wait
+
+    def when_ended(self, callback):
+        # The message itself is watched already, by who began it.
+        self._message.then(callback)
+
+    def take(self):
+        self._message.take(self._tensor)
+
+
+class _Open(_Message):
+    """A message from one rank that anybody may take; tells `arrived` when it is there."""
+
+    def __init__(self, pair, post, source, tensor, direct, arrived):
+        self._thens = []
+        self._arrived = False
+        self.taken = False
+        super().__init__(pair, post, source, tensor, direct)
+        super().when_ended(lambda: self._come(arrived))
+
+    def _come(self, arrived):
+        arrived(self)
+        with self._lock:
+            self._arrived = True
+            thens, self._thens = self._thens, []
+        for callback in thens:
+            callback()
+
+    def then(self, callback):
+        with self._lock:
+            if not self._arrived:
+                self._thens.append(callback)
+                return
+        callback()
+
+
+class _Any:
+    """A message from whoever sends first."""
+
+    source = -1
+
+    def __init__(self, tensor):
+        self._tensor = tensor
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._callbacks = []
+        self._message = None
+
+    def give(self, message):
+        with self._lock:
+            self._message, self.source = message, message.source
+            self._event.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def when_ended(self, callback):
+        with self._lock:
+            if not self._event.is_set():
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def ended_within(self, seconds):
+        return self._event.wait(min(seconds, threading.TIMEOUT_MAX))
+
+    def done(self):
+        return self._event.is_set()
+
+    def wait(self):
+        self._event.wait()
+        self._message.wait()
+
+    def take(self):
+        self._message.take(self._tensor)
+
+
+_pairs: dict[tuple, _Pair] = {}
+_pairs_lock = threading.Lock()
+
+
+class PointToPoint:
+    """The messages of one group.
+
+    Args:
+        key: of the group, the same on its ranks. rank, ranks: as the group has them. id: of its process set.
+    """
+
+    def __init__(self, context, key, rank, ranks, id):
+        self._context, self._key, self._rank, self._ranks, self._id = context, key, rank, ranks, id
+        self._sent = collections.defaultdict(itertools.count)           # by (receiver, tag)
+        self._received = collections.defaultdict(itertools.count)       # by (sender, tag)
+        self._open = collections.defaultdict(collections.deque)         # by (sender, tag): begun and not taken
+        self._wanting = collections.defaultdict(collections.deque)      # by tag: _Any without a message, and sizes
+        self._lock = threading.RLock()
+        self._itself = _Pair(context, None, id) if len(ranks) == 2 else None
+
+    def _pair(self, rank):
+        if self._itself is not None:
+            return self._itself
+        ranks = sorted((self._ranks[self._rank], self._ranks[rank]))
+        key = runtime.inits, *ranks
+        with _pairs_lock:
+            if key not in _pairs:
+                _pairs[key] = _Pair(self._context, ranks)
+            return _pairs[key]
+
+    def _check(self, rank, verb):
+        if not 0 <= rank < len(self._ranks) or rank == self._rank:
+            raise ValueError(f"rank {self._rank} of {len(self._ranks)} cannot {verb} rank {rank}")
+
+    def _name(self, sender, receiver, tag, number):
+        return f"c10d.{self._key}.{sender}-{receiver}.{tag}.{number}"
+
+    def _splits(self, rank, count):
+        """Of the alltoall that sends `count` rows to `rank`."""
+        first = self._ranks[rank] < self._ranks[self._rank]
+        return [count, 0] if first else [0, count]
+
+    def send(self, tensor, rank, tag):
+        """Begins to send a flat tensor. Returns a Transfer."""
+        self._check(rank, "send to")
+        name = self._name(self._rank, rank, tag, next(self._sent[rank, tag]))
+        small = tensor.nbytes <= SMALL
+        rows = tensor.view(torch.uint8) if small else tensor.view(torch.uint8).unsqueeze(0)
+
+        def post(id):
+            return self._context.post(native.ALLTOALL, name, [frontend.view(rows)], process_set=id,
+                                      splits=self._splits(rank, rows.shape[0]))
+
+        return Transfer(self._pair(rank), post)
+
+    def _begin(self, rank, tag, tensor, cls, *arguments):
+        """Begins to receive the next message from `rank`, as large as the flat tensor, if it is a large one."""
+        name = self._name(rank, self._rank, tag, next(self._received[rank, tag]))
+        direct = tensor.nbytes > SMALL
+        if direct:
+            view = frontend.view(tensor.view(torch.uint8).unsqueeze(0)[:0], tensor)
+        else:
+            view = frontend.view(tensor.new_empty(0, dtype=torch.uint8))
+
+        def post(id):
+            return self._context.post(native.ALLTOALL, name, [view], process_set=id, splits=[0, 0])
+
+        return cls(self._pair(rank), post, rank, tensor, direct, *arguments)
+
+    def receive(self, tensor, rank, tag):
+        """Begins to receive into a flat tensor. Returns a message: take() puts it there at the end."""
+        self._check(rank, "receive from")
+        with self._lock:
+            if self._open[rank, tag]:
+                message = self._open[rank, tag].popleft()
+                message.taken = True
+                self._want(tag)
+                return _Taken(message, tensor)
+        return self._begin(rank, tag, tensor, _Message)
+
+    def receive_any(self, tensor, tag):
+        """Begins to receive into a flat tensor from whoever sends first. Returns a message with its `source`."""
+        wanted = _Any(tensor)
+        with self._lock:
+            self._wanting[tag].append((wanted, tensor))
+            self._want(tag)
+        return wanted
+
+    def _want(self, tag):
+        """While somebody wants a message from anyone, one is begun with everyone. Gives out what is there."""
+        if not self._wanting[tag]:
+            return
+        tensor = self._wanting[tag][0][1]
+        for rank in range(len(self._ranks)):
+            if rank != self._rank and not self._open[rank, tag]:
+                # Its own memory: whoever takes it in the end may want it elsewhere.
+                message = self._begin(rank, tag, torch.empty_like(tensor), _Open, self._arrived)
+                message.tag = tag
+                self._open[rank, tag].append(message)
+        for rank in range(len(self._ranks)):
+            if rank != self._rank and self._open[rank, tag] and self._open[rank, tag][0].done():
+                self._give(self._open[rank, tag][0], tag)
+
+    def _arrived(self, message):
+        with self._lock:
+            tag = getattr(message, "tag", None)
+            if tag is not None and not message.taken:
+                self._give(message, tag)
+
+    def _give(self, message, tag):
+        if message.taken or not self._wanting[tag]:
+            return
+        message.taken = True
+        self._open[message.source, tag].remove(message)
+        wanted, _ = self._wanting[tag].popleft()
+        wanted.give(message)
+        self._want(tag)

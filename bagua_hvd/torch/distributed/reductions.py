@@ -1,0 +1,123 @@
+"""The operations of a group that sum, or reduce otherwise. What the core cannot is gathered, and reduced here.
+
+Groups are mixed of this, movements.py and group.py, which has what all of them use.
+"""
+import torch
+import torch.distributed as dist
+
+from bagua_hvd.core import native
+from bagua_hvd.torch.distributed import sparse, tensors
+from bagua_hvd.torch.distributed.tensors import dense, reduce_rows, row, rows_of
+from bagua_hvd.torch.frontend import frontend
+
+
+class Reductions:
+    """allreduce, reduce and reduce_scatter, with the names and arguments of c10d."""
+
+    def allreduce(self, given, opts=None):
+        opts = dist.AllreduceOptions() if opts is None else opts
+        tensor = self._one(given, "allreduce")
+        if tensor.is_sparse:
+            return sparse.allreduce(self, tensor, opts)
+        if not tensor.is_cpu and self._other(tensor):
+            return self._other(tensor).allreduce(given, opts)
+        return self._reduce(given, given, opts, "all_reduce")
+
+    def allreduce_coalesced(self, given, opts=None):
+        opts = dist.AllreduceCoalescedOptions() if opts is None else opts
+        if self._other(given[0]):
+            return self._other(given[0]).allreduce_coalesced(given, opts)
+        return self._reduce(given, given, opts, "all_reduce_coalesced")
+
+    def reduce(self, given, opts):
+        if self._other(given[0]):
+            return self._other(given[0]).reduce(given, opts)
+        mine = opts.rootRank == self._rank
+        return self._reduce(given, given if mine else [torch.empty_like(dense(t)) for t in given], opts, "reduce")
+
+    def _reduce(self, inputs, outputs, opts, what):
+        """Reduces all of them as one operation; outputs: the same tensors, or others of their shapes."""
+        op, native_op = opts.reduceOp, tensors.NATIVE_OPS.get(tensors.kind_of(opts.reduceOp))
+        name, what = self._begin(what)
+        sources = [dense(tensor) for tensor in inputs]
+        if not tensors.reduces_natively(sources, op):
+            return self._gather_and_reduce(name, sources, outputs, op, what, opts)
+        results = sources if outputs is inputs else outputs
+        operation = self._relaxed(name, sources, native_op) if results is sources else None
+        if operation is None:
+            operation = self._post(
+                native.ALLREDUCE, name, [frontend.view(s, r) for s, r in zip(sources, results, strict=True)],
+                op=native_op, prescale_factor=tensors.prescale_of(op), blocking=not getattr(opts, "asyncOp", True),
+            )
+        return self._work(operation, outputs, what, opts, self._returning(outputs, results))
+
+    def _relaxed(self, name, sources, native_op):
+        if len(sources) > 1 or native_op not in (native.OP_SUM, native.OP_AVERAGE):
+            return None
+        return self.options.communicate(sources[0], name, self._set, native_op == native.OP_AVERAGE)
+
+    def _gather_and_reduce(self, name, sources, outputs, op, what, opts):
+        gathered = [source.new_empty((len(self._ranks), *source.shape)) for source in sources]
+        operation = self._post(native.ALLGATHER, name,
+                               [frontend.view(row(s), g) for s, g in zip(sources, gathered, strict=True)])
+
+        def finish():
+            for output, rows in zip(outputs, gathered, strict=True):
+                output.detach().copy_(reduce_rows(self._in_group_order(rows), op))
+
+        return self._work(operation, outputs, what, opts, finish)
+
+    def reduce_scatter(self, outputs, inputs, opts):
+        output = self._one(outputs, "reduce_scatter")
+        parts = [dense(part) for part in self._one(inputs, "reduce_scatter")]
+        if self._other(output):
+            return self._other(output).reduce_scatter(outputs, inputs, opts)
+        if any(part.shape != output.shape for part in parts):
+            return self._reduce_uneven(output, parts, opts)
+        return self._reduce_scatter([output], [torch.cat([part.reshape(1, -1) for part in parts])], opts,
+                                    "reduce_scatter")
+
+    def _reduce_uneven(self, output, parts, opts):
+        whole = torch.cat([part.reshape(-1) for part in parts])
+        counts = [part.numel() for part in parts]
+        work = self._reduce([whole], [whole], opts, "reduce_scatter")
+        return self._after(work, [output], lambda: [whole.split(counts)[self._rank]])
+
+    def reduce_scatter_single(self, output, given, opts=None):
+        return self.reduce_scatter_single_coalesced([output], [given], opts)
+
+    _reduce_scatter_base = reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+        opts = dist.ReduceScatterOptions() if opts is None else opts
+        if self._other(outputs[0]):
+            return self._other(outputs[0]).reduce_scatter_single_coalesced(outputs, inputs, opts)
+        return self._reduce_scatter(outputs, [dense(tensor) for tensor in inputs], opts, "reduce_scatter_tensor")
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_scatter(self, outputs, sources, opts, what):
+        size, op = len(self._ranks), opts.reduceOp
+        wholes = [rows_of(source, size) if tensors.reduces_natively(sources, op) else source.view(size, -1)
+                  for source in sources]
+        for whole, output in zip(wholes, outputs, strict=True):
+            if whole.numel() != size * output.numel() or whole.dtype != output.dtype:
+                raise ValueError(f"{what}: an input of {whole.numel()} elements of {whole.dtype} does not give {size} "
+                                 f"ranks an output of {output.numel()} of {output.dtype}")
+        natively = tensors.reduces_natively(sources, op) and tensors.NATIVE_OPS[tensors.kind_of(op)] in (
+            native.OP_SUM, native.OP_AVERAGE)
+        if not natively:
+            reduced = [torch.empty_like(whole) for whole in wholes]
+            work = self._reduce(wholes, reduced, opts, what)
+            return self._after(work, outputs, lambda: [whole[self._rank] for whole in reduced])
+        name, what = self._begin(what)
+        if self._places is not None:
+            wholes = [whole[sorted(range(size), key=self._places.__getitem__)] for whole in wholes]
+        results = [dense(output) for output in outputs]
+        operation = self._post(
+            native.REDUCESCATTER, name,
+            [frontend.view(whole, result) for whole, result in zip(wholes, results, strict=True)],
+            op=tensors.NATIVE_OPS[tensors.kind_of(op)], prescale_factor=tensors.prescale_of(op),
+            blocking=not opts.asyncOp,
+        )
+        return self._work(operation, outputs, what, opts, self._returning(outputs, results))

@@ -1,0 +1,38 @@
+"""The allreduce of sparse COO tensors: their entries are gathered."""
+import torch
+from torch.distributed import ReduceOp
+
+from bagua_hvd.core import native
+from bagua_hvd.torch.distributed.tensors import kind_of
+from bagua_hvd.torch.frontend import DTYPES, frontend
+
+
+def allreduce(group, tensor, opts):
+    """The Work of a sum or mean, in place; the result is coalesced.
+
+    Raises:
+        ValueError: another reduction.
+    """
+    kind = kind_of(opts.reduceOp)
+    if kind not in (ReduceOp.RedOpType.SUM, ReduceOp.RedOpType.AVG):
+        raise ValueError(f"sparse tensors are reduced by SUM and AVG only, not {opts.reduceOp}")
+    name, what = group._begin("all_reduce of a sparse tensor")
+    source = tensor.detach().coalesce()
+    # allgather concatenates along the first dimension: one row for each entry.
+    parts = source.indices().t().contiguous(), source.values().contiguous()
+    operation = group._post(native.ALLGATHER, name, [frontend.view(part) for part in parts])
+
+    def finish():
+        indices, values = (_gathered(operation, index, part) for index, part in enumerate(parts))
+        if kind == ReduceOp.RedOpType.AVG:
+            values = values / group.size()
+        total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False).coalesce()
+        with torch.no_grad():       # a detached one would be another tensor, of the same entries
+            tensor.copy_(total)
+
+    return group._work(operation, [tensor], what, opts, finish)
+
+
+def _gathered(operation, index, like):
+    nbytes, rows, owner = operation.result(index)
+    return frontend.wrap_result(nbytes, (rows, *like.shape[1:]), DTYPES[like.dtype], owner).to(like.device)

@@ -1,0 +1,74 @@
+"""The runtime under a process group: started by the group's store where the user has not called hvd.init()."""
+import os
+import threading
+
+from bagua_hvd.job import basics, process_sets
+from bagua_hvd.job.engines import torch_group
+from bagua_hvd.job.engines.join import join_group
+
+_lock = threading.Lock()
+_started: set[int] = set()            # groups for whose sake the runtime runs, by number
+_next = 0
+
+
+def start(store, rank, size, seconds):
+    """Makes sure that the runtime runs, with this rank and size. Collective over the default group.
+
+    Args:
+        store: of the group. seconds: until the ranks are to have met.
+    Returns:
+        A number for stop(), None when the runtime was there already.
+    Raises:
+        ValueError: it runs with another rank or size, or the ranks did not find each other.
+    """
+    global _next
+    with _lock:
+        if basics.is_initialized():
+            _check(rank, size)
+            return None
+        if not basics.placed_by_baguarun():
+            membership = join_group(store, rank, size, seconds)
+            if "HOROVOD_START_TIMEOUT" not in os.environ:
+                membership.variables["HOROVOD_START_TIMEOUT"] = f"{seconds:g}"
+            basics.runtime.membership = membership
+        basics.init()
+        _check(rank, size)
+        _next += 1
+        _started.add(_next)
+        return _next
+
+
+def _check(rank, size):
+    if (basics.rank(), basics.size()) != (rank, size):
+        raise ValueError(
+            f"this process is rank {rank} of {size} to torch.distributed, but rank {basics.rank()} of {basics.size()} "
+            "to bagua_hvd: start both by the same launcher, or call init_process_group() before hvd.init()"
+        )
+
+
+def stop(number):
+    """Shuts down what start() has started."""
+    with _lock:
+        if number in _started:
+            _started.discard(number)
+            basics.shutdown()
+
+
+def process_set_of(group=None):
+    """The ProcessSet of a torch.distributed group's ranks, on any backend; collective over the group.
+
+    Starts the runtime where it does not run yet: that is collective over all ranks.
+
+    Args:
+        group: None: the default group.
+    Raises:
+        ValueError: the ranks of torch.distributed are not those of bagua_hvd.
+    """
+    from torch import distributed
+
+    store, rank, size = torch_group.default_group()
+    if not basics.is_initialized():
+        basics.init()
+    _check(rank, size)
+    ranks = sorted(distributed.get_process_group_ranks(group or distributed.group.WORLD))
+    return process_sets.of_members(basics.context(), ranks, size)

@@ -1,0 +1,81 @@
+"""Tensors of c10d as the core sees them, and reductions that the core has no kernel for."""
+import functools
+
+import torch
+from torch.distributed import ReduceOp
+
+from bagua_hvd.core import native
+from bagua_hvd.torch.frontend import DTYPES, frontend
+
+_Op = ReduceOp.RedOpType
+NATIVE_OPS = {
+    _Op.SUM: native.OP_SUM, _Op.AVG: native.OP_AVERAGE, _Op.MIN: native.OP_MIN, _Op.MAX: native.OP_MAX,
+    _Op.PRODUCT: native.OP_PRODUCT, _Op.PREMUL_SUM: native.OP_SUM,
+}
+_BINARY = {
+    _Op.SUM: torch.add, _Op.AVG: torch.add, _Op.MIN: torch.minimum, _Op.MAX: torch.maximum, _Op.PRODUCT: torch.mul,
+    _Op.BAND: torch.bitwise_and, _Op.BOR: torch.bitwise_or, _Op.BXOR: torch.bitwise_xor,
+}
+
+
+def kind_of(op):
+    """The RedOpType of what opts.reduceOp holds."""
+    return getattr(op, "op", op)
+
+
+def prescale_of(op):
+    """What PREMUL_SUM multiplies by before the sum."""
+    return float(op.__getstate__()[1]) if kind_of(op) == _Op.PREMUL_SUM else 1.0
+
+
+def reduces_natively(tensors, op):
+    return kind_of(op) in NATIVE_OPS and all(DTYPES.get(t.dtype) in frontend.reducible for t in tensors)
+
+
+def reduce_rows(rows, op):
+    """The reduction of a tensor's first dimension, in the order of the ranks, in its own dtype."""
+    kind = kind_of(op)
+    if kind not in _BINARY:
+        raise ValueError(f"{op} is not served for {rows.dtype}")
+    result = functools.reduce(_BINARY[kind], rows.unbind(0))
+    if kind == _Op.AVG:
+        result = result / rows.shape[0] if rows.is_floating_point() or rows.is_complex() else result // rows.shape[0]
+    return result
+
+
+def dense(tensor):
+    """The tensor, or a contiguous copy of it, without history."""
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"tensors of layout {tensor.layout} are served by all_reduce only")
+    return tensor.contiguous().resolve_neg().resolve_conj()
+
+
+def movable(tensor):
+    """A contiguous tensor as 1-D of a dtype that the core moves: its own, else bytes."""
+    flat = tensor.reshape(-1)
+    return flat if tensor.dtype in DTYPES else flat.view(torch.uint8)
+
+
+def row(tensor):
+    """The same as one row, shape (1, count): ranks whose rows differ in length or dtype are told so."""
+    return movable(tensor).unsqueeze(0)
+
+
+def rows_of(tensor, count):
+    """A contiguous tensor as `count` rows of equal length.
+
+    Raises:
+        ValueError: it cannot be cut so.
+    """
+    flat = movable(tensor)
+    if flat.numel() % count:
+        raise ValueError(f"a tensor of shape {list(tensor.shape)} cannot be shared evenly by {count} ranks")
+    return flat.view(count, -1) if flat.numel() else flat.view(count, 0)
+
+
+def write_back(copies):
+    """Copies results to where they belong: pairs (tensor, what was communicated in its place)."""
+    for tensor, copy in copies:
+        if tensor.data_ptr() != copy.data_ptr() or not tensor.is_contiguous():
+            tensor.detach().copy_(copy.view(tensor.dtype).view(tensor.shape))

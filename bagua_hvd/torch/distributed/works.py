@@ -1,0 +1,139 @@
+"""What an operation of c10d returns: something to wait for, to ask, or to hang a future on.
+
+A caller that waits does so in the core, whose progress its thread then makes. Only who asks for a future needs the
+thread of core/completions.py.
+"""
+import threading
+
+import torch
+from torch._C._distributed_c10d import Work as _Work
+from torch.futures import Future
+
+
+class Work(_Work):
+    """One operation of a group, on its way or ended.
+
+    Args:
+        operation: an Operation, or what has its ended_within(), wait(), done() and when_ended().
+        outputs: tensors that hold the results when it has ended.
+        what: names it in sentences.
+        timeout: seconds that wait() gives it, if it is not told another time.
+        finish: called once, before anybody hears of a good end: what is left to do in memory.
+        source: rank in the group that a message came from; a function of no arguments: known at the end.
+    """
+
+    def __init__(self, operation, outputs, what, timeout, finish=None, source=-1):
+        super().__init__()
+        self._operation = operation
+        self._outputs = outputs
+        self._what = what
+        self._timeout = timeout
+        self._finish = finish
+        self._source = source
+        self._lock = threading.Lock()
+        self._ended = False
+        self._error = None
+        self._future = None
+        self._device = next((t.device for t in outputs if not t.is_cpu), None)
+
+    def then(self, finish, outputs):
+        """The same with more to do at its end, and other outputs; while nobody else has seen it. Returns itself."""
+        first = self._finish
+        self._finish = finish if first is None else lambda: (first(), finish())
+        self._outputs = outputs
+        return self
+
+    def wait(self, timeout=None):
+        """Blocks until it has ended; raises as it failed.
+
+        On a GPU: until the results are on their way, in the order of the current stream.
+
+        Raises:
+            RuntimeError: "Timed out ...", the operation goes on; HorovodInternalError (one, too): ranks disagreed, or
+            one was lost.
+        """
+        if not self._ended:
+            seconds = timeout.total_seconds() if timeout else 0
+            seconds = seconds if seconds > 0 else self._timeout
+            if not self._operation.ended_within(seconds):
+                raise RuntimeError(f"{self._what}: Timed out waiting {seconds:g} s for the other ranks; the operation "
+                                   "goes on, and its tensors must be left alone. Is every rank of the group there?")
+            self._end()
+        elif self._device is not None and self._error is None:
+            self._operation.wait()          # this stream's turn
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _end(self):
+        """The operation has ended: what is left to do, once."""
+        with self._lock:
+            if self._ended:
+                return
+            try:
+                self._operation.wait()
+                if self._finish is not None:
+                    self._finish()
+            except Exception as error:
+                self._error = error
+            self._finish = None
+            self._ended = True
+            if self._device is None:
+                self._operation = None
+
+    def is_completed(self):
+        if not self._ended and self._operation.done():
+            self._end()
+        return self._ended
+
+    def is_success(self):
+        return self.is_completed() and self._error is None
+
+    def exception(self):
+        return self._error if self.is_completed() else None
+
+    def result(self):
+        """The tensors with the results."""
+        return self._outputs
+
+    def synchronize(self):
+        self.wait()
+
+    def source_rank(self):
+        """Rank in the group that the message of a recv came from."""
+        return self._source() if callable(self._source) else self._source
+
+    _source_rank = source_rank
+
+    def get_future(self):
+        """A future of the list of tensors, which somebody else completes: nobody needs to wait for the work."""
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            self._future = Future(devices=[self._device] if self._device is not None else None)
+            operation = None if self._ended else self._operation
+        if operation is None:
+            self._complete()
+        else:
+            operation.when_ended(self._ended_unattended)        # which may be now, and takes the lock
+        return self._future
+
+    def _ended_unattended(self):
+        self._end()
+        if self._device is None:
+            self._complete()
+            return
+        with torch.cuda.device(self._device):
+            if self._error is None:
+                self._operation.wait()      # this thread's stream, which the future takes as its own
+            self._complete()
+
+    def _value(self):
+        """What the future holds."""
+        return self._outputs
+
+    def _complete(self):
+        if self._error is None:
+            self._future.set_result(self._value())
+        else:
+            self._future.set_exception(self._error)

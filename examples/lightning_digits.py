@@ -1,0 +1,63 @@
+"""Trains on scikit-learn's handwritten digits with Lightning, over bagua_hvd.
+
+    python examples/lightning_digits.py --devices 2 --strategy bagua_bytegrad       Lightning starts the processes
+    baguarun -np 2 python examples/lightning_digits.py --devices 2                  baguarun does
+
+Beside a script for strategy="ddp" there is one import, and the name.
+"""
+import argparse
+
+import lightning.pytorch as pl
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bagua_hvd.lightning  # noqa: F401  (registers the strategies)
+
+
+class Digits(pl.LightningModule):
+    """Two linear layers over 8 x 8 pixels."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+
+    def training_step(self, batch, index):
+        images, labels = batch
+        return nn.functional.cross_entropy(self.layers(images), labels)
+
+    def validation_step(self, batch, index):
+        images, labels = batch
+        self.log("accuracy", (self.layers(images).argmax(1) == labels).float().mean(), sync_dist=True)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), 2e-3)
+
+
+def digits():
+    """Loaders of 1437 images to train with, 360 to test with."""
+    images, labels = load_digits(return_X_y=True)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    images, labels = torch.tensor(images, dtype=torch.float32)[order] / 16, torch.tensor(labels)[order]
+    return (DataLoader(TensorDataset(images[:1437], labels[:1437]), 32, shuffle=True),
+            DataLoader(TensorDataset(images[1437:], labels[1437:]), 32))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--strategy", default="bagua")
+    parser.add_argument("--epochs", type=int, default=15)
+    arguments = parser.parse_args()
+    pl.seed_everything(1, verbose=False)
+    trainer = pl.Trainer(strategy=arguments.strategy, accelerator="cpu", devices=arguments.devices,
+                         max_epochs=arguments.epochs, logger=False, enable_checkpointing=False,
+                         enable_progress_bar=False, enable_model_summary=False)
+    trainer.fit(Digits(), *digits())
+    if trainer.is_global_zero:
+        print(f"{trainer.world_size} ranks, test accuracy: {100 * trainer.callback_metrics['accuracy']:.1f} %")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Lightning's Trainer over bagua_hvd: weights as DistributedDataParallel makes them, checkpoints, every algorithm."""
+import pytest
+import torch
+
+import bagua_hvd.torch as hvd
+from bagua_hvd import algorithms
+from lightning_training import Manual, Model, Unscheduled, data, ours, pl, trainer, weights
+
+WAYS = {
+    "automatic": {}, "accumulating": {"accumulate_grad_batches": 2}, "clipping": {"gradient_clip_val": 0.1},
+    "clipping values": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+    "accumulating and clipping": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1},
+    "bfloat16": {"precision": "bf16-mixed"}, "scaler": {},
+}
+
+
+def options_of(way):
+    options = dict(WAYS[way], max_epochs=10)
+    if way == "scaler":
+        options["plugins"] = [pl.plugins.MixedPrecision("bf16-mixed", "cpu")]
+        options["plugins"][0].scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    return options
+
+
+def everyones(model):
+    flat = weights(model)
+    return hvd.allgather(flat.unsqueeze(0))
+
+
+def same_as_ddp():
+    for way in WAYS:
+        trained = {}
+        for strategy in ("ddp", "bagua"):
+            model, run = Model(), trainer(strategy, **options_of(way))
+            run.fit(model, data())
+            assert run.global_step == 8
+            trained[strategy] = weights(model)
+            assert (everyones(model) - trained[strategy]).abs().max() == 0, way
+            assert run.callback_metrics["loss"] > 0
+        assert torch.allclose(trained["ddp"], trained["bagua"], atol=2e-5), (way, trained)
+        assert not torch.allclose(trained["bagua"], weights(Model()), atol=1e-2)
+    trained = {}
+    for strategy in ("ddp", "bagua"):
+        model = Manual()
+        trainer(strategy, 12, max_epochs=10).fit(model, data())     # optimizer steps of both
+        trained[strategy] = weights(model)
+    assert torch.allclose(trained["ddp"], trained["bagua"], atol=2e-5)
+
+
+def every_algorithm():
+    for name in algorithms.names():
+        model = Model()
+        before = model.loss(next(iter(data(64, 64)))).item()
+        run = trainer(f"bagua_{name}", 16, max_epochs=10, val_check_interval=4, limit_val_batches=1)
+        run.fit(model, data(), data())
+        assert model.loss(next(iter(data(64, 64)))).item() < before, name
+        hvd.consensus(model)
+        assert (everyones(model) - weights(model)).abs().max() < 1e-6
+
+
+def checkpoints(folder):
+    """What each rank keeps goes on where it was; models that differ are saved as their mean."""
+    # One step more: which batches come after that is Lightning's affair, also with its own DDPStrategy.
+    whole, resumed, forgetful = Unscheduled(), Unscheduled(), Unscheduled()
+    trainer("bagua_doublesqueeze", 9, max_epochs=10).fit(whole, data())
+    half = trainer("bagua_doublesqueeze", 8, max_epochs=10)
+    half.fit(Unscheduled(), data())
+    file = f"{folder}/half.ckpt"
+    half.save_checkpoint(file)
+    trainer("bagua_doublesqueeze", 9, max_epochs=10).fit(resumed, data(), ckpt_path=file, weights_only=False)
+    assert torch.equal(weights(resumed), weights(whole))
+    if hvd.rank() == 0:
+        state = torch.load(file, weights_only=False)
+        assert len(state["optimizer_states"][0].pop("bagua_hvd")["of_ranks"]) == 2
+        torch.save(state, file)
+    hvd.barrier()
+    trainer("bagua_doublesqueeze", 9, max_epochs=10).fit(forgetful, data(), ckpt_path=file, weights_only=False)
+    assert not torch.equal(weights(forgetful), weights(whole))
+    for name in ("decentralized", "async"):
+        apart, run = Model(), trainer(f"bagua_{name}", 6, max_epochs=10)
+        run.fit(apart, data())
+        run.save_checkpoint(f"{folder}/apart.ckpt")
+        saved = Model()
+        saved.load_state_dict(torch.load(f"{folder}/apart.ckpt", weights_only=False)["state_dict"])
+        hvd.consensus(apart)
+        assert torch.allclose(weights(saved), weights(apart), atol=1e-6), name
+
+
+def around():
+    """Evaluation and prediction, the backend below, refusals."""
+    model = Model()
+    run = trainer(ours.BaguaStrategy("bytegrad", process_group_backend="bagua"), 4)
+    run.fit(model, data(), data())
+    assert torch.distributed.get_backend() == "bagua"
+    [metrics] = run.validate(model, data(), verbose=False)
+    assert (hvd.allgather(torch.tensor([metrics["val"]])) == metrics["val"]).all()
+    assert run.strategy.cluster_environment.main_port > 0
+    assert isinstance(run.strategy.cluster_environment, ours.BaguarunEnvironment)
+    with pytest.raises(ValueError, match="takes none of its options, but got find_unused_parameters: leave them out"):
+        ours.BaguaStrategy(find_unused_parameters=True)
+    with pytest.raises(ValueError, match="devices=3 and num_nodes=1 make 3 ranks, but baguarun has started 2"):
+        trainer("bagua", devices=3).fit(Model(), data())
+    with pytest.raises(ValueError, match="unknown algorithm 'bytegrat'"):
+        trainer(ours.BaguaStrategy("bytegrat")).fit(Model(), data())
+
+
+def callbacks(folder):
+    """What Lightning's callbacks do to optimizers and weights, they do as under DistributedDataParallel."""
+    trained = {}
+    for strategy in ("ddp", "bagua"):
+        # What is monitored is the same on all ranks; the scheduler is the one that stochastic weight averaging makes.
+        saver = pl.callbacks.ModelCheckpoint(f"{folder}/{strategy}", monitor="val", save_top_k=1)
+        monitor = pl.callbacks.LearningRateMonitor("step")
+        run = trainer(strategy, -1, max_epochs=4, enable_checkpointing=True, logger=pl.loggers.CSVLogger(folder),
+                      log_every_n_steps=1,
+                      callbacks=[saver, monitor, pl.callbacks.StochasticWeightAveraging(0.05, swa_epoch_start=2),
+                                 pl.callbacks.EarlyStopping("val", patience=10)])
+        model = Model()
+        run.fit(model, data(), data())
+        best = torch.load(saver.best_model_path, weights_only=False)["state_dict"]
+        trained[strategy] = weights(model), torch.cat([tensor.reshape(-1) for tensor in best.values()])
+        assert list(monitor.lrs) == ["lr-Adam"]
+        predicted = run.predict(Model(), data())
+        assert len(predicted) == 4
+    for theirs, ours_ in zip(*trained.values(), strict=True):
+        assert torch.allclose(theirs, ours_, atol=2e-5)
+
+
+@pytest.mark.parametrize("function", [same_as_ddp, every_algorithm, around])
+def test_two_ranks(run_ranks, function):
+    run_ranks(2, function)
+
+
+def test_callbacks(run_ranks, tmp_path):
+    run_ranks(2, callbacks, arguments={"folder": str(tmp_path)})
+
+
+def test_checkpoints(run_ranks, tmp_path):
+    run_ranks(2, checkpoints, arguments={"folder": str(tmp_path)})

@@ -1,0 +1,238 @@
+"""What is around the operations: groups of some ranks, works and futures, timeouts, refusals, the start."""
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import bagua_hvd.torch as hvd
+from bagua_hvd.torch.distributed import Options, process_set_of
+from torch_group import start
+
+
+def summed(value, group=None, count=3):
+    tensor = torch.full((count,), float(value))
+    dist.all_reduce(tensor, group=group)
+    assert (tensor == tensor[0]).all()
+    return tensor[0].item()
+
+
+def groups(file):
+    rank, size = start(file)
+    assert dist.get_backend() == "bagua" and (dist.get_rank(), dist.get_world_size()) == (rank, size)
+    assert hvd.is_initialized() and (hvd.rank(), hvd.size()) == (rank, size)
+    # Their members alone ask for them, in whatever order.
+    if rank != 1:
+        ends = dist.new_group([0, 3], use_local_synchronization=True) if rank in (0, 3) else None
+        assert ends is None or summed(rank, ends) == 3
+    dist.barrier()
+    pairs = {pair: dist.new_group(list(pair)) for pair in ((0, 1), (1, 2), (2, 3), (0, 3))}
+    mine = [pair for pair in pairs if rank in pair]
+    for pair in mine if rank % 2 else reversed(mine):
+        assert summed(rank, pairs[pair]) == sum(pair)
+    again = dist.new_group([1, 2, 3])
+    if rank:
+        assert process_set_of(again).ranks == [1, 2, 3] and dist.get_group_rank(again, rank) == rank - 1
+        tensor = torch.full((2,), float(rank))
+        dist.broadcast(tensor, 2, group=again)
+        assert (tensor == 2).all()
+    backwards = dist.distributed_c10d._new_group_with_tag([3, 1, 2], sort_ranks=False)
+    if rank:
+        in_another_order(rank, backwards)
+    assert summed(rank, dist.new_group()) == sum(range(size))
+    dist.destroy_process_group(again)
+    part = dist.group.WORLD.split_group([2, 0]) if rank in (0, 2) else None
+    assert part is None or (part.rank(), part.size(), part.group_name) == (1 - rank // 2, 2, "split.2_0")
+    if part is not None:
+        tensor = torch.full((2,), float(rank))
+        part.broadcast([tensor], _options(dist.BroadcastOptions(), rootRank=0)).wait()
+        assert (tensor == 2).all()
+    dist.barrier()
+    dist.destroy_process_group()
+    assert not hvd.is_initialized()
+
+
+def _options(options, **values):
+    for name, value in values.items():
+        setattr(options, name, value)
+    return options
+
+
+def in_another_order(rank, group):
+    """The group's ranks are 3, 1, 2 of the job; the process set's 1, 2, 3."""
+    order = [3, 1, 2]
+    mine = order.index(rank)
+    assert dist.get_rank(group) == mine
+    gathered = torch.empty(3, 2)
+    dist.all_gather_single(gathered, torch.full((2,), float(rank)), group=group)
+    assert gathered[:, 0].tolist() == order
+    parts = [torch.empty(2) for _ in order]
+    dist.all_gather(parts, torch.full((2,), float(rank)), group=group)
+    assert [part[0] for part in parts] == order
+    parts = [torch.empty(1) for _ in order] if mine == 0 else None
+    dist.gather(torch.tensor([float(rank)]), parts, group=group, group_dst=0)
+    assert parts is None or [part.item() for part in parts] == order
+    output = torch.empty(1)
+    dist.scatter(output, [torch.tensor([float(i)]) for i in range(3)] if mine == 1 else None, group=group, group_src=1)
+    assert output.item() == mine
+    dist.reduce_scatter_single(output, torch.arange(3.0), group=group)
+    assert output.item() == 3 * mine
+    received = torch.empty(3)
+    dist.all_to_all_single(received, torch.arange(3.0) + 10 * mine, group=group)
+    assert received.tolist() == [mine, 10 + mine, 20 + mine]
+    got = torch.empty(1)
+    requests = [dist.isend(torch.tensor([float(mine)]), group=group, group_dst=(mine + 1) % 3),
+                dist.irecv(got, group=group, group_src=(mine - 1) % 3)]
+    assert all(request.wait() for request in requests) and got.item() == (mine - 1) % 3
+
+
+def works(file):
+    rank, size = start(file)
+    gate = torch.ones(1)
+    # A future ends by itself, whatever else waits: rank 0's partner of the first is late, that of the second is not.
+    slow, quick = torch.full((4,), float(rank)), torch.full((4,), float(rank))
+    side = dist.new_group()
+    ended = threading.Event()
+    if rank == 0:
+        first = dist.all_reduce(slow, async_op=True)
+        second = dist.all_reduce(quick, group=side, async_op=True)
+        assert isinstance(first, dist.Work)
+        then = second.get_future().then(lambda future: (ended.set(), future.value()[0].sum().item())[1])
+        assert first.get_future() is first.get_future()
+        assert then.wait() == 4 * sum(range(size)) and ended.is_set()
+        assert second.is_completed() and second.is_success() and second.exception() is None
+        assert not first.is_completed() and not first.get_future().done()
+        dist.broadcast(gate, 0, group=side)
+        assert first.get_future().wait()[0] is slow and first.result()[0] is slow
+        assert first.wait() and (slow == sum(range(size))).all()
+    else:
+        dist.all_reduce(quick, group=side)
+        dist.broadcast(gate, 0, group=side)
+        dist.all_reduce(slow)
+    disagreeing(rank, size)
+    dist.barrier()
+    work = dist.barrier(async_op=True)
+    work.wait(timedelta(seconds=20))
+    dist.destroy_process_group()
+
+
+def disagreeing(rank, size):
+    """Both hear both shapes, by wait() and by the future, and the group goes on."""
+    work = dist.all_reduce(torch.zeros(2 + rank), async_op=True)
+    with pytest.raises(RuntimeError, match="Mismatched ALLREDUCE tensor shapes"):
+        work.get_future().wait()
+    with pytest.raises(hvd.HorovodInternalError, match="Mismatched ALLREDUCE tensor shapes"):
+        work.wait()
+    assert not work.is_success() and isinstance(work.exception(), hvd.HorovodInternalError)
+    for call in (lambda: dist.all_gather_single(torch.empty(size * (2 + rank)), torch.zeros(2 + rank)),
+                 lambda: dist.broadcast(torch.zeros(2, 2 + rank), 0),
+                 lambda: dist.all_to_all_single(torch.empty(size * (1 + rank)), torch.zeros(size * (1 + rank)))):
+        with pytest.raises(RuntimeError, match="Mismatched"):
+            call()
+    with pytest.raises(RuntimeError, match="Mismatched collective operations|Mismatched .*operation"):
+        dist.all_reduce(torch.zeros(2)) if rank else dist.broadcast(torch.zeros(2), 0)
+    assert summed(rank) == sum(range(size))
+    with pytest.raises(ValueError, match="2 ranks give 6 elements of torch.float32, but the output holds 5"):
+        dist.all_gather_single(torch.empty(5), torch.zeros(3))
+
+
+def timeouts(file):
+    rank, size = start(file, seconds=30)
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        with pytest.raises(RuntimeError, match=r"all_reduce number \d+ of a group of 2 ranks: Timed out waiting 0.3 s"):
+            dist.all_reduce(torch.zeros(2), async_op=True).wait(timedelta(seconds=0.3))
+        with pytest.raises(RuntimeError, match="recv from rank 1 with tag 7: Timed out"):
+            dist.irecv(torch.zeros(2), 1, tag=7).wait(timedelta(seconds=0.2))
+        with pytest.raises(RuntimeError, match=r"\[Rank 0\]: Rank 1 failed to pass monitoredBarrier in 300 ms"):
+            dist.group.WORLD.monitored_barrier(timedelta(seconds=0.3))
+        store.set("rank 0 has given up", "")
+    else:
+        store.wait(["rank 0 has given up"])
+        dist.all_reduce(torch.zeros(2))         # what it gave up is done now
+        with pytest.raises(RuntimeError, match="Rank 1 successfully reached monitoredBarrier, but"):
+            dist.group.WORLD.monitored_barrier(timedelta(seconds=0.3))
+    short = dist.new_group(timeout=timedelta(seconds=0.3))
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="Timed out waiting 0.3 s"):
+            dist.barrier(group=short)
+        dist.barrier()
+    else:
+        dist.barrier()
+        dist.barrier(group=short)
+    dist.group.WORLD.monitored_barrier(timedelta(seconds=20), wait_all_ranks=True)
+    dist.destroy_process_group()
+
+
+def options(file):
+    rank, size = start(file, pg_options=Options(algorithm="bytegrad", min_bytes=1 << 10))
+    large, small = torch.linspace(rank, rank + 1, 1 << 12), torch.linspace(rank, rank + 1, 16)
+    for op, expected in ((dist.ReduceOp.SUM, 1.0), (dist.ReduceOp.AVG, 1 / size)):
+        reduced = [tensor.clone() for tensor in (large, small)]
+        for tensor in reduced:
+            dist.all_reduce(tensor, op)
+        exact = [expected * (size * torch.linspace(0, 1, len(tensor)) + sum(range(size))) for tensor in reduced]
+        assert torch.allclose(reduced[1], exact[1])
+        assert 0 < (reduced[0] - exact[0]).abs().max() < 0.02 * size
+    counts = torch.full((1 << 12,), rank)
+    dist.all_reduce(counts)
+    assert (counts == sum(range(size))).all()
+    exact = dist.new_group(pg_options=Options())
+    tensor = large.clone()
+    dist.all_reduce(tensor, group=exact)
+    assert torch.allclose(tensor, size * torch.linspace(0, 1, 1 << 12) + sum(range(size)))
+    keeps_state = dist.new_group(pg_options=Options(algorithm="doublesqueeze", min_bytes=0))
+    with pytest.raises(ValueError, match="keeps 'error' between steps"):
+        dist.all_reduce(large, group=keeps_state)
+    with pytest.raises(ValueError, match="an algorithm or a codec, not both"):
+        Options(algorithm="bytegrad", codec=object())
+    with pytest.raises(ValueError, match="are bagua_hvd.torch.distributed.Options, not"):
+        dist.new_group(pg_options={"algorithm": "bytegrad"})
+    dist.destroy_process_group()
+
+
+def under_gloo(file):
+    """Somebody else's group comes first: hvd.init() finds its ranks by it, and a group of ours stands beside it."""
+    rank, size = start(file, backend="gloo")
+    assert process_set_of() is hvd.global_process_set and (hvd.rank(), hvd.size()) == (rank, size)
+    assert (hvd.local_rank(), hvd.local_size()) == (rank, size)
+    assert hvd.allreduce(torch.tensor([float(rank)]), op=hvd.Sum).item() == sum(range(size))
+    ours = dist.new_group(backend="bagua")
+    assert dist.get_backend(ours) == "bagua" and summed(rank, ours) == summed(rank) == sum(range(size))
+    dist.destroy_process_group()
+    assert hvd.is_initialized()             # it was the user's
+    hvd.shutdown()
+    start_again(file, rank, size)
+
+
+def start_again(file, rank, size):
+    dist.init_process_group("cpu:bagua", init_method=f"file://{file}.2", rank=size - 1 - rank, world_size=size)
+    assert hvd.rank() == dist.get_rank() == size - 1 - rank
+    with pytest.raises(ValueError, match="trying to initialize the default process group twice"):
+        dist.init_process_group("bagua")
+    assert summed(rank) == sum(range(size))
+    dist.destroy_process_group()
+
+
+def under_baguarun(file):
+    """Launcher's variables are there: the job is theirs, and torch.distributed must be the same one."""
+    import os
+
+    rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
+    with pytest.raises(ValueError, match=f"rank {size - 1 - rank} of {size} to torch.distributed, but rank {rank} of"):
+        dist.init_process_group("bagua", init_method=f"file://{file}.1", rank=size - 1 - rank, world_size=size)
+    hvd.init()
+    dist.init_process_group("bagua", init_method=f"file://{file}.2", rank=rank, world_size=size)
+    assert summed(rank) == sum(range(size))
+    dist.destroy_process_group()
+    assert hvd.is_initialized() and hvd.allreduce(torch.ones(1)).item() == 1
+
+
+def test_groups_of_four_ranks(run_group):
+    run_group(4, groups)
+
+
+@pytest.mark.parametrize("function", [works, timeouts, options, under_gloo, under_baguarun])
+def test_two_ranks(run_group, function):
+    run_group(2, function)

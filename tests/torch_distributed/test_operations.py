@@ -1,0 +1,210 @@
+"""Every operation of c10d on the backend "bagua", against what torch's own arithmetic says of all ranks' tensors."""
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from torch_group import start
+
+DTYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
+          torch.float64, torch.bool, torch.complex64]
+BINARY = {"SUM": torch.add, "PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum,
+          "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
+SHAPES = [(), (0,), (3, 5)]
+
+
+def values(rank, shape, dtype):
+    generator = torch.Generator().manual_seed(17 * rank + len(shape))
+    return torch.randint(0, 3, shape, generator=generator).to(dtype)
+
+
+def everybodys(size, shape, dtype):
+    return [values(rank, shape, dtype) for rank in range(size)]
+
+
+def possible(op, dtype):
+    if dtype.is_complex:
+        return op == "SUM"
+    return op not in ("BAND", "BOR", "BXOR") or not dtype.is_floating_point
+
+
+def reductions(file):
+    rank, size = start(file)
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            for op in [op for op in BINARY if possible(op, dtype)]:
+                expected = functools.reduce(BINARY[op], everybodys(size, shape, dtype))
+                tensor = values(rank, shape, dtype)
+                dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
+                assert torch.equal(tensor, expected), (op, dtype, shape, tensor, expected)
+                if dtype not in (torch.float32, torch.bfloat16, torch.uint8):
+                    continue
+                tensor = values(rank, shape, dtype)
+                dist.reduce(tensor, 1, getattr(dist.ReduceOp, op))
+                assert torch.equal(tensor, expected if rank == 1 else values(rank, shape, dtype)), (op, dtype, shape)
+                if shape and shape[0]:
+                    reduce_scattered(rank, size, op, dtype, shape)
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        tensor = torch.full((5,), 2 * rank, dtype=dtype)
+        dist.all_reduce(tensor, dist.ReduceOp.AVG)
+        assert (tensor == 2 * (size - 1) / 2).all()
+    tensors = [torch.full((3,), float(rank)), torch.full((2, 2), float(rank))]
+    dist.all_reduce_coalesced(tensors)
+    assert all((tensor == sum(range(size))).all() for tensor in tensors)
+    strided = torch.full((4, 6), float(rank))[:, ::2]
+    dist.all_reduce(strided)
+    assert (strided == sum(range(size))).all()
+    dist.destroy_process_group()
+
+
+def reduce_scattered(rank, size, op, dtype, shape):
+    of_ranks = [[values(rank + 10 * part, shape, dtype) for part in range(size)] for rank in range(size)]
+    expected = functools.reduce(BINARY[op], [parts[rank] for parts in of_ranks])
+    output = torch.empty(shape, dtype=dtype)
+    dist.reduce_scatter(output, of_ranks[rank], getattr(dist.ReduceOp, op))
+    assert torch.equal(output, expected), (op, dtype, shape)
+    output = torch.empty(shape, dtype=dtype)
+    dist.reduce_scatter_single(output, torch.cat(of_ranks[rank]), getattr(dist.ReduceOp, op))
+    assert torch.equal(output, expected), (op, dtype, shape)
+
+
+def movements(file):
+    rank, size = start(file)
+    for dtype in [*DTYPES, torch.uint16, torch.float8_e4m3fn]:
+        for shape in SHAPES:
+            everyone = [t.view(torch.uint8) if dtype is torch.float8_e4m3fn else t for t in
+                        everybodys(size, shape, torch.uint8 if dtype is torch.float8_e4m3fn else dtype)]
+            everyone = [t.view(dtype) for t in everyone]
+            moved(rank, size, dtype, shape, everyone)
+    parts = [torch.full((rank + 1, part + 1), float(10 * rank + part)) for part in range(size)]
+    outputs = [torch.empty(part + 1, rank + 1) for part in range(size)]
+    dist.all_to_all(outputs, parts)
+    assert all((output == 10 * part + rank).all() for part, output in enumerate(outputs))
+    uneven = [torch.empty(part + 1) for part in range(size)]
+    dist.all_gather(uneven, torch.full((rank + 1,), float(rank)))
+    assert all((output == part).all() for part, output in enumerate(uneven))
+    strided = torch.full((3, 4), float(rank)).t()
+    dist.broadcast(strided, 1)
+    assert (strided == 1).all()
+    objects = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": other} for other in range(size)]
+    dist.destroy_process_group()
+
+
+def same(a, b):
+    a_bytes, b_bytes = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (a, b))
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a_bytes, b_bytes)
+
+
+def moved(rank, size, dtype, shape, everyone):
+    mine = everyone[rank]
+    for root in range(size):
+        tensor = mine.clone()
+        dist.broadcast(tensor, root)
+        assert same(tensor, everyone[root])
+        gathered = [torch.empty_like(mine) for _ in range(size)] if rank == root else None
+        dist.gather(mine, gathered, root)
+        assert gathered is None or all(map(same, gathered, everyone))
+        output = torch.empty_like(mine)
+        dist.scatter(output, everyone if rank == root else None, root)
+        assert same(output, mine), (dtype, shape, output, mine)
+    gathered = [torch.empty_like(mine) for _ in range(size)]
+    dist.all_gather(gathered, mine)
+    assert all(map(same, gathered, everyone))
+    whole = torch.empty((size, *shape), dtype=dtype)
+    dist.all_gather_single(whole, mine)
+    assert all(map(same, whole.unbind(0), everyone))
+    output, rows = torch.empty((size, *shape), dtype=dtype), torch.stack([mine] * size)
+    dist.all_to_all_single(output, rows)
+    assert all(map(same, output.unbind(0), everyone))
+    if shape and not dtype.is_complex:
+        counts = [other + 1 for other in range(size)]        # of rows to each rank
+        sent = torch.cat([mine[:1]] * sum(counts)) if shape[0] else mine
+        if shape[0]:
+            output = torch.empty(((rank + 1) * size, *shape[1:]), dtype=dtype)
+            dist.all_to_all_single(output, sent, [rank + 1] * size, counts)
+            expected = [everyone[other][:1] for other in range(size) for _ in range(rank + 1)]
+            assert all(map(same, output.split(1), expected))
+
+
+def messages(file):
+    rank, size = start(file)
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for count in (0, 1, 1000, 100_000):         # in a message of its own, and where it is wanted
+        received = torch.empty(count)
+        requests = [dist.irecv(received, left), dist.isend(torch.full((count,), float(rank)), right)]
+        assert all(request.wait() for request in requests)
+        assert (received == left).all() and requests[0]._source_rank() == left
+    # Those with one tag in order, those with another in whatever order they are received.
+    for number in range(3):
+        dist.isend(torch.tensor([number, 5]), right, tag=5)
+    sent = dist.isend(torch.tensor([9, 6]), right, tag=6)
+    got = torch.empty(2, dtype=torch.int64)
+    dist.recv(got, left, tag=6)
+    assert got.tolist() == [9, 6]
+    for number in range(3):
+        dist.recv(got, left, tag=5)
+        assert got.tolist() == [number, 5]
+    sent.wait()
+    dist.barrier()
+    anybody(rank, size)
+    wrong = [dist.isend(torch.zeros(3), right), dist.irecv(torch.zeros(2), left)]
+    wrong[0].wait()
+    with pytest.raises(ValueError, match=f"recv of 8 bytes, but rank {left} sent 12"):
+        wrong[1].wait()
+    with pytest.raises(ValueError, match=f"rank {rank} of {size} cannot send to rank {rank}"):
+        dist.group.WORLD.send([torch.zeros(1)], rank, 0)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def anybody(rank, size):
+    """Rank 0 hears two messages of each, from anyone and from one by name in turns."""
+    if rank:
+        for number in range(3):
+            dist.send(torch.tensor([rank, number]), 0, tag=1)
+        return
+    heard, got = [], torch.empty(2, dtype=torch.int64)
+    several = [(tensor := torch.empty(2, dtype=torch.int64), dist.irecv(tensor, tag=1)) for _ in range(size - 1)]
+    for tensor, request in several:
+        request.wait()
+        assert tensor[0] == request._source_rank()
+        heard.append(tuple(tensor.tolist()))
+    dist.recv(got, 1, tag=1)
+    heard.append(tuple(got.tolist()))
+    while len(heard) < 3 * (size - 1):
+        source = dist.recv(got, tag=1)
+        assert source == got[0]
+        heard.append(tuple(got.tolist()))
+    assert sorted(heard) == [(other, number) for other in range(1, size) for number in range(3)]
+    assert all(heard.index((other, 0)) < heard.index((other, 1)) < heard.index((other, 2)) for other in range(1, size))
+
+
+def sparse(file):
+    rank, size = start(file)
+    for hybrid in (0, 1):
+        shape = (6, 3)[:2]
+        mine = torch.zeros(shape)
+        mine[rank], mine[5] = rank + 1, 1
+        tensor = mine.to_sparse(1 if hybrid else 2)
+        dist.all_reduce(tensor)
+        expected = torch.zeros(shape)
+        expected[5] = size
+        for other in range(size):
+            expected[other] += other + 1
+        assert tensor.is_coalesced() and torch.equal(tensor.to_dense(), expected)
+    with pytest.raises(ValueError, match="sparse tensors are reduced by SUM and AVG only"):
+        dist.all_reduce(torch.zeros(2, 2).to_sparse(), dist.ReduceOp.MAX)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("function", [reductions, movements, messages, sparse])
+def test_three_ranks(run_group, function):
+    run_group(3, function)
+
+
+@pytest.mark.parametrize("function", [messages, movements])
+def test_two_ranks(run_group, function):
+    run_group(2, function)
