@@ -2,8 +2,7 @@
 
 Import a front end, as with Horovod: `import bagua_hvd.torch as hvd`. Importing this package imports no framework.
 """
-
-__version__ = "0.1.0"
+from bagua_hvd.core.version import __version__ as __version__
 
 
 def __getattr__(name):

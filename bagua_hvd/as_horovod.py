@@ -10,7 +10,7 @@ Raises:
 import importlib
 import importlib.util
 import sys
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 
 import bagua_hvd
@@ -23,8 +23,8 @@ def _real_name(name):
     return bagua_hvd.__name__ + name[len(_NAME):]
 
 
-class _AsHorovod(MetaPathFinder, Loader):
-    """Finds and loads every horovod module."""
+class _AsHorovod(MetaPathFinder):
+    """Finds every horovod module."""
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname != _NAME and not fullname.startswith(_PREFIX):
@@ -35,10 +35,35 @@ class _AsHorovod(MetaPathFinder, Loader):
             raise ModuleNotFoundError(
                 f"No module named {fullname!r}: bagua_hvd stands in for horovod and has no {real_name!r}", name=fullname
             )
-        return ModuleSpec(fullname, self, is_package=found.submodule_search_locations is not None)
+        spec = ModuleSpec(fullname, _Loader(found), origin=found.origin)
+        spec.submodule_search_locations = found.submodule_search_locations
+        return spec
+
+
+class _Loader(InspectLoader):
+    """Loads a horovod module; `python -m` runs the code of the one that it stands for.
+
+    Args:
+        real: that one's spec.
+    """
+
+    def __init__(self, real):
+        self._real = real
 
     def create_module(self, spec):
         return None
+
+    def is_package(self, fullname):
+        return self._real.submodule_search_locations is not None
+
+    def get_code(self, fullname):
+        return self._real.loader.get_code(self._real.name)
+
+    def get_source(self, fullname):
+        return self._real.loader.get_source(self._real.name)
+
+    def get_filename(self, fullname):
+        return self._real.origin
 
     def exec_module(self, module):
         # The import system takes what stands in sys.modules now, not the empty module that it made.

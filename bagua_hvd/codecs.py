@@ -14,12 +14,13 @@ what is encoded at a time is called a chunk here. A NaN or infinity is never los
 decodes to NaN; topk, float16 and bfloat16 keep it as it is. Formulas, sources and bytes: native/kernel/<codec>.h
 (float16, bfloat16: half.h).
 """
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bagua_hvd.common import native
-from bagua_hvd.common.native import ffi, lib
+from bagua_hvd.core import native
+from bagua_hvd.core.native import ffi, lib
+from bagua_hvd.core.vectors import native_order
 
 _DTYPES = {"float16": native.FLOAT16, "bfloat16": native.BFLOAT16, "float32": native.FLOAT32, "float64": native.FLOAT64}
 
@@ -31,19 +32,19 @@ class Codec(NamedTuple):
     number: int
     parameter: float = 0.0
 
-    def options(self, seed=0):
+    def options(self, seed: int = 0) -> dict[str, Any]:
         """The native struct bhvd_codec_options. seed: of stochastic rounding, 0 <= seed < 2^64."""
         return ffi.new("struct bhvd_codec_options *", {"parameter": self.parameter, "seed": seed})
 
-    def takes(self, dtype):
+    def takes(self, dtype: int) -> bool:
         """Whether it encodes elements of the native dtype."""
         return self.encoded_size(dtype, 1) > 0
 
-    def encoded_size(self, dtype, count):
+    def encoded_size(self, dtype: int, count: int) -> int:
         """Bytes of a chunk of `count` elements of the native dtype; 0 when the dtype is not taken."""
         return lib.bhvd_encoded_size(self.number, dtype, count, self.options())
 
-    def encode(self, array, seed=0):
+    def encode(self, array: np.ndarray, seed: int = 0) -> np.ndarray:
         """Encodes a NumPy array as one chunk.
 
         Args:
@@ -54,24 +55,25 @@ class Codec(NamedTuple):
         Raises:
             ValueError: the codec does not take the array's dtype.
         """
+        array = native_order(array)
         dtype = self._dtype(array.dtype)
-        code = np.empty(self.encoded_size(dtype, array.size), np.uint8)
+        code: np.ndarray = np.empty(self.encoded_size(dtype, array.size), np.uint8)
         self._call(lib.bhvd_encode, dtype, code, np.ascontiguousarray(array), array.size, seed)
         return code
 
-    def decode(self, code, dtype, count):
+    def decode(self, code: Any, dtype: int, count: int) -> np.ndarray:
         """Decodes what encode gave for `count` elements of the NumPy dtype; returns an array of shape (count,).
 
         Raises:
             ValueError: these are not the bytes of such a chunk.
         """
-        array = np.empty(count, dtype)
+        array: np.ndarray = np.empty(count, dtype)
         native_dtype = self._dtype(array.dtype)
         self._check_size(code, native_dtype, count)
         self._call(lib.bhvd_decode, native_dtype, array, code, count)
         return array
 
-    def decode_add(self, total, code, dtype):
+    def decode_add(self, total: np.ndarray, code: Any, dtype: int) -> None:
         """Adds the decoded elements, of the NumPy dtype, to `total`, a contiguous float32 array; in float32.
 
         Raises:
@@ -84,10 +86,10 @@ class Codec(NamedTuple):
         self._call(lib.bhvd_decode_add, native_dtype, total, code, total.size)
 
     def _dtype(self, dtype):
-        number = _DTYPES.get(dtype.name)
+        number = _DTYPES.get(dtype.name) if dtype.isnative else None
         if number is None or not self.takes(number):
             taken = ", ".join(name for name, number in _DTYPES.items() if self.takes(number))
-            raise ValueError(f"codec {self.name} does not take dtype {dtype.name}: convert to one of {taken}")
+            raise ValueError(f"codec {self.name} does not take dtype {dtype}: convert to one of {taken}")
         return number
 
     def _check_size(self, code, dtype, count):
@@ -104,7 +106,7 @@ class Codec(NamedTuple):
         native.raise_for_status(status, f"these are not bytes that codec {self.name} has encoded")
 
 
-def qsgd(levels=127):
+def qsgd(levels: int = 127) -> Codec:
     """QSGD with `levels` levels beside 0 on each side, 1 to 127. Fewer levels do not save bytes.
 
     Raises:
@@ -115,7 +117,7 @@ def qsgd(levels=127):
     return Codec("qsgd", lib.BHVD_CODEC_QSGD, float(levels))
 
 
-def topk(ratio=0.01):
+def topk(ratio: float = 0.01) -> Codec:
     """The largest max(1, ceil(ratio d)) of d elements, 0 < ratio <= 1.
 
     Raises:

@@ -15,7 +15,8 @@ match operations by it. Every wait() raises HorovodInternalError when ranks disa
 The names are those of BAGUA (Gan et al., arXiv:2107.01499).
 """
 import itertools
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,8 +32,10 @@ from bagua_hvd.codecs import (  # noqa: F401  (with the primitives that take the
     ternary,
     topk,
 )
-from bagua_hvd.common import basics, native, vectors
-from bagua_hvd.common.buckets import Bucket
+from bagua_hvd.core import native, vectors
+from bagua_hvd.job import basics
+from bagua_hvd.job.process_sets import ProcessSet, id_of
+from bagua_hvd.training.buckets import Bucket
 
 EXCHANGES = {"scatter_gather": native.EXCHANGE_SCATTER_GATHER, "allgather": native.EXCHANGE_ALLGATHER}
 TOPOLOGIES = {"shift_one": native.TOPOLOGY_SHIFT_ONE, "ring": native.TOPOLOGY_RING}
@@ -47,29 +50,31 @@ class ErrorState:
         worker: one element for each of the bucket: what encoding this rank's own values has lost so far.
         server: one element for each of a chunk: what encoding the mean of its chunk has lost so far. Hierarchical: one
             for each of the bucket, of which a rank uses those of its chunks; memory that is not used costs nothing.
+    Raises:
+        ValueError: an attribute is set to anything but a contiguous, writable float32 NumPy array.
     """
 
-    def __init__(self, count, size, hierarchical=False):
+    def __init__(self, count: int, size: int | None, hierarchical: bool = False) -> None:
         self.worker = np.zeros(count, np.float32)
         self.server = np.zeros(self._server_count(count, size, hierarchical), np.float32)
 
     @property
-    def worker(self):
+    def worker(self) -> Any:
         return self._worker.fetch()
 
     @worker.setter
-    def worker(self, array):
+    def worker(self, array: np.ndarray) -> None:
         self._worker = vectors.Mirror(array)
 
     @property
-    def server(self):
+    def server(self) -> Any:
         return self._server.fetch()
 
     @server.setter
-    def server(self, array):
+    def server(self, array: np.ndarray) -> None:
         self._server = vectors.Mirror(array)
 
-    def fields(self):
+    def fields(self) -> dict[str, Any]:
         """For Context.post."""
         return {"worker_error": self._worker.floats, "server_error": self._server.floats,
                 "worker_mirror": self._worker.pointer, "server_mirror": self._server.pointer}
@@ -78,17 +83,29 @@ class ErrorState:
     def _server_count(count, size, hierarchical):
         return count if hierarchical else native.chunk_count(count, size)
 
-    def fits(self, count, size, hierarchical=False):
+    def fits(self, count: int, size: int | None, hierarchical: bool = False) -> bool:
         """Whether it was made for `count` elements over `size` ranks."""
         return self._worker.size == count and self._server.size == self._server_count(count, size, hierarchical)
+
+    def copy(self) -> Any:
+        """Another one with the same values; on the GPU, where they are there."""
+        other = object.__new__(ErrorState)
+        other._worker, other._server = (
+            mirror.copy(np.empty(mirror.size, np.float32)) for mirror in (self._worker, self._server))
+        return other
+
+    def scale(self, factor: Any) -> None:
+        """Multiplies the values: the unit of what is encoded has changed."""
+        for array in self._arrays().values():
+            array *= np.float32(factor)
 
     def _arrays(self):
         return {"worker": self.worker, "server": self.server}
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         return _dump(self._arrays())
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, Any]) -> Any:
         """Returns False, and changes nothing, when the state is of another size (another number of ranks)."""
         return _load(self._arrays(), state)
 
@@ -100,24 +117,26 @@ class Replicas:
         own, left, right: contiguous float32 NumPy arrays of one element for each value, or None: not kept. Left is the
             rank before this one. They must begin equal on their holders: own here, right on the left neighbour, left on
             the right one. Operations on a GPU keep them there: reading an attribute waits for them.
+    Raises:
+        ValueError: one is something else.
     """
 
-    def __init__(self, own, left, right):
+    def __init__(self, own: Any, left: Any, right: Any) -> None:
         self._mirrors = [None if array is None else vectors.Mirror(array) for array in (own, left, right)]
 
     @property
-    def own(self):
+    def own(self) -> Any:
         return self._fetched(0)
 
     @property
-    def left(self):
+    def left(self) -> Any:
         return self._fetched(1)
 
     @property
-    def right(self):
+    def right(self) -> Any:
         return self._fetched(2)
 
-    def fits(self, count):
+    def fits(self, count: int) -> bool:
         """Whether those that are kept are of `count` elements."""
         return all(mirror is None or mirror.size == count for mirror in self._mirrors)
 
@@ -125,12 +144,11 @@ class Replicas:
         mirror = self._mirrors[place]
         return None if mirror is None else mirror.fetch()
 
-    def fields(self, count):
+    def fields(self, count: int) -> dict[str, Any]:
         """For Context.post, with values of `count` elements. ValueError: the replicas do not fit."""
         for mirror in self._mirrors:
-            array = None if mirror is None else mirror.array
-            if array is not None and (array.size != count or vectors.array_view(array).dtype != native.FLOAT32):
-                raise ValueError(f"a replica is {array.dtype}{list(array.shape)}, not float32[{count}]")
+            if mirror is not None and mirror.size != count:
+                raise ValueError(f"a replica is float32{list(mirror.array.shape)}, not float32[{count}]")
         return {"replicas": [native.ffi.NULL if mirror is None else mirror.floats for mirror in self._mirrors],
                 "replica_mirrors": [native.ffi.NULL if mirror is None else mirror.pointer for mirror in self._mirrors]}
 
@@ -138,11 +156,11 @@ class Replicas:
         kept = {"own": self.own, "left": self.left, "right": self.right}
         return {name: array for name, array in kept.items() if array is not None}
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         """Of this rank only: a checkpoint must hold every rank's, or all ranks must begin equal again."""
         return _dump(self._kept())
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, Any]) -> Any:
         """Returns False, and changes nothing, when the state is of another size."""
         return _load(self._kept(), state)
 
@@ -174,7 +192,7 @@ class _Values(NamedTuple):
 
 def _values(values, name, out):
     if not isinstance(values, Bucket):
-        if name is None:
+        if not isinstance(name, str):
             raise ValueError("an array needs a name, the same on all ranks, by which they match the operation")
         return _Values(name, [vectors.array_view(values, out)])
     views = values.views if out is None else vectors.views_into(values.views, out)
@@ -188,12 +206,15 @@ def _choice(choices, chosen, what):
 
 
 def _codec_fields(codec, seed):
+    if not isinstance(codec, Codec):
+        raise TypeError(f"a codec is one of bagua_hvd.codecs, not {codec!r:.100}")
     # Of a codec that rounds at random, no two calls of a process must repeat the numbers.
     seed = next(_seeds) if seed is None else seed
     return {"codec": codec.number, "codec_options": {"parameter": codec.parameter, "seed": seed}}
 
 
-def c_fp_s(bucket, group, average=True, prescale_factor=1.0, postscale_factor=1.0, out=None, name=None):
+def c_fp_s(bucket: Any, group: ProcessSet, average: bool = True, prescale_factor: float = 1.0,
+           postscale_factor: float = 1.0, out: Any = None, name: str | None = None) -> Any:
     """Sum or mean over the ranks of `group`; bit-equal on all of them.
 
     Args:
@@ -208,15 +229,17 @@ def c_fp_s(bucket, group, average=True, prescale_factor=1.0, postscale_factor=1.
     """
     values = _values(bucket, name, out)
     return basics.context().post(
-        native.ALLREDUCE, values.name, values.views, process_set=group.process_set_id,
+        native.ALLREDUCE, values.name, values.views, process_set=id_of(group),
         op=native.OP_AVERAGE if average else native.OP_SUM,
         prescale_factor=values.prescale_factor * prescale_factor,
         postscale_factor=values.postscale_factor * postscale_factor,
     )
 
 
-def c_lp_s(bucket, group, codec=minmax_uint8, error=None, average=True, exchange="scatter_gather", seed=None,
-           prescale_factor=1.0, postscale_factor=1.0, out=None, name=None, hierarchical=False):
+def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: ErrorState | None = None,
+           average: bool = True, exchange: str = "scatter_gather", seed: int | None = None,
+           prescale_factor: float = 1.0, postscale_factor: float = 1.0, out: Any = None, name: str | None = None,
+           hierarchical: bool = False) -> Any:
     """Sum or mean of the encoded values over the ranks of `group`; bit-equal on all of them.
 
     Args:
@@ -235,14 +258,16 @@ def c_lp_s(bucket, group, codec=minmax_uint8, error=None, average=True, exchange
     Raises:
         ValueError: the error state does not fit.
     """
-    values = _values(bucket, name, out)
+    values, id = _values(bucket, name, out), id_of(group)
+    if not isinstance(hierarchical, bool | int):
+        raise TypeError(f"hierarchical={hierarchical!r:.100}: expected a bool")
     if error is not None and not error.fits(values.count, group.size(), hierarchical):
         raise ValueError(
             f"the error state does not fit {values.count} elements over {group.size()} ranks, "
             f"hierarchical={hierarchical}: make a new ErrorState"
         )
     return basics.context().post(
-        native.C_LP_S, values.name, values.views, process_set=group.process_set_id,
+        native.C_LP_S, values.name, values.views, process_set=id,
         op=native.OP_AVERAGE if average else native.OP_SUM,
         prescale_factor=values.prescale_factor * prescale_factor,
         postscale_factor=values.postscale_factor * postscale_factor,
@@ -253,7 +278,8 @@ def c_lp_s(bucket, group, codec=minmax_uint8, error=None, average=True, exchange
     )
 
 
-def d_fp_s(bucket, group, topology="shift_one", round=0, out=None, name=None, hierarchical=False):
+def d_fp_s(bucket: Any, group: ProcessSet, topology: str = "shift_one", round: int = 0, out: Any = None,
+           name: str | None = None, hierarchical: bool = False) -> Any:
     """The mean with this rank's peers, which differs between ranks. A bucket's factors do not apply.
 
     Args:
@@ -262,19 +288,21 @@ def d_fp_s(bucket, group, topology="shift_one", round=0, out=None, name=None, hi
             mean of three, with both neighbours; of two ranks the other one counts twice.
         round: counts the calls, from 0; equal on all ranks.
         out, name: as for c_fp_s().
-        hierarchical: hosts are the peers, each with the mean of its ranks, which all end alike. One host: that mean.
+        hierarchical: hosts are the peers, each with the mean of its ranks, which all end alike, and counted for as many
+            (native/primitive/peers.h): the mean over all ranks stays what it is. One host: that mean.
     Returns:
         An Operation.
     """
     values = _values(bucket, name, out)
     return basics.context().post(
-        native.D_FP_S, values.name, values.views, process_set=group.process_set_id,
+        native.D_FP_S, values.name, values.views, process_set=id_of(group),
         topology=_choice(TOPOLOGIES, topology, "topology"), round=round, hierarchical=hierarchical,
     )
 
 
-def d_lp_s(values, group, codec, replicas, seed=None, name=None, hierarchical=False, before=(0, 0, 0),
-           after=(0, 0, 0, 0)):
+def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Any, seed: int | None = None,
+           name: str | None = None, hierarchical: bool = False, before: Sequence[float] = (0, 0, 0),
+           after: Sequence[float] = (0, 0, 0, 0)) -> Any:
     """Sends the encoded values to both neighbours in a ring, and adds to each replica what its owner's code decodes to.
 
         v = values + a . (own, left, right)
@@ -287,7 +315,8 @@ def d_lp_s(values, group, codec, replicas, seed=None, name=None, hierarchical=Fa
             left and right.
         codec, seed, name: as for c_lp_s().
         hierarchical: hosts stand in the ring, each with the mean of its ranks' values; their replicas are alike. One
-            host is its own left and right.
+            host is its own left and right. In the mixes a neighbour of fewer ranks counts for its share s < 1 of this
+            host's: its replica R is own + s (R - own), if own is kept.
         before, after: a and b; replicas are mixed in float32. A replica that is not kept has weight 0. For a Weights,
             call written() when the operation has ended.
     Returns:
@@ -297,7 +326,7 @@ def d_lp_s(values, group, codec, replicas, seed=None, name=None, hierarchical=Fa
     """
     sent = _values(values, name, None)
     return basics.context().post(
-        native.D_LP_S, sent.name, sent.views, process_set=group.process_set_id,
+        native.D_LP_S, sent.name, sent.views, process_set=id_of(group),
         hierarchical=hierarchical, owner=replicas,
         before=before, after=after, **replicas.fields(sent.count), **_codec_fields(codec, seed),
     )

@@ -8,8 +8,8 @@ import weakref
 
 import keras
 
-from bagua_hvd.common.model import Adam, AdamMember
-from bagua_hvd.common.reducer import Gradients
+from bagua_hvd.reduction.gradients import Gradients
+from bagua_hvd.training.model import Adam, AdamMember
 
 # What apply() does beyond Adam's formula, and an algorithm would leave out.
 _UNSERVED = ("amsgrad", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "gradient_accumulation_steps",
@@ -54,6 +54,11 @@ class HasAdam:
     """
 
     _adam = None
+
+    @property
+    def shows_adam(self):
+        """Whether the algorithm has asked for it, in its prepare()."""
+        return self._adam is not None
 
     def adam(self):
         optimizer = self._optimizer()

@@ -1,23 +1,28 @@
 """The functions of both Keras packages, before their signatures part."""
-import keras
+from typing import Any
+
 import numpy as np
 
 from bagua_hvd._keras import values
-from bagua_hvd._keras.backend import default_compression
+from bagua_hvd._keras.backend import broadcast_global_variables, default_compression  # noqa: F401
 from bagua_hvd._keras.optimizer import load_model as _load_model
 from bagua_hvd._keras.optimizer import wrap
-from bagua_hvd.common.basics import Average, Sum
-from bagua_hvd.common.collectives import handle_average_backwards_compatibility
-from bagua_hvd.common.gradient_options import GradientOptions, groups_of
-from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.collectives.compression import Compressor
+from bagua_hvd.collectives.rules import handle_average_backwards_compatibility
+from bagua_hvd.job.basics import Average, Sum
+from bagua_hvd.job.process_sets import ProcessSet, global_process_set
+from bagua_hvd.reduction.options import GradientOptions, groups_of
 
 Compression = default_compression()
 
 
-def distributed_optimizer(optimizer, compression=Compression.none, sparse_as_dense=False,
-                          gradient_predivide_factor=1.0, op=Average, backward_passes_per_step=1,
-                          average_aggregated_gradients=False, num_groups=0, groups=None,
-                          process_set=global_process_set, scale_local_gradients=True, algorithm=None):
+def distributed_optimizer(optimizer: Any, compression: type[Compressor] = Compression.none,
+                          sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0, op: int = Average,
+                          backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
+                          num_groups: int = 0, groups: Any = None, process_set: ProcessSet = global_process_set,
+                          scale_local_gradients: bool = True,
+                          algorithm: str | Algorithm | type[Algorithm] | None = None) -> Any:
     """Wraps a Keras optimizer so that gradients are reduced over the ranks before it applies them.
 
     For model.compile(), compiled by XLA or not, and for apply_gradients() in a loop of one's own. What Keras saves with
@@ -57,7 +62,7 @@ def distributed_optimizer(optimizer, compression=Compression.none, sparse_as_den
     return wrap(optimizer, options, backward_passes_per_step, average_aggregated_gradients)
 
 
-def partial_distributed_optimizer(optimizer, local_layers, **options):
+def partial_distributed_optimizer(optimizer: Any, local_layers: Any, **options: Any) -> Any:
     """DistributedOptimizer that leaves the trainable weights of some layers local.
 
     Args:
@@ -75,23 +80,10 @@ def partial_distributed_optimizer(optimizer, local_layers, **options):
     return wrapped
 
 
-def broadcast_global_variables(root_rank):
-    """For graphs of tf.compat.v1: the operation that gives every rank the root's values of all variables.
-
-    Raises:
-        RuntimeError: in eager mode, and on other backends: BroadcastGlobalVariablesCallback does it there.
-    """
-    if keras.backend.backend() == "tensorflow":
-        from bagua_hvd.tensorflow.functions import broadcast_global_variables
-
-        return broadcast_global_variables(root_rank)
-    raise RuntimeError("broadcast_global_variables() is for graphs: use hvd.callbacks.BroadcastGlobalVariablesCallback")
-
-
 class Value(np.ndarray):
     """A NumPy array that a script may take for an eager tensor of TensorFlow, which is what Horovod gives it."""
 
-    def numpy(self):
+    def numpy(self) -> Any:
         """The plain array, a scalar for 0 dimensions."""
         return np.asarray(self)[()]
 
@@ -100,7 +92,8 @@ def _value(result):
     return np.asarray(result).view(Value)
 
 
-def allreduce(value, name, average, prescale_factor, postscale_factor, op, compression):
+def allreduce(value: Any, name: str | None, average: bool | None, prescale_factor: float, postscale_factor: float,
+              op: int | None, compression: type[Compressor]) -> Any:
     """Reduces a value over all ranks.
 
     Args:
@@ -121,23 +114,24 @@ def allreduce(value, name, average, prescale_factor, postscale_factor, op, compr
     return _value(reduced.astype(dtype) if halved else reduced)
 
 
-def allgather(value, name=None):
+def allgather(value: Any, name: str | None = None) -> Any:
     """Concatenates the ranks' values along the first dimension, in rank order; returns a Value."""
     return _value(values.allgather(value, name))
 
 
-def broadcast(value, root_rank, name=None):
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """The value of the rank `root_rank`, on all ranks; returns a Value."""
     return _value(values.broadcast(value, root_rank, name))
 
 
-def reducescatter(value, name=None, op=Average):
+def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
     """Reduces a value and leaves to each rank its slice of the first dimension; returns a Value."""
     return _value(values.reducescatter(value, name, op))
 
 
-def load_model(filepath, custom_optimizers=None, custom_objects=None, compression=Compression.none, legacy_opts=False,
-               algorithm=None):
+def load_model(filepath: Any, custom_optimizers: Any = None, custom_objects: dict | None = None,
+               compression: type[Compressor] = Compression.none, legacy_opts: bool = False,
+               algorithm: str | Algorithm | type[Algorithm] | None = None) -> Any:
     """Loads a saved model, and wraps its optimizer by DistributedOptimizer, with the state that was saved.
 
     Args:

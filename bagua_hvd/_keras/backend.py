@@ -1,19 +1,74 @@
-"""How gradients are reduced on the backend that Keras runs on.
+"""What the backend that Keras runs on supplies. Everything else in this folder is the same on all of them.
 
-A reduction is an object with
+TensorFlow's front end is built on this folder, and registers what it has for Keras; torch's lies below. A reduction is
+an object with
 
     reduction(gradients, variables)     reduced gradients, in their order; None where there was None
     update(apply, instead)              calls apply(), or instead() where the algorithm has updated the weights
     stepped()                           the weights are new
     dense(gradient)                     a gradient that can be added up
-    identify(variable)                  the key by which a variable is known
+    native(variable)                    the backend's variable behind one of Keras
     register_local(variable)            from now on this one is not reduced
     reset()                             forget what is pending
     number, renumber(numbers)           see numbering.py
 """
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import keras
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What a backend has for Keras.
+
+    Attributes:
+        make_reduction: function of (options, optimizer=, passes=); see make_reduction().
+        Compression: classes none and fp16.
+        shared_reductions: what beside optimizers has numbers; see numbering.py.
+        translated_errors: makes a context in which a failed collective raises HorovodInternalError.
+        broadcast_global_variables: function of the root, for graphs of TensorFlow 1; None: there are none.
+        wrap_legacy, load_legacy_model: wrap() and load_model() of optimizer.py for tf_keras; None: it cannot be served.
+    """
+
+    make_reduction: Callable[..., Any]
+    Compression: type
+    shared_reductions: tuple = ()
+    translated_errors: Callable[[], AbstractContextManager] = nullcontext
+    broadcast_global_variables: Callable[[int], Any] | None = None
+    wrap_legacy: Callable[..., Any] | None = None
+    load_legacy_model: Callable[..., Any] | None = None
+
+
+_backends: dict[str, Backend] = {}
+
+
+def register(name, backend):
+    """Makes a Backend known for KERAS_BACKEND=name."""
+    _backends[name] = backend
+
+
+def _find(name):
+    if name == "torch" and name not in _backends:
+        from bagua_hvd._keras.torch_reduction import Reduction
+        from bagua_hvd.torch.compression import Compression
+
+        register(name, Backend(Reduction, Compression))
+    return _backends.get(name)
+
+
+def _current():
+    """The Backend that Keras runs on; of one that has none, what TensorFlow's has, but for reductions."""
+    return _find(keras.backend.backend()) or of_tf_keras()
+
+
+def of_tf_keras():
+    """The Backend of tf_keras, TensorFlow's. RuntimeError: nobody has imported its front end."""
+    if "tensorflow" not in _backends:
+        raise RuntimeError("models and optimizers of tf_keras need TensorFlow's front end: import bagua_hvd.tensorflow")
+    return _backends["tensorflow"]
 
 
 def make_reduction(options, optimizer, passes):
@@ -25,51 +80,47 @@ def make_reduction(options, optimizer, passes):
         ValueError: the algorithm cannot serve the optimizer.
         NotImplementedError: the backend is neither tensorflow nor torch.
     """
-    name = keras.backend.backend()
-    if name == "tensorflow":
-        from bagua_hvd.tensorflow.reduction import Reduction
-
-        return Reduction(options, weights=True, optimizer=optimizer, passes=passes)
-    if name == "torch":
-        from bagua_hvd._keras.torch_reduction import Reduction
-
-        return Reduction(options, optimizer, passes)
-    raise NotImplementedError(
-        f"KERAS_BACKEND={name}: distributed optimizers work on the backends tensorflow and torch"
-    )
+    backend = _find(keras.backend.backend())
+    if backend is None:
+        raise NotImplementedError(
+            f"KERAS_BACKEND={keras.backend.backend()}: distributed optimizers work on the backends tensorflow and torch"
+        )
+    return backend.make_reduction(options, optimizer=optimizer, passes=passes)
 
 
 def as_written(function):
     """Decorator: TensorFlow's AutoGraph, which would rewrite it and all that it calls, leaves it alone."""
     if keras.backend.backend() != "tensorflow":
         return function
-    import tensorflow as tf  # not our front end: that imports the module which is being decorated
+    import tensorflow as tf
 
     return tf.autograph.experimental.do_not_convert(function)
 
 
 def shared_reductions():
     """What beside optimizers has numbers; see numbering.py."""
-    if keras.backend.backend() != "tensorflow":
-        return []
-    from bagua_hvd.tensorflow.reduction import shared_reductions
-
-    return [shared_reductions]
+    return _current().shared_reductions
 
 
 def default_compression():
     """Compression of the backend: classes none and fp16."""
-    if keras.backend.backend() == "torch":
-        from bagua_hvd.torch.compression import Compression
-    else:
-        from bagua_hvd.tensorflow.compression import Compression
-    return Compression
+    return _current().Compression
 
 
 def translated_errors():
     """A context in which a failed collective raises HorovodInternalError, whatever the backend makes of it."""
-    if keras.backend.backend() != "tensorflow":
-        return nullcontext()
-    from bagua_hvd.tensorflow.elastic import translated_errors
+    return _current().translated_errors()
 
-    return translated_errors()
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """For graphs of tf.compat.v1: the operation that gives every rank the root's values of all variables.
+
+    Raises:
+        RuntimeError: in eager mode, and on other backends: BroadcastGlobalVariablesCallback does it there.
+    """
+    broadcast = _current().broadcast_global_variables if keras.backend.backend() == "tensorflow" else None
+    if broadcast is None:
+        raise RuntimeError(
+            "broadcast_global_variables() is for graphs: use hvd.callbacks.BroadcastGlobalVariablesCallback"
+        )
+    return broadcast(root_rank)

@@ -1,6 +1,6 @@
 # ruff: noqa: F401  (this file is the list of what both Keras packages have of the basics)
 """The names of common/ that scripts find in both Keras packages."""
-from bagua_hvd.common.basics import (
+from bagua_hvd.job.basics import (
     Average,
     Sum,
     ccl_built,
@@ -23,6 +23,7 @@ from bagua_hvd.common.basics import (
     shutdown,
     size,
     start_timeline,
+    statistics,
     stop_timeline,
 )
-from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd.job.process_sets import global_process_set

@@ -6,11 +6,14 @@ Momentum correction (Goyal et al., arXiv:1706.02677) when the learning rate chan
 
 Here v itself is scaled before the step. It is the same step, and a compiled one obeys it, for which m is a constant.
 """
+from collections.abc import Callable
+from typing import Any
+
 import keras
 
 from bagua_hvd._keras import legacy, values
 from bagua_hvd._keras.optimizer import innermost
-from bagua_hvd.common import basics
+from bagua_hvd.job import basics
 
 
 class Callback(keras.callbacks.Callback):
@@ -39,7 +42,7 @@ class BroadcastGlobalVariablesCallback(Callback):
         ValueError: local_variables holds something else than variables.
     """
 
-    def __init__(self, root_rank, device="", local_variables=None):
+    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         super().__init__()
         self.root_rank = root_rank
         self.local_variables = list(local_variables or [])
@@ -47,11 +50,11 @@ class BroadcastGlobalVariablesCallback(Callback):
         if not all(hasattr(variable, "assign") for variable in self.local_variables):
             raise ValueError("local_variables: expected variables, such as layer.trainable_weights")
 
-    def register_local_var(self, variable):
+    def register_local_var(self, variable: Any) -> None:
         """Excludes one more variable."""
         self.local_variables.append(variable)
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         if self.broadcast_done:
             return
         local = {id(variable) for variable in self.local_variables}
@@ -73,12 +76,19 @@ class MetricAverageCallback(Callback):
         device: accepted for Horovod's sake.
     """
 
-    def __init__(self, device=""):
+    def __init__(self, device: str = "") -> None:
         super().__init__()
 
-    def on_epoch_end(self, epoch, logs=None):
-        for name in sorted(logs or {}):
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        logs = {} if logs is None else logs
+        for name in sorted(logs):
             logs[name] = float(values.allreduce(float(logs[name]), name=f"MetricAverageCallback.{name}"))
+
+
+def _steps(params):
+    """Batches in an epoch, as Keras tells callbacks; in graphs of TensorFlow 1 it tells samples. None: it does not."""
+    samples, batch_size = params.get("samples"), params.get("batch_size")
+    return params.get("steps") or (samples and batch_size and -(-samples // batch_size)) or None
 
 
 class LearningRateScheduleCallback(Callback):
@@ -95,8 +105,9 @@ class LearningRateScheduleCallback(Callback):
         ValueError: no initial_lr; or, when training begins, steps_per_epoch is needed and Keras does not know it.
     """
 
-    def __init__(self, initial_lr, multiplier, start_epoch=0, end_epoch=None, staircase=True, momentum_correction=True,
-                 steps_per_epoch=None):
+    def __init__(self, initial_lr: float, multiplier: float | Callable[[int], float], start_epoch: int = 0,
+                 end_epoch: int | None = None, staircase: bool = True, momentum_correction: bool = True,
+                 steps_per_epoch: int | None = None) -> None:
         super().__init__()
         if initial_lr is None:
             raise ValueError("Parameter `initial_lr` is required")
@@ -105,35 +116,35 @@ class LearningRateScheduleCallback(Callback):
         self.end_epoch = end_epoch
         self.staircase = staircase
         self.momentum_correction = momentum_correction
-        self.steps_per_epoch = steps_per_epoch
+        self.steps_per_epoch: Any = steps_per_epoch
         self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
-        self.current_epoch = None
+        self.current_epoch: Any = None
 
     def _learning_rate(self):
-        return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+        return float(values.to_array(self.model.optimizer.learning_rate))
 
     def _adjust(self, epoch):
         old, new = self._learning_rate(), self.initial_lr * self.multiplier(epoch)
         self.model.optimizer.learning_rate = new
         if self.momentum_correction and old and new != old:
             optimizer = innermost(self.model.optimizer)
-            if getattr(optimizer, "momentum", 0):
+            if values.to_array(getattr(optimizer, "momentum", 0)).any():
                 for velocity in legacy.velocities(optimizer, self.model.trainable_variables):
-                    velocity.assign(velocity * (new / old))
+                    legacy.scale(velocity, new / old)
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict | None = None) -> None:
         if not self.steps_per_epoch:
-            self.steps_per_epoch = (self.params or {}).get("steps")
+            self.steps_per_epoch = _steps(self.params or {})
         if not self.staircase and not self.steps_per_epoch:
             raise ValueError(
                 f"Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter to "
                 f"the {type(self).__name__}()."
             )
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self.current_epoch = epoch
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         epoch = self.current_epoch
         if epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
             return
@@ -142,7 +153,7 @@ class LearningRateScheduleCallback(Callback):
         elif batch == 0:
             self._adjust(epoch)
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         if logs is not None:
             logs["lr"] = self._learning_rate()
 
@@ -161,7 +172,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: 1: the first rank says when it is reached. The others: see LearningRateScheduleCallback.
     """
 
-    def __init__(self, initial_lr, warmup_epochs=5, momentum_correction=True, steps_per_epoch=None, verbose=0):
+    def __init__(self, initial_lr: float, warmup_epochs: int = 5, momentum_correction: bool = True,
+                 steps_per_epoch: int | None = None, verbose: int = 0) -> None:
         def multiplier(epoch):
             epoch += 1.0 / self.steps_per_epoch
             size = basics.size()
@@ -170,16 +182,17 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         super().__init__(initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
         self.verbose = verbose
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         super().on_epoch_end(epoch, logs)
-        if epoch == self.end_epoch - 1 and self.verbose > 0 and basics.rank() == 0:
+        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and basics.rank() == 0:
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._learning_rate():g}.")
 
 
 class BestModelCheckpoint(Callback, keras.callbacks.ModelCheckpoint):
     """ModelCheckpoint that keeps the best only. Set its `filepath` before training; an estimator does that."""
 
-    def __init__(self, monitor="val_loss", verbose=0, save_weights_only=False, mode="auto", save_freq="epoch"):
+    def __init__(self, monitor: str = "val_loss", verbose: int = 0, save_weights_only: Any = False, mode: str = "auto",
+                 save_freq: Any = "epoch") -> None:
         # Keras checks the ending of a path that it must have, and that is not known yet.
         path = "best.weights.h5" if save_weights_only else "best.keras"
         super().__init__(path, monitor=monitor, verbose=verbose, save_best_only=True,

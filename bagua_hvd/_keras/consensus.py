@@ -1,10 +1,12 @@
 """One model out of the ranks' different ones: decentralized and asynchronous algorithms leave them apart."""
+from typing import Any
+
 import keras
 
 from bagua_hvd._keras import values
-from bagua_hvd.common import collectives
-from bagua_hvd.common.basics import Average
-from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd.collectives import rules
+from bagua_hvd.job.basics import Average
+from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 
 
 class consensus:
@@ -25,7 +27,7 @@ class consensus:
         HorovodInternalError: ranks disagree about the model, or one was lost; the model is as before.
     """
 
-    def __init__(self, model, process_set=global_process_set):
+    def __init__(self, model: Any, process_set: ProcessSet = global_process_set) -> None:
         # `weights` of Keras leaves out metrics, which `variables` has.
         variables = getattr(model, "weights", None) or getattr(model, "variables", model)
         unique = {id(variable): variable for variable in variables}         # shared ones once
@@ -33,13 +35,12 @@ class consensus:
         # Copies: a tensor's array may lie in the very memory of the variable.
         self._own = [values.to_array(variable).copy() for variable in self._variables]
         if self._own:
-            self._set(collectives.grouped_allreduce(
+            self._set(rules.grouped_allreduce(
                 values.frontend, self._own, False, "consensus", Average, process_set=process_set, blocking=True
             ).wait())
 
     def _set(self, arrays):
-        for variable, array in zip(self._variables, arrays, strict=True):
-            variable.assign(array)
+        values.assign(self._variables, arrays)
 
     def __enter__(self):
         return self

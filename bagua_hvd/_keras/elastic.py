@@ -1,13 +1,16 @@
 """Elastic training with Keras: the state of a model and its optimizer, and the callbacks that keep it up to date."""
 import functools
+from collections.abc import Callable
+from typing import Any
 
 from bagua_hvd._keras import legacy, values
 from bagua_hvd._keras.backend import shared_reductions, translated_errors
 from bagua_hvd._keras.callbacks import Callback
 from bagua_hvd._keras.optimizer import distributions, forget_step
-from bagua_hvd.common import basics, objects
-from bagua_hvd.common.elastic import ObjectState, reset, run_fn
-from bagua_hvd.common.reducer import share_numbers
+from bagua_hvd.core import objects
+from bagua_hvd.job import basics
+from bagua_hvd.job.elastic import ObjectState, reset, run_fn
+from bagua_hvd.reduction.numbers import share_numbers
 
 
 def _broadcast_object(obj):
@@ -26,7 +29,7 @@ class KerasState(ObjectState):
         ValueError: the model is not built: its variables do not exist yet.
     """
 
-    def __init__(self, model, optimizer=None, **kwargs):
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         if not model.built or not model.weights:
             raise ValueError("Model must be built first. Run `model.build(input_shape)`, or the model on some data.")
         self.model = model
@@ -43,17 +46,16 @@ class KerasState(ObjectState):
         basics.wait_for_gpus()          # the torch backend's tensors may lie on one
         self._saved_values = [values.to_array(variable).copy() for variable in self._variables()]
 
-    def save(self):
+    def save(self) -> None:
         self._save_model()
         super().save()
 
-    def restore(self):
-        for variable, value in zip(self._variables(), self._saved_values, strict=True):
-            variable.assign(value)
+    def restore(self) -> None:
+        values.assign(self._variables(), self._saved_values)
         forget_step(self.optimizer)
         super().restore()
 
-    def sync(self):
+    def sync(self) -> None:
         forget_step(self.optimizer)
         values.broadcast_variables(self._variables(), 0, "elastic.state.variables")
         share_numbers([*shared_reductions(), *(d.reduction for d in distributions(self.optimizer))], _broadcast_object)
@@ -68,22 +70,22 @@ class CommitStateCallback(Callback):
         state: an elastic state. batches_per_commit: more is faster, and loses more when a rank is lost.
     """
 
-    def __init__(self, state, batches_per_commit=1):
+    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
         super().__init__()
         self.state = state
         self.batches_per_commit = batches_per_commit
         self._batches_left = batches_per_commit
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict | None = None) -> None:
         self._batches_left = self.batches_per_commit
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         self._batches_left -= 1
         if self._batches_left == 0:
             self.state.commit()
             self._batches_left = self.batches_per_commit
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         self.state.commit()
 
 
@@ -97,24 +99,24 @@ class UpdateBatchStateCallback(Callback):
         state: an elastic state with an attribute `batch`, at first 0.
     """
 
-    def __init__(self, state):
+    def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
         self._done = 0
         self._cut = False
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict | None = None) -> None:
         self._done = self.state.batch
         self._cut = False
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         self.state.batch = self._done + batch + 1
         steps = (self.params or {}).get("steps")
         if self._done and steps and self.state.batch >= steps:
             # Keras leaves the loop over the batches, then looks again after on_epoch_end().
             self._cut = self.model.stop_training = True
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         if self._cut:
             self._cut = self.model.stop_training = False
         self._done = self.state.batch = 0
@@ -127,24 +129,24 @@ class UpdateEpochStateCallback(Callback):
         state: an elastic state with an attribute `epoch`, at first 0.
     """
 
-    def __init__(self, state):
+    def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
+        self._offset: Any = None
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
         self._offset = None
 
-    def on_train_begin(self, logs=None):
-        self._offset = None
-
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         # fit(epochs=total - state.epoch) and fit(initial_epoch=state.epoch, epochs=total) are both in use.
         if self._offset is None:
             self._offset = self.state.epoch - epoch
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         self.state.epoch = self._offset + epoch + 1
 
 
-def run(func):
+def run(func: Callable[..., Any]) -> Any:
     """Decorator: `func` goes on when ranks are lost or the hosts change.
 
     Before the first call of `func` and after every change, the state is synchronized from rank 0. No collective may be

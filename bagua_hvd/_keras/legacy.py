@@ -19,6 +19,12 @@ def is_optimizer(optimizer):
     )
 
 
+def session_backend(value):
+    """tf_keras.backend for what lies in a graph of TensorFlow 1, and has a value in Keras' session only; else None."""
+    tf_keras = sys.modules.get("tf_keras")
+    return tf_keras.backend if tf_keras is not None and getattr(value, "graph", None) is not None else None
+
+
 def build(optimizer, variables):
     """Makes an optimizer's variables, of either Keras."""
     if hasattr(optimizer, "build"):
@@ -33,6 +39,15 @@ def variables(optimizer):
         return []
     found = optimizer.variables         # tf_keras has a function of that name
     return list(found() if callable(found) else found)
+
+
+def scale(variable, factor):
+    """Multiplies a variable of either Keras by a number."""
+    session = session_backend(variable)
+    if session is None:
+        variable.assign(variable * factor)
+    else:
+        session.set_value(variable, session.get_value(variable) * factor)
 
 
 def velocities(optimizer, weights):

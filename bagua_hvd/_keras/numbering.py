@@ -5,7 +5,7 @@ import weakref
 class Numbered:
     """What makes Reducers as it meets lists of variables, and can tell their numbers to ranks that have met none yet.
 
-    See share_numbers() in common/reducer.py. And whose algorithms' state goes into checkpoints, by the same order.
+    See share_numbers() in reduction/numbers.py. And whose algorithms' state goes into checkpoints, by the same order.
     """
 
     def __init__(self):

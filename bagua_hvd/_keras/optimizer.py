@@ -16,13 +16,19 @@ import keras
 from keras import ops
 
 from bagua_hvd._keras import legacy
-from bagua_hvd._keras.backend import as_written, make_reduction
+from bagua_hvd._keras.backend import as_written, make_reduction, of_tf_keras
 from bagua_hvd._keras.checkpoint import AlgorithmState, HasAlgorithmState
 from bagua_hvd.algorithms import Algorithm
+from bagua_hvd.core.identity import ByIdentity
 
 NOT_REDUCED = (
     "{name} is about to apply gradients that have not been reduced over the ranks, which would drive the ranks' "
     "weights apart: apply them by optimizer.apply(), apply_gradients() or fit(), not by calling {method}() directly."
+)
+
+NOT_SCALED = (
+    "{name} cannot serve a LossScaleOptimizer, whose gradients are scaled until the step: use bfloat16 (dtype policy "
+    "mixed_bfloat16), or compile(auto_scale_loss=False)"
 )
 
 
@@ -40,7 +46,7 @@ class _Distribution:
         self.average_aggregated = average_aggregated
         self.reduced = False
         self._counter = None
-        self._sums = {}             # by variable: what this window's passes have added up
+        self._sums = ByIdentity(self.reduction.native)      # by variable: what this window's passes have added up
 
     @contextmanager
     def applying(self):
@@ -56,9 +62,8 @@ class _Distribution:
             self._counter = keras.Variable(0, dtype="int32", trainable=False, name="backward_passes")
         if self.passes > 1:
             for variable in variables:
-                key = self.reduction.identify(variable)
-                if key not in self._sums:
-                    self._sums[key] = keras.Variable(
+                if variable not in self._sums:
+                    self._sums[variable] = keras.Variable(
                         ops.zeros(variable.shape, variable.dtype), trainable=False, name="gradient_sum"
                     )
 
@@ -81,7 +86,7 @@ class _Distribution:
             return
         self.build(variables)
         sums = [
-            None if gradient is None else self._sums[self.reduction.identify(variable)]
+            None if gradient is None else self._sums[variable]
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
         self._counter.assign_add(1)
@@ -198,11 +203,8 @@ def _apply_scaled(self, grads, trainable_variables=None):
     gradients = list(grads)
     if not isinstance(inner, Distributed) or inner.distribution.reduced or not gradients:
         return _scaled_apply(self, gradients, trainable_variables)
-    if type(inner.algorithm).step is not Algorithm.step:
-        raise ValueError(
-            f"{type(inner.algorithm).__name__} cannot serve a LossScaleOptimizer, whose gradients are scaled until the "
-            "step: use bfloat16 (dtype policy mixed_bfloat16), or compile(auto_scale_loss=False)"
-        )
+    if type(inner.algorithm).step is not Algorithm.step or inner.algorithm.remembers_gradients:
+        raise ValueError(NOT_SCALED.format(name=type(inner.algorithm).__name__))
     variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
     if not self.built:
         with keras.name_scope(self.name, caller=self):
@@ -262,13 +264,14 @@ def wrap(optimizer, options, passes=1, average_aggregated=False):
     if passes <= 0:
         raise ValueError(f"backward_passes_per_step must be > 0, not {passes}")
     if legacy.is_optimizer(optimizer):
-        from bagua_hvd.tensorflow import tf_keras
-
-        return tf_keras.wrap(optimizer, options, passes, average_aggregated)
+        return of_tf_keras().wrap_legacy(optimizer, options, passes, average_aggregated)
     if isinstance(optimizer, Distributed) or isinstance(innermost(optimizer), Distributed):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(f"expected a keras.optimizers.Optimizer, not {optimizer!r}")
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and options.algorithm is not None:
+        if options.algorithm.remembers_gradients:
+            raise ValueError(NOT_SCALED.format(name=type(options.algorithm).__name__))
     if keras.optimizers.LossScaleOptimizer.apply is _scaled_apply:
         keras.optimizers.LossScaleOptimizer.apply = _apply_scaled
     cls = _subclass(type(optimizer), (options, passes, average_aggregated))
@@ -287,9 +290,7 @@ def load_model(filepath, wrap_optimizer, custom_optimizers, custom_objects):
     """
     classes = {cls.__name__: cls for cls in custom_optimizers or ()}
     if legacy.in_use():
-        from bagua_hvd.tensorflow import tf_keras
-
-        return tf_keras.load_model(filepath, wrap_optimizer, {**classes, **(custom_objects or {})})
+        return of_tf_keras().load_legacy_model(filepath, wrap_optimizer, {**classes, **(custom_objects or {})})
     model = keras.models.load_model(filepath, custom_objects={**classes, **(custom_objects or {})})
     if model.optimizer is not None:
         model.optimizer = wrap_optimizer(model.optimizer)

@@ -6,13 +6,14 @@ import torch
 
 from bagua_hvd._keras import adam
 from bagua_hvd._keras.numbering import Numbered
-from bagua_hvd.common.basics import Adasum
-from bagua_hvd.common.model import Model
-from bagua_hvd.common.reducer import Reducer
+from bagua_hvd.core.identity import ByIdentity
+from bagua_hvd.job.basics import Adasum
+from bagua_hvd.reduction.reducer import Reducer
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.frontend import frontend
 from bagua_hvd.torch.gradients import TorchGradients
 from bagua_hvd.torch.mpi_ops import grouped_allreduce
+from bagua_hvd.training.model import Model
 
 
 def _parameter(variable):
@@ -47,20 +48,18 @@ class Reduction(Numbered):
         self._passes = passes
         if options.algorithm is not None:
             options.algorithm.prepare(Model("unused", adam.Unbuilt(optimizer), options.process_set))
-        self._local = set()
-        self._reducers = {}         # ids of parameters -> Reducer
+        self._local = ByIdentity(_parameter)
+        self._reducers = {}         # ids of parameters -> Reducer, which keeps them alive
         self._used = None           # the Reducer of the step under way
 
-    @staticmethod
-    def identify(variable):
-        return id(_parameter(variable))
+    native = staticmethod(_parameter)
 
     @staticmethod
     def dense(gradient):
         return gradient.to_dense() if gradient.is_sparse else gradient
 
     def register_local(self, variable):
-        self._local.add(self.identify(variable))
+        self._local.add(variable)
 
     def reset(self):
         for reducer in self._reducers.values():
@@ -74,7 +73,7 @@ class Reduction(Numbered):
         reduced = list(gradients)
         travelling = []
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            if gradient is not None and self.identify(variable) not in self._local:
+            if gradient is not None and variable not in self._local:
                 travelling.append(index)
             elif gradient is not None and options.scale_local_gradients:
                 reduced[index] = gradient / options.process_set.size()
@@ -88,11 +87,11 @@ class Reduction(Numbered):
 
     @torch.no_grad()
     def _reduce(self, gradients, variables):
-        key = tuple(map(self.identify, variables))
+        parameters = [_parameter(variable) for variable in variables]
+        key = tuple(map(id, parameters))
         reducer = self._reducers.get(key)
         if reducer is None:
             reducer = self._reducers[key] = self.make(functools.partial(self._make_reducer, variables))
-        parameters = [_parameter(variable) for variable in variables]
         for parameter, gradient in zip(parameters, gradients, strict=True):
             if parameter.grad is not gradient:
                 parameter.grad = gradient.to(parameter.dtype)
@@ -111,7 +110,7 @@ class Reduction(Numbered):
             for i, variable in enumerate(variables)
         ]
         return Reducer(gradients, members, options.algorithm, options.process_set, 1,
-                       options.grouped(variables, self.identify), *options.factors, number=number)
+                       options.grouped(variables, _parameter), *options.factors, number=number)
 
     def update(self, apply, instead):
         if self._used is None or not self._used.step():

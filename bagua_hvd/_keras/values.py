@@ -1,15 +1,18 @@
 """Collectives on values that Python holds: numbers, lists, arrays, tensors of any framework.
 
 They are copied into NumPy arrays and travel from there, on every backend of Keras alike. For weights before training,
-metrics between epochs and the state of elastic jobs; not for gradients. The rules are in common/collectives.py.
+metrics between epochs and the state of elastic jobs; not for gradients. The rules are in collectives/rules.py.
 """
 import numpy as np
 
-from bagua_hvd.common import collectives, native
-from bagua_hvd.common.basics import Average
-from bagua_hvd.common.frontend import Frontend
-from bagua_hvd.common.native import TensorView
-from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd._keras import legacy
+from bagua_hvd.collectives import rules
+from bagua_hvd.collectives.frontend import Frontend
+from bagua_hvd.core import native
+from bagua_hvd.core.native import TensorView
+from bagua_hvd.core.vectors import native_order
+from bagua_hvd.job.basics import Average
+from bagua_hvd.job.process_sets import global_process_set
 
 _DTYPES = {
     "uint8": native.UINT8, "int8": native.INT8, "uint16": native.UINT16, "int16": native.INT16, "int32": native.INT32,
@@ -61,7 +64,7 @@ frontend = NumpyFrontend()
 
 
 def to_array(value):
-    """The value as a C-contiguous NumPy array, not copied where it is one already."""
+    """The value as a C-contiguous NumPy array in this machine's byte order, not copied where it is one already."""
     if hasattr(value, "detach"):                # torch
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":        # which its numpy() refuses
@@ -69,33 +72,46 @@ def to_array(value):
             import torch
 
             return value.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    session = legacy.session_backend(value)
+    if session is not None:
+        value = session.get_value(value)
     # np.ascontiguousarray would make 0-d arrays 1-d.
-    return np.asarray(value.numpy() if hasattr(value, "numpy") else value, order="C")
+    return native_order(np.asarray(value.numpy() if hasattr(value, "numpy") else value, order="C"))
 
 
 def allreduce(value, name=None, op=Average, prescale_factor=1.0, postscale_factor=1.0,
               process_set=global_process_set):
-    """The reduced value, a NumPy array (a scalar for a 0-d value). See collectives.allreduce."""
-    return collectives.allreduce(
+    """The reduced value, a NumPy array (a scalar for a 0-d value). See rules.allreduce."""
+    return rules.allreduce(
         frontend, to_array(value), False, name, op, prescale_factor, postscale_factor, process_set, blocking=True
     ).wait()[()]
 
 
 def allgather(value, name=None, process_set=global_process_set):
-    """All ranks' values, concatenated along the first dimension. See collectives.allgather."""
-    return collectives.allgather(frontend, to_array(value), name, process_set, blocking=True).wait()
+    """All ranks' values, concatenated along the first dimension. See rules.allgather."""
+    return rules.allgather(frontend, to_array(value), name, process_set, blocking=True).wait()
 
 
 def reducescatter(value, name=None, op=Average, process_set=global_process_set):
-    """This rank's slice of the reduced value. See collectives.reducescatter."""
-    return collectives.reducescatter(frontend, to_array(value), name, op, process_set, blocking=True).wait()
+    """This rank's slice of the reduced value. See rules.reducescatter."""
+    return rules.reducescatter(frontend, to_array(value), name, op, process_set, blocking=True).wait()
 
 
 def broadcast(value, root_rank, name=None, process_set=global_process_set):
-    """The root's value. See collectives.broadcast."""
-    return collectives.broadcast(
+    """The root's value. See rules.broadcast."""
+    return rules.broadcast(
         frontend, to_array(value), root_rank, False, name, process_set, blocking=True
     ).wait()[()]
+
+
+def assign(variables, arrays):
+    """Gives variables of any backend, or of graphs of TensorFlow 1, the values of arrays."""
+    for variable, array in zip(variables, arrays, strict=True):
+        session = legacy.session_backend(variable)
+        if session is None:
+            variable.assign(array)
+        else:
+            session.set_value(variable, array)
 
 
 def broadcast_variables(variables, root_rank, name, process_set=global_process_set):
@@ -105,8 +121,7 @@ def broadcast_variables(variables, root_rank, name, process_set=global_process_s
         name: of the operations, with the variable's number after it; unique in this process.
     """
     running = [
-        (variable, collectives.broadcast(frontend, to_array(variable), root_rank, False, f"{name}.{i}", process_set))
+        rules.broadcast(frontend, to_array(variable), root_rank, False, f"{name}.{i}", process_set)
         for i, variable in enumerate(variables)
     ]
-    for variable, pending in running:
-        variable.assign(pending.wait())
+    assign(variables, (pending.wait() for pending in running))

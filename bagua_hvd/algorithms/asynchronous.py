@@ -31,6 +31,7 @@ thread and no lock; all floating dtypes; the cells with codecs and peers; a boun
 """
 import time
 import weakref
+from typing import Any
 
 import numpy as np
 
@@ -38,8 +39,10 @@ from bagua_hvd.algorithms.averaging import Mean
 from bagua_hvd.algorithms.base import blocks, positive
 from bagua_hvd.algorithms.local import LocalSteps
 from bagua_hvd.algorithms.replicas import replicas_of
-from bagua_hvd.common.state import State
+from bagua_hvd.codecs import Codec
 from bagua_hvd.primitives import ErrorState, c_fp_s, c_lp_s, d_fp_s, d_lp_s, minmax_uint8
+from bagua_hvd.training.model import Model
+from bagua_hvd.training.state import State
 
 MODES = ("all", "shift_one", "ring")
 
@@ -94,7 +97,8 @@ class _ToMeanByCodes:
         self._difference -= self._y
         self._mean = bucket.workspace("mean of differences", count, self._difference.dtype)
         self._operation = c_lp_s(
-            self._difference, group, codec=codec, error=self._error, out=self._mean, name=bucket.name, seed=number
+            self._difference, group, codec=codec, error=self._error, out=self._mean, name=bucket.name,
+            seed=bucket.seed(number),
         )
         self.done = self._operation.done
 
@@ -116,7 +120,8 @@ class _ToNeighboursByCodes:
         self._difference = bucket.read(workspace="difference")
         self._difference -= self._replicas.own
         self._operation = d_lp_s(
-            self._difference.astype(np.float32, copy=False), group, codec, self._replicas, name=bucket.name, seed=number
+            self._difference.astype(np.float32, copy=False), group, codec, self._replicas, name=bucket.name,
+            seed=bucket.seed(number),
         )
         self.done = self._operation.done
 
@@ -215,7 +220,8 @@ class Async(LocalSteps):
 
     asynchronous = True
 
-    def __init__(self, peer_selection_mode="all", sync_interval_ms=500, warmup_steps=0, codec=None, max_staleness=None):
+    def __init__(self, peer_selection_mode: str = "all", sync_interval_ms: int = 500, warmup_steps: float = 0,
+                 codec: Codec | None = None, max_staleness: int | None = None) -> None:
         super().__init__(warmup_steps=warmup_steps)
         if peer_selection_mode not in MODES:
             raise ValueError(f"peer_selection_mode={peer_selection_mode!r}: expected one of {', '.join(MODES)}")
@@ -230,9 +236,9 @@ class Async(LocalSteps):
         self.sync_interval_ms = sync_interval_ms
         self.codec = codec
         self.max_staleness = None if max_staleness is None else positive("max_staleness", max_staleness)
-        self._models = weakref.WeakSet()
+        self._models: weakref.WeakSet[Model] = weakref.WeakSet()
 
-    def prepare(self, model):
+    def prepare(self, model: Model) -> None:
         if self.peer_selection_mode != "all" and model.group.size() < 2:
             raise ValueError(
                 f"async with peer_selection_mode={self.peer_selection_mode!r} needs two ranks or more: one has no peer"
@@ -240,7 +246,7 @@ class Async(LocalSteps):
         self._models.add(model)
         _in_use.add(model)
 
-    def after_step(self, model):
+    def after_step(self, model: Model) -> None:
         if model.step + 1 >= self.warmup_steps:
             self._rounds(model).advance(self.sync_interval_ms / 1000, self.max_staleness)
 
@@ -250,7 +256,7 @@ class Async(LocalSteps):
             model.scratch["rounds"] = _Rounds(model, part, self.codec)
         return model.scratch["rounds"]
 
-    def abort(self):
+    def abort(self) -> None:
         """Ends the rounds of all ranks, with a last one together; none begins until resume().
 
         Collective; ranks that have not called it yet go on training meanwhile. Again: nothing happens.
@@ -258,7 +264,7 @@ class Async(LocalSteps):
         for model in sorted(self._models, key=lambda model: model.name):
             self._rounds(model).stop()
 
-    def resume(self):
+    def resume(self) -> None:
         """Rounds begin again. To be called on all ranks."""
         for model in self._models:
             self._rounds(model).resume()
@@ -267,27 +273,30 @@ class Async(LocalSteps):
 class AsyncLowPrecision(Async):
     """Async, all, by 8-bit differences. Arguments as for Async."""
 
-    def __init__(self, sync_interval_ms=500, warmup_steps=0, codec=minmax_uint8, max_staleness=None):
+    def __init__(self, sync_interval_ms: int = 500, warmup_steps: float = 0, codec: Codec | None = minmax_uint8,
+                 max_staleness: int | None = None) -> None:
         super().__init__("all", sync_interval_ms, warmup_steps, codec, max_staleness)
 
 
 class AsyncDecentralized(Async):
     """Async with one peer in each round. Arguments as for Async."""
 
-    def __init__(self, peer_selection_mode="shift_one", sync_interval_ms=500, warmup_steps=0, max_staleness=None):
+    def __init__(self, peer_selection_mode: str = "shift_one", sync_interval_ms: int = 500, warmup_steps: float = 0,
+                 max_staleness: int | None = None) -> None:
         super().__init__(peer_selection_mode, sync_interval_ms, warmup_steps, None, max_staleness)
 
 
 class AsyncLowPrecisionDecentralized(Async):
     """Async with the neighbours on a ring, by 8-bit differences. Arguments as for Async."""
 
-    def __init__(self, sync_interval_ms=500, warmup_steps=0, codec=minmax_uint8, max_staleness=None):
+    def __init__(self, sync_interval_ms: int = 500, warmup_steps: float = 0, codec: Codec | None = minmax_uint8,
+                 max_staleness: int | None = None) -> None:
         super().__init__("ring", sync_interval_ms, warmup_steps, codec, max_staleness)
 
 
 _in_use: weakref.WeakSet = weakref.WeakSet()
 
 
-def in_use():
+def in_use() -> Any:
     """Whether an optimizer of this process averages asynchronously: its ranks make steps of their own."""
     return len(_in_use) > 0

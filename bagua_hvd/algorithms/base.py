@@ -19,17 +19,19 @@ One step of training, and where an algorithm may act:
     after_step(model)          the weights are new
 """
 import difflib
-import os
+from typing import Any
 
+from bagua_hvd.core import variables
+from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import ErrorState
-
-DEFAULT = "gradient_allreduce"
+from bagua_hvd.training.buckets import Bucket
+from bagua_hvd.training.model import Model
 
 
 class Algorithm:
     """How the ranks of a job keep their models together. One instance may serve several optimizers.
 
-    What must be kept from step to step lies in `model.state` and `bucket.state` (common/state.py), never in the
+    What must be kept from step to step lies in `model.state` and `bucket.state` (training/state.py), never in the
     instance: so it is in the optimizer's checkpoint. All hooks but `communicate` are called alike on all ranks of the
     group, in the same steps: what they post, they may wait for.
 
@@ -40,6 +42,9 @@ class Algorithm:
         asynchronous: whether ranks' weights change at moments that differ between ranks.
         dense_only: whether it cannot serve sparse gradients.
         counts_steps: whether what it does depends on model.step, which then belongs into a checkpoint.
+        remembers_gradients: whether it keeps anything in the gradients' unit, which has to know of loss scaling.
+        reads_weights: whether communicate() looks at weights. TensorFlow shows them only to algorithms that say so, or
+            that have a hook on weights.
     """
 
     average = True
@@ -48,66 +53,74 @@ class Algorithm:
     asynchronous = False
     dense_only = False
     counts_steps = False
+    remembers_gradients = False
+    reads_weights = False
 
-    def prepare(self, model):
-        """When an optimizer takes it up: raises ValueError for what it cannot serve, warns of what is unwise."""
+    def prepare(self, model: Model) -> None:
+        """When an optimizer takes it up: raises ValueError for what it cannot serve, warns of what is unwise.
 
-    def gradients_travel(self, model):
+        An algorithm that looks at Adam's state asks for model.adam() here, so that it will be shown.
+        """
+
+    def gradients_travel(self, model: Model) -> bool:
         """Whether this step communicates gradients; asked once at its beginning, the same answer on all ranks."""
         return True
 
-    def communicate(self, bucket, group):
+    def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
         """Begins the communication of a bucket that is ready; returns its Operation (or whatever has wait()).
 
         Called from within the backward pass, in an order that may differ between ranks: it must not block.
         """
         raise NotImplementedError
 
-    def takes(self, dtype):
+    def takes(self, dtype: int) -> bool:
         """Whether it can communicate buckets of the native dtype. Others go by gradient_allreduce."""
         return True
 
-    def backward_begins(self, model):
+    def backward_begins(self, model: Model) -> None:
         """A backward pass has begun; what it communicates of the weights may overlap the rest of it."""
 
-    def before_step(self, model):
+    def before_step(self, model: Model) -> None:
         """Gradients are complete, and the optimizer is about to read them and the weights."""
 
-    def step(self, model):
+    def step(self, model: Model) -> bool:
         """Updates the weights in the optimizer's place and returns True; False: the optimizer does it."""
         return False
 
-    def after_step(self, model):
+    def after_step(self, model: Model) -> None:
         """The weights have been updated."""
 
 
-def positive(name, value):
+def positive(name: str, value: float) -> int:
     """The value of a constructor's argument that counts something, 1 or more; ValueError: it does not."""
     if isinstance(value, bool) or not 1 <= value < float("inf") or int(value) != value:
         raise ValueError(f"{name}={value!r}: expected an integer of 1 or more")
     return int(value)
 
 
-def not_negative(name, value):
+def not_negative(name: str, value: float) -> int:
     """The same, 0 or more."""
     return 0 if value == 0 else positive(name, value)
 
 
-def blocks(count, size=1 << 16):
+def blocks(count: int, size: int = 1 << 16) -> list[slice]:
     """Slices that cover `count` elements: arithmetic on one at a time stays in the cache."""
     return [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
 
 
-def error_state(bucket, group, hierarchical=False):
-    """The bucket's memory of error feedback; zeros at first, and when the number of ranks has changed."""
+def error_state(bucket: Bucket, group: ProcessSet, hierarchical: bool = False, scaled: Any = True) -> ErrorState:
+    """The bucket's memory of error feedback; zeros at first, and when the number of ranks has changed.
+
+    scaled: what is encoded is the gradient as it is, loss scaling included.
+    """
     shape = bucket.count, group.size(), hierarchical
-    return bucket.state.keep("error", lambda: ErrorState(*shape), fits=lambda kept: kept.fits(*shape))
+    return bucket.state.keep("error", lambda: ErrorState(*shape), fits=lambda kept: kept.fits(*shape), scaled=scaled)
 
 
 _registry: dict[str, type] = {}
 
 
-def register(name, cls):
+def register(name: str, cls) -> None:
     """Makes an Algorithm class known under a name, for `algorithm="name"` and BAGUA_ALGORITHM.
 
     Raises:
@@ -119,12 +132,12 @@ def register(name, cls):
         raise ValueError(f"the algorithm name {name!r} is taken by {_registry[name].__name__}")
 
 
-def names():
+def names() -> list[str]:
     """The registered names, sorted."""
     return sorted(_registry)
 
 
-def get(algorithm, **arguments):
+def get(algorithm: object, **arguments: Any) -> Algorithm:
     """The Algorithm meant by a registered name, a class or an instance.
 
     Args:
@@ -145,7 +158,7 @@ def get(algorithm, **arguments):
     raise TypeError(f"algorithm={algorithm!r}: expected a name ({', '.join(names())}), an Algorithm or its class")
 
 
-def choose(algorithm, average):
+def choose(algorithm: str | Algorithm | type[Algorithm] | None, average: bool) -> Algorithm:
     """What a front end's `algorithm=` and `op=` mean together.
 
     Args:
@@ -155,7 +168,7 @@ def choose(algorithm, average):
         ValueError: unknown name; an algorithm that was made for the other op, or knows no sums.
     """
     if algorithm is None:
-        algorithm = os.environ.get("BAGUA_ALGORITHM", "").strip() or DEFAULT
+        algorithm = variables.read("BAGUA_ALGORITHM")
     chosen = get(algorithm)
     if not average and chosen.average and not isinstance(algorithm, Algorithm):
         try:

@@ -17,8 +17,12 @@ feedback (DoubleSqueeze, Tang et al., arXiv:1905.05957) is offered, since withou
 their chunk are zeroed for as long as its range stays large; and NaN or infinity in a chunk makes the whole chunk NaN
 on all ranks, so that loss scaling sees it.
 """
+from typing import Any
+
 from bagua_hvd.algorithms.base import Algorithm, error_state
+from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_lp_s, minmax_uint8
+from bagua_hvd.training.buckets import Bucket
 
 
 class ByteGrad(Algorithm):
@@ -31,15 +35,15 @@ class ByteGrad(Algorithm):
         error_feedback: carry what quantization lost into the next step.
     """
 
-    def __init__(self, hierarchical=True, average=True, error_feedback=False):
+    def __init__(self, hierarchical: bool = True, average: bool = True, error_feedback: bool = False) -> None:
         self.hierarchical = hierarchical
         self.average = average
-        self.error_feedback = error_feedback
+        self.error_feedback = self.remembers_gradients = error_feedback
 
-    def takes(self, dtype):
+    def takes(self, dtype: int) -> bool:
         return minmax_uint8.takes(dtype)
 
-    def communicate(self, bucket, group):
+    def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
         error = error_state(bucket, group, self.hierarchical) if self.error_feedback else None
         return c_lp_s(
             bucket, group, codec=minmax_uint8, error=error, average=self.average, hierarchical=self.hierarchical

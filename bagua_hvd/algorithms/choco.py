@@ -16,7 +16,9 @@ Source: Koloskova et al., arXiv:1902.00340.  Differs: replicas begin as the weig
 """
 from bagua_hvd.algorithms.local import LocalSteps
 from bagua_hvd.algorithms.replicas import replicas_of
+from bagua_hvd.codecs import Codec
 from bagua_hvd.primitives import d_lp_s, sign
+from bagua_hvd.training.model import Model
 
 
 class Choco(LocalSteps):
@@ -25,11 +27,13 @@ class Choco(LocalSteps):
     Args:
         codec: what the differences are encoded with, of bagua_hvd.primitives; it takes the weights' dtype.
         gamma: consensus step size, 0 < gamma <= 1; the coarser the codec, the smaller.
-        hierarchical: hosts are the neighbours, each with the mean of its ranks.
+        hierarchical: hosts are the neighbours, each with the mean of its ranks; one of fewer ranks than this counts for
+            less (primitives.d_lp_s), so that the mean over all ranks stays.
         communication_interval, warmup_steps: see LocalSteps.
     """
 
-    def __init__(self, codec=sign, gamma=0.3, hierarchical=False, communication_interval=1, warmup_steps=0):
+    def __init__(self, codec: Codec = sign, gamma: float = 0.3, hierarchical: bool = False,
+                 communication_interval: int = 1, warmup_steps: float = 0) -> None:
         super().__init__(communication_interval, warmup_steps)
         if not 0 < gamma <= 1:
             raise ValueError(f"gamma={gamma!r}: the consensus step size lies above 0 and is at most 1")
@@ -37,7 +41,7 @@ class Choco(LocalSteps):
         self.gamma = gamma
         self.hierarchical = hierarchical
 
-    def after_step(self, model):
+    def after_step(self, model: Model) -> None:
         if not self.begins_interval(model):
             return
         rounds = [self._begin(bucket, model) for bucket in model.weights]
@@ -48,5 +52,6 @@ class Choco(LocalSteps):
     def _begin(self, bucket, model):
         replicas = replicas_of(bucket, model.group, self.hierarchical)
         share = self.gamma / 3
-        return d_lp_s(bucket, model.group, self.codec, replicas, hierarchical=self.hierarchical, seed=model.step,
+        return d_lp_s(bucket, model.group, self.codec, replicas, hierarchical=self.hierarchical,
+                      seed=bucket.seed(model.step),
                       before=(-1, 0, 0), after=(1, -2 * share, share, share))

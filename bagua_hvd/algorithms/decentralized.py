@@ -8,7 +8,8 @@ every communication_interval steps, from the first one on; in the others x_i' = 
     all         W_ij = 1 / n
     shift_one   rank i and its peer of this round: W_ii = W_ip = 1/2. Even n: the lower half meets the upper half,
                 shifted by one in every round; n/2 rounds meet all such pairs. Odd n: a round robin of n rounds, in
-                each of which one rank rests (native/primitive/peers.c).
+                each of which one rank rests (native/primitive/peers.c). hierarchical: the same with hosts, each with
+                the mean of its ranks and counted for them: W_ip = s_p / (s_i + s_p), s ranks on a host.
 
 Wire per communication: all, 2 N (n-1)/n elements, as a ring; shift_one, N elements to one peer, whatever n.
 Memory: N elements. Optimizer state, batch-norm statistics and models differ between ranks: hvd.consensus averages
@@ -18,7 +19,9 @@ not also the forward pass: weights that someone changes between two steps (clamp
 """
 from bagua_hvd.algorithms.averaging import Mean
 from bagua_hvd.algorithms.local import LocalSteps
+from bagua_hvd.job import basics
 from bagua_hvd.primitives import d_fp_s
+from bagua_hvd.training.model import Model
 
 MODES = ("all", "shift_one")
 
@@ -28,8 +31,9 @@ class _Pairing:
 
     def __init__(self, bucket, group, round, hierarchical):
         self._out = bucket.read()
-        # The schedule repeats; what is asked for again under the same name needs no negotiation.
-        round %= group.size()
+        # The schedule of the ranks or hosts repeats; what is asked for again under the same name needs no negotiation.
+        peers = basics.context().process_set_hosts(group.process_set_id) if hierarchical else group.size()
+        round %= peers // 2 if peers % 2 == 0 else peers
         self._operation = d_fp_s(
             self._out, group, topology="shift_one", round=round, hierarchical=hierarchical,
             name=f"{bucket.name}.{round}",
@@ -50,18 +54,19 @@ class Decentralized(LocalSteps):
         communication_interval, warmup_steps: see LocalSteps.
     """
 
-    def __init__(self, hierarchical=True, peer_selection_mode="all", communication_interval=1, warmup_steps=0):
+    def __init__(self, hierarchical: bool = True, peer_selection_mode: str = "all", communication_interval: int = 1,
+                 warmup_steps: float = 0) -> None:
         super().__init__(communication_interval, warmup_steps)
         if peer_selection_mode not in MODES:
             raise ValueError(f"peer_selection_mode={peer_selection_mode!r}: expected one of {', '.join(MODES)}")
         self.hierarchical = hierarchical
         self.peer_selection_mode = peer_selection_mode
 
-    def prepare(self, model):
+    def prepare(self, model: Model) -> None:
         if self.peer_selection_mode == "shift_one" and model.group.size() < 2:
             raise ValueError("peer_selection_mode='shift_one' needs two ranks or more: one has no peer")
 
-    def backward_begins(self, model):
+    def backward_begins(self, model: Model) -> None:
         if self.begins_interval(model):
             communications = (model.step - self.warmup_steps) // self.communication_interval
             model.pending["averages"] = [self._begin(bucket, model.group, communications) for bucket in model.weights]
@@ -71,6 +76,6 @@ class Decentralized(LocalSteps):
             return Mean(bucket, group)
         return _Pairing(bucket, group, round, self.hierarchical)
 
-    def before_step(self, model):
+    def before_step(self, model: Model) -> None:
         for bucket, average in zip(model.weights, model.pending.get("averages", ()), strict=False):
             bucket.write(average.wait())

@@ -15,6 +15,7 @@ import numpy as np
 
 from bagua_hvd.algorithms.averaging import Mean
 from bagua_hvd.algorithms.local import LocalSteps
+from bagua_hvd.training.model import Model
 
 
 class DiLoCo(LocalSteps):
@@ -27,7 +28,8 @@ class DiLoCo(LocalSteps):
             quarter of all steps.
     """
 
-    def __init__(self, communication_interval=500, outer_lr=0.7, outer_momentum=0.9, warmup_steps=0):
+    def __init__(self, communication_interval: int = 500, outer_lr: float = 0.7, outer_momentum: float = 0.9,
+                 warmup_steps: float = 0) -> None:
         super().__init__(communication_interval, warmup_steps)
         if not outer_lr > 0:
             raise ValueError(f"outer_lr={outer_lr!r}: expected a number above 0")
@@ -36,7 +38,7 @@ class DiLoCo(LocalSteps):
         self.outer_lr = outer_lr
         self.outer_momentum = outer_momentum
 
-    def before_step(self, model):
+    def before_step(self, model: Model) -> None:
         if self.gradients_travel(model):
             return
         # The ranks may begin apart: theta is the mean of where they are, which is bit-equal everywhere.
@@ -46,7 +48,7 @@ class DiLoCo(LocalSteps):
     def _theta(self, bucket, group):
         return bucket.read() if bucket.state.loaded("theta") else Mean(bucket, group).wait().copy()
 
-    def after_step(self, model):
+    def after_step(self, model: Model) -> None:
         if not self.ends_interval(model):
             return
         means = [Mean(bucket, model.group) for bucket in model.weights]

@@ -13,6 +13,7 @@ State: 4 (N + N/n) bytes, with momentum 4 N more; in the optimizer's state_dict.
 Source: Tang et al., arXiv:1905.05957.
 """
 from bagua_hvd.algorithms.error_feedback import ErrorFeedback
+from bagua_hvd.codecs import Codec
 from bagua_hvd.primitives import sign
 
 
@@ -24,5 +25,6 @@ class DoubleSqueeze(ErrorFeedback):
         momentum, warmup_steps, average, hierarchical: see ErrorFeedback.
     """
 
-    def __init__(self, codec=sign, momentum=0.0, warmup_steps=0, average=True, hierarchical=False):
+    def __init__(self, codec: Codec = sign, momentum: float = 0.0, warmup_steps: float = 0,
+                 average: bool = True, hierarchical: bool = False) -> None:
         super().__init__(codec, "scatter_gather", momentum, warmup_steps, average, hierarchical)

@@ -19,8 +19,9 @@ class EFSignSGD(ErrorFeedback):
     """Averages scaled signs of gradients, with error feedback.
 
     Args:
-        momentum, warmup_steps, average: see ErrorFeedback.
+        momentum, warmup_steps, average, hierarchical: see ErrorFeedback.
     """
 
-    def __init__(self, momentum=0.0, warmup_steps=0, average=True):
-        super().__init__(sign, "allgather", momentum, warmup_steps, average)
+    def __init__(self, momentum: float = 0.0, warmup_steps: float = 0, average: bool = True,
+                 hierarchical: bool = False) -> None:
+        super().__init__(sign, "allgather", momentum, warmup_steps, average, hierarchical)

@@ -8,10 +8,15 @@ With mu > 0 leave the optimizer's own momentum out: mean_i m_i is then what mome
 gradient. The order matters: an optimizer's momentum adds up the codec's noise; momentum before the codec does not, and
 smooths what the codec has to encode.
 """
+from typing import Any
+
 import numpy as np
 
 from bagua_hvd.algorithms.base import Algorithm, error_state, not_negative
+from bagua_hvd.codecs import Codec
+from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s, c_lp_s
+from bagua_hvd.training.buckets import Bucket
 
 
 class ErrorFeedback(Algorithm):
@@ -25,7 +30,10 @@ class ErrorFeedback(Algorithm):
         hierarchical: full precision within hosts, codes between them.
     """
 
-    def __init__(self, codec, exchange, momentum=0.0, warmup_steps=0, average=True, hierarchical=False):
+    remembers_gradients = True
+
+    def __init__(self, codec: Codec, exchange: Any, momentum: float = 0.0, warmup_steps: float = 0,
+                 average: bool = True, hierarchical: bool = False) -> None:
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum={momentum!r}: expected 0 <= momentum < 1")
         self.codec = codec
@@ -36,13 +44,14 @@ class ErrorFeedback(Algorithm):
         self.hierarchical = hierarchical
         self.counts_steps = warmup_steps > 0
 
-    def takes(self, dtype):
+    def takes(self, dtype: int) -> bool:
         return self.codec.takes(dtype)
 
-    def communicate(self, bucket, group):
+    def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
         if self.momentum:
             gradient = bucket.read()
-            m = bucket.state.keep("momentum", lambda: np.zeros_like(gradient), fits=lambda m: m.size == gradient.size)
+            m = bucket.state.keep("momentum", lambda: np.zeros_like(gradient), fits=lambda m: m.size == gradient.size,
+                                  scaled=True)
             moved = self.momentum * m + gradient
             bucket.write(moved)
             if np.isfinite(moved).all():        # or it would stay so, when loss scaling has skipped the step
@@ -52,5 +61,5 @@ class ErrorFeedback(Algorithm):
         error = error_state(bucket, group, self.hierarchical)
         return c_lp_s(
             bucket, group, codec=self.codec, error=error, average=self.average,
-            exchange=self.exchange, hierarchical=self.hierarchical, seed=bucket.step,
+            exchange=self.exchange, hierarchical=self.hierarchical, seed=bucket.seed(bucket.step),
         )

@@ -7,8 +7,12 @@ Rank i of n holds the bucket g_i (N elements).
 Wire: 2 N (n-1)/n elements per rank in a ring. No state.
 Source: Sergeev and Del Balso, Horovod, arXiv:1802.05799; as C_FP_S in Gan et al., BAGUA, arXiv:2107.01499.
 """
+from typing import Any
+
 from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s
+from bagua_hvd.training.buckets import Bucket
 
 
 class GradientAllReduce(Algorithm):
@@ -16,15 +20,15 @@ class GradientAllReduce(Algorithm):
 
     Args:
         hierarchical: ask for reduction within hosts first. On one host it is the same as flat; between hosts the core
-            chooses (native/collective/select.c), and neither changes the result beyond rounding.
+            chooses (native/core/select.c), and neither changes the result beyond rounding.
         average: False for the sum.
     """
 
     relaxed = False
 
-    def __init__(self, hierarchical=False, average=True):
+    def __init__(self, hierarchical: bool = False, average: bool = True) -> None:
         self.hierarchical = hierarchical
         self.average = average
 
-    def communicate(self, bucket, group):
+    def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
         return c_fp_s(bucket, group, average=self.average)

@@ -5,8 +5,13 @@ and every communication_interval-th step communicates. Early in a training ranks
 the mean gradient, above all with Adam, whose steps shrink with the noise of one rank's batch: so local steps usually
 begin late, where the learning rate first decays (post-local SGD, Lin et al., arXiv:1808.07217).
 """
+from typing import Any
+
 from bagua_hvd.algorithms.base import Algorithm, not_negative, positive
+from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s
+from bagua_hvd.training.buckets import Bucket
+from bagua_hvd.training.model import Model
 
 
 class LocalSteps(Algorithm):
@@ -20,22 +25,22 @@ class LocalSteps(Algorithm):
     models_differ = True
     counts_steps = True
 
-    def __init__(self, communication_interval=1, warmup_steps=0):
+    def __init__(self, communication_interval: int = 1, warmup_steps: float = 0) -> None:
         self.communication_interval = positive("communication_interval", communication_interval)
         self.warmup_steps = not_negative("warmup_steps", warmup_steps)
 
-    def gradients_travel(self, model):
+    def gradients_travel(self, model: Model) -> bool:
         return model.step < self.warmup_steps
 
-    def communicate(self, bucket, group):
+    def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
         return c_fp_s(bucket, group)
 
-    def begins_interval(self, model):
+    def begins_interval(self, model: Model) -> Any:
         """Whether this is the first local step, or one whole intervals after it."""
         local = model.step - self.warmup_steps
         return local >= 0 and local % self.communication_interval == 0
 
-    def ends_interval(self, model):
+    def ends_interval(self, model: Model) -> Any:
         """Whether with this one as many local steps have been made as are whole intervals."""
         local = model.step + 1 - self.warmup_steps
         return local > 0 and local % self.communication_interval == 0

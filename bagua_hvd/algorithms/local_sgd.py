@@ -12,6 +12,7 @@ Source: Stich, arXiv:1805.09767; Lin et al. (post-local SGD), arXiv:1808.07217.
 """
 from bagua_hvd.algorithms.averaging import mean
 from bagua_hvd.algorithms.local import LocalSteps
+from bagua_hvd.training.model import Model
 
 
 class LocalSGD(LocalSteps):
@@ -22,9 +23,9 @@ class LocalSGD(LocalSteps):
         warmup_steps: steps with averaged gradients before the local ones begin.
     """
 
-    def __init__(self, communication_interval=4, warmup_steps=0):
+    def __init__(self, communication_interval: int = 4, warmup_steps: float = 0) -> None:
         super().__init__(communication_interval, warmup_steps)
 
-    def after_step(self, model):
+    def after_step(self, model: Model) -> None:
         if self.ends_interval(model):
             mean(model.weights, model.group)

@@ -19,21 +19,23 @@ whose dtype z is; they are exchanged and not assumed equal at the beginning, and
 from bagua_hvd.algorithms.local import LocalSteps
 from bagua_hvd.algorithms.replicas import replicas_of
 from bagua_hvd.primitives import d_lp_s, minmax_uint8
+from bagua_hvd.training.model import Model
 
 
 class LowPrecisionDecentralized(LocalSteps):
     """Exchanges 8-bit differences of weights with two neighbours.
 
     Args:
-        hierarchical: hosts are the neighbours, each with the mean of its ranks.
+        hierarchical: hosts are the neighbours, each with the mean of its ranks; one of fewer ranks than this counts for
+            less (primitives.d_lp_s), so that the mean over all ranks stays.
         communication_interval, warmup_steps: see LocalSteps.
     """
 
-    def __init__(self, hierarchical=True, communication_interval=1, warmup_steps=0):
+    def __init__(self, hierarchical: bool = True, communication_interval: int = 1, warmup_steps: float = 0) -> None:
         super().__init__(communication_interval, warmup_steps)
         self.hierarchical = hierarchical
 
-    def after_step(self, model):
+    def after_step(self, model: Model) -> None:
         if not self.begins_interval(model):
             return
         rounds = [self._begin(bucket, model.group) for bucket in model.weights]

@@ -12,9 +12,14 @@ gives those of small v, whose m is small, a large m and an even larger m / sqrt(
 nowhere small, which takes very long warm-ups. v is frozen and equal on all ranks, so dividing by p changes nothing
 else. Bias corrections as in QAdam, so that steps do not jump where v is frozen.
 """
+from typing import Any
+
+import numpy as np
+
 from bagua_hvd.algorithms.base import error_state
 from bagua_hvd.algorithms.qadam import QAdam
 from bagua_hvd.primitives import c_lp_s, sign_rms
+from bagua_hvd.training.buckets import Bucket
 
 
 class OneBitAdam(QAdam):
@@ -22,16 +27,16 @@ class OneBitAdam(QAdam):
 
     codec = sign_rms
 
-    def __init__(self, hierarchical=False, warmup_steps=None):
+    def __init__(self, hierarchical: bool = False, warmup_steps: int | None = None) -> None:
         super().__init__(hierarchical, warmup_steps)
 
-    def exchange(self, bucket, m, p):
+    def exchange(self, bucket: Bucket, m: np.ndarray, p: np.ndarray) -> Any:
         group = bucket.model.group
         m /= p
         return c_lp_s(
-            m, group, codec=self.codec, error=error_state(bucket, group, self.hierarchical), name=bucket.name,
-            hierarchical=self.hierarchical,
+            m, group, codec=self.codec, name=bucket.name, hierarchical=self.hierarchical,
+            error=error_state(bucket, group, self.hierarchical, scaled=False),
         )
 
-    def received(self, m, p):
+    def received(self, m: np.ndarray, p: np.ndarray) -> Any:
         return m * p

@@ -16,13 +16,17 @@ Wire: 2 (n-1)/n (r (rows + columns) summed over matrices, plus vectors) elements
 State: N + r columns elements.
 Source: Vogels et al., arXiv:1905.13727.
 """
+from typing import Any
+
 import numpy as np
 
 from bagua_hvd.algorithms.base import Algorithm, not_negative, positive
+from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s
+from bagua_hvd.training.buckets import Bucket
 
 
-def orthonormal(p):
+def orthonormal(p: np.ndarray) -> Any:
     """Columns made orthonormal by Gram-Schmidt, in place; a column that vanishes stays as it is."""
     for j in range(p.shape[1]):
         for k in range(j):
@@ -39,7 +43,8 @@ class _Exchange:
     def __init__(self, bucket, group, rank):
         self._bucket, self._group = bucket, group
         gradient = bucket.read()
-        error = bucket.state.keep("error", lambda: np.zeros_like(gradient), fits=lambda e: e.size == gradient.size)
+        error = bucket.state.keep("error", lambda: np.zeros_like(gradient), fits=lambda e: e.size == gradient.size,
+                                  scaled=True)
         self._flat, self._error = gradient, error
         self._matrices, self._factors = [], []
         self._plain = []
@@ -105,12 +110,13 @@ class PowerSGD(Algorithm):
     """
 
     counts_steps = True
+    remembers_gradients = True
 
-    def __init__(self, rank=2, warmup_steps=10):
+    def __init__(self, rank: int = 2, warmup_steps: float = 10) -> None:
         self.rank = positive("rank", rank)
         self.warmup_steps = not_negative("warmup_steps", warmup_steps)
 
-    def communicate(self, bucket, group):
+    def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
         if bucket.step < self.warmup_steps:
             return c_fp_s(bucket, group)
         return _Exchange(bucket, group, self.rank)

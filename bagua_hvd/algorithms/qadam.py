@@ -17,10 +17,15 @@ Source: Tang et al. (1-bit Adam), arXiv:2102.02888; BAGUA, arXiv:2107.01499.  Di
 on after the warm-up; v's bias correction is frozen with v, or the steps would grow; the gradient of step T is not
 lost; m is 0 where v is.
 """
+from typing import Any
+
 import numpy as np
 
 from bagua_hvd.algorithms.base import Algorithm, positive
+from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s, c_lp_s, minmax_uint8
+from bagua_hvd.training.buckets import Bucket
+from bagua_hvd.training.model import AdamMember, Model
 
 
 class QAdam(Algorithm):
@@ -36,11 +41,11 @@ class QAdam(Algorithm):
     dense_only = True
     codec = minmax_uint8
 
-    def __init__(self, hierarchical=True, warmup_steps=None):
+    def __init__(self, hierarchical: bool = True, warmup_steps: int | None = None) -> None:
         self.hierarchical = hierarchical
         self.warmup_steps = None if warmup_steps is None else positive("warmup_steps", warmup_steps)
 
-    def prepare(self, model):
+    def prepare(self, model: Model) -> None:
         try:
             adam = model.adam()
         except ValueError as error:
@@ -51,18 +56,18 @@ class QAdam(Algorithm):
         """Steps since the warm-up; negative within it."""
         return model.step - (self.warmup_steps or model.adam().warmup_steps or 100)
 
-    def frozen(self, model):
+    def frozen(self, model: Model) -> bool:
         """Whether the warm-up is over."""
         return self._frozen_for(model) >= 0
 
-    def gradients_travel(self, model):
+    def gradients_travel(self, model: Model) -> bool:
         # A GradScaler multiplies gradients until it unscales them, just before the step: momenta have to wait for that.
         return not self.frozen(model) or not model.scaled
 
-    def takes(self, dtype):
+    def takes(self, dtype: int) -> bool:
         return self.codec.takes(dtype)
 
-    def communicate(self, bucket, group):
+    def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
         return self._begin(bucket, bucket.read()) if self.frozen(bucket.model) else c_fp_s(bucket, group)
 
     def _begin(self, bucket, gradient):
@@ -80,7 +85,7 @@ class QAdam(Algorithm):
         m[v == 0] = 0
         return self.exchange(bucket, m, p)
 
-    def preconditioner(self, bucket, members):
+    def preconditioner(self, bucket: Bucket, members: Any) -> Any:
         """(v, sqrt(v) / sqrt(1 - beta2^T) + eps), flat. Keras means (sqrt(v) + eps) / sqrt(1 - beta2^T)."""
         v = bucket.flat([member.v for member in members])
         p = np.sqrt(v)
@@ -90,11 +95,11 @@ class QAdam(Algorithm):
             p[part] = p[part] / correction + (member.eps / correction if member.eps_corrected else member.eps)
         return v, p
 
-    def exchange(self, bucket, m, p):
+    def exchange(self, bucket: Bucket, m: np.ndarray, p: np.ndarray) -> Any:
         """Begins m <- C_LP_S(m)."""
         return c_lp_s(m, bucket.model.group, codec=self.codec, name=bucket.name, hierarchical=self.hierarchical)
 
-    def step(self, model):
+    def step(self, model: Model) -> bool:
         if not self.frozen(model):
             return False
         adam = model.adam()
@@ -115,11 +120,11 @@ class QAdam(Algorithm):
                 adam.stepped(index)
         return True
 
-    def received(self, m, p):
+    def received(self, m: np.ndarray, p: np.ndarray) -> Any:
         """m as the optimizer keeps it."""
         return m
 
-    def update(self, member, m, p, x):
+    def update(self, member: AdamMember, m: np.ndarray, p: np.ndarray, x: np.ndarray) -> Any:
         """What is taken from x."""
         update = member.lr / (1 - member.beta1 ** (member.step + 1)) * m / p
         return update + member.lr * member.weight_decay * x if member.decoupled else update

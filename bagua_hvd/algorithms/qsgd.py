@@ -10,8 +10,12 @@ Wire: two codes of about N (n-1)/n bytes.
 State: none; the random numbers are a function of step, rank and element.
 Source: Alistarh et al., arXiv:1610.02132.  Differs: one byte for each level instead of Elias codes.
 """
+from typing import Any
+
 from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_lp_s, qsgd
+from bagua_hvd.training.buckets import Bucket
 
 
 class QSGD(Algorithm):
@@ -25,15 +29,16 @@ class QSGD(Algorithm):
 
     counts_steps = True         # the seed
 
-    def __init__(self, levels=127, hierarchical=False, average=True):
+    def __init__(self, levels: int = 127, hierarchical: bool = False, average: bool = True) -> None:
         self.codec = qsgd(levels)
         self.hierarchical = hierarchical
         self.average = average
 
-    def takes(self, dtype):
+    def takes(self, dtype: int) -> bool:
         return self.codec.takes(dtype)
 
-    def communicate(self, bucket, group):
+    def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
         return c_lp_s(
-            bucket, group, codec=self.codec, average=self.average, hierarchical=self.hierarchical, seed=bucket.step
+            bucket, group, codec=self.codec, average=self.average, hierarchical=self.hierarchical,
+            seed=bucket.seed(bucket.step),
         )

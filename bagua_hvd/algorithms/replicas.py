@@ -1,10 +1,14 @@
 """Replicas of neighbours' weights: how they begin."""
+from typing import Any
+
 import numpy as np
 
+from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import Replicas, d_lp_s, float32
+from bagua_hvd.training.buckets import Bucket
 
 
-def replicas_of(bucket, group, hierarchical, state=None):
+def replicas_of(bucket: Bucket, group: ProcessSet, hierarchical: bool, state: Any = None) -> Any:
     """The bucket's Replicas. First made, they are the weights of this rank and its neighbours, sent in full precision.
 
     Collective when they have to be made: and that is so on all ranks or on none (Reducer._agree).

@@ -19,17 +19,21 @@ element.
 Source: Wen et al., arXiv:1705.07878.  Differs: s is where the gradient is clipped and not the largest that is left, and
 is measured from 0 and over all ranks: so a tensor of one element does not vanish, and one sum tells all ranks s.
 """
+from typing import Any
+
 import numpy as np
 
 from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s, c_lp_s, ternary
+from bagua_hvd.training.buckets import Bucket
 
 
 class _Exchange:
     """One bucket on its way: first the scales, then the codes. wait() does what lies between and after them."""
 
-    def __init__(self, bucket, group, clip, average):
-        self._bucket, self._group, self._average = bucket, group, average
+    def __init__(self, bucket, group, clip, average, hierarchical):
+        self._bucket, self._group, self._average, self._hierarchical = bucket, group, average, hierarchical
         self._gradient = bucket.read(workspace="gradient")
         self._parts = [part for part in bucket.slices() if part.start < part.stop]
         # float64: so that the order in which ranks are added up does not show in s.
@@ -45,9 +49,9 @@ class _Exchange:
             # A NaN or an infinity is in s, on all ranks: it needs no code, which would spread it over other tensors.
             np.clip(flat[part] / s if np.isfinite(s) and s > 0 else 0, -1, 1, out=flat[part])
         c_lp_s(
-            flat, self._group, codec=ternary, average=self._average, exchange="allgather", seed=bucket.step,
-            name=f"{bucket.name}.codes", prescale_factor=bucket.prescale_factor,
-            postscale_factor=bucket.postscale_factor,
+            flat, self._group, codec=ternary, average=self._average, exchange="allgather",
+            seed=bucket.seed(bucket.step), name=f"{bucket.name}.codes", prescale_factor=bucket.prescale_factor,
+            postscale_factor=bucket.postscale_factor, hierarchical=self._hierarchical,
         ).wait()
         for s, part in zip(scales, self._parts, strict=True):
             flat[part] *= s
@@ -60,18 +64,20 @@ class TernGrad(Algorithm):
     Args:
         clip: c, root mean squares at which each tensor's gradient is clipped, 1 or more.
         average: False for the sum.
+        hierarchical: full precision within hosts, codes between them.
     """
 
     counts_steps = True         # the seed
 
-    def __init__(self, clip=2.5, average=True):
+    def __init__(self, clip: float = 2.5, average: bool = True, hierarchical: bool = False) -> None:
         if not 1 <= clip < float("inf"):
             raise ValueError(f"clip={clip!r}: expected a number of 1 or more")
         self.clip = clip
         self.average = average
+        self.hierarchical = hierarchical
 
-    def takes(self, dtype):
+    def takes(self, dtype: int) -> bool:
         return ternary.takes(dtype)
 
-    def communicate(self, bucket, group):
-        return _Exchange(bucket, group, self.clip, self.average)
+    def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
+        return _Exchange(bucket, group, self.clip, self.average, self.hierarchical)

@@ -16,8 +16,9 @@ class TopK(ErrorFeedback):
 
     Args:
         ratio: k / N, 0 < ratio <= 1; at least one element of each bucket travels.
-        momentum, warmup_steps, average: see ErrorFeedback.
+        momentum, warmup_steps, average, hierarchical: see ErrorFeedback.
     """
 
-    def __init__(self, ratio=0.01, momentum=0.0, warmup_steps=0, average=True):
-        super().__init__(topk(ratio), "allgather", momentum, warmup_steps, average)
+    def __init__(self, ratio: float = 0.01, momentum: float = 0.0, warmup_steps: float = 0, average: bool = True,
+                 hierarchical: bool = False) -> None:
+        super().__init__(topk(ratio), "allgather", momentum, warmup_steps, average, hierarchical)

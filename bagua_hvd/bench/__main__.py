@@ -19,7 +19,7 @@ from bagua_hvd import algorithms, primitives  # noqa: E402
 from bagua_hvd.bench import device, hosts, negotiation, report, rounds  # noqa: E402
 from bagua_hvd.bench.rank import ITEM_NBYTES, OPS, cases, measure  # noqa: E402
 from bagua_hvd.bench.results import describe  # noqa: E402
-from bagua_hvd.common import native  # noqa: E402
+from bagua_hvd.core import native  # noqa: E402
 
 BACKENDS = ("bagua", "gloo", "mpi")
 CODECS = ("minmax_uint8",)

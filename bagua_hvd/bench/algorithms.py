@@ -46,7 +46,7 @@ def _train(name, options):
 
     import bagua_hvd.torch as hvd
     from bagua_hvd import algorithms
-    from bagua_hvd.common import basics
+    from bagua_hvd.job import basics
 
     in_rounds = name.startswith("async")
     torch.manual_seed(0)

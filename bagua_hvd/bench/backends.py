@@ -44,8 +44,8 @@ class Bagua:
         return lambda: hvd.allreduce(tensor, op=hvd.Sum, name=name)
 
     def _bucket_allreduce(self, tensor, name):
-        from bagua_hvd.common.buckets import Bucket, Member
         from bagua_hvd.torch.frontend import frontend
+        from bagua_hvd.training.buckets import Bucket, Member
 
         view = frontend.view(tensor, tensor)
         bucket = Bucket(name, {0: Member(name, tuple(tensor.shape), view.dtype)})
@@ -243,7 +243,7 @@ def create(name, options, folder):
 
 def create_gloo_within(bagua):
     """Gloo between the ranks of a running bagua_hvd job."""
-    from bagua_hvd.common.environment import read_options
+    from bagua_hvd.job.environment import read_options
 
     store = None
     if bagua.rank == 0:

@@ -9,8 +9,8 @@ from time import thread_time
 import numpy as np
 
 from bagua_hvd import codecs
-from bagua_hvd.common import native
-from bagua_hvd.common.native import ffi, lib
+from bagua_hvd.core import native
+from bagua_hvd.core.native import ffi, lib
 
 CODECS = (codecs.minmax_uint8, codecs.sign, codecs.sign_rms, codecs.ternary, codecs.qsgd(), codecs.float16,
           codecs.bfloat16, codecs.topk())

@@ -9,8 +9,8 @@ import statistics
 import numpy as np
 
 from bagua_hvd.bench.rank import human_nbytes, resnet50_counts
-from bagua_hvd.common import device, device_kernels, native
-from bagua_hvd.common.native import ffi, lib
+from bagua_hvd.core import device, device_kernels, native
+from bagua_hvd.core.native import ffi, lib
 
 NBYTES = 256 << 20
 RUNS = 20
@@ -18,7 +18,7 @@ THREADS = 256
 # Blocks of threads of a launch: several times what any GPU runs at once.
 BLOCKS = 4096
 SEGMENT = 1 << 18               # elements, as native/kernel/segments.h
-PER_SEGMENT = 64                # blocks of threads for one, as native/primitive/device_encoder.c
+PER_SEGMENT = 64                # blocks of threads for one, as native/gpu/device_encoder.c
 SUMS_BLOCK = 512                # elements, as native/kernel/codec_sums.h
 
 

@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from bagua_hvd.common import basics
+from bagua_hvd.job import basics
 
 
 class Watch:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
-from bagua_hvd.runner.rendezvous import Rendezvous
+from bagua_hvd.job.rendezvous import Rendezvous
 
 VARIABLE = "BAGUA_BENCH_HOSTS"
 PREFIX = "bagua-bench-"

@@ -44,7 +44,7 @@ ITERATIONS = 50                 # of the fit; it settles in about ten
 
 
 def allreduce_work(hosts, nbytes):
-    """(hops, bytes sent, bytes added) of the path that native/collective/select.c chooses."""
+    """(hops, bytes sent, bytes added) of the path that native/collective/allreduce_links.c chooses."""
     rounds = hosts.bit_length() - 1
     power = 1 << rounds
     folds, part = int(power < hosts), (power - 1) / power

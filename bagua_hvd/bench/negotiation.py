@@ -77,7 +77,7 @@ def _now(context):
 
 def measure(context, size):
     """{names: {quantity: [repetition: mean over the tensors]}} of this rank. Raises when a sum is wrong."""
-    from bagua_hvd.common import native
+    from bagua_hvd.core import native
 
     values = np.empty((TENSORS, 1), np.float32)
     views = [native.TensorView(value.ctypes.data, value.ctypes.data, value.shape, native.FLOAT32, value)
@@ -136,7 +136,7 @@ def write_plot(path, found, title):
 
 def main(name, folder, options):
     """One rank of one round. Returns the exit code."""
-    from bagua_hvd.common import basics
+    from bagua_hvd.job import basics
 
     def work():
         basics.init()

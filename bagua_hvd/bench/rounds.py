@@ -14,7 +14,6 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import bagua_hvd
 from bagua_hvd.bench.hosts import mpi_environment
 from bagua_hvd.runner import exec_worker
 
@@ -61,7 +60,7 @@ def _command(program, backend, options, folder, on_hosts):
 
 
 def _environment():
-    root = str(Path(bagua_hvd.__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     return {
         "GLOO_SOCKET_IFNAME": "lo",
         **os.environ,

@@ -1,1 +1,1 @@
-"""What every front end shares: the rules of the collectives, process sets, the runtime. Imports no framework."""
+"""Horovod's paths, for scripts and libraries that import from there. Nothing of bagua_hvd itself does."""

@@ -1,5 +1,4 @@
-"""Small helpers under Horovod's names (`horovod.common.util`), and those of our own that no other file should hold."""
-import functools
+"""Horovod's path: small helpers, for scripts and libraries that import them from there."""
 import importlib.util
 import os
 import sysconfig
@@ -7,17 +6,13 @@ import warnings
 from collections.abc import Iterable
 from contextlib import contextmanager
 
-from bagua_hvd.common.exceptions import HorovodVersionMismatchError, get_version_mismatch_message
-
-
-def doc_from(source, note=None):
-    """Decorator: takes the docstring of `source`, after a `note` on this form of it."""
-
-    def decorate(function):
-        function.__doc__ = f"{note}\n\n    {source.__doc__}" if note else source.__doc__
-        return function
-
-    return decorate
+from bagua_hvd.core.exceptions import HorovodVersionMismatchError, get_version_mismatch_message
+from bagua_hvd.core.util import (  # noqa: F401
+    _cache,
+    get_average_backwards_compatibility_fun,
+    num_rank_is_power_2,
+    split_list,
+)
 
 
 def get_ext_suffix():
@@ -55,7 +50,7 @@ def gpu_available(ext_base_name, verbose=False):
     """Whether front end `ext_base_name` finds GPUs whose tensors it can give the core: PyTorch's may."""
     if ext_base_name != "torch" or not _core_available():
         return False
-    from bagua_hvd.common import device  # late: it needs the core
+    from bagua_hvd.core import device  # late: it needs the core
 
     return device.cuda_facts()[1] > 0
 
@@ -64,9 +59,9 @@ def _built(name):
     def built(verbose=False):
         if not _core_available():
             return None
-        from bagua_hvd.common import basics  # late: it needs the core
+        from bagua_hvd.job import builds  # late: it needs the core
 
-        return getattr(basics, f"{name}_built")()
+        return getattr(builds, f"{name}_built")()
 
     return built
 
@@ -79,7 +74,7 @@ ccl_built = _built("ccl")
 for _name in ("mpi", "gloo", "nccl", "ddl", "ccl"):
     _function = globals()[f"{_name}_built"]
     _function.__name__ = _function.__qualname__ = f"{_name}_built"
-    _function.__doc__ = f"What basics.{_name}_built() says; None when the native core is missing."
+    _function.__doc__ = f"What job.builds.{_name}_built() says; None when the native core is missing."
 
 
 def check_installed_version(name, version, exception=None):
@@ -109,48 +104,6 @@ def env(**kwargs):
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _cache(f):
-    """Remembers the function's results by its arguments."""
-    known = {}
-
-    @functools.wraps(f)
-    def cached(*args, **kwargs):
-        key = (args, frozenset(kwargs.items()))
-        if key not in known:
-            known[key] = f(*args, **kwargs)
-        return known[key]
-
-    return cached
-
-
-def get_average_backwards_compatibility_fun(reduce_ops):
-    """handle_average_backwards_compatibility(op, average) over the constants of `reduce_ops` (Average, Sum)."""
-
-    def handle_average_backwards_compatibility(op, average):
-        """The reduction op that the two spellings mean; neither: Average. ValueError: both were given."""
-        if average is None:
-            return reduce_ops.Average if op is None else op
-        if op is not None:
-            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-        warnings.warn("Parameter `average` has been replaced with `op` and will be removed.", DeprecationWarning,
-                      stacklevel=3)
-        return reduce_ops.Average if average else reduce_ops.Sum
-
-    return handle_average_backwards_compatibility
-
-
-def num_rank_is_power_2(num_rank):
-    """Whether the number of ranks is a power of 2."""
-    return num_rank > 0 and num_rank & (num_rank - 1) == 0
-
-
-def split_list(l, n):  # noqa: E741
-    """`l` cut into n pieces whose lengths differ by one at most, the longer ones first."""
-    size, longer = divmod(len(l), n)
-    starts = [i * size + min(i, longer) for i in range(n + 1)]
-    return [l[start:end] for start, end in zip(starts[:-1], starts[1:], strict=True)]
 
 
 def is_iterable(x):

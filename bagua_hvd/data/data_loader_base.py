@@ -2,6 +2,7 @@
 import atexit
 import queue
 import threading
+from typing import Any
 
 # How soon a thread that waits for the other end of the queue notices that the loader was closed.
 _POLL_S = 0.1
@@ -55,16 +56,18 @@ class AsyncDataLoaderMixin:
         started: the thread exists.
     """
 
-    def __init__(self, async_loader_queue_size=64, debug_data_loader=False, *args, **kwargs):
+    def __init__(self, async_loader_queue_size: int = 64, debug_data_loader: bool = False, *args: Any,
+                 **kwargs: Any) -> None:
         self.async_loader_queue_size = async_loader_queue_size
         self.debug_data_loader = debug_data_loader
-        self.queue = queue.Queue(async_loader_queue_size) if async_loader_queue_size > 0 else None
+        bounded = async_loader_queue_size > 0
+        self.queue: queue.Queue[Any] | None = queue.Queue(async_loader_queue_size) if bounded else None
         self.finished_event = threading.Event()
         self.started = False
         self._thread = None
         super().__init__(*args, **kwargs)
 
-    def close_async_loader(self):
+    def close_async_loader(self) -> None:
         """Stops the thread, once it has the batch that it is reading, and empties the queue. May be called again."""
         self._close(timeout=None)
 

@@ -3,6 +3,14 @@
 
 It follows the backend that Keras runs on: tensorflow, or torch (KERAS_BACKEND=torch).
 """
+from typing import Any
+
+from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.collectives.compression import Compressor
+from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.keras import backend as _backend
+
+# isort: split
 from bagua_hvd import algorithms
 from bagua_hvd._keras import api as _api
 from bagua_hvd._keras.api import (
@@ -15,16 +23,18 @@ from bagua_hvd._keras.api import (
 )
 from bagua_hvd._keras.basics import *
 from bagua_hvd._keras.consensus import consensus
-from bagua_hvd.common.basics import Adasum
-from bagua_hvd.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from bagua_hvd.common.util import doc_from as _doc_from
+from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from bagua_hvd.core.util import doc_from as _doc_from
+from bagua_hvd.job import basics as _basics
+from bagua_hvd.job.basics import Adasum
 from bagua_hvd.keras import callbacks, elastic
 
 
 @_doc_from(_api.distributed_optimizer)
-def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse="", compression=Compression.none,
-                         sparse_as_dense=False, gradient_predivide_factor=1.0, op=Average, num_groups=0, groups=None,
-                         algorithm=None):
+def DistributedOptimizer(optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+                         compression: type[Compressor] = Compression.none, sparse_as_dense: bool = False,
+                         gradient_predivide_factor: float = 1.0, op: int = Average, num_groups: int = 0,
+                         groups: Any = None, algorithm: str | Algorithm | type[Algorithm] | None = None) -> Any:
     return _api.distributed_optimizer(
         optimizer, compression=compression, sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=gradient_predivide_factor, op=op, num_groups=num_groups, groups=groups,
@@ -33,11 +43,14 @@ def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse=""
 
 
 @_doc_from(_api.partial_distributed_optimizer)
-def PartialDistributedOptimizer(optimizer, name=None, device_dense="", device_sparse="", compression=Compression.none,
-                                sparse_as_dense=False, gradient_predivide_factor=1.0, op=Average,
-                                backward_passes_per_step=1, average_aggregated_gradients=False, groups=None,
-                                process_set=global_process_set, local_layers=None, scale_local_gradients=True,
-                                algorithm=None):
+def PartialDistributedOptimizer(optimizer: Any, name: str | None = None, device_dense: str = "",
+                                device_sparse: str = "", compression: type[Compressor] = Compression.none,
+                                sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
+                                op: int = Average, backward_passes_per_step: int = 1,
+                                average_aggregated_gradients: bool = False, groups: Any = None,
+                                process_set: ProcessSet = global_process_set, local_layers: Any = None,
+                                scale_local_gradients: bool = True,
+                                algorithm: str | Algorithm | type[Algorithm] | None = None) -> Any:
     return _api.partial_distributed_optimizer(
         optimizer, local_layers, compression=compression, sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=gradient_predivide_factor, op=op, backward_passes_per_step=backward_passes_per_step,
@@ -47,8 +60,9 @@ def PartialDistributedOptimizer(optimizer, name=None, device_dense="", device_sp
 
 
 @_doc_from(_api.allreduce)
-def allreduce(value, name=None, average=True, prescale_factor=1.0, postscale_factor=1.0, op=None,
-              compression=Compression.none):
+def allreduce(value: Any, name: str | None = None, average: bool | None = True, prescale_factor: float = 1.0,
+              postscale_factor: float = 1.0, op: int | None = None,
+              compression: type[Compressor] = Compression.none) -> Any:
     # Horovod's default makes `op=` alone an error here; an op that is given is meant.
     average = None if op is not None and average is True else average
     return _api.allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)

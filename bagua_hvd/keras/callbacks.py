@@ -1,5 +1,7 @@
 # ruff: noqa: F401  (this file is the list of what scripts use)
 """Callbacks for Model.fit()."""
+from typing import Any
+
 from bagua_hvd._keras import callbacks as _callbacks
 from bagua_hvd._keras.callbacks import (
     BroadcastGlobalVariablesCallback,
@@ -12,5 +14,6 @@ from bagua_hvd._keras.callbacks import (
 class BestModelCheckpoint(_callbacks.BestModelCheckpoint):
     __doc__ = _callbacks.BestModelCheckpoint.__doc__
 
-    def __init__(self, monitor="val_loss", verbose=0, mode="auto", save_freq="epoch"):
+    def __init__(self, monitor: str = "val_loss", verbose: int = 0, mode: str = "auto",
+                 save_freq: Any = "epoch") -> None:
         super().__init__(monitor, verbose, False, mode, save_freq)

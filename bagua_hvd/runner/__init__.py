@@ -12,6 +12,7 @@
     supervisor.py    runs processes to their end: output, first failure, signals
     processes.py     one process and its whole session; the guard that outlives a killed launcher
     output.py        bytes of a worker -> prefixed lines; dashboard.py: a live table below them
+    reports.py       what ranks say besides: whose failure theirs is a consequence of, facts for the dashboard
     rendezvous.py    the native meeting point of the ranks
     startup/         what every Python of a `--as-horovod` job runs first
     common/util/     hosts and rank plans, and helpers under Horovod's names

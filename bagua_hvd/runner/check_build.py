@@ -3,8 +3,10 @@ import importlib
 import importlib.util
 import os
 import shutil
+import sys
+from contextlib import contextmanager
 
-import bagua_hvd
+from bagua_hvd.core.version import __version__
 
 _FRAMEWORKS = (("TensorFlow", "tensorflow", "bagua_hvd.tensorflow"), ("PyTorch", "torch", "bagua_hvd.torch"))
 # Rising, as bhvd_cpu_features names them: a CPU that has one has those before it.
@@ -15,15 +17,30 @@ def _line(available, name, note=""):
     return f"    [{'X' if available else ' '}] {name}" + (f"  ({note})" if note else "")
 
 
+@contextmanager
+def _quiet():
+    """Nothing is written to descriptor 2, by whatever language."""
+    sys.stderr.flush()
+    with open(os.devnull, "wb") as nowhere:
+        stderr = os.dup(2)
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(stderr, 2)
+        os.close(stderr)
+
+
 def _framework(name, module, frontend):
     if importlib.util.find_spec(frontend) is None:
         return _line(False, name, "no front end in this version of bagua_hvd")
     if importlib.util.find_spec(module) is None:
         return _line(False, name, "not installed")
     # The message of a broken installation belongs here, the framework's own greetings do not.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
-        importlib.import_module(module)
+        with _quiet():
+            importlib.import_module(module)
     except Exception as error:
         return _line(False, name, f"import {module} fails: {error}")
     return _line(True, name)
@@ -54,10 +71,12 @@ def _version(number, major, minor):
 
 def _operations(built):
     """What moves tensors, as Horovod calls it."""
-    from bagua_hvd.common import util
+    if not built:
+        return [_line(False, name) for name in ("NCCL", "DDL", "CCL", "MPI", "Gloo")]
+    from bagua_hvd.job import builds
 
-    available = {"NCCL": util.nccl_built(), "DDL": util.ddl_built(), "CCL": util.ccl_built(), "MPI": built,
-                 "Gloo": built}
+    available = {"NCCL": builds.nccl_built(), "DDL": builds.ddl_built(), "CCL": builds.ccl_built(), "MPI": True,
+                 "Gloo": True}
     return [_line(found, name) for name, found in available.items()]
 
 
@@ -65,7 +84,7 @@ def _gpus(built):
     """What is there of CUDA: driver and NCCL are found at run time, CuPy compiles the kernels."""
     if not built:
         return [_line(False, "CUDA", "needs the native extension")]
-    from bagua_hvd.common import device
+    from bagua_hvd.core import device
 
     version, count, missing = device.cuda_facts()
     lines = [_line(count > 0, "CUDA", missing or f"driver of CUDA {_version(version, 1000, 10)}, {count} GPUs")]
@@ -80,7 +99,7 @@ def check_build():
     """The text, several lines. Imports the installed frameworks, so it may take seconds."""
     lib, reason = _native()
     built = lib is not None
-    lines = [f"bagua_hvd v{bagua_hvd.__version__}:", "", "Available Frameworks:"]
+    lines = [f"bagua_hvd v{__version__}:", "", "Available Frameworks:"]
     lines += [_framework(*framework) for framework in _FRAMEWORKS]
     lines += ["", "Native Extension:", _line(built, "bagua_hvd._native", reason)]
     lines += ["", "Available Controllers:", _line(built, "MPI", "that of mpirun, found at run time"),

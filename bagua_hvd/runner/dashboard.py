@@ -1,13 +1,11 @@
-"""`baguarun --dashboard`: a live table of the ranks below their output, by rich. See common/reporting.py.
+"""`baguarun --dashboard`: a live table of the ranks below their output, by rich. What it shows comes from reports.py.
 
 Tensors that some ranks have not submitted come from the stall report, which rank 0 writes to stderr.
 """
-import json
 import re
 import sys
 import time
 
-from bagua_hvd.common.reporting import MARK
 from bagua_hvd.runner.output import Console, TextStream
 
 _STALLED = re.compile(rb"^(\d+)!?: \[(.*)\]$")
@@ -30,44 +28,6 @@ class _Rank:
         if self.facts is not None and now > self._when:
             self.rates = {name: (value - self.facts.get(name, 0)) / (now - self._when) for name, value in facts.items()}
         self.facts, self._when = facts, now
-
-
-class _Filter:
-    """A stream of a rank on its way to the forwarder: reports are taken out."""
-
-    def __init__(self, dashboard, rank, forwarder):
-        self._dashboard, self._rank, self._forwarder = dashboard, rank, forwarder
-        self._held = b""        # the beginning of a report, perhaps
-
-    def feed(self, data):
-        data = self._held + data
-        self._held = b""
-        while True:
-            at = data.find(MARK[:1])
-            if at < 0:
-                break
-            self._pass_on(data[:at])
-            data = data[at:]
-            end = data.find(b"\n")
-            if end < 0 and (data.startswith(MARK) or MARK.startswith(data)):
-                self._held = data
-                return
-            if data.startswith(MARK):
-                self._dashboard.report(self._rank, data[len(MARK):end])
-                data = data[end + 1:]
-            else:
-                self._pass_on(data[:1])
-                data = data[1:]
-        self._pass_on(data)
-
-    def _pass_on(self, data):
-        if data:
-            self._dashboard.look_for_stalls(data)
-            self._forwarder.feed(data)
-
-    def close(self):
-        self._pass_on(self._held)
-        self._forwarder.close()
 
 
 class Dashboard:
@@ -103,16 +63,10 @@ class Dashboard:
         ranks = {rank: line for rank, line in self._ranks.items() if rank < slot.size}
         self._ranks = {**ranks, slot.rank: _Rank(slot.hostname)}
 
-    def filter(self, rank, forwarder):
-        """The forwarder of a rank's stderr without the reports."""
-        return _Filter(self, rank, forwarder)
-
-    def report(self, rank, text):
+    def report(self, rank, facts):
         """Takes a report."""
-        try:
-            self._ranks[rank].update(json.loads(text))
-        except (ValueError, KeyError):
-            pass        # somebody else wrote into it; or of a rank that is no more
+        if rank in self._ranks:         # else it is no more
+            self._ranks[rank].update(facts)
 
     def look_for_stalls(self, data):
         """Takes what a rank writes to stderr."""
@@ -132,7 +86,7 @@ class Dashboard:
             table.add_row(
                 str(number), rank.host,
                 f"{rates['steps']:.1f}" if rates.get("steps") else "",
-                f"{rates['blocked_ns'] / 1e7:.0f} %" if "blocked_ns" in rates else "",
+                f"{rates['blocked_ms'] / 10:.0f} %" if "blocked_ms" in rates else "",
                 f"{rates['bytes'] / _MIB:.2f}" if "bytes" in rates else "",
                 f"{facts['bytes'] / _MIB:.2f}" if facts else "", Text(rank.stalled))
         return table

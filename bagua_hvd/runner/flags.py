@@ -1,7 +1,8 @@
 """The flags of baguarun. Each that was not given is None, so that a config file can stand in for it."""
 import argparse
 
-import bagua_hvd
+from bagua_hvd.core import variables
+from bagua_hvd.core.version import __version__
 from bagua_hvd.runner.common.util import config_parser
 
 USAGE_ERROR = 2
@@ -73,7 +74,9 @@ def build_parser():
     parser = _Parser(
         prog="baguarun", allow_abbrev=False, usage="baguarun -np N [flags] command...",
         description="Runs a command as the N ranks of a job. Example: baguarun -np 4 python train.py")
-    parser.add_argument("-v", "--version", action="version", version=bagua_hvd.__version__)
+    parser.add_argument("-v", "--version", action="version", version=__version__)
+    parser.add_argument("--help-environment", action="version", version=variables.markdown(),
+                        help="show all environment variables, as docs/environment.md does")
     parser.add_argument("-np", "--num-proc", dest="num_proc", type=_num_proc, metavar="N", help="number of processes")
     parser.add_argument("-cb", "--check-build", action="store_true", help="show what this installation can do")
     parser.add_argument("--dry-run", action="store_true", help="show what would run where, and start nothing")
@@ -84,6 +87,9 @@ def build_parser():
     parser.add_argument("--start-timeout", type=_integer, metavar="S",
                         help="seconds to reach all hosts, and then until all ranks must have called init(); default "
                              "30, or HOROVOD_START_TIMEOUT")
+    parser.add_argument("--grace-seconds", type=_decimal, metavar="S",
+                        help="seconds that the other processes have to end by themselves when one has failed; default "
+                             "5, or BAGUA_HVD_GRACE_SECONDS; then SIGTERM, and after 5 more SIGKILL")
     parser.add_argument("--output-filename", metavar="DIR",
                         help="also write DIR/rank.<rank>/stdout and stderr, the unchanged output of each rank")
     parser.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",

@@ -7,8 +7,9 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from bagua_hvd.job import reporting
+from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
 from bagua_hvd.runner.common.util import hosts
-from bagua_hvd.runner.common.util.secret import HOROVOD_SECRET_KEY
 from bagua_hvd.runner.output import LineForwarder
 
 LOOPBACK = "lo"
@@ -125,6 +126,7 @@ def worker_environment(env, slot, address, port, secret_key, interface=LOOPBACK)
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_GLOO_IFACE": interface,
         HOROVOD_SECRET_KEY: secret_key.decode(),
+        reporting.PIPE: "",         # see processes.Process
         "PYTHONUNBUFFERED": "1",
     })
     return result

@@ -10,10 +10,18 @@ import shlex
 import shutil
 import sys
 
+from bagua_hvd.core import variables
 from bagua_hvd.runner.common.util import config_parser
 from bagua_hvd.runner.common.util.hosts import parse_host_files
 from bagua_hvd.runner.flags import USAGE_ERROR, build_parser
-from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, as_horovod_environment, is_local, plan
+from bagua_hvd.runner.job import (
+    Interrupted,
+    OutputOptions,
+    WorkerFailed,
+    as_horovod_environment,
+    is_local,
+    plan,
+)
 from bagua_hvd.runner.ssh.spawner import UnreachableHosts
 from bagua_hvd.runner.static import describe, host_options, run_static
 
@@ -94,6 +102,20 @@ def _check_command(name, env):
     raise FileNotFoundError(f"command {name!r}: {where}; check its spelling{python}")
 
 
+def _check_algorithm(name):
+    """UsageError unless --algorithm names one of the package's own: before any rank has started."""
+    try:
+        from bagua_hvd import algorithms
+    except ImportError:
+        return      # the native extension is not built: said where that is the matter
+    if name not in algorithms.names():
+        try:
+            algorithms.get(name)
+        except ValueError as error:
+            raise UsageError(f"--algorithm: {error} One that the script registers itself is named by "
+                             f"BAGUA_ALGORITHM={name}") from None
+
+
 def _plan(args):
     """SlotInfos for args.num_proc ranks. UsageError: malformed hosts, or too few slots."""
     try:
@@ -114,16 +136,22 @@ def _hosts(args):
         raise UsageError(str(error)) from None
 
 
+def _host_options(args, env):
+    """HostOptions. UsageError: a flag or a variable that only the launcher reads is wrong."""
+    try:
+        variables.read("BAGUA_HVD_GRACE_SECONDS", env)
+        return host_options(args.ssh_port, args.ssh_identity_file, args.start_timeout, args.nics)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
 def _run_static(args):
     """Runs a job of fixed size; see _run."""
     env = config_parser.set_env_from_args(dict(os.environ), args)
     if args.as_horovod:
         env = as_horovod_environment(env)
     slots = _plan(args)
-    try:
-        options = host_options(args.ssh_port, args.ssh_identity_file, args.start_timeout, args.nics)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    options = _host_options(args, env)
     if any(is_local(name) for name in {slot.hostname for slot in slots}):
         _check_command(args.command[0], env)
     if args.dry_run:
@@ -174,10 +202,7 @@ def _run_elastic(args):
                                            args.host_discovery_script, args.slots, _hosts(args), args.reset_limit)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    try:
-        options = host_options(args.ssh_port, args.ssh_identity_file, args.start_timeout, args.nics)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    options = _host_options(args, env)
     if args.dry_run:
         for name, slots in discovery.find_available_hosts_and_slots().items():
             print(f"{name}:{slots}, up to {slots} ranks: {shlex.join(args.command)}")
@@ -196,6 +221,8 @@ def _run(args):
     if args.check_build:
         check_build(args.verbose)
         return
+    if args.algorithm is not None:
+        _check_algorithm(args.algorithm)
     for attribute, sentence in _WITHOUT_EFFECT:
         if getattr(args, attribute):
             _warn(sentence)

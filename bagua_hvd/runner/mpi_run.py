@@ -19,11 +19,19 @@ _PLACE = {f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SI
 
 
 def _mpirun(env):
-    """(path, whether it is Open MPI's). FileNotFoundError: there is none that is known."""
+    """(path, whether it is Open MPI's). FileNotFoundError: there is none that is known and answers."""
     path = shutil.which("mpirun", path=env.get("PATH"))
     if path is None:
         raise FileNotFoundError("--mpi: mpirun is not in PATH: install an MPI, such as `pip install mpich`")
-    text = subprocess.run([path, "--version"], capture_output=True, text=True, env=env, timeout=_VERSION_SECONDS).stdout
+    try:
+        text = subprocess.run([path, "--version"], capture_output=True, text=True, env=env,
+                              timeout=_VERSION_SECONDS).stdout
+    except subprocess.TimeoutExpired:
+        raise FileNotFoundError(f"--mpi: `{path} --version` says nothing within {_VERSION_SECONDS} s: see what it "
+                                "waits for, or start the job by another mpirun") from None
+    except OSError as error:
+        raise FileNotFoundError(f"--mpi: {path} cannot be run: {error.strerror}; start the job by another "
+                                "mpirun") from None
     for names, is_open_mpi in ((_OPEN_MPI, True), (_HYDRA, False)):
         if any(name in text for name in names):
             return path, is_open_mpi

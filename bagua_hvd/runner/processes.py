@@ -19,6 +19,7 @@ _EXEC = os.path.join(os.path.dirname(os.path.abspath(__file__)), "exec_worker.py
 _DONE = b"done\n"
 _FOLDER = b"folder "
 _POLL_SECONDS = 0.02
+_FOR_THE_LOADER = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
 def _is_zombie(pid):
@@ -105,18 +106,22 @@ class Process:
         command: list of arguments, passed on unchanged; no shell takes part.
         env: the whole environment.
         stdin: a descriptor or subprocess.PIPE, see `Process.stdin`.
+        pipe_variable: in this variable the process is told which pipe its stderr is, as "device:inode".
     Raises:
         OSError: no more processes or descriptors.
     """
 
     note = None
 
-    def __init__(self, name, command, env, stdin=subprocess.DEVNULL):
+    def __init__(self, name, command, env, stdin=subprocess.DEVNULL, pipe_variable=None):
         self.name = name
         self.exit_code = None
         with ExitStack() as on_error, ExitStack() as theirs:
             self.stdout, stdout = _pipe(on_error, theirs)
             self.stderr, stderr = _pipe(on_error, theirs)
+            if pipe_variable is not None:
+                pipe = os.fstat(stderr)
+                env = {**env, pipe_variable: f"{pipe.st_dev}:{pipe.st_ino}"}
             self._popen = subprocess.Popen(
                 [sys.executable, "-I", "-S", _EXEC, str(os.getpid()), *command], env=env, bufsize=0,
                 stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True)
@@ -161,9 +166,11 @@ class Guard:
     """Outlives the launcher, kills the sessions and removes the folders it was told of. A context manager: close()."""
 
     def __init__(self):
+        # Not the job's secret; but without what the loader needs, many a Python does not start.
+        env = {name: os.environ[name] for name in _FOR_THE_LOADER if name in os.environ}
         self._popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", os.path.abspath(__file__)], env={}, bufsize=0, cwd="/", start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            [sys.executable, "-I", "-S", os.path.abspath(__file__)], env=env, bufsize=0, cwd="/",
+            start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def watch(self, session):
         """From now on this session dies with the launcher."""

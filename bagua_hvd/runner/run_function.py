@@ -12,9 +12,10 @@ import signal
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
-import bagua_hvd
 from bagua_hvd.runner import run_task
 from bagua_hvd.runner.common.util import config_parser
 from bagua_hvd.runner.common.util.hosts import parse_host_files
@@ -40,18 +41,22 @@ class _HorovodArgs:
         no_stall_check stall_check_warning_time_seconds stall_check_shutdown_time_seconds mpi_threads_disable mpi_args
         tcp_flag binding_args num_nccl_streams thread_affinity gloo_timeout_seconds log_level log_with_timestamp
         prefix_output_with_timestamp hosts hostfile host_discovery_script use_gloo use_mpi use_jsrun
-        algorithm as_horovod dashboard dry_run
+        algorithm as_horovod dashboard dry_run grace_seconds
     """.split()
 
     def __init__(self):
         vars(self).update(dict.fromkeys(self._NAMES), num_proc=1)
 
 
-def run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=None, slots=None, reset_limit=None,
-        cooldown_range=None, hosts=None, hostfile=None, host_discovery_script=None, start_timeout=None, ssh_port=None,
-        ssh_identity_file=None, disable_cache=None, output_filename=None, verbose=None, use_gloo=None, use_mpi=None,
-        mpi_args=None, network_interface=None, network_interfaces=None, executable=None, np=None, min_np=None,
-        max_np=None):
+def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, num_proc: int = 1,
+        min_num_proc: int | None = None, max_num_proc: int | None = None, slots: int | None = None,
+        reset_limit: int | None = None, cooldown_range: Sequence[int] | None = None, hosts: str | None = None,
+        hostfile: str | None = None, host_discovery_script: str | None = None, start_timeout: int | None = None,
+        ssh_port: int | None = None, ssh_identity_file: str | None = None, disable_cache: bool | None = None,
+        output_filename: str | None = None, verbose: Any = None, use_gloo: bool | None = None,
+        use_mpi: bool | None = None, mpi_args: str | None = None, network_interface: Any = None,
+        network_interfaces: Any = None, executable: str | None = None, np: int | None = None,
+        min_np: int | None = None, max_np: int | None = None) -> Any:
     """Calls func(*args, **kwargs) on every rank of a job, and returns when all have ended.
 
     The ranks are new processes, which find modules where this one does; their output comes prefixed to sys.stdout and
@@ -210,7 +215,7 @@ def _environment(start_timeout, cooldown_range, reset_limit):
     env = config_parser.set_env_from_args(dict(os.environ), args)
     env.pop(run_task.FOLDER_VARIABLE, None)     # of a run() that this one is part of
     # The function may say `import horovod.torch`, as its caller may.
-    return as_horovod_environment(env) if sys.modules.get("horovod") is bagua_hvd else env
+    return as_horovod_environment(env) if sys.modules.get("horovod") is sys.modules["bagua_hvd"] else env
 
 
 def _python(executable):

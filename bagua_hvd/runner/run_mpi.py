@@ -9,13 +9,13 @@ import base64
 import io
 import time
 
-from bagua_hvd.common import channel
-from bagua_hvd.runner import mpi_run, probe
-from bagua_hvd.runner.common.util.secret import HOROVOD_SECRET_KEY, make_secret_key
+from bagua_hvd.job import channel, probe
+from bagua_hvd.job.secret import HOROVOD_SECRET_KEY, make_secret_key
+from bagua_hvd.job.server import HANDSHAKE_SECONDS, Server
+from bagua_hvd.runner import mpi_run
 from bagua_hvd.runner.job import Interrupted, WorkerFailed, is_local, plan
 from bagua_hvd.runner.output import LineForwarder
 from bagua_hvd.runner.run_files import no_result, unpickled, with_report
-from bagua_hvd.runner.server import HANDSHAKE_SECONDS, Server
 from bagua_hvd.runner.supervisor import Supervisor, Task
 
 _TASK = "bagua_hvd.runner.run_mpi_task"

@@ -12,9 +12,9 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from bagua_hvd.common import channel
-from bagua_hvd.runner.common.util.env import get_env_rank_and_size
-from bagua_hvd.runner.common.util.secret import HOROVOD_SECRET_KEY
+from bagua_hvd.job import channel
+from bagua_hvd.job.env import get_env_rank_and_size
+from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
 from bagua_hvd.runner.processes import kill_sessions
 from bagua_hvd.runner.run_task import Failure, call, say, write
 

@@ -14,8 +14,8 @@ import sys
 import time
 import traceback
 
-from bagua_hvd.common.elastic_worker import WORKER, RemovedFromJob
-from bagua_hvd.runner.common.util.env import get_env_rank_and_size
+from bagua_hvd.job.elastic_worker import WORKER, RemovedFromJob
+from bagua_hvd.job.env import get_env_rank_and_size
 
 FUNCTION = "function"
 FOLDER_VARIABLE = "BAGUA_HVD_RUN_FOLDER"

@@ -5,6 +5,7 @@ that the loop uses: name, stdout, stderr, exit_code, note, open_pidfd(), poll(),
 """
 from contextlib import ExitStack
 
+from bagua_hvd.job.reporting import PIPE
 from bagua_hvd.runner.processes import Guard, Process, kill_sessions, session_members, signal_sessions
 
 
@@ -24,7 +25,8 @@ class LocalSpawner:
 
     def start(self, task):
         """The running Process of a supervisor.Task. OSError: no more processes or descriptors."""
-        process = Process(task.name, task.command, task.env)
+        wanted = (task.env or {}).get(PIPE) == ""
+        process = Process(task.name, task.command, task.env, pipe_variable=PIPE if wanted else None)
         self._sessions.add(process.pid)
         self._guard.watch(process.pid)
         return process

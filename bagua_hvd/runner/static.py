@@ -1,13 +1,15 @@
-"""A job of fixed size: connections, addresses, rendezvous, output -> supervisor."""
+"""A job of fixed size: connections, addresses, rendezvous, output -> supervisor -> whose failure it was."""
 import base64
 import os
 import shlex
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from bagua_hvd.common import reporting
-from bagua_hvd.runner.common.util.host_hash import host_hash
-from bagua_hvd.runner.common.util.secret import make_secret_key
+from bagua_hvd.core import variables
+from bagua_hvd.job import reporting
+from bagua_hvd.job.host_hash import host_hash
+from bagua_hvd.job.rendezvous import Rendezvous
+from bagua_hvd.job.secret import make_secret_key
 from bagua_hvd.runner.dashboard import Dashboard
 from bagua_hvd.runner.job import (
     LOOPBACK,
@@ -18,8 +20,8 @@ from bagua_hvd.runner.job import (
     is_local,
     worker_environment,
 )
-from bagua_hvd.runner.output import Console, Descriptor
-from bagua_hvd.runner.rendezvous import Rendezvous
+from bagua_hvd.runner.output import Console, Descriptor, LineForwarder
+from bagua_hvd.runner.reports import Reports
 from bagua_hvd.runner.spawner import Spawner
 from bagua_hvd.runner.ssh.connection import SshOptions
 from bagua_hvd.runner.ssh.network import Place, find_places
@@ -27,7 +29,6 @@ from bagua_hvd.runner.ssh.spawner import SshSpawner
 from bagua_hvd.runner.supervisor import Supervisor, Task
 
 _EVERY_INTERFACE = "0.0.0.0"
-_START_TIMEOUT_SECONDS = 30
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,7 @@ def host_options(ssh_port=None, ssh_identity_file=None, start_timeout=None, nics
     """
     if ssh_identity_file is not None and not os.access(ssh_identity_file, os.R_OK):
         raise ValueError(f"ssh identity file {ssh_identity_file}: no such file, or not readable")
-    timeout = start_timeout or os.environ.get("HOROVOD_START_TIMEOUT") or _START_TIMEOUT_SECONDS
-    try:
-        timeout = max(1, int(float(timeout)))
-    except ValueError:
-        raise ValueError(f"environment variable HOROVOD_START_TIMEOUT={timeout!r}: expected seconds") from None
+    timeout = max(1, int(start_timeout or variables.read("HOROVOD_START_TIMEOUT")))
     identity_file = None if ssh_identity_file is None else os.fspath(ssh_identity_file)
     return HostOptions(SshOptions(ssh_port, identity_file, timeout), nics)
 
@@ -73,7 +70,9 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
             None: no files go to other hosts. See run_files.Files.
         dashboard: whether a live table stands below the ranks' output, on stdout.
     Raises:
-        WorkerFailed: the first rank that failed; the others are stopped. Interrupted: a signal stopped the job.
+        WorkerFailed: the rank whose failure made the others fail; these have BAGUA_HVD_GRACE_SECONDS to end by
+            themselves, and are stopped then. Interrupted: a signal stopped the job.
+        ValueError: a variable in `env` is malformed.
         UnreachableHosts, NoRoute, RuntimeError: a host cannot be used, or there is no rendezvous.
         OSError: the output directory cannot be written, or a process not started.
         In all cases no process is left.
@@ -85,12 +84,14 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
     local = [name for name in names if is_local(name)]
     remote = [name for name in names if name not in local]
     secret_key = make_secret_key()
+    survivors = variables.read("BAGUA_HVD_GRACE_SECONDS", env)
     with ExitStack() as stack:
         table = None
         if dashboard:
             table = stack.enter_context(Dashboard(slots))
             console = table.console
             env = {**env, reporting.VARIABLE: "1"}
+        reports = Reports(table)
         ssh = SshSpawner(options.ssh, env)
         spawner = stack.enter_context(Spawner(local.__contains__, ssh))
         hosts = ssh.connect(remote, lambda text: console.say(f"baguarun: {text}"))
@@ -109,18 +110,30 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
             if remote:
                 environment["NCCL_SOCKET_IFNAME"] = place.interface
             stdout, stderr = forwarders(console, slot, output)
-            if table is not None:
-                stderr = table.filter(slot.rank, stderr)
+            stderr = reports.filter(slot.rank, slot.rank, stderr)
             tasks.append(Task(slot.rank, command, environment, stdout, stderr, slot.hostname))
             if verbose:
                 console.say(f"baguarun: {describe(slot)}")
-        outcome = Supervisor(console, spawner=spawner).run(tasks)
+        outcome = Supervisor(console, spawner=spawner, survivors_seconds=survivors,
+                             find_cause=reports.cause, on_end=rendezvous.rank_ended).run(tasks)
+        if not files and outcome.failed is not None:
+            _repeat_traceback(console, reports, outcome.failed)
         for host in hosts if files else ():
             _receive(files, host, slots)
     if outcome.signum is not None:
         raise Interrupted(outcome.signum)
     if outcome.failed is not None:
         raise WorkerFailed(outcome.failed, outcome.exit_codes[outcome.failed])
+
+
+def _repeat_traceback(console, reports, rank):
+    """That of the failure which made the others fail comes last, where it is looked for."""
+    text = reports.buried_traceback(rank)
+    if text:
+        console.say(f"baguarun: Process {rank} failed first. It had written:")
+        forwarder = LineForwarder(console, rank, "stderr")
+        forwarder.feed(text)
+        forwarder.close()
 
 
 def _receive(files, host, slots):

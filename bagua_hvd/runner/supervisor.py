@@ -1,7 +1,8 @@
-"""Runs processes to their end: forwards their output, and stops all of them at the first failure or a signal.
+"""Runs processes to their end: forwards their output, and stops all of them after the first failure or at a signal.
 
-One loop in one thread around selectors. Processes come from a spawner, which may have them run on other hosts. The
-order of a stop: SIGTERM to every process and its session, after `grace_seconds` SIGKILL.
+One loop in one thread around selectors. Processes come from a spawner, which may have them run on other hosts. After
+a failure the others have `survivors_seconds` to end by themselves, with their own errors and what they save. The order
+of a stop: SIGTERM to every process and its session, after `grace_seconds` SIGKILL.
 Whichever way run() ends, also by an exception, no process of the job is left; what ranks put in the background ends
 with the job. A child that leaves its session (a daemon) is not found, and lives on.
 """
@@ -53,7 +54,9 @@ class Outcome:
     """How the processes ended."""
 
     exit_codes: dict = field(default_factory=dict)      # by name; 128 + n for signal n
-    failed: object = None       # name of the first that failed; None: none did before a stop from outside
+    failures: list = field(default_factory=list)        # names of those that failed before anything was stopped, in
+                                # the order in which they ended
+    failed: object = None       # name of the one that is the cause; None: none failed before a stop from outside
     signum: int | None = None   # the signal that stopped the launcher; SIGPIPE: nobody reads its output any more
     stopped: bool = False       # should_stop() said so
 
@@ -80,13 +83,18 @@ class Supervisor:
         on_exit: called in the loop with (process, exit code) when a process has ended and its output is forwarded,
             instead of stopping all at the first failure. None: that.
         open_ended: run() goes on without processes until finish().
+        survivors_seconds: how long the others may go on after a failure. 0: they are stopped at once.
+        on_end: called in the loop with (name, exit code) when a process has ended. None: nobody is.
+        find_cause: function of Outcome.failures that returns the one that made the others fail; None: the first.
     """
 
     def __init__(self, console, should_stop=None, handle_signals=True, grace_seconds=GRACE_SECONDS,
-                 report_failures=True, spawner=None, on_exit=None, open_ended=False):
+                 report_failures=True, spawner=None, on_exit=None, open_ended=False, survivors_seconds=0,
+                 find_cause=None, on_end=None):
         self._console = console
         self._spawner = spawner
         self._on_exit = on_exit
+        self._on_end = on_end
         self._open = open_ended
         self._calls = deque()
         self._wakeup = None
@@ -97,6 +105,9 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._running = []
         self._signals = []          # (number, when)
+        self._survivors_seconds = survivors_seconds
+        self._find_cause = find_cause or (lambda failures: failures[0])
+        self._stop_at = None        # set: one has failed, and the others may go on until then
         self._kill_at = None        # set: a stop is under way
         self._killed_at = None
         self._outcome = Outcome()
@@ -130,6 +141,8 @@ class Supervisor:
                     name = signal.Signals(self._outcome.signum).name
                     self._console.say(f"baguarun: {name}: stopping the job, which may take {self._grace_seconds} s; "
                                       "the signal once more kills it at once.")
+        if self._outcome.failures:
+            self._outcome.failed = self._find_cause(self._outcome.failures)
         return self._outcome
 
     # ---- while it runs ------------------------------------------------------------------------------------------
@@ -179,16 +192,17 @@ class Supervisor:
         """An open-ended run() returns when no process runs any more. Only in the loop."""
         self._open = False
 
-    def stop(self):
-        """Stops everything, as should_stop does. Only in the loop."""
-        if self._kill_at is None:
+    def stop(self, after_seconds=0):
+        """Stops everything, as should_stop does, or what has not ended by itself until then. Only in the loop."""
+        if not self.stopping:
             self._outcome.stopped = True
-            self._stop()
+            self._open = False
+            self._stop_after(after_seconds)
 
     @property
     def stopping(self):
-        """Whether a stop is under way, for whatever reason."""
-        return self._kill_at is not None
+        """Whether a stop is under way, or will be soon, for whatever reason."""
+        return self._kill_at is not None or self._stop_at is not None
 
     def _open_wakeup(self, stack):
         """A socket that wakes the selector, whichever thread or signal handler writes to it."""
@@ -235,8 +249,7 @@ class Supervisor:
 
     def _select_timeout(self):
         deadlines = [r.drain_until for r in self._running if r.forwarders and r.drain_until is not None]
-        if self._kill_at is not None:
-            deadlines.append(self._kill_at)
+        deadlines += [at for at in (self._stop_at, self._kill_at) if at is not None]
         if self._killed_at is not None:
             deadlines.append(self._killed_at + _STUCK_SECONDS)
         deadlines += [r.kill_at for r in self._running if r.kill_at is not None and r.process.exit_code is None]
@@ -300,6 +313,8 @@ class Supervisor:
         running.drain_until = time.monotonic() + _DRAIN_SECONDS
         name = running.process.name
         self._outcome.exit_codes[name] = code
+        if self._on_end is not None:
+            self._on_end(name, code)
         if self._on_exit is None and not (code and self._kill_at is None):
             return
         # What it said last comes before what is said about it.
@@ -309,20 +324,40 @@ class Supervisor:
         if self._on_exit is not None:
             self._on_exit(running.process, code)
         else:
-            self._outcome.failed = name
-            if self._report_failures:
-                if running.process.note:
-                    self._console.say(f"baguarun: {running.process.note}")
-                self._console.say(f"Process {name} exit with status code {code}.")
-                self._console.say(f"Terminating remaining workers after failure of Process {name}.")
-            self._stop()
+            self._take_failure(running.process, code)
+
+    def _take_failure(self, process, code):
+        self._outcome.failures.append(process.name)
+        if self._report_failures:
+            if process.note:
+                self._console.say(f"baguarun: {process.note}")
+            self._console.say(f"Process {process.name} exit with status code {code}.")
+        if self._stop_at is None:
+            self._stop_after(self._survivors_seconds)
+
+    def _stop_after(self, seconds):
+        self._stop_at = time.monotonic() + seconds
+        if seconds and self._report_failures and self._any_runs():
+            self._console.say(f"baguarun: the remaining workers have {seconds:g} s to end by themselves.")
+
+    def _any_runs(self):
+        return any(running.process.exit_code is None for running in self._running)
+
+    def _stop_survivors(self):
+        if self._outcome.failures and self._report_failures and self._any_runs():
+            cause = self._find_cause(self._outcome.failures)
+            self._console.say(f"Terminating remaining workers after failure of Process {cause}.")
+        self._stop()
 
     def _check_time(self):
         """Signals and deadlines. Also called while the console is blocked; then True: do not wait for it any more."""
         if self._kill_at is None:
             if self._signals:
-                self._outcome.signum = self._signals[0][0]
+                if not self._outcome.failures:      # else it is the failure that ended the job
+                    self._outcome.signum = self._signals[0][0]
                 self._stop()
+            elif self._stop_at is not None and time.monotonic() >= self._stop_at:
+                self._stop_survivors()
             elif self._should_stop and self._should_stop():
                 self._outcome.stopped = True
                 self._stop()
@@ -333,6 +368,7 @@ class Supervisor:
     # ---- stopping -----------------------------------------------------------------------------------------------
 
     def _stop(self):
+        self._stop_at = None
         self._kill_at = time.monotonic() + self._grace_seconds
         self._spawner.signal_all(signal.SIGTERM)
 

@@ -55,12 +55,14 @@ class Workers:
     Args:
         console: Console.
         spawner: where they are started, entered by the caller; None: on this host only.
+        survivors_seconds: how long workers may go on when main() raised.
     """
 
-    def __init__(self, console, spawner=None, grace_seconds=GRACE_SECONDS):
+    def __init__(self, console, spawner=None, grace_seconds=GRACE_SECONDS, survivors_seconds=0):
         self._console = console
         self._supervisor = Supervisor(console, spawner=spawner, on_exit=self._on_exit, open_ended=True,
                                       grace_seconds=grace_seconds)
+        self._survivors_seconds = survivors_seconds
         self._lock = threading.Lock()
         self._closed = False
         self._all = []
@@ -111,18 +113,21 @@ class Workers:
     def run(self, main):
         """Calls main() in a thread and returns (what it returned, supervisor.Outcome) when no worker is left.
 
-        Workers that still run when main() returns are stopped. A signal stops the workers (their wait() returns) and
-        then run(), whose main() should return, too. What main() raises is raised here.
+        Workers that still run when main() returns are stopped; when it raises, after survivors_seconds. A signal stops
+        the workers (their wait() returns) and then run(), whose main() should return, too. What main() raises is raised
+        here.
         """
         result = []
 
         def call():
+            seconds = 0
             try:
                 result.append((main(), None))
             except BaseException as error:
                 result.append((None, error))
+                seconds = self._survivors_seconds
             finally:
-                self._call(self._supervisor.stop)
+                self._call(lambda: self._supervisor.stop(seconds))
 
         thread = threading.Thread(target=call, name="elastic driver", daemon=True)
         self._call(thread.start)

@@ -5,7 +5,8 @@ from bagua_hvd.tensorflow import requirement as _requirement
 # isort: split
 from bagua_hvd import algorithms
 from bagua_hvd._keras.consensus import consensus
-from bagua_hvd.common.basics import (
+from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from bagua_hvd.job.basics import (
     Adasum,
     Average,
     Max,
@@ -33,11 +34,12 @@ from bagua_hvd.common.basics import (
     shutdown,
     size,
     start_timeline,
+    statistics,
     stop_timeline,
 )
-from bagua_hvd.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from bagua_hvd.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from bagua_hvd.job.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from bagua_hvd.tensorflow import elastic
+from bagua_hvd.tensorflow import for_keras as _for_keras
 from bagua_hvd.tensorflow.compression import Compression
 from bagua_hvd.tensorflow.functions import (
     BroadcastGlobalVariablesHook,

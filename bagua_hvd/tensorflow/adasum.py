@@ -4,10 +4,11 @@
 """
 import tensorflow as tf
 
-from bagua_hvd.common.basics import Adasum
+from bagua_hvd.core.identity import ByIdentity
+from bagua_hvd.job.basics import Adasum
 from bagua_hvd.tensorflow.mpi_ops import grouped_allreduce
-from bagua_hvd.tensorflow.optimizer import _WrappedV1
-from bagua_hvd.tensorflow.reduction import Reduction
+from bagua_hvd.tensorflow.optimizer_v1 import WrappedV1
+from bagua_hvd.tensorflow.variables import native_variable
 
 
 def _initialized(variable):
@@ -21,7 +22,7 @@ def _initialized(variable):
     return tf.raw_ops.DeepCopy(x=value)
 
 
-class DistributedAdasum(_WrappedV1):
+class DistributedAdasum(WrappedV1):
     """Every rank steps on its own; after every n-th step the steps since the last time are combined.
 
     Args:
@@ -33,7 +34,7 @@ class DistributedAdasum(_WrappedV1):
         self._options = options
         self._passes = passes
         self._counter = None
-        self._starts = {}       # by variable: the weights after the last combination
+        self._starts = ByIdentity(native_variable)      # by variable: the weights after the last combination
 
     def _starts_of(self, variables):
         # Outside of a function that is being traced: its variables are made once.
@@ -41,12 +42,11 @@ class DistributedAdasum(_WrappedV1):
             if self._counter is None:
                 self._counter = tf.compat.v1.Variable(0, trainable=False, use_resource=True, name="adasum_passes")
             for variable in variables:
-                key = Reduction.identify(variable)
-                if key not in self._starts:
-                    self._starts[key] = tf.compat.v1.Variable(
+                if variable not in self._starts:
+                    self._starts[variable] = tf.compat.v1.Variable(
                         _initialized(variable), trainable=False, use_resource=True, name="adasum_start"
                     )
-        return [self._starts[Reduction.identify(variable)] for variable in variables]
+        return [self._starts[variable] for variable in variables]
 
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
         grads_and_vars = list(grads_and_vars)

@@ -1,6 +1,6 @@
 """The step bridge: tensors of a graph, given to Python while the graph runs, and taken back with results in them.
 
-The reducer and the algorithms (common/reducer.py, algorithms/) see memory and Python calls. A Bridge brings them into
+The reducer (reduction/reducer.py) and the algorithms see memory and Python calls. A Bridge brings them into
 eager code, tf.function graphs, Keras' train steps and XLA-compiled steps alike, from one text:
 
     bridge = Bridge(put, wait)
@@ -33,9 +33,9 @@ import weakref
 
 import tensorflow as tf
 
-from bagua_hvd.common import native
-from bagua_hvd.common.exceptions import HorovodInternalError
-from bagua_hvd.common.native import TensorView, ffi
+from bagua_hvd.core import native
+from bagua_hvd.core.exceptions import HorovodInternalError
+from bagua_hvd.core.native import TensorView, ffi
 from bagua_hvd.tensorflow import xla
 from bagua_hvd.tensorflow.graphs import as_written, compiled_by_xla, run_independently
 from bagua_hvd.tensorflow.native_ops import ops, release

@@ -8,8 +8,9 @@ import re
 
 import tensorflow as tf
 
-from bagua_hvd.common import basics, native
-from bagua_hvd.common.basics import Average, Sum
+from bagua_hvd.core import native
+from bagua_hvd.job import basics
+from bagua_hvd.job.basics import Average, Sum
 from bagua_hvd.tensorflow import xla
 from bagua_hvd.tensorflow.graphs import compiled_by_xla, run_independently
 from bagua_hvd.tensorflow.native_ops import ops

@@ -1,7 +1,7 @@
 """Compressions of gradients: float16 is made by the framework's own cast."""
 import tensorflow as tf
 
-from bagua_hvd.common.compression import Compressor, NoneCompressor
+from bagua_hvd.collectives.compression import Compressor, NoneCompressor
 
 
 class FP16Compressor(Compressor):

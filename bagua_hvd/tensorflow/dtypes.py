@@ -1,7 +1,7 @@
 """TensorFlow's dtypes and the core's."""
 import tensorflow as tf
 
-from bagua_hvd.common import native
+from bagua_hvd.core import native
 
 DTYPES = {
     tf.uint8: native.UINT8,

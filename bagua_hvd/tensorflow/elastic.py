@@ -1,4 +1,4 @@
-"""Elastic training for TensorFlow: `@hvd.elastic.run` around a function of a state. The loop is in common/elastic.py.
+"""Elastic training for TensorFlow: `@hvd.elastic.run` around a function of a state. The loop is in job/elastic.py.
 
     state = hvd.elastic.TensorFlowKerasState(model, optimizer, epoch=0)
 
@@ -7,14 +7,16 @@
 """
 import functools
 import re
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
 from bagua_hvd._keras.elastic import KerasState
-from bagua_hvd.common import basics
-from bagua_hvd.common.elastic import ObjectState, reset, run_fn
-from bagua_hvd.common.exceptions import HorovodInternalError
-from bagua_hvd.common.reducer import share_numbers
+from bagua_hvd.core.exceptions import HorovodInternalError
+from bagua_hvd.job import basics
+from bagua_hvd.job.elastic import ObjectState, reset, run_fn
+from bagua_hvd.reduction.numbers import share_numbers
 from bagua_hvd.tensorflow.functions import broadcast_object, broadcast_variables
 from bagua_hvd.tensorflow.reduction import shared_reductions
 
@@ -23,7 +25,7 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 _OPERATION = re.compile("Horovod(Allreduce|Allgather|Broadcast)")
 
 
-def run(func):
+def run(func: Callable[..., Any]) -> Any:
     """Decorator: `func` goes on when ranks are lost or the hosts change.
 
     Before the first call of `func` and after every change, the state is synchronized from rank 0. No collective may be
@@ -75,7 +77,7 @@ class TensorFlowKerasState(KerasState):
         ValueError: the model is not built: its variables do not exist yet.
     """
 
-    def __init__(self, model, optimizer=None, backend=None, **kwargs):
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
         super().__init__(model, optimizer, **kwargs)
 
 
@@ -87,7 +89,7 @@ class TensorFlowState(ObjectState):
         kwargs: further attributes with their first values; they are pickled.
     """
 
-    def __init__(self, variables=None, session=None, **kwargs):
+    def __init__(self, variables: Any = None, session: Any = None, **kwargs: Any) -> None:
         self.variables = list(variables or tf.compat.v1.global_variables())
         self.session = session
         self._operations = None
@@ -119,16 +121,16 @@ class TensorFlowState(ObjectState):
         for variable, value in zip(self.variables, values, strict=True):
             variable.assign(value)
 
-    def save(self):
+    def save(self) -> None:
         self._saved_values = self._read()
         super().save()
 
-    def restore(self):
+    def restore(self) -> None:
         # Called by the constructor of ObjectState too, and then changes nothing.
         self._write(self._saved_values)
         super().restore()
 
-    def sync(self):
+    def sync(self) -> None:
         with translated_errors():
             if self.session is None:
                 broadcast_variables(self.variables, root_rank=0)

@@ -1,25 +1,24 @@
 """Variables and Python objects, from one rank to all or from all to all."""
+from typing import Any
+
 import tensorflow as tf
 
-from bagua_hvd.common import basics, objects
-from bagua_hvd.common.collectives import begin, registered_id
-from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd.collectives.rules import begin, registered_id
+from bagua_hvd.core import objects
+from bagua_hvd.job import basics
+from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.tensorflow import collective_ops
 from bagua_hvd.tensorflow.dtypes import DTYPES
 from bagua_hvd.tensorflow.graphs import as_written
+from bagua_hvd.tensorflow.variables import native_variable
 
 # What no collective takes travels as something of the same size; Keras seeds its random numbers with uint32.
 _STAND_INS = {tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 
-def _plain(variable):
-    """The tf.Variable within a Keras variable, or the variable itself."""
-    value = getattr(variable, "value", None)
-    return value if isinstance(value, tf.Variable) else variable
-
-
 @as_written
-def broadcast_(variables, root_rank, name=None, process_set=global_process_set):
+def broadcast_(variables: Any, root_rank: int, name: str | None = None,
+               process_set: ProcessSet = global_process_set) -> Any:
     """Overwrites the variables with those of the root, as one operation.
 
     Args:
@@ -33,7 +32,7 @@ def broadcast_(variables, root_rank, name=None, process_set=global_process_set):
         tf.errors.FailedPreconditionError: ranks disagree about the variables.
         tf.errors.InvalidArgumentError: the root is not in the set. tf.errors.UnknownError: a rank was lost.
     """
-    variables = [_plain(variable) for variable in variables]
+    variables = [native_variable(variable) for variable in variables]
     if len({getattr(variable, "_in_graph_mode", None) is None for variable in variables}) > 1:
         raise ValueError("broadcast_ takes resource variables or reference variables, but not both in one call")
     values = [tf.convert_to_tensor(variable) for variable in variables]
@@ -65,7 +64,8 @@ def _travelled(tensor, dtype):
 
 
 @as_written
-def broadcast_variables(variables, root_rank, process_set=global_process_set, inplace=False):
+def broadcast_variables(variables: Any, root_rank: int, process_set: ProcessSet = global_process_set,
+                        inplace: bool = False) -> Any:
     """Gives every rank the root's values.
 
     Args:
@@ -81,7 +81,7 @@ def broadcast_variables(variables, root_rank, process_set=global_process_set, in
 
 
 @as_written
-def broadcast_global_variables(root_rank):
+def broadcast_global_variables(root_rank: int) -> Any:
     """The operation that gives every rank the root's values of all variables of the default graph (tf.compat.v1).
 
     Raises:
@@ -102,20 +102,21 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
         root_rank: global rank. device: for Horovod's sake.
     """
 
-    def __init__(self, root_rank, device=""):
+    def __init__(self, root_rank: int, device: str = "") -> None:
         super().__init__()
         self.root_rank = root_rank
-        self._broadcast = None
+        self._broadcast: Any = None
 
-    def begin(self):
+    def begin(self) -> None:
         if self._broadcast is None or self._broadcast.graph is not tf.compat.v1.get_default_graph():
             self._broadcast = broadcast_global_variables(self.root_rank)
 
-    def after_create_session(self, session, coord):
+    def after_create_session(self, session: Any, coord: Any) -> None:
         session.run(self._broadcast)
 
 
-def broadcast_object(obj, root_rank=0, session=None, name=None, process_set=global_process_set):
+def broadcast_object(obj: Any, root_rank: int = 0, session: Any = None, name: str | None = None,
+                     process_set: ProcessSet = global_process_set) -> Any:
     """Gives every rank of the process set a copy of the root's object, sent with cloudpickle. Runs at once, always.
 
     Args:
@@ -130,12 +131,14 @@ def broadcast_object(obj, root_rank=0, session=None, name=None, process_set=glob
     return objects.broadcast_object(context, obj, root_rank, basics.rank() == root_rank, name or "object", id)
 
 
-def broadcast_object_fn(root_rank=0, session=None, name=None, process_set=global_process_set):
+def broadcast_object_fn(root_rank: int = 0, session: Any = None, name: str | None = None,
+                        process_set: ProcessSet = global_process_set) -> Any:
     """A function obj -> obj that does broadcast_object with these arguments."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
-def allgather_object(obj, session=None, name=None, process_set=global_process_set):
+def allgather_object(obj: Any, session: Any = None, name: str | None = None,
+                     process_set: ProcessSet = global_process_set) -> list:
     """The objects of all ranks of the set, sent with cloudpickle, as a list in rank order. Runs at once, always.
 
     Args:

@@ -3,11 +3,16 @@
     helper.compute_gradients(gradients, variables)      adds; at every n-th pass: the reduced sums
     helper.apply_gradients(closure, optimizer)          at every n-th pass: closure()
 """
+from collections.abc import Callable
+from typing import Any
+
 import tensorflow as tf
 
-from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd.core.identity import ByIdentity
+from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.tensorflow.graphs import as_written
-from bagua_hvd.tensorflow.reduction import Reduction, dense
+from bagua_hvd.tensorflow.reduction import dense
+from bagua_hvd.tensorflow.variables import native_variable
 
 
 class LocalGradientAggregationHelper:
@@ -23,8 +28,10 @@ class LocalGradientAggregationHelper:
         ValueError: backward_passes_per_step is 0 or less; IndexedSlices, and sparse_as_dense is False.
     """
 
-    def __init__(self, backward_passes_per_step, allreduce_func, sparse_as_dense, average_aggregated_gradients,
-                 rank=None, optimizer_type=None, process_set=global_process_set, scale_local_gradients=True, name=""):
+    def __init__(self, backward_passes_per_step: int, allreduce_func: Callable[..., Any], sparse_as_dense: bool,
+                 average_aggregated_gradients: bool, rank: int | None = None, optimizer_type: Any = None,
+                 process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
+                 name: str | None = "") -> None:
         if backward_passes_per_step <= 0:
             raise ValueError("backward_passes_per_step must be > 0")
         self.backward_passes_per_step = backward_passes_per_step
@@ -33,14 +40,14 @@ class LocalGradientAggregationHelper:
         self.process_set = process_set
         self.scale_local_gradients = scale_local_gradients
         self._reduce = allreduce_func
-        self._local = set()
-        self._counter = None
-        self._sums = {}             # by variable
+        self._local = ByIdentity(native_variable)
+        self._counter: Any = None
+        self._sums = ByIdentity(native_variable)
         self._last_pass = None      # bool tensor: this pass completes a window
 
-    def register_local_var(self, var):
+    def register_local_var(self, var: Any) -> None:
         """Excludes a variable from the reduction."""
-        self._local.add(Reduction.identify(var))
+        self._local.add(var)
 
     def _variables_of(self, variables):
         # Outside of a function that is being traced: its variables are made once.
@@ -48,16 +55,15 @@ class LocalGradientAggregationHelper:
             if self._counter is None:
                 self._counter = tf.compat.v1.Variable(0, trainable=False, use_resource=True, name="backward_passes")
             for variable in variables:
-                key = Reduction.identify(variable)
-                if key not in self._sums:
-                    self._sums[key] = tf.compat.v1.Variable(
+                if variable not in self._sums:
+                    self._sums[variable] = tf.compat.v1.Variable(
                         tf.zeros(variable.shape, variable.dtype.base_dtype), trainable=False, use_resource=True,
                         name="gradient_sum",
                     )
-        return [self._sums[Reduction.identify(variable)] for variable in variables]
+        return [self._sums[variable] for variable in variables]
 
     @as_written
-    def compute_gradients(self, grads, vars):
+    def compute_gradients(self, grads: Any, vars: Any) -> Any:
         """The reduced sums at the last pass of a window, else the gradients as they are (and are not to be applied)."""
         present = [index for index, gradient in enumerate(grads) if gradient is not None]
         gradients = [dense(grads[index], self.sparse_as_dense) for index in present]
@@ -86,15 +92,21 @@ class LocalGradientAggregationHelper:
         return everything
 
     def _reduced(self, totals, variables):
-        indices = [i for i, variable in enumerate(variables) if Reduction.identify(variable) not in self._local]
+        indices = [i for i, variable in enumerate(variables) if variable not in self._local]
         reduced = self._reduce([totals[i] for i in indices], [variables[i] for i in indices])
         results = [total / self.process_set.size() if self.scale_local_gradients else total for total in totals]
         for index, gradient in zip(indices, reduced, strict=True):
             results[index] = gradient
         return results
 
+    def _completes(self):
+        """Whether this pass completes a window; also where compute_gradients() ran elsewhere, eagerly say."""
+        if tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function:
+            return tf.equal(self._counter % self.backward_passes_per_step, 0)
+        return self._last_pass      # of this graph, and after its counting, which nothing else says here
+
     @as_written
-    def apply_gradients(self, apply_grads_closure, optimizer, *args, **kwargs):
+    def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs the closure at the last pass of a window; else advances `iterations` or global_step, if there is one."""
         def apply():
             operation = apply_grads_closure()
@@ -108,13 +120,14 @@ class LocalGradientAggregationHelper:
             with tf.control_dependencies([] if steps is None else [tf.identity(steps.assign_add(1))]):
                 return tf.constant(False)
 
-        return tf.cond(self._last_pass, apply, skip)
+        return tf.cond(self._completes(), apply, skip)
 
 
 class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
     __doc__ = LocalGradientAggregationHelper.__doc__
 
-    def __init__(self, backward_passes_per_step, allreduce_func, sparse_as_dense, average_aggregated_gradients,
-                 process_set=global_process_set, scale_local_gradients=True):
+    def __init__(self, backward_passes_per_step: int, allreduce_func: Callable[..., Any], sparse_as_dense: bool,
+                 average_aggregated_gradients: bool, process_set: ProcessSet = global_process_set,
+                 scale_local_gradients: bool = True) -> None:
         super().__init__(backward_passes_per_step, allreduce_func, sparse_as_dense, average_aggregated_gradients,
                          process_set=process_set, scale_local_gradients=scale_local_gradients)

@@ -2,7 +2,7 @@
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from bagua_hvd.common.util import doc_from
+from bagua_hvd.core.util import doc_from
 
 # For functions that scripts call while a graph is traced: AutoGraph would rewrite them, and all that they call.
 as_written = tf.autograph.experimental.do_not_convert

@@ -1,12 +1,20 @@
-"""The collectives over TensorFlow's tensors, in all of Horovod's forms. The rules are in common/collectives.py.
+"""The collectives over TensorFlow's tensors, in all of Horovod's forms. The rules are in collectives/rules.py.
 
 Here is what only TensorFlow has: IndexedSlices, numbers of the job as ops, name scopes. All of them serve eager code,
 tf.function, sessions of tf.compat.v1, and functions compiled by XLA (docs/decisions/0010-collectives-in-xla.md).
 """
+from collections.abc import Sequence
+from typing import Any
+
 import tensorflow as tf
 
-from bagua_hvd.common import basics, collectives
-from bagua_hvd.common.basics import (  # noqa: F401  (the surface of this module)
+from bagua_hvd.collectives import rules
+from bagua_hvd.collectives.compression import Compressor
+from bagua_hvd.collectives.rules import handle_average_backwards_compatibility, registered_id
+from bagua_hvd.core.util import num_rank_is_power_2
+from bagua_hvd.core.vectors import native_order
+from bagua_hvd.job import basics
+from bagua_hvd.job.basics import (  # noqa: F401  (the surface of this module)
     Adasum,
     Average,
     Max,
@@ -34,39 +42,39 @@ from bagua_hvd.common.basics import (  # noqa: F401  (the surface of this module
     shutdown,
     size,
 )
-from bagua_hvd.common.collectives import handle_average_backwards_compatibility, registered_id
-from bagua_hvd.common.process_sets import global_process_set
-from bagua_hvd.common.util import num_rank_is_power_2
+from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.tensorflow import collective_ops
 from bagua_hvd.tensorflow.compression import Compression
 from bagua_hvd.tensorflow.graphs import as_written, form_of
 
+_basics = basics
 _resolve = handle_average_backwards_compatibility
 _DIFFERENTIABLE = "Differentiable. In a graph: the tensor that will hold the result."
 _COMPRESSED = _DIFFERENTIABLE + " `compression` is applied before and undone after; device_* are for Horovod's sake."
 _SPARSE = (
     _COMPRESSED + " tf.IndexedSlices are gathered, duplicates kept: with op Sum or Average and without factors, else "
-    "NotImplementedError."
+    "NotImplementedError. Their Average is what TensorFlow's `/` makes of integers: float32 of those of 8 and 16 bits, "
+    "float64 of those of 32 and 64."
 )
 
 
 @as_written
 def _check_op(op, process_set_id):
-    collectives.check_op(op, process_set_id, basics.runtime.context)
+    rules.check_op(op, process_set_id, basics.runtime.context)
     return op
 
 
 def _dense(tensor):
-    return tf.convert_to_tensor(tensor)
+    return tf.convert_to_tensor(native_order(tensor))       # TensorFlow takes the bytes as they are
 
 
 # ---------------------------------------------------------------------------------------------------- allreduce ----
 
 
 def _divided(values, divisor):
-    """Of the same dtype; integers are truncated towards zero, as the core does it."""
+    """As `/` divides: integers of 8 and 16 bits become float32, of 32 and 64 bits float64."""
     if values.dtype.is_integer:
-        return tf.cast(tf.truncatediv(tf.cast(values, tf.int64), tf.cast(divisor, tf.int64)), values.dtype)
+        values = values / tf.ones([], values.dtype)     # before the divisor, which 8 bits may not hold
     return values / tf.cast(divisor, values.dtype)
 
 
@@ -88,10 +96,11 @@ def _sparse_allreduce(slices, name, op, prescale_factor, postscale_factor, proce
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-@form_of(collectives.allreduce, _SPARSE)
-def allreduce(tensor, average=None, device_dense="", device_sparse="", compression=Compression.none, op=None,
-              prescale_factor=1.0, postscale_factor=1.0, name=None, process_set=global_process_set,
-              ignore_name_scope=False):
+@form_of(rules.allreduce, _SPARSE)
+def allreduce(tensor: Any, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
+              compression: type[Compressor] = Compression.none, op: int | None = None, prescale_factor: float = 1.0,
+              postscale_factor: float = 1.0, name: str | None = None, process_set: ProcessSet = global_process_set,
+              ignore_name_scope: bool = False) -> Any:
     op = _resolve(op, average)
     if isinstance(tensor, tf.IndexedSlices):
         return _sparse_allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set, ignore_name_scope)
@@ -102,10 +111,12 @@ def allreduce(tensor, average=None, device_dense="", device_sparse="", compressi
     return compression.decompress(reduced, context)
 
 
-@form_of(collectives.grouped_allreduce, _SPARSE + " Returns a list; an empty one as it is.")
-def grouped_allreduce(tensors, average=None, device_dense="", device_sparse="", compression=Compression.none, op=None,
-                      prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set,
-                      ignore_name_scope=False, name=None):
+@form_of(rules.grouped_allreduce, _SPARSE + " Returns a list; an empty one as it is.")
+def grouped_allreduce(tensors: Sequence[Any], average: bool | None = None, device_dense: str = "",
+                      device_sparse: str = "", compression: type[Compressor] = Compression.none, op: int | None = None,
+                      prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                      process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False,
+                      name: str | None = None) -> Any:
     if not tensors:
         return tensors
     op = _resolve(op, average)
@@ -131,21 +142,24 @@ def grouped_allreduce(tensors, average=None, device_dense="", device_sparse="", 
 # ------------------------------------------------------------------------------- allgather, broadcast, alltoall ----
 
 
-@form_of(collectives.allgather, _DIFFERENTIABLE)
-def allgather(tensor, name=None, ignore_name_scope=False, process_set=global_process_set):
+@form_of(rules.allgather, _DIFFERENTIABLE)
+def allgather(tensor: Any, name: str | None = None, ignore_name_scope: bool = False,
+              process_set: ProcessSet = global_process_set) -> Any:
     return collective_ops.allgather([_dense(tensor)], name, registered_id(process_set), ignore_name_scope)[0]
 
 
-@form_of(collectives.grouped_allgather, _DIFFERENTIABLE + " Returns a list; an empty one as it is.")
-def grouped_allgather(tensors, name=None, ignore_name_scope=False, process_set=global_process_set):
+@form_of(rules.grouped_allgather, _DIFFERENTIABLE + " Returns a list; an empty one as it is.")
+def grouped_allgather(tensors: Sequence[Any], name: str | None = None, ignore_name_scope: bool = False,
+                      process_set: ProcessSet = global_process_set) -> Any:
     if not tensors:
         return tensors
     return collective_ops.allgather([_dense(tensor) for tensor in tensors], name, registered_id(process_set),
                                     ignore_name_scope, label="HorovodGroupedAllgather")
 
 
-@form_of(collectives.broadcast, _DIFFERENTIABLE)
-def broadcast(tensor, root_rank, name=None, ignore_name_scope=False, process_set=global_process_set):
+@form_of(rules.broadcast, _DIFFERENTIABLE)
+def broadcast(tensor: Any, root_rank: int, name: str | None = None, ignore_name_scope: bool = False,
+              process_set: ProcessSet = global_process_set) -> Any:
     return collective_ops.broadcast([_dense(tensor)], root_rank, name, registered_id(process_set),
                                     ignore_name_scope)[0]
 
@@ -153,7 +167,7 @@ def broadcast(tensor, root_rank, name=None, ignore_name_scope=False, process_set
 def _int32_splits(splits):
     if isinstance(splits, (list, tuple)):
         return tf.constant(splits, tf.int32)
-    splits = tf.convert_to_tensor(splits)
+    splits = _dense(splits)
     if splits.dtype != tf.int32:
         raise tf.errors.InvalidArgumentError(
             None, None, f"alltoall expects 32-bit integer splits, not {splits.dtype.name}."
@@ -161,8 +175,9 @@ def _int32_splits(splits):
     return splits
 
 
-@form_of(collectives.alltoall, _DIFFERENTIABLE + " Without `splits` the output alone.")
-def alltoall(tensor, splits=None, name=None, ignore_name_scope=False, process_set=global_process_set):
+@form_of(rules.alltoall, _DIFFERENTIABLE + " Without `splits` the output alone.")
+def alltoall(tensor: Any, splits: Any = None, name: str | None = None, ignore_name_scope: bool = False,
+             process_set: ProcessSet = global_process_set) -> Any:
     rows = _int32_splits(splits) if splits is not None else None
     output, received = collective_ops.alltoall(_dense(tensor), rows, name, registered_id(process_set),
                                                ignore_name_scope)
@@ -175,22 +190,25 @@ def alltoall(tensor, splits=None, name=None, ignore_name_scope=False, process_se
 @as_written
 def _check_scatter_op(op):
     if op not in (Average, Sum):
-        raise tf.errors.AbortedError(None, None, collectives.SCATTER_OPS_ONLY)
+        raise tf.errors.AbortedError(None, None, rules.SCATTER_OPS_ONLY)
     return op
 
 
-@form_of(collectives.reducescatter, _COMPRESSED)
-def reducescatter(tensor, device_dense="", compression=Compression.none, op=Average, name=None,
-                  process_set=global_process_set, ignore_name_scope=False, prescale_factor=1.0, postscale_factor=1.0):
+@form_of(rules.reducescatter, _COMPRESSED)
+def reducescatter(tensor: Any, device_dense: str = "", compression: type[Compressor] = Compression.none,
+                  op: int = Average, name: str | None = None, process_set: ProcessSet = global_process_set,
+                  ignore_name_scope: bool = False, prescale_factor: float = 1.0, postscale_factor: float = 1.0) -> Any:
     compressed, context = compression.compress(_dense(tensor))
     reduced = collective_ops.reducescatter([compressed], name, _check_scatter_op(op), prescale_factor,
                                            postscale_factor, registered_id(process_set), ignore_name_scope)[0]
     return compression.decompress(reduced, context)
 
 
-@form_of(collectives.grouped_reducescatter, _COMPRESSED + " Returns a list; an empty one as it is.")
-def grouped_reducescatter(tensors, device_dense="", compression=Compression.none, op=Average,
-                          process_set=global_process_set, prescale_factor=1.0, postscale_factor=1.0):
+@form_of(rules.grouped_reducescatter, _COMPRESSED + " Returns a list; an empty one as it is.")
+def grouped_reducescatter(tensors: Sequence[Any], device_dense: str = "",
+                          compression: type[Compressor] = Compression.none, op: int = Average,
+                          process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
+                          postscale_factor: float = 1.0) -> Any:
     if not tensors:
         return tensors
     pairs = [compression.compress(_dense(tensor)) for tensor in tensors]
@@ -204,50 +222,52 @@ def grouped_reducescatter(tensors, device_dense="", compression=Compression.none
 # ------------------------------------------------------------------------------------- join, barrier and numbers ----
 
 
-@form_of(collectives.join, "The result is an int32 scalar tensor.")
-def join():
+@form_of(rules.join, "The result is an int32 scalar tensor.")
+def join() -> Any:
     return collective_ops.join()
 
 
-@form_of(collectives.barrier, "In a graph: the Operation that blocks.")
-def barrier(process_set=global_process_set):
+@form_of(rules.barrier, "In a graph: the Operation that blocks.")
+def barrier(process_set: ProcessSet = global_process_set) -> None:
     return collective_ops.barrier(registered_id(process_set))
 
 
 @as_written
-def size_op(process_set_id=0, name=None):
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """The size of a process set when the graph runs, an int32 scalar; an elastic job may change it.
 
     Raises:
-        tf.errors.FailedPreconditionError: before init(). tf.errors.InvalidArgumentError: there is no such set.
+        ValueError: there is no such set. When the graph runs: tf.errors.InvalidArgumentError: there is none any more;
+            tf.errors.FailedPreconditionError: before init().
     """
+    rules.check_registered(process_set_id, f"process set {process_set_id}")
     return collective_ops.fact("size", process_set_id, name)
 
 
 @as_written
-def rank_op(name=None):
+def rank_op(name: str | None = None) -> tf.Tensor:
     """This rank's number when the graph runs, an int32 scalar; tf.errors.FailedPreconditionError before init()."""
     return collective_ops.fact("rank", 0, name)
 
 
 @as_written
-def local_rank_op(name=None):
+def local_rank_op(name: str | None = None) -> tf.Tensor:
     """The number on the host when the graph runs, an int32 scalar; tf.errors.FailedPreconditionError before init()."""
     return collective_ops.fact("local_rank", 0, name)
 
 
 @as_written
-def local_size_op(name=None):
+def local_size_op(name: str | None = None) -> tf.Tensor:
     """The ranks of this host when the graph runs, an int32 scalar; tf.errors.FailedPreconditionError before init()."""
     return collective_ops.fact("local_size", 0, name)
 
 
 @as_written
-def process_set_included_op(process_set_id=0, name=None):
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """1 when this rank is in the set, else 0; -1 before init(), -3 when there is no such set. An int32 scalar."""
     return collective_ops.fact("process_set_included", process_set_id, name)
 
 
-def check_num_rank_power_of_2(num_rank):
+def check_num_rank_power_of_2(num_rank: int) -> bool:
     """Whether Adasum can run with this many ranks."""
     return num_rank_is_power_2(num_rank)

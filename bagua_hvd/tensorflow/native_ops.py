@@ -7,7 +7,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from bagua_hvd.common import basics, native
+from bagua_hvd.core import native
+from bagua_hvd.job import basics
 
 
 def _load():

@@ -1,86 +1,26 @@
 """DistributedOptimizer for TensorFlow: for optimizers of Keras 3, of tf_keras, and of tf.compat.v1."""
+from typing import Any
+
 import tensorflow as tf
 
-from bagua_hvd.common.basics import Adasum, Average
-from bagua_hvd.common.gradient_options import GradientOptions, groups_of
-from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd._keras.optimizer import wrap
+from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.collectives.compression import Compressor
+from bagua_hvd.job.basics import Adasum, Average
+from bagua_hvd.job.process_sets import ProcessSet, global_process_set
+from bagua_hvd.reduction.options import GradientOptions, groups_of
+from bagua_hvd.tensorflow.adasum import DistributedAdasum
 from bagua_hvd.tensorflow.compression import Compression
-from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
-from bagua_hvd.tensorflow.graphs import as_written
-from bagua_hvd.tensorflow.reduction import Reduction
+from bagua_hvd.tensorflow.optimizer_v1 import DistributedV1
 
 
-class _WrappedV1(tf.compat.v1.train.Optimizer):
-    """Around an optimizer of tf.compat.v1; passes everything on to it."""
-
-    def __init__(self, optimizer, name, use_locking):
-        super().__init__(use_locking, name or f"Distributed{type(optimizer).__name__}")
-        self._optimizer = optimizer
-
-    def compute_gradients(self, *args, **kwargs):
-        return self._optimizer.compute_gradients(*args, **kwargs)
-
-    def apply_gradients(self, *args, **kwargs):
-        return self._optimizer.apply_gradients(*args, **kwargs)
-
-    def get_slot(self, *args, **kwargs):
-        return self._optimizer.get_slot(*args, **kwargs)
-
-    def get_slot_names(self, *args, **kwargs):
-        return self._optimizer.get_slot_names(*args, **kwargs)
-
-    def variables(self, *args, **kwargs):
-        return self._optimizer.variables(*args, **kwargs)
-
-
-class _DistributedV1(_WrappedV1):
-    """Reduces in compute_gradients()."""
-
-    def __init__(self, optimizer, name, use_locking, options, passes, average_aggregated):
-        super().__init__(optimizer, name, use_locking)
-        self._reduction = Reduction(options, weights=True)
-        self._aggregation = None
-        if passes > 1:
-            if tf.executing_eagerly():
-                raise ValueError("backward_passes_per_step > 1 is not supported in eager mode with this optimizer: use "
-                                 "an optimizer of Keras.")
-            self._aggregation = LocalGradientAggregationHelper(
-                passes, self._reduction, options.sparse_as_dense, average_aggregated, process_set=options.process_set,
-                scale_local_gradients=options.scale_local_gradients,
-            )
-
-    def register_local_var(self, var):
-        """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
-        scale_local_gradients is False."""
-        (self._aggregation.register_local_var if self._aggregation else self._reduction.register_local)(var)
-
-    @as_written
-    def compute_gradients(self, *args, **kwargs):
-        gradients, variables = zip(*super().compute_gradients(*args, **kwargs), strict=True)
-        reduce = self._aggregation.compute_gradients if self._aggregation else self._reduction
-        return list(zip(reduce(gradients, variables), variables, strict=True))
-
-    @as_written
-    def apply_gradients(self, *args, **kwargs):
-        base = super().apply_gradients
-
-        def apply():
-            applied = base(*args, **kwargs)
-            if tf.executing_eagerly():
-                self._reduction.stepped()
-                return applied
-            with tf.control_dependencies([applied]):
-                return tf.group(applied, *self._reduction.stepped())
-
-        if self._aggregation is None:
-            return apply()
-        return self._aggregation.apply_gradients(apply, self._optimizer, *args, **kwargs)
-
-
-def DistributedOptimizer(optimizer, name=None, use_locking=False, device_dense="", device_sparse="",
-                         compression=Compression.none, sparse_as_dense=False, backward_passes_per_step=1, op=Average,
-                         gradient_predivide_factor=1.0, average_aggregated_gradients=False, num_groups=0, groups=None,
-                         process_set=global_process_set, scale_local_gradients=True, algorithm=None):
+def DistributedOptimizer(optimizer: Any, name: str | None = None, use_locking: bool = False, device_dense: str = "",
+                         device_sparse: str = "", compression: type[Compressor] = Compression.none,
+                         sparse_as_dense: bool = False, backward_passes_per_step: int = 1, op: int = Average,
+                         gradient_predivide_factor: float = 1.0, average_aggregated_gradients: bool = False,
+                         num_groups: int = 0, groups: Any = None, process_set: ProcessSet = global_process_set,
+                         scale_local_gradients: bool = True,
+                         algorithm: str | Algorithm | type[Algorithm] | None = None) -> Any:
     """Wraps an optimizer so that gradients are reduced over the ranks before it applies them.
 
     Args:
@@ -119,13 +59,9 @@ def DistributedOptimizer(optimizer, name=None, use_locking=False, device_dense="
         raise ValueError(f"backward_passes_per_step must be > 0, not {backward_passes_per_step}")
     if is_v1:
         if op == Adasum:
-            from bagua_hvd.tensorflow.adasum import DistributedAdasum
-
             if average_aggregated_gradients:
                 raise ValueError("Adasum does not support average_aggregated_gradients == True")
             return DistributedAdasum(optimizer, name, use_locking, options, backward_passes_per_step)
-        return _DistributedV1(optimizer, name, use_locking, options, backward_passes_per_step,
-                              average_aggregated_gradients)
-    from bagua_hvd._keras.optimizer import wrap
-
+        return DistributedV1(optimizer, name, use_locking, options, backward_passes_per_step,
+                             average_aggregated_gradients)
     return wrap(optimizer, options, backward_passes_per_step, average_aggregated_gradients)

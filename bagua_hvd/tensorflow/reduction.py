@@ -2,7 +2,7 @@
 
     gradients = reduction(gradients, variables)
 
-puts into the step a bridge to a Reducer (common/reducer.py): each gradient goes to Python as soon as it exists, so that
+puts into the step a bridge to a Reducer: each gradient goes to Python as soon as it exists, so that
 its bucket travels while the backward pass computes others; one op waits for all. What a graph may not know is decided
 when it is traced: which gradients there are, and which of them are sparse.
 
@@ -16,14 +16,17 @@ import tensorflow as tf
 
 from bagua_hvd._keras.adam import Unbuilt
 from bagua_hvd._keras.numbering import Numbered
-from bagua_hvd.common import basics
-from bagua_hvd.common.basics import Adasum
-from bagua_hvd.common.gradient_options import check_groups
-from bagua_hvd.common.model import Model
+from bagua_hvd.core.identity import ByIdentity
+from bagua_hvd.job import basics
+from bagua_hvd.job.basics import Adasum
+from bagua_hvd.reduction.options import check_groups
 from bagua_hvd.tensorflow.compression import Compression
 from bagua_hvd.tensorflow.graphs import compiled_by_xla, one_by_one
 from bagua_hvd.tensorflow.mpi_ops import allreduce, grouped_allreduce, size_op
-from bagua_hvd.tensorflow.step import Looks, Step, identify, native_variable
+from bagua_hvd.tensorflow.running_step import Looks, RunningStep
+from bagua_hvd.tensorflow.step import TracedStep
+from bagua_hvd.tensorflow.variables import native_variable
+from bagua_hvd.training.model import Model
 
 TAPE_SEES_NO_WEIGHTS = (
     "{name} communicates weights, which a tape does not see: take the gradients of a plain tf.GradientTape, and apply "
@@ -78,18 +81,18 @@ class Reduction(Numbered):
             if self._looks.updates and optimizer is None:
                 raise ValueError(NO_STEP_TO_REPLACE.format(name=type(algorithm).__name__))
             algorithm.prepare(Model("unused", Unbuilt(optimizer), options.process_set))
-        self._used = None       # (Step, variables) of the step under way, where an algorithm looks at weights
+        self._used = None       # the TracedStep under way, where an algorithm looks at weights
         self.compression = options.compression or Compression.none
-        self._local = set()         # keys of variables that are not reduced
-        self._steps = {}        # keys of variables -> Step
+        self._local = ByIdentity(native_variable)       # variables that are not reduced
+        self._steps = {}        # ids of variables -> RunningStep, as long as all of them live
 
-    identify = staticmethod(identify)
+    native = staticmethod(native_variable)
 
     def dense(self, gradient):
         return dense(gradient, self.options.sparse_as_dense)
 
     def register_local(self, variable):
-        self._local.add(self.identify(variable))
+        self._local.add(variable)
 
     def reset(self):
         for step in self._steps.values():
@@ -97,11 +100,10 @@ class Reduction(Numbered):
 
     def update(self, apply, instead):
         """Calls apply(), which applies the gradients that were reduced last; or, where the algorithm has updated the
-        weights, instead(). Returns what comes after either; see Step.update()."""
+        weights, instead(). Returns what comes after either; see TracedStep.update()."""
         if self._used is None:
             return apply()
-        step, variables = self._used
-        return step.update(variables, apply, instead)
+        return self._used.update(apply, instead)
 
     def stepped(self):
         """The optimizer has applied the gradients. Returns operations that have to run for the algorithm, in graphs.
@@ -113,16 +115,15 @@ class Reduction(Numbered):
             if self._looks.any and self.options.communicates and not self._local:
                 raise RuntimeError(STEP_NOT_SEEN.format(name=type(self.options.algorithm).__name__))
             return []
-        step, variables = self._used
-        self._used = None
-        return step.stepped(variables)
+        step, self._used = self._used, None
+        return step.stepped()
 
-    def __call__(self, gradients, variables, local=frozenset()):
+    def __call__(self, gradients, variables, local=()):
         """Reduced gradients, in their order; None where there was None.
 
         Args:
             gradients: tensors, IndexedSlices or None. variables: what they are gradients of, variables or tensors.
-            local: keys of further variables that are not reduced.
+            local: further variables that are not reduced, a ByIdentity.
         """
         self._used = None
         if not self.options.communicates:
@@ -164,8 +165,7 @@ class Reduction(Numbered):
         places among all variables that are reduced, with and without a gradient."""
         reduced, places = list(gradients), {}
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            key = self.identify(variable)
-            if key not in self._local and key not in local:
+            if variable not in self._local and variable not in local:
                 places[index] = len(places)
             elif gradient is not None and self.options.scale_local_gradients:
                 reduced[index] = _divided(gradient, self._size(gradient.dtype))
@@ -193,11 +193,12 @@ class Reduction(Numbered):
             return grouped_allreduce(gradients, op=Adasum, compression=self.compression)
         compressed, contexts = zip(*map(self.compression.compress, gradients), strict=True)
         variables = list(map(native_variable, variables))
-        step = self._step(variables)
-        step.places = places
-        exchanged = step.exchange(compressed, variables)
+        running = self._running_step(variables)
+        running.places = places
+        step = TracedStep(running, variables)
+        exchanged = step.exchange(compressed)
         if self._looks.any:
-            self._used = step, variables
+            self._used = step
         results = []
         for gradient, result, context in zip(gradients, exchanged, contexts, strict=True):
             result = self.compression.decompress(result, context)
@@ -205,12 +206,12 @@ class Reduction(Numbered):
             results.append(result)
         return results
 
-    def _step(self, variables):
+    def _running_step(self, variables):
         key = tuple(map(id, variables))
         step = self._steps.get(key)
         if step is None:
             def make_reducer(number):
-                self._steps[key] = Step(self.options, variables, self._optimizer(), self._passes, number)
+                self._steps[key] = RunningStep(self.options, variables, self._optimizer(), self._passes, number)
                 return self._steps[key].reducer
 
             self.make(make_reducer)

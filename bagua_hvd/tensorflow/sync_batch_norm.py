@@ -8,11 +8,13 @@ Rank i of n holds m_i values of each channel with mean mu_i and variance v_i; N 
 after one allreduce of 2 C + 1 numbers; their gradients go back through the same allreduce. It is done in float64, since
 the difference loses digits. Differs from Horovod, which gives every rank the same weight whatever its batch.
 """
+from typing import Any
+
 import tensorflow as tf
 
 from bagua_hvd._keras import legacy
-from bagua_hvd.common.basics import Sum
-from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd.job.basics import Sum
+from bagua_hvd.job.process_sets import global_process_set
 from bagua_hvd.tensorflow import collective_ops
 
 # What tf.keras is; not by that name, since TensorFlow asks the environment but once.
@@ -53,7 +55,7 @@ class SyncBatchNormalization(BatchNormalization):
         tf.errors.UnknownError: when it runs: a rank was lost.
     """
 
-    def __init__(self, fused=False, **kwargs):
+    def __init__(self, fused: bool = False, **kwargs: Any) -> None:
         if fused in (True, None):
             raise ValueError("SyncBatchNormalization does not support fused=True: its statistics are of all ranks")
         if kwargs.get("virtual_batch_size") is not None:

@@ -1,12 +1,18 @@
 """DistributedGradientTape: a tf.GradientTape whose gradient() is reduced over the ranks."""
+from typing import Any
+
 import tensorflow as tf
 
-from bagua_hvd.common.basics import Average
-from bagua_hvd.common.gradient_options import GradientOptions, groups_of
-from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.collectives.compression import Compressor
+from bagua_hvd.core.identity import ByIdentity
+from bagua_hvd.job.basics import Average
+from bagua_hvd.job.process_sets import ProcessSet, global_process_set
+from bagua_hvd.reduction.options import GradientOptions, groups_of
 from bagua_hvd.tensorflow.compression import Compression
 from bagua_hvd.tensorflow.graphs import as_written
-from bagua_hvd.tensorflow.reduction import Reduction, shared_reductions
+from bagua_hvd.tensorflow.reduction import shared_reductions
+from bagua_hvd.tensorflow.variables import native_variable
 
 
 class _DistributedGradientTape:
@@ -16,13 +22,13 @@ class _DistributedGradientTape:
         # What has been recorded, and whether it still is, stays with the object that both share.
         self.__dict__.update(tape.__dict__)
         self._reduction = shared_reductions.get(options)
-        self._local_sources = set()
+        self._local_sources = ByIdentity(native_variable)
         self._as_they_are = False       # a Jacobian matrix is being computed, from gradients of this rank
 
     def register_local_source(self, source):
         """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
         scale_local_gradients is False."""
-        self._local_sources.add(Reduction.identify(source))
+        self._local_sources.add(source)
 
     @as_written
     def gradient(self, target, sources, output_gradients=None, use_generic_names=False, **kwargs):
@@ -67,16 +73,19 @@ class _DistributedGradientTape:
         """The gradients of this rank alone, as two lists of (source, gradient): registered sources, and the others."""
         gradients = super().gradient(target, sources, output_gradients)
         pairs = list(zip(tf.nest.flatten(sources), tf.nest.flatten(gradients), strict=True))
-        is_local = [Reduction.identify(source) in self._local_sources for source, _ in pairs]
+        is_local = [source in self._local_sources for source, _ in pairs]
         return (
             [pair for pair, local in zip(pairs, is_local, strict=True) if local],
             [pair for pair, local in zip(pairs, is_local, strict=True) if not local],
         )
 
 
-def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compression=Compression.none,
-                            sparse_as_dense=False, op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None,
-                            process_set=global_process_set, scale_local_gradients=True, algorithm=None):
+def DistributedGradientTape(gradtape: tf.GradientTape, device_dense: str = "", device_sparse: str = "",
+                            compression: type[Compressor] = Compression.none, sparse_as_dense: bool = False,
+                            op: int = Average, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
+                            groups: Any = None, process_set: ProcessSet = global_process_set,
+                            scale_local_gradients: bool = True,
+                            algorithm: str | Algorithm | type[Algorithm] | None = None) -> Any:
     """Wraps a tf.GradientTape so that its gradients are reduced over the ranks, in eager mode and in any tf.function.
 
     Args:
@@ -110,10 +119,12 @@ def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compres
     return cls(gradtape, options)
 
 
-def PartialDistributedGradientTape(gradtape, device_dense="", device_sparse="", compression=Compression.none,
-                                   sparse_as_dense=False, op=Average, gradient_predivide_factor=1.0, num_groups=0,
-                                   groups=None, process_set=global_process_set, local_layers=None,
-                                   scale_local_gradients=True, algorithm=None):
+def PartialDistributedGradientTape(gradtape: tf.GradientTape, device_dense: str = "", device_sparse: str = "",
+                                   compression: type[Compressor] = Compression.none, sparse_as_dense: bool = False,
+                                   op: int = Average, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
+                                   groups: Any = None, process_set: ProcessSet = global_process_set,
+                                   local_layers: Any = None, scale_local_gradients: bool = True,
+                                   algorithm: str | Algorithm | type[Algorithm] | None = None) -> Any:
     """DistributedGradientTape that leaves the trainable weights of some layers local.
 
     Args:

@@ -1,17 +1,36 @@
-"""DistributedOptimizer for tf_keras, the Keras 2 that lives on beside Keras 3 (TF_USE_LEGACY_KERAS=1)."""
+"""DistributedOptimizer for tf_keras, the Keras 2 that lives on beside Keras 3 (TF_USE_LEGACY_KERAS=1).
+
+Gradients are reduced where Keras 2 lets its optimizers sum those of several replicas: in _compute_gradients(), in
+get_gradients(), in _aggregate_gradients() (new optimizers: aggregate_gradients()), and at the latest in
+apply_gradients(); there only what has not been reduced before. So what one sees or clips in between is reduced, and a
+LossScaleOptimizer around this one looks for infinities in what all ranks have alike.
+"""
+from contextlib import contextmanager
+
 import tensorflow as tf
 
 from bagua_hvd._keras import legacy
 from bagua_hvd._keras.checkpoint import HasAlgorithmState
+from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from bagua_hvd.tensorflow.graphs import as_written
 from bagua_hvd.tensorflow.reduction import Reduction
+from bagua_hvd.tensorflow.running_step import Looks
+from bagua_hvd.tensorflow.variables import native_variable
+
+ALL_IN_ONE = (
+    "{name} looks at the weights around the optimizer's step: gradients cannot be aggregated before apply_gradients(), "
+    "as a LossScaleOptimizer does it (with dtype policy mixed_float16; mixed_bfloat16 needs none)"
+)
 
 
 class _Distribution:
     def __init__(self, optimizer, options, passes, average_aggregated):
         self.reduction = Reduction(options, weights=True, optimizer=optimizer, passes=passes)
         self.aggregation = None
+        self.all_in_one = Looks(options.algorithm).any      # apply_gradients() reduces, nothing before it
+        self._applying = False
+        self._reduced = None        # variables whose gradients have been reduced and not applied
         if passes > 1:
             self.aggregation = LocalGradientAggregationHelper(
                 passes, self.reduction, options.sparse_as_dense, average_aggregated, process_set=options.process_set,
@@ -20,11 +39,44 @@ class _Distribution:
 
     def reset(self):
         """Forgets what is pending."""
+        self._reduced = None
         self.reduction.reset()
+
+    def reduce(self, gradients, variables):
+        """The reduced gradients; or, until the last pass of a window, gradients that are not to be applied."""
+        return (self.aggregation.compute_gradients if self.aggregation else self.reduction)(gradients, variables)
+
+    def aggregate(self, optimizer, pairs):
+        """Pairs of reduced gradients and their variables, which apply_gradients() then takes as they are."""
+        pairs = list(pairs)
+        if self._applying or not pairs:
+            return pairs
+        gradients, variables = zip(*pairs, strict=True)
+        with tf.init_scope():       # within a condition, variables cannot be made
+            legacy.build(optimizer, variables)
+        reduced = self.reduce(gradients, variables)
+        self._reduced = ByIdentity(native_variable)
+        for variable in variables:
+            self._reduced.add(variable)
+        return list(zip(reduced, variables, strict=True))
+
+    def is_reduced(self, variables):
+        """Whether gradients of these variables were reduced; asked once for each time."""
+        reduced, self._reduced = self._reduced, None
+        return reduced is not None and all(variable in reduced for variable in variables)
+
+    @contextmanager
+    def applying(self):
+        """Within it, gradients have been reduced."""
+        self._applying = True
+        try:
+            yield
+        finally:
+            self._applying = False
 
 
 class _Distributed(HasAlgorithmState):
-    """What DistributedOptimizer puts before the class of the optimizer it is given: reduces in apply_gradients()."""
+    """What DistributedOptimizer puts before the class of the optimizer it is given."""
 
     _settings = None        # arguments for _Distribution; in the subclass
 
@@ -45,26 +97,66 @@ class _Distributed(HasAlgorithmState):
         else:
             distribution.reduction.register_local(var)
 
+    def _aggregate(self, grads_and_vars):
+        if self.distribution.all_in_one:
+            raise ValueError(ALL_IN_ONE.format(name=type(self._settings[0].algorithm).__name__))
+        return self.distribution.aggregate(self, grads_and_vars)
+
     @as_written
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
-        gradients, variables = zip(*grads_and_vars, strict=True)
         distribution, base = self.distribution, super().apply_gradients
-        with tf.init_scope():       # within a condition, variables cannot be made
-            legacy.build(self, variables)
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        if not distribution.is_reduced(variables):
+            with tf.init_scope():
+                legacy.build(self, variables)
+            gradients = distribution.reduce(gradients, variables)
 
-        def apply(reduced):
-            applied = distribution.reduction.update(
-                lambda: base(list(zip(reduced, variables, strict=True)), *args, **kwargs),
-                lambda: self.iterations.assign_add(1),
-            )
+        def apply():
+            with distribution.applying():
+                applied = distribution.reduction.update(
+                    lambda: base(list(zip(gradients, variables, strict=True)), *args, **kwargs),
+                    lambda: self.iterations.assign_add(1),
+                )
             with tf.control_dependencies([] if applied is None or tf.executing_eagerly() else [applied]):
                 after = distribution.reduction.stepped()
             return tf.group(applied, *after) if after else applied
 
-        if distribution.aggregation is None:
-            return apply(distribution.reduction(gradients, variables))
-        reduced = distribution.aggregation.compute_gradients(gradients, variables)
-        return distribution.aggregation.apply_gradients(lambda: apply(reduced), self)
+        return apply() if distribution.aggregation is None else distribution.aggregation.apply_gradients(apply, self)
+
+
+class _DistributedNew(_Distributed):
+    """With the hooks of tf_keras.optimizers."""
+
+    @as_written
+    def aggregate_gradients(self, grads_and_vars):
+        """Reduces them over the ranks, for an apply_gradients() that comes next.
+
+        Raises:
+            ValueError: the algorithm looks at weights.
+        """
+        return super().aggregate_gradients(grads_and_vars) if self.distribution._applying else \
+            self._aggregate(grads_and_vars)
+
+
+class _DistributedLegacy(_Distributed):
+    """With those of tf_keras.optimizers.legacy."""
+
+    @as_written
+    def _compute_gradients(self, *args, **kwargs):
+        pairs = super()._compute_gradients(*args, **kwargs)
+        return pairs if self.distribution.all_in_one else self._aggregate(pairs)
+
+    @as_written
+    def get_gradients(self, loss, params):
+        gradients, variables = super().get_gradients(loss, params), tf.nest.flatten(params)
+        if self.distribution.all_in_one:
+            return gradients
+        return [gradient for gradient, _ in self._aggregate(zip(gradients, variables, strict=True))]
+
+    @as_written
+    def _aggregate_gradients(self, grads_and_vars):
+        return super()._aggregate_gradients(grads_and_vars) if self.distribution._applying else \
+            self._aggregate(grads_and_vars)
 
 
 def wrap(optimizer, options, passes, average_aggregated):
@@ -79,7 +171,8 @@ def wrap(optimizer, options, passes, average_aggregated):
     if isinstance(optimizer, _Distributed):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     base = type(optimizer)
-    cls = type(base.__name__, (_Distributed, base), {
+    hooks = _DistributedLegacy if hasattr(base, "_aggregate_gradients") else _DistributedNew
+    cls = type(base.__name__, (hooks, base), {
         "__doc__": base.__doc__, "__module__": base.__module__, "__qualname__": base.__qualname__,
         "_settings": (options, passes, average_aggregated),
     })

@@ -1,7 +1,9 @@
 """Small helpers under Horovod's names (`horovod.tensorflow.util`)."""
+from typing import Any
+
 import tensorflow as tf
 
-from bagua_hvd.common.util import _cache  # noqa: F401  (Horovod's name for it)
+from bagua_hvd.core.util import _cache  # noqa: F401  (Horovod's name for it)
 
 
 def _executing_eagerly():
@@ -14,14 +16,14 @@ def _make_subgraph(f):
     return tf.function(f)
 
 
-def vars_to_refs(variables):
+def vars_to_refs(variables: Any) -> Any:
     """The variables, nested in lists and tuples as they may be, as hashable references, in tuples."""
     if isinstance(variables, (list, tuple)):
         return tuple(vars_to_refs(variable) for variable in variables)
     return variables.ref() if isinstance(variables, (tf.Tensor, tf.Variable)) else variables
 
 
-def refs_to_vars(refs):
+def refs_to_vars(refs: Any) -> Any:
     """Undoes vars_to_refs(); the result is of lists."""
     if isinstance(refs, (list, tuple)):
         return [refs_to_vars(ref) for ref in refs]

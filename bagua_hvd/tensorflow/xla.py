@@ -8,7 +8,7 @@ import weakref
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
-from bagua_hvd.common import native
+from bagua_hvd.core import native
 from bagua_hvd.tensorflow.dtypes import native_dtype
 from bagua_hvd.tensorflow.native_ops import library
 

@@ -3,7 +3,8 @@
 import torch as _torch
 
 from bagua_hvd import algorithms
-from bagua_hvd.common.basics import (
+from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from bagua_hvd.job.basics import (
     Adasum,
     Average,
     Max,
@@ -30,11 +31,11 @@ from bagua_hvd.common.basics import (
     shutdown,
     size,
     start_timeline,
+    statistics,
     stop_timeline,
     wait_for_gpus,
 )
-from bagua_hvd.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from bagua_hvd.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from bagua_hvd.job.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from bagua_hvd.torch import elastic
 from bagua_hvd.torch.clip import clip_grad_norm_
 from bagua_hvd.torch.compression import Compression

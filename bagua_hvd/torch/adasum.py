@@ -9,11 +9,12 @@ from contextlib import contextmanager
 
 import torch
 
-from bagua_hvd.common.basics import Adasum
-from bagua_hvd.common.process_sets import global_process_set
-from bagua_hvd.common.reducer import optimizer_number
+from bagua_hvd.job.basics import Adasum
+from bagua_hvd.job.process_sets import global_process_set
+from bagua_hvd.reduction.numbers import optimizer_number
 from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.mpi_ops import grouped_allreduce_
+from bagua_hvd.torch.wrapping import count_step, take_over
 
 
 class DistributedAdasum:
@@ -23,11 +24,8 @@ class DistributedAdasum:
     sparse_as_dense = False
     process_set = global_process_set
 
-    def __init__(self, optimizer, compression, backward_passes_per_step):
-        # Patched methods (an LR scheduler's step) stay with the given optimizer.
-        self.__dict__.update(
-            {name: value for name, value in optimizer.__dict__.items() if not hasattr(DistributedAdasum, name)}
-        )
+    def __init__(self, optimizer, named, compression, backward_passes_per_step):
+        take_over(self, optimizer, named)
         self.compression = compression
         self.backward_passes_per_step = backward_passes_per_step
         self.op = Adasum
@@ -58,6 +56,7 @@ class DistributedAdasum:
         Raises:
             HorovodInternalError: ranks disagreed, or one was lost; the parameters are those of before the step.
         """
+        count_step(self)
         if closure is not None:
             kwargs["closure"] = closure
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]

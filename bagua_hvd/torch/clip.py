@@ -1,19 +1,13 @@
-"""Clipping of reduced gradients, in one call.
+"""Clipping of reduced gradients, sparse ones too. For dense ones torch.nn.utils.clip_grad_norm_ does the same."""
+from collections.abc import Iterable
 
-The classical pattern stays as it is, and does the same:
-
-    loss.backward()
-    optimizer.synchronize()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    with optimizer.skip_synchronize():
-        optimizer.step()
-"""
 import torch
 
 from bagua_hvd.torch.optimizer import _Distributed
 
 
-def clip_grad_norm_(parameters_or_optimizer, max_norm, norm_type=2.0, error_if_nonfinite=False):
+def clip_grad_norm_(parameters_or_optimizer: torch.optim.Optimizer | torch.Tensor | Iterable[torch.Tensor],
+                    max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> torch.Tensor:
     """Scales reduced gradients so that their norm, over all of them as one vector, is at most max_norm.
 
         loss.backward()
@@ -23,9 +17,9 @@ def clip_grad_norm_(parameters_or_optimizer, max_norm, norm_type=2.0, error_if_n
     With GradScaler, `scaler.unscale_(optimizer)` goes before it and `scaler.step(optimizer)` after it.
 
     Args:
-        parameters_or_optimizer: the DistributedOptimizer: its gradients are synchronized first, once, and the following
-            step() neither synchronizes again nor warns. To be called alike on all ranks. Or parameters, whose
-            gradients are taken as they are: `optimizer.synchronize()` must have completed them.
+        parameters_or_optimizer: the DistributedOptimizer: what no backward pass of this rank has reduced is reduced
+            first, also where it waits in step(); to be called alike on all ranks. Or parameters, whose gradients are
+            taken as they are.
         max_norm: the largest norm. norm_type: p of the p-norm; float("inf") for the largest magnitude.
         error_if_nonfinite: raise when the norm is NaN or infinite.
     Returns:

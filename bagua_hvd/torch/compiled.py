@@ -1,8 +1,10 @@
-"""What torch.compile leaves alone."""
+"""What torch.compile leaves alone, and users call: what they give wrongly gets a sentence (arguments.py)."""
 import functools
 
 import torch
 from torch.compiler import is_dynamo_compiling
+
+from bagua_hvd.torch.arguments import explained
 
 
 def eager(function):
@@ -16,6 +18,25 @@ def eager(function):
     def call(*args, **kwargs):
         if is_dynamo_compiling():
             return torch.compiler.disable(function)(*args, **kwargs)
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except (AttributeError, RuntimeError) as error:
+            reason = explained(function, args, kwargs, error)
+            if reason is error:
+                raise
+            raise reason from error
 
     return call
+
+
+def uncompiled(function):
+    """Decorator for what torch calls by itself, as hooks: neither it nor what it calls is ever compiled.
+
+    As eager(), but the compiler is told once, when the function is made, and a call costs nothing.
+    """
+    try:
+        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+    except ImportError:         # an older torch
+        return eager(function)
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    return function

@@ -1,7 +1,8 @@
 """Compressions of gradients: float16 is made by the framework's own cast."""
 import torch
 
-from bagua_hvd.common.compression import Compressor, NoneCompressor
+from bagua_hvd.collectives.compression import Compressor, NoneCompressor
+from bagua_hvd.torch.frontend import check_memory
 
 
 class FP16Compressor(Compressor):
@@ -10,6 +11,7 @@ class FP16Compressor(Compressor):
     @staticmethod
     def compress(tensor):
         if tensor.dtype.is_floating_point:
+            check_memory(tensor)
             return tensor.type(torch.float16), tensor.dtype
         return tensor, tensor.dtype
 

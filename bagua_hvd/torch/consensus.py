@@ -1,8 +1,10 @@
 """One model out of the ranks' different ones: decentralized and asynchronous algorithms leave them apart."""
+from typing import Any
+
 import torch
 
-from bagua_hvd.common.basics import Average
-from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd.job.basics import Average
+from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.torch.mpi_ops import grouped_allreduce
 
 
@@ -24,7 +26,7 @@ class consensus:
     """
 
     @torch.no_grad()
-    def __init__(self, model, process_set=global_process_set):
+    def __init__(self, model: Any, process_set: ProcessSet = global_process_set) -> None:
         state = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}     # shared ones once
         self._tensors = [
             tensor.detach() for tensor in state.values() if torch.is_tensor(tensor) and tensor.is_floating_point()

@@ -2,10 +2,10 @@
 import numpy as np
 import torch
 
-from bagua_hvd.common import native
-from bagua_hvd.common.device import DeviceView, Placement, device
-from bagua_hvd.common.frontend import Frontend
-from bagua_hvd.common.native import tensor_view
+from bagua_hvd.collectives.frontend import Frontend
+from bagua_hvd.core import native
+from bagua_hvd.core.device import DeviceView, Placement, device
+from bagua_hvd.core.native import tensor_view
 
 DTYPES = {
     torch.uint8: native.UINT8,
@@ -34,6 +34,12 @@ def _numpy_dtypes():
 
 
 _NUMPY_DTYPES = _numpy_dtypes()
+
+
+def check_memory(tensor):
+    """ValueError: the storage was freed, which PyTorch would read all the same. The core checks what travels."""
+    if tensor.layout is torch.strided and tensor.numel() and not tensor.data_ptr():
+        raise ValueError("Tensor has elements but no memory: its storage has been freed.")
 
 
 class TorchPlacement(Placement):
@@ -124,12 +130,17 @@ class TorchFrontend(Frontend):
 
     def splits(self, splits):
         if isinstance(splits, torch.Tensor):
+            if splits.is_meta:
+                raise ValueError("alltoall expects splits with values, not a tensor on the meta device.")
             if splits.dtype is not torch.int32:
                 raise ValueError(f"alltoall expects 32-bit integer splits, not {splits.dtype}.")
             if splits.dim() != 1:
                 raise ValueError(f"alltoall expects a 1-D splits tensor, not {splits.dim()}-D.")
             return splits.tolist()
-        tensor = torch.as_tensor(list(splits))
+        try:
+            tensor = torch.as_tensor(list(splits))
+        except RuntimeError as error:       # torch has no dtype for them
+            raise ValueError(f"alltoall expects splits to be a list of integers, not {splits!r:.100}.") from error
         if tensor.dim() != 1 or (tensor.numel() and (tensor.is_floating_point() or tensor.dtype is torch.bool)):
             raise ValueError(f"alltoall expects splits to be a list of integers, not {splits!r}.")
         return tensor.tolist()
@@ -138,7 +149,7 @@ class TorchFrontend(Frontend):
         return tuple(tensor.shape)
 
     def type_name(self, tensor):
-        return tensor.type()
+        return tensor.type() if tensor.layout is torch.strided else f"{tensor.layout} of {tensor.dtype}"
 
 
 frontend = TorchFrontend()

@@ -1,17 +1,20 @@
 """Parameters, optimizer state and Python objects, from one rank to all or from all to all."""
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-from bagua_hvd.common import basics, objects
-from bagua_hvd.common.collectives import begin
-from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd.collectives.rules import begin
+from bagua_hvd.core import objects
+from bagua_hvd.job import basics
+from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.torch.compiled import eager
+from bagua_hvd.torch.frontend import check_memory
 from bagua_hvd.torch.mpi_ops import broadcast_async_, synchronize
 
 
 @eager
-def broadcast_parameters(params, root_rank):
+def broadcast_parameters(params: Any, root_rank: int) -> None:
     """Overwrites the tensors with those of the root; blocks until all are there.
 
     Args:
@@ -31,8 +34,17 @@ def broadcast_parameters(params, root_rank):
     _broadcast_tensors(named, root_rank)
 
 
+def _check_writable(tensor):
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise ValueError("an expanded tensor cannot be broadcast to: its elements share memory; call .contiguous()")
+    check_memory(tensor)
+
+
 def _broadcast_tensors(named, root_rank):
-    running = []
+    named, running = list(named), []
+    for _, tensor in named:
+        if tensor is not None and not tensor.is_contiguous():
+            _check_writable(tensor)
     for name, tensor in named:
         if tensor is None:
             continue
@@ -63,7 +75,8 @@ class _TensorFacts:
 
 
 @eager
-def broadcast_optimizer_state(optimizer, root_rank, model=None):
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
+                              model: torch.nn.Module | None = None) -> None:
     """Gives every rank the root's optimizer state and hyperparameters.
 
     The root describes its state in one pickled object (so Python numbers, tuples, bools and None keep their types), the
@@ -142,7 +155,8 @@ def _tensors_of(optimizer, parameters, groups, states):
 
 
 @eager
-def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set):
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None,
+                     process_set: ProcessSet = global_process_set) -> Any:
     """Gives every rank of the process set a copy of the root's object, sent with cloudpickle.
 
     Args:
@@ -160,7 +174,7 @@ def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set
 
 
 @eager
-def allgather_object(obj, name=None):
+def allgather_object(obj: Any, name: str | None = None) -> list:
     """The objects of all ranks, sent with cloudpickle, as a list in rank order.
 
     Args:

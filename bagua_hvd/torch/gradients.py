@@ -1,17 +1,17 @@
-"""The gradients of torch parameters as a Reducer sees them (common/reducer.py): `p.grad`, its layouts, sparse ones; and
+"""The gradients of torch parameters as a Reducer sees them: `p.grad`, its layouts, sparse ones; and
 the state of torch's Adam, for the algorithms that need it.
 """
 import weakref
 
 import torch
 
-from bagua_hvd.common import basics, native
-from bagua_hvd.common.basics import Sum
-from bagua_hvd.common.buckets import Member
-from bagua_hvd.common.model import Adam, AdamMember
-from bagua_hvd.common.reducer import Gradients
+from bagua_hvd.collectives import rules
+from bagua_hvd.job.basics import Sum
+from bagua_hvd.reduction.gradients import Gradients
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.frontend import DTYPES, frontend
+from bagua_hvd.training.buckets import Member
+from bagua_hvd.training.model import Adam, AdamMember
 
 
 class _SparseOperation:
@@ -21,61 +21,78 @@ class _SparseOperation:
         self.parameter = parameter
         self.divisor = process_set.size() if op != Sum else 1
         # allgather concatenates along the first dimension: one row for each entry.
-        self.tensors = gradient._indices().t().contiguous(), gradient._values().contiguous()
-        self.operation = basics.context().post(
-            native.ALLGATHER, f"allgather.{name}", [frontend.view(tensor) for tensor in self.tensors],
-            process_set=process_set.process_set_id,
-        )
+        rows = gradient._indices().t().contiguous(), gradient._values().contiguous()
+        self.gathered = rules.grouped_allgather(frontend, rows, name, process_set)
 
     def wait(self):
-        self.operation.wait()
-        indices, values = (self._gathered(i, tensor) for i, tensor in enumerate(self.tensors))
+        indices, values = self.gathered.wait()
         self.parameter.grad = torch.sparse_coo_tensor(indices.t(), values / self.divisor, self.parameter.shape,
                                                       check_invariants=False)
 
-    def _gathered(self, index, tensor):
-        nbytes, dim0, owner = self.operation.result(index)
-        gathered = frontend.wrap_result(nbytes, (dim0, *tensor.shape[1:]), DTYPES[tensor.dtype], owner)
-        return gathered.to(tensor.device)
+
+class _Contiguous:
+    """Views of tensors, and of contiguous copies of those that have another layout (channels_last)."""
+
+    def __init__(self):
+        self._copies = {}           # by key: (copy, tensor)
+
+    def view(self, key, tensor):
+        """The in-place view. Nothing that was copied before under this key is written back any more."""
+        self._copies.pop(key, None)
+        if tensor.is_contiguous():
+            return frontend.view(tensor, tensor)
+        copy = tensor.contiguous()
+        self._copies[key] = copy, tensor
+        return frontend.view(copy, copy)
+
+    @torch.no_grad()
+    def write_back(self, key):
+        """The view of this key has new values: brings them to the tensor."""
+        if key in self._copies:
+            copy, tensor = self._copies.pop(key)
+            tensor.copy_(copy)
 
 
 class TorchAdam(Adam):
-    """torch.optim.Adam or AdamW over the parameters of a TorchGradients."""
+    """torch.optim.Adam or AdamW over the parameters of a TorchGradients. One for all steps: it holds their copies."""
 
     def __init__(self, optimizer, parameters):
         self.warmup_steps = getattr(optimizer, "warmup_steps", None)
         self._optimizer = weakref.ref(optimizer)
         self._parameters = parameters
-        self._copies = {}           # index -> [(contiguous copy, tensor)], where the state's layout is another
+        self._layouts = _Contiguous()
+        self._places = {}           # id of a parameter -> (group, place in it)
 
-    def _view(self, index, tensor):
-        if tensor.is_contiguous():
-            return frontend.view(tensor, tensor)
-        copy = tensor.contiguous()
-        self._copies.setdefault(index, []).append((copy, tensor))
-        return frontend.view(copy, copy)
+    def _group(self, parameter):
+        """Its parameter group; found without a search while the groups are as they were."""
+        groups = self._optimizer().param_groups
+        group, place = self._places.get(id(parameter), (0, 0))
+        if not (group < len(groups) and place < len(groups[group]["params"])
+                and groups[group]["params"][place] is parameter):
+            self._places = {id(p): (g, i) for g, each in enumerate(groups) for i, p in enumerate(each["params"])}
+            group, _ = self._places[id(parameter)]
+        return groups[group]
 
     def member(self, index):
         optimizer, parameter = self._optimizer(), self._parameters[index]
-        group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+        group = self._group(parameter)
         state = optimizer.state[parameter]
         if "exp_avg" not in state:
             raise ValueError(
                 f"a parameter of shape {list(parameter.shape)} has no momentum and variance, and the warm-up is over: "
                 "load the optimizer's state with the algorithm's, and add parameter groups before"
             )
+        m, v = (self._layouts.view((index, name), state[name]) for name in ("exp_avg", "exp_avg_sq"))
         beta1, beta2 = (float(beta) for beta in group["betas"])
         return AdamMember(
-            self._view(index, state["exp_avg"]), self._view(index, state["exp_avg_sq"]), int(state["step"]),
-            float(group["lr"]), beta1, beta2, group["eps"], group["weight_decay"],
+            m, v, int(state["step"]), float(group["lr"]), beta1, beta2, group["eps"], group["weight_decay"],
             isinstance(optimizer, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay")),
         )
 
     def stepped(self, index):
-        for copy, tensor in self._copies.pop(index, ()):
-            tensor.copy_(copy)
-        state = self._optimizer().state[self._parameters[index]]
-        state["step"] += 1
+        for name in ("exp_avg", "exp_avg_sq"):
+            self._layouts.write_back((index, name))
+        self._optimizer().state[self._parameters[index]]["step"] += 1
 
 
 class TorchGradients(Gradients):
@@ -91,7 +108,10 @@ class TorchGradients(Gradients):
         self.process_set = process_set
         self._stand_ins = {}        # index -> (tensor that travels for p.grad, compression's context)
         self._sparse_dims = {}      # index -> sparse_dim of gradients seen sparse
-        self._weights = {}          # index -> contiguous copy of a weight of another layout
+        self._weights = _Contiguous()
+        self._scaler = lambda: None
+        self._adam = None           # a TorchAdam, made when first asked for
+        self._sums = {}             # index -> weak reference to a gradient that is a sum over the ranks
 
     def add(self, name, parameter):
         """Appends a parameter; returns its Member."""
@@ -103,9 +123,13 @@ class TorchGradients(Gradients):
 
     def view(self, index):
         parameter = self.parameters[index]
+        if self._sums:
+            self.take_share(index)
         gradient = parameter.grad
         if gradient is None:
-            gradient = parameter.grad = torch.zeros_like(parameter, requires_grad=False)
+            gradient = torch.zeros_like(parameter, requires_grad=False)
+            if parameter.requires_grad:     # one that was frozen meanwhile keeps none, and does not move
+                parameter.grad = gradient
         if gradient.is_sparse:
             self._sparse_dims[index] = gradient.sparse_dim()
             gradient = gradient.to_dense()
@@ -119,6 +143,14 @@ class TorchGradients(Gradients):
             self._stand_ins[index] = (gradient, context)
         return frontend.view(gradient, gradient)
 
+    @torch.no_grad()
+    def take_share(self, index):
+        """What adds to a sum over the ranks will be summed again, with it: leaves this rank its share of it."""
+        gradient = self.parameters[index].grad
+        summed = self._sums.pop(index, None)
+        if summed is not None and gradient is not None and summed() is gradient:
+            gradient.div_(self.process_set.size())
+
     def sparse_dim(self, index):
         gradient = self.parameters[index].grad
         if gradient is not None and gradient.is_sparse:
@@ -131,6 +163,7 @@ class TorchGradients(Gradients):
 
     def communicate(self, index, name):
         parameter = self.parameters[index]
+        self.take_share(index)
         gradient = parameter.grad
         sparse_dim = self._sparse_dims[index]
         if gradient is None:
@@ -149,24 +182,32 @@ class TorchGradients(Gradients):
             parameter = self.parameters[index]
             if self.compression is not None:
                 reduced = self.compression.decompress(reduced, context)
+            if parameter.grad is None:
+                continue
             if index in self._sparse_dims:
                 parameter.grad = reduced.to_sparse(self._sparse_dims[index])
             elif reduced is not parameter.grad:
                 parameter.grad.copy_(reduced)
+        if self.op == Sum:
+            self._sums = {index: weakref.ref(parameter.grad) for index, parameter in enumerate(self.parameters)
+                          if parameter.grad is not None}
 
     def discard(self):
         self._stand_ins.clear()
 
     def weight(self, index):
-        weight = self.parameters[index].detach()
-        if not weight.is_contiguous():
-            weight = self._weights[index] = weight.contiguous()
-        return frontend.view(weight, weight)
+        return self._weights.view(index, self.parameters[index].detach())
 
-    @torch.no_grad()
     def weight_written(self, index):
-        if index in self._weights:
-            self.parameters[index].copy_(self._weights.pop(index))
+        self._weights.write_back(index)
+
+    def take_scale_from(self, scaler):
+        """The GradScaler whose scale is in the gradients from now on."""
+        self._scaler = weakref.ref(scaler)
+
+    def loss_scale(self):
+        scaler = self._scaler()
+        return None if scaler is None else scaler.get_scale()
 
     def adam(self):
         optimizer = self._optimizer()
@@ -175,7 +216,8 @@ class TorchGradients(Gradients):
         for option in ("amsgrad", "maximize", "differentiable", "fused"):
             if any(group.get(option) for group in optimizer.param_groups):
                 return f"it cannot serve {type(optimizer).__name__} with {option}=True"
-        return TorchAdam(optimizer, self.parameters)
+        self._adam = self._adam or TorchAdam(optimizer, self.parameters)
+        return self._adam
 
     @torch.no_grad()
     def overflow(self):

@@ -1,12 +1,18 @@
-"""The collectives over torch tensors, in all of Horovod's forms. The rules are in common/collectives.py.
+"""The collectives over torch tensors, in all of Horovod's forms. The rules are in collectives/rules.py.
 
 Here is what only torch has: autograd. A blocking call goes through an autograd function when, and only when, a gradient
 may be asked for; the others go straight to the core.
 """
+from collections.abc import Callable, Sequence
+
 import torch
 
-from bagua_hvd.common import basics, collectives
-from bagua_hvd.common.basics import (  # noqa: F401  (the surface of this module)
+from bagua_hvd.collectives import rules
+from bagua_hvd.collectives.compression import Compressor
+from bagua_hvd.collectives.rules import handle_average_backwards_compatibility, poll, synchronize  # noqa: F401
+from bagua_hvd.core.util import doc_from
+from bagua_hvd.job import basics
+from bagua_hvd.job.basics import (  # noqa: F401  (the surface of this module)
     Adasum,
     Average,
     Max,
@@ -34,13 +40,12 @@ from bagua_hvd.common.basics import (  # noqa: F401  (the surface of this module
     shutdown,
     size,
 )
-from bagua_hvd.common.collectives import handle_average_backwards_compatibility, poll, synchronize  # noqa: F401
-from bagua_hvd.common.process_sets import global_process_set
-from bagua_hvd.common.util import doc_from
+from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.frontend import frontend
 
+_basics = basics
 _resolve = handle_average_backwards_compatibility
 _ASYNC = "Asynchronous and not differentiable: returns a handle for poll() and synchronize()."
 _IN_PLACE = "In place: the result overwrites the tensor, which is returned."
@@ -62,7 +67,7 @@ class HorovodAllreduce(torch.autograd.Function):
     def forward(ctx, tensor, average, name, op, prescale_factor, postscale_factor, process_set):
         op = _resolve(op, average)
         ctx.arguments = (op, prescale_factor, postscale_factor, process_set)
-        return collectives.allreduce(
+        return rules.allreduce(
             frontend, tensor, False, name, op, prescale_factor, postscale_factor, process_set, blocking=True
         ).wait()
 
@@ -75,12 +80,13 @@ class HorovodAllreduce(torch.autograd.Function):
 
 
 @eager
-@doc_from(collectives.allreduce, _COMPRESSED)
-def allreduce(tensor, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0,
-              postscale_factor=1.0, process_set=global_process_set):
+@doc_from(rules.allreduce, _COMPRESSED)
+def allreduce(tensor: torch.Tensor, average: bool | None = None, name: str | None = None,
+              compression: type[Compressor] = Compression.none, op: int | None = None, prescale_factor: float = 1.0,
+              postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set) -> torch.Tensor:
     op = _resolve(op, average)
     if compression is Compression.none and not (tensor.requires_grad and torch.is_grad_enabled()):
-        return collectives.allreduce(
+        return rules.allreduce(
             frontend, tensor, False, name, op, prescale_factor, postscale_factor, process_set, blocking=True
         ).wait()
     compressed, context = compression.compress(tensor)
@@ -89,29 +95,32 @@ def allreduce(tensor, average=None, name=None, compression=Compression.none, op=
 
 
 @eager
-@doc_from(collectives.allreduce, _ASYNC)
-def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
-                    process_set=global_process_set):
-    return collectives.allreduce(
+@doc_from(rules.allreduce, _ASYNC)
+def allreduce_async(tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: int | None = None,
+                    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                    process_set: ProcessSet = global_process_set) -> int:
+    return rules.allreduce(
         frontend, tensor, False, name, _resolve(op, average), prescale_factor, postscale_factor, process_set
     ).handle()
 
 
 @eager
-@doc_from(collectives.allreduce, _IN_PLACE)
-def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
-               process_set=global_process_set):
-    return collectives.allreduce(
+@doc_from(rules.allreduce, _IN_PLACE)
+def allreduce_(tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: int | None = None,
+               prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+               process_set: ProcessSet = global_process_set) -> torch.Tensor:
+    return rules.allreduce(
         frontend, tensor, True, name, _resolve(op, average), prescale_factor, postscale_factor, process_set,
         blocking=True,
     ).wait()
 
 
 @eager
-@doc_from(collectives.allreduce, _ASYNC_IN_PLACE)
-def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
-                     process_set=global_process_set):
-    return collectives.allreduce(
+@doc_from(rules.allreduce, _ASYNC_IN_PLACE)
+def allreduce_async_(tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: int | None = None,
+                     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                     process_set: ProcessSet = global_process_set) -> int:
+    return rules.allreduce(
         frontend, tensor, True, name, _resolve(op, average), prescale_factor, postscale_factor, process_set
     ).handle()
 
@@ -123,7 +132,7 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
     def forward(ctx, average, name, op, prescale_factor, postscale_factor, process_set, *tensors):
         op = _resolve(op, average)
         ctx.arguments = (op, prescale_factor, postscale_factor, process_set)
-        return collectives.grouped_allreduce(
+        return rules.grouped_allreduce(
             frontend, tensors, False, name, op, prescale_factor, postscale_factor, process_set, blocking=True
         ).wait()
 
@@ -137,9 +146,11 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
 
 
 @eager
-@doc_from(collectives.grouped_allreduce, _COMPRESSED + " Returns a list.")
-def grouped_allreduce(tensors, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0,
-                      postscale_factor=1.0, process_set=global_process_set):
+@doc_from(rules.grouped_allreduce, _COMPRESSED + " Returns a list.")
+def grouped_allreduce(tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
+                      compression: type[Compressor] = Compression.none, op: int | None = None,
+                      prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                      process_set: ProcessSet = global_process_set) -> list[torch.Tensor]:
     op = _resolve(op, average)
     pairs = [compression.compress(tensor) for tensor in tensors]
     compressed = [tensor for tensor, _ in pairs]
@@ -148,42 +159,46 @@ def grouped_allreduce(tensors, average=None, name=None, compression=Compression.
             None, name, op, prescale_factor, postscale_factor, process_set, *compressed
         )
     else:
-        reduced = collectives.grouped_allreduce(
+        reduced = rules.grouped_allreduce(
             frontend, compressed, False, name, op, prescale_factor, postscale_factor, process_set, blocking=True
         ).wait()
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs, strict=True)]
 
 
 @eager
-@doc_from(collectives.grouped_allreduce, _ASYNC)
-def grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
-                            process_set=global_process_set):
-    return collectives.grouped_allreduce(
+@doc_from(rules.grouped_allreduce, _ASYNC)
+def grouped_allreduce_async(tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
+                            op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                            process_set: ProcessSet = global_process_set) -> int:
+    return rules.grouped_allreduce(
         frontend, tensors, False, name, _resolve(op, average), prescale_factor, postscale_factor, process_set
     ).handle()
 
 
 @eager
-@doc_from(collectives.grouped_allreduce, "In place: the results overwrite the tensors, which are returned as a tuple.")
-def grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
-                       process_set=global_process_set):
-    return collectives.grouped_allreduce(
+@doc_from(rules.grouped_allreduce, "In place: the results overwrite the tensors, which are returned as a tuple.")
+def grouped_allreduce_(tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
+                       op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                       process_set: ProcessSet = global_process_set) -> list[torch.Tensor]:
+    return rules.grouped_allreduce(
         frontend, tensors, True, name, _resolve(op, average), prescale_factor, postscale_factor, process_set,
         blocking=True,
     ).wait()
 
 
 @eager
-@doc_from(collectives.grouped_allreduce, _ASYNC_IN_PLACE)
-def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
-                             process_set=global_process_set):
-    return collectives.grouped_allreduce(
+@doc_from(rules.grouped_allreduce, _ASYNC_IN_PLACE)
+def grouped_allreduce_async_(tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
+                             op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                             process_set: ProcessSet = global_process_set) -> int:
+    return rules.grouped_allreduce(
         frontend, tensors, True, name, _resolve(op, average), prescale_factor, postscale_factor, process_set
     ).handle()
 
 
 @eager
-def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
+def sparse_allreduce_async(tensor: torch.Tensor, name: str | None, op: int | None,
+                           process_set: ProcessSet = global_process_set) -> Callable[[], torch.Tensor]:
     """Reduces a sparse COO tensor by gathering its indices and values; duplicates stay uncoalesced.
 
     Args:
@@ -229,7 +244,7 @@ class HorovodAllgather(torch.autograd.Function):
     def forward(ctx, tensor, name, process_set):
         ctx.process_set = process_set
         ctx.rows = tensor.shape[0] if tensor.dim() else 1
-        return collectives.allgather(frontend, tensor, name, process_set, blocking=True).wait()
+        return rules.allgather(frontend, tensor, name, process_set, blocking=True).wait()
 
     @staticmethod
     def backward(ctx, gradient):
@@ -239,17 +254,18 @@ class HorovodAllgather(torch.autograd.Function):
 
 
 @eager
-@doc_from(collectives.allgather, "Differentiable.")
-def allgather(tensor, name=None, process_set=global_process_set):
+@doc_from(rules.allgather, "Differentiable.")
+def allgather(tensor: torch.Tensor, name: str | None = None,
+              process_set: ProcessSet = global_process_set) -> torch.Tensor:
     if tensor.requires_grad and torch.is_grad_enabled():
         return HorovodAllgather.apply(tensor, name, process_set)
-    return collectives.allgather(frontend, tensor, name, process_set, blocking=True).wait()
+    return rules.allgather(frontend, tensor, name, process_set, blocking=True).wait()
 
 
 @eager
-@doc_from(collectives.allgather, _ASYNC)
-def allgather_async(tensor, name=None, process_set=global_process_set):
-    return collectives.allgather(frontend, tensor, name, process_set).handle()
+@doc_from(rules.allgather, _ASYNC)
+def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
+    return rules.allgather(frontend, tensor, name, process_set).handle()
 
 
 class HorovodGroupedAllgather(torch.autograd.Function):
@@ -259,7 +275,7 @@ class HorovodGroupedAllgather(torch.autograd.Function):
     def forward(ctx, name, process_set, *tensors):
         ctx.process_set = process_set
         ctx.rows = [tensor.shape[0] if tensor.dim() else 1 for tensor in tensors]
-        return collectives.grouped_allgather(frontend, tensors, name, process_set, blocking=True).wait()
+        return rules.grouped_allgather(frontend, tensors, name, process_set, blocking=True).wait()
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -272,18 +288,20 @@ class HorovodGroupedAllgather(torch.autograd.Function):
 
 
 @eager
-@doc_from(collectives.grouped_allgather, "Differentiable.")
-def grouped_allgather(tensors, name=None, process_set=global_process_set):
+@doc_from(rules.grouped_allgather, "Differentiable.")
+def grouped_allgather(tensors: Sequence[torch.Tensor], name: str | None = None,
+                      process_set: ProcessSet = global_process_set) -> list[torch.Tensor]:
     tensors = list(tensors)
     if _wants_gradient(tensors):
         return HorovodGroupedAllgather.apply(name, process_set, *tensors)
-    return collectives.grouped_allgather(frontend, tensors, name, process_set, blocking=True).wait()
+    return rules.grouped_allgather(frontend, tensors, name, process_set, blocking=True).wait()
 
 
 @eager
-@doc_from(collectives.grouped_allgather, _ASYNC)
-def grouped_allgather_async(tensors, name=None, process_set=global_process_set):
-    return collectives.grouped_allgather(frontend, tensors, name, process_set).handle()
+@doc_from(rules.grouped_allgather, _ASYNC)
+def grouped_allgather_async(tensors: Sequence[torch.Tensor], name: str | None = None,
+                            process_set: ProcessSet = global_process_set) -> int:
+    return rules.grouped_allgather(frontend, tensors, name, process_set).handle()
 
 
 # ---------------------------------------------------------------------------------------------------- broadcast ----
@@ -296,7 +314,7 @@ class HorovodBroadcast(torch.autograd.Function):
     def forward(ctx, tensor, root_rank, name, process_set):
         ctx.root_rank = root_rank
         ctx.process_set = process_set
-        return collectives.broadcast(frontend, tensor, root_rank, False, name, process_set, blocking=True).wait()
+        return rules.broadcast(frontend, tensor, root_rank, False, name, process_set, blocking=True).wait()
 
     @staticmethod
     def backward(ctx, gradient):
@@ -307,29 +325,33 @@ class HorovodBroadcast(torch.autograd.Function):
 
 
 @eager
-@doc_from(collectives.broadcast, "Differentiable.")
-def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
+@doc_from(rules.broadcast, "Differentiable.")
+def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None,
+              process_set: ProcessSet = global_process_set) -> torch.Tensor:
     if tensor.requires_grad and torch.is_grad_enabled():
         return HorovodBroadcast.apply(tensor, root_rank, name, process_set)
-    return collectives.broadcast(frontend, tensor, root_rank, False, name, process_set, blocking=True).wait()
+    return rules.broadcast(frontend, tensor, root_rank, False, name, process_set, blocking=True).wait()
 
 
 @eager
-@doc_from(collectives.broadcast, _ASYNC)
-def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set):
-    return collectives.broadcast(frontend, tensor, root_rank, False, name, process_set).handle()
+@doc_from(rules.broadcast, _ASYNC)
+def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None,
+                    process_set: ProcessSet = global_process_set) -> int:
+    return rules.broadcast(frontend, tensor, root_rank, False, name, process_set).handle()
 
 
 @eager
-@doc_from(collectives.broadcast, _IN_PLACE)
-def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
-    return collectives.broadcast(frontend, tensor, root_rank, True, name, process_set, blocking=True).wait()
+@doc_from(rules.broadcast, _IN_PLACE)
+def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None,
+               process_set: ProcessSet = global_process_set) -> torch.Tensor:
+    return rules.broadcast(frontend, tensor, root_rank, True, name, process_set, blocking=True).wait()
 
 
 @eager
-@doc_from(collectives.broadcast, _ASYNC_IN_PLACE)
-def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_set):
-    return collectives.broadcast(frontend, tensor, root_rank, True, name, process_set).handle()
+@doc_from(rules.broadcast, _ASYNC_IN_PLACE)
+def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None,
+                     process_set: ProcessSet = global_process_set) -> int:
+    return rules.broadcast(frontend, tensor, root_rank, True, name, process_set).handle()
 
 
 # ----------------------------------------------------------------------------------------------------- alltoall ----
@@ -340,7 +362,7 @@ class HorovodAlltoall(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, tensor, splits, name, process_set):
-        output, received_splits = collectives.alltoall(
+        output, received_splits = rules.alltoall(
             frontend, tensor, splits, name, process_set, blocking=True
         ).wait()
         ctx.rows = tensor.shape[0]
@@ -359,20 +381,22 @@ class HorovodAlltoall(torch.autograd.Function):
 
 
 @eager
-@doc_from(collectives.alltoall, "Differentiable.")
-def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
+@doc_from(rules.alltoall, "Differentiable.")
+def alltoall(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None = None, name: str | None = None,
+             process_set: ProcessSet = global_process_set) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     if tensor.requires_grad and torch.is_grad_enabled():
         pair = HorovodAlltoall.apply(tensor, splits, name, process_set)
     else:
-        pair = collectives.alltoall(frontend, tensor, splits, name, process_set, blocking=True,
+        pair = rules.alltoall(frontend, tensor, splits, name, process_set, blocking=True,
                                     wants_received=splits is not None).wait()
     return pair[0] if splits is None else pair
 
 
 @eager
-@doc_from(collectives.alltoall, _ASYNC)
-def alltoall_async(tensor, splits=None, name=None, process_set=global_process_set):
-    return collectives.alltoall(frontend, tensor, splits, name, process_set).handle()
+@doc_from(rules.alltoall, _ASYNC)
+def alltoall_async(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None = None, name: str | None = None,
+                   process_set: ProcessSet = global_process_set) -> int:
+    return rules.alltoall(frontend, tensor, splits, name, process_set).handle()
 
 
 # ------------------------------------------------------------------------------------------------ reducescatter ----
@@ -390,7 +414,7 @@ class HorovodReducescatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tensor, name, op, process_set, prescale_factor, postscale_factor):
         ctx.arguments = (op, process_set, prescale_factor, postscale_factor)
-        return collectives.reducescatter(
+        return rules.reducescatter(
             frontend, tensor, name, op, process_set, prescale_factor, postscale_factor, blocking=True
         ).wait()
 
@@ -401,24 +425,26 @@ class HorovodReducescatter(torch.autograd.Function):
 
 
 @eager
-@doc_from(collectives.reducescatter, _COMPRESSED)
-def reducescatter(tensor, name=None, compression=Compression.none, op=Average, process_set=global_process_set,
-                  prescale_factor=1.0, postscale_factor=1.0):
+@doc_from(rules.reducescatter, _COMPRESSED)
+def reducescatter(tensor: torch.Tensor, name: str | None = None, compression: type[Compressor] = Compression.none,
+                  op: int | None = Average, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
+                  postscale_factor: float = 1.0) -> torch.Tensor:
     compressed, context = compression.compress(tensor)
     if compressed.requires_grad and torch.is_grad_enabled():
         reduced = HorovodReducescatter.apply(compressed, name, op, process_set, prescale_factor, postscale_factor)
     else:
-        reduced = collectives.reducescatter(
+        reduced = rules.reducescatter(
             frontend, compressed, name, op, process_set, prescale_factor, postscale_factor, blocking=True
         ).wait()
     return compression.decompress(reduced, context)
 
 
 @eager
-@doc_from(collectives.reducescatter, _ASYNC)
-def reducescatter_async(tensor, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
-                        postscale_factor=1.0):
-    return collectives.reducescatter(
+@doc_from(rules.reducescatter, _ASYNC)
+def reducescatter_async(tensor: torch.Tensor, name: str | None = None, op: int | None = Average,
+                        process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
+                        postscale_factor: float = 1.0) -> int:
+    return rules.reducescatter(
         frontend, tensor, name, op, process_set, prescale_factor, postscale_factor
     ).handle()
 
@@ -429,7 +455,7 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, name, op, process_set, prescale_factor, postscale_factor, *tensors):
         ctx.arguments = (op, process_set, prescale_factor, postscale_factor)
-        return collectives.grouped_reducescatter(
+        return rules.grouped_reducescatter(
             frontend, tensors, name, op, process_set, prescale_factor, postscale_factor, blocking=True
         ).wait()
 
@@ -441,9 +467,11 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
 
 
 @eager
-@doc_from(collectives.grouped_reducescatter, _COMPRESSED + " Returns a list.")
-def grouped_reducescatter(tensors, name=None, compression=Compression.none, op=Average, process_set=global_process_set,
-                          prescale_factor=1.0, postscale_factor=1.0):
+@doc_from(rules.grouped_reducescatter, _COMPRESSED + " Returns a list.")
+def grouped_reducescatter(tensors: Sequence[torch.Tensor], name: str | None = None,
+                          compression: type[Compressor] = Compression.none, op: int | None = Average,
+                          process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
+                          postscale_factor: float = 1.0) -> list[torch.Tensor]:
     pairs = [compression.compress(tensor) for tensor in tensors]
     compressed = [tensor for tensor, _ in pairs]
     if _wants_gradient(compressed):
@@ -451,17 +479,18 @@ def grouped_reducescatter(tensors, name=None, compression=Compression.none, op=A
             name, op, process_set, prescale_factor, postscale_factor, *compressed
         )
     else:
-        reduced = collectives.grouped_reducescatter(
+        reduced = rules.grouped_reducescatter(
             frontend, compressed, name, op, process_set, prescale_factor, postscale_factor, blocking=True
         ).wait()
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs, strict=True)]
 
 
 @eager
-@doc_from(collectives.grouped_reducescatter, _ASYNC)
-def grouped_reducescatter_async(tensors, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
-                                postscale_factor=1.0):
-    return collectives.grouped_reducescatter(
+@doc_from(rules.grouped_reducescatter, _ASYNC)
+def grouped_reducescatter_async(tensors: Sequence[torch.Tensor], name: str | None = None, op: int | None = Average,
+                                process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
+                                postscale_factor: float = 1.0) -> int:
+    return rules.grouped_reducescatter(
         frontend, tensors, name, op, process_set, prescale_factor, postscale_factor
     ).handle()
 
@@ -470,13 +499,13 @@ def grouped_reducescatter_async(tensors, name=None, op=Average, process_set=glob
 
 
 @eager
-@doc_from(collectives.join)
-def join(device=-1):
+@doc_from(rules.join)
+def join(device: int = -1) -> int:
     # device: where a GPU build would keep the zeros that stand in for this rank.
-    return collectives.join().wait()
+    return rules.join().wait()
 
 
 @eager
-@doc_from(collectives.barrier)
-def barrier(process_set=global_process_set):
-    collectives.barrier(process_set).wait()
+@doc_from(rules.barrier)
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    rules.barrier(process_set).wait()

@@ -1,56 +1,49 @@
-"""DistributedOptimizer for torch: hooks on the parameters feed a Reducer, step() waits for it.
+"""DistributedOptimizer for torch: backward() leaves reduced gradients, step() steps.
 
-What is here is what only torch has: hooks, closures, GradScaler and LR schedulers. The gradients themselves are in
-torch/gradients.py; when and how they travel is common/reducer.py and algorithms/.
+What is here is what only torch has: closures, GradScaler and LR schedulers. Hooks and the end of backward passes are in
+torch/backward.py, the gradients themselves in torch/gradients.py; when and how they travel is reduction/reducer.py and
+algorithms/.
 """
 import sys
 import warnings
-import weakref
+from collections.abc import Iterable, Sequence
 from contextlib import contextmanager, nullcontext
 
+import torch
+
 from bagua_hvd import algorithms
-from bagua_hvd.common import basics, collectives
-from bagua_hvd.common.basics import Adasum, Average, Sum
-from bagua_hvd.common.model import Model
-from bagua_hvd.common.process_sets import global_process_set
-from bagua_hvd.common.reducer import Reducer
-from bagua_hvd.common.util import split_list
+from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.collectives import rules
+from bagua_hvd.collectives.compression import Compressor
+from bagua_hvd.core import variables
+from bagua_hvd.job import basics
+from bagua_hvd.job.basics import Adasum, Average, Sum
+from bagua_hvd.job.process_sets import ProcessSet, global_process_set
+from bagua_hvd.reduction.reducer import Reducer
 from bagua_hvd.torch.adasum import DistributedAdasum
+from bagua_hvd.torch.backward import Backward
 from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.gradients import TorchGradients
-
-# The one key that this optimizer adds to a state_dict, and only when its algorithm has state.
-STATE_KEY = "bagua_hvd"
-
-
-def _hook(reducer, index):
-    """For a parameter; holds the reducer weakly, so that a discarded optimizer does not live on in its model."""
-
-    def gradient_accumulated(parameter):
-        alive = reducer()
-        if alive is not None:
-            alive.gradient_ready(index)
-
-    return gradient_accumulated
+from bagua_hvd.torch.mpi_ops import allreduce, allreduce_async_
+from bagua_hvd.torch.rank_states import STATE_KEY, of_this_rank
+from bagua_hvd.torch.wrapping import count_step, indices_of_groups, parameters_by_name, take_over, wrapped_class
+from bagua_hvd.training.model import Model
 
 
-def _remove_hooks(handles):
-    for handle in handles:
-        handle.remove()
+class _Protocol:
+    """What has been said about the next step; one object for an optimizer and all its proxies."""
+
+    synchronizes = True             # step() is outside of skip_synchronize()
+    synchronized_by_user = False
 
 
 class _Distributed:
     """What DistributedOptimizer puts before the class of the optimizer it is given."""
 
     def __init__(self, optimizer, named, compression, backward_passes_per_step, op, gradient_predivide_factor, groups,
-                 sparse_as_dense, process_set, algorithm):
-        # Not the class's own __init__: its parameters are unknown. What it made is taken over; hyperparameters and
-        # state are shared with the given optimizer. Patched methods (an LR scheduler's step) stay with that one.
-        self.__dict__.update(
-            {name: value for name, value in optimizer.__dict__.items() if not hasattr(_Distributed, name)}
-        )
-        self.__dict__["param_groups"] = list(optimizer.param_groups)
+                 sparse_as_dense, process_set, algorithm, wait_in_step):
+        take_over(self, optimizer, named)
         self.backward_passes_per_step = backward_passes_per_step
         self.op = op
         self.gradient_predivide_factor = gradient_predivide_factor
@@ -58,39 +51,36 @@ class _Distributed:
         self.process_set = process_set
         self.algorithm = algorithm
         self.reducer = None
-        self._should_synchronize = True
-        self._synchronized_by_user = False
-        gradients = TorchGradients(self, compression, sparse_as_dense, op, process_set)
-        members = [gradients.add(name, parameter) for name, parameter in named]
+        self._protocol = _Protocol()
+        self._compression = compression
+        self._gradients = gradients = TorchGradients(self, compression, sparse_as_dense, op, process_set)
+        members = [gradients.add(name, parameter) for name, parameter in named if parameter.requires_grad]
         if not process_set.included() or (basics.size() == 1 and not basics.runtime.options.elastic):
             algorithm.prepare(Model("unused", gradients, process_set))      # what is refused is refused everywhere
             return
-        self._gradients = gradients
         self.reducer = Reducer(
             gradients, members, algorithm, process_set, backward_passes_per_step, groups,
             1.0 / gradient_predivide_factor, gradient_predivide_factor,
         )
-        self._register_hooks(0)
+        self.reducer.model.scaled = not wait_in_step    # gradients may be changed after backward()
+        self._backward = Backward(self.reducer, gradients, wait_in_step,
+                                  {name: parameter for name, parameter in named if not parameter.requires_grad})
 
-    def _register_hooks(self, first):
-        reference = weakref.ref(self.reducer)
-        handles = [
-            parameter.register_post_accumulate_grad_hook(_hook(reference, index))
-            for index, parameter in enumerate(self._gradients.parameters[first:], first)
-        ]
-        weakref.finalize(self.reducer, _remove_hooks, handles).atexit = False
-
-    # GradScaler.unscale_(optimizer) multiplies the gradients in place, and this read is all that it does with the
-    # optimizer before. So it is here that the gradients must be complete, or it would change what is on its way, and
-    # find infinities that other ranks do not find. To communicate at everyone's reading would be wrong: one rank that
-    # logs its learning rate must not wait for the others. docs/decisions/0006-gradscaler.md
+    # GradScaler.unscale_(optimizer) looks for infinities, and this read is all that it does with the optimizer before.
+    # So it is here that the ranks agree on an overflow where gradients stay, or one would skip the step and the others
+    # wait for it. To communicate at everyone's reading would be wrong: one rank that logs its learning rate must not
+    # wait for the others. docs/decisions/0038-gradients-are-reduced-after-backward.md
     @property
     def param_groups(self):
         """The parameter groups. A GradScaler that reads them synchronizes, as step() would."""
         reader = sys._getframe(1)
         if reader.f_code.co_name == "_unscale_grads_" or reader.f_globals.get("__name__", "").endswith("grad_scaler"):
             self._complete(agree=True)
-        return self.__dict__["param_groups"]
+            self._unscaled_by(reader)
+        try:
+            return self.__dict__["param_groups"]
+        except KeyError:        # a proxy of this class, which passes on what it has not
+            raise AttributeError("param_groups") from None
 
     @param_groups.setter
     def param_groups(self, groups):
@@ -101,28 +91,37 @@ class _Distributed:
 
         agree: the ranks skip the step together, if any of them has an overflow.
         """
-        reducer = self.__dict__.get("reducer")
+        reducer = getattr(self, "reducer", None)
         if reducer is None:
             return
-        reducer.model.scaled = True
-        reducer.synchronize()
+        self._backward.complete()
+        reducer.changes_follow()
         if agree and reducer.agree_on_overflow(self._gradients.overflow):
             self._gradients.make_overflow()
-        self._synchronized_by_user = False
+        self._protocol.synchronized_by_user = False
+
+    def _unscaled_by(self, frame):
+        """Learns the loss scale from the GradScaler whose method the frame runs, for what is kept of gradients."""
+        reducer, scaler = getattr(self, "reducer", None), frame.f_locals.get("self")
+        if reducer is not None:
+            if callable(getattr(scaler, "get_scale", None)):
+                self._gradients.take_scale_from(scaler)
+            reducer.model.unscales()
+
+    def _take_back_if_skipped(self):
+        """A fused optimizer unscales by itself, and has made no step where GradScaler has found infinities."""
+        found = getattr(self, "found_inf", None)
+        if found is not None and self.reducer.model.remembers_gradients and found.item():
+            self.reducer.model.take_back()
 
     def add_param_group(self, param_group):
         """As the class's own; the group's gradients are communicated too. To be called alike on all ranks."""
         super().add_param_group(param_group)
-        if self.reducer is None:
-            return
         group = len(self.param_groups) - 1
-        first = len(self._gradients.parameters)
-        members = [
-            self._gradients.add(f"noname.{group}.{i}", parameter)
-            for i, parameter in enumerate(self.param_groups[-1]["params"]) if parameter.requires_grad
-        ]
-        self.reducer.add(members)
-        self._register_hooks(first)
+        named = [(f"noname.{group}.{i}", parameter) for i, parameter in enumerate(self.param_groups[-1]["params"])]
+        self._parameter_names.update({parameter: name for name, parameter in named})
+        if self.reducer is not None:
+            self._backward.add(named)
 
     def set_backward_passes_per_step(self, passes):
         """Changes how many backward passes are accumulated locally before gradients travel."""
@@ -135,22 +134,31 @@ class _Distributed:
     def synchronize(self):
         """Blocks until all gradients are reduced, those without a gradient as zeros. Once for each backward pass.
 
-        For work on reduced gradients before the step, such as clipping:
+        backward() has done so already, unless this rank's passes touched no parameter of the optimizer, or it was made
+        with wait_in_step=True. Horovod's pattern stays right:
 
             opt.synchronize()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             with opt.skip_synchronize():
                 opt.step()
 
-        For clipping, `hvd.clip_grad_norm_(opt, 1.0); opt.step()` does the same.
-
         Raises:
             HorovodInternalError: ranks disagreed, or one was lost; gradients are unspecified, nothing is pending.
         """
         if self.reducer is not None:
-            self.reducer.model.scaled = True        # what comes between this and the step must not be lost
-            self.reducer.synchronize()
-            self._synchronized_by_user = True
+            self._backward.complete()
+            self.reducer.changes_follow()       # what comes between this and the step must not be lost
+            self._protocol.synchronized_by_user = True
+
+    def _allreduce_grad_async(self, p):
+        """Reduces the gradient of one parameter by itself, in place: (handle for hvd.synchronize(), None).
+
+        For libraries that know it from Horovod. It is in none of the buckets, and the step will reduce it again.
+        """
+        handle = allreduce_async_(p.grad, op=self.op, name=f"gradient.{self._parameter_names[p]}",
+                                  prescale_factor=1.0 / self.gradient_predivide_factor,
+                                  postscale_factor=self.gradient_predivide_factor, process_set=self.process_set)
+        return handle, None
 
     def no_sync(self):
         """Within it, backward passes only add to the local gradients: nothing is sent, nothing is counted.
@@ -177,60 +185,78 @@ class _Distributed:
     @contextmanager
     def skip_synchronize(self):
         """Within it, step() does not synchronize: synchronize() has been called."""
-        self._should_synchronize = False
+        self._protocol.synchronizes = False
         try:
             yield
         finally:
-            self._should_synchronize = True
+            self._protocol.synchronizes = True
 
     @eager
     def step(self, closure=None, **kwargs):
-        """Synchronizes, then steps as the wrapped class does.
+        """Steps as the wrapped class does, on reduced gradients: those that no backward pass has reduced are before.
 
         Args:
-            closure: runs after the synchronization; gradients that it computes are synchronized in turn.
+            closure: computes gradients and returns the loss. It comes first; an optimizer that evaluates it several
+                times, such as LBFGS, sees reduced gradients each time, and LBFGS the mean (op=Sum: the sum) of the
+                ranks' losses, so that all of them go the same way.
         """
-        reducer = self.reducer
-        if closure is not None and type(self.algorithm).step is not algorithms.Algorithm.step:
-            raise ValueError(f"{type(self.algorithm).__name__} updates the weights itself: step() takes no closure")
-        if reducer is not None and self._should_synchronize:
-            if reducer.synchronized and self._synchronized_by_user:
-                warnings.warn(
-                    "optimizer.step() called without optimizer.skip_synchronize() context after "
-                    "optimizer.synchronize(): the gradients have been reduced already and are not reduced again. Call "
-                    "step() within `with optimizer.skip_synchronize():` after optimizer.synchronize().",
-                    stacklevel=3,
-                )
-            reducer.synchronize()
-        self._synchronized_by_user = False
-        if closure is not None:
-            closure = kwargs["closure"] = self._synchronizing(closure)
+        count_step(self)
+        reducer, protocol = self.reducer, self._protocol
         if reducer is None:
-            return super().step(**kwargs)
-        result = None
-        if not reducer.step():
-            result = super().step(**kwargs)
+            return super().step(**kwargs) if closure is None else super().step(closure=closure, **kwargs)
+        if protocol.synchronizes and protocol.synchronized_by_user and reducer.synchronized:
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() context after "
+                "optimizer.synchronize(): the gradients have been reduced already and are not reduced again. Call "
+                "step() within `with optimizer.skip_synchronize():` after optimizer.synchronize().",
+                stacklevel=3,
+            )
+        loss = None
+        if closure is not None and type(self.algorithm).step is not algorithms.Algorithm.step:
+            with torch.enable_grad():
+                loss = closure()
+            closure = None
+        if closure is not None:
+            loss = super().step(closure=self._reducing(closure), **kwargs)
+        else:
+            self._ready_for_step()
+            if not reducer.step():
+                result = super().step(**kwargs)
+                loss = result if loss is None else loss
+        protocol.synchronized_by_user = False
+        self._take_back_if_skipped()
         reducer.stepped()
-        return result
+        return loss
 
     # Hooks around the step are run by the wrapped class's step, once, on reduced gradients.
     step.hooked = True      # torch.optim reads it
 
-    def _synchronizing(self, closure):
-        def synchronizing_closure():
+    def _ready_for_step(self):
+        if self._protocol.synchronizes:
+            self._backward.complete()
+        self.reducer.before_step()
+
+    def _reducing(self, closure):
+        """The closure; after it gradients are reduced, and weights as they are to be stepped from."""
+        def reducing_closure():
             loss = closure()
-            if self.reducer is not None:
-                self.reducer.synchronize()
+            self._ready_for_step()
+            reducer = self.reducer
+            if isinstance(self, torch.optim.LBFGS) and reducer.algorithm.gradients_travel(reducer.model):
+                # Every rank's own would let them end their line searches, or the step, at different moments.
+                loss = allreduce(torch.as_tensor(loss).detach(), op=self.op, name=f"loss.{reducer.number}",
+                                 process_set=self.process_set)
             return loss
 
-        return synchronizing_closure
+        return reducing_closure
 
     @eager
     def zero_grad(self, *args, **kwargs):
         """As the class's own.
 
         Raises:
-            AssertionError: gradients are on their way.
+            AssertionError: gradients are on their way: after backward(), with wait_in_step=True; within a window of
+            backward_passes_per_step.
         """
         if self.reducer is not None:
             if self.reducer.pending:
@@ -252,12 +278,11 @@ class _Distributed:
     def load_state_dict(self, *args, **kwargs):
         """As the class's own; also forgets pending communication, and takes up the algorithm's state, if any."""
         super().load_state_dict(*args, **kwargs)
-        self._should_synchronize = True
-        self._synchronized_by_user = False
+        self._protocol.__dict__.clear()
         if self.reducer is not None:
             self.reducer.reset()
             state = args[0] if args else kwargs["state_dict"]
-            self.reducer.load_state_dict(state.get(STATE_KEY, {}))
+            self.reducer.load_state_dict(of_this_rank(state, self.process_set))
 
 
 def _check_passes(passes):
@@ -265,73 +290,29 @@ def _check_passes(passes):
         raise ValueError(f"backward_passes_per_step must be > 0, not {passes}")
 
 
-def _named(optimizer, named_parameters):
-    """(name, parameter) of all parameters of the optimizer that require a gradient.
-
-    In the order of named_parameters where given: the model's, equal on all ranks even where the optimizer's is not.
-    """
-    own = {
-        parameter: f"noname.{g}.{i}"
-        for g, group in enumerate(optimizer.param_groups) for i, parameter in enumerate(group["params"])
-    }
-    if named_parameters is None:
-        named = [(name, parameter) for parameter, name in own.items()]
-    else:
-        named = list(named_parameters)
-        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
-            raise ValueError(
-                "named_parameters should be a sequence of tuples (name, parameter), as model.named_parameters() gives"
-            )
-        names = [name for name, _ in named]
-        twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-        if twice:
-            raise ValueError(f"parameter names in named_parameters must be unique; found more than once: {twice}")
-        named = list({parameter: (name, parameter) for name, parameter in reversed(named)}.values())[::-1]
-        unnamed = own.keys() - {parameter for _, parameter in named}
-        if unnamed:
-            raise ValueError(
-                "named_parameters was specified, but one or more model parameters were not named: "
-                + ", ".join(sorted(f"group {own[p].split('.')[1]}, number {own[p].split('.')[2]}" for p in unnamed))
-            )
-    return [(name, parameter) for name, parameter in named if parameter in own and parameter.requires_grad]
-
-
-def _groups(groups, num_groups, named):
-    """The user's grouping as lists of indices into `named`, or None."""
-    if num_groups:
-        warnings.warn("Parameter `num_groups` has been replaced by `groups` and will be removed", DeprecationWarning,
-                      stacklevel=3)
-        groups = num_groups if groups is None else groups
-    if groups is None:
-        return None
-    if isinstance(groups, int) and not isinstance(groups, bool):
-        if groups < 0:
-            raise ValueError(f"groups should be a non-negative integer or a list of lists of parameters, not {groups}")
-        indices = list(range(len(named)))
-        return [part for part in split_list(indices, groups) if part] if groups else None
-    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
-        raise ValueError("groups should be a non-negative integer or a list of lists of parameters")
-    index_of = {parameter: index for index, (_, parameter) in enumerate(named)}
-    listed = [parameter for group in groups for parameter in group]
-    if len(set(listed)) < len(listed):
-        raise ValueError("a parameter can only appear once in groups")
-    return [[index_of[parameter] for parameter in group if parameter in index_of] for group in groups]
-
-
-def _adasum(optimizer, compression, backward_passes_per_step, process_set, algorithm):
+def _adasum(optimizer, named, compression, backward_passes_per_step, process_set, algorithm):
     if algorithm is not None:
         raise ValueError(f"op=Adasum combines steps, not gradients: it does not go with algorithm={algorithm!r}")
-    collectives.check_adasum(process_set.process_set_id, basics.size())
-    cls = type(type(optimizer).__name__, (DistributedAdasum, type(optimizer)), {"__doc__": type(optimizer).__doc__})
-    return cls(optimizer, compression, backward_passes_per_step)
+    rules.check_adasum(process_set.process_set_id, basics.size())
+    return wrapped_class(optimizer, DistributedAdasum)(optimizer, named, compression, backward_passes_per_step)
 
 
-def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1,
-                         op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False,
-                         process_set=global_process_set, algorithm=None):
+def DistributedOptimizer(optimizer: torch.optim.Optimizer,
+                         named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+                         compression: type[Compressor] = Compression.none, backward_passes_per_step: int = 1,
+                         op: int = Average, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
+                         groups: int | Sequence[Sequence[torch.Tensor]] | None = None, sparse_as_dense: bool = False,
+                         process_set: ProcessSet = global_process_set,
+                         algorithm: str | Algorithm | type[Algorithm] | None = None,
+                         wait_in_step: bool | None = None) -> torch.optim.Optimizer:
     """Wraps a torch optimizer so that gradients are reduced over the ranks while the backward pass computes them.
 
+    backward() returns when they are: what `p.grad` holds then is reduced, and may be clipped, unscaled or logged. Ranks
+    may use different parameters, and one without a batch may leave out its backward pass; but ranks that make several
+    before a step, beyond backward_passes_per_step, make as many.
+
     All ranks of the set wrap their optimizers in the same order, and take the first steps with them in the same order.
+    Where several ranks take part, every parameter that requires a gradient has one from here on, of zeros at first.
 
     Args:
         optimizer: any torch.optim.Optimizer. The result's class derives from its class and has its name;
@@ -351,6 +332,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         process_set: the ranks that reduce; others step locally.
         algorithm: how gradients travel: a registered name such as "bytegrad", an Algorithm, or its class. None: the
             name in BAGUA_ALGORITHM, else "gradient_allreduce". Relaxed algorithms apply to dense floating gradients.
+        wait_in_step: backward() does not wait; step() does. What travels may still be on its way in between, so that
+            nothing must touch gradients there before synchronize(). None: BAGUA_WAIT_IN_STEP=1, else False.
     Raises:
         ValueError: a wrong argument; an unknown algorithm's sentence lists the known ones. Nothing was changed.
         NotImplementedError: op=Adasum on a process set, or over a number of ranks that is no power of 2.
@@ -362,14 +345,16 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if op not in (Average, Sum, Adasum):
         raise ValueError(f"op={op!r}: gradients are combined by hvd.Average or hvd.Sum")
-    if process_set.process_set_id is None:
-        raise ValueError(f"{process_set} is not registered: pass it to hvd.init(process_sets=[...]) first")
-    named = _named(optimizer, named_parameters)
+    rules.registered_id(process_set)
+    named = parameters_by_name(optimizer, named_parameters)
     if op == Adasum and (basics.size() > 1 or basics.runtime.options.elastic):
-        return _adasum(optimizer, compression, backward_passes_per_step, process_set, algorithm)
+        return _adasum(optimizer, named, compression, backward_passes_per_step, process_set, algorithm)
     # Adasum of one rank is the gradient itself, and so is its average.
     chosen = algorithms.choose(algorithm, average=op != Sum)
-    grouped = _groups(groups, num_groups, named)
-    cls = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {"__doc__": type(optimizer).__doc__})
-    return cls(optimizer, named, compression, backward_passes_per_step, op, gradient_predivide_factor, grouped,
-               sparse_as_dense, process_set, chosen)
+    grouped = indices_of_groups(groups, num_groups, [pair for pair in named if pair[1].requires_grad])
+    if wait_in_step is None:
+        wait_in_step = variables.read("BAGUA_WAIT_IN_STEP")
+    return wrapped_class(optimizer, _Distributed)(
+        optimizer, named, compression, backward_passes_per_step, op, gradient_predivide_factor, grouped,
+        sparse_as_dense, process_set, chosen, wait_in_step,
+    )

@@ -1,4 +1,6 @@
 """BAGUA's name for the optimizer of its algorithm qadam."""
+from typing import Any
+
 import torch
 
 
@@ -9,7 +11,8 @@ class QAdamOptimizer(torch.optim.Adam):
         warmup_steps: steps of plain Adam before momenta travel instead of gradients, 1 or more. The others: as in Adam.
     """
 
-    def __init__(self, params, lr=1e-3, warmup_steps=100, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
+    def __init__(self, params: Any, lr: float = 1e-3, warmup_steps: int = 100,
+                 betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0) -> None:
         if warmup_steps < 1:
             raise ValueError(f"warmup_steps={warmup_steps!r}: expected 1 or more; momenta need a variance to divide by")
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)

@@ -40,14 +40,15 @@ class SyncBatchNorm(_BatchNorm):
 
     _warned = False
 
-    def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True):
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+                 track_running_stats: bool = True) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
 
     def _check_input_dim(self, input):
         if input.dim() < 2:
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
-    def forward(self, input):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The normalized input, of its shape, dtype and memory format."""
         if not self.training or size() == 1:
             return super().forward(input)
@@ -74,7 +75,7 @@ class SyncBatchNorm(_BatchNorm):
             running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
 
     @classmethod
-    def convert_sync_batchnorm(cls, module):
+    def convert_sync_batchnorm(cls, module: torch.nn.Module) -> torch.nn.Module:
         """`module` with every BatchNorm in it replaced by a SyncBatchNorm over the same parameters and buffers.
 
         Returns:

@@ -8,5 +8,5 @@
     reach.py         how hosts are connected
     run.py           puts these together: `baguarun --min-np ...`
     settings.py      the flags
-    worker.py        HostUpdateResult, under Horovod's name
+    worker.py, constants.py     what others import, under Horovod's names
 """

@@ -2,9 +2,10 @@
 import os
 import threading
 
-from bagua_hvd.common.elastic_worker import DRIVER, WORKER
+from bagua_hvd.job.elastic_worker import DRIVER, WORKER
 from bagua_hvd.runner.job import is_local, worker_environment
 from bagua_hvd.runner.output import LineForwarder
+from bagua_hvd.runner.reports import Reports
 from bagua_hvd.runner.ssh.connection import LOST
 from bagua_hvd.runner.supervisor import GRACE_SECONDS
 from bagua_hvd.runner.workers import JobStopped
@@ -39,7 +40,8 @@ class Crew:
         command: list of arguments. env: the launcher's environment, with what its flags set. output: OutputOptions.
         workers: runner.workers.Workers. reach: Reach. service: Service. rendezvous: Rendezvous.
         secret_key: base64 bytes. console: Console. dashboard: Dashboard, or None.
-        on_end: function of (number, exit code, note), called in some thread when a process has ended.
+        on_end: function of (number, exit code, note, because_of), see driver.ElasticDriver.ended; called in some
+            thread when a process has ended.
         files: see run_elastic.
     """
 
@@ -56,6 +58,7 @@ class Crew:
         self._console = console
         self._on_end = on_end
         self._dashboard = dashboard
+        self._reports = Reports(dashboard)
         self._files = files
         self._lock = threading.Lock()
         self._running = {}      # number -> (workers.Worker, (_RankOutput, _RankOutput))
@@ -72,13 +75,13 @@ class Crew:
                 if number in self._stopped:
                     raise JobStopped("not started")
                 worker = self._begin(number, host, slot, place)
-        except (RuntimeError, OSError, TimeoutError) as error:
-            self._on_end(number, LOST, str(error))
+        except Exception as error:      # whatever it is: a worker of which no end is told would be waited for
+            self._on_end(number, LOST, str(error) or type(error).__name__, None)
             return
         # Taken now: the host may be lost, and connected to anew, before the process is known to have ended.
         remote = self._reach.remote(host)
         worker.wait()
-        self._on_end(number, *self._take_files(number, worker, remote))
+        self._on_end(number, *self._take_files(number, worker, remote), self._reports.because_of.get(number))
 
     def _take_files(self, number, worker, remote):
         """Brings back what an ended worker left on its host; returns (exit code, note)."""
@@ -100,20 +103,20 @@ class Crew:
             env["BAGUA_HVD_HOST_ID"] = host
         else:
             env["NCCL_SOCKET_IFNAME"] = place.interface
-        output = tuple(_RankOutput(lambda rank, stream=stream: self._forwarder(rank, stream), slot.rank)
+        output = tuple(_RankOutput(lambda rank, stream=stream: self._forwarder(number, rank, stream), slot.rank)
                        for stream in ("stdout", "stderr"))
         worker = self._workers.start(host, env, self._command, output, slot.rank)
         self._running[number] = worker, output
         return worker
 
-    def _forwarder(self, rank, stream):
+    def _forwarder(self, number, rank, stream):
         file = None
         if self._output.directory is not None:
             folder = os.path.join(self._output.directory, f"rank.{rank}")
             os.makedirs(folder, exist_ok=True)
             file = open(os.path.join(folder, stream), "ab")     # a rank may have several processes, one after the other
         forwarder = LineForwarder(self._console, rank, stream, self._output.timestamp, file)
-        return self._dashboard.filter(rank, forwarder) if self._dashboard and stream == "stderr" else forwarder
+        return self._reports.filter(number, rank, forwarder) if stream == "stderr" else forwarder
 
     def stop(self, number, grace_seconds=GRACE_SECONDS):
         """SIGTERM, and SIGKILL after the grace."""

@@ -1,10 +1,11 @@
 """Which hosts an elastic job may use: where the list comes from, its order, and the blacklist."""
+import errno
 import random
 import subprocess
 import threading
 import time
 
-from bagua_hvd.common.elastic_worker import HostUpdateResult
+from bagua_hvd.job.elastic_worker import HostUpdateResult
 from bagua_hvd.runner.common.util.hosts import HostInfo
 from bagua_hvd.runner.processes import kill_sessions
 
@@ -42,11 +43,16 @@ class HostDiscoveryScript(HostDiscovery):
     """Runs an executable that prints one host in a line, `name:slots` or `name`; no output: no hosts.
 
     Args:
-        script: path of the executable. slots: for lines without a number; None: such lines are wrong.
+        discovery_script: path of the executable; the shell runs one that does not begin with `#!`.
+        slots: for lines without a number; None: such lines are wrong.
+    Attributes:
+        limit_seconds: a script that has not ended by then is killed, and has found nothing.
     """
 
-    def __init__(self, script, slots=None):
-        self._script = script
+    limit_seconds = 60
+
+    def __init__(self, discovery_script, slots=None):
+        self._script = discovery_script
         self._slots = slots
         self._lock = threading.Lock()
         self._popen = None
@@ -58,19 +64,34 @@ class HostDiscoveryScript(HostDiscovery):
             with self._lock:
                 if self._closed:
                     raise RuntimeError("the job has ended")
-                self._popen = subprocess.Popen([self._script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                               stderr=subprocess.PIPE, start_new_session=True)
-            stdout, stderr = self._popen.communicate()
+                self._popen = self._start()
+            try:
+                stdout, stderr = self._popen.communicate(timeout=self.limit_seconds)
+            except subprocess.TimeoutExpired:
+                raise RuntimeError(f"host discovery script {self._script!r} has not ended after {self.limit_seconds} "
+                                   "s, and was killed: see what it waits for") from None
+            finally:
+                self._end()
         except OSError as error:
             remedy = f"; run `chmod +x {self._script}`" if isinstance(error, PermissionError) else ""
-            raise RuntimeError(f"host discovery script {self._script!r} cannot be run: {error.strerror}{remedy}; its "
-                               "first line must be such as #!/bin/sh") from None
+            raise RuntimeError(f"host discovery script {self._script!r} cannot be run: {error.strerror}"
+                               + remedy) from None
         code = self._popen.returncode
         if code != 0:
             said = stderr.decode(errors="replace").strip()
             raise RuntimeError(f"host discovery script {self._script!r} ended with exit code {code}"
                                + (f": {said}" if said else ""))
         return dict(self._host(line.strip()) for line in stdout.decode(errors="replace").splitlines() if line.strip())
+
+    def _start(self):
+        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE,
+                   "start_new_session": True}
+        try:
+            return subprocess.Popen([self._script], **options)
+        except OSError as error:
+            if error.errno != errno.ENOEXEC:
+                raise
+        return subprocess.Popen(["/bin/sh", self._script], **options)
 
     def _host(self, line):
         if ":" not in line and self._slots is None:
@@ -85,9 +106,14 @@ class HostDiscoveryScript(HostDiscovery):
     def close(self):
         with self._lock:
             self._closed = True
+        self._end()
+
+    def _end(self):
+        """Of a script that still runs, whether it hangs or Ctrl-C came; with what it started, which it may wait for."""
+        with self._lock:
             if self._popen is not None and self._popen.poll() is None:
-                # With what it started: it may be waiting for a program.
                 kill_sessions({self._popen.pid})
+                self._popen.wait()
 
 
 class _Blacklist:

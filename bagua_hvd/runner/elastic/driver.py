@@ -27,7 +27,8 @@ import time
 from dataclasses import dataclass
 from enum import Enum
 
-from bagua_hvd.common.elastic_worker import HostUpdateResult
+from bagua_hvd.job.elastic_worker import HostUpdateResult
+from bagua_hvd.runner.elastic.constants import RESET_LIMIT_EXCEEDED_MESSAGE
 from bagua_hvd.runner.elastic.placement import assign, fit
 from bagua_hvd.runner.job import WorkerFailed
 
@@ -47,6 +48,27 @@ class Phase(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     LEAVING = "leaving"
+
+
+@dataclass
+class _Failure:
+    """A worker's, since the last meeting. rank: as Worker's. because_of: the rank of which it is a consequence."""
+
+    rank: int | None
+    because_of: int | None
+    error: WorkerFailed
+
+
+def _cause(failures):
+    """The WorkerFailed of the first, or of what made that one fail, and so on; None: there is no failure."""
+    if not failures:
+        return None
+    by_rank = {failure.rank: failure for failure in reversed(failures) if failure.rank is not None}
+    failure, seen = failures[0], []
+    while failure not in seen and failure.because_of in by_rank:
+        seen.append(failure)
+        failure = by_rank[failure.because_of]
+    return failure.error
 
 
 @dataclass(eq=False)
@@ -80,7 +102,7 @@ class ElasticDriver:
     Attributes:
         finished: no worker is left, and none will be started.
         failure: the exception that the job ends with; None: none so far. Its cause is the WorkerFailed of the first
-            worker that failed since the last meeting, if one did.
+            worker that failed since the last meeting, if one did: the first by cause, not by the end of its process.
         meetings: held so far.
     """
 
@@ -97,8 +119,7 @@ class ElasticDriver:
         self._begun = False             # there were enough slots to begin
         self._state_exists = False      # all members of a meeting had the job's state at once
         self._ending = False            # a worker ended with 0
-        self._failure_of_worker = None  # the first since the last meeting, and
-        self._failure_of_member = None  # the first of one that was a member of it
+        self._failures = []             # _Failures since the last meeting
         self._failed_meetings = 0       # in a row, and
         self._failed_meeting = None     # the last of them
         self._first_arrival = None      # at the first meeting
@@ -159,8 +180,12 @@ class ElasticDriver:
             self._enter(worker, Phase.STARTING)
             self._crew.stop(number)
 
-    def ended(self, number, exit_code, note=None):
-        """A process has ended. note: what else is known about that."""
+    def ended(self, number, exit_code, note=None, because_of=None):
+        """A process has ended.
+
+        Args:
+            note: what else is known about that. because_of: the rank whose failure this one's is a consequence of.
+        """
         worker = self._workers.pop(number)
         if worker.phase is Phase.LEAVING:
             return
@@ -168,16 +193,14 @@ class ElasticDriver:
             self._ending = True
             return
         self._failed(worker, exit_code, f"a worker on {worker.host} ended with exit code {exit_code}"
-                     + (f" ({note})" if note else ""), note)
+                     + (f" ({note})" if note else ""), note, because_of)
 
-    def _failed(self, worker, exit_code, said, note=None):
+    def _failed(self, worker, exit_code, said, note=None, because_of=None):
         if worker.host not in self._hosts.current_hosts:
             self._crew.say(f"baguarun: {said}; its host is no longer there.")
             return
         failure = WorkerFailed(worker.label, exit_code, f". {note}" if note else "", worker.number)
-        self._failure_of_worker = self._failure_of_worker or failure
-        if worker.rank is not None:
-            self._failure_of_member = self._failure_of_member or failure
+        self._failures.append(_Failure(worker.rank, because_of, failure))
         if self._ending:
             return
         self._hosts.blacklist(worker.host)
@@ -266,7 +289,7 @@ class ElasticDriver:
                                                 "and the job with it, while this one had not."})
         if not self._workers:
             self.finished = True
-            self.failure = self._failure_of_member
+            self.failure = _cause([failure for failure in self._failures if failure.rank is not None])
 
     def _tell_news(self, staying, now):
         """Tells rank 0 what has become of the hosts since the last meeting."""
@@ -301,8 +324,7 @@ class ElasticDriver:
             return
         limit = self._settings.reset_limit
         if limit is not None and self.meetings > limit:
-            self._fail(RuntimeError("Horovod was shutdown because number of resets during elastic job exceeded limit: "
-                                    f"{limit}"))
+            self._fail(RuntimeError(RESET_LIMIT_EXCEEDED_MESSAGE.format(limit)))
             return
         for worker in self._live():
             if worker.phase is Phase.WAITING and worker not in members:
@@ -324,7 +346,8 @@ class ElasticDriver:
             environment["HOROVOD_GLOO_IFACE"] = self._crew.interface(worker.host, places)
             self._crew.send(worker.number, {"type": "assignment", "scope": f"elastic.{self.meetings}",
                                             "skip_sync": skip_sync, "environment": environment})
-        self._news = self._failure_of_worker = self._failure_of_member = self._lacking_since = None
+        self._news = self._lacking_since = None
+        self._failures.clear()
         if self.meetings > 1:
             self._crew.say(f"baguarun: the job goes on with size {len(members)}, on {', '.join(places)}.")
 
@@ -332,12 +355,12 @@ class ElasticDriver:
         """Ends the job when nothing can come of it any more, or has not for too long."""
         live = self._live()
         if self._state_exists and not any(worker.has_state for worker in live):
-            failure = self._failure_of_worker
+            failure = _cause(self._failures)
             self._fail(WorkerFailed(failure.rank, failure.exit_code, f". {NO_HOSTS_LEFT}", failure.process)
                        if failure else RuntimeError(NO_HOSTS_LEFT))
             return
-        if not live and self._failure_of_worker is not None and self._hosts.all_lost:
-            self._fail(self._failure_of_worker)
+        if not live and self._failures and self._hosts.all_lost:
+            self._fail(_cause(self._failures))
             return
         needed = self._settings.min_num_proc if self._begun else self._settings.num_proc
         slots = sum(hosts.values())
@@ -365,9 +388,13 @@ class ElasticDriver:
                 f"on {where}, have not. See what they do, or give a longer --elastic-timeout."))
 
     def _fail(self, error):
+        """Ends the job. Workers in init() raise, and may save what they have."""
         if not isinstance(error, WorkerFailed):
-            error.__cause__ = self._failure_of_worker
+            error.__cause__ = _cause(self._failures)
         self.failure = error
+        for worker in self._live():
+            if worker.phase is Phase.WAITING:
+                self._crew.send(worker.number, {"type": "refused", "reason": f"The elastic job has ended: {error}"})
 
 
 def environment_of(slot):

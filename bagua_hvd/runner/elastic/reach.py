@@ -1,4 +1,5 @@
 """By which interface each host takes part, and where it meets the launcher: found out when a host is used first."""
+import concurrent.futures
 import threading
 
 from bagua_hvd.runner.job import LOOPBACK, is_local
@@ -29,13 +30,17 @@ class Reach:
         """The Place of a host, which is connected to if need be. Blocks.
 
         Raises:
-            RuntimeError, ConnectionError, TimeoutError: it cannot be used; the sentence says why.
+            RuntimeError, ConnectionError: it cannot be used; the sentence says why.
         """
         if is_local(host):
             return Place(LOOPBACK, "127.0.0.1")
         with self._lock:        # one host at a time
             timeout = self._options.ssh.timeout_seconds
-            remote = self._call(lambda: self._ssh.host(host)).result(timeout)
+            try:
+                remote = self._call(lambda: self._ssh.host(host)).result(timeout)
+            except concurrent.futures.TimeoutError:     # no TimeoutError before Python 3.11
+                raise RuntimeError(f"host {host} was not connected to: baguarun did nothing for {timeout} s; does "
+                                   "anybody read its output?") from None
             known = self._places.get(host)
             if known is not None and known[0] is remote:
                 return known[1]

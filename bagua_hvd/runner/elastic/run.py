@@ -4,25 +4,27 @@ import queue
 import threading
 from contextlib import ExitStack
 
-from bagua_hvd.common import reporting
+from bagua_hvd.core import variables
+from bagua_hvd.job import reporting
+from bagua_hvd.job.rendezvous import Rendezvous
+from bagua_hvd.job.secret import make_secret_key
+from bagua_hvd.job.service import Service
 from bagua_hvd.runner.common.util.hosts import parse_hosts_and_slots
-from bagua_hvd.runner.common.util.secret import make_secret_key
 from bagua_hvd.runner.dashboard import Dashboard
 from bagua_hvd.runner.elastic.crew import Crew
 from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscoveryScript, HostManager
 from bagua_hvd.runner.elastic.driver import ElasticDriver
 from bagua_hvd.runner.elastic.reach import Reach
-from bagua_hvd.runner.elastic.service import Service
-from bagua_hvd.runner.elastic.settings import DEFAULT_ELASTIC_TIMEOUT, ElasticSettings
+from bagua_hvd.runner.elastic.settings import ElasticSettings
 from bagua_hvd.runner.job import Interrupted, OutputOptions, is_local
 from bagua_hvd.runner.output import Console, Descriptor
-from bagua_hvd.runner.rendezvous import Rendezvous
 from bagua_hvd.runner.spawner import Spawner
 from bagua_hvd.runner.ssh.spawner import SshSpawner
 from bagua_hvd.runner.static import HostOptions
 from bagua_hvd.runner.workers import Workers
 
 _DISCOVERY_SECONDS = 1
+_GIVE_UP_SECONDS = 1
 # The rules know deadlines; so often they are looked at when nothing happens.
 _STEP_SECONDS = 0.2
 
@@ -61,7 +63,7 @@ class _Discovery:
     def __exit__(self, *exception):
         self._ended.set()
         self._discovery.close()
-        self._thread.join()
+        self._thread.join(_GIVE_UP_SECONDS)     # a search of the user's own may hang, and know no close()
 
 
 def plan_elastic(env, num_proc=None, min_num_proc=None, max_num_proc=None, script=None, slots=None, hosts_string=None,
@@ -76,8 +78,8 @@ def plan_elastic(env, num_proc=None, min_num_proc=None, max_num_proc=None, scrip
         ValueError: the numbers contradict each other, or there are too few hosts.
     """
     settings = ElasticSettings(
-        num_proc, min_num_proc, max_num_proc, _seconds(env, "HOROVOD_ELASTIC_TIMEOUT", DEFAULT_ELASTIC_TIMEOUT),
-        _seconds(env, "HOROVOD_START_TIMEOUT", 30), reset_limit, hosts_are_fixed=script is None)
+        num_proc, min_num_proc, max_num_proc, variables.read("HOROVOD_ELASTIC_TIMEOUT", env),
+        variables.read("HOROVOD_START_TIMEOUT", env), reset_limit, hosts_are_fixed=script is None)
     if script is not None:
         return HostDiscoveryScript(script, slots), settings
     _, hosts = parse_hosts_and_slots(hosts_string or f"localhost:{settings.num_proc}")
@@ -88,13 +90,6 @@ def plan_elastic(env, num_proc=None, min_num_proc=None, max_num_proc=None, scrip
         raise ValueError(f"Requested more processes ({settings.num_proc}) than there are available slots "
                          f"({sum(hosts.values())}): ask for fewer processes, or give the hosts more slots")
     return FixedHosts(hosts), settings
-
-
-def _seconds(env, name, default):
-    try:
-        return float(env.get(name) or default)
-    except ValueError:
-        raise ValueError(f"environment variable {name}={env[name]!r}: expected seconds") from None
 
 
 def run_elastic(command, discovery, settings, env, output=None, console=None, cooldown_range=None, options=None,
@@ -112,12 +107,14 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
         WorkerFailed: workers failed, and the job could not go on without them. Interrupted: a signal stopped the job.
         RuntimeError: too few slots for too long, too many resets, no state left; the discovery failed the first time.
             Its cause is the WorkerFailed of a worker that failed before, if one did.
+        ValueError: a variable in `env` is malformed.
         OSError: the output directory cannot be written, or no process can be started.
         In all cases no process is left.
     """
     output = output or OutputOptions()
     options = options or HostOptions()
     console = console or Console(Descriptor(1), Descriptor(2))
+    survivors = variables.read("BAGUA_HVD_GRACE_SECONDS", env)
     hosts = HostManager(discovery, cooldown_range)
     # Before there is anything to clean up: a discovery that does not work at all is a mistake of the user's.
     first = discovery.find_available_hosts_and_slots()
@@ -135,10 +132,10 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
         spawner = stack.enter_context(Spawner(is_local, ssh))
         rendezvous = stack.enter_context(Rendezvous(secret, address))
         service = stack.enter_context(Service(secret, lambda *event: events.put(event), address))
-        workers = Workers(console, spawner)
+        workers = Workers(console, spawner, survivors_seconds=survivors)
         reach = Reach(ssh, options, workers.call, files.send if files else None)
         crew = Crew(command, env, output, workers, reach, service, rendezvous, secret_key, console,
-                    lambda number, code, note: events.put(("ended", number, (code, note))), table, files)
+                    lambda number, *how: events.put(("ended", number, how)), table, files)
         driver = ElasticDriver(settings, hosts, crew)
         driver.hosts_found(first)
         stack.enter_context(_Discovery(discovery, lambda found: events.put(("hosts", None, found)), workers.say))

@@ -1,7 +1,7 @@
 """The flags of an elastic job, checked."""
 from dataclasses import dataclass
 
-DEFAULT_ELASTIC_TIMEOUT = 600
+from bagua_hvd.core import variables
 
 
 @dataclass
@@ -23,7 +23,7 @@ class ElasticSettings:
     num_proc: int | None = None
     min_num_proc: int | None = None
     max_num_proc: int | None = None
-    elastic_timeout: float = DEFAULT_ELASTIC_TIMEOUT
+    elastic_timeout: float = variables.TABLE["HOROVOD_ELASTIC_TIMEOUT"].default
     start_timeout: float = 30
     reset_limit: int | None = None
     hosts_are_fixed: bool = False

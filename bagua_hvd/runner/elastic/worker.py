@@ -1,4 +1,4 @@
 """HostUpdateResult, where Horovod has it."""
-from bagua_hvd.common.elastic_worker import HostUpdateResult
+from bagua_hvd.job.elastic_worker import HostUpdateResult
 
 __all__ = ["HostUpdateResult"]

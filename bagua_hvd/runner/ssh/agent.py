@@ -13,15 +13,15 @@ import tempfile
 import threading
 import time
 
-from bagua_hvd import __version__
-from bagua_hvd.runner import probe
-from bagua_hvd.runner.common.util.host_hash import host_hash
+from bagua_hvd.core.version import __version__
+from bagua_hvd.job import probe
+from bagua_hvd.job.host_hash import host_hash
 from bagua_hvd.runner.output import Console, Descriptor
 from bagua_hvd.runner.processes import Guard
 from bagua_hvd.runner.ssh.frames import MAGIC, Kind, Reader, pack
 from bagua_hvd.runner.supervisor import Supervisor, Task
 
-SILENCE_SECONDS = 60
+SILENCE_SECONDS = 30
 _READ_NBYTES = 1 << 16
 
 
@@ -81,6 +81,7 @@ class Agent:
         self._environment = {}
         self._target = None
         self._folder = self._folder_guard = None
+        self._not_stored = None     # why not, of the first file that could not be
 
     def run(self):
         """Returns when the launcher says so or is gone, and nothing runs any more."""
@@ -148,9 +149,12 @@ class Agent:
                        if value is not None}
         streams = [_Stream(self._output, kind, number) for kind in (Kind.STDOUT, Kind.STDERR)]
         try:
+            if self._not_stored is not None:
+                raise self._not_stored
             process = self._supervisor.start(Task(number, task["command"], environment, *streams))
         except OSError as error:
-            self._send(Kind.STDERR, number, f"baguarun: cannot be started: {error.strerror}\n".encode())
+            where = f" ({error.filename})" if error.filename else ""
+            self._send(Kind.STDERR, number, f"baguarun: cannot be started: {error.strerror}{where}\n".encode())
             self._send(Kind.EXIT, number, 255)
         else:
             self._processes[number] = process
@@ -181,8 +185,11 @@ class Agent:
                     "stop_listening": self._stop_listening}[name]
 
         def work():
-            answer = function(**arguments)
-            self._supervisor.call_soon(lambda: self._send(Kind.ANSWER, number, answer))
+            try:
+                kind, answer = Kind.ANSWER, function(**arguments)
+            except Exception as error:
+                kind, answer = Kind.REFUSAL, f"{name}: {str(error) or type(error).__name__}"
+            self._supervisor.call_soon(lambda: self._send(kind, number, answer))
 
         threading.Thread(target=work, name=name, daemon=True).start()
 
@@ -202,13 +209,16 @@ class Agent:
 
     def _on_put(self, number, payload):
         name, _, content = payload.partition(b"\0")
-        if self._folder is None:
-            self._folder = tempfile.mkdtemp(prefix="bagua_hvd.run.")        # mode 0700
-            self._folder_guard = Guard()
-            self._folder_guard.watch_folder(self._folder)
-            self._environment["BAGUA_HVD_RUN_FOLDER"] = self._folder
-        with open(os.path.join(self._folder, os.path.basename(name.decode())), "wb") as file:
-            file.write(content)
+        try:
+            if self._folder is None:
+                self._folder = tempfile.mkdtemp(prefix="bagua_hvd.run.")        # mode 0700
+                self._folder_guard = Guard()
+                self._folder_guard.watch_folder(self._folder)
+                self._environment["BAGUA_HVD_RUN_FOLDER"] = self._folder
+            with open(os.path.join(self._folder, os.path.basename(name.decode())), "wb") as file:
+                file.write(content)
+        except OSError as error:
+            self._not_stored = self._not_stored or error
 
     def _on_get(self, number, name):
         try:

@@ -18,7 +18,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua_hvd import __version__
+from bagua_hvd.core import variables
+from bagua_hvd.core.version import __version__
 from bagua_hvd.runner.processes import Process
 from bagua_hvd.runner.ssh.frames import Kind, Reader, pack
 
@@ -43,9 +44,9 @@ class SshOptions:
 
     def command(self, host, remote_command=None):
         """The arguments of the ssh client. What stands in BAGUA_HVD_SSH_COMMAND has precedence."""
-        command = shlex.split(os.environ.get("BAGUA_HVD_SSH_COMMAND", "ssh"))
+        command = shlex.split(variables.read("BAGUA_HVD_SSH_COMMAND"))
         for option in ("BatchMode=yes", "StrictHostKeyChecking=accept-new", "ControlMaster=no",
-                       "ClearAllForwardings=yes", "ServerAliveInterval=10", "ServerAliveCountMax=3",
+                       "ClearAllForwardings=yes", "ServerAliveInterval=5", "ServerAliveCountMax=3",
                        f"ConnectTimeout={self.timeout_seconds}"):
             command += ["-o", option]
         command += ["-T", "-x", "-a"] + (["-p", str(self.port)] if self.port else [])
@@ -54,7 +55,7 @@ class SshOptions:
 
     def trial(self, host):
         """A command that a user may try."""
-        command = shlex.split(os.environ.get("BAGUA_HVD_SSH_COMMAND", "ssh"))
+        command = shlex.split(variables.read("BAGUA_HVD_SSH_COMMAND"))
         command += ["-p", str(self.port)] if self.port else []
         command += ["-i", self.identity_file] if self.identity_file else []
         return shlex.join([*command, host, "true"])
@@ -207,7 +208,9 @@ class RemoteHost:
             return any(process.exit_code is None for process in self._processes.values())
 
     def request(self, function, **arguments):
-        """A Future of what the agent's function returns. Its exception: ConnectionError, with the sentence."""
+        """A Future of what the agent's function returns. Its exceptions, with a sentence: ConnectionError: the host was
+        lost; RuntimeError: the function failed there.
+        """
         return self._ask(Kind.REQUEST, [function, arguments])
 
     def put(self, name, content):
@@ -299,6 +302,8 @@ class RemoteHost:
             self._requests.pop(number).set_result(payload[1:] if payload else None)
         elif kind == Kind.ANSWER:
             self._requests.pop(number).set_result(json.loads(payload))
+        elif kind == Kind.REFUSAL:
+            self._requests.pop(number).set_exception(RuntimeError(f"host {self.name}: {json.loads(payload)}"))
         elif kind == Kind.EXIT:
             self._processes[number].end(json.loads(payload))
         elif kind == Kind.READY:

@@ -31,6 +31,7 @@ class Kind(enum.IntEnum):
     SAY = 36            # agent; bytes for the launcher's stderr
     ANSWER = 37         # agent, request; what the function returned
     CONTENT = 38        # agent, request; bytes: of the file; none: there is no such file
+    REFUSAL = 39        # agent, request; why there is no answer
 
 
 def pack(kind, number=0, payload=None):

@@ -4,10 +4,11 @@ Every host tries the addresses of the next one (the last those of the first) and
 taken when it was reached, in the order in which the host lists them.
 """
 import base64
+import concurrent.futures
 import secrets
 from dataclasses import dataclass
 
-from bagua_hvd.runner import probe
+from bagua_hvd.job import probe
 
 _LAUNCHER = "launcher's host"
 
@@ -81,6 +82,14 @@ def _no_route(source, name, found, nics):
                    "the interface they share by --network-interfaces")
 
 
+def _answer(name, future, timeout):
+    try:
+        return future.result(timeout)
+    except concurrent.futures.TimeoutError:     # no TimeoutError before Python 3.11
+        raise NoRoute(f"host {name} did not say within {timeout} s which addresses it has and reaches: see whether it "
+                      "is overloaded, or raise --start-timeout") from None
+
+
 def find_places(remote, local, nics, timeout):
     """({host: Place}, whether all hosts meet the launcher at one address).
 
@@ -89,14 +98,15 @@ def find_places(remote, local, nics, timeout):
         local: names by which ranks of this host run, in this order; they come before the remote ones.
         nics: names of allowed interfaces; None: all.
     Raises:
-        NoRoute: a host does not reach another one. ConnectionError: a connection was lost. TimeoutError: no answer.
+        NoRoute: a host does not reach another one, or did not answer in time. ConnectionError: a connection was lost.
+        RuntimeError: a host cannot say which addresses it has.
     """
     key = base64.b64encode(secrets.token_bytes(32)).decode()
     here = _Here()
     try:
         hosts = {_LAUNCHER: here, **{host.name: host for host in remote}}
         asked = {name: host.request("listen", name=name, key=key, nics=nics) for name, host in hosts.items()}
-        found = {name: future.result(timeout) for name, future in asked.items()}
+        found = {name: _answer(name, future, timeout) for name, future in asked.items()}
         ring = ([_LAUNCHER] if local else []) + [host.name for host in remote]
         following = dict(zip(ring, ring[1:] + ring[:1], strict=True))
         asked = {
@@ -104,7 +114,7 @@ def find_places(remote, local, nics, timeout):
                                       + _targets(following[name], found[following[name]]))
             for name in ring
         }
-        reached = {name: future.result(timeout) for name, future in asked.items()}
+        reached = {name: _answer(name, future, timeout) for name, future in asked.items()}
         for host in remote:
             host.request("stop_listening")
     finally:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from bagua_hvd.runner.common.util.env import get_env_rank_and_size
+from bagua_hvd.job.env import get_env_rank_and_size
 from bagua_hvd.tensorflow.data.registry import Client
 
 _SIDES = ("compute", "training")
@@ -92,14 +92,20 @@ class TfDataServiceConfig:
             time.sleep(_POLL_SECONDS)
         return TfDataServiceConfig.from_dict(json.loads(path.read_text()))
 
-    def client(self):
-        """A connection to the registry. TimeoutError: it does not answer."""
+    def compute_client(self, verbose=1):
+        """A Client of the compute service, whose shutdown() ends it.
+
+        Args:
+            verbose: for Horovod's sake.
+        Raises:
+            TimeoutError: its registry does not answer.
+        """
         return Client(self.addresses, self.key, self.timeout)
 
     def shutdown(self):
         """Ends the compute tasks. For one training rank, when all have read what they need."""
-        with self.client() as client:
-            client.send("shutdown")
+        with self.compute_client() as client:
+            client.shutdown()
 
 
 class _Dispatcher:
@@ -138,7 +144,7 @@ def tf_data_service(compute_config, rank):
     Raises:
         TimeoutError: the service, or the dispatcher, is not there in time.
     """
-    with compute_config.client() as client:
+    with compute_config.compute_client() as client:
         client.send("attach")
         here = compute_config.dispatcher_side == "training" and rank < compute_config.dispatchers
         with _dispatcher_if(here, client, rank):
@@ -175,7 +181,7 @@ def send_to_data_service(dataset, compute_config, rank, size=None, processing_mo
     if round_robin and (size is None or not reuse_dataset):
         raise ValueError("round_robin=True needs size, and reuse_dataset=True")
     index = rank % compute_config.dispatchers
-    with compute_config.client() as client:
+    with compute_config.compute_client() as client:
         address = client.address_of(index)
     consumers = {}
     if round_robin:
@@ -200,7 +206,7 @@ def compute_worker_fn(compute_config):
         TimeoutError: the registry, or the dispatcher, is not there in time.
     """
     index, first = divmod(get_env_rank_and_size()[0], compute_config.workers_per_dispatcher)
-    with compute_config.client() as client:
+    with compute_config.compute_client() as client:
         here = compute_config.dispatcher_side == "compute" and first == 0
         with _dispatcher_if(here, client, index):
             worker = tf.data.experimental.service.WorkerServer(tf.data.experimental.service.WorkerConfig(

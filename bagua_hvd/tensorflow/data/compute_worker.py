@@ -12,9 +12,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from bagua_hvd.runner import probe
-from bagua_hvd.runner.common.util.env import get_env_rank_and_size
-from bagua_hvd.runner.common.util.secret import HOROVOD_SECRET_KEY
+from bagua_hvd.job import probe
+from bagua_hvd.job.env import get_env_rank_and_size
+from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
 from bagua_hvd.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn
 from bagua_hvd.tensorflow.data.registry import Registry
 

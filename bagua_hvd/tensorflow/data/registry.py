@@ -11,8 +11,8 @@ import secrets
 import threading
 import time
 
-from bagua_hvd.common import channel
-from bagua_hvd.runner.elastic.service import Service
+from bagua_hvd.job import channel
+from bagua_hvd.job.service import Service
 
 _POLL_SECONDS = 0.1
 
@@ -113,6 +113,13 @@ class Client:
                     f"dispatcher {dispatcher} of the compute service did not start within {self._timeout} seconds"
                 )
             time.sleep(_POLL_SECONDS)
+
+    def shutdown(self):
+        """Ends the service: its compute tasks return. For one training rank, when all have read what they need.
+
+        OSError: it has ended already.
+        """
+        self.send("shutdown")
 
     def wait_for_shutdown(self):
         """Blocks until the service ends, or its registry has gone."""

@@ -1,5 +1,7 @@
 # ruff: noqa: F401, F403, F405  (this file is the list of what scripts use)
 """bagua_hvd for tf.keras: `import bagua_hvd.tensorflow.keras as hvd` for `import horovod.tensorflow.keras as hvd`."""
+from typing import Any
+
 from bagua_hvd import algorithms
 from bagua_hvd._keras import api as _api
 from bagua_hvd._keras.api import (
@@ -12,17 +14,22 @@ from bagua_hvd._keras.api import (
 )
 from bagua_hvd._keras.basics import *
 from bagua_hvd._keras.consensus import consensus
-from bagua_hvd.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from bagua_hvd.common.process_sets import ProcessSet, add_process_set, remove_process_set
-from bagua_hvd.common.util import doc_from as _doc_from
+from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.collectives.compression import Compressor
+from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from bagua_hvd.core.util import doc_from as _doc_from
+from bagua_hvd.job import basics as _basics
+from bagua_hvd.job.process_sets import ProcessSet, add_process_set, remove_process_set
 from bagua_hvd.tensorflow.keras import callbacks, elastic
 
 
 @_doc_from(_api.distributed_optimizer)
-def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse="", compression=Compression.none,
-                         sparse_as_dense=False, gradient_predivide_factor=1.0, op=Average, backward_passes_per_step=1,
-                         average_aggregated_gradients=False, num_groups=0, groups=None, process_set=global_process_set,
-                         scale_local_gradients=True, algorithm=None):
+def DistributedOptimizer(optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+                         compression: type[Compressor] = Compression.none, sparse_as_dense: bool = False,
+                         gradient_predivide_factor: float = 1.0, op: int = Average, backward_passes_per_step: int = 1,
+                         average_aggregated_gradients: bool = False, num_groups: int = 0, groups: Any = None,
+                         process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
+                         algorithm: str | Algorithm | type[Algorithm] | None = None) -> Any:
     return _api.distributed_optimizer(
         optimizer, compression=compression, sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=gradient_predivide_factor, op=op, backward_passes_per_step=backward_passes_per_step,
@@ -32,8 +39,9 @@ def DistributedOptimizer(optimizer, name=None, device_dense="", device_sparse=""
 
 
 @_doc_from(_api.allreduce)
-def allreduce(value, name=None, average=None, prescale_factor=1.0, postscale_factor=1.0, op=None,
-              compression=Compression.none):
+def allreduce(value: Any, name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
+              postscale_factor: float = 1.0, op: int | None = None,
+              compression: type[Compressor] = Compression.none) -> Any:
     return _api.allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)
 
 

@@ -1,5 +1,5 @@
 # ruff: noqa: F401  (this file is the list of what scripts use)
-"""Elastic training: `@hvd.elastic.run` around a function of a KerasState. The loop is in common/elastic.py.
+"""Elastic training: `@hvd.elastic.run` around a function of a KerasState. The loop is in job/elastic.py.
 
     state = hvd.elastic.KerasState(model, batch=0, epoch=0)
 

@@ -1,18 +1,21 @@
-"""Elastic training for torch: `@hvd.elastic.run` around a function of a TorchState. The loop is in common/elastic.py.
+"""Elastic training for torch: `@hvd.elastic.run` around a function of a TorchState. The loop is in job/elastic.py.
 
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
 
     @hvd.elastic.run
     def train(state): ...       # commit() after every few batches; begins where the state says
 """
-from bagua_hvd.common.elastic import reset, run_fn
+from collections.abc import Callable
+from typing import Any
+
+from bagua_hvd.job.elastic import reset, run_fn
 from bagua_hvd.torch.elastic.sampler import ElasticSampler
 from bagua_hvd.torch.elastic.state import TorchState
 
 __all__ = ["ElasticSampler", "TorchState", "run"]
 
 
-def run(func):
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: `func` goes on when ranks are lost or the hosts change.
 
     Before the first call of `func` and after every change, the state is synchronized from rank 0. No collective may be

@@ -1,8 +1,10 @@
 """A sampler that goes on within an epoch after the number of ranks has changed."""
+from typing import Any
+
 import torch
 from torch.utils.data import Sampler
 
-from bagua_hvd.common import basics
+from bagua_hvd.job import basics
 
 
 class ElasticSampler(Sampler):
@@ -25,7 +27,7 @@ class ElasticSampler(Sampler):
         of the job at the last reset(); num_samples: what iterating gives; remaining_indices: all ranks' entries left.
     """
 
-    def __init__(self, dataset, shuffle=True, seed=0):
+    def __init__(self, dataset: Any, shuffle: bool = True, seed: int = 0) -> None:
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = seed
@@ -33,14 +35,14 @@ class ElasticSampler(Sampler):
         self.processed_num = 0
         self.reset()
 
-    def set_epoch(self, epoch):
+    def set_epoch(self, epoch: int) -> None:
         """Begins an epoch: nothing of it is processed. To be called after the last batch of the one before, so that a
         state that is committed between the two does not begin with the old one's count."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
-    def record_batch(self, batch_idx, batch_size):
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
         """Counts a batch that every rank has done. Takes effect on the indices with the next reset().
 
         Args:
@@ -48,17 +50,17 @@ class ElasticSampler(Sampler):
         """
         self.processed_num += batch_size * self.num_replicas
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         """{"epoch": ..., "processed_num": ...}, the same on all ranks."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes up a state_dict() and shares out what is left."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
 
-    def reset(self):
+    def reset(self) -> None:
         """Shares out what is left of the epoch among the ranks that there are now."""
         self.num_replicas = basics.size()
         self.rank = basics.rank()

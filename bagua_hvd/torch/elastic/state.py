@@ -1,12 +1,13 @@
 """The state of torch training: handlers for objects that know how to be saved and sent, pickle for the rest."""
 import copy
 import functools
+from typing import Any
 
 import torch
 
-from bagua_hvd.common import basics
-from bagua_hvd.common.elastic import ObjectState
-from bagua_hvd.common.reducer import share_numbers
+from bagua_hvd.job import basics
+from bagua_hvd.job.elastic import ObjectState
+from bagua_hvd.reduction.numbers import share_numbers
 from bagua_hvd.torch.elastic.sampler import ElasticSampler
 from bagua_hvd.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
@@ -18,25 +19,25 @@ class StateHandler:
         value: the object.
     """
 
-    def __init__(self, value):
+    def __init__(self, value: Any) -> None:
         self.value = value
 
-    def save(self):
+    def save(self) -> None:
         """Makes the object's present condition that which restore() returns to."""
         raise NotImplementedError
 
-    def restore(self):
+    def restore(self) -> None:
         """Returns the object to its condition at the last save()."""
         raise NotImplementedError
 
-    def sync(self):
+    def sync(self) -> None:
         """Gives the object the condition of rank 0's, and saves it. Collective."""
         raise NotImplementedError
 
-    def reset(self):
+    def reset(self) -> None:
         """Adapts the object to a new rank and size. Nothing for most."""
 
-    def set_value(self, value):
+    def set_value(self, value: Any) -> None:
         """Takes another object in place of the present one, and saves it."""
         self.value = value
         self.save()
@@ -60,7 +61,7 @@ class _StateDictHandler(StateHandler):
 class ModelStateHandler(_StateDictHandler):
     """For torch.nn.Module."""
 
-    def sync(self):
+    def sync(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
         self.save()
 
@@ -68,7 +69,7 @@ class ModelStateHandler(_StateDictHandler):
 class OptimizerStateHandler(_StateDictHandler):
     """For torch.optim.Optimizer, distributed or not."""
 
-    def sync(self):
+    def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
         self.save()
 
@@ -76,11 +77,11 @@ class OptimizerStateHandler(_StateDictHandler):
 class SamplerStateHandler(_StateDictHandler):
     """For ElasticSampler."""
 
-    def sync(self):
+    def sync(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), root_rank=0, name="elastic.sampler"))
         self.save()
 
-    def reset(self):
+    def reset(self) -> None:
         self.value.reset()
 
 
@@ -91,12 +92,12 @@ _handler_registry = [
 ]
 
 
-def get_handler_registry():
+def get_handler_registry() -> Any:
     """The list of (type, StateHandler class) by which a TorchState chooses; the first that fits is taken."""
     return _handler_registry
 
 
-def set_handler_registry(registry):
+def set_handler_registry(registry: Any) -> None:
     """Replaces the list of get_handler_registry(). States that exist keep their handlers."""
     global _handler_registry
     _handler_registry = registry
@@ -124,10 +125,10 @@ class TorchState(ObjectState):
         model, optimizer: may be None. kwargs: further attributes with their first values.
     """
 
-    def __init__(self, model=None, optimizer=None, **kwargs):
+    def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         values = {"model": model, "optimizer": optimizer, **kwargs}
         self._names = frozenset(values)
-        self._handlers = {}
+        self._handlers: dict[str, Any] = {}
         super().__init__(
             # A name of its own, apart from what the script broadcasts.
             bcast_object=functools.partial(broadcast_object, name="elastic.state"), get_rank=basics.rank,
@@ -157,26 +158,26 @@ class TorchState(ObjectState):
             self._handlers[name] = handler_class(value)
             self._saved_state.pop(name, None)
 
-    def save(self):
+    def save(self) -> None:
         """As State.save. HorovodInternalError: results on a GPU are not good; what was saved before stays."""
         basics.wait_for_gpus()
         for handler in self._handlers.values():
             handler.save()
         super().save()
 
-    def restore(self):
+    def restore(self) -> None:
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
 
-    def sync(self):
+    def sync(self) -> None:
         for handler in self._handlers.values():
             handler.sync()
         share_numbers([optimizer for optimizer in map(_numbered, self._handlers.values()) if optimizer is not None],
                       self._bcast_object)
         super().sync()
 
-    def reset(self):
+    def reset(self) -> None:
         for handler in self._handlers.values():
             handler.reset()
         super().reset()

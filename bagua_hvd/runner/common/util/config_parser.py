@@ -1,8 +1,6 @@
 """From a config file to flags, and from flags to the environment variables that the ranks read."""
 
-LOG_LEVELS = ["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"]
-
-_MIB = 1 << 20
+from bagua_hvd.core.variables import LOG_LEVELS, MIB
 
 
 def _switch(value):
@@ -17,8 +15,9 @@ def _text(value):
 _VARIABLES = (
     ("algorithm", "BAGUA_ALGORITHM", _text),
     ("start_timeout", "HOROVOD_START_TIMEOUT", _text),
+    ("grace_seconds", "BAGUA_HVD_GRACE_SECONDS", _text),
     ("elastic_timeout", "HOROVOD_ELASTIC_TIMEOUT", _text),
-    ("fusion_threshold_mb", "HOROVOD_FUSION_THRESHOLD", lambda mb: str(mb * _MIB)),
+    ("fusion_threshold_mb", "HOROVOD_FUSION_THRESHOLD", lambda mb: str(mb * MIB)),
     ("cycle_time_ms", "HOROVOD_CYCLE_TIME", _text),
     ("cache_capacity", "HOROVOD_CACHE_CAPACITY", _text),
     ("hierarchical_allreduce", "HOROVOD_HIERARCHICAL_ALLREDUCE", _switch),
@@ -129,7 +128,7 @@ def validate_config_args(args):
                            ("autotune_warmup_samples", 0), ("autotune_steps_per_sample", 1),
                            ("autotune_bayes_opt_max_samples", 1), ("autotune_gaussian_process_noise", 0),
                            ("num_nccl_streams", 1), ("elastic_timeout", 1), ("reset_limit", 0),
-                           ("start_timeout", 1), ("gloo_timeout_seconds", 1)):
+                           ("start_timeout", 1), ("grace_seconds", 0), ("gloo_timeout_seconds", 1)):
         value = getattr(args, attribute, None)
         if value is not None and not low <= value < float("inf"):
             raise ValueError(f"--{attribute.replace('_', '-')} {value}: give {low} or more")

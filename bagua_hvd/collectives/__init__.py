@@ -1,0 +1,1 @@
+"""The rules of the collectives, for every framework: arguments, names, averages; what a framework supplies."""

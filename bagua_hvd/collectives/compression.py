@@ -1,0 +1,28 @@
+"""What a gradient is turned into before it travels, under Horovod's names. Codecs of the core are not here."""
+from typing import Any
+
+
+class Compressor:
+    """Interface of a compression: a class with two static methods."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Returns the tensor to communicate, and a context that decompress() needs."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """Returns the tensor in its original form."""
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Leaves tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return tensor

@@ -1,0 +1,56 @@
+"""What a framework supplies so that the rules of common/ work on its tensors: about ten verbs.
+
+An adapter holds no policy. Where a rule could stand in two adapters, it belongs in collectives.py.
+"""
+from abc import ABC, abstractmethod
+
+from bagua_hvd.core import native
+from bagua_hvd.core.exceptions import HorovodInternalError
+
+
+class Frontend(ABC):
+    """One framework. A front end has one instance, without state.
+
+    Attributes:
+        name: "torch" or "tensorflow".
+        reducible: native dtypes that allreduce and reducescatter take.
+    """
+
+    name: str
+    reducible: frozenset
+
+    @abstractmethod
+    def view(self, tensor, output=None):
+        """The TensorView from `tensor` to `output`; None: the core allocates the result; `tensor` itself: in place.
+
+        Raises:
+            ValueError: dtype or device not served ("Tensor type ... is not supported."), or not contiguous.
+        """
+
+    @abstractmethod
+    def allocate_like(self, tensor, dim0=None):
+        """An uninitialized, contiguous tensor like `tensor`, with first dimension `dim0` when given."""
+
+    @abstractmethod
+    def wrap_result(self, nbytes, shape, dtype, owner):
+        """A tensor over the `nbytes` of `owner` (native.buffer), which it keeps alive; not copied. 0: owner is None."""
+
+    @abstractmethod
+    def int32_tensor(self, values, like=None):
+        """A 1-D int32 tensor of the Python ints, on the device of tensor `like` when that is a tensor."""
+
+    @abstractmethod
+    def splits(self, splits):
+        """The alltoall splits (a list or a 1-D int32 tensor) as a list of ints. ValueError: not int32, not 1-D."""
+
+    @abstractmethod
+    def shape(self, tensor):
+        """Its shape as a tuple of ints."""
+
+    @abstractmethod
+    def type_name(self, tensor):
+        """What error sentences call its type."""
+
+    def exception(self, status):
+        """The exception class for a native status."""
+        return ValueError if status == native.ERR_ARGUMENT else HorovodInternalError

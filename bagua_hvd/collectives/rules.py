@@ -1,0 +1,431 @@
+"""The rules of the collectives, once for every front end: arguments, full names, handles, what a result is.
+
+Each function checks its arguments, posts one native operation and returns a Pending. Its forms are then one line each
+in a front end: blocking is `.wait()`, asynchronous is `.handle()`, a number for poll() and synchronize().
+
+Handle numbers count from 1 over all kinds, forms and threads, and restart at init(). Operations without a name are
+named by a number that counts those of their process set: so its ranks must issue their unnamed operations in the same
+order, whatever they do in other sets. What was not posted takes no number. After a join(), all ranks go on with the
+same number.
+"""
+import collections
+import itertools
+from typing import Any
+
+from bagua_hvd.collectives.facts import extremes
+from bagua_hvd.core import native
+from bagua_hvd.core.exceptions import HorovodInternalError
+from bagua_hvd.core.util import get_average_backwards_compatibility_fun
+from bagua_hvd.job import basics
+from bagua_hvd.job.basics import NOT_INITIALIZED, Adasum, Average, Sum, runtime
+from bagua_hvd.job.process_sets import global_process_set, id_of, is_registered
+
+handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(basics)
+
+
+class Pending:
+    """An operation on its way, and its output: a tensor, a tuple of them, or None."""
+
+    __slots__ = ("operation", "output", "number")
+
+    def __init__(self, operation, output):
+        self.operation = operation
+        self.output = output
+        self.number = next(runtime.handle_numbers)
+
+    def wait(self):
+        """Blocks until the operation ended and returns its output; raises as it failed."""
+        self.operation.wait()
+        return self.output
+
+    def handle(self):
+        """Registers the operation for poll() and synchronize(); returns its handle."""
+        runtime.handles[self.number] = self
+        return self.number
+
+
+class _Joined(Pending):
+    """The output is the rank that joined last."""
+
+    __slots__ = ()
+
+    def wait(self):
+        self.operation.wait()
+        # Ranks have issued different numbers of operations: from here on, all count from the same one again.
+        mine = max(map(next, runtime.unnamed.values()), default=1)
+        [(largest, _)] = extremes([mine], "join.numbers", global_process_set)
+        runtime.unnamed = collections.defaultdict(lambda: itertools.count(largest))
+        return self.operation.value
+
+
+class _Gathered(Pending):
+    """The core allocates the results: `output` is called with the operation to wrap them."""
+
+    __slots__ = ()
+
+    def wait(self):
+        self.operation.wait()
+        if callable(self.output):
+            self.output = self.output(self.operation)
+        return self.output
+
+
+def poll(handle: int) -> bool:
+    """Whether the operation has ended, so that synchronize() will not block.
+
+    Args:
+        handle: what an asynchronous collective returned.
+    Raises:
+        ValueError: no such handle, or synchronized already.
+    """
+    pending = runtime.handles.get(handle)
+    if pending is None:
+        raise ValueError(f"Handle {handle} was not created or has been cleared.")
+    return pending.operation.done()
+
+
+def synchronize(handle: int) -> Any:
+    """Waits for an asynchronous collective and returns what its blocking form would; once.
+
+    Args:
+        handle: what an asynchronous collective returned.
+    Returns:
+        A tensor, a tuple of tensors for grouped forms, (output, received splits) for alltoall; None for an unknown
+        handle and for one synchronized before.
+    Raises:
+        HorovodInternalError: ranks disagreed, a rank was lost, or the job was shut down.
+    """
+    pending = runtime.handles.get(handle)
+    if pending is None:
+        return None
+    try:
+        output = pending.wait()
+    except (HorovodInternalError, ValueError):
+        runtime.handles.pop(handle, None)
+        raise
+    # Only now: an interrupted wait can be taken up again.
+    runtime.handles.pop(handle, None)
+    return output
+
+
+def begin(process_set):
+    """The context and the native id of the set."""
+    context = runtime.context
+    if context is None:
+        raise HorovodInternalError(NOT_INITIALIZED)
+    return context, registered_id(process_set)
+
+
+def registered_id(process_set):
+    """The native id of the set. ValueError: it has none, or the running job has no set of that id."""
+    id = id_of(process_set)
+    if id != 0:
+        check_registered(id, process_set)
+    return id
+
+
+def check_registered(id, what):
+    """ValueError, about `what`: this is no process set's id. Before init() every number may become one."""
+    if id is None or (runtime.context is not None and not is_registered(id)):
+        raise ValueError(
+            f"{what} is not registered, or has been removed: pass it to init(process_sets=[...]) or "
+            "add_process_set() first."
+        )
+
+
+def _full_name(word, name, id):
+    """`word` is that of the kind, `id` that of the process set."""
+    return f"{word}.{name}" if name else f"{word}.noname.{next(runtime.unnamed[id])}"
+
+
+def _give_back(full_name, id):
+    """The number in this name, under which nothing was posted, is the next again."""
+    runtime.unnamed[id] = itertools.chain([int(full_name.rpartition(".")[2])], runtime.unnamed[id])
+
+
+def _check_reducible(frontend, tensor, view):
+    if view.dtype not in frontend.reducible:
+        raise ValueError(f"Tensor type {frontend.type_name(tensor)} is not supported.")
+
+
+def check_op(op, id, context):
+    """ValueError, NotImplementedError: `op` is none, or cannot be done over this set. context None: not known yet."""
+    if op not in (0, 1, 2, 3, 4, 5):
+        raise ValueError(f"op={op!r}: expected one of hvd.Average, Sum, Adasum, Min, Max and Product.")
+    if op == Adasum and context is not None:
+        check_adasum(id, context.process_set_size(0))
+
+
+def check_adasum(process_set_id, size):
+    """NotImplementedError where Adasum cannot be done."""
+    if process_set_id != 0:
+        raise NotImplementedError("Adasum does not support non-global process sets.")
+    if size & (size - 1):
+        raise NotImplementedError(f"Running Adasum with {size} ranks is not supported: it needs a power of 2.")
+
+
+def _check_group(tensors):
+    tensors = list(tensors)
+    if not tensors:
+        raise ValueError("A grouped collective needs at least one tensor.")
+    return tensors
+
+
+def allreduce(frontend, tensor, in_place=False, name=None, op=Average, prescale_factor=1.0, postscale_factor=1.0,
+              process_set=global_process_set, blocking=False):
+    """Reduces the tensor over all ranks of the process set.
+
+    The result is postscale_factor * op(prescale_factor * tensor on each rank). Average is Sum with a further factor
+    1 / (size of the set). Integers are scaled in float64 and truncated towards zero.
+
+    Args:
+        tensor: contiguous, of a dtype that front ends name in their `reducible`; same dtype and shape on all ranks.
+        average: deprecated: True for op=Average, False for op=Sum.
+        name: ranks match operations by it; None: by the order of unnamed operations.
+        op: Average (default), Sum, Min, Max, Product, or Adasum.
+        prescale_factor, postscale_factor: multiply before and after the reduction; equal on all ranks.
+        process_set: the ranks taking part.
+    Raises:
+        ValueError (tensorflow: InvalidArgumentError): dtype, contiguity, a name still in flight, or this rank is not in
+            the set. Nothing was sent.
+        NotImplementedError: Adasum over a subset, or over a number of ranks that is no power of 2.
+        HorovodInternalError (tensorflow: FailedPreconditionError, UnknownError): ranks disagree about the operation,
+            the job goes on; or a rank was lost.
+    """
+    context, id = begin(process_set)
+    if op != Average and op != Sum:
+        check_op(op, id, context)
+    output = tensor if in_place else frontend.allocate_like(tensor)
+    view = frontend.view(tensor, output)
+    if view[3] not in frontend.reducible:
+        _check_reducible(frontend, tensor, view)
+    full_name = f"allreduce.{name}" if name else f"allreduce.noname.{next(runtime.unnamed[id])}"
+    operation = context.post(
+        native.ALLREDUCE, full_name, (view,), process_set=id, op=op,
+        prescale_factor=prescale_factor, postscale_factor=postscale_factor, blocking=blocking,
+    )
+    return Pending(operation, output)
+
+
+def grouped_allreduce(frontend, tensors, in_place=False, name=None, op=Average, prescale_factor=1.0,
+                      postscale_factor=1.0, process_set=global_process_set, blocking=False):
+    """Reduces several tensors as one operation: all of them or none. Shapes and dtypes may differ between members.
+
+    Otherwise as allreduce; the result is a tuple in the order of `tensors`.
+    """
+    context, id = begin(process_set)
+    check_op(op, id, context)
+    tensors = _check_group(tensors)
+    outputs = tuple(tensors) if in_place else tuple(frontend.allocate_like(tensor) for tensor in tensors)
+    views = [frontend.view(tensor, output) for tensor, output in zip(tensors, outputs, strict=True)]
+    for tensor, view in zip(tensors, views, strict=True):
+        _check_reducible(frontend, tensor, view)
+    operation = context.post(
+        native.ALLREDUCE, _full_name("grouped_allreduce", name, id), views, process_set=id, op=op,
+        prescale_factor=prescale_factor, postscale_factor=postscale_factor, blocking=blocking,
+    )
+    return Pending(operation, outputs)
+
+
+def _wrap(frontend, operation, index, view, like):
+    rows = operation.device_rows(index) if view.placement is not None else None
+    if rows is not None:
+        tensor = frontend.allocate_like(like, rows)
+        operation.copy_result(index, frontend.view(tensor, tensor).dst)
+        return tensor
+    nbytes, dim0, owner = operation.result(index)
+    tensor = frontend.wrap_result(nbytes, (dim0, *view.shape[1:]), view.dtype, owner)
+    return tensor if view.placement is None else view.placement.adopt(tensor)
+
+
+def allgather(frontend, tensor, name=None, process_set=global_process_set, blocking=False):
+    """Concatenates the ranks' tensors along their first dimension, in rank order.
+
+    Args:
+        tensor: at least 1-D, contiguous; first dimensions may differ and be 0, the others and the dtype agree.
+        name, process_set: as for allreduce.
+    Returns:
+        Shape (sum of first dimensions, ...), of the same dtype.
+    Raises:
+        As allreduce; HorovodInternalError also for a 0-d tensor.
+    """
+    context, id = begin(process_set)
+    view = frontend.view(tensor)
+    operation = context.post(native.ALLGATHER, _full_name("allgather", name, id), (view,), process_set=id,
+                             blocking=blocking)
+    return _Gathered(operation, lambda ended: _wrap(frontend, ended, 0, view, tensor))
+
+
+def grouped_allgather(frontend, tensors, name=None, process_set=global_process_set, blocking=False):
+    """Gathers several tensors as one operation: all of them or none. Otherwise as allgather; the result is a tuple."""
+    context, id = begin(process_set)
+    tensors = _check_group(tensors)
+    views = [frontend.view(tensor) for tensor in tensors]
+    operation = context.post(native.ALLGATHER, _full_name("grouped_allgather", name, id), views, process_set=id,
+                             blocking=blocking)
+
+    def wrap(ended):
+        return tuple(_wrap(frontend, ended, index, view, like)
+                     for index, (view, like) in enumerate(zip(views, tensors, strict=True)))
+
+    return _Gathered(operation, wrap)
+
+
+def broadcast(frontend, tensor, root_rank, in_place=False, name=None, process_set=global_process_set, blocking=False):
+    """Copies the root's tensor to all ranks of the process set.
+
+    Args:
+        tensor: contiguous; same dtype and shape on all ranks; its values matter on the root only.
+        root_rank: global rank of the root, also with a process set.
+        name, process_set: as for allreduce.
+    Raises:
+        As allreduce; ValueError also when the root is not in the set.
+    """
+    context, id = begin(process_set)
+    output = tensor if in_place else frontend.allocate_like(tensor)
+    view = frontend.view(tensor, output)
+    full_name = _full_name("broadcast", name, id)
+    try:
+        operation = context.post(native.BROADCAST, full_name, (view,), process_set=id, root_rank=root_rank,
+                                 blocking=blocking)
+    except ValueError:          # the root, which only the core knows to be wrong
+        if not name:
+            _give_back(full_name, id)
+        raise
+    return Pending(operation, output)
+
+
+def _check_splits(splits, shape, size):
+    if len(splits) != size:
+        raise ValueError(f"alltoall got {len(splits)} splits for {size} ranks: expected one for each rank.")
+    if any(split < 0 for split in splits):
+        raise ValueError(f"alltoall got a negative split in {splits}.")
+    if shape and sum(splits) > shape[0]:
+        raise ValueError(
+            f"Sum of splits entries is greater than the first dimension of tensor: {splits} for {shape[0]} rows."
+        )
+
+
+def alltoall(frontend, tensor, splits=None, name=None, process_set=global_process_set, blocking=False,
+             wants_received=True):
+    """Sends slice i of the tensor to rank i of the process set and concatenates what arrives, in rank order.
+
+    Args:
+        tensor: at least 1-D, contiguous; same dtype and trailing shape on all ranks.
+        splits: list, or 1-D int32 tensor, with the rows for each rank, at most the first dimension in all (rows past
+            the sum are not sent). None: the same number for each.
+        name, process_set: as for allreduce.
+    Returns:
+        The output, shape (sum of received splits, ...), and the received splits, int32, on the device of `splits`; the
+        blocking form without `splits` returns the output alone.
+    Raises:
+        As allreduce; ValueError also for splits of the wrong type, length or sum, and without splits for a first
+        dimension that the ranks cannot share evenly.
+    """
+    context, id = begin(process_set)
+    view = frontend.view(tensor)
+    size = context.process_set_size(id)
+    rows = None
+    if splits is not None:
+        rows = frontend.splits(splits)
+        if context.process_set_rank(id) >= 0:
+            _check_splits(rows, view.shape, size)
+    operation = context.post(native.ALLTOALL, _full_name("alltoall", name, id), (view,), process_set=id,
+                             splits=rows, blocking=blocking, received=wants_received)
+
+    def wrap(ended):
+        # A tensor of them takes as long to make as 4 KiB are on their way: only for who looks at it.
+        received = frontend.int32_tensor(ended.received_splits(0, size), like=splits) if wants_received else None
+        return _wrap(frontend, ended, 0, view, tensor), received
+
+    return _Gathered(operation, wrap)
+
+
+def _scatter_output(frontend, tensor, context, id):
+    """The view of a reducescatter and its output: the first (rows % size) ranks receive one row more."""
+    shape = frontend.shape(tensor)
+    if not shape:
+        raise ValueError("Reducescatter needs a tensor of at least one dimension, but got a 0-d one.")
+    rank = context.process_set_rank(id)
+    if rank < 0:
+        return frontend.view(tensor), None      # the core refuses it
+    rows, longer = divmod(shape[0], context.process_set_size(id))
+    output = frontend.allocate_like(tensor, rows + (rank < longer))
+    return frontend.view(tensor, output), output
+
+
+SCATTER_OPS_ONLY = "Reducescatter currently only supports AVERAGE and SUM."
+
+
+def _check_scatter_op(op):
+    if op != Average and op != Sum:
+        raise HorovodInternalError(SCATTER_OPS_ONLY)
+
+
+def reducescatter(frontend, tensor, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
+                  postscale_factor=1.0, blocking=False):
+    """Reduces the tensor over the process set and leaves to each rank its slice of the first dimension, in rank order.
+
+    Args:
+        tensor: at least 1-D, contiguous; same dtype and shape on all ranks, dtypes as for allreduce.
+        op: Average (default) or Sum.
+        name, process_set, prescale_factor, postscale_factor: as for allreduce.
+    Returns:
+        Shape (d, ...): d is the first dimension divided by the size of the set, one more on the first
+        (first dimension % size) ranks.
+    Raises:
+        As allreduce; ValueError also for a 0-d tensor; HorovodInternalError for another op.
+    """
+    context, id = begin(process_set)
+    _check_scatter_op(op)
+    view, output = _scatter_output(frontend, tensor, context, id)
+    _check_reducible(frontend, tensor, view)
+    operation = context.post(
+        native.REDUCESCATTER, _full_name("reducescatter", name, id), (view,), process_set=id, op=op,
+        prescale_factor=prescale_factor, postscale_factor=postscale_factor, blocking=blocking,
+    )
+    return Pending(operation, output)
+
+
+def grouped_reducescatter(frontend, tensors, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
+                          postscale_factor=1.0, blocking=False):
+    """Reduce-scatters several tensors as one operation: all of them or none. Otherwise as reducescatter; a tuple."""
+    context, id = begin(process_set)
+    _check_scatter_op(op)
+    tensors = _check_group(tensors)
+    pairs = [_scatter_output(frontend, tensor, context, id) for tensor in tensors]
+    views = [view for view, _ in pairs]
+    outputs = tuple(output for _, output in pairs)
+    for tensor, view in zip(tensors, views, strict=True):
+        _check_reducible(frontend, tensor, view)
+    operation = context.post(
+        native.REDUCESCATTER, _full_name("grouped_reducescatter", name, id), views, process_set=id, op=op,
+        prescale_factor=prescale_factor, postscale_factor=postscale_factor, blocking=blocking,
+    )
+    return Pending(operation, outputs)
+
+
+def barrier(process_set=global_process_set):
+    """Blocks until all ranks of the process set have called it.
+
+    Raises:
+        ValueError: this rank is not in the set. HorovodInternalError: a rank was lost, or has joined.
+    """
+    context, id = begin(process_set)
+    return Pending(context.post(native.BARRIER, "barrier", process_set=id, blocking=True), None)
+
+
+def join():
+    """Blocks until all ranks of the job have joined; until then this rank takes part in allreduces with zeros.
+
+    Averages still divide by the full number of ranks. Other collectives fail on the ranks that call them meanwhile.
+    Afterwards operations without a name match again, however many of them each rank has issued before.
+
+    Returns:
+        The rank that joined last, the same on all ranks.
+    Raises:
+        HorovodInternalError: a rank was lost, or the job was shut down.
+    """
+    context, _ = begin(global_process_set)
+    runtime.joins += 1
+    return _Joined(context.post(native.JOIN, "join", blocking=True), None)

@@ -1,0 +1,484 @@
+"""A rank's place in a job, and its operations, as Python objects.
+
+An Operation keeps the memory of its tensors alive until the core is done with it, also when it is dropped early (an
+interrupt, a handle never synchronized). Everything here may be called from any thread; cffi releases the GIL inside
+native calls.
+
+The structs that calls fill are pooled, since building them anew would cost more than a small allreduce in shared
+memory. A call takes one from the pool, so threads never share one.
+"""
+import math
+import os
+from time import monotonic, perf_counter_ns
+from typing import NamedTuple
+
+from bagua_hvd.core import completions
+from bagua_hvd.core.native import (
+    CHARS,
+    IN_PROGRESS,
+    NULL,
+    OK,
+    OP_SUM,
+    UINTPTR,
+    VOID_POINTER,
+    ffi,
+    lib,
+    message_of,
+    raise_for_status,
+    tensor_array,
+)
+
+# A wait looks at Python's signals this often, so that Ctrl-C ends it.
+WAIT_SLICE_MS = 200
+# For who waits to be told that this rank is late: text as the core cuts it, and a limit, to have one.
+_LATE_BYTES, _LATE_WAIT_MS = 1024, 3_600_000
+
+_INT32S = ffi.typeof("int32_t[]")
+
+
+class Counters(NamedTuple):
+    """Sums since the context was created; see struct bhvd_counters. blocked_ns: time that Python spent in waits, and in
+    posts that wait."""
+
+    operations: int
+    executions: int
+    payload_bytes_sent: int
+    payload_bytes_received: int
+    control_bytes_sent: int
+    cache_hits: int
+    cache_misses: int
+    coordinator_ns: int
+    negotiation_messages: int
+    blocked_ns: int
+
+
+class _Answer:
+    """Where a native call puts what it answers. In the pool, `out` and the result's memory are NULL."""
+
+    __slots__ = ("result", "out", "error")
+
+    def __init__(self):
+        self.result = ffi.new("struct bhvd_result *")
+        self.out = ffi.new("bhvd_handle **")
+        self.error = ffi.new("struct bhvd_error *")
+
+
+_answers: list = []
+
+
+def _take_answer():
+    try:
+        return _answers.pop()
+    except IndexError:
+        return _Answer()
+
+
+def _taken(result):
+    """(nbytes, dim0, owner) of a struct bhvd_result whose memory is now Python's."""
+    nbytes = result.nbytes
+    return nbytes, result.dim0, ffi.gc(result.data, lib.bhvd_result_free) if nbytes else None
+
+
+class Operation:
+    """A posted operation. Holds the native handle and the memory of its tensors.
+
+    It is made before there is a handle, which one store puts into it: wherever a signal's handler raises, either it has
+    the handle, or who posts knows that it has not.
+    """
+
+    __slots__ = ("_handle", "_context", "_owners", "_status", "_message", "_placement")
+
+    def __init__(self, handle, context, owners, placement=None):
+        self._handle = handle
+        self._placement = placement
+        self._context = context
+        self._owners = owners
+        self._status = IN_PROGRESS
+        self._message = ""
+
+    def wait(self):
+        """Blocks until the operation ended; raises as it ended. May be called again.
+
+        On a GPU the results are on their way then: what the framework's current stream is given next comes after them.
+        """
+        status = self._status
+        if status == IN_PROGRESS:
+            answer = _take_answer()
+            error = answer.error
+            handle = self._handle
+            started = perf_counter_ns()
+            status = lib.bhvd_wait(handle, WAIT_SLICE_MS, error)
+            while status == IN_PROGRESS:
+                status = lib.bhvd_wait(handle, WAIT_SLICE_MS, error)
+            self._context.blocked_ns += perf_counter_ns() - started
+            if status != OK:
+                self._message = message_of(error)
+            self._status = status
+            self._owners = None
+            _answers.append(answer)
+        if status == OK and self._placement is not None:
+            status = self._join()
+        if status != OK:
+            raise_for_status(status, self._message)
+
+    def _join(self):
+        answer = _take_answer()
+        status = lib.bhvd_handle_join(self._handle, ffi.cast(VOID_POINTER, self._placement.stream()), answer.error)
+        if status != OK:
+            self._message = message_of(answer.error)
+        _answers.append(answer)
+        return status
+
+    def done(self):
+        """True once the operation ended, well or not. Never blocks."""
+        return self._status != IN_PROGRESS or lib.bhvd_poll(self._handle) != 0
+
+    def ended_within(self, seconds):
+        """Waits for its end, so long at most. Returns whether it ended, well or not: wait() then tells."""
+        if self.done():
+            return True
+        deadline = monotonic() + seconds
+        answer = _take_answer()
+        status = IN_PROGRESS
+        while status == IN_PROGRESS and (left := deadline - monotonic()) > 0:
+            status = lib.bhvd_wait(self._handle, min(WAIT_SLICE_MS, math.ceil(left * 1000)), answer.error)
+        _answers.append(answer)
+        return status != IN_PROGRESS
+
+    def when_ended(self, callback):
+        """Calls callback() when it has ended; see completions.when_ended. Once for an operation."""
+        completions.when_ended(self._handle, callback)
+
+    @property
+    def value(self):
+        """The number an ended operation yields: last rank of a join, id of a process set."""
+        return lib.bhvd_handle_value(self._handle)
+
+    def result(self, index):
+        """Takes what the core allocated for tensor `index` (posted with dst 0): (nbytes, dim0, owner), see buffer().
+
+        The memory lives as long as `owner`, None when there are no bytes. To be called once, after wait().
+        """
+        result = ffi.new("struct bhvd_result *")
+        status = lib.bhvd_result_take(self._handle, index, result)
+        if status != OK:
+            raise_for_status(status, f"the operation has no result {index}")
+        return _taken(result)
+
+    def device_rows(self, index):
+        """The first dimension of a result that NCCL left on the GPU; None: there is none, see result()."""
+        result = ffi.new("struct bhvd_result *")
+        if lib.bhvd_result(self._handle, index, result) != OK or not result.on_device:
+            return None
+        return result.dim0
+
+    def copy_result(self, index, address):
+        """Copies a result that is on the GPU to memory there, in the order of the framework's current stream."""
+        error = ffi.new("struct bhvd_error *")
+        stream = ffi.cast(VOID_POINTER, self._placement.stream())
+        status = lib.bhvd_result_copy(self._handle, index, ffi.cast(VOID_POINTER, address), stream, error)
+        if status != OK:
+            raise_for_status(status, message_of(error))
+
+    def received_splits(self, index, count):
+        """alltoall: the rows of tensor `index` received from each of the set's `count` ranks."""
+        splits = ffi.new(_INT32S, count)
+        status = lib.bhvd_received_splits(self._handle, index, splits, count)
+        if status != OK:
+            raise_for_status(status, f"the operation has no received splits for tensor {index} and {count} ranks")
+        return list(splits)
+
+    def __del__(self):
+        if not getattr(self, "_handle", None):
+            return                  # nothing was posted
+        if self._status == IN_PROGRESS and not lib.bhvd_poll(self._handle):
+            # The core still reads and writes the tensors: their memory must outlive this object.
+            self._context.abandoned.append((self._handle, self._owners))
+        else:
+            lib.bhvd_handle_drop(self._handle)
+
+
+class Ended:
+    """An Operation that ended well while it was posted, as far as callers that block need one."""
+
+    __slots__ = ("_result",)
+
+    def __init__(self, result=None):
+        self._result = result
+
+    def wait(self):
+        """Does nothing."""
+
+    def result(self, index):
+        """See Operation.result."""
+        return self._result
+
+    def done(self):
+        return True
+
+    def ended_within(self, seconds):
+        return True
+
+    def when_ended(self, callback):
+        callback()
+
+
+_ENDED = Ended()
+
+
+class Context:
+    """One rank's place in a job: its connections and its progress thread. Destroyed with its last reference.
+
+    Args:
+        options: an object with the attributes of common.environment.Options.
+    Raises:
+        ValueError: an option is wrong.
+        HorovodInternalError: the other ranks did not appear in time, or the system refused.
+    """
+
+    __slots__ = ("_pointer", "abandoned", "blocked_ns", "gpus", "__weakref__")
+
+    def __init__(self, options):
+        strings = []
+
+        def text(value):
+            if value is None:
+                return NULL
+            strings.append(ffi.new(CHARS, value.encode()))
+            return strings[-1]
+
+        native = ffi.new("struct bhvd_context_options *")
+        for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "rendezvous_port",
+                     "fusion_threshold", "cache_capacity", "start_timeout_ms", "timeout_ms",
+                     "heartbeat_timeout_ms", "stall_warning_ms", "stall_shutdown_ms", "streams",
+                     "negotiation_fanout", "nccl_levels"):
+            setattr(native, name, getattr(options, name))
+        for name in ("transport", "rendezvous_host", "scope", "listen_host", "host_id", "allreduce_path",
+                     "negotiation"):
+            setattr(native, name, text(getattr(options, name)))
+        secret = ffi.from_buffer(options.secret)
+        native.secret = secret
+        native.secret_size = len(options.secret)
+        native.inproc_world = options.inproc_world or NULL
+        out = ffi.new("bhvd_context **")
+        error = ffi.new("struct bhvd_error *")
+        status = lib.bhvd_context_create(native, out, error)
+        if status != OK:
+            raise_for_status(status, message_of(error))
+        self._pointer = ffi.gc(out[0], lib.bhvd_context_destroy)
+        self.abandoned = []
+        self.blocked_ns = 0
+        self.gpus = set()           # Devices that tensors of operations were on
+
+    def post(self, kind, name, tensors=(), *, process_set=0, op=OP_SUM, prescale_factor=1.0, postscale_factor=1.0,
+             root_rank=0, splits=None, blocking=False, received=False, owner=None, **primitive):
+        """Posts an operation; see bhvd_post. A blocking one over a tensor in the host's memory has mostly ended then.
+
+        Args:
+            kind: a native kind (ALLREDUCE, ...).
+            name: full name; ranks match operations by it.
+            tensors: TensorViews; more than one is a group, all or nothing.
+            splits: int32 values: rows for each rank (alltoall), ranks (process sets).
+            blocking: the caller waits at once, so that its thread makes the progress.
+            received: received_splits() will be asked for.
+            owner: kept alive until the operation ended, besides the owners of the tensors (for error states, replicas).
+            primitive: other fields of struct bhvd_args, as cffi takes them; see floats() for its pointers.
+        Returns:
+            An Operation, or Ended.
+        Raises:
+            ValueError: this call is wrong, nothing was posted. HorovodInternalError: the context has failed, or a
+            blocking operation has.
+        """
+        if self.abandoned:
+            self._drop_abandoned()
+        placement = tensors[0].placement if tensors else None
+        simple = len(tensors) == 1 and placement is None and splits is None and not primitive
+        try:
+            if simple and not (blocking and received):
+                return self._post_tensor(kind, name, tensors[0], process_set, op, prescale_factor, postscale_factor,
+                                         root_rank, WAIT_SLICE_MS if blocking else 0, owner)
+            return self._post_structs(kind, name, tensors, placement, process_set, op, prescale_factor,
+                                      postscale_factor, root_rank, splits, blocking, owner, primitive)
+        except OverflowError as error:      # no number of C is as large
+            raise ValueError(f"'{name:.100}': {error}") from None
+
+    def _post_structs(self, kind, name, tensors, placement, process_set, op, prescale_factor, postscale_factor,
+                      root_rank, splits, blocking, owner, primitive):
+        """post() of whatever there is."""
+        # Whatever is pointed to needs a name until the native call returned.
+        name_chars = ffi.new(CHARS, name.encode())
+        args = ffi.new("struct bhvd_args *", {
+            "kind": kind, "process_set": process_set, "name": name_chars, "tensor_count": len(tensors), "op": op,
+            "root_rank": root_rank, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor,
+            "blocking": blocking, "device": -1, **primitive,
+        })
+        if tensors:
+            if any(view.placement is not placement for view in tensors):
+                raise ValueError(f"the tensors of '{name}' lie on different devices: move them to one")
+            array = tensor_array(tensors)
+            args.tensors = array[0]
+        if splits is not None:
+            split_array = ffi.new(_INT32S, splits)
+            args.splits = split_array
+            args.split_count = len(splits)
+        if placement is not None:
+            placement.device.place(args, placement.stream())
+            self.gpus.add(placement.device)
+        answer = _take_answer()
+        operation = Operation(None, self, (tensors, owner), placement)
+        try:
+            status = lib.bhvd_post(self._pointer, args, answer.out, answer.error)
+            operation._handle = answer.out[0]
+        except BaseException:       # a signal's: the operation goes on
+            self._abandon(operation, answer.out, (tensors, owner))
+            raise
+        answer.out[0] = NULL
+        message = message_of(answer.error) if status != OK else ""
+        _answers.append(answer)
+        if status != OK:
+            raise_for_status(status, message)
+        return operation
+
+    def _abandon(self, operation, out, owners):
+        """The memory of a posted operation outlives who posted it, unless `operation` has the handle in `out`."""
+        if out[0] and not getattr(operation, "_handle", None):
+            self.abandoned.append((out[0], owners))
+
+    def _post_tensor(self, kind, name, view, process_set, op, prescale_factor, postscale_factor, root_rank, wait_ms,
+                     owner):
+        """post() of one tensor in the host's memory, and the first wait, without structs: see bhvd_post_tensor."""
+        src, dst, shape, dtype, _ = view
+        answer = _take_answer()
+        result, out = answer.result, answer.out
+        operation = _ENDED
+        started = perf_counter_ns()
+        try:
+            status = lib.bhvd_post_tensor(
+                self._pointer, kind, name.encode(), process_set, src, dst, shape, len(shape), dtype, op, root_rank,
+                prescale_factor, postscale_factor, wait_ms, result, out, answer.error,
+            )
+            if status == IN_PROGRESS:
+                operation = Operation(None, self, (view, owner))
+                operation._handle = out[0]
+        except BaseException:       # a signal's: the operation goes on, or has ended and left a result
+            self._abandon(operation, out, (view, owner))
+            lib.bhvd_result_free(result.data)
+            raise
+        if status == IN_PROGRESS:
+            out[0] = NULL
+        elif status != OK:
+            message = message_of(answer.error)
+            _answers.append(answer)
+            raise_for_status(status, message)
+        elif not dst:
+            operation = Ended(_taken(result))
+            result.data = NULL
+        if wait_ms:
+            self.blocked_ns += perf_counter_ns() - started
+        _answers.append(answer)
+        return operation
+
+    def _drop_abandoned(self):
+        # The list itself stays: an Operation that ends its life in another thread may be appending to it.
+        for _ in range(len(self.abandoned)):
+            try:
+                entry = self.abandoned.pop(0)
+            except IndexError:
+                return
+            if lib.bhvd_poll(entry[0]):
+                lib.bhvd_handle_drop(entry[0])
+            else:
+                self.abandoned.append(entry)
+
+    def counters(self):
+        """The context's Counters."""
+        native = ffi.new("struct bhvd_counters *")
+        lib.bhvd_context_counters(self._pointer, native)
+        return Counters(*(getattr(native, name) for name in Counters._fields[:-1]), self.blocked_ns)
+
+    def measure_coordinator(self):
+        """Counts coordinator_ns from now on; only rank 0 has something to count."""
+        lib.bhvd_context_measure_coordinator(self._pointer)
+
+    def check(self):
+        """Raises the reason when the context is not usable any more."""
+        error = ffi.new("struct bhvd_error *")
+        status = lib.bhvd_context_status(self._pointer, error)
+        if status != OK:
+            raise_for_status(status, message_of(error))
+
+    def first_loss(self):
+        """The sentence of the first operation that failed because of another rank, lost or gone; "": none has."""
+        error = ffi.new("struct bhvd_error *")
+        lib.bhvd_context_first_loss(self._pointer, error)
+        return message_of(error)
+
+    def wait_for_gpus(self):
+        """Waits until the GPUs have done what ended operations put on them; see bhvd_context_wait_gpu.
+
+        Raises:
+            HorovodInternalError: that failed, or the context has.
+        """
+        for gpu in tuple(self.gpus):
+            gpu.wait(self._pointer)
+
+    def late(self):
+        """An iterator over what other ranks wait for this one with, whenever the stall check warns: operations' names.
+
+        It blocks, without the GIL, until there is something; it ends when the context is shut down.
+        """
+        seen = ffi.new("uint32_t *")
+        text = ffi.new(CHARS, _LATE_BYTES)
+        while (told := lib.bhvd_context_wait_late(self._pointer, seen, _LATE_WAIT_MS, text, _LATE_BYTES)) >= 0:
+            if told:
+                yield ffi.string(text).decode(errors="replace")
+
+    def start_timeline(self, path, mark_cycles=False):
+        """Rank 0 writes a Chrome trace to `path` from now on; other ranks ignore it."""
+        error = ffi.new("struct bhvd_error *")
+        status = lib.bhvd_timeline_start(self._pointer, os.fsencode(path), mark_cycles, error)
+        if status != OK:
+            raise_for_status(status, message_of(error))
+
+    def stop_timeline(self):
+        lib.bhvd_timeline_stop(self._pointer)
+
+    def process_set_size(self, process_set):
+        """Number of ranks, -1 when there is no such set."""
+        return lib.bhvd_process_set_size(self._pointer, process_set)
+
+    def process_set_rank(self, process_set):
+        """This rank's position, -1 when it is not a member, -2 when there is no such set."""
+        return lib.bhvd_process_set_rank(self._pointer, process_set)
+
+    def process_set_hosts(self, process_set):
+        """The number of hosts that its ranks are on, -1 when there is no such set or this rank is not a member."""
+        return lib.bhvd_process_set_hosts(self._pointer, process_set)
+
+    def process_set_ranks(self, process_set):
+        """The global ranks of the set, rising, or None when there is no such set."""
+        size = self.process_set_size(process_set)
+        if size < 0:
+            return None
+        ranks = ffi.new(_INT32S, size)
+        return list(ranks[0:lib.bhvd_process_set_ranks(self._pointer, process_set, ranks, size)])
+
+    @property
+    def address(self):
+        """The native context, for libraries that call the core by themselves; it lives as long as this object."""
+        return int(ffi.cast(UINTPTR, self._pointer))
+
+    def shutdown(self):
+        """Leaves the job; operations in flight end with HorovodInternalError. Idempotent, safe while others wait."""
+        lib.bhvd_context_shutdown(self._pointer)
+        self._drop_abandoned()
+
+    def close(self):
+        """Frees the context now. No other thread may be using it, and it must not be used afterwards."""
+        self.shutdown()
+        ffi.release(self._pointer)
+
+    def after_fork(self):
+        """In a child process: makes the context unusable, and leaves the parent's connections alone."""
+        lib.bhvd_context_after_fork(self._pointer)
+        ffi.gc(self._pointer, None)     # the child must not destroy what the parent's threads own

@@ -1,0 +1,188 @@
+"""The one importer of the cffi module: the core's codes by name, its errors as exceptions, tensors as it sees them.
+
+Tensors cross as address, shape and dtype. Contexts and operations: context.py.
+"""
+from functools import partial
+from typing import NamedTuple
+
+from bagua_hvd.core.exceptions import HorovodInternalError
+
+try:
+    from bagua_hvd._native import ffi, lib
+except ImportError as error:
+    raise ImportError(
+        "the native extension of bagua_hvd is not built: run `pip install .` in the source folder of bagua_hvd "
+        f"(for development: `pip install -e .`); a C compiler is needed. The import failed with: {error}"
+    ) from error
+
+OK = lib.BHVD_OK
+IN_PROGRESS = lib.BHVD_IN_PROGRESS
+ERR_ARGUMENT = lib.BHVD_ERR_ARGUMENT
+ERR_MISMATCH = lib.BHVD_ERR_MISMATCH
+ERR_UNSUPPORTED = lib.BHVD_ERR_UNSUPPORTED
+ERR_PEER_LOST = lib.BHVD_ERR_PEER_LOST
+ERR_SHUTDOWN = lib.BHVD_ERR_SHUTDOWN
+ERR_TIMEOUT = lib.BHVD_ERR_TIMEOUT
+ERR_AUTH = lib.BHVD_ERR_AUTH
+ERR_SYSTEM = lib.BHVD_ERR_SYSTEM
+
+UINT8, INT8, UINT16, INT16 = lib.BHVD_UINT8, lib.BHVD_INT8, lib.BHVD_UINT16, lib.BHVD_INT16
+INT32, INT64 = lib.BHVD_INT32, lib.BHVD_INT64
+FLOAT16, FLOAT32, FLOAT64 = lib.BHVD_FLOAT16, lib.BHVD_FLOAT32, lib.BHVD_FLOAT64
+BOOL, BFLOAT16 = lib.BHVD_BOOL, lib.BHVD_BFLOAT16
+
+OP_AVERAGE, OP_SUM, OP_ADASUM = lib.BHVD_OP_AVERAGE, lib.BHVD_OP_SUM, lib.BHVD_OP_ADASUM
+OP_MIN, OP_MAX, OP_PRODUCT = lib.BHVD_OP_MIN, lib.BHVD_OP_MAX, lib.BHVD_OP_PRODUCT
+
+ALLREDUCE, ALLGATHER, BROADCAST = lib.BHVD_ALLREDUCE, lib.BHVD_ALLGATHER, lib.BHVD_BROADCAST
+ALLTOALL, REDUCESCATTER = lib.BHVD_ALLTOALL, lib.BHVD_REDUCESCATTER
+BARRIER, JOIN = lib.BHVD_BARRIER, lib.BHVD_JOIN
+C_LP_S, D_FP_S, D_LP_S = lib.BHVD_C_LP_S, lib.BHVD_D_FP_S, lib.BHVD_D_LP_S
+PROCESS_SET_ADD, PROCESS_SET_REMOVE = lib.BHVD_PROCESS_SET_ADD, lib.BHVD_PROCESS_SET_REMOVE
+
+CODEC_NONE = lib.BHVD_CODEC_NONE
+
+MPI_THREAD_MULTIPLE = 3         # of mpi_threads()
+
+EXCHANGE_SCATTER_GATHER, EXCHANGE_ALLGATHER = lib.BHVD_EXCHANGE_SCATTER_GATHER, lib.BHVD_EXCHANGE_ALLGATHER
+TOPOLOGY_SHIFT_ONE, TOPOLOGY_RING = lib.BHVD_TOPOLOGY_SHIFT_ONE, lib.BHVD_TOPOLOGY_RING
+
+# Types of cffi's, parsed once.
+VOID_POINTER = ffi.typeof("void *")
+CHARS = ffi.typeof("char[]")
+_INT64S = ffi.typeof("int64_t[]")
+UINTPTR = ffi.typeof("uintptr_t")
+NULL = ffi.NULL
+
+
+class TensorView(NamedTuple):
+    """Where a tensor lies. dst: 0, the core allocates; equal to src, in place. owner keeps src and dst alive.
+
+    On a GPU: device.DeviceView, whose `placement` says which one.
+    """
+
+    src: int
+    dst: int
+    shape: tuple
+    dtype: int
+    owner: object
+    placement = None        # type: ignore[misc]  # of the class, not of the tuple; so is
+    dst_on_host = False     # type: ignore[misc]
+
+
+# TensorView(*fields) in a third of the time, for the tensors of small operations.
+tensor_view = partial(tuple.__new__, TensorView)
+
+
+def raise_for_status(status, message):
+    """Raises what a native failure means to Python: ValueError for a wrong call, else HorovodInternalError.
+
+    The exception carries the code as `status`, for front ends that have exceptions of their own.
+    """
+    if status == OK:
+        return
+    error = ValueError(message) if status == ERR_ARGUMENT else HorovodInternalError(message)
+    error.status = status
+    raise error
+
+
+def mpi_open(libraries, vendor, rank, size, only_these=False):
+    """Loads and initializes MPI, see bhvd_mpi_open. HorovodInternalError: the sentence says why it cannot be used."""
+    error = ffi.new("struct bhvd_error *")
+    paths = ffi.new(CHARS, ":".join(libraries).encode())
+    vendor_name = ffi.new(CHARS, vendor.encode()) if vendor else NULL
+    options = ffi.new("struct bhvd_mpi_options *",
+                      {"libraries": paths, "only_these": only_these, "vendor": vendor_name, "rank": rank, "size": size})
+    raise_for_status(lib.bhvd_mpi_open(options, error), message_of(error))
+
+
+def mpi_broadcast(message):
+    """The bytes of MPI's rank 0, as many as this rank gives. HorovodInternalError: MPI failed."""
+    error = ffi.new("struct bhvd_error *")
+    buffer = bytearray(message)
+    raise_for_status(lib.bhvd_mpi_broadcast(ffi.from_buffer(buffer), len(buffer), error), message_of(error))
+    return bytes(buffer)
+
+
+def mpi_threads():
+    """MPI's thread level from 0 (single) to 3 (multiple); -1: MPI does not run, or not by mpi_open."""
+    return lib.bhvd_mpi_threads()
+
+
+def mpi_close():
+    """Finalizes MPI if mpi_open initialized it. No context may use it any more."""
+    lib.bhvd_mpi_close()
+
+
+def message_of(error):
+    """The sentence of a struct bhvd_error."""
+    return ffi.string(error.message).decode("utf-8", "replace")
+
+
+def tensor_array(tensors):
+    """The native array over `tensors`, and what must live as long as it."""
+    shapes = ffi.new(_INT64S, [d for view in tensors for d in view.shape] or 1)
+    array = ffi.new("struct bhvd_tensor[]", len(tensors))
+    offset = 0
+    for entry, view in zip(array, tensors, strict=True):
+        src, dst, shape, dtype, _ = view
+        entry.src = ffi.cast(VOID_POINTER, src)
+        entry.dst_on_host = view.dst_on_host
+        entry.dst = ffi.cast(VOID_POINTER, dst)
+        entry.shape = shapes + offset
+        entry.ndim = len(shape)
+        entry.dtype = dtype
+        offset += len(shape)
+    return array, shapes
+
+
+def buffer(owner, nbytes):
+    """The memory of a result as a writable Python buffer, which keeps `owner` alive."""
+    return ffi.buffer(owner, nbytes)
+
+
+def function_address(name):
+    """Where a function of the core lies, for libraries that call it by themselves."""
+    return int(ffi.cast(UINTPTR, ffi.addressof(lib, name)))
+
+
+def fill_error(error, status, message):
+    """Writes into a struct bhvd_error that native code passed in; a long message is cut."""
+    error.status = status
+    text = message.encode()[:ffi.sizeof(error.message) - 1]
+    ffi.memmove(error.message, text + b"\0", len(text) + 1)
+    return status
+
+
+def dtype_name(dtype):
+    return ffi.string(lib.bhvd_dtype_name(dtype)).decode()
+
+
+def dtype_size(dtype):
+    return lib.bhvd_dtype_size(dtype)
+
+
+def chunk_count(count, size):
+    """Elements of the longest chunk when `count` elements are cut for `size` ranks."""
+    return lib.bhvd_chunk_count(count, size)
+
+
+class Rendezvous:
+    """The meeting point of a job. Lives until close() or its last reference.
+
+    Args:
+        secret: bytes that every rank must prove to know.
+        host: numeric IPv4 address to bind. port: 0 for any free one.
+    """
+
+    def __init__(self, secret, host="127.0.0.1", port=0):
+        out = ffi.new("bhvd_rendezvous **")
+        error = ffi.new("struct bhvd_error *")
+        status = lib.bhvd_rendezvous_create(host.encode(), port, ffi.from_buffer(secret), len(secret), out, error)
+        if status != OK:
+            raise_for_status(status, message_of(error))
+        self._pointer = ffi.gc(out[0], lib.bhvd_rendezvous_destroy)
+        self.port = lib.bhvd_rendezvous_port(self._pointer)
+
+    def close(self):
+        ffi.release(self._pointer)

@@ -1,0 +1,264 @@
+"""Every environment variable that bagua_hvd reads of its own or of Horovod's: what it means, and how its text is read.
+
+The one table: `read()` knows no others; docs/environment.md and `baguarun --help-environment` are made from it.
+Variables of other engines (mpirun, srun, torchrun) are read where they are told apart, in job/engines.
+"""
+import base64
+import binascii
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MIB = 1 << 20
+LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
+
+
+class _Expected(Exception):
+    """What would be right, in words."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a text becomes a value. expected: what would be right, in words. parse raises ValueError otherwise."""
+
+    expected: str
+    parse: Callable[[str], Any]
+    secret: bool = False        # the text stays out of errors
+
+
+def integer(low: int, high: int = 2**31 - 1) -> Kind:
+    """A whole number within limits."""
+
+    def parse(text):
+        value = int(text)
+        if not low <= value <= high:
+            raise ValueError
+        return value
+
+    return Kind(f"an integer from {low} " + ("on" if high == 2**63 - 1 else f"to {high}"), parse)
+
+
+def seconds(allow_zero: bool = False) -> Kind:
+    """A time in seconds, fractions allowed; a float."""
+
+    def parse(text):
+        value = float(text)
+        if not (0 if allow_zero else 0.001) <= value <= 2_000_000:      # NaN is neither
+            raise ValueError
+        return value
+
+    return Kind("a time in seconds, " + ("0 or more" if allow_zero else "more than 0"), parse)
+
+
+def choice(*choices: str) -> Kind:
+    """One of some words, in any case."""
+
+    def parse(text):
+        for word in choices:
+            if text.lower() == word.lower():
+                return word
+        raise ValueError
+
+    return Kind("one of " + ", ".join(choices), parse)
+
+
+def _number(text):
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _base64(text):
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error:
+        raise ValueError from None
+
+
+TEXT = Kind("text", str)
+FLAG = Kind("0 or 1", lambda text: int(text) > 0)
+NUMBER = Kind("a number", _number)
+SECRET = Kind("base64 text", _base64, secret=True)
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable.
+
+    Attributes:
+        name, kind. default: what counts when it is missing or empty; None: it depends, the meaning says on what.
+        meaning: a sentence for users.
+        setter: who sets it: "user", "baguarun" for its ranks, or "none": accepted for Horovod's sake, without effect.
+    """
+
+    name: str
+    kind: Kind
+    default: Any
+    meaning: str
+    setter: str = "user"
+
+    def read(self, environ: Mapping[str, str] | None = None) -> Any:
+        """Its value in the environment, or in another mapping.
+
+        Raises:
+            ValueError: the text is not what the kind expects; the sentence says what is.
+        """
+        text = (os.environ if environ is None else environ).get(self.name, "").strip()
+        if not text:
+            return self.default
+        try:
+            return self.kind.parse(text)
+        except ValueError:
+            shown = "" if self.kind.secret else f"={text!r}"
+            raise ValueError(f"environment variable {self.name}{shown}: expected {self.kind.expected}") from None
+
+
+def _launcher(name, kind, default, meaning):
+    return Variable(name, kind, default, meaning, "baguarun")
+
+
+def _ignored(name, kind, meaning):
+    return Variable(name, kind, None, meaning, "none")
+
+
+# By headings, in the order of docs/environment.md.
+SECTIONS: dict[str, tuple[Variable, ...]] = {
+    "Training": (
+        Variable("BAGUA_ALGORITHM", TEXT, "gradient_allreduce",
+                 "The algorithm of optimizers that name none; see docs/algorithms.md."),
+        Variable("BAGUA_DEFAULT_BUCKET_SIZE", integer(1, 2**63 - 1), 10 * MIB,
+                 "Bytes of gradients that travel together."),
+        Variable("BAGUA_WAIT_IN_STEP", FLAG, False,
+                 "1: in torch, backward() does not wait for the reduction of gradients, step() does."),
+    ),
+    "Communication": (
+        Variable("BAGUA_HVD_TRANSPORT", choice("auto", "shm", "tcp", "mpi"), "auto",
+                 "What moves data: auto is shared memory on a host and TCP between hosts; mpi: the MPI of mpirun."),
+        Variable("BAGUA_HVD_ALLREDUCE", TEXT, None,
+                 "Forces a path of allreduce: shared, ring, doubling, halving or hierarchical. Missing: the quickest."),
+        Variable("BAGUA_HVD_STREAMS", integer(1, 8), 1, "TCP connections for data between each two ranks."),
+        Variable("BAGUA_HVD_NEGOTIATION", TEXT, None,
+                 "star or tree: how ranks reach the coordinator. Missing: a tree beyond 64 ranks."),
+        Variable("BAGUA_HVD_NEGOTIATION_FANOUT", integer(1, 1024), 16, "Children of each rank in that tree."),
+        Variable("HOROVOD_FUSION_THRESHOLD", integer(0, 2**63 - 1), 128 * MIB,
+                 "Bytes of small operations that are done as one; 0: each by itself."),
+        Variable("HOROVOD_CACHE_CAPACITY", integer(0), 1024,
+                 "Agreements that are remembered, so that a repeated operation costs a few bytes; 0: none."),
+        Variable("HOROVOD_DYNAMIC_PROCESS_SETS", FLAG, False,
+                 "1: process sets may be added and removed after init()."),
+        Variable("HOROVOD_GLOO_IFACE", TEXT, None,
+                 "Network interfaces to use, by comma; the first that has an IPv4 address. Missing: the one towards "
+                 "the rendezvous."),
+        Variable("BAGUA_HVD_HOST_ID", TEXT, None,
+                 "What tells hosts apart: ranks with equal text share memory. Missing: found by themselves."),
+    ),
+    "GPUs": (
+        Variable("BAGUA_HVD_NCCL", choice("0", "1", "local"), "1",
+                 "1: NCCL where each rank has a GPU of its own; local: within hosts only; 0: never."),
+        Variable("HOROVOD_HIERARCHICAL_ALLREDUCE", FLAG, False,
+                 "1: allreduce of tensors on GPUs uses NCCL within hosts only."),
+        Variable("BAGUA_HVD_LIBCUDA", TEXT, None, "File of the driver's library. Missing: libcuda.so.1."),
+        Variable("BAGUA_HVD_LIBNCCL", TEXT, None,
+                 "File of NCCL. Missing: that of the nvidia-nccl package, or libnccl.so.2."),
+    ),
+    "Waiting and failure": (
+        Variable("HOROVOD_START_TIMEOUT", seconds(), 30.0, "Seconds within which all ranks must have called init()."),
+        Variable("HOROVOD_GLOO_TIMEOUT_SECONDS", seconds(), 30.0,
+                 "Longest time in seconds without progress within an operation."),
+        Variable("BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", seconds(allow_zero=True), 30.0,
+                 "A rank that says nothing for so long is lost; 0: never."),
+        Variable("BAGUA_HVD_GRACE_SECONDS", seconds(allow_zero=True), 5.0,
+                 "When a rank has failed, the others have so many seconds to end by themselves; then SIGTERM."),
+        Variable("HOROVOD_STALL_CHECK_DISABLE", FLAG, False,
+                 "1: no warning about operations that some ranks never ask for."),
+        Variable("HOROVOD_STALL_CHECK_TIME_SECONDS", seconds(allow_zero=True), 60.0,
+                 "Seconds until that warning; 0: none."),
+        Variable("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", seconds(allow_zero=True), 0.0,
+                 "Seconds until such an operation ends the job; 0: never. Not below the time of the warning."),
+        Variable("HOROVOD_ELASTIC_TIMEOUT", seconds(), 600.0,
+                 "Elastic jobs: longest time in seconds to wait for slots after a change."),
+    ),
+    "Records": (
+        Variable("HOROVOD_TIMELINE", TEXT, None,
+                 "File of rank 0 for the timeline, a Chrome trace; DYNAMIC: hvd.start_timeline() names it later."),
+        Variable("BAGUA_HVD_METRICS_PORT", integer(1, 65535), None,
+                 "Rank 0 serves hvd.statistics() to Prometheus on this port. Missing: it does not."),
+        Variable("BAGUA_HVD_METRICS_HOST", TEXT, "127.0.0.1", "The address that this server listens on."),
+        Variable("HOROVOD_TIMELINE_MARK_CYCLES", FLAG, False, "1: the timeline shows where the coordinator answers."),
+    ),
+    "Other engines": (
+        Variable("BAGUA_HVD_EXCHANGE", choice("file", "mpi", "store"), None,
+                 "How ranks that mpirun, srun or torchrun started find each other. Missing: whichever can."),
+        Variable("BAGUA_HVD_MPI_LIBRARY", TEXT, None, "File of the MPI library. Missing: that of mpirun."),
+        Variable("BAGUA_HVD_SSH_COMMAND", TEXT, "ssh", "What baguarun calls for ssh, options included."),
+    ),
+    "Set by baguarun for its ranks": (
+        _launcher("HOROVOD_RANK", integer(0), 0, "Number of the rank in the job."),
+        _launcher("HOROVOD_SIZE", integer(1), 1, "Ranks in the job."),
+        _launcher("HOROVOD_LOCAL_RANK", integer(0), 0, "Number of the rank on its host."),
+        _launcher("HOROVOD_LOCAL_SIZE", integer(1), 1, "Ranks on the host."),
+        _launcher("HOROVOD_CROSS_RANK", integer(0), 0, "Number of the host among those with this local rank."),
+        _launcher("HOROVOD_CROSS_SIZE", integer(1), 1, "Hosts with this local rank."),
+        _launcher("HOROVOD_HOSTNAME", TEXT, None, "Name of the host in the launcher's list."),
+        _launcher("HOROVOD_GLOO_RENDEZVOUS_ADDR", TEXT, None, "Where the ranks meet: a name or an IPv4 address."),
+        _launcher("HOROVOD_GLOO_RENDEZVOUS_PORT", integer(0, 65535), None,
+                  "Its port; 0: nobody holds a rendezvous, another engine started the ranks."),
+        _launcher("_HOROVOD_SECRET_KEY", SECRET, b"", "The job's secret, by which ranks prove themselves."),
+        _launcher("HOROVOD_ELASTIC", FLAG, False, "1: ranks of this job come and go."),
+        _launcher("BAGUA_HVD_ELASTIC_DRIVER", TEXT, None, "Where the launcher of an elastic job listens."),
+        _launcher("BAGUA_HVD_ELASTIC_WORKER", TEXT, "0", "Number of the process in an elastic job."),
+        _launcher("BAGUA_HVD_DASHBOARD", FLAG, False, "1: the rank reports to `baguarun --dashboard`."),
+        _launcher("BAGUA_HVD_LAUNCHER_PIPE", TEXT, None,
+                  "Device and inode of the pipe that baguarun reads as the rank's stderr."),
+        _launcher("BAGUA_HVD_RUN_FOLDER", TEXT, None, "Where run(function) keeps function and results."),
+    ),
+    "Without effect, accepted for Horovod's sake": (
+        _ignored("HOROVOD_CYCLE_TIME", NUMBER, "There is no cycle: an operation begins when its last rank asks."),
+        _ignored("HOROVOD_HIERARCHICAL_ALLGATHER", FLAG, "Done wherever hosts hold several ranks."),
+        _ignored("HOROVOD_TORUS_ALLREDUCE", FLAG, "There is no such path."),
+        _ignored("HOROVOD_AUTOTUNE", FLAG, "Nothing is searched for."),
+        _ignored("HOROVOD_AUTOTUNE_LOG", TEXT, "As HOROVOD_AUTOTUNE."),
+        _ignored("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", integer(0), "As HOROVOD_AUTOTUNE."),
+        _ignored("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", integer(1), "As HOROVOD_AUTOTUNE."),
+        _ignored("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", integer(1), "As HOROVOD_AUTOTUNE."),
+        _ignored("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", NUMBER, "As HOROVOD_AUTOTUNE."),
+        _ignored("HOROVOD_MPI_THREADS_DISABLE", FLAG, "MPI is only used by one thread."),
+        _ignored("HOROVOD_NUM_NCCL_STREAMS", integer(1), "There is one for each GPU."),
+        _ignored("HOROVOD_THREAD_AFFINITY", TEXT, "Threads go where the system puts them."),
+        _ignored("HOROVOD_LOG_LEVEL", choice(*LOG_LEVELS), "Scripts may look at it."),
+        _ignored("HOROVOD_LOG_HIDE_TIME", FLAG, "Messages carry no time."),
+        _ignored("HOROVOD_CONTROLLER", TEXT, "Scripts may look at it; baguarun sets it to gloo."),
+        _ignored("HOROVOD_CPU_OPERATIONS", TEXT, "Scripts may look at it; baguarun sets it to gloo."),
+    ),
+}
+
+TABLE = {variable.name: variable for variables in SECTIONS.values() for variable in variables}
+
+
+def _shown(variable):
+    if variable.default is None or variable.setter == "none":
+        return ""
+    value = variable.default
+    if isinstance(value, int) and value >= MIB and value % MIB == 0:
+        return f"{value} ({value // MIB} MiB)"
+    return {True: "1", False: "0"}.get(value, f"{value:g}") if isinstance(value, (bool, float)) else str(value or "")
+
+
+def markdown() -> str:
+    """The table as docs/environment.md has it."""
+    lines = ["# Environment variables", "",
+             "What ranks and `baguarun` read. Flags of `baguarun` set some of them and win over what you export.",
+             "`baguarun --help-environment` prints this page; it is made from bagua_hvd/core/variables.py."]
+    for heading, section in SECTIONS.items():
+        lines += ["", f"## {heading}", "", "| variable | value | default | meaning |", "|---|---|---|---|"]
+        lines += [f"| `{variable.name}` | {variable.kind.expected} | {_shown(variable)} | {variable.meaning} |"
+                  for variable in section]
+    return "\n".join(lines) + "\n"
+
+
+def read(name: str, environ: Mapping[str, str] | None = None) -> Any:
+    """The value of a variable of the table: see Variable.read."""
+    return TABLE[name].read(environ)

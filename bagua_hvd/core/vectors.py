@@ -1,0 +1,212 @@
+"""NumPy arrays, bytes and flat vectors as tensors of the core (native.TensorView)."""
+import math
+from typing import Any
+
+from bagua_hvd.core.native import (
+    FLOAT32,
+    OK,
+    UINT8,
+    TensorView,
+    dtype_name,
+    dtype_size,
+    ffi,
+    lib,
+    message_of,
+    raise_for_status,
+    tensor_array,
+)
+
+_FLOAT_POINTER = ffi.typeof("float *")
+_VOID_POINTER = ffi.typeof("void *")
+_UINTPTR = ffi.typeof("uintptr_t")
+_CHARS = ffi.typeof("char[]")
+_NULL = ffi.NULL
+_dtype_of_name = {dtype_name(dtype): dtype for dtype in range(lib.BHVD_DTYPE_COUNT)}
+
+
+def bytes_view(source, target=None):
+    """A uint8 TensorView over bytes-like objects: from `source`, in place when `target` is None."""
+    src = ffi.from_buffer(source)
+    dst = src if target is None else ffi.from_buffer(target, require_writable=True)
+    return TensorView(int(ffi.cast(_UINTPTR, src)), int(ffi.cast(_UINTPTR, dst)), (len(src),), UINT8, (src, dst))
+
+
+def gathered_view(source):
+    """A uint8 TensorView over a bytes-like object whose result the core allocates."""
+    src = ffi.from_buffer(source)
+    return TensorView(int(ffi.cast(_UINTPTR, src)), 0, (len(src),), UINT8, src)
+
+
+def native_order(value: Any) -> Any:
+    """A NumPy array in this machine's byte order; everything else as it is. Bytes in the other order are no numbers."""
+    if getattr(getattr(value, "dtype", None), "isnative", True):        # other libraries' dtypes say nothing of it
+        return value
+    return value.astype(value.dtype.newbyteorder("="))
+
+
+def array_view(array, out=None):
+    """The TensorView of a NumPy array; of its own memory in place, or with results in `out`.
+
+    Args:
+        array: contiguous, of a dtype of the core (bfloat16: that of the package ml_dtypes).
+        out: an array of the same shape and dtype.
+    Raises:
+        ValueError: another dtype, not contiguous, or `out` is read-only or does not fit. TypeError: no array.
+    """
+    out = array if out is None else out
+    if not (hasattr(array, "ctypes") and hasattr(out, "ctypes")):
+        raise TypeError(f"a NumPy array is expected, not {type(array).__name__} and {type(out).__name__}")
+    dtype = _dtype_of_name.get(array.dtype.name)
+    if dtype is None or not array.dtype.isnative:
+        raise ValueError(f"arrays of dtype {array.dtype} cannot travel; take one of {', '.join(_dtype_of_name)}")
+    if out.shape != array.shape or out.dtype != array.dtype:
+        raise ValueError(f"out is {out.dtype}{list(out.shape)}, but the array {array.dtype}{list(array.shape)}")
+    if not (array.flags.c_contiguous and out.flags.c_contiguous and out.flags.writeable):
+        raise ValueError("an array that travels must be contiguous, and the one for the result writable: copy it")
+    return TensorView(array.ctypes.data, out.ctypes.data, array.shape, dtype, (array, out))
+
+
+def count_of(view):
+    """Elements of a TensorView."""
+    return math.prod(view.shape)
+
+
+def views_into(views, out):
+    """The same TensorViews with their results one after the other in `out`, a contiguous NumPy array.
+
+    Raises:
+        ValueError: `out` has not as many elements of the same size, or is read-only.
+    """
+    size, count = dtype_size(views[0].dtype), sum(map(count_of, views))
+    if (out.size != count or out.itemsize != size or not out.dtype.isnative
+            or not (out.flags.c_contiguous and out.flags.writeable)):
+        raise ValueError(
+            f"out is {out.dtype}{list(out.shape)}: expected {count} elements of {size} bytes, contiguous and writable"
+        )
+    moved, address = [], out.ctypes.data
+    for view in views:
+        change = {} if view.placement is None else {"dst_on_host": True}
+        moved.append(view._replace(dst=address, owner=(view.owner, out), **change))
+        address += count_of(view) * size
+    return moved
+
+
+def floats(array):
+    """The pointer to a contiguous, writable float32 NumPy array, for the fields of a primitive; None: NULL."""
+    return _NULL if array is None else ffi.cast(_FLOAT_POINTER, array.ctypes.data)
+
+
+class Mirror:
+    """A contiguous float32 array whose newest values may lie on a GPU, since an operation left them there.
+
+    Args:
+        array: the host's. Between operations only `fetch()` knows what is in it.
+    """
+
+    def __init__(self, array):
+        if array_view(array).dtype != FLOAT32:
+            raise ValueError(f"{array.dtype}{list(array.shape)} is kept by the core as float32: convert it")
+        self._array = array
+        self.pointer = ffi.gc(lib.bhvd_mirror_create(floats(array), array.size), lib.bhvd_mirror_destroy)
+        if self.pointer == _NULL:
+            raise MemoryError("no memory for the mirror of an array")
+
+    @property
+    def array(self):
+        """The host's, with whatever is in it."""
+        return self._array
+
+    @property
+    def size(self):
+        return self._array.size
+
+    @property
+    def floats(self):
+        """For an operation, which gets `pointer` too."""
+        return floats(self._array)
+
+    def copy(self, array):
+        """A Mirror over another array of the same size, with the newest values, which stay on the GPU they are on.
+
+        Raises:
+            HorovodInternalError: the GPU failed.
+        """
+        mirror, error = Mirror(array), ffi.new("struct bhvd_error *")
+        status = lib.bhvd_mirror_copy(mirror.pointer, self.pointer, error)
+        raise_for_status(status, message_of(error) if status != OK else "")
+        return mirror
+
+    def fetch(self):
+        """The array with the newest values, to be read and written until the next operation. Waits for the GPU.
+
+        Raises:
+            HorovodInternalError: the GPU failed.
+        """
+        error = ffi.new("struct bhvd_error *")
+        status = lib.bhvd_mirror_fetch(self.pointer, error)
+        raise_for_status(status, message_of(error) if status != OK else "")
+        return self._array
+
+
+def pack(tensors, flat):
+    """Copies tensors into a flat NumPy array, one after the other.
+
+    Args:
+        tensors: TensorViews of `flat.size` elements in all: of every floating dtype when `flat` is float32 (rounded to
+            nearest even), else of its dtype.
+        flat: contiguous, 1-D.
+    Raises:
+        ValueError: sizes or dtypes do not fit.
+    """
+    _move_flat(lib.bhvd_pack, _on_host(tensors), flat)
+
+
+def unpack(tensors, flat):
+    """The other way: from a flat NumPy array into where the results of the tensors belong; see pack()."""
+    placement = tensors[0].placement if tensors else None
+    rooms = tensors if placement is None else [_room(view) for view in tensors]
+    _move_flat(lib.bhvd_unpack, rooms, flat)
+    _to_device(placement, rooms, tensors)
+
+
+def unpack_add(tensors, flat):
+    """Adds a flat NumPy array of float32 or float64 to tensors: results are sums, rounded to their dtype once."""
+    rooms = _on_host(tensors)
+    _move_flat(lib.bhvd_unpack_add, rooms, flat)
+    _to_device(tensors[0].placement if tensors else None, rooms, tensors)
+
+
+def _to_device(placement, rooms, tensors):
+    """Copies what is in rooms to where the results of tensors on a GPU belong. placement None: it is there."""
+    if placement is not None:
+        placement.device.copy([room._replace(dst=view.dst) for room, view in zip(rooms, tensors, strict=True)],
+                              placement.stream())
+
+
+def _room(view):
+    """A TensorView of new memory on the host, like another."""
+    memory = ffi.new(_CHARS, count_of(view) * dtype_size(view.dtype) or 1)
+    address = int(ffi.cast(_UINTPTR, memory))
+    return TensorView(address, address, view.shape, view.dtype, memory)
+
+
+def _on_host(tensors):
+    """The same, or copies of what lies on a GPU. Blocks until they are there."""
+    placement = tensors[0].placement if tensors else None
+    if placement is None:
+        return tensors
+    rooms = [_room(view) for view in tensors]
+    placement.device.copy([room._replace(src=view.src) for room, view in zip(rooms, tensors, strict=True)],
+                          placement.stream())
+    return rooms
+
+
+def _move_flat(move, tensors, flat):
+    view = array_view(flat)
+    count = sum(map(count_of, tensors))
+    if flat.ndim != 1 or flat.size != count:
+        raise ValueError(f"tensors of {count} elements do not fit a flat array of shape {list(flat.shape)}")
+    array, _shapes = tensor_array(tensors)
+    if move(array, len(tensors), view.dtype, ffi.cast(_VOID_POINTER, view.src)) != OK:
+        names = sorted({dtype_name(tensor.dtype) for tensor in tensors})
+        raise ValueError(f"tensors of {', '.join(names)} cannot be one flat array of {flat.dtype}")

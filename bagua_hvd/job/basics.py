@@ -1,0 +1,327 @@
+"""The beginning and the end of a process's part in a job: init(), shutdown(), the timeline.
+
+With the facts of the running job (job/runtime.py), what Horovod's scripts find at `hvd` itself.
+"""
+import atexit
+import os
+import threading
+import warnings
+from collections.abc import Sequence
+
+from bagua_hvd.core import native, objects, variables
+from bagua_hvd.core.context import Context
+from bagua_hvd.core.exceptions import HorovodInternalError
+from bagua_hvd.job import elastic_worker, environment, late, process_sets, reporting
+from bagua_hvd.job.builds import ccl_built, cuda_built, ddl_built, gloo_built, mpi_built, nccl_built, rocm_built
+from bagua_hvd.job.engines import join, mpi_library
+from bagua_hvd.job.engines.detect import detect
+from bagua_hvd.job.host_hash import host_hash
+from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.runtime import (
+    NOT_INITIALIZED,
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    context,
+    cross_rank,
+    cross_size,
+    dynamic_process_sets,
+    gloo_enabled,
+    is_homogeneous,
+    is_initialized,
+    job_options,
+    local_rank,
+    local_size,
+    mpi_enabled,
+    mpi_threads_supported,
+    rank,
+    runtime,
+    size,
+    wait_for_gpus,
+)
+from bagua_hvd.job.statistics import serve_metrics, statistics, total
+
+__all__ = [
+    "Adasum", "Average", "Max", "Min", "NOT_INITIALIZED", "Product", "Sum", "ccl_built", "context", "cross_rank",
+    "cross_size", "cuda_built", "ddl_built", "dynamic_process_sets", "gloo_built", "gloo_enabled", "init",
+    "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "rank", "restart", "rocm_built", "runtime", "shutdown", "size",
+    "start_timeline", "statistics", "stop_timeline", "wait_for_gpus",
+]
+
+# This module is what others find as `hvd.mpi_ops._basics`, and there they look for this, too.
+_get_process_set_ids_and_ranks = process_sets.get_process_set_ids_and_ranks
+
+# A meeting of an elastic job begins when all its members wait for it; who is not there then has been lost.
+_MEETING_LIMIT_MS = 10_000
+
+
+def init(comm: Sequence[int] | None = None,
+         process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None) -> None:
+    """Starts the runtime: connects this process to the other ranks of its job. Does nothing when it is running.
+
+    Without launcher variables in the environment the job has one rank.
+
+    Args:
+        comm: None, or all ranks of the job; jobs over a subset of the ranks are not supported yet.
+        process_sets: a list of ProcessSets to register, the same on all ranks, or "dynamic". In an elastic job, sets
+            that do not fit its present size are left out, with a warning.
+    Raises:
+        ValueError: malformed environment, duplicate or disagreeing process sets, or the ranks did not find each other
+            in time ("Horovod initialization failed. ..."). The runtime is then not running.
+        RemovedFromJob: an elastic job has no slot for this process any more. A SystemExit: the process ends with 0.
+    """
+    with runtime.lock:
+        if runtime.context is not None:
+            return
+        runtime.process_sets = process_sets
+        driver = elastic_worker.connect()
+        if driver is None:
+            _start(comm, process_sets)
+            return
+        failure = None
+        while True:
+            scope = elastic_worker.take_place(driver, failure)
+            try:
+                _start(comm, process_sets, scope)
+                return
+            except (_MeetingFailed, HorovodInternalError) as error:
+                failure = str(error)    # somebody was lost meanwhile, most likely: the driver arranges another meeting
+
+
+class _MeetingFailed(ValueError):
+    """The ranks did not find each other, or could not connect."""
+
+
+def _start(comm, process_sets, scope=None):
+    """As init(). scope: names the meeting; None: by the number of inits."""
+    # Counted before anything can fail: an attempt that fails on one rank only is an attempt on all.
+    runtime.inits += 1
+    options = environment.read_options(_launcher_environment())
+    _check_comm(comm, options)
+    static_sets = _static_sets(process_sets, options)
+    options.scope = scope or getattr(runtime.membership, "scope", None) or f"init.{runtime.inits}"
+    if scope:
+        # All members are known to be there.
+        options.start_timeout_ms = min(options.start_timeout_ms, _MEETING_LIMIT_MS)
+    if options.transport == "mpi" and options.size > 1:
+        _start_mpi()
+    try:
+        started = Context(options)
+    except HorovodInternalError as error:
+        raise _MeetingFailed(f"Horovod initialization failed. {error}") from error
+    except ValueError as error:
+        raise ValueError(f"Horovod initialization failed. {error}") from error
+    runtime.restart_numbers()
+    runtime.restart_statistics()
+    runtime.handles.clear()
+    runtime.options = options
+    runtime.context = started
+    runtime.reporter = reporting.start(_facts)
+    if options.size > 1 and options.stall_warning_ms:
+        runtime.late = late.Watch(started, options.rank, lambda: runtime.steps)
+    runtime.tell_watchers()
+    # Again each time: it must run before the end of MPI, which this call may have started.
+    atexit.unregister(shutdown)
+    atexit.register(shutdown)
+    try:
+        if runtime.membership is not None:
+            _number_hosts(started, options)
+            runtime.membership.met()
+        if options.timeline and options.timeline.upper() != "DYNAMIC":
+            started.start_timeline(options.timeline, options.timeline_mark_cycles)
+        _register_static_sets(started, static_sets, options)
+        serve_metrics()
+    except BaseException:
+        shutdown()
+        raise
+
+
+def restart() -> None:
+    """Leaves the job and enters it again, with the same process sets; rank and size may then be others."""
+    shutdown()
+    init(process_sets=runtime.process_sets)
+
+
+def _facts():
+    """For reports: sums since init()."""
+    now = total()
+    return {"steps": now.steps, "bytes": now.bytes_sent, "blocked_ms": now.blocked_ms, "operations": now.operations,
+            "exposed_ms": now.exposed_ms}
+
+
+def placed_by_baguarun():
+    """Whether the environment says where the ranks meet: no engine is to be asked then."""
+    placed = "HOROVOD_SIZE" in os.environ or "HOROVOD_RANK" in os.environ
+    return placed and variables.read("HOROVOD_GLOO_RENDEZVOUS_PORT") != 0
+
+
+def _launcher_environment():
+    """The environment with the variables of baguarun: its own, or those of a job that mpirun, srun or torchrun started.
+
+    Port 0 says that nobody holds a rendezvous, though rank and size are there.
+    ValueError: the engine's ranks cannot be brought together.
+    """
+    if placed_by_baguarun():
+        return os.environ
+    if runtime.membership is None or runtime.membership.spent:
+        try:
+            runtime.membership = join.join(variables.read("HOROVOD_START_TIMEOUT"))
+        except RuntimeError as error:
+            raise ValueError(f"Horovod initialization failed. {error}") from error
+    return os.environ if runtime.membership is None else {**os.environ, **runtime.membership.variables}
+
+
+def _start_mpi():
+    """ValueError: MPI is not usable in this process."""
+    placement = detect()
+    try:
+        if placement is None:
+            raise RuntimeError("no mpirun started this process")
+        mpi_library.start(placement)
+    except RuntimeError as error:
+        raise ValueError(f"Horovod initialization failed. BAGUA_HVD_TRANSPORT=mpi: {error}; start the job by mpirun, "
+                         "srun or `baguarun --mpi`, or leave BAGUA_HVD_TRANSPORT out.") from error
+
+
+def _leave_mpi(stopped):
+    """Before a context that uses MPI stops: nobody may wait in MPI for a rank that was lost."""
+    try:
+        stopped.check()
+    except HorovodInternalError as error:
+        if error.status != native.ERR_SHUTDOWN:
+            mpi_library.abandon()
+
+
+def _number_hosts(started, options):
+    """Local and cross ranks from what every rank says about its host: engines differ in what they tell."""
+    hosts = objects.allgather_object(started, host_hash(), "init.hosts") if options.size > 1 else [host_hash()]
+    mine = hosts[options.rank]
+    options.local_rank = hosts[:options.rank].count(mine)
+    options.local_size = hosts.count(mine)
+    # As baguarun counts: among the hosts that have this local rank, in the order of their first ranks.
+    having = [host for host in dict.fromkeys(hosts) if hosts.count(host) > options.local_rank]
+    options.cross_rank, options.cross_size = having.index(mine), len(having)
+
+
+def _check_comm(comm, options):
+    if comm is None:
+        return
+    if not isinstance(comm, (list, tuple, range)):
+        raise ValueError("init(comm=...) takes a list of ranks, not an MPI communicator.")
+    if sorted(comm) != list(range(options.size)):
+        raise ValueError(
+            f"init(comm={list(comm)}): a job over a subset of its {options.size} ranks is not supported; register the "
+            "subset with init(process_sets=[hvd.ProcessSet(ranks)]) and pass it as process_set=."
+        )
+
+
+def _static_sets(sets, options):
+    """The sets to register, checked as far as one rank can, before anything is sent."""
+    if sets is None:
+        return []
+    if isinstance(sets, str):
+        if sets.lower() != "dynamic":
+            raise ValueError(f'init(process_sets={sets!r}): expected a list of ProcessSets or "dynamic".')
+        options.dynamic_process_sets = True
+        return []
+    set_class = process_sets.ProcessSet
+    static_sets = [item if isinstance(item, set_class) else set_class(item) for item in sets]
+    if options.elastic:
+        static_sets = _fitting(static_sets, options)
+    for i, process_set in enumerate(static_sets):
+        process_sets.check_ranks(process_set.ranks, options.size, [other.ranks for other in static_sets[:i]])
+    return static_sets
+
+
+def _fitting(sets, options):
+    """Those that an elastic job of the present size can hold; the others stay unregistered until it can."""
+    fitting = []
+    for process_set in sets:
+        ranks = process_set.ranks
+        if ranks and (ranks[-1] >= options.size or ranks == list(range(options.size))):
+            if options.rank == 0:
+                warnings.warn(f"{process_set} is not registered while the job has {options.size} ranks", stacklevel=4)
+        else:
+            fitting.append(process_set)
+    return fitting
+
+
+def _register_static_sets(started, static_sets, options):
+    """Checks that all ranks gave the same list, then registers it: ids 1, 2, ... in its order."""
+    process_sets.on_init(options.size)
+    if options.size > 1:
+        mine = [process_set.ranks for process_set in static_sets]
+        for rank, theirs in enumerate(objects.allgather_object(started, mine, "init.process_sets")):
+            if theirs != mine:
+                raise ValueError(
+                    f"Horovod initialization failed. Rank {options.rank} called init() with the process sets {mine}, "
+                    f"but rank {rank} with {theirs}."
+                )
+    for process_set in static_sets:
+        process_sets.register(started, process_set, options.size)
+
+
+def shutdown() -> None:
+    """Stops the runtime. Operations in flight fail here and on the other ranks. init() may be called again."""
+    with runtime.lock:
+        stopped = runtime.context
+        if stopped is None:
+            return
+        reporting.because_of(stopped.first_loss())      # before this rank leaves as well
+        if mpi_enabled():
+            _leave_mpi(stopped)
+        if runtime.reporter is not None:
+            runtime.reporter.close()
+            runtime.reporter = None
+        runtime.context = None
+        runtime.options = None
+        process_sets.on_shutdown()
+        runtime.restart_numbers()
+        # Not destroyed here: other threads may be waiting in it. The last reference does that.
+        stopped.shutdown()
+        if runtime.late is not None:
+            runtime.late.close()
+            runtime.late = None
+        runtime.tell_watchers()
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Begins the timeline, or redirects it to another file. To be called on all ranks; rank 0 writes.
+
+    Args:
+        file_path: a Chrome trace (JSON), valid after every event. The file that is being written: nothing happens.
+        mark_cycles: adds CYCLE_START marks where the coordinator answers.
+    Raises:
+        ValueError: before init(), or without HOROVOD_TIMELINE in the environment (DYNAMIC: none yet at the start).
+        HorovodInternalError: the file cannot be written.
+    """
+    options = job_options()
+    if options.timeline is None:
+        raise ValueError(
+            "start_timeline() needs the environment variable HOROVOD_TIMELINE when the job starts: set it to DYNAMIC, "
+            "or to the file of a timeline from the beginning."
+        )
+    context().start_timeline(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Ends the timeline; the file is complete. Does nothing when there is none. ValueError before init()."""
+    job_options()
+    context().stop_timeline()
+
+
+def _after_fork_in_child():
+    runtime.lock = threading.RLock()
+    forked = runtime.context
+    if forked is not None:
+        forked.after_fork()
+        runtime.late = None                     # its thread did not come along
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+

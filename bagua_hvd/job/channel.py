@@ -1,0 +1,154 @@
+"""Messages between a launcher, or a compute service's registry, and the processes that it serves: who may speak,
+and how a message lies in the stream.
+
+    both ways     hello, 40 bytes: magic, version, nonce
+    both ways     proof: HMAC-SHA256(secret, role || own nonce || peer's nonce)
+    then          messages: JSON objects, one in a line of at most MESSAGE_MAX bytes
+
+The proof is that of native/transport/auth.h, under another magic: roles tell the sides apart, so a reflected message
+proves nothing, and fresh nonces make a repeated one worthless. Nothing else of a stranger is parsed. What follows is
+not encrypted, and holds no secret.
+"""
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+from contextlib import suppress
+
+_MAGIC = b"BVHe\x01\0\0\0"
+_NONCE_SIZE = 32
+HELLO_SIZE = len(_MAGIC) + _NONCE_SIZE
+PROOF_SIZE = hashlib.sha256().digest_size
+MESSAGE_MAX = 1 << 16
+
+CONNECTED, ACCEPTED = b"c", b"a"
+
+
+# A host that vanished without a word is noticed in so many seconds, whether something is on its way to it or not. A
+# process that is only stopped is not lost: the kernel answers for it.
+_LOST_SECONDS = 20
+_PROBE_SECONDS = 5
+
+
+def watch(connection):
+    """Has the system end a TCP connection whose other host does not answer any more."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", _PROBE_SECONDS), ("TCP_KEEPINTVL", _PROBE_SECONDS),
+                        ("TCP_USER_TIMEOUT", 1000 * _LOST_SECONDS)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class NotAuthenticated(ConnectionError):
+    """The other side does not know the job's secret, or does not speak this protocol."""
+
+
+class Handshake:
+    """One side of it, without the sending: send `hello`; receive the peer's, send answer(); receive it, check() it.
+
+    Args:
+        secret: bytes. role: CONNECTED or ACCEPTED.
+    """
+
+    def __init__(self, secret, role):
+        self._secret = secret
+        self._role = role
+        self.hello = _MAGIC + secrets.token_bytes(_NONCE_SIZE)
+        self._expected = None
+
+    def _proof(self, role, own, other):
+        return hmac.digest(self._secret, role + own[len(_MAGIC):] + other[len(_MAGIC):], "sha256")
+
+    def answer(self, peer_hello):
+        """The proof to send. NotAuthenticated: the peer speaks something else."""
+        if not peer_hello.startswith(_MAGIC):
+            raise NotAuthenticated("the other side does not speak this version of bagua_hvd's elastic protocol")
+        peer_role = ACCEPTED if self._role == CONNECTED else CONNECTED
+        self._expected = self._proof(peer_role, peer_hello, self.hello)
+        return self._proof(self._role, self.hello, peer_hello)
+
+    def check(self, peer_proof):
+        """NotAuthenticated: the peer has another secret."""
+        if not hmac.compare_digest(peer_proof, self._expected):
+            raise NotAuthenticated("the other side has another secret (_HOROVOD_SECRET_KEY)")
+
+
+def encode(message):
+    """The bytes of a message, a dict that JSON can hold."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line):
+    """The message of a line. ValueError: it is none."""
+    try:
+        message = json.loads(line)
+    except RecursionError:
+        raise ValueError("not a message: lists within lists") from None
+    if not line.endswith(b"\n") or not isinstance(message, dict):
+        raise ValueError("not a message")
+    return message
+
+
+class Connection:
+    """A process's connection to the launcher. send() and receive() may be used by two threads, each by one.
+
+    Args:
+        host, port: the launcher's. secret: bytes. timeout: seconds for connection and handshake.
+    Raises:
+        OSError: nobody listens there. NotAuthenticated.
+    """
+
+    def __init__(self, host, port, secret, timeout):
+        self._socket = socket.create_connection((host, port), timeout)
+        try:
+            self._file = self._socket.makefile("rb")
+            handshake = Handshake(secret, CONNECTED)
+            self._socket.sendall(handshake.hello)
+            self._socket.sendall(handshake.answer(self._exactly(HELLO_SIZE)))
+            handshake.check(self._exactly(PROOF_SIZE))
+            self._socket.settimeout(None)
+            watch(self._socket)
+        except BaseException:
+            self.close()
+            raise
+
+    def _exactly(self, size):
+        data = self._file.read(size)
+        if len(data) < size:
+            raise NotAuthenticated("the driver of the job hung up: it has another secret (_HOROVOD_SECRET_KEY)")
+        return data
+
+    def send(self, message, content=b""):
+        """A message, and bytes that follow it. OSError: the launcher has ended."""
+        if content and hasattr(socket, "TCP_USER_TIMEOUT"):
+            # Much of it may wait for as long as the launcher is suspended: that is no loss.
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        self._socket.sendall(encode(message))
+        self._socket.sendall(content)
+
+    def receive(self):
+        """The next message; None when the launcher has ended."""
+        try:
+            line = self._file.readline(MESSAGE_MAX)
+            return decode(line) if line else None
+        except (OSError, ValueError):
+            return None
+
+    def receive_content(self, nbytes):
+        """Bytes that follow a message. EOFError: the launcher has ended."""
+        content = self._file.read(nbytes)
+        if len(content) < nbytes:
+            raise EOFError("the launcher of the job hung up")
+        return content
+
+    @property
+    def local_host(self):
+        """The numeric address by which the other side sees this one."""
+        return self._socket.getsockname()[0]
+
+    def close(self):
+        """Hangs up, whoever may be receiving."""
+        with suppress(OSError):         # nobody is connected
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()

@@ -1,0 +1,192 @@
+"""A worker's side of an elastic job: from the driver it learns, at every init(), its rank and where the ranks meet.
+
+    worker to driver     hello (worker), then join (skip_sync, failure, silent) at every init(), synced after every
+                         State.sync()
+    driver to worker     assignment (environment, scope, skip_sync), removed, or refused (reason): the answer to join
+                         hosts_updated (timestamp, result of HostUpdateResult): at any time
+
+A daemon thread receives; init() waits for the answer that it hands over. There is one connection in a process, made by
+the first init(), which ends with the process.
+"""
+import os
+import queue
+import re
+import sys
+import threading
+from dataclasses import dataclass
+
+from bagua_hvd.core import variables
+from bagua_hvd.job import channel
+
+DRIVER, WORKER = "BAGUA_HVD_ELASTIC_DRIVER", "BAGUA_HVD_ELASTIC_WORKER"
+_CONNECT_SECONDS = 30
+
+# The sentence of native/core/heartbeat.c.
+_SILENT = re.compile(r"rank (\d+) was lost: (?:nothing came from it|its host acknowledged nothing)")
+_PLACE = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
+          "HOROVOD_CROSS_SIZE", "HOROVOD_GLOO_IFACE")
+
+
+class HostUpdateResult:
+    """What happened to the hosts: flags, so that two updates are combined by `|`."""
+
+    no_update = 0
+    removed = 1
+    added = 2
+    mixed = removed | added
+
+
+class RemovedFromJob(SystemExit):
+    """init() in a worker that has no slot any more. Ends the process with 0, unless it is caught."""
+
+    def __init__(self):
+        super().__init__(0)
+
+
+@dataclass
+class Assignment:
+    """This process's place in the next meeting.
+
+    Attributes:
+        environment: the HOROVOD_ variables of rank and size, and of the interface. scope: names the meeting.
+        skip_sync: whether all members agree not to synchronize their state after this meeting.
+    """
+
+    environment: dict
+    scope: str
+    skip_sync: bool
+
+
+def _is_valid(message):
+    """Whether a driver would say this; one that says something else is as good as gone."""
+    def has(**kinds):
+        return all(isinstance(message.get(name), kind) for name, kind in kinds.items())
+
+    kind = message.get("type")
+    if kind == "hosts_updated":
+        return has(timestamp=int, result=int)
+    if kind == "assignment":
+        return has(environment=dict, scope=str, skip_sync=bool) and set(_PLACE) <= set(message["environment"])
+    return kind == "removed" or kind == "refused" and has(reason=str)
+
+
+class DriverLink:
+    """The driver, as a worker sees it.
+
+    Args:
+        address: `host:port`. secret: bytes. worker: this process's number. on_hosts_updated: function of
+        (timestamp, result), called by the receiving thread.
+    """
+
+    def __init__(self, address, secret, worker, on_hosts_updated):
+        host, _, port = address.rpartition(":")
+        self._answers = queue.SimpleQueue()
+        self._on_hosts_updated = on_hosts_updated
+        try:
+            self._connection = channel.Connection(host, int(port), secret, _CONNECT_SECONDS)
+            self._connection.send({"type": "hello", "worker": int(worker)})
+        except OSError as error:
+            raise ValueError(
+                f"Horovod initialization failed. The driver of the elastic job does not answer at {address}: {error}"
+            ) from None
+        threading.Thread(target=self._receive, name="elastic worker", daemon=True).start()
+
+    def _receive(self):
+        while (message := self._connection.receive()) is not None and _is_valid(message):
+            if message.get("type") == "hosts_updated":
+                self._on_hosts_updated(message["timestamp"], message["result"])
+            else:
+                self._answers.put(message)
+        self._answers.put({"type": "refused", "reason": "The driver of the elastic job has hung up."})
+
+    def join(self, skip_sync=False, failure=None, silent=None):
+        """Asks for a place in the next meeting, and blocks until it is held.
+
+        Args:
+            skip_sync: whether this worker's state is good and needs no synchronization.
+            failure: why the previous meeting did not come about; None: it did.
+            silent: the rank of which nothing came any more, for which this one has left; None: none.
+        Returns:
+            The Assignment.
+        Raises:
+            RemovedFromJob: there is no slot for this process any more. ValueError: the job is ending.
+        """
+        try:
+            self._connection.send({"type": "join", "skip_sync": skip_sync, "failure": failure, "silent": silent})
+        except OSError:
+            pass        # the receiving thread says why
+        answer = self._answers.get()
+        if answer["type"] == "assignment":
+            environment = {name: str(answer["environment"][name]) for name in _PLACE}
+            return Assignment(environment, answer["scope"], answer["skip_sync"])
+        if answer["type"] == "removed":
+            where = variables.read("HOROVOD_HOSTNAME") or "this host"
+            print(f"bagua_hvd: this process has been removed from elastic job: {where} has no slot for it any more",
+                  file=sys.stderr, flush=True)
+            raise RemovedFromJob
+        raise ValueError(f"Horovod initialization failed. {answer['reason']}")
+
+    def synced(self):
+        """Tells the driver that this process has the job's state."""
+        try:
+            self._connection.send({"type": "synced"})
+        except OSError:
+            pass
+
+
+class _Worker:
+    """What this process knows of its elastic job; `link` is None before init() and in jobs that are not elastic."""
+
+    def __init__(self):
+        self.link = None
+        self.may_skip_sync = False      # to be said at the next join, and
+        self.silent = None              # as DriverLink.join
+        self.assignment = None          # of the present meeting
+        self.on_hosts_updated = lambda timestamp, result: None
+
+
+worker = _Worker()
+
+
+def connect(environ=None):
+    """The DriverLink of this process, made now if there is none; None: the job is not elastic.
+
+    Raises:
+        ValueError: the driver does not answer, or does not accept the job's secret.
+    """
+    environ = os.environ if environ is None else environ
+    address = variables.read(DRIVER, environ)
+    if worker.link is None and address:
+        secret = variables.read("_HOROVOD_SECRET_KEY", environ)
+        worker.link = DriverLink(address, secret, variables.read(WORKER, environ),
+                                 lambda *update: worker.on_hosts_updated(*update))
+    return worker.link
+
+
+def take_place(link, failure=None):
+    """Joins the next meeting and puts this process's place into its environment; returns the scope. As DriverLink.join.
+    """
+    worker.assignment = link.join(worker.may_skip_sync, failure, worker.silent)
+    worker.may_skip_sync, worker.silent = False, None
+    os.environ.update(worker.assignment.environment)
+    return worker.assignment.scope
+
+
+def failed(error):
+    """The job has failed with a HorovodInternalError: the driver learns at the next join which rank was silent.
+
+    Of one that ended it knows by itself.
+    """
+    found = _SILENT.search(str(error))
+    worker.silent = int(found[1]) if found else None
+
+
+def skip_sync(wanted):
+    """Whether to skip the synchronization after a reset: in an elastic job, what all members agreed on."""
+    return wanted if worker.assignment is None else worker.assignment.skip_sync
+
+
+def synced():
+    """The state has been synchronized."""
+    if worker.link is not None:
+        worker.link.synced()

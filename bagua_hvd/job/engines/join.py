@@ -1,0 +1,148 @@
+"""Joins a job that another engine started: finds out where its ranks meet, and with which secret.
+
+Rank 0 makes the secret and hosts the rendezvous for as long as it lives, since init() may be called again. The others
+learn both from its message, and try its addresses.
+"""
+import atexit
+import base64
+import json
+import os
+
+from bagua_hvd.core import variables
+from bagua_hvd.job import probe
+from bagua_hvd.job.engines.detect import detect
+from bagua_hvd.job.engines.exchange_file import FileExchange, NoExchange
+from bagua_hvd.job.engines.exchange_mpi import MpiExchange
+from bagua_hvd.job.engines.exchange_store import StoreExchange
+from bagua_hvd.job.engines.torch_group import default_group, meet
+from bagua_hvd.job.rendezvous import Rendezvous
+from bagua_hvd.job.secret import HOROVOD_SECRET_KEY, make_secret_key
+
+_EVERY_INTERFACE = "0.0.0.0"
+_RANK_0 = "rank 0"
+
+
+class Membership:
+    """This process's part in the job.
+
+    Attributes:
+        variables: what baguarun would have put into the environment for init().
+        scope: names the meeting of the ranks; None: by the number of inits, which ranks of one job share.
+        spent: it was for one init only, and that is done: the next one may be in another group.
+
+    Args:
+        exchange: how rank 0's message reaches the others; None: what is open.
+    """
+
+    def __init__(self, placement, timeout, exchange=None):
+        self.scope = "torch.distributed" if exchange else None
+        self.spent = False
+        self.variables = {"HOROVOD_RANK": str(placement.rank), "HOROVOD_SIZE": str(placement.size)}
+        self._rendezvous = self._target = self._exchange = None
+        if placement.size == 1:
+            return
+        one_host = placement.local_size == placement.size
+        exchange = exchange or _exchange(placement, one_host, timeout)
+        atexit.register(self.met)
+        if placement.rank == 0:
+            self._exchange = exchange
+            message = self._host(one_host)
+            exchange.send(json.dumps(message).encode())
+            address = _own_address(one_host)
+        else:
+            message = json.loads(exchange.receive(timeout))
+            address = _reached_address(message)
+        # A secret that the user gave to all ranks is better than one that came through the engine.
+        self.variables.update({
+            HOROVOD_SECRET_KEY: os.environ.get(HOROVOD_SECRET_KEY) or message["secret"],
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": address, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(message["port"])})
+
+    def _host(self, one_host):
+        given = os.environ.get(HOROVOD_SECRET_KEY)
+        secret = given or make_secret_key().decode()
+        self._rendezvous = Rendezvous(base64.b64decode(secret), "127.0.0.1" if one_host else _EVERY_INTERFACE)
+        message = {"port": self._rendezvous.port, "secret": "" if given else secret}
+        if one_host:
+            return {**message, "addresses": ["127.0.0.1"]}
+        key = make_secret_key()
+        self._target = probe.Target(_RANK_0, base64.b64decode(key))
+        return {**message, "addresses": [address for _, address in probe.addresses(_nics())],
+                "probe_port": self._target.port, "key": key.decode()}
+
+    def met(self):
+        """To be called when all ranks have met: the message is no longer needed."""
+        self.spent = self.scope is not None
+        if self._target is not None:
+            self._target.close()
+        if self._exchange is not None:
+            self._exchange.close()
+        self._target = self._exchange = None
+
+
+def _nics():
+    given = variables.read("HOROVOD_GLOO_IFACE")
+    return [name.strip() for name in given.split(",")] if given else None
+
+
+def _exchange(placement, one_host, timeout):
+    """The first way that is open. NoExchange: none is; BAGUA_HVD_EXCHANGE names the only one to try."""
+    ways = {
+        "store": lambda: StoreExchange(placement, timeout),
+        "file": lambda: FileExchange(placement.job, one_host),
+        "mpi": lambda: MpiExchange(placement),
+    }
+    wanted = variables.read("BAGUA_HVD_EXCHANGE")
+    if wanted:
+        order = [wanted]
+    elif placement.engine in ("torchrun", "env"):
+        order = ["store"]
+    else:
+        # On one host the file needs nothing of MPI, and has no side effects.
+        order = ["file", "mpi"] if one_host else ["mpi", "file"]
+    reasons = []
+    for way in order:
+        try:
+            return ways[way]()
+        except NoExchange as error:
+            reasons.append(f"{way}: {error}")
+    raise NoExchange(f"{placement.engine} started this process as rank {placement.rank} of {placement.size}, but rank "
+                     f"0 has no way to tell the others where to meet ({'; '.join(reasons)}): start the job by baguarun")
+
+
+def _own_address(one_host):
+    """Rank 0's address for its own connections, and for those of other hosts to it."""
+    return "127.0.0.1" if one_host else probe.addresses(_nics())[0][1]
+
+
+def _reached_address(message):
+    if "key" not in message:
+        return message["addresses"][0]
+    targets = [[_RANK_0, address, message["probe_port"]] for address in message["addresses"]]
+    reached = probe.reachable(targets, base64.b64decode(message["key"]))
+    if not reached:
+        raise NoExchange(f"this host reaches rank 0 at none of {', '.join(message['addresses'])}: open the ports "
+                         "between the hosts, or name the interface they share in HOROVOD_GLOO_IFACE")
+    return reached[0][1]
+
+
+def join(timeout):
+    """The Membership of this process in its torch.distributed group, or in the job of whichever engine started it.
+
+    None: there is no such group, and no engine started it.
+
+    Args:
+        timeout: seconds to wait for rank 0.
+    Raises:
+        ValueError: malformed variables. NoExchange, RuntimeError: the ranks cannot be brought together.
+    """
+    group = default_group()
+    if group is not None:
+        return join_group(*group, timeout)
+    placement = detect()
+    return None if placement is None else Membership(placement, timeout)
+
+
+def join_group(store, rank, size, timeout):
+    """The Membership of this process among the ranks that share a store of torch's; collective. As join()."""
+    placement, exchange = meet(store, rank, size)
+    return Membership(placement, timeout, exchange)

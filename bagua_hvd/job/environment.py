@@ -1,0 +1,166 @@
+"""The environment variables of the launcher and the user, read once at init into one Options object."""
+import ipaddress
+import socket
+import warnings
+from dataclasses import dataclass, replace
+
+from bagua_hvd.core import variables
+from bagua_hvd.core.variables import integer
+
+
+@dataclass
+class Options:
+    """What a context is created from: the fields of struct bhvd_context_options, and what Python needs besides."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    cross_rank: int = 0
+    cross_size: int = 1
+    transport: str = "auto"
+    rendezvous_host: str | None = None
+    rendezvous_port: int = 0
+    scope: str = "init.1"
+    listen_host: str = "127.0.0.1"
+    host_id: str | None = None
+    secret: bytes = b""
+    inproc_world: object = None
+    fusion_threshold: int = 128 * variables.MIB
+    cache_capacity: int = 1024
+    start_timeout_ms: int = 30_000
+    timeout_ms: int = 30_000
+    heartbeat_timeout_ms: int = 30_000
+    stall_warning_ms: int = 60_000
+    stall_shutdown_ms: int = 0
+    allreduce_path: str | None = None
+    streams: int = 1
+    negotiation: str | None = None
+    negotiation_fanout: int = 16
+    nccl_levels: int = 0
+    dynamic_process_sets: bool = False
+    elastic: bool = False
+    timeline: str | None = None         # a file, or "DYNAMIC": may be started later; None: may not
+    timeline_mark_cycles: bool = False
+
+
+def read_options(environ=None):
+    """The Options that the environment describes; without launcher variables a job of one rank.
+
+    Raises:
+        ValueError: a malformed variable, or more than one rank without a rendezvous.
+    """
+    read = _Reader(environ)
+    options = Options()
+    options.size = size = read("HOROVOD_SIZE")
+    options.rank = read("HOROVOD_RANK", integer(0, size - 1))
+    options.local_size = read("HOROVOD_LOCAL_SIZE")
+    options.local_rank = read("HOROVOD_LOCAL_RANK", integer(0, options.local_size - 1))
+    options.cross_size = read("HOROVOD_CROSS_SIZE")
+    options.cross_rank = read("HOROVOD_CROSS_RANK", integer(0, options.cross_size - 1))
+    options.transport = read("BAGUA_HVD_TRANSPORT")
+    options.allreduce_path = read("BAGUA_HVD_ALLREDUCE")
+    options.streams = read("BAGUA_HVD_STREAMS")
+    options.negotiation = read("BAGUA_HVD_NEGOTIATION")
+    options.negotiation_fanout = read("BAGUA_HVD_NEGOTIATION_FANOUT")
+    options.nccl_levels = _nccl_levels(read)
+    options.host_id = read("BAGUA_HVD_HOST_ID")
+    options.fusion_threshold = read("HOROVOD_FUSION_THRESHOLD")
+    options.cache_capacity = read("HOROVOD_CACHE_CAPACITY")
+    options.start_timeout_ms = read.milliseconds("HOROVOD_START_TIMEOUT")
+    options.timeout_ms = read.milliseconds("HOROVOD_GLOO_TIMEOUT_SECONDS")
+    options.heartbeat_timeout_ms = read.milliseconds("BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS")
+    _read_stall_check(read, options)
+    options.dynamic_process_sets = read("HOROVOD_DYNAMIC_PROCESS_SETS")
+    options.elastic = read("HOROVOD_ELASTIC")
+    options.timeline = read("HOROVOD_TIMELINE")
+    options.timeline_mark_cycles = read("HOROVOD_TIMELINE_MARK_CYCLES")
+    if size > 1:
+        _read_rendezvous(read, options)
+    return options
+
+
+class _Reader:
+    """Reads variables of one mapping; None: of the environment."""
+
+    def __init__(self, environ):
+        self._environ = environ
+
+    def __call__(self, name, kind=None):
+        """kind: a narrower one than the table's."""
+        variable = variables.TABLE[name]
+        return (variable if kind is None else replace(variable, kind=kind)).read(self._environ)
+
+    def milliseconds(self, name):
+        return int(self(name) * 1000)
+
+
+def _nccl_levels(read):
+    """Where NCCL stays within hosts: 2, wherever there are several; 1, in allreduces; 0, only where it must."""
+    return 2 if read("BAGUA_HVD_NCCL") == "local" else int(read("HOROVOD_HIERARCHICAL_ALLREDUCE"))
+
+
+def _read_stall_check(read, options):
+    options.stall_warning_ms = read.milliseconds("HOROVOD_STALL_CHECK_TIME_SECONDS")
+    options.stall_shutdown_ms = read.milliseconds("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
+    if 0 < options.stall_shutdown_ms < options.stall_warning_ms:
+        warnings.warn(
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is below HOROVOD_STALL_CHECK_TIME_SECONDS and therefore ignored",
+            stacklevel=2,
+        )
+        options.stall_shutdown_ms = 0
+    if read("HOROVOD_STALL_CHECK_DISABLE"):
+        options.stall_warning_ms = options.stall_shutdown_ms = 0
+
+
+def _read_rendezvous(read, options):
+    host = read("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    if host is None or read("HOROVOD_GLOO_RENDEZVOUS_PORT", variables.TEXT) is None:
+        raise ValueError(
+            f"HOROVOD_SIZE={options.size}, but HOROVOD_GLOO_RENDEZVOUS_ADDR and HOROVOD_GLOO_RENDEZVOUS_PORT do not "
+            f"say where the ranks meet: start the job with `baguarun -np {options.size} python <script>`."
+        )
+    options.rendezvous_port = read("HOROVOD_GLOO_RENDEZVOUS_PORT", integer(1, 65535))
+    try:
+        options.rendezvous_host = socket.gethostbyname(host)
+    except OSError as error:
+        raise ValueError(
+            f"environment variable HOROVOD_GLOO_RENDEZVOUS_ADDR={host!r}: expected an IPv4 address or a name that "
+            f"resolves to one ({error})"
+        ) from None
+    options.secret = read("_HOROVOD_SECRET_KEY")
+    if not options.secret:
+        raise ValueError(
+            "environment variable _HOROVOD_SECRET_KEY is missing: the ranks of a job prove themselves by it. "
+            f"Start the job with `baguarun -np {options.size} python <script>`, which sets it."
+        )
+    options.listen_host = _listen_host(read, options)
+
+
+def _listen_host(read, options):
+    """The IPv4 address that other ranks can reach this one at."""
+    interfaces = read("HOROVOD_GLOO_IFACE")
+    if interfaces is None:
+        return local_address_towards(options.rendezvous_host)
+    import psutil
+
+    addresses = {
+        name: [a.address for a in found if a.family == socket.AF_INET] for name, found in psutil.net_if_addrs().items()
+    }
+    for interface in interfaces.split(","):
+        if addresses.get(interface.strip()):
+            return addresses[interface.strip()][0]
+    known = ", ".join(sorted(name for name, found in addresses.items() if found))
+    raise ValueError(f"environment variable HOROVOD_GLOO_IFACE={interfaces!r}: expected one of {known}")
+
+
+def local_address_towards(host):
+    """The local address that packets to `host` would carry. Sends nothing."""
+    if ipaddress.ip_address(host).is_loopback:
+        return "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))
+            return probe.getsockname()[0]
+        except OSError as error:
+            raise ValueError(f"HOROVOD_GLOO_RENDEZVOUS_ADDR={host}: no route from this host ({error})") from None

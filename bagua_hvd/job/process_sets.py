@@ -1,0 +1,247 @@
+"""Process sets: subsets of the ranks that run collectives among themselves.
+
+A ProcessSet is a list of ranks that, once registered, also has an id. Registration is collective over all ranks of the
+job, members or not; ids are given by the core and equal everywhere. Shutting the runtime down unregisters every set.
+"""
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from bagua_hvd.core import native
+from bagua_hvd.job.runtime import context as running_context
+from bagua_hvd.job.runtime import dynamic_process_sets, runtime
+from bagua_hvd.job.runtime import rank as job_rank
+
+
+class ProcessSet:
+    """Some ranks of the job. Unregistered until `init(process_sets=...)` or `add_process_set` has seen it.
+
+    Args:
+        ranks_or_comm: global ranks, in any order; they are sorted.
+    Raises:
+        ValueError: an entry is not an int, or an MPI communicator was given (this build has no MPI).
+    Attributes:
+        process_set_id: None before registration. ranks: sorted list. mpi_comm: always None.
+    """
+
+    process_set_id: int | None = None
+    ranks: list[int] | None = None
+    mpi_comm = None
+
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        try:
+            ranks = list(ranks_or_comm)
+        except TypeError:
+            raise ValueError(
+                "ProcessSet takes a sequence of ranks; MPI communicators are not supported by this build of bagua_hvd."
+            ) from None
+        for rank in ranks:
+            if not isinstance(rank, int) or isinstance(rank, bool):
+                raise ValueError(f"ProcessSet takes ranks as ints, but got {rank!r}.")
+        self.ranks = sorted(ranks)
+
+    def size(self) -> int | None:
+        """Number of ranks in the set, None before registration. ValueError: the id is unknown to the runtime."""
+        if self.process_set_id is None:
+            return None
+        size = running_context(ValueError).process_set_size(self.process_set_id)
+        if size < 0:
+            raise ValueError(f"{self} is not registered with the runtime.")
+        return size
+
+    def rank(self) -> int | None:
+        """This rank's position in the set, None before registration. ValueError: this rank is not a member."""
+        if self.process_set_id is None:
+            return None
+        rank = running_context(ValueError).process_set_rank(self.process_set_id)
+        if rank == -1:
+            raise ValueError(f"This rank is not a member of {self}.")
+        if rank < 0:
+            raise ValueError(f"{self} is not registered with the runtime.")
+        return rank
+
+    def included(self) -> bool | None:
+        """Whether this rank is a member, by `ranks` alone; None when those are not known yet."""
+        if self.ranks is None:
+            return None
+        return job_rank() in self.ranks
+
+    def __str__(self):
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+    __repr__ = __str__
+
+
+def id_of(process_set: Any) -> int | None:
+    """The set's id, None: it has none. TypeError: this is no process set."""
+    try:
+        return process_set.process_set_id
+    except AttributeError:
+        raise TypeError(f"a ProcessSet is expected, such as hvd.global_process_set, not {process_set!r:.90}") from None
+
+
+class _GlobalProcessSet(ProcessSet):
+    """All ranks: id 0 always, `ranks` known from init to shutdown."""
+
+    process_set_id = 0
+
+    def __init__(self):
+        pass
+
+    def included(self):
+        job_rank()          # raises before init
+        return True
+
+
+global_process_set = _GlobalProcessSet()
+
+_lock = threading.Lock()
+_registered: dict[int, ProcessSet] = {}     # id -> ProcessSet, without the global one
+
+
+def check_ranks(ranks: Sequence[int], size: int, known: Sequence[Sequence[int]]) -> None:
+    """ValueError unless `ranks` can be a set of a job of `size` ranks besides the global set and those `known`."""
+    if not ranks:
+        raise ValueError("A process set needs at least one rank.")
+    if len(set(ranks)) != len(ranks):
+        raise ValueError(f"A process set holds each rank once, but got {ranks}.")
+    if ranks[0] < 0 or ranks[-1] >= size:
+        raise ValueError(f"A process set holds ranks from 0 to {size - 1}, but got {ranks}.")
+    if ranks == list(range(size)) or ranks in known:
+        raise ValueError(f"Attempted to add a duplicate process set: {ranks}.")
+
+
+def is_registered(id: Any) -> bool:
+    """Whether the running job has a set of this id."""
+    return id == 0 or id in _registered
+
+
+def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
+    """The sets of the running job, a dict of id -> sorted list of ranks. ValueError before init()."""
+    running_context(ValueError)
+    with _lock:
+        sets = {0: global_process_set, **_registered}
+        return {id: list(process_set.ranks or ()) for id, process_set in sets.items()}
+
+
+def register(context: Any, process_set: ProcessSet, size: int) -> None:
+    """Registers `process_set` with `context`; collective over all ranks, which pass the same one.
+
+    `size` is the job's. Raises as add_process_set, except that it does not ask for dynamic process sets.
+    """
+    with _lock:
+        known = [registered.ranks or [] for registered in _registered.values()]
+    ranks = process_set.ranks or []
+    check_ranks(ranks, size, known)
+    name = "process_set.add." + "_".join(map(str, ranks))
+    operation = context.post(native.PROCESS_SET_ADD, name, splits=ranks, blocking=True)
+    operation.wait()
+    process_set.process_set_id = operation.value
+    with _lock:
+        _registered[process_set.process_set_id] = process_set
+
+
+_of_members: dict[tuple, ProcessSet] = {}       # by ranks; those that their members alone have asked for
+
+
+def ask_among_members(context: Any, ranks: list[int]) -> Any:
+    """Begins to ask for a set of these ranks, which only they do; the others take part without noticing.
+
+    Returns:
+        An Operation, whose `value` is the id of the set, that of the one that has these ranks already if one does.
+    """
+    name = "process_set.members." + "_".join(map(str, ranks))
+    return context.post(native.PROCESS_SET_ADD, name, splits=ranks, root_rank=1)
+
+
+def of_members(context: Any, ranks: list[int], size: int) -> ProcessSet:
+    """The ProcessSet of these ranks, rising, all of which call this; the other ranks of the job do not.
+
+    Blocks until they have. The set lives as long as the runtime, and remove_process_set() does not take it. `size` is
+    the job's.
+
+    Raises:
+        HorovodInternalError: there are too many sets, or a rank was lost.
+    """
+    if len(ranks) == size:
+        return global_process_set
+    with _lock:
+        known = _of_members.get(tuple(ranks))
+    if known is None:
+        operation = ask_among_members(context, ranks)
+        operation.wait()
+        known = ProcessSet(ranks)
+        known.process_set_id = operation.value
+        with _lock:
+            _of_members[tuple(ranks)] = known
+    return known
+
+
+def on_init(size: int) -> None:
+    """Called by basics once the runtime is up."""
+    global_process_set.ranks = list(range(size))
+
+
+def on_shutdown() -> None:
+    """Called by basics: no set is registered any more."""
+    with _lock:
+        for process_set in _registered.values():
+            process_set.process_set_id = None
+        _registered.clear()
+        for process_set in _of_members.values():
+            process_set.process_set_id = None
+        _of_members.clear()
+    global_process_set.ranks = None
+
+
+def _check_dynamic(verb):
+    if not dynamic_process_sets():
+        raise ValueError(
+            f"Process sets can be {verb} after init() only in dynamic mode: call init(process_sets=\"dynamic\"), or "
+            "set the environment variable HOROVOD_DYNAMIC_PROCESS_SETS=1."
+        )
+
+
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    """Registers a process set while the job runs. Blocks until all ranks, also non-members, called it alike.
+
+    Args:
+        process_set: a ProcessSet or a sequence of global ranks.
+    Returns:
+        The registered ProcessSet.
+    Raises:
+        ValueError: not in dynamic mode, before init, or a set of these ranks exists. Nothing was sent.
+        HorovodInternalError: a rank was lost, or the job was shut down.
+    """
+    context = running_context(ValueError)
+    _check_dynamic("added")
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    if process_set.process_set_id is not None:
+        raise ValueError(f"Attempted to add a duplicate process set: {process_set}.")
+    register(context, process_set, context.process_set_size(0))
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Unregisters a process set. Blocks until all ranks, also non-members, called it. Its id may be given to another.
+
+    Returns:
+        True, or False for the global set and for one that is not registered. The set's `process_set_id` is None then.
+    Raises:
+        ValueError: not in dynamic mode, or before init.
+    """
+    context = running_context(ValueError)
+    _check_dynamic("removed")
+    id = id_of(process_set)
+    if process_set is global_process_set or id is None:
+        return False
+    operation = context.post(native.PROCESS_SET_REMOVE, f"process_set.remove.{id}", root_rank=id, blocking=True)
+    operation.wait()
+    removed = operation.value == 1
+    if removed:
+        with _lock:
+            _registered.pop(id, None)
+        runtime.unnamed.pop(id, None)        # the next set of this id counts anew
+        process_set.process_set_id = None
+    return removed

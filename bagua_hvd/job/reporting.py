@@ -1,0 +1,87 @@
+"""What a rank tells the launcher besides its output: lines of its stderr, which the launcher takes out again.
+
+A line begins with a zero byte, so no text of the script's is mistaken for one. It goes the way of all output: a pipe
+on the launcher's host, ssh from others. The launcher says in PIPE which pipe that is: where the script's stderr is
+something else, a file say, nothing is written.
+
+    {"steps": ..., ...}         for `baguarun --dashboard`, once a second
+    {"because_of": rank}        if this process fails, then because that rank did, or left, before; null: it does not
+"""
+import json
+import os
+import re
+import threading
+
+from bagua_hvd.core import variables
+
+VARIABLE = "BAGUA_HVD_DASHBOARD"     # set by the launcher
+PIPE = "BAGUA_HVD_LAUNCHER_PIPE"       # "device:inode"
+MARK = b"\0bagua_hvd report "
+_PERIOD_SECONDS = 1
+# The sentences of native/core.
+_RANK = re.compile(r"rank (\d+)(?: was lost| failed| left the job)|while waiting for rank (\d+)")
+
+
+def _write(report):
+    # One write of less than a pipe's atomic size: it does not mix with what other threads write.
+    os.write(2, MARK + json.dumps(report).encode() + b"\n")
+
+
+class Reporter:
+    """Reports from construction to close(), in a thread of its own.
+
+    Args:
+        facts: function without arguments that returns numbers, by name: sums since the beginning.
+    """
+
+    def __init__(self, facts):
+        self._facts = facts
+        self._pid = os.getpid()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bagua_hvd reports", daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        while not self._stop.wait(_PERIOD_SECONDS):
+            self._report()
+
+    def _report(self):
+        try:
+            _write(self._facts())
+        except OSError:
+            pass        # nobody reads stderr
+
+    def close(self):
+        """Reports once more, and ends the thread. Does nothing in a forked child, which has none."""
+        if os.getpid() != self._pid:
+            return
+        self._stop.set()
+        self._thread.join()
+        self._report()
+
+
+def start(facts):
+    """A Reporter, if the launcher asked for one; else None."""
+    return Reporter(facts) if variables.read(VARIABLE) else None
+
+
+_told = {"because_of": None}
+
+
+def because_of(sentence):
+    """Tells the launcher whose end came before this process's, and caused it: so that it names the right one.
+
+    Args:
+        sentence: the core's, about a rank that was lost or left; about none: this process ends of its own accord.
+    """
+    found = _RANK.search(sentence)
+    report = {"because_of": int(found[1] or found[2]) if found else None}
+    if report == _told:
+        return
+    _told.update(report)
+    try:
+        stderr = os.fstat(2)
+        if variables.read(PIPE) == f"{stderr.st_dev}:{stderr.st_ino}":
+            _write(report)
+    except OSError:
+        pass            # no stderr

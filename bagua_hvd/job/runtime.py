@@ -1,0 +1,177 @@
+"""The running job: one native context of this process, made by init() and shared by every front end; and its facts.
+
+Facts of the job (rank, size, ...) are kept here, so that asking for them costs nothing and works in forked children,
+whose context does not.
+"""
+import collections
+import enum
+import itertools
+import threading
+import time
+from typing import Any
+
+from bagua_hvd.core import native
+from bagua_hvd.core.context import Context
+from bagua_hvd.core.exceptions import HorovodInternalError
+
+
+class ReduceOp(enum.IntEnum):
+    """How values of several ranks become one; equal to the integers that Horovod's scripts compare with."""
+
+    Average = native.OP_AVERAGE
+    Sum = native.OP_SUM
+    Adasum = native.OP_ADASUM
+    Min = native.OP_MIN
+    Max = native.OP_MAX
+    Product = native.OP_PRODUCT
+
+
+Average, Sum, Adasum, Min, Max, Product = ReduceOp
+
+NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
+
+
+class _Runtime:
+    """The state between init() and shutdown(). `context` and `options` are None outside."""
+
+    def __init__(self):
+        self.lock = threading.RLock()
+        self.context = None
+        self.options = None
+        self.inits = 0                          # names the meeting of a job that is not elastic
+        self.joins = 0                          # calls of join(); the same on all ranks, but within one
+        self.process_sets = None                # as given to init(): restart() gives it again
+        self.restart_numbers()
+        self.reporter = None                    # reports to baguarun --dashboard
+        self.late = None                        # reports when other ranks wait for this one
+        self.steps = 0                          # of all optimizers, in all jobs of this process
+        self.metrics_server = None              # of Prometheus, once it was asked for
+        self.restart_statistics()
+        self.membership = None                  # in a job that another engine than baguarun started
+        self.handles = {}                       # int handle -> collectives.Pending
+        self._watchers = []
+
+    def restart_numbers(self):
+        self.handle_numbers = itertools.count(1)
+        self.unnamed = collections.defaultdict(lambda: itertools.count(1))  # of each process set: see collectives
+
+    def restart_statistics(self):
+        self.started = time.monotonic()
+        self.algorithms = {}                    # class name -> AlgorithmStatistics: see job/statistics.py
+        self.last_statistics = None
+
+    def watch(self, watcher):
+        """Calls watcher(context, options) now, after every init(), and with (None, None) after every shutdown().
+
+        For front ends that keep the native context where Python does not look.
+        """
+        with self.lock:
+            self._watchers.append(watcher)
+            watcher(self.context, self.options)
+
+    def tell_watchers(self):
+        for watcher in self._watchers:
+            watcher(self.context, self.options)
+
+
+runtime = _Runtime()
+
+
+def context(exception: type[Exception] = HorovodInternalError) -> Context:
+    """The native context of the runtime; raises `exception` before init()."""
+    current = runtime.context
+    if current is None:
+        raise exception(NOT_INITIALIZED)
+    return current
+
+
+def job_options() -> Any:
+    """The Options of the running job; ValueError before init()."""
+    options = runtime.options
+    if options is None:
+        raise ValueError(NOT_INITIALIZED)
+    return options
+
+
+def dynamic_process_sets() -> bool:
+    """Whether process sets may be added and removed after init()."""
+    return job_options().dynamic_process_sets
+
+
+def is_initialized() -> bool:
+    """Whether the runtime is up."""
+    return runtime.context is not None
+
+
+def rank() -> int:
+    """This process's number in the job, from 0. ValueError before init()."""
+    return job_options().rank
+
+
+def size() -> int:
+    """Number of ranks in the job. ValueError before init()."""
+    return job_options().size
+
+
+def local_rank() -> int:
+    """This process's number on its host, from 0. ValueError before init()."""
+    return job_options().local_rank
+
+
+def local_size() -> int:
+    """Number of ranks on this host. ValueError before init()."""
+    return job_options().local_size
+
+
+def cross_rank() -> int:
+    """Index of this host among those that have this local rank. ValueError before init()."""
+    return job_options().cross_rank
+
+
+def cross_size() -> int:
+    """Number of hosts that have this local rank. ValueError before init()."""
+    return job_options().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of ranks, as far as this rank's numbers tell. ValueError before init()."""
+    options = job_options()
+    return options.local_size * options.cross_size == options.size
+
+
+def mpi_enabled() -> bool:
+    """Whether the running job moves data between hosts by MPI: BAGUA_HVD_TRANSPORT=mpi, and several ranks."""
+    options = runtime.options
+    return options is not None and options.transport == "mpi" and options.size > 1
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI was initialized with MPI_THREAD_MULTIPLE, so that the script may use it beside bagua_hvd.
+
+    ValueError: before init(), or the job does not use MPI.
+    """
+    job_options()
+    if not mpi_enabled():
+        raise ValueError("Horovod MPI is not enabled; BAGUA_HVD_TRANSPORT=mpi makes a job of mpirun use it.")
+    return native.mpi_threads() == native.MPI_THREAD_MULTIPLE
+
+
+def gloo_enabled() -> bool:
+    """True: bagua_hvd's own transports take gloo's place. ValueError before init()."""
+    job_options()
+    return True
+
+
+def wait_for_gpus() -> None:
+    """Waits until the GPUs have done what ended operations put on them, and so tells whether their results are good.
+
+    Operations on GPUs end when their work is enqueued. To be called before weights are kept that came of them, in a
+    checkpoint say; elastic states do so when they save. Without tensors on GPUs it does nothing.
+
+    Raises:
+        HorovodInternalError: a rank was lost, or a GPU failed; what operations since the last such call wrote is
+            undefined.
+    """
+    current = runtime.context
+    if current is not None:
+        current.wait_for_gpus()

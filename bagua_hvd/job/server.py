@@ -1,0 +1,94 @@
+"""Listens for processes that prove to know the job's secret: an asyncio server in a thread of its own.
+
+A stranger may say 72 bytes of handshake, for a few seconds, and nothing of them is interpreted before the proof. When
+there are _STRANGERS_MAX, one more takes the place of the one that has waited longest. See job/channel.py.
+"""
+import asyncio
+import threading
+
+from bagua_hvd.job import channel
+
+HANDSHAKE_SECONDS = 10
+_STRANGERS_MAX = 256
+
+
+class Server:
+    """Listens from construction to close(); a context manager. Subclasses say what follows the handshake: talk().
+
+    Args:
+        secret: bytes. host: numeric address to bind. name: of the thread.
+    Raises:
+        OSError: the address cannot be used.
+    Attributes:
+        port. loop: of the thread.
+    """
+
+    def __init__(self, secret, host, name):
+        self._secret = secret
+        self._strangers = {}        # their tasks, in the order they came; a dict for its order
+        self.loop = asyncio.new_event_loop()
+        self._server = self.loop.run_until_complete(
+            asyncio.start_server(self._serve, host, 0, limit=channel.MESSAGE_MAX))
+        self.port = self._server.sockets[0].getsockname()[1]
+        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    async def talk(self, reader, writer):
+        """With a process that has proved to know the secret; the connection ends with it.
+
+        What the other side may cause, OSError, ValueError, EOFError and TimeoutError, may be raised.
+        """
+        raise NotImplementedError
+
+    async def _serve(self, reader, writer):
+        try:
+            channel.watch(writer.get_extra_info("socket"))
+            await self._admit(reader, writer)
+            await self.talk(reader, writer)
+        except (OSError, ValueError, EOFError, TimeoutError, asyncio.TimeoutError):
+            pass        # a stranger, or a process that ended: it says how
+        except asyncio.CancelledError:
+            pass        # close(), or a newer stranger; passed on, Python 3.11 would print it
+        finally:
+            writer.close()
+
+    async def _admit(self, reader, writer):
+        if len(self._strangers) >= _STRANGERS_MAX:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.cancel()
+        self._strangers[asyncio.current_task()] = None
+        try:
+            await asyncio.wait_for(self._handshake(reader, writer), HANDSHAKE_SECONDS)
+        finally:
+            self._strangers.pop(asyncio.current_task(), None)
+
+    async def _handshake(self, reader, writer):
+        handshake = channel.Handshake(self._secret, channel.ACCEPTED)
+        writer.write(handshake.hello)
+        writer.write(handshake.answer(await reader.readexactly(channel.HELLO_SIZE)))
+        handshake.check(await reader.readexactly(channel.PROOF_SIZE))
+
+    def close(self):
+        """Hangs up on everybody, and ends the thread."""
+        asyncio.run_coroutine_threadsafe(self._close(), self.loop).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    async def _close(self):
+        self._server.close()
+        # Again and again: a handshake may have begun only now, and wait_for() of Python < 3.12 loses a cancellation
+        # that comes together with the result.
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=0.1)
+        # Once around, for their transports to close the sockets.
+        await asyncio.sleep(0)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()

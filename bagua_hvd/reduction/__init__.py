@@ -1,0 +1,1 @@
+"""Gradients on their way: ready, in a bucket, given to an algorithm, waited for."""

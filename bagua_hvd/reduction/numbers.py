@@ -1,0 +1,43 @@
+"""The numbers of optimizers, by which ranks match what each of them communicates."""
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bagua_hvd.job import basics
+
+
+class _Numbers:
+    """Numbers the optimizers of a process set, from 0 after each init(): all its ranks name their operations alike.
+
+    Each set has its own numbers, for ranks outside of it may have no such optimizer. In an elastic job the numbers go
+    on after a reset, for the optimizers live on; see share_numbers().
+    """
+
+    def __init__(self):
+        self.inits = 0
+        self.next = {}
+
+    def take(self, process_set=0):
+        if self.inits != basics.runtime.inits and not basics.runtime.options.elastic:
+            self.next = {}
+        self.inits = basics.runtime.inits
+        number = self.next.get(process_set, 0)
+        self.next[process_set] = number + 1
+        return number
+
+
+_numbers = _Numbers()
+optimizer_number = _numbers.take
+
+
+def share_numbers(optimizers: Sequence[Any], broadcast: Callable[[Any], Any]) -> None:
+    """Gives optimizers of all ranks the numbers that they have on rank 0, and those that are made later equal ones.
+
+    Collective. For elastic jobs, where a rank that came later has made fewer optimizers than the others.
+
+    Args:
+        optimizers: what has `number` and `renumber(number)`, in the same order on all ranks.
+        broadcast: function that returns rank 0's object.
+    """
+    numbers, _numbers.next = broadcast(([optimizer.number for optimizer in optimizers], _numbers.next))
+    for optimizer, number in zip(optimizers, numbers, strict=True):
+        optimizer.renumber(number)

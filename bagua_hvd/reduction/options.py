@@ -1,0 +1,97 @@
+"""How gradients travel: the arguments that optimizers and tapes of all front ends share, checked in one place."""
+import warnings
+import weakref
+from typing import NamedTuple
+
+from bagua_hvd import algorithms
+from bagua_hvd.collectives import rules
+from bagua_hvd.core.util import split_list
+from bagua_hvd.job import basics
+from bagua_hvd.job.basics import Adasum, Average, Sum
+from bagua_hvd.job.process_sets import global_process_set
+
+
+class GradientOptions(NamedTuple):
+    """The arguments; see DistributedOptimizer. Until check(), as the user gave them."""
+
+    compression: object = None
+    sparse_as_dense: bool = False
+    op: int = Average
+    gradient_predivide_factor: float = 1.0
+    groups: object = None
+    process_set: object = global_process_set
+    algorithm: object = None
+    scale_local_gradients: bool = True
+
+    def check(self):
+        """The same options, known to be right, with an Algorithm for what names one (None for Adasum).
+
+        Raises:
+            ValueError: a wrong argument; an unknown algorithm's sentence lists the known ones.
+            NotImplementedError: op=Adasum on a process set, or over a number of ranks that is no power of 2.
+        """
+        if self.op not in (Average, Sum, Adasum):
+            raise ValueError(f"op={self.op!r}: gradients are combined by hvd.Average, hvd.Sum or hvd.Adasum")
+        if self.gradient_predivide_factor != 1.0 and self.op != Average:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+        id = rules.registered_id(self.process_set)
+        if self.op == Adasum:
+            if self.algorithm is not None:
+                raise ValueError(f"op=Adasum is an algorithm of its own: it does not go with {self.algorithm!r}")
+            rules.check_adasum(id, basics.size())
+        check_groups(self.groups)
+        if self.op == Adasum:
+            return self
+        return self._replace(algorithm=algorithms.choose(self.algorithm, average=self.op != Sum))
+
+    @property
+    def factors(self):
+        """(prescale_factor, postscale_factor) of a Reducer."""
+        return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor
+
+    @property
+    def communicates(self):
+        """Whether there is anything to do; decided anew when the job is."""
+        if not self.process_set.included():
+            return False
+        return basics.size() > 1 or basics.runtime.options.elastic
+
+    def grouped(self, variables, of=lambda variable: variable):
+        """`groups`, of variables or weak references to them, as lists of indices into `variables`, or None.
+
+        Args:
+            of: function of a variable: the object that it is known by. Those in `groups` that are not among
+                `variables` are passed over.
+        """
+        if self.groups is None or self.groups == 0:
+            return None
+        indices = list(range(len(variables)))
+        if isinstance(self.groups, int):
+            return [part for part in split_list(indices, self.groups) if part]
+        index_of = {id(of(variable)): index for index, variable in enumerate(variables)}
+        lists = [[index_of.get(id(of(_referred(variable)))) for variable in group] for group in self.groups]
+        return [[index for index in group if index is not None] for group in lists]
+
+
+def _referred(variable):
+    return variable() if isinstance(variable, weakref.ref) else variable
+
+
+def check_groups(groups):
+    """ValueError unless it is None, a number of groups, or lists of variables without one twice."""
+    if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0):
+        return
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
+        raise ValueError("groups should be a non-negative integer or a list of list of tf.Variable.")
+    listed = [id(variable) for group in groups for variable in group]
+    if len(set(listed)) < len(listed):
+        raise ValueError("a variable can only appear once in groups")
+
+
+def groups_of(num_groups, groups):
+    """`groups`, or the deprecated `num_groups` in its place."""
+    if not num_groups:
+        return groups
+    warnings.warn("Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.",
+                  DeprecationWarning, stacklevel=3)
+    return num_groups if groups is None else groups

@@ -1,0 +1,516 @@
+"""The inside of DistributedOptimizer: gradient ready -> bucket full -> algorithm -> synchronize.
+
+A front end numbers its gradients 0, 1, ..., calls gradient_ready() for each that the backward pass has accumulated, and
+synchronize() before anyone reads them. Buckets are posted as they fill, in whatever order: ranks match them by name. A
+gradient that is not there at synchronize() is supplied by the front end as zeros, and a window of accumulation that is
+not complete goes as it is; so ranks may use different parameters, and every rank posts every bucket once in a window.
+
+A window ends with synchronize(), usually with its last backward pass; most steps have one. A backward pass between that
+and the step begins another: its gradients add to reduced ones, which are equal on all ranks, and their mean is what it
+would have been. The buckets of such a window go by other names, so that ranks that disagree on the number of windows
+wait, and the stall check says for whom; it must never be that one rank's second window meets another's next step.
+
+Which gradients are sparse is not known before the first backward pass, and then only to the ranks that used them. So
+the first synchronize() begins with one small allreduce in which the ranks tell each other, and before it nothing is
+posted: buckets have the same members everywhere, always.
+
+Lives on the thread of the backward pass; no lock. Nothing here touches tensor data.
+"""
+import warnings
+from contextlib import contextmanager
+from time import perf_counter_ns
+
+from bagua_hvd.collectives.facts import extremes
+from bagua_hvd.core import native
+from bagua_hvd.core.exceptions import HorovodInternalError
+from bagua_hvd.job import basics, statistics
+from bagua_hvd.primitives import c_fp_s
+from bagua_hvd.reduction.numbers import optimizer_number
+from bagua_hvd.training.buckets import Bucket, partition, partition_groups
+from bagua_hvd.training.model import Model
+
+DIFFERENT_VARIABLES = "Ranks have gradients for different variables, {counts}; this rank has them for {names}"
+_NAMES_SHOWN = 8
+TOO_MANY_PASSES = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+    "backward_passes_per_step to accumulate gradients locally. (Gradient of {name}.)"
+)
+
+
+def listed(names):
+    """Names in a sentence, not too many of them."""
+    return ", ".join(names if len(names) <= _NAMES_SHOWN else
+                     [*names[:_NAMES_SHOWN], f"{len(names) - _NAMES_SHOWN} more"])
+
+
+class Reducer:
+    """Communicates the gradients of one optimizer.
+
+    Args:
+        gradients: the front end's Gradients.
+        members: list of Member: gradient i is members[i]; the same on all ranks, parameters in forward order.
+        algorithm: an Algorithm. group: the ProcessSet, of which this rank is a member.
+        passes: backward passes that make a window, before gradients travel.
+        groups: None, or lists of indices that travel together.
+        prescale_factor, postscale_factor: see Bucket.
+        number: of its optimizer; None: the next one.
+    Raises:
+        ValueError: the algorithm cannot serve this model.
+    Attributes:
+        model: the Model that the algorithm sees.
+        pending: gradients have been computed and not yet synchronized.
+        synchronized: all gradients have been communicated since the last backward pass, and no step has used them.
+        accumulating: backward passes add to the gradients and count for nothing else; see no_sync().
+        number: of its optimizer; see renumber().
+        synchronizations, exposed_ns: how often, and how long in all, synchronize() made the caller wait.
+    """
+
+    def __init__(self, gradients, members, algorithm, group, passes=1, groups=None, prescale_factor=1.0,
+                 postscale_factor=1.0, number=None):
+        self.algorithm = algorithm
+        self.group = group
+        self.synchronizations = 0
+        self.exposed_ns = 0
+        self.accumulating = False
+        self._gradients = gradients
+        self._passes = passes
+        self._factors = (prescale_factor, postscale_factor)
+        self._members = []
+        self._bucket_of = []        # by index; None: it travels by itself
+        self._grouped = False       # the user has said what travels together
+        self._ready = []            # gradients as they became ready; None: the ranks have agreed on an order
+        self._noted = set()
+        self._step_ends()
+        self._agreed = None         # for which init() and how many members the ranks know each other's facts
+        self.model = Model("weights", gradients, group)
+        self.renumber(optimizer_number(group.process_set_id) if number is None else number)
+        self.add(members, groups)
+        algorithm.prepare(self.model)
+
+    @property
+    def buckets(self):
+        """Those of the gradients, which the model has."""
+        return self.model.gradients
+
+    def renumber(self, number):
+        """Changes its optimizer's number, by which ranks match what it communicates. Not while anything is pending."""
+        # Nothing of the members is in the name: ranks whose models differ shall hear it, not wait for each other.
+        self.number = number
+        self._name = f"gradients.{number}"
+        self._name_buckets()
+        self.model.rename(f"weights.{number}")
+
+    def _name_buckets(self, suffix=""):
+        for place, bucket in enumerate(self.buckets):
+            bucket.name = f"{self._name}.{place}{suffix}"
+
+    def add(self, members, groups=None):
+        """More gradients, numbered on from those before, in buckets of their own. Not while anything is pending.
+
+        What has been communicated is then to be again, with the new ones; who knows better sets `synchronized`.
+        """
+        first = len(self._members)
+        self._members.extend(members)
+        numbered = dict(enumerate(members, first))
+        self._grouped = self._grouped or groups is not None
+        self._bucket_of.extend([None] * len(members))
+        self._add_buckets(partition(numbered) if groups is None else partition_groups(numbered, groups))
+        self.model.add(numbered)
+        self._begin_window()
+
+    def _add_buckets(self, plan):
+        for indices in plan:
+            bucket = Bucket(
+                f"{self._name}.{len(self.buckets)}", {index: self._members[index] for index in indices},
+                *self._factors, model=self.model,
+            )
+            self.buckets.append(bucket)
+            for index in indices:
+                self._bucket_of[index] = bucket
+
+    def set_passes(self, passes):
+        """Changes the backward passes of a window; counting begins anew."""
+        self._passes = self._passes_left = passes
+
+    def reset(self):
+        """Forgets what is pending: the next backward pass begins a new step. Operations in flight go on unobserved."""
+        self._step_ends()
+        self._begin_window()
+
+    def _step_ends(self):
+        self._begun = False         # the algorithm has heard of the step
+        self._prepared = False      # before_step has been done
+        self._again = False         # a window of this step has been communicated
+
+    def _begin_window(self):
+        self.pending = False
+        self.synchronized = False
+        self._settled = False       # whether the ranks have agreed on an overflow in this step
+        self._travel = None         # whether gradients do, once the algorithm has been asked
+        self._failure = None        # what went wrong while the rest was posted
+        self._passes_left = self._passes
+        self._ready_now = [False] * len(self._members)
+        self._placed = [False] * len(self._members)
+        self._unposted = list(self.buckets)
+        self._operations = {}       # by a number that is the same on all ranks
+        for bucket in self.buckets:
+            bucket.clear()
+        self._gradients.discard()
+
+    @contextmanager
+    def no_sync(self):
+        """Within it, gradients accumulate locally: nothing is posted, and no window of accumulation advances."""
+        outer, self.accumulating = self.accumulating, True
+        try:
+            yield
+        finally:
+            self.accumulating = outer
+
+    def gradient_ready(self, index):
+        """A backward pass has accumulated gradient `index`.
+
+        Raises:
+            AssertionError: it was ready in the last pass of this window already, and may be on its way.
+        """
+        if self._ready_now[index]:
+            raise AssertionError(TOO_MANY_PASSES.format(name=self._members[index].name))
+        self.synchronized = self._settled = False
+        if self.accumulating:
+            return
+        self.pending = True
+        last_pass = self._passes_left <= 1
+        self._ready_now[index] = last_pass
+        if self._agreed != self._agreement():
+            if self._ready is not None:
+                self._ready.append(index)
+            return
+        if self._travel is None:
+            self._begin()
+        if last_pass and self._travel:
+            self._place(index)
+
+    def pass_ended(self):
+        """A backward pass that has made gradients ready has ended. Returns whether the window has, too.
+
+        For front ends with windows of several passes, or that do not know better when to call synchronize().
+        """
+        if not self.pending or self.accumulating:
+            return False
+        self._passes_left = max(0, self._passes_left - 1)
+        return self._passes_left == 0
+
+    def _begin(self):
+        """Communication begins: that of a window, and of the step if it is its first."""
+        self.model.communication_begins()
+        if not self._begun:
+            self._begun = True
+            self.model.pending = {}
+            self._travel = self.algorithm.gradients_travel(self.model)
+            self.algorithm.backward_begins(self.model)
+        else:
+            self._travel = self.algorithm.gradients_travel(self.model)
+        if self._again and self._travel:
+            self._name_buckets(".again")
+
+    def _agreement(self):
+        # A new init() may bring ranks that know nothing; new members are known to none.
+        # And a rank in join() has missed steps.
+        return basics.runtime.inits, basics.runtime.joins, len(self._members)
+
+    def _agree(self):
+        """Learns which gradients any rank has sparse; the others are dense from then on, whatever comes.
+
+        And the order of the gradients: buckets hold what becomes ready together, in the first backward pass.
+
+        And whether all ranks are in the same step, with or without a state from before: a checkpoint may have been
+        loaded by some only, and ranks of an elastic job come and go. If not, they go on from the latest step, all
+        without.
+
+        A rank that has joined says nothing: then it is done again in the next step, until all have taken part. So
+        all ranks agree in the same step, and none waits for one that has agreed before.
+
+        Raises:
+            HorovodInternalError: on all ranks, that their gradients are for different variables.
+        """
+        model, size, count = self.model, self.group.size(), len(self._members)
+        self._again = False     # ranks that are new here know of no window before
+        had_state = model.kinds_of_state()[0]
+        model.settle()
+        present = [int(rank == self.group.rank()) for rank in range(size)]
+        sparse = [self._gradients.sparse_dim(index) for index in range(count)]
+        places = {index: place for place, index in enumerate(self._order())}
+        try:
+            facts = extremes([*present, *sparse, *(places[index] for index in range(count)), model.step,
+                              *map(int, model.kinds_of_state()), self._gradients.fingerprint()],
+                             f"{self._name}.facts", self.group)
+        except HorovodInternalError as error:
+            if error.status != native.ERR_MISMATCH:
+                raise
+            # There are more facts on some ranks than on others, and all ranks have heard it.
+            raise self._different_variables() from error
+        largest, smallest = facts.pop()
+        if largest != smallest:
+            raise self._different_variables()
+        for index, (largest, _) in enumerate(facts[size:size + count]):
+            if largest:
+                self._set_sparse(index, largest)
+        places, (step, own, kept) = facts[size + count:-3], facts[-3:]
+        differ = any(largest != smallest for largest, smallest in (*places, step, kept))
+        if differ or own[0] != own[1]:
+            model.step = step[0]
+            model.drop_state(shared=differ)
+        self._arrange(sorted(range(count), key=lambda index: (places[index][0], index)))
+        if had_state and not model.kinds_of_state()[0]:
+            self._note("the ranks have changed: what it keeps of its own", "begins anew")
+        if all(largest for largest, _ in facts[:size]):
+            self._agreed = self._agreement()
+
+    def _different_variables(self):
+        """The error that says so, with what all ranks tell each other for it; collective."""
+        mine = [len(self._members) if rank == self.group.rank() else 0 for rank in range(self.group.size())]
+        counts = [largest for largest, _ in extremes(mine, f"{self._name}.counts", self.group)]
+        known = [(count, rank) for count, rank in zip(counts, self.group.ranks, strict=True) if count > 0]
+        (fewest, one), (most, other) = min(known), max(known)
+        error = HorovodInternalError(DIFFERENT_VARIABLES.format(
+            counts=f"{most} on each" if fewest == most else f"{fewest} on rank {one} and {most} on rank {other}",
+            names=listed([member.name for member in self._members]),
+        ))
+        error.status = native.ERR_MISMATCH
+        return error
+
+    def _order(self):
+        """All gradients, as the buckets are to hold them: as they became ready first, unless it is settled."""
+        settled = self._ready is None or self.model.kinds_of_state()[1]
+        first = dict.fromkeys(self._bucketed() if settled else self._ready)
+        return [*first, *(index for index in reversed(range(len(self._members))) if index not in first)]
+
+    def _bucketed(self):
+        return [index for bucket in self.buckets for index in bucket.members]
+
+    def _arrange(self, order):
+        """Cuts the buckets anew if the order is another. Nothing may be pending; the user's groups stay as they are."""
+        order = [index for index in order if self._bucket_of[index] is not None]
+        if order != self._bucketed() and not self._grouped:
+            self._cut(partition({index: self._members[index] for index in reversed(order)}))
+        self._ready = None
+
+    def _cut(self, plan):
+        self.model.gradients = []
+        self._add_buckets(plan)
+        self._unposted = list(self.buckets)
+
+    def _set_sparse(self, index, sparse_dim):
+        bucket = self._bucket_of[index]
+        if self._gradients.travels_alone(index, sparse_dim) and bucket is not None:
+            if self.algorithm.dense_only:
+                raise ValueError(
+                    f"the gradient of {self._members[index].name} is sparse, which {type(self.algorithm).__name__} "
+                    "cannot serve: pass sparse_as_dense=True to DistributedOptimizer"
+                )
+            self._note("sparse gradients", "are gathered")
+            bucket.remove(index)
+            self._bucket_of[index] = None
+
+    def _place(self, index):
+        """Gives a complete gradient to its bucket, and posts the bucket when that was the last."""
+        bucket = self._bucket_of[index]
+        if bucket is None:
+            name = f"{self._name}.{self._members[index].name}" + ".again" * self._again
+            self._operations[len(self.buckets) + index] = self._gradients.communicate(index, name)
+        else:
+            bucket.place(index, self._gradients.view(index))
+        self._placed[index] = True
+        if bucket is not None and bucket.missing == 0:
+            self._post(bucket)
+
+    def _post(self, bucket):
+        if bucket.members:
+            self._statistics().gradient_bytes += bucket.count * native.dtype_size(bucket.dtype)
+            if self.algorithm.takes(bucket.dtype):
+                operation = self.algorithm.communicate(bucket, self.group)
+            else:
+                self._note(f"buckets such as {bucket.name}", "go by gradient_allreduce for their dtype")
+                operation = c_fp_s(bucket, self.group, average=self.algorithm.average)
+            self._operations[self.buckets.index(bucket)] = operation
+        self._unposted.remove(bucket)
+
+    def _note(self, what, how):
+        """Says on the first rank, once, what the chosen algorithm does not do."""
+        if self.algorithm.relaxed and how not in self._noted:
+            self._noted.add(how)
+            if self.group.rank() == 0:
+                warnings.warn(f"{type(self.algorithm).__name__}: {what} {how}", stacklevel=2)
+
+    def _post_rest(self):
+        """Places what no backward pass has made ready, and posts what is left."""
+        if self._agreed != self._agreement():
+            self._agree()
+        if self._travel is None:
+            self._begin()
+        if not self._travel:
+            return
+        for index, placed in enumerate(self._placed):
+            if not placed:
+                self._place(index)
+        for bucket in list(self._unposted):     # those whose posting failed during the backward pass
+            self._post(bucket)
+
+    def post(self):
+        """Posts what is missing, as zeros. Errors are raised by synchronize(), which is to follow."""
+        if self.synchronized or self.accumulating or self._failure is not None:
+            return
+        try:
+            self._post_rest()
+        except Exception as error:
+            self._failure = error
+
+    def synchronize(self):
+        """Posts what is missing and blocks until all gradients are reduced. Does nothing when they are already.
+
+        Raises:
+            RuntimeError: within no_sync().
+            HorovodInternalError: ranks disagreed, or one was lost. ValueError: a gradient cannot travel. Gradients are
+            unspecified then, nothing is pending, and unless a rank was lost the next step can go on.
+        """
+        if self.synchronized:
+            return
+        if self.accumulating:
+            raise RuntimeError(
+                "within no_sync() gradients accumulate locally and are not communicated: call step(), synchronize() "
+                "and GradScaler's unscale_() outside of it"
+            )
+        started = perf_counter_ns()
+        done = False
+        try:
+            self.post()
+            failure = self._failure
+            # In the same order everywhere: an operation's wait() may post another one, and wait for that.
+            for number, operation in sorted(self._operations.items()):
+                try:
+                    operation.wait()
+                except Exception as error:
+                    # The others are waited for first: their memory is in the core's hands.
+                    failure = failure or self._explained(error, number)
+            if failure is not None:
+                raise failure
+            self._gradients.finish()
+            done = True
+        finally:
+            if self._again:
+                self._name_buckets()
+            if done:
+                self._again = True
+                self._begin_window()
+            else:
+                self.reset()
+            self.synchronizations += 1
+            self._exposed(started)
+        self.synchronized = True
+
+    def _explained(self, error, number):
+        """A disagreement about a bucket, in a sentence that names whose gradients it holds."""
+        if getattr(error, "status", None) != native.ERR_MISMATCH or number >= len(self.buckets):
+            return error
+        bucket = self.buckets[number]
+        names = listed([member.name for member in bucket.members.values()])
+        explained = HorovodInternalError(f"{error} ({bucket.name} holds the gradients of {names}.)")
+        explained.status = error.status
+        return explained
+
+    def changes_follow(self):
+        """Gradients are about to be changed before the step: what was made of them as they are is not to be used."""
+        if not self.model.scaled:
+            self.model.scaled = True
+            made = [self.model.pending.pop(bucket.name, None) for bucket in self.buckets]
+            if any(entry is not None for entry in made):
+                self.model.take_back()
+
+    def agree_on_overflow(self, local):
+        """Whether the gradients of any rank are not finite, where they do not travel and so differ; collective.
+
+        All ranks must skip a step together: what comes after a step is communication. Unless that is asynchronous.
+
+        Args:
+            local: function without arguments: whether this rank's are not finite. Not called where gradients travel,
+                nor again in the same step: then the answer is False.
+        """
+        if self._settled or self.algorithm.asynchronous or self.algorithm.gradients_travel(self.model):
+            return False
+        self._settled = True
+        return bool(extremes([int(local())], f"{self._name}.overflow", self.group)[0][0])
+
+    def before_step(self):
+        """Lets the algorithm write the weights, once a step: gradients are complete, the optimizer is about to step.
+
+        Raises:
+            HorovodInternalError: ranks disagreed, or one was lost.
+        """
+        if self._prepared or not self._begun:
+            return
+        self._prepared = True
+        self.model.step_begins()
+        started = perf_counter_ns()
+        try:
+            self.algorithm.before_step(self.model)
+        except BaseException:
+            self.reset()
+            raise
+        finally:
+            self._exposed(started)
+
+    def step(self):
+        """Lets the algorithm update the weights, after before_step(). False: the optimizer is to do it."""
+        self.before_step()
+        try:
+            return self.algorithm.step(self.model)
+        finally:
+            self._gradients.discard()
+
+    def stepped(self):
+        """The weights have been updated."""
+        self.synchronized = False
+        self._step_ends()
+        started = perf_counter_ns()
+        self.algorithm.after_step(self.model)
+        self.model.stepped()
+        basics.runtime.steps += 1
+        self._statistics().steps += 1
+        self._exposed(started)
+
+    def _statistics(self):
+        return statistics.record(type(self.algorithm).__name__)
+
+    def _exposed(self, started):
+        """The caller has waited since `started`."""
+        waited = perf_counter_ns() - started
+        self.exposed_ns += waited
+        self._statistics().exposed_ms += waited / 1e6
+
+    def cleared(self):
+        """The gradients have been zeroed: they are no longer those that were communicated."""
+        self.synchronized = False
+
+    def state_dict(self):
+        """The algorithm's state on this rank, {} when it has none."""
+        state = self.model.state_dict()
+        if not any(state["states"]) and not self.algorithm.counts_steps:
+            return {}
+        # The state lies by buckets, and these are without the sparse gradients.
+        sparse = {i: self._gradients.sparse_dim(i) for i, bucket in enumerate(self._bucket_of) if bucket is None}
+        return {"algorithm": type(self.algorithm).__name__, "state": state, "sparse": sparse,
+                "buckets": [list(bucket.members) for bucket in self.buckets]}
+
+    def load_state_dict(self, state):
+        """Takes up a state_dict(); to be called alike on all ranks. One of another algorithm is passed over."""
+        self._agreed = None
+        if state.get("algorithm") == type(self.algorithm).__name__:
+            for index, sparse_dim in state["sparse"].items():
+                self._set_sparse(index, sparse_dim)
+            self._restore_buckets(state["buckets"])
+            self.model.load_state_dict(state["state"])
+
+    def _restore_buckets(self, plan):
+        """Cuts the buckets as they were, where the members are those, and the user has not grouped them."""
+        if not self._grouped and sorted(self._bucketed()) == sorted(index for indices in plan for index in indices):
+            self._cut(plan)
+            self._ready = None

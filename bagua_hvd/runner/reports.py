@@ -1,0 +1,114 @@
+"""What the launcher learns from the stderr of ranks: their reports (job/reporting.py), and their last words."""
+import json
+import re
+from collections import defaultdict
+
+from bagua_hvd.job.reporting import MARK
+
+_LAST_WORDS_NBYTES = 1 << 16
+_TRACEBACK = re.compile(rb"^Traceback \(most recent call last\):$", re.MULTILINE)
+_GOES_ON = (b"During handling of the above exception, another exception occurred:",
+            b"The above exception was the direct cause of the following exception:")
+
+
+class _Filter:
+    """The stderr of a process on its way to the forwarder: reports are taken out."""
+
+    def __init__(self, reports, process, rank, forwarder):
+        self._reports, self._process, self._rank, self._forwarder = reports, process, rank, forwarder
+        self._held = b""        # the beginning of a report, perhaps
+
+    def feed(self, data):
+        data = self._held + data
+        self._held = b""
+        while True:
+            at = data.find(MARK[:1])
+            if at < 0:
+                break
+            self._pass_on(data[:at])
+            data = data[at:]
+            end = data.find(b"\n")
+            if end < 0 and (data.startswith(MARK) or MARK.startswith(data)):
+                self._held = data
+                return
+            if data.startswith(MARK):
+                self._reports.take(self._process, self._rank, data[len(MARK):end])
+                data = data[end + 1:]
+            else:
+                self._pass_on(data[:1])
+                data = data[1:]
+        self._pass_on(data)
+
+    def _pass_on(self, data):
+        if data:
+            self._reports.hear(self._process, data)
+            self._forwarder.feed(data)
+
+    def close(self):
+        self._pass_on(self._held)
+        self._forwarder.close()
+
+
+class Reports:
+    """Of all processes of a job; belongs to the thread that forwards their output.
+
+    Args:
+        dashboard: Dashboard, or None.
+    Attributes:
+        because_of: {process: rank}: before it left the job, that rank had; None: none had.
+    """
+
+    def __init__(self, dashboard=None):
+        self.because_of = {}
+        self._dashboard = dashboard
+        self._words = defaultdict(bytearray)    # process -> what it wrote last
+        self._spoke_last = None
+
+    def filter(self, process, rank, forwarder):
+        """The forwarder of a process's stderr without the reports."""
+        return _Filter(self, process, rank, forwarder)
+
+    def take(self, process, rank, text):
+        """Takes a report."""
+        try:
+            report = json.loads(text)
+            if "because_of" in report:
+                self.because_of[process] = report["because_of"]
+            elif self._dashboard is not None:
+                self._dashboard.report(rank, report)
+        except (ValueError, TypeError):
+            pass        # somebody else wrote into it
+
+    def hear(self, process, data):
+        """Takes what a process writes to stderr."""
+        self._spoke_last = process
+        words = self._words[process]
+        words += data[-_LAST_WORDS_NBYTES:]
+        if len(words) > 2 * _LAST_WORDS_NBYTES:
+            del words[:-_LAST_WORDS_NBYTES]
+        if self._dashboard is not None:
+            self._dashboard.look_for_stalls(data)
+
+    def cause(self, failures):
+        """The first of processes that failed; or which made it fail, or which made that one fail, and so on.
+
+        Args:
+            failures: processes by the time of their end, which need not be that of their failure. Their names are
+                their ranks.
+        """
+        process, seen = failures[0], set()
+        while self.because_of.get(process) in failures and process not in seen:
+            seen.add(process)
+            process = self.because_of[process]
+        return process
+
+    def buried_traceback(self, process):
+        """The last traceback of a process, with those that led to it, if others have written to stderr since: bytes."""
+        text = bytes(self._words[process])
+        begins = [match.start() for match in _TRACEBACK.finditer(text)]
+        if not begins or self._spoke_last == process:
+            return b""
+        begin = begins.pop()
+        while begins and text[:begin].rstrip().endswith(_GOES_ON):
+            begin = begins.pop()
+        return text[begin:]

@@ -1,0 +1,73 @@
+"""Optimizers of tf.compat.v1 whose gradients are reduced; what wraps them for Adasum, too."""
+import tensorflow as tf
+
+from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from bagua_hvd.tensorflow.graphs import as_written
+from bagua_hvd.tensorflow.reduction import Reduction
+
+
+class WrappedV1(tf.compat.v1.train.Optimizer):
+    """Around an optimizer of tf.compat.v1; passes everything on to it."""
+
+    def __init__(self, optimizer, name, use_locking):
+        super().__init__(use_locking, name or f"Distributed{type(optimizer).__name__}")
+        self._optimizer = optimizer
+
+    def compute_gradients(self, *args, **kwargs):
+        return self._optimizer.compute_gradients(*args, **kwargs)
+
+    def apply_gradients(self, *args, **kwargs):
+        return self._optimizer.apply_gradients(*args, **kwargs)
+
+    def get_slot(self, *args, **kwargs):
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args, **kwargs):
+        return self._optimizer.get_slot_names(*args, **kwargs)
+
+    def variables(self, *args, **kwargs):
+        return self._optimizer.variables(*args, **kwargs)
+
+
+class DistributedV1(WrappedV1):
+    """Reduces in compute_gradients()."""
+
+    def __init__(self, optimizer, name, use_locking, options, passes, average_aggregated):
+        super().__init__(optimizer, name, use_locking)
+        self._reduction = Reduction(options, weights=True)
+        self._aggregation = None
+        if passes > 1:
+            if tf.executing_eagerly():
+                raise ValueError("backward_passes_per_step > 1 is not supported in eager mode with this optimizer: use "
+                                 "an optimizer of Keras.")
+            self._aggregation = LocalGradientAggregationHelper(
+                passes, self._reduction, options.sparse_as_dense, average_aggregated, process_set=options.process_set,
+                scale_local_gradients=options.scale_local_gradients,
+            )
+
+    def register_local_var(self, var):
+        """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
+        scale_local_gradients is False."""
+        (self._aggregation.register_local_var if self._aggregation else self._reduction.register_local)(var)
+
+    @as_written
+    def compute_gradients(self, *args, **kwargs):
+        gradients, variables = zip(*super().compute_gradients(*args, **kwargs), strict=True)
+        reduce = self._aggregation.compute_gradients if self._aggregation else self._reduction
+        return list(zip(reduce(gradients, variables), variables, strict=True))
+
+    @as_written
+    def apply_gradients(self, *args, **kwargs):
+        base = super().apply_gradients
+
+        def apply():
+            applied = base(*args, **kwargs)
+            if tf.executing_eagerly():
+                self._reduction.stepped()
+                return applied
+            with tf.control_dependencies([applied]):
+                return tf.group(applied, *self._reduction.stepped())
+
+        if self._aggregation is None:
+            return apply()
+        return self._aggregation.apply_gradients(apply, self._optimizer, *args, **kwargs)

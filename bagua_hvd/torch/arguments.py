@@ -1,0 +1,62 @@
+"""What was wrong with the arguments of a call that failed: looked at only then, so that right calls pay nothing."""
+import inspect
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from bagua_hvd.core.exceptions import HorovodInternalError
+
+_TENSORS = "a sequence of torch.Tensor"
+# By parameter, where it is no tensor: what it takes, and whether a value is that.
+_TAKES = {
+    "name": ("a str", lambda value: value is None or isinstance(value, str)),
+    "op": ("one of hvd.Average, Sum, Adasum, Min, Max and Product",
+           lambda value: value is None or isinstance(value, int)),
+    "average": ("a bool", lambda value: value is None or isinstance(value, bool)),
+    "root_rank": ("an int", lambda value: isinstance(value, int)),
+    "compression": ("one of hvd.Compression",
+                    lambda value: hasattr(value, "compress") and hasattr(value, "decompress")),
+}
+
+
+def _tensors_of(name, value):
+    """What of the argument must be tensors. TypeError: it is nothing that holds any."""
+    if name == "tensor":
+        return [value]
+    if name == "tensors":
+        if isinstance(value, str | Iterator):       # an iterator is used up: nobody knows what came out of it
+            raise TypeError
+        return list(value)
+    if name == "params":
+        entries = value.values() if isinstance(value, Mapping) else value
+        return [entry[-1] if isinstance(entry, tuple) and entry else entry for entry in entries if entry is not None]
+    return []
+
+
+def _what_is_wrong(function, args, kwargs):
+    for name, value in inspect.signature(function).bind(*args, **kwargs).arguments.items():
+        takes, is_right = _TAKES.get(name, (_TENSORS if name != "tensor" else "a torch.Tensor", None))
+        try:
+            tensors = _tensors_of(name, value)
+        except (TypeError, RuntimeError):       # PyTorch's, for a nested one
+            return TypeError(f"{function.__name__}() takes {takes} as `{name}`, not {type(value).__name__}")
+        if is_right and not is_right(value):
+            return TypeError(f"{function.__name__}() takes {takes} as `{name}`, not {value!r:.100}")
+        for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor):
+                return TypeError(f"{function.__name__}() takes {takes} as `{name}`, not {type(tensor).__name__}")
+            if tensor.is_nested or tensor.is_meta or tensor.layout is not torch.strided:
+                return ValueError(f"{function.__name__}() takes dense tensors in memory, not one of layout "
+                                  f"{tensor.layout} on {tensor.device}{', nested' if tensor.is_nested else ''}")
+    return None
+
+
+def explained(function, args, kwargs, error):
+    """What to raise for an error of Python or PyTorch that came out of a call of `function`.
+
+    Returns:
+        A TypeError or ValueError that names the argument; the error itself where the arguments are right.
+    """
+    if isinstance(error, HorovodInternalError):
+        return error
+    return _what_is_wrong(function, args, kwargs) or error

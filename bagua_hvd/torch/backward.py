@@ -1,0 +1,224 @@
+"""Backward passes over an optimizer's parameters: hooks that tell its Reducer what is ready, and when a pass has ended.
+
+    hook on a parameter    its gradient is accumulated; the first one of a pass asks the engine to call when it ends
+    the pass has ended     and with it the window, usually: post what the pass has not touched, wait for the reduction
+
+so that `p.grad` is the reduced gradient after `backward()`. With wait_in_step nobody waits here.
+
+A backward pass within a backward pass (reentrant checkpointing) is part of the outer one: what ends there ends nothing.
+
+Hooks run on whatever thread the engine has for the device; one pass at a time.
+"""
+import sys
+import threading
+import weakref
+
+import torch
+from torch.autograd import Variable
+from torch.autograd.function import BackwardCFunction
+
+from bagua_hvd.job.basics import Sum
+from bagua_hvd.torch.compiled import uncompiled
+from bagua_hvd.torch.mpi_ops import grouped_allreduce_
+
+_WITHIN_BACKWARD = BackwardCFunction.apply.__code__
+_BACKWARD = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
+_engine = Variable._execution_engine
+_ended = threading.local()      # Backwards whose window ended with the pass that is ending on this thread
+
+
+def _outer_pass():
+    """Whether the pass that ends on this thread is within another: (True, its node that began this one, or None)."""
+    frame, passes = sys._getframe(1), 0
+    while frame is not None:
+        if frame.f_code is _WITHIN_BACKWARD:
+            return True, frame.f_locals["self"]
+        passes += frame.f_code in _BACKWARD
+        frame = frame.f_back
+    return passes > 1, None
+
+
+class _End:
+    """What the engine calls when a pass ends. Only the engine holds it: it dies with a pass that fails."""
+
+    __slots__ = ("__weakref__", "_backward")
+
+    def __init__(self, backward):
+        self._backward = backward
+
+    @uncompiled
+    def __call__(self):
+        self._backward.pass_ended()
+
+
+class Backward:
+    """The hooks of one optimizer.
+
+    Args:
+        reducer: held weakly, so that a discarded optimizer does not live on in its model.
+        gradients: its TorchGradients.
+        wait_in_step: whether the end of a pass waits for nothing.
+        frozen: dict of name -> parameter that requires no gradient now.
+    """
+
+    def __init__(self, reducer, gradients, wait_in_step, frozen):
+        self._reducer = weakref.ref(reducer)
+        self._gradients = gradients
+        self._wait_in_step = wait_in_step
+        self._frozen = frozen
+        self._end = None            # of the pass under way: a weak reference
+        self._met = []              # parameters whose first gradient has come in it
+        self.register(0)
+
+    def register(self, first):
+        """Hooks for parameter `first` of the TorchGradients and those behind it, which get gradients of zeros."""
+        handles = []
+        for index, parameter in enumerate(self._gradients.parameters[first:], first):
+            if parameter.grad is None:
+                handles.append(_zeros(parameter, self._met))
+            if self._gradients.op == Sum:
+                handles.append(parameter.register_hook(self._before_accumulation(index)))
+            handles.append(parameter.register_post_accumulate_grad_hook(self._after_accumulation(index)))
+        weakref.finalize(self._reducer(), _remove, handles).atexit = False
+
+    def add(self, named):
+        """Parameters that come later, as (name, parameter); alike on all ranks."""
+        first = len(self._gradients.parameters)
+        self._frozen.update((name, parameter) for name, parameter in named if not parameter.requires_grad)
+        self._reducer().add([self._gradients.add(name, parameter)
+                             for name, parameter in named if parameter.requires_grad])
+        self.register(first)
+
+    def _after_accumulation(self, index):
+        @uncompiled
+        def gradient_accumulated(parameter):
+            reducer = self._reducer()
+            if reducer is not None:
+                reducer.gradient_ready(index)
+                if self._end is None or self._end() is None:
+                    self._await_end()
+
+        return gradient_accumulated
+
+    def _before_accumulation(self, index):
+        @uncompiled
+        def accumulates(_):
+            self._gradients.take_share(index)
+
+        return accumulates
+
+    def _await_end(self):
+        end = _End(self)
+        self._end = weakref.ref(end)
+        _engine.queue_callback(end)
+
+    def pass_ended(self):
+        """Called by the engine, within the pass."""
+        self._end = None
+        while self._met:
+            # Not within the hook itself. Also a removed one would cost a microsecond in every pass.
+            parameter = self._met.pop()
+            if not parameter._backward_hooks:
+                parameter._backward_hooks = None
+        reducer = self._reducer()
+        if reducer is None:
+            return
+        within, node = _outer_pass()
+        if within:
+            self._await_outer(node)
+        elif reducer.pass_ended() and not self._wait_in_step:
+            # After all other optimizers' ends: first everything is posted, whatever a rank's pass has touched, and only
+            # then anyone waits.
+            _ended.__dict__.setdefault("backwards", []).append(self)
+            _engine.queue_callback(_complete)
+
+    def _await_outer(self, node):
+        """Asks for the end of the outer pass, when that comes to what follows the node. If it does not: see step()."""
+        @uncompiled
+        def goes_on(_):
+            for handle in handles:
+                handle.remove()
+            if self._end is None or self._end() is None:
+                self._await_end()
+
+        following = [function for function, _ in node.next_functions if function] if node is not None else []
+        handles = [function.register_prehook(goes_on) for function in following]
+
+    def complete(self):
+        """Waits for the reduction, unless nothing is to be communicated."""
+        reducer = self._reducer()
+        if reducer is not None:
+            reducer.synchronize()
+            self.take_in_unfrozen()
+
+    def take_in_unfrozen(self):
+        """Lets parameters take part that were frozen and now require a gradient. All ranks have unfrozen the same ones.
+
+        Raises:
+            RuntimeError: the algorithm is asynchronous.
+        """
+        found = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
+        if not found:
+            return
+        reducer = self._reducer()
+        if reducer.algorithm.asynchronous:
+            raise RuntimeError(
+                f"{found[0]} was frozen when the optimizer was made and requires a gradient now, which "
+                f"{type(reducer.algorithm).__name__} cannot take in: unfreeze it before DistributedOptimizer(...)"
+            )
+        parameters = [self._frozen.pop(name) for name in found]
+        if reducer.algorithm.gradients_travel(reducer.model):
+            for parameter in parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter, requires_grad=False)
+                elif parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.to_dense()
+            # Their hooks were not there: this once they travel by themselves.
+            grouped_allreduce_([parameter.grad for parameter in parameters], op=self._gradients.op,
+                               name=f"gradients.{reducer.number}.unfrozen", process_set=self._gradients.process_set)
+        synchronized = reducer.synchronized
+        self.add(list(zip(found, parameters, strict=True)))
+        reducer.synchronized = synchronized
+
+
+@uncompiled
+def _complete():
+    backwards = _ended.__dict__.pop("backwards", ())
+    reducers = [backward._reducer() for backward in backwards]
+    places = sorted((reducer.group.process_set_id, reducer.number, place)
+                    for place, reducer in enumerate(reducers) if reducer is not None)
+    failure = None
+    for *_, place in places:
+        reducers[place].post()
+    for *_, place in places:
+        try:
+            backwards[place].complete()
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+def _zeros(parameter, met):
+    """Gives the parameter a gradient of zeros, which makes room when the first one comes: that may be sparse.
+
+    met: a list that the parameter is put into then.
+    """
+    parameter.grad = zeros = torch.zeros_like(parameter, requires_grad=False)
+    zeros, owner, version = weakref.ref(zeros), weakref.ref(parameter), zeros._version
+
+    @uncompiled
+    def first_one_comes(_):
+        handle.remove()
+        gradient, parameter = zeros(), owner()
+        if gradient is not None and parameter.grad is gradient and gradient._version == version:
+            parameter.grad = None
+        met.append(parameter)
+
+    handle = parameter.register_hook(first_one_comes)
+    return handle
+
+
+def _remove(handles):
+    for handle in handles:
+        handle.remove()

@@ -1,0 +1,253 @@
+"""Buckets: tensors laid out flat, one communication.
+
+A bucket never copies: it is an ordered list of views, which the core packs from and writes back to. All its members
+have one dtype and one device.
+"""
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from bagua_hvd.core import native, variables, vectors
+from bagua_hvd.core.native import TensorView
+from bagua_hvd.training.state import State
+
+# The first bucket to fill is small, so that communication starts soon after the backward pass does.
+FIRST_BUCKET_SIZE = 1 * variables.MIB
+
+
+class Member(NamedTuple):
+    """One tensor of a bucket. device: compared only."""
+
+    name: str
+    shape: tuple
+    dtype: int
+    device: object = "cpu"
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * native.dtype_size(self.dtype)
+
+
+class Bucket:
+    """Some members of a model: their gradients, and in each step the memory where they lie.
+
+    Args:
+        name: ranks match buckets by it: unique within the process set, the same on all ranks.
+        members: dict of reducer index -> Member, in the order of the layout; one dtype and device.
+        prescale_factor, postscale_factor: what the optimizer wants multiplied before and after the reduction.
+        model: the Model it is of; None: a bucket by itself.
+    Attributes:
+        views: TensorViews in place (src == dst), in the order of the layout; complete while an algorithm communicates.
+        missing: members without a view in this step.
+        state: what an algorithm keeps with this bucket between steps (error feedback, replicas, ...): a State.
+    """
+
+    def __init__(self, name: str, members: dict[int, Member], prescale_factor: float = 1.0,
+                 postscale_factor: float = 1.0, model: Any = None) -> None:
+        if len({(member.dtype, member.device) for member in members.values()}) > 1:
+            raise ValueError(f"bucket {name!r}: its members differ in dtype or device")
+        self.name = name
+        self.members = members
+        self.prescale_factor = prescale_factor
+        self.postscale_factor = postscale_factor
+        self.model = model
+        self.state = State(name)
+        self._workspaces: dict[Any, np.ndarray] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        """Lets go of the views: a new step."""
+        self._views = dict.fromkeys(self.members)
+        self.missing = len(self._views)
+
+    def place(self, index: int, view: TensorView) -> None:
+        """The tensor of member `index` in this step."""
+        self._views[index] = view
+        self.missing -= 1
+
+    def remove(self, index: int) -> None:
+        """Takes a member out for good; it must not have been placed in this step."""
+        del self.members[index]
+        del self._views[index]
+        self.missing -= 1
+
+    @property
+    def views(self) -> Any:
+        return list(self._views.values())
+
+    @property
+    def step(self) -> Any:
+        """The model's step; 0 for a bucket by itself."""
+        return self.model.step if self.model else 0
+
+    def seed(self, number: int) -> int:
+        """For codecs that round at random: another one for each number below 2^32, and for other members.
+
+        Not of the bucket's name, which counts optimizers: a training that is resumed or repeated draws the same ones.
+        """
+        members = ",".join(member.name for member in self.members.values())
+        return crc32(members.encode()) << 32 | number % (1 << 32)
+
+    def flat(self, views: Sequence[TensorView | None], tail: int = 0, workspace: str | None = None) -> np.ndarray:
+        """A copy of tensors shaped as the members: a flat array, float64 for float64, else float32.
+
+        Args:
+            tail: elements to append, uninitialized.
+            workspace: None: an array of its own; a name: the one of workspace().
+        """
+        dtype = np.float64 if self.dtype == native.FLOAT64 else np.float32
+        count = self.count + tail
+        values = self.workspace(workspace, count, dtype) if workspace else np.empty(count, dtype)
+        vectors.pack(views, values[:self.count])
+        return values
+
+    def workspace(self, name: str, count: int, dtype: Any) -> np.ndarray:
+        """An array that is kept for the next time, with whatever is in it. New memory costs more than a pass."""
+        array = self._workspaces.get(name)
+        if array is None or array.size != count or array.dtype != dtype:
+            array = self._workspaces[name] = np.empty(count, dtype)
+        return array
+
+    def set_flat(self, views: Sequence[TensorView | None], values: np.ndarray) -> None:
+        """Sets tensors shaped as the members from a flat array, rounded to their dtype."""
+        vectors.unpack(views, values)
+
+    def slices(self) -> Any:
+        """Of each member, where it lies in a flat array."""
+        ends = list(itertools.accumulate(member.count for member in self.members.values()))
+        return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+
+    def read(self, tail: int = 0, workspace: str | None = None) -> np.ndarray:
+        """A flat copy of this step's views; see flat()."""
+        return self.flat(self.views, tail, workspace)
+
+    def write(self, values: np.ndarray) -> None:
+        """Sets this step's views from a flat array."""
+        self.set_flat(self.views, values)
+
+    def add(self, values: np.ndarray) -> None:
+        """Adds a flat array to this step's views: read() + values, rounded to their dtype; one pass over memory."""
+        wide = np.float64 if self.dtype == native.FLOAT64 else np.float32
+        vectors.unpack_add(self.views, values.astype(wide, copy=False))
+
+    @property
+    def gradients(self) -> Any:
+        """Views of the members' gradients as they are now, to be read. Those that are not there are zeros."""
+        return [self.model.source.view(index) for index in self.members]
+
+    @property
+    def weights(self) -> Any:
+        """Views of the members' weights as they lie now. Call model.source.weight_written(index) after writing."""
+        return [self.model.source.weight(index) for index in self.members]
+
+    @property
+    def dtype(self) -> Any:
+        """The native dtype that travels: that of the views (compression may have changed it), else of the members."""
+        index, member = next(iter(self.members.items()))
+        view = self._views[index]
+        return member.dtype if view is None else view.dtype
+
+    @property
+    def count(self) -> int:
+        """Number of elements: N in the formulas."""
+        return sum(
+            member.count if (view := self._views[index]) is None else math.prod(view.shape)
+            for index, member in self.members.items()
+        )
+
+    def __repr__(self):
+        return f"{type(self).__name__}({self.name!r}, {[member.name for member in self.members.values()]})"
+
+
+class Weights(Bucket):
+    """The weights of some members: views of wherever they lie at the moment.
+
+    Args:
+        source: the front end's Gradients, which knows the weights too.
+    """
+
+    def __init__(self, name: str, members: dict[int, Member], source: Any, model: Any = None) -> None:
+        super().__init__(name, members, model=model)
+        self._source = source
+
+    @property
+    def views(self) -> Any:
+        return [self._source.weight(index) for index in self.members]
+
+    @property
+    def dtype(self) -> Any:
+        return next(iter(self.members.values())).dtype
+
+    @property
+    def count(self) -> int:
+        return sum(member.count for member in self.members.values())
+
+    def write(self, values: np.ndarray) -> None:
+        super().write(values)
+        self.written()
+
+    def add(self, values: np.ndarray) -> None:
+        super().add(values)
+        self.written()
+
+    def written(self) -> None:
+        """To be called when the core has written the weights."""
+        for index in self.members:
+            self._source.weight_written(index)
+
+
+def partition(members: dict[int, Member], limit: int | None = None,
+              first_limit: int = FIRST_BUCKET_SIZE) -> list[list[int]]:
+    """Cuts members into buckets.
+
+    Backward passes yield gradients roughly from the last parameter to the first, so the layout runs backwards too.
+    Each dtype and device has its own running bucket: none is mixed, and a few float32 norms between bfloat16 weights
+    do not cut the weights into crumbs. A member that would exceed the limit begins a new bucket, and may exceed it
+    alone.
+
+    Args:
+        members: dict of index -> Member, in parameter order.
+        limit: bytes in a bucket; None: BAGUA_DEFAULT_BUCKET_SIZE. first_limit: the same for the first bucket.
+    Returns:
+        A list of lists of indices, in the order in which the buckets are expected to fill.
+    """
+    limit = variables.read("BAGUA_DEFAULT_BUCKET_SIZE") if limit is None else limit
+    buckets: list[list[int]] = []
+    running: dict[Any, list[Any]] = {}        # (dtype, device) -> [indices, bytes, limit]
+    for index in reversed(members):
+        member = members[index]
+        kind = (member.dtype, member.device)
+        entry = running.get(kind)
+        if entry is None or entry[1] + member.nbytes > entry[2]:
+            entry = running[kind] = [[], 0, limit if buckets else min(first_limit, limit)]
+            buckets.append(entry[0])
+        entry[0].append(index)
+        entry[1] += member.nbytes
+    return buckets
+
+
+def partition_groups(members: dict[int, Member], groups: Any) -> list[list[int]]:
+    """Cuts members into the buckets that a user asked for: one for each group, dtype and device, of any size.
+
+    Args:
+        members: as for partition(). groups: lists of indices; members in no group are cut by partition().
+    Returns:
+        A list of lists of indices.
+    """
+    buckets: list[list[int]] = []
+    rest = dict(members)
+    for group in groups:
+        by_kind: dict[Any, Any] = {}
+        for index in group:
+            member = rest.pop(index)
+            by_kind.setdefault((member.dtype, member.device), []).append(index)
+        buckets.extend(by_kind.values())
+    return buckets + partition(rest)

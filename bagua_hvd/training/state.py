@@ -1,0 +1,155 @@
+"""What an algorithm keeps from step to step, and how it goes into a checkpoint.
+
+Two kinds, because a checkpoint may be taken up by another number of ranks:
+
+    own      of this rank only (error feedback, replicas): taken up by the same rank of as many ranks, else made anew
+    shared   equal on all ranks (an outer momentum, a projection): taken up always
+
+What is kept of gradients has their unit, which loss scaling changes: such values are multiplied when the scale does.
+And what a step did to them can be taken back, when that step is skipped (training/model.py).
+"""
+import copy
+import warnings
+
+import numpy as np
+
+
+def _dumped(value):
+    if hasattr(value, "state_dict"):
+        return {"object": value.state_dict()}
+    if isinstance(value, np.ndarray):
+        return {"dtype": value.dtype.str, "shape": list(value.shape), "data": value.tobytes()}
+    return {"value": value}
+
+
+def _take_up(value, dumped):
+    """Fills `value` in place, or returns what stands for it; None: the dump does not fit."""
+    if hasattr(value, "load_state_dict"):
+        return value if "object" in dumped and value.load_state_dict(dumped["object"]) else None
+    if isinstance(value, np.ndarray):
+        if dumped.get("shape") != list(value.shape) or dumped.get("dtype") != value.dtype.str:
+            return None
+        value[...] = np.frombuffer(dumped["data"], value.dtype).reshape(value.shape)
+        return value
+    return dumped.get("value")
+
+
+def _copied(value):
+    """A copy; of an object by its copy(), if it has one."""
+    return value.copy() if hasattr(value, "copy") else copy.deepcopy(value)
+
+
+def _times(value, factor):
+    if hasattr(value, "scale"):
+        value.scale(factor)
+        return value
+    value *= factor
+    return value
+
+
+class State:
+    """Named values: NumPy arrays, numbers, and objects with state_dict() and load_state_dict() -> whether it fits.
+
+    Args:
+        what: whose state this is, for warnings.
+    """
+
+    def __init__(self, what):
+        self._what = what
+        self._values = {}
+        self._shared = set()
+        self._scaled = set()
+        self._loaded = {}
+        self._loaded_factor = 1.0   # by which the scale has changed since
+
+    def keep(self, name, make, shared=False, fits=None, scaled=False):
+        """The value of this name: kept, or from a checkpoint, or made now.
+
+        Args:
+            make: function without arguments that makes the first value.
+            shared: equal on all ranks; see the module.
+            fits: function of a kept value; where it says no, the value is made anew.
+            scaled: it has the gradients' unit; an array, or an object with scale(factor).
+        """
+        if scaled:
+            self._scaled.add(name)
+        value = self._values.get(name)
+        if value is not None and (fits is None or fits(value)):
+            return value
+        value = make()
+        if name in self._loaded:
+            taken = _take_up(value, self._loaded.pop(name))
+            if taken is None:
+                warnings.warn(
+                    f"the {name} of {self._what} in the checkpoint is of another size (another number of ranks, or "
+                    "another model): it begins anew", stacklevel=2)
+            value = make() if taken is None else taken
+            if scaled and taken is not None and self._loaded_factor != 1:
+                value = _times(value, self._loaded_factor)
+        self._values[name] = value
+        if shared:
+            self._shared.add(name)
+        return value
+
+    def __contains__(self, name):
+        return name in self._values
+
+    def __getitem__(self, name):
+        return self._values[name]
+
+    def __setitem__(self, name, value):
+        """Sets a value of this rank's own."""
+        self._values[name] = value
+
+    def scale(self, factor):
+        """The gradients' unit has changed: multiplies what has it."""
+        for name in self._scaled & self._values.keys():
+            self._values[name] = _times(self._values[name], factor)
+        self._loaded_factor *= factor
+
+    @property
+    def has_scaled(self):
+        """Whether anything that is kept has the gradients' unit."""
+        return bool(self._scaled & self._values.keys())
+
+    def snapshot(self):
+        """What restore() takes."""
+        values = {name: _copied(value) for name, value in self._values.items()}
+        return values, set(self._shared), dict(self._loaded), self._loaded_factor
+
+    def restore(self, snapshot):
+        """Makes everything what it was; once for each snapshot."""
+        self._values, self._shared, self._loaded, self._loaded_factor = snapshot
+
+    def loaded(self, name):
+        """Whether a checkpoint has this name, and it has not been asked for yet."""
+        return name in self._loaded
+
+    def kinds(self):
+        """(whether anything of this rank only is kept, whether anything at all), with what waits from a checkpoint."""
+        names = self._values.keys() | self._loaded.keys()
+        return bool(names - self._shared), bool(names)
+
+    def drop(self, shared):
+        """Forgets what is of this rank only, and with shared=True the rest, too: it will be made anew."""
+        keep = set() if shared else self._shared
+        self._values = {name: value for name, value in self._values.items() if name in keep}
+        self._loaded = {name: value for name, value in self._loaded.items() if name in keep}
+
+    def state_dict(self):
+        """Dicts, lists, numbers and bytes; {} when nothing is kept."""
+        kept = {"own": {}, "shared": {}}
+        for name, value in self._values.items():
+            kept["shared" if name in self._shared else "own"][name] = _dumped(value)
+        for name, dumped in self._loaded.items():
+            kept["shared" if name in self._shared else "own"][name] = dumped
+        return {kind: values for kind, values in kept.items() if values}
+
+    def load_state_dict(self, state, own):
+        """Takes up a state_dict() as values are asked for; own: whether it is of this very rank."""
+        self._values.clear()
+        self._loaded_factor = 1.0
+        self._loaded = dict(state.get("shared", {}))
+        self._shared = set(self._loaded)
+        if own:
+            self._loaded.update(state.get("own", {}))
