@@ -22,13 +22,38 @@ LONGEST = [HERE / name for name in (
     "runner/test_launch.py", "runner/test_run.py", "examples/test_torch_char_lm.py",
     "examples/test_tensorflow2_digits.py", "runner/test_engines.py", "runner/test_run_mpi.py",
     "runner/test_mpi_transport.py", "collectives/test_collectives.py", "hostile/test_running_job.py",
-    "primitives/test_c_lp_s.py", "torch/test_matrix.py", "bench/test_bench.py", "examples/test_convergence.py")]
+    "primitives/test_c_lp_s.py", "torch_distributed/test_torch_tests.py", "lightning/test_trainer.py",
+    "torch/test_matrix.py", "bench/test_bench.py", "examples/test_convergence.py")]
 assert all(path.exists() for path in LONGEST)
 
 
+# What `make test` leaves to `make test-long`: farms of ssh hosts and namespaces, trainings to the end, ThreadSanitizer,
+# and more ranks than a small machine has room for.
+LONG_FIXTURES = {"ssh_hosts", "namespaces"}
+LONG_FILES = [HERE / name for name in (
+    "elastic/test_digits.py", "examples/test_convergence.py", "examples/test_torch_char_lm.py",
+    "runner/test_run_ssh.py", "soak/test_soak.py")]
+SHORT = {"test_ranks_of_two_hosts", "test_a_lost_connection", "test_hosts_come_and_go"}    # of the farms, all the same
+MOST_RANKS = 5      # threads of one test
+assert all(path.exists() for path in LONG_FILES)
+
+
+def is_long(item):
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    world = parameters.get("world", 0)      # in it, a number of ranks, or a letter for each
+    parts = world if isinstance(world, tuple) else (world,)
+    numbers = [part for part in parts if isinstance(part, int)] or [len(parts[0])]
+    return (item.path in LONG_FILES or max(numbers) > MOST_RANKS or parameters.get("configuration") == "tsan"
+            or (bool(LONG_FIXTURES & set(item.fixturenames)) and item.originalname not in SHORT))
+
+
+@pytest.hookimpl(tryfirst=True)     # before -m chooses
 def pytest_collection_modifyitems(items):
     places = {path: place for place, path in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
+    for item in items:
+        if is_long(item):
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture

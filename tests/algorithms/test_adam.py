@@ -16,7 +16,7 @@ from bagua_hvd import codecs
 from bagua_hvd.algorithms import OneBitAdam, QAdam
 from floats import assert_same_bits
 from two_levels import LAYOUTS, environments, members_of
-from workers import BUCKETS, Errors, F, backward, buckets_of, c_lp_s, dyadic, flat, gradient, make_model, start
+from workers import BUCKETS, Errors, F, Scaled, backward, buckets_of, c_lp_s, dyadic, flat, gradient, make_model, start
 
 LR, BETA1, BETA2, EPS = 0.01, 0.9, 0.99, 1e-8
 WARMUP, STEPS = 4, 12
@@ -32,10 +32,10 @@ def assert_near(actual, wanted, what):
     np.testing.assert_allclose(actual, wanted, rtol=2e-6, atol=2e-6 * abs(wanted).max(), err_msg=str(what))
 
 
-def run(algorithm, codec, feedback, make_optimizer, hosts=None):
+def run(algorithm, codec, feedback, make_optimizer, hosts=None, scaled=False):
     """Every step from where the ranks are: what rounding tips into another level must not look like an error.
 
-    hosts: in two levels, with their ranks.
+    hosts: in two levels, with their ranks. scaled: by steps of Scaled.
     """
     rank, n = hvd.rank(), hvd.size()
     model = make_model(start(0, False))
@@ -43,14 +43,18 @@ def run(algorithm, codec, feedback, make_optimizer, hosts=None):
     decay, decoupled = optimizer.param_groups[0]["weight_decay"], isinstance(optimizer, torch.optim.AdamW)
     places, errors = buckets_of(optimizer), Errors(two_levels=hosts is not None)
     m = v = np.zeros_like(start(0, False))
+    under_scale = Scaled(model, optimizer)
     silent, every_third = dyadic(9) < -0.8, np.arange(len(m)) % 3 == 0
     for t in range(STEPS):
         x = flat(model)
         # Elements that have no gradient in the warm-up have no variance: they stay. Some never have one.
         gs = [np.where(silent & (every_third | (t < WARMUP + 2)), F(0), gradient(i, t, dyadic(8, t))) for i in range(n)]
-        optimizer.zero_grad()
-        backward(model, gs[rank])
-        optimizer.step()
+        if scaled:
+            under_scale.step(t, gs[rank])
+        else:
+            optimizer.zero_grad()
+            backward(model, gs[rank])
+            optimizer.step()
         what = (type(optimizer.algorithm).__name__, t)
         if t < WARMUP:
             g = np.mean(gs, 0, np.float64) + (0 if decoupled else decay * x)
@@ -102,6 +106,21 @@ def equations():
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
 def test_equal_their_equations(run_ranks, n):
     run_ranks(n, equations, env=BUCKETS, timeout=110)
+
+
+def equations_under_a_loss_scale():
+    hvd.init()
+
+    def adam(model):
+        return torch.optim.Adam(model.parameters(), lr=LR, betas=(BETA1, BETA2), eps=EPS)
+
+    run(QAdam(warmup_steps=WARMUP), codecs.minmax_uint8, False, adam, scaled=True)
+    run(OneBitAdam(warmup_steps=WARMUP), codecs.sign_rms, True, adam, scaled=True)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_equal_their_equations_under_a_changing_loss_scale(run_ranks, n):
+    run_ranks(n, equations_under_a_loss_scale, env=BUCKETS, timeout=110)
 
 
 def equations_in_two_levels(hosts):
@@ -158,10 +177,25 @@ def pitfalls():
     backward(model, gradient(rank, 9, flat(model)))
     with pytest.raises(ValueError, match="no momentum and variance, and the warm-up is over"):
         optimizer.step()
-    # Closures are refused from the first step on, not after the warm-up.
-    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()), algorithm="qadam")
-    with pytest.raises(ValueError, match="step.. takes no closure"):
-        optimizer.step(lambda: 0.0)
+    # A closure comes first, in the warm-up and after it.
+    weights = []
+    for in_closure in (False, True):
+        model = make_model(start(0, False))
+        optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()), algorithm=QAdam(warmup_steps=2))
+
+        def closure(model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            backward(model, gradient(rank, 3, flat(model)))
+            return 0.5
+
+        for _ in range(4):
+            if in_closure:
+                assert optimizer.step(closure) == 0.5
+            else:
+                closure()
+                optimizer.step()
+        weights.append(flat(model).copy())
+    assert (weights[0] == weights[1]).all()
     # What changes gradients or weights between the backward pass and the step is not lost.
     model = make_model(start(0, False))
     optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=LR), algorithm=QAdam(warmup_steps=1))

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_hvd.common import buckets, native
-from bagua_hvd.common.buckets import Bucket, Member, partition, partition_groups
-from bagua_hvd.common.native import TensorView
+from bagua_hvd.core import native
+from bagua_hvd.core.native import TensorView
+from bagua_hvd.training.buckets import Bucket, Member, partition, partition_groups
 
 
 def members_of(*sizes, dtype=native.FLOAT32):
@@ -51,12 +51,16 @@ def test_every_member_once_one_dtype_and_below_the_limit(sizes, limit, first_lim
         assert len(indices) == 1 or sum(members[index].nbytes for index in indices) <= limit
 
 
-def test_limit_comes_from_the_environment():
-    assert buckets.bucket_size({}) == 10 << 20
-    assert buckets.bucket_size({"BAGUA_DEFAULT_BUCKET_SIZE": "4096"}) == 4096
+def test_limit_comes_from_the_environment(monkeypatch):
+    members = members_of(1024, 1024, 1024)
+    monkeypatch.delenv("BAGUA_DEFAULT_BUCKET_SIZE", raising=False)
+    assert partition(members, first_limit=10**9) == [[2, 1, 0]]
+    monkeypatch.setenv("BAGUA_DEFAULT_BUCKET_SIZE", "4096")
+    assert partition(members, first_limit=10**9) == [[2], [1], [0]]
     for text in ("0", "-1", "10M"):
+        monkeypatch.setenv("BAGUA_DEFAULT_BUCKET_SIZE", text)
         with pytest.raises(ValueError, match="BAGUA_DEFAULT_BUCKET_SIZE"):
-            buckets.bucket_size({"BAGUA_DEFAULT_BUCKET_SIZE": text})
+            partition(members)
 
 
 def test_bucket_bookkeeping():

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from bagua_hvd.algorithms import ByteGrad
-from bagua_hvd.common import basics, native
-from bagua_hvd.common.buckets import Bucket, Member
-from bagua_hvd.common.native import TensorView
-from bagua_hvd.common.process_sets import global_process_set
+from bagua_hvd.core import native
+from bagua_hvd.core.native import TensorView
+from bagua_hvd.job import basics
+from bagua_hvd.job.process_sets import global_process_set
+from bagua_hvd.training.buckets import Bucket, Member
 
 F = np.float32
 

@@ -15,47 +15,62 @@ import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
 from bagua_hvd.algorithms import QSGD, ByteGrad, DoubleSqueeze, EFSignSGD, TernGrad, TopK
 from two_levels import LAYOUTS, environments, members_of
-from workers import BUCKETS, Errors, F, assert_trains_as, by_gradients, c_lp_s
+from workers import BUCKETS, Errors, F, assert_trains_as, by_gradients, c_lp_s, seeds
 
 
 def by_codes(codec, feedback, seeded=False, by_allgather=False, hosts=None):
     errors = Errors(two_levels=hosts is not None)
     return by_gradients(lambda t, b, gs: c_lp_s(
-        codec, gs, t if seeded else 0, errors.of(b, len(gs), len(gs[0])) if feedback else None, by_allgather,
-        hosts=hosts))
+        codec, gs, seeds.of(t, b) if seeded else 0, errors.of(b, len(gs), len(gs[0])) if feedback else None,
+        by_allgather, hosts=hosts))
 
 
-def terngrad(c):
+def terngrad(c, hosts=None):
     def combine(t, b, gs, tensors):
         s = np.empty_like(gs[0])
         for part in tensors:
             s[part] = c * np.sqrt(np.mean([np.mean(g[part].astype(float) ** 2) for g in gs]))
-        return s * c_lp_s(codecs.ternary, [np.clip(g / s, F(-1), F(1)) for g in gs], t, by_allgather=True)
+        return s * c_lp_s(codecs.ternary, [np.clip(g / s, F(-1), F(1)) for g in gs], seeds.of(t, b), by_allgather=True,
+                          hosts=hosts)
     return by_gradients(combine, tensors=True)
 
 
 CASES = [
-    (ByteGrad, by_codes(codecs.minmax_uint8, False)),
-    (lambda: ByteGrad(error_feedback=True), by_codes(codecs.minmax_uint8, True)),
-    (DoubleSqueeze, by_codes(codecs.sign, True)),
-    (lambda: DoubleSqueeze(codecs.topk(0.1)), by_codes(codecs.topk(0.1), True)),
-    (lambda: DoubleSqueeze(codecs.ternary), by_codes(codecs.ternary, True, seeded=True)),
-    (EFSignSGD, by_codes(codecs.sign, True, by_allgather=True)),
-    (QSGD, by_codes(codecs.qsgd(127), False, seeded=True)),
-    (lambda: QSGD(levels=4), by_codes(codecs.qsgd(4), False, seeded=True)),
-    (TernGrad, terngrad(2.5)),
-    (lambda: TernGrad(clip=1), terngrad(1)),
-    (lambda: TernGrad(clip=30), terngrad(30)),
-    (TopK, by_codes(codecs.topk(0.01), True, by_allgather=True)),
-    (lambda: TopK(ratio=0.3), by_codes(codecs.topk(0.3), True, by_allgather=True)),
+    (ByteGrad, lambda: by_codes(codecs.minmax_uint8, False)),
+    (lambda: ByteGrad(error_feedback=True), lambda: by_codes(codecs.minmax_uint8, True)),
+    (DoubleSqueeze, lambda: by_codes(codecs.sign, True)),
+    (lambda: DoubleSqueeze(codecs.topk(0.1)), lambda: by_codes(codecs.topk(0.1), True)),
+    (lambda: DoubleSqueeze(codecs.ternary), lambda: by_codes(codecs.ternary, True, seeded=True)),
+    (EFSignSGD, lambda: by_codes(codecs.sign, True, by_allgather=True)),
+    (QSGD, lambda: by_codes(codecs.qsgd(127), False, seeded=True)),
+    (lambda: QSGD(levels=4), lambda: by_codes(codecs.qsgd(4), False, seeded=True)),
+    (TernGrad, lambda: terngrad(2.5)),
+    (lambda: TernGrad(clip=1), lambda: terngrad(1)),
+    (lambda: TernGrad(clip=30), lambda: terngrad(30)),
+    (TopK, lambda: by_codes(codecs.topk(0.01), True, by_allgather=True)),
+    (lambda: TopK(ratio=0.3), lambda: by_codes(codecs.topk(0.3), True, by_allgather=True)),
 ]
 
 
 def all_cases():
     hvd.init()
     for make, simulation in CASES:
-        assert_trains_as(make(), simulation)
+        assert_trains_as(make(), simulation())
     assert_trains_as("gradient_allreduce", by_gradients(lambda t, b, gs: np.mean(gs, 0, np.float64)), exact=False)
+
+
+def all_cases_under_a_loss_scale():
+    hvd.init()
+    for make, simulation in CASES:
+        assert_trains_as(make(), simulation(), scaled=True)
+    average = by_gradients(lambda t, b, gs: np.mean(gs, 0, np.float64))
+    assert_trains_as("gradient_allreduce", average, exact=False, scaled=True)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_equal_their_equations_under_a_changing_loss_scale(run_ranks, n):
+    """Errors are in true units, and a step that is skipped takes back what it has done to them."""
+    run_ranks(n, all_cases_under_a_loss_scale, env=BUCKETS, timeout=110)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
@@ -72,6 +87,9 @@ def cases_in_two_levels(hosts):
         (lambda: QSGD(hierarchical=True), codecs.qsgd(127), False, True),
     ]:
         assert_trains_as(make(), by_codes(codec, feedback, seeded, hosts=hosts))
+    for make, codec in ((EFSignSGD, codecs.sign), (TopK, codecs.topk(0.01))):
+        assert_trains_as(make(hierarchical=True), by_codes(codec, True, by_allgather=True, hosts=hosts))
+    assert_trains_as(TernGrad(hierarchical=True), terngrad(2.5, hosts))
 
 
 @pytest.mark.parametrize("letters", LAYOUTS)

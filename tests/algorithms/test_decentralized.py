@@ -1,7 +1,6 @@
 """Gossip against the equations, bit for bit where float32's order is defined: decentralized (D-PSGD),
 low_precision_decentralized (DCD-PSGD), choco. And replicas: W of a rank is R of its left neighbour, L of its right one.
 """
-import functools
 import itertools
 
 import numpy as np
@@ -12,7 +11,7 @@ import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
 from bagua_hvd.algorithms import Choco, Decentralized, LowPrecisionDecentralized
 from two_levels import LAYOUTS, environments, means, members_of, of_host
-from workers import BUCKETS, SGD, F, ReplicaSet, assert_trains_as, gradient, pairs
+from workers import BUCKETS, SGD, F, ReplicaSet, assert_trains_as, gradient, pairs, seeds
 
 
 def d_psgd(average, interval=1, warmup=0):
@@ -38,7 +37,8 @@ def everyone(n, s, xs):
 
 def pairs_of_hosts(hosts):
     """shift_one with hosts for peers, each with the mean of its ranks."""
-    return lambda n, s, xs: of_host(hosts, pairs(len(hosts), s, means("float32", xs, hosts)))
+    sizes = [len(members) for members in hosts]
+    return lambda n, s, xs: of_host(hosts, pairs(len(hosts), s, means("float32", xs, hosts), sizes))
 
 
 def after_steps(interval, communicate, hosts=None, warmup=0):
@@ -59,16 +59,10 @@ def after_steps(interval, communicate, hosts=None, warmup=0):
     return simulate
 
 
-def mixed(weights, replicas):
-    """Their weighted sum in float32, from left to right."""
-    terms = [F(weight) * replica for weight, replica in zip(weights, replicas, strict=True) if weight]
-    return functools.reduce(np.add, terms)
-
-
 def dcd_psgd(t, replicas, xs):
     """z = x + (L + R)/3 - 5/3 W, x the mean of a host's ranks."""
     means = replicas.means(xs)
-    z = [means[i] + mixed((-5 / 3, 1 / 3, 1 / 3), replicas.around(i)) for i in range(len(xs))]
+    z = [means[i] + replicas.mixed(i, -5 / 3, 1 / 3, 1 / 3) for i in range(len(xs))]
     replicas.add(codecs.minmax_uint8, z, 0)
     return [replicas.around(i)[0].copy() for i in range(len(xs))]
 
@@ -76,9 +70,10 @@ def dcd_psgd(t, replicas, xs):
 def choco(codec, gamma):
     def communicate(t, replicas, xs):
         means = replicas.means(xs)
-        replicas.add(codec, [means[i] - replicas.around(i)[0] for i in range(len(xs))], t)
+        seed = seeds.of(t, -1)          # the one bucket of weights
+        replicas.add(codec, [means[i] - replicas.around(i)[0] for i in range(len(xs))], seed)
         share = gamma / 3
-        return [x + mixed((-2 * share, share, share), replicas.around(i)) for i, x in enumerate(xs)]
+        return [x + replicas.mixed(i, -2 * share, share, share) for i, x in enumerate(xs)]
     return communicate
 
 
@@ -127,7 +122,8 @@ def cases_in_two_levels(hosts):
         assert_trains_as(algorithm, after_steps(interval, choco(codecs.sign, 0.25), hosts), apart=True)
 
 
-@pytest.mark.parametrize("letters", LAYOUTS)
+# ABCC: the period of three hosts is no divisor of the number of ranks.
+@pytest.mark.parametrize("letters", [*LAYOUTS, "ABCC"])
 def test_equal_their_equations_between_hosts(run_ranks, letters):
     run_ranks(len(letters), cases_in_two_levels, arguments={"hosts": members_of(letters)},
               env=environments(letters, BUCKETS))

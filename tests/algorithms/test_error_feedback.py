@@ -43,18 +43,24 @@ CASES = [
 ]
 
 
-def all_cases():
+def all_cases(scaled=False):
     hvd.init()
     for make, codec, by_allgather in CASES:
         for mu, warmup in ((0.9, 0), (0.0, 3), (0.9, 4)):
             # A mean over ranks in full precision is added up in any order, so then only nearly equal.
             assert_trains_as(make(momentum=mu, warmup_steps=warmup), error_feedback(codec, mu, warmup, by_allgather),
-                             exact=warmup == 0)
+                             exact=warmup == 0, scaled=scaled)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
 def test_equals_its_equations(run_ranks, n):
     run_ranks(n, all_cases, env=BUCKETS, timeout=110)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_equals_its_equations_under_a_changing_loss_scale(run_ranks, n):
+    """Momenta and errors are in true units, and a step that is skipped takes back what it has done to them."""
+    run_ranks(n, all_cases, arguments={"scaled": True}, env=BUCKETS, timeout=110)
 
 
 def overflow():

@@ -10,7 +10,7 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd.algorithms import PowerSGD
-from workers import BUCKETS, COUNT, SGD, SHAPES, F, backward, buckets_of, flat, gradient, make_model, start
+from workers import BUCKETS, COUNT, SGD, SHAPES, F, Scaled, backward, buckets_of, flat, gradient, make_model, start
 
 
 def matrices(rank):
@@ -28,11 +28,11 @@ def errors(optimizer, places):
     """E_i of all ranks."""
     mine = np.zeros(COUNT, F)
     for at, bucket in zip(places, optimizer.reducer.buckets, strict=True):
-        mine[at] = bucket.state["error"] if "error" in bucket.state else 0
+        mine[at] = bucket.state["error"] / (bucket.model._loss_scale or 1) if "error" in bucket.state else 0
     return hvd.allgather(torch.from_numpy(mine)[None]).numpy().astype(float)
 
 
-def equation():
+def equation(scaled=False):
     hvd.init()
     me, n = hvd.rank(), hvd.size()
     for r, warmup in ((1, 0), (2, 3)):
@@ -47,14 +47,17 @@ def equation():
             bucket_of[index].state.keep(f"Q.{index}", lambda q=q: q, shared=True)
 
         # Every step from the E and Q that there are: the power iteration magnifies rounding from step to step.
-        sgd, before = SGD(), np.zeros((n, COUNT))
+        sgd, before, under_scale = SGD(), np.zeros((n, COUNT)), Scaled(model, optimizer)
         for t in range(10):
             x = flat(model)
             gs = np.stack([gradient(i, t, x) for i in range(n)]).astype(float)
             qs = {index: bucket_of[index].state[f"Q.{index}"].astype(float) for index in large}
-            optimizer.zero_grad()
-            backward(model, gradient(me, t, x))
-            optimizer.step()
+            if scaled:
+                under_scale.step(t, gradient(me, t, x))
+            else:
+                optimizer.zero_grad()
+                backward(model, gradient(me, t, x))
+                optimizer.step()
             g, lost, after = gs.mean(0), np.zeros((n, COUNT)), errors(optimizer, places)
             for index, (at, rows, columns) in large.items() if t >= warmup else ():
                 m = (gs[:, at] + before[:, at]).reshape(n, rows, columns)
@@ -74,6 +77,12 @@ def equation():
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
 def test_equals_its_equation(run_ranks, n):
     run_ranks(n, equation, env=BUCKETS, timeout=110)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_equals_its_equation_under_a_changing_loss_scale(run_ranks, n):
+    """Errors are in true units, and a step that is skipped takes back what it has done to them."""
+    run_ranks(n, equation, arguments={"scaled": True}, env=BUCKETS, timeout=110)
 
 
 def buckets_in_another_order_on_every_rank():

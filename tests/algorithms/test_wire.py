@@ -5,7 +5,7 @@ import torch
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
 from bagua_hvd.algorithms import Decentralized, OneBitAdam, PowerSGD, QAdam
-from bagua_hvd.common import basics
+from bagua_hvd.job import basics
 
 ROWS, COLUMNS = 600, 500
 N = ROWS * COLUMNS

@@ -2,8 +2,8 @@
 import numpy as np
 import pytest
 
-from bagua_hvd.common import native
-from bagua_hvd.common.exceptions import HorovodInternalError
+from bagua_hvd.core import native
+from bagua_hvd.core.exceptions import HorovodInternalError
 from world import World, bfloat16_bits, from_bits, view
 
 

@@ -4,7 +4,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bagua_hvd.common import native
+from bagua_hvd.core import native
 from values import OPS, make, reduced
 from world import DTYPES, bfloat16_bits, result, storage, view
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bagua_hvd.common import native
-from bagua_hvd.common.exceptions import HorovodInternalError
+from bagua_hvd.core import native
+from bagua_hvd.core.exceptions import HorovodInternalError
 from memory import resident_nbytes
 from values import make, reduced
 from world import DTYPES, World, bfloat16_bits, result, view

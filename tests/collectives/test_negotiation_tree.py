@@ -4,8 +4,8 @@ import threading
 import numpy as np
 import pytest
 
-from bagua_hvd.common import native
-from bagua_hvd.common.exceptions import HorovodInternalError
+from bagua_hvd.core import native
+from bagua_hvd.core.exceptions import HorovodInternalError
 from world import World, result, view
 
 # A chain, where every rank but the last relays; two levels of relays; hosts with relays of their own.

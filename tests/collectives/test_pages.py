@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bagua_hvd.common import native
+from bagua_hvd.core import native
 from world import World, view
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -4,8 +4,8 @@ import threading
 import numpy as np
 import pytest
 
-from bagua_hvd.common import native
-from bagua_hvd.common.exceptions import HorovodInternalError
+from bagua_hvd.core import native
+from bagua_hvd.core.exceptions import HorovodInternalError
 from world import World, result, view
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["inproc", "shm", "tcp"])
@@ -168,5 +168,66 @@ def test_counters_do_not_wait():
                 read.wait()
                 operation = context.post(native.BARRIER, "b")
             operation.wait()
+
+        world.run(call)
+
+
+def add_among_members(context, ranks):
+    operation = context.post(native.PROCESS_SET_ADD, f"members.{ranks}", splits=ranks, root_rank=1)
+    operation.wait()
+    return operation.value
+
+
+@pytest.mark.parametrize("transport, negotiation", [("inproc", "star"), ("shm", "star"), ("tcp", "star"),
+                                                    ("inproc", "tree")])
+def test_members_alone_ask_for_a_set_while_others_are_elsewhere(transport, negotiation):
+    """Ranks 0 and 3 never hear of it from their callers; ids are equal afterwards, also of sets that all ask for."""
+    with World(4, transport, negotiation=negotiation) as world:
+        def call(rank, context):
+            set_id = add_among_members(context, [1, 2]) if rank in (1, 2) else None
+            mine = total(context, "members", rank, set_id) if set_id is not None else None
+            total(context, "all", 1)        # no rank is past this before the set is there
+            assert context.process_set_ranks(1) == [1, 2] and context.process_set_ranks(2) is None
+            return set_id, mine, add(context, [0, 3])
+
+        assert world.run(call) == [(None, None, 2), (1, 3.0, 2), (1, 3.0, 2), (None, None, 2)]
+
+
+@TRANSPORTS
+def test_overlapping_sets_of_members_and_one_that_is_there_already(transport):
+    with World(3, transport) as world:
+        def call(rank, context):
+            pairs = [pair for pair in ([0, 1], [1, 2], [0, 2]) if rank in pair]
+            ids = {tuple(pair): add_among_members(context, pair) for pair in pairs}
+            assert [total(context, f"pair {pair}", rank, ids[tuple(pair)]) for pair in pairs] == [sum(p) for p in pairs]
+            again = {tuple(pair): add_among_members(context, pair) for pair in pairs}
+            assert again == ids
+            assert add_among_members(context, [0, 1, 2]) == 0
+            return ids
+
+        ids = world.run(call)
+        assert len({id for of_rank in ids for id in of_rank.values()}) == 3
+        assert all(a[pair] == b[pair] for a in ids for b in ids for pair in a.keys() & b.keys())
+
+
+def test_who_asks_for_a_set_of_others_is_refused():
+    with World(2) as world:
+        def call(rank, context):
+            if rank == 0:
+                with pytest.raises(ValueError, match="rank 0 asks for a process set of which it is no member"):
+                    context.post(native.PROCESS_SET_ADD, "others", splits=[1], root_rank=1)
+            return add_among_members(context, [rank]) if rank else None
+
+        world.run(call)
+
+
+def test_members_who_disagree_hear_it():
+    with World(3) as world:
+        def call(rank, context):
+            ranks = {0: [0, 1], 1: [1, 2]}.get(rank)
+            if ranks is None:
+                return
+            with pytest.raises(HorovodInternalError, match="tried to add different ranks"):
+                context.post(native.PROCESS_SET_ADD, "one name", splits=ranks, root_rank=1).wait()
 
         world.run(call)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bagua_hvd.common import native, vectors
+from bagua_hvd.core import native, vectors
 from floats import FLOATS, assert_same_bits, load, store, unaligned
 from world import DTYPES, storage, view
 

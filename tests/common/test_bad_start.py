@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_hvd.common import basics
+from bagua_hvd.job import basics
 
 PACKAGE = Path(basics.__file__).parents[1]
 
@@ -43,7 +43,7 @@ def test_no_rendezvous(run_ranks):
 def test_extension_not_built(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "bagua_hvd", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     # -S: an editable installation must not find the extension that this copy lacks.
-    done = subprocess.run([sys.executable, "-S", "-c", "import bagua_hvd.common.native"], cwd=tmp_path, text=True,
+    done = subprocess.run([sys.executable, "-S", "-c", "import bagua_hvd.core.native"], cwd=tmp_path, text=True,
                           env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, timeout=60)
     assert done.returncode == 1
     assert "the native extension of bagua_hvd is not built: run `pip install .`" in done.stderr

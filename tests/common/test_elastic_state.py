@@ -1,8 +1,8 @@
 """State, ObjectState, run_fn and notification_manager in one process: what is saved, raised and called, and when."""
 import pytest
 
-from bagua_hvd.common.elastic import HostUpdateResult, ObjectState, State, notification_manager, run_fn
-from bagua_hvd.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from bagua_hvd.job.elastic import HostUpdateResult, ObjectState, State, notification_manager, run_fn
 
 
 def make_state(rank=0, bcast_object=lambda obj: obj, **kwargs):

@@ -3,7 +3,7 @@ import base64
 
 import pytest
 
-from bagua_hvd.common.environment import local_address_towards, read_options
+from bagua_hvd.job.environment import local_address_towards, read_options
 
 JOB = {
     "HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2",

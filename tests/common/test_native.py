@@ -14,7 +14,7 @@ def test_the_error_names_the_remedy():
     result = run(
         "import sys\n"
         "sys.modules['bagua_hvd._native'] = None\n"     # as if it had not been built
-        "import bagua_hvd.common.basics"
+        "import bagua_hvd.job.basics"
     )
     assert result.returncode == 1
     last = result.stderr.strip().splitlines()[-1]
@@ -24,7 +24,7 @@ def test_the_error_names_the_remedy():
 def test_common_imports_no_framework():
     result = run(
         "import sys\n"
-        "import bagua_hvd.common.collectives, bagua_hvd.common.objects, bagua_hvd.common.util\n"
+        "import bagua_hvd.collectives.rules, bagua_hvd.core.objects, bagua_hvd.core.util\n"
         "print([name for name in ('torch', 'tensorflow', 'numpy') if name in sys.modules])"
     )
     assert (result.stdout.strip(), result.returncode) == ("[]", 0), result.stderr

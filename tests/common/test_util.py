@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from bagua_hvd.common import util
-from bagua_hvd.common.exceptions import HorovodVersionMismatchError, HostsUpdatedInterrupt
+from bagua_hvd.core.exceptions import HorovodVersionMismatchError, HostsUpdatedInterrupt
 
 
 def test_env_sets_and_restores(monkeypatch):

@@ -44,6 +44,9 @@ B Product
 torch.mpi_ops tensorflow common.basics:
 C is_homogeneous()
 
+torch.mpi_ops tensorflow.mpi_ops tensorflow.keras keras:
+C _basics
+
 torch.mpi_ops:
 C init
 C shutdown

@@ -23,9 +23,9 @@ import horovod
 assert horovod is bagua_hvd and "torch" not in sys.modules
 spec, loader = bagua_hvd.__spec__, bagua_hvd.__loader__
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-import bagua_hvd.common.exceptions, horovod.common.util as util
+import bagua_hvd.core.exceptions, horovod.common.util as util
 from horovod import data
-assert HorovodInternalError is bagua_hvd.common.exceptions.HorovodInternalError
+assert HorovodInternalError is bagua_hvd.core.exceptions.HorovodInternalError
 assert data is sys.modules["bagua_hvd.data"] and horovod.__version__ == bagua_hvd.__version__
 import horovod.data.data_loader_base, bagua_hvd.runner.launch, horovod.runner.launch
 assert horovod.runner.launch is bagua_hvd.runner.launch

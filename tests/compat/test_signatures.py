@@ -3,6 +3,7 @@
 Tier C names may be missing if docs/migrating-from-horovod.md says so.
 """
 import contextlib
+import enum
 import importlib
 import inspect
 import re
@@ -111,7 +112,7 @@ def default_text(value):
         return "global_process_set"
     if isinstance(value, type):
         return {"NoneCompressor": "Compression.none"}[value.__name__]
-    return repr(value)
+    return repr(int(value)) if isinstance(value, enum.IntEnum) else repr(value)
 
 
 def check_signature(function, signature):
@@ -169,11 +170,23 @@ def test_paths_lead_to_the_same_objects(framework):
                 assert found.setdefault(name, value) is value, name
 
 
+def test_basics_of_every_front_end():
+    """What third-party code reaches for: the object with init, rank, size and the process sets."""
+    for place in ("torch.mpi_ops", "tensorflow.mpi_ops", "tensorflow.keras", "keras"):
+        _basics = find(f"{place}._basics")
+        _basics.init()
+        assert (_basics.rank(), _basics.size(), _basics.is_initialized()) == (0, 1, True), place
+        assert _basics._get_process_set_ids_and_ranks() == {0: [0]}
+        _basics.shutdown()
+        with pytest.raises(ValueError, match="has not been initialized"):
+            _basics._get_process_set_ids_and_ranks()
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_constants(framework):
     hvd = import_module(framework)
     assert [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product] == [0, 1, 2, 3, 4, 5]
-    assert all(type(op) is int for op in (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product))
+    assert all(isinstance(op, int) for op in (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product))
 
 
 def test_facts_of_the_build():

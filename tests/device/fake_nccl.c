@@ -1,5 +1,5 @@
 /* A stand-in for libnccl.so.2, for tests on machines without GPUs; in one library with fake_cuda.c. It is no NCCL and
- * measures nothing: it does the collectives that native/collective/nccl_run.c asks for, between threads or processes of one
+ * measures nothing: it does the collectives that native/gpu/nccl_run.c asks for, between threads or processes of one
  * machine, through a shared mailbox for each ordered pair of ranks.
  *
  * What makes it worth testing against:

@@ -14,14 +14,14 @@ ARGUMENTS = {"powersgd": {"rank": 1, "warmup_steps": 1}, "diloco": {"communicati
 STEPS = 4
 
 
-def _pose_as_device_tensors():
-    """From now on PyTorch's tensors are on the stand-in."""
-    from bagua_hvd.common.context import Operation
-    from bagua_hvd.common.device import DeviceView
+def _pose_as_device_tensors(device=None):
+    """From now on PyTorch's tensors are on the stand-in; device: None: the one that all ranks share."""
+    from bagua_hvd.core.context import Operation
+    from bagua_hvd.core.device import DeviceView
     from bagua_hvd.torch.frontend import TorchFrontend
     from device_arrays import TAG, FakePlacement
 
-    placement = FakePlacement()
+    placement = FakePlacement(device)
     placement.adopt = lambda tensor: tensor
     on_host = TorchFrontend.view
 
@@ -29,13 +29,14 @@ def _pose_as_device_tensors():
         src, dst, shape, dtype, owner = on_host(self, tensor, output)
         return DeviceView(src | TAG, dst | TAG if dst else 0, shape, dtype, owner, placement)
 
-    def wait(self):
-        result = waited(self)
-        placement.cuda.synchronize(placement.current)   # PyTorch's operations are not on the stream
-        return result
+    def synchronizing(method):
+        def call(*arguments):
+            result = method(*arguments)
+            placement.cuda.synchronize(placement.current)       # PyTorch's operations are not on the stream
+            return result
+        return call
 
-    waited = Operation.wait
-    Operation.wait = wait
+    Operation.wait, Operation.copy_result = synchronizing(Operation.wait), synchronizing(Operation.copy_result)
     TorchFrontend.view = view
 
 
@@ -90,3 +91,39 @@ def test_algorithms_train_the_same_weights(run_ranks, n):
         *device_lines, copies = device[rank]
         assert device_lines == host[rank]
         assert int(copies.split()[1]) > 2 * STEPS * len(names)
+
+
+def _train_an_embedding(poses):
+    import torch
+
+    import bagua_hvd.torch as hvd
+
+    if poses:
+        from device_arrays import own_device
+
+        _pose_as_device_tensors(own_device(0))
+    hvd.init()
+    torch.manual_seed(3)
+    model = torch.nn.Embedding(9, 2, sparse=True)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        # As many entries as the rank has; in the last step rank 0 has none.
+        rows = [] if step == STEPS - 1 and hvd.rank() == 0 else [step, *range(4, 5 + hvd.rank())]
+        model(torch.tensor(rows, dtype=torch.int64)).pow(2).sum().backward()
+        optimizer.step()
+    assert model.weight.grad.is_sparse
+    print(model.weight.detach().numpy().tobytes().hex())
+    if poses:
+        from device_arrays import fake_cuda
+
+        assert fake_cuda().nccl_groups() > STEPS
+
+
+def test_sparse_gradients_over_nccl(run_ranks):
+    """Each rank has a GPU of its own, so that the core leaves what it gathered there."""
+    n = 3
+    host = run_ranks(n, _train_an_embedding, arguments={"poses": False})
+    own_gpus = [{"BHVD_FAKE_CUDA_UUID": f"gpu{rank}"} for rank in range(n)]
+    device = run_ranks(n, _train_an_embedding, arguments={"poses": True}, env=own_gpus)
+    assert [rank.output for rank in device] == [rank.output for rank in host]

@@ -6,8 +6,8 @@ operation in the host's memory, values and error states, bit for bit.
 import numpy as np
 import pytest
 
-from bagua_hvd.common import native, vectors
-from bagua_hvd.common.exceptions import HorovodInternalError
+from bagua_hvd.core import native, vectors
+from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.primitives import ErrorState
 from device_arrays import (
     FakePlacement,
@@ -160,6 +160,33 @@ def test_a_checkpoint_holds_the_errors(world):
             post(context, "host", [view(x, "float32", "in place")], codec, whole, step)
             results.append((array.numpy(), x))
         return [*results, (second.worker, whole.worker), (second.server, whole.server)]
+
+    assert_equal(world.run(call))
+
+
+@pytest.mark.parametrize("n, transport", [(2, "shm")])
+def test_copies_of_errors_are_made_on_the_gpu(world):
+    """They hold what it was, whatever becomes of the original; on the host before the first operation."""
+    device, codec = fake_device_with_kernels(), CODED[1]
+
+    def call(rank, context):
+        placement, error, pairs = FakePlacement(device), ErrorState(300, 2), []
+        error.worker[:] = 0.5
+        copies = [error.copy()]
+        pairs.append((copies[0].worker, np.full(300, 0.5, np.float32)))
+        for step in range(3):
+            (x,) = values("float32", [(300,)], rank, 2, step)
+            array = placement.array(x.copy())
+            post(context, "gpu", [array.view(array)], codec, error, step)
+            before = fake_cuda().link_bytes()
+            copies.append(error.copy())
+            assert world.n > 1 or fake_cuda().link_bytes() == before
+            pairs.append((copies[-1].copy().worker, copies[-1].worker))
+        pairs += [(copies[-1].worker, error.worker.copy()), (copies[-1].server, error.server.copy())]
+        assert not np.array_equal(copies[1].worker, copies[2].worker)
+        error.scale(2)
+        pairs.append((2 * copies[-1].worker, error.worker))
+        return pairs
 
     assert_equal(world.run(call))
 

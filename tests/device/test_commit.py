@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.common import native
-from bagua_hvd.common.exceptions import HorovodInternalError
+from bagua_hvd.core import native
+from bagua_hvd.core.exceptions import HorovodInternalError
 from device_arrays import FakePlacement, fake_cuda, own_device
 
 

@@ -9,8 +9,8 @@ import signal
 import numpy as np
 import pytest
 
-from bagua_hvd.common import native
-from bagua_hvd.common.exceptions import HorovodInternalError
+from bagua_hvd.core import native
+from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.primitives import Replicas
 from device_arrays import (
     FakePlacement,

@@ -124,7 +124,7 @@ def _low_precision(device):
 
     import bagua_hvd.torch as hvd
     from bagua_hvd import primitives
-    from bagua_hvd.common import native
+    from bagua_hvd.core import native
     from bagua_hvd.torch.frontend import frontend
 
     hvd.init()

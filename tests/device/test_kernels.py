@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from bagua_hvd.common import device_kernels, native, vectors
-from bagua_hvd.common.device_kernels import OPTIONS, SOURCE
-from bagua_hvd.common.native import ffi, lib
+from bagua_hvd.core import device_kernels, native, vectors
+from bagua_hvd.core.device_kernels import OPTIONS, SOURCE
+from bagua_hvd.core.native import ffi, lib
 from device_arrays import ROOT, Emulation, missing_gpu
 from elements import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from low_precision import Codec, chunks, mix

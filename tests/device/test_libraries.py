@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bagua_hvd.bench import __main__ as bench
-from bagua_hvd.common import device
-from bagua_hvd.common.exceptions import HorovodInternalError
+from bagua_hvd.core import device
+from bagua_hvd.core.exceptions import HorovodInternalError
 from device_arrays import ROOT, fake_cuda, fake_cuda_path, missing_gpu
 
 NCCL = next((path for path in device.nccl_files({}).split(":") if path), None)

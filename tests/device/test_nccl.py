@@ -7,9 +7,9 @@ of values whose sums are exact in any order.
 import numpy as np
 import pytest
 
-from bagua_hvd.common import native, vectors
-from bagua_hvd.common.device import Device
-from bagua_hvd.common.exceptions import HorovodInternalError
+from bagua_hvd.core import native, vectors
+from bagua_hvd.core.device import Device
+from bagua_hvd.core.exceptions import HorovodInternalError
 from device_arrays import FakePlacement, fake_cuda_path, nccl_steps, own_device, sums_overwritten_in_flight
 from gpu_hosts import REDUCED, groups, placements
 from values import make

@@ -1,4 +1,4 @@
-"""NCCL within hosts, the CPU transports between them (native/collective/nccl_levels.c).
+"""NCCL within hosts, the CPU transports between them (native/gpu/nccl_levels.c).
 
 As test_nccl.py, no GPU takes part; hosts are simulated by host ids. Groups that the stand-in launches tell which way an
 operation went: two a rank for an allreduce in two levels, one where NCCL connects all, none by way of the host.
@@ -6,8 +6,9 @@ operation went: two a rank for an allreduce in two levels, one where NCCL connec
 import numpy as np
 import pytest
 
-from bagua_hvd.common import environment, native, vectors
-from bagua_hvd.common.device import Device
+from bagua_hvd.core import native, vectors
+from bagua_hvd.core.device import Device
+from bagua_hvd.job import environment
 from device_arrays import FakePlacement, fake_cuda, fake_cuda_path, nccl_steps, own_device, sums_overwritten_in_flight
 from gpu_hosts import FOR_ALLREDUCE, ONLY, REDUCED, groups, on_hosts, placements
 from two_levels import environments

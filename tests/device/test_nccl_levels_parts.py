@@ -1,4 +1,4 @@
-"""In two levels, operations on parts of ranks (native/collective/nccl_levels_*.c).
+"""In two levels, operations on parts of ranks (native/gpu/nccl_levels_*.c).
 
 As in test_nccl_levels.py, no GPU takes part. The measure is the CPU: the same operation in the host's memory, on the
 same ranks, of values whose sums are exact in any order, so that every bit is equal.
@@ -9,8 +9,8 @@ import signal
 import numpy as np
 import pytest
 
-from bagua_hvd.common import native
-from bagua_hvd.common.exceptions import HorovodInternalError
+from bagua_hvd.core import native
+from bagua_hvd.core.exceptions import HorovodInternalError
 from device_arrays import FakePlacement, fake_cuda, own_device
 from gpu_hosts import REDUCED, groups, on_hosts, placements
 from two_levels import environments

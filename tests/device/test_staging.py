@@ -7,8 +7,8 @@ operation in the host's memory, bit for bit. It says nothing about the speed of 
 import numpy as np
 import pytest
 
-from bagua_hvd.common import native, vectors
-from bagua_hvd.common.device import COPY_SPANS
+from bagua_hvd.core import native, vectors
+from bagua_hvd.core.device import COPY_SPANS
 from device_arrays import Emulation, FakePlacement, fake_cuda, fake_device, names, sums_overwritten_in_flight
 from values import make
 from world import DTYPES, World, result, view

@@ -2,9 +2,9 @@
 import numpy as np
 import pytest
 
-from bagua_hvd.common import native
-from bagua_hvd.common.device import Device
-from bagua_hvd.common.exceptions import HorovodInternalError
+from bagua_hvd.core import native
+from bagua_hvd.core.device import Device
+from bagua_hvd.core.exceptions import HorovodInternalError
 from device_arrays import FakePlacement, fake_cuda, fake_cuda_path
 from world import World, view
 

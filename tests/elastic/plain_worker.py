@@ -6,8 +6,9 @@ import os
 import sys
 import time
 
-from bagua_hvd.common import basics, elastic, objects
-from bagua_hvd.common.process_sets import ProcessSet
+from bagua_hvd.core import objects
+from bagua_hvd.job import basics, elastic
+from bagua_hvd.job.process_sets import ProcessSet
 
 
 def say(event, **words):

@@ -1,12 +1,16 @@
 """The driver's connections: who gets in, what arrives, and what happens to strangers."""
 import queue
 import socket
+import subprocess
+import sys
+import time
 
 import pytest
 
-from bagua_hvd.common import channel, elastic_worker
-from bagua_hvd.common.elastic_worker import DriverLink, RemovedFromJob
-from bagua_hvd.runner.elastic.service import Service
+from bagua_hvd.job import channel, elastic_worker
+from bagua_hvd.job.elastic_worker import DriverLink, RemovedFromJob
+from bagua_hvd.job.service import Service
+from launcher import ROOT
 
 SECRET = b"s" * 32
 
@@ -142,3 +146,38 @@ def test_one_connection_for_each_worker(service):
     assert second.receive() is None
     first.send({"type": "synced"})
     assert event(service)[:2] == ("synced", 2)
+
+
+HOST = """
+import sys, time
+from bagua_hvd.job import channel
+from bagua_hvd.job.service import Service
+if sys.argv[1] == "driver":
+    with Service(b"s" * 32, lambda *event: print(event[0], event[1], flush=True), "10.0.0.1") as service:
+        print(service.port, flush=True)
+        time.sleep(600)
+connection = channel.Connection("10.0.0.1", int(sys.argv[1]), b"s" * 32, 10)
+connection.send({"type": "hello", "worker": 5})
+connection.send({"type": "synced"})
+print("up", flush=True)
+print("hung up", connection.receive(), flush=True)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_both_ends_notice_within_seconds_that_a_host_has_vanished(namespaces):
+    def start(host, argument):
+        return subprocess.Popen([*namespaces.enter(host), sys.executable, "-c", HOST, argument], stdout=subprocess.PIPE,
+                                text=True, cwd=ROOT)
+
+    with start(0, "driver") as driver:
+        with start(1, driver.stdout.readline().strip()) as worker:
+            try:
+                assert (worker.stdout.readline(), driver.stdout.readline()) == ("up\n", "synced 5\n")
+                namespaces.cut(1)
+                cut = time.monotonic()
+                assert worker.stdout.readline() == "hung up None\n" and driver.stdout.readline() == "disconnected 5\n"
+                assert 5 < time.monotonic() - cut < 60       # it is hours with keep-alive as the system has it
+            finally:
+                worker.kill()
+                driver.kill()

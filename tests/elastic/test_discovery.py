@@ -1,12 +1,15 @@
 """HostManager: order, changes, blacklist; the discovery script."""
+import os
 import threading
 import time
 
 import pytest
 
-from bagua_hvd.common.elastic_worker import HostUpdateResult
+from bagua_hvd.job.elastic_worker import HostUpdateResult
+from bagua_hvd.runner.elastic.constants import RESET_LIMIT_EXCEEDED_MESSAGE
 from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscoveryScript, HostManager
 from bagua_hvd.runner.elastic.placement import assign, fit
+from launcher import wait_until
 
 
 class Worker:
@@ -71,6 +74,30 @@ def test_script(tmp_path):
     assert HostDiscoveryScript(script(tmp_path, ":")).find_available_hosts_and_slots() == {}
     with pytest.raises(RuntimeError, match="expected name:slots"):
         HostDiscoveryScript(script(tmp_path, "echo 'a b:2'")).find_available_hosts_and_slots()
+
+
+def test_names_are_horovods():
+    discovery = HostDiscoveryScript(discovery_script="/no/such", slots=2)
+    with pytest.raises(RuntimeError, match="'/no/such' cannot be run: No such file or directory"):
+        discovery.find_available_hosts_and_slots()
+    assert RESET_LIMIT_EXCEEDED_MESSAGE.format(3) == (
+        "Horovod was shutdown because number of resets during elastic job exceeded limit: 3")
+
+
+def test_a_script_without_an_interpreter_line_is_for_the_shell(tmp_path):
+    path = tmp_path / "discover it"
+    path.write_text("for i in 1 2; do echo host$i:$i; done\n")
+    path.chmod(0o755)
+    assert HostDiscoveryScript(str(path)).find_available_hosts_and_slots() == {"host1": 1, "host2": 2}
+
+
+def test_a_script_that_hangs_is_killed_with_what_it_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(HostDiscoveryScript, "limit_seconds", 1)
+    discovery = HostDiscoveryScript(script(tmp_path, "sleep 600 & echo $! > '%s'; wait" % (tmp_path / "pid")))
+    with pytest.raises(RuntimeError, match="has not ended after 1 s, and was killed"):
+        discovery.find_available_hosts_and_slots()
+    wait_until(lambda: not os.path.exists(f"/proc/{(tmp_path / 'pid').read_text().strip()}")
+               or "State:\tZ" in open(f"/proc/{(tmp_path / 'pid').read_text().strip()}/status").read())
 
 
 def test_closing_ends_a_script_that_hangs(tmp_path):

@@ -1,7 +1,7 @@
 """The driver's rules, without processes: what it starts, stops and says, event by event."""
 import pytest
 
-from bagua_hvd.common.elastic_worker import HostUpdateResult
+from bagua_hvd.job.elastic_worker import HostUpdateResult
 from bagua_hvd.runner.elastic.discovery import FixedHosts, HostManager
 from bagua_hvd.runner.elastic.driver import NO_HOSTS_LEFT, ElasticDriver
 from bagua_hvd.runner.elastic.settings import ElasticSettings
@@ -56,8 +56,8 @@ class Job:
             self.driver.synced(number)
         self.driver.step()
 
-    def end(self, number, exit_code):
-        self.driver.ended(number, exit_code)
+    def end(self, number, exit_code, because_of=None):
+        self.driver.ended(number, exit_code, None, because_of)
         self.driver.step()
 
     def wait(self, seconds):
@@ -391,3 +391,30 @@ def test_all_hosts_blacklisted_before_anything_was_done():
 def test_settings(numbers, sentence):
     with pytest.raises(ValueError, match=sentence):
         ElasticSettings(**numbers)
+
+
+# ---- whose failure it is ----------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("ends, rank, code", [
+    ([(0, 1, 2), (1, 1, 0), (2, 7, None)], 2, 7),       # of a chain, from its last to its first
+    ([(0, 1, None), (1, 7, 0)], 0, 1),                  # by time, where it is the cause as well
+    ([(0, 1, 5), (1, 1, 5)], 0, 1),                     # nothing is known about the cause
+    ([(0, 1, 1), (1, 3, 0)], 0, 1)])                    # each names the other
+def test_the_cause_is_blamed_not_its_consequences(ends, rank, code):
+    job = running({"a": 1, "b": 1, "c": 1}, min_num_proc=3)
+    for number, exit_code, because_of in ends[:-1]:
+        job.driver.ended(number, exit_code, None, because_of)
+    job.end(*ends[-1])
+    job.join(2)
+    job.wait(600)
+    failure = job.driver.failure if isinstance(job.driver.failure, WorkerFailed) else job.driver.failure.__cause__
+    assert (failure.rank, failure.exit_code) == (rank, code)
+
+
+def test_workers_that_wait_hear_that_the_job_has_ended():
+    job = running({"a": 1, "b": 1}, min_num_proc=2, elastic_timeout=5)
+    job.end(1, 9)
+    job.join(0)
+    job.wait(5)
+    (number, message), = job.take("refused")
+    assert number == 0 and message["reason"].startswith("The elastic job has ended: Timed out waiting for minimum")

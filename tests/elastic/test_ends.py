@@ -1,4 +1,5 @@
 """How elastic jobs end when they cannot go on, and what is said then: one sentence, and an exit code."""
+import re
 import signal
 from pathlib import Path
 
@@ -57,6 +58,9 @@ def test_gives_up_below_min_np(make_job):
     job.kill(job.wait_for("enter", 2, size=2)[1])
     job.wait_for_text(TIMED_OUT + "for 2 s")
     assert job.finish() == 1
+    # The survivor was told, not killed: it could have saved its state.
+    assert re.search(r"<stderr>:ValueError: Horovod initialization failed. The elastic job has ended: Timed", job.text)
+    assert "Terminating" not in job.text
 
 
 def test_fixed_hosts_are_not_waited_for(make_job):
@@ -127,6 +131,22 @@ def test_launcher_killed(make_job, launcher):
 def test_wrong_flags(launcher, flags, sentence):
     done = launcher.run(*flags, "true")
     assert done.returncode == 2 and sentence in done.stderr
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_ctrl_c_while_the_discovery_hangs(launcher, first):
+    """Nothing of the script is left; `launcher` would find it."""
+    script = launcher.folder / "discover.sh"
+    hang = "touch hangs; sleep 600"
+    script.write_text("#!/bin/sh\n" + (hang if first else f"if [ -e once ]; then {hang}; fi; touch once; "
+                                       "echo localhost:1; echo 127.0.0.2:1\n"))
+    script.chmod(0o755)
+    popen = launcher.start("--min-np", 1, "--host-discovery-script", script, "sleep", "600")
+    wait_until(lambda: (launcher.folder / "hangs").exists())
+    popen.send_signal(signal.SIGINT)
+    stderr = popen.communicate(timeout=60)[1].decode()
+    assert popen.returncode == 130 and "Traceback" not in stderr, stderr
+    assert launcher.processes() == []
 
 
 def test_discovery_that_fails_the_first_time(launcher):

@@ -47,11 +47,11 @@ def test_optimizers_made_before_and_after_a_reset_go_together(elastic):
 
 
 def test_sync_gives_numbers_of_rank_0(elastic):
-    from bagua_hvd.common import reducer
+    from bagua_hvd.reduction.numbers import share_numbers
 
     _, optimizer = make()
     late = optimizer.reducer
-    reducer.share_numbers([late], lambda mine: ([late.number + 4], {0: mine[1][0] + 7}))
+    share_numbers([late], lambda mine: ([late.number + 4], {0: mine[1][0] + 7}))
     assert {bucket.name for bucket in late.buckets} == {f"gradients.{late.number}.0"}
     assert late.model.name == f"weights.{late.number}"
     assert make()[1].reducer.number == late.number + 4

@@ -26,7 +26,8 @@ def work(folder):
     """Rank 0 is killed when all have met for the first time; what is left returns its rank and size."""
     from pathlib import Path
 
-    from bagua_hvd.common import basics, elastic, objects
+    from bagua_hvd.core import objects
+    from bagua_hvd.job import basics, elastic
 
     basics.init()
     state = elastic.ObjectState(
@@ -75,7 +76,7 @@ def fail_on_far1_first(folder):
     import time
     from pathlib import Path
 
-    from bagua_hvd.common import basics
+    from bagua_hvd.job import basics
 
     if os.environ["HOROVOD_HOSTNAME"] == "far1":
         Path(folder, "first").touch()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import worker
-from bagua_hvd.common import native
+from bagua_hvd.core import native
 from ranks import job_environment
 from zygote import Zygote
 

@@ -11,7 +11,7 @@ from network import Network
 
 PROGRAM = """
 import os, pathlib, sys
-from bagua_hvd.common import basics
+from bagua_hvd.job import basics
 pathlib.Path(sys.argv[1], f"begun {os.environ['HOROVOD_RANK']}").touch()
 basics.init()
 print("ranks:", basics.size())

@@ -4,7 +4,8 @@ import sys
 
 import numpy as np
 
-from bagua_hvd.common import basics, native, vectors
+from bagua_hvd.core import native, vectors
+from bagua_hvd.job import basics
 
 
 def add(context, name, values, op=native.OP_SUM):

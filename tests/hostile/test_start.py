@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import attacks
-from bagua_hvd.common import native
-from bagua_hvd.runner.probe import Target, reachable
+from bagua_hvd.core import native
+from bagua_hvd.job.probe import Target, reachable
 from launcher import wait_until
 from ranks import job_environment
 

@@ -51,7 +51,7 @@ def train(name, mode):
 
 
 def bytes_sent():
-    from bagua_hvd.common import basics
+    from bagua_hvd.job import basics
 
     return basics.context().counters().payload_bytes_sent
 
@@ -163,6 +163,14 @@ def refusals():
     model.compile(scaled, "mse", run_eagerly=True)
     with pytest.raises(ValueError, match="mixed_bfloat16"):
         model.train_on_batch(*data_of(0))
+    # What is kept of gradients would be in the unit of another scale.
+    for name, algorithm in (("PowerSGD", "powersgd"), ("ByteGrad", algorithms.ByteGrad(error_feedback=True))):
+        inner = wrap(keras.optimizers.SGD(), algorithm=algorithm)
+        model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse", run_eagerly=True)
+        with pytest.raises(ValueError, match=f"{name} cannot serve a LossScaleOptimizer.*mixed_bfloat16"):
+            model.train_on_batch(*data_of(0))
+        with pytest.raises(ValueError, match=f"{name} cannot serve a LossScaleOptimizer.*mixed_bfloat16"):
+            wrap(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), algorithm=algorithm)
     partial = wrap(keras.optimizers.Adam(), algorithm="qadam")
     partial.register_local_var(model.trainable_variables[0])
     model.compile(partial, "mse", run_eagerly=True)

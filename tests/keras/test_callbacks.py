@@ -82,6 +82,12 @@ def plain_values():
         gathered = functions.allgather([rank])
         assert gathered.tolist() == [0, 1] and type(gathered.numpy()) is np.ndarray and gathered.max() == 1
         assert functions.reducescatter(np.ones((2, 3)), op=hvd.Sum).numpy().tolist() == [[2.0] * 3]
+        for dtype in (">f4", ">i8", ">f2"):     # NumPy arrays in the other byte order
+            numbers = np.arange(6).reshape(2, 3).astype(dtype)
+            assert functions.allreduce(numbers, op=hvd.Sum).tolist() == (2 * numbers).tolist()
+            assert functions.allgather(numbers).tolist() == 2 * numbers.tolist()
+            assert functions.broadcast(numbers * rank, 1).tolist() == numbers.tolist()
+            assert functions.reducescatter(numbers, op=hvd.Sum).tolist() == [(2 * numbers[rank]).tolist()]
 
 
 def learning_rates():

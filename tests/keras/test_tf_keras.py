@@ -63,6 +63,100 @@ def trains(kind):
         hvd.DistributedOptimizer(optimizer)
 
 
+def aggregates(kind):
+    """Gradients are reduced where Keras 2 aggregates those of replicas, once, and apply_gradients() takes them so."""
+    hvd.init()
+    rank, mean = hvd.rank(), (hvd.size() - 1) / 2
+    make = {"new": tf_keras.optimizers.SGD, "legacy": tf_keras.optimizers.legacy.SGD}[kind]
+
+    def aggregate(optimizer, pairs):
+        return (optimizer._aggregate_gradients if kind == "legacy" else optimizer.aggregate_gradients)(pairs)
+
+    def in_mode(mode):
+        weight = tf.Variable(0.0)
+        optimizer = hvd.DistributedOptimizer(make(1.0))
+
+        @mode
+        def clipped(gradient):
+            [(reduced, _)] = aggregate(optimizer, [(gradient, weight)])
+            optimizer.apply_gradients([(tf.minimum(reduced, 0.25) + rank, weight)])     # taken as it is
+            return reduced
+
+        @mode
+        def plain(gradient):
+            optimizer.apply_gradients([(gradient, weight)])
+
+        @mode
+        def minimize():
+            optimizer.minimize(lambda: weight * float(rank), [weight])
+
+        for _ in range(2):
+            weight.assign(0.0)
+            assert clipped(tf.constant(float(rank))) == mean
+            assert weight == -0.25 - rank
+            weight.assign(0.0)
+            plain(tf.constant(float(rank)))
+            assert weight == -mean
+            minimize()
+            assert weight == -2 * mean
+
+    in_mode(lambda function: function)
+    in_mode(tf.function)
+    if kind == "legacy":        # new ones know the variables of one model
+        optimizer, weight, other = hvd.DistributedOptimizer(make(1.0)), tf.Variable(0.0), tf.Variable(0.0)
+        aggregate(optimizer, [(tf.constant(1.0), weight)])
+        optimizer.apply_gradients([(tf.constant(float(rank)), other)])
+        assert other == -mean
+    # Two passes for each step, aggregated here and applied in a function that is traced but once.
+    optimizer = hvd.DistributedOptimizer(make(1.0), backward_passes_per_step=2)
+    weight = tf.Variable(0.0)
+    apply = tf.function(lambda gradient: optimizer.apply_gradients([(gradient, weight)]))
+    for number in range(1, 5):
+        [(reduced, _)] = aggregate(optimizer, [(tf.constant(float(rank)), weight)])
+        apply(reduced)
+        assert weight == -2 * mean * (number // 2) and optimizer.iterations == number
+    # What looks at the weights around the step has to have it whole.
+    optimizer = hvd.DistributedOptimizer(make(1.0), algorithm="decentralized")
+    with pytest.raises(ValueError, match="Decentralized looks at the weights around the optimizer's step"):
+        aggregate(optimizer, [(tf.constant(1.0), weight)])
+    optimizer.minimize(lambda: weight * 1.0, [weight])
+    if kind == "legacy":
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            weight = tf.compat.v1.get_variable("w", initializer=0.0)
+            optimizer = hvd.DistributedOptimizer(make(1.0))
+            reduced = optimizer.get_gradients(weight * float(rank), [weight])
+            step = optimizer.apply_gradients(zip(reduced, [weight], strict=True))
+            session.run(tf.compat.v1.global_variables_initializer())
+            assert session.run([reduced, step])[0] == [mean]
+            assert session.run(weight) == -mean
+
+
+def loss_scaling(kind):
+    """A LossScaleOptimizer around it skips a step on all ranks when one has an infinity."""
+    hvd.init()
+    rank = hvd.rank()
+    optimizer = tf_keras.mixed_precision.LossScaleOptimizer(
+        hvd.DistributedOptimizer(OPTIMIZERS[kind]()), dynamic=True, initial_scale=8.0)
+    weight = tf.Variable(1.0)
+    scales = []
+    for number in range(3):
+        factor = float("inf") if number == 1 and rank == 1 else float(rank)
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(weight * factor)
+        gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, [weight]))
+        optimizer.apply_gradients(zip(gradients, [weight], strict=True))
+        scales.append(float(optimizer.loss_scale))
+    assert scales == [8.0, 4.0, 4.0]
+    mean = (hvd.size() - 1) / 2
+    np.testing.assert_allclose(weight, 1.0 - 0.1 * mean * (1 + 1.9), rtol=1e-6)       # two steps with momentum 0.9
+    assert optimizer.iterations == 3
+    tf_keras.mixed_precision.set_global_policy("mixed_float16")
+    model = make_model()
+    fit(model, hvd.DistributedOptimizer(OPTIMIZERS[kind]()))
+    assert isinstance(model.optimizer, tf_keras.mixed_precision.LossScaleOptimizer)
+    assert_same_everywhere(model)
+
+
 def callbacks(kind):
     model = make_model(seed=hvd.rank())
     optimizer = hvd.DistributedOptimizer(OPTIMIZERS[kind]())
@@ -182,6 +276,22 @@ def elastic_state(kind):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
+def in_graphs(without):
+    """The same in graphs of TensorFlow 1, whose variables have values in a session only."""
+    getattr(tf.compat.v1, without)()
+    hvd.init()
+    for part in (callbacks, elastic_state):
+        part("legacy")
+    model = make_model(seed=hvd.rank())
+    before = model.get_weights()
+    with hvd.consensus(model):
+        for mine, mean in zip(before, model.get_weights(), strict=True):
+            np.testing.assert_allclose(mean, hvd.allreduce(mine), rtol=1e-6)
+    for ours, theirs in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert float(hvd.allreduce(tf.constant(1.0 + hvd.rank()), average=False)) == 3.0
+
+
 def everything(kind):
     hvd.init()
     for part in (trains, callbacks, elastic_state):
@@ -191,6 +301,21 @@ def everything(kind):
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_trains_with_callbacks_and_a_state(run_ranks, kind):
     run_ranks(2, everything, arguments={"kind": kind})
+
+
+@pytest.mark.parametrize("without", ["disable_eager_execution", "disable_v2_behavior"])
+def test_in_graphs_of_tensorflow_1(run_ranks, without):
+    run_ranks(2, in_graphs, arguments={"without": without})
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_gradients_are_reduced_where_keras_aggregates_them(run_ranks, kind):
+    run_ranks(2, aggregates, arguments={"kind": kind})
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_loss_scaling(run_ranks, kind):
+    run_ranks(2, loss_scaling, arguments={"kind": kind})
 
 
 def test_saved_and_loaded(run_ranks, tmp_path):

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from bagua_hvd import codecs
-from bagua_hvd.common import native
+from bagua_hvd.core import native
 
 CODECS = [codecs.minmax_uint8, codecs.sign, codecs.sign_rms, codecs.ternary, codecs.qsgd(), codecs.qsgd(4),
           codecs.float16, codecs.bfloat16, codecs.topk(), codecs.topk(0.25), codecs.float32]
@@ -62,3 +62,11 @@ def test_refusals():
         codecs.sign.decode(code, np.float32, 100)
     with pytest.raises(ValueError, match="a contiguous float32 array"):
         codecs.sign.decode_add(np.zeros(100), code, np.float32)
+    with pytest.raises(ValueError, match="does not take dtype >f4: convert"):
+        codecs.minmax_uint8.decode(codecs.minmax_uint8.encode(np.ones(8, np.float32)), ">f4", 8)
+
+
+def test_the_other_byte_order():
+    values = np.linspace(-1, 1, 50, dtype=np.float32)
+    for codec in CODECS:
+        np.testing.assert_array_equal(codec.encode(values.astype(">f4")), codec.encode(values))

@@ -8,8 +8,8 @@ import itertools
 import numpy as np
 import pytest
 
-from bagua_hvd.common import native
-from bagua_hvd.common.exceptions import HorovodInternalError
+from bagua_hvd.core import native
+from bagua_hvd.core.exceptions import HorovodInternalError
 from floats import FLOATS, assert_same_bits, load, store, unaligned, wide
 from world import World, result, view
 

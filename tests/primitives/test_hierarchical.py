@@ -10,8 +10,8 @@ import pytest
 
 import low_precision
 import two_levels
-from bagua_hvd.common import native, vectors
-from bagua_hvd.common.exceptions import HorovodInternalError
+from bagua_hvd.core import native, vectors
+from bagua_hvd.core.exceptions import HorovodInternalError
 from floats import FLOATS, assert_same_bits, load, store, wide
 from low_precision import CODECS, segment_seed, segments
 from two_levels import means, members_of, of_host, scaled, shards, within
@@ -52,28 +52,69 @@ def test_d_fp_s(world, topology, dtype):
                          hierarchical=1).wait()
             return out, in_place
 
-        wanted = of_host(world.hosts, averaged(topology, dtype, means(dtype, inputs, world.hosts), round))
+        wanted = of_host(world.hosts, averaged(topology, dtype, means(dtype, inputs, world.hosts), round,
+                                              [len(members) for members in world.hosts]))
         for rank, outs in enumerate(world.run(call)):
             for out in outs:
                 assert_same_bits(out, wanted[rank], (count, round, rank))
 
 
-def averaged(topology, dtype, hosts, round):
-    """The flat equation, for at most three hosts."""
+def averaged(topology, dtype, hosts, round, sizes):
+    """The flat equation, for at most three hosts; where they differ in their ranks, they count for them:
+
+    shift_one   (s_i x_i + s_p x_p) / (s_i + s_p)
+    ring        x_i + sum_p 1/3 min(1, s_p / s_i) (x_p - x_i), over a common denominator
+    """
     n = len(hosts)
     if topology == native.TOPOLOGY_RING:
-        peers = [[i - 1, (i + 1) % n] if n > 1 else [] for i in range(n)]
+        peers = [[(i - 1) % n, (i + 1) % n] if n > 1 else [] for i in range(n)]
     elif n == 2:
         peers = [[1], [0]]
     else:
         peers = [[(round - i) % n] if (round - i) % n != i else [] for i in range(n)]
     results = []
-    for x, others in zip(hosts, peers, strict=True):
+    for i, (x, others) in enumerate(zip(hosts, peers, strict=True)):
+        if any(sizes[j] != sizes[i] for j in others):
+            results.append(store(dtype, weighted(topology, dtype, hosts, i, others, sizes)))
+            continue
         total = load(dtype, x)
         for j in others:
             total = total + load(dtype, hosts[j])
         results.append(store(dtype, total * wide(dtype)(1 / (1 + len(others)))) if others else x)
     return results
+
+
+def weighted(topology, dtype, hosts, i, others, sizes):
+    if topology == native.TOPOLOGY_RING:
+        shares = {j: others.count(j) * min(sizes[i], sizes[j]) for j in others}
+        own, of = 3 * sizes[i] - sum(shares.values()), 3 * sizes[i]
+    else:
+        shares, own = {j: sizes[j] for j in others}, sizes[i]
+        of = own + sum(shares.values())
+    total = load(dtype, hosts[i]) * wide(dtype)(own)
+    for j, share in shares.items():
+        total = total + load(dtype, hosts[j]) * wide(dtype)(share)
+    return total * wide(dtype)(1 / of)
+
+
+@pytest.mark.parametrize("topology", [native.TOPOLOGY_SHIFT_ONE, native.TOPOLOGY_RING])
+def test_averages_keep_the_mean_over_all_ranks(world, topology):
+    """Whatever the hosts hold; and repeated, they come to it."""
+    inputs, name = [values("float64", 100, rank) for rank in range(world.n)], f"mean.{next(_names)}"
+
+    def call(rank, context):
+        x = inputs[rank].copy()
+        for round in range(60):
+            context.post(native.D_FP_S, f"{name}.{round % 12}", [view(x, "float64", "in place")], topology=topology,
+                         round=round % 12, hierarchical=1).wait()
+            if round == 0:
+                first = x.copy()
+        return first, x
+
+    first, last = (np.array(results) for results in zip(*world.run(call), strict=True))
+    np.testing.assert_allclose(first.mean(0), np.mean(inputs, 0), atol=1e-12)
+    np.testing.assert_allclose(last, np.broadcast_to(np.mean(inputs, 0), last.shape),
+                               atol=1e-6 if len(world.hosts) > 1 or world.n == 1 else 1e-12)
 
 
 @pytest.mark.parametrize("exchange", [native.EXCHANGE_SCATTER_GATHER, native.EXCHANGE_ALLGATHER])

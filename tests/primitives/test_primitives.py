@@ -3,11 +3,12 @@ import numpy as np
 import pytest
 
 from bagua_hvd import primitives
-from bagua_hvd.common import basics, native, process_sets, vectors
-from bagua_hvd.common.buckets import Bucket, Member
-from bagua_hvd.common.exceptions import HorovodInternalError
-from bagua_hvd.common.process_sets import global_process_set as world
+from bagua_hvd.core import native, vectors
+from bagua_hvd.core.exceptions import HorovodInternalError
+from bagua_hvd.job import basics, process_sets
+from bagua_hvd.job.process_sets import global_process_set as world
 from bagua_hvd.primitives import ErrorState, Replicas, c_fp_s, c_lp_s, d_fp_s, d_lp_s, minmax_uint8
+from bagua_hvd.training.buckets import Bucket, Member
 from floats import assert_same_bits
 from low_precision import CODECS, allgather, scatter_gather, segment_seed
 
@@ -133,10 +134,9 @@ def disagreements_and_wrong_calls():
         c_lp_s(array, world, exchange="ring", name="wrong")
     with pytest.raises(ValueError, match="does not fit 8 elements over 2 ranks"):
         c_lp_s(array, world, error=ErrorState(7, 2), name="wrong")
-    for replica in (np.zeros(7, F), np.zeros(8)):
-        with pytest.raises(ValueError, match=r"a replica is .* not float32\[8\]"):
-            d_lp_s(array, world, minmax_uint8, Replicas(replica, None, None), name="wrong")
-    for out in (np.zeros(7, F), np.zeros(8), np.zeros((2, 8), F)[:, 0]):
+    with pytest.raises(ValueError, match=r"a replica is .* not float32\[8\]"):
+        d_lp_s(array, world, minmax_uint8, Replicas(np.zeros(7, F), None, None), name="wrong")
+    for out in (np.zeros(7, F), np.zeros(8), np.zeros((2, 8), F)[:, 0], np.zeros(8, ">f4")):
         with pytest.raises(ValueError, match="out is"):
             d_fp_s(bucket_over([array], "wrong"), world, out=out)
     assert (array == 1).all()
@@ -151,6 +151,15 @@ def disagreements_and_wrong_calls():
 
 def test_disagreements_and_wrong_calls(run_ranks):
     run_ranks(2, disagreements_and_wrong_calls)
+
+
+def test_states_are_float32():
+    error = ErrorState(8, 2)
+    for wrong in (np.zeros(8), np.zeros((2, 8), F)[:, 0], np.zeros(8, ">f4")):
+        with pytest.raises(ValueError, match="is kept by the core as float32|arrays of dtype >f4|must be contiguous"):
+            error.worker = wrong
+        with pytest.raises(ValueError, match="is kept by the core as float32|arrays of dtype >f4|must be contiguous"):
+            Replicas(None, wrong, None)
 
 
 def test_states_are_saved_and_only_like_ones_loaded():

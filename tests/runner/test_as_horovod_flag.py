@@ -40,6 +40,22 @@ def test_not_without_the_flag(launcher):
     assert done.stdout == "[0]<stdout>:False\n"
 
 
+@pytest.mark.parametrize("module, argument, words", [
+    ("horovod.runner.launch", "--version", "0."),
+    ("horovod.tensorflow.data.compute_worker", "--help", "dispatchers")])
+def test_a_module_as_a_script(launcher, module, argument, words):
+    """Horovod's documented command for a data service, among others."""
+    if "tensorflow" in module:
+        pytest.importorskip("tensorflow")
+    done = launcher.run("-np", 1, "--as-horovod", sys.executable, "-m", module, argument, timeout=50)
+    assert done.returncode == 0 and words in done.stdout, done.stderr
+
+
+def test_a_package_without_main_as_a_script(launcher):
+    popen = launcher.start("-np", 1, "--as-horovod", sys.executable, "-m", "horovod.common")
+    assert b"'horovod.common' is a package and cannot be directly executed" in popen.communicate(timeout=50)[1]
+
+
 def test_children_of_the_ranks_too(launcher):
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {PRINT!r}], check=True)"
     done = launcher.run("-np", 1, "--as-horovod", sys.executable, "-c", code)

@@ -9,20 +9,23 @@ import time
 
 import pytest
 
-from bagua_hvd.common.reporting import MARK
+from bagua_hvd.job.reporting import MARK
 from bagua_hvd.runner.common.util.hosts import SlotInfo
 from bagua_hvd.runner.dashboard import Dashboard
+from bagua_hvd.runner.reports import Reports
 
 pytest.importorskip("rich")
 pytestmark = pytest.mark.timeout(120)
 
 SCRIPT = """
 import os, sys, time
-from bagua_hvd.common import basics as hvd, objects
+from bagua_hvd.core import objects
+from bagua_hvd.job import basics as hvd
+from bagua_hvd.job.statistics import record
 hvd.init()
 for i in range(8):
     objects.allgather_object(hvd.context(), bytes(1 << 18), f"object.{i}")
-    hvd.runtime.steps += 1
+    record("Ours").steps += 1
     time.sleep(0.4)
 sys.stderr.write("no end")
 """
@@ -85,7 +88,7 @@ def test_ranks_come_and_go():
     for size in (2, 3, 2):
         for rank in range(size):
             dashboard.seat(SlotInfo(f"h{size}.{rank}", rank, 0, rank, size, 1, size))
-            dashboard.report(rank, b'{"steps": 1, "bytes": 1, "blocked_ns": 0}')
+            dashboard.report(rank, b'{"steps": 1, "bytes": 1, "blocked_ms": 0}')
     dashboard.report(2, b'{"steps": 9}')        # it was on its way
     assert {rank: line.host for rank, line in dashboard._ranks.items()} == {0: "h2.0", 1: "h2.1"}
 
@@ -112,17 +115,17 @@ class Sink:
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 def test_reports_are_taken_out(size):
     dashboard, sink = Dashboard([SlotInfo("h", 0, 0, 0, 1, 1, 1)]), Sink()
-    stream = dashboard.filter(0, sink)
-    report = MARK + json.dumps({"steps": 3, "bytes": 5, "blocked_ns": 0}).encode() + b"\n"
+    stream = Reports(dashboard).filter("process", 0, sink)
+    report = MARK + json.dumps({"steps": 3, "bytes": 5, "blocked_ms": 0}).encode() + b"\n"
     data = b"a" + report + b"\0b\0\nbar 10%" + report + b"\rbar 20%" + MARK + b"no json\n" + b"end\0bagua"
     for at in range(0, len(data), size):
         stream.feed(data[at:at + size])
     stream.close()
     assert sink.data == b"a\0b\0\nbar 10%\rbar 20%end\0bagua" and sink.closed
-    assert dashboard._ranks[0].facts == {"steps": 3, "bytes": 5, "blocked_ns": 0}
+    assert dashboard._ranks[0].facts == {"steps": 3, "bytes": 5, "blocked_ms": 0}
 
 
 def test_stalled_tensors():
     dashboard = Dashboard([SlotInfo("h", rank, 0, 0, 2, 1, 2) for rank in range(2)])
-    dashboard.filter(0, Sink()).feed(b"Missing ranks:\n1: [allreduce.a, allreduce.b]\n9: [x]\n")
+    Reports(dashboard).filter("process", 0, Sink()).feed(b"Missing ranks:\n1: [allreduce.a, allreduce.b]\n9: [x]\n")
     assert dashboard._ranks[1].stalled == "allreduce.a, allreduce.b" and dashboard._ranks[0].stalled == ""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bagua_hvd.runner.engines.detect import Placement, detect
-from bagua_hvd.runner.engines.exchange_file import FileExchange, NoExchange, folder
+from bagua_hvd.job.engines.detect import Placement, detect
+from bagua_hvd.job.engines.exchange_file import FileExchange, NoExchange, folder
 from engines import SCRIPT, THREE_ON_ONE_HOST, TORCH_SCRIPT, starter
 from ports import free_port
 

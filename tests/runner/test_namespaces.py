@@ -15,7 +15,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_digits.py"
 # Rank, host, and the environment's numbers beside those of init(); then a sum that needs every rank.
 REPORT = """
 import json, os, socket, sys
-from bagua_hvd.common import basics as hvd, objects
+from bagua_hvd.core import objects
+from bagua_hvd.job import basics as hvd
 hvd.init()
 names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 numbers = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]

@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from bagua_hvd.runner.rendezvous import Rendezvous
+from bagua_hvd.job.rendezvous import Rendezvous
 
 
 def test_listens_until_closed():

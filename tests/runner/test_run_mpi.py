@@ -54,8 +54,8 @@ def engine(request, monkeypatch, tmp_path):
 
 def test_results_are_in_the_order_of_the_ranks(engine):
     def function(base, *, factor):
-        from bagua_hvd.common import basics as hvd
-        from bagua_hvd.common import objects
+        from bagua_hvd.core import objects
+        from bagua_hvd.job import basics as hvd
 
         hvd.init()
         total = sum(objects.allgather_object(hvd.context(), 2 ** hvd.rank(), "total"))

@@ -8,8 +8,9 @@ import uuid
 
 import pytest
 
+from bagua_hvd.job import env, host_hash, secret
 from bagua_hvd.runner import launch
-from bagua_hvd.runner.common.util import codec, config_parser, env, host_hash, safe_shell_exec, secret, timeout
+from bagua_hvd.runner.common.util import codec, config_parser, safe_shell_exec, timeout
 from bagua_hvd.runner.flags import build_parser
 from launcher import MARK, processes_of, wait_until
 
@@ -95,6 +96,7 @@ def test_host_hash():
 FLAGS = [
     (["--algorithm", "bytegrad"], "BAGUA_ALGORITHM", "bytegrad"),
     (["--start-timeout", "7"], "HOROVOD_START_TIMEOUT", "7"),
+    (["--grace-seconds", "2.5"], "BAGUA_HVD_GRACE_SECONDS", "2.5"),
     (["--fusion-threshold-mb", "2"], "HOROVOD_FUSION_THRESHOLD", "2097152"),
     (["--fusion-threshold-mb", "0"], "HOROVOD_FUSION_THRESHOLD", "0"),
     (["--cycle-time-ms", "2.5"], "HOROVOD_CYCLE_TIME", "2.5"),

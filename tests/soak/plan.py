@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bagua_hvd.common import native
+from bagua_hvd.core import native
 
 RANKS = 4
 DTYPES = ["uint8", "int8", "int32", "int64", "float16", "float32", "float64"]

@@ -9,7 +9,8 @@ import psutil
 sys.path[:0] = [str(Path(__file__).parents[1] / "support")]
 from plan import RANKS, Plan  # noqa: E402
 
-from bagua_hvd.common import basics, native  # noqa: E402
+from bagua_hvd.core import native  # noqa: E402
+from bagua_hvd.job import basics  # noqa: E402
 from memory import resident_nbytes  # noqa: E402
 from world import result, view  # noqa: E402
 

@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
 from plan import RANKS  # noqa: E402
 
-from bagua_hvd.common import native  # noqa: E402
+from bagua_hvd.core import native  # noqa: E402
 from ranks import job_environment  # noqa: E402
 
 

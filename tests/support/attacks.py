@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-# How a hello begins: native/transport/auth.c, common/channel.py.
+# How a hello begins: native/transport/auth.c, job/channel.py.
 CORE, ELASTIC = b"BHVD\x01\0\0\0", b"BVHe\x01\0\0\0"
 HELLO_SIZE, PROOF_SIZE = 40, 32
 _SECONDS = 60       # far longer than a busy machine takes; who hangs up does so long before

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 
-from bagua_hvd.common import device, device_kernels, native
-from bagua_hvd.common.device import KERNELS, Device, DeviceView, Placement
-from bagua_hvd.common.exceptions import HorovodInternalError
-from bagua_hvd.common.frontend import Frontend
+from bagua_hvd.collectives.frontend import Frontend
+from bagua_hvd.core import device, device_kernels, native
+from bagua_hvd.core.device import KERNELS, Device, DeviceView, Placement
+from bagua_hvd.core.exceptions import HorovodInternalError
 from world import DTYPES, storage
 
 ROOT = Path(__file__).parents[2]

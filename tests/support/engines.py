@@ -23,7 +23,8 @@ print(json.dumps(numbers), flush=True)
 # The same without a framework, which starts in no time.
 SCRIPT = """
 import json, sys
-from bagua_hvd.common import basics as hvd, objects
+from bagua_hvd.core import objects
+from bagua_hvd.job import basics as hvd
 hvd.init()
 total = sum(objects.allgather_object(hvd.context(), 2.0 ** hvd.rank(), "total"))
 numbers = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), total]

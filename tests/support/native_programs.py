@@ -3,6 +3,9 @@
 Files and flags come from build.py. Objects are kept under build/native-tests/<configuration>/ and compiled anew only
 when they, a header they include, or their flags changed. The core is an archive, so a program that includes a C file of
 the core, to reach what is static in it, takes the place of that file.
+
+For another processor: CC is a cross compiler, _PYTHON_HOST_PLATFORM says `linux-aarch64` to build.py, and
+BHVD_NATIVE_RUNNER is the emulator, such as `qemu-aarch64-static -L /usr/aarch64-linux-gnu`.
 """
 import fcntl
 import functools
@@ -11,6 +14,7 @@ import runpy
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,6 +30,7 @@ build = SimpleNamespace(**runpy.run_path(str(ROOT / "build.py")))
 RUN_SECONDS = 600       # a sanitizer on a busy machine; a test that hangs costs as much
 PARALLEL_COMPILES = 2
 COMPILER = shlex.split(os.environ.get("CC", "")) or [shutil.which("gcc") or shutil.which("cc") or ""]
+EMULATOR = shlex.split(os.environ.get("BHVD_NATIVE_RUNNER", ""))
 _SANITIZED = ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
 CONFIGURATIONS = {
     "plain": [],
@@ -92,7 +97,7 @@ def folder_of(configuration):
 
 
 @functools.cache
-def _core(configuration):
+def core(configuration):
     """(the archive of the native core, None), or (None, the compiler's errors): kept too, to be waited for once."""
     extra = CONFIGURATIONS[configuration]
     jobs = [(source, [*build.FLAGS, *build.ISA_FLAGS.get(isa, []), *extra])
@@ -115,7 +120,7 @@ def program(configuration, source, helpers=()):
         source: path of the C file with its main, or with what a helper's main calls.
         helpers: paths of more C files, compiled without coverage.
     """
-    archive, errors = _core(configuration)
+    archive, errors = core(configuration)
     assert not errors, errors
     extra = CONFIGURATIONS[configuration]
     with _locked(folder_of(configuration)):
@@ -139,6 +144,23 @@ def library(configuration, name, sources):
         command = [*COMPILER, *extra, "-shared", *map(str, objects), "-pthread", "-lm", "-o", str(output)]
         _make(output, command, lambda: objects)
     return output
+
+
+@functools.cache
+def sanitized_module():
+    """(None, the path of the extension module with address and undefined behaviour sanitizers), or (why none, None)."""
+    unavailable, _, _ = runner("asan")
+    if unavailable:
+        return unavailable, None
+    output = folder_of("asan") / "module"
+    flags = shlex.join(CONFIGURATIONS["asan"])
+    with _locked(folder_of("asan")):
+        command = [sys.executable, "setup.py", "-q", "build_clib", "-t", output / "temp", "-b", output / "clib",
+                   "build_ext", "-t", output / "temp", "-b", output]
+        done = subprocess.run([*map(str, command)], cwd=ROOT, env={**os.environ, "CFLAGS": flags, "LDFLAGS": flags},
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+    return None, output / "bagua_hvd" / "_native.abi3.so"
 
 
 def run(command, seconds=RUN_SECONDS, **environment):
@@ -165,7 +187,7 @@ def runner(configuration):
         # Kernels with much address randomization stop ThreadSanitizer, but not each time: that one program starts
         # proves nothing for the next. LeakSanitizer does not run under ptrace.
         fixed = [(["setarch", "-R"], {})] if configuration == "tsan" and shutil.which("setarch") else []
-        for prefix, environment in [*fixed, ([], {}), ([], {"ASAN_OPTIONS": "detect_leaks=0"})]:
+        for prefix, environment in [*fixed, (EMULATOR, {}), (EMULATOR, {"ASAN_OPTIONS": "detect_leaks=0"})]:
             output = run([*prefix, probe], **environment)
             if output.returncode == 0:
                 return None, prefix, environment

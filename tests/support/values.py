@@ -1,7 +1,7 @@
 """What ranks put into a reduction, and what must come out, from NumPy."""
 import numpy as np
 
-from bagua_hvd.common import native
+from bagua_hvd.core import native
 from world import bfloat16_bits, from_bits, storage
 
 OPS = {native.OP_SUM: np.add, native.OP_MIN: np.minimum, native.OP_MAX: np.maximum, native.OP_PRODUCT: np.multiply}

@@ -7,7 +7,9 @@ A model is one flat float32 vector x. Worker i's gradient in step t is
 with c_i, d_it and the first x multiples of 2^-8: simple enough that both sides get the same bits, different on every
 worker, and a function of x. The optimizer is SGD with lr = 1/4 and momentum 1/2, of which every product is exact.
 """
+import functools
 import math
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -50,9 +52,18 @@ class SGD:
         return x - self.momentum * F(0.25)
 
 
+PERMUTED = {3: (2, 0, 1), 5: (1, 0)}      # the dimensions of these SHAPES as they lie in memory, the outermost first
+
+
+def _empty(place, shape):
+    order = PERMUTED.get(place, range(len(shape)))
+    return torch.empty([shape[dim] for dim in order]).permute(np.argsort(order).tolist())
+
+
 def make_model(x):
-    """A torch module of all SHAPES whose parameters are x."""
-    parameters = [torch.nn.Parameter(torch.empty(shape)) for shape in SHAPES]
+    """A torch module of all SHAPES whose parameters are x. Some are not contiguous."""
+    parameters = [torch.nn.Parameter(_empty(place, shape)) for place, shape in enumerate(SHAPES)]
+    assert [place for place, p in enumerate(parameters) if not p.is_contiguous()] == list(PERMUTED)
     model = torch.nn.ParameterList(parameters)
     for parameter, part in zip(parameters, parts(x), strict=True):
         parameter.data.copy_(part)
@@ -69,8 +80,37 @@ def flat(model):
     return torch.cat([parameter.detach().reshape(-1).float() for parameter in model.parameters()]).numpy()
 
 
-def backward(model, g):
-    sum((p * part).sum() for p, part in zip(model.parameters(), parts(g), strict=True)).backward()
+def backward(model, g, scaler=None):
+    loss = sum((p * part).sum() for p, part in zip(model.parameters(), parts(g), strict=True))
+    (loss if scaler is None else scaler.scale(loss)).backward()
+
+
+class Scaled:
+    """Steps under a loss scale that changes: it grows after two steps, and is halved before each third one, when a
+    gradient overflows on one rank. What the skipped step would have done must not be seen: equations do not know of it.
+    """
+
+    def __init__(self, model, optimizer):
+        self._model, self._optimizer = model, optimizer
+        self._scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_factor=8.0, growth_interval=2)
+        self.scales = set()
+
+    def step(self, t, g):
+        if t % 3 == 1:
+            lost = gradient(hvd.rank(), 1000 + t, g)
+            if hvd.rank() == hvd.size() - 1:
+                lost[7] = np.inf
+            before = flat(self._model)
+            self._once(lost)
+            assert_same_bits(flat(self._model), before, "skipped")
+        self._once(g)
+
+    def _once(self, g):
+        self.scales.add(self._scaler.get_scale())
+        self._optimizer.zero_grad()
+        backward(self._model, g, self._scaler)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
 
 
 def buckets_of(optimizer):
@@ -80,13 +120,14 @@ def buckets_of(optimizer):
             for bucket in optimizer.reducer.buckets]
 
 
-def assert_trains_as(algorithm, simulate, steps=10, apart=False, exact=True):
+def assert_trains_as(algorithm, simulate, steps=10, apart=False, exact=True, scaled=False):
     """Trains, and compares all ranks' weights after every step with a simulation, which runs on rank 0.
 
     Args:
         simulate: function of (n, places of each bucket's elements, first weights of all), a generator of the weights of
             all after each step.
         apart: workers begin with weights of their own. exact: bit for bit; else to 1e-6 of the largest.
+        scaled: by steps of Scaled.
     """
     rank, n = hvd.rank(), hvd.size()
     model = make_model(start(rank, apart))
@@ -94,12 +135,19 @@ def assert_trains_as(algorithm, simulate, steps=10, apart=False, exact=True):
     optimizer = hvd.DistributedOptimizer(optimizer, algorithm=algorithm)
     places = buckets_of(optimizer)
     assert len(places) > 2
-    trace = []
+    seeds.names = [[member.name for member in bucket.members.values()]
+                   for bucket in (*optimizer.reducer.buckets, *optimizer.reducer.model.weights)]
+    assert len({seeds.of(0, b) for b in range(len(places))}) == len(places)
+    trace, under_scale = [], Scaled(model, optimizer)
     for t in range(steps):
-        optimizer.zero_grad()
-        backward(model, gradient(rank, t, flat(model)))
-        optimizer.step()
+        if scaled:
+            under_scale.step(t, gradient(rank, t, flat(model)))
+        else:
+            optimizer.zero_grad()
+            backward(model, gradient(rank, t, flat(model)))
+            optimizer.step()
         trace.append(flat(model))
+    assert not scaled or len(under_scale.scales) > 2
     everyone = hvd.allgather(torch.tensor(np.array(trace))[None]).numpy()
     if rank == 0:
         simulated = simulate(n, places, [start(i, apart) for i in range(n)])
@@ -137,6 +185,16 @@ def by_gradients(combine, tensors=False):
             x = optimizer(x, g)
             yield [x] * n
     return simulate
+
+
+class seeds:
+    """The seed of bucket b (of gradients, then of weights) in step t: another one for each."""
+
+    names = []              # of each bucket's tensors
+
+    @classmethod
+    def of(cls, t, b):
+        return crc32(",".join(cls.names[b]).encode()) << 32 | t
 
 
 class Errors:
@@ -178,9 +236,16 @@ def peer(n, i, t):
     return h + (t + i) % h if i < h else (i - h - t) % h
 
 
-def pairs(n, t, xs):
-    """shift_one: everyone's mean with his peer of round t."""
-    return [x if peer(n, i, t) == i else (x + xs[peer(n, i, t)]) / 2 for i, x in enumerate(xs)]
+def pairs(n, t, xs, sizes=None):
+    """shift_one: everyone's mean with his peer of round t. sizes: for how many ranks each stands."""
+    sizes, results = sizes or [1] * n, []
+    for i, x in enumerate(xs):
+        p = peer(n, i, t)
+        if sizes[i] == sizes[p]:
+            results.append(x if p == i else (x + xs[p]) / 2)
+        else:
+            results.append((F(sizes[i]) * x + F(sizes[p]) * xs[p]) * F(1 / (sizes[i] + sizes[p])))
+    return results
 
 
 class ReplicaSet:
@@ -193,6 +258,18 @@ class ReplicaSet:
     def around(self, i):
         host, n = next(h for h, members in enumerate(self.hosts) if i in members), len(self.of)
         return self.of[host], self.of[(host - 1) % n], self.of[(host + 1) % n]
+
+    def mixed(self, i, own, left, right):
+        """A weighted sum of worker i's replicas, in float32 from left to right. A neighbour host of fewer ranks counts
+        for its share: R stands for W + min(1, s_p / s_i) (R - W).
+        """
+        host, n = next(h for h, members in enumerate(self.hosts) if i in members), len(self.of)
+        sizes = [len(members) for members in self.hosts]
+        shares = [min(1, sizes[p % n] / sizes[host]) for p in (host - 1, host + 1)]
+        own += (1 - shares[0]) * left + (1 - shares[1]) * right
+        weights = own, left * shares[0], right * shares[1]
+        terms = [F(weight) * replica for weight, replica in zip(weights, self.around(i), strict=True) if weight]
+        return functools.reduce(np.add, terms)
 
     def means(self, xs):
         """For each worker the mean of its host's."""

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from bagua_hvd.common import native
-from bagua_hvd.common.context import Context
+from bagua_hvd.core import native
+from bagua_hvd.core.context import Context
 
 DTYPES = {
     "uint8": native.UINT8, "int8": native.INT8, "uint16": native.UINT16, "int16": native.INT16,

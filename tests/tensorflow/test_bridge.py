@@ -8,10 +8,11 @@ def reducer_in_every_way(algorithm):
 
     import bagua_hvd.tensorflow as hvd
     from bagua_hvd.algorithms import base
-    from bagua_hvd.common import native
-    from bagua_hvd.common.buckets import Member
-    from bagua_hvd.common.reducer import Gradients, Reducer
+    from bagua_hvd.core import native
+    from bagua_hvd.reduction.gradients import Gradients
+    from bagua_hvd.reduction.reducer import Reducer
     from bagua_hvd.tensorflow.bridge import Bridge
+    from bagua_hvd.training.buckets import Member
 
     tf.config.threading.set_inter_op_parallelism_threads(1)
     hvd.init()
@@ -71,7 +72,7 @@ def failures():
     import tensorflow as tf
 
     import bagua_hvd.tensorflow as hvd
-    from bagua_hvd.common import native
+    from bagua_hvd.core import native
     from bagua_hvd.tensorflow.bridge import Bridge
 
     class Interrupted(Exception):
@@ -169,7 +170,7 @@ def memory_outlives_the_step():
     import numpy as np
     import tensorflow as tf
 
-    from bagua_hvd.common import native
+    from bagua_hvd.core import native
     from bagua_hvd.tensorflow.bridge import Bridge
 
     kept = []

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_hvd.common import channel
+from bagua_hvd.job import channel
 
 ELEMENTS = 40
 SQUARES = [x * x for x in range(ELEMENTS)]
@@ -47,7 +47,7 @@ def train(path):
         compute_service.send_to_data_service(endless, config, hvd.rank(), round_robin=True)
     hvd.allreduce(tf.zeros([]))
     if hvd.rank() == 0:
-        config.shutdown()
+        config.compute_client(verbose=2).shutdown()
 
 
 def test_dispatcher_among_the_compute_tasks(run_ranks, launcher, tmp_path):

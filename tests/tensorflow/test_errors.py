@@ -106,6 +106,33 @@ def test_disagreements_in_programs_compiled_by_xla(run_ranks):
     run_ranks(2, disagreement_compiled_by_xla)
 
 
+def unknown_set(check):
+    """Whoever is given a ProcessSet whose id the job does not know says so when it is called, or traced."""
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+    import bagua_hvd.tensorflow.keras as keras_hvd
+
+    gone = hvd.ProcessSet([0])
+    gone.process_set_id = 7
+    x = tf.zeros([4, 2])
+    slices, variable = tf.IndexedSlices(x, tf.range(4), None), tf.Variable(x)
+    for collective, *arguments in (
+            (hvd.allreduce, x), (hvd.allgather, x), (hvd.alltoall, x), (hvd.reducescatter, x), (hvd.broadcast, x, 0),
+            (hvd.grouped_allreduce, [x]), (hvd.grouped_allgather, [x]), (hvd.grouped_reducescatter, [x]),
+            (hvd.allreduce, slices), (hvd.broadcast_, [variable], 0), (hvd.barrier,)):
+        check(lambda call=collective, arguments=arguments: call(*arguments, process_set=gone))
+    check(lambda: hvd.size_op(7))
+    check(lambda: hvd.DistributedGradientTape(tf.GradientTape(), process_set=gone))
+    for module in (hvd, keras_hvd):
+        for optimizer in (tf.keras.optimizers.SGD(), tf.compat.v1.train.GradientDescentOptimizer(0.1)):
+            if module is hvd or isinstance(optimizer, tf.keras.optimizers.Optimizer):
+                check(lambda module=module, optimizer=optimizer: module.DistributedOptimizer(
+                    optimizer, process_set=gone))
+    check(lambda: hvd.broadcast_object(1, process_set=gone))
+    check(lambda: hvd.allgather_object(1, process_set=gone))
+
+
 def wrong_calls():
     import tensorflow as tf
 
@@ -142,6 +169,7 @@ def wrong_calls():
     check(ValueError, "", lambda: hvd.allreduce(x, op=hvd.Sum, average=True))
     check(ValueError, "op=9", lambda: hvd.allreduce(x, op=9))
     check(ValueError, "not registered", lambda: hvd.allreduce(x, process_set=hvd.ProcessSet([0])))
+    unknown_set(lambda call: check(ValueError, "not registered", call, (lambda f: f, tf.function, *compiled)))
     slices = tf.IndexedSlices(x, tf.range(4), None)
     check(NotImplementedError, "sparse_as_dense", lambda: hvd.allreduce(slices, op=hvd.Adasum))
     check(NotImplementedError, "Average or Sum", lambda: hvd.allreduce(slices, op=hvd.Max))

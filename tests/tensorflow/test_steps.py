@@ -241,6 +241,44 @@ def weights():
             refused()
 
 
+def weights_in_communicate():
+    """g = mean_i g_i + x / 2; and what a user reads who has not announced that the algorithm looks at x, or at Adam."""
+    import keras
+    import numpy as np
+    import pytest
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+    from bagua_hvd.primitives import c_fp_s
+
+    class Decay(hvd.algorithms.Algorithm):
+        def communicate(self, bucket, group):
+            bucket.write(bucket.read() + bucket.flat(bucket.weights) / 2)
+            return c_fp_s(bucket, group)
+
+    class AnnouncedDecay(Decay):
+        reads_weights = True
+
+    class Moments(Decay):
+        def communicate(self, bucket, group):
+            assert bucket.model.adam().member(0).m
+            return c_fp_s(bucket, group)
+
+    hvd.init()
+    for mode in (lambda function: function, tf.function):
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), algorithm=AnnouncedDecay)
+        np.testing.assert_allclose(train_by(optimizer, mode), [0, -0.75], atol=1e-6)
+        for algorithm, sentence in ((Decay, "Decay looks at weights, .* set reads_weights = True in its class"),
+                                    (Moments, r"Moments looks at the optimizer's Adam, .* call model.adam\(\) in")):
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.5), algorithm=algorithm)
+            with pytest.raises(tf.errors.InvalidArgumentError, match=sentence):
+                train_by(optimizer, mode)
+
+
+def test_weights_in_communicate(run_ranks):
+    run_ranks(2, weights_in_communicate)
+
+
 def test_algorithms_on_weights(run_ranks):
     pytest.importorskip("tf_keras")
     run_ranks(2, weights)
@@ -251,7 +289,7 @@ def numbers():
     import tensorflow as tf
 
     import bagua_hvd.tensorflow as hvd
-    from bagua_hvd.common.gradient_options import GradientOptions
+    from bagua_hvd.reduction.options import GradientOptions
     from bagua_hvd.tensorflow.reduction import Reduction
 
     hvd.init()

@@ -394,6 +394,80 @@ def test_groups_of_variables_that_die(run_ranks):
     run_ranks(2, groups_of_variables_that_die)
 
 
+def where_another_lay(use, *arguments):
+    """A variable made of the arguments where one lay that use() was called with, and that is gone."""
+    gone = set()
+    for variable in [tf.Variable(1.0) for _ in range(300)]:
+        use(variable)
+        gone.add(id(variable))
+    variable = None
+    gc.collect()
+    others = []
+    while len(others) < 5000:
+        others.append(tf.Variable(*arguments))
+        if id(others[-1]) in gone:
+            return others.pop()
+    raise AssertionError("no variable was made where another lay")
+
+
+def sources():
+    tape = hvd.DistributedGradientTape(tf.GradientTape(persistent=True), scale_local_gradients=False)
+    variable = where_another_lay(tape.register_local_source, 1.0)
+    with tape:
+        loss = variable * float(hvd.rank())
+    assert tape.gradient(loss, variable) == (hvd.size() - 1) / 2
+    assert tape.get_local_and_global_gradients(loss, [variable])[0] == []
+
+
+def variables_of_optimizers():
+    for plain in (tf.compat.v1.train.GradientDescentOptimizer(1.0), tf.keras.optimizers.SGD(1.0)):
+        optimizer = hvd.DistributedOptimizer(plain, scale_local_gradients=False)
+        variable = where_another_lay(optimizer.register_local_var, 1.0)
+        optimizer.apply_gradients(reduced_first(optimizer, tf.constant(float(hvd.rank())), variable))
+        assert variable == 1.0 - (hvd.size() - 1) / 2
+
+
+def sums_of_gradients():
+    helper = hvd.LocalGradientAggregationHelperEager(1, lambda gradients, _: gradients, False, False)
+    variable = where_another_lay(lambda each: helper.compute_gradients([tf.constant(1.0)], [each]), [10.0, 10.0])
+    np.testing.assert_array_equal(helper.compute_gradients([tf.constant([1.0, 2.0])], [variable])[0], [1.0, 2.0])
+
+
+def aggregated_variables():
+    helper = hvd.LocalGradientAggregationHelperEager(1, lambda gradients, _: gradients, False, False)
+    variable = where_another_lay(helper.register_local_var, 1.0)
+    assert helper.compute_gradients([tf.constant(1.0)], [variable])[0] == 1.0
+
+
+def starts_of_adasum():
+    optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), op=hvd.Adasum)
+    variable = where_another_lay(lambda each: optimizer.apply_gradients([(tf.constant(1.0), each)]), [10.0, 10.0])
+    optimizer.apply_gradients([(tf.constant([1.0, 1.0]), variable)])
+    np.testing.assert_allclose(variable, [9.0, 9.0])
+
+
+KEPT_BY_VARIABLE = {part.__name__: part for part in (
+    sources, variables_of_optimizers, sums_of_gradients, aggregated_variables, starts_of_adasum)}
+
+
+def reduced_first(optimizer, gradient, variable):
+    """Pairs for apply_gradients(), of what optimizers of tf.compat.v1 reduce in compute_gradients()."""
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return optimizer.compute_gradients(lambda: variable * gradient, [variable])
+    return [(gradient, variable)]
+
+
+def variables_where_others_lay(what):
+    """What was said of a variable, or is kept for it, is not that of another which is made where it lay."""
+    hvd.init()
+    KEPT_BY_VARIABLE[what]()
+
+
+@pytest.mark.parametrize("what", KEPT_BY_VARIABLE)
+def test_variables_where_others_lay(run_ranks, what):
+    run_ranks(2, variables_where_others_lay, arguments={"what": what})
+
+
 def lose_a_rank(mode):
     hvd.init()
     net = Net()

@@ -41,6 +41,9 @@ def values():
     for compiled, plain in zip(tf.function(gradients, jit_compile=True)(x), gradients(x), strict=True):
         assert compiled.shape == x.shape
         np.testing.assert_allclose(compiled, plain, rtol=1e-6)
+    many = tf.reshape(x, [2 * size, *[1] * 97, 3])         # dimensions; TensorFlow has up to 254
+    total = tf.function(lambda many: hvd.grouped_allreduce([many, x], op=hvd.Sum)[0], jit_compile=True)(many)
+    np.testing.assert_array_equal(tf.reshape(total, x.shape), everyone.sum(0))
     if rank == 0:
         alone = tf.function(lambda x: hvd.allgather(x, process_set=subset), jit_compile=True)
         np.testing.assert_array_equal(alone(x), x)
@@ -48,6 +51,31 @@ def values():
 
 def test_values(run_ranks):
     run_ranks(2, values)
+
+
+def threads():
+    """The thread that ends collectives leaves signals to Python's, as the engine's does."""
+    import signal
+    from pathlib import Path
+
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+
+    def blocking():
+        masks = [int(line.split()[1], 16) for status in Path("/proc/self/task").glob("*/status")
+                 for line in status.read_text().splitlines() if line.startswith("SigBlk")]
+        return sum(mask >> (signal.SIGTERM - 1) & 1 and not mask >> (signal.SIGSEGV - 1) & 1 for mask in masks)
+
+    hvd.init()
+    engine = blocking()
+    assert engine >= 1
+    tf.function(lambda: hvd.allreduce(tf.ones(2), name="first"))()
+    assert blocking() == engine + 1
+
+
+def test_threads(run_ranks):
+    run_ranks(2, threads)
 
 
 def refusals():

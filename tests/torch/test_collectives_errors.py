@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.common import basics
-from bagua_hvd.common.context import WAIT_SLICE_MS
+from bagua_hvd.core import context
+from bagua_hvd.core.context import WAIT_SLICE_MS
+from bagua_hvd.job import basics
 from memory import resident_nbytes
 
 RESULT_BYTES = 32 << 20
@@ -190,6 +191,51 @@ def interrupted(folder):
     assert not basics.context().abandoned
 
 
+def interrupted_while_posting():
+    """A signal's handler raises as soon as the core has the operation, or before Python has an object for it."""
+
+    class Core:
+        def __getattr__(self, name):
+            function = getattr(native_lib, name)
+            return interrupt_after(function) if name.startswith("bhvd_post") else function
+
+    class NoOperation(context.Operation):
+        def __init__(self, *args):
+            raise KeyboardInterrupt
+
+    def interrupt_after(function):
+        def call(*args):
+            function(*args)
+            raise KeyboardInterrupt
+        return call
+
+    hvd.init()
+    assert_usable()
+    native_lib = context.lib
+    posts = {"one": lambda: hvd.allreduce_async(torch.ones(1000), name="one", op=hvd.Sum),
+             "group": lambda: hvd.grouped_allreduce_async([torch.ones(1000)] * 2, name="group", op=hvd.Sum)}
+    for name, post in posts.items():
+        if hvd.rank() == 0:
+            with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(context, "lib", Core())
+                post()
+            assert len(basics.context().abandoned) == 1, name
+        else:
+            hvd.synchronize(post())
+        hvd.barrier()
+        assert_usable()
+        assert not basics.context().abandoned
+    if hvd.rank() == 0:
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(context, "Operation", NoOperation)
+            posts["one"]()
+        assert len(basics.context().abandoned) == 1
+    else:
+        hvd.synchronize(posts["one"]())
+    hvd.barrier()
+    assert_usable()
+
+
 def interrupted_as_it_ends():
     """The signal comes, then, before Python looks at it, the other rank: there is a result that nobody will see."""
 
@@ -277,6 +323,10 @@ def test_a_rank_shuts_down(run_ranks):
 
 def test_interrupted(run_ranks, tmp_path):
     run_ranks(2, interrupted, arguments={"folder": str(tmp_path)})
+
+
+def test_interrupted_while_posting(run_ranks):
+    run_ranks(2, interrupted_while_posting)
 
 
 def test_interrupted_as_it_ends(run_ranks):

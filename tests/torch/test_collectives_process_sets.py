@@ -66,6 +66,25 @@ def static_sets():
     assert even.process_set_id == 1 and high.process_set_id is None
 
 
+def unknown_set():
+    """A ProcessSet whose id the job does not know is refused where it is given."""
+    hvd.init()
+    gone = hvd.ProcessSet([0])
+    gone.process_set_id = 7
+    x = torch.ones(2)
+    for collective, *arguments in (
+            (hvd.allreduce, x), (hvd.allreduce_async_, x), (hvd.allgather, x), (hvd.alltoall, x), (hvd.barrier,),
+            (hvd.reducescatter, x), (hvd.broadcast, x, 0), (hvd.grouped_allreduce, [x]), (hvd.broadcast_object, 1),
+            (hvd.DistributedOptimizer, torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1))):
+        with pytest.raises(ValueError, match="is not registered, or has been removed"):
+            collective(*arguments, process_set=gone)
+    assert hvd.allreduce(x, op=hvd.Sum).tolist() == [2.0, 2.0]
+
+
+def test_unknown_set(run_ranks):
+    run_ranks(2, unknown_set)
+
+
 def unnamed_in_sets():
     """Operations without a name match within their set, whatever their ranks did in others or could not post."""
     one, other = hvd.ProcessSet([0, 2]), hvd.ProcessSet([1, 2])

@@ -1,4 +1,6 @@
 """Collectives and optimizer steps inside of functions that torch.compile compiles: graph breaks, and right results."""
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -62,6 +64,43 @@ def compiled_step():
     torch.testing.assert_close(weight, start[0] - 0.1 * moved)
     torch.testing.assert_close(bias, start[1] - 0.1 * 2 * TIMES)
     torch.testing.assert_close(others, start[2:])
+
+
+def compiled_backward(backend):
+    """A whole step, backward() included; more layers than the compiler would compile versions of one hook."""
+    hvd.init()
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(12)])
+    plain = nn.Sequential(*[nn.Linear(3, 3) for _ in range(12)])
+    plain.load_state_dict(model.state_dict())
+    for op in (hvd.Average, hvd.Sum):
+        opt = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), op=op)
+
+        @torch.compile(backend=backend)
+        def step(x, opt=opt):
+            loss = model(x).sum()
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+            return loss.detach()
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*recompile_limit.*")
+            for time in range(TIMES):
+                step(torch.full((1, 3), float(hvd.rank() + time)))
+                for rank in range(hvd.size()):
+                    loss = plain(torch.full((1, 3), float(rank + time))).sum()
+                    (loss if op == hvd.Sum else loss / hvd.size()).backward()
+                with torch.no_grad():
+                    for parameter in plain.parameters():
+                        parameter -= 0.1 * parameter.grad
+                        parameter.grad = None
+    torch.testing.assert_close(list(model.parameters()), list(plain.parameters()), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_backward(run_ranks, backend):
+    run_ranks(2, compiled_backward, arguments={"backend": backend})
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.common import device
+from bagua_hvd.core import device
 from bagua_hvd.torch import frontend as frontend_module
 from bagua_hvd.torch.frontend import TorchFrontend
 from device_arrays import fake_cuda_path, fake_device

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.common import basics
-from bagua_hvd.common.elastic import HostUpdateResult, notification_manager
-from bagua_hvd.common.exceptions import HostsUpdatedInterrupt
+from bagua_hvd.core.exceptions import HostsUpdatedInterrupt
+from bagua_hvd.job import basics
+from bagua_hvd.job.elastic import HostUpdateResult, notification_manager
 from bagua_hvd.torch.elastic import state as state_module
 from bagua_hvd.torch.elastic.sampler import ElasticSampler
 from bagua_hvd.torch.elastic.state import StateHandler, TorchState, get_handler_registry, set_handler_registry

@@ -163,9 +163,10 @@ def accumulation():
     opt.zero_grad()
     for batch in mine[:2]:
         loss_of(model, batch).backward()
-    with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
-        loss_of(model, mine[2]).backward()
+    assert_close(gradients(model), expected([0, 1]))          # after the last pass of a window, before anything else
+    loss_of(model, mine[2]).backward()                         # what is added to it begins another
     opt.synchronize()
+    assert_close(gradients(model), expected([0, 1, 2]))
     opt.zero_grad()
     opt.set_backward_passes_per_step(3)
     for batch in mine:
@@ -269,8 +270,6 @@ def protocol():
     model = make_model()
     opt = wrap(model)
     loss_of(model, batch_of(hvd.rank())).backward()
-    with pytest.raises(AssertionError, match=r"optimizer.zero_grad\(\) was called after loss.backward\(\) but before"):
-        opt.zero_grad()
     opt.synchronize()
     reduced = [gradient.clone() for gradient in gradients(model)]
     opt.synchronize()
@@ -366,7 +365,7 @@ def compiled():
     hvd.init()
     model = make_model()
     fast = torch.compile(model, backend="aot_eager")
-    opt = wrap(model, named_parameters=fast.named_parameters())
+    opt = wrap(model, named_parameters=fast.named_parameters(), wait_in_step=True)
     for step in range(3):
         opt.zero_grad()
         loss_of(fast, batch_of(hvd.rank(), step)).backward()
@@ -389,9 +388,8 @@ def failure():
     odd = nn.Linear(3, 4 + hvd.rank())                          # of another shape on each rank
     other = wrap(odd)
     loss_of(model, batch_of(hvd.rank())).backward()
-    odd(torch.ones(1, 3)).sum().backward()
-    with pytest.raises(hvd.HorovodInternalError, match="Mismatched"):
-        other.step()
+    with pytest.raises(hvd.HorovodInternalError, match=r"Mismatched.*holds the gradients of bias, weight\.\)"):
+        odd(torch.ones(1, 3)).sum().backward()
     other.zero_grad()
     opt.step()
     opt.zero_grad()
@@ -434,6 +432,7 @@ def construction():
     base = torch.optim.Adagrad(model.parameters(), lr=0.3, weight_decay=0.01)   # has state from the beginning
     opt = hvd.DistributedOptimizer(base, backward_passes_per_step=2)
     assert type(opt).__name__ == "Adagrad" and isinstance(opt, torch.optim.Adagrad)
+    assert "horovod" in str(type(opt))                          # by which libraries recognize Horovod's
     assert opt.defaults == base.defaults and opt.param_groups[0]["lr"] == 0.3
     assert (opt.backward_passes_per_step, opt.op, opt.gradient_predivide_factor) == (2, hvd.Average, 1.0)
     loss_of(model, batch_of(0)).backward()

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.common.basics import runtime
+from bagua_hvd.job.basics import runtime
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 PLAIN = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}

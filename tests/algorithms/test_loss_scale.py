@@ -1,0 +1,92 @@
+"""What an algorithm keeps of gradients, under a GradScaler: resumed, and with a fused optimizer.
+
+The equations under a changing scale are in test_compressed_gradients, test_error_feedback, test_powersgd, test_adam.
+"""
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import bagua_hvd.torch as hvd
+from bagua_hvd.algorithms import DoubleSqueeze
+from floats import assert_same_bits
+from workers import backward, flat, gradient, make_model, start
+
+
+def wrap(model, **options):
+    return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.25, **options), algorithm=DoubleSqueeze())
+
+
+def train(model, optimizer, scaler, steps, overflow=()):
+    for t in steps:
+        optimizer.zero_grad()
+        g = gradient(hvd.rank(), t, flat(model))
+        if t in overflow and hvd.rank() == 1:
+            g[7] = np.inf
+        backward(model, g, scaler)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def scaler_of(scale=1024.0):
+    return torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3)
+
+
+def resumed():
+    """With the scaler's state it goes on bit by bit; without, in one sentence."""
+    hvd.init()
+    model, scaler = make_model(start(0, False)), scaler_of()
+    optimizer = wrap(model)
+    train(model, optimizer, scaler, range(5))
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), scaler.state_dict()))
+    train(model, optimizer, scaler, range(5, 8))
+
+    def load(scaler):
+        other = make_model(np.zeros_like(start(0, False)))
+        optimizer = wrap(other)
+        other.load_state_dict(saved[0])
+        optimizer.load_state_dict(copy.deepcopy(saved[1]))
+        return other, optimizer, scaler
+
+    same = load(scaler_of(1.0))
+    same[2].load_state_dict(saved[2])
+    train(*same, range(5, 8))
+    assert_same_bits(flat(same[0]), flat(model), "resumed")
+    for another, scale in ((scaler_of(8.0), "8"), (None, "1")):
+        other = load(another)
+        before = flat(other[0])
+        with pytest.raises(ValueError, match=f"a loss scale of 2048, and this training begins with {scale}: load"):
+            train(*other, range(5, 6))
+        assert_same_bits(flat(other[0]), before, "nothing was changed")
+    # In one process the scaler is known, as when an elastic job restores: the scale may be another by then.
+    before, ends = copy.deepcopy((model.state_dict(), optimizer.state_dict())), []
+    for scale in (scaler.get_scale(), 64.0):
+        model.load_state_dict(before[0])
+        optimizer.load_state_dict(copy.deepcopy(before[1]))
+        scaler.update(scale)
+        train(model, optimizer, scaler, range(8, 10))
+        ends.append(flat(model))
+    assert_same_bits(*ends, "another scale")
+
+
+def test_resumed(run_ranks):
+    run_ranks(2, resumed, timeout=60)
+
+
+def fused():
+    """Such an optimizer unscales by itself, and is called for a step that it then does not make."""
+    hvd.init()
+    ends = []
+    for fused in (True, False):
+        model, scaler = make_model(start(0, False)), scaler_of()
+        train(model, wrap(model, fused=fused), scaler, range(10), overflow=(1, 4, 5))
+        ends.append(flat(model))
+    assert_same_bits(*ends, "fused")
+
+
+def test_fused(run_ranks):
+    run_ranks(2, fused)

@@ -1,0 +1,57 @@
+"""What building says and packs. Whole wheels are built and checked by `make wheels`."""
+import re
+import runpy
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from bagua_hvd._native import ffi, lib
+
+from bagua_hvd import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def features_of_proc():
+    """As bhvd_cpu_features names them, read from /proc/cpuinfo."""
+    words = set(Path("/proc/cpuinfo").read_text().split())
+    if not words >= {"avx2", "f16c", "fma"}:
+        return "scalar"
+    return "avx512" if words >= {"avx512f", "avx512bw", "avx512vl", "avx512dq"} else "avx2"
+
+
+def test_the_features_of_the_cpu_are_those_that_linux_reports():
+    assert ffi.string(lib.bhvd_cpu_features()).decode() == features_of_proc()
+
+
+def test_the_version_is_the_same_wherever_it_stands():
+    assert ffi.string(lib.bhvd_version()).decode() == __version__
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    changelog = (ROOT / "docs" / "changelog.md").read_text()
+    assert re.search(r"^## (\S+),", changelog, re.MULTILINE)[1] == __version__
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_the_build_says_on_which_systems_it_runs(platform):
+    done = subprocess.run([sys.executable, "-c",
+                           f"import runpy, setuptools, sys; sys.platform = {platform!r}; runpy.run_path('setup.py')"],
+                          cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"bagua_hvd runs on Linux; this is {platform}. "), done.stderr
+
+
+def test_the_sdist_holds_what_wheels_are_made_of(tmp_path):
+    subprocess.run([sys.executable, "setup.py", "-q", "egg_info", "--egg-base", tmp_path,
+                    "sdist", "--dist-dir", tmp_path], cwd=ROOT, check=True, timeout=100)
+    archive, = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    build = runpy.run_path(str(ROOT / "build.py"))
+    needed = {"build.py", "setup.py", "pyproject.toml", "LICENSE", "README.md", *build["HEADERS"],
+              *build["TENSORFLOW_OPS"]["sources"], "native/device/kernels.cu",
+              *(path for paths in build["SOURCES"].values() for path in paths),
+              *(str(path.relative_to(ROOT)) for path in (ROOT / "bagua_hvd").rglob("*.py"))}
+    assert not needed - names
+    assert not [name for name in names if name.endswith((".so", ".o", ".pyc"))]

@@ -1,0 +1,22 @@
+"""What bagua_hvd has not: importing it says what to use instead, under Horovod's name as well."""
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("name, words", [
+    ("mxnet", "no front end for MXNet"), ("ray", "baguarun -H"), ("spark", "bagua_hvd.run(function, hosts=")])
+def test_the_import_says_what_to_use(name, words):
+    for module in (name, f"{name}.torch"):
+        with pytest.raises(ModuleNotFoundError) as raised:
+            importlib.import_module(f"bagua_hvd.{module}")
+        assert words in str(raised.value) and raised.value.name == f"bagua_hvd.{name}"
+
+
+@pytest.mark.parametrize("name", ["mxnet", "ray", "spark"])
+def test_by_horovods_name(name):
+    code = f"import bagua_hvd.as_horovod, horovod.{name}.torch"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "ModuleNotFoundError: bagua_hvd has no " in done.stderr.splitlines()[-1]

@@ -1,0 +1,279 @@
+"""A rank that calls every public collective with hostile arguments (test_api.py): python api_rank.py CALLS SEED.
+
+Each round all ranks call the same function, with equal arguments or each with its own. What comes out may be a result,
+a ValueError, a TypeError, or a HorovodInternalError; anything else ends the job. What one rank posted and another
+refused is ended by a barrier of that name, which disagrees. After each round an allreduce must be right. Prints how
+calls ended.
+"""
+import collections
+import contextlib
+import faulthandler
+import random
+import sys
+import warnings
+
+import numpy as np
+import torch
+
+import bagua_hvd.torch as hvd
+from bagua_hvd import codecs, primitives
+from bagua_hvd.core import native
+from bagua_hvd.core.context import Context
+from bagua_hvd.job import basics
+
+ALLOWED = (ValueError, TypeError, hvd.HorovodInternalError)
+ADASUM_ONLY = "Adasum does not support non-global process sets."        # a NotImplementedError, as Horovod's
+ROUND_SECONDS = 120
+DTYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
+          torch.bool, torch.bfloat16, torch.complex64, torch.complex128, torch.uint16, torch.float8_e5m2]
+SHAPES = [(), (0,), (1,), (5,), (2, 3), (0, 4), (3, 0, 2), (4, 1), (1,) * 30, (1, 5000), (6,), (8,)]
+NUMBERS = [0, 1, -1, 2, 3, -2**31, 2**31 - 1, 2**31, 2**32, -2**63, 2**63, 2**70, 1.0, 0.5, -0.0, float("nan"),
+           float("inf"), 1e308, True, None, "1", "", b"1", [], [1], (), {}, 1j, np.int64(1), np.float32(2),
+           torch.tensor(1), torch.ones(2), object(), len, type]
+NAMES = ["", "a", "a b", "\0", "x\0y", "\ud800", "\N{SNOWMAN}" * 20, "%s%n", "n" * 65530, "n" * 70000, b"name", 3, None,
+         ["n"]]
+posted = []             # (full name, process set) of this rank, in this round
+
+
+def record_posts():
+    post = Context.post
+
+    def recording(self, kind, name, *args, process_set=0, **others):
+        operation = post(self, kind, name, *args, process_set=process_set, **others)
+        if kind not in (native.JOIN, native.PROCESS_SET_ADD, native.PROCESS_SET_REMOVE):
+            posted.append((name, process_set))
+        return operation
+
+    Context.post = recording
+
+
+class Arguments:
+    """Random arguments. rng: equal on all ranks where they are to be equal."""
+
+    def __init__(self, rng, sets, number, hostility, alike):
+        self.rng, self.sets, self.number, self.hostility, self.alike = rng, sets, number, hostility, alike
+
+    def hostile(self):
+        return self.rng.random() < self.hostility
+
+    def any_number(self, good):
+        return self.rng.choice(NUMBERS) if self.hostile() else good
+
+    def tensor(self):
+        rng = self.rng
+        if not self.hostile():
+            return torch.ones(rng.choice([(6,), (4, 3), (2,)]), dtype=rng.choice([torch.float32, torch.int64]))
+        tensor = torch.zeros(rng.choice(SHAPES), dtype=rng.choice(DTYPES))
+        ways = [
+            lambda: tensor.t() if tensor.ndim == 2 else tensor, lambda: tensor[::2] if tensor.ndim else tensor,
+            lambda: tensor.expand(3, *tensor.shape), lambda: tensor.to("meta"), lambda: tensor.numpy(), lambda: None,
+            lambda: tensor.tolist(), lambda: rng.choice(NUMBERS), lambda: self.empty_storage(tensor),
+            lambda: torch.ones(4, requires_grad=True), lambda: torch.eye(3).to_sparse(), lambda: tensor[None].imag,
+            lambda: torch.nn.Parameter(torch.ones(2, 2)), lambda: torch.ones(3, 3).to_sparse_csr(), lambda: "tensor",
+            lambda: torch.quantize_per_tensor(torch.ones(4), 1.0, 0, torch.qint8), lambda: tensor.__class__,
+            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), lambda: np.ones((3, 4)).T,
+            lambda: torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last), lambda: torch.ones(2, 3, 4)[:, ::2],
+            lambda: torch.conj(torch.ones(2, dtype=torch.complex64)), lambda: torch.inference_mode()(torch.ones)(3),
+        ]
+        try:
+            return tensor if rng.random() < 0.5 else rng.choice(ways)()
+        except (RuntimeError, TypeError):       # torch has no such tensor
+            return tensor
+
+    @staticmethod
+    def empty_storage(tensor):
+        tensor.untyped_storage().resize_(0)
+        return tensor
+
+    def tensors(self):
+        choices = [lambda: [], lambda: self.tensor(), lambda: None, lambda: {"a": torch.ones(2)}, lambda: "ab",
+                   lambda: [torch.ones(1)] * 300, lambda: (self.tensor() for _ in range(2)), lambda: [[torch.ones(1)]]]
+        return self.rng.choice(choices)() if self.rng.random() < self.hostility / 2 else [
+            self.tensor() for _ in range(self.rng.randrange(1, 4))]
+
+    def name(self):
+        if self.rng.random() < self.hostility / 3:
+            # Unnamed operations match by their number: ranks that call differently must name theirs.
+            return self.rng.choice([name for name in NAMES if name or self.alike])
+        return f"round.{self.number}"
+
+    def process_set(self):
+        others = [*self.sets, hvd.ProcessSet([0]), None, 5, "set", 0, -1, hvd.ProcessSet]
+        return self.rng.choice(others) if self.hostile() else self.sets[self.rng.randrange(3)]
+
+    def op(self):
+        known = [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product]
+        return self.rng.choice([*known, *NUMBERS]) if self.hostile() else hvd.Sum
+
+    def splits(self):
+        lists = [None, [1, 1], [0, 0], [3, 3], [2**31, 0], [-1, 1], [1], [], [1.5, 0], ["1", 1], [2**70, 0], [None, 1],
+                 torch.tensor([1, 1]), torch.tensor([1, 1], dtype=torch.int32), torch.ones(2, 2), torch.tensor(1),
+                 torch.ones(2, dtype=torch.int32, device="meta"), np.array([1, 1]), np.array([2.0, 0]), *NUMBERS]
+        return self.rng.choice(lists) if self.hostile() else None
+
+    def compression(self):
+        others = [hvd.Compression.fp16, None, 5, "fp16", object]
+        return self.rng.choice(others) if self.hostile() else hvd.Compression.none
+
+    def reduction(self):
+        arguments = {"op": self.op(), "prescale_factor": self.any_number(1.0), "postscale_factor": self.any_number(1.0),
+                     "process_set": self.process_set()}
+        if self.rng.random() < 0.1:
+            arguments["average"] = self.rng.choice([True, False, None, 3])
+        return arguments
+
+    def array(self):
+        rng = self.rng
+        good = np.ones(rng.choice([1, 5, 64]), rng.choice([np.float32, np.float64]))
+        ways = [good[::2], good.astype(">f4"), good.astype(np.int64), good.astype(object), np.ones((2, 3)).T,
+                np.array(1.0), good.tobytes(), None, 5, torch.ones(3), np.zeros((0, 3), np.float32), np.array(["a"]),
+                np.frombuffer(bytes(16), np.float32), np.ones(4, np.complex64), np.datetime64("2020"), np.zeros(0)]
+        return rng.choice(ways) if self.hostile() else good
+
+    def codec(self):
+        known = [codecs.minmax_uint8, codecs.sign, codecs.ternary, codecs.float16, codecs.sign_rms]
+        return self.rng.choice([None, 5, "sign", type, *known]) if self.hostile() else self.rng.choice(known)
+
+
+def calls(a, blocking):
+    """By name: functions without arguments. Those that block only where all ranks call alike."""
+    reduced = a.reduction()
+    scattered = {name: value for name, value in reduced.items() if name != "average"}
+    named, of_set = {"name": a.name()}, {"process_set": reduced["process_set"]}
+    root, tensor, tensors, splits, array = a.any_number(0), a.tensor(), a.tensors(), a.splits(), a.array()
+    group, codec, topology, round_ = a.process_set(), a.codec(), a.any_number("ring"), a.any_number(0)
+    coded = {"seed": a.any_number(None), "hierarchical": a.any_number(False), **named}
+    state = primitives.ErrorState(5, 2) if a.hostile() else None
+    exchange = a.any_number("allgather")
+    count = array.size if isinstance(array, np.ndarray) else 1
+    replicas = primitives.Replicas(*(None if a.hostile() else np.zeros(count, np.float32) for _ in range(3)))
+    result = {
+        "allreduce_async": lambda: hvd.allreduce_async(tensor, **named, **reduced),
+        "allreduce_async_": lambda: hvd.allreduce_async_(tensor, **named, **reduced),
+        "grouped_allreduce_async": lambda: hvd.grouped_allreduce_async(tensors, **named, **reduced),
+        "grouped_allreduce_async_": lambda: hvd.grouped_allreduce_async_(tensors, **named, **reduced),
+        "allgather_async": lambda: hvd.allgather_async(tensor, **named, **of_set),
+        "grouped_allgather_async": lambda: hvd.grouped_allgather_async(tensors, **named, **of_set),
+        "broadcast_async": lambda: hvd.broadcast_async(tensor, root, **named, **of_set),
+        "broadcast_async_": lambda: hvd.broadcast_async_(tensor, root, **named, **of_set),
+        "alltoall_async": lambda: hvd.alltoall_async(tensor, splits, **named, **of_set),
+        "reducescatter_async": lambda: hvd.reducescatter_async(tensor, **named, **scattered),
+        "grouped_reducescatter_async": lambda: hvd.grouped_reducescatter_async(tensors, **named, **scattered),
+        "c_fp_s": lambda: primitives.c_fp_s(array, group, prescale_factor=reduced["prescale_factor"], **named),
+        "c_lp_s": lambda: primitives.c_lp_s(array, group, codec, error=state, exchange=exchange, **coded),
+        "d_fp_s": lambda: primitives.d_fp_s(array, group, topology, round_, **named),
+        "d_lp_s": lambda: primitives.d_lp_s(array, group, codec, replicas, **coded),
+        "poll": lambda: hvd.poll(root),
+        "synchronize": lambda: hvd.synchronize(root),
+    }
+    if not blocking:
+        return result
+    compression = {"compression": a.compression()}
+    sparse = tensor if a.hostile() else torch.eye(3).to_sparse()
+    ranks = a.rng.choice([[0, 1], [1], [0], [], [5], [-1], [0, 0], [2**40], ["a"], [1.5], *NUMBERS])
+    return result | {
+        "allreduce": lambda: hvd.allreduce(tensor, **named, **reduced, **compression),
+        "allreduce_": lambda: hvd.allreduce_(tensor, **named, **reduced),
+        "grouped_allreduce": lambda: hvd.grouped_allreduce(tensors, **named, **reduced, **compression),
+        "grouped_allreduce_": lambda: hvd.grouped_allreduce_(tensors, **named, **reduced),
+        "sparse_allreduce_async": lambda: hvd.sparse_allreduce_async(sparse, named["name"], reduced["op"], **of_set)(),
+        "allgather": lambda: hvd.allgather(tensor, **named, **of_set),
+        "grouped_allgather": lambda: hvd.grouped_allgather(tensors, **named, **of_set),
+        "broadcast": lambda: hvd.broadcast(tensor, root, **named, **of_set),
+        "broadcast_": lambda: hvd.broadcast_(tensor, root, **named, **of_set),
+        "alltoall": lambda: hvd.alltoall(tensor, splits, **named, **of_set),
+        "reducescatter": lambda: hvd.reducescatter(tensor, **named, **scattered, **compression),
+        "grouped_reducescatter": lambda: hvd.grouped_reducescatter(tensors, **named, **scattered, **compression),
+        "join": lambda: hvd.join(root),
+        "barrier": lambda: hvd.barrier(**of_set),
+        "broadcast_object": lambda: hvd.broadcast_object(array, root, **named),
+        "allgather_object": lambda: hvd.allgather_object(array, **named),
+        "broadcast_parameters": lambda: hvd.broadcast_parameters(tensors, root),
+        "add_process_set": lambda: hvd.add_process_set(ranks),
+        "remove_process_set": lambda: hvd.remove_process_set(**of_set),
+    }
+
+
+def finish(result, wait):
+    """What an asynchronous call returned, to its end; a set is removed again."""
+    if isinstance(result, hvd.ProcessSet):
+        hvd.remove_process_set(result)
+    elif hasattr(result, "wait"):
+        result.wait()
+    elif wait and isinstance(result, int):
+        hvd.synchronize(result)
+
+
+def disagree(everyones):
+    """What others posted and this rank did not."""
+    ended = []
+    mine = everyones[hvd.rank()]
+    for name, process_set in sorted({each for theirs in everyones for each in theirs if each not in mine}):
+        with contextlib.suppress(*ALLOWED):         # of a set without this rank
+            ended.append(basics.context().post(native.BARRIER, name, process_set=process_set))
+    return ended
+
+
+def run_round(number, shared, own, sets, endings):
+    alike = shared.random() < 0.6
+    hostility = shared.choice([0.1, 0.3, 0.8])
+    a = Arguments(shared if alike else own, sets, number, hostility, alike)
+    seed = shared.getrandbits(60)
+    if alike:
+        a.rng = random.Random(seed)
+    functions = calls(a, alike)
+    name = random.Random(seed).choice(sorted(functions))
+    posted.clear()
+    result, error = None, None
+    try:
+        result = functions[name]()
+    except ALLOWED as refused:
+        error = refused
+    except NotImplementedError as refused:
+        if str(refused) != ADASUM_ONLY:
+            raise
+        error = refused
+    if not alike:
+        waiting = disagree(hvd.allgather_object(list(posted), name=f"posted.{number}"))
+    try:
+        finish(result, name.endswith(("_async", "_async_")))
+    except ALLOWED as failed:
+        error = failed
+    for operation in [] if alike else waiting:
+        with contextlib.suppress(*ALLOWED):
+            operation.wait()
+    kinds = (*ALLOWED, NotImplementedError)
+    endings[name][next(kind.__name__ for kind in kinds if isinstance(error, kind)) if error else "returned"] += 1
+    for removed in sets[1:3]:
+        if alike and removed.process_set_id is None:
+            hvd.add_process_set(removed)
+    total = hvd.allreduce(torch.arange(3) * (hvd.rank() + 1), op=hvd.Sum, name=f"right.{number % 7}")
+    assert total.tolist() == [0, 3, 6], (name, total)
+    return name, error
+
+
+def main(count, seed):
+    warnings.simplefilter("ignore")
+    sets = [hvd.global_process_set, hvd.ProcessSet([0]), hvd.ProcessSet([1])]
+    hvd.init(process_sets=sets[1:])
+    sets.append(hvd.ProcessSet([0, 1]))
+    record_posts()
+    shared, own = random.Random(seed), random.Random(seed * 1000 + hvd.rank())
+    endings = collections.defaultdict(collections.Counter)
+    for number in range(count):
+        faulthandler.dump_traceback_later(ROUND_SECONDS, exit=True)
+        try:
+            run_round(number, shared, own, sets, endings)
+        except BaseException:
+            print(f"rank {hvd.rank()}: round {number} of seed {seed}", file=sys.stderr, flush=True)
+            raise
+    faulthandler.cancel_dump_traceback_later()
+    total = sum(endings.values(), collections.Counter())
+    if hvd.rank() == 0:
+        for name in sorted(endings):
+            print(f"{name}: {dict(endings[name])}")
+    print(f"rank {hvd.rank()}: {sum(total.values())} calls: {dict(total)}", flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,44 @@
+"""Whatever a public collective is given, it returns or raises what it documents, and the job goes on.
+
+API_CALLS says how many calls (`make fuzz`: 100,000), API_SEED which. Where API_CALLS is set, the native core is built
+with the address and undefined behaviour sanitizers.
+"""
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import native_programs
+
+CALLS = int(os.environ.get("API_CALLS", 400))
+SEED = int(os.environ.get("API_SEED", 1))
+SANITIZED = "API_CALLS" in os.environ
+SECONDS = 200 + CALLS // 10
+RANK = Path(__file__).with_name("api_rank.py")
+
+
+def sanitized_package(folder):
+    """The variables for a Python that imports the package with a sanitized core; a copy of it, in `folder`."""
+    unavailable, module = native_programs.sanitized_module()
+    if unavailable:
+        pytest.skip(unavailable)
+    shutil.copytree(native_programs.ROOT / "bagua_hvd", folder / "bagua_hvd")
+    shutil.copy(module, folder / "bagua_hvd")
+    libraries = [subprocess.run([native_programs.COMPILER[0], f"-print-file-name={name}"], capture_output=True,
+                                text=True, check=True).stdout.strip()
+                 for name in ("libasan.so", "libubsan.so", "libstdc++.so")]
+    return {"PYTHONPATH": str(folder), "LD_PRELOAD": " ".join(libraries), "UBSAN_OPTIONS": "print_stacktrace=1",
+            "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1"}
+
+
+@pytest.mark.timeout(SECONDS + 900)
+def test_any_call(run_ranks, tmp_path):
+    variables = sanitized_package(tmp_path) if SANITIZED else {}
+    results = run_ranks(2, RANK, arguments=[CALLS, SEED], timeout=SECONDS,
+                        env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1", **variables})
+    for rank, result in enumerate(results):
+        assert re.search(f"^rank {rank}: {CALLS} calls", result.output, re.MULTILINE), result.output
+        print(result.output)

@@ -1,0 +1,111 @@
+"""Failures of hosts and programs that must end in a sentence, in every version of Python."""
+import concurrent.futures
+import subprocess
+import sys
+
+import pytest
+
+from bagua_hvd.runner import mpi_run
+from bagua_hvd.runner.elastic.crew import Crew
+from bagua_hvd.runner.elastic.reach import Reach
+from bagua_hvd.runner.processes import Guard
+from bagua_hvd.runner.ssh import network
+from bagua_hvd.runner.ssh.frames import Kind, Reader, pack
+from bagua_hvd.runner.static import HostOptions
+from launcher import ROOT, wait_until
+
+
+class SilentHost:
+    """Stands for a RemoteHost whose agent does not answer; `late`: before Python 3.11 this is no TimeoutError."""
+
+    name = "far"
+
+    def request(self, function, **arguments):
+        future = concurrent.futures.Future()
+        future.result = self._late
+        return future
+
+    @staticmethod
+    def _late(timeout):
+        raise concurrent.futures.TimeoutError
+
+
+def test_a_host_that_does_not_say_its_addresses():
+    with pytest.raises(network.NoRoute, match="host far did not say within 3 s which addresses it has"):
+        network.find_places([SilentHost()], ["localhost"], None, 3)
+
+
+def test_a_loop_that_does_not_connect():
+    future = SilentHost().request("")
+    with pytest.raises(RuntimeError, match="host far.invalid was not connected to: baguarun did nothing for 30 s"):
+        Reach(None, HostOptions(), lambda function: future).find("far.invalid")
+
+
+def test_a_worker_that_cannot_be_started_is_told_whatever_the_error():
+    class NoReach:
+        def find(self, host):
+            raise KeyError("nobody has thought of this")
+
+    ended = concurrent.futures.Future()
+    crew = Crew([], {}, None, None, NoReach(), None, None, b"", None, lambda *how: ended.set_result(how))
+    crew.start(4, "far", None)
+    assert ended.result(30) == (4, 255, "'nobody has thought of this'", None)
+
+
+@pytest.fixture
+def talk():
+    """talk(frames, until): how an agent answers, up to the first frame of a kind: {kind: [number, payload]}."""
+    code = "import tempfile; tempfile.tempdir = '/no/such/folder'; from bagua_hvd.runner.ssh.agent import main; main()"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          bufsize=0) as agent:
+        def talk(*sent, until):
+            reader, answers = Reader(after_magic=True), {}
+            agent.stdin.write(b"".join(pack(*frame) for frame in sent))
+            while until not in answers:
+                data = agent.stdout.read(65536)
+                assert data, "the agent has ended"
+                answers.update({kind: rest for kind, *rest in reader.feed(data)})
+            return answers
+
+        yield talk
+
+
+def test_an_agents_request_that_fails_is_answered(talk):
+    request = (Kind.REQUEST, 7, ["reachable", {"targets": [["a", "no address", 1]], "key": "x"}])
+    number, payload = talk(request, until=Kind.REFUSAL)[Kind.REFUSAL]
+    assert number == 7 and payload.startswith(b'"reachable: ')
+
+
+def test_a_file_that_an_agent_cannot_store(talk):
+    begin = {"version": "x", "folder": "/", "environment": {}}
+    answers = talk((Kind.BEGIN, 0, begin), (Kind.PUT, 0, b"function\0content"),
+                   (Kind.START, 3, {"command": ["true"], "environment": {}}), until=Kind.EXIT)
+    assert answers[Kind.EXIT] == [3, b"255"]
+    assert b"cannot be started: No such file or directory (/no/such/folder/" in answers[Kind.STDERR][1]
+
+
+@pytest.mark.parametrize("text, words", [
+    ("#!/bin/sh\nexec sleep 600\n", "--version` says nothing within 1 s"),
+    ("#!/no/interpreter\n", "mpirun cannot be run: No such file or directory")])
+def test_an_mpirun_that_does_not_answer(tmp_path, monkeypatch, text, words):
+    monkeypatch.setattr(mpi_run, "_VERSION_SECONDS", 1)
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(text)
+    mpirun.chmod(0o755)
+    with pytest.raises(FileNotFoundError, match=words):
+        mpi_run._mpirun({"PATH": f"{tmp_path}:/bin:/usr/bin"})
+
+
+def test_the_guard_starts_where_python_needs_the_loaders_variable(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$LD_LIBRARY_PATH" = /needed ] || exit 127\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/needed")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    guard = Guard()
+    guard.watch_folder(str(folder))
+    guard._popen.stdin.close()      # as if the launcher had been killed
+    guard._popen.wait(30)
+    wait_until(lambda: not folder.exists())

@@ -1,0 +1,632 @@
+"""backward() leaves reduced gradients: whatever the pass is, and whatever is done to them before the step."""
+import warnings
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import bagua_hvd.torch as hvd
+
+SMALL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": "1048576"}
+
+
+def wrap(model, lr=0.1, **options):
+    return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=lr), model.named_parameters(), **options)
+
+
+def flat(tensors):
+    return torch.cat([torch.zeros(0), *(tensor.detach().to_dense().flatten() for tensor in tensors)])
+
+
+def gradient(model):
+    return flat([p.grad for p in model.parameters()])
+
+
+def assert_same_everywhere(model, name="same"):
+    everyone = hvd.allgather(flat(model.parameters())[None], name=name)
+    assert (everyone == everyone[0]).all()
+
+
+def mean_of(value):
+    """The mean over the ranks of what the function gives for a rank, computed here."""
+    return sum(value(rank) for rank in range(hvd.size())) / hvd.size()
+
+
+# ------------------------------------------------------------------------------- what is done before the step ----
+
+
+def clipping_without_synchronize():
+    """As every DDP script has it. A model whose gradients take a while: they used to be changed on their way."""
+    hvd.init()
+    torch.manual_seed(0)
+    width = 768
+    model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(6)])
+    opt = wrap(model, lr=1e-3)
+    for step in range(60):
+        torch.manual_seed(100 * step + hvd.rank())
+        opt.zero_grad()
+        model(torch.randn(2, width)).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+        opt.step()
+    assert_same_everywhere(model)
+
+
+def test_clipping_without_synchronize(run_ranks):
+    run_ranks(2, clipping_without_synchronize, env=SMALL_BUCKETS)
+
+
+def reduced_after_backward():
+    """Also of parameters that this rank has not used; for clipping by value, for what is logged."""
+    hvd.init()
+    torch.manual_seed(0)
+    branches = nn.ModuleList([nn.Linear(3, 2) for _ in range(hvd.size() + 1)])
+    opt = wrap(branches)
+    start = flat(branches.parameters())
+    for step in range(3):
+        opt.zero_grad()
+        branches[(hvd.rank() + step) % hvd.size()](torch.ones(1, 3)).sum().backward()
+        assert torch.equal(gradient(branches), torch.tensor([1.0 / hvd.size()] * 8 * hvd.size() + [0.0] * 8))
+        assert not opt.reducer.pending and opt.reducer.synchronized
+        nn.utils.clip_grad_value_(branches.parameters(), 0.25)
+        sent = opt.reducer.synchronizations
+        opt.step()
+        assert opt.reducer.synchronizations == sent
+    moved = torch.tensor([3 * 0.1 * 0.25] * 8 * hvd.size() + [0.0] * 8)
+    torch.testing.assert_close(start - flat(branches.parameters()), moved)
+    # One that has no batch sends zeros when it steps.
+    opt.zero_grad()
+    if hvd.rank() == 0:
+        branches[0](torch.ones(1, 3)).sum().backward()
+    opt.step()
+    assert_same_everywhere(branches)
+    torch.testing.assert_close(branches[0].bias.grad, torch.full((2,), 1 / hvd.size()))
+    # And a gradient that nobody wants may be thrown away.
+    branches[0](torch.ones(1, 3)).sum().backward()
+    opt.zero_grad()
+    branches[1](torch.ones(1, 3)).sum().backward()
+    torch.testing.assert_close(branches[1].bias.grad, torch.ones(2))
+    opt.step()
+    assert_same_everywhere(branches)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_reduced_after_backward(run_ranks, n):
+    run_ranks(n, reduced_after_backward)
+
+
+def several_passes():
+    """Two backward passes before a step: sums of averages. Also of sums, of sparse gradients, by codes."""
+    hvd.init()
+    rank = hvd.rank()
+    for options in ({}, {"op": hvd.Sum}, {"backward_passes_per_step": 2}, {"op": hvd.Sum, "groups": 1},
+                    {"algorithm": "bytegrad"}, {"compression": hvd.Compression.fp16}):
+        times = hvd.size() if options.get("op") == hvd.Sum else 1
+        model = nn.Linear(3, 2)
+        hvd.broadcast_parameters(model.state_dict(), 0)
+        opt = wrap(model, **options)
+        for _ in range(3):
+            opt.zero_grad()
+            loss = model(torch.full((1, 3), rank + 1.0)).sum()
+            for passes in range(1, 5):
+                loss.backward(retain_graph=True)
+                if passes % options.get("backward_passes_per_step", 1) == 0:
+                    mean = (hvd.size() + 1) / 2
+                    expected = torch.tensor([passes * mean] * 6 + [float(passes)] * 2) * times
+                    torch.testing.assert_close(gradient(model), expected, rtol=0.02, atol=0)
+            opt.step()
+        assert_same_everywhere(model, f"{options}")
+    for op in (hvd.Average, hvd.Sum):
+        times = hvd.size() if op == hvd.Sum else 1
+        rows = nn.Embedding(5, 2, sparse=True)
+        opt = hvd.DistributedOptimizer(torch.optim.SGD(rows.parameters(), lr=0.1), op=op)
+        for passes in (1, 2, 3):
+            rows(torch.tensor([rank])).sum().backward()
+            assert rows.weight.grad.is_sparse
+            expected = torch.zeros(5, 2)
+            expected[:hvd.size()] = passes / hvd.size() * times
+            torch.testing.assert_close(rows.weight.grad.to_dense(), expected)
+        opt.step()
+
+
+def test_several_passes(run_ranks):
+    run_ranks(2, several_passes)
+
+
+def weights_stay_until_the_step():
+    """Algorithms that average weights write them in step(): a second pass is through the weights of the first."""
+    hvd.init()
+    for algorithm in ("decentralized", "low_precision_decentralized", "choco"):
+        torch.manual_seed(hvd.rank())
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        opt = wrap(model, algorithm=algorithm)
+        for _ in range(2):
+            opt.zero_grad()
+            before = flat(model.parameters())
+            loss = model(torch.ones(1, 3)).sum()
+            loss.backward(retain_graph=True)
+            once = gradient(model)
+            assert torch.equal(flat(model.parameters()), before)
+            loss.backward()
+            torch.testing.assert_close(gradient(model), 2 * once)
+            opt.step()
+            assert not torch.equal(flat(model.parameters()), before)
+
+
+def test_weights_stay_until_the_step(run_ranks):
+    run_ranks(2, weights_stay_until_the_step)
+
+
+def momenta_of_clipped_gradients():
+    """qadam makes its momenta of the gradients that the step finds."""
+    hvd.init()
+    model = nn.Linear(3, 2)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    opt = hvd.DistributedOptimizer(hvd.QAdamOptimizer(model.parameters(), lr=0.1, warmup_steps=1), algorithm="qadam")
+    for step in range(3):
+        opt.zero_grad()
+        model(torch.ones(1, 3)).sum().backward()
+        nn.utils.clip_grad_value_(model.parameters(), 0.5)
+        opt.step()
+        momentum = 0.5 * (1 - 0.9 ** (step + 1))
+        torch.testing.assert_close(opt.state[model.bias]["exp_avg"], torch.full((2,), momentum), rtol=0.01, atol=0)
+
+
+def test_momenta_of_clipped_gradients(run_ranks):
+    run_ranks(2, momenta_of_clipped_gradients)
+
+
+# ------------------------------------------------------------------------------------------- kinds of passes ----
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("in the middle of the backward pass")
+
+
+def a_pass_that_fails():
+    hvd.init()
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    model = nn.Sequential(first, second)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    opt = wrap(model)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        second(Fails.apply(first(torch.ones(1, 3)))).sum().backward()
+    opt.synchronize()                           # what there is
+    opt.zero_grad()
+    for _ in range(2):
+        model(torch.full((1, 3), float(hvd.rank()))).sum().backward()
+        torch.testing.assert_close(second.bias.grad, torch.ones(3))
+        opt.step()
+        opt.zero_grad()
+    assert_same_everywhere(model)
+
+
+def test_a_pass_that_fails(run_ranks):
+    run_ranks(2, a_pass_that_fails)
+
+
+def checkpointing(reentrant):
+    """A reentrant checkpoint's backward pass is within another one, and nobody waits in it."""
+    hvd.init()
+    torch.manual_seed(0)
+    layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(4)])
+    plain = nn.ModuleList([nn.Linear(3, 3) for _ in range(4)])
+    plain.load_state_dict(layers.state_dict())
+    first, second, third, fourth = layers
+    opt = wrap(layers)
+    synchronized = []
+    synchronize = opt.reducer.synchronize
+
+    def watched():
+        synchronized.append(opt.reducer.pending)
+        synchronize()
+
+    opt.reducer.synchronize = watched
+
+    def segment(function, x):
+        return checkpoint(function, x, use_reentrant=reentrant)
+
+    def around(x):                              # what is outside of a segment comes last, or first, or not at all
+        return segment(fourth, segment(lambda y: third(second(y)), first(x)))
+
+    def before(x):
+        return fourth(segment(lambda y: segment(lambda z: third(second(z)), first(y)), x))
+
+    def everything(x):
+        return segment(lambda y: fourth(third(segment(lambda z: second(first(z)), y))), x)
+
+    for model in (around, before, everything):
+        opt.zero_grad()
+        plain.zero_grad()
+        synchronized.clear()
+        model(torch.full((1, 3), hvd.rank() + 1.0, requires_grad=True) * 1.0).square().sum().backward()
+        for rank in range(hvd.size()):
+            x = torch.full((1, 3), rank + 1.0)
+            (nn.Sequential(*plain)(x).square().sum() / hvd.size()).backward()
+        assert synchronized == [True]
+        torch.testing.assert_close(gradient(layers), gradient(plain))
+        opt.step()
+        plain.load_state_dict(layers.state_dict())
+    assert_same_everywhere(layers)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing(run_ranks, reentrant):
+    run_ranks(2, checkpointing, arguments={"reentrant": reentrant})
+
+
+def several_optimizers():
+    """One pass over several, each rank through others of them: nobody waits before all is posted."""
+    hvd.init()
+    rank = hvd.rank()
+    torch.manual_seed(0)
+    models = nn.ModuleList([nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)]) for _ in range(2)])
+    opts = [wrap(model) for model in models]
+    x = torch.ones(1, 3)
+    # A GAN's generator pass, and the discriminator's. Then ranks that use one optimizer, or half of both.
+    sum(part(x) for model in models for part in model).sum().backward()
+    for opt in opts:
+        opt.zero_grad()
+    sum(part(x * (rank + 1)) for model in models for part in model).sum().backward()
+    for model, opt in zip(models, opts, strict=True):
+        torch.testing.assert_close(model[0].weight.grad, torch.full((2, 3), 1.5))
+        opt.step()
+        opt.zero_grad()
+    for _ in range(2):
+        used = [models[0][1], models[1][0]] if rank == 0 else [models[1][1]]
+        sum(part(x) for part in used).sum().backward()
+        for opt in opts:
+            opt.step()
+        for part in (models[0][1], *models[1]):
+            torch.testing.assert_close(part.bias.grad, torch.full((2,), 0.5))
+        for opt in opts:
+            opt.zero_grad()
+    assert_same_everywhere(models)
+
+
+def test_several_optimizers(run_ranks):
+    run_ranks(2, several_optimizers)
+
+
+def different_numbers_of_passes():
+    """One rank makes a second pass before its step: that does not meet the other's next step."""
+    hvd.init()
+    model = nn.Linear(3, 2)
+    opt = wrap(model)
+    with pytest.raises(hvd.HorovodInternalError):
+        for _ in range(3):
+            opt.zero_grad()
+            loss = model(torch.ones(1, 3)).sum()
+            for _ in range(2 - hvd.rank()):
+                loss.backward(retain_graph=True)
+            opt.step()
+    assert opt.reducer.model.step == hvd.rank()
+
+
+def test_different_numbers_of_passes(run_ranks):
+    first, _ = run_ranks(2, different_numbers_of_passes,
+                         env={"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"})
+    assert "gradients.0.0.again" in first.output
+
+
+# ------------------------------------------------------------------------------------------- waiting in step() ----
+
+
+def waits_in_step():
+    hvd.init()
+    rank = hvd.rank()
+    model = nn.Linear(3, 2)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    opt = wrap(model)
+    expected = torch.tensor([mean_of(lambda r: r + 1.0)] * 6 + [1.0] * 2)
+    x = torch.full((1, 3), rank + 1.0)
+    for time in range(3):
+        loss = model(x).sum()
+        loss.backward(retain_graph=True)
+        assert opt.reducer.pending
+        with pytest.raises(AssertionError, match=r"optimizer.zero_grad\(\) was called after loss.backward\(\) but"):
+            opt.zero_grad()
+        if time > 0:                            # in the first step nothing is posted before step()
+            with opt.no_sync(), pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
+                loss.backward()
+            opt.synchronize()
+            opt.zero_grad()
+            model(x).sum().backward()
+        opt.step()
+        torch.testing.assert_close(gradient(model), expected)
+        opt.zero_grad()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(model(x).sum()).backward()
+    scaler.unscale_(opt)
+    torch.testing.assert_close(gradient(model), expected)
+    scaler.step(opt)
+    opt.zero_grad()
+    model(x).sum().backward()
+    hvd.clip_grad_norm_(opt, 1e6)
+    torch.testing.assert_close(gradient(model), expected)
+    opt.step()
+    assert_same_everywhere(model)
+
+
+def test_waits_in_step(run_ranks):
+    run_ranks(2, waits_in_step, env={"BAGUA_WAIT_IN_STEP": "1"})
+
+
+def wait_in_step_by_argument():
+    hvd.init()
+    with pytest.raises(ValueError, match="BAGUA_WAIT_IN_STEP='sometimes': expected 0 or 1"):
+        wrap(nn.Linear(1, 1))
+    model = nn.Linear(3, 2)
+    opt = wrap(model, wait_in_step=True)
+    model(torch.ones(1, 3)).sum().backward()
+    assert opt.reducer.pending
+    opt.step()
+
+
+def test_wait_in_step_by_argument(run_ranks):
+    run_ranks(2, wait_in_step_by_argument, env={"BAGUA_WAIT_IN_STEP": "sometimes"})
+
+
+# ------------------------------------------------------------------------------------ closures, proxies, LBFGS ----
+
+
+class Proxy:
+    """As Lightning's optimizer: a class that inherits the wrapped one's."""
+
+    def __init__(self, optimizer, copied):
+        self.__dict__ = {k: v for k, v in optimizer.__dict__.items() if k not in ("step", "__del__")} if copied else {}
+        self._optimizer = optimizer
+        self.__class__ = type("Lightning" + type(optimizer).__name__, (Proxy, type(optimizer)), {})
+
+    def step(self, closure=None):
+        return self._optimizer.step(closure=closure)
+
+    def __getattr__(self, name):
+        return getattr(self._optimizer, name)
+
+
+def proxies():
+    hvd.init()
+    for copied in (False, True):
+        model = nn.Linear(3, 2)
+        hvd.broadcast_parameters(model.state_dict(), 0)
+        opt = wrap(model)
+        proxy = Proxy(opt, copied)
+        assert proxy.param_groups[0]["params"] == list(model.parameters())
+        scheduler = torch.optim.lr_scheduler.StepLR(proxy._optimizer, 1, 0.5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(2):
+                proxy.zero_grad()
+                model(torch.full((1, 3), float(hvd.rank()))).sum().backward()
+                proxy.synchronize()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                with proxy.skip_synchronize():
+                    proxy.step()
+                scheduler.step()
+            with proxy.no_sync():
+                model(torch.ones(1, 3)).sum().backward()
+        with pytest.warns(UserWarning, match="skip_synchronize"):
+            proxy.synchronize()
+            proxy.step()
+        assert proxy.state_dict()["param_groups"] == opt.state_dict()["param_groups"]
+        assert_same_everywhere(model, f"proxy {copied}")
+
+
+def test_proxies(run_ranks):
+    run_ranks(2, proxies)
+
+
+def closures_come_first():
+    """And clipping in them clips reduced gradients, with own steps, too."""
+    hvd.init()
+    rank = hvd.rank()
+    for algorithm in ("gradient_allreduce", "qadam", "local_sgd"):
+        for wait_in_step in (False, True):
+            model = nn.Linear(3, 2)
+            hvd.broadcast_parameters(model.state_dict(), 0)
+            base = hvd.QAdamOptimizer(model.parameters(), lr=0.1, warmup_steps=2) if algorithm == "qadam" else \
+                torch.optim.SGD(model.parameters(), lr=0.1)
+            opt = hvd.DistributedOptimizer(base, algorithm=algorithm, wait_in_step=wait_in_step)
+            seen = []
+
+            def closure(model=model, opt=opt, seen=seen):
+                opt.zero_grad()
+                if rank == 0 and len(seen) == 3:            # no batch
+                    seen.append(None)
+                    return None
+                loss = model(torch.full((1, 3), rank + 1.0)).sum()
+                loss.backward()
+                if not opt._backward._wait_in_step:
+                    nn.utils.clip_grad_value_(model.parameters(), 1.25)
+                seen.append(gradient(model))
+                return loss
+
+            for _ in range(5):
+                before = flat(model.parameters())
+                loss = opt.step(closure)
+                assert (loss is None) == (seen[-1] is None)
+                assert not torch.equal(flat(model.parameters()), before)
+            if algorithm == "gradient_allreduce" and not wait_in_step:
+                torch.testing.assert_close(seen[0], torch.tensor([1.25] * 6 + [1.0] * 2))
+            if algorithm != "local_sgd":
+                assert_same_everywhere(model, f"closure {algorithm} {wait_in_step}")
+
+
+def test_closures_come_first(run_ranks):
+    run_ranks(2, closures_come_first)
+
+
+def lbfgs():
+    """With a line search, as one process with everyone's data."""
+    hvd.init()
+
+    def data(rank):
+        generator = torch.Generator().manual_seed(rank)
+        x = torch.randn(20, 4, generator=generator)
+        return x, x.sin().sum(1, keepdim=True) * (rank + 1)
+
+    def loss_of(model, rank):
+        x, y = data(rank)
+        return (model(x) - y).square().mean()
+
+    def make():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+        return model.float(), {"lr": 0.5, "max_iter": 7, "line_search_fn": "strong_wolfe"}
+
+    model, arguments = make()
+    opt = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters(), **arguments))
+    alone, arguments = make()
+    plain = torch.optim.LBFGS(alone.parameters(), **arguments)
+
+    def closure():
+        opt.zero_grad()
+        loss = loss_of(model, hvd.rank())
+        loss.backward()
+        return loss
+
+    def whole():
+        plain.zero_grad()
+        loss = mean_of(lambda rank: loss_of(alone, rank))
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        torch.testing.assert_close(opt.step(closure), plain.step(whole).detach(), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(flat(model.parameters()), flat(alone.parameters()), rtol=1e-2, atol=1e-3)
+    assert_same_everywhere(model)
+
+
+def test_lbfgs(run_ranks):
+    run_ranks(2, lbfgs)
+
+
+def scheduler_from_before():
+    hvd.init()
+    for op in (hvd.Average, hvd.Adasum):
+        model = nn.Linear(3, 2)
+        base = torch.optim.SGD(model.parameters(), lr=0.4)
+        scheduler = torch.optim.lr_scheduler.StepLR(base, 1, 0.5)
+        opt = hvd.DistributedOptimizer(base, op=op)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(2):
+                model(torch.ones(1, 3)).sum().backward()
+                opt.step()
+                scheduler.step()
+                opt.zero_grad()
+        assert opt.param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_scheduler_from_before(run_ranks, n):
+    run_ranks(n, scheduler_from_before)
+
+
+# ------------------------------------------------------------------------------------ what Horovod's has, too ----
+
+
+def as_horovod():
+    hvd.init()
+    model = nn.ModuleDict({"rows": nn.Embedding(5, 2, sparse=True), "linear": nn.Linear(2, 1)})
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    model["linear"].bias.requires_grad_(False)
+    for named in (None, list(model.named_parameters())):
+        for parameter in model.parameters():
+            parameter.grad = None
+        groups = [{"params": [parameter]} for parameter in model.parameters()]
+        opt = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1), named)
+        assert (opt.param_groups[0]["params"][0].grad == 0).all() and model["linear"].bias.grad is None
+        assert list(opt._parameter_names) == list(model.parameters())
+        assert len(set(opt._parameter_names.values())) == 3
+        assert len(set(hvd.allgather_object(tuple(opt._parameter_names.values())))) == 1
+        # Zeros leave room for what comes: sparse stays sparse.
+        model["linear"](model["rows"](torch.tensor([hvd.rank()]))).sum().backward()
+        assert model["rows"].weight.grad.is_sparse
+        opt.step()
+    weight = model["linear"].weight
+    weight.grad = torch.full_like(weight, hvd.rank() + 1.0)
+    handle, _ = opt._allreduce_grad_async(weight)
+    hvd.synchronize(handle)
+    assert (weight.grad == (hvd.size() + 1) / 2).all()
+    # What the user has put there stays, and is added to.
+    other = nn.Linear(2, 1)
+    other.weight.grad = torch.full_like(other.weight, 3.0)
+    kept = weakref.ref(other.weight.grad)
+    wrap(other)
+    assert other.weight.grad is kept()
+    with torch.no_grad():
+        other.bias.grad += 2
+    other(torch.ones(1, 2)).sum().backward()
+    assert other.weight.grad[0, 0] == 4 and other.bias.grad == 3
+
+
+def test_as_horovod(run_ranks):
+    run_ranks(2, as_horovod)
+
+
+# ----------------------------------------------------------------------------------------------------- frozen ----
+
+
+def unfrozen_later():
+    hvd.init()
+    rank = hvd.rank()
+    for options in ({}, {"op": hvd.Sum}, {"algorithm": "bytegrad"}, {"algorithm": "local_sgd"}, {"wait_in_step": True}):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        model[0].requires_grad_(False)
+        opt = wrap(model, **options)
+        times = hvd.size() if options.get("op") == hvd.Sum else 1
+        for step in range(5):
+            if step == 2:
+                model[0].requires_grad_(True)
+            opt.zero_grad()
+            model(torch.full((1, 3), float(rank))).sum().backward()
+            weights = model[1].weight.detach().sum(0)[:, None]
+            opt.step()
+            assert (model[0].weight.grad is None) == (step < 2)
+            if step >= 2 and options.get("algorithm") != "local_sgd":
+                expected = times * (hvd.size() - 1) / 2 * weights.expand(3, 3)
+                torch.testing.assert_close(model[0].weight.grad, expected, rtol=0.02, atol=0.02)
+        if options.get("algorithm") == "local_sgd":
+            hvd.consensus(model)
+        assert_same_everywhere(model, f"{options}")
+    model[0].requires_grad_(False)
+    opt = wrap(model, algorithm="async")
+    model[0].requires_grad_(True)
+    with pytest.raises(RuntimeError, match="0.weight was frozen .* which Async cannot take in: unfreeze it before"):
+        model(torch.ones(1, 3)).sum().backward()
+    opt.algorithm.abort()
+
+
+def test_unfrozen_later(run_ranks):
+    run_ranks(2, unfrozen_later)
+
+
+def frozen_later():
+    """It keeps no gradient, and its momentum does not move it on."""
+    hvd.init()
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    opt = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    for step in range(3):
+        if step == 1:
+            model[0].requires_grad_(False)
+        before = flat(model[0].parameters())
+        opt.zero_grad()
+        model(torch.ones(1, 3)).sum().backward()
+        opt.step()
+        assert torch.equal(flat(model[0].parameters()), before) == (step > 0)
+    assert_same_everywhere(model)
+
+
+def test_frozen_later(run_ranks):
+    run_ranks(2, frozen_later)
