@@ -9,21 +9,26 @@ export OMP_NUM_THREADS := 1
 # How long and how much the commands below do: make fuzz FUZZ_SECONDS=60, make soak SOAK_OPERATIONS=2000.
 FUZZ_SECONDS ?= 600
 FUZZ_RUNS ?= 10000000
+API_CALLS ?= 100000
 SOAK_OPERATIONS ?= 200000
 # What Python's coverage is measured with; all of it: make coverage COVERAGE_TESTS=tests
 COVERAGE_TESTS ?= tests/common tests/collectives tests/elastic tests/runner tests/hostile
 
-.PHONY: demo test lint asan tsan ubsan fuzz soak coverage bench faults clean
+TWO_FILES := -n 2 --dist loadfile --no-loadscope-reorder
 
-# The example on two ranks, exact and with 8-bit communication.
-demo: $(VENV)/built
-	$(BIN)/baguarun -np 2 $(BIN)/python examples/torch_digits.py
-	$(BIN)/baguarun -np 2 $(BIN)/python examples/torch_digits.py --algorithm bytegrad
+.PHONY: demo test test-long lint asan tsan ubsan fuzz soak coverage bench faults wheels docs clean
 
-# Everything: pytest runs the C tests too, under the sanitizers. Two files at a time: ranks often wait for each other. Which
-# files are begun first is said in tests/conftest.py.
+# A small network on two ranks, exactly and with 8-bit communication: a table, a picture, and what to try next.
+demo: $(VENV)/tried
+	$(BIN)/python examples/demo.py
+
+# Everything but what takes long: tests/conftest.py says what that is, and which files are begun first. pytest runs the C
+# tests too, under a sanitizer. Two files at a time: ranks often wait for each other.
 test: $(VENV)/built lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m 'not long' $(TWO_FILES)
+
+test-long: $(VENV)/built lint
+	$(BIN)/python -m pytest $(TWO_FILES)
 
 lint: $(VENV)/built
 	$(BIN)/ruff check .
@@ -35,9 +40,10 @@ lint: $(VENV)/built
 asan tsan ubsan: $(VENV)/built
 	BHVD_NATIVE_CONFIGURATIONS=$@ $(BIN)/python -m pytest tests/native
 
-# Each fuzz target for FUZZ_SECONDS or FUZZ_RUNS executions, whichever is first.
+# Each fuzz target for FUZZ_SECONDS or FUZZ_RUNS executions, whichever is first; and API_CALLS hostile calls of collectives.
 fuzz: $(VENV)/built
 	FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_RUNS=$(FUZZ_RUNS) $(BIN)/python -m pytest -s tests/fuzz
+	API_CALLS=$(API_CALLS) $(BIN)/python -m pytest -s tests/hostile/test_api.py
 
 # Mixed operations of four ranks, every result compared with NumPy's.
 soak: $(VENV)/built
@@ -61,6 +67,28 @@ bench: $(VENV)/built
 faults: $(VENV)/built
 	$(BIN)/python tests/faults/measure.py
 
+# build/site: the documentation. Its tutorials are run, its reference is read from the modules, and warnings are errors.
+docs: $(VENV)/built
+	$(BIN)/python -c 'import material, mkdocstrings' 2>/dev/null || { $(BIN)/python -m pip install --quiet 'pip>=25.1' && \
+		$(BIN)/python -m pip install --quiet --group docs; }
+	$(BIN)/python -m mkdocs build --quiet --config-file .ci/mkdocs.yml
+
+# dist/: the sdist and a wheel for each machine, checked. Needs no C compiler: zig comes from the package index.
+wheels: $(VENV)/release/built
+	.ci/wheels
+
+$(VENV)/release/built: pyproject.toml
+	test -x $(VENV)/release/bin/python || $(PYTHON) -m venv $(VENV)/release
+	$(VENV)/release/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(VENV)/release/bin/python -m pip install --quiet --group release
+	touch $@
+
+# Less than $(VENV)/built, which will do as well.
+$(VENV)/tried: pyproject.toml setup.py build.py $(NATIVE)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[demo]'
+	touch $@
+
 $(VENV)/built: pyproject.toml setup.py build.py $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
@@ -69,4 +97,4 @@ $(VENV)/built: pyproject.toml setup.py build.py $(NATIVE)
 	touch $@
 
 clean:
-	rm -rf build bagua_hvd/_native.c bagua_hvd/*.so bagua_hvd.egg-info $(VENV)
+	rm -rf build dist bagua_hvd/_native.c bagua_hvd/*.so bagua_hvd.egg-info $(VENV)

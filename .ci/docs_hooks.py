@@ -1,0 +1,63 @@
+"""What `make docs` does beyond mkdocs: commands of the tutorials are run, and decisions get their menu.
+
+In a page of tutorials/, a code block with a title is a file of that name; a block of the language `console` is run,
+line by line after `$ `, in a folder with these files, and is shown with what it printed. A command that fails ends the
+build; one that is to fail begins with `! `. In a page of reference/, `::: module *` is every public name of the module.
+"""
+import importlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+BLOCK = re.compile(r'^```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL)
+SECONDS = 300       # for one command
+ROOT = Path(__file__).parents[1]
+
+
+def on_config(config):
+    """Decisions are listed by the titles of their files, in the order of their numbers."""
+    pages = sorted(Path(config["docs_dir"]).glob("decisions/*.md"))
+    titles = [(page.read_text().partition("\n")[0].lstrip("# "), f"decisions/{page.name}") for page in pages]
+    config["nav"].append({"Decisions": [{title: path} for title, path in titles]})
+    return config
+
+
+def on_page_markdown(markdown, page, **_):
+    if page.file.src_uri.startswith("reference/"):
+        return re.sub(r"^::: (\S+) \*$", lambda all_of: "\n".join(
+            f"::: {path}" for path in public_names(all_of[1])), markdown, flags=re.MULTILINE)
+    if not page.file.src_uri.startswith("tutorials/"):
+        return markdown
+    with tempfile.TemporaryDirectory() as folder:
+        return BLOCK.sub(lambda block: executed(block, Path(folder)), markdown)
+
+
+def executed(block, folder):
+    if block["title"]:
+        (folder / block["title"]).write_text(block["text"])
+    if block["language"] != "console":
+        return block[0]
+    shown = []
+    for command in re.findall(r"^\$ (.*)$", block["text"], re.MULTILINE):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1",
+                       "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, stdin=subprocess.DEVNULL, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS)
+        if done.returncode:
+            raise SystemExit(f"{command} ended with {done.returncode}:\n{done.stdout}")
+        shown += [f"$ {command}", done.stdout.strip().replace(f"{folder}/", "").replace(f"{ROOT}/", "")]
+    return "```console\n" + "\n".join(shown) + "\n```"
+
+
+def public_names(module):
+    """Where griffe finds those that the module offers: its own, and what it takes from other modules of the package."""
+    offered = {name: value for name, value in vars(importlib.import_module(module)).items()
+               if not name.startswith("_") and (inspect.isfunction(value) or inspect.isclass(value))
+               and value.__module__.startswith("bagua_hvd") and "<locals>" not in value.__qualname__}
+    # By itself the name would be that of a module, if there is one beside it.
+    return [f"{value.__module__ if f'{module}.{name}' in sys.modules else module}.{name}"
+            for name, value in sorted(offered.items(), key=lambda item: item[0].lower())]
