@@ -22,7 +22,6 @@ from torch_digits import Net, accuracy, digits
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
-from bagua_hvd.common import basics
 
 REFERENCE = "gradient_allreduce"
 # Which optimizer, for characters: SGD where what is left out of a gradient comes later or is drawn at random, which
@@ -141,7 +140,7 @@ def train(task, name, kind, seed):
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
         (step + 1) / (0.05 * task.steps()), 0.505 + 0.495 * math.cos(math.pi * step / task.steps())))
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    sent = basics.context().counters().payload_bytes_sent
+    hvd.statistics()            # what follows is counted from here
     losses, started = [], time.perf_counter()
     for batch in task.batches(seed):
         optimizer.zero_grad()
@@ -153,7 +152,7 @@ def train(task, name, kind, seed):
     seconds = time.perf_counter() - started
     if optimizer.algorithm.asynchronous:
         optimizer.algorithm.abort()
-    sent = (basics.context().counters().payload_bytes_sent - sent) / len(losses)
+    sent = hvd.statistics().recent.bytes_sent / len(losses)
     if optimizer.algorithm.models_differ:
         hvd.consensus(model)
     mean_losses = hvd.allreduce(torch.tensor(losses), name="losses").tolist()

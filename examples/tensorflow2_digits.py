@@ -16,7 +16,6 @@ from sklearn.datasets import load_digits
 from tqdm import tqdm
 
 import bagua_hvd.tensorflow as hvd
-from bagua_hvd.common import basics
 
 
 def make_model():
@@ -83,14 +82,14 @@ def main():
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
-    bytes_before = basics.context().counters().payload_bytes_sent
+    hvd.statistics()        # what follows is counted from here
     started = time.perf_counter()
     for _ in tqdm(range(args.epochs), desc="epochs", disable=hvd.rank() != 0):
         for images, labels in dataset:
             training_step(images, labels)
     seconds = time.perf_counter() - started
     steps = args.epochs * steps_per_epoch
-    bytes_sent = basics.context().counters().payload_bytes_sent - bytes_before
+    spent = hvd.statistics().recent
 
     digests = hvd.allgather(digest(model)[None])
     identical = bool(tf.reduce_all(digests == digests[0]))
@@ -99,7 +98,7 @@ def main():
         print(f"ranks: {hvd.size()}")
         print(f"test accuracy: {100 * accuracy:.2f} %")
         print(f"steps/s: {steps / seconds:.1f}")
-        print(f"bytes sent per step and rank: {bytes_sent / steps:.0f}")
+        print(f"bytes sent per step and rank: {spent.bytes_sent / steps:.0f}")
         print(f"parameters identical on all ranks: {'yes' if identical else 'NO'}")
     hvd.shutdown()
     return 0 if identical else 1

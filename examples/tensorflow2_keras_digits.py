@@ -15,7 +15,6 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import bagua_hvd.tensorflow.keras as hvd
-from bagua_hvd.common import basics
 
 
 def make_model():
@@ -74,13 +73,13 @@ def main():
         hvd.callbacks.LearningRateWarmupCallback(args.lr * hvd.size(), warmup_epochs=3),
     ]
 
-    bytes_before = basics.context().counters().payload_bytes_sent
+    hvd.statistics()        # what follows is counted from here
     started = time.perf_counter()
     model.fit(images, labels, args.batch_size, epochs=args.epochs, callbacks=callbacks,
               verbose=2 if hvd.rank() == 0 else 0)
     seconds = time.perf_counter() - started
     steps = args.epochs * steps_per_epoch
-    bytes_sent = basics.context().counters().payload_bytes_sent - bytes_before
+    spent = hvd.statistics().recent
 
     digests = hvd.allgather(digest(model)[None])
     identical = bool((digests == digests[0]).all())
@@ -89,7 +88,7 @@ def main():
         print(f"ranks: {hvd.size()}, algorithm: {type(optimizer.algorithm).__name__}")
         print(f"test accuracy: {100 * accuracy:.2f} %")
         print(f"steps/s: {steps / seconds:.1f}")
-        print(f"bytes sent per step and rank: {bytes_sent / steps:.0f}")
+        print(f"bytes sent per step and rank: {spent.bytes_sent / steps:.0f}")
         print(f"parameters identical on all ranks: {'yes' if identical else 'NO'}")
     hvd.shutdown()
     return 0 if identical else 1

@@ -18,7 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 from tqdm import tqdm
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.common import basics
+from bagua_hvd.job import basics
 
 
 class Net(nn.Module):
