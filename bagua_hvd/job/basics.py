@@ -271,7 +271,7 @@ def shutdown() -> None:
         stopped = runtime.context
         if stopped is None:
             return
-        reporting.because_of(stopped.first_loss())      # before this rank leaves as well
+        reporting.because_of(stopped.first_loss().rank)      # before this rank leaves as well
         if mpi_enabled():
             _leave_mpi(stopped)
         if runtime.reporter is not None:

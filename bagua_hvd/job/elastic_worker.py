@@ -10,7 +10,6 @@ the first init(), which ends with the process.
 """
 import os
 import queue
-import re
 import sys
 import threading
 from dataclasses import dataclass
@@ -20,9 +19,6 @@ from bagua_hvd.job import channel
 
 DRIVER, WORKER = "BAGUA_HVD_ELASTIC_DRIVER", "BAGUA_HVD_ELASTIC_WORKER"
 _CONNECT_SECONDS = 30
-
-# The sentence of native/core/heartbeat.c.
-_SILENT = re.compile(r"rank (\d+) was lost: (?:nothing came from it|its host acknowledged nothing)")
 _PLACE = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
           "HOROVOD_CROSS_SIZE", "HOROVOD_GLOO_IFACE")
 
@@ -177,8 +173,7 @@ def failed(error):
 
     Of one that ended it knows by itself.
     """
-    found = _SILENT.search(str(error))
-    worker.silent = int(found[1]) if found else None
+    worker.silent = error.rank if error.cause == "silent" else None
 
 
 def skip_sync(wanted):

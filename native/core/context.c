@@ -166,7 +166,7 @@ bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error)
 bhvd_status bhvd_context_first_loss(bhvd_context *ctx, struct bhvd_error *error)
 {
     pthread_mutex_lock(&ctx->post_lock);
-    *error = ctx->first_loss.status ? ctx->first_loss : ctx->closing;
+    *error = ctx->first_loss.cause ? ctx->first_loss : ctx->closing;
     pthread_mutex_unlock(&ctx->post_lock);
     return error->status;
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/status.h"
 #include "core/context.h"
 
 enum { LOOK_EVERY_NS = 1000000000, NAMES_PER_RANK = 6, LINE_BYTES = 1024 };
@@ -107,16 +108,24 @@ static void shut_down(bhvd_context *ctx, const struct stall *stall)
 {
     char ranks[128] = "";
     size_t used = 0;
-    for (int rank = 0; rank < ctx->options.size && used < sizeof ranks; rank++) {
-        if (stall->lines[rank].over_limit)
+    int stalled = 0, last = -1;
+    for (int rank = 0; rank < ctx->options.size; rank++) {
+        if (!stall->lines[rank].over_limit)
+            continue;
+        stalled++;
+        last = rank;
+        if (used < sizeof ranks)
             used += (size_t)snprintf(ranks + used, sizeof ranks - used, "%s%d", used ? ", " : "", rank);
     }
-    context_close(ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. One or more ranks (%s) are stalled for longer "
-                  "than %lld seconds (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS).", ranks,
-                  (long long)(stall->shutdown_ns / 1000000000));
-    struct bhvd_error reason = ctx->closing;
+    struct bhvd_error reason;
+    error_set(&reason, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. One or more ranks (%s) are stalled for longer "
+              "than %lld seconds (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS).", ranks,
+              (long long)(stall->shutdown_ns / 1000000000));
+    error_blame(&reason, BHVD_CAUSE_TIMEOUT, stalled == 1 ? last : -1);
+    context_close(ctx, &reason);
+    reason = ctx->closing;
     negotiation_leave(ctx);
-    context_fail(ctx, reason.status, "%s", reason.message);
+    run_fail_with(&ctx->run, &reason);
 }
 
 void stall_check(bhvd_context *ctx)
