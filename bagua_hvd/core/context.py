@@ -32,8 +32,8 @@ from bagua_hvd.core.native import (
 
 # A wait looks at Python's signals this often, so that Ctrl-C ends it.
 WAIT_SLICE_MS = 200
-# For who waits to be told that this rank is late: text as the core cuts it, and a limit, to have one.
-_LATE_BYTES, _LATE_WAIT_MS = 1024, 3_600_000
+# For who waits for what the core says: a limit, to have one.
+_RECORD_WAIT_MS = 3_600_000
 
 _INT32S = ffi.typeof("int32_t[]")
 
@@ -419,16 +419,17 @@ class Context:
         for gpu in tuple(self.gpus):
             gpu.wait(self._pointer)
 
-    def late(self):
-        """An iterator over what other ranks wait for this one with, whenever the stall check warns: operations' names.
+    def records(self):
+        """An iterator over what the core says: (level, file, line, text), see struct bhvd_record. For one thread.
 
         It blocks, without the GIL, until there is something; it ends when the context is shut down.
         """
-        seen = ffi.new("uint32_t *")
-        text = ffi.new(CHARS, _LATE_BYTES)
-        while (told := lib.bhvd_context_wait_late(self._pointer, seen, _LATE_WAIT_MS, text, _LATE_BYTES)) >= 0:
+        out = ffi.new("struct bhvd_record **")
+        while (told := lib.bhvd_context_next_record(self._pointer, _RECORD_WAIT_MS, out)) >= 0:
             if told:
-                yield ffi.string(text).decode(errors="replace")
+                record = ffi.gc(out[0], lib.bhvd_record_free)
+                yield (record.level, ffi.string(record.file).decode(), record.line,
+                       ffi.string(record.text).decode(errors="replace"))
 
     def start_timeline(self, path, mark_cycles=False):
         """Rank 0 writes a Chrome trace to `path` from now on; other ranks ignore it."""

@@ -6,10 +6,10 @@ somebody asks for it; both are the whole process's, so what is opened here stays
 import importlib.util
 import os
 import threading
-import warnings
 from pathlib import Path
 
 from bagua_hvd.core import device_kernels, native, variables
+from bagua_hvd.core.log import logger
 from bagua_hvd.core.native import ffi, lib
 
 COPY_SPANS = lib.BHVD_DEVICE_COPY_SPANS
@@ -142,8 +142,8 @@ def _compile_kernels(found):
         kernels = device_kernels.Kernels(found.index)
         found.set_kernels({number: kernels.handle(name) for name, number in KERNELS.items()}, kernels)
     except Exception as error:      # whatever CuPy, NVRTC and the driver may raise
-        warnings.warn(f"tensors on GPU {found.index} are copied one by one, averaged and encoded on the host, since "
-                      f"CuPy cannot compile kernels: {error}", RuntimeWarning, stacklevel=2)
+        logger.warning("tensors on GPU %d are copied one by one, averaged and encoded on the host, since CuPy cannot "
+                       "compile kernels: %s", found.index, error)
 
 
 class Placement:

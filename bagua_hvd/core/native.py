@@ -45,6 +45,8 @@ CAUSES = (None, "ended", "silent", "left", "failed", "timeout", "protocol")
 
 CODEC_NONE = lib.BHVD_CODEC_NONE
 
+LOG_LATE = lib.BHVD_LOG_LATE
+
 MPI_THREAD_MULTIPLE = 3         # of mpi_threads()
 
 EXCHANGE_SCATTER_GATHER, EXCHANGE_ALLGATHER = lib.BHVD_EXCHANGE_SCATTER_GATHER, lib.BHVD_EXCHANGE_ALLGATHER

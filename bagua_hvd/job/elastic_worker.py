@@ -10,11 +10,11 @@ the first init(), which ends with the process.
 """
 import os
 import queue
-import sys
 import threading
 from dataclasses import dataclass
 
 from bagua_hvd.core import variables
+from bagua_hvd.core.log import logger
 from bagua_hvd.job import channel
 
 DRIVER, WORKER = "BAGUA_HVD_ELASTIC_DRIVER", "BAGUA_HVD_ELASTIC_WORKER"
@@ -117,8 +117,7 @@ class DriverLink:
             return Assignment(environment, answer["scope"], answer["skip_sync"])
         if answer["type"] == "removed":
             where = variables.read("HOROVOD_HOSTNAME") or "this host"
-            print(f"bagua_hvd: this process has been removed from elastic job: {where} has no slot for it any more",
-                  file=sys.stderr, flush=True)
+            logger.warning("this process has been removed from elastic job: %s has no slot for it any more", where)
             raise RemovedFromJob
         raise ValueError(f"Horovod initialization failed. {answer['reason']}")
 

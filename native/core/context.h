@@ -14,7 +14,7 @@
 #include "base/table.h"
 #include "core/coordinator.h"
 #include "core/heartbeat.h"
-#include "core/late.h"
+#include "core/log.h"
 #include "core/process_set.h"
 #include "core/relay.h"
 #include "core/response_cache.h"
@@ -55,7 +55,7 @@ struct bhvd_context {
     struct heartbeat heartbeat;
     _Atomic bool measures_coordinator;
     struct engine_counters counters;            // links count bytes too, see bhvd_context_counters
-    struct late late;
+    struct log log;                             // what is said to people, from any thread
     bool abandoned;                             // in a child after fork
 
     pthread_mutex_t sets_lock;

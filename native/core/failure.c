@@ -67,6 +67,8 @@ void context_failed(void *arg, const struct bhvd_error *error)
 {
     bhvd_context *ctx = arg;
     set_once(ctx, &ctx->closing, error);
+    log_say(ctx, error->status == BHVD_ERR_SHUTDOWN ? BHVD_LOG_DEBUG : BHVD_LOG_INFO, "nothing is executed any more: %s",
+            error->message);
     for (struct execution *execution = ctx->executions_head, *next; execution; execution = next) {
         next = execution->next;
         for (int i = 0; i < execution->count; i++) {

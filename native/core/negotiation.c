@@ -363,7 +363,7 @@ bhvd_status negotiation_frame(bhvd_context *ctx, struct link *link, uint8_t type
     if (type == FRAME_HEARTBEAT)
         return heartbeat_take(ctx, link, payload);
     if (type == FRAME_LATE)
-        return late_take(ctx, link, payload);
+        return stall_take_late(ctx, link, payload);
     return take_negotiation(ctx, link, type, payload);
 }
 

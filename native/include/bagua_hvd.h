@@ -217,10 +217,23 @@ bhvd_status bhvd_context_first_loss(bhvd_context *ctx, struct bhvd_error *error)
  * context failed for, or BHVD_ERR_SYSTEM, the GPU failed; what operations since the last such call wrote is undefined. */
 bhvd_status bhvd_context_wait_gpu(bhvd_context *ctx, bhvd_device *device, struct bhvd_error *error);
 
-/* Waits, timeout_ms at most, until this rank is told by the stall check that others wait for it. `seen`: zero before the
- * first call, then as the call before left it. Returns 1, and for what they wait in text (size > 0); 0: time ran out; -1:
- * the context is shut down. Thread-safe. */
-int bhvd_context_wait_late(bhvd_context *ctx, uint32_t *seen, int timeout_ms, char *text, size_t size);
+/* Levels of what the core says, as Python's logging counts. */
+typedef enum bhvd_log_level {
+    BHVD_LOG_LATE = 0,          /* none of people's: other ranks wait for this one; the text names the operations */
+    BHVD_LOG_DEBUG = 10, BHVD_LOG_INFO = 20, BHVD_LOG_WARNING = 30, BHVD_LOG_ERROR = 40
+} bhvd_log_level;
+
+struct bhvd_record {
+    bhvd_log_level level;
+    int line;                   /* of `file`, of the sources */
+    const char *file, *text;    /* the text may have several lines; it lives as long as the record */
+};
+
+/* Waits, timeout_ms at most, until the core has something to say. Returns 1, and the record, which the caller frees; 0:
+ * time ran out; -1: the context is shut down, and all that it said has been taken. For one thread. The core never waits for
+ * it: it keeps some hundred records, and counts those that it lost. */
+int bhvd_context_next_record(bhvd_context *ctx, int timeout_ms, struct bhvd_record **out);
+void bhvd_record_free(struct bhvd_record *record);
 
 /* Writes a Chrome trace of the coordinator's view to `path`, from now on; rank 0 does, other ranks ignore it. The file is
  * valid JSON after every event. Starting the open file again changes nothing; another one takes its place. */
