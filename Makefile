@@ -63,15 +63,15 @@ coverage: $(VENV)/built
 bench: $(VENV)/built
 	$(BIN)/python -m bagua_hvd.bench
 
-# What happens when processes, links, disks and memory fail: the table of docs/reliability.md. As root, on a quiet machine.
+# What happens when processes, links, disks and memory fail: the table of docs/results/faults.md. As root, on a quiet machine.
 faults: $(VENV)/built
 	$(BIN)/python tests/faults/measure.py
 
 # build/site: the documentation. Its tutorials are run, its reference is read from the modules, and warnings are errors.
 docs: $(VENV)/built
-	$(BIN)/python -c 'import material, mkdocstrings' 2>/dev/null || { $(BIN)/python -m pip install --quiet 'pip>=25.1' && \
+	$(BIN)/python -c 'import latex2mathml, material, mkdocstrings' 2>/dev/null || { $(BIN)/python -m pip install --quiet 'pip>=25.1' && \
 		$(BIN)/python -m pip install --quiet --group docs; }
-	$(BIN)/python -m mkdocs build --quiet --config-file .ci/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -m mkdocs build --strict --config-file .ci/mkdocs.yml
 
 # dist/: the sdist and a wheel for each machine, checked. Needs no C compiler: zig comes from the package index.
 wheels: $(VENV)/release/built

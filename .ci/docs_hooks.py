@@ -1,9 +1,12 @@
-"""What `make docs` does beyond mkdocs: commands of the tutorials are run, and decisions get their menu.
+"""What `make docs` does beyond mkdocs: pages with commands are run, equations become MathML, decisions get their menu.
 
-In a page of tutorials/, a code block with a title is a file of that name; a block of the language `console` is run,
-line by line after `$ `, in a folder with these files, and is shown with what it printed. A command that fails ends the
-build; one that is to fail begins with `! `. In a page of reference/, `::: module *` is every public name of the module.
+In a page that has a code block with a title, such a block is a file of that name; a block of the language `console` is
+run, line by line after `$ `, in a folder with these files, and is shown with what it printed. A command that fails ends
+the build. A picture that a command made there is shown where the page has an image without a folder in its name. In a
+page of reference/, `::: module *` is every public name of the module. Equations are written as GitHub shows them:
+blocks of the language `math`, and $`...`$ within a line.
 """
+import html
 import importlib
 import inspect
 import os
@@ -13,9 +16,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File
+
 BLOCK = re.compile(r'^```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL)
+IMAGE = re.compile(r"!\[[^\]]*\]\(([\w-]+\.(?:svg|png))\)")
+EQUATION = re.compile(r"^```math\n(?P<block>.*?)^```$|\$`(?P<inline>[^`]+)`\$", re.MULTILINE | re.DOTALL)
 SECONDS = 300       # for one command
 ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0",
+               "MATPLOTLIBRC": str(Path(__file__).parent / "matplotlibrc")}
 
 
 def on_config(config):
@@ -26,14 +36,24 @@ def on_config(config):
     return config
 
 
-def on_page_markdown(markdown, page, **_):
+def on_page_markdown(markdown, page, config, files):
     if page.file.src_uri.startswith("reference/"):
         return re.sub(r"^::: (\S+) \*$", lambda all_of: "\n".join(
             f"::: {path}" for path in public_names(all_of[1])), markdown, flags=re.MULTILINE)
-    if not page.file.src_uri.startswith("tutorials/"):
-        return markdown
+    if any(block["title"] for block in BLOCK.finditer(markdown)):
+        markdown = run_page(markdown, page, config, files)
+    return EQUATION.sub(mathml, markdown)
+
+
+def run_page(markdown, page, config, files):
     with tempfile.TemporaryDirectory() as folder:
-        return BLOCK.sub(lambda block: executed(block, Path(folder)), markdown)
+        shown = BLOCK.sub(lambda block: executed(block, Path(folder)), markdown)
+        for name in IMAGE.findall(markdown):
+            made = Path(folder, name)
+            if made.exists():
+                uri = f"{page.file.src_uri.rpartition('/')[0]}/{name}".lstrip("/")
+                files.append(File.generated(config, uri, content=made.read_bytes()))
+    return shown
 
 
 def executed(block, folder):
@@ -43,14 +63,20 @@ def executed(block, folder):
         return block[0]
     shown = []
     for command in re.findall(r"^\$ (.*)$", block["text"], re.MULTILINE):
-        environment = {**os.environ, "OMP_NUM_THREADS": "1",
-                       "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        environment = {**os.environ, **ENVIRONMENT, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, stdin=subprocess.DEVNULL, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS)
         if done.returncode:
             raise SystemExit(f"{command} ended with {done.returncode}:\n{done.stdout}")
         shown += [f"$ {command}", done.stdout.strip().replace(f"{folder}/", "").replace(f"{ROOT}/", "")]
-    return "```console\n" + "\n".join(shown) + "\n```"
+    return "```console\n" + "\n".join(filter(None, shown)) + "\n```"
+
+
+def mathml(equation):
+    """The equation as MathML, which browsers show by themselves."""
+    if equation["inline"]:
+        return convert(html.unescape(equation["inline"]))
+    return f'<div class="equation">{convert(equation["block"].strip(), display="block")}</div>'
 
 
 def public_names(module):

@@ -7,11 +7,12 @@ from bagua_hvd.core.native import (
     OK,
     UINT8,
     TensorView,
-    check,
     dtype_name,
     dtype_size,
     ffi,
     lib,
+    message_of,
+    raise_for_status,
     tensor_array,
 )
 
@@ -131,7 +132,8 @@ class Mirror:
             HorovodInternalError: the GPU failed.
         """
         mirror, error = Mirror(array), ffi.new("struct bhvd_error *")
-        check(lib.bhvd_mirror_copy(mirror.pointer, self.pointer, error), error)
+        status = lib.bhvd_mirror_copy(mirror.pointer, self.pointer, error)
+        raise_for_status(status, message_of(error) if status != OK else "")
         return mirror
 
     def fetch(self):
@@ -141,7 +143,8 @@ class Mirror:
             HorovodInternalError: the GPU failed.
         """
         error = ffi.new("struct bhvd_error *")
-        check(lib.bhvd_mirror_fetch(self.pointer, error), error)
+        status = lib.bhvd_mirror_fetch(self.pointer, error)
+        raise_for_status(status, message_of(error) if status != OK else "")
         return self._array
 
 

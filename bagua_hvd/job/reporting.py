@@ -9,6 +9,7 @@ something else, a file say, nothing is written.
 """
 import json
 import os
+import re
 import threading
 
 from bagua_hvd.core import variables
@@ -17,6 +18,8 @@ VARIABLE = "BAGUA_HVD_DASHBOARD"     # set by the launcher
 PIPE = "BAGUA_HVD_LAUNCHER_PIPE"       # "device:inode"
 MARK = b"\0bagua_hvd report "
 _PERIOD_SECONDS = 1
+# The sentences of native/core.
+_RANK = re.compile(r"rank (\d+)(?: was lost| failed| left the job)|while waiting for rank (\d+)")
 
 
 def _write(report):
@@ -65,13 +68,14 @@ def start(facts):
 _told = {"because_of": None}
 
 
-def because_of(rank):
+def because_of(sentence):
     """Tells the launcher whose end came before this process's, and caused it: so that it names the right one.
 
     Args:
-        rank: that one's; None: this process ends of its own accord.
+        sentence: the core's, about a rank that was lost or left; about none: this process ends of its own accord.
     """
-    report = {"because_of": rank}
+    found = _RANK.search(sentence)
+    report = {"because_of": int(found[1] or found[2]) if found else None}
     if report == _told:
         return
     _told.update(report)

@@ -16,8 +16,8 @@ bhvd_status allreduce_path_parse(const char *name, enum allreduce_path *path, st
 }
 
 // What an allreduce between hosts costs, in nanoseconds: a hop, a byte on the wire each way, a byte added (in the cache:
-// these are short vectors). Measured with `python -m bagua_hvd.bench --hosts` at 10 Gbit/s, see docs/performance.md; only
-// the ratios matter, and those little.
+// these are short vectors). Measured with `python -m bagua_hvd.bench --hosts` at 10 Gbit/s, see
+// docs/results/measurements.md; only the ratios matter, and those little.
 enum { HOP_NS = 27000, WIRE_PS_PER_BYTE = 900, ADD_PS_PER_BYTE = 40 };
 
 static double cost_ns(double hops, double wire, double added)

@@ -14,7 +14,6 @@ struct timeline {
     int fd;
     char *path;
     int64_t start_ns, end;              // end: where the closing bracket begins
-    struct log *log;                    // where it says that it ends
     struct table processes;             // by set and name
     int next_pid;
 };

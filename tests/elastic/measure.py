@@ -1,4 +1,4 @@
-"""How long an elastic job stands still when ranks are lost or hosts change: a table for docs/reliability.md.
+"""How long an elastic job stands still when ranks are lost or hosts change: a table for docs/results/faults.md.
 
     python tests/elastic/measure.py [--repetitions 10] [--only TEXT]
 

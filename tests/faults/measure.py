@@ -1,4 +1,4 @@
-"""The table of docs/reliability.md: every fault, many times, at seeded moments. Needs root, iproute2 and gcc.
+"""The table of docs/results/faults.md: every fault, many times, at seeded moments. Needs root, iproute2 and gcc.
 
     python tests/faults/measure.py [--repetitions 20] [--limit 10] [--parallel 4] [--seed 0] [--only TEXT]
 

@@ -1,4 +1,4 @@
-"""Every fault of the table in docs/reliability.md once: nobody hangs, nothing is left behind, no result is wrong.
+"""Every fault of the table in docs/results/faults.md once: nobody hangs, nothing is left behind, no result is wrong.
 
 How long it takes until all know is measured by measure.py.
 """
