@@ -103,7 +103,8 @@ class Codec(NamedTuple):
             return ffi.cast("void *", array.ctypes.data)
 
         status = function(self.number, dtype, address(dst), address(src), count, self.options(seed))
-        native.raise_for_status(status, f"these are not bytes that codec {self.name} has encoded")
+        if status != native.OK:
+            native.raise_failure(native.Failure(status, f"these are not bytes that codec {self.name} has encoded"))
 
 
 def qsgd(levels: int = 127) -> Codec:

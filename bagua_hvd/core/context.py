@@ -21,17 +21,19 @@ from bagua_hvd.core.native import (
     OP_SUM,
     UINTPTR,
     VOID_POINTER,
+    Failure,
+    check,
+    failure_of,
     ffi,
     lib,
-    message_of,
-    raise_for_status,
+    raise_failure,
     tensor_array,
 )
 
 # A wait looks at Python's signals this often, so that Ctrl-C ends it.
 WAIT_SLICE_MS = 200
-# For who waits to be told that this rank is late: text as the core cuts it, and a limit, to have one.
-_LATE_BYTES, _LATE_WAIT_MS = 1024, 3_600_000
+# For who waits for what the core says: a limit, to have one.
+_RECORD_WAIT_MS = 3_600_000
 
 _INT32S = ffi.typeof("int32_t[]")
 
@@ -86,7 +88,7 @@ class Operation:
     the handle, or who posts knows that it has not.
     """
 
-    __slots__ = ("_handle", "_context", "_owners", "_status", "_message", "_placement")
+    __slots__ = ("_handle", "_context", "_owners", "_status", "_failure", "_placement")
 
     def __init__(self, handle, context, owners, placement=None):
         self._handle = handle
@@ -94,7 +96,7 @@ class Operation:
         self._context = context
         self._owners = owners
         self._status = IN_PROGRESS
-        self._message = ""
+        self._failure = None
 
     def wait(self):
         """Blocks until the operation ended; raises as it ended. May be called again.
@@ -112,22 +114,22 @@ class Operation:
                 status = lib.bhvd_wait(handle, WAIT_SLICE_MS, error)
             self._context.blocked_ns += perf_counter_ns() - started
             if status != OK:
-                self._message = message_of(error)
+                self._failure = failure_of(error)
             self._status = status
             self._owners = None
             _answers.append(answer)
         if status == OK and self._placement is not None:
-            status = self._join()
+            self._join()
         if status != OK:
-            raise_for_status(status, self._message)
+            raise_failure(self._failure)
 
     def _join(self):
         answer = _take_answer()
         status = lib.bhvd_handle_join(self._handle, ffi.cast(VOID_POINTER, self._placement.stream()), answer.error)
-        if status != OK:
-            self._message = message_of(answer.error)
+        failure = failure_of(answer.error) if status != OK else None
         _answers.append(answer)
-        return status
+        if failure:
+            raise_failure(failure)
 
     def done(self):
         """True once the operation ended, well or not. Never blocks."""
@@ -162,7 +164,7 @@ class Operation:
         result = ffi.new("struct bhvd_result *")
         status = lib.bhvd_result_take(self._handle, index, result)
         if status != OK:
-            raise_for_status(status, f"the operation has no result {index}")
+            raise_failure(Failure(status, f"the operation has no result {index}"))
         return _taken(result)
 
     def device_rows(self, index):
@@ -176,16 +178,15 @@ class Operation:
         """Copies a result that is on the GPU to memory there, in the order of the framework's current stream."""
         error = ffi.new("struct bhvd_error *")
         stream = ffi.cast(VOID_POINTER, self._placement.stream())
-        status = lib.bhvd_result_copy(self._handle, index, ffi.cast(VOID_POINTER, address), stream, error)
-        if status != OK:
-            raise_for_status(status, message_of(error))
+        check(lib.bhvd_result_copy(self._handle, index, ffi.cast(VOID_POINTER, address), stream, error), error)
 
     def received_splits(self, index, count):
         """alltoall: the rows of tensor `index` received from each of the set's `count` ranks."""
         splits = ffi.new(_INT32S, count)
         status = lib.bhvd_received_splits(self._handle, index, splits, count)
         if status != OK:
-            raise_for_status(status, f"the operation has no received splits for tensor {index} and {count} ranks")
+            raise_failure(Failure(
+                status, f"the operation has no received splits for tensor {index} and {count} ranks"))
         return list(splits)
 
     def __del__(self):
@@ -262,9 +263,7 @@ class Context:
         native.inproc_world = options.inproc_world or NULL
         out = ffi.new("bhvd_context **")
         error = ffi.new("struct bhvd_error *")
-        status = lib.bhvd_context_create(native, out, error)
-        if status != OK:
-            raise_for_status(status, message_of(error))
+        check(lib.bhvd_context_create(native, out, error), error)
         self._pointer = ffi.gc(out[0], lib.bhvd_context_destroy)
         self.abandoned = []
         self.blocked_ns = 0
@@ -333,10 +332,10 @@ class Context:
             self._abandon(operation, answer.out, (tensors, owner))
             raise
         answer.out[0] = NULL
-        message = message_of(answer.error) if status != OK else ""
+        failure = failure_of(answer.error) if status != OK else None
         _answers.append(answer)
-        if status != OK:
-            raise_for_status(status, message)
+        if failure:
+            raise_failure(failure)
         return operation
 
     def _abandon(self, operation, out, owners):
@@ -367,9 +366,9 @@ class Context:
         if status == IN_PROGRESS:
             out[0] = NULL
         elif status != OK:
-            message = message_of(answer.error)
+            failure = failure_of(answer.error)
             _answers.append(answer)
-            raise_for_status(status, message)
+            raise_failure(failure)
         elif not dst:
             operation = Ended(_taken(result))
             result.data = NULL
@@ -403,15 +402,13 @@ class Context:
     def check(self):
         """Raises the reason when the context is not usable any more."""
         error = ffi.new("struct bhvd_error *")
-        status = lib.bhvd_context_status(self._pointer, error)
-        if status != OK:
-            raise_for_status(status, message_of(error))
+        check(lib.bhvd_context_status(self._pointer, error), error)
 
     def first_loss(self):
-        """The sentence of the first operation that failed because of another rank, lost or gone; "": none has."""
+        """The Failure of the first operation that another rank made fail; its `rank` and `cause` are None: none has."""
         error = ffi.new("struct bhvd_error *")
         lib.bhvd_context_first_loss(self._pointer, error)
-        return message_of(error)
+        return failure_of(error)
 
     def wait_for_gpus(self):
         """Waits until the GPUs have done what ended operations put on them; see bhvd_context_wait_gpu.
@@ -422,23 +419,22 @@ class Context:
         for gpu in tuple(self.gpus):
             gpu.wait(self._pointer)
 
-    def late(self):
-        """An iterator over what other ranks wait for this one with, whenever the stall check warns: operations' names.
+    def records(self):
+        """An iterator over what the core says: (level, file, line, text), see struct bhvd_record. For one thread.
 
         It blocks, without the GIL, until there is something; it ends when the context is shut down.
         """
-        seen = ffi.new("uint32_t *")
-        text = ffi.new(CHARS, _LATE_BYTES)
-        while (told := lib.bhvd_context_wait_late(self._pointer, seen, _LATE_WAIT_MS, text, _LATE_BYTES)) >= 0:
+        out = ffi.new("struct bhvd_record **")
+        while (told := lib.bhvd_context_next_record(self._pointer, _RECORD_WAIT_MS, out)) >= 0:
             if told:
-                yield ffi.string(text).decode(errors="replace")
+                record = ffi.gc(out[0], lib.bhvd_record_free)
+                yield (record.level, ffi.string(record.file).decode(), record.line,
+                       ffi.string(record.text).decode(errors="replace"))
 
     def start_timeline(self, path, mark_cycles=False):
         """Rank 0 writes a Chrome trace to `path` from now on; other ranks ignore it."""
         error = ffi.new("struct bhvd_error *")
-        status = lib.bhvd_timeline_start(self._pointer, os.fsencode(path), mark_cycles, error)
-        if status != OK:
-            raise_for_status(status, message_of(error))
+        check(lib.bhvd_timeline_start(self._pointer, os.fsencode(path), mark_cycles, error), error)
 
     def stop_timeline(self):
         lib.bhvd_timeline_stop(self._pointer)

@@ -6,10 +6,10 @@ somebody asks for it; both are the whole process's, so what is opened here stays
 import importlib.util
 import os
 import threading
-import warnings
 from pathlib import Path
 
 from bagua_hvd.core import device_kernels, native, variables
+from bagua_hvd.core.log import logger
 from bagua_hvd.core.native import ffi, lib
 
 COPY_SPANS = lib.BHVD_DEVICE_COPY_SPANS
@@ -87,9 +87,7 @@ class Device:
             nccl_text = ffi.new("char[]", (nccl or nccl_files()).encode())
             options.nccl_libraries = nccl_text
         out, error = ffi.new("bhvd_device **"), ffi.new("struct bhvd_error *")
-        status = lib.bhvd_device_create(options, out, error)
-        if status != native.OK:
-            native.raise_for_status(status, native.message_of(error))
+        native.check(lib.bhvd_device_create(options, out, error), error)
         self.index = index
         self._pointer = out[0]
         self._module = None
@@ -112,16 +110,12 @@ class Device:
         """Copies each view's src to its dst, host or GPU, after what the stream was given before. Blocks until done."""
         array, _shapes = native.tensor_array(views)
         error = ffi.new("struct bhvd_error *")
-        status = lib.bhvd_device_copy(self._pointer, array, len(views), ffi.cast("void *", stream), error)
-        if status != native.OK:
-            native.raise_for_status(status, native.message_of(error))
+        native.check(lib.bhvd_device_copy(self._pointer, array, len(views), ffi.cast("void *", stream), error), error)
 
     def wait(self, context):
         """Waits for what ended operations of a context (bhvd_context *) put on the GPU; see bhvd_context_wait_gpu."""
         error = ffi.new("struct bhvd_error *")
-        status = lib.bhvd_context_wait_gpu(context, self._pointer, error)
-        if status != native.OK:
-            native.raise_for_status(status, native.message_of(error))
+        native.check(lib.bhvd_context_wait_gpu(context, self._pointer, error), error)
 
     def close(self):
         """Gives the device back. Operations in flight hold it until they end."""
@@ -148,8 +142,8 @@ def _compile_kernels(found):
         kernels = device_kernels.Kernels(found.index)
         found.set_kernels({number: kernels.handle(name) for name, number in KERNELS.items()}, kernels)
     except Exception as error:      # whatever CuPy, NVRTC and the driver may raise
-        warnings.warn(f"tensors on GPU {found.index} are copied one by one, averaged and encoded on the host, since "
-                      f"CuPy cannot compile kernels: {error}", RuntimeWarning, stacklevel=2)
+        logger.warning("tensors on GPU %d are copied one by one, averaged and encoded on the host, since CuPy cannot "
+                       "compile kernels: %s", found.index, error)
 
 
 class Placement:

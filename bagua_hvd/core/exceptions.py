@@ -4,10 +4,20 @@
 class HorovodInternalError(RuntimeError):
     """A collective failed: ranks disagreed, one was lost, or the runtime has been shut down.
 
-    `status` is the native status code, or None when Python raised it itself. Elastic jobs restore and retry.
+    Elastic jobs restore and retry.
+
+    Attributes:
+        status: the native status code; None: Python raised it itself.
+        rank: the global rank whose failure or leaving this is a consequence of; None: nobody's, or several ranks'.
+        cause: what became of that rank. "ended": its process ended or became unreachable without leaving. "silent":
+            nothing comes from it any more: it was stopped, or its host is gone. "left": it left the job. "failed": it
+            failed itself, and said so. "timeout": it did not take its part in time. "protocol": it sent what makes no
+            sense. None: no other rank is the cause.
     """
 
-    status = None
+    status: int | None = None
+    rank: int | None = None
+    cause: str | None = None
 
 
 class HostsUpdatedInterrupt(RuntimeError):

@@ -40,7 +40,12 @@ BARRIER, JOIN = lib.BHVD_BARRIER, lib.BHVD_JOIN
 C_LP_S, D_FP_S, D_LP_S = lib.BHVD_C_LP_S, lib.BHVD_D_FP_S, lib.BHVD_D_LP_S
 PROCESS_SET_ADD, PROCESS_SET_REMOVE = lib.BHVD_PROCESS_SET_ADD, lib.BHVD_PROCESS_SET_REMOVE
 
+# What another rank did, by its number: HorovodInternalError.cause.
+CAUSES = (None, "ended", "silent", "left", "failed", "timeout", "protocol")
+
 CODEC_NONE = lib.BHVD_CODEC_NONE
+
+LOG_LATE = lib.BHVD_LOG_LATE
 
 MPI_THREAD_MULTIPLE = 3         # of mpi_threads()
 
@@ -74,16 +79,40 @@ class TensorView(NamedTuple):
 tensor_view = partial(tuple.__new__, TensorView)
 
 
-def raise_for_status(status, message):
-    """Raises what a native failure means to Python: ValueError for a wrong call, else HorovodInternalError.
+class Failure(NamedTuple):
+    """A struct bhvd_error. `rank` and `cause` are those of HorovodInternalError."""
+
+    status: int
+    message: str
+    rank: int | None = None
+    cause: str | None = None
+
+
+def failure_of(error):
+    """The Failure that a native call wrote into a struct bhvd_error."""
+    return Failure(error.status, message_of(error), error.rank if error.cause and error.rank >= 0 else None,
+                   CAUSES[error.cause])
+
+
+def raise_failure(failure):
+    """Raises what a Failure means to Python: ValueError for a wrong call, else HorovodInternalError.
 
     The exception carries the code as `status`, for front ends that have exceptions of their own.
     """
-    if status == OK:
-        return
-    error = ValueError(message) if status == ERR_ARGUMENT else HorovodInternalError(message)
+    status, message, rank, cause = failure
+    if status == ERR_ARGUMENT:
+        error = ValueError(message)
+    else:
+        error = HorovodInternalError(message)
+        error.rank, error.cause = rank, cause
     error.status = status
     raise error
+
+
+def check(status, error):
+    """Raises what a native call wrote into the struct bhvd_error, unless its status is OK; see raise_failure()."""
+    if status != OK:
+        raise_failure(failure_of(error))
 
 
 def mpi_open(libraries, vendor, rank, size, only_these=False):
@@ -93,14 +122,14 @@ def mpi_open(libraries, vendor, rank, size, only_these=False):
     vendor_name = ffi.new(CHARS, vendor.encode()) if vendor else NULL
     options = ffi.new("struct bhvd_mpi_options *",
                       {"libraries": paths, "only_these": only_these, "vendor": vendor_name, "rank": rank, "size": size})
-    raise_for_status(lib.bhvd_mpi_open(options, error), message_of(error))
+    check(lib.bhvd_mpi_open(options, error), error)
 
 
 def mpi_broadcast(message):
     """The bytes of MPI's rank 0, as many as this rank gives. HorovodInternalError: MPI failed."""
     error = ffi.new("struct bhvd_error *")
     buffer = bytearray(message)
-    raise_for_status(lib.bhvd_mpi_broadcast(ffi.from_buffer(buffer), len(buffer), error), message_of(error))
+    check(lib.bhvd_mpi_broadcast(ffi.from_buffer(buffer), len(buffer), error), error)
     return bytes(buffer)
 
 
@@ -147,8 +176,8 @@ def function_address(name):
 
 
 def fill_error(error, status, message):
-    """Writes into a struct bhvd_error that native code passed in; a long message is cut."""
-    error.status = status
+    """Writes into a struct bhvd_error that native code passed in, and blames no rank; a long message is cut."""
+    error.status, error.cause, error.rank = status, lib.BHVD_CAUSE_NONE, -1
     text = message.encode()[:ffi.sizeof(error.message) - 1]
     ffi.memmove(error.message, text + b"\0", len(text) + 1)
     return status
@@ -178,9 +207,7 @@ class Rendezvous:
     def __init__(self, secret, host="127.0.0.1", port=0):
         out = ffi.new("bhvd_rendezvous **")
         error = ffi.new("struct bhvd_error *")
-        status = lib.bhvd_rendezvous_create(host.encode(), port, ffi.from_buffer(secret), len(secret), out, error)
-        if status != OK:
-            raise_for_status(status, message_of(error))
+        check(lib.bhvd_rendezvous_create(host.encode(), port, ffi.from_buffer(secret), len(secret), out, error), error)
         self._pointer = ffi.gc(out[0], lib.bhvd_rendezvous_destroy)
         self.port = lib.bhvd_rendezvous_port(self._pointer)
 

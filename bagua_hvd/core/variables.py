@@ -40,6 +40,30 @@ def integer(low: int, high: int = 2**31 - 1) -> Kind:
     return Kind(f"an integer from {low} " + ("on" if high == 2**63 - 1 else f"to {high}"), parse)
 
 
+def number(low: float, high: float = math.inf) -> Kind:
+    """A finite number within limits; a float, but where the text is that of an integer."""
+
+    def parse(text):
+        value = int(text) if text.lstrip("+-").isdigit() else _number(text)
+        if not low <= value <= high:
+            raise ValueError
+        return value
+
+    return Kind(f"a number from {low:g} " + ("on" if high == math.inf else f"to {high:g}"), parse)
+
+
+def names(of: str) -> Kind:
+    """Names by comma: a list of one at least."""
+
+    def parse(text):
+        found = [name.strip() for name in text.split(",") if name.strip()]
+        if not found:
+            raise ValueError
+        return found
+
+    return Kind(f"names of {of} by comma", parse)
+
+
 def seconds(allow_zero: bool = False) -> Kind:
     """A time in seconds, fractions allowed; a float."""
 
@@ -91,7 +115,8 @@ class Variable:
     Attributes:
         name, kind. default: what counts when it is missing or empty; None: it depends, the meaning says on what.
         meaning: a sentence for users.
-        setter: who sets it: "user", "baguarun" for its ranks, or "none": accepted for Horovod's sake, without effect.
+        setter: who sets it: "user"; "baguarun", for its ranks; "scripts": baguarun, but only scripts read it; "none":
+            accepted for Horovod's sake, without effect, and who sets it is told so.
     """
 
     name: str
@@ -99,6 +124,24 @@ class Variable:
     default: Any
     meaning: str
     setter: str = "user"
+
+    @property
+    def shown_default(self) -> str:
+        """The default for people; "": there is none."""
+        value = self.default
+        if value is None or self.setter == "none":
+            return ""
+        if isinstance(value, int) and value >= MIB and value % MIB == 0:
+            return f"{value} ({value // MIB} MiB)"
+        if isinstance(value, (bool, float)):
+            return f"{value:g}"
+        return str(value or "")
+
+    @property
+    def without_effect(self) -> str:
+        """Of one without effect: that it has none, and why."""
+        why = self.meaning.rstrip(".")
+        return "no effect: " + (why[0].lower() + why[1:] if why[1].islower() else why)
 
     def read(self, environ: Mapping[str, str] | None = None) -> Any:
         """Its value in the environment, or in another mapping.
@@ -182,6 +225,9 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
                  "Elastic jobs: longest time in seconds to wait for slots after a change."),
     ),
     "Records": (
+        Variable("HOROVOD_LOG_LEVEL", choice(*LOG_LEVELS), None,
+                 "What the logger bagua_hvd says. Missing: WARNING, or the level that the script has given it."),
+        Variable("HOROVOD_LOG_HIDE_TIME", FLAG, False, "1: its lines on stderr carry no time."),
         Variable("HOROVOD_TIMELINE", TEXT, None,
                  "File of rank 0 for the timeline, a Chrome trace; DYNAMIC: hvd.start_timeline() names it later."),
         Variable("BAGUA_HVD_METRICS_PORT", integer(1, 65535), None,
@@ -213,6 +259,9 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         _launcher("BAGUA_HVD_DASHBOARD", FLAG, False, "1: the rank reports to `baguarun --dashboard`."),
         _launcher("BAGUA_HVD_LAUNCHER_PIPE", TEXT, None,
                   "Device and inode of the pipe that baguarun reads as the rank's stderr."),
+        Variable("HOROVOD_CONTROLLER", TEXT, None, "gloo, for scripts that look; another value changes nothing.",
+                 "scripts"),
+        Variable("HOROVOD_CPU_OPERATIONS", TEXT, None, "As HOROVOD_CONTROLLER.", "scripts"),
         _launcher("BAGUA_HVD_RUN_FOLDER", TEXT, None, "Where run(function) keeps function and results."),
     ),
     "Without effect, accepted for Horovod's sake": (
@@ -220,31 +269,18 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         _ignored("HOROVOD_HIERARCHICAL_ALLGATHER", FLAG, "Done wherever hosts hold several ranks."),
         _ignored("HOROVOD_TORUS_ALLREDUCE", FLAG, "There is no such path."),
         _ignored("HOROVOD_AUTOTUNE", FLAG, "Nothing is searched for."),
-        _ignored("HOROVOD_AUTOTUNE_LOG", TEXT, "As HOROVOD_AUTOTUNE."),
-        _ignored("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", integer(0), "As HOROVOD_AUTOTUNE."),
-        _ignored("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", integer(1), "As HOROVOD_AUTOTUNE."),
-        _ignored("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", integer(1), "As HOROVOD_AUTOTUNE."),
-        _ignored("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", NUMBER, "As HOROVOD_AUTOTUNE."),
+        _ignored("HOROVOD_AUTOTUNE_LOG", TEXT, "It belongs to HOROVOD_AUTOTUNE."),
+        _ignored("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", integer(0), "It belongs to HOROVOD_AUTOTUNE."),
+        _ignored("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", integer(1), "It belongs to HOROVOD_AUTOTUNE."),
+        _ignored("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", integer(1), "It belongs to HOROVOD_AUTOTUNE."),
+        _ignored("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", NUMBER, "It belongs to HOROVOD_AUTOTUNE."),
         _ignored("HOROVOD_MPI_THREADS_DISABLE", FLAG, "MPI is only used by one thread."),
         _ignored("HOROVOD_NUM_NCCL_STREAMS", integer(1), "There is one for each GPU."),
         _ignored("HOROVOD_THREAD_AFFINITY", TEXT, "Threads go where the system puts them."),
-        _ignored("HOROVOD_LOG_LEVEL", choice(*LOG_LEVELS), "Scripts may look at it."),
-        _ignored("HOROVOD_LOG_HIDE_TIME", FLAG, "Messages carry no time."),
-        _ignored("HOROVOD_CONTROLLER", TEXT, "Scripts may look at it; baguarun sets it to gloo."),
-        _ignored("HOROVOD_CPU_OPERATIONS", TEXT, "Scripts may look at it; baguarun sets it to gloo."),
     ),
 }
 
 TABLE = {variable.name: variable for variables in SECTIONS.values() for variable in variables}
-
-
-def _shown(variable):
-    if variable.default is None or variable.setter == "none":
-        return ""
-    value = variable.default
-    if isinstance(value, int) and value >= MIB and value % MIB == 0:
-        return f"{value} ({value // MIB} MiB)"
-    return {True: "1", False: "0"}.get(value, f"{value:g}") if isinstance(value, (bool, float)) else str(value or "")
 
 
 def markdown() -> str:
@@ -254,9 +290,19 @@ def markdown() -> str:
              "`baguarun --help-environment` prints this page; it is made from bagua_hvd/core/variables.py."]
     for heading, section in SECTIONS.items():
         lines += ["", f"## {heading}", "", "| variable | value | default | meaning |", "|---|---|---|---|"]
-        lines += [f"| `{variable.name}` | {variable.kind.expected} | {_shown(variable)} | {variable.meaning} |"
+        lines += [f"| `{variable.name}` | {variable.kind.expected} | {variable.shown_default} | {variable.meaning} |"
                   for variable in section]
     return "\n".join(lines) + "\n"
+
+
+def without_effect(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Sentences about the variables that are set though they have no effect, but for what is off."""
+    found = []
+    for variable in TABLE.values():
+        text = (os.environ if environ is None else environ).get(variable.name, "").strip()
+        if variable.setter == "none" and text and not (variable.kind is FLAG and text == "0"):
+            found.append(f"{variable.name}={text} has {variable.without_effect}")
+    return found
 
 
 def read(name: str, environ: Mapping[str, str] | None = None) -> Any:

@@ -7,12 +7,11 @@ from bagua_hvd.core.native import (
     OK,
     UINT8,
     TensorView,
+    check,
     dtype_name,
     dtype_size,
     ffi,
     lib,
-    message_of,
-    raise_for_status,
     tensor_array,
 )
 
@@ -132,8 +131,7 @@ class Mirror:
             HorovodInternalError: the GPU failed.
         """
         mirror, error = Mirror(array), ffi.new("struct bhvd_error *")
-        status = lib.bhvd_mirror_copy(mirror.pointer, self.pointer, error)
-        raise_for_status(status, message_of(error) if status != OK else "")
+        check(lib.bhvd_mirror_copy(mirror.pointer, self.pointer, error), error)
         return mirror
 
     def fetch(self):
@@ -143,8 +141,7 @@ class Mirror:
             HorovodInternalError: the GPU failed.
         """
         error = ffi.new("struct bhvd_error *")
-        status = lib.bhvd_mirror_fetch(self.pointer, error)
-        raise_for_status(status, message_of(error) if status != OK else "")
+        check(lib.bhvd_mirror_fetch(self.pointer, error), error)
         return self._array
 
 

@@ -5,13 +5,13 @@ With the facts of the running job (job/runtime.py), what Horovod's scripts find 
 import atexit
 import os
 import threading
-import warnings
 from collections.abc import Sequence
 
-from bagua_hvd.core import native, objects, variables
+from bagua_hvd.core import log, native, objects, variables
 from bagua_hvd.core.context import Context
 from bagua_hvd.core.exceptions import HorovodInternalError
-from bagua_hvd.job import elastic_worker, environment, late, process_sets, reporting
+from bagua_hvd.core.log import logger
+from bagua_hvd.job import elastic_worker, environment, process_sets, records, reporting
 from bagua_hvd.job.builds import ccl_built, cuda_built, ddl_built, gloo_built, mpi_built, nccl_built, rocm_built
 from bagua_hvd.job.engines import join, mpi_library
 from bagua_hvd.job.engines.detect import detect
@@ -101,6 +101,10 @@ def _start(comm, process_sets, scope=None):
     # Counted before anything can fail: an attempt that fails on one rank only is an attempt on all.
     runtime.inits += 1
     options = environment.read_options(_launcher_environment())
+    log.configure(options.rank)
+    if options.rank == 0 and runtime.inits == 1:
+        for sentence in variables.without_effect():
+            logger.warning("%s", sentence)
     _check_comm(comm, options)
     static_sets = _static_sets(process_sets, options)
     options.scope = scope or getattr(runtime.membership, "scope", None) or f"init.{runtime.inits}"
@@ -115,14 +119,15 @@ def _start(comm, process_sets, scope=None):
         raise _MeetingFailed(f"Horovod initialization failed. {error}") from error
     except ValueError as error:
         raise ValueError(f"Horovod initialization failed. {error}") from error
+    logger.info("rank %d of %d is in the job (%s): transport %s", options.rank, options.size, options.scope,
+                options.transport)
     runtime.restart_numbers()
     runtime.restart_statistics()
     runtime.handles.clear()
     runtime.options = options
     runtime.context = started
     runtime.reporter = reporting.start(_facts)
-    if options.size > 1 and options.stall_warning_ms:
-        runtime.late = late.Watch(started, options.rank, lambda: runtime.steps)
+    runtime.listener = records.Listener(started, lambda: runtime.steps)
     runtime.tell_watchers()
     # Again each time: it must run before the end of MPI, which this call may have started.
     atexit.unregister(shutdown)
@@ -244,7 +249,7 @@ def _fitting(sets, options):
         ranks = process_set.ranks
         if ranks and (ranks[-1] >= options.size or ranks == list(range(options.size))):
             if options.rank == 0:
-                warnings.warn(f"{process_set} is not registered while the job has {options.size} ranks", stacklevel=4)
+                logger.warning("%s is not registered while the job has %d ranks", process_set, options.size)
         else:
             fitting.append(process_set)
     return fitting
@@ -271,7 +276,8 @@ def shutdown() -> None:
         stopped = runtime.context
         if stopped is None:
             return
-        reporting.because_of(stopped.first_loss())      # before this rank leaves as well
+        reporting.because_of(stopped.first_loss().rank)      # before this rank leaves as well
+        logger.debug("leaving the job, after %s", total())
         if mpi_enabled():
             _leave_mpi(stopped)
         if runtime.reporter is not None:
@@ -283,9 +289,7 @@ def shutdown() -> None:
         runtime.restart_numbers()
         # Not destroyed here: other threads may be waiting in it. The last reference does that.
         stopped.shutdown()
-        if runtime.late is not None:
-            runtime.late.close()
-            runtime.late = None
+        runtime.listener.close()
         runtime.tell_watchers()
 
 
@@ -319,7 +323,6 @@ def _after_fork_in_child():
     forked = runtime.context
     if forked is not None:
         forked.after_fork()
-        runtime.late = None                     # its thread did not come along
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

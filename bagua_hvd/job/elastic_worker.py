@@ -10,19 +10,15 @@ the first init(), which ends with the process.
 """
 import os
 import queue
-import re
-import sys
 import threading
 from dataclasses import dataclass
 
 from bagua_hvd.core import variables
+from bagua_hvd.core.log import logger
 from bagua_hvd.job import channel
 
 DRIVER, WORKER = "BAGUA_HVD_ELASTIC_DRIVER", "BAGUA_HVD_ELASTIC_WORKER"
 _CONNECT_SECONDS = 30
-
-# The sentence of native/core/heartbeat.c.
-_SILENT = re.compile(r"rank (\d+) was lost: (?:nothing came from it|its host acknowledged nothing)")
 _PLACE = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
           "HOROVOD_CROSS_SIZE", "HOROVOD_GLOO_IFACE")
 
@@ -121,8 +117,7 @@ class DriverLink:
             return Assignment(environment, answer["scope"], answer["skip_sync"])
         if answer["type"] == "removed":
             where = variables.read("HOROVOD_HOSTNAME") or "this host"
-            print(f"bagua_hvd: this process has been removed from elastic job: {where} has no slot for it any more",
-                  file=sys.stderr, flush=True)
+            logger.warning("this process has been removed from elastic job: %s has no slot for it any more", where)
             raise RemovedFromJob
         raise ValueError(f"Horovod initialization failed. {answer['reason']}")
 
@@ -177,8 +172,7 @@ def failed(error):
 
     Of one that ended it knows by itself.
     """
-    found = _SILENT.search(str(error))
-    worker.silent = int(found[1]) if found else None
+    worker.silent = error.rank if error.cause == "silent" else None
 
 
 def skip_sync(wanted):

@@ -9,7 +9,6 @@ something else, a file say, nothing is written.
 """
 import json
 import os
-import re
 import threading
 
 from bagua_hvd.core import variables
@@ -18,8 +17,6 @@ VARIABLE = "BAGUA_HVD_DASHBOARD"     # set by the launcher
 PIPE = "BAGUA_HVD_LAUNCHER_PIPE"       # "device:inode"
 MARK = b"\0bagua_hvd report "
 _PERIOD_SECONDS = 1
-# The sentences of native/core.
-_RANK = re.compile(r"rank (\d+)(?: was lost| failed| left the job)|while waiting for rank (\d+)")
 
 
 def _write(report):
@@ -68,14 +65,13 @@ def start(facts):
 _told = {"because_of": None}
 
 
-def because_of(sentence):
+def because_of(rank):
     """Tells the launcher whose end came before this process's, and caused it: so that it names the right one.
 
     Args:
-        sentence: the core's, about a rank that was lost or left; about none: this process ends of its own accord.
+        rank: that one's; None: this process ends of its own accord.
     """
-    found = _RANK.search(sentence)
-    report = {"because_of": int(found[1] or found[2]) if found else None}
+    report = {"because_of": rank}
     if report == _told:
         return
     _told.update(report)

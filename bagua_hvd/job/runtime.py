@@ -43,7 +43,7 @@ class _Runtime:
         self.process_sets = None                # as given to init(): restart() gives it again
         self.restart_numbers()
         self.reporter = None                    # reports to baguarun --dashboard
-        self.late = None                        # reports when other ranks wait for this one
+        self.listener = None                    # logs what the core says
         self.steps = 0                          # of all optimizers, in all jobs of this process
         self.metrics_server = None              # of Prometheus, once it was asked for
         self.restart_statistics()

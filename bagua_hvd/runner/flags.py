@@ -1,11 +1,203 @@
-"""The flags of baguarun. Each that was not given is None, so that a config file can stand in for it."""
+"""The flags of baguarun: one table, from which come the parser, the config file, what ranks get, --help and the page.
+
+Each flag that was not given is None, so that a config file can stand in for it (common/util/config_parser.py).
+"""
 import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from bagua_hvd.core import variables
+from bagua_hvd.core.variables import LOG_LEVELS, MIB, TEXT, Kind, choice, integer, names, number
 from bagua_hvd.core.version import __version__
-from bagua_hvd.runner.common.util import config_parser
 
 USAGE_ERROR = 2
+SWITCH = Kind("true or false", lambda text: {"True": True, "False": False}[text])
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag.
+
+    Attributes:
+        spellings: all of them, by spaces. off: those that say the opposite, of a switch.
+        kind: of its value; SWITCH: it has none. metavar: the value in --help.
+        help: what it is, without the default; "": its variable has no effect, and says why.
+        default: in words; "": that of the variable, if it has one.
+        variable: of the environment, which it sets for the ranks. key: in the config file. Either is the opposite of
+            the flag behind a "!". unit: what the value is multiplied by in the variable.
+        dest: the attribute of the parsed arguments; "": the first spelling with two dashes.
+        rivals: name of a set of flags that exclude each other. more: other arguments of argparse's add_argument.
+    """
+
+    spellings: str
+    help: str
+    kind: Kind = SWITCH
+    metavar: str = ""
+    variable: str = ""
+    key: str = ""
+    default: str = ""
+    off: str = ""
+    unit: int = 1
+    dest: str = ""
+    rivals: str = ""
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The spelling for sentences."""
+        return next(name for name in self.spellings.split() if name.startswith("--"))
+
+    @property
+    def attribute(self) -> str:
+        """Of the parsed arguments."""
+        return self.dest or self.name[2:].replace("-", "_")
+
+    @property
+    def shown_default(self) -> str:
+        """The default, and where else it is looked for; "": there is none."""
+        variable = variables.TABLE.get(self.variable)
+        return self.default or (variable.shown_default if variable and self.kind is not SWITCH else "")
+
+    @property
+    def explained(self) -> str:
+        """The help with the default."""
+        said = self.help or variables.TABLE[self.variable].without_effect
+        return said + (f"; default {self.shown_default}" if self.shown_default else "")
+
+    def parse(self, text: str) -> Any:
+        """The value of a text. ValueError: what would be right."""
+        try:
+            return self.kind.parse(text)
+        except (ValueError, KeyError):
+            raise ValueError(f"{text!r}: expected {self.kind.expected}") from None
+
+    def add_to(self, group: Any) -> None:
+        """Adds it to a parser, or to a group of one."""
+        settings: dict[str, Any] = {"dest": self.attribute, "default": None, "help": self.explained, **self.more}
+        if self.kind is not SWITCH:
+            metavar = tuple(self.metavar.split()) if "nargs" in self.more else self.metavar
+            group.add_argument(*self.spellings.split(), type=self._of_the_command_line, metavar=metavar, **settings)
+            return
+        if self.off:
+            group = group.add_mutually_exclusive_group()
+            group.add_argument(*self.off.split(), **{**settings, "action": "store_false", "help":
+                               f"the opposite of {self.name}, whatever the config file says"})
+        group.add_argument(*self.spellings.split(), action="store_true", **settings)
+
+    def _of_the_command_line(self, text):
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+
+COUNT = integer(1)
+# By headings, in the order of --help; the first has none of its own.
+SECTIONS: dict[str, tuple[Flag, ...]] = {
+    "the job": (
+        Flag("-np --num-proc", "number of processes", COUNT, "N"),
+        Flag("-cb --check-build", "show what this installation can do"),
+        Flag("--dry-run", "show what would run where, and start nothing"),
+        Flag("--verbose", "show the plan of the job"),
+        Flag("--dashboard", "a live table of the ranks on the terminal: steps/s, waiting, bytes, stalled tensors"),
+        Flag("--config-file", "YAML; flags given here win over it", TEXT, "FILE"),
+        Flag("--start-timeout", "seconds to reach all hosts, and then until all ranks must have called init()", COUNT,
+             "S", "HOROVOD_START_TIMEOUT"),
+        Flag("--grace-seconds", "seconds that the other processes have to end by themselves when one has failed; then "
+             "SIGTERM, and after 5 more SIGKILL", number(0), "S", "BAGUA_HVD_GRACE_SECONDS"),
+        Flag("--output-filename", "also write `DIR/rank.<rank>/stdout` and `stderr`, the unchanged output of each rank",
+             TEXT, "DIR"),
+        Flag("-prefix-timestamp --prefix-output-with-timestamp", "local time in front of each line"),
+        Flag("--as-horovod", "`import horovod` gives bagua_hvd in every Python of the job: for scripts left unchanged"),
+    ),
+    "where": (
+        Flag("-H --hosts", "others than this one are reached by ssh", TEXT, "HOST:SLOTS,...", default="localhost:N",
+             rivals="hosts"),
+        Flag("-hostfile --hostfile", "the same, in lines `name slots=N`", TEXT, "FILE", rivals="hosts"),
+        Flag("--host-discovery-script", "executable that prints lines `name:slots`; makes the job elastic", TEXT,
+             "FILE", rivals="hosts"),
+        Flag("-p --ssh-port", "of sshd on all hosts", integer(1, 65535), "PORT"),
+        Flag("-i --ssh-identity-file", "private key", TEXT, "FILE"),
+        Flag("--network-interfaces", "allowed interfaces", names("network interfaces"), "A,B",
+             default="found by trying", rivals="nics"),
+        Flag("--network-interface", "one of them; may be repeated", names("network interfaces"), "A", dest="nic",
+             rivals="nics", more={"action": "append"}),
+        Flag("--disable-cache", "no effect: hosts are checked at every start"),
+        Flag("--gloo", "the default: baguarun starts the ranks itself", dest="use_gloo", rivals="controller"),
+        Flag("--mpi", "mpirun starts the ranks", dest="use_mpi", rivals="controller"),
+        Flag("--jsrun", "not supported", dest="use_jsrun", rivals="controller"),
+        Flag("--mpi-args", "for mpirun: `--mpi-args=\"--map-by node\"`", TEXT, "ARGS"),
+        Flag("--binding-args", "for mpirun", TEXT, "ARGS", default="no binding"),
+    ),
+    "jobs that grow and shrink": (
+        Flag("--min-np --min-num-proc", "go on with so many processes at least; makes the job elastic", COUNT, "N",
+             dest="min_num_proc"),
+        Flag("--max-np --max-num-proc", "use so many at most", COUNT, "N", dest="max_num_proc", default="all slots"),
+        Flag("--slots-per-host", "of hosts for which the discovery script prints none", COUNT, "N", dest="slots"),
+        Flag("--elastic-timeout", "seconds to wait for slots after a change", COUNT, "S", "HOROVOD_ELASTIC_TIMEOUT"),
+        Flag("--reset-limit", "give up after so many changes", integer(0), "N"),
+        Flag("--blacklist-cooldown-range", "seconds until a host that failed is used again", integer(1, 3600),
+             "MIN MAX", dest="cooldown_range", default="never", more={"nargs": 2}),
+    ),
+    "how the ranks communicate": (
+        Flag("--algorithm", "BAGUA algorithm for optimizers that name none, such as bytegrad", TEXT, "NAME",
+             "BAGUA_ALGORITHM", "params.algorithm"),
+        Flag("--fusion-threshold-mb", "MiB of small operations that are done as one; 0: each by itself",
+             integer(0, 2**43 - 1), "MB", "HOROVOD_FUSION_THRESHOLD", "params.fusion_threshold_mb", default="128",
+             unit=MIB),
+        Flag("--cycle-time-ms", "", number(0), "MS", "HOROVOD_CYCLE_TIME", "params.cycle_time_ms"),
+        Flag("--cache-capacity", "response cache entries; 0: none", integer(0), "N", "HOROVOD_CACHE_CAPACITY",
+             "params.cache_capacity"),
+        Flag("--hierarchical-allreduce", "tensors on GPUs: NCCL within hosts only; without GPUs always done where "
+             "hosts hold several ranks", variable="HOROVOD_HIERARCHICAL_ALLREDUCE", key="params.hierarchical_allreduce",
+             off="--no-hierarchical-allreduce"),
+        Flag("--hierarchical-allgather", "", variable="HOROVOD_HIERARCHICAL_ALLGATHER",
+             key="params.hierarchical_allgather", off="--no-hierarchical-allgather"),
+        Flag("--torus-allreduce", "", variable="HOROVOD_TORUS_ALLREDUCE",
+             key="params.torus_allreduce", off="--no-torus-allreduce"),
+        Flag("--gloo-timeout-seconds", "longest time without progress in an operation", COUNT, "S",
+             "HOROVOD_GLOO_TIMEOUT_SECONDS", "library_options.gloo_timeout_seconds"),
+        Flag("--tcp", "no InfiniBand for NCCL", variable="NCCL_IB_DISABLE", dest="tcp_flag"),
+        Flag("--num-nccl-streams", "", COUNT, "N", "HOROVOD_NUM_NCCL_STREAMS",
+             "library_options.num_nccl_streams"),
+        Flag("--thread-affinity", "", TEXT, "CORES", "HOROVOD_THREAD_AFFINITY",
+             "library_options.thread_affinity"),
+        Flag("--mpi-threads-disable", "", variable="HOROVOD_MPI_THREADS_DISABLE",
+             key="library_options.mpi_threads_disable", off="--no-mpi-threads-disable"),
+    ),
+    "search for parameters": (
+        Flag("--autotune", "", variable="HOROVOD_AUTOTUNE", key="autotune.enabled",
+             off="--no-autotune"),
+        Flag("--autotune-log-file", "", TEXT, "FILE", "HOROVOD_AUTOTUNE_LOG", "autotune.log_file"),
+        Flag("--autotune-warmup-samples", "", integer(0), "N", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+             "autotune.warmup_samples"),
+        Flag("--autotune-steps-per-sample", "", COUNT, "N", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+             "autotune.steps_per_sample"),
+        Flag("--autotune-bayes-opt-max-samples", "", COUNT, "N", "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+             "autotune.bayes_opt_max_samples"),
+        Flag("--autotune-gaussian-process-noise", "", number(0, 1), "X",
+             "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "autotune.gaussian_process_noise"),
+    ),
+    "what is recorded": (
+        Flag("--timeline-filename", "Chrome trace of rank 0", TEXT, "FILE", "HOROVOD_TIMELINE", "timeline.filename"),
+        Flag("--timeline-mark-cycles", "marks where the coordinator answers", variable="HOROVOD_TIMELINE_MARK_CYCLES",
+             key="timeline.mark_cycles", off="--no-timeline-mark-cycles"),
+        Flag("--log-level", "what the ranks' logger `bagua_hvd` says: " + ", ".join(LOG_LEVELS), choice(*LOG_LEVELS),
+             "LEVEL", "HOROVOD_LOG_LEVEL", "logging.level"),
+        Flag("--log-with-timestamp --no-log-hide-timestamp", "its lines carry the time, as they do by default",
+             variable="!HOROVOD_LOG_HIDE_TIME", key="logging.with_timestamp",
+             off="--log-without-timestamp --log-hide-timestamp"),
+        Flag("--no-stall-check", "no warning about tensors that some ranks never submit",
+             variable="HOROVOD_STALL_CHECK_DISABLE", key="!stall_check.enabled", off="--stall-check"),
+        Flag("--stall-check-warning-time-seconds", "seconds until that warning", integer(0), "S",
+             "HOROVOD_STALL_CHECK_TIME_SECONDS", "stall_check.warning_time_seconds"),
+        Flag("--stall-check-shutdown-time-seconds", "end the job then; 0: never", integer(0), "S",
+             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "stall_check.shutdown_time_seconds"),
+    ),
+}
+
+TABLE = {flag.attribute: flag for flags in SECTIONS.values() for flag in flags}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -15,61 +207,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(USAGE_ERROR, f"baguarun: error: {message} (see `baguarun --help`)\n")
 
 
-def _num_proc(text):
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes: give an integer from 1 on")
-    return value
-
-
-def _number(kind, description):
-    def parse(text):
-        try:
-            return kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {description}") from None
-
-    return parse
-
-
-_integer = _number(int, "an integer")
-_decimal = _number(float, "a number")
-
-
-def _port(text):
-    value = int(text) if text.isdigit() else 0
-    if not 1 <= value <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give an integer from 1 to 65535")
-    return value
-
-
-def _log_level(text):
-    if text.upper() not in config_parser.LOG_LEVELS:
-        levels = ", ".join(config_parser.LOG_LEVELS)
-        raise argparse.ArgumentTypeError(f"{text!r} is not a log level: give one of {levels}")
-    return text.upper()
-
-
-def _names(text):
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise argparse.ArgumentTypeError(f"{text!r} names no network interface: give names such as eth0,eth1")
-    return names
-
-
-def _switch(group, on, off, help):
-    """A pair of flags: True, False; None without either."""
-    dest = on[0].lstrip("-").replace("-", "_")
-    switch = group.add_mutually_exclusive_group()
-    switch.add_argument(*on, dest=dest, action="store_true", default=None, help=help)
-    switch.add_argument(*off, dest=dest, action="store_false", default=None,
-                        help=f"the opposite of {on[0]}, whatever the config file says")
-
-
-def build_parser():
+def build_parser() -> argparse.ArgumentParser:
     """The argparse parser. A wrong command line ends the process with 2 and one sentence."""
     parser = _Parser(
         prog="baguarun", allow_abbrev=False, usage="baguarun -np N [flags] command...",
@@ -77,111 +215,27 @@ def build_parser():
     parser.add_argument("-v", "--version", action="version", version=__version__)
     parser.add_argument("--help-environment", action="version", version=variables.markdown(),
                         help="show all environment variables, as docs/environment.md does")
-    parser.add_argument("-np", "--num-proc", dest="num_proc", type=_num_proc, metavar="N", help="number of processes")
-    parser.add_argument("-cb", "--check-build", action="store_true", help="show what this installation can do")
-    parser.add_argument("--dry-run", action="store_true", help="show what would run where, and start nothing")
-    parser.add_argument("--verbose", action="store_true", help="show the plan of the job")
-    parser.add_argument("--dashboard", action="store_true", default=None,
-                        help="a live table of the ranks on the terminal: steps/s, waiting, bytes, stalled tensors")
-    parser.add_argument("--config-file", metavar="FILE", help="YAML; flags given here win over it")
-    parser.add_argument("--start-timeout", type=_integer, metavar="S",
-                        help="seconds to reach all hosts, and then until all ranks must have called init(); default "
-                             "30, or HOROVOD_START_TIMEOUT")
-    parser.add_argument("--grace-seconds", type=_decimal, metavar="S",
-                        help="seconds that the other processes have to end by themselves when one has failed; default "
-                             "5, or BAGUA_HVD_GRACE_SECONDS; then SIGTERM, and after 5 more SIGKILL")
-    parser.add_argument("--output-filename", metavar="DIR",
-                        help="also write DIR/rank.<rank>/stdout and stderr, the unchanged output of each rank")
-    parser.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",
-                        help="local time in front of each line")
-    parser.add_argument("--as-horovod", action="store_true",
-                        help="`import horovod` gives bagua_hvd in every Python of the job: for scripts left unchanged")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run, with its arguments")
-    _add_hosts(parser.add_argument_group("where"))
-    _add_elastic(parser.add_argument_group("jobs that grow and shrink"))
-    _add_communication(parser.add_argument_group("how the ranks communicate"))
-    _add_autotune(parser.add_argument_group("search for parameters"))
-    _add_records(parser.add_argument_group("what is recorded"))
+    for heading, flags in SECTIONS.items():
+        section = parser.add_argument_group(heading)
+        rivals: dict[str, Any] = {"": section}
+        for flag in flags:
+            if flag.rivals not in rivals:
+                rivals[flag.rivals] = section.add_mutually_exclusive_group()
+            flag.add_to(rivals[flag.rivals])
     return parser
 
 
-def _add_hosts(group):
-    hosts = group.add_mutually_exclusive_group()
-    hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="default localhost:N; others are reached by ssh")
-    hosts.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same, in lines `name slots=N`")
-    hosts.add_argument("--host-discovery-script", metavar="FILE",
-                       help="executable that prints lines `name:slots`; makes the job elastic")
-    group.add_argument("-p", "--ssh-port", type=_port, metavar="PORT", help="of sshd on all hosts")
-    group.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key")
-    nics = group.add_mutually_exclusive_group()
-    nics.add_argument("--network-interfaces", type=_names, metavar="A,B",
-                      help="allowed interfaces; default: found by trying")
-    nics.add_argument("--network-interface", dest="nic", type=_names, action="append", metavar="A",
-                      help="one of them; may be repeated")
-    group.add_argument("--disable-cache", action="store_true", default=None,
-                       help="no effect: hosts are checked at every start")
-    controller = group.add_mutually_exclusive_group()
-    controller.add_argument("--gloo", dest="use_gloo", action="store_true", default=None,
-                            help="the default: baguarun starts the ranks itself")
-    controller.add_argument("--mpi", dest="use_mpi", action="store_true", default=None, help="mpirun starts the ranks")
-    controller.add_argument("--jsrun", dest="use_jsrun", action="store_true", default=None, help="not supported")
-    group.add_argument("--mpi-args", metavar="ARGS", help="for mpirun: `--mpi-args=\"--map-by node\"`")
-    group.add_argument("--binding-args", metavar="ARGS", help="for mpirun; default: no binding")
-
-
-def _add_elastic(group):
-    group.add_argument("--min-np", "--min-num-proc", dest="min_num_proc", type=_num_proc, metavar="N",
-                       help="go on with so many processes at least; makes the job elastic")
-    group.add_argument("--max-np", "--max-num-proc", dest="max_num_proc", type=_num_proc, metavar="N",
-                       help="use so many at most; default: all slots")
-    group.add_argument("--slots-per-host", dest="slots", type=_num_proc, metavar="N",
-                       help="of hosts for which the discovery script prints none")
-    group.add_argument("--elastic-timeout", type=_integer, metavar="S",
-                       help="seconds to wait for slots after a change; default 600, or HOROVOD_ELASTIC_TIMEOUT")
-    group.add_argument("--reset-limit", type=_integer, metavar="N", help="give up after so many changes")
-    group.add_argument("--blacklist-cooldown-range", dest="cooldown_range", type=_integer, nargs=2,
-                       metavar=("MIN", "MAX"), help="seconds until a host that failed is used again; default: never")
-
-
-def _add_communication(group):
-    group.add_argument("--algorithm", metavar="NAME",
-                       help="BAGUA algorithm for optimizers that name none, such as bytegrad")
-    group.add_argument("--fusion-threshold-mb", type=_integer, metavar="MB",
-                       help="fusion buffer; 0: no fusion; default 128")
-    group.add_argument("--cycle-time-ms", type=_decimal, metavar="MS",
-                       help="no effect: there is no cycle")
-    group.add_argument("--cache-capacity", type=_integer, metavar="N",
-                       help="response cache entries; 0: none; default 1024")
-    _switch(group, ["--hierarchical-allreduce"], ["--no-hierarchical-allreduce"],
-            "tensors on GPUs: NCCL within hosts only; without GPUs always done where hosts hold several ranks")
-    _switch(group, ["--hierarchical-allgather"], ["--no-hierarchical-allgather"],
-            "no effect: done where hosts hold several ranks")
-    _switch(group, ["--torus-allreduce"], ["--no-torus-allreduce"], "no effect")
-    group.add_argument("--gloo-timeout-seconds", type=_integer, metavar="S",
-                       help="longest time without progress in an operation; default 30")
-    group.add_argument("--tcp", dest="tcp_flag", action="store_true", default=None, help="no InfiniBand for NCCL")
-    group.add_argument("--num-nccl-streams", type=_integer, metavar="N", help="no effect")
-    group.add_argument("--thread-affinity", metavar="CORES", help="no effect")
-    _switch(group, ["--mpi-threads-disable"], ["--no-mpi-threads-disable"], "no effect")
-
-
-def _add_autotune(group):
-    _switch(group, ["--autotune"], ["--no-autotune"], "no effect: nothing is searched for")
-    group.add_argument("--autotune-log-file", metavar="FILE", help="no effect, as the next ones")
-    group.add_argument("--autotune-warmup-samples", type=_integer, metavar="N", help="default 3")
-    group.add_argument("--autotune-steps-per-sample", type=_integer, metavar="N", help="default 10")
-    group.add_argument("--autotune-bayes-opt-max-samples", type=_integer, metavar="N", help="default 20")
-    group.add_argument("--autotune-gaussian-process-noise", type=_decimal, metavar="X", help="0 to 1; default 0.8")
-
-
-def _add_records(group):
-    group.add_argument("--timeline-filename", metavar="FILE", help="Chrome trace of rank 0")
-    _switch(group, ["--timeline-mark-cycles"], ["--no-timeline-mark-cycles"], "marks where the coordinator answers")
-    group.add_argument("--log-level", type=_log_level, metavar="LEVEL",
-                       help="no effect but on scripts that look; " + ", ".join(config_parser.LOG_LEVELS))
-    _switch(group, ["--log-with-timestamp", "--no-log-hide-timestamp"], ["--log-without-timestamp",
-            "--log-hide-timestamp"], "no effect: messages carry no time")
-    _switch(group, ["--no-stall-check"], ["--stall-check"], "no warning about tensors that some ranks never submit")
-    group.add_argument("--stall-check-warning-time-seconds", type=_integer, metavar="S", help="default 60")
-    group.add_argument("--stall-check-shutdown-time-seconds", type=_integer, metavar="S",
-                       help="end the job then; 0, the default: never")
+def markdown() -> str:
+    """The table as docs/running.md has it."""
+    lines = []
+    for heading, flags in SECTIONS.items():
+        lines += [f"**{heading.capitalize()}**", "", "| flag | meaning | variable | key of the config file |",
+                  "|---|---|---|---|"]
+        for flag in flags:
+            shown = [f"`{name}`" for name in [*flag.spellings.split(), *flag.off.split()]]
+            variable, key = (f"`{name.lstrip('!')}`" + ", the opposite" * name.startswith("!") if name else ""
+                             for name in (flag.variable, flag.key))
+            lines.append(f"| {', '.join(shown)} {flag.metavar} | {flag.explained} | {variable} | {key} |")
+        lines.append("")
+    return "\n".join(lines)

@@ -80,15 +80,6 @@ def _warn(sentence):
     print(f"baguarun: warning: {sentence}", file=sys.stderr)
 
 
-# What was asked for and does not happen. (attribute, sentence)
-_WITHOUT_EFFECT = (
-    ("autotune", "--autotune: this version searches for nothing; set --fusion-threshold-mb yourself"),
-    ("hierarchical_allgather", "--hierarchical-allgather has no effect: hosts with several ranks do so always"),
-    ("torus_allreduce", "--torus-allreduce has no effect"),
-    ("thread_affinity", "--thread-affinity has no effect: the progress thread runs where the system puts it"),
-)
-
-
 def _check_command(name, env):
     """FileNotFoundError or PermissionError, with a sentence, unless the command can be run."""
     if shutil.which(name, path=env.get("PATH", os.defpath)):
@@ -159,7 +150,7 @@ def _run_static(args):
             way = "here" if is_local(slot.hostname) else "by ssh"
             print(f"{describe(slot)}, started {way}: {shlex.join(args.command)}")
         return
-    output = OutputOptions(args.output_filename, args.prefix_output_with_timestamp)
+    output = OutputOptions(args.output_filename, bool(args.prefix_output_with_timestamp))
     run_static(args.command, slots, env, output, args.verbose, options=options, dashboard=_dashboard(args))
 
 
@@ -207,7 +198,7 @@ def _run_elastic(args):
         for name, slots in discovery.find_available_hosts_and_slots().items():
             print(f"{name}:{slots}, up to {slots} ranks: {shlex.join(args.command)}")
         return
-    output = OutputOptions(args.output_filename, args.prefix_output_with_timestamp)
+    output = OutputOptions(args.output_filename, bool(args.prefix_output_with_timestamp))
     run_elastic(args.command, discovery, settings, env, output, cooldown_range=args.cooldown_range,
                 options=options, dashboard=_dashboard(args))
 
@@ -223,9 +214,6 @@ def _run(args):
         return
     if args.algorithm is not None:
         _check_algorithm(args.algorithm)
-    for attribute, sentence in _WITHOUT_EFFECT:
-        if getattr(args, attribute):
-            _warn(sentence)
     if args.use_mpi:
         _run_mpi(args)
         return

@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 
 from bagua_hvd.job.reporting import MARK
+from bagua_hvd.runner.output import LineForwarder
 
 _LAST_WORDS_NBYTES = 1 << 16
 _TRACEBACK = re.compile(rb"^Traceback \(most recent call last\):$", re.MULTILINE)
@@ -102,7 +103,16 @@ class Reports:
             process = self.because_of[process]
         return process
 
-    def buried_traceback(self, process):
+    def repeat_traceback(self, console, failed):
+        """That of the failure which made the others fail comes last, where it is looked for. failed: WorkerFailed."""
+        text = self._buried_traceback(failed.process)
+        if text:
+            console.say(f"baguarun: Process {failed.rank} failed first. It had written:")
+            forwarder = LineForwarder(console, failed.rank, "stderr")
+            forwarder.feed(text)
+            forwarder.close()
+
+    def _buried_traceback(self, process):
         """The last traceback of a process, with those that led to it, if others have written to stderr since: bytes."""
         text = bytes(self._words[process])
         begins = [match.start() for match in _TRACEBACK.finditer(text)]

@@ -20,6 +20,7 @@ from bagua_hvd.runner import run_task
 from bagua_hvd.runner.common.util import config_parser
 from bagua_hvd.runner.common.util.hosts import parse_host_files
 from bagua_hvd.runner.elastic.run import plan_elastic, run_elastic
+from bagua_hvd.runner.flags import TABLE
 from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, as_horovod_environment, plan
 from bagua_hvd.runner.output import Console, Descriptor, TextStream
 from bagua_hvd.runner.run_files import Files, write_function
@@ -32,20 +33,8 @@ _TASK = "bagua_hvd.runner.run_task"
 class _HorovodArgs:
     """What parse_args() returns, without a command line: an attribute for each of Horovod's flags, and for run()."""
 
-    _NAMES = """
-        check_build ssh_port ssh_identity_file disable_cache start_timeout network_interfaces output_filename verbose
-        command run_func config_file nics nic executable slots min_num_proc max_num_proc elastic_timeout reset_limit
-        cooldown_range fusion_threshold_mb cycle_time_ms cache_capacity hierarchical_allreduce hierarchical_allgather
-        torus_allreduce autotune autotune_log_file autotune_warmup_samples autotune_steps_per_sample
-        autotune_bayes_opt_max_samples autotune_gaussian_process_noise timeline_filename timeline_mark_cycles
-        no_stall_check stall_check_warning_time_seconds stall_check_shutdown_time_seconds mpi_threads_disable mpi_args
-        tcp_flag binding_args num_nccl_streams thread_affinity gloo_timeout_seconds log_level log_with_timestamp
-        prefix_output_with_timestamp hosts hostfile host_discovery_script use_gloo use_mpi use_jsrun
-        algorithm as_horovod dashboard dry_run grace_seconds
-    """.split()
-
     def __init__(self):
-        vars(self).update(dict.fromkeys(self._NAMES), num_proc=1)
+        vars(self).update(dict.fromkeys((*TABLE, "command", "executable", "nics", "run_func")), num_proc=1)
 
 
 def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, num_proc: int = 1,

@@ -20,7 +20,7 @@ from bagua_hvd.runner.job import (
     is_local,
     worker_environment,
 )
-from bagua_hvd.runner.output import Console, Descriptor, LineForwarder
+from bagua_hvd.runner.output import Console, Descriptor
 from bagua_hvd.runner.reports import Reports
 from bagua_hvd.runner.spawner import Spawner
 from bagua_hvd.runner.ssh.connection import SshOptions
@@ -116,24 +116,17 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
                 console.say(f"baguarun: {describe(slot)}")
         outcome = Supervisor(console, spawner=spawner, survivors_seconds=survivors,
                              find_cause=reports.cause, on_end=rendezvous.rank_ended).run(tasks)
-        if not files and outcome.failed is not None:
-            _repeat_traceback(console, reports, outcome.failed)
+        failed = None
+        if outcome.failed is not None:
+            failed = WorkerFailed(outcome.failed, outcome.exit_codes[outcome.failed])
+        if not files and failed is not None:
+            reports.repeat_traceback(console, failed)
         for host in hosts if files else ():
             _receive(files, host, slots)
     if outcome.signum is not None:
         raise Interrupted(outcome.signum)
-    if outcome.failed is not None:
-        raise WorkerFailed(outcome.failed, outcome.exit_codes[outcome.failed])
-
-
-def _repeat_traceback(console, reports, rank):
-    """That of the failure which made the others fail comes last, where it is looked for."""
-    text = reports.buried_traceback(rank)
-    if text:
-        console.say(f"baguarun: Process {rank} failed first. It had written:")
-        forwarder = LineForwarder(console, rank, "stderr")
-        forwarder.feed(text)
-        forwarder.close()
+    if failed is not None:
+        raise failed
 
 
 def _receive(files, host, slots):

@@ -64,7 +64,9 @@ class translated_errors:
             except Exception as failure:
                 raise failure from error
             if isinstance(error, tf.errors.UnknownError) and _OPERATION.search(error.message):
-                raise HorovodInternalError(error.message) from error
+                lost, first = HorovodInternalError(error.message), basics.context().first_loss()
+                lost.rank, lost.cause = first.rank, first.cause
+                raise lost from error
 
 
 class TensorFlowKerasState(KerasState):

@@ -43,6 +43,7 @@ static void context_free(bhvd_context *ctx)
     run_fini(&ctx->run);
     bytes_fini(&ctx->request_frame);
     timeline_fini(&ctx->timeline);
+    log_fini(&ctx->log);
     free(ctx->names.buckets);
     pthread_mutex_destroy(&ctx->post_lock);
     pthread_mutex_destroy(&ctx->engine_lock);
@@ -63,6 +64,8 @@ bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd
     pthread_mutex_init(&ctx->post_lock, NULL);
     pthread_mutex_init(&ctx->engine_lock, NULL);
     pthread_mutex_init(&ctx->sets_lock, NULL);
+    log_init(&ctx->log);
+    ctx->timeline.log = &ctx->log;
     ctx->posted_tail = &ctx->posted_head;
     ctx->executions_tail = &ctx->executions_head;
     ctx->cache.capacity = options->cache_capacity > 0 ? (size_t)options->cache_capacity : 0;
@@ -98,6 +101,7 @@ bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd
 void bhvd_context_shutdown(bhvd_context *ctx)
 {
     progress_stop(ctx);
+    log_close(&ctx->log);
     result_memory_trim();
 }
 
@@ -119,6 +123,7 @@ void bhvd_context_after_fork(bhvd_context *ctx)
     pthread_mutex_init(&ctx->engine_lock, NULL);
     pthread_mutex_init(&ctx->sets_lock, NULL);
     run_after_fork(&ctx->run);
+    log_after_fork(&ctx->log);
     ctx->abandoned = true;
     atomic_store(&ctx->closed, true);
     error_set(&ctx->closing, BHVD_ERR_SHUTDOWN,
@@ -166,7 +171,7 @@ bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error)
 bhvd_status bhvd_context_first_loss(bhvd_context *ctx, struct bhvd_error *error)
 {
     pthread_mutex_lock(&ctx->post_lock);
-    *error = ctx->first_loss.status ? ctx->first_loss : ctx->closing;
+    *error = ctx->first_loss.cause ? ctx->first_loss : ctx->closing;
     pthread_mutex_unlock(&ctx->post_lock);
     return error->status;
 }

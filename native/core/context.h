@@ -14,7 +14,7 @@
 #include "base/table.h"
 #include "core/coordinator.h"
 #include "core/heartbeat.h"
-#include "core/late.h"
+#include "core/log.h"
 #include "core/process_set.h"
 #include "core/relay.h"
 #include "core/response_cache.h"
@@ -35,7 +35,7 @@ struct bhvd_context {
     _Atomic uint32_t posted_count;              // of the list, so that the engine looks without the lock
     struct table names;                         // operations in flight on this rank, by set and name
     struct bhvd_error closing;                  // why nothing more can be posted; BHVD_OK while usable
-    struct bhvd_error first_loss;               // how the first operation ended that ranks lost or gone had no part in
+    struct bhvd_error first_loss;               // how the first operation ended that another rank ended
     _Atomic uint32_t outstanding;               // posted and not ended
     _Atomic bool closed;                        // shutdown asked for
 
@@ -55,7 +55,7 @@ struct bhvd_context {
     struct heartbeat heartbeat;
     _Atomic bool measures_coordinator;
     struct engine_counters counters;            // links count bytes too, see bhvd_context_counters
-    struct late late;
+    struct log log;                             // what is said to people, from any thread
     bool abandoned;                             // in a child after fork
 
     pthread_mutex_t sets_lock;
@@ -64,11 +64,10 @@ struct bhvd_context {
 
 // From now on nothing can be posted; ends, with this error, the operations that the coordinator has not answered.
 // Those that it has answered are still executed: every member counts on the others for them. Engine only.
-void context_close(bhvd_context *ctx, bhvd_status status, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+void context_close(bhvd_context *ctx, const struct bhvd_error *error);
 
 // Marks the context unusable, ends every operation in flight with this error, and returns its status. Engine only.
-// The first failure stays: later ones are consequences.
+// The first failure stays: later ones are consequences. No rank is blamed: see run_blame.
 bhvd_status context_fail(bhvd_context *ctx, bhvd_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 // run->duties->failed of a context's run: what context_fail, and every run_fail below, comes to.

@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "core/context.h"
 #include "core/ready.h"
+#include "core/reason.h"
 #include "core/response.h"
 
 bhvd_status coordinator_init(bhvd_context *ctx)
@@ -24,8 +25,7 @@ static bool any_left(const bhvd_context *ctx, const struct process_set *set, str
     const struct coordinator *c = &ctx->coordinator;
     for (int i = 0; c->left_count && i < set->group.size; i++) {
         if (c->left[set->group.ranks[i]]) {
-            error_set(error, BHVD_ERR_SHUTDOWN, NEGOTIATION_SHUT_DOWN " (rank %d left the job)",
-                      set->group.ranks[i]);
+            reason_left(error, set->group.ranks[i]);
             return true;
         }
     }

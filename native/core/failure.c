@@ -1,8 +1,8 @@
 // How a context ends: nothing more can be posted (closed), or executed either (failed); operations in flight hear why.
 #include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 
+#include "base/status.h"
 #include "core/communicators.h"
 #include "core/context.h"
 
@@ -47,30 +47,28 @@ static bool set_once(bhvd_context *ctx, struct bhvd_error *reason, const struct 
     return first;
 }
 
-void context_close(bhvd_context *ctx, bhvd_status status, const char *format, ...)
+void context_close(bhvd_context *ctx, const struct bhvd_error *error)
 {
-    struct bhvd_error error = {.status = status};
-    va_list args;
-    va_start(args, format);
-    vsnprintf(error.message, sizeof error.message, format, args);
-    va_end(args);
-    if (set_once(ctx, &ctx->closing, &error))
-        end_in_flight(ctx, true, &error);
+    if (set_once(ctx, &ctx->closing, error))
+        end_in_flight(ctx, true, error);
 }
 
 bhvd_status context_fail(bhvd_context *ctx, bhvd_status status, const char *format, ...)
 {
+    struct bhvd_error error;
     va_list args;
     va_start(args, format);
-    status = run_vfail(&ctx->run, status, format, args);
+    error_vset(&error, status, format, args);
     va_end(args);
-    return status;
+    return run_fail_with(&ctx->run, &error);
 }
 
 void context_failed(void *arg, const struct bhvd_error *error)
 {
     bhvd_context *ctx = arg;
     set_once(ctx, &ctx->closing, error);
+    log_say(ctx, error->status == BHVD_ERR_SHUTDOWN ? BHVD_LOG_DEBUG : BHVD_LOG_INFO, "nothing is executed any more: %s",
+            error->message);
     for (struct execution *execution = ctx->executions_head, *next; execution; execution = next) {
         next = execution->next;
         for (int i = 0; i < execution->count; i++) {

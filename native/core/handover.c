@@ -117,6 +117,6 @@ bhvd_status relay_take_parents_goodbye(bhvd_context *ctx, const struct link *lin
         return BHVD_OK;
     if (relay->coordinator_left)
         return end(ctx, bytes_read(&relay->last_words));
-    return context_fail(ctx, BHVD_ERR_PEER_LOST, "rank %d left the job while it still relayed for rank %d; "
-                        "BAGUA_HVD_NEGOTIATION=star does without relays", link->rank, ctx->options.rank);
+    return run_blame(&ctx->run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, link->rank, "rank %d left the job while it still relayed "
+                     "for rank %d; BAGUA_HVD_NEGOTIATION=star does without relays", link->rank, ctx->options.rank);
 }

@@ -66,11 +66,10 @@ static void listen_to(bhvd_context *ctx, int rank, int64_t now_ns, bool was_away
         heard->received = received;
         heard->at_ns = now_ns;
     } else if (ctx->heartbeat.silence_ns && now_ns - heard->at_ns >= ctx->heartbeat.silence_ns) {
-        // Elastic jobs read it: bagua_hvd/job/elastic_worker.py.
-        context_fail(ctx, BHVD_ERR_PEER_LOST, "rank %d was lost: nothing came from it for %.1f s. Its process was stopped, or "
-                     "its host or the network between broke down. The limit, %g s, is set by "
-                     "BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank, (double)(now_ns - heard->at_ns) / 1e9,
-                     ctx->options.heartbeat_timeout_ms / 1000.0);
+        run_blame(&ctx->run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, rank,
+                  "rank %d was lost: nothing came from it for %.1f s. Its process was stopped, or its host or the network "
+                  "between broke down. The limit, %g s, is set by BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank,
+                  (double)(now_ns - heard->at_ns) / 1e9, ctx->options.heartbeat_timeout_ms / 1000.0);
     }
 }
 
@@ -87,11 +86,10 @@ static void expect_acknowledgement(bhvd_context *ctx, int rank, int64_t now_ns)
     if (silence_ns < 0) {
         heard->acknowledged = sent;
     } else if (silence_ns >= h->silence_ns && now_ns - ctx->run.returned_ns >= h->silence_ns) {
-        // Elastic jobs read it: bagua_hvd/job/elastic_worker.py.
-        context_fail(ctx, BHVD_ERR_PEER_LOST, "rank %d was lost: its host acknowledged nothing for %.1f s of what was sent to "
-                     "it. Its host or the network between broke down. The limit, %g s, is set by "
-                     "BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank, (double)silence_ns / 1e9,
-                     ctx->options.heartbeat_timeout_ms / 1000.0);
+        run_blame(&ctx->run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, rank,
+                  "rank %d was lost: its host acknowledged nothing for %.1f s of what was sent to it. Its host or the network "
+                  "between broke down. The limit, %g s, is set by BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank,
+                  (double)silence_ns / 1e9, ctx->options.heartbeat_timeout_ms / 1000.0);
     }
 }
 

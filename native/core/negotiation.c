@@ -6,6 +6,7 @@
 #include "core/answer.h"
 #include "core/cached_run.h"
 #include "core/context.h"
+#include "core/reason.h"
 #include "run/result_memory.h"
 
 static void put_request(bhvd_context *ctx, struct bytes *out, struct cached_run *run, struct bhvd_handle *op)
@@ -164,20 +165,14 @@ static struct bhvd_handle *phantom_create(bhvd_context *ctx, const struct reques
     return op;
 }
 
-static bool is_error(bhvd_status status) { return status >= BHVD_ERR_ARGUMENT && status <= BHVD_ERR_SYSTEM; }
-
 // Ends the operation, if this rank has asked for it and waits for the answer.
-static bhvd_status take_error(struct bhvd_handle *op, bhvd_status status, struct bytes_reader *r)
+static bhvd_status take_error(const bhvd_context *ctx, struct bhvd_handle *op, bhvd_status status, struct bytes_reader *r)
 {
-    uint16_t size = bytes_take_u16(r);
-    const char *message = (const char *)bytes_take(r, size);
-    if (!message || !is_error(status) || (op && op->answered))
+    struct bhvd_error error;
+    if (!reason_take(r, status, ctx->options.size, &error) || (op && op->answered))
         return BHVD_ERR_SYSTEM;
-    if (op && op->announced) {
-        struct bhvd_error error;
-        error_set(&error, status, "%.*s", (int)size, message);
+    if (op && op->announced)
         operation_end(op, &error);
-    }
     return BHVD_OK;
 }
 
@@ -193,7 +188,7 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
     struct bhvd_handle *op = r->failed ? NULL : operation_find(ctx, &key);
     *out = NULL;
     if (status)
-        return take_error(op, status, r);
+        return take_error(ctx, op, status, r);
     struct bhvd_handle agreed = {0};
     if (!read_agreed(r, &agreed))
         return BHVD_ERR_SYSTEM;
@@ -309,17 +304,15 @@ bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader r)
 
 bhvd_status negotiation_take_end(bhvd_context *ctx, struct bytes_reader r)
 {
-    if (r.at == r.end) {
-        context_close(ctx, BHVD_ERR_SHUTDOWN, NEGOTIATION_SHUT_DOWN " (rank %d left the job)", COORDINATOR);
-        return BHVD_OK;
-    }
-    bhvd_status reason = (bhvd_status)bytes_take_u8(&r);
-    if (!is_error(reason))
+    struct bhvd_error reason;
+    if (r.at == r.end)
+        reason_left(&reason, COORDINATOR);
+    else if (!reason_take(&r, bytes_take_u8(&r), ctx->options.size, &reason) || r.at != r.end)
         return BHVD_ERR_SYSTEM;
-    ctx->failed_elsewhere = !ctx->run.failure.status && reason != BHVD_ERR_SHUTDOWN;
-    if (reason != BHVD_ERR_SHUTDOWN)
-        return context_fail(ctx, reason, "%.*s", (int)(r.end - r.at), (const char *)r.at);
-    context_close(ctx, reason, "%.*s", (int)(r.end - r.at), (const char *)r.at);
+    ctx->failed_elsewhere = !ctx->run.failure.status && reason.status != BHVD_ERR_SHUTDOWN;
+    if (reason.status != BHVD_ERR_SHUTDOWN)
+        return run_fail_with(&ctx->run, &reason);
+    context_close(ctx, &reason);
     return BHVD_OK;
 }
 
@@ -370,7 +363,7 @@ bhvd_status negotiation_frame(bhvd_context *ctx, struct link *link, uint8_t type
     if (type == FRAME_HEARTBEAT)
         return heartbeat_take(ctx, link, payload);
     if (type == FRAME_LATE)
-        return late_take(ctx, link, payload);
+        return stall_take_late(ctx, link, payload);
     return take_negotiation(ctx, link, type, payload);
 }
 
@@ -379,16 +372,18 @@ static void put_reason(const bhvd_context *ctx, struct bytes *out)
 {
     struct bhvd_error error = ctx->run.failure;
     bool failed = error.status && error.status != BHVD_ERR_SHUTDOWN;
-    if (failed && !ctx->failed_elsewhere && error.status != BHVD_ERR_PEER_LOST)
+    if (failed && !ctx->failed_elsewhere && error.status != BHVD_ERR_PEER_LOST) {
         error_set(&error, error.status, "rank %d failed: %.900s", ctx->options.rank, ctx->run.failure.message);
-    else if (!failed && !error.status && ctx->closing.status)
+        error_blame(&error, BHVD_CAUSE_FAILED, ctx->options.rank);
+    } else if (!failed && !error.status && ctx->closing.status) {
         error = ctx->closing;
-    else if (!failed && ctx->coordinator.left_count)
-        error_set(&error, BHVD_ERR_SHUTDOWN, NEGOTIATION_SHUT_DOWN " (rank %d left the job)", ctx->coordinator.first_left);
-    else if (!failed)
+    } else if (!failed && ctx->coordinator.left_count) {
+        reason_left(&error, ctx->coordinator.first_left);
+    } else if (!failed) {
         return;
+    }
     bytes_put_u8(out, (uint8_t)error.status);
-    bytes_put(out, error.message, strlen(error.message));
+    reason_put(out, &error);
 }
 
 void negotiation_leave(bhvd_context *ctx)

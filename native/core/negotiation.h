@@ -41,11 +41,6 @@ struct execution {
     struct work *works[];       // of operations
 };
 
-// What a rank says to whoever needs it after it left.
-#define NEGOTIATION_SHUT_DOWN                                                                                          \
-    "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "      \
-    "allgather or broadcast a tensor after one of the ranks finished execution."
-
 // Announces operations that this rank posted (a list linked by `next`).
 bhvd_status negotiation_request(bhvd_context *ctx, struct bhvd_handle *posted);
 // A frame from a peer.

@@ -223,7 +223,7 @@ void operation_end(struct bhvd_handle *op, const struct bhvd_error *error)
     }
     pthread_mutex_lock(&ctx->post_lock);
     table_remove(&ctx->names, &op->by_name);
-    if ((op->error.status == BHVD_ERR_PEER_LOST || op->error.status == BHVD_ERR_SHUTDOWN) && !ctx->first_loss.status)
+    if (op->error.cause && !ctx->first_loss.cause)
         ctx->first_loss = op->error;
     pthread_mutex_unlock(&ctx->post_lock);
     ctx->counters.operations++;

@@ -209,7 +209,6 @@ void progress_stop(bhvd_context *ctx)
 {
     if (atomic_exchange(&ctx->closed, true))
         return;
-    late_close(ctx);
     bell_ring(&ctx->run.connections.bell, 0);
     uint64_t one = 1;
     ssize_t written = write(ctx->run.connections.bell.fd, &one, sizeof one);

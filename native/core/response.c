@@ -1,8 +1,7 @@
 #include "core/response.h"
 
-#include <string.h>
-
 #include "core/context.h"
+#include "core/reason.h"
 
 void response_put_head(struct bytes *out, const struct operation_key *key, uint32_t id, bhvd_status status)
 {
@@ -15,10 +14,8 @@ void response_put_head(struct bytes *out, const struct operation_key *key, uint3
 
 static void put_error(struct bytes *out, const struct operation_key *key, const struct bhvd_error *error)
 {
-    size_t size = strlen(error->message);
     response_put_head(out, key, 0, error->status);
-    bytes_put_u16(out, (uint16_t)size);
-    bytes_put(out, error->message, size);
+    reason_put(out, error);
 }
 
 void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count)

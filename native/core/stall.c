@@ -1,9 +1,11 @@
 // The stall check: operations that some ranks asked for and others did not, for too long. Rank 0 says which ranks are
 // missing, and what each asked for last; and it tells them, so that they can say where they are. First texts: Horovod's.
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/status.h"
 #include "core/context.h"
 
 enum { LOOK_EVERY_NS = 1000000000, NAMES_PER_RANK = 6, LINE_BYTES = 1024 };
@@ -57,38 +59,64 @@ static void visit_stalled(bhvd_context *ctx, struct pending *pending, void *arg)
     }
 }
 
-static void print_seen(int rank, const struct seen *seen, int64_t now_ns)
+__attribute__((format(printf, 2, 3))) static void add(struct bytes *report, const char *format, ...)
 {
-    if (seen->last)
-        fprintf(stderr, "Rank %d asked for '%.*s' %.1f s ago, its operation number %llu, and for nothing since.\n", rank,
-                seen->last->key.name_size > 100 ? 100 : (int)seen->last->key.name_size, seen->last->key.name,
-                (double)(now_ns - seen->at_ns) / 1e9, (unsigned long long)seen->operations);
-    else
-        fprintf(stderr, "Rank %d has asked for nothing yet.\n", rank);
+    char line[LINE_BYTES + 32];
+    va_list args;
+    va_start(args, format);
+    int size = vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    bytes_put(report, line, size < (int)sizeof line ? (size_t)size : sizeof line - 1);
 }
 
-static void print_report(const bhvd_context *ctx, const struct stall *stall)
+static void add_seen(struct bytes *report, int rank, const struct seen *seen, int64_t now_ns)
 {
-    fprintf(stderr, "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and "
-                    "are waiting for remainder of ranks for more than %lld seconds. This may indicate that different "
-                    "ranks are trying to submit different tensors or that only subset of ranks is submitting tensors, "
-                    "which will cause deadlock.\nMissing ranks:\n",
-            (long long)(stall->warning_ns / 1000000000));
+    if (seen->last)
+        add(report, "\nRank %d asked for '%.*s' %.1f s ago, its operation number %llu, and for nothing since.", rank,
+            seen->last->key.name_size > 100 ? 100 : (int)seen->last->key.name_size, seen->last->key.name,
+            (double)(now_ns - seen->at_ns) / 1e9, (unsigned long long)seen->operations);
+    else
+        add(report, "\nRank %d has asked for nothing yet.", rank);
+}
+
+static void say_report(bhvd_context *ctx, const struct stall *stall)
+{
+    struct bytes report = {0};
+    add(&report, "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are "
+                 "waiting for remainder of ranks for more than %lld seconds. This may indicate that different ranks are "
+                 "trying to submit different tensors or that only subset of ranks is submitting tensors, which will cause "
+                 "deadlock.\nMissing ranks:", (long long)(stall->warning_ns / 1000000000));
     for (int rank = 0; rank < ctx->options.size; rank++) {
         const struct rank_line *line = &stall->lines[rank];
         if (line->names)
-            fprintf(stderr, "%d%s: [%s]\n", rank, line->over_limit ? "!" : "", line->text);
+            add(&report, "\n%d%s: [%s]", rank, line->over_limit ? "!" : "", line->text);
     }
     for (int rank = 0; rank < ctx->options.size; rank++) {
         if (stall->lines[rank].names)
-            print_seen(rank, &ctx->coordinator.seen[rank], stall->now_ns);
+            add_seen(&report, rank, &ctx->coordinator.seen[rank], stall->now_ns);
     }
+    if (!report.failed)
+        log_put(&ctx->log, BHVD_LOG_WARNING, __FILE__, __LINE__, report.data, report.size);
+    bytes_fini(&report);
     if (stall->shut_down)
-        fprintf(stderr, "One or more rank (marked by \"!\") is stalled for longer than %lld seconds. Will shutdown.\n",
-                (long long)(stall->shutdown_ns / 1000000000));
+        log_say(ctx, BHVD_LOG_ERROR, "One or more rank (marked by \"!\") is stalled for longer than %lld seconds. Will "
+                "shutdown.", (long long)(stall->shutdown_ns / 1000000000));
 }
 
-// A rank that is told prints where it is (bagua_hvd/job/late.py).
+static void take_late(bhvd_context *ctx, const void *names, size_t size)
+{
+    log_put(&ctx->log, BHVD_LOG_LATE, __FILE__, __LINE__, names, size < LINE_BYTES ? size : LINE_BYTES);
+}
+
+bhvd_status stall_take_late(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
+{
+    if (link->rank != COORDINATOR)
+        return BHVD_ERR_SYSTEM;
+    take_late(ctx, payload.at, (size_t)(payload.end - payload.at));
+    return BHVD_OK;
+}
+
+// A rank that is told says where it is (bagua_hvd/job/records.py).
 static void tell_missing(bhvd_context *ctx, const struct stall *stall)
 {
     for (int rank = 0; rank < ctx->options.size; rank++) {
@@ -96,7 +124,7 @@ static void tell_missing(bhvd_context *ctx, const struct stall *stall)
         struct bytes text = {0};
         bytes_put(&text, line->text, line->size);
         if (line->names && rank == COORDINATOR)
-            late_tell(ctx, line->text, line->size);
+            take_late(ctx, line->text, line->size);
         else if (line->names && ctx->run.connections.links[rank].state == LINK_OPEN)
             link_send_frame(&ctx->run.connections.links[rank], FRAME_LATE, &text, false);     // what broke is found in reading
         bytes_fini(&text);
@@ -107,16 +135,24 @@ static void shut_down(bhvd_context *ctx, const struct stall *stall)
 {
     char ranks[128] = "";
     size_t used = 0;
-    for (int rank = 0; rank < ctx->options.size && used < sizeof ranks; rank++) {
-        if (stall->lines[rank].over_limit)
+    int stalled = 0, last = -1;
+    for (int rank = 0; rank < ctx->options.size; rank++) {
+        if (!stall->lines[rank].over_limit)
+            continue;
+        stalled++;
+        last = rank;
+        if (used < sizeof ranks)
             used += (size_t)snprintf(ranks + used, sizeof ranks - used, "%s%d", used ? ", " : "", rank);
     }
-    context_close(ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. One or more ranks (%s) are stalled for longer "
-                  "than %lld seconds (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS).", ranks,
-                  (long long)(stall->shutdown_ns / 1000000000));
-    struct bhvd_error reason = ctx->closing;
+    struct bhvd_error reason;
+    error_set(&reason, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. One or more ranks (%s) are stalled for longer "
+              "than %lld seconds (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS).", ranks,
+              (long long)(stall->shutdown_ns / 1000000000));
+    error_blame(&reason, BHVD_CAUSE_TIMEOUT, stalled == 1 ? last : -1);
+    context_close(ctx, &reason);
+    reason = ctx->closing;
     negotiation_leave(ctx);
-    context_fail(ctx, reason.status, "%s", reason.message);
+    run_fail_with(&ctx->run, &reason);
 }
 
 void stall_check(bhvd_context *ctx)
@@ -138,7 +174,7 @@ void stall_check(bhvd_context *ctx)
         return;
     coordinator_visit(ctx, visit_stalled, &stall);
     if (stall.warn || stall.shut_down) {
-        print_report(ctx, &stall);
+        say_report(ctx, &stall);
         tell_missing(ctx, &stall);
     }
     if (stall.shut_down)

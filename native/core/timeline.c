@@ -52,7 +52,8 @@ static void close_bracket(struct timeline *t)
 {
     size_t size = sizeof CLOSING - 1;
     if (t->end && pwrite(t->fd, CLOSING, size, t->end) == (ssize_t)size && ftruncate(t->fd, t->end + (off_t)size) != 0)
-        fprintf(stderr, "bagua_hvd: the timeline %s has half an event at its end: %s\n", t->path, strerror(errno));
+        log_put_format(t->log, BHVD_LOG_WARNING, __FILE__, __LINE__, "the timeline %s has half an event at its end: %s",
+                       t->path, strerror(errno));
 }
 
 // Writes the event over the closing bracket, and a new bracket behind it, in one call: the file is never half an event.
@@ -64,7 +65,8 @@ static void write_event(struct timeline *t, const char *event)
     size_t nbytes = (size_t)size + sizeof CLOSING - 1;
     errno = 0;
     if (pwrite(t->fd, text, nbytes, t->end) != (ssize_t)nbytes) {
-        fprintf(stderr, "bagua_hvd: the timeline %s ends here: %s\n", t->path, strerror(errno ? errno : ENOSPC));
+        log_put_format(t->log, BHVD_LOG_WARNING, __FILE__, __LINE__, "the timeline %s ends here: %s", t->path,
+                       strerror(errno ? errno : ENOSPC));
         close_bracket(t);
         timeline_close(t);
         return;
@@ -210,7 +212,7 @@ static bhvd_status timeline_open(struct timeline *t, const char *path, bool mark
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0)
         return error_set(error, BHVD_ERR_SYSTEM, "the timeline %s cannot be written: %s", path, strerror(errno));
-    *t = (struct timeline){.open = true, .mark_cycles = mark_cycles, .fd = fd, .path = strdup(path),
+    *t = (struct timeline){.open = true, .mark_cycles = mark_cycles, .fd = fd, .path = strdup(path), .log = t->log,
                            .start_ns = clock_now_ns()};
     clock_gettime(CLOCK_REALTIME, &wall);
     add_event(t, "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":0,\"args\":{\"start_time_since_epoch_in_micros\":%lld}}",

@@ -14,6 +14,7 @@ struct timeline {
     int fd;
     char *path;
     int64_t start_ns, end;              // end: where the closing bracket begins
+    struct log *log;                    // where it says that it ends
     struct table processes;             // by set and name
     int next_pid;
 };

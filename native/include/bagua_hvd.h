@@ -82,8 +82,23 @@ typedef struct bhvd_device bhvd_device;
 typedef struct bhvd_mirror bhvd_mirror;
 typedef struct bhvd_completions bhvd_completions;
 
+/* What another rank did that ended an operation, or everything. The numbers travel on the wire. */
+typedef enum bhvd_cause {
+    BHVD_CAUSE_NONE = 0,        /* nothing: this call is wrong, ranks disagree, or this rank failed or left by itself */
+    BHVD_CAUSE_ENDED = 1,       /* its process ended, or its connections broke, without a goodbye */
+    BHVD_CAUSE_SILENT = 2,      /* nothing comes from it any more: it was stopped, or is out of reach */
+    BHVD_CAUSE_LEFT = 3,        /* it left the job */
+    BHVD_CAUSE_FAILED = 4,      /* it failed itself, and said so */
+    BHVD_CAUSE_TIMEOUT = 5,     /* it did not take its part in time */
+    BHVD_CAUSE_PROTOCOL = 6,    /* it sent something that breaks the protocol */
+    BHVD_CAUSE_COUNT = 7
+} bhvd_cause;
+
+/* For programs status, cause and rank; for people the message. No program reads the message. */
 struct bhvd_error {
     bhvd_status status;
+    bhvd_cause cause;
+    int32_t rank;               /* whose the cause is, a global rank; -1: nobody's, or (BHVD_CAUSE_TIMEOUT) several ranks' */
     char message[1024];         /* one sentence with the facts and the remedy; "" when status is BHVD_OK */
 };
 
@@ -193,8 +208,8 @@ void bhvd_context_measure_coordinator(bhvd_context *ctx);
 
 /* BHVD_OK while usable; else the reason it is not, with the sentence. */
 bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error);
-/* What made this rank fail, if it does: how the first operation ended that other ranks, lost or gone, did not take part
- * in; else as bhvd_context_status. */
+/* What made this rank fail, if it does: how the first operation ended that another rank ended (error->cause); else as
+ * bhvd_context_status. */
 bhvd_status bhvd_context_first_loss(bhvd_context *ctx, struct bhvd_error *error);
 
 /* Waits until this GPU has done all that ended operations of the context have put on it. They end when that is enqueued, so
@@ -202,10 +217,23 @@ bhvd_status bhvd_context_first_loss(bhvd_context *ctx, struct bhvd_error *error)
  * context failed for, or BHVD_ERR_SYSTEM, the GPU failed; what operations since the last such call wrote is undefined. */
 bhvd_status bhvd_context_wait_gpu(bhvd_context *ctx, bhvd_device *device, struct bhvd_error *error);
 
-/* Waits, timeout_ms at most, until this rank is told by the stall check that others wait for it. `seen`: zero before the
- * first call, then as the call before left it. Returns 1, and for what they wait in text (size > 0); 0: time ran out; -1:
- * the context is shut down. Thread-safe. */
-int bhvd_context_wait_late(bhvd_context *ctx, uint32_t *seen, int timeout_ms, char *text, size_t size);
+/* Levels of what the core says, as Python's logging counts. */
+typedef enum bhvd_log_level {
+    BHVD_LOG_LATE = 0,          /* none of people's: other ranks wait for this one; the text names the operations */
+    BHVD_LOG_DEBUG = 10, BHVD_LOG_INFO = 20, BHVD_LOG_WARNING = 30, BHVD_LOG_ERROR = 40
+} bhvd_log_level;
+
+struct bhvd_record {
+    bhvd_log_level level;
+    int line;                   /* of `file`, of the sources */
+    const char *file, *text;    /* the text may have several lines; it lives as long as the record */
+};
+
+/* Waits, timeout_ms at most, until the core has something to say. Returns 1, and the record, which the caller frees; 0:
+ * time ran out; -1: the context is shut down, and all that it said has been taken. For one thread. The core never waits for
+ * it: it keeps some hundred records, and counts those that it lost. */
+int bhvd_context_next_record(bhvd_context *ctx, int timeout_ms, struct bhvd_record **out);
+void bhvd_record_free(struct bhvd_record *record);
 
 /* Writes a Chrome trace of the coordinator's view to `path`, from now on; rank 0 does, other ranks ignore it. The file is
  * valid JSON after every event. Starting the open file again changes nothing; another one takes its place. */

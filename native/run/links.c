@@ -6,7 +6,8 @@
 static void fail_link(struct run *run, const struct link *link, bhvd_status status)
 {
     if (status == BHVD_ERR_PEER_LOST)
-        run_fail(run, status, "rank %d was lost: its process ended or became unreachable without leaving the job", link->rank);
+        run_blame(run, status, BHVD_CAUSE_ENDED, link->rank, "rank %d was lost: its process ended or became unreachable without "
+                  "leaving the job", link->rank);
     else
         run_fail_protocol(run, link->rank);
 }
@@ -28,7 +29,8 @@ static bool advance(struct run *run, struct link *link, bool look_at_sockets)
         fail_link(run, link, status);
     } else if (link->state == LINK_LEFT && !moved &&
                (traffic_is_pending(&link->sends) || (traffic_is_pending(&link->receives) && !by_socket))) {
-        run_fail(run, BHVD_ERR_PEER_LOST, "rank %d left the job while an operation still needed it", link->rank);
+        run_blame(run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, link->rank,
+                  "rank %d left the job while an operation still needed it", link->rank);
     }
     if (payload && by_socket)
         atomic_fetch_add_explicit(&run->connections.bell.word->activity, 1, memory_order_relaxed);

@@ -1,8 +1,8 @@
 #include "run/run.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
+#include "base/status.h"
 #include "run/fusion.h"
 
 void run_init(struct run *run, const struct run_duties *duties, void *owner)
@@ -22,33 +22,43 @@ void run_fini(struct run *run)
 
 void run_after_fork(struct run *run) { pthread_mutex_init(&run->failure_lock, NULL); }
 
-bhvd_status run_vfail(struct run *run, bhvd_status status, const char *format, va_list args)
+bhvd_status run_fail_with(struct run *run, const struct bhvd_error *error)
 {
-    struct bhvd_error error = {.status = status};
-    vsnprintf(error.message, sizeof error.message, format, args);
     pthread_mutex_lock(&run->failure_lock);
     const bool is_first = !run->failure.status;
     if (is_first)
-        run->failure = error;
+        run->failure = *error;
     pthread_mutex_unlock(&run->failure_lock);
     if (is_first)
-        run->duties->failed(run->owner, &error);
+        run->duties->failed(run->owner, error);
     return run->failure.status;
 }
 
 bhvd_status run_fail(struct run *run, bhvd_status status, const char *format, ...)
 {
+    struct bhvd_error error;
     va_list args;
     va_start(args, format);
-    status = run_vfail(run, status, format, args);
+    error_vset(&error, status, format, args);
     va_end(args);
-    return status;
+    return run_fail_with(run, &error);
+}
+
+bhvd_status run_blame(struct run *run, bhvd_status status, bhvd_cause cause, int rank, const char *format, ...)
+{
+    struct bhvd_error error;
+    va_list args;
+    va_start(args, format);
+    error_vset(&error, status, format, args);
+    va_end(args);
+    error_blame(&error, cause, rank);
+    return run_fail_with(run, &error);
 }
 
 bhvd_status run_fail_protocol(struct run *run, int rank)
 {
-    return run_fail(run, BHVD_ERR_SYSTEM, "rank %d sent something that breaks the protocol; do all ranks run the same "
-                    "version and the same program?", rank);
+    return run_blame(run, BHVD_ERR_SYSTEM, BHVD_CAUSE_PROTOCOL, rank, "rank %d sent something that breaks the protocol; "
+                     "do all ranks run the same version and the same program?", rank);
 }
 
 struct bhvd_error run_failure(struct run *run)

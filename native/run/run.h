@@ -7,7 +7,6 @@
 #define BHVD_RUN_H
 
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -59,7 +58,10 @@ void run_after_fork(struct run *run);
 
 // Nothing can be executed any more. The first failure stays, since later ones are consequences: returns its status.
 bhvd_status run_fail(struct run *run, bhvd_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
-bhvd_status run_vfail(struct run *run, bhvd_status status, const char *format, va_list args);
+// The same, as another rank's doing.
+bhvd_status run_blame(struct run *run, bhvd_status status, bhvd_cause cause, int rank, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+bhvd_status run_fail_with(struct run *run, const struct bhvd_error *error);
 // A peer sent something that makes no sense.
 bhvd_status run_fail_protocol(struct run *run, int rank);
 // For any thread.

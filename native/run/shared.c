@@ -119,8 +119,8 @@ static int some_may_begin(struct run *run, void *arg)
     }
     for (int step = 0; step < HOST_COUNTS; step++) {
         if (waits_for_left(run, passage, (enum host_count)step, &who)) {
-            run_fail(run, BHVD_ERR_PEER_LOST, "rank %d left the job while an operation still needed it",
-                     passage->group->ranks[who]);
+            run_blame(run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, passage->group->ranks[who],
+                      "rank %d left the job while an operation still needed it", passage->group->ranks[who]);
             return -1;
         }
     }

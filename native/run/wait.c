@@ -46,18 +46,24 @@ static bool looks_at_clock(struct run *run, int rounds, uint32_t polls)
            (rounds >= run->spin_limit && rounds % SOCKET_ROUNDS == 0);
 }
 
-// The ranks whose messages are due, or the one that is waited for.
-static void name_awaited(const struct run *run, int waiting_for, char *out, size_t size)
+// The ranks whose messages are due, or the one that is waited for. Returns it; -1: several, or it is not known.
+static int name_awaited(const struct run *run, int waiting_for, char *out, size_t size)
 {
     size_t used = 0;
+    int awaited = 0, last = -1;
     for (int rank = 0; rank < run->connections.size; rank++) {
         const struct link *link = &run->connections.links[rank];
         bool due = rank != run->connections.rank && (traffic_is_pending(&link->receives) || traffic_is_pending(&link->sends));
-        if ((waiting_for < 0 ? due : rank == waiting_for) && used < size)
+        if (!(waiting_for < 0 ? due : rank == waiting_for))
+            continue;
+        awaited++;
+        last = rank;
+        if (used < size)
             used += (size_t)snprintf(out + used, size - used, "%s%d", used ? ", " : "rank ", rank);
     }
-    if (!used)
+    if (!awaited)
         snprintf(out, size, "another rank");
+    return awaited == 1 ? last : -1;
 }
 
 bhvd_status run_until(struct run *run, run_ready_fn ready, void *arg, int waiting_for)
@@ -79,10 +85,10 @@ bhvd_status run_until(struct run *run, run_ready_fn ready, void *arg, int waitin
             rounds = 0;
         if (looks_at_clock(run, rounds, polls) && stillness_is_over_limit(run, &still) && ready(run, arg) <= 0) {
             char who[128];
-            name_awaited(run, waiting_for, who, sizeof who);
-            return run_fail(run, BHVD_ERR_TIMEOUT,
-                            "no progress for %.1f s inside an operation while waiting for %s; the limit is set by "
-                            "HOROVOD_GLOO_TIMEOUT_SECONDS", run->timeout_ms / 1000.0, who);
+            const int rank = name_awaited(run, waiting_for, who, sizeof who);
+            return run_blame(run, BHVD_ERR_TIMEOUT, BHVD_CAUSE_TIMEOUT, rank,
+                             "no progress for %.1f s inside an operation while waiting for %s; the limit is set by "
+                             "HOROVOD_GLOO_TIMEOUT_SECONDS", run->timeout_ms / 1000.0, who);
         }
         if (!moved || (pause_is_patient(run) && !ready(run, arg)))
             pause_engine(run, &rounds, still.since_ns ? still.since_ns + timeout_ns(run) : CLOCK_NEVER, ready, arg);

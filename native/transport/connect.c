@@ -25,7 +25,7 @@
 #include "transport/socket.h"
 
 enum {
-    CARD_MAGIC = 0x37484742,            // "BGH7", also tells the byte order
+    CARD_MAGIC = 0x38484742,            // "BGH8", also tells the byte order
     HELLO_MAGIC = 0x32484742,
     RETRY_MS = 50
 };

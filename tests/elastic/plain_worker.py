@@ -7,6 +7,7 @@ import sys
 import time
 
 from bagua_hvd.core import objects
+from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job import basics, elastic
 from bagua_hvd.job.process_sets import ProcessSet
 
@@ -34,10 +35,23 @@ def train(state):
         if PAIR.process_set_id is not None and PAIR.included():
             assert objects.allgather_object(basics.context(), basics.rank(), "pair", PAIR.process_set_id) == [0, 1]
         state.step += 1
+        if state.step == 5 and basics.rank() == 1 and os.environ.get("TEST_FAULT") == "raise":
+            raise LookupError("mine alone")
         time.sleep(0.02)
         state.commit()
         say("committed", step=state.step, at=time.time())
     return state.step
+
+
+def train_and_save(state):
+    try:
+        return train(state)
+    except HorovodInternalError:
+        if "TEST_SAVE" in os.environ:
+            rank = basics.rank()
+            time.sleep(float(os.environ["TEST_SAVE"]))
+            say("saved", step=state.step, rank=rank)
+        raise
 
 
 def main():
@@ -50,7 +64,7 @@ def main():
     state.register_reset_callbacks([lambda: say("reset", rank=basics.rank(), size=basics.size())])
     if fault == "training" and basics.rank() == 1:
         sys.exit(5)
-    done = elastic.run_fn(train, elastic.reset)(state)
+    done = elastic.run_fn(train_and_save, elastic.reset)(state)
     say("done", step=done, rank=basics.rank(), size=basics.size())
     if fault == "end" and basics.rank() == 1:
         sys.exit(7)

@@ -11,10 +11,11 @@ from bagua_hvd.runner.job import WorkerFailed
 class Job:
     """A driver whose workers are numbers, with a clock that the test moves. It is also the driver's crew."""
 
-    def __init__(self, hosts, cooldown_range=None, **settings):
+    def __init__(self, hosts, cooldown_range=None, survivors_seconds=0, **settings):
         self.now = 0.0
         manager = HostManager(FixedHosts({}), cooldown_range, lambda: self.now, lambda low, high: 0)
-        self.driver = ElasticDriver(ElasticSettings(**settings), manager, self, lambda: self.now)
+        self.driver = ElasticDriver(ElasticSettings(**settings), manager, self, lambda: self.now,
+                                    survivors_seconds)
         self.hosts = {}         # number -> host, of what was started
         self.slots = {}
         self.stopped, self.killed, self.sent, self.said = [], [], [], []
@@ -155,6 +156,42 @@ def test_a_failure_stops_the_others_of_the_host():
     job.end(1, 143)
     job.join(2)
     assert job.ranks() == {2: 0}
+
+
+def test_the_others_of_the_host_have_a_grace():
+    job = running({"a": 3, "b": 1}, survivors_seconds=5, min_num_proc=1)
+    job.join(2)
+    job.end(0, 1)
+    assert job.stopped == [] and [number for number, _ in job.take("removed")] == [2]      # it waited in init()
+    job.join(3)
+    assert job.ranks() == {3: 0}    # nobody waits for those that leave
+    job.wait(4)
+    assert job.stopped == []
+    job.join(1)
+    assert [number for number, _ in job.take("removed")] == [1]
+    job.end(2, 0)
+    job.wait(2)
+    assert job.stopped == [1]
+
+
+def test_one_that_ends_in_its_grace_may_be_the_cause():
+    job = running({"a": 2, "b": 1}, survivors_seconds=5, min_num_proc=3, hosts_are_fixed=True)
+    job.end(0, 1, because_of=1)
+    job.join(2)
+    assert job.driver.failure is None
+    job.end(1, 7)
+    failure = job.driver.failure.__cause__
+    assert (failure.rank, failure.exit_code) == (1, 7)
+
+
+def test_one_that_is_stopped_after_its_grace_is_no_cause():
+    job = running({"a": 2, "b": 1}, survivors_seconds=5, min_num_proc=3, hosts_are_fixed=True)
+    job.end(0, 1, because_of=1)
+    job.wait(6)
+    assert job.stopped == [1]
+    job.end(1, 143)
+    job.join(2)
+    assert job.driver.failure.__cause__.rank == 0
 
 
 def test_new_workers_are_announced_when_they_are_ready():

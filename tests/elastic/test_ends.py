@@ -161,3 +161,46 @@ def test_discovery_that_fails_the_first_time(launcher):
         script.write_text("#!/bin/sh\necho localhost\n")
         HostDiscoveryScript(str(script)).find_available_hosts_and_slots()
     assert HostDiscoveryScript(str(script), 3).find_available_hosts_and_slots() == {"localhost": 3}
+
+
+# ---- whose failure it is ----------------------------------------------------------------------------------------
+
+SUMMING = Path(__file__).parents[1] / "runner" / "summing_worker.py"
+FAILED_FIRST = re.compile(r"The first process to do so was: Process name: (\d+), Exit code: (\d+)")
+
+
+@pytest.mark.parametrize("hosts", [{A: 1, B: 1, C: 1}, {A: 2, B: 1}, {A: 1, B: 2}])
+@pytest.mark.parametrize("action, code", [("sys.exit", 7), ("raise", 1), ("kill", 137)])
+def test_the_one_that_failed_first_is_named(make_job, hosts, action, code):
+    job = make_job({})
+    where = ",".join(f"{host}:{slots}" for host, slots in hosts.items())
+    job.start("-np", 3, "-H", where, "--min-np", 3, command=[SUMMING, 1, action], script=False)
+    assert job.finish() == code
+    assert FAILED_FIRST.search(last_line(job)).groups() == ("1", str(code))
+    # The others, also those of its host, ended by themselves, with errors of their own.
+    for rank in 0, 2:
+        assert re.search(rf"\[{rank}\]<stderr>:.*HorovodInternalError: .*rank 1 ", job.text), job.text
+    if action == "raise":
+        said = [line for line in job.output if "<stderr>:" in line or line.startswith("baguarun")]
+        assert said[-2] == "[1]<stderr>:LookupError: mine alone", job.text
+        assert job.text.count("[1]<stderr>:LookupError: mine alone") <= 2
+
+
+def test_a_job_that_cannot_go_on_tells_whose_failure_it_was(make_job):
+    job = make_job({})
+    job.start("-np", 2, "-H", f"{A}:1,{B}:1", "--min-np", 2, command=WORKER, script=False, env={"TEST_FAULT": "raise"})
+    job.wait_for_text(TIMED_OUT + "and no host can come back")
+    assert job.finish() == 1
+    repeated = job.text.partition("baguarun: Process 1 failed first. It had written:\n")[2].splitlines()
+    assert repeated[0] == "[1]<stderr>:Traceback (most recent call last):"
+    assert repeated[-2] == "[1]<stderr>:LookupError: mine alone" and repeated[-1] == last_line(job)
+
+
+def test_the_others_of_a_host_may_save_before_they_end(make_job):
+    job = make_job({})
+    job.start("-np", 3, "-H", f"{A}:2,{B}:1", "--min-np", 1, command=WORKER, script=False,
+              env={"TEST_FAULT": "raise", "TEST_SAVE": "1.5"})
+    job.wait_for("enter", 1, size=1)
+    job.wait_for("saved", 1, rank=0)
+    assert job.finish() == 0
+    assert "this process has been removed from elastic job" in job.text

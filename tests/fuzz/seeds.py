@@ -12,6 +12,7 @@ ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, BARRIER, JOIN, C_LP_S, ADD = 0, 1, 2,
 REQUEST, RESPONSE, STALE, GOODBYE, UP, DOWN, LEAVING, MOVED, CLOSING = 1, 2, 3, 4, 7, 8, 9, 10, 11
 TREE, MEMBER, LAST = 8, 1, 16           # bits of role
 DETACHED = b"\2"
+NOBODY = 2**32 - 1
 FLOAT32 = 7
 
 
@@ -42,8 +43,14 @@ def answered(*items, process_set=1, count=None):
     return struct.pack("<qII", 1, process_set, len(items) if count is None else count) + body
 
 
-def error(name, process_set=1, status=3):
-    return struct.pack("<qIIBH", 1, process_set, 1, 1, len(name)) + name + struct.pack("<IBH", 0, status, 3) + b"why"
+def reason(status=5, cause=1, rank=2):
+    """As native/core/reason.h says, behind its status."""
+    return struct.pack("<BBIH", status, cause, rank, 3) + b"why"
+
+
+def error(name, process_set=1, status=3, cause=0):
+    return (struct.pack("<qIIBH", 1, process_set, 1, 1, len(name)) + name + struct.pack("<I", 0)
+            + reason(status, cause, NOBODY))
 
 
 def rank_set(ranks):
@@ -91,7 +98,7 @@ def negotiation():
     yield frames(1, 1, (0, RESPONSE, answered((b"a", 1, (), b""), count=2**31)))
     yield frames(0, 1, *both, (0, 0, b""), (1, REQUEST, asked((1, 1))), (2, REQUEST, asked((1, 1))))
     yield frames(1, 1, (0, RESPONSE, answered((b"a", 1, (), b""))), (1, 0, b""), (0, STALE, struct.pack("<I", 1)))
-    yield stream(0, 1, 4, (REQUEST, asked(allreduce)), (GOODBYE, b"\5gone"))
+    yield stream(0, 1, 4, (REQUEST, asked(allreduce)), (GOODBYE, reason()))
     yield frames(1, 1, (0, RESPONSE, answered((b"a", 1, (), b""))))
     yield frames(1, 9, (0, RESPONSE, answered((b"a", 1, (), b""))), (0, STALE, struct.pack("<I", 1)))
     yield frames(1, 2, (0, RESPONSE, answered((b"g", 1, (3, 3), b""), process_set=2)))
@@ -137,10 +144,10 @@ def relayed():
     yield frames(last, 1, (1, LEAVING, b""), (0, DOWN, passed_on(([1], RESPONSE, agreed))), (0, GOODBYE, b""),
                  (1, DOWN, passed_on(([2], MOVED, b""))))
     yield frames(last, 1, (0, GOODBYE, b""), (1, DOWN, to_all), (1, CLOSING, b""))
-    yield frames(last, 1, (0, GOODBYE, b"\6gone"), (1, GOODBYE, b""))
+    yield frames(last, 1, (0, GOODBYE, reason(6, 3, 0)), (1, GOODBYE, b""))
     yield frames(last, 1, (1, GOODBYE, b""))
-    yield frames(last, 1, (1, CLOSING, b"\0gone"))
-    yield stream(member, 1, 9, (DOWN, passed_on(([], RESPONSE, agreed))), (GOODBYE, b"\6gone"))
+    yield frames(last, 1, (1, CLOSING, reason(0)))
+    yield stream(member, 1, 9, (DOWN, passed_on(([], RESPONSE, agreed))), (GOODBYE, reason(6, 3, 0)))
     yield stream(TREE, 1, 7, (UP, bundled(([1], allreduce), ([2], allreduce))))
 
 
@@ -158,7 +165,10 @@ def findings():
     yield "answered-before-asked", frames(1 | 4, 1, (0, RESPONSE, agreed))
     yield "refused-before-asked", frames(1 | 4, 1, (0, RESPONSE, error(b"a")))
     yield "refused-with-success", frames(1, 1, (0, RESPONSE, error(b"a", status=1)))
-    yield "goodbye-without-reason", frames(1, 1, (0, GOODBYE, b"\0gone"))
+    yield "goodbye-without-reason", frames(1, 1, (0, GOODBYE, reason(0)))
+    yield "goodbye-blames-no-rank-of-the-job", frames(1, 1, (0, GOODBYE, reason(5, 1, 3)))
+    yield "goodbye-of-no-cause", frames(1, 1, (0, GOODBYE, reason(5, 7)))
+    yield "refusal-blames-nobody", frames(1, 1, (0, RESPONSE, error(b"a", cause=1)))
     yield "fused-what-is-not", frames(1, 65, (0, RESPONSE, answered((b"a", 1, (), b""), (b"r", 2, (), b""))))
     yield "gathered-of-another-size", frames(1, 2, (0, RESPONSE, answered((b"g", 1, (3, 4), b""), process_set=2)))
     yield "gathered-too-much", frames(1, 2, (0, RESPONSE, answered((b"g", 1, (2**62, 3), b""), process_set=2)))

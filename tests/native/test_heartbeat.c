@@ -55,6 +55,7 @@ static void expect_lost(bhvd_context *ctx, int stopped)
     snprintf(sentence, sizeof sentence, "rank %d was lost: nothing came from it for", stopped);
     CHECK_STATUS(outcome_of_barrier(ctx, &error), BHVD_ERR_PEER_LOST);
     CHECK_STR_CONTAINS(error.message, sentence);
+    CHECK(error.cause == BHVD_CAUSE_SILENT && error.rank == stopped);
 }
 
 static void one_is_stopped(struct job *job, int rank, bhvd_context *ctx)
@@ -70,6 +71,7 @@ static void one_is_stopped(struct job *job, int rank, bhvd_context *ctx)
     pthread_mutex_unlock(&ctx->engine_lock);
     struct bhvd_error error;            // it goes on, and hears what the others think of it
     CHECK_STATUS(outcome_of_barrier(ctx, &error), BHVD_ERR_PEER_LOST);
+    CHECK(error.cause == BHVD_CAUSE_SILENT && error.rank == rank);
 }
 
 static void all_are_stopped(struct job *job, int rank, bhvd_context *ctx)
@@ -115,6 +117,7 @@ static void a_connection_breaks(struct job *job, int rank, bhvd_context *ctx)
     bhvd_handle *handle = post(ctx, BHVD_ALLREDUCE, "over all connections", 0, NULL, 0);
     CHECK_STATUS(handle ? bhvd_wait(handle, 60000, &error) : bhvd_context_status(ctx, &error), BHVD_ERR_PEER_LOST);
     CHECK_STR_CONTAINS(error.message, "was lost: its host acknowledged nothing for");
+    CHECK(error.cause == BHVD_CAUSE_SILENT && (error.rank == 1 || error.rank == 2));
     bhvd_handle_drop(handle);
 }
 

@@ -1,7 +1,11 @@
 """baguarun's flags as a user meets them: all are in --help, and one that does nothing says so."""
 import re
+from pathlib import Path
 
 import pytest
+
+from bagua_hvd.core import variables
+from bagua_hvd.runner import flags
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -35,9 +39,24 @@ def test_mpirun_starts_no_elastic_jobs(launcher):
     assert done.returncode == 2 and "--mpi: mpirun starts no elastic jobs" in done.stderr
 
 
-@pytest.mark.parametrize("flag", [["--autotune"], ["--torus-allreduce"], ["--thread-affinity", "1"], ["--mpi-args=-v"]],
-                         ids=lambda flag: flag[0])
-def test_a_flag_without_effect_is_a_warning(launcher, flag):
-    done = launcher.run("-np", 1, *flag, "echo", "done")
+def test_a_flag_without_effect_is_a_warning(launcher):
+    done = launcher.run("-np", 1, "--mpi-args=-v", "echo", "done")
     assert (done.returncode, done.stdout) == (0, "[0]<stdout>:done\n")
     assert re.fullmatch(r"baguarun: warning: --\S.*\n", done.stderr)
+
+
+def test_the_page_has_the_table():
+    assert flags.markdown() in (Path(__file__).parents[2] / "docs" / "running.md").read_text()
+
+
+def test_every_variable_of_a_flag_is_in_the_table_of_variables():
+    named = {flag.variable.lstrip("!") for flag in flags.TABLE.values()} - {"", "NCCL_IB_DISABLE"}
+    assert named <= variables.TABLE.keys()
+
+
+def test_a_flag_takes_what_its_variable_takes():
+    for flag in flags.TABLE.values():
+        if flag.kind is not flags.SWITCH and flag.variable:
+            default = flag.default or flag.shown_default.split(" ")[0]
+            if default:
+                assert variables.TABLE[flag.variable].kind.parse(str(flag.parse(default))) is not None, flag.name

@@ -320,7 +320,7 @@ def test_a_function_that_cannot_be_pickled():
     ({"hosts": "elsewhere.invalid:1"}, RuntimeError, "host elsewhere.invalid cannot be reached"),
     ({"num_proc": 0}, ValueError, "num_proc=0 is not a number of processes"),
     ({"num_proc": "2"}, ValueError, "num_proc='2' is not a number of processes"),
-    ({"start_timeout": 0}, ValueError, "start-timeout 0: give 1 or more"),
+    ({"start_timeout": 0}, ValueError, "start-timeout '0': expected an integer from 1 "),
     ({"executable": "/no/such/python"}, ValueError, "executable '/no/such/python'"),
     ({"hostfile": "/no/such/file"}, FileNotFoundError, "/no/such/file"),
     ({"max_num_proc": 1, "slots": 2}, ValueError, "max_num_proc, slots: these are for elastic jobs"),

@@ -208,9 +208,9 @@ def test_flags_win_over_the_config_file():
 
 
 @pytest.mark.parametrize("config, words", [
-    ({"params": {"cache_capacity": "many"}}, "params.cache_capacity: 'many' is not an integer"),
-    ({"params": {"cache_capacity": True}}, "params.cache_capacity: True is not an integer"),
-    ({"autotune": {"enabled": 1}}, "autotune.enabled: 1 is not true or false"),
+    ({"params": {"cache_capacity": "many"}}, "params.cache_capacity: 'many': expected an integer"),
+    ({"params": {"cache_capacity": True}}, "params.cache_capacity: True: expected an integer"),
+    ({"autotune": {"enabled": 1}}, "autotune.enabled: 1: expected true or false"),
     ({"controller": "bare hands"}, "controller: 'bare hands' is none of gloo, mpi"),
     (["params"], "holds sections"),
 ])

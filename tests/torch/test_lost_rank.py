@@ -31,9 +31,11 @@ def train_until_a_rank_dies(algorithm):
             optimizer.step()
     except hvd.HorovodInternalError as error:
         assert lost in str(error), error
+        assert (error.rank, error.cause) == (VICTIM, "ended")
         # And so does everything later.
-        with pytest.raises(hvd.HorovodInternalError, match=lost):
+        with pytest.raises(hvd.HorovodInternalError, match=lost) as later:
             hvd.allreduce(torch.ones(1))
+        assert (later.value.rank, later.value.cause) == (VICTIM, "ended")
         print("raised")
         return
     raise AssertionError("no error")

@@ -43,6 +43,8 @@ class Crew:
         on_end: function of (number, exit code, note, because_of), see driver.ElasticDriver.ended; called in some
             thread when a process has ended.
         files: see run_elastic.
+    Attributes:
+        reports: Reports of the workers, by their numbers.
     """
 
     def __init__(self, command, env, output, workers, reach, service, rendezvous, secret_key, console, on_end,
@@ -58,7 +60,7 @@ class Crew:
         self._console = console
         self._on_end = on_end
         self._dashboard = dashboard
-        self._reports = Reports(dashboard)
+        self.reports = Reports(dashboard)
         self._files = files
         self._lock = threading.Lock()
         self._running = {}      # number -> (workers.Worker, (_RankOutput, _RankOutput))
@@ -81,7 +83,7 @@ class Crew:
         # Taken now: the host may be lost, and connected to anew, before the process is known to have ended.
         remote = self._reach.remote(host)
         worker.wait()
-        self._on_end(number, *self._take_files(number, worker, remote), self._reports.because_of.get(number))
+        self._on_end(number, *self._take_files(number, worker, remote), self.reports.because_of.get(number))
 
     def _take_files(self, number, worker, remote):
         """Brings back what an ended worker left on its host; returns (exit code, note)."""
@@ -116,7 +118,7 @@ class Crew:
             os.makedirs(folder, exist_ok=True)
             file = open(os.path.join(folder, stream), "ab")     # a rank may have several processes, one after the other
         forwarder = LineForwarder(self._console, rank, stream, self._output.timestamp, file)
-        return self._reports.filter(number, rank, forwarder) if stream == "stderr" else forwarder
+        return self.reports.filter(number, rank, forwarder) if stream == "stderr" else forwarder
 
     def stop(self, number, grace_seconds=GRACE_SECONDS):
         """SIGTERM, and SIGKILL after the grace."""

@@ -5,12 +5,13 @@ A worker goes through these phases:
     STARTING    its process runs and has not called init()
     WAITING     it is in init(), until it is told its place
     RUNNING     it has been told
-    LEAVING     it has been told to go, or is being stopped, or has hung up
+    LEAVING     it has been told to go, or is being stopped, or has hung up, or another one has failed on its host
 
 and a job through meetings. A meeting is held when all workers that ran and can go on wait for it, and there are enough:
 then every member is told its rank, and the name under which the ranks find each other. So
 
-    a worker ends            the others learn it from their connections, restore the last commit and come
+    a worker ends            the others learn it from their connections, restore the last commit and come; those of its
+                             host, which is not used any more, have a grace to end by themselves
     a worker is silent       the others learn it from heartbeats, come, and say which one it is: it is killed, for one
                              that was stopped, and is continued, must not come back
     a host is taken away     rank 0 is told; at the next commit all come
@@ -79,6 +80,7 @@ class Worker:
         number: of this process, never given again. label: its rank, for messages; at first the expected one.
         since: when the phase began. rank: in the present meeting; None: it is no member.
         has_state: it has synchronized the job's state. skip_sync: it thinks that it needs no synchronization.
+        leave_by: in LEAVING, when it is stopped; None: it has been, or has hung up.
     """
 
     number: int
@@ -89,6 +91,7 @@ class Worker:
     rank: int | None = None
     has_state: bool = False
     skip_sync: bool = False
+    leave_by: float | None = None
 
 
 class ElasticDriver:
@@ -99,6 +102,7 @@ class ElasticDriver:
         crew: has start(number, host, slot), stop(number, grace_seconds), send(number, message), place(number, slot),
             interface(host, hosts), say(text).
         clock: seconds.
+        survivors_seconds: how long the others of a host may go on after a failure there. 0: they are stopped at once.
     Attributes:
         finished: no worker is left, and none will be started.
         failure: the exception that the job ends with; None: none so far. Its cause is the WorkerFailed of the first
@@ -106,7 +110,7 @@ class ElasticDriver:
         meetings: held so far.
     """
 
-    def __init__(self, settings, hosts, crew, clock=time.monotonic):
+    def __init__(self, settings, hosts, crew, clock=time.monotonic, survivors_seconds=0):
         self.finished = False
         self.failure = None
         self.meetings = 0
@@ -114,6 +118,7 @@ class ElasticDriver:
         self._hosts = hosts
         self._crew = crew
         self._clock = clock
+        self._survivors_seconds = survivors_seconds
         self._workers = {}              # number -> Worker, while its process runs
         self._next_number = 0
         self._begun = False             # there were enough slots to begin
@@ -141,7 +146,10 @@ class ElasticDriver:
             silent: the rank of the present meeting that it does not hear any more.
         """
         worker = self._workers.get(number)
-        if worker is None or worker.phase is Phase.LEAVING:
+        if worker is None:
+            return
+        if worker.phase is Phase.LEAVING:
+            self._crew.send(number, {"type": "removed"})
             return
         if failure is not None and self._failed_meeting != self.meetings:
             self._failed_meeting = self.meetings
@@ -188,6 +196,9 @@ class ElasticDriver:
         """
         worker = self._workers.pop(number)
         if worker.phase is Phase.LEAVING:
+            # By itself, and it may be the cause of the failure for which it was to leave.
+            if exit_code and worker.leave_by is not None and worker.rank is not None:
+                self._note_failure(worker, exit_code, note, because_of)
             return
         if exit_code == 0:
             self._ending = True
@@ -199,15 +210,28 @@ class ElasticDriver:
         if worker.host not in self._hosts.current_hosts:
             self._crew.say(f"baguarun: {said}; its host is no longer there.")
             return
-        failure = WorkerFailed(worker.label, exit_code, f". {note}" if note else "", worker.number)
-        self._failures.append(_Failure(worker.rank, because_of, failure))
+        self._note_failure(worker, exit_code, note, because_of)
         if self._ending:
             return
         self._hosts.blacklist(worker.host)
         for other in self._live():
             if other.host == worker.host:
-                self._stop(other)
+                self._let_end(other)
         self._crew.say(f"baguarun: {said}: the host is blacklisted.")
+
+    def _note_failure(self, worker, exit_code, note, because_of):
+        failure = WorkerFailed(worker.label, exit_code, f". {note}" if note else "", worker.number)
+        self._failures.append(_Failure(worker.rank, because_of, failure))
+
+    def _let_end(self, worker):
+        """A worker whose host is not used any more: it may have something to save, unless it has not begun."""
+        if worker.phase is Phase.WAITING:
+            self._dismiss(worker, self._survivors_seconds)
+        elif worker.phase is Phase.RUNNING and self._survivors_seconds:
+            self._enter(worker, Phase.LEAVING)
+            worker.leave_by = worker.since + self._survivors_seconds
+        else:
+            self._stop(worker)
 
     # ---- what follows -------------------------------------------------------------------------------------------
 
@@ -244,7 +268,7 @@ class ElasticDriver:
     def _let_go(self, staying, now):
         """Those without a slot that have nothing to lose, and those that do not go."""
         for worker in self._workers.values():
-            if worker.phase is Phase.LEAVING and now > worker.since + _FAREWELL_SECONDS:
+            if worker.leave_by is not None and now > worker.leave_by:
                 self._stop(worker)
             elif worker not in staying and worker.phase is Phase.STARTING:
                 self._stop(worker)
@@ -270,11 +294,13 @@ class ElasticDriver:
 
     def _stop(self, worker):
         self._enter(worker, Phase.LEAVING)
+        worker.leave_by = None
         self._crew.stop(worker.number)
 
-    def _dismiss(self, worker):
+    def _dismiss(self, worker, seconds=_FAREWELL_SECONDS):
         """It learns in init() that it has no slot, and ends by itself."""
         self._enter(worker, Phase.LEAVING)
+        worker.leave_by = worker.since + seconds
         self._crew.send(worker.number, {"type": "removed"})
 
     def _end(self):
@@ -353,6 +379,8 @@ class ElasticDriver:
 
     def _give_up(self, staying, hosts, now):
         """Ends the job when nothing can come of it any more, or has not for too long."""
+        if any(worker.leave_by is not None and worker.rank is not None for worker in self._workers.values()):
+            return      # one that ends by itself may be the cause of it all
         live = self._live()
         if self._state_exists and not any(worker.has_state for worker in live):
             failure = _cause(self._failures)

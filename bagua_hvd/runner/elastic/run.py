@@ -16,7 +16,7 @@ from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscoveryScript, 
 from bagua_hvd.runner.elastic.driver import ElasticDriver
 from bagua_hvd.runner.elastic.reach import Reach
 from bagua_hvd.runner.elastic.settings import ElasticSettings
-from bagua_hvd.runner.job import Interrupted, OutputOptions, is_local
+from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, is_local
 from bagua_hvd.runner.output import Console, Descriptor
 from bagua_hvd.runner.spawner import Spawner
 from bagua_hvd.runner.ssh.spawner import SshSpawner
@@ -136,10 +136,16 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
         reach = Reach(ssh, options, workers.call, files.send if files else None)
         crew = Crew(command, env, output, workers, reach, service, rendezvous, secret_key, console,
                     lambda number, *how: events.put(("ended", number, how)), table, files)
-        driver = ElasticDriver(settings, hosts, crew)
+        driver = ElasticDriver(settings, hosts, crew, survivors_seconds=survivors)
         driver.hosts_found(first)
         stack.enter_context(_Discovery(discovery, lambda found: events.put(("hosts", None, found)), workers.say))
-        _, outcome = workers.run(lambda: _drive(driver, events, workers))
+        try:
+            _, outcome = workers.run(lambda: _drive(driver, events, workers))
+        except RuntimeError as error:
+            failed = error if isinstance(error, WorkerFailed) else error.__cause__
+            if isinstance(failed, WorkerFailed) and not files:
+                crew.reports.repeat_traceback(console, failed)
+            raise
     if outcome.signum is not None:
         raise Interrupted(outcome.signum)
 

@@ -1,77 +1,8 @@
-"""From a config file to flags, and from flags to the environment variables that the ranks read."""
+"""From a config file to flags, and from flags to the environment variables that the ranks read: by runner/flags.py."""
+from bagua_hvd.core.variables import LOG_LEVELS as LOG_LEVELS
+from bagua_hvd.runner.flags import SWITCH, TABLE
 
-from bagua_hvd.core.variables import LOG_LEVELS, MIB
-
-
-def _switch(value):
-    return "1" if value else "0"
-
-
-def _text(value):
-    return str(value)
-
-
-# (attribute of the parsed arguments, variable, how the value is written)
-_VARIABLES = (
-    ("algorithm", "BAGUA_ALGORITHM", _text),
-    ("start_timeout", "HOROVOD_START_TIMEOUT", _text),
-    ("grace_seconds", "BAGUA_HVD_GRACE_SECONDS", _text),
-    ("elastic_timeout", "HOROVOD_ELASTIC_TIMEOUT", _text),
-    ("fusion_threshold_mb", "HOROVOD_FUSION_THRESHOLD", lambda mb: str(mb * MIB)),
-    ("cycle_time_ms", "HOROVOD_CYCLE_TIME", _text),
-    ("cache_capacity", "HOROVOD_CACHE_CAPACITY", _text),
-    ("hierarchical_allreduce", "HOROVOD_HIERARCHICAL_ALLREDUCE", _switch),
-    ("hierarchical_allgather", "HOROVOD_HIERARCHICAL_ALLGATHER", _switch),
-    ("torus_allreduce", "HOROVOD_TORUS_ALLREDUCE", _switch),
-    ("autotune", "HOROVOD_AUTOTUNE", _switch),
-    ("autotune_log_file", "HOROVOD_AUTOTUNE_LOG", _text),
-    ("autotune_warmup_samples", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", _text),
-    ("autotune_steps_per_sample", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", _text),
-    ("autotune_bayes_opt_max_samples", "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", _text),
-    ("autotune_gaussian_process_noise", "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", _text),
-    ("timeline_filename", "HOROVOD_TIMELINE", _text),
-    ("timeline_mark_cycles", "HOROVOD_TIMELINE_MARK_CYCLES", _switch),
-    ("no_stall_check", "HOROVOD_STALL_CHECK_DISABLE", _switch),
-    ("stall_check_warning_time_seconds", "HOROVOD_STALL_CHECK_TIME_SECONDS", _text),
-    ("stall_check_shutdown_time_seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", _text),
-    ("mpi_threads_disable", "HOROVOD_MPI_THREADS_DISABLE", _switch),
-    ("num_nccl_streams", "HOROVOD_NUM_NCCL_STREAMS", _text),
-    ("thread_affinity", "HOROVOD_THREAD_AFFINITY", _text),
-    ("gloo_timeout_seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS", _text),
-    ("log_level", "HOROVOD_LOG_LEVEL", _text),
-    ("log_with_timestamp", "HOROVOD_LOG_HIDE_TIME", lambda shown: _switch(not shown)),
-    ("tcp_flag", "NCCL_IB_DISABLE", _switch),
-)
-
-# (attribute, key of the config file, type of its value). stall_check.enabled and controller are special.
-_CONFIG = (
-    ("fusion_threshold_mb", "params.fusion_threshold_mb", int),
-    ("cycle_time_ms", "params.cycle_time_ms", float),
-    ("cache_capacity", "params.cache_capacity", int),
-    ("hierarchical_allreduce", "params.hierarchical_allreduce", bool),
-    ("hierarchical_allgather", "params.hierarchical_allgather", bool),
-    ("torus_allreduce", "params.torus_allreduce", bool),
-    ("algorithm", "params.algorithm", str),
-    ("autotune", "autotune.enabled", bool),
-    ("autotune_log_file", "autotune.log_file", str),
-    ("autotune_warmup_samples", "autotune.warmup_samples", int),
-    ("autotune_steps_per_sample", "autotune.steps_per_sample", int),
-    ("autotune_bayes_opt_max_samples", "autotune.bayes_opt_max_samples", int),
-    ("autotune_gaussian_process_noise", "autotune.gaussian_process_noise", float),
-    ("timeline_filename", "timeline.filename", str),
-    ("timeline_mark_cycles", "timeline.mark_cycles", bool),
-    ("no_stall_check", "stall_check.enabled", bool),
-    ("stall_check_warning_time_seconds", "stall_check.warning_time_seconds", int),
-    ("stall_check_shutdown_time_seconds", "stall_check.shutdown_time_seconds", int),
-    ("mpi_threads_disable", "library_options.mpi_threads_disable", bool),
-    ("num_nccl_streams", "library_options.num_nccl_streams", int),
-    ("thread_affinity", "library_options.thread_affinity", str),
-    ("gloo_timeout_seconds", "library_options.gloo_timeout_seconds", int),
-    ("log_level", "logging.level", str),
-    ("log_with_timestamp", "logging.with_timestamp", bool),
-)
 _CONTROLLERS = ("gloo", "mpi")
-_DESCRIPTIONS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
 def set_args_from_config(args, config, override_args):
@@ -87,16 +18,17 @@ def set_args_from_config(args, config, override_args):
         ValueError: a value of a wrong type, or an unknown controller; the key is named.
     """
     values = _flat(config)
-    for attribute, key, kind in _CONFIG:
-        if values.get(key) is not None and attribute not in override_args:
-            value = _typed(key, values[key], kind)
-            setattr(args, attribute, not value if attribute == "no_stall_check" else value)
+    keys = {flag.key.lstrip("!"): flag for flag in TABLE.values() if flag.key}
+    for key, flag in keys.items():
+        if values.get(key) is not None and flag.attribute not in override_args:
+            value = _typed(flag, key, values[key])
+            setattr(args, flag.attribute, not value if flag.key.startswith("!") else value)
     controller = values.get("controller")
     if controller is not None and not {"use_gloo", "use_mpi", "use_jsrun"} & set(override_args):
         if str(controller).lower() not in _CONTROLLERS:
             raise ValueError(f"config key controller: {controller!r} is none of {', '.join(_CONTROLLERS)}")
         setattr(args, f"use_{controller.lower()}", True)
-    return sorted(values.keys() - {key for _, key, _ in _CONFIG} - {"controller"})
+    return sorted(values.keys() - keys.keys() - {"controller"})
 
 
 def _flat(config):
@@ -112,34 +44,29 @@ def _flat(config):
     return values
 
 
-def _typed(key, value, kind):
-    if kind is str and isinstance(value, (int, str)) and not isinstance(value, bool):
-        value = str(value)
-    right = isinstance(value, (int, float) if kind is float else kind)
-    if not right or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"config key {key}: {value!r} is not {_DESCRIPTIONS[kind]}")
-    return value
+def _typed(flag, key, value):
+    # What YAML made of the text: true where the flag is a switch, and nowhere else.
+    if isinstance(value, bool) != (flag.kind is SWITCH) or not isinstance(value, (bool, int, float, str)):
+        raise ValueError(f"config key {key}: {value!r}: expected {flag.kind.expected}")
+    try:
+        return flag.parse(str(value))
+    except ValueError as error:
+        raise ValueError(f"config key {key}: {error}") from None
 
 
 def validate_config_args(args):
     """ValueError, naming the flag and the remedy, for values that are wrong by themselves or together."""
-    for attribute, low in (("fusion_threshold_mb", 0), ("cycle_time_ms", 0), ("cache_capacity", 0),
-                           ("stall_check_warning_time_seconds", 0), ("stall_check_shutdown_time_seconds", 0),
-                           ("autotune_warmup_samples", 0), ("autotune_steps_per_sample", 1),
-                           ("autotune_bayes_opt_max_samples", 1), ("autotune_gaussian_process_noise", 0),
-                           ("num_nccl_streams", 1), ("elastic_timeout", 1), ("reset_limit", 0),
-                           ("start_timeout", 1), ("grace_seconds", 0), ("gloo_timeout_seconds", 1)):
+    for attribute, flag in TABLE.items():
         value = getattr(args, attribute, None)
-        if value is not None and not low <= value < float("inf"):
-            raise ValueError(f"--{attribute.replace('_', '-')} {value}: give {low} or more")
-    noise = getattr(args, "autotune_gaussian_process_noise", None)
-    if noise is not None and noise > 1:
-        raise ValueError(f"--autotune-gaussian-process-noise {noise}: give 0 to 1")
-    level = getattr(args, "log_level", None)
-    if level is not None and level.upper() not in LOG_LEVELS:
-        raise ValueError(f"{level!r} is not a log level: give one of {', '.join(LOG_LEVELS)}")
+        if value is None or flag.kind is SWITCH:
+            continue
+        try:
+            for one in value if isinstance(value, (list, tuple)) else [value]:
+                flag.parse(str(one))
+        except ValueError as error:
+            raise ValueError(f"{flag.name} {error}") from None
     cooldown = getattr(args, "cooldown_range", None)
-    if cooldown is not None and not 1 <= cooldown[0] <= cooldown[1] <= 3600:
+    if cooldown is not None and cooldown[0] > cooldown[1]:
         raise ValueError(f"--blacklist-cooldown-range {cooldown[0]} {cooldown[1]}: give MIN and MAX with "
                          "1 <= MIN <= MAX <= 3600")
     warning = getattr(args, "stall_check_warning_time_seconds", None)
@@ -152,8 +79,11 @@ def validate_config_args(args):
 
 def set_env_from_args(env, args):
     """Sets in `env` the variable of every flag that was given; returns `env`. Others keep what the user exported."""
-    for attribute, variable, write in _VARIABLES:
+    for attribute, flag in TABLE.items():
         value = getattr(args, attribute, None)
-        if value is not None:
-            env[variable] = write(value)
+        if value is None or not flag.variable:
+            continue
+        if flag.kind is SWITCH:
+            value = int(bool(value) != flag.variable.startswith("!"))
+        env[flag.variable.lstrip("!")] = str(value * flag.unit if flag.unit != 1 else value)
     return env

@@ -1,0 +1,137 @@
+// Whose failure it is, in fields for programs: as ranks tell each other, and as every rank of a job hears it.
+#include "base/status.h"
+#include "core/context.h"
+#include "core/reason.h"
+#include "job.h"
+
+static bool arrives(bhvd_status status, bhvd_cause cause, int rank, size_t cut)
+{
+    struct bhvd_error sent, received;
+    struct bytes bytes = {0};
+    error_set(&sent, status, "the sentence");
+    error_blame(&sent, cause, rank);
+    reason_put(&bytes, &sent);
+    struct bytes_reader r = bytes_read(&bytes);
+    r.end -= cut;
+    const bool taken = reason_take(&r, (uint8_t)status, RANKS, &received);
+    if (taken) {
+        CHECK(r.at == r.end);
+        CHECK(received.status == status && received.cause == cause && received.rank == rank);
+        CHECK(strcmp(received.message, "the sentence") == 0);
+    }
+    bytes_fini(&bytes);
+    return taken;
+}
+
+TEST(a_reason_is_read_as_it_was_written_or_not_at_all)
+{
+    for (int cause = BHVD_CAUSE_ENDED; cause < BHVD_CAUSE_COUNT; cause++) {
+        CHECK(arrives(BHVD_ERR_PEER_LOST, cause, RANKS - 1, 0));
+        CHECK(!arrives(BHVD_ERR_PEER_LOST, cause, RANKS, 0));
+        CHECK(arrives(BHVD_ERR_PEER_LOST, cause, -1, 0) == (cause == BHVD_CAUSE_TIMEOUT));
+    }
+    CHECK(arrives(BHVD_ERR_MISMATCH, BHVD_CAUSE_NONE, -1, 0));
+    CHECK(!arrives(BHVD_ERR_MISMATCH, BHVD_CAUSE_NONE, 0, 0));
+    CHECK(!arrives(BHVD_ERR_PEER_LOST, BHVD_CAUSE_COUNT, 0, 0));
+    CHECK(!arrives(BHVD_OK, BHVD_CAUSE_NONE, -1, 0) && !arrives(BHVD_IN_PROGRESS, BHVD_CAUSE_NONE, -1, 0));
+    for (size_t cut = 1; cut < sizeof "the sentence" + 7; cut++)
+        CHECK(!arrives(BHVD_ERR_MISMATCH, BHVD_CAUSE_NONE, -1, cut));
+}
+
+static bhvd_status outcome_of_barrier(bhvd_context *ctx, struct bhvd_error *error)
+{
+    const struct bhvd_args args = {.kind = BHVD_BARRIER, .name = "barrier", .device = -1, .prescale_factor = 1, .postscale_factor = 1};
+    bhvd_handle *handle;
+    bhvd_status status = bhvd_post(ctx, &args, &handle, error);
+    if (!status)
+        status = bhvd_wait(handle, 60000, error);
+    bhvd_handle_drop(handle);
+    return status;
+}
+
+static void expect(bhvd_context *ctx, bhvd_status status, bhvd_cause cause, int rank)
+{
+    struct bhvd_error error;
+    CHECK_STATUS(outcome_of_barrier(ctx, &error), status);
+    CHECK(error.cause == cause && error.rank == rank);
+    bhvd_context_first_loss(ctx, &error);
+    CHECK(error.status == status && error.cause == cause && error.rank == rank);
+}
+
+static void begin(struct job *job, bhvd_context *ctx)
+{
+    struct bhvd_error error;
+    bhvd_context_first_loss(ctx, &error);
+    CHECK(error.status == BHVD_OK && !error.cause);
+    CHECK_STATUS(outcome_of_barrier(ctx, &error), BHVD_OK);
+    atomic_fetch_add(&job->ready, 1);
+    while (atomic_load(&job->ready) < RANKS)
+        usleep(1000);
+}
+
+static void one_leaves(struct job *job, int rank, bhvd_context *ctx)
+{
+    begin(job, ctx);
+    if (rank != job->subject)
+        expect(ctx, BHVD_ERR_SHUTDOWN, BHVD_CAUSE_LEFT, job->subject);
+}
+
+// Its connections break without a goodbye, as at the end of its process.
+static void one_ends(struct job *job, int rank, bhvd_context *ctx)
+{
+    begin(job, ctx);
+    if (rank != job->subject) {
+        expect(ctx, BHVD_ERR_PEER_LOST, BHVD_CAUSE_ENDED, job->subject);
+        return;
+    }
+    pthread_mutex_lock(&ctx->engine_lock);
+    ctx->said_goodbye = true;
+    pthread_mutex_unlock(&ctx->engine_lock);
+}
+
+static void one_fails(struct job *job, int rank, bhvd_context *ctx)
+{
+    begin(job, ctx);
+    if (rank != job->subject) {
+        expect(ctx, BHVD_ERR_SYSTEM, BHVD_CAUSE_FAILED, job->subject);
+        return;
+    }
+    pthread_mutex_lock(&ctx->engine_lock);
+    context_fail(ctx, BHVD_ERR_SYSTEM, "no memory for anything");
+    pthread_mutex_unlock(&ctx->engine_lock);
+    expect(ctx, BHVD_ERR_SYSTEM, BHVD_CAUSE_NONE, -1);
+}
+
+static void impatient(int rank, struct bhvd_context_options *options)
+{
+    (void)rank;
+    options->stall_warning_ms = 1000;
+    options->stall_shutdown_ms = 1000;
+}
+
+static void one_stalls(struct job *job, int rank, bhvd_context *ctx)
+{
+    struct bhvd_error error;
+    begin(job, ctx);
+    while (rank == job->subject && bhvd_context_status(ctx, &error) == BHVD_OK)
+        usleep(10000);
+    expect(ctx, BHVD_ERR_SHUTDOWN, BHVD_CAUSE_TIMEOUT, job->subject);
+}
+
+TEST(every_rank_hears_whose_failure_it_is)
+{
+    static void (*const bodies[])(struct job *, int, bhvd_context *) = {one_leaves, one_ends, one_fails, one_stalls};
+    static const char *const transports[] = {"inproc", "shm", "tcp"};
+    for (size_t t = 0; t < 3; t++) {
+        for (size_t b = 0; b < 4; b++) {
+            for (int subject = 0; subject < RANKS; subject += 2) {
+                // In one process there is nothing that breaks, and a word that nobody waits for is read when somebody does.
+                if (bodies[b] == one_ends && t == 0)
+                    continue;
+                struct job job = {.transport = transports[t], .body = bodies[b], .subject = subject,
+                                  .adjust = bodies[b] == one_stalls ? impatient : NULL};
+                run_this_job(&job);
+            }
+        }
+    }
+}
