@@ -33,9 +33,10 @@ LONG_FIXTURES = {"ssh_hosts", "namespaces"}
 LONG_FILES = [HERE / name for name in (
     "elastic/test_digits.py", "examples/test_convergence.py", "examples/test_torch_char_lm.py",
     "runner/test_run_ssh.py", "soak/test_soak.py")]
+LONG_FOLDERS = {HERE / "ray"}
 SHORT = {"test_ranks_of_two_hosts", "test_a_lost_connection", "test_hosts_come_and_go"}    # of the farms, all the same
 MOST_RANKS = 5      # threads of one test
-assert all(path.exists() for path in LONG_FILES)
+assert all(path.exists() for path in [*LONG_FILES, *LONG_FOLDERS])
 
 
 def is_long(item):
@@ -43,7 +44,8 @@ def is_long(item):
     world = parameters.get("world", 0)      # in it, a number of ranks, or a letter for each
     parts = world if isinstance(world, tuple) else (world,)
     numbers = [part for part in parts if isinstance(part, int)] or [len(parts[0])]
-    return (item.path in LONG_FILES or max(numbers) > MOST_RANKS or parameters.get("configuration") == "tsan"
+    return (item.path in LONG_FILES or item.path.parent in LONG_FOLDERS
+            or max(numbers) > MOST_RANKS or parameters.get("configuration") == "tsan"
             or (bool(LONG_FIXTURES & set(item.fixturenames)) and item.originalname not in SHORT))
 
 

@@ -27,7 +27,8 @@ FLOORS = [
     ["as_horovod"],
     ["runner"],
     ["bench"],
-    ["mxnet", "ray", "spark"],      # say that there is nothing
+    ["ray"],
+    ["mxnet", "spark"],             # say that there is nothing
     ["common"],                     # Horovod's paths, for others
 ]
 ROOF = "bagua_hvd"                  # the package itself: its version, and run() of the launcher

@@ -1,5 +1,5 @@
 # ruff: noqa: E501  (one line for each name)
-"""Horovod's surface for torch, tensorflow, keras, common, data and runner, and its environment variables, as tables for the tests of this folder.
+"""Horovod's surface for torch, tensorflow, keras, common, data, runner and ray, and its environment variables, as tables for the tests of this folder.
 
 API: a line that ends with a colon opens a place, by every path that leads there (`torch` is bagua_hvd.torch). `@state`
 and the like are objects; test_signatures.py makes them. Then one line for each name: the tier (A: nearly every script,
@@ -432,6 +432,48 @@ C ElasticSettings
 
 runner.elastic.registration:
 C WorkerStateRegistry
+
+ray:
+B RayExecutor(settings, num_workers=None, num_hosts=None, num_workers_per_host=1, cpus_per_worker=1, use_gpu=False, gpus_per_worker=None, use_current_placement_group=True, min_workers=None, max_workers=None, reset_limit=None, cooldown_range=None, elastic_timeout=600, override_discovery=True)
+C ElasticRayExecutor(settings, use_gpu=False, cpus_per_slot=1, gpus_per_slot=None, env_vars=None, override_discovery=True)
+C BaseHorovodWorker(world_rank=0, world_size=1)
+C RayHostDiscovery(use_gpu=False, cpus_per_slot=1, gpus_per_slot=1)
+
+@ray_executor:
+B create_settings(timeout_s=30, ssh_identity_file=None, ssh_str=None, placement_group_timeout_s=100, nics=None)
+B start(executable_cls=None, executable_args=None, executable_kwargs=None, extra_env_vars=None)
+B run(fn, args=None, kwargs=None, callbacks=None)
+B run_remote(fn, args=None, kwargs=None)
+B execute(fn, callbacks=None)
+B execute_single(fn)
+B shutdown()
+
+@elastic_ray_executor:
+C create_settings(min_num_proc=1, max_num_proc=None, reset_limit=None, elastic_timeout=600, timeout_s=30, ssh_identity_file=None, nics=None, min_np=None, max_np=None, **kwargs)
+C start()
+C run(worker_fn, callbacks=None)
+
+@ray_worker:
+C node_id()
+C hostname()
+C get_gpu_ids()
+C update_env_vars
+C env_vars()
+C start_executable
+C execute
+C set_queue
+
+ray.ray_logger:
+C configure(queue)
+C log(info_dict)
+
+ray.runner:
+C Coordinator
+C MiniSettings
+
+ray.utils:
+C detect_nics
+C nics_to_env_var
 """
 
 # Read when Horovod runs, or set by its launcher.

@@ -18,15 +18,13 @@ ROWS = list(horovod_api.rows())
 EXCUSED = frozenset(migration_page.absent_names())
 ABSENT = object()
 FRAMEWORKS = ("torch", "tensorflow")
+NEEDS = {**{name: name for name in (*FRAMEWORKS, "ray")}, "keras": "tensorflow"}    # Keras' default backend
 
 
 def import_module(place):
     """Module `place` of bagua_hvd, or ABSENT."""
-    framework = place.split(".")[0]
-    if framework in FRAMEWORKS:
-        pytest.importorskip(framework)
-    if framework == "keras":
-        pytest.importorskip("tensorflow")       # its default backend, and what brings it along
+    if (package := NEEDS.get(place.split(".")[0])):
+        pytest.importorskip(package)
     name = "bagua_hvd" if place == "." else f"bagua_hvd.{place}"
     try:
         return importlib.import_module(name)
@@ -63,6 +61,11 @@ def _make_loader():
     return Loader()
 
 
+def _make_ray_executor(name, **arguments):
+    executor = find(f"ray.{name}")
+    return executor(executor.create_settings(), **arguments)
+
+
 def _call(path, *args, **kwargs):
     function = find(path)
     return ABSENT if function is ABSENT else function(*args, **kwargs)
@@ -78,6 +81,9 @@ OBJECTS = {
     "@state": lambda: _call("torch.elastic.TorchState", epoch=0),
     "@sampler": lambda: _call("torch.elastic.ElasticSampler", [0, 1, 2]),
     "@loader": _make_loader,
+    "@ray_executor": lambda: _make_ray_executor("RayExecutor", num_workers=1),
+    "@elastic_ray_executor": lambda: _make_ray_executor("ElasticRayExecutor"),
+    "@ray_worker": lambda: object.__new__(find("ray.BaseHorovodWorker")),
 }
 
 

@@ -29,7 +29,7 @@ _GIVE_UP_SECONDS = 1
 _STEP_SECONDS = 0.2
 
 
-class _Discovery:
+class Search:
     """Asks a HostDiscovery every second, in a thread of its own; a context manager.
 
     Args:
@@ -138,9 +138,9 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
                     lambda number, *how: events.put(("ended", number, how)), table, files)
         driver = ElasticDriver(settings, hosts, crew, survivors_seconds=survivors)
         driver.hosts_found(first)
-        stack.enter_context(_Discovery(discovery, lambda found: events.put(("hosts", None, found)), workers.say))
+        stack.enter_context(Search(discovery, lambda found: events.put(("hosts", None, found)), workers.say))
         try:
-            _, outcome = workers.run(lambda: _drive(driver, events, workers))
+            _, outcome = workers.run(lambda: drive(driver, events, lambda: workers.stopping))
         except RuntimeError as error:
             failed = error if isinstance(error, WorkerFailed) else error.__cause__
             if isinstance(failed, WorkerFailed) and not files:
@@ -150,8 +150,14 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
         raise Interrupted(outcome.signum)
 
 
-def _drive(driver, events, workers):
-    """The driver's thread."""
+def drive(driver, events, stopping=lambda: False):
+    """The driver's thread: tells it what happens, until the job has ended.
+
+    Args:
+        events: queue of (event, number of the worker or None, data). stopping: function: whether to leave at once.
+    Raises:
+        What the job ends with.
+    """
     while not driver.finished and driver.failure is None:
         try:
             driver.step()
@@ -160,7 +166,7 @@ def _drive(driver, events, workers):
                 _handle(driver, *events.get_nowait())
         except queue.Empty:
             pass
-        if workers.stopping:
+        if stopping():
             return
     if driver.failure is not None:
         raise driver.failure

@@ -1,6 +1,7 @@
 """Hosts with slots, and the plan that gives every rank its place."""
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 _HOST = re.compile(r"(?P<name>[\w.-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<slots>\d+))?", re.ASCII)
 _HOST_FILE_LINE = re.compile(r"(?P<name>\S+?)(?::(?P<colon>\d+)|\s+slots\s*=\s*(?P<slots>\d+))?", re.ASCII)
@@ -85,8 +86,6 @@ def parse_host_files(filename):
 def get_host_assignments(hosts, min_num_proc, max_num_proc=None):
     """The plan: SlotInfos in the order of their ranks, which fill the hosts in the given order.
 
-    The cross rank of a slot is the index of its host among the hosts that have its local rank.
-
     Args:
         hosts: HostInfos.
         max_num_proc: at most so many ranks; None: every slot is used.
@@ -97,14 +96,29 @@ def get_host_assignments(hosts, min_num_proc, max_num_proc=None):
     if available < min_num_proc:
         raise ValueError(f"Requested more processes ({min_num_proc}) than there are available slots ({available})")
     size = available if max_num_proc is None else min(available, max_num_proc)
-    plan = []
-    hosts_with = {}     # local rank -> number of hosts that have it
-    for host in hosts:
-        local_size = min(host.slots, size - len(plan))
-        for local_rank in range(local_size):
-            cross_rank = hosts_with.get(local_rank, 0)
-            hosts_with[local_rank] = cross_rank + 1
-            plan.append(SlotInfo(host.hostname, len(plan), local_rank, cross_rank, size, local_size))
-    for slot in plan:
-        slot.cross_size = hosts_with[slot.local_rank]
-    return plan
+    # Numbers: one name given twice is two hosts.
+    numbers = [number for number, host in enumerate(hosts) for _ in range(host.slots)][:size]
+    return [replace(slot, hostname=hosts[slot.hostname].hostname) for slot in slots_on(numbers)]
+
+
+def slots_on(hosts):
+    """SlotInfos of ranks that are somewhere already, in their order.
+
+    The cross rank of a slot is the index of its host among the hosts that have its local rank.
+
+    Args:
+        hosts: that of each rank. The ranks of a host need not be neighbours.
+    """
+    sizes, seen = Counter(hosts), Counter()
+    hosts_with, cross_ranks = Counter(), {}     # of each local rank; of each host and local rank
+    for host, size in sizes.items():
+        for local_rank in range(size):
+            cross_ranks[host, local_rank] = hosts_with[local_rank]
+            hosts_with[local_rank] += 1
+    slots = []
+    for rank, host in enumerate(hosts):
+        local_rank = seen[host]
+        seen[host] += 1
+        slots.append(SlotInfo(host, rank, local_rank, cross_ranks[host, local_rank], len(hosts), sizes[host],
+                              hosts_with[local_rank]))
+    return slots

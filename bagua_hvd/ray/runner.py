@@ -1,0 +1,289 @@
+"""Jobs on Ray: actors are the ranks, and meet at the driver's rendezvous."""
+import base64
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from bagua_hvd.job.rendezvous import Rendezvous
+from bagua_hvd.job.secret import HOROVOD_SECRET_KEY, make_secret_key
+from bagua_hvd.ray.elastic import ElasticRayExecutor
+from bagua_hvd.ray.messages import Messages
+from bagua_hvd.ray.placement import Actors, Resources
+from bagua_hvd.ray.utils import nics_to_env_var
+from bagua_hvd.runner.common.util.hosts import slots_on
+from bagua_hvd.runner.common.util.timeout import Timeout
+
+
+@dataclass
+class MiniSettings:
+    """How ranks are started. What ssh would need is accepted for Horovod's sake: Ray starts the ranks.
+
+    Args:
+        nics: names of the interfaces that may be used; None: the one that leads to the rendezvous.
+        timeout_s: seconds until all ranks must have called init(). placement_group_timeout_s: to wait for room.
+    """
+
+    nics: Any = None
+    verbose: int = 1
+    key: Any = None
+    ssh_port: int | None = None
+    ssh_identity_file: str | None = None
+    timeout_s: int = 300
+    placement_group_timeout_s: int = 100
+    elastic: bool = False
+
+    @property
+    def start_timeout(self) -> Timeout:
+        """A deadline that begins now."""
+        return Timeout(self.timeout_s, "Timed out waiting for {activity}: is there a way between the nodes?")
+
+
+class Coordinator:
+    """Places and meeting point of a job whose ranks somebody else starts.
+
+    Args:
+        settings: MiniSettings, or whatever has nics, key (the job's secret, base64; None: a new one) and timeout_s.
+    """
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+        self.rendezvous: Rendezvous | None = None
+        self._hosts: dict[int, tuple[str, str]] = {}     # rank -> (host name, node)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks so far."""
+        return len(self._hosts)
+
+    @property
+    def hostnames(self) -> set[str]:
+        """Names of the hosts that have ranks."""
+        return {hostname for hostname, _ in self._hosts.values()}
+
+    def register(self, hostname: str, node_id: str, world_rank: int) -> None:
+        """A rank is on this node."""
+        self._hosts[world_rank] = hostname, node_id
+
+    def finalize_registration(self) -> dict[int, dict[str, str]]:
+        """When all are registered, ranks 0, 1, ...: {rank: the variables of its place}."""
+        slots = slots_on([self._hosts[rank][1] for rank in range(self.world_size)])
+        return {slot.rank: {
+            "HOROVOD_CROSS_RANK": str(slot.cross_rank), "HOROVOD_CROSS_SIZE": str(slot.cross_size),
+            "HOROVOD_LOCAL_RANK": str(slot.local_rank), "HOROVOD_LOCAL_SIZE": str(slot.local_size)} for slot in slots}
+
+    def establish_rendezvous(self) -> dict[str, str]:
+        """The variables of all ranks. The rendezvous lives in this process, until close() or its end."""
+        key = getattr(self.settings, "key", None) or make_secret_key()
+        key = key.decode() if isinstance(key, bytes) else key
+        address = ray.util.get_node_ip_address()
+        self.close()
+        self.rendezvous = Rendezvous(base64.b64decode(key), "127.0.0.1" if address == "127.0.0.1" else "0.0.0.0")
+        weakref.finalize(self, self.rendezvous.close)
+        return {
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": address, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self.rendezvous.port),
+            "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", HOROVOD_SECRET_KEY: key,
+            "HOROVOD_START_TIMEOUT": str(self.settings.timeout_s), **nics_to_env_var(self.settings.nics or ())}
+
+    def environments(self, places: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+        """All variables of each rank.
+
+        Args:
+            places: (host name, node) of ranks 0, 1, ...
+        """
+        for rank, (hostname, node_id) in enumerate(places):
+            self.register(hostname, node_id, rank)
+        common = self.establish_rendezvous()
+        # Ray's nodes are hosts, also where two of them are one machine.
+        return [{**common, **place, "HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(len(places)),
+                 "HOROVOD_HOSTNAME": places[rank][1], "BAGUA_HVD_HOST_ID": places[rank][1]}
+                for rank, place in self.finalize_registration().items()]
+
+    def close(self) -> None:
+        """Ends the rendezvous. Idempotent."""
+        if self.rendezvous is not None:
+            self.rendezvous.close()
+            self.rendezvous = None
+
+
+class RayExecutor:
+    """A job whose ranks are Ray actors: start() makes them, run() and execute() call functions there, shutdown().
+
+    Args:
+        settings: of create_settings(). num_workers: ranks, wherever there is room; or num_hosts: on so many nodes
+            num_workers_per_host each.
+        cpus_per_worker, gpus_per_worker: what Ray reserves for each. use_gpu: whether they have GPUs, one by default.
+            A rank sees all GPUs of its node's ranks, and takes the one of hvd.local_rank().
+        use_current_placement_group: within a placement group, the actors are put there.
+        min_workers, max_workers, reset_limit, cooldown_range, elastic_timeout, override_discovery: of an elastic job,
+            which min_workers makes it; see ElasticRayExecutor.
+    Raises:
+        ValueError: numbers that exclude each other.
+    """
+
+    def __init__(self, settings: Any, num_workers: int | None = None, num_hosts: int | None = None,
+                 num_workers_per_host: int = 1, cpus_per_worker: int = 1, use_gpu: bool = False,
+                 gpus_per_worker: int | None = None, use_current_placement_group: bool = True,
+                 min_workers: int | None = None, max_workers: int | None = None, reset_limit: int | None = None,
+                 cooldown_range: Any = None, elastic_timeout: int = 600, override_discovery: bool = True) -> None:
+        resources = Resources(cpus_per_worker, use_gpu, gpus_per_worker)
+        if min_workers is None and (max_workers is not None or reset_limit is not None or cooldown_range is not None):
+            raise ValueError("max_workers, reset_limit and cooldown_range are for elastic jobs: give min_workers too")
+        if min_workers is not None:
+            if num_hosts is not None:
+                raise ValueError("num_hosts is for jobs of fixed size: leave it out, or min_workers")
+            settings = ElasticRayExecutor.create_settings(
+                min_workers, max_workers, reset_limit, elastic_timeout, settings.timeout_s, nics=settings.nics,
+                num_proc=num_workers, cooldown_range=cooldown_range, discovery=getattr(settings, "discovery", None))
+            self._job: Any = _ElasticJob(ElasticRayExecutor(
+                settings, use_gpu, cpus_per_worker, gpus_per_worker, override_discovery=override_discovery))
+            return
+        if (num_workers is None) == (num_hosts is None):
+            raise ValueError("give either num_workers, or num_hosts with num_workers_per_host (min_workers makes the "
+                             "job elastic)")
+        counts = [1] * num_workers if num_workers is not None else [num_workers_per_host] * (num_hosts or 0)
+        if not counts or min(counts) < 1:
+            raise ValueError("num_workers, num_hosts and num_workers_per_host: give 1 or more")
+        self._job = _FixedJob(settings, counts, resources, num_hosts is not None, use_current_placement_group)
+
+    @classmethod
+    def create_settings(cls, timeout_s: int = 30, ssh_identity_file: str | None = None, ssh_str: str | None = None,
+                        placement_group_timeout_s: int = 100, nics: Any = None) -> MiniSettings:
+        """The settings for the constructor.
+
+        Args:
+            timeout_s: seconds until all ranks must have called init(). placement_group_timeout_s: to wait for room.
+            nics: names of the interfaces that may be used; None: the one that leads to the driver.
+            ssh_identity_file, ssh_str: no effect; Ray starts the ranks.
+        """
+        return MiniSettings(timeout_s=timeout_s, ssh_identity_file=ssh_identity_file, nics=nics,
+                            placement_group_timeout_s=placement_group_timeout_s)
+
+    def start(self, executable_cls: Callable[..., Any] | None = None, executable_args: list[Any] | None = None,
+              executable_kwargs: dict[str, Any] | None = None, extra_env_vars: dict[str, str] | None = None) -> None:
+        """Makes the actors, and in each of them executable_cls(*executable_args, **executable_kwargs).
+
+        Args:
+            executable_cls: a class whose object execute() hands to its functions; None: there is none.
+            extra_env_vars: environment variables of the ranks.
+        Raises:
+            TimeoutError: Ray has no room. What the class raises.
+        """
+        self._job.start(executable_cls, executable_args, executable_kwargs, extra_env_vars)
+
+    def run(self, fn: Callable[..., Any], args: list[Any] | None = None, kwargs: dict[str, Any] | None = None,
+            callbacks: list[Callable[..., Any]] | None = None) -> list[Any]:
+        """fn(*args, **kwargs) on every rank; returns the results, in the order of the ranks.
+
+        Args:
+            callbacks: functions that are called here with what ranks give to ray_logger.log(), a dict.
+        Raises:
+            What fn raises on a rank (as ray.exceptions.RayTaskError); that rank leaves the job, and the others' next
+            collective fails. RayActorError: a rank died. RuntimeError: an elastic job failed.
+        """
+        return self._job.run(fn, args or [], kwargs or {}, callbacks)
+
+    def run_remote(self, fn: Callable[..., Any], args: list[Any] | None = None,
+                   kwargs: dict[str, Any] | None = None) -> list[Any]:
+        """As run(), but returns at once, with ray.ObjectRefs. NotImplementedError: the job is elastic."""
+        return self._job.run_remote(fn, args or [], kwargs or {})
+
+    def execute(self, fn: Callable[[Any], Any], callbacks: list[Callable[..., Any]] | None = None) -> list[Any]:
+        """fn(executable) on every rank; returns the results, in the order of the ranks. As run()."""
+        return self._job.execute(fn, callbacks)
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        """fn(executable) on rank 0; returns its result. NotImplementedError: the job is elastic."""
+        return self._job.execute_single(fn)
+
+    def shutdown(self) -> None:
+        """Ends the actors. start() may be called again."""
+        self._job.shutdown()
+
+
+class _FixedJob:
+    def __init__(self, settings, counts, resources, spread, use_current):
+        self._coordinator = Coordinator(settings)
+        self._place = counts, resources, spread, use_current, settings.placement_group_timeout_s
+        self._actors = None
+
+    @property
+    def _workers(self):
+        if self._actors is None:
+            raise RuntimeError("there are no ranks: call start() first")
+        return self._actors.workers
+
+    def start(self, executable_cls, executable_args, executable_kwargs, extra_env_vars):
+        self.shutdown()
+        self._actors = Actors(*self._place)
+        try:
+            hostnames = ray.get([worker.hostname.remote() for worker in self._workers])
+            environments = self._coordinator.environments(list(zip(hostnames, self._actors.nodes, strict=True)))
+            if self._place[1].use_gpu:
+                self._share_gpus(environments)
+            ray.get([worker.update_env_vars.remote({**environment, **(extra_env_vars or {})})
+                     for worker, environment in zip(self._workers, environments, strict=True)])
+            ray.get([worker.start_executable.remote(executable_cls, executable_args, executable_kwargs)
+                     for worker in self._workers])
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _share_gpus(self, environments):
+        """Each rank sees the GPUs of its node's ranks, in their order."""
+        of_node = {}
+        gpus = ray.get([worker.get_gpu_ids.remote() for worker in self._workers])
+        for node, ids in zip(self._actors.nodes, gpus, strict=True):
+            of_node.setdefault(node, []).extend(ids)
+        for node, environment in zip(self._actors.nodes, environments, strict=True):
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(of_node[node]))
+
+    def run(self, fn, args, kwargs, callbacks):
+        return self._results(callbacks, lambda: self.run_remote(fn, args, kwargs))
+
+    def run_remote(self, fn, args, kwargs):
+        return [worker.run.remote(fn, args, kwargs) for worker in self._workers]
+
+    def execute(self, fn, callbacks):
+        return self._results(callbacks, lambda: [worker.execute.remote(fn) for worker in self._workers])
+
+    def _results(self, callbacks, begin):
+        with Messages(callbacks) as messages:
+            ray.get([worker.set_queue.remote(messages.queue) for worker in self._workers])
+            return messages.results(begin())
+
+    def execute_single(self, fn):
+        return ray.get(self._workers[0].execute.remote(fn))
+
+    def shutdown(self):
+        if self._actors is not None:
+            self._actors.close()
+            self._actors = None
+        self._coordinator.close()
+
+
+class _ElasticJob:
+    def __init__(self, executor):
+        self._executor = executor
+
+    def start(self, executable_cls, executable_args, executable_kwargs, extra_env_vars):
+        self._executor.executable = executable_cls, executable_args, executable_kwargs
+        self._executor.env_vars = extra_env_vars or {}
+        self._executor.start()
+
+    def run(self, fn, args, kwargs, callbacks):
+        return self._executor.run(lambda executable: fn(*args, **kwargs), callbacks, with_executable=True)
+
+    def execute(self, fn, callbacks):
+        return self._executor.run(fn, callbacks, with_executable=True)
+
+    def run_remote(self, fn, args, kwargs):
+        raise NotImplementedError("run_remote: the ranks of an elastic job come and go; use run()")
+
+    def execute_single(self, fn):
+        raise NotImplementedError("execute_single: the ranks of an elastic job come and go; use execute()")
+
+    def shutdown(self):
+        self._executor.shutdown()

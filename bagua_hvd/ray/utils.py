@@ -1,0 +1,13 @@
+"""What Ray's own HorovodTrainer (Ray Train V1) looks for here. Interfaces need no search: the rendezvous tells them."""
+from typing import Any
+
+
+def detect_nics(settings: Any, all_host_names: Any = None, node_workers: Any = None) -> set[str]:
+    """Those that the settings name; empty: each rank takes the one that leads to the rendezvous."""
+    return set(settings.nics or ())
+
+
+def nics_to_env_var(nics: Any) -> dict[str, str]:
+    """The variables that limit the ranks to these interfaces; empty for none."""
+    names = ",".join(sorted(nics))
+    return {"HOROVOD_GLOO_IFACE": names, "NCCL_SOCKET_IFNAME": names} if names else {}

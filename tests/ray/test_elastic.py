@@ -1,0 +1,107 @@
+"""Elastic jobs on a Ray of several nodes: a rank dies, and the others go on from the last commit."""
+import pytest
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray[train]'")
+
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from bagua_hvd.ray import ElasticRayExecutor, RayExecutor, RayHostDiscovery  # noqa: E402
+
+pytestmark = pytest.mark.timeout(300)
+BATCHES = 30
+
+
+@pytest.fixture
+def nodes():
+    """A Ray of two nodes with one CPU each; add_node() gives it more."""
+    cluster = Cluster(initialize_head=True, head_node_args={
+        "num_cpus": 1, "object_store_memory": 100_000_000, "include_dashboard": False})
+    cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
+    ray.init(address=cluster.address, log_to_driver=False)
+    cluster.wait_for_nodes()
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def train(batches, dies=None):
+    """A function of a rank that sums ones over the ranks: (rank, size at the end, batches, sums of the sizes)."""
+    def main():
+        import os
+        import time
+
+        import torch
+
+        import bagua_hvd.torch as hvd
+        from bagua_hvd.ray import ray_logger
+
+        hvd.init()
+        state = hvd.elastic.TorchState(batch=0, sizes=[])
+
+        @hvd.elastic.run
+        def loop(state):
+            while state.batch < batches:
+                size = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+                if dies is not None and hvd.rank() == 1 and hvd.size() == 2 and state.batch == dies:
+                    os._exit(9)
+                state.sizes = [*state.sizes, size]
+                state.batch += 1
+                ray_logger.log({"batch": state.batch, "size": size})
+                time.sleep(0.05)
+                state.commit()
+
+        loop(state)
+        return hvd.rank(), hvd.size(), state.batch, state.sizes
+
+    return main
+
+
+def test_discovery(nodes):
+    assert list(RayHostDiscovery().find_available_hosts_and_slots().values()) == [1, 1]
+    assert RayHostDiscovery(cpus_per_slot=2).find_available_hosts_and_slots() == {}
+    assert RayHostDiscovery(use_gpu=True).find_available_hosts_and_slots() == {}
+
+
+def test_a_rank_that_dies_is_survived(nodes):
+    settings = ElasticRayExecutor.create_settings(min_num_proc=1, num_proc=2)
+    executor = ElasticRayExecutor(settings, env_vars={"OF_THE_USER": "x"})
+    executor.start()
+    got = []
+    results = executor.run(train(BATCHES, dies=10), callbacks=[got.append])
+    [(rank, size, batches, sizes)] = results
+    assert (rank, size, batches) == (0, 1, BATCHES) and len(sizes) == BATCHES
+    # Rank 0 may have had the sum of the batch in which the other died, or not.
+    both = sizes.count(2.0)
+    assert both in (10, 11) and sizes == [2.0] * both + [1.0] * (BATCHES - both)
+    assert {message["size"] for message in got} == {1.0, 2.0}
+    executor.shutdown()
+
+
+def test_a_node_that_comes_is_used(nodes):
+    executor = RayExecutor(RayExecutor.create_settings(timeout_s=60), num_workers=2, min_workers=2, max_workers=3)
+    executor.start()
+    added = []
+
+    def grow(message):
+        if message["batch"] == 3 and not added:
+            added.append(nodes.add_node(num_cpus=1, object_store_memory=100_000_000))
+
+    results = executor.run(train(400), callbacks=[grow])
+    assert [result[:3] for result in results] == [(rank, 3, 400) for rank in range(3)]
+    assert results[0][3][0] == 2.0 and results[0][3][-1] == 3.0
+    with pytest.raises(NotImplementedError, match="come and go"):
+        executor.execute_single(lambda _: None)
+
+
+def test_what_all_ranks_raise_ends_the_job(nodes):
+    def main(executable):
+        import bagua_hvd.torch as hvd
+
+        hvd.init()
+        raise KeyError(f"at the beginning of {executable}")
+
+    executor = RayExecutor(RayExecutor.create_settings(), num_workers=2, min_workers=2)
+    executor.start(str, ["it"])
+    with pytest.raises(RuntimeError) as raised:
+        executor.execute(main)
+    assert "at the beginning of it" in str(raised.value) + str(raised.value.__cause__)

@@ -1,0 +1,55 @@
+"""Ray Train: the examples, by TorchTrainer and by BaguaConfig, and Ray's HorovodTrainer of V1 on our Coordinator."""
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray.train", reason="Ray is not installed: pip install 'ray[train]'")
+pytest.importorskip("sklearn")
+
+pytestmark = pytest.mark.timeout(300)
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command, **variables):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **variables}
+    result = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=150, env=environment)
+    assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-5000:]
+    return result.stdout
+
+
+@pytest.mark.parametrize("framework, algorithm", [("torch", "bytegrad"), ("keras", "gradient_allreduce")])
+def test_example(framework, algorithm, tmp_path):
+    if framework == "keras":
+        pytest.importorskip("tensorflow")
+    output = run(str(ROOT / f"examples/ray_{framework}_digits.py"), "--algorithm", algorithm, "--storage",
+                 str(tmp_path))
+    ranks, accuracy = re.search(r"(\d) ranks, test accuracy: ([\d.]+) %", output).groups()
+    assert ranks == "2" and float(accuracy) >= 88
+
+
+def test_rays_horovod_trainer_of_v1(tmp_path):
+    code = """
+import bagua_hvd.as_horovod
+import ray
+from ray.train import RunConfig, ScalingConfig
+from ray.train.horovod import HorovodTrainer
+
+def train():
+    import horovod.torch as hvd
+    import torch
+    hvd.init()
+    ray.train.report({"sum": hvd.allreduce(torch.tensor(hvd.rank() + 1.0), op=hvd.Sum).item(), "of": hvd.__name__})
+
+ray.init(num_cpus=4, include_dashboard=False)
+result = HorovodTrainer(train, scaling_config=ScalingConfig(num_workers=2),
+                        run_config=RunConfig(storage_path="STORAGE")).fit()
+print(result.metrics["sum"], result.metrics["of"])
+""".replace("STORAGE", str(tmp_path))
+    startup = str(ROOT / "bagua_hvd/runner/startup")
+    output = run("-c", code, RAY_TRAIN_V2_ENABLED="0", PYTHONPATH=os.pathsep.join(
+        filter(None, [startup, os.environ.get("PYTHONPATH")])))
+    assert output.splitlines()[-1] == "3.0 bagua_hvd.torch"
