@@ -52,7 +52,8 @@ class ErrorFeedback(Algorithm):
             gradient = bucket.read()
             m = bucket.state.keep("momentum", lambda: np.zeros_like(gradient), fits=lambda m: m.size == gradient.size,
                                   scaled=True)
-            moved = self.momentum * m + gradient
+            # A further pass before the step has added its gradients to the mean of what was sent: to mean_i m_i.
+            moved = gradient if bucket.model and bucket.model.continues else self.momentum * m + gradient
             bucket.write(moved)
             if np.isfinite(moved).all():        # or it would stay so, when loss scaling has skipped the step
                 m[:] = moved

@@ -30,6 +30,10 @@ class Gradients:
     def finish(self):
         """All views of this step hold results: undo compression and copies."""
 
+    def holds_reduced(self):
+        """Whether gradients are still those that finish() left, with what has been added to them since."""
+        return False
+
     def discard(self):
         """Forget this step's views; after finish(), or because something failed."""
 

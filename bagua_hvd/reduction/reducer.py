@@ -141,6 +141,7 @@ class Reducer:
         self._begun = False         # the algorithm has heard of the step
         self._prepared = False      # before_step has been done
         self._again = False         # a window of this step has been communicated
+        self._cleared = False       # and its gradients have been zeroed
 
     def _begin_window(self):
         self.pending = False
@@ -202,6 +203,7 @@ class Reducer:
     def _begin(self):
         """Communication begins: that of a window, and of the step if it is its first."""
         self.model.communication_begins()
+        self.model.continues = self._again and not self._cleared and self._gradients.holds_reduced()
         if not self._begun:
             self._begun = True
             self.model.pending = {}
@@ -399,7 +401,7 @@ class Reducer:
             if self._again:
                 self._name_buckets()
             if done:
-                self._again = True
+                self._again, self._cleared = True, False
                 self._begin_window()
             else:
                 self.reset()
@@ -489,6 +491,7 @@ class Reducer:
     def cleared(self):
         """The gradients have been zeroed: they are no longer those that were communicated."""
         self.synchronized = False
+        self._cleared = True
 
     def state_dict(self):
         """The algorithm's state on this rank, {} when it has none."""

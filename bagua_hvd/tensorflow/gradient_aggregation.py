@@ -15,6 +15,12 @@ from bagua_hvd.tensorflow.reduction import dense
 from bagua_hvd.tensorflow.variables import native_variable
 
 
+def _finite(gradient):
+    if not (gradient.dtype.is_floating or gradient.dtype.is_complex):
+        return tf.identity(gradient)
+    return tf.where(tf.math.is_finite(tf.abs(gradient)), gradient, tf.zeros_like(gradient))
+
+
 class LocalGradientAggregationHelper:
     """See the module. The sums are variables of the graph, to be initialized with the others.
 
@@ -64,7 +70,11 @@ class LocalGradientAggregationHelper:
 
     @as_written
     def compute_gradients(self, grads: Any, vars: Any) -> Any:
-        """The reduced sums at the last pass of a window, else the gradients as they are (and are not to be applied)."""
+        """The reduced sums at the last pass of a window, else the gradients as they are (and are not to be applied).
+
+        These have zeros where they are not finite: a LossScaleOptimizer that looks at them would change this rank's
+        scale. It finds what the window's sum makes of them, alike on all ranks.
+        """
         present = [index for index, gradient in enumerate(grads) if gradient is not None]
         gradients = [dense(grads[index], self.sparse_as_dense) for index in present]
         variables = [vars[index] for index in present]
@@ -85,7 +95,7 @@ class LocalGradientAggregationHelper:
             with tf.control_dependencies(zeroed):
                 return [tf.identity(gradient) for gradient in reduced]
 
-        results = tf.cond(self._last_pass, reduce, lambda: [tf.identity(gradient) for gradient in gradients])
+        results = tf.cond(self._last_pass, reduce, lambda: [_finite(gradient) for gradient in gradients])
         everything = list(grads)
         for index, result in zip(present, results, strict=True):
             everything[index] = result

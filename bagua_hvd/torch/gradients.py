@@ -111,6 +111,7 @@ class TorchGradients(Gradients):
         self._weights = _Contiguous()
         self._scaler = lambda: None
         self._adam = None           # a TorchAdam, made when first asked for
+        self._reduced = None        # (a parameter, weak reference to its reduced gradient)
         self._sums = {}             # index -> weak reference to a gradient that is a sum over the ranks
 
     def add(self, name, parameter):
@@ -188,9 +189,17 @@ class TorchGradients(Gradients):
                 parameter.grad = reduced.to_sparse(self._sparse_dims[index])
             elif reduced is not parameter.grad:
                 parameter.grad.copy_(reduced)
+        parameter = next((parameter for parameter in self.parameters if parameter.grad is not None), None)
+        self._reduced = None if parameter is None else (parameter, weakref.ref(parameter.grad))
         if self.op == Sum:
             self._sums = {index: weakref.ref(parameter.grad) for index, parameter in enumerate(self.parameters)
                           if parameter.grad is not None}
+
+    def holds_reduced(self):
+        if self._reduced is None:
+            return False
+        parameter, reduced = self._reduced
+        return parameter.grad is not None and reduced() is parameter.grad
 
     def discard(self):
         self._stand_ins.clear()

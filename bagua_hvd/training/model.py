@@ -56,6 +56,8 @@ class Model:
         weights: one Weights bucket for each dtype and device.
         state: what belongs to no bucket.
         pending: what an algorithm has begun in this step; {} when the next one begins.
+        continues: whether the gradients being communicated are those communicated before in this step, and what another
+            backward pass has added to them.
         scaled: whether something multiplies the gradients until just before the step (loss scaling, clipping).
     """
 
@@ -70,6 +72,7 @@ class Model:
         self._place = None
         self._scratch, self._scratch_inits = {}, None
         self.pending = {}
+        self.continues = False
         self.scaled = False
         self._loss_scale = None     # of what is kept in the gradients' unit; None: none has been seen
         self._unscaled = False      # the gradients of this step were unscaled, so it will be made or skipped now

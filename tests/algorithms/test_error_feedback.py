@@ -89,3 +89,35 @@ def overflow():
 
 def test_infinity_reaches_all_and_does_not_stay(run_ranks):
     run_ranks(2, overflow, timeout=40)
+
+
+def passes_before_a_step():
+    """A further pass adds its gradients to the momentum of the step, which decays once; if they are kept."""
+    hvd.init()
+    mean = (hvd.size() + 1) / 2
+    for make, _, _ in CASES:
+        model = torch.nn.Linear(3, 2)
+        hvd.broadcast_parameters(model.state_dict(), 0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(),
+                                             algorithm=make(momentum=0.9, warmup_steps=100))
+        momentum = 0.0
+
+        def backward(model=model):
+            model(torch.full((1, 3), hvd.rank() + 1.0)).sum().backward()
+
+        for passes in (1, 2, 3, 2):
+            optimizer.zero_grad()
+            for _ in range(passes):
+                backward()
+            momentum = 0.9 * momentum + passes * mean
+            torch.testing.assert_close(model.weight.grad, torch.full((2, 3), momentum))
+            optimizer.step()
+        for clear, to_none in ((optimizer.zero_grad, False), (optimizer.zero_grad, True), (model.zero_grad, True)):
+            clear(set_to_none=to_none)
+            backward()
+            momentum = 0.9 * momentum + mean
+            torch.testing.assert_close(model.weight.grad, torch.full((2, 3), momentum))
+
+
+def test_passes_before_a_step(run_ranks):
+    run_ranks(2, passes_before_a_step)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import bagua_hvd.tensorflow.keras as hvd
 from bagua_hvd._keras import legacy
-from bagua_hvd.tensorflow import sync_batch_norm
+from bagua_hvd.tensorflow import allgather_object, sync_batch_norm
 from keras_training import assert_near, assert_same_everywhere, data_of, data_of_all
 
 tf_keras = pytest.importorskip("tf_keras")
@@ -154,6 +154,33 @@ def loss_scaling(kind):
     model = make_model()
     fit(model, hvd.DistributedOptimizer(OPTIMIZERS[kind]()))
     assert isinstance(model.optimizer, tf_keras.mixed_precision.LossScaleOptimizer)
+    assert_same_everywhere(model)
+
+
+def loss_scaling_of_windows(kind):
+    """An infinity of one rank's, in whichever pass of a window, skips the step of the window on all ranks alike."""
+    hvd.init()
+    rank = hvd.rank()
+    for bad in (0, 1):          # the pass of the second window in which rank 1 has an infinity
+        optimizer = tf_keras.mixed_precision.LossScaleOptimizer(
+            hvd.DistributedOptimizer(OPTIMIZERS[kind](), backward_passes_per_step=2), dynamic=True, initial_scale=8.0)
+        weight = tf.Variable(1.0)
+        values = []
+        for number in range(6):
+            factor = float("inf") if number == 2 + bad and rank == 1 else float(rank)
+            with tf.GradientTape() as tape:
+                loss = optimizer.get_scaled_loss(weight * factor)
+            gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, [weight]))
+            optimizer.apply_gradients(zip(gradients, [weight], strict=True))
+            values.append([float(weight), float(optimizer.loss_scale), int(optimizer.iterations)])
+        mean = hvd.size() - 1                   # of sums over two passes
+        one, two = 1.0 - 0.1 * mean, 1.0 - 0.1 * mean * (1 + 1.9)      # momentum 0.9
+        np.testing.assert_allclose([value for value, _, _ in values], [1.0, one, one, one, one, two], rtol=1e-6)
+        assert [scale for _, scale, _ in values] == [8.0] * 3 + [4.0] * 3, values
+        assert len({str(each) for each in allgather_object(values)}) == 1, values
+    tf_keras.mixed_precision.set_global_policy("mixed_float16")
+    model = make_model()
+    fit(model, hvd.DistributedOptimizer(OPTIMIZERS[kind](), backward_passes_per_step=2))
     assert_same_everywhere(model)
 
 
@@ -316,6 +343,11 @@ def test_gradients_are_reduced_where_keras_aggregates_them(run_ranks, kind):
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_loss_scaling(run_ranks, kind):
     run_ranks(2, loss_scaling, arguments={"kind": kind})
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_loss_scaling_of_windows(run_ranks, kind):
+    run_ranks(2, loss_scaling_of_windows, arguments={"kind": kind})
 
 
 def test_saved_and_loaded(run_ranks, tmp_path):
