@@ -22,7 +22,6 @@ def train(algorithm, epochs):
     from torch_digits import Net, accuracy, digits
 
     import bagua_hvd.torch as hvd
-    from bagua_hvd.job import basics
 
     torch.set_num_threads(1)
     torch.manual_seed(1)
@@ -34,7 +33,8 @@ def train(algorithm, epochs):
                                          named_parameters=model.named_parameters(), algorithm=algorithm)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-    losses, before, started = [], basics.context().counters().payload_bytes_sent, time.perf_counter()
+    losses, started = [], time.perf_counter()
+    hvd.statistics()            # what follows is counted from here
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
         for images, labels in loader:
@@ -43,10 +43,9 @@ def train(algorithm, epochs):
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-    seconds, steps = time.perf_counter() - started, len(losses)
+    seconds, steps, spent = time.perf_counter() - started, len(losses), hvd.statistics().recent
     return {"losses": losses, "accuracy": accuracy(model, test_set), "steps/s": steps / seconds,
-            "bytes": (basics.context().counters().payload_bytes_sent - before) / steps,
-            "exposed": optimizer.reducer.exposed_ns / steps / 1e6}
+            "bytes": spent.bytes_sent / steps, "exposed": spent.exposed_ms / steps}
 
 
 def train_all(epochs):

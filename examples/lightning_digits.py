@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bagua_hvd.lightning  # noqa: F401  (registers the strategies)
+import bagua_hvd.torch as hvd
 
 
 class Digits(pl.LightningModule):
@@ -30,6 +31,10 @@ class Digits(pl.LightningModule):
     def validation_step(self, batch, index):
         images, labels = batch
         self.log("accuracy", (self.layers(images).argmax(1) == labels).float().mean(), sync_dist=True)
+
+    def on_train_epoch_end(self):
+        if hvd.is_initialized():            # by the strategy: others than ours need no bagua_hvd
+            self.log_dict(hvd.statistics().recent.as_dict())
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), 2e-3)
@@ -57,6 +62,9 @@ def main():
     trainer.fit(Digits(), *digits())
     if trainer.is_global_zero:
         print(f"{trainer.world_size} ranks, test accuracy: {100 * trainer.callback_metrics['accuracy']:.1f} %")
+        sent = trainer.callback_metrics.get("bagua_hvd/bytes_sent")
+        if sent is not None:
+            print(f"bytes sent in the last epoch: {sent:.0f}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from torch.utils.data.distributed import DistributedSampler
 from tqdm import tqdm
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.job import basics
 
 
 class Net(nn.Module):
@@ -101,10 +100,9 @@ def main():
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-    bytes_before = basics.context().counters().payload_bytes_sent
+    hvd.statistics()        # what follows is counted from here
     steps, seconds = train(model, optimizer, loader, sampler, args.epochs)
-    bytes_sent = basics.context().counters().payload_bytes_sent - bytes_before
-    exposed_ns = optimizer.reducer.exposed_ns if optimizer.reducer else 0
+    spent = hvd.statistics().recent
 
     if optimizer.algorithm.asynchronous:
         optimizer.algorithm.abort()
@@ -116,8 +114,8 @@ def main():
         print(f"ranks: {hvd.size()}, algorithm: {type(optimizer.algorithm).__name__}")
         print(f"test accuracy: {100 * accuracy(model, test_set):.2f} %")
         print(f"steps/s: {steps / seconds:.1f}")
-        print(f"bytes sent per step and rank: {bytes_sent / steps:.0f}")
-        print(f"exposed communication per step: {exposed_ns / steps / 1e6:.3f} ms")
+        print(f"bytes sent per step and rank: {spent.bytes_sent / steps:.0f}")
+        print(f"exposed communication per step: {spent.exposed_ms / steps:.3f} ms")
         print(f"parameters identical on all ranks: {'yes' if identical else 'NO'}")
     hvd.shutdown()
     return 0 if identical else 1

@@ -51,6 +51,10 @@ class Counters(NamedTuple):
     cache_misses: int
     coordinator_ns: int
     negotiation_messages: int
+    shm_bytes_sent: int
+    tcp_bytes_sent: int
+    mpi_bytes_sent: int
+    nccl_bytes: int
     blocked_ns: int
 
 
@@ -394,6 +398,12 @@ class Context:
         native = ffi.new("struct bhvd_counters *")
         lib.bhvd_context_counters(self._pointer, native)
         return Counters(*(getattr(native, name) for name in Counters._fields[:-1]), self.blocked_ns)
+
+    def waited_for(self, size):
+        """[(operations, nanoseconds)] of each of `size` ranks, see struct bhvd_waited_for; [] but on rank 0."""
+        native = ffi.new("struct bhvd_waited_for[]", size)
+        return [(entry.operations, entry.waited_ns)
+                for entry in native[0:lib.bhvd_context_waited_for(self._pointer, native, size)]]
 
     def measure_coordinator(self):
         """Counts coordinator_ns from now on; only rank 0 has something to count."""

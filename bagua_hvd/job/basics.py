@@ -42,7 +42,7 @@ from bagua_hvd.job.runtime import (
     size,
     wait_for_gpus,
 )
-from bagua_hvd.job.statistics import serve_metrics, statistics, total
+from bagua_hvd.job.statistics import figures, serve_metrics, statistics, total
 
 __all__ = [
     "Adasum", "Average", "Max", "Min", "NOT_INITIALIZED", "Product", "Sum", "ccl_built", "context", "cross_rank",
@@ -126,7 +126,7 @@ def _start(comm, process_sets, scope=None):
     runtime.handles.clear()
     runtime.options = options
     runtime.context = started
-    runtime.reporter = reporting.start(_facts)
+    runtime.reporter = reporting.start(figures)
     runtime.listener = records.Listener(started, lambda: runtime.steps)
     runtime.tell_watchers()
     # Again each time: it must run before the end of MPI, which this call may have started.
@@ -149,13 +149,6 @@ def restart() -> None:
     """Leaves the job and enters it again, with the same process sets; rank and size may then be others."""
     shutdown()
     init(process_sets=runtime.process_sets)
-
-
-def _facts():
-    """For reports: sums since init()."""
-    now = total()
-    return {"steps": now.steps, "bytes": now.bytes_sent, "blocked_ms": now.blocked_ms, "operations": now.operations,
-            "exposed_ms": now.exposed_ms}
 
 
 def placed_by_baguarun():

@@ -5,6 +5,7 @@ anyway, so looking at it costs some microseconds and not looking at it costs not
 """
 import time
 from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job.runtime import context, job_options, runtime
@@ -25,16 +26,34 @@ class AlgorithmStatistics:
 
 
 @dataclass
+class WaitedFor:
+    """What the job has waited for one rank.
+
+    Attributes:
+        operations: that it was the last to ask for. waited_ms: how long after the last but one, in all; kept while the
+            stall check is on. A rank that is slow has both, one that is only the last by chance the first.
+    """
+
+    operations: int = 0
+    waited_ms: float = 0.0
+
+
+@dataclass
 class Period:
     """Sums of this rank over some time.
 
     Attributes:
         seconds: how long it was.
         operations: that have ended. executions: less, where operations were fused.
-        bytes_sent, bytes_received: of tensors or their codes, to and from other ranks, over any transport.
+        bytes_sent, bytes_received: of tensors or their codes, to and from other ranks, over any transport but NCCL.
+        shm_bytes_sent, tcp_bytes_sent, mpi_bytes_sent: bytes_sent, by what they went over. In shared memory what each
+            other rank reads is counted.
+        nccl_bytes: of the tensors that NCCL took; what it sends for them it alone knows.
         control_bytes_sent: of negotiation. cache_hits, cache_misses: of agreements known from before.
         blocked_ms: time that Python spent waiting for operations.
         algorithms: by the name of the algorithm's class.
+        waited_for: by rank, whom the others waited for; on rank 0 only, which alone knows, and of those alone that were
+            ever the last.
     """
 
     seconds: float = 0.0
@@ -42,11 +61,16 @@ class Period:
     executions: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
+    shm_bytes_sent: int = 0
+    tcp_bytes_sent: int = 0
+    mpi_bytes_sent: int = 0
+    nccl_bytes: int = 0
     control_bytes_sent: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
     blocked_ms: float = 0.0
     algorithms: dict[str, AlgorithmStatistics] = field(default_factory=dict)
+    waited_for: dict[int, WaitedFor] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -58,12 +82,28 @@ class Period:
         """Time that training waited for communication, over all optimizers."""
         return sum(algorithm.exposed_ms for algorithm in self.algorithms.values())
 
-    def flat(self, prefix: str = "bagua_hvd/") -> dict[str, float]:
-        """All figures by name, those of an algorithm as `prefix + "ByteGrad/exposed_ms"`; for a logger of scalars."""
-        figures = {prefix + name: value for name, value in asdict(self).items() if name != "algorithms"}
-        for name, algorithm in self.algorithms.items():
-            figures.update({f"{prefix}{name}/{figure}": value for figure, value in asdict(algorithm).items()})
+    def as_dict(self, prefix: str = "bagua_hvd/") -> dict[str, float]:
+        """All figures by name, for a logger of scalars: TensorBoard's add_scalar, Keras' logs, Lightning's log_dict.
+
+        Those of an algorithm are called `prefix + "algorithms/ByteGrad/exposed_ms"`, those of a rank
+        `prefix + "waited_for/3/waited_ms"`.
+        """
+        figures = {f"{prefix}{name}": value for name, value in _scalars(self)}
+        for name in _LABELS:
+            for key, record in getattr(self, name).items():
+                figures.update({f"{prefix}{name}/{key}/{figure}": value for figure, value in asdict(record).items()})
         return figures
+
+
+_REPORTED_RANKS = 8
+# The figures that there are several of, and how Prometheus calls what tells them apart.
+_LABELS: dict[str, str] = {"algorithms": "algorithm", "waited_for": "rank"}
+
+
+def _scalars(record):
+    """The pairs (name, value) of the others, exposed time and steps over all algorithms included."""
+    own = [(figure.name, getattr(record, figure.name)) for figure in fields(record) if figure.name not in _LABELS]
+    return [*own, ("steps", record.steps), ("exposed_ms", record.exposed_ms)]
 
 
 @dataclass
@@ -74,18 +114,13 @@ class Statistics:
     recent: Period
 
 
-def _minus(later, earlier):
-    """The difference of two records of one class, figure by figure."""
-    return type(later)(**{
-        f.name: getattr(later, f.name) - getattr(earlier, f.name) for f in fields(later) if f.name != "algorithms"
-    })
-
-
-def _since(total, last):
-    recent = _minus(total, last)
-    recent.algorithms = {name: _minus(algorithm, last.algorithms.get(name, AlgorithmStatistics()))
-                         for name, algorithm in total.algorithms.items()}
-    return recent
+def _minus(later: Any, earlier: Any) -> Any:
+    """The difference of two records of one class, figure by figure, or of two dicts of records."""
+    if isinstance(later, dict):
+        return {key: _minus(record, earlier.get(key, type(record)())) for key, record in later.items()}
+    if not isinstance(later, (int, float)):
+        return type(later)(*(_minus(getattr(later, f.name), getattr(earlier, f.name)) for f in fields(later)))
+    return later - earlier
 
 
 def _algorithms():
@@ -93,14 +128,29 @@ def _algorithms():
     return {name: replace(record) for name, record in runtime.algorithms.copy().items()}
 
 
+def _waited_for(current):
+    return {rank: WaitedFor(operations, waited_ns / 1e6)
+            for rank, (operations, waited_ns) in enumerate(current.waited_for(runtime.options.size)) if operations}
+
+
 def total() -> Period:
     """The sums since init(). HorovodInternalError before it."""
-    counters = context().counters()
+    current = context()
+    counters = current.counters()
     return Period(
         time.monotonic() - runtime.started, counters.operations, counters.executions, counters.payload_bytes_sent,
-        counters.payload_bytes_received, counters.control_bytes_sent, counters.cache_hits, counters.cache_misses,
-        counters.blocked_ns / 1e6, _algorithms(),
+        counters.payload_bytes_received, counters.shm_bytes_sent, counters.tcp_bytes_sent, counters.mpi_bytes_sent,
+        counters.nccl_bytes, counters.control_bytes_sent, counters.cache_hits, counters.cache_misses,
+        counters.blocked_ns / 1e6, _algorithms(), _waited_for(current),
     )
+
+
+def figures() -> dict[str, float]:
+    """The sums since init() for a report to the launcher, a short line: of ranks that were waited for, a few."""
+    now = total()
+    longest = sorted(now.waited_for.items(), key=lambda entry: -entry[1].waited_ms)
+    now.waited_for = dict(longest[:_REPORTED_RANKS])
+    return now.as_dict(prefix="")
 
 
 def statistics() -> Statistics:
@@ -114,7 +164,7 @@ def statistics() -> Statistics:
     """
     job_options()
     now = total()
-    recent = _since(now, runtime.last_statistics or Period())
+    recent = _minus(now, runtime.last_statistics or Period())
     runtime.last_statistics = now
     return Statistics(now, recent)
 
@@ -133,15 +183,15 @@ class _Collector:
         if runtime.context is None:
             return
         now = total()
-        for name, value in now.flat(prefix="").items():
-            if "/" not in name:
-                yield CounterMetricFamily(f"bagua_hvd_{name}", f"hvd.statistics().total.{name} of rank 0", value)
-        for figure in fields(AlgorithmStatistics):
-            family = CounterMetricFamily(f"bagua_hvd_algorithm_{figure.name}", f"{figure.name}, by algorithm",
-                                         labels=["algorithm"])
-            for name, algorithm in now.algorithms.items():
-                family.add_metric([name], getattr(algorithm, figure.name))
-            yield family
+        for name, value in _scalars(now):
+            yield CounterMetricFamily(f"bagua_hvd_{name}", f"hvd.statistics().total.{name} of rank 0", value)
+        for (name, label), record in zip(_LABELS.items(), (AlgorithmStatistics, WaitedFor), strict=True):
+            for figure in fields(record):
+                family = CounterMetricFamily(f"bagua_hvd_{name.removesuffix('s')}_{figure.name}",
+                                             f"{figure.name}, by {label}", labels=[label])
+                for key, entry in getattr(now, name).items():
+                    family.add_metric([str(key)], getattr(entry, figure.name))
+                yield family
 
 
 def serve_metrics() -> None:

@@ -62,7 +62,7 @@ class Reducer:
         synchronized: all gradients have been communicated since the last backward pass, and no step has used them.
         accumulating: backward passes add to the gradients and count for nothing else; see no_sync().
         number: of its optimizer; see renumber().
-        synchronizations, exposed_ns: how often, and how long in all, synchronize() made the caller wait.
+        synchronizations: how often synchronize() made the caller wait; for how long, hvd.statistics() has.
     """
 
     def __init__(self, gradients, members, algorithm, group, passes=1, groups=None, prescale_factor=1.0,
@@ -70,7 +70,6 @@ class Reducer:
         self.algorithm = algorithm
         self.group = group
         self.synchronizations = 0
-        self.exposed_ns = 0
         self.accumulating = False
         self._gradients = gradients
         self._passes = passes
@@ -484,9 +483,7 @@ class Reducer:
 
     def _exposed(self, started):
         """The caller has waited since `started`."""
-        waited = perf_counter_ns() - started
-        self.exposed_ns += waited
-        self._statistics().exposed_ms += waited / 1e6
+        self._statistics().exposed_ms += (perf_counter_ns() - started) / 1e6
 
     def cleared(self):
         """The gradients have been zeroed: they are no longer those that were communicated."""

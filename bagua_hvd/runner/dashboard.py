@@ -1,4 +1,5 @@
-"""`baguarun --dashboard`: a live table of the ranks below their output, by rich. What it shows comes from reports.py.
+"""`baguarun --dashboard`: a live table of the ranks below their output, by rich: figures of hvd.statistics(),
+which ranks report (reports.py).
 
 Tensors that some ranks have not submitted come from the stall report, which rank 0 writes to stderr.
 """
@@ -80,13 +81,17 @@ class Dashboard:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table("rank", "host", "steps/s", "waiting", "MiB/s sent", "MiB sent", "has not submitted")
+        table = Table("rank", "host", "steps/s", "waiting", "MiB/s sent", "MiB sent", "exposed ms/step",
+                      "others waited", "has not submitted")
+        first = self._ranks[0].facts or {} if 0 in self._ranks else {}     # which alone knows who was waited for
         for number, rank in sorted(self._ranks.items()):
             facts, rates = rank.facts or {}, rank.rates
             table.add_row(
                 str(number), rank.host,
                 f"{rates['steps']:.1f}" if rates.get("steps") else "",
                 f"{rates['blocked_ms'] / 10:.0f} %" if "blocked_ms" in rates else "",
-                f"{rates['bytes'] / _MIB:.2f}" if "bytes" in rates else "",
-                f"{facts['bytes'] / _MIB:.2f}" if facts else "", Text(rank.stalled))
+                f"{rates['bytes_sent'] / _MIB:.2f}" if "bytes_sent" in rates else "",
+                f"{facts['bytes_sent'] / _MIB:.2f}" if facts else "",
+                f"{facts['exposed_ms'] / facts['steps']:.1f}" if facts.get("steps") else "",
+                f"{first.get(f'waited_for/{number}/waited_ms', 0) / 1000:.1f} s" if first else "", Text(rank.stalled))
         return table

@@ -147,13 +147,28 @@ void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out)
         .cache_misses = ctx->counters.cache_misses,
         .coordinator_ns = ctx->counters.coordinator_ns,
         .negotiation_messages = ctx->counters.negotiation_messages,
+        .shm_bytes_sent = ctx->run.payload_sent,
+        .nccl_bytes = ctx->run.nccl_payload,
     };
     for (int rank = 0; rank < ctx->options.size && !ctx->abandoned; rank++) {
         const struct link *link = &ctx->run.connections.links[rank];
-        out->payload_bytes_sent += link->payload_sent;
+        const struct channel_ops *ops = link->streams[0].channel.ops;
+        uint64_t sent = link->payload_sent;
+        out->payload_bytes_sent += sent;
+        *(ops == &channel_tcp_ops ? &out->tcp_bytes_sent : ops == &channel_mpi_ops ? &out->mpi_bytes_sent
+                                                                                   : &out->shm_bytes_sent) += sent;
         out->payload_bytes_received += link->payload_received;
         out->control_bytes_sent += link->control_sent;
     }
+}
+
+int bhvd_context_waited_for(bhvd_context *ctx, struct bhvd_waited_for *out, int capacity)
+{
+    int size = ctx->options.rank == COORDINATOR && ctx->options.size > 1 ? ctx->options.size : 0;
+    int count = size < capacity ? size : capacity;
+    for (int rank = 0; rank < count; rank++)
+        out[rank] = (struct bhvd_waited_for){ctx->coordinator.seen[rank].last_asked, ctx->coordinator.seen[rank].waited_ns};
+    return count;
 }
 
 void bhvd_context_measure_coordinator(bhvd_context *ctx) { ctx->measures_coordinator = true; }

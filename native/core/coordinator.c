@@ -108,6 +108,15 @@ static void note_seen(struct seen *seen, struct request *request)
     seen->operations++;
 }
 
+// Rank `rank` has asked for it as the last.
+static void note_last(struct seen *seen, const struct pending *pending)
+{
+    if (pending->size < 2)
+        return;
+    seen->last_asked++;
+    seen->waited_ns += seen->at_ns > pending->asked_ns ? (uint64_t)(seen->at_ns - pending->asked_ns) : 0;
+}
+
 // Rank `rank` asks for `request`; by the id of `entry`, or in full when that is NULL.
 static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *request, struct coordinator_entry *entry)
 {
@@ -146,8 +155,11 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
     request_hold(request);
     pending->ready_count++;
     timeline_rank_ready(ctx, &pending->key, rank);
-    if (is_complete(ctx, pending, set))
+    if (is_complete(ctx, pending, set)) {
+        note_last(&c->seen[rank], pending);
         ready_put(c, pending);
+    }
+    pending->asked_ns = c->seen[rank].at_ns;
     return BHVD_OK;
 }
 

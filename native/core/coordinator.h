@@ -17,6 +17,7 @@ struct seen {
     uint64_t operations;                        // that it asked for
     int64_t at_ns;                              // when it did last
     struct request *last;                       // for what; NULL: nothing yet
+    _Atomic uint64_t last_asked, waited_ns;     // operations that it was the last to ask for; how long after the last but one
 };
 
 // A request for a process set that this rank is still about to add.

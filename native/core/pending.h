@@ -17,6 +17,7 @@ struct pending {
     int size;                                   // of the process set
     struct coordinator_entry *entry;            // all so far asked by this id; NULL: someone asked in full
     int64_t since_ns, warned_ns;
+    int64_t asked_ns;                           // when a member asked last
     int ready_count;
     int first;                                  // set rank that asked first
     struct request *requests[];                 // by set rank; NULL: has not asked, or has joined

@@ -129,6 +129,7 @@ bhvd_status nccl_begin(struct run *run, struct group *set, struct nccl_group *gr
     code = device_buffer_acquire(device, MEMORY_PINNED, 2 * spans * sizeof(struct device_span), &x->tables);
     for (int i = 0; i < count && !code; i++) {
         const struct work *op = works[i];
+        run->nccl_payload += work_nbytes(op);
         if (op->staging && op->staging->device != device)
             return run_fail(run, BHVD_ERR_UNSUPPORTED, "rank %d posted '%.*s' on another GPU than before: keep to one, or "
                             "set BAGUA_HVD_NCCL=0", run->connections.rank, (int)op->name_size, op->name);

@@ -201,8 +201,20 @@ struct bhvd_counters {
     uint64_t coordinator_ns;        /* rank 0: processor time spent coordinating, counted after
                                      * bhvd_context_measure_coordinator */
     uint64_t negotiation_messages;  /* announcements and answers, sent and received; a message holds any number of them */
+    uint64_t shm_bytes_sent, tcp_bytes_sent, mpi_bytes_sent;    /* payload_bytes_sent, by what they went over; in shared memory
+                                     * what each other rank reads is counted */
+    uint64_t nccl_bytes;            /* bytes of the tensors that NCCL took; how often it sends them it alone knows */
 };
 void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out);
+
+/* For whom the others waited, since bhvd_context_create. */
+struct bhvd_waited_for {
+    uint64_t operations;            /* which this rank was the last to ask for */
+    uint64_t waited_ns;             /* from the last but one's asking for them to its own, in all */
+};
+/* Of each rank of the job, `capacity` at most, on the coordinator, rank 0; returns how many were written: 0 on others, who do
+ * not know, and in jobs of one rank. Times are kept while the stall check is on. Thread-safe. */
+int bhvd_context_waited_for(bhvd_context *ctx, struct bhvd_waited_for *out, int capacity);
 /* Counts coordinator_ns from now on: two system calls a frame, too much to be always on. Thread-safe. */
 void bhvd_context_measure_coordinator(bhvd_context *ctx);
 

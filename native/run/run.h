@@ -48,6 +48,7 @@ struct run {
     bool waits_for_gpu;                 // which no descriptor tells of
     _Atomic int waiting;                // threads that block for an operation
     _Atomic uint64_t payload_sent, payload_received;    // in shared memory; links count their own
+    _Atomic uint64_t nccl_payload;      // of tensors that NCCL took
 };
 
 // Of a run that is all zeros; not its connections, which are the owner's to open and to close.

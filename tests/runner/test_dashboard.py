@@ -88,7 +88,7 @@ def test_ranks_come_and_go():
     for size in (2, 3, 2):
         for rank in range(size):
             dashboard.seat(SlotInfo(f"h{size}.{rank}", rank, 0, rank, size, 1, size))
-            dashboard.report(rank, b'{"steps": 1, "bytes": 1, "blocked_ms": 0}')
+            dashboard.report(rank, {"steps": 1, "bytes_sent": 1, "blocked_ms": 0, "exposed_ms": 0})
     dashboard.report(2, b'{"steps": 9}')        # it was on its way
     assert {rank: line.host for rank, line in dashboard._ranks.items()} == {0: "h2.0", 1: "h2.1"}
 

@@ -1,4 +1,5 @@
 """hvd.statistics(): figures that a calculation on paper gives as well; and what Prometheus scrapes."""
+import time
 import urllib.request
 
 import pytest
@@ -38,8 +39,10 @@ def counts():
     assert 0 < exact.exposed_ms < 60_000 and 0 < exact.blocked_ms and exact.operations >= STEPS
     assert second.total.steps == 2 * STEPS and second.total.seconds >= second.recent.seconds > 0
     assert second.total.bytes_sent == first.total.bytes_sent + coded.bytes_sent
-    flat = second.total.flat()
-    assert flat["bagua_hvd/ByteGrad/steps"] == STEPS and flat["bagua_hvd/bytes_sent"] == second.total.bytes_sent
+    flat = second.total.as_dict()
+    assert flat["bagua_hvd/algorithms/ByteGrad/steps"] == STEPS
+    assert flat["bagua_hvd/bytes_sent"] == second.total.bytes_sent and flat["bagua_hvd/steps"] == 2 * STEPS
+    assert all(isinstance(value, (int, float)) and isinstance(name, str) for name, value in flat.items())
     hvd.shutdown()
     hvd.init()
     assert hvd.statistics().total.steps == 0
@@ -54,6 +57,48 @@ def test_before_init():
         hvd.statistics()
 
 
+def link_kinds(kind):
+    hvd.init()
+    hvd.statistics()
+    hvd.allreduce(torch.ones(1000, dtype=torch.float64))
+    recent = hvd.statistics().recent
+    by_kind = {name: getattr(recent, f"{name}_bytes_sent") for name in ("shm", "tcp", "mpi")}
+    assert by_kind.pop(kind) == recent.bytes_sent >= 8000 and not any(by_kind.values()) and recent.nccl_bytes == 0
+    hvd.barrier()
+
+
+@pytest.mark.parametrize(("kind", "env"), [("shm", {}), ("tcp", {"BAGUA_HVD_TRANSPORT": "tcp"})])
+def test_bytes_by_link_kind(run_ranks, kind, env):
+    run_ranks(2, link_kinds, arguments={"kind": kind}, env=env)
+
+
+LATE, LATE_SECONDS = 3, 0.2
+
+
+def who_is_waited_for():
+    hvd.init()
+    hvd.barrier()
+    hvd.statistics()
+    for _ in range(LATE):
+        if hvd.rank() == 2:
+            time.sleep(LATE_SECONDS)
+        hvd.allreduce(torch.ones(1), name="late")
+    waited = hvd.statistics().recent.waited_for
+    if hvd.rank() == 0:
+        # The others may have been the last by chance; that costs nothing to speak of beside three naps.
+        assert waited[2].operations >= 1
+        assert max(waited, key=lambda rank: waited[rank].waited_ms) == 2 and waited[2].waited_ms > 0
+        assert sum(record.operations for record in waited.values()) == LATE
+        assert hvd.statistics().recent.waited_for[2].operations == 0
+    else:
+        assert waited == {}
+    hvd.barrier()
+
+
+def test_waiting_for_whom(run_ranks):
+    run_ranks(3, who_is_waited_for)
+
+
 def metrics():
     hvd.init()
     train("bytegrad")
@@ -62,7 +107,8 @@ def metrics():
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
         assert f'bagua_hvd_algorithm_steps_total{{algorithm="ByteGrad"}} {STEPS}.0' in text, text
-        assert "bagua_hvd_bytes_sent_total " in text
+        assert "bagua_hvd_bytes_sent_total " in text and f"bagua_hvd_steps_total {STEPS}.0" in text
+        assert 'bagua_hvd_waited_for_operations_total{rank="' in text
     else:
         assert runtime.runtime.metrics_server is None
     hvd.barrier()
