@@ -25,6 +25,8 @@ from bagua_hvd.primitives import d_fp_s
 class D2(Algorithm):
     """Decentralized SGD on a ring, W_ij = 1/6 for both neighbours and 2/3 for oneself. For SGD without momentum."""
 
+    uses_weights = ("after_step",)
+
     def gradients_travel(self, model):
         return False
 

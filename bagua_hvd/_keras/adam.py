@@ -8,26 +8,27 @@ import weakref
 
 import keras
 
-from bagua_hvd.reduction.gradients import Gradients
-from bagua_hvd.training.model import Adam, AdamMember
+from bagua_hvd.training.adam import Adam, AdamMember
+from bagua_hvd.training.source import NoSource
 
 # What apply() does beyond Adam's formula, and an algorithm would leave out.
 _UNSERVED = ("amsgrad", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "gradient_accumulation_steps",
              "loss_scale_factor")
 
 
-def refusal(optimizer):
-    """A sentence that says why the optimizer cannot be served, or None."""
+def check(optimizer):
+    """Raises ValueError, with a sentence that says why, if the optimizer cannot be served."""
+    if optimizer is None:
+        raise ValueError("it needs the state of a Keras optimizer")
     classes = [keras.optimizers.Adam, keras.optimizers.AdamW]
     tf_keras = sys.modules.get("tf_keras")
     if tf_keras is not None:
         classes += [tf_keras.optimizers.Adam, tf_keras.optimizers.AdamW]
     if not isinstance(optimizer, tuple(classes)):
-        return f"it needs keras.optimizers.Adam or AdamW, not {type(optimizer).__name__}"
+        raise ValueError(f"it needs keras.optimizers.Adam or AdamW, not {type(optimizer).__name__}")
     for option in _UNSERVED:
         if getattr(optimizer, option, None):
-            return f"it cannot serve {type(optimizer).__name__} with {option}={getattr(optimizer, option)!r}"
-    return None
+            raise ValueError(f"it cannot serve {type(optimizer).__name__} with {option}={getattr(optimizer, option)!r}")
 
 
 def moments(optimizer, variable):
@@ -48,29 +49,24 @@ def learning_rate(optimizer):
 
 
 class HasAdam:
-    """Gradients whose optimizer is served as a KerasAdam, made once.
+    """A Source whose optimizer is served as a KerasAdam, made once.
 
-    They have _optimizer(), _variables (weak references), _passes, and _moment() and _number() as KerasAdam's functions.
+    It has _optimizer(), _variables (weak references), _passes, and _moment() and _number() as KerasAdam's functions.
     """
 
     _adam = None
 
-    @property
-    def shows_adam(self):
-        """Whether the algorithm has asked for it, in its prepare()."""
-        return self._adam is not None
-
     def adam(self):
         optimizer = self._optimizer()
-        refused = refusal(optimizer)
-        if refused is None and self._adam is None:
+        check(optimizer)
+        if self._adam is None:
             variables = [variable() for variable in self._variables]
             self._adam = KerasAdam(optimizer, variables, self._moment, self._number, self._passes)
-        return refused or self._adam
+        return self._adam
 
 
 class KerasAdam(Adam):
-    """An optimizer that refusal() has nothing against.
+    """An optimizer that check() has nothing against.
 
     Args:
         optimizer: held weakly. variables: the weights, by index.
@@ -100,14 +96,12 @@ class KerasAdam(Adam):
         """Nothing: who lets the algorithm update the weights advances `iterations`, once for all."""
 
 
-
-class Unbuilt(Gradients):
+class Unbuilt(NoSource):
     """An optimizer before its first step, when algorithms say whether they can serve it. optimizer: may be None."""
 
     def __init__(self, optimizer):
         self._optimizer = optimizer
 
     def adam(self):
-        if self._optimizer is None:
-            return "it needs the state of a Keras optimizer"
-        return refusal(self._optimizer) or Adam()
+        check(self._optimizer)
+        return Adam()

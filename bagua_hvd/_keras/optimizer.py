@@ -18,7 +18,6 @@ from keras import ops
 from bagua_hvd._keras import legacy
 from bagua_hvd._keras.backend import as_written, make_reduction, of_tf_keras
 from bagua_hvd._keras.checkpoint import AlgorithmState, HasAlgorithmState
-from bagua_hvd.algorithms import Algorithm
 from bagua_hvd.core.identity import ByIdentity
 
 NOT_REDUCED = (
@@ -203,7 +202,7 @@ def _apply_scaled(self, grads, trainable_variables=None):
     gradients = list(grads)
     if not isinstance(inner, Distributed) or inner.distribution.reduced or not gradients:
         return _scaled_apply(self, gradients, trainable_variables)
-    if type(inner.algorithm).step is not Algorithm.step or inner.algorithm.remembers_gradients:
+    if inner.algorithm.replaces_step or inner.algorithm.remembers_gradients:
         raise ValueError(NOT_SCALED.format(name=type(inner.algorithm).__name__))
     variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
     if not self.built:

@@ -6,36 +6,13 @@ import torch
 
 from bagua_hvd._keras import adam
 from bagua_hvd._keras.numbering import Numbered
+from bagua_hvd._keras.torch_source import KerasTorchSource, parameter_of
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.job.basics import Adasum
 from bagua_hvd.reduction.reducer import Reducer
 from bagua_hvd.torch.compression import Compression
-from bagua_hvd.torch.frontend import frontend
-from bagua_hvd.torch.gradients import TorchGradients
 from bagua_hvd.torch.mpi_ops import grouped_allreduce
 from bagua_hvd.training.model import Model
-
-
-def _parameter(variable):
-    return getattr(variable, "value", variable)
-
-
-class _KerasGradients(adam.HasAdam, TorchGradients):
-    """As torch's, with the optimizer and its state in Keras."""
-
-    def __init__(self, optimizer, passes, variables, compression, options):
-        super().__init__(optimizer, compression, options.sparse_as_dense, options.op, options.process_set)
-        self._passes = passes
-        self._variables = [weakref.ref(variable) for variable in variables]
-
-    def _moment(self, which, index):
-        m, v = adam.moments(self._optimizer(), self._variables[index]())
-        tensor = _parameter(m if which == "m" else v).detach()
-        return frontend.view(tensor, tensor)
-
-    def _number(self, name):
-        optimizer = self._optimizer()
-        return float(optimizer.iterations if name == "iterations" else adam.learning_rate(optimizer))
 
 
 class Reduction(Numbered):
@@ -47,12 +24,12 @@ class Reduction(Numbered):
         self._optimizer = weakref.ref(optimizer)
         self._passes = passes
         if options.algorithm is not None:
-            options.algorithm.prepare(Model("unused", adam.Unbuilt(optimizer), options.process_set))
-        self._local = ByIdentity(_parameter)
+            options.algorithm.prepare(Model("unused", adam.Unbuilt(optimizer), options.process_set, options.algorithm))
+        self._local = ByIdentity(parameter_of)
         self._reducers = {}         # ids of parameters -> Reducer, which keeps them alive
         self._used = None           # the Reducer of the step under way
 
-    native = staticmethod(_parameter)
+    native = staticmethod(parameter_of)
 
     @staticmethod
     def dense(gradient):
@@ -87,7 +64,7 @@ class Reduction(Numbered):
 
     @torch.no_grad()
     def _reduce(self, gradients, variables):
-        parameters = [_parameter(variable) for variable in variables]
+        parameters = [parameter_of(variable) for variable in variables]
         key = tuple(map(id, parameters))
         reducer = self._reducers.get(key)
         if reducer is None:
@@ -104,13 +81,13 @@ class Reduction(Numbered):
     def _make_reducer(self, variables, number):
         options = self.options
         compression = Compression.none if options.compression is None else options.compression
-        gradients = _KerasGradients(self._optimizer(), self._passes, variables, compression, options)
+        source = KerasTorchSource(self._optimizer(), self._passes, variables, compression, options)
         members = [
-            gradients.add(getattr(variable, "path", f"variable.{i}"), _parameter(variable))
+            source.add(getattr(variable, "path", f"variable.{i}"), parameter_of(variable))
             for i, variable in enumerate(variables)
         ]
-        return Reducer(gradients, members, options.algorithm, options.process_set, 1,
-                       options.grouped(variables, _parameter), *options.factors, number=number)
+        return Reducer(source, members, options.algorithm, options.process_set, 1,
+                       options.grouped(variables, parameter_of), *options.factors, number=number)
 
     def update(self, apply, instead):
         if self._used is None or not self._used.step():

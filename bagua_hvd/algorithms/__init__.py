@@ -3,12 +3,10 @@
 docs/algorithms.md says what each does, costs and is good for. Your own: subclass Algorithm, and register() it or pass
 an instance.
 """
-from bagua_hvd.algorithms.asynchronous import (
-    Async,
-    AsyncDecentralized,
-    AsyncLowPrecision,
-    AsyncLowPrecisionDecentralized,
-)
+from bagua_hvd.algorithms.async_decentralized import AsyncDecentralized
+from bagua_hvd.algorithms.async_low_precision import AsyncLowPrecision
+from bagua_hvd.algorithms.async_low_precision_decentralized import AsyncLowPrecisionDecentralized
+from bagua_hvd.algorithms.async_mean import Async
 from bagua_hvd.algorithms.base import Algorithm, choose, get, names, register
 from bagua_hvd.algorithms.bytegrad import ByteGrad
 from bagua_hvd.algorithms.choco import Choco

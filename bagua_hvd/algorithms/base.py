@@ -17,6 +17,8 @@ One step of training, and where an algorithm may act:
     before_step(model)         all buckets have been communicated; the optimizer has not read gradients or weights yet
     step(model)                instead of the optimizer
     after_step(model)          the weights are new
+
+What it looks at there it declares, for to show it may cost something: in TensorFlow weights are copied.
 """
 import difflib
 from typing import Any
@@ -26,6 +28,9 @@ from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import ErrorState
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
+from bagua_hvd.training.source import Pending
+
+HOOKS = ("backward_begins", "communicate", "before_step", "step", "after_step")
 
 
 class Algorithm:
@@ -43,33 +48,43 @@ class Algorithm:
         dense_only: whether it cannot serve sparse gradients.
         counts_steps: whether what it does depends on model.step, which then belongs into a checkpoint.
         remembers_gradients: whether it keeps anything in the gradients' unit, which has to know of loss scaling.
-        reads_weights: whether communicate() looks at weights. TensorFlow shows them only to algorithms that say so, or
-            that have a hook on weights.
+        uses_weights: the hooks, by name, that look at weights; what before_step and after_step write there counts.
+        uses_adam: whether it looks at model.adam().
+        replaces_step: whether step() may update the weights. Else it is never called.
+    Raises:
+        TypeError: where a class declares hooks that there are not, or has a step() that would never be called.
     """
 
-    average = True
-    relaxed = True
-    models_differ = False
-    asynchronous = False
-    dense_only = False
-    counts_steps = False
-    remembers_gradients = False
-    reads_weights = False
+    average: bool = True
+    relaxed: bool = True
+    models_differ: bool = False
+    asynchronous: bool = False
+    dense_only: bool = False
+    counts_steps: bool = False
+    remembers_gradients: bool = False
+    uses_weights: tuple[str, ...] = ()
+    uses_adam: bool = False
+    replaces_step: bool = False
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if not isinstance(cls.uses_weights, tuple) or not set(cls.uses_weights) <= set(HOOKS):
+            raise TypeError(f"{cls.__name__}.uses_weights = {cls.uses_weights!r}: expected a tuple of some of {HOOKS}")
+        if cls.step is not Algorithm.step and not cls.replaces_step:
+            raise TypeError(f"{cls.__name__} has a step(), which would never be called: set replaces_step = True")
 
     def prepare(self, model: Model) -> None:
-        """When an optimizer takes it up: raises ValueError for what it cannot serve, warns of what is unwise.
-
-        An algorithm that looks at Adam's state asks for model.adam() here, so that it will be shown.
-        """
+        """When an optimizer takes it up: raises ValueError for what it cannot serve, warns of what is unwise."""
 
     def gradients_travel(self, model: Model) -> bool:
         """Whether this step communicates gradients; asked once at its beginning, the same answer on all ranks."""
         return True
 
-    def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
-        """Begins the communication of a bucket that is ready; returns its Operation (or whatever has wait()).
+    def communicate(self, bucket: Bucket, group: ProcessSet) -> Pending:
+        """Begins the communication of a bucket that is ready; returns its Operation, or whatever has wait().
 
         Called from within the backward pass, in an order that may differ between ranks: it must not block.
+        What takes several operations is written as an Exchange (exchange.py).
         """
         raise NotImplementedError
 
@@ -108,19 +123,21 @@ def blocks(count: int, size: int = 1 << 16) -> list[slice]:
     return [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
 
 
-def error_state(bucket: Bucket, group: ProcessSet, hierarchical: bool = False, scaled: Any = True) -> ErrorState:
+def error_state(bucket: Bucket, group: ProcessSet, hierarchical: bool = False, scaled: bool = True) -> ErrorState:
     """The bucket's memory of error feedback; zeros at first, and when the number of ranks has changed.
 
     scaled: what is encoded is the gradient as it is, loss scaling included.
     """
     shape = bucket.count, group.size(), hierarchical
-    return bucket.state.keep("error", lambda: ErrorState(*shape), fits=lambda kept: kept.fits(*shape), scaled=scaled)
+    state: ErrorState = bucket.state.keep("error", lambda: ErrorState(*shape), fits=lambda kept: kept.fits(*shape),
+                                          scaled=scaled)
+    return state
 
 
-_registry: dict[str, type] = {}
+_registry: dict[str, type[Algorithm]] = {}
 
 
-def register(name: str, cls) -> None:
+def register(name: str, cls: type[Algorithm]) -> None:
     """Makes an Algorithm class known under a name, for `algorithm="name"` and BAGUA_ALGORITHM.
 
     Raises:

@@ -32,6 +32,8 @@ class Choco(LocalSteps):
         communication_interval, warmup_steps: see LocalSteps.
     """
 
+    uses_weights = ("after_step",)
+
     def __init__(self, codec: Codec = sign, gamma: float = 0.3, hierarchical: bool = False,
                  communication_interval: int = 1, warmup_steps: float = 0) -> None:
         super().__init__(communication_interval, warmup_steps)

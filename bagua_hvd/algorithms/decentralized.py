@@ -18,30 +18,28 @@ Source: Lian et al., arXiv:1705.09056; BAGUA, arXiv:2107.01499. Differs: the ave
 not also the forward pass: weights that someone changes between two steps (clamping, loading) are the ones averaged.
 """
 from bagua_hvd.algorithms.averaging import Mean
+from bagua_hvd.algorithms.exchange import Steps, exchange
 from bagua_hvd.algorithms.local import LocalSteps
+from bagua_hvd.algorithms.replicas import require_peers
 from bagua_hvd.job import basics
+from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import d_fp_s
+from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
+from bagua_hvd.training.source import Pending
 
 MODES = ("all", "shift_one")
 
 
-class _Pairing:
-    """A bucket's average with this round's peer, on its way."""
-
-    def __init__(self, bucket, group, round, hierarchical):
-        self._out = bucket.read()
-        # The schedule of the ranks or hosts repeats; what is asked for again under the same name needs no negotiation.
-        peers = basics.context().process_set_hosts(group.process_set_id) if hierarchical else group.size()
-        round %= peers // 2 if peers % 2 == 0 else peers
-        self._operation = d_fp_s(
-            self._out, group, topology="shift_one", round=round, hierarchical=hierarchical,
-            name=f"{bucket.name}.{round}",
-        )
-
-    def wait(self):
-        self._operation.wait()
-        return self._out
+@exchange
+def pairing(bucket: Bucket, group: ProcessSet, round: int, hierarchical: bool) -> Steps:
+    """The average with this round's peer."""
+    x = bucket.read()
+    # The schedule of the ranks or hosts repeats; what is asked for again under the same name needs no negotiation.
+    peers = basics.context().process_set_hosts(group.process_set_id) if hierarchical else group.size()
+    round %= peers // 2 if peers % 2 == 0 else peers
+    yield d_fp_s(x, group, topology="shift_one", round=round, hierarchical=hierarchical, name=f"{bucket.name}.{round}")
+    return x
 
 
 class Decentralized(LocalSteps):
@@ -54,6 +52,8 @@ class Decentralized(LocalSteps):
         communication_interval, warmup_steps: see LocalSteps.
     """
 
+    uses_weights = ("backward_begins", "before_step")
+
     def __init__(self, hierarchical: bool = True, peer_selection_mode: str = "all", communication_interval: int = 1,
                  warmup_steps: float = 0) -> None:
         super().__init__(communication_interval, warmup_steps)
@@ -63,18 +63,18 @@ class Decentralized(LocalSteps):
         self.peer_selection_mode = peer_selection_mode
 
     def prepare(self, model: Model) -> None:
-        if self.peer_selection_mode == "shift_one" and model.group.size() < 2:
-            raise ValueError("peer_selection_mode='shift_one' needs two ranks or more: one has no peer")
+        if self.peer_selection_mode == "shift_one":
+            require_peers(model.group, "peer_selection_mode='shift_one'")
 
     def backward_begins(self, model: Model) -> None:
         if self.begins_interval(model):
             communications = (model.step - self.warmup_steps) // self.communication_interval
             model.pending["averages"] = [self._begin(bucket, model.group, communications) for bucket in model.weights]
 
-    def _begin(self, bucket, group, round):
+    def _begin(self, bucket: Bucket, group: ProcessSet, round: int) -> Pending:
         if self.peer_selection_mode == "all":
             return Mean(bucket, group)
-        return _Pairing(bucket, group, round, self.hierarchical)
+        return pairing(bucket, group, round, self.hierarchical)
 
     def before_step(self, model: Model) -> None:
         for bucket, average in zip(model.weights, model.pending.get("averages", ()), strict=False):

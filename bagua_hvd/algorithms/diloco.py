@@ -11,10 +11,14 @@ Wire: 2 N (n-1)/n elements every H steps.
 Memory: 2 N elements (theta and m), equal on all ranks.
 Source: Douillard et al., arXiv:2311.08105.
 """
+import functools
+
 import numpy as np
 
 from bagua_hvd.algorithms.averaging import Mean
 from bagua_hvd.algorithms.local import LocalSteps
+from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 
 
@@ -27,6 +31,8 @@ class DiLoCo(LocalSteps):
         warmup_steps: steps with averaged gradients before; the paper begins with a model that has been trained so for a
             quarter of all steps.
     """
+
+    uses_weights = ("before_step", "after_step")
 
     def __init__(self, communication_interval: int = 500, outer_lr: float = 0.7, outer_momentum: float = 0.9,
                  warmup_steps: float = 0) -> None:
@@ -43,9 +49,9 @@ class DiLoCo(LocalSteps):
             return
         # The ranks may begin apart: theta is the mean of where they are, which is bit-equal everywhere.
         for bucket in model.weights:
-            bucket.state.keep("theta", lambda bucket=bucket: self._theta(bucket, model.group), shared=True)
+            bucket.state.keep("theta", functools.partial(self._theta, bucket, model.group), shared=True)
 
-    def _theta(self, bucket, group):
+    def _theta(self, bucket: Bucket, group: ProcessSet) -> np.ndarray:
         return bucket.read() if bucket.state.loaded("theta") else Mean(bucket, group).wait().copy()
 
     def after_step(self, model: Model) -> None:
@@ -54,7 +60,7 @@ class DiLoCo(LocalSteps):
         means = [Mean(bucket, model.group) for bucket in model.weights]
         for bucket, x in zip(model.weights, means, strict=True):
             theta = bucket.state["theta"]
-            m = bucket.state.keep("momentum", lambda theta=theta: np.zeros_like(theta), shared=True)
+            m = bucket.state.zeros_like("momentum", theta, shared=True)
             delta = theta - x.wait()
             m[:] = self.outer_momentum * m + delta
             theta -= self.outer_lr * (delta + self.outer_momentum * m)

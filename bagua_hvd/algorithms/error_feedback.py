@@ -50,8 +50,7 @@ class ErrorFeedback(Algorithm):
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
         if self.momentum:
             gradient = bucket.read()
-            m = bucket.state.keep("momentum", lambda: np.zeros_like(gradient), fits=lambda m: m.size == gradient.size,
-                                  scaled=True)
+            m = bucket.state.zeros_like("momentum", gradient, scaled=True)
             # A further pass before the step has added its gradients to the mean of what was sent: to mean_i m_i.
             moved = gradient if bucket.model and bucket.model.continues else self.momentum * m + gradient
             bucket.write(moved)

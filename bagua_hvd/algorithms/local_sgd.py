@@ -23,6 +23,8 @@ class LocalSGD(LocalSteps):
         warmup_steps: steps with averaged gradients before the local ones begin.
     """
 
+    uses_weights = ("after_step",)
+
     def __init__(self, communication_interval: int = 4, warmup_steps: float = 0) -> None:
         super().__init__(communication_interval, warmup_steps)
 

@@ -31,6 +31,8 @@ class LowPrecisionDecentralized(LocalSteps):
         communication_interval, warmup_steps: see LocalSteps.
     """
 
+    uses_weights = ("after_step",)
+
     def __init__(self, hierarchical: bool = True, communication_interval: int = 1, warmup_steps: float = 0) -> None:
         super().__init__(communication_interval, warmup_steps)
         self.hierarchical = hierarchical

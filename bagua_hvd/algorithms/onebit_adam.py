@@ -12,14 +12,13 @@ gives those of small v, whose m is small, a large m and an even larger m / sqrt(
 nowhere small, which takes very long warm-ups. v is frozen and equal on all ranks, so dividing by p changes nothing
 else. Bias corrections as in QAdam, so that steps do not jump where v is frozen.
 """
-from typing import Any
-
 import numpy as np
 
 from bagua_hvd.algorithms.base import error_state
 from bagua_hvd.algorithms.qadam import QAdam
 from bagua_hvd.primitives import c_lp_s, sign_rms
 from bagua_hvd.training.buckets import Bucket
+from bagua_hvd.training.source import Pending
 
 
 class OneBitAdam(QAdam):
@@ -30,7 +29,7 @@ class OneBitAdam(QAdam):
     def __init__(self, hierarchical: bool = False, warmup_steps: int | None = None) -> None:
         super().__init__(hierarchical, warmup_steps)
 
-    def exchange(self, bucket: Bucket, m: np.ndarray, p: np.ndarray) -> Any:
+    def exchange(self, bucket: Bucket, m: np.ndarray, p: np.ndarray) -> Pending:
         group = bucket.model.group
         m /= p
         return c_lp_s(
@@ -38,5 +37,5 @@ class OneBitAdam(QAdam):
             error=error_state(bucket, group, self.hierarchical, scaled=False),
         )
 
-    def received(self, m: np.ndarray, p: np.ndarray) -> Any:
+    def received(self, m: np.ndarray, p: np.ndarray) -> np.ndarray:
         return m * p

@@ -16,89 +16,33 @@ Wire: 2 (n-1)/n (r (rows + columns) summed over matrices, plus vectors) elements
 State: N + r columns elements.
 Source: Vogels et al., arXiv:1905.13727.
 """
-from typing import Any
+import functools
 
 import numpy as np
 
 from bagua_hvd.algorithms.base import Algorithm, not_negative, positive
+from bagua_hvd.algorithms.exchange import Steps, exchange
+from bagua_hvd.core.context import Operation
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.training.buckets import Bucket
+from bagua_hvd.training.source import Pending
 
 
-def orthonormal(p: np.ndarray) -> Any:
-    """Columns made orthonormal by Gram-Schmidt, in place; a column that vanishes stays as it is."""
-    for j in range(p.shape[1]):
-        for k in range(j):
-            p[:, j] -= (p[:, k] @ p[:, j]) * p[:, k]
-        norm = np.sqrt(p[:, j] @ p[:, j])
-        if norm > 0:
-            p[:, j] /= norm
-    return p
+def orthonormal(matrix: np.ndarray) -> np.ndarray:
+    """Orthonormal columns that span those of a matrix, and others where these are dependent. NaN: so is all."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.linalg.qr(matrix)[0]
 
 
-class _Exchange:
-    """The two allreduces of one bucket. wait() does what lies between and after them."""
-
-    def __init__(self, bucket, group, rank):
-        self._bucket, self._group = bucket, group
-        gradient = bucket.read()
-        error = bucket.state.keep("error", lambda: np.zeros_like(gradient), fits=lambda e: e.size == gradient.size,
-                                  scaled=True)
-        self._flat, self._error = gradient, error
-        self._matrices, self._factors = [], []
-        self._plain = []
-        for (index, member), part in zip(bucket.members.items(), bucket.slices(), strict=True):
-            rows = member.shape[0] if len(member.shape) > 1 else 0
-            columns = member.count // rows if rows else 0
-            if rows * columns <= rank * (rows + columns):
-                self._plain.append(part)
-                continue
-            gradient[part] += error[part]
-            self._matrices.append((part, gradient[part].reshape(rows, columns)))
-            first = np.random.default_rng(index)
-            self._factors.append(bucket.state.keep(
-                f"Q.{index}",
-                lambda r=first, c=columns: orthonormal(r.standard_normal((c, rank)).astype(gradient.dtype)),
-                shared=True,
-            ))
-        products = [(m @ q).ravel() for (_, m), q in zip(self._matrices, self._factors, strict=True)]
-        self._first = np.concatenate([*products, *(gradient[part] for part in self._plain), gradient[:0]])
-        self._operation = self._mean(self._first, "P")
-
-    def _mean(self, values, what):
-        return c_fp_s(
-            values, self._group, name=f"{self._bucket.name}.{what}", prescale_factor=self._bucket.prescale_factor,
-            postscale_factor=self._bucket.postscale_factor,
-        )
-
-    def wait(self):
-        self._operation.wait()
-        ps, begin = [], 0
-        for (_, m), q in zip(self._matrices, self._factors, strict=True):
-            end = begin + m.shape[0] * q.shape[1]
-            ps.append(orthonormal(self._first[begin:end].reshape(m.shape[0], -1)))
-            begin = end
-        result = np.empty_like(self._flat)
-        for part in self._plain:
-            end = begin + part.stop - part.start
-            result[part] = self._first[begin:end]
-            begin = end
-        second = np.concatenate([*((m.T @ p).ravel() for (_, m), p in zip(self._matrices, ps, strict=True)),
-                                 self._flat[:0]])
-        self._mean(second, "Q").wait()
-        begin = 0
-        for (part, m), p, q in zip(self._matrices, ps, self._factors, strict=True):
-            factor = second[begin:begin + q.size].reshape(q.shape)
-            begin += q.size
-            approximation = p @ factor.T
-            if np.isfinite(approximation).all():
-                q[:] = factor
-                self._error[part] = (m - approximation).ravel()
-            else:
-                approximation[:] = np.nan
-            result[part] = approximation.ravel()
-        self._bucket.write(result)
+def mean_of(arrays: list[np.ndarray], bucket: Bucket, group: ProcessSet,
+            what: str) -> tuple[list[np.ndarray], Operation]:
+    """(what will be the means of arrays over the ranks, the operation that makes them), with the bucket's factors."""
+    flat: np.ndarray = np.concatenate([array.ravel() for array in arrays])
+    ends = np.cumsum([array.size for array in arrays])
+    means = [part.reshape(array.shape) for part, array in zip(np.split(flat, ends[:-1]), arrays, strict=True)]
+    return means, c_fp_s(flat, group, name=f"{bucket.name}.{what}", prescale_factor=bucket.prescale_factor,
+                         postscale_factor=bucket.postscale_factor)
 
 
 class PowerSGD(Algorithm):
@@ -116,7 +60,47 @@ class PowerSGD(Algorithm):
         self.rank = positive("rank", rank)
         self.warmup_steps = not_negative("warmup_steps", warmup_steps)
 
-    def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
+    def communicate(self, bucket: Bucket, group: ProcessSet) -> Pending:
         if bucket.step < self.warmup_steps:
             return c_fp_s(bucket, group)
-        return _Exchange(bucket, group, self.rank)
+        return self._low_rank(bucket, group)
+
+    @exchange
+    def _low_rank(self, bucket: Bucket, group: ProcessSet) -> Steps:
+        g = bucket.read()
+        error = bucket.state.zeros_like("error", g, scaled=True)
+        of_matrices, of_vectors, Ms, Qs = [], [], [], []
+        for (index, member), part in zip(bucket.members.items(), bucket.slices(), strict=True):
+            rows = member.shape[0] if len(member.shape) > 1 else 0
+            columns = member.count // rows if rows else 0
+            if rows * columns <= self.rank * (rows + columns):
+                of_vectors.append(part)
+                continue
+            of_matrices.append(part)
+            g[part] += error[part]
+            Ms.append(g[part].reshape(rows, columns))
+            first = functools.partial(self._first, index, columns, g.dtype)
+            Qs.append(bucket.state.keep(f"Q.{index}", first, shared=True))
+
+        products = [M @ Q for M, Q in zip(Ms, Qs, strict=True)]
+        means, operation = mean_of([*products, *(g[part] for part in of_vectors)], bucket, group, "P")
+        yield operation
+        for part, mean in zip(of_vectors, means[len(Ms):], strict=True):
+            g[part] = mean
+        if Ms:
+            Ps = [orthonormal(mean) for mean in means[:len(Ms)]]
+            means, operation = mean_of([M.T @ P for M, P in zip(Ms, Ps, strict=True)], bucket, group, "Q")
+            yield operation
+            for part, M, P, Q, mean in zip(of_matrices, Ms, Ps, Qs, means, strict=True):
+                G = P @ mean.T
+                if np.isfinite(G).all():
+                    Q[:] = mean
+                    error[part] = (M - G).ravel()
+                else:
+                    G[:] = np.nan
+                g[part] = G.ravel()
+        bucket.write(g)
+
+    def _first(self, index: int, columns: int, dtype: np.dtype) -> np.ndarray:
+        """Q of matrix `index` in the beginning, equal on all ranks."""
+        return orthonormal(np.random.default_rng(index).standard_normal((columns, self.rank)).astype(dtype))

@@ -17,15 +17,15 @@ Source: Tang et al. (1-bit Adam), arXiv:2102.02888; BAGUA, arXiv:2107.01499.  Di
 on after the warm-up; v's bias correction is frozen with v, or the steps would grow; the gradient of step T is not
 lost; m is 0 where v is.
 """
-from typing import Any
-
 import numpy as np
 
 from bagua_hvd.algorithms.base import Algorithm, positive
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s, c_lp_s, minmax_uint8
+from bagua_hvd.training.adam import AdamMember, FlatAdam
 from bagua_hvd.training.buckets import Bucket
-from bagua_hvd.training.model import AdamMember, Model
+from bagua_hvd.training.model import Model
+from bagua_hvd.training.source import Pending
 
 
 class QAdam(Algorithm):
@@ -39,6 +39,9 @@ class QAdam(Algorithm):
 
     counts_steps = True
     dense_only = True
+    uses_weights = ("communicate", "step")      # weight decay
+    uses_adam = True
+    replaces_step = True
     codec = minmax_uint8
 
     def __init__(self, hierarchical: bool = True, warmup_steps: int | None = None) -> None:
@@ -46,13 +49,9 @@ class QAdam(Algorithm):
         self.warmup_steps = None if warmup_steps is None else positive("warmup_steps", warmup_steps)
 
     def prepare(self, model: Model) -> None:
-        try:
-            adam = model.adam()
-        except ValueError as error:
-            raise ValueError(f"{type(self).__name__} cannot serve this optimizer: {error}") from None
-        positive("warmup_steps", adam.warmup_steps or 100)
+        positive("warmup_steps", model.adam().warmup_steps or 100)
 
-    def _frozen_for(self, model):
+    def _frozen_for(self, model: Model) -> int:
         """Steps since the warm-up; negative within it."""
         return model.step - (self.warmup_steps or model.adam().warmup_steps or 100)
 
@@ -67,64 +66,55 @@ class QAdam(Algorithm):
     def takes(self, dtype: int) -> bool:
         return self.codec.takes(dtype)
 
-    def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
+    def communicate(self, bucket: Bucket, group: ProcessSet) -> Pending:
         return self._begin(bucket, bucket.read()) if self.frozen(bucket.model) else c_fp_s(bucket, group)
 
-    def _begin(self, bucket, gradient):
+    def _begin(self, bucket: Bucket, g: np.ndarray) -> Pending:
         """Posts m_i of a bucket."""
-        model, adam = bucket.model, bucket.model.adam()
-        members = [adam.member(index) for index in bucket.members]
-        m = bucket.flat([member.m for member in members])
-        x = bucket.flat(bucket.weights) if any(member.weight_decay for member in members) else None
-        for member, part in zip(members, bucket.slices(), strict=True):
-            if member.weight_decay and not member.decoupled:
-                gradient[part] += member.weight_decay * x[part]
-            m[part] = member.beta1 * m[part] + (1 - member.beta1) * gradient[part]
-        v, p = self.preconditioner(bucket, members)
-        model.pending[bucket.name] = m, members, v, p
-        m[v == 0] = 0
-        return self.exchange(bucket, m, p)
+        adam = FlatAdam(bucket)
+        p = self.preconditioner(adam, self._frozen_for(bucket.model))
+        bucket.model.pending[bucket.name] = adam, p
+        x = adam.weights() if any(member.weight_decay for member, _ in adam.members) else None
+        for member, part in adam.members:
+            if x is not None and member.weight_decay and not member.decoupled:
+                g[part] += member.weight_decay * x[part]
+            adam.m[part] = member.beta1 * adam.m[part] + (1 - member.beta1) * g[part]
+        adam.m[adam.v == 0] = 0
+        return self.exchange(bucket, adam.m, p)
 
-    def preconditioner(self, bucket: Bucket, members: Any) -> Any:
-        """(v, sqrt(v) / sqrt(1 - beta2^T) + eps), flat. Keras means (sqrt(v) + eps) / sqrt(1 - beta2^T)."""
-        v = bucket.flat([member.v for member in members])
-        p = np.sqrt(v)
-        for member, part in zip(members, bucket.slices(), strict=True):
-            frozen_at = member.step - self._frozen_for(bucket.model)
-            correction = np.sqrt(1 - member.beta2**frozen_at)
+    def preconditioner(self, adam: FlatAdam, frozen_for: int) -> np.ndarray:
+        """sqrt(v) / sqrt(1 - beta2^T) + eps, flat. Keras means (sqrt(v) + eps) / sqrt(1 - beta2^T)."""
+        p = np.sqrt(adam.v)
+        for member, part in adam.members:
+            correction = np.sqrt(1 - member.beta2**(member.step - frozen_for))
             p[part] = p[part] / correction + (member.eps / correction if member.eps_corrected else member.eps)
-        return v, p
+        return p
 
-    def exchange(self, bucket: Bucket, m: np.ndarray, p: np.ndarray) -> Any:
+    def exchange(self, bucket: Bucket, m: np.ndarray, p: np.ndarray) -> Pending:
         """Begins m <- C_LP_S(m)."""
         return c_lp_s(m, bucket.model.group, codec=self.codec, name=bucket.name, hierarchical=self.hierarchical)
 
     def step(self, model: Model) -> bool:
         if not self.frozen(model):
             return False
-        adam = model.adam()
         if not model.pending:
             for operation in [self._begin(bucket, bucket.flat(bucket.gradients)) for bucket in model.gradients]:
                 operation.wait()
         for bucket in model.gradients:
-            m, members, v, p = model.pending[bucket.name]
-            x = bucket.flat(bucket.weights)
-            m = self.received(m, p)
-            m[v == 0] = 0               # again: some codecs have no 0
-            bucket.set_flat([member.m for member in members], m)
-            for member, part in zip(members, bucket.slices(), strict=True):
-                x[part] -= self.update(member, m[part], p[part], x[part])
-            bucket.set_flat(bucket.weights, x)
-            for index in bucket.members:
-                model.source.weight_written(index)
-                adam.stepped(index)
+            adam, p = model.pending[bucket.name]
+            x = adam.weights()
+            adam.m = self.received(adam.m, p)
+            adam.m[adam.v == 0] = 0     # again: some codecs have no 0
+            for member, part in adam.members:
+                x[part] -= self.update(member, adam.m[part], p[part], x[part])
+            adam.save(x)
         return True
 
-    def received(self, m: np.ndarray, p: np.ndarray) -> Any:
+    def received(self, m: np.ndarray, p: np.ndarray) -> np.ndarray:
         """m as the optimizer keeps it."""
         return m
 
-    def update(self, member: AdamMember, m: np.ndarray, p: np.ndarray, x: np.ndarray) -> Any:
+    def update(self, member: AdamMember, m: np.ndarray, p: np.ndarray, x: np.ndarray) -> np.ndarray:
         """What is taken from x."""
         update = member.lr / (1 - member.beta1 ** (member.step + 1)) * m / p
         return update + member.lr * member.weight_decay * x if member.decoupled else update

@@ -1,14 +1,19 @@
-"""Replicas of neighbours' weights: how they begin."""
-from typing import Any
-
+"""Peers, and replicas of neighbours' weights: how they begin."""
 import numpy as np
 
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import Replicas, d_lp_s, float32
 from bagua_hvd.training.buckets import Bucket
+from bagua_hvd.training.state import State
 
 
-def replicas_of(bucket: Bucket, group: ProcessSet, hierarchical: bool, state: Any = None) -> Any:
+def require_peers(group: ProcessSet, what: str) -> None:
+    """ValueError: `what` is for two ranks or more, and this one is alone."""
+    if group.size() < 2:
+        raise ValueError(f"{what} needs two ranks or more: one has no peer")
+
+
+def replicas_of(bucket: Bucket, group: ProcessSet, hierarchical: bool, state: State | None = None) -> Replicas:
     """The bucket's Replicas. First made, they are the weights of this rank and its neighbours, sent in full precision.
 
     Collective when they have to be made: and that is so on all ranks or on none (Reducer._agree).
@@ -16,14 +21,14 @@ def replicas_of(bucket: Bucket, group: ProcessSet, hierarchical: bool, state: An
     Args:
         state: where they are kept; None: with the bucket, and so in checkpoints.
     """
-    if state is None:
-        state = bucket.state
+    kept_in = bucket.state if state is None else state
 
-    def make():
+    def make() -> Replicas:
         replicas = Replicas(*np.zeros((3, bucket.count), np.float32))
-        if not state.loaded("replicas"):
-            x = bucket.read().astype(np.float32)
+        if not kept_in.loaded("replicas"):
+            x: np.ndarray = bucket.read().astype(np.float32)
             d_lp_s(x, group, float32, replicas, hierarchical=hierarchical, name=f"{bucket.name}.replicas").wait()
         return replicas
 
-    return state.keep("replicas", make, fits=lambda kept: kept.fits(bucket.count))
+    replicas: Replicas = kept_in.keep("replicas", make, fits=lambda kept: kept.fits(bucket.count))
+    return replicas

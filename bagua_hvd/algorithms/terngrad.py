@@ -19,43 +19,13 @@ element.
 Source: Wen et al., arXiv:1705.07878.  Differs: s is where the gradient is clipped and not the largest that is left, and
 is measured from 0 and over all ranks: so a tensor of one element does not vanish, and one sum tells all ranks s.
 """
-from typing import Any
-
 import numpy as np
 
 from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.algorithms.exchange import Steps, exchange
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s, c_lp_s, ternary
 from bagua_hvd.training.buckets import Bucket
-
-
-class _Exchange:
-    """One bucket on its way: first the scales, then the codes. wait() does what lies between and after them."""
-
-    def __init__(self, bucket, group, clip, average, hierarchical):
-        self._bucket, self._group, self._average, self._hierarchical = bucket, group, average, hierarchical
-        self._gradient = bucket.read(workspace="gradient")
-        self._parts = [part for part in bucket.slices() if part.start < part.stop]
-        # float64: so that the order in which ranks are added up does not show in s.
-        squares = [np.mean(np.square(self._gradient[part], dtype=np.float64)) for part in self._parts]
-        self._scales = clip * clip * np.array(squares)
-        self._operation = c_fp_s(self._scales, group, name=f"{bucket.name}.scales")
-
-    def wait(self):
-        bucket, flat = self._bucket, self._gradient
-        self._operation.wait()
-        scales = np.sqrt(self._scales).astype(flat.dtype)
-        for s, part in zip(scales, self._parts, strict=True):
-            # A NaN or an infinity is in s, on all ranks: it needs no code, which would spread it over other tensors.
-            np.clip(flat[part] / s if np.isfinite(s) and s > 0 else 0, -1, 1, out=flat[part])
-        c_lp_s(
-            flat, self._group, codec=ternary, average=self._average, exchange="allgather",
-            seed=bucket.seed(bucket.step), name=f"{bucket.name}.codes", prescale_factor=bucket.prescale_factor,
-            postscale_factor=bucket.postscale_factor, hierarchical=self._hierarchical,
-        ).wait()
-        for s, part in zip(scales, self._parts, strict=True):
-            flat[part] *= s
-        bucket.write(flat)
 
 
 class TernGrad(Algorithm):
@@ -79,5 +49,23 @@ class TernGrad(Algorithm):
     def takes(self, dtype: int) -> bool:
         return ternary.takes(dtype)
 
-    def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
-        return _Exchange(bucket, group, self.clip, self.average, self.hierarchical)
+    @exchange
+    def communicate(self, bucket: Bucket, group: ProcessSet) -> Steps:
+        g = bucket.read(workspace="gradient")
+        parts = [part for part in bucket.slices() if part.start < part.stop]
+        # float64: so that the order in which ranks are added up does not show in s.
+        squares = self.clip * self.clip * np.array([np.mean(np.square(g[part], dtype=np.float64)) for part in parts])
+        yield c_fp_s(squares, group, name=f"{bucket.name}.scales")
+
+        scales = np.sqrt(squares).astype(g.dtype)
+        for s, part in zip(scales, parts, strict=True):
+            # A NaN or an infinity is in s, on all ranks: it needs no code, which would spread it over other tensors.
+            np.clip(g[part] / s if np.isfinite(s) and s > 0 else 0, -1, 1, out=g[part])
+        yield c_lp_s(
+            g, group, codec=ternary, average=self.average, exchange="allgather", seed=bucket.seed(bucket.step),
+            name=f"{bucket.name}.codes", prescale_factor=bucket.prescale_factor,
+            postscale_factor=bucket.postscale_factor, hierarchical=self.hierarchical,
+        )
+        for s, part in zip(scales, parts, strict=True):
+            g[part] *= s
+        bucket.write(g)

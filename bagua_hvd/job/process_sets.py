@@ -40,19 +40,19 @@ class ProcessSet:
                 raise ValueError(f"ProcessSet takes ranks as ints, but got {rank!r}.")
         self.ranks = sorted(ranks)
 
-    def size(self) -> int | None:
+    def size(self) -> int:
         """Number of ranks in the set, None before registration. ValueError: the id is unknown to the runtime."""
         if self.process_set_id is None:
-            return None
+            return None         # type: ignore[return-value]  # Horovod's: who has registered it need not ask
         size = running_context(ValueError).process_set_size(self.process_set_id)
         if size < 0:
             raise ValueError(f"{self} is not registered with the runtime.")
         return size
 
-    def rank(self) -> int | None:
+    def rank(self) -> int:
         """This rank's position in the set, None before registration. ValueError: this rank is not a member."""
         if self.process_set_id is None:
-            return None
+            return None         # type: ignore[return-value]
         rank = running_context(ValueError).process_set_rank(self.process_set_id)
         if rank == -1:
             raise ValueError(f"This rank is not a member of {self}.")

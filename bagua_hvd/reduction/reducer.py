@@ -47,7 +47,7 @@ class Reducer:
     """Communicates the gradients of one optimizer.
 
     Args:
-        gradients: the front end's Gradients.
+        source: the front end's Source.
         members: list of Member: gradient i is members[i]; the same on all ranks, parameters in forward order.
         algorithm: an Algorithm. group: the ProcessSet, of which this rank is a member.
         passes: backward passes that make a window, before gradients travel.
@@ -65,13 +65,13 @@ class Reducer:
         synchronizations: how often synchronize() made the caller wait; for how long, hvd.statistics() has.
     """
 
-    def __init__(self, gradients, members, algorithm, group, passes=1, groups=None, prescale_factor=1.0,
+    def __init__(self, source, members, algorithm, group, passes=1, groups=None, prescale_factor=1.0,
                  postscale_factor=1.0, number=None):
         self.algorithm = algorithm
         self.group = group
         self.synchronizations = 0
         self.accumulating = False
-        self._gradients = gradients
+        self._source = source
         self._passes = passes
         self._factors = (prescale_factor, postscale_factor)
         self._members = []
@@ -81,7 +81,7 @@ class Reducer:
         self._noted = set()
         self._step_ends()
         self._agreed = None         # for which init() and how many members the ranks know each other's facts
-        self.model = Model("weights", gradients, group)
+        self.model = Model("weights", source, group, algorithm)
         self.renumber(optimizer_number(group.process_set_id) if number is None else number)
         self.add(members, groups)
         algorithm.prepare(self.model)
@@ -155,7 +155,8 @@ class Reducer:
         self._operations = {}       # by a number that is the same on all ranks
         for bucket in self.buckets:
             bucket.clear()
-        self._gradients.discard()
+        self._source.discard()
+        self.model.hook = None
 
     @contextmanager
     def no_sync(self):
@@ -202,14 +203,16 @@ class Reducer:
     def _begin(self):
         """Communication begins: that of a window, and of the step if it is its first."""
         self.model.communication_begins()
-        self.model.continues = self._again and not self._cleared and self._gradients.holds_reduced()
+        self.model.continues = self._again and not self._cleared and self._source.holds_reduced()
         if not self._begun:
             self._begun = True
             self.model.pending = {}
             self._travel = self.algorithm.gradients_travel(self.model)
+            self.model.hook = "backward_begins"
             self.algorithm.backward_begins(self.model)
         else:
             self._travel = self.algorithm.gradients_travel(self.model)
+        self.model.hook = "communicate"
         if self._again and self._travel:
             self._name_buckets(".again")
 
@@ -238,11 +241,11 @@ class Reducer:
         had_state = model.kinds_of_state()[0]
         model.settle()
         present = [int(rank == self.group.rank()) for rank in range(size)]
-        sparse = [self._gradients.sparse_dim(index) for index in range(count)]
+        sparse = [self._source.sparse_dim(index) for index in range(count)]
         places = {index: place for place, index in enumerate(self._order())}
         try:
             facts = extremes([*present, *sparse, *(places[index] for index in range(count)), model.step,
-                              *map(int, model.kinds_of_state()), self._gradients.fingerprint()],
+                              *map(int, model.kinds_of_state()), self._source.fingerprint()],
                              f"{self._name}.facts", self.group)
         except HorovodInternalError as error:
             if error.status != native.ERR_MISMATCH:
@@ -302,7 +305,7 @@ class Reducer:
 
     def _set_sparse(self, index, sparse_dim):
         bucket = self._bucket_of[index]
-        if self._gradients.travels_alone(index, sparse_dim) and bucket is not None:
+        if self._source.travels_alone(index, sparse_dim) and bucket is not None:
             if self.algorithm.dense_only:
                 raise ValueError(
                     f"the gradient of {self._members[index].name} is sparse, which {type(self.algorithm).__name__} "
@@ -317,9 +320,9 @@ class Reducer:
         bucket = self._bucket_of[index]
         if bucket is None:
             name = f"{self._name}.{self._members[index].name}" + ".again" * self._again
-            self._operations[len(self.buckets) + index] = self._gradients.communicate(index, name)
+            self._operations[len(self.buckets) + index] = self._source.communicate(index, name)
         else:
-            bucket.place(index, self._gradients.view(index))
+            bucket.place(index, self._source.view(index))
         self._placed[index] = True
         if bucket is not None and bucket.missing == 0:
             self._post(bucket)
@@ -394,7 +397,7 @@ class Reducer:
                     failure = failure or self._explained(error, number)
             if failure is not None:
                 raise failure
-            self._gradients.finish()
+            self._source.finish()
             done = True
         finally:
             if self._again:
@@ -450,6 +453,7 @@ class Reducer:
             return
         self._prepared = True
         self.model.step_begins()
+        self.model.hook = "before_step"
         started = perf_counter_ns()
         try:
             self.algorithm.before_step(self.model)
@@ -463,16 +467,20 @@ class Reducer:
         """Lets the algorithm update the weights, after before_step(). False: the optimizer is to do it."""
         self.before_step()
         try:
-            return self.algorithm.step(self.model)
+            self.model.hook = "step"
+            return self.algorithm.replaces_step and self.algorithm.step(self.model)
         finally:
-            self._gradients.discard()
+            self.model.hook = None
+            self._source.discard()
 
     def stepped(self):
         """The weights have been updated."""
         self.synchronized = False
         self._step_ends()
         started = perf_counter_ns()
+        self.model.hook = "after_step"
         self.algorithm.after_step(self.model)
+        self.model.hook = None
         self.model.stepped()
         basics.runtime.steps += 1
         self._statistics().steps += 1
@@ -496,7 +504,7 @@ class Reducer:
         if not any(state["states"]) and not self.algorithm.counts_steps:
             return {}
         # The state lies by buckets, and these are without the sparse gradients.
-        sparse = {i: self._gradients.sparse_dim(i) for i, bucket in enumerate(self._bucket_of) if bucket is None}
+        sparse = {i: self._source.sparse_dim(i) for i, bucket in enumerate(self._bucket_of) if bucket is None}
         return {"algorithm": type(self.algorithm).__name__, "state": state, "sparse": sparse,
                 "buckets": [list(bucket.members) for bucket in self.buckets]}
 

@@ -9,7 +9,7 @@ eager code, tf.function graphs, Keras' train steps and XLA-compiled steps alike,
 When that step runs, `put(index, view)` is called for each gradient as soon as it is there, in any order, and
 `wait()` once, when all puts have returned. What then lies in the memory of the views is what exchange() yields.
 Views are in place (src == dst): put() begins the communication and returns, wait() blocks until it is done. So, for a
-Reducer, put is "keep the view for Gradients.view(index), then reducer.gradient_ready(index)", and wait is
+Reducer, put is "keep the view for Source.view(index), then reducer.gradient_ready(index)", and wait is
 "reducer.synchronize()".
 
 Threads: both are called on threads of TensorFlow that hold the GIL for the call; calls for one Bridge never overlap.

@@ -80,7 +80,7 @@ class Reduction(Numbered):
                 raise ValueError(TAPE_SEES_NO_WEIGHTS.format(name=type(algorithm).__name__))
             if self._looks.updates and optimizer is None:
                 raise ValueError(NO_STEP_TO_REPLACE.format(name=type(algorithm).__name__))
-            algorithm.prepare(Model("unused", Unbuilt(optimizer), options.process_set))
+            algorithm.prepare(Model("unused", Unbuilt(optimizer), options.process_set, algorithm))
         self._used = None       # the TracedStep under way, where an algorithm looks at weights
         self.compression = options.compression or Compression.none
         self._local = ByIdentity(native_variable)       # variables that are not reduced
@@ -194,7 +194,7 @@ class Reduction(Numbered):
         compressed, contexts = zip(*map(self.compression.compress, gradients), strict=True)
         variables = list(map(native_variable, variables))
         running = self._running_step(variables)
-        running.places = places
+        running.source.places = places
         step = TracedStep(running, variables)
         exchanged = step.exchange(compressed)
         if self._looks.any:

@@ -4,8 +4,9 @@
     the optimizer applies the gradients, unless the algorithm has updated the weights                  update()
     weights                      ->  after_step                                       ->  weights      stepped()
 
-What happens when these ops run is in running_step.py. Whether the algorithm or the optimizer updates the weights is
-known only then, so the graph has both and a condition: a number that goes over the bridge with the rest.
+What happens when these ops run is in running_step.py, and where it lies then in source.py. Whether the algorithm or the
+optimizer updates the weights is known only then, so the graph has both and a condition: a number that goes over the
+bridge with the rest.
 """
 import tensorflow as tf
 
@@ -22,35 +23,36 @@ class TracedStep:
 
     def __init__(self, running, variables):
         self._running = running
+        self._source = running.source
         self._variables = variables
         self._results = None        # of exchange(), by index, but for the gradients
 
     def _moments(self):
         """By index: the optimizer's variables."""
-        layout, optimizer = self._running.layout, self._running.optimizer
+        layout, optimizer = self._source.layout, self._source.optimizer
         pairs = [adam.moments(optimizer, variable) for variable in self._variables]
         ms, vs = ([native_variable(pair[place]) for pair in pairs] for place in (0, 1))
         return {**dict(enumerate(ms, layout.m)), **dict(enumerate(vs, layout.v))}
 
     def _tensors_beside(self):
         """By index: what goes over the bridge beside the gradients."""
-        running, layout, tensors = self._running, self._running.layout, {}
-        if running.looks.shown:
+        looks, layout, tensors = self._running.looks, self._source.layout, {}
+        if looks.shown:
             tensors.update(enumerate((variable.read_value() for variable in self._variables), layout.weight))
-        if running.shows_adam:
+        if looks.adam:
             tensors.update((index, moment.read_value()) for index, moment in self._moments().items())
-            optimizer = running.optimizer
+            optimizer = self._source.optimizer
             for name, value in (("learning rate", adam.learning_rate(optimizer)), ("iterations", optimizer.iterations)):
                 tensors[layout.numbers[name]] = tf.cast(tf.convert_to_tensor(value), tf.float64)
-        if running.looks.updates:
+        if looks.updates:
             tensors[layout.decision] = tf.zeros([], tf.int32)
         return tensors
 
     def exchange(self, gradients):
         """The reduced gradients, dense, in their order."""
-        running, layout = self._running, self._running.layout
+        running, layout = self._running, self._source.layout
         tensors = self._tensors_beside()
-        running.beside = frozenset(tensors)
+        self._source.beside = frozenset(tensors)
         # Backward passes yield the last ones first, and in eager mode this is the order in which they travel.
         tensors.update((index, gradients[index]) for index in range(layout.count - 1, -1, -1))
         results = dict(zip(tensors, running.before.exchange(list(tensors.values()), list(tensors)), strict=True))
@@ -62,7 +64,7 @@ class TracedStep:
             return [tf.identity(gradient) for gradient in reduced]
 
     def _assign_weights(self):
-        weight = self._running.layout.weight
+        weight = self._source.layout.weight
         return [variable.assign(self._results[index]) for index, variable in enumerate(self._variables, weight)]
 
     def update(self, apply, instead):
@@ -76,7 +78,7 @@ class TracedStep:
 
         def by_algorithm():
             self._assign_weights()
-            if self._running.shows_adam:
+            if self._running.looks.adam:
                 for index, moment in self._moments().items():
                     moment.assign(self._results[index])
             instead()
@@ -86,13 +88,13 @@ class TracedStep:
             apply()
             return tf.constant(False)
 
-        return tf.cond(tf.not_equal(self._results[self._running.layout.decision], 0), by_algorithm, by_optimizer)
+        return tf.cond(tf.not_equal(self._results[self._source.layout.decision], 0), by_algorithm, by_optimizer)
 
     def stepped(self):
         """The optimizer has written the variables. Returns the operations that write them again; [] in eager mode."""
         if not self._running.looks.after:
             return []
-        first = self._running.layout.weight
+        first = self._source.layout.weight
         weights = self._running.after.exchange(
             [variable.read_value() for variable in self._variables], range(first, first + len(self._variables))
         )

@@ -56,14 +56,14 @@ class Backward:
 
     Args:
         reducer: held weakly, so that a discarded optimizer does not live on in its model.
-        gradients: its TorchGradients.
+        source: its TorchSource.
         wait_in_step: whether the end of a pass waits for nothing.
         frozen: dict of name -> parameter that requires no gradient now.
     """
 
-    def __init__(self, reducer, gradients, wait_in_step, frozen):
+    def __init__(self, reducer, source, wait_in_step, frozen):
         self._reducer = weakref.ref(reducer)
-        self._gradients = gradients
+        self._source = source
         self._wait_in_step = wait_in_step
         self._frozen = frozen
         self._end = None            # of the pass under way: a weak reference
@@ -71,23 +71,26 @@ class Backward:
         self.register(0)
 
     def register(self, first):
-        """Hooks for parameter `first` of the TorchGradients and those behind it, which get gradients of zeros."""
+        """Hooks for parameter `first` of the TorchSource and those behind it, which get gradients of zeros."""
         handles = []
-        for index, parameter in enumerate(self._gradients.parameters[first:], first):
+        for index, parameter in enumerate(self._source.parameters[first:], first):
             if parameter.grad is None:
-                handles.append(_zeros(parameter, self._met))
-            if self._gradients.op == Sum:
+                handles.append(_zeros(parameter, self._first_came))
+            if self._source.op == Sum:
                 handles.append(parameter.register_hook(self._before_accumulation(index)))
             handles.append(parameter.register_post_accumulate_grad_hook(self._after_accumulation(index)))
         weakref.finalize(self._reducer(), _remove, handles).atexit = False
 
     def add(self, named):
         """Parameters that come later, as (name, parameter); alike on all ranks."""
-        first = len(self._gradients.parameters)
+        first = len(self._source.parameters)
         self._frozen.update((name, parameter) for name, parameter in named if not parameter.requires_grad)
-        self._reducer().add([self._gradients.add(name, parameter)
+        self._reducer().add([self._source.add(name, parameter)
                              for name, parameter in named if parameter.requires_grad])
         self.register(first)
+
+    def _first_came(self, parameter):
+        self._met.append(parameter)
 
     def _after_accumulation(self, index):
         @uncompiled
@@ -103,7 +106,7 @@ class Backward:
     def _before_accumulation(self, index):
         @uncompiled
         def accumulates(_):
-            self._gradients.take_share(index)
+            self._source.take_share(index)
 
         return accumulates
 
@@ -115,9 +118,9 @@ class Backward:
     def pass_ended(self):
         """Called by the engine, within the pass."""
         self._end = None
-        while self._met:
+        met, self._met = self._met, []
+        for parameter in met:
             # Not within the hook itself. Also a removed one would cost a microsecond in every pass.
-            parameter = self._met.pop()
             if not parameter._backward_hooks:
                 parameter._backward_hooks = None
         reducer = self._reducer()
@@ -174,8 +177,8 @@ class Backward:
                 elif parameter.grad.is_sparse:
                     parameter.grad = parameter.grad.to_dense()
             # Their hooks were not there: this once they travel by themselves.
-            grouped_allreduce_([parameter.grad for parameter in parameters], op=self._gradients.op,
-                               name=f"gradients.{reducer.number}.unfrozen", process_set=self._gradients.process_set)
+            grouped_allreduce_([parameter.grad for parameter in parameters], op=self._source.op,
+                               name=f"gradients.{reducer.number}.unfrozen", process_set=self._source.process_set)
         synchronized = reducer.synchronized
         self.add(list(zip(found, parameters, strict=True)))
         reducer.synchronized = synchronized
@@ -199,10 +202,10 @@ def _complete():
         raise failure
 
 
-def _zeros(parameter, met):
+def _zeros(parameter, first_came):
     """Gives the parameter a gradient of zeros, which makes room when the first one comes: that may be sparse.
 
-    met: a list that the parameter is put into then.
+    first_came: function of the parameter that is called then.
     """
     parameter.grad = zeros = torch.zeros_like(parameter, requires_grad=False)
     zeros, owner, version = weakref.ref(zeros), weakref.ref(parameter), zeros._version
@@ -213,7 +216,7 @@ def _zeros(parameter, met):
         gradient, parameter = zeros(), owner()
         if gradient is not None and parameter.grad is gradient and gradient._version == version:
             parameter.grad = None
-        met.append(parameter)
+        first_came(parameter)
 
     handle = parameter.register_hook(first_one_comes)
     return handle

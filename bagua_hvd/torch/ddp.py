@@ -19,7 +19,6 @@ from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.core.context import Operation
 from bagua_hvd.job import basics
 from bagua_hvd.primitives import c_fp_s
-from bagua_hvd.reduction.gradients import Gradients
 from bagua_hvd.reduction.numbers import optimizer_number
 from bagua_hvd.torch.distributed.start import process_set_of
 from bagua_hvd.torch.distributed.works import Work
@@ -27,6 +26,7 @@ from bagua_hvd.torch.frontend import frontend
 from bagua_hvd.torch.optimizer import DistributedOptimizer
 from bagua_hvd.training.buckets import Bucket, Member
 from bagua_hvd.training.model import Model
+from bagua_hvd.training.source import NoSource
 
 # What an algorithm does besides communicating gradients; a hook sees nothing but these.
 _BESIDES = ("step", "before_step", "after_step", "backward_begins", "gradients_travel")
@@ -47,9 +47,9 @@ def hook(algorithm: str | Algorithm | type[Algorithm] | None = None, **arguments
     """
     chosen = algorithms.get(algorithm, **arguments) if arguments else algorithms.choose(algorithm, average=True)
     besides = [name for name in _BESIDES if getattr(type(chosen), name) is not getattr(algorithms.Algorithm, name)]
-    if besides:
+    if besides or chosen.uses_weights:
         raise ValueError(
-            f"{type(chosen).__name__} does more than communicate gradients ({', '.join(besides)}): use "
+            f"{type(chosen).__name__} does more than communicate gradients ({', '.join(besides) or 'weights'}): use "
             "bagua_hvd.torch.ddp.wrap_optimizer(optimizer, model, algorithm) in place of a hook"
         )
     return Hook(chosen)
@@ -82,17 +82,17 @@ class State:
     def step(self):
         return self._model.step if self._model is not None else (self._loaded or {}).get("step", 0)
 
-    def _begin(self):
+    def _begin(self, algorithm):
         group = process_set_of(self._process_group)
         self._number = optimizer_number(group.process_set_id)
         self._inits = basics.runtime.inits
-        self._model = Model(f"ddp.{self._number}", Gradients(), group)
+        self._model = Model(f"ddp.{self._number}", NoSource(), group, algorithm)
         self._model.step = (self._loaded or {}).get("step", 0)
 
-    def _bucket(self, given):
+    def _bucket(self, given, algorithm):
         """(Bucket, its process set) of a GradBucket, with the views of this step."""
         if self._model is None or self._inits != basics.runtime.inits:
-            self._begin()
+            self._begin(algorithm)
         gradients = [g if g.is_contiguous() else g.as_strided((g.numel(),), (1,)) for g in given.gradients()]
         key = given.index(), tuple(tuple(gradient.shape) for gradient in gradients)
         views = [frontend.view(gradient, gradient) for gradient in gradients]
@@ -118,7 +118,7 @@ class State:
         """All buckets of a backward pass are on their way."""
         for key in self._buckets.keys() - self._used:
             del self._buckets[key]
-        self._used.clear()
+        self._used = set()
         self._model.step += 1
         basics.runtime.steps += 1
 
@@ -188,7 +188,7 @@ class Hook:
             if self._state is None:
                 self._state = State()
             state = self._state
-        ours, group = state._bucket(bucket)
+        ours, group = state._bucket(bucket, self.algorithm)
         if self.algorithm.takes(ours.dtype):
             operation = self.algorithm.communicate(ours, group)
         else:

@@ -1,7 +1,7 @@
 """DistributedOptimizer for torch: backward() leaves reduced gradients, step() steps.
 
 What is here is what only torch has: closures, GradScaler and LR schedulers. Hooks and the end of backward passes are in
-torch/backward.py, the gradients themselves in torch/gradients.py; when and how they travel is reduction/reducer.py and
+torch/backward.py, the gradients themselves in torch/source.py; when and how they travel is reduction/reducer.py and
 algorithms/.
 """
 import sys
@@ -24,9 +24,9 @@ from bagua_hvd.torch.adasum import DistributedAdasum
 from bagua_hvd.torch.backward import Backward
 from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.compression import Compression
-from bagua_hvd.torch.gradients import TorchGradients
 from bagua_hvd.torch.mpi_ops import allreduce, allreduce_async_
 from bagua_hvd.torch.rank_states import STATE_KEY, of_this_rank
+from bagua_hvd.torch.source import TorchSource
 from bagua_hvd.torch.wrapping import count_step, indices_of_groups, parameters_by_name, take_over, wrapped_class
 from bagua_hvd.training.model import Model
 
@@ -34,8 +34,12 @@ from bagua_hvd.training.model import Model
 class _Protocol:
     """What has been said about the next step; one object for an optimizer and all its proxies."""
 
-    synchronizes = True             # step() is outside of skip_synchronize()
-    synchronized_by_user = False
+    def __init__(self):
+        self.forget()
+
+    def forget(self):
+        self.synchronizes = True            # step() is outside of skip_synchronize()
+        self.synchronized_by_user = False
 
 
 class _Distributed:
@@ -53,17 +57,18 @@ class _Distributed:
         self.reducer = None
         self._protocol = _Protocol()
         self._compression = compression
-        self._gradients = gradients = TorchGradients(self, compression, sparse_as_dense, op, process_set)
-        members = [gradients.add(name, parameter) for name, parameter in named if parameter.requires_grad]
+        self._source = source = TorchSource(self, compression, sparse_as_dense, op, process_set)
+        members = [source.add(name, parameter) for name, parameter in named if parameter.requires_grad]
         if not process_set.included() or (basics.size() == 1 and not basics.runtime.options.elastic):
-            algorithm.prepare(Model("unused", gradients, process_set))      # what is refused is refused everywhere
+            # What is refused is refused everywhere.
+            algorithm.prepare(Model("unused", source, process_set, algorithm))
             return
         self.reducer = Reducer(
-            gradients, members, algorithm, process_set, backward_passes_per_step, groups,
+            source, members, algorithm, process_set, backward_passes_per_step, groups,
             1.0 / gradient_predivide_factor, gradient_predivide_factor,
         )
         self.reducer.model.scaled = not wait_in_step    # gradients may be changed after backward()
-        self._backward = Backward(self.reducer, gradients, wait_in_step,
+        self._backward = Backward(self.reducer, source, wait_in_step,
                                   {name: parameter for name, parameter in named if not parameter.requires_grad})
 
     # GradScaler.unscale_(optimizer) looks for infinities, and this read is all that it does with the optimizer before.
@@ -96,8 +101,8 @@ class _Distributed:
             return
         self._backward.complete()
         reducer.changes_follow()
-        if agree and reducer.agree_on_overflow(self._gradients.overflow):
-            self._gradients.make_overflow()
+        if agree and reducer.agree_on_overflow(self._source.overflow):
+            self._source.make_overflow()
         self._protocol.synchronized_by_user = False
 
     def _unscaled_by(self, frame):
@@ -105,7 +110,7 @@ class _Distributed:
         reducer, scaler = getattr(self, "reducer", None), frame.f_locals.get("self")
         if reducer is not None:
             if callable(getattr(scaler, "get_scale", None)):
-                self._gradients.take_scale_from(scaler)
+                self._source.take_scale_from(scaler)
             reducer.model.unscales()
 
     def _take_back_if_skipped(self):
@@ -212,7 +217,7 @@ class _Distributed:
                 stacklevel=3,
             )
         loss = None
-        if closure is not None and type(self.algorithm).step is not algorithms.Algorithm.step:
+        if closure is not None and self.algorithm.replaces_step:
             with torch.enable_grad():
                 loss = closure()
             closure = None
@@ -278,7 +283,7 @@ class _Distributed:
     def load_state_dict(self, *args, **kwargs):
         """As the class's own; also forgets pending communication, and takes up the algorithm's state, if any."""
         super().load_state_dict(*args, **kwargs)
-        self._protocol.__dict__.clear()
+        self._protocol.forget()
         if self.reducer is not None:
             self.reducer.reset()
             state = args[0] if args else kwargs["state_dict"]

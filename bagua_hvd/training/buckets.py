@@ -23,7 +23,7 @@ class Member(NamedTuple):
     """One tensor of a bucket. device: compared only."""
 
     name: str
-    shape: tuple
+    shape: tuple[int, ...]
     dtype: int
     device: object = "cpu"
 
@@ -43,7 +43,7 @@ class Bucket:
         name: ranks match buckets by it: unique within the process set, the same on all ranks.
         members: dict of reducer index -> Member, in the order of the layout; one dtype and device.
         prescale_factor, postscale_factor: what the optimizer wants multiplied before and after the reduction.
-        model: the Model it is of; None: a bucket by itself.
+        model: the Model (training/model.py) it is of; None: a bucket by itself.
     Attributes:
         views: TensorViews in place (src == dst), in the order of the layout; complete while an algorithm communicates.
         missing: members without a view in this step.
@@ -65,7 +65,7 @@ class Bucket:
 
     def clear(self) -> None:
         """Lets go of the views: a new step."""
-        self._views = dict.fromkeys(self.members)
+        self._views: dict[int, TensorView | None] = dict.fromkeys(self.members)
         self.missing = len(self._views)
 
     def place(self, index: int, view: TensorView) -> None:
@@ -80,13 +80,13 @@ class Bucket:
         self.missing -= 1
 
     @property
-    def views(self) -> Any:
-        return list(self._views.values())
+    def views(self) -> list[TensorView]:
+        return list(self._views.values())       # type: ignore[arg-type]  # complete
 
     @property
-    def step(self) -> Any:
+    def step(self) -> int:
         """The model's step; 0 for a bucket by itself."""
-        return self.model.step if self.model else 0
+        return int(self.model.step) if self.model else 0
 
     def seed(self, number: int) -> int:
         """For codecs that round at random: another one for each number below 2^32, and for other members.
@@ -96,7 +96,7 @@ class Bucket:
         members = ",".join(member.name for member in self.members.values())
         return crc32(members.encode()) << 32 | number % (1 << 32)
 
-    def flat(self, views: Sequence[TensorView | None], tail: int = 0, workspace: str | None = None) -> np.ndarray:
+    def flat(self, views: Sequence[TensorView], tail: int = 0, workspace: str | None = None) -> np.ndarray:
         """A copy of tensors shaped as the members: a flat array, float64 for float64, else float32.
 
         Args:
@@ -116,11 +116,11 @@ class Bucket:
             array = self._workspaces[name] = np.empty(count, dtype)
         return array
 
-    def set_flat(self, views: Sequence[TensorView | None], values: np.ndarray) -> None:
+    def set_flat(self, views: Sequence[TensorView], values: np.ndarray) -> None:
         """Sets tensors shaped as the members from a flat array, rounded to their dtype."""
         vectors.unpack(views, values)
 
-    def slices(self) -> Any:
+    def slices(self) -> list[slice]:
         """Of each member, where it lies in a flat array."""
         ends = list(itertools.accumulate(member.count for member in self.members.values()))
         return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
@@ -139,17 +139,22 @@ class Bucket:
         vectors.unpack_add(self.views, values.astype(wide, copy=False))
 
     @property
-    def gradients(self) -> Any:
+    def gradients(self) -> list[TensorView]:
         """Views of the members' gradients as they are now, to be read. Those that are not there are zeros."""
         return [self.model.source.view(index) for index in self.members]
 
     @property
-    def weights(self) -> Any:
-        """Views of the members' weights as they lie now. Call model.source.weight_written(index) after writing."""
+    def weights(self) -> list[TensorView]:
+        """Views of the members' weights as they lie now. Call model.source.weight_written(index) after writing.
+
+        Raises:
+            ValueError: the algorithm has not declared that it looks at weights in the hook that runs.
+        """
+        self.model.look_at_weights()
         return [self.model.source.weight(index) for index in self.members]
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> int:
         """The native dtype that travels: that of the views (compression may have changed it), else of the members."""
         index, member = next(iter(self.members.items()))
         view = self._views[index]
@@ -163,27 +168,22 @@ class Bucket:
             for index, member in self.members.items()
         )
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {[member.name for member in self.members.values()]})"
 
 
 class Weights(Bucket):
-    """The weights of some members: views of wherever they lie at the moment.
+    """The weights of some members of a Model: views of wherever they lie at the moment."""
 
-    Args:
-        source: the front end's Gradients, which knows the weights too.
-    """
-
-    def __init__(self, name: str, members: dict[int, Member], source: Any, model: Any = None) -> None:
+    def __init__(self, name: str, members: dict[int, Member], model: Any) -> None:
         super().__init__(name, members, model=model)
-        self._source = source
 
     @property
-    def views(self) -> Any:
-        return [self._source.weight(index) for index in self.members]
+    def views(self) -> list[TensorView]:
+        return self.weights
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> int:
         return next(iter(self.members.values())).dtype
 
     @property
@@ -201,7 +201,7 @@ class Weights(Bucket):
     def written(self) -> None:
         """To be called when the core has written the weights."""
         for index in self.members:
-            self._source.weight_written(index)
+            self.model.source.weight_written(index)
 
 
 def partition(members: dict[int, Member], limit: int | None = None,
@@ -221,7 +221,7 @@ def partition(members: dict[int, Member], limit: int | None = None,
     """
     limit = variables.read("BAGUA_DEFAULT_BUCKET_SIZE") if limit is None else limit
     buckets: list[list[int]] = []
-    running: dict[Any, list[Any]] = {}        # (dtype, device) -> [indices, bytes, limit]
+    running: dict[tuple[int, object], list[Any]] = {}       # (dtype, device) -> [indices, bytes, limit]
     for index in reversed(members):
         member = members[index]
         kind = (member.dtype, member.device)
@@ -234,7 +234,7 @@ def partition(members: dict[int, Member], limit: int | None = None,
     return buckets
 
 
-def partition_groups(members: dict[int, Member], groups: Any) -> list[list[int]]:
+def partition_groups(members: dict[int, Member], groups: Sequence[Sequence[int]]) -> list[list[int]]:
     """Cuts members into the buckets that a user asked for: one for each group, dtype and device, of any size.
 
     Args:
@@ -245,7 +245,7 @@ def partition_groups(members: dict[int, Member], groups: Any) -> list[list[int]]
     buckets: list[list[int]] = []
     rest = dict(members)
     for group in groups:
-        by_kind: dict[Any, Any] = {}
+        by_kind: dict[tuple[int, object], list[int]] = {}
         for index in group:
             member = rest.pop(index)
             by_kind.setdefault((member.dtype, member.device), []).append(index)

@@ -1,47 +1,25 @@
 """What one optimizer trains, as its algorithm sees it: gradients, weights, the optimizer's own state, the step."""
-from typing import NamedTuple
+from typing import Any, Protocol
 
-from bagua_hvd.core.native import TensorView
 from bagua_hvd.job import basics
-from bagua_hvd.training.buckets import Weights
-from bagua_hvd.training.state import State
+from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.training.adam import Adam
+from bagua_hvd.training.buckets import Bucket, Member, Weights
+from bagua_hvd.training.source import Source
+from bagua_hvd.training.state import Snapshot, State
 
 
-class AdamMember(NamedTuple):
-    """Adam's state and hyperparameters of one weight. m, v: in-place TensorViews in the weight's dtype.
+class Declared(Protocol):
+    """What an Algorithm declares (algorithms/base.py)."""
 
-    step: how often it has been updated. decoupled: weight decay as in AdamW, else added to the gradient.
-    eps_corrected: eps is added before the bias correction of v, as Keras does, not after it.
-    """
-
-    m: TensorView
-    v: TensorView
-    step: int
-    lr: float
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
-    decoupled: bool
-    eps_corrected: bool = False
+    uses_weights: tuple[str, ...]
+    uses_adam: bool
 
 
-class Adam:
-    """An Adam optimizer of a front end, for algorithms that update the weights in its place.
+NOT_SHOWN = "{name} looks at {what}, which is shown only to algorithms that say so: set {remedy} in its class"
 
-    Attributes:
-        warmup_steps: what the optimizer says of itself, or None.
-    """
 
-    warmup_steps = None
-
-    def member(self, index):
-        """The AdamMember of weight `index`; the state exists from the first step on."""
-        raise NotImplementedError
-
-    def stepped(self, index):
-        """Weight `index` has been updated: counts it, as the optimizer's own step would."""
-        raise NotImplementedError
+Snapshots = list[tuple[State, Snapshot]]
 
 
 class Model:
@@ -49,7 +27,8 @@ class Model:
 
     Args:
         name: of its weights; the same on all ranks.
-        source: the front end's Gradients. group: the ProcessSet that communicates.
+        source: the front end's Source. group: the ProcessSet that communicates.
+        algorithm: whose eyes it is seen with.
     Attributes:
         step: optimizer steps done before this one, t in the formulas.
         gradients: Buckets, in the order in which they are expected to fill. Sparse gradients are in none.
@@ -58,35 +37,39 @@ class Model:
         pending: what an algorithm has begun in this step; {} when the next one begins.
         continues: whether the gradients being communicated are those communicated before in this step, and what another
             backward pass has added to them.
+        hook: the method of the algorithm that runs, None outside of steps. "communicate": until synchronize() returns.
         scaled: whether something multiplies the gradients until just before the step (loss scaling, clipping).
     """
 
-    def __init__(self, name, source, group):
+    def __init__(self, name: str, source: Source, group: ProcessSet, algorithm: Declared) -> None:
         self.name = name
         self.source = source
         self.group = group
         self.step = 0
-        self.gradients = []
-        self.weights = []
+        self.gradients: list[Bucket] = []
+        self.weights: list[Weights] = []
         self.state = State(name)
-        self._place = None
-        self._scratch, self._scratch_inits = {}, None
-        self.pending = {}
+        self.pending: dict[str, Any] = {}
+        self.hook: str | None = None
         self.continues = False
+        self._algorithm = algorithm
+        self._place: tuple[int, int] | None = None
+        self._scratch: dict[str, Any] = {}
+        self._scratch_inits: int | None = None
         self.scaled = False
-        self._loss_scale = None     # of what is kept in the gradients' unit; None: none has been seen
+        self._loss_scale: float | None = None     # of what is kept in the gradients' unit; None: none has been seen
         self._unscaled = False      # the gradients of this step were unscaled, so it will be made or skipped now
         self._made_a_step = False   # since this was made or loaded: a loss scale would have been seen
-        self._before = None         # what buckets kept before this step, when it may be skipped
+        self._before: Snapshots | None = None     # what buckets kept before this step, when it may be skipped
 
-    def rename(self, name):
+    def rename(self, name: str) -> None:
         """Changes the name, and those of its weights."""
         self.name = name
         for place, bucket in enumerate(self.weights):
             bucket.name = f"{name}.{place}"
 
     @property
-    def scratch(self):
+    def scratch(self) -> dict[str, Any]:
         """What an algorithm keeps that no checkpoint needs: a dict.
 
         Empty after each init(): it may hold operations, which end with the connections.
@@ -95,30 +78,40 @@ class Model:
             self._scratch, self._scratch_inits = {}, basics.runtime.inits
         return self._scratch
 
-    def add(self, members):
+    def add(self, members: dict[int, Member]) -> None:
         """More members, by index: their weights join in buckets of their own."""
-        by_kind = {}
+        by_kind: dict[Any, dict[int, Member]] = {}
         for index, member in members.items():
             by_kind.setdefault((member.dtype, member.device), {})[index] = member
         for kind in by_kind.values():
-            self.weights.append(Weights(f"{self.name}.{len(self.weights)}", kind, self.source, model=self))
+            self.weights.append(Weights(f"{self.name}.{len(self.weights)}", kind, self))
 
-    def adam(self):
+    def look_at_weights(self) -> None:
+        """Who looks at weights asks. ValueError: the algorithm has not declared it for the hook that runs."""
+        if self.hook is not None and self.hook not in self._algorithm.uses_weights:
+            raise ValueError(NOT_SHOWN.format(name=type(self._algorithm).__name__, what=f"weights in {self.hook}()",
+                                              remedy=f"uses_weights = ({self.hook!r},)"))
+
+    def adam(self) -> Adam:
         """The optimizer as an Adam.
 
         Raises:
-            ValueError: it is none, or one with an option that cannot be served.
+            ValueError: it is none, or one with an option that cannot be served; or the algorithm has not declared it.
         """
-        adam = self.source.adam()
-        if isinstance(adam, str):
-            raise ValueError(adam)
+        name = type(self._algorithm).__name__
+        if not self._algorithm.uses_adam:
+            raise ValueError(NOT_SHOWN.format(name=name, what="the optimizer's Adam", remedy="uses_adam = True"))
+        try:
+            adam: Adam = self.source.adam()
+        except ValueError as error:
+            raise ValueError(f"{name} cannot serve this optimizer: {error}") from None
         return adam
 
     # Under loss scaling gradients are multiplied until just before the step, and so is what is kept of them: when the
     # scale changes, that is multiplied, too. A step whose gradients are not finite is skipped: what was sent is lost,
     # so what is kept becomes again what it was before. In memory it has the unit of the last communication.
 
-    def communication_begins(self):
+    def communication_begins(self) -> None:
         """Gradients are about to be communicated, for the first time in this step or once more."""
         if self._unscaled:
             self.take_back()
@@ -133,11 +126,11 @@ class Model:
             self._before = [(bucket.state, bucket.state.snapshot()) for bucket in self.gradients]
 
     @property
-    def remembers_gradients(self):
+    def remembers_gradients(self) -> bool:
         """Whether anything that is kept has the gradients' unit."""
         return any(bucket.state.has_scaled for bucket in self.gradients)
 
-    def unscales(self):
+    def unscales(self) -> None:
         """Loss scaling unscales the gradients now: the step is made next, or it is skipped.
 
         Raises:
@@ -149,57 +142,57 @@ class Model:
             self._loss_scale = scale
         self._unscaled = True
 
-    def _check_scale(self, scale):
+    def _check_scale(self, scale: float) -> None:
         if self._loss_scale not in (None, scale) and not self._made_a_step:
             raise ValueError(
                 f"what {self.name} keeps of gradients was saved under a loss scale of {self._loss_scale:g}, and this "
                 f"training begins with {scale:g}: load the GradScaler's state_dict, too"
             )
 
-    def step_begins(self):
+    def step_begins(self) -> None:
         """The optimizer is about to step. ValueError: see unscales()."""
         if not self._unscaled and self.remembers_gradients:
             self._check_scale(1.0)
 
-    def stepped(self):
+    def stepped(self) -> None:
         """The step has been made."""
         self.step += 1
         self._before, self._unscaled, self._made_a_step = None, False, True
 
-    def take_back(self):
+    def take_back(self) -> None:
         """The step is skipped: what buckets of gradients keep is what it was before, as far as that is known."""
         for state, snapshot in self._before or ():
             state.restore(snapshot)
         self._before, self._unscaled = None, False
 
-    def _states(self):
-        return [self.state, *(bucket.state for bucket in self.gradients + self.weights)]
+    def _states(self) -> list[State]:
+        return [self.state, *(bucket.state for bucket in [*self.gradients, *self.weights])]
 
-    def kinds_of_state(self):
+    def kinds_of_state(self) -> tuple[bool, bool]:
         """(whether this rank keeps anything that is of this rank only, whether anything at all)."""
         kinds = [state.kinds() for state in self._states()]
         return any(own for own, _ in kinds), any(kept for _, kept in kinds)
 
-    def settle(self):
+    def settle(self) -> None:
         """Forgets what was of another rank, or of another number of ranks, before this one was given its place."""
         place = self.group.rank(), self.group.size()
         if self._place not in (None, place):
             self.drop_state(shared=False)
         self._place = place
 
-    def drop_state(self, shared):
+    def drop_state(self, shared: bool) -> None:
         """Forgets what is of this rank only; with shared=True everything."""
         self._before = None
         for state in self._states():
             state.drop(shared)
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         """For a checkpoint of this rank, made of dicts, lists, numbers and bytes. "states" may hold nothing."""
         states = [state.state_dict() for state in self._states()]       # by place: names are of this process only
         return {"step": self.step, "rank": self.group.rank(), "size": self.group.size(), "states": states,
                 "loss_scale": self._loss_scale}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes up a state_dict(). What was of another rank, or of another number of ranks, is passed over."""
         self.step = state["step"]
         self._loss_scale = state.get("loss_scale")

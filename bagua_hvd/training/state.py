@@ -10,11 +10,15 @@ And what a step did to them can be taken back, when that step is skipped (traini
 """
 import copy
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+Snapshot = tuple[dict[str, Any], set[str], dict[str, Any], float]       # of a State
 
-def _dumped(value):
+
+def _dumped(value: Any) -> dict[str, Any]:
     if hasattr(value, "state_dict"):
         return {"object": value.state_dict()}
     if isinstance(value, np.ndarray):
@@ -22,7 +26,7 @@ def _dumped(value):
     return {"value": value}
 
 
-def _take_up(value, dumped):
+def _take_up(value: Any, dumped: dict[str, Any]) -> Any:
     """Fills `value` in place, or returns what stands for it; None: the dump does not fit."""
     if hasattr(value, "load_state_dict"):
         return value if "object" in dumped and value.load_state_dict(dumped["object"]) else None
@@ -34,12 +38,12 @@ def _take_up(value, dumped):
     return dumped.get("value")
 
 
-def _copied(value):
+def _copied(value: Any) -> Any:
     """A copy; of an object by its copy(), if it has one."""
     return value.copy() if hasattr(value, "copy") else copy.deepcopy(value)
 
 
-def _times(value, factor):
+def _times(value: Any, factor: float) -> Any:
     if hasattr(value, "scale"):
         value.scale(factor)
         return value
@@ -54,15 +58,16 @@ class State:
         what: whose state this is, for warnings.
     """
 
-    def __init__(self, what):
+    def __init__(self, what: str) -> None:
         self._what = what
-        self._values = {}
-        self._shared = set()
-        self._scaled = set()
-        self._loaded = {}
+        self._values: dict[str, Any] = {}
+        self._shared: set[str] = set()
+        self._scaled: set[str] = set()
+        self._loaded: dict[str, Any] = {}
         self._loaded_factor = 1.0   # by which the scale has changed since
 
-    def keep(self, name, make, shared=False, fits=None, scaled=False):
+    def keep(self, name: str, make: Callable[[], Any], shared: bool = False,
+             fits: Callable[[Any], bool] | None = None, scaled: bool = False) -> Any:
         """The value of this name: kept, or from a checkpoint, or made now.
 
         Args:
@@ -91,63 +96,67 @@ class State:
             self._shared.add(name)
         return value
 
-    def __contains__(self, name):
+    def __contains__(self, name: str) -> bool:
         return name in self._values
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str) -> Any:
         return self._values[name]
 
-    def __setitem__(self, name, value):
+    def __setitem__(self, name: str, value: Any) -> None:
         """Sets a value of this rank's own."""
         self._values[name] = value
 
-    def scale(self, factor):
+    def scale(self, factor: float) -> None:
         """The gradients' unit has changed: multiplies what has it."""
         for name in self._scaled & self._values.keys():
             self._values[name] = _times(self._values[name], factor)
         self._loaded_factor *= factor
 
     @property
-    def has_scaled(self):
+    def has_scaled(self) -> bool:
         """Whether anything that is kept has the gradients' unit."""
         return bool(self._scaled & self._values.keys())
 
-    def snapshot(self):
+    def snapshot(self) -> Snapshot:
         """What restore() takes."""
         values = {name: _copied(value) for name, value in self._values.items()}
         return values, set(self._shared), dict(self._loaded), self._loaded_factor
 
-    def restore(self, snapshot):
+    def restore(self, snapshot: Snapshot) -> None:
         """Makes everything what it was; once for each snapshot."""
         self._values, self._shared, self._loaded, self._loaded_factor = snapshot
 
-    def loaded(self, name):
+    def zeros_like(self, name: str, values: np.ndarray, shared: bool = False, scaled: bool = False) -> np.ndarray:
+        """A kept array of the size and dtype of a flat one, zeros at first; see keep()."""
+        return self.keep(name, lambda: np.zeros_like(values), shared, lambda kept: kept.size == values.size, scaled)
+
+    def loaded(self, name: str) -> bool:
         """Whether a checkpoint has this name, and it has not been asked for yet."""
         return name in self._loaded
 
-    def kinds(self):
+    def kinds(self) -> tuple[bool, bool]:
         """(whether anything of this rank only is kept, whether anything at all), with what waits from a checkpoint."""
         names = self._values.keys() | self._loaded.keys()
         return bool(names - self._shared), bool(names)
 
-    def drop(self, shared):
+    def drop(self, shared: bool) -> None:
         """Forgets what is of this rank only, and with shared=True the rest, too: it will be made anew."""
-        keep = set() if shared else self._shared
+        keep: set[str] = set() if shared else self._shared
         self._values = {name: value for name, value in self._values.items() if name in keep}
         self._loaded = {name: value for name, value in self._loaded.items() if name in keep}
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, dict[str, Any]]:
         """Dicts, lists, numbers and bytes; {} when nothing is kept."""
-        kept = {"own": {}, "shared": {}}
+        kept: dict[str, dict[str, Any]] = {"own": {}, "shared": {}}
         for name, value in self._values.items():
             kept["shared" if name in self._shared else "own"][name] = _dumped(value)
         for name, dumped in self._loaded.items():
             kept["shared" if name in self._shared else "own"][name] = dumped
         return {kind: values for kind, values in kept.items() if values}
 
-    def load_state_dict(self, state, own):
+    def load_state_dict(self, state: dict[str, dict[str, Any]], own: bool) -> None:
         """Takes up a state_dict() as values are asked for; own: whether it is of this very rank."""
-        self._values.clear()
+        self._values = {}
         self._loaded_factor = 1.0
         self._loaded = dict(state.get("shared", {}))
         self._shared = set(self._loaded)

@@ -105,6 +105,25 @@ def test_order_of_buckets(run_ranks):
     run_ranks(3, buckets_in_another_order_on_every_rank, timeout=40)
 
 
+def zeros_at_first():
+    """A matrix without a gradient in the first steps (frozen, unused) takes part as soon as it has one."""
+    hvd.init()
+    weight = torch.nn.Parameter(torch.zeros(8, 8))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), algorithm=PowerSGD(2, 0))
+    generator = np.random.default_rng(0)
+    gradient = (generator.standard_normal((8, 1)) @ generator.standard_normal((1, 8))).astype(F)    # rank 1: exact
+    for t in range(4):
+        optimizer.zero_grad()
+        (weight * torch.from_numpy(gradient * (t > 1))).sum().backward()
+        optimizer.step()
+    # Errors make up for what the first basis, of nothing, could not show.
+    np.testing.assert_allclose(weight.detach().numpy(), -2 * gradient, atol=1e-5)
+
+
+def test_a_gradient_that_comes_late(run_ranks):
+    run_ranks(2, zeros_at_first, timeout=40)
+
+
 def overflow():
     """A NaN in one step is not in the next ones."""
     hvd.init()

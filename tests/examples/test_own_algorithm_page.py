@@ -31,7 +31,7 @@ def decay():
 
     class Decay(Algorithm):
         """g = mean_i g_i + x / 2"""
-        reads_weights = True
+        uses_weights = ("communicate",)
 
         def communicate(self, bucket, group):
             bucket.write(bucket.read() + bucket.flat(bucket.weights) / 2)

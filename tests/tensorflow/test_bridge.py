@@ -9,25 +9,28 @@ def reducer_in_every_way(algorithm):
     import bagua_hvd.tensorflow as hvd
     from bagua_hvd.algorithms import base
     from bagua_hvd.core import native
-    from bagua_hvd.reduction.gradients import Gradients
     from bagua_hvd.reduction.reducer import Reducer
     from bagua_hvd.tensorflow.bridge import Bridge
     from bagua_hvd.training.buckets import Member
+    from bagua_hvd.training.source import Source
 
     tf.config.threading.set_inter_op_parallelism_threads(1)
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     shapes = [[3 + i % 5, 2] for i in range(40)]
 
-    class Views(Gradients):
+    class Views(Source):
         def __init__(self):
             self.views = {}
 
         def view(self, index):
             return self.views[index]
 
+        def weight(self, index):
+            raise NotImplementedError
+
         def discard(self):
-            self.views.clear()
+            self.views = {}
 
     views = Views()
     members = [Member(f"w{i}", tuple(shape), native.FLOAT32) for i, shape in enumerate(shapes)]

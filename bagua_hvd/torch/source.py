@@ -1,17 +1,15 @@
-"""The gradients of torch parameters as a Reducer sees them: `p.grad`, its layouts, sparse ones; and
-the state of torch's Adam, for the algorithms that need it.
-"""
+"""torch's Source: `p.grad` with its layouts, sparse ones too, the parameters, and the state of torch's Adam."""
 import weakref
 
 import torch
 
 from bagua_hvd.collectives import rules
 from bagua_hvd.job.basics import Sum
-from bagua_hvd.reduction.gradients import Gradients
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.frontend import DTYPES, frontend
+from bagua_hvd.training.adam import Adam, AdamMember
 from bagua_hvd.training.buckets import Member
-from bagua_hvd.training.model import Adam, AdamMember
+from bagua_hvd.training.source import Source
 
 
 class _SparseOperation:
@@ -54,7 +52,7 @@ class _Contiguous:
 
 
 class TorchAdam(Adam):
-    """torch.optim.Adam or AdamW over the parameters of a TorchGradients. One for all steps: it holds their copies."""
+    """torch.optim.Adam or AdamW over the parameters of a TorchSource. One for all steps: it holds their copies."""
 
     def __init__(self, optimizer, parameters):
         self.warmup_steps = getattr(optimizer, "warmup_steps", None)
@@ -95,8 +93,8 @@ class TorchAdam(Adam):
         self._optimizer().state[self._parameters[index]]["step"] += 1
 
 
-class TorchGradients(Gradients):
-    """The gradients of some parameters; `p.grad` itself travels wherever it can."""
+class TorchSource(Source):
+    """The gradients of some parameters, and these; `p.grad` itself travels wherever it can."""
 
     def __init__(self, optimizer, compression, sparse_as_dense, op, process_set):
         self._optimizer = weakref.ref(optimizer)
@@ -202,7 +200,7 @@ class TorchGradients(Gradients):
         return parameter.grad is not None and reduced() is parameter.grad
 
     def discard(self):
-        self._stand_ins.clear()
+        self._stand_ins = {}
 
     def weight(self, index):
         return self._weights.view(index, self.parameters[index].detach())
@@ -221,10 +219,10 @@ class TorchGradients(Gradients):
     def adam(self):
         optimizer = self._optimizer()
         if not isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
-            return f"it needs torch.optim.Adam or AdamW, not {type(optimizer).__name__}"
+            raise ValueError(f"it needs torch.optim.Adam or AdamW, not {type(optimizer).__name__}")
         for option in ("amsgrad", "maximize", "differentiable", "fused"):
             if any(group.get(option) for group in optimizer.param_groups):
-                return f"it cannot serve {type(optimizer).__name__} with {option}=True"
+                raise ValueError(f"it cannot serve {type(optimizer).__name__} with {option}=True")
         self._adam = self._adam or TorchAdam(optimizer, self.parameters)
         return self._adam
 

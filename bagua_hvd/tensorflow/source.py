@@ -1,0 +1,131 @@
+"""TensorFlow's Source: what a step has brought over its bridge, in the memory where that shows it.
+
+Weights go over the bridge only for algorithms that look at them, and back only for those that write them; Adam's
+moments only for those that look at them (Algorithm.uses_weights, uses_adam).
+"""
+import weakref
+from contextlib import contextmanager
+from zlib import crc32
+
+import numpy as np
+import tensorflow as tf
+
+from bagua_hvd._keras import adam
+from bagua_hvd.core.native import ffi
+from bagua_hvd.core.vectors import array_view
+from bagua_hvd.training.source import Source
+
+
+class Layout:
+    """By which indices things go over the bridge: gradients by 0, 1, ...; then weights and what an optimizer has."""
+
+    def __init__(self, count):
+        self.count = count
+        self.weight, self.m, self.v = count, 2 * count, 3 * count       # the first of as many
+        self.numbers = {"learning rate": 4 * count, "iterations": 4 * count + 1}
+        self.decision = 4 * count + 2       # whether the algorithm has updated the weights
+
+
+class TensorFlowSource(adam.HasAdam, Source):
+    """Of some variables, in whatever step is under way.
+
+    Args:
+        variables: tf.Variables, held weakly. optimizer: of Keras, held weakly, or None.
+        passes: its backward passes for each step.
+    Attributes:
+        layout: a Layout.
+        places: of the variables in the list whose gradients were asked for, which is the same on all ranks.
+        beside: indices of what goes over the bridge beside the gradients.
+    """
+
+    def __init__(self, variables, optimizer, passes):
+        self._optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
+        self._variables = [weakref.ref(variable) for variable in variables]
+        self._passes = passes
+        self.layout = Layout(len(variables))
+        self.places = []
+        self.beside = frozenset()
+        self._views = {}            # by index
+        self._waiting = []          # gradients that are there before all that is beside them is
+        self._shown = 0             # how much of that is there
+        self._held = False
+        self._outside = {}          # by index: copies of weights that are looked at outside of steps
+
+    @property
+    def optimizer(self):
+        """Keras' optimizer, or None."""
+        return self._optimizer()
+
+    # --------------------------------------------------------------------------------------- what bridges bring ----
+
+    def __contains__(self, index):
+        return index in self._views
+
+    def keep(self, index, view):
+        """The memory of `index` in this step."""
+        self._views[index] = view
+
+    def put(self, index, view):
+        """The same, before the optimizer's step. Returns the gradients that are ready now.
+
+        Algorithms may look at weights when the first gradient is ready, and the graph shows them in any order.
+        """
+        self.keep(index, view)
+        if index < self.layout.count:
+            self._waiting.append(index)
+        else:
+            self._shown += 1
+        if self._shown < len(self.beside):
+            return ()
+        ready, self._waiting = self._waiting, []
+        return ready
+
+    @contextmanager
+    def held(self):
+        """Within it discard() does nothing: for step(), which comes after the Reducer is done with its views."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+            self.discard()
+
+    def decide(self):
+        """The algorithm has updated the weights."""
+        ffi.cast("int32_t *", self.view(self.layout.decision).dst)[0] = 1
+
+    # --------------------------------------------------------------------------------- what the Reducer asks for ----
+
+    def fingerprint(self):
+        return crc32(repr(self.places).encode()) % (2**31 - 1)
+
+    def view(self, index):
+        if index in self._views:
+            return self._views[index]
+        raise RuntimeError("the step before this one was given up half way, and so is this one; the next one works")
+
+    def weight(self, index):
+        return self.view(self.layout.weight + index) if self._views else self._outside_view(index)
+
+    def weight_written(self, index):
+        if index in self._outside:
+            self._variables[index]().assign(self._outside.pop(index))
+
+    def _outside_view(self, index):
+        """A weight where no step runs: in an algorithm's abort()."""
+        if not tf.executing_eagerly():
+            raise RuntimeError("outside of a step, weights can be looked at in eager mode only, not within a graph")
+        values = self._outside[index] = np.array(self._variables[index]().numpy(), order="C")
+        return array_view(values)
+
+    def _moment(self, which, index):
+        return self.view((self.layout.m if which == "m" else self.layout.v) + index)
+
+    def _number(self, name):
+        return ffi.cast("double *", self.view(self.layout.numbers[name]).dst)[0]
+
+    def discard(self):
+        if not self._held:
+            self._views = {}
+            self._waiting = []
+            self._shown = 0

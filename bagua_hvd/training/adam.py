@@ -1,0 +1,76 @@
+"""Adam's state and hyperparameters, for algorithms that update the weights in the optimizer's place."""
+from typing import NamedTuple
+
+import numpy as np
+
+from bagua_hvd.core.native import TensorView
+from bagua_hvd.training.buckets import Bucket
+
+
+class AdamMember(NamedTuple):
+    """Adam's state and hyperparameters of one weight. m, v: in-place TensorViews in the weight's dtype.
+
+    step: how often it has been updated. decoupled: weight decay as in AdamW, else added to the gradient.
+    eps_corrected: eps is added before the bias correction of v, as Keras does, not after it.
+    """
+
+    m: TensorView
+    v: TensorView
+    step: int
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    decoupled: bool
+    eps_corrected: bool = False
+
+
+class Adam:
+    """An Adam optimizer of a front end.
+
+    Attributes:
+        warmup_steps: what the optimizer says of itself, or None.
+    """
+
+    warmup_steps: int | None = None
+
+    def member(self, index: int) -> AdamMember:
+        """The AdamMember of weight `index`; the state exists from the first step on."""
+        raise NotImplementedError
+
+    def stepped(self, index: int) -> None:
+        """Weight `index` has been updated: counts it, as the optimizer's own step would."""
+        raise NotImplementedError
+
+
+class FlatAdam:
+    """Adam's state of a bucket's weights as flat arrays, of which each weight has a slice.
+
+    Args:
+        bucket: of gradients.
+    Attributes:
+        m, v: copies; float32, float64 for float64. save() brings m back.
+        members: pairs of an AdamMember and its slice, in the order of the layout.
+    """
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._adam: Adam = bucket.model.adam()
+        members = [self._adam.member(index) for index in bucket.members]
+        self.members = list(zip(members, bucket.slices(), strict=True))
+        self.m: np.ndarray = bucket.flat([member.m for member in members])
+        self.v: np.ndarray = bucket.flat([member.v for member in members])
+
+    def weights(self) -> np.ndarray:
+        """A copy of the weights as they are now, x."""
+        return self._bucket.flat(self._bucket.weights)
+
+    def save(self, x: np.ndarray) -> None:
+        """Sets the weights to x and the optimizer's momenta to m, and counts a step of each."""
+        bucket = self._bucket
+        bucket.set_flat([member.m for member, _ in self.members], self.m)
+        bucket.set_flat(bucket.weights, x)
+        for index in bucket.members:
+            bucket.model.source.weight_written(index)
+            self._adam.stepped(index)
