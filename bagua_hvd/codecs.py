@@ -14,6 +14,7 @@ what is encoded at a time is called a chunk here. A NaN or infinity is never los
 decodes to NaN; topk, float16 and bfloat16 keep it as it is. Formulas, sources and bytes: native/kernel/<codec>.h
 (float16, bfloat16: half.h).
 """
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,9 @@ from bagua_hvd.core import native
 from bagua_hvd.core.native import ffi, lib
 from bagua_hvd.core.vectors import native_order
 
-_DTYPES = {"float16": native.FLOAT16, "bfloat16": native.BFLOAT16, "float32": native.FLOAT32, "float64": native.FLOAT64}
+_DTYPES: dict[str, int] = {
+    "float16": native.FLOAT16, "bfloat16": native.BFLOAT16, "float32": native.FLOAT32, "float64": native.FLOAT64,
+}
 
 
 class Codec(NamedTuple):
@@ -32,7 +35,7 @@ class Codec(NamedTuple):
     number: int
     parameter: float = 0.0
 
-    def options(self, seed: int = 0) -> dict[str, Any]:
+    def options(self, seed: int = 0) -> Any:
         """The native struct bhvd_codec_options. seed: of stochastic rounding, 0 <= seed < 2^64."""
         return ffi.new("struct bhvd_codec_options *", {"parameter": self.parameter, "seed": seed})
 
@@ -42,7 +45,7 @@ class Codec(NamedTuple):
 
     def encoded_size(self, dtype: int, count: int) -> int:
         """Bytes of a chunk of `count` elements of the native dtype; 0 when the dtype is not taken."""
-        return lib.bhvd_encoded_size(self.number, dtype, count, self.options())
+        return int(lib.bhvd_encoded_size(self.number, dtype, count, self.options()))
 
     def encode(self, array: np.ndarray, seed: int = 0) -> np.ndarray:
         """Encodes a NumPy array as one chunk.
@@ -61,7 +64,7 @@ class Codec(NamedTuple):
         self._call(lib.bhvd_encode, dtype, code, np.ascontiguousarray(array), array.size, seed)
         return code
 
-    def decode(self, code: Any, dtype: int, count: int) -> np.ndarray:
+    def decode(self, code: Any, dtype: Any, count: int) -> np.ndarray:
         """Decodes what encode gave for `count` elements of the NumPy dtype; returns an array of shape (count,).
 
         Raises:
@@ -73,7 +76,7 @@ class Codec(NamedTuple):
         self._call(lib.bhvd_decode, native_dtype, array, code, count)
         return array
 
-    def decode_add(self, total: np.ndarray, code: Any, dtype: int) -> None:
+    def decode_add(self, total: np.ndarray, code: Any, dtype: Any) -> None:
         """Adds the decoded elements, of the NumPy dtype, to `total`, a contiguous float32 array; in float32.
 
         Raises:
@@ -85,21 +88,21 @@ class Codec(NamedTuple):
         self._check_size(code, native_dtype, total.size)
         self._call(lib.bhvd_decode_add, native_dtype, total, code, total.size)
 
-    def _dtype(self, dtype):
-        number = _DTYPES.get(dtype.name) if dtype.isnative else None
+    def _dtype(self, dtype: np.dtype) -> int:
+        number: int | None = _DTYPES.get(dtype.name) if dtype.isnative else None
         if number is None or not self.takes(number):
             taken = ", ".join(name for name, number in _DTYPES.items() if self.takes(number))
             raise ValueError(f"codec {self.name} does not take dtype {dtype}: convert to one of {taken}")
         return number
 
-    def _check_size(self, code, dtype, count):
+    def _check_size(self, code: Any, dtype: int, count: int) -> None:
         expected = self.encoded_size(dtype, count)
         if code.nbytes != expected:
             raise ValueError(f"{count} elements encoded by {self.name} are {expected} bytes, not {code.nbytes}: pass "
                              "the dtype and count that were encoded")
 
-    def _call(self, function, dtype, dst, src, count, seed=0):
-        def address(array):
+    def _call(self, function: Callable[..., int], dtype: int, dst: Any, src: Any, count: int, seed: int = 0) -> None:
+        def address(array: Any) -> Any:
             return ffi.cast("void *", array.ctypes.data)
 
         status = function(self.number, dtype, address(dst), address(src), count, self.options(seed))

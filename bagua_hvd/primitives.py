@@ -14,13 +14,15 @@ match operations by it. Every wait() raises HorovodInternalError when ranks disa
 
 The names are those of BAGUA (Gan et al., arXiv:2107.01499).
 """
+from __future__ import annotations
+
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from bagua_hvd.codecs import (  # noqa: F401  (with the primitives that take them)
+from bagua_hvd.codecs import (  # with the primitives that take them
     Codec,
     bfloat16,
     float16,
@@ -32,13 +34,21 @@ from bagua_hvd.codecs import (  # noqa: F401  (with the primitives that take the
     ternary,
     topk,
 )
+from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.core import native, vectors
-from bagua_hvd.job import basics
-from bagua_hvd.job.process_sets import ProcessSet, id_of
+from bagua_hvd.core.context import Posted
+from bagua_hvd.core.native import TensorView
+from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.runtime import context
 from bagua_hvd.training.buckets import Bucket
 
 EXCHANGES = {"scatter_gather": native.EXCHANGE_SCATTER_GATHER, "allgather": native.EXCHANGE_ALLGATHER}
 TOPOLOGIES = {"shift_one": native.TOPOLOGY_SHIFT_ONE, "ring": native.TOPOLOGY_RING}
+
+__all__ = [
+    "Codec", "ErrorState", "Replicas", "bfloat16", "c_fp_s", "c_lp_s", "d_fp_s", "d_lp_s", "float16", "float32",
+    "minmax_uint8", "qsgd", "sign", "sign_rms", "ternary", "topk",
+]
 
 _seeds = itertools.count(1)
 
@@ -54,12 +64,12 @@ class ErrorState:
         ValueError: an attribute is set to anything but a contiguous, writable float32 NumPy array.
     """
 
-    def __init__(self, count: int, size: int | None, hierarchical: bool = False) -> None:
+    def __init__(self, count: int, size: int, hierarchical: bool = False) -> None:
         self.worker = np.zeros(count, np.float32)
         self.server = np.zeros(self._server_count(count, size, hierarchical), np.float32)
 
     @property
-    def worker(self) -> Any:
+    def worker(self) -> np.ndarray:
         return self._worker.fetch()
 
     @worker.setter
@@ -67,7 +77,7 @@ class ErrorState:
         self._worker = vectors.Mirror(array)
 
     @property
-    def server(self) -> Any:
+    def server(self) -> np.ndarray:
         return self._server.fetch()
 
     @server.setter
@@ -80,32 +90,32 @@ class ErrorState:
                 "worker_mirror": self._worker.pointer, "server_mirror": self._server.pointer}
 
     @staticmethod
-    def _server_count(count, size, hierarchical):
+    def _server_count(count: int, size: int, hierarchical: bool) -> int:
         return count if hierarchical else native.chunk_count(count, size)
 
-    def fits(self, count: int, size: int | None, hierarchical: bool = False) -> bool:
+    def fits(self, count: int, size: int, hierarchical: bool = False) -> bool:
         """Whether it was made for `count` elements over `size` ranks."""
         return self._worker.size == count and self._server.size == self._server_count(count, size, hierarchical)
 
-    def copy(self) -> Any:
+    def copy(self) -> ErrorState:
         """Another one with the same values; on the GPU, where they are there."""
         other = object.__new__(ErrorState)
         other._worker, other._server = (
             mirror.copy(np.empty(mirror.size, np.float32)) for mirror in (self._worker, self._server))
         return other
 
-    def scale(self, factor: Any) -> None:
+    def scale(self, factor: float) -> None:
         """Multiplies the values: the unit of what is encoded has changed."""
         for array in self._arrays().values():
             array *= np.float32(factor)
 
-    def _arrays(self):
+    def _arrays(self) -> dict[str, np.ndarray]:
         return {"worker": self.worker, "server": self.server}
 
     def state_dict(self) -> dict[str, Any]:
         return _dump(self._arrays())
 
-    def load_state_dict(self, state: dict[str, Any]) -> Any:
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Returns False, and changes nothing, when the state is of another size (another number of ranks)."""
         return _load(self._arrays(), state)
 
@@ -140,7 +150,7 @@ class Replicas:
         """Whether those that are kept are of `count` elements."""
         return all(mirror is None or mirror.size == count for mirror in self._mirrors)
 
-    def _fetched(self, place):
+    def _fetched(self, place: int) -> np.ndarray | None:
         mirror = self._mirrors[place]
         return None if mirror is None else mirror.fetch()
 
@@ -152,7 +162,7 @@ class Replicas:
         return {"replicas": [native.ffi.NULL if mirror is None else mirror.floats for mirror in self._mirrors],
                 "replica_mirrors": [native.ffi.NULL if mirror is None else mirror.pointer for mirror in self._mirrors]}
 
-    def _kept(self):
+    def _kept(self) -> dict[str, np.ndarray]:
         kept = {"own": self.own, "left": self.left, "right": self.right}
         return {name: array for name, array in kept.items() if array is not None}
 
@@ -160,16 +170,16 @@ class Replicas:
         """Of this rank only: a checkpoint must hold every rank's, or all ranks must begin equal again."""
         return _dump(self._kept())
 
-    def load_state_dict(self, state: dict[str, Any]) -> Any:
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Returns False, and changes nothing, when the state is of another size."""
         return _load(self._kept(), state)
 
 
-def _dump(arrays):
+def _dump(arrays: dict[str, np.ndarray]) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in arrays.items()}
 
 
-def _load(arrays, state):
+def _load(arrays: dict[str, np.ndarray], state: dict[str, bytes]) -> bool:
     if arrays.keys() != state.keys() or any(len(state[name]) != array.nbytes for name, array in arrays.items()):
         return False
     for name, array in arrays.items():
@@ -181,16 +191,16 @@ class _Values(NamedTuple):
     """What a primitive communicates: TensorViews, under a name."""
 
     name: str
-    views: list
+    views: list[TensorView]
     prescale_factor: float = 1.0
     postscale_factor: float = 1.0
 
     @property
-    def count(self):
+    def count(self) -> int:  # type: ignore[override]
         return sum(vectors.count_of(view) for view in self.views)
 
 
-def _values(values, name, out):
+def _values(values: Any, name: str | None, out: np.ndarray | None) -> _Values:
     if not isinstance(values, Bucket):
         if not isinstance(name, str):
             raise ValueError("an array needs a name, the same on all ranks, by which they match the operation")
@@ -199,13 +209,21 @@ def _values(values, name, out):
     return _Values(name or values.name, views, values.prescale_factor, values.postscale_factor)
 
 
-def _choice(choices, chosen, what):
+def _id(group: ProcessSet) -> int:
+    try:
+        id = group.process_set_id
+    except AttributeError:
+        id = None
+    return registered_id(group) if id is None else id       # the former raises
+
+
+def _choice(choices: dict[str, int], chosen: str, what: str) -> int:
     if chosen not in choices:
         raise ValueError(f"{what}={chosen!r}: expected one of {', '.join(choices)}")
     return choices[chosen]
 
 
-def _codec_fields(codec, seed):
+def _codec_fields(codec: Codec, seed: int | None) -> dict[str, Any]:
     if not isinstance(codec, Codec):
         raise TypeError(f"a codec is one of bagua_hvd.codecs, not {codec!r:.100}")
     # Of a codec that rounds at random, no two calls of a process must repeat the numbers.
@@ -214,7 +232,8 @@ def _codec_fields(codec, seed):
 
 
 def c_fp_s(bucket: Any, group: ProcessSet, average: bool = True, prescale_factor: float = 1.0,
-           postscale_factor: float = 1.0, out: Any = None, name: str | None = None) -> Any:
+           postscale_factor: float = 1.0, out: np.ndarray | None = None,
+           name: str | None = None) -> Posted:
     """Sum or mean over the ranks of `group`; bit-equal on all of them.
 
     Args:
@@ -228,8 +247,8 @@ def c_fp_s(bucket: Any, group: ProcessSet, average: bool = True, prescale_factor
         An Operation.
     """
     values = _values(bucket, name, out)
-    return basics.context().post(
-        native.ALLREDUCE, values.name, values.views, process_set=id_of(group),
+    return context().post(
+        native.ALLREDUCE, values.name, values.views, process_set=_id(group),
         op=native.OP_AVERAGE if average else native.OP_SUM,
         prescale_factor=values.prescale_factor * prescale_factor,
         postscale_factor=values.postscale_factor * postscale_factor,
@@ -238,8 +257,8 @@ def c_fp_s(bucket: Any, group: ProcessSet, average: bool = True, prescale_factor
 
 def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: ErrorState | None = None,
            average: bool = True, exchange: str = "scatter_gather", seed: int | None = None,
-           prescale_factor: float = 1.0, postscale_factor: float = 1.0, out: Any = None, name: str | None = None,
-           hierarchical: bool = False) -> Any:
+           prescale_factor: float = 1.0, postscale_factor: float = 1.0, out: np.ndarray | None = None,
+           name: str | None = None, hierarchical: bool = False) -> Posted:
     """Sum or mean of the encoded values over the ranks of `group`; bit-equal on all of them.
 
     Args:
@@ -258,7 +277,7 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
     Raises:
         ValueError: the error state does not fit.
     """
-    values, id = _values(bucket, name, out), id_of(group)
+    values, id = _values(bucket, name, out), _id(group)
     if not isinstance(hierarchical, bool | int):
         raise TypeError(f"hierarchical={hierarchical!r:.100}: expected a bool")
     if error is not None and not error.fits(values.count, group.size(), hierarchical):
@@ -266,7 +285,7 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
             f"the error state does not fit {values.count} elements over {group.size()} ranks, "
             f"hierarchical={hierarchical}: make a new ErrorState"
         )
-    return basics.context().post(
+    return context().post(
         native.C_LP_S, values.name, values.views, process_set=id,
         op=native.OP_AVERAGE if average else native.OP_SUM,
         prescale_factor=values.prescale_factor * prescale_factor,
@@ -278,8 +297,8 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
     )
 
 
-def d_fp_s(bucket: Any, group: ProcessSet, topology: str = "shift_one", round: int = 0, out: Any = None,
-           name: str | None = None, hierarchical: bool = False) -> Any:
+def d_fp_s(bucket: Any, group: ProcessSet, topology: str = "shift_one", round: int = 0,
+           out: np.ndarray | None = None, name: str | None = None, hierarchical: bool = False) -> Posted:
     """The mean with this rank's peers, which differs between ranks. A bucket's factors do not apply.
 
     Args:
@@ -294,15 +313,15 @@ def d_fp_s(bucket: Any, group: ProcessSet, topology: str = "shift_one", round: i
         An Operation.
     """
     values = _values(bucket, name, out)
-    return basics.context().post(
-        native.D_FP_S, values.name, values.views, process_set=id_of(group),
+    return context().post(
+        native.D_FP_S, values.name, values.views, process_set=_id(group),
         topology=_choice(TOPOLOGIES, topology, "topology"), round=round, hierarchical=hierarchical,
     )
 
 
-def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Any, seed: int | None = None,
+def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Replicas, seed: int | None = None,
            name: str | None = None, hierarchical: bool = False, before: Sequence[float] = (0, 0, 0),
-           after: Sequence[float] = (0, 0, 0, 0)) -> Any:
+           after: Sequence[float] = (0, 0, 0, 0)) -> Posted:
     """Sends the encoded values to both neighbours in a ring, and adds to each replica what its owner's code decodes to.
 
         v = values + a . (own, left, right)
@@ -325,8 +344,8 @@ def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Any, seed: in
         ValueError: the replicas do not fit.
     """
     sent = _values(values, name, None)
-    return basics.context().post(
-        native.D_LP_S, sent.name, sent.views, process_set=id_of(group),
+    return context().post(
+        native.D_LP_S, sent.name, sent.views, process_set=_id(group),
         hierarchical=hierarchical, owner=replicas,
         before=before, after=after, **replicas.fields(sent.count), **_codec_fields(codec, seed),
     )

@@ -28,7 +28,7 @@ import numpy as np
 from bagua_hvd.algorithms.base import positive
 from bagua_hvd.algorithms.exchange import Exchange
 from bagua_hvd.algorithms.local import LocalSteps
-from bagua_hvd.core.context import Operation
+from bagua_hvd.core.context import Posted
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.training.buckets import Bucket
@@ -109,7 +109,7 @@ class _Rounds:
         self._model = model
         self._algorithm = algorithm
         self._parts: list[Exchange] = []
-        self._stopping: tuple[np.ndarray, Operation] | None = None      # in a round: (how many have aborted, of all)
+        self._stopping: tuple[np.ndarray, Posted] | None = None      # in a round: (how many have aborted, of all)
         self._states: dict[str, State] = {}
         self._ended_at = time.monotonic()
         self._began_in = 0

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bagua_hvd.algorithms.base import blocks
-from bagua_hvd.core.context import Operation
+from bagua_hvd.core.context import Posted
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.training.buckets import Bucket
@@ -25,7 +25,7 @@ class Mean:
         values = bucket.read(tail=1, workspace="mean of")
         values[-1] = 1
         self._sum = bucket.workspace("mean", values.size, values.dtype)
-        self.operation: Operation = c_fp_s(values, group, average=False, out=self._sum, name=name or bucket.name)
+        self.operation: Posted = c_fp_s(values, group, average=False, out=self._sum, name=name or bucket.name)
         self._values = values[:-1]
 
     def wait(self) -> np.ndarray:

@@ -17,7 +17,9 @@ Source: Koloskova et al., arXiv:1902.00340.  Differs: replicas begin as the weig
 from bagua_hvd.algorithms.local import LocalSteps
 from bagua_hvd.algorithms.replicas import replicas_of
 from bagua_hvd.codecs import Codec
+from bagua_hvd.core.context import Posted
 from bagua_hvd.primitives import d_lp_s, sign
+from bagua_hvd.training.buckets import Weights
 from bagua_hvd.training.model import Model
 
 
@@ -51,7 +53,7 @@ class Choco(LocalSteps):
             operation.wait()
             bucket.written()
 
-    def _begin(self, bucket, model):
+    def _begin(self, bucket: Weights, model: Model) -> Posted:
         replicas = replicas_of(bucket, model.group, self.hierarchical)
         share = self.gamma / 3
         return d_lp_s(bucket, model.group, self.codec, replicas, hierarchical=self.hierarchical,

@@ -21,8 +21,9 @@ from bagua_hvd.algorithms.averaging import Mean
 from bagua_hvd.algorithms.exchange import Steps, exchange
 from bagua_hvd.algorithms.local import LocalSteps
 from bagua_hvd.algorithms.replicas import require_peers
-from bagua_hvd.job import basics
+from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.runtime import context
 from bagua_hvd.primitives import d_fp_s
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
@@ -36,7 +37,7 @@ def pairing(bucket: Bucket, group: ProcessSet, round: int, hierarchical: bool) -
     """The average with this round's peer."""
     x = bucket.read()
     # The schedule of the ranks or hosts repeats; what is asked for again under the same name needs no negotiation.
-    peers = basics.context().process_set_hosts(group.process_set_id) if hierarchical else group.size()
+    peers = context().process_set_hosts(registered_id(group)) if hierarchical else group.size()
     round %= peers // 2 if peers % 2 == 0 else peers
     yield d_fp_s(x, group, topology="shift_one", round=round, hierarchical=hierarchical, name=f"{bucket.name}.{round}")
     return x

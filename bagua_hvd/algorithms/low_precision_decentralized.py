@@ -18,7 +18,10 @@ whose dtype z is; they are exchanged and not assumed equal at the beginning, and
 """
 from bagua_hvd.algorithms.local import LocalSteps
 from bagua_hvd.algorithms.replicas import replicas_of
+from bagua_hvd.core.context import Posted
+from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import d_lp_s, minmax_uint8
+from bagua_hvd.training.buckets import Weights
 from bagua_hvd.training.model import Model
 
 
@@ -45,7 +48,7 @@ class LowPrecisionDecentralized(LocalSteps):
             operation.wait()
             bucket.written()
 
-    def _begin(self, bucket, group):
+    def _begin(self, bucket: Weights, group: ProcessSet) -> Posted:
         replicas = replicas_of(bucket, group, self.hierarchical)
         return d_lp_s(bucket, group, minmax_uint8, replicas, hierarchical=self.hierarchical,
                       before=(-5 / 3, 1 / 3, 1 / 3), after=(0, 1, 0, 0))

@@ -38,4 +38,5 @@ class OneBitAdam(QAdam):
         )
 
     def received(self, m: np.ndarray, p: np.ndarray) -> np.ndarray:
-        return m * p
+        unpacked: np.ndarray = m * p
+        return unpacked

@@ -22,7 +22,7 @@ import numpy as np
 
 from bagua_hvd.algorithms.base import Algorithm, not_negative, positive
 from bagua_hvd.algorithms.exchange import Steps, exchange
-from bagua_hvd.core.context import Operation
+from bagua_hvd.core.context import Posted
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.training.buckets import Bucket
@@ -32,11 +32,12 @@ from bagua_hvd.training.source import Pending
 def orthonormal(matrix: np.ndarray) -> np.ndarray:
     """Orthonormal columns that span those of a matrix, and others where these are dependent. NaN: so is all."""
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.linalg.qr(matrix)[0]
+        q: np.ndarray = np.linalg.qr(matrix)[0]
+    return q
 
 
 def mean_of(arrays: list[np.ndarray], bucket: Bucket, group: ProcessSet,
-            what: str) -> tuple[list[np.ndarray], Operation]:
+            what: str) -> tuple[list[np.ndarray], Posted]:
     """(what will be the means of arrays over the ranks, the operation that makes them), with the bucket's factors."""
     flat: np.ndarray = np.concatenate([array.ravel() for array in arrays])
     ends = np.cumsum([array.size for array in arrays])

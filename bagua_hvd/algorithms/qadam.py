@@ -84,7 +84,7 @@ class QAdam(Algorithm):
 
     def preconditioner(self, adam: FlatAdam, frozen_for: int) -> np.ndarray:
         """sqrt(v) / sqrt(1 - beta2^T) + eps, flat. Keras means (sqrt(v) + eps) / sqrt(1 - beta2^T)."""
-        p = np.sqrt(adam.v)
+        p: np.ndarray = np.sqrt(adam.v)
         for member, part in adam.members:
             correction = np.sqrt(1 - member.beta2**(member.step - frozen_for))
             p[part] = p[part] / correction + (member.eps / correction if member.eps_corrected else member.eps)
@@ -116,5 +116,5 @@ class QAdam(Algorithm):
 
     def update(self, member: AdamMember, m: np.ndarray, p: np.ndarray, x: np.ndarray) -> np.ndarray:
         """What is taken from x."""
-        update = member.lr / (1 - member.beta1 ** (member.step + 1)) * m / p
+        update: np.ndarray = member.lr / (1 - member.beta1 ** (member.step + 1)) * m / p
         return update + member.lr * member.weight_decay * x if member.decoupled else update

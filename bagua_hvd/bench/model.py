@@ -120,29 +120,23 @@ class Model:
         return max(0, int((BOTTLENECK / STEPS - self.phi * messages * FANOUT) / (self.tau * GRADIENTS)))
 
 
-def _non_negative(matrix, values):
-    """Least squares; what would become negative is 0."""
-    active, solution = np.ones(matrix.shape[1], bool), np.zeros(matrix.shape[1])
-    while active.any():
-        found = np.linalg.lstsq(matrix[:, active], values, rcond=None)[0]
-        if (found >= 0).all():
-            solution[active] = found
-            break
-        active[np.flatnonzero(active)[found < 0]] = False
-    return solution
-
-
 def _least_absolute(matrix, of_link, seconds):
     """Makes the sum of the relative errors small, x >= 0, by least squares weighted anew again and again.
 
     Args:
         matrix: columns alpha, gamma, delta. of_link: seconds on the wire, in each line the coding or they count.
+    Raises:
+        ValueError: SciPy is missing.
     """
+    try:
+        from scipy.optimize import nnls
+    except ImportError:
+        raise ValueError("the fit needs SciPy: pip install 'bagua_hvd[model]'") from None
     weights, codes, coding = 1 / seconds, matrix[:, 2] > 0, matrix[:, 2] > 0
     for _ in range(ITERATIONS):
         counted = matrix * np.stack([np.ones_like(coding), np.ones_like(coding), coding], 1)
         link = np.where(coding, 0.0, of_link)
-        solution = _non_negative(counted * weights[:, None], (seconds - link) * weights)
+        solution, _ = nnls(counted * weights[:, None], (seconds - link) * weights)
         errors = np.abs(counted @ solution + link - seconds) / seconds
         weights = 1 / seconds / np.sqrt(np.maximum(errors, 1e-6))
         coding = codes & (matrix[:, 2] * solution[2] > of_link)

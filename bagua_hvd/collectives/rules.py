@@ -116,15 +116,15 @@ def begin(process_set):
     return context, registered_id(process_set)
 
 
-def registered_id(process_set):
+def registered_id(process_set: Any) -> int:
     """The native id of the set. ValueError: it has none, or the running job has no set of that id."""
     id = id_of(process_set)
     if id != 0:
         check_registered(id, process_set)
-    return id
+    return id       # type: ignore[return-value]  # None has raised
 
 
-def check_registered(id, what):
+def check_registered(id: int | None, what: object) -> None:
     """ValueError, about `what`: this is no process set's id. Before init() every number may become one."""
     if id is None or (runtime.context is not None and not is_registered(id)):
         raise ValueError(

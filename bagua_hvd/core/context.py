@@ -7,10 +7,13 @@ native calls.
 The structs that calls fill are pooled, since building them anew would cost more than a small allreduce in shared
 memory. A call takes one from the pool, so threads never share one.
 """
+from __future__ import annotations
+
 import math
 import os
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic, perf_counter_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bagua_hvd.core import completions
 from bagua_hvd.core.native import (
@@ -22,6 +25,7 @@ from bagua_hvd.core.native import (
     UINTPTR,
     VOID_POINTER,
     Failure,
+    TensorView,
     check,
     failure_of,
     ffi,
@@ -58,28 +62,31 @@ class Counters(NamedTuple):
     blocked_ns: int
 
 
+Result = tuple[int, int, Any]       # of an operation, whose memory is Python's: nbytes, dim0, owner
+
+
 class _Answer:
     """Where a native call puts what it answers. In the pool, `out` and the result's memory are NULL."""
 
     __slots__ = ("result", "out", "error")
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.result = ffi.new("struct bhvd_result *")
         self.out = ffi.new("bhvd_handle **")
         self.error = ffi.new("struct bhvd_error *")
 
 
-_answers: list = []
+_answers: list[_Answer] = []
 
 
-def _take_answer():
+def _take_answer() -> _Answer:
     try:
         return _answers.pop()
     except IndexError:
         return _Answer()
 
 
-def _taken(result):
+def _taken(result: Any) -> Result:
     """(nbytes, dim0, owner) of a struct bhvd_result whose memory is now Python's."""
     nbytes = result.nbytes
     return nbytes, result.dim0, ffi.gc(result.data, lib.bhvd_result_free) if nbytes else None
@@ -94,20 +101,20 @@ class Operation:
 
     __slots__ = ("_handle", "_context", "_owners", "_status", "_failure", "_placement")
 
-    def __init__(self, handle, context, owners, placement=None):
+    def __init__(self, handle: Any, context: Context, owners: Any, placement: Any = None) -> None:
         self._handle = handle
         self._placement = placement
         self._context = context
         self._owners = owners
         self._status = IN_PROGRESS
-        self._failure = None
+        self._failure: Any = None       # a Failure, when it has failed
 
-    def wait(self):
+    def wait(self) -> None:
         """Blocks until the operation ended; raises as it ended. May be called again.
 
         On a GPU the results are on their way then: what the framework's current stream is given next comes after them.
         """
-        status = self._status
+        status: int = self._status
         if status == IN_PROGRESS:
             answer = _take_answer()
             error = answer.error
@@ -127,7 +134,7 @@ class Operation:
         if status != OK:
             raise_failure(self._failure)
 
-    def _join(self):
+    def _join(self) -> None:
         answer = _take_answer()
         status = lib.bhvd_handle_join(self._handle, ffi.cast(VOID_POINTER, self._placement.stream()), answer.error)
         failure = failure_of(answer.error) if status != OK else None
@@ -135,32 +142,32 @@ class Operation:
         if failure:
             raise_failure(failure)
 
-    def done(self):
+    def done(self) -> bool:
         """True once the operation ended, well or not. Never blocks."""
-        return self._status != IN_PROGRESS or lib.bhvd_poll(self._handle) != 0
+        return self._status != IN_PROGRESS or bool(lib.bhvd_poll(self._handle))
 
-    def ended_within(self, seconds):
+    def ended_within(self, seconds: float) -> bool:
         """Waits for its end, so long at most. Returns whether it ended, well or not: wait() then tells."""
         if self.done():
             return True
         deadline = monotonic() + seconds
         answer = _take_answer()
-        status = IN_PROGRESS
+        status: int = IN_PROGRESS
         while status == IN_PROGRESS and (left := deadline - monotonic()) > 0:
             status = lib.bhvd_wait(self._handle, min(WAIT_SLICE_MS, math.ceil(left * 1000)), answer.error)
         _answers.append(answer)
-        return status != IN_PROGRESS
+        return bool(status != IN_PROGRESS)
 
-    def when_ended(self, callback):
+    def when_ended(self, callback: Callable[[], object]) -> None:
         """Calls callback() when it has ended; see completions.when_ended. Once for an operation."""
         completions.when_ended(self._handle, callback)
 
     @property
-    def value(self):
+    def value(self) -> int:
         """The number an ended operation yields: last rank of a join, id of a process set."""
-        return lib.bhvd_handle_value(self._handle)
+        return int(lib.bhvd_handle_value(self._handle))
 
-    def result(self, index):
+    def result(self, index: int) -> Result:
         """Takes what the core allocated for tensor `index` (posted with dst 0): (nbytes, dim0, owner), see buffer().
 
         The memory lives as long as `owner`, None when there are no bytes. To be called once, after wait().
@@ -171,20 +178,20 @@ class Operation:
             raise_failure(Failure(status, f"the operation has no result {index}"))
         return _taken(result)
 
-    def device_rows(self, index):
+    def device_rows(self, index: int) -> int | None:
         """The first dimension of a result that NCCL left on the GPU; None: there is none, see result()."""
         result = ffi.new("struct bhvd_result *")
         if lib.bhvd_result(self._handle, index, result) != OK or not result.on_device:
             return None
-        return result.dim0
+        return int(result.dim0)
 
-    def copy_result(self, index, address):
+    def copy_result(self, index: int, address: int) -> None:
         """Copies a result that is on the GPU to memory there, in the order of the framework's current stream."""
         error = ffi.new("struct bhvd_error *")
         stream = ffi.cast(VOID_POINTER, self._placement.stream())
         check(lib.bhvd_result_copy(self._handle, index, ffi.cast(VOID_POINTER, address), stream, error), error)
 
-    def received_splits(self, index, count):
+    def received_splits(self, index: int, count: int) -> list[int]:
         """alltoall: the rows of tensor `index` received from each of the set's `count` ranks."""
         splits = ffi.new(_INT32S, count)
         status = lib.bhvd_received_splits(self._handle, index, splits, count)
@@ -193,7 +200,7 @@ class Operation:
                 status, f"the operation has no received splits for tensor {index} and {count} ranks"))
         return list(splits)
 
-    def __del__(self):
+    def __del__(self) -> None:
         if not getattr(self, "_handle", None):
             return                  # nothing was posted
         if self._status == IN_PROGRESS and not lib.bhvd_poll(self._handle):
@@ -208,27 +215,28 @@ class Ended:
 
     __slots__ = ("_result",)
 
-    def __init__(self, result=None):
+    def __init__(self, result: Result = (0, 0, None)) -> None:
         self._result = result
 
-    def wait(self):
+    def wait(self) -> None:
         """Does nothing."""
 
-    def result(self, index):
+    def result(self, index: int) -> Result:
         """See Operation.result."""
         return self._result
 
-    def done(self):
+    def done(self) -> bool:
         return True
 
-    def ended_within(self, seconds):
+    def ended_within(self, seconds: float) -> bool:
         return True
 
-    def when_ended(self, callback):
+    def when_ended(self, callback: Callable[[], object]) -> None:
         callback()
 
 
 _ENDED = Ended()
+Posted = Operation | Ended
 
 
 class Context:
@@ -243,10 +251,10 @@ class Context:
 
     __slots__ = ("_pointer", "abandoned", "blocked_ns", "gpus", "__weakref__")
 
-    def __init__(self, options):
-        strings = []
+    def __init__(self, options: Any) -> None:
+        strings: list[Any] = []
 
-        def text(value):
+        def text(value: str | None) -> Any:
             if value is None:
                 return NULL
             strings.append(ffi.new(CHARS, value.encode()))
@@ -269,12 +277,14 @@ class Context:
         error = ffi.new("struct bhvd_error *")
         check(lib.bhvd_context_create(native, out, error), error)
         self._pointer = ffi.gc(out[0], lib.bhvd_context_destroy)
-        self.abandoned = []
+        self.abandoned: list[tuple[Any, Any]] = []      # handles, and what their operations still use
         self.blocked_ns = 0
-        self.gpus = set()           # Devices that tensors of operations were on
+        self.gpus: set[Any] = set()           # Devices that tensors of operations were on
 
-    def post(self, kind, name, tensors=(), *, process_set=0, op=OP_SUM, prescale_factor=1.0, postscale_factor=1.0,
-             root_rank=0, splits=None, blocking=False, received=False, owner=None, **primitive):
+    def post(self, kind: int, name: str, tensors: Sequence[TensorView] = (), *, process_set: int = 0, op: int = OP_SUM,
+             prescale_factor: float = 1.0, postscale_factor: float = 1.0, root_rank: int = 0,
+             splits: Sequence[int] | None = None, blocking: bool = False, received: bool = False, owner: Any = None,
+             **primitive: Any) -> Posted:
         """Posts an operation; see bhvd_post. A blocking one over a tensor in the host's memory has mostly ended then.
 
         Args:
@@ -305,8 +315,9 @@ class Context:
         except OverflowError as error:      # no number of C is as large
             raise ValueError(f"'{name:.100}': {error}") from None
 
-    def _post_structs(self, kind, name, tensors, placement, process_set, op, prescale_factor, postscale_factor,
-                      root_rank, splits, blocking, owner, primitive):
+    def _post_structs(self, kind: int, name: str, tensors: Sequence[TensorView], placement: Any, process_set: int,
+                      op: int, prescale_factor: float, postscale_factor: float, root_rank: int,
+                      splits: Sequence[int] | None, blocking: bool, owner: Any, primitive: dict[str, Any]) -> Operation:
         """post() of whatever there is."""
         # Whatever is pointed to needs a name until the native call returned.
         name_chars = ffi.new(CHARS, name.encode())
@@ -342,18 +353,18 @@ class Context:
             raise_failure(failure)
         return operation
 
-    def _abandon(self, operation, out, owners):
+    def _abandon(self, operation: object, out: Any, owners: Any) -> None:
         """The memory of a posted operation outlives who posted it, unless `operation` has the handle in `out`."""
         if out[0] and not getattr(operation, "_handle", None):
             self.abandoned.append((out[0], owners))
 
-    def _post_tensor(self, kind, name, view, process_set, op, prescale_factor, postscale_factor, root_rank, wait_ms,
-                     owner):
+    def _post_tensor(self, kind: int, name: str, view: TensorView, process_set: int, op: int, prescale_factor: float,
+                     postscale_factor: float, root_rank: int, wait_ms: int, owner: Any) -> Posted:
         """post() of one tensor in the host's memory, and the first wait, without structs: see bhvd_post_tensor."""
         src, dst, shape, dtype, _ = view
         answer = _take_answer()
         result, out = answer.result, answer.out
-        operation = _ENDED
+        operation: Posted = _ENDED
         started = perf_counter_ns()
         try:
             status = lib.bhvd_post_tensor(
@@ -361,8 +372,8 @@ class Context:
                 prescale_factor, postscale_factor, wait_ms, result, out, answer.error,
             )
             if status == IN_PROGRESS:
-                operation = Operation(None, self, (view, owner))
-                operation._handle = out[0]
+                operation = posted = Operation(None, self, (view, owner))
+                posted._handle = out[0]
         except BaseException:       # a signal's: the operation goes on, or has ended and left a result
             self._abandon(operation, out, (view, owner))
             lib.bhvd_result_free(result.data)
@@ -381,7 +392,7 @@ class Context:
         _answers.append(answer)
         return operation
 
-    def _drop_abandoned(self):
+    def _drop_abandoned(self) -> None:
         # The list itself stays: an Operation that ends its life in another thread may be appending to it.
         for _ in range(len(self.abandoned)):
             try:
@@ -393,34 +404,34 @@ class Context:
             else:
                 self.abandoned.append(entry)
 
-    def counters(self):
+    def counters(self) -> Counters:
         """The context's Counters."""
         native = ffi.new("struct bhvd_counters *")
         lib.bhvd_context_counters(self._pointer, native)
-        return Counters(*(getattr(native, name) for name in Counters._fields[:-1]), self.blocked_ns)
+        return Counters._make([*(getattr(native, name) for name in Counters._fields[:-1]), self.blocked_ns])
 
-    def waited_for(self, size):
+    def waited_for(self, size: int) -> list[tuple[int, int]]:
         """[(operations, nanoseconds)] of each of `size` ranks, see struct bhvd_waited_for; [] but on rank 0."""
         native = ffi.new("struct bhvd_waited_for[]", size)
         return [(entry.operations, entry.waited_ns)
                 for entry in native[0:lib.bhvd_context_waited_for(self._pointer, native, size)]]
 
-    def measure_coordinator(self):
+    def measure_coordinator(self) -> None:
         """Counts coordinator_ns from now on; only rank 0 has something to count."""
         lib.bhvd_context_measure_coordinator(self._pointer)
 
-    def check(self):
+    def check(self) -> None:
         """Raises the reason when the context is not usable any more."""
         error = ffi.new("struct bhvd_error *")
         check(lib.bhvd_context_status(self._pointer, error), error)
 
-    def first_loss(self):
+    def first_loss(self) -> Failure:
         """The Failure of the first operation that another rank made fail; its `rank` and `cause` are None: none has."""
         error = ffi.new("struct bhvd_error *")
         lib.bhvd_context_first_loss(self._pointer, error)
         return failure_of(error)
 
-    def wait_for_gpus(self):
+    def wait_for_gpus(self) -> None:
         """Waits until the GPUs have done what ended operations put on them; see bhvd_context_wait_gpu.
 
         Raises:
@@ -429,7 +440,7 @@ class Context:
         for gpu in tuple(self.gpus):
             gpu.wait(self._pointer)
 
-    def records(self):
+    def records(self) -> Iterator[tuple[int, str, int, str]]:
         """An iterator over what the core says: (level, file, line, text), see struct bhvd_record. For one thread.
 
         It blocks, without the GIL, until there is something; it ends when the context is shut down.
@@ -441,27 +452,27 @@ class Context:
                 yield (record.level, ffi.string(record.file).decode(), record.line,
                        ffi.string(record.text).decode(errors="replace"))
 
-    def start_timeline(self, path, mark_cycles=False):
+    def start_timeline(self, path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
         """Rank 0 writes a Chrome trace to `path` from now on; other ranks ignore it."""
         error = ffi.new("struct bhvd_error *")
         check(lib.bhvd_timeline_start(self._pointer, os.fsencode(path), mark_cycles, error), error)
 
-    def stop_timeline(self):
+    def stop_timeline(self) -> None:
         lib.bhvd_timeline_stop(self._pointer)
 
-    def process_set_size(self, process_set):
+    def process_set_size(self, process_set: int) -> int:
         """Number of ranks, -1 when there is no such set."""
-        return lib.bhvd_process_set_size(self._pointer, process_set)
+        return int(lib.bhvd_process_set_size(self._pointer, process_set))
 
-    def process_set_rank(self, process_set):
+    def process_set_rank(self, process_set: int) -> int:
         """This rank's position, -1 when it is not a member, -2 when there is no such set."""
-        return lib.bhvd_process_set_rank(self._pointer, process_set)
+        return int(lib.bhvd_process_set_rank(self._pointer, process_set))
 
-    def process_set_hosts(self, process_set):
+    def process_set_hosts(self, process_set: int) -> int:
         """The number of hosts that its ranks are on, -1 when there is no such set or this rank is not a member."""
-        return lib.bhvd_process_set_hosts(self._pointer, process_set)
+        return int(lib.bhvd_process_set_hosts(self._pointer, process_set))
 
-    def process_set_ranks(self, process_set):
+    def process_set_ranks(self, process_set: int) -> list[int] | None:
         """The global ranks of the set, rising, or None when there is no such set."""
         size = self.process_set_size(process_set)
         if size < 0:
@@ -470,21 +481,21 @@ class Context:
         return list(ranks[0:lib.bhvd_process_set_ranks(self._pointer, process_set, ranks, size)])
 
     @property
-    def address(self):
+    def address(self) -> int:
         """The native context, for libraries that call the core by themselves; it lives as long as this object."""
         return int(ffi.cast(UINTPTR, self._pointer))
 
-    def shutdown(self):
+    def shutdown(self) -> None:
         """Leaves the job; operations in flight end with HorovodInternalError. Idempotent, safe while others wait."""
         lib.bhvd_context_shutdown(self._pointer)
         self._drop_abandoned()
 
-    def close(self):
+    def close(self) -> None:
         """Frees the context now. No other thread may be using it, and it must not be used afterwards."""
         self.shutdown()
         ffi.release(self._pointer)
 
-    def after_fork(self):
+    def after_fork(self) -> None:
         """In a child process: makes the context unusable, and leaves the parent's connections alone."""
         lib.bhvd_context_after_fork(self._pointer)
         ffi.gc(self._pointer, None)     # the child must not destroy what the parent's threads own

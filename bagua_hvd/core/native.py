@@ -2,13 +2,15 @@
 
 Tensors cross as address, shape and dtype. Contexts and operations: context.py.
 """
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from bagua_hvd.core.exceptions import HorovodInternalError
 
 try:
-    from bagua_hvd._native import ffi, lib
+    from bagua_hvd._native import ffi as ffi
+    from bagua_hvd._native import lib as lib
 except ImportError as error:
     raise ImportError(
         "the native extension of bagua_hvd is not built: run `pip install .` in the source folder of bagua_hvd "
@@ -60,19 +62,23 @@ UINTPTR = ffi.typeof("uintptr_t")
 NULL = ffi.NULL
 
 
-class TensorView(NamedTuple):
+class _Fields(NamedTuple):
+    src: int
+    dst: int
+    shape: tuple[int, ...]
+    dtype: int
+    owner: object
+
+
+class TensorView(_Fields):
     """Where a tensor lies. dst: 0, the core allocates; equal to src, in place. owner keeps src and dst alive.
 
     On a GPU: device.DeviceView, whose `placement` says which one.
     """
 
-    src: int
-    dst: int
-    shape: tuple
-    dtype: int
-    owner: object
-    placement = None        # type: ignore[misc]  # of the class, not of the tuple; so is
-    dst_on_host = False     # type: ignore[misc]
+    __slots__ = ()
+    placement: Any = None
+    dst_on_host: bool = False
 
 
 # TensorView(*fields) in a third of the time, for the tensors of small operations.
@@ -88,34 +94,32 @@ class Failure(NamedTuple):
     cause: str | None = None
 
 
-def failure_of(error):
+def failure_of(error: Any) -> Failure:
     """The Failure that a native call wrote into a struct bhvd_error."""
     return Failure(error.status, message_of(error), error.rank if error.cause and error.rank >= 0 else None,
                    CAUSES[error.cause])
 
 
-def raise_failure(failure):
+def raise_failure(failure: Failure) -> NoReturn:
     """Raises what a Failure means to Python: ValueError for a wrong call, else HorovodInternalError.
 
     The exception carries the code as `status`, for front ends that have exceptions of their own.
     """
     status, message, rank, cause = failure
-    if status == ERR_ARGUMENT:
-        error = ValueError(message)
-    else:
-        error = HorovodInternalError(message)
+    error: Any = ValueError(message) if status == ERR_ARGUMENT else HorovodInternalError(message)
+    if status != ERR_ARGUMENT:
         error.rank, error.cause = rank, cause
     error.status = status
     raise error
 
 
-def check(status, error):
+def check(status: int, error: Any) -> None:
     """Raises what a native call wrote into the struct bhvd_error, unless its status is OK; see raise_failure()."""
     if status != OK:
         raise_failure(failure_of(error))
 
 
-def mpi_open(libraries, vendor, rank, size, only_these=False):
+def mpi_open(libraries: Sequence[str], vendor: str | None, rank: int, size: int, only_these: bool = False) -> None:
     """Loads and initializes MPI, see bhvd_mpi_open. HorovodInternalError: the sentence says why it cannot be used."""
     error = ffi.new("struct bhvd_error *")
     paths = ffi.new(CHARS, ":".join(libraries).encode())
@@ -125,7 +129,7 @@ def mpi_open(libraries, vendor, rank, size, only_these=False):
     check(lib.bhvd_mpi_open(options, error), error)
 
 
-def mpi_broadcast(message):
+def mpi_broadcast(message: bytes) -> bytes:
     """The bytes of MPI's rank 0, as many as this rank gives. HorovodInternalError: MPI failed."""
     error = ffi.new("struct bhvd_error *")
     buffer = bytearray(message)
@@ -133,22 +137,23 @@ def mpi_broadcast(message):
     return bytes(buffer)
 
 
-def mpi_threads():
+def mpi_threads() -> int:
     """MPI's thread level from 0 (single) to 3 (multiple); -1: MPI does not run, or not by mpi_open."""
-    return lib.bhvd_mpi_threads()
+    return int(lib.bhvd_mpi_threads())
 
 
-def mpi_close():
+def mpi_close() -> None:
     """Finalizes MPI if mpi_open initialized it. No context may use it any more."""
     lib.bhvd_mpi_close()
 
 
-def message_of(error):
+def message_of(error: Any) -> str:
     """The sentence of a struct bhvd_error."""
-    return ffi.string(error.message).decode("utf-8", "replace")
+    text: bytes = ffi.string(error.message)
+    return text.decode("utf-8", "replace")
 
 
-def tensor_array(tensors):
+def tensor_array(tensors: Sequence[TensorView]) -> tuple[Any, Any]:
     """The native array over `tensors`, and what must live as long as it."""
     shapes = ffi.new(_INT64S, [d for view in tensors for d in view.shape] or 1)
     array = ffi.new("struct bhvd_tensor[]", len(tensors))
@@ -165,17 +170,17 @@ def tensor_array(tensors):
     return array, shapes
 
 
-def buffer(owner, nbytes):
+def buffer(owner: Any, nbytes: int) -> Any:
     """The memory of a result as a writable Python buffer, which keeps `owner` alive."""
     return ffi.buffer(owner, nbytes)
 
 
-def function_address(name):
+def function_address(name: str) -> int:
     """Where a function of the core lies, for libraries that call it by themselves."""
     return int(ffi.cast(UINTPTR, ffi.addressof(lib, name)))
 
 
-def fill_error(error, status, message):
+def fill_error(error: Any, status: int, message: str) -> int:
     """Writes into a struct bhvd_error that native code passed in, and blames no rank; a long message is cut."""
     error.status, error.cause, error.rank = status, lib.BHVD_CAUSE_NONE, -1
     text = message.encode()[:ffi.sizeof(error.message) - 1]
@@ -183,17 +188,18 @@ def fill_error(error, status, message):
     return status
 
 
-def dtype_name(dtype):
-    return ffi.string(lib.bhvd_dtype_name(dtype)).decode()
+def dtype_name(dtype: int) -> str:
+    name: bytes = ffi.string(lib.bhvd_dtype_name(dtype))
+    return name.decode()
 
 
-def dtype_size(dtype):
-    return lib.bhvd_dtype_size(dtype)
+def dtype_size(dtype: int) -> int:
+    return int(lib.bhvd_dtype_size(dtype))
 
 
-def chunk_count(count, size):
+def chunk_count(count: int, size: int) -> int:
     """Elements of the longest chunk when `count` elements are cut for `size` ranks."""
-    return lib.bhvd_chunk_count(count, size)
+    return int(lib.bhvd_chunk_count(count, size))
 
 
 class Rendezvous:
@@ -204,12 +210,12 @@ class Rendezvous:
         host: numeric IPv4 address to bind. port: 0 for any free one.
     """
 
-    def __init__(self, secret, host="127.0.0.1", port=0):
+    def __init__(self, secret: bytes, host: str = "127.0.0.1", port: int = 0) -> None:
         out = ffi.new("bhvd_rendezvous **")
         error = ffi.new("struct bhvd_error *")
         check(lib.bhvd_rendezvous_create(host.encode(), port, ffi.from_buffer(secret), len(secret), out, error), error)
         self._pointer = ffi.gc(out[0], lib.bhvd_rendezvous_destroy)
         self.port = lib.bhvd_rendezvous_port(self._pointer)
 
-    def close(self):
+    def close(self) -> None:
         ffi.release(self._pointer)

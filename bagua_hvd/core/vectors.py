@@ -1,6 +1,9 @@
 """NumPy arrays, bytes and flat vectors as tensors of the core (native.TensorView)."""
+from __future__ import annotations
+
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from bagua_hvd.core.native import (
     FLOAT32,
@@ -15,22 +18,26 @@ from bagua_hvd.core.native import (
     tensor_array,
 )
 
+if TYPE_CHECKING:           # this floor does without it where it can
+    import numpy as np
+
 _FLOAT_POINTER = ffi.typeof("float *")
 _VOID_POINTER = ffi.typeof("void *")
 _UINTPTR = ffi.typeof("uintptr_t")
 _CHARS = ffi.typeof("char[]")
 _NULL = ffi.NULL
+Buffer = bytes | bytearray | memoryview | Any      # bytes-like
 _dtype_of_name = {dtype_name(dtype): dtype for dtype in range(lib.BHVD_DTYPE_COUNT)}
 
 
-def bytes_view(source, target=None):
+def bytes_view(source: Buffer, target: Buffer | None = None) -> TensorView:
     """A uint8 TensorView over bytes-like objects: from `source`, in place when `target` is None."""
     src = ffi.from_buffer(source)
     dst = src if target is None else ffi.from_buffer(target, require_writable=True)
     return TensorView(int(ffi.cast(_UINTPTR, src)), int(ffi.cast(_UINTPTR, dst)), (len(src),), UINT8, (src, dst))
 
 
-def gathered_view(source):
+def gathered_view(source: Buffer) -> TensorView:
     """A uint8 TensorView over a bytes-like object whose result the core allocates."""
     src = ffi.from_buffer(source)
     return TensorView(int(ffi.cast(_UINTPTR, src)), 0, (len(src),), UINT8, src)
@@ -43,7 +50,7 @@ def native_order(value: Any) -> Any:
     return value.astype(value.dtype.newbyteorder("="))
 
 
-def array_view(array, out=None):
+def array_view(array: Any, out: Any = None) -> TensorView:
     """The TensorView of a NumPy array; of its own memory in place, or with results in `out`.
 
     Args:
@@ -65,12 +72,12 @@ def array_view(array, out=None):
     return TensorView(array.ctypes.data, out.ctypes.data, array.shape, dtype, (array, out))
 
 
-def count_of(view):
+def count_of(view: TensorView) -> int:
     """Elements of a TensorView."""
     return math.prod(view.shape)
 
 
-def views_into(views, out):
+def views_into(views: Sequence[TensorView], out: np.ndarray) -> list[TensorView]:
     """The same TensorViews with their results one after the other in `out`, a contiguous NumPy array.
 
     Raises:
@@ -84,13 +91,13 @@ def views_into(views, out):
         )
     moved, address = [], out.ctypes.data
     for view in views:
-        change = {} if view.placement is None else {"dst_on_host": True}
+        change: dict[str, Any] = {} if view.placement is None else {"dst_on_host": True}
         moved.append(view._replace(dst=address, owner=(view.owner, out), **change))
         address += count_of(view) * size
     return moved
 
 
-def floats(array):
+def floats(array: np.ndarray | None) -> Any:
     """The pointer to a contiguous, writable float32 NumPy array, for the fields of a primitive; None: NULL."""
     return _NULL if array is None else ffi.cast(_FLOAT_POINTER, array.ctypes.data)
 
@@ -102,7 +109,7 @@ class Mirror:
         array: the host's. Between operations only `fetch()` knows what is in it.
     """
 
-    def __init__(self, array):
+    def __init__(self, array: np.ndarray) -> None:
         if array_view(array).dtype != FLOAT32:
             raise ValueError(f"{array.dtype}{list(array.shape)} is kept by the core as float32: convert it")
         self._array = array
@@ -111,20 +118,20 @@ class Mirror:
             raise MemoryError("no memory for the mirror of an array")
 
     @property
-    def array(self):
+    def array(self) -> np.ndarray:
         """The host's, with whatever is in it."""
         return self._array
 
     @property
-    def size(self):
+    def size(self) -> int:
         return self._array.size
 
     @property
-    def floats(self):
+    def floats(self) -> Any:
         """For an operation, which gets `pointer` too."""
         return floats(self._array)
 
-    def copy(self, array):
+    def copy(self, array: np.ndarray) -> Mirror:
         """A Mirror over another array of the same size, with the newest values, which stay on the GPU they are on.
 
         Raises:
@@ -134,7 +141,7 @@ class Mirror:
         check(lib.bhvd_mirror_copy(mirror.pointer, self.pointer, error), error)
         return mirror
 
-    def fetch(self):
+    def fetch(self) -> np.ndarray:
         """The array with the newest values, to be read and written until the next operation. Waits for the GPU.
 
         Raises:
@@ -145,7 +152,7 @@ class Mirror:
         return self._array
 
 
-def pack(tensors, flat):
+def pack(tensors: Sequence[TensorView], flat: np.ndarray) -> None:
     """Copies tensors into a flat NumPy array, one after the other.
 
     Args:
@@ -158,7 +165,7 @@ def pack(tensors, flat):
     _move_flat(lib.bhvd_pack, _on_host(tensors), flat)
 
 
-def unpack(tensors, flat):
+def unpack(tensors: Sequence[TensorView], flat: np.ndarray) -> None:
     """The other way: from a flat NumPy array into where the results of the tensors belong; see pack()."""
     placement = tensors[0].placement if tensors else None
     rooms = tensors if placement is None else [_room(view) for view in tensors]
@@ -166,28 +173,28 @@ def unpack(tensors, flat):
     _to_device(placement, rooms, tensors)
 
 
-def unpack_add(tensors, flat):
+def unpack_add(tensors: Sequence[TensorView], flat: np.ndarray) -> None:
     """Adds a flat NumPy array of float32 or float64 to tensors: results are sums, rounded to their dtype once."""
     rooms = _on_host(tensors)
     _move_flat(lib.bhvd_unpack_add, rooms, flat)
     _to_device(tensors[0].placement if tensors else None, rooms, tensors)
 
 
-def _to_device(placement, rooms, tensors):
+def _to_device(placement: Any, rooms: Sequence[TensorView], tensors: Sequence[TensorView]) -> None:
     """Copies what is in rooms to where the results of tensors on a GPU belong. placement None: it is there."""
     if placement is not None:
         placement.device.copy([room._replace(dst=view.dst) for room, view in zip(rooms, tensors, strict=True)],
                               placement.stream())
 
 
-def _room(view):
+def _room(view: TensorView) -> TensorView:
     """A TensorView of new memory on the host, like another."""
     memory = ffi.new(_CHARS, count_of(view) * dtype_size(view.dtype) or 1)
     address = int(ffi.cast(_UINTPTR, memory))
     return TensorView(address, address, view.shape, view.dtype, memory)
 
 
-def _on_host(tensors):
+def _on_host(tensors: Sequence[TensorView]) -> Sequence[TensorView]:
     """The same, or copies of what lies on a GPU. Blocks until they are there."""
     placement = tensors[0].placement if tensors else None
     if placement is None:
@@ -198,7 +205,7 @@ def _on_host(tensors):
     return rooms
 
 
-def _move_flat(move, tensors, flat):
+def _move_flat(move: Callable[..., int], tensors: Sequence[TensorView], flat: np.ndarray) -> None:
     view = array_view(flat)
     count = sum(map(count_of, tensors))
     if flat.ndim != 1 or flat.size != count:

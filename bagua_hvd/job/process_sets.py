@@ -236,7 +236,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     id = id_of(process_set)
     if process_set is global_process_set or id is None:
         return False
-    operation = context.post(native.PROCESS_SET_REMOVE, f"process_set.remove.{id}", root_rank=id, blocking=True)
+    operation: Any = context.post(native.PROCESS_SET_REMOVE, f"process_set.remove.{id}", root_rank=id, blocking=True)
     operation.wait()
     removed = operation.value == 1
     if removed:

@@ -1,8 +1,8 @@
 """What one optimizer trains, as its algorithm sees it: gradients, weights, the optimizer's own state, the step."""
 from typing import Any, Protocol
 
-from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.runtime import runtime
 from bagua_hvd.training.adam import Adam
 from bagua_hvd.training.buckets import Bucket, Member, Weights
 from bagua_hvd.training.source import Source
@@ -74,8 +74,8 @@ class Model:
 
         Empty after each init(): it may hold operations, which end with the connections.
         """
-        if self._scratch_inits != basics.runtime.inits:
-            self._scratch, self._scratch_inits = {}, basics.runtime.inits
+        if self._scratch_inits != runtime.inits:
+            self._scratch, self._scratch_inits = {}, runtime.inits
         return self._scratch
 
     def add(self, members: dict[int, Member]) -> None:

@@ -128,7 +128,9 @@ class State:
 
     def zeros_like(self, name: str, values: np.ndarray, shared: bool = False, scaled: bool = False) -> np.ndarray:
         """A kept array of the size and dtype of a flat one, zeros at first; see keep()."""
-        return self.keep(name, lambda: np.zeros_like(values), shared, lambda kept: kept.size == values.size, scaled)
+        kept: np.ndarray = self.keep(name, lambda: np.zeros_like(values), shared, lambda kept: kept.size == values.size,
+                                     scaled)
+        return kept
 
     def loaded(self, name: str) -> bool:
         """Whether a checkpoint has this name, and it has not been asked for yet."""

@@ -48,6 +48,13 @@ def test_the_fit_finds_the_numbers_that_made_the_times(tmp_path):
     assert {cells[-2:] for cells in model.check_cells(found, larger)} <= {("+0 %", "predicted"), ("-0 %", "predicted")}
 
 
+def test_without_scipy_a_sentence_says_what_to_install(tmp_path, capsys, monkeypatch):
+    files = [file_of(tmp_path / f"{algorithm}", 2, "1gbit", algorithm, MADE) for algorithm in (None, "bytegrad")]
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    assert model.main(["--fit", *files]) == 1
+    assert "the fit needs SciPy: pip install 'bagua_hvd[model]'" in capsys.readouterr().err
+
+
 def test_too_few_files_are_refused(tmp_path, capsys):
     assert model.main(["--fit", file_of(tmp_path / "large", 8, "1gbit", None, MADE)]) == 1
     assert "the fit needs allreduces with 2 hosts" in capsys.readouterr().err
