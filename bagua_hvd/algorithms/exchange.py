@@ -8,6 +8,8 @@
         g /= np.sqrt(norm)                                          # once the mean is there
         yield c_lp_s(g, group, name=f"{bucket.name}.codes")
         bucket.write(g)
+
+The reducer lets it go on whenever another bucket is posted, so that later operations overlap the backward pass, too.
 """
 import functools
 from collections.abc import Callable, Generator
@@ -55,10 +57,14 @@ class Exchange:
         except Exception as error:
             self._operation, self._failure = None, error
 
-    def done(self) -> bool:
-        """Goes on as far as it can without waiting. Returns whether wait() would return, or raise, at once."""
+    def advance(self) -> None:
+        """Goes on as far as it can without waiting. Raises nothing: wait() does."""
         while self._operation is not None and self._operation.done():
             self._next()
+
+    def done(self) -> bool:
+        """Goes on as far as it can without waiting. Returns whether wait() would return, or raise, at once."""
+        self.advance()
         return self._operation is None
 
     def wait(self) -> Any:

@@ -25,22 +25,15 @@ from bagua_hvd.core import native
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job import basics, statistics
 from bagua_hvd.primitives import c_fp_s
+from bagua_hvd.reduction.agreement import agree, listed
+from bagua_hvd.reduction.layout import Layout
 from bagua_hvd.reduction.numbers import optimizer_number
-from bagua_hvd.training.buckets import Bucket, partition, partition_groups
 from bagua_hvd.training.model import Model
 
-DIFFERENT_VARIABLES = "Ranks have gradients for different variables, {counts}; this rank has them for {names}"
-_NAMES_SHOWN = 8
 TOO_MANY_PASSES = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
     "backward_passes_per_step to accumulate gradients locally. (Gradient of {name}.)"
 )
-
-
-def listed(names):
-    """Names in a sentence, not too many of them."""
-    return ", ".join(names if len(names) <= _NAMES_SHOWN else
-                     [*names[:_NAMES_SHOWN], f"{len(names) - _NAMES_SHOWN} more"])
 
 
 class Reducer:
@@ -73,15 +66,12 @@ class Reducer:
         self.accumulating = False
         self._source = source
         self._passes = passes
-        self._factors = (prescale_factor, postscale_factor)
-        self._members = []
-        self._bucket_of = []        # by index; None: it travels by itself
-        self._grouped = False       # the user has said what travels together
         self._ready = []            # gradients as they became ready; None: the ranks have agreed on an order
         self._noted = set()
         self._step_ends()
         self._agreed = None         # for which init() and how many members the ranks know each other's facts
         self.model = Model("weights", source, group, algorithm)
+        self._layout = Layout(self.model, prescale_factor, postscale_factor)
         self.renumber(optimizer_number(group.process_set_id) if number is None else number)
         self.add(members, groups)
         algorithm.prepare(self.model)
@@ -95,37 +85,16 @@ class Reducer:
         """Changes its optimizer's number, by which ranks match what it communicates. Not while anything is pending."""
         # Nothing of the members is in the name: ranks whose models differ shall hear it, not wait for each other.
         self.number = number
-        self._name = f"gradients.{number}"
-        self._name_buckets()
+        self._layout.rename(f"gradients.{number}")
         self.model.rename(f"weights.{number}")
-
-    def _name_buckets(self, suffix=""):
-        for place, bucket in enumerate(self.buckets):
-            bucket.name = f"{self._name}.{place}{suffix}"
 
     def add(self, members, groups=None):
         """More gradients, numbered on from those before, in buckets of their own. Not while anything is pending.
 
         What has been communicated is then to be again, with the new ones; who knows better sets `synchronized`.
         """
-        first = len(self._members)
-        self._members.extend(members)
-        numbered = dict(enumerate(members, first))
-        self._grouped = self._grouped or groups is not None
-        self._bucket_of.extend([None] * len(members))
-        self._add_buckets(partition(numbered) if groups is None else partition_groups(numbered, groups))
-        self.model.add(numbered)
+        self._layout.add(members, groups)
         self._begin_window()
-
-    def _add_buckets(self, plan):
-        for indices in plan:
-            bucket = Bucket(
-                f"{self._name}.{len(self.buckets)}", {index: self._members[index] for index in indices},
-                *self._factors, model=self.model,
-            )
-            self.buckets.append(bucket)
-            for index in indices:
-                self._bucket_of[index] = bucket
 
     def set_passes(self, passes):
         """Changes the backward passes of a window; counting begins anew."""
@@ -149,10 +118,11 @@ class Reducer:
         self._travel = None         # whether gradients do, once the algorithm has been asked
         self._failure = None        # what went wrong while the rest was posted
         self._passes_left = self._passes
-        self._ready_now = [False] * len(self._members)
-        self._placed = [False] * len(self._members)
+        self._ready_now = [False] * len(self._layout.members)
+        self._placed = [False] * len(self._layout.members)
         self._unposted = list(self.buckets)
         self._operations = {}       # by a number that is the same on all ranks
+        self._advancing = []        # those of them that have advance(), see algorithms/exchange.py
         for bucket in self.buckets:
             bucket.clear()
         self._source.discard()
@@ -174,7 +144,7 @@ class Reducer:
             AssertionError: it was ready in the last pass of this window already, and may be on its way.
         """
         if self._ready_now[index]:
-            raise AssertionError(TOO_MANY_PASSES.format(name=self._members[index].name))
+            raise AssertionError(TOO_MANY_PASSES.format(name=self._layout.members[index].name))
         self.synchronized = self._settled = False
         if self.accumulating:
             return
@@ -214,12 +184,12 @@ class Reducer:
             self._travel = self.algorithm.gradients_travel(self.model)
         self.model.hook = "communicate"
         if self._again and self._travel:
-            self._name_buckets(".again")
+            self._layout.name_buckets(".again")
 
     def _agreement(self):
         # A new init() may bring ranks that know nothing; new members are known to none.
         # And a rank in join() has missed steps.
-        return basics.runtime.inits, basics.runtime.joins, len(self._members)
+        return basics.runtime.inits, basics.runtime.joins, len(self._layout.members)
 
     def _agree(self):
         """Learns which gradients any rank has sparse; the others are dense from then on, whatever comes.
@@ -236,90 +206,42 @@ class Reducer:
         Raises:
             HorovodInternalError: on all ranks, that their gradients are for different variables.
         """
-        model, size, count = self.model, self.group.size(), len(self._members)
+        model, layout = self.model, self._layout
         self._again = False     # ranks that are new here know of no window before
         had_state = model.kinds_of_state()[0]
         model.settle()
-        present = [int(rank == self.group.rank()) for rank in range(size)]
-        sparse = [self._source.sparse_dim(index) for index in range(count)]
-        places = {index: place for place, index in enumerate(self._order())}
-        try:
-            facts = extremes([*present, *sparse, *(places[index] for index in range(count)), model.step,
-                              *map(int, model.kinds_of_state()), self._source.fingerprint()],
-                             f"{self._name}.facts", self.group)
-        except HorovodInternalError as error:
-            if error.status != native.ERR_MISMATCH:
-                raise
-            # There are more facts on some ranks than on others, and all ranks have heard it.
-            raise self._different_variables() from error
-        largest, smallest = facts.pop()
-        if largest != smallest:
-            raise self._different_variables()
-        for index, (largest, _) in enumerate(facts[size:size + count]):
-            if largest:
-                self._set_sparse(index, largest)
-        places, (step, own, kept) = facts[size + count:-3], facts[-3:]
-        differ = any(largest != smallest for largest, smallest in (*places, step, kept))
-        if differ or own[0] != own[1]:
-            model.step = step[0]
-            model.drop_state(shared=differ)
-        self._arrange(sorted(range(count), key=lambda index: (places[index][0], index)))
+        settled = self._ready is None or model.kinds_of_state()[1]
+        agreed = agree(layout.name, self.group, layout.members, self._source,
+                       layout.order(None if settled else self._ready), model)
+        for index, sparse_dim in agreed.sparse.items():
+            self._set_sparse(index, sparse_dim)
+        if agreed.differ or agreed.own_differs:
+            model.step = agreed.step
+            model.drop_state(shared=agreed.differ)
+        if layout.arrange(agreed.order):
+            self._unposted = list(self.buckets)
+        self._ready = None
         if had_state and not model.kinds_of_state()[0]:
             self._note("the ranks have changed: what it keeps of its own", "begins anew")
-        if all(largest for largest, _ in facts[:size]):
+        if agreed.complete:
             self._agreed = self._agreement()
 
-    def _different_variables(self):
-        """The error that says so, with what all ranks tell each other for it; collective."""
-        mine = [len(self._members) if rank == self.group.rank() else 0 for rank in range(self.group.size())]
-        counts = [largest for largest, _ in extremes(mine, f"{self._name}.counts", self.group)]
-        known = [(count, rank) for count, rank in zip(counts, self.group.ranks, strict=True) if count > 0]
-        (fewest, one), (most, other) = min(known), max(known)
-        error = HorovodInternalError(DIFFERENT_VARIABLES.format(
-            counts=f"{most} on each" if fewest == most else f"{fewest} on rank {one} and {most} on rank {other}",
-            names=listed([member.name for member in self._members]),
-        ))
-        error.status = native.ERR_MISMATCH
-        return error
-
-    def _order(self):
-        """All gradients, as the buckets are to hold them: as they became ready first, unless it is settled."""
-        settled = self._ready is None or self.model.kinds_of_state()[1]
-        first = dict.fromkeys(self._bucketed() if settled else self._ready)
-        return [*first, *(index for index in reversed(range(len(self._members))) if index not in first)]
-
-    def _bucketed(self):
-        return [index for bucket in self.buckets for index in bucket.members]
-
-    def _arrange(self, order):
-        """Cuts the buckets anew if the order is another. Nothing may be pending; the user's groups stay as they are."""
-        order = [index for index in order if self._bucket_of[index] is not None]
-        if order != self._bucketed() and not self._grouped:
-            self._cut(partition({index: self._members[index] for index in reversed(order)}))
-        self._ready = None
-
-    def _cut(self, plan):
-        self.model.gradients = []
-        self._add_buckets(plan)
-        self._unposted = list(self.buckets)
-
     def _set_sparse(self, index, sparse_dim):
-        bucket = self._bucket_of[index]
-        if self._source.travels_alone(index, sparse_dim) and bucket is not None:
+        if self._source.travels_alone(index, sparse_dim) and self._layout.bucket_of[index] is not None:
             if self.algorithm.dense_only:
+                name = self._layout.members[index].name
                 raise ValueError(
-                    f"the gradient of {self._members[index].name} is sparse, which {type(self.algorithm).__name__} "
-                    "cannot serve: pass sparse_as_dense=True to DistributedOptimizer"
+                    f"the gradient of {name} is sparse, which {type(self.algorithm).__name__} cannot "
+                    "serve: pass sparse_as_dense=True to DistributedOptimizer"
                 )
             self._note("sparse gradients", "are gathered")
-            bucket.remove(index)
-            self._bucket_of[index] = None
+            self._layout.remove(index)
 
     def _place(self, index):
         """Gives a complete gradient to its bucket, and posts the bucket when that was the last."""
-        bucket = self._bucket_of[index]
+        bucket = self._layout.bucket_of[index]
         if bucket is None:
-            name = f"{self._name}.{self._members[index].name}" + ".again" * self._again
+            name = f"{self._layout.name}.{self._layout.members[index].name}" + ".again" * self._again
             self._operations[len(self.buckets) + index] = self._source.communicate(index, name)
         else:
             bucket.place(index, self._source.view(index))
@@ -336,7 +258,16 @@ class Reducer:
                 self._note(f"buckets such as {bucket.name}", "go by gradient_allreduce for their dtype")
                 operation = c_fp_s(bucket, self.group, average=self.algorithm.average)
             self._operations[self.buckets.index(bucket)] = operation
+            if self._advancing:
+                self._advance()
+            if hasattr(operation, "advance"):
+                self._advancing.append(operation)
         self._unposted.remove(bucket)
+
+    def _advance(self):
+        """Lets operations that consist of several go on, where the first ones have ended. Of failures wait() tells."""
+        for operation in self._advancing:
+            operation.advance()
 
     def _note(self, what, how):
         """Says on the first rank, once, what the chosen algorithm does not do."""
@@ -395,13 +326,15 @@ class Reducer:
                 except Exception as error:
                     # The others are waited for first: their memory is in the core's hands.
                     failure = failure or self._explained(error, number)
+                if self._advancing:
+                    self._advance()
             if failure is not None:
                 raise failure
             self._source.finish()
             done = True
         finally:
             if self._again:
-                self._name_buckets()
+                self._layout.name_buckets()
             if done:
                 self._again, self._cleared = True, False
                 self._begin_window()
@@ -441,7 +374,7 @@ class Reducer:
         if self._settled or self.algorithm.asynchronous or self.algorithm.gradients_travel(self.model):
             return False
         self._settled = True
-        return bool(extremes([int(local())], f"{self._name}.overflow", self.group)[0][0])
+        return bool(extremes([int(local())], f"{self._layout.name}.overflow", self.group)[0][0])
 
     def before_step(self):
         """Lets the algorithm write the weights, once a step: gradients are complete, the optimizer is about to step.
@@ -504,7 +437,7 @@ class Reducer:
         if not any(state["states"]) and not self.algorithm.counts_steps:
             return {}
         # The state lies by buckets, and these are without the sparse gradients.
-        sparse = {i: self._source.sparse_dim(i) for i, bucket in enumerate(self._bucket_of) if bucket is None}
+        sparse = {i: self._source.sparse_dim(i) for i, bucket in enumerate(self._layout.bucket_of) if bucket is None}
         return {"algorithm": type(self.algorithm).__name__, "state": state, "sparse": sparse,
                 "buckets": [list(bucket.members) for bucket in self.buckets]}
 
@@ -514,11 +447,7 @@ class Reducer:
         if state.get("algorithm") == type(self.algorithm).__name__:
             for index, sparse_dim in state["sparse"].items():
                 self._set_sparse(index, sparse_dim)
-            self._restore_buckets(state["buckets"])
+            if self._layout.restore(state["buckets"]):
+                self._unposted = list(self.buckets)
+                self._ready = None
             self.model.load_state_dict(state["state"])
-
-    def _restore_buckets(self, plan):
-        """Cuts the buckets as they were, where the members are those, and the user has not grouped them."""
-        if not self._grouped and sorted(self._bucketed()) == sorted(index for indices in plan for index in indices):
-            self._cut(plan)
-            self._ready = None
