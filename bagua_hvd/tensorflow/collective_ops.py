@@ -26,7 +26,9 @@ def _names(label, name, tensor, ignore_name_scope):
     """The name of the operation, and that of the node in the graph."""
     if tf.executing_eagerly():
         return name or label, None
-    name = name or (f"{label}_{re.sub('[^a-zA-Z0-9_]', '_', tensor.name)}" if tensor is not None else label)
+    # TensorFlow names what a graph takes from outside by a number that counts whatever else the process has done.
+    is_named = tensor is not None and not tensor.name.partition(":")[0].isdigit()
+    name = name or (f"{label}_{re.sub('[^a-zA-Z0-9_]', '_', tensor.name)}" if is_named else label)
     node_name = re.sub("[^a-zA-Z0-9_./-]", "_", name)
     if ignore_name_scope:
         return name, node_name

@@ -9,14 +9,14 @@ from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.tensorflow import collective_ops
 from bagua_hvd.tensorflow.dtypes import DTYPES
-from bagua_hvd.tensorflow.graphs import as_written
+from bagua_hvd.tensorflow.graphs import as_written, public
 from bagua_hvd.tensorflow.variables import native_variable
 
 # What no collective takes travels as something of the same size; Keras seeds its random numbers with uint32.
 _STAND_INS = {tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 
-@as_written
+@public
 def broadcast_(variables: Any, root_rank: int, name: str | None = None,
                process_set: ProcessSet = global_process_set) -> Any:
     """Overwrites the variables with those of the root, as one operation.
@@ -28,11 +28,15 @@ def broadcast_(variables: Any, root_rank: int, name: str | None = None,
     Returns:
         The new values, a list of tensors.
     Raises:
-        ValueError: both kinds of variables, or a dtype that cannot travel; strings are left as they are.
+        ValueError: both kinds of variables, or a dtype that cannot travel; strings are left as they are. TypeError:
+            something is no variable.
         tf.errors.FailedPreconditionError: ranks disagree about the variables.
         tf.errors.InvalidArgumentError: the root is not in the set. tf.errors.UnknownError: a rank was lost.
     """
     variables = [native_variable(variable) for variable in variables]
+    for variable in variables:
+        if not hasattr(variable, "assign"):
+            raise TypeError(f"broadcast_ takes variables, not {type(variable).__name__}")
     if len({getattr(variable, "_in_graph_mode", None) is None for variable in variables}) > 1:
         raise ValueError("broadcast_ takes resource variables or reference variables, but not both in one call")
     values = [tf.convert_to_tensor(variable) for variable in variables]
@@ -63,7 +67,7 @@ def _travelled(tensor, dtype):
     return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
 
 
-@as_written
+@public
 def broadcast_variables(variables: Any, root_rank: int, process_set: ProcessSet = global_process_set,
                         inplace: bool = False) -> Any:
     """Gives every rank the root's values.

@@ -1,16 +1,38 @@
 """What the ops of this package need to know of the graph that they are put into."""
+import functools
+
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
+from bagua_hvd.collectives.arguments import wrong_option
 from bagua_hvd.core.util import doc_from
 
 # For functions that scripts call while a graph is traced: AutoGraph would rewrite them, and all that they call.
 as_written = tf.autograph.experimental.do_not_convert
 
 
+def public(function):
+    """Decorator: as_written; an option of a wrong type is a TypeError that names it, too large a one a ValueError."""
+
+    @as_written
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except AttributeError as error:
+            reason = wrong_option(function, args, kwargs)
+            if reason is None:
+                raise
+            raise reason from error
+        except OverflowError as error:
+            raise ValueError(f"{function.__name__}(): {error}") from None
+
+    return call
+
+
 def form_of(source, note=None):
-    """Decorator for a form of a collective: as_written, with the docstring of `source` after a `note`."""
-    return lambda function: as_written(doc_from(source, note)(function))
+    """Decorator for a form of a collective: public, with the docstring of `source` after a `note`."""
+    return lambda function: public(doc_from(source, note)(function))
 
 
 def run_independently(output):

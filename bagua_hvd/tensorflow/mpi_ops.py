@@ -45,7 +45,7 @@ from bagua_hvd.job.basics import (  # noqa: F401  (the surface of this module)
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.tensorflow import collective_ops
 from bagua_hvd.tensorflow.compression import Compression
-from bagua_hvd.tensorflow.graphs import as_written, form_of
+from bagua_hvd.tensorflow.graphs import as_written, form_of, public
 
 _basics = basics
 _resolve = handle_average_backwards_compatibility
@@ -232,7 +232,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     return collective_ops.barrier(registered_id(process_set))
 
 
-@as_written
+@public
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """The size of a process set when the graph runs, an int32 scalar; an elastic job may change it.
 
@@ -262,7 +262,7 @@ def local_size_op(name: str | None = None) -> tf.Tensor:
     return collective_ops.fact("local_size", 0, name)
 
 
-@as_written
+@public
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """1 when this rank is in the set, else 0; -1 before init(), -3 when there is no such set. An int32 scalar."""
     return collective_ops.fact("process_set_included", process_set_id, name)

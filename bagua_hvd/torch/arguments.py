@@ -4,20 +4,10 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from bagua_hvd.collectives.arguments import wrong_option
 from bagua_hvd.core.exceptions import HorovodInternalError
 
 _TENSORS = "a sequence of torch.Tensor"
-# By parameter, where it is no tensor: what it takes, and whether a value is that.
-_TAKES = {
-    "name": ("a str", lambda value: value is None or isinstance(value, str)),
-    "op": ("one of hvd.Average, Sum, Adasum, Min, Max and Product",
-           lambda value: value is None or isinstance(value, int)),
-    "average": ("a bool", lambda value: value is None or isinstance(value, bool)),
-    "root_rank": ("an int", lambda value: isinstance(value, int)),
-    "compression": ("one of hvd.Compression",
-                    lambda value: hasattr(value, "compress") and hasattr(value, "decompress")),
-}
-
 
 def _tensors_of(name, value):
     """What of the argument must be tensors. TypeError: it is nothing that holds any."""
@@ -33,15 +23,13 @@ def _tensors_of(name, value):
     return []
 
 
-def _what_is_wrong(function, args, kwargs):
+def _wrong_tensor(function, args, kwargs):
     for name, value in inspect.signature(function).bind(*args, **kwargs).arguments.items():
-        takes, is_right = _TAKES.get(name, (_TENSORS if name != "tensor" else "a torch.Tensor", None))
+        takes = _TENSORS if name != "tensor" else "a torch.Tensor"
         try:
             tensors = _tensors_of(name, value)
         except (TypeError, RuntimeError):       # PyTorch's, for a nested one
             return TypeError(f"{function.__name__}() takes {takes} as `{name}`, not {type(value).__name__}")
-        if is_right and not is_right(value):
-            return TypeError(f"{function.__name__}() takes {takes} as `{name}`, not {value!r:.100}")
         for tensor in tensors:
             if not isinstance(tensor, torch.Tensor):
                 return TypeError(f"{function.__name__}() takes {takes} as `{name}`, not {type(tensor).__name__}")
@@ -59,4 +47,4 @@ def explained(function, args, kwargs, error):
     """
     if isinstance(error, HorovodInternalError):
         return error
-    return _what_is_wrong(function, args, kwargs) or error
+    return wrong_option(function, args, kwargs) or _wrong_tensor(function, args, kwargs) or error

@@ -317,3 +317,30 @@ def many_steps():
 
 def test_memory_stays_the_same(run_ranks):
     run_ranks(2, many_steps, timeout=110)
+
+
+def captured_tensors():
+    """A graph over tensors from outside, on ranks that have done different things before: the names fit."""
+    import tensorflow as tf
+
+    import bagua_hvd.tensorflow as hvd
+
+    hvd.init()
+    for _ in range(hvd.rank()):         # what only one rank traces
+        outside = tf.ones(3)
+        tf.function(lambda outside=outside: outside + 1)()
+    one, two = tf.ones(3), tf.ones([2, 2]) * hvd.rank()
+
+    @tf.function
+    def reduce():
+        return hvd.allreduce(one, op=hvd.Sum), hvd.allreduce(two, op=hvd.Sum), hvd.grouped_reducescatter(
+            [two, two], op=hvd.Sum)
+
+    ones, twos, (rows, _) = reduce()
+    assert ones.numpy().tolist() == [2.0] * 3 and twos.numpy().tolist() == [[1.0, 1.0]] * 2
+    assert rows.numpy().tolist() == [[1.0, 1.0]]
+
+
+def test_captured_tensors(run_ranks):
+    run_ranks(2, captured_tensors, env={"HOROVOD_STALL_CHECK_TIME_SECONDS": "5",
+                                        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "10"})

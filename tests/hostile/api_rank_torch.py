@@ -1,4 +1,4 @@
-"""A rank that calls every public collective with hostile arguments (test_api.py): python api_rank.py CALLS SEED.
+"""A rank that calls every public collective with hostile arguments (test_api.py): python api_rank_torch.py CALLS SEED.
 
 Each round all ranks call the same function, with equal arguments or each with its own. What comes out may be a result,
 a ValueError, a TypeError, or a HorovodInternalError; anything else ends the job. What one rank posted and another
@@ -14,6 +14,7 @@ import warnings
 
 import numpy as np
 import torch
+from hostile_arguments import SHAPES, Arguments
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs, primitives
@@ -26,12 +27,6 @@ ADASUM_ONLY = "Adasum does not support non-global process sets."        # a NotI
 ROUND_SECONDS = 120
 DTYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
           torch.bool, torch.bfloat16, torch.complex64, torch.complex128, torch.uint16, torch.float8_e5m2]
-SHAPES = [(), (0,), (1,), (5,), (2, 3), (0, 4), (3, 0, 2), (4, 1), (1,) * 30, (1, 5000), (6,), (8,)]
-NUMBERS = [0, 1, -1, 2, 3, -2**31, 2**31 - 1, 2**31, 2**32, -2**63, 2**63, 2**70, 1.0, 0.5, -0.0, float("nan"),
-           float("inf"), 1e308, True, None, "1", "", b"1", [], [1], (), {}, 1j, np.int64(1), np.float32(2),
-           torch.tensor(1), torch.ones(2), object(), len, type]
-NAMES = ["", "a", "a b", "\0", "x\0y", "\ud800", "\N{SNOWMAN}" * 20, "%s%n", "n" * 65530, "n" * 70000, b"name", 3, None,
-         ["n"]]
 posted = []             # (full name, process set) of this rank, in this round
 
 
@@ -47,17 +42,8 @@ def record_posts():
     Context.post = recording
 
 
-class Arguments:
-    """Random arguments. rng: equal on all ranks where they are to be equal."""
-
-    def __init__(self, rng, sets, number, hostility, alike):
-        self.rng, self.sets, self.number, self.hostility, self.alike = rng, sets, number, hostility, alike
-
-    def hostile(self):
-        return self.rng.random() < self.hostility
-
-    def any_number(self, good):
-        return self.rng.choice(NUMBERS) if self.hostile() else good
+class TorchArguments(Arguments):
+    """Tensors of torch."""
 
     def tensor(self):
         rng = self.rng
@@ -67,7 +53,7 @@ class Arguments:
         ways = [
             lambda: tensor.t() if tensor.ndim == 2 else tensor, lambda: tensor[::2] if tensor.ndim else tensor,
             lambda: tensor.expand(3, *tensor.shape), lambda: tensor.to("meta"), lambda: tensor.numpy(), lambda: None,
-            lambda: tensor.tolist(), lambda: rng.choice(NUMBERS), lambda: self.empty_storage(tensor),
+            lambda: tensor.tolist(), lambda: rng.choice(self.numbers), lambda: self.empty_storage(tensor),
             lambda: torch.ones(4, requires_grad=True), lambda: torch.eye(3).to_sparse(), lambda: tensor[None].imag,
             lambda: torch.nn.Parameter(torch.ones(2, 2)), lambda: torch.ones(3, 3).to_sparse_csr(), lambda: "tensor",
             lambda: torch.quantize_per_tensor(torch.ones(4), 1.0, 0, torch.qint8), lambda: tensor.__class__,
@@ -85,42 +71,13 @@ class Arguments:
         tensor.untyped_storage().resize_(0)
         return tensor
 
-    def tensors(self):
-        choices = [lambda: [], lambda: self.tensor(), lambda: None, lambda: {"a": torch.ones(2)}, lambda: "ab",
-                   lambda: [torch.ones(1)] * 300, lambda: (self.tensor() for _ in range(2)), lambda: [[torch.ones(1)]]]
-        return self.rng.choice(choices)() if self.rng.random() < self.hostility / 2 else [
-            self.tensor() for _ in range(self.rng.randrange(1, 4))]
-
-    def name(self):
-        if self.rng.random() < self.hostility / 3:
-            # Unnamed operations match by their number: ranks that call differently must name theirs.
-            return self.rng.choice([name for name in NAMES if name or self.alike])
-        return f"round.{self.number}"
-
-    def process_set(self):
-        others = [*self.sets, hvd.ProcessSet([0]), None, 5, "set", 0, -1, hvd.ProcessSet]
-        return self.rng.choice(others) if self.hostile() else self.sets[self.rng.randrange(3)]
-
-    def op(self):
-        known = [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product]
-        return self.rng.choice([*known, *NUMBERS]) if self.hostile() else hvd.Sum
+    def ones(self, count):
+        return torch.ones(count)
 
     def splits(self):
-        lists = [None, [1, 1], [0, 0], [3, 3], [2**31, 0], [-1, 1], [1], [], [1.5, 0], ["1", 1], [2**70, 0], [None, 1],
-                 torch.tensor([1, 1]), torch.tensor([1, 1], dtype=torch.int32), torch.ones(2, 2), torch.tensor(1),
-                 torch.ones(2, dtype=torch.int32, device="meta"), np.array([1, 1]), np.array([2.0, 0]), *NUMBERS]
-        return self.rng.choice(lists) if self.hostile() else None
-
-    def compression(self):
-        others = [hvd.Compression.fp16, None, 5, "fp16", object]
-        return self.rng.choice(others) if self.hostile() else hvd.Compression.none
-
-    def reduction(self):
-        arguments = {"op": self.op(), "prescale_factor": self.any_number(1.0), "postscale_factor": self.any_number(1.0),
-                     "process_set": self.process_set()}
-        if self.rng.random() < 0.1:
-            arguments["average"] = self.rng.choice([True, False, None, 3])
-        return arguments
+        return super().splits(
+            torch.tensor([1, 1]), torch.tensor([1, 1], dtype=torch.int32), torch.ones(2, 2), torch.tensor(1),
+            torch.ones(2, dtype=torch.int32, device="meta"))
 
     def array(self):
         rng = self.rng
@@ -170,7 +127,7 @@ def calls(a, blocking):
         return result
     compression = {"compression": a.compression()}
     sparse = tensor if a.hostile() else torch.eye(3).to_sparse()
-    ranks = a.rng.choice([[0, 1], [1], [0], [], [5], [-1], [0, 0], [2**40], ["a"], [1.5], *NUMBERS])
+    ranks = a.ranks()
     return result | {
         "allreduce": lambda: hvd.allreduce(tensor, **named, **reduced, **compression),
         "allreduce_": lambda: hvd.allreduce_(tensor, **named, **reduced),
@@ -217,7 +174,7 @@ def disagree(everyones):
 def run_round(number, shared, own, sets, endings):
     alike = shared.random() < 0.6
     hostility = shared.choice([0.1, 0.3, 0.8])
-    a = Arguments(shared if alike else own, sets, number, hostility, alike)
+    a = TorchArguments(hvd, shared if alike else own, sets, number, hostility, alike, (torch.tensor(1), torch.ones(2)))
     seed = shared.getrandbits(60)
     if alike:
         a.rng = random.Random(seed)

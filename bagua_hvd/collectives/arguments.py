@@ -1,0 +1,24 @@
+"""What was wrong with the options of a call that failed: looked at only then, so that right calls pay nothing."""
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+# By parameter: what it takes, and whether a value is that.
+_TAKES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "name": ("a str", lambda value: value is None or isinstance(value, str)),
+    "op": ("one of hvd.Average, Sum, Adasum, Min, Max and Product",
+           lambda value: value is None or isinstance(value, int)),
+    "average": ("a bool", lambda value: value is None or isinstance(value, bool)),
+    "root_rank": ("an int", lambda value: isinstance(value, int)),
+    "compression": ("one of hvd.Compression",
+                    lambda value: hasattr(value, "compress") and hasattr(value, "decompress")),
+}
+
+
+def wrong_option(function: Callable[..., Any], args: tuple, kwargs: dict) -> TypeError | None:
+    """A TypeError that names an option of the call and what it takes; None: all of them are right."""
+    for name, value in inspect.signature(function).bind(*args, **kwargs).arguments.items():
+        takes, is_right = _TAKES.get(name, ("", lambda value: True))
+        if not is_right(value):
+            return TypeError(f"{function.__name__}() takes {takes} as `{name}`, not {value!r:.100}")
+    return None
