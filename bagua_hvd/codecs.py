@@ -21,11 +21,7 @@ import numpy as np
 
 from bagua_hvd.core import native
 from bagua_hvd.core.native import ffi, lib
-from bagua_hvd.core.vectors import native_order
-
-_DTYPES: dict[str, int] = {
-    "float16": native.FLOAT16, "bfloat16": native.BFLOAT16, "float32": native.FLOAT32, "float64": native.FLOAT64,
-}
+from bagua_hvd.core.vectors import DTYPES, native_order
 
 
 class Codec(NamedTuple):
@@ -89,9 +85,9 @@ class Codec(NamedTuple):
         self._call(lib.bhvd_decode_add, native_dtype, total, code, total.size)
 
     def _dtype(self, dtype: np.dtype) -> int:
-        number: int | None = _DTYPES.get(dtype.name) if dtype.isnative else None
+        number: int | None = DTYPES.get(dtype.name) if dtype.isnative else None
         if number is None or not self.takes(number):
-            taken = ", ".join(name for name, number in _DTYPES.items() if self.takes(number))
+            taken = ", ".join(name for name, number in DTYPES.items() if self.takes(number))
             raise ValueError(f"codec {self.name} does not take dtype {dtype}: convert to one of {taken}")
         return number
 

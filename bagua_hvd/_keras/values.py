@@ -10,15 +10,9 @@ from bagua_hvd.collectives import rules
 from bagua_hvd.collectives.frontend import Frontend
 from bagua_hvd.core import native
 from bagua_hvd.core.native import TensorView
-from bagua_hvd.core.vectors import native_order
+from bagua_hvd.core.vectors import DTYPES, native_order
 from bagua_hvd.job.basics import Average
 from bagua_hvd.job.process_sets import global_process_set
-
-_DTYPES = {
-    "uint8": native.UINT8, "int8": native.INT8, "uint16": native.UINT16, "int16": native.INT16, "int32": native.INT32,
-    "int64": native.INT64, "float16": native.FLOAT16, "float32": native.FLOAT32, "float64": native.FLOAT64,
-    "bool": native.BOOL, "bfloat16": native.BFLOAT16,       # the last one is ml_dtypes', which frameworks bring along
-}
 
 
 class NumpyFrontend(Frontend):
@@ -31,7 +25,7 @@ class NumpyFrontend(Frontend):
     })
 
     def view(self, tensor, output=None):
-        dtype = _DTYPES.get(tensor.dtype.name)
+        dtype = DTYPES.get(tensor.dtype.name)
         if dtype is None:
             raise ValueError(f"Tensor type {self.type_name(tensor)} is not supported.")
         dst = 0 if output is None else output.ctypes.data
@@ -42,7 +36,7 @@ class NumpyFrontend(Frontend):
         return np.empty(shape, tensor.dtype)
 
     def wrap_result(self, nbytes, shape, dtype, owner):
-        numpy_dtype = np.dtype(next(name for name, code in _DTYPES.items() if code == dtype))
+        numpy_dtype = np.dtype(native.dtype_name(dtype))
         if not nbytes:
             return np.empty(shape, numpy_dtype)
         return np.frombuffer(native.buffer(owner, nbytes), numpy_dtype).reshape(shape)

@@ -200,22 +200,3 @@ def dtype_size(dtype: int) -> int:
 def chunk_count(count: int, size: int) -> int:
     """Elements of the longest chunk when `count` elements are cut for `size` ranks."""
     return int(lib.bhvd_chunk_count(count, size))
-
-
-class Rendezvous:
-    """The meeting point of a job. Lives until close() or its last reference.
-
-    Args:
-        secret: bytes that every rank must prove to know.
-        host: numeric IPv4 address to bind. port: 0 for any free one.
-    """
-
-    def __init__(self, secret: bytes, host: str = "127.0.0.1", port: int = 0) -> None:
-        out = ffi.new("bhvd_rendezvous **")
-        error = ffi.new("struct bhvd_error *")
-        check(lib.bhvd_rendezvous_create(host.encode(), port, ffi.from_buffer(secret), len(secret), out, error), error)
-        self._pointer = ffi.gc(out[0], lib.bhvd_rendezvous_destroy)
-        self.port = lib.bhvd_rendezvous_port(self._pointer)
-
-    def close(self) -> None:
-        ffi.release(self._pointer)

@@ -27,7 +27,8 @@ _UINTPTR = ffi.typeof("uintptr_t")
 _CHARS = ffi.typeof("char[]")
 _NULL = ffi.NULL
 Buffer = bytes | bytearray | memoryview | Any      # bytes-like
-_dtype_of_name = {dtype_name(dtype): dtype for dtype in range(lib.BHVD_DTYPE_COUNT)}
+# By the name that NumPy gives it; bfloat16 is that of ml_dtypes, which frameworks bring along.
+DTYPES = {dtype_name(dtype): dtype for dtype in range(lib.BHVD_DTYPE_COUNT)}
 
 
 def bytes_view(source: Buffer, target: Buffer | None = None) -> TensorView:
@@ -62,9 +63,9 @@ def array_view(array: Any, out: Any = None) -> TensorView:
     out = array if out is None else out
     if not (hasattr(array, "ctypes") and hasattr(out, "ctypes")):
         raise TypeError(f"a NumPy array is expected, not {type(array).__name__} and {type(out).__name__}")
-    dtype = _dtype_of_name.get(array.dtype.name)
+    dtype = DTYPES.get(array.dtype.name)
     if dtype is None or not array.dtype.isnative:
-        raise ValueError(f"arrays of dtype {array.dtype} cannot travel; take one of {', '.join(_dtype_of_name)}")
+        raise ValueError(f"arrays of dtype {array.dtype} cannot travel; take one of {', '.join(DTYPES)}")
     if out.shape != array.shape or out.dtype != array.dtype:
         raise ValueError(f"out is {out.dtype}{list(out.shape)}, but the array {array.dtype}{list(array.shape)}")
     if not (array.flags.c_contiguous and out.flags.c_contiguous and out.flags.writeable):

@@ -16,6 +16,8 @@ import secrets
 import socket
 from contextlib import suppress
 
+from bagua_hvd.job import messages
+
 _MAGIC = b"BVHe\x01\0\0\0"
 _NONCE_SIZE = 32
 HELLO_SIZE = len(_MAGIC) + _NONCE_SIZE
@@ -75,19 +77,19 @@ class Handshake:
 
 
 def encode(message):
-    """The bytes of a message, a dict that JSON can hold."""
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    """The line of a message, a dataclass: see job/messages.py."""
+    return json.dumps(messages.to_dict(message), separators=(",", ":")).encode() + b"\n"
 
 
-def decode(line):
-    """The message of a line. ValueError: it is none."""
+def decode(line, *kinds):
+    """The message of a line, one of these dataclasses. ValueError: it is none."""
     try:
-        message = json.loads(line)
+        content = json.loads(line)
     except RecursionError:
         raise ValueError("not a message: lists within lists") from None
-    if not line.endswith(b"\n") or not isinstance(message, dict):
-        raise ValueError("not a message")
-    return message
+    if not line.endswith(b"\n"):
+        raise ValueError("not a message: half a line")
+    return messages.received(content, *kinds)
 
 
 class Connection:
@@ -127,11 +129,11 @@ class Connection:
         self._socket.sendall(encode(message))
         self._socket.sendall(content)
 
-    def receive(self):
-        """The next message; None when the launcher has ended."""
+    def receive(self, *kinds):
+        """The next message, one of these dataclasses; None when the launcher has ended, or says something else."""
         try:
             line = self._file.readline(MESSAGE_MAX)
-            return decode(line) if line else None
+            return decode(line, *kinds) if line else None
         except (OSError, ValueError):
             return None
 

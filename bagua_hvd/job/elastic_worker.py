@@ -11,11 +11,12 @@ the first init(), which ends with the process.
 import os
 import queue
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bagua_hvd.core import variables
 from bagua_hvd.core.log import logger
 from bagua_hvd.job import channel
+from bagua_hvd.job.messages import Hello
 
 DRIVER, WORKER = "BAGUA_HVD_ELASTIC_DRIVER", "BAGUA_HVD_ELASTIC_WORKER"
 _CONNECT_SECONDS = 30
@@ -39,7 +40,24 @@ class RemovedFromJob(SystemExit):
         super().__init__(0)
 
 
-@dataclass
+@dataclass(frozen=True)
+class Join:
+    """Asks for a place in the next meeting; see DriverLink.join()."""
+
+    skip_sync: bool
+    failure: str | None
+    silent: int | None
+
+
+@dataclass(frozen=True)
+class Synced:
+    """This worker has the job's state."""
+
+
+WORKER_SAYS = (Join, Synced)
+
+
+@dataclass(frozen=True)
 class Assignment:
     """This process's place in the next meeting.
 
@@ -48,22 +66,36 @@ class Assignment:
         skip_sync: whether all members agree not to synchronize their state after this meeting.
     """
 
-    environment: dict
+    environment: dict[str, str]
     scope: str
     skip_sync: bool
 
+    def __post_init__(self):
+        if not set(_PLACE) <= self.environment.keys():
+            raise ValueError(f"assignment with the variables {sorted(self.environment)}: expected {', '.join(_PLACE)}")
 
-def _is_valid(message):
-    """Whether a driver would say this; one that says something else is as good as gone."""
-    def has(**kinds):
-        return all(isinstance(message.get(name), kind) for name, kind in kinds.items())
 
-    kind = message.get("type")
-    if kind == "hosts_updated":
-        return has(timestamp=int, result=int)
-    if kind == "assignment":
-        return has(environment=dict, scope=str, skip_sync=bool) and set(_PLACE) <= set(message["environment"])
-    return kind == "removed" or kind == "refused" and has(reason=str)
+@dataclass(frozen=True)
+class Removed:
+    """There is no slot for this worker any more."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """There is no next meeting. reason: a sentence."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class HostsUpdated:
+    """result: flags of HostUpdateResult."""
+
+    timestamp: int
+    result: int
+
+
+_DRIVER_SAYS = (Assignment, Removed, Refused, HostsUpdated)
 
 
 class DriverLink:
@@ -80,7 +112,7 @@ class DriverLink:
         self._on_hosts_updated = on_hosts_updated
         try:
             self._connection = channel.Connection(host, int(port), secret, _CONNECT_SECONDS)
-            self._connection.send({"type": "hello", "worker": int(worker)})
+            self._connection.send(Hello(int(worker)))
         except OSError as error:
             raise ValueError(
                 f"Horovod initialization failed. The driver of the elastic job does not answer at {address}: {error}"
@@ -88,12 +120,12 @@ class DriverLink:
         threading.Thread(target=self._receive, name="elastic worker", daemon=True).start()
 
     def _receive(self):
-        while (message := self._connection.receive()) is not None and _is_valid(message):
-            if message.get("type") == "hosts_updated":
-                self._on_hosts_updated(message["timestamp"], message["result"])
+        while (message := self._connection.receive(*_DRIVER_SAYS)) is not None:
+            if isinstance(message, HostsUpdated):
+                self._on_hosts_updated(message.timestamp, message.result)
             else:
                 self._answers.put(message)
-        self._answers.put({"type": "refused", "reason": "The driver of the elastic job has hung up."})
+        self._answers.put(Refused("The driver of the elastic job has hung up."))
 
     def join(self, skip_sync=False, failure=None, silent=None):
         """Asks for a place in the next meeting, and blocks until it is held.
@@ -108,23 +140,22 @@ class DriverLink:
             RemovedFromJob: there is no slot for this process any more. ValueError: the job is ending.
         """
         try:
-            self._connection.send({"type": "join", "skip_sync": skip_sync, "failure": failure, "silent": silent})
+            self._connection.send(Join(skip_sync, failure, silent))
         except OSError:
             pass        # the receiving thread says why
         answer = self._answers.get()
-        if answer["type"] == "assignment":
-            environment = {name: str(answer["environment"][name]) for name in _PLACE}
-            return Assignment(environment, answer["scope"], answer["skip_sync"])
-        if answer["type"] == "removed":
+        if isinstance(answer, Assignment):
+            return replace(answer, environment={name: answer.environment[name] for name in _PLACE})
+        if isinstance(answer, Removed):
             where = variables.read("HOROVOD_HOSTNAME") or "this host"
             logger.warning("this process has been removed from elastic job: %s has no slot for it any more", where)
             raise RemovedFromJob
-        raise ValueError(f"Horovod initialization failed. {answer['reason']}")
+        raise ValueError(f"Horovod initialization failed. {answer.reason}")
 
     def synced(self):
         """Tells the driver that this process has the job's state."""
         try:
-            self._connection.send({"type": "synced"})
+            self._connection.send(Synced())
         except OSError:
             pass
 

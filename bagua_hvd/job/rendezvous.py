@@ -18,30 +18,26 @@ class Rendezvous:
     def __init__(self, secret, host="127.0.0.1", port=0):
         # Imported late, so that baguarun answers --help, --version and --check-build without it.
         try:
-            from bagua_hvd._native import ffi, lib
+            from bagua_hvd.core import native
         except ImportError as missing:
-            raise RuntimeError(
-                "the native extension of bagua_hvd is not built: run `pip install .` in the source folder of "
-                f"bagua_hvd; a C compiler is needed (the import failed with: {missing})"
-            ) from None
-        out = ffi.new("bhvd_rendezvous **")
-        error = ffi.new("struct bhvd_error *")
-        if lib.bhvd_rendezvous_create(host.encode(), port, secret, len(secret), out, error) != lib.BHVD_OK:
-            raise RuntimeError(ffi.string(error.message).decode("utf-8", "replace"))
-        self._lib = lib
-        self._native = out[0]
+            raise RuntimeError(str(missing)) from None
+        out = native.ffi.new("bhvd_rendezvous **")
+        error = native.ffi.new("struct bhvd_error *")
+        native.check(native.lib.bhvd_rendezvous_create(host.encode(), port, secret, len(secret), out, error), error)
+        self._release, self._lib = native.ffi.release, native.lib
+        self._native = native.ffi.gc(out[0], native.lib.bhvd_rendezvous_destroy)
         self.host = host
-        self.port = lib.bhvd_rendezvous_port(self._native)
+        self.port = native.lib.bhvd_rendezvous_port(self._native)
 
     def rank_ended(self, rank, exit_code):
         """Ranks that wait for this one in init(), or will, hear at once that its process has ended. Until close()."""
         self._lib.bhvd_rendezvous_rank_ended(self._native, rank, exit_code)
 
     def close(self):
-        """Ends the thread and frees the port. Idempotent."""
+        """Ends the thread and frees the port. Idempotent; the last reference does it, too."""
         native, self._native = self._native, None
         if native is not None:
-            self._lib.bhvd_rendezvous_destroy(native)
+            self._release(native)
 
     def __enter__(self):
         return self

@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from bagua_hvd.job.elastic_worker import DRIVER, WORKER
+from bagua_hvd.job.elastic_worker import DRIVER, WORKER, WORKER_SAYS
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import make_secret_key
 from bagua_hvd.job.service import Service
@@ -147,7 +147,7 @@ class ElasticRayExecutor:
         with ExitStack() as stack:
             messages = stack.enter_context(Messages(callbacks))
             rendezvous = stack.enter_context(Rendezvous(secret, bound))
-            service = stack.enter_context(Service(secret, lambda *event: events.put(event), bound))
+            service = stack.enter_context(Service(secret, lambda *event: events.put(event), WORKER_SAYS, bound))
 
             def environment(slot):
                 own = worker_environment({}, slot, address, rendezvous.port, secret_key, "")

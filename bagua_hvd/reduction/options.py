@@ -83,10 +83,11 @@ def check_groups(groups):
     if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0):
         return
     if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
-        raise ValueError("groups should be a non-negative integer or a list of list of tf.Variable.")
+        raise ValueError("groups should be a non-negative integer or a list of lists of tf.Variable, in "
+                         "torch of parameters.")
     listed = [id(variable) for group in groups for variable in group]
     if len(set(listed)) < len(listed):
-        raise ValueError("a variable can only appear once in groups")
+        raise ValueError("a variable or parameter can only appear once in groups")
 
 
 def groups_of(num_groups, groups):

@@ -10,12 +10,14 @@ import io
 import time
 
 from bagua_hvd.job import channel, probe
+from bagua_hvd.job.messages import Hello
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY, make_secret_key
 from bagua_hvd.job.server import HANDSHAKE_SECONDS, Server
 from bagua_hvd.runner import mpi_run
 from bagua_hvd.runner.job import Interrupted, WorkerFailed, is_local, plan
 from bagua_hvd.runner.output import LineForwarder
 from bagua_hvd.runner.run_files import no_result, unpickled, with_report
+from bagua_hvd.runner.run_mpi_task import Error, Function, Result
 from bagua_hvd.runner.supervisor import Supervisor, Task
 
 _TASK = "bagua_hvd.runner.run_mpi_task"
@@ -26,18 +28,10 @@ _MPIRUN_SECONDS = 2
 _ARRIVAL_SECONDS = 5
 
 
-def _number(line, name):
-    """(a number in a message, the message's type). ValueError: malformed."""
-    message = channel.decode(line)
-    if type(message.get(name)) is not int:
-        raise ValueError(f"a message without {name}")
-    return message[name], message.get("type")
-
-
 class Desk(Server):
     """Hands out the function, and takes what comes back.
 
-        rank to desk    hello (rank), later result or error (nbytes; the pickled result or the text follows)
+        rank to desk    hello (its rank), later result or error (nbytes; the pickled result or the text follows)
         desk to rank    function (nbytes; its pickle follows)
 
     Args:
@@ -60,17 +54,17 @@ class Desk(Server):
         """With one rank."""
         self.talking += 1
         try:
-            rank = _number(await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS), "rank")[0]
-            writer.write(channel.encode({"type": "function", "nbytes": len(self._function)}))
+            rank = channel.decode(await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS), Hello).worker
+            writer.write(channel.encode(Function(len(self._function))))
             writer.write(self._function)
             try:
                 await writer.drain()
-                nbytes, kind = _number(await reader.readline(), "nbytes")
-                content = await reader.readexactly(nbytes)
+                said = channel.decode(await reader.readline(), Result, Error)
+                content = await reader.readexactly(said.nbytes)
             except (OSError, EOFError, ValueError):
                 self._fail(rank, None)
                 return
-            if kind == "result":
+            if isinstance(said, Result):
                 self.results[rank] = content
             else:
                 self._fail(rank, content.decode(errors="replace"))

@@ -11,14 +11,37 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from bagua_hvd.job import channel
 from bagua_hvd.job.env import get_env_rank_and_size
+from bagua_hvd.job.messages import Hello
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
 from bagua_hvd.runner.processes import kill_sessions
 from bagua_hvd.runner.run_task import Failure, call, say, write
 
 _CONNECT_SECONDS = 20
+
+
+@dataclass(frozen=True)
+class Function:
+    """Of the launcher's: the pickled function follows."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """The pickled result follows."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Error:
+    """Text about the failure follows."""
+
+    nbytes: int
 
 
 def _connect(where):
@@ -55,21 +78,21 @@ def main():
     where = sys.argv.pop()      # a function that parses sys.argv finds it empty
     try:
         connection = _connect(where)
-        connection.send({"type": "hello", "rank": get_env_rank_and_size()[0]})
-        function = connection.receive_content(connection.receive()["nbytes"])
-    except (OSError, EOFError, TypeError) as error:
+        connection.send(Hello(get_env_rank_and_size()[0]))
+        function = connection.receive_content(connection.receive(Function).nbytes)
+    except (OSError, EOFError, AttributeError) as error:
         sys.exit(f"bagua_hvd.run: {error}")
     done = threading.Event()
     threading.Thread(target=_die_with_launcher, args=(connection, done), name="launcher", daemon=True).start()
     try:
         result = io.BytesIO()
         write(call(io.BytesIO(function)), result)
-        kind, content = "result", result.getvalue()
+        kind, content = Result, result.getvalue()
     except Failure as failure:
-        kind, content = "error", say(failure).encode(errors="replace")
+        kind, content = Error, say(failure).encode(errors="replace")
     done.set()
-    connection.send({"type": kind, "nbytes": len(content)}, content)
-    sys.exit(kind == "error")
+    connection.send(kind(len(content)), content)
+    sys.exit(kind is Error)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,11 @@ import torch
 
 from bagua_hvd import algorithms
 from bagua_hvd.algorithms.base import Algorithm
-from bagua_hvd.collectives import rules
 from bagua_hvd.collectives.compression import Compressor
 from bagua_hvd.core import variables
-from bagua_hvd.job import basics
-from bagua_hvd.job.basics import Adasum, Average, Sum
+from bagua_hvd.job.basics import Adasum, Average
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
+from bagua_hvd.reduction.options import GradientOptions, groups_of
 from bagua_hvd.reduction.reducer import Reducer
 from bagua_hvd.torch.adasum import DistributedAdasum
 from bagua_hvd.torch.backward import Backward
@@ -27,7 +26,7 @@ from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.mpi_ops import allreduce, allreduce_async_
 from bagua_hvd.torch.rank_states import STATE_KEY, of_this_rank
 from bagua_hvd.torch.source import TorchSource
-from bagua_hvd.torch.wrapping import count_step, indices_of_groups, parameters_by_name, take_over, wrapped_class
+from bagua_hvd.torch.wrapping import count_step, parameters_by_name, take_over, wrapped_class
 from bagua_hvd.training.model import Model
 
 
@@ -45,28 +44,24 @@ class _Protocol:
 class _Distributed:
     """What DistributedOptimizer puts before the class of the optimizer it is given."""
 
-    def __init__(self, optimizer, named, compression, backward_passes_per_step, op, gradient_predivide_factor, groups,
-                 sparse_as_dense, process_set, algorithm, wait_in_step):
+    def __init__(self, optimizer, named, options, backward_passes_per_step, wait_in_step):
         take_over(self, optimizer, named)
         self.backward_passes_per_step = backward_passes_per_step
-        self.op = op
-        self.gradient_predivide_factor = gradient_predivide_factor
-        self.sparse_as_dense = sparse_as_dense
-        self.process_set = process_set
-        self.algorithm = algorithm
+        self.op = options.op
+        self.gradient_predivide_factor = options.gradient_predivide_factor
+        self.sparse_as_dense = options.sparse_as_dense
+        self.process_set = options.process_set
+        self.algorithm = options.algorithm
         self.reducer = None
         self._protocol = _Protocol()
-        self._compression = compression
-        self._source = source = TorchSource(self, compression, sparse_as_dense, op, process_set)
-        members = [source.add(name, parameter) for name, parameter in named if parameter.requires_grad]
-        if not process_set.included() or (basics.size() == 1 and not basics.runtime.options.elastic):
-            # What is refused is refused everywhere.
-            algorithm.prepare(Model("unused", source, process_set, algorithm))
+        self._source = source = TorchSource(self, options.compression, self.sparse_as_dense, self.op, self.process_set)
+        trained = [pair for pair in named if pair[1].requires_grad]
+        members = [source.add(name, parameter) for name, parameter in trained]
+        if not options.communicates:        # what is refused is refused everywhere
+            self.algorithm.prepare(Model("unused", source, self.process_set, self.algorithm))
             return
-        self.reducer = Reducer(
-            source, members, algorithm, process_set, backward_passes_per_step, groups,
-            1.0 / gradient_predivide_factor, gradient_predivide_factor,
-        )
+        self.reducer = Reducer(source, members, self.algorithm, self.process_set, backward_passes_per_step,
+                               options.grouped([parameter for _, parameter in trained]), *options.factors)
         self.reducer.model.scaled = not wait_in_step    # gradients may be changed after backward()
         self._backward = Backward(self.reducer, source, wait_in_step,
                                   {name: parameter for name, parameter in named if not parameter.requires_grad})
@@ -295,13 +290,6 @@ def _check_passes(passes):
         raise ValueError(f"backward_passes_per_step must be > 0, not {passes}")
 
 
-def _adasum(optimizer, named, compression, backward_passes_per_step, process_set, algorithm):
-    if algorithm is not None:
-        raise ValueError(f"op=Adasum combines steps, not gradients: it does not go with algorithm={algorithm!r}")
-    rules.check_adasum(process_set.process_set_id, basics.size())
-    return wrapped_class(optimizer, DistributedAdasum)(optimizer, named, compression, backward_passes_per_step)
-
-
 def DistributedOptimizer(optimizer: torch.optim.Optimizer,
                          named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
                          compression: type[Compressor] = Compression.none, backward_passes_per_step: int = 1,
@@ -346,20 +334,13 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer,
     if isinstance(optimizer, (_Distributed, DistributedAdasum)):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     _check_passes(backward_passes_per_step)
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if op not in (Average, Sum, Adasum):
-        raise ValueError(f"op={op!r}: gradients are combined by hvd.Average or hvd.Sum")
-    rules.registered_id(process_set)
+    options = GradientOptions(compression, sparse_as_dense, op, gradient_predivide_factor,
+                              groups_of(num_groups, groups), process_set, algorithm).check()
     named = parameters_by_name(optimizer, named_parameters)
-    if op == Adasum and (basics.size() > 1 or basics.runtime.options.elastic):
-        return _adasum(optimizer, named, compression, backward_passes_per_step, process_set, algorithm)
-    # Adasum of one rank is the gradient itself, and so is its average.
-    chosen = algorithms.choose(algorithm, average=op != Sum)
-    grouped = indices_of_groups(groups, num_groups, [pair for pair in named if pair[1].requires_grad])
+    if op == Adasum and options.communicates:
+        return wrapped_class(optimizer, DistributedAdasum)(optimizer, named, compression, backward_passes_per_step)
+    if op == Adasum:        # of one rank: the gradient itself, and so is its average
+        options = options._replace(algorithm=algorithms.choose(None, average=True))
     if wait_in_step is None:
         wait_in_step = variables.read("BAGUA_WAIT_IN_STEP")
-    return wrapped_class(optimizer, _Distributed)(
-        optimizer, named, compression, backward_passes_per_step, op, gradient_predivide_factor, grouped,
-        sparse_as_dense, process_set, chosen, wait_in_step,
-    )
+    return wrapped_class(optimizer, _Distributed)(optimizer, named, options, backward_passes_per_step, wait_in_step)

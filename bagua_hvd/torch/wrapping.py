@@ -1,7 +1,5 @@
 """What every wrapped torch optimizer is made of: its class, what it has of the given one, its parameters' names."""
-import warnings
 
-from bagua_hvd.core.util import split_list
 
 
 def wrapped_class(optimizer, mixin):
@@ -61,25 +59,3 @@ def parameters_by_name(optimizer, named_parameters):
                 + ", ".join(sorted(f"group {own[p].split('.')[1]}, number {own[p].split('.')[2]}" for p in unnamed))
             )
     return [(name, parameter) for name, parameter in pairs if parameter in own]
-
-
-def indices_of_groups(groups, num_groups, named):
-    """The user's grouping as lists of indices into `named`, or None."""
-    if num_groups:
-        warnings.warn("Parameter `num_groups` has been replaced by `groups` and will be removed", DeprecationWarning,
-                      stacklevel=3)
-        groups = num_groups if groups is None else groups
-    if groups is None:
-        return None
-    if isinstance(groups, int) and not isinstance(groups, bool):
-        if groups < 0:
-            raise ValueError(f"groups should be a non-negative integer or a list of lists of parameters, not {groups}")
-        indices = list(range(len(named)))
-        return [part for part in split_list(indices, groups) if part] if groups else None
-    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
-        raise ValueError("groups should be a non-negative integer or a list of lists of parameters")
-    index_of = {parameter: index for index, (_, parameter) in enumerate(named)}
-    listed = [parameter for group in groups for parameter in group]
-    if len(set(listed)) < len(listed):
-        raise ValueError("a parameter can only appear once in groups")
-    return [[index_of[parameter] for parameter in group if parameter in index_of] for group in groups]

@@ -10,7 +10,18 @@ import pytest
 from bagua_hvd.core import native
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job import channel, elastic_worker
-from bagua_hvd.job.elastic_worker import DriverLink, RemovedFromJob
+from bagua_hvd.job.elastic_worker import (
+    WORKER_SAYS,
+    Assignment,
+    DriverLink,
+    HostsUpdated,
+    Join,
+    Refused,
+    Removed,
+    RemovedFromJob,
+    Synced,
+)
+from bagua_hvd.job.messages import Hello
 from bagua_hvd.job.service import Service
 from launcher import ROOT
 
@@ -21,7 +32,7 @@ SECRET = b"s" * 32
 def service():
     """A Service; its events are in service.events."""
     events = queue.Queue()
-    with Service(SECRET, lambda *event: events.put(event)) as service:
+    with Service(SECRET, lambda *event: events.put(event), WORKER_SAYS) as service:
         service.events = events
         yield service
 
@@ -36,26 +47,24 @@ def event(service):
 
 def test_messages(service):
     updates = queue.Queue()
-    service.send(3, {"type": "lost: nobody is there yet"})
+    service.send(3, Refused("lost: nobody is there yet"))
     link = DriverLink(f"127.0.0.1:{service.port}", SECRET, 3, lambda *update: updates.put(update))
-    service.send(4, {"type": "for nobody"})
+    service.send(4, Refused("for nobody"))
     link.synced()
-    assert event(service) == ("synced", 3, {"type": "synced"})
+    assert event(service) == ("synced", 3, Synced())
     place = {f"HOROVOD_{name}": str(i) for i, name in enumerate(
         ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "GLOO_IFACE"])}
-    service.send(3, {"type": "hosts_updated", "timestamp": 5, "result": 2})
-    service.send(3, {"type": "assignment", "environment": {**place, "PATH": "no"}, "scope": "elastic.1",
-                     "skip_sync": True})
+    service.send(3, HostsUpdated(5, 2))
+    service.send(3, Assignment({**place, "PATH": "no"}, "elastic.1", True))
     assignment = link.join(skip_sync=True)
-    assert event(service) == ("joined", 3, {"type": "join", "skip_sync": True, "failure": None,
-                                           "silent": None})
+    assert event(service) == ("join", 3, Join(True, None, None))
     assert (assignment.environment, assignment.scope, assignment.skip_sync) == (place, "elastic.1", True)
     assert updates.get(timeout=10) == (5, 2)
-    service.send(3, {"type": "removed"})
+    service.send(3, Removed())
     with pytest.raises(RemovedFromJob) as raised:
         link.join()
     assert raised.value.code == 0
-    service.send(3, {"type": "refused", "reason": "It is over."})
+    service.send(3, Refused("It is over."))
     with pytest.raises(ValueError, match="Horovod initialization failed. It is over."):
         link.join()
 
@@ -71,8 +80,8 @@ def test_who_was_silent(monkeypatch, cause, silent):
 
 def test_a_worker_that_hangs_up(service):
     connection = connect(service)
-    connection.send({"type": "hello", "worker": 1})
-    connection.send({"type": "synced"})
+    connection.send(Hello(1))
+    connection.send(Synced())
     assert event(service)[:2] == ("synced", 1)
     connection.close()
     connection._file.close()
@@ -80,7 +89,7 @@ def test_a_worker_that_hangs_up(service):
 
 
 def test_a_driver_that_ends():
-    with Service(SECRET, lambda *event: None) as service:
+    with Service(SECRET, lambda *event: None, WORKER_SAYS) as service:
         link = DriverLink(f"127.0.0.1:{service.port}", SECRET, 0, None)
     with pytest.raises(ValueError, match="The driver of the elastic job has hung up"):
         link.join()
@@ -92,8 +101,8 @@ def test_wrong_secret(service):
     with pytest.raises(channel.NotAuthenticated):
         connect(service, b"t" * 32)
     connection = connect(service)       # others are served on
-    connection.send({"type": "hello", "worker": 0})
-    connection.send({"type": "synced"})
+    connection.send(Hello(0))
+    connection.send(Synced())
     assert event(service)[:2] == ("synced", 0)
 
 
@@ -129,38 +138,40 @@ def test_a_reflected_proof_is_none():
 @pytest.mark.parametrize("line", [b"x" * (channel.MESSAGE_MAX + 10), b"[1]\n", b"{\n", b"\xff\n"])
 def test_nonsense_ends_the_connection(service, line):
     connection = connect(service)
-    connection.send({"type": "hello", "worker": 2})
-    connection.send({"type": "synced"})
+    connection.send(Hello(2))
+    connection.send(Synced())
     assert event(service)[:2] == ("synced", 2)
     connection._socket.sendall(line)
-    assert connection.receive() is None
+    assert connection.receive(Synced) is None
     assert event(service) == ("disconnected", 2, None)
 
 
 def test_one_connection_for_each_worker(service):
     first, second = connect(service), connect(service)
-    first.send({"type": "hello", "worker": 2})
-    first.send({"type": "synced"})
+    first.send(Hello(2))
+    first.send(Synced())
     assert event(service)[:2] == ("synced", 2)
-    second.send({"type": "hello", "worker": 2})
-    assert second.receive() is None
-    first.send({"type": "synced"})
+    second.send(Hello(2))
+    assert second.receive(Synced) is None
+    first.send(Synced())
     assert event(service)[:2] == ("synced", 2)
 
 
 HOST = """
 import sys, time
 from bagua_hvd.job import channel
+from bagua_hvd.job.elastic_worker import WORKER_SAYS, Synced
+from bagua_hvd.job.messages import Hello
 from bagua_hvd.job.service import Service
 if sys.argv[1] == "driver":
-    with Service(b"s" * 32, lambda *event: print(event[0], event[1], flush=True), "10.0.0.1") as service:
+    with Service(b"s" * 32, lambda *event: print(*event[:2], flush=True), WORKER_SAYS, "10.0.0.1") as service:
         print(service.port, flush=True)
         time.sleep(600)
 connection = channel.Connection("10.0.0.1", int(sys.argv[1]), b"s" * 32, 10)
-connection.send({"type": "hello", "worker": 5})
-connection.send({"type": "synced"})
+connection.send(Hello(5))
+connection.send(Synced())
 print("up", flush=True)
-print("hung up", connection.receive(), flush=True)
+print("hung up", connection.receive(Synced), flush=True)
 """
 
 

@@ -1,7 +1,8 @@
 """The driver's rules, without processes: what it starts, stops and says, event by event."""
 import pytest
 
-from bagua_hvd.job.elastic_worker import HostUpdateResult
+from bagua_hvd.job.elastic_worker import Assignment, HostUpdateResult
+from bagua_hvd.job.messages import name_of
 from bagua_hvd.runner.elastic.discovery import FixedHosts, HostManager
 from bagua_hvd.runner.elastic.driver import NO_HOSTS_LEFT, ElasticDriver
 from bagua_hvd.runner.elastic.settings import ElasticSettings
@@ -68,16 +69,16 @@ class Job:
     # What follows.
     def take(self, kind):
         """(number, message) of that type that were sent since the last call; others stay."""
-        taken = [entry for entry in self.sent if entry[1]["type"] == kind]
-        self.sent = [entry for entry in self.sent if entry[1]["type"] != kind]
+        taken = [entry for entry in self.sent if name_of(type(entry[1])) == kind]
+        self.sent = [entry for entry in self.sent if name_of(type(entry[1])) != kind]
         return taken
 
     def ranks(self):
         """{number: rank} of the assignments that were sent since the last call, all of one meeting."""
         sent = self.take("assignment")
-        assert len({message["scope"] for _, message in sent}) <= 1
-        assert all(int(message["environment"]["HOROVOD_SIZE"]) == len(sent) for _, message in sent)
-        return {number: int(message["environment"]["HOROVOD_RANK"]) for number, message in sent}
+        assert len({message.scope for _, message in sent}) <= 1
+        assert all(int(message.environment["HOROVOD_SIZE"]) == len(sent) for _, message in sent)
+        return {number: int(message.environment["HOROVOD_RANK"]) for number, message in sent}
 
 
 def running(hosts, **settings):
@@ -202,7 +203,7 @@ def test_new_workers_are_announced_when_they_are_ready():
     assert job.take("hosts_updated") == []
     job.join(2)
     (number, message), = job.take("hosts_updated")
-    assert number == 0 and message["result"] == HostUpdateResult.added
+    assert number == 0 and message.result == HostUpdateResult.added
     # Repeated, under the same timestamp, until they meet.
     job.wait(0.5)
     assert job.take("hosts_updated") == []
@@ -218,11 +219,11 @@ def test_removal_is_announced_at_once_and_needs_no_synchronization():
     job = running({"a": 1, "b": 1, "c": 1}, min_num_proc=1)
     job.find({"b": 1, "c": 1})
     (number, message), = job.take("hosts_updated")
-    assert number == 0 and message["result"] == HostUpdateResult.removed
+    assert number == 0 and message.result == HostUpdateResult.removed
     job.join(0, 1, 2, skip_sync=True)
     (number, _), = job.take("removed")
     assert number == 0
-    assert [message["skip_sync"] for _, message in job.sent] == [True, True]
+    assert [message.skip_sync for _, message in job.sent] == [True, True]
     assert job.ranks() == {1: 0, 2: 1}
     job.end(0, 0)
     assert not job.driver.finished and job.driver.failure is None
@@ -233,17 +234,17 @@ def test_one_that_needs_synchronization_decides_for_all():
     job.find({"a": 1, "b": 1})
     job.join(0, skip_sync=True)
     job.join(1, skip_sync=False)
-    assert [message["skip_sync"] for _, message in job.take("assignment")] == [False, False]
+    assert [message.skip_sync for _, message in job.take("assignment")] == [False, False]
 
 
 def test_a_new_worker_needs_synchronization():
     job = running({"a": 1, "b": 1}, min_num_proc=1)
     job.find({"a": 1, "c": 1})
     job.join(2)
-    assert [message["result"] for _, message in job.take("hosts_updated")] == [
+    assert [message.result for _, message in job.take("hosts_updated")] == [
         HostUpdateResult.removed, HostUpdateResult.mixed]
     job.join(0, 1, skip_sync=True)
-    assert [message["skip_sync"] for _, message in job.sent if message["type"] == "assignment"] == [False, False]
+    assert [message.skip_sync for _, message in job.sent if isinstance(message, Assignment)] == [False, False]
     assert job.ranks() == {0: 0, 2: 1}
 
 
@@ -265,7 +266,7 @@ def test_one_that_missed_a_meeting_has_no_state():
     job.find({"a": 1, "b": 1})      # back before it noticed
     job.join(1)
     (number, message), = job.take("hosts_updated")[-1:]
-    assert number == 0 and message["result"] == HostUpdateResult.added
+    assert number == 0 and message.result == HostUpdateResult.added
     job.end(0, 137)
     assert isinstance(job.driver.failure, WorkerFailed) and NO_HOSTS_LEFT in str(job.driver.failure)
 
@@ -454,4 +455,4 @@ def test_workers_that_wait_hear_that_the_job_has_ended():
     job.join(0)
     job.wait(5)
     (number, message), = job.take("refused")
-    assert number == 0 and message["reason"].startswith("The elastic job has ended: Timed out waiting for minimum")
+    assert number == 0 and message.reason.startswith("The elastic job has ended: Timed out waiting for minimum")

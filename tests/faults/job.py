@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import worker
-from bagua_hvd.core import native
+from bagua_hvd.job.rendezvous import Rendezvous
 from ranks import job_environment
 from zygote import Zygote
 
@@ -69,7 +69,7 @@ class Job:
         self.folder, self.settings, self.hosts = Path(folder), settings, hosts
         self.board = worker.Board.create(self.folder / "board", SIZE)
         secret = os.urandom(32)
-        self._rendezvous = native.Rendezvous(secret, hosts[0].bridge_address if hosts else "127.0.0.1")
+        self._rendezvous = Rendezvous(secret, hosts[0].bridge_address if hosts else "127.0.0.1")
         self._processes = []
         for rank in range(SIZE):
             extra = {

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bagua_hvd.job import channel, elastic_worker
+from bagua_hvd.job.messages import Hello
 from bagua_hvd.job.service import Service
 from bagua_hvd.runner import launch
 from bagua_hvd.runner.common.util.hosts import HostInfo, parse_host_files, parse_hosts
@@ -27,6 +28,7 @@ EXAMPLES = 20_000 if LONG else 60
 pytestmark = [pytest.mark.timeout(1800)] if LONG else []
 fuzzed = settings(max_examples=EXAMPLES, deadline=None, derandomize=not LONG,
                   suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+SAID = (elastic_worker.Join, elastic_worker.Synced, elastic_worker.Assignment, elastic_worker.HostsUpdated)
 HOST_LIKE = st.text(st.sampled_from("abc019:=, \t#[].-slots\n\u00b2\u0661\r\0"), max_size=40)
 SECRET = b"s" * 32
 
@@ -85,8 +87,12 @@ def test_configuration_files(tmp_path, data):
 @example(b"1" * 10_000 + b"\n")
 @example("{}\n".encode("utf-16"))
 def test_messages_of_the_elastic_channel(line):
-    message = refused_or(channel.decode, line)
-    assert message is None or (isinstance(message, dict) and line.endswith(b"\n"))
+    message = refused_or(lambda line: channel.decode(line, *SAID), line)
+    assert message is None or (isinstance(message, SAID) and line.endswith(b"\n"))
+
+
+def line_of(content):
+    return json.dumps(content).encode() + b"\n"
 
 
 JSON = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=2)
@@ -104,10 +110,15 @@ MESSAGES = st.dictionaries(
 def test_a_worker_ends_whatever_its_driver_says(message):
     """A malformed message is a driver that hung up: init() raises, it does not wait."""
     link = elastic_worker.DriverLink.__new__(elastic_worker.DriverLink)
-    sent = iter([message])
+    lines = iter([line_of(message)])
+
+    def receive(*kinds):
+        for line in lines:
+            return refused_or(lambda line: channel.decode(line, *kinds), line)
+
     link._answers = queue.SimpleQueue()
     link._on_hosts_updated = lambda *update: None
-    link._connection = SimpleNamespace(receive=lambda: next(sent, None), send=lambda message: None)
+    link._connection = SimpleNamespace(receive=receive, send=lambda message: None)
     link._receive()
     try:
         link.join()
@@ -122,12 +133,12 @@ def service():
     threading.excepthook, before = lambda args: errors.append(args.exc_value), threading.excepthook
 
     def on_event(event, number, message):
-        assert event in ("joined", "synced", "disconnected") and isinstance(number, int)
-        if event == "joined":
-            assert type(message["skip_sync"]) is bool and isinstance(message.get("failure"), str | None)
-            assert type(message.get("silent")) in (int, type(None))
+        assert event in ("join", "synced", "disconnected") and isinstance(number, int)
+        if event == "join":
+            assert type(message.skip_sync) is bool and isinstance(message.failure, str | None)
+            assert type(message.silent) in (int, type(None))
 
-    with Service(SECRET, on_event) as service:
+    with Service(SECRET, on_event, elastic_worker.WORKER_SAYS) as service:
         service.loop.set_exception_handler(lambda loop, context: errors.append(context))
         yield service
     threading.excepthook = before
@@ -135,13 +146,13 @@ def service():
 
 
 @fuzzed
-@given(st.lists(MESSAGES.map(channel.encode) | st.binary(max_size=50), max_size=4))
+@given(st.lists(MESSAGES.map(line_of) | st.binary(max_size=50), max_size=4))
 @example([b"[" * 60_000 + b"\n"])
-@example([channel.encode({"type": "hello", "worker": True}), channel.encode({"type": "join"})])
+@example([line_of({"type": "hello", "worker": True}), line_of({"type": "join"})])
 def test_the_service_takes_whatever_a_worker_says(service, said):
     connection = channel.Connection("127.0.0.1", service.port, SECRET, 10)
     try:
-        connection.send({"type": "hello", "worker": random.randrange(1 << 30)})
+        connection.send(Hello(random.randrange(1 << 30)))
         for data in said:
             connection._socket.sendall(data)
         connection._socket.shutdown(socket.SHUT_WR)

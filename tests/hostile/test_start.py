@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import attacks
-from bagua_hvd.core import native
 from bagua_hvd.job.probe import Target, reachable
+from bagua_hvd.job.rendezvous import Rendezvous
 from launcher import wait_until
 from ranks import job_environment
 
@@ -22,7 +22,7 @@ class Ranks:
     def __init__(self, folder, transport):
         self._folder, self._transport = folder, transport
         self._secret = os.urandom(32)
-        self._rendezvous = native.Rendezvous(self._secret)
+        self._rendezvous = Rendezvous(self._secret)
         self.processes = []
 
     def start(self):

@@ -15,13 +15,13 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
 from plan import RANKS  # noqa: E402
 
-from bagua_hvd.core import native  # noqa: E402
+from bagua_hvd.job.rendezvous import Rendezvous  # noqa: E402
 from ranks import job_environment  # noqa: E402
 
 
 def main(operations, seed):
     secret = os.urandom(32)
-    rendezvous = native.Rendezvous(secret)
+    rendezvous = Rendezvous(secret)
     command = [sys.executable, str(Path(__file__).with_name("rank.py")), str(operations), str(seed)]
     began = time.monotonic()
     processes = []

@@ -57,10 +57,10 @@ def run_ranks(tmp_path, n, function, arguments=None, env=None, timeout=100, chec
     `rendezvous`: whether there is a meeting point; None: when there are several ranks. `framework`: what the processes
     have imported already, "torch", "tensorflow", or "keras on torch" (and that is Keras' backend there).
     """
-    from bagua_hvd.core import native
+    from bagua_hvd.job.rendezvous import Rendezvous
 
     secret = secrets.token_bytes(32)
-    rendezvous = native.Rendezvous(secret) if (n > 1 if rendezvous is None else rendezvous) else None
+    rendezvous = Rendezvous(secret) if (n > 1 if rendezvous is None else rendezvous) else None
     port = rendezvous.port if rendezvous else 1
     outputs = [tmp_path / f"rank{rank}.{time.monotonic_ns()}" for rank in range(n)]
     processes = []

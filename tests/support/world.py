@@ -8,6 +8,7 @@ import numpy as np
 
 from bagua_hvd.core import native
 from bagua_hvd.core.context import Context
+from bagua_hvd.job.rendezvous import Rendezvous
 
 DTYPES = {
     "uint8": native.UINT8, "int8": native.INT8, "uint16": native.UINT16, "int16": native.INT16,
@@ -49,7 +50,7 @@ class World:
         shapes = negotiation if isinstance(negotiation, list) else [negotiation] * n
         self._inproc = native.lib.bhvd_inproc_world_create(n) if transport == "inproc" else None
         secret = os.urandom(32)
-        self._rendezvous = None if transport == "inproc" else native.Rendezvous(secret)
+        self._rendezvous = None if transport == "inproc" else Rendezvous(secret)
         scope = f"test.{next(_scopes)}"
 
         def create(rank, _):

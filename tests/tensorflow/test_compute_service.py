@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bagua_hvd.job import channel
+from bagua_hvd.job.messages import Hello
 
 ELEMENTS = 40
 SQUARES = [x * x for x in range(ELEMENTS)]
@@ -104,7 +105,7 @@ def check_config(path):
 
 
 def check_registry():
-    from bagua_hvd.tensorflow.data.registry import Client, Registry
+    from bagua_hvd.tensorflow.data.registry import Address, Attach, Client, Dispatcher, Finished, Registry
 
     with Registry(b"secret") as registry:
         at = [["127.0.0.1", registry.port]]
@@ -113,11 +114,11 @@ def check_registry():
         with Client(at, b"secret", 2) as worker, Client(at, b"secret", 5) as first, Client(at, b"secret", 5) as other:
             with pytest.raises(TimeoutError, match="dispatcher 1 of the compute service did not start"):
                 worker.address_of(1)
-            first.send("dispatcher", index=1, address="a:1")
+            first.send(Dispatcher(1, "a:1"))
             assert other.address_of(1) == "a:1"
-            first.send("attach")
-            other.send("attach")
-            first.send("finished")
+            first.send(Attach())
+            other.send(Attach())
+            first.send(Finished())
             first.close()
             # Somebody still reads: it is not over.
             assert worker.address_of(1) == "a:1"
@@ -125,9 +126,9 @@ def check_registry():
             worker.wait_for_shutdown()
         # Nonsense is answered by hanging up, and the registry lives on.
         connection = channel.Connection("127.0.0.1", registry.port, b"secret", 5)
-        connection.send({"type": "hello", "worker": 1})
-        connection.send({"type": "dispatcher", "index": "first"})
-        assert connection.receive() is None
+        connection.send(Hello(1))
+        connection.send(Dispatcher("first", "a:1"))
+        assert connection.receive(Address) is None
         connection.close()
         with Client(at, b"secret", 5) as late:
             assert late.address_of(1) == "a:1"

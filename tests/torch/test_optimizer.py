@@ -451,7 +451,7 @@ def construction():
         "list of lists": {"groups": [first]},
         "unknown algorithm 'bytegard'. Did you mean 'bytegrad'": {"algorithm": "bytegard"},
         "op=Sum.*average=True": {"algorithm": ByteGrad(), "op": hvd.Sum},
-        "hvd.Average or hvd.Sum": {"op": hvd.Max},
+        "hvd.Average, hvd.Sum or hvd.Adasum": {"op": hvd.Max},
         "QAdam cannot serve this optimizer: it needs torch.optim.Adam or AdamW, not SGD": {"algorithm": "qadam"},
         "not registered": {"process_set": hvd.ProcessSet([0])},
     }.items():
@@ -463,7 +463,7 @@ def construction():
         wrap(model, num_groups=2)
     wrap(model, named_parameters=named + [("elsewhere", nn.Parameter(torch.zeros(1)))], groups=[[first]])
     if hvd.size() > 1:
-        with pytest.raises(ValueError, match="Adasum combines steps"):
+        with pytest.raises(ValueError, match="Adasum is an algorithm of its own"):
             wrap(model, op=hvd.Adasum, algorithm="bytegrad")
     # One rank, one process: no hooks, nothing to communicate.
     if hvd.size() == 1:

@@ -7,6 +7,7 @@ import atexit
 import base64
 import json
 import os
+from dataclasses import dataclass
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import probe
@@ -15,11 +16,28 @@ from bagua_hvd.job.engines.exchange_file import FileExchange, NoExchange
 from bagua_hvd.job.engines.exchange_mpi import MpiExchange
 from bagua_hvd.job.engines.exchange_store import StoreExchange
 from bagua_hvd.job.engines.torch_group import default_group, meet
+from bagua_hvd.job.messages import fill
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY, make_secret_key
 
 _EVERY_INTERFACE = "0.0.0.0"
 _RANK_0 = "rank 0"
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What rank 0 tells the others.
+
+    Attributes:
+        port: of the rendezvous. secret: base64 text; "": each has it already. addresses: of rank 0.
+        probe_port, key: by which to try the addresses; None: there is one address, and it is right.
+    """
+
+    port: int
+    secret: str
+    addresses: list[str]
+    probe_port: int | None = None
+    key: str | None = None
 
 
 class Membership:
@@ -47,27 +65,27 @@ class Membership:
         if placement.rank == 0:
             self._exchange = exchange
             message = self._host(one_host)
-            exchange.send(json.dumps(message).encode())
+            exchange.send(json.dumps(vars(message)).encode())
             address = _own_address(one_host)
         else:
-            message = json.loads(exchange.receive(timeout))
+            message = _meeting(exchange.receive(timeout))
             address = _reached_address(message)
         # A secret that the user gave to all ranks is better than one that came through the engine.
         self.variables.update({
-            HOROVOD_SECRET_KEY: os.environ.get(HOROVOD_SECRET_KEY) or message["secret"],
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": address, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(message["port"])})
+            HOROVOD_SECRET_KEY: os.environ.get(HOROVOD_SECRET_KEY) or message.secret,
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": address, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(message.port)})
 
     def _host(self, one_host):
         given = os.environ.get(HOROVOD_SECRET_KEY)
         secret = given or make_secret_key().decode()
         self._rendezvous = Rendezvous(base64.b64decode(secret), "127.0.0.1" if one_host else _EVERY_INTERFACE)
-        message = {"port": self._rendezvous.port, "secret": "" if given else secret}
+        shown = "" if given else secret
         if one_host:
-            return {**message, "addresses": ["127.0.0.1"]}
+            return Meeting(self._rendezvous.port, shown, ["127.0.0.1"])
         key = make_secret_key()
         self._target = probe.Target(_RANK_0, base64.b64decode(key))
-        return {**message, "addresses": [address for _, address in probe.addresses(_nics())],
-                "probe_port": self._target.port, "key": key.decode()}
+        return Meeting(self._rendezvous.port, shown, [address for _, address in probe.addresses(_nics())],
+                       self._target.port, key.decode())
 
     def met(self):
         """To be called when all ranks have met: the message is no longer needed."""
@@ -114,13 +132,21 @@ def _own_address(one_host):
     return "127.0.0.1" if one_host else probe.addresses(_nics())[0][1]
 
 
+def _meeting(content):
+    """The Meeting in rank 0's bytes. NoExchange: they are something else."""
+    try:
+        return fill(Meeting, json.loads(content))
+    except ValueError as error:
+        raise NoExchange(f"rank 0's message is not understood: {error}") from None
+
+
 def _reached_address(message):
-    if "key" not in message:
-        return message["addresses"][0]
-    targets = [[_RANK_0, address, message["probe_port"]] for address in message["addresses"]]
-    reached = probe.reachable(targets, base64.b64decode(message["key"]))
+    if message.key is None:
+        return message.addresses[0]
+    targets = [[_RANK_0, address, message.probe_port] for address in message.addresses]
+    reached = probe.reachable(targets, base64.b64decode(message.key))
     if not reached:
-        raise NoExchange(f"this host reaches rank 0 at none of {', '.join(message['addresses'])}: open the ports "
+        raise NoExchange(f"this host reaches rank 0 at none of {', '.join(message.addresses)}: open the ports "
                          "between the hosts, or name the interface they share in HOROVOD_GLOO_IFACE")
     return reached[0][1]
 

@@ -28,7 +28,7 @@ import time
 from dataclasses import dataclass
 from enum import Enum
 
-from bagua_hvd.job.elastic_worker import HostUpdateResult
+from bagua_hvd.job.elastic_worker import Assignment, HostsUpdated, HostUpdateResult, Refused, Removed
 from bagua_hvd.runner.elastic.constants import RESET_LIMIT_EXCEEDED_MESSAGE
 from bagua_hvd.runner.elastic.placement import assign, fit
 from bagua_hvd.runner.job import WorkerFailed
@@ -149,7 +149,7 @@ class ElasticDriver:
         if worker is None:
             return
         if worker.phase is Phase.LEAVING:
-            self._crew.send(number, {"type": "removed"})
+            self._crew.send(number, Removed())
             return
         if failure is not None and self._failed_meeting != self.meetings:
             self._failed_meeting = self.meetings
@@ -301,7 +301,7 @@ class ElasticDriver:
         """It learns in init() that it has no slot, and ends by itself."""
         self._enter(worker, Phase.LEAVING)
         worker.leave_by = worker.since + seconds
-        self._crew.send(worker.number, {"type": "removed"})
+        self._crew.send(worker.number, Removed())
 
     def _end(self):
         """A worker has done its work. The others finish theirs; nobody joins any more."""
@@ -311,8 +311,8 @@ class ElasticDriver:
         for worker in members:
             if worker.phase is Phase.WAITING:
                 self._enter(worker, Phase.RUNNING)
-                self._crew.send(worker.number, {"type": "refused", "reason": "Another worker has ended with success, "
-                                                "and the job with it, while this one had not."})
+                self._crew.send(worker.number, Refused("Another worker has ended with success, and the job with it, "
+                                                        "while this one had not."))
         if not self._workers:
             self.finished = True
             self.failure = _cause([failure for failure in self._failures if failure.rank is not None])
@@ -334,7 +334,7 @@ class ElasticDriver:
             return
         self._news = ((lost, new), self._timestamp, now)
         result = HostUpdateResult.removed * bool(lost) | HostUpdateResult.added * bool(new)
-        self._crew.send(rank0.number, {"type": "hosts_updated", "timestamp": self._timestamp, "result": result})
+        self._crew.send(rank0.number, HostsUpdated(self._timestamp, result))
 
     def _meet(self, staying, hosts, now):
         """Holds a meeting, if it can be held."""
@@ -370,8 +370,7 @@ class ElasticDriver:
             self._crew.place(worker.number, slot)
             environment = environment_of(slot)
             environment["HOROVOD_GLOO_IFACE"] = self._crew.interface(worker.host, places)
-            self._crew.send(worker.number, {"type": "assignment", "scope": f"elastic.{self.meetings}",
-                                            "skip_sync": skip_sync, "environment": environment})
+            self._crew.send(worker.number, Assignment(environment, f"elastic.{self.meetings}", skip_sync))
         self._news = self._lacking_since = None
         self._failures.clear()
         if self.meetings > 1:
@@ -422,7 +421,7 @@ class ElasticDriver:
         self.failure = error
         for worker in self._live():
             if worker.phase is Phase.WAITING:
-                self._crew.send(worker.number, {"type": "refused", "reason": f"The elastic job has ended: {error}"})
+                self._crew.send(worker.number, Refused(f"The elastic job has ended: {error}"))
 
 
 def environment_of(slot):

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import reporting
+from bagua_hvd.job.elastic_worker import WORKER_SAYS
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import make_secret_key
 from bagua_hvd.job.service import Service
@@ -131,7 +132,7 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
         ssh = SshSpawner(options.ssh, env)
         spawner = stack.enter_context(Spawner(is_local, ssh))
         rendezvous = stack.enter_context(Rendezvous(secret, address))
-        service = stack.enter_context(Service(secret, lambda *event: events.put(event), address))
+        service = stack.enter_context(Service(secret, lambda *event: events.put(event), WORKER_SAYS, address))
         workers = Workers(console, spawner, survivors_seconds=survivors)
         reach = Reach(ssh, options, workers.call, files.send if files else None)
         crew = Crew(command, env, output, workers, reach, service, rendezvous, secret_key, console,
@@ -175,8 +176,8 @@ def drive(driver, events, stopping=lambda: False):
 def _handle(driver, event, number, data):
     if event == "hosts":
         driver.hosts_found(data)
-    elif event == "joined":
-        driver.joined(number, bool(data.get("skip_sync")), data.get("failure"), data.get("silent"))
+    elif event == "join":
+        driver.joined(number, data.skip_sync, data.failure, data.silent)
     elif event == "synced":
         driver.synced(number)
     elif event == "disconnected":

@@ -16,9 +16,10 @@ import time
 from bagua_hvd.core.version import __version__
 from bagua_hvd.job import probe
 from bagua_hvd.job.host_hash import host_hash
+from bagua_hvd.job.messages import fill
 from bagua_hvd.runner.output import Console, Descriptor
 from bagua_hvd.runner.processes import Guard
-from bagua_hvd.runner.ssh.frames import MAGIC, Kind, Reader, pack
+from bagua_hvd.runner.ssh.frames import MAGIC, Begin, Kind, Reader, Ready, Start, pack
 from bagua_hvd.runner.supervisor import Supervisor, Task
 
 SILENCE_SECONDS = 30
@@ -131,27 +132,28 @@ class Agent:
         except BrokenPipeError:
             self._supervisor.stop()
 
-    def _on_begin(self, number, begin):
-        problem = None
-        if begin["version"] != __version__:
+    def _on_begin(self, number, payload):
+        problem, begin = None, fill(Begin, payload)
+        if begin.version != __version__:
             problem = (f"has bagua_hvd {__version__} in {os.path.dirname(os.path.dirname(__file__))}, the launcher "
-                       f"{begin['version']}: install the same on every host")
+                       f"{begin.version}: install the same on every host")
         try:
-            os.chdir(begin["folder"])
+            os.chdir(begin.folder)
         except OSError as error:
-            problem = (f"has no folder {begin['folder']} ({error.strerror}): start baguarun in a folder that every "
+            problem = (f"has no folder {begin.folder} ({error.strerror}): start baguarun in a folder that every "
                        "host has")
-        self._environment = {**os.environ, **begin["environment"], "PWD": begin["folder"]}
-        self._send(Kind.READY, 0, {"problem": problem, "host_hash": host_hash()})
+        self._environment = {**os.environ, **begin.environment, "PWD": begin.folder}
+        self._send(Kind.READY, 0, Ready(problem, host_hash()))
 
-    def _on_start(self, number, task):
-        environment = {name: value for name, value in {**self._environment, **task["environment"]}.items()
+    def _on_start(self, number, payload):
+        task = fill(Start, payload)
+        environment = {name: value for name, value in {**self._environment, **task.environment}.items()
                        if value is not None}
         streams = [_Stream(self._output, kind, number) for kind in (Kind.STDOUT, Kind.STDERR)]
         try:
             if self._not_stored is not None:
                 raise self._not_stored
-            process = self._supervisor.start(Task(number, task["command"], environment, *streams))
+            process = self._supervisor.start(Task(number, task.command, environment, *streams))
         except OSError as error:
             where = f" ({error.filename})" if error.filename else ""
             self._send(Kind.STDERR, number, f"baguarun: cannot be started: {error.strerror}{where}\n".encode())

@@ -20,8 +20,9 @@ from pathlib import Path
 
 from bagua_hvd.core import variables
 from bagua_hvd.core.version import __version__
+from bagua_hvd.job.messages import fill
 from bagua_hvd.runner.processes import Process
-from bagua_hvd.runner.ssh.frames import Kind, Reader, pack
+from bagua_hvd.runner.ssh.frames import Begin, Kind, Reader, Ready, Start, pack
 
 LOST = 255      # the exit code of processes whose connection was lost: ssh's own
 _PING_SECONDS = 5
@@ -162,7 +163,7 @@ class RemoteHost:
         remote = f"exec {shlex.quote(sys.executable)} -S -c {shlex.quote(_AGENT.format(root=_ROOT))}"
         self._ssh = Process(name, options.command(name, remote), dict(environment), stdin=subprocess.PIPE)
         self._outbox = queue.SimpleQueue()
-        self.send(Kind.BEGIN, 0, {"version": __version__, "folder": os.getcwd(), "environment": self._environment})
+        self.send(Kind.BEGIN, 0, Begin(__version__, os.getcwd(), self._environment))
         self._threads = [threading.Thread(target=work, name=f"{work.__name__} {name}", daemon=True)
                          for work in (self._write, self._read)]
         for thread in self._threads:
@@ -199,7 +200,7 @@ class RemoteHost:
             process.end(LOST, self.error)
             process.close()
         else:
-            self.send(Kind.START, number, {"name": str(task.name), "command": task.command, "environment": changes})
+            self.send(Kind.START, number, Start(str(task.name), task.command, changes))
         return process
 
     def any_left(self):
@@ -307,10 +308,10 @@ class RemoteHost:
         elif kind == Kind.EXIT:
             self._processes[number].end(json.loads(payload))
         elif kind == Kind.READY:
-            answer = json.loads(payload)
-            self.host_hash = answer["host_hash"]
-            if answer["problem"]:
-                self.error = f"host {self.name} {answer['problem']}"
+            answer = fill(Ready, json.loads(payload))
+            self.host_hash = answer.host_hash
+            if answer.problem:
+                self.error = f"host {self.name} {answer.problem}"
             self._ready.set()
 
     def _lose(self):

@@ -6,6 +6,7 @@ with undecodable bytes (surrogates), as environments do.
 import enum
 import json
 import struct
+from dataclasses import dataclass, is_dataclass
 
 MAGIC = b"\0bagua_hvd agent 1\n"
 _HEAD = struct.Struct("!BII")
@@ -15,8 +16,8 @@ _PAYLOAD_MAX_NBYTES = 1 << 30
 class Kind(enum.IntEnum):
     """Who sends it, what the number is, and the payload."""
 
-    BEGIN = 1           # launcher; version, working directory, environment
-    START = 2           # launcher, process; name, command, environment as changes
+    BEGIN = 1           # launcher; Begin
+    START = 2           # launcher, process; Start
     SIGNAL = 3          # launcher, process; signal number
     SIGNAL_ALL = 4      # launcher; signal number
     FINISH = 5          # launcher: end when no process runs any more
@@ -24,7 +25,7 @@ class Kind(enum.IntEnum):
     REQUEST = 7         # launcher, request; [function's name, arguments]
     PUT = 8             # launcher; bytes: name, zero byte, content of a file
     GET = 9             # launcher, request; name of a file
-    READY = 32          # agent, answers BEGIN; None, or why it cannot
+    READY = 32          # agent, answers BEGIN; Ready
     STDOUT = 33         # agent, process; bytes, none: closed
     STDERR = 34         # agent, process; as STDOUT
     EXIT = 35           # agent, process; exit code
@@ -34,10 +35,36 @@ class Kind(enum.IntEnum):
     REFUSAL = 39        # agent, request; why there is no answer
 
 
+@dataclass(frozen=True)
+class Begin:
+    """The payload of BEGIN: the launcher's version, working directory and environment."""
+
+    version: str
+    folder: str
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Start:
+    """That of START. environment: what differs from BEGIN's; None: is not set."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str | None]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """That of READY. problem: why this host cannot start processes; None: it can. host_hash: tells machines apart."""
+
+    problem: str | None
+    host_hash: str
+
+
 def pack(kind, number=0, payload=None):
-    """The bytes of a frame. payload: bytes, or what JSON can hold."""
+    """The bytes of a frame. payload: bytes, one of the dataclasses above, or what JSON can hold."""
     if not isinstance(payload, bytes):
-        payload = json.dumps(payload).encode()
+        payload = json.dumps(vars(payload) if is_dataclass(payload) else payload).encode()
     return _HEAD.pack(kind, number, len(payload)) + payload
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from bagua_hvd.job.env import get_env_rank_and_size
-from bagua_hvd.tensorflow.data.registry import Client
+from bagua_hvd.tensorflow.data.registry import Attach, Client, Dispatcher, Finished
 
 _SIDES = ("compute", "training")
 _POLL_SECONDS = 0.1
@@ -114,7 +114,7 @@ class _Dispatcher:
     def __init__(self, client, index):
         self._server = tf.data.experimental.service.DispatchServer()
         port = self._server.target.rpartition(":")[2]
-        client.send("dispatcher", index=index, address=f"{client.local_host}:{port}")
+        client.send(Dispatcher(index, f"{client.local_host}:{port}"))
 
     def __enter__(self):
         return self
@@ -145,14 +145,14 @@ def tf_data_service(compute_config, rank):
         TimeoutError: the service, or the dispatcher, is not there in time.
     """
     with compute_config.compute_client() as client:
-        client.send("attach")
+        client.send(Attach())
         here = compute_config.dispatcher_side == "training" and rank < compute_config.dispatchers
         with _dispatcher_if(here, client, rank):
             try:
                 yield f"grpc://{client.address_of(rank % compute_config.dispatchers)}"
             finally:
                 if rank == 0:
-                    client.send("finished")
+                    client.send(Finished())
 
 
 def send_to_data_service(dataset, compute_config, rank, size=None, processing_mode="distributed_epoch",

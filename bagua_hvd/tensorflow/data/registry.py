@@ -1,30 +1,56 @@
-"""Where the processes of a compute service find each other: who dispatches, and when all is over.
-
-    client to registry    dispatcher (index, address)   from now on this is dispatcher `index`
-                          address (index)               answered by address (address, or null: nobody yet)
-                          attach                        whoever says this is using the service until it hangs up
-                          watch                         answered by shutdown, when the service ends
-                          finished                      end the service when nobody is attached any more
-                          shutdown                      end the service
-"""
+"""Where the processes of a compute service find each other: who dispatches, and when all is over."""
 import secrets
 import threading
 import time
+from dataclasses import dataclass
 
 from bagua_hvd.job import channel
+from bagua_hvd.job.messages import Hello
 from bagua_hvd.job.service import Service
 
 _POLL_SECONDS = 0.1
 
 
-def _message(message):
-    """(kind, message); ValueError: malformed."""
-    kind = message.get("type")
-    if kind in ("dispatcher", "address") and type(message.get("index")) is not int:
-        raise ValueError(f"malformed {kind}")
-    if kind == "dispatcher" and type(message.get("address")) is not str:
-        raise ValueError("malformed dispatcher")
-    return kind, message
+@dataclass(frozen=True)
+class Dispatcher:
+    """From now on this is dispatcher `index`. address: `host:port`."""
+
+    index: int
+    address: str
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Asks for the address of a dispatcher."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Address:
+    """The answer; None: nobody yet."""
+
+    address: str | None
+
+
+@dataclass(frozen=True)
+class Attach:
+    """Whoever says this is using the service until it hangs up."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Is answered by Shutdown, when the service ends."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The service ends when nobody is attached any more."""
+
+
+@dataclass(frozen=True)
+class Shutdown:
+    """The service ends."""
 
 
 class Registry:
@@ -42,14 +68,14 @@ class Registry:
         self._watching = set()
         self._finished = False
         self._over = threading.Event()
-        self._service = Service(secret, self._on_event, host, _message)
+        self._service = Service(secret, self._on_event, (Dispatcher, Wanted, Attach, Watch, Finished, Shutdown), host)
         self.port = self._service.port
 
     def _on_event(self, event, number, message):
         if event == "dispatcher":
-            self._addresses[message["index"]] = message["address"]
-        elif event == "address":
-            self._service.send(number, {"type": "address", "address": self._addresses.get(message["index"])})
+            self._addresses[message.index] = message.address
+        elif event == "wanted":
+            self._service.send(number, Address(self._addresses.get(message.index)))
         elif event == "attach":
             self._attached.add(number)
         elif event == "watch":
@@ -63,7 +89,7 @@ class Registry:
             self._over.set()
         if self._over.is_set():
             while self._watching:
-                self._service.send(self._watching.pop(), {"type": "shutdown"})
+                self._service.send(self._watching.pop(), Shutdown())
 
     def close(self):
         """Hangs up on everybody."""
@@ -94,20 +120,20 @@ class Client:
         """The address by which the registry sees this process."""
         return self._connection.local_host
 
-    def send(self, kind, **fields):
-        """OSError: the registry has ended."""
-        self._connection.send({"type": kind, **fields})
+    def send(self, message):
+        """One of the above. OSError: the registry has ended."""
+        self._connection.send(message)
 
     def address_of(self, dispatcher):
         """`host:port` of a dispatcher. TimeoutError: nobody has said so in time. OSError: the registry has ended."""
         deadline = time.monotonic() + self._timeout
         while True:
-            self.send("address", index=dispatcher)
-            answer = self._connection.receive()
+            self.send(Wanted(dispatcher))
+            answer = self._connection.receive(Address)
             if answer is None:
                 raise ConnectionError("the compute service has ended")
-            if answer["address"] is not None:
-                return answer["address"]
+            if answer.address is not None:
+                return answer.address
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"dispatcher {dispatcher} of the compute service did not start within {self._timeout} seconds"
@@ -119,15 +145,15 @@ class Client:
 
         OSError: it has ended already.
         """
-        self.send("shutdown")
+        self.send(Shutdown())
 
     def wait_for_shutdown(self):
         """Blocks until the service ends, or its registry has gone."""
         try:
-            self.send("watch")
+            self.send(Watch())
         except OSError:
             return
-        self._connection.receive()
+        self._connection.receive(Shutdown)
 
     def close(self):
         """Hangs up."""
@@ -147,7 +173,7 @@ def _connect(addresses, secret, timeout):
         for host, port in addresses:
             try:
                 connection = channel.Connection(host, port, secret, max(1, deadline - time.monotonic()))
-                connection.send({"type": "hello", "worker": secrets.randbits(62)})
+                connection.send(Hello(secrets.randbits(62)))
                 return connection
             except OSError as error:
                 failure = error
