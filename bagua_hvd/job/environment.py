@@ -34,7 +34,7 @@ class Options:
     stall_warning_ms: int = 60_000
     stall_shutdown_ms: int = 0
     allreduce_path: str | None = None
-    streams: int = 1
+    streams: int = 0
     negotiation: str | None = None
     negotiation_fanout: int = 16
     nccl_levels: int = 0

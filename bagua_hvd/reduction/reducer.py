@@ -66,8 +66,7 @@ class Reducer:
         self.accumulating = False
         self._source = source
         self._passes = passes
-        # Gradients as they became ready; None: the ranks have agreed on an order.
-        self._ready: list[int] | None = []
+        self._ready = []            # gradients as they became ready; None: the ranks have agreed on an order
         self._noted = set()
         self._step_ends()
         self._agreed = None         # for which init() and how many members the ranks know each other's facts

@@ -163,8 +163,7 @@ class Reduction(Numbered):
     def _local_ones(self, gradients, variables, local):
         """The gradients, with those of variables that are not reduced as they are to be; and the others by index: their
         places among all variables that are reduced, with and without a gradient."""
-        reduced = list(gradients)
-        places: dict[int, int] = {}
+        reduced, places = list(gradients), {}
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if variable not in self._local and variable not in local:
                 places[index] = len(places)

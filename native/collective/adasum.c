@@ -86,9 +86,8 @@ bhvd_status allreduce_adasum(struct run *run, struct group *group, const struct 
     bhvd_status status = BHVD_OK;
     for (int distance = 1; distance < group->size && !status; distance *= 2) {
         struct transfer transfers[2];
-        struct link *link = group_link(run, group, group->rank ^ distance);
-        link_post_send(link, &transfers[0], mine, list->nbytes);
-        link_post_recv(link, &transfers[1], theirs, list->nbytes);
+        group_send(run, group, group->rank ^ distance, &transfers[0], mine, list->nbytes);
+        group_receive(run, group, group->rank ^ distance, &transfers[1], theirs, list->nbytes);
         status = run_transfers(run, transfers, 2);
         bool lower = !(group->rank & distance);
         size_t offset = 0;

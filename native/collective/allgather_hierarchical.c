@@ -28,10 +28,10 @@ int allgather_post_across(struct run *run, struct group *group, const void *src,
     for (int step = 1; step < h->hosts; step++) {
         int to = (h->host + step) % h->hosts, from = (h->host + h->hosts - step) % h->hosts;
         int peer = hierarchy_member(h, to, h->index % hierarchy_members_of(h, to));
-        link_post_send(group_link(run, group, peer), &transfers[posted++], src, part[group->rank]);
+        group_send(run, group, peer, &transfers[posted++], src, part[group->rank]);
         for (int j = h->index; j < hierarchy_members_of(h, from); j += h->local->size) {
             int other = hierarchy_member(h, from, j);
-            link_post_recv(group_link(run, group, other), &transfers[posted++], dst + place[other], part[other]);
+            group_receive(run, group, other, &transfers[posted++], dst + place[other], part[other]);
         }
     }
     return posted;

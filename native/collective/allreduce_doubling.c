@@ -1,25 +1,42 @@
-// Allreduce by recursive doubling over links, for vectors so short that the number of hops is what counts: in round d
-// rank r exchanges its whole vector with rank r ^ 2^d, and both add them in the same order. So all ranks end bit-equal.
+// Allreduce by recursive doubling, for vectors so short that the number of hops is what counts: in round d rank r
+// exchanges its whole vector with rank r ^ 2^d, and both add them in the same order. So all ranks end bit-equal.
 // Wire: log2 p N elements each way per rank, log2 p hops; two more hops for the ranks that do not make a power of two.
 #include "collective/fold.h"
+#include "collective/schedules.h"
 
-bhvd_status allreduce_doubling(struct run *run, struct group *group, const struct reduction *reduction,
-                               const struct span_list *list)
+enum { WINDOW = 8 };            // segments of a round that may have come and not been added yet
+
+// One segment of the vector, of which the rounds follow each other; segments do not wait for each other but for room: added[round]
+// is the step that has read the slot of the scratch last.
+static void exchange(struct schedule *schedule, const struct fold *fold, struct part part, size_t slot, int *added)
 {
-    struct fold fold;
-    bhvd_status status = fold_begin(&fold, run, group, reduction, list);
-    if (status)
-        return status;
-    for (int distance = 1; distance < fold.size && fold.rank >= 0 && !status; distance *= 2) {
-        struct transfer transfers[2];
-        struct link *link = fold_link(&fold, fold.rank ^ distance);
-        link_post_send(link, &transfers[0], fold.vector.data, fold.nbytes);
-        link_post_recv(link, &transfers[1], fold.received, fold.nbytes);
-        status = run_transfers(run, transfers, 2);
-        if (!status)
-            fold_reduce(&fold, fold.vector.data, fold.received, fold.nbytes, !(fold.rank & distance));
+    const struct place own = in_space(IN_VECTOR, part.begin);
+    int round = 0, done = added[0] = fold_begin(schedule, fold, part, in_space(IN_SCRATCH, slot * SCHEDULE_SEGMENT), added[0]);
+    for (int distance = 1; distance < fold->size; distance *= 2) {
+        round++;
+        const int peer = fold_position(fold, fold->rank ^ distance);
+        const struct place theirs = in_space(IN_SCRATCH, ((size_t)round * WINDOW + slot) * SCHEDULE_SEGMENT);
+        const bool own_is_lower = !(fold->rank & distance);
+        const int sent = schedule_send(schedule, peer, own, part.nbytes, done);
+        const int came = schedule_receive(schedule, peer, theirs, part.nbytes, added[round]);
+        done = added[round] = schedule_reduce(schedule, own, own_is_lower ? own : theirs, own_is_lower ? theirs : own,
+                                              part.nbytes, schedule_both(schedule, sent, came));
     }
-    if (fold.rank >= 0 && !status)
-        fold_postscale(&fold, fold.vector.data, fold.nbytes);
-    return status ? status : fold_end(&fold);
+    fold_end(schedule, fold, part, schedule_scale(schedule, own, part.nbytes, done));
+}
+
+void schedule_allreduce_doubling(struct schedule *schedule, size_t nbytes, size_t element)
+{
+    const struct fold fold = fold_of(schedule->size, schedule->rank);
+    int added[WINDOW][1 + FOLD_ROUNDS_MAX];
+    struct part part;
+    (void)element;
+    for (int i = 0; i < WINDOW * (1 + FOLD_ROUNDS_MAX); i++)
+        added[i / (1 + FOLD_ROUNDS_MAX)][i % (1 + FOLD_ROUNDS_MAX)] = STEP_NONE;
+    for (size_t i = 0; (part = part_segment((struct part){0, nbytes}, i)).nbytes; i++) {
+        if (fold.rank < 0)
+            fold_aside(schedule, &fold, part);
+        else
+            exchange(schedule, &fold, part, i % WINDOW, added[i % WINDOW]);
+    }
 }

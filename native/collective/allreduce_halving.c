@@ -1,5 +1,5 @@
-// Allreduce by recursive halving and doubling over links (Rabenseifner, 2004), for vectors between those where hops count
-// and those where nothing but bytes does. The vector is cut into p chunks; rank r ends its share as the owner of chunk r.
+// Allreduce by recursive halving and doubling (Rabenseifner, 2004), for vectors between those where hops count and those
+// where nothing but bytes does. The vector is cut into p chunks; rank r ends its share as the owner of chunk r.
 //
 //     distance d = p/2 ... 1:   ranks r and r ^ d hold the same chunks; each keeps its half of them, sends the other half
 //                               and adds what it receives
@@ -8,56 +8,84 @@
 // Wire: 2 N (p-1)/p elements each way per rank, 2 log2 p hops; with ranks that do not make a power of two, 2 N and two
 // hops more. Both sides of an exchange add in the same order, and every chunk is finished once, so all end bit-equal.
 #include "collective/fold.h"
+#include "collective/schedules.h"
+#include "run/vector.h"
 
-struct range {
-    size_t begin, end;          // bytes
+struct halving {
+    struct schedule *schedule;
+    struct fold fold;
+    size_t nbytes, element;
 };
 
-// Chunks first to last - 1.
-static struct range chunks(const struct fold *fold, int first, int last)
-{
-    return (struct range){vector_chunk(fold->nbytes, fold->vector.element, first, fold->size),
-                          vector_chunk(fold->nbytes, fold->vector.element, last, fold->size)};
-}
-
 // The chunks that `rank` keeps at this distance.
-static struct range kept(const struct fold *fold, int rank, int distance)
+static struct part kept(const struct halving *h, int rank, int distance)
 {
-    int first = rank / distance * distance;
-    return chunks(fold, first, first + distance);
+    const int first = rank / distance * distance;
+    const size_t begin = vector_chunk(h->nbytes, h->element, first, h->fold.size);
+    return (struct part){begin, vector_chunk(h->nbytes, h->element, first + distance, h->fold.size) - begin};
 }
 
-static bhvd_status exchange(const struct fold *fold, int peer, struct range give, struct range take, unsigned char *to)
+static void send(const struct halving *h, int peer, struct part whole, int after)
 {
-    struct transfer transfers[2];
-    struct link *link = fold_link(fold, peer);
-    link_post_send(link, &transfers[0], fold->vector.data + give.begin, give.end - give.begin);
-    link_post_recv(link, &transfers[1], to, take.end - take.begin);
-    return run_transfers(fold->run, transfers, 2);
+    struct part part;
+    for (size_t i = 0; (part = part_segment(whole, i)).nbytes; i++)
+        schedule_send(h->schedule, fold_position(&h->fold, peer), in_space(IN_VECTOR, part.begin), part.nbytes, after);
 }
 
-bhvd_status allreduce_halving(struct run *run, struct group *group, const struct reduction *reduction,
-                              const struct span_list *list)
+// Adds what the peer sends of this part, segment by segment; the step after which all is added.
+static int add(const struct halving *h, int peer, struct part whole, size_t *scratch, int after)
 {
-    struct fold fold;
-    bhvd_status status = fold_begin(&fold, run, group, reduction, list);
-    if (status)
-        return status;
-    for (int distance = fold.size / 2; distance >= 1 && fold.rank >= 0 && !status; distance /= 2) {
-        const int peer = fold.rank ^ distance;
-        struct range mine = kept(&fold, fold.rank, distance);
-        status = exchange(&fold, peer, kept(&fold, peer, distance), mine, fold.received);
-        if (!status)
-            fold_reduce(&fold, fold.vector.data + mine.begin, fold.received, mine.end - mine.begin, fold.rank < peer);
+    struct part part;
+    int all = after;
+    for (size_t i = 0; (part = part_segment(whole, i)).nbytes; i++, *scratch += part.nbytes) {
+        const struct place own = in_space(IN_VECTOR, part.begin), theirs = in_space(IN_SCRATCH, *scratch);
+        const bool own_is_lower = h->fold.rank < peer;
+        const int came = schedule_receive(h->schedule, fold_position(&h->fold, peer), theirs, part.nbytes, STEP_NONE);
+        const int added = schedule_reduce(h->schedule, own, own_is_lower ? own : theirs, own_is_lower ? theirs : own,
+                                          part.nbytes, schedule_both(h->schedule, after, came));
+        all = schedule_both(h->schedule, all, added);
     }
-    if (fold.rank >= 0 && !status) {
-        struct range mine = kept(&fold, fold.rank, 1);
-        fold_postscale(&fold, fold.vector.data + mine.begin, mine.end - mine.begin);
+    return all;
+}
+
+// What the peer has finished; it comes after what this rank gave for it.
+static int take(const struct halving *h, int peer, struct part whole, int after)
+{
+    struct part part;
+    int all = after;
+    for (size_t i = 0; (part = part_segment(whole, i)).nbytes; i++)
+        all = schedule_both(h->schedule, all, schedule_receive(h->schedule, fold_position(&h->fold, peer),
+                                                               in_space(IN_VECTOR, part.begin), part.nbytes, after));
+    return all;
+}
+
+void schedule_allreduce_halving(struct schedule *schedule, size_t nbytes, size_t element)
+{
+    const struct halving h = {schedule, fold_of(schedule->size, schedule->rank), nbytes, element};
+    const int rank = h.fold.rank;
+    size_t scratch = 0;
+    int done = STEP_NONE;
+    struct part part;
+    for (size_t i = 0; (part = part_segment((struct part){0, nbytes}, i)).nbytes; i++, scratch += part.nbytes) {
+        if (rank < 0)
+            fold_aside(schedule, &h.fold, part);
+        else
+            done = schedule_both(schedule, done, fold_begin(schedule, &h.fold, part, in_space(IN_SCRATCH, scratch), STEP_NONE));
     }
-    for (int distance = 1; distance < fold.size && fold.rank >= 0 && !status; distance *= 2) {
-        const int peer = fold.rank ^ distance;
-        struct range take = kept(&fold, peer, distance);
-        status = exchange(&fold, peer, kept(&fold, fold.rank, distance), take, fold.vector.data + take.begin);
+    if (rank < 0)
+        return;
+    for (int distance = h.fold.size / 2; distance >= 1; distance /= 2) {
+        const int peer = rank ^ distance;
+        send(&h, peer, kept(&h, peer, distance), done);
+        done = add(&h, peer, kept(&h, rank, distance), &scratch, done);
     }
-    return status ? status : fold_end(&fold);
+    const struct part mine = kept(&h, rank, 1);
+    done = schedule_scale(schedule, in_space(IN_VECTOR, mine.begin), mine.nbytes, done);
+    for (int distance = 1; distance < h.fold.size; distance *= 2) {
+        const int peer = rank ^ distance;
+        send(&h, peer, kept(&h, rank, distance), done);
+        done = take(&h, peer, kept(&h, peer, distance), done);
+    }
+    for (size_t i = 0; (part = part_segment((struct part){0, nbytes}, i)).nbytes; i++)
+        fold_end(schedule, &h.fold, part, done);
 }

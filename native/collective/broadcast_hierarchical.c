@@ -11,12 +11,12 @@ bhvd_status broadcast_hierarchical(struct run *run, struct group *group, int roo
     int host, index;
     hierarchy_find(h, root, &host, &index);
     if (h->index == index)
-        return broadcast_tree(run, h->cross, host, src, dst, nbytes, h->local);
+        return broadcast_links(run, h->cross, host, src, dst, nbytes, h->local);
     bhvd_status status = BHVD_OK;
-    for (size_t offset = 0; offset < nbytes && !status; offset += BROADCAST_SEGMENT_BYTES) {
+    for (size_t offset = 0; offset < nbytes && !status; offset += SCHEDULE_SEGMENT) {
         size_t left = nbytes - offset;
         status = broadcast_shared(run, h->local, index, NULL, (char *)dst + offset,
-                                  left < BROADCAST_SEGMENT_BYTES ? left : BROADCAST_SEGMENT_BYTES);
+                                  left < SCHEDULE_SEGMENT ? left : SCHEDULE_SEGMENT);
     }
     return status;
 }

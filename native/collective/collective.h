@@ -1,17 +1,15 @@
-// Collectives over a group of ranks. Straight-line code: post messages, wait (run/wait.c), reduce, as in the textbook.
-// Words: docs/glossary.md. All are called by the engine, in the same order on all ranks.
+// Collectives over a group of ranks, each to its end. Words: docs/glossary.md. All are called by the engine, in the same order on
+// all ranks.
 //
 //     ..._shared        all members on one host: blocks staged in shared memory (run/shared.h)
 //     ..._hierarchical  in two levels: members on several hosts, some with several members (run/hierarchy.h)
-//     ..._ring etc.     over links: any transport
+//     ..._links          over links: any transport; as schedules (schedules.h), of which several run at once
 //
 // Every function returns the run's failure when a rank is lost meanwhile; results are undefined then.
 #ifndef BHVD_COLLECTIVE_H
 #define BHVD_COLLECTIVE_H
 
-#include "run/fusion.h"
-#include "run/group.h"
-#include "run/reduction.h"
+#include "run/executor.h"
 #include "run/work.h"
 
 // How an allreduce is done: chosen in core/select.c and allreduce_links.c, or forced by BAGUA_HVD_ALLREDUCE.
@@ -37,20 +35,18 @@ bhvd_status allreduce_path_parse(const char *name, enum allreduce_path *path, st
 // In place on the vector that the spans make up: dst = postscale * reduce over ranks (prescale * src).
 bhvd_status allreduce_shared(struct run *run, struct group *group, const struct reduction *reduction,
                              const struct span_list *list);
-bhvd_status allreduce_ring(struct run *run, struct group *group, const struct reduction *reduction,
-                           const struct span_list *list);
-bhvd_status allreduce_doubling(struct run *run, struct group *group, const struct reduction *reduction,
-                               const struct span_list *list);
-bhvd_status allreduce_halving(struct run *run, struct group *group, const struct reduction *reduction,
-                              const struct span_list *list);
 // By the best of the three over links, or the one that run->allreduce_path forces.
 bhvd_status allreduce_links(struct run *run, struct group *group, const struct reduction *reduction,
                             const struct span_list *list);
+// The cheapest of the three for n ranks, where a hop takes so long.
+enum allreduce_path allreduce_cheapest_over_links(int n, size_t nbytes, uint32_t hop_ns);
+// The same as a schedule.
+void allreduce_schedule(const struct run *run, struct schedule *schedule, size_t nbytes, size_t element);
 // In two levels, in a group that has a hierarchy (run/hierarchy.h): reduces within each host, lets `between` work in place on
 // every shard of the vector among its owners, and spreads the result within each host. begin: the shard's place in the
-// vector, in bytes.
+// vector, in bytes. flight: NULL, or set to what goes on when `between` returns.
 typedef bhvd_status (*hierarchical_fn)(struct run *run, struct group *cross, const struct span_list *shard,
-                                       size_t begin, void *arg);
+                                       size_t begin, void *arg, struct flight **flight);
 bhvd_status hierarchical_run(struct run *run, struct group *group, const struct reduction *within,
                              const struct span_list *list, hierarchical_fn between, void *arg);
 bhvd_status allreduce_hierarchical(struct run *run, struct group *group, const struct reduction *reduction,
@@ -61,10 +57,10 @@ bhvd_status allreduce_adasum(struct run *run, struct group *group, const struct 
                              const struct span_list *list);
 
 // part[i]: bytes of the vector that rank i of the group gets, in rank order; dst: this rank's part. Over links it may be src,
-// which is overwritten when it has been sent.
+// which is overwritten when it has been read.
 bhvd_status reducescatter_shared(struct run *run, struct group *group, const struct reduction *reduction,
                                  const struct span_list *src, void *dst, const size_t *part);
-bhvd_status reducescatter_pairwise(struct run *run, struct group *group, const struct reduction *reduction,
+bhvd_status reducescatter_links(struct run *run, struct group *group, const struct reduction *reduction,
                                    const void *src, void *dst, const size_t *part);
 // The group has a hierarchy, and its hosts hold equally many members.
 bhvd_status reducescatter_hierarchical(struct run *run, struct group *group, const struct reduction *reduction,
@@ -73,7 +69,7 @@ bhvd_status reducescatter_hierarchical(struct run *run, struct group *group, con
 // part[i]: bytes that rank i contributes; dst holds all of them, in rank order. src may lie in dst at its place.
 bhvd_status allgather_shared(struct run *run, struct group *group, const void *src,
                              const struct span_list *dst, const size_t *part);
-bhvd_status allgather_pairwise(struct run *run, struct group *group, const void *src, void *dst,
+bhvd_status allgather_links(struct run *run, struct group *group, const void *src, void *dst,
                                const size_t *part);
 // The group has a hierarchy.
 bhvd_status allgather_hierarchical(struct run *run, struct group *group, const void *src, void *dst,
@@ -87,16 +83,14 @@ int allgather_post_across(struct run *run, struct group *group, const void *src,
 // src and dst: the parts one after the other.
 bhvd_status alltoall_shared(struct run *run, struct group *group, const void *src, void *dst,
                             const struct parts *parts);
-bhvd_status alltoall_pairwise(struct run *run, struct group *group, const void *src, void *dst,
+bhvd_status alltoall_links(struct run *run, struct group *group, const void *src, void *dst,
                               const struct parts *parts);
-
-enum { BROADCAST_SEGMENT_BYTES = 128 * 1024 };
 
 // root: position in the group. The root's dst may equal src.
 bhvd_status broadcast_shared(struct run *run, struct group *group, int root, const void *src, void *dst,
                              size_t nbytes);
 // local: NULL, or a group in shared memory to which this member shows every segment as it comes.
-bhvd_status broadcast_tree(struct run *run, struct group *group, int root, const void *src, void *dst,
+bhvd_status broadcast_links(struct run *run, struct group *group, int root, const void *src, void *dst,
                            size_t nbytes, struct group *local);
 // The group has a hierarchy, and the root's local index exists on every host.
 bhvd_status broadcast_hierarchical(struct run *run, struct group *group, int root, const void *src, void *dst,

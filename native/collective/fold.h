@@ -3,32 +3,63 @@
 #ifndef BHVD_FOLD_H
 #define BHVD_FOLD_H
 
-#include "collective/collective.h"
-#include "run/vector.h"
+#include "run/schedule.h"
+
+enum { FOLD_ROUNDS_MAX = 30 };
 
 struct fold {
-    struct run *run;
-    struct group *group;
-    const struct reduction *reduction;
-    struct vector vector;
-    unsigned char *received;    // scratch number 1, as large as the vector
-    size_t nbytes;
     int size;                   // p
-    int rank;                   // among the p, -1: stands aside
+    int extra;                  // n - p
+    int rank;                   // this one among the p, -1: it stands aside
+    int neighbour;              // position of the one that gives and takes; -1: none
 };
 
-// Loads the whole vector and adds the neighbour's.
-bhvd_status fold_begin(struct fold *fold, struct run *run, struct group *group,
-                       const struct reduction *reduction, const struct span_list *list);
-// Gives the neighbour the result, and stores it.
-bhvd_status fold_end(struct fold *fold);
+static inline struct fold fold_of(int n, int rank)
+{
+    struct fold fold = {.size = 1, .neighbour = -1};
+    while (2 * fold.size <= n)
+        fold.size *= 2;
+    fold.extra = n - fold.size;
+    fold.rank = rank - fold.extra;
+    if (rank < 2 * fold.extra) {
+        fold.rank = rank % 2 ? rank / 2 : -1;
+        fold.neighbour = rank ^ 1;
+    }
+    return fold;
+}
 
-// The link to one of the p.
-struct link *fold_link(const struct fold *fold, int rank);
-// own = reduction of `own` and `received` in the order of the ranks they came from, so that two ranks which exchange
-// their vectors compute the same bits.
-void fold_reduce(const struct fold *fold, unsigned char *own, const unsigned char *received, size_t nbytes,
-                 bool own_is_lower);
-void fold_postscale(const struct fold *fold, unsigned char *own, size_t nbytes);
+// Position of one of the p.
+static inline int fold_position(const struct fold *fold, int rank)
+{
+    return rank < fold->extra ? 2 * rank + 1 : rank + fold->extra;
+}
+
+// Who stands aside: gives this part, and takes it back.
+static inline void fold_aside(struct schedule *schedule, const struct fold *fold, struct part part)
+{
+    const struct place own = in_space(IN_VECTOR, part.begin);
+    const int sent = schedule_send(schedule, fold->neighbour, own, part.nbytes, schedule_load(schedule, part, STEP_NONE));
+    schedule_store(schedule, part, schedule_receive(schedule, fold->neighbour, own, part.nbytes, sent));
+}
+
+// Of the others: loads this part, and adds what the neighbour gives, which comes to `received` after that is free.
+static inline int fold_begin(struct schedule *schedule, const struct fold *fold, struct part part, struct place received,
+                             int after)
+{
+    const struct place own = in_space(IN_VECTOR, part.begin);
+    const int loaded = schedule_load(schedule, part, STEP_NONE);
+    if (fold->neighbour < 0)
+        return loaded;
+    const int came = schedule_receive(schedule, fold->neighbour, received, part.nbytes, after);
+    return schedule_reduce(schedule, own, received, own, part.nbytes, schedule_both(schedule, loaded, came));
+}
+
+// The result of this part, to the neighbour and to the tensors.
+static inline void fold_end(struct schedule *schedule, const struct fold *fold, struct part part, int done)
+{
+    if (fold->neighbour >= 0)
+        schedule_send(schedule, fold->neighbour, in_space(IN_VECTOR, part.begin), part.nbytes, done);
+    schedule_store(schedule, part, done);
+}
 
 #endif

@@ -42,7 +42,7 @@ bhvd_status reducescatter_hierarchical(struct run *run, struct group *group, con
     else
         status = reducescatter_shared(run, h->local, &within, &list, sums, local_part);
     if (!status)
-        status = reducescatter_pairwise(run, h->cross, &across, sums, dst, cross_part);
+        status = reducescatter_links(run, h->cross, &across, sums, dst, cross_part);
 out:
     free(sizes);
     free(place);

@@ -14,6 +14,11 @@ bhvd_status coordinator_init(bhvd_context *ctx)
 {
     struct coordinator *c = &ctx->coordinator;
     c->ready_tail = &c->ready_head;
+    for (int rank = 0; rank < ctx->options.size; rank++) {
+        const int64_t hop_ns = ctx->run.connections.links[rank].round_trip_ns / 2;
+        if (c->hop_ns < hop_ns)
+            c->hop_ns = hop_ns < UINT32_MAX ? (uint32_t)hop_ns : UINT32_MAX;
+    }
     c->joined = calloc((size_t)ctx->options.size, sizeof *c->joined);
     c->left = calloc((size_t)ctx->options.size, sizeof *c->left);
     c->seen = calloc((size_t)ctx->options.size, sizeof *c->seen);
@@ -79,7 +84,7 @@ static bhvd_status take_join(bhvd_context *ctx, int rank, const struct request *
         return status;
     memset(c->joined, 0, (size_t)ctx->options.size * sizeof *c->joined);
     c->joined_count = 0;
-    response_begin(c, request->key.process_set, 1);
+    response_begin(c, request->key.process_set, 1, 0, false);
     response_put_head(&c->out, &request->key, 0, BHVD_OK);
     bytes_put_u32(&c->out, 1);
     bytes_put_i64(&c->out, c->last_joined);

@@ -6,6 +6,7 @@
 #include "core/communicators.h"
 #include "core/select.h"
 #include "gpu/staging.h"
+#include "run/executor.h"
 
 // Leaves in the list the operations that can be announced: those whose tensors are in the host's memory. The others wait
 // in ctx->staged_head, in the order in which they were posted.
@@ -51,8 +52,10 @@ static bool take_posted(bhvd_context *ctx)
 bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
 {
     bool progress = false;
-    if (ctx->run.failure.status)
+    if (ctx->run.failure.status) {
+        executor_abort(&ctx->run);
         return false;
+    }
     progress = take_posted(ctx);
     progress |= run_advance_links(&ctx->run, look_at_sockets);
     if (!ctx->run.failure.status && ctx->coordinator.ready_head) {
@@ -71,6 +74,7 @@ void engine_look_around(bhvd_context *ctx)
     heartbeat_look(ctx, true);
     communicators_look(ctx);
     stall_check(ctx);
+    run_look_at_flights(&ctx->run);
 }
 
 bool engine_needs_looking(bhvd_context *ctx)
@@ -107,19 +111,64 @@ const struct run_duties engine_duties = {
 
 // ------------------------------------------------------------------------------------------------------------ executions
 
-static void end_execution(struct execution *execution, const struct bhvd_error *error)
+static void end_execution(bhvd_context *ctx, struct execution *execution, bhvd_status status, const struct bhvd_error *error)
 {
+    for (int i = 0; i < execution->count; i++)
+        timeline_operation_end(ctx, operation_of(execution->works[i]), status != BHVD_OK);
     for (int i = 0; i < execution->count; i++) {
         operation_of(execution->works[i])->executing = false;
-        operation_end(operation_of(execution->works[i]), error);
+        operation_end(operation_of(execution->works[i]), status ? error : NULL);
     }
     free(execution);
 }
+
+// An execution that goes on beside others.
+struct started {
+    bhvd_context *ctx;
+    struct execution *execution;
+    struct span_list list;
+};
+
+static void end_started(void *arg, bhvd_status status)
+{
+    struct started *started = arg;
+    end_execution(started->ctx, started->execution, status, &started->ctx->run.failure);
+    span_list_fini(&started->list);
+    free(started);
+}
+
+// False: it could not be started, and the run has failed.
+static bool start(bhvd_context *ctx, struct execution *execution, struct plan *plan)
+{
+    struct started *started = malloc(sizeof *started);
+    if (!started) {
+        plan_fini(plan);
+        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to start an operation") == BHVD_OK;
+    }
+    *started = (struct started){ctx, execution, plan->list};
+    if (plan->material.list)
+        plan->material.list = &started->list;
+    if (flight_start(&ctx->run, plan->group, &plan->schedule, &plan->material, end_started, started, NULL) == BHVD_OK)
+        return true;
+    span_list_fini(&started->list);
+    free(started);
+    return false;
+}
+
+bool engine_has_next(const bhvd_context *ctx)
+{
+    const struct execution *next = ctx->executions_head;
+    const uint32_t oldest = executor_oldest(&ctx->run);
+    return next && !ctx->run.failure.status && (!oldest || (int32_t)(oldest - (uint32_t)next->after) > 0);
+}
+
+bool engine_is_busy(const bhvd_context *ctx) { return ctx->executions_head || executor_oldest(&ctx->run); }
 
 void engine_execute_next(bhvd_context *ctx)
 {
     struct execution *execution = ctx->executions_head;
     struct bhvd_error error = {0};
+    struct plan plan = {0};
     ctx->executions_head = execution->next;
     if (!ctx->executions_head)
         ctx->executions_tail = &ctx->executions_head;
@@ -128,14 +177,18 @@ void engine_execute_next(bhvd_context *ctx)
         timeline_operation_begin(ctx, operation_of(execution->works[i]));
     }
     ctx->counters.executions++;
-    ctx->executing = execution->number;
-    bhvd_status status = select_execute(ctx, execution, &error);
+    ctx->executing = ctx->started = execution->number;
+    ctx->run.connections.started = (uint32_t)execution->number;
+    ctx->run.hop_ns = execution->hop_ns;
+    bhvd_status status = select_execute(ctx, execution, &plan, &error);
     ctx->executing = 0;
-    if (ctx->run.failure.status)
+    if (!status && plan.made && start(ctx, execution, &plan))
+        return;
+    if (ctx->run.failure.status) {
+        status = ctx->run.failure.status;
         error = ctx->run.failure;
-    for (int i = 0; i < execution->count; i++)
-        timeline_operation_end(ctx, operation_of(execution->works[i]), status != BHVD_OK);
-    end_execution(execution, status ? &error : NULL);
+    }
+    end_execution(ctx, execution, status, &error);
     if (!ctx->run.failure.status)
         relay_flush(ctx);                       // a process set was added or removed: that can answer others' requests
 }

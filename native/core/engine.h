@@ -15,7 +15,11 @@ void engine_look_around(bhvd_context *ctx);
 // What a context's run asks of it.
 extern const struct run_duties engine_duties;
 
-// Executes what is next in the list, which is not empty, to its end.
+// Is there an execution that may start now: those that must be over before it are?
+bool engine_has_next(const bhvd_context *ctx);
+// Starts it, and executes it to its end unless it can go on beside others.
 void engine_execute_next(bhvd_context *ctx);
+// Has any been agreed on, or started, that is not over?
+bool engine_is_busy(const bhvd_context *ctx);
 
 #endif

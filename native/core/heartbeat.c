@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "core/context.h"
+#include "run/executor.h"
 
 enum {
     INTERVAL_MAX_MS = 1000,
@@ -33,10 +34,19 @@ bhvd_status heartbeat_init(bhvd_context *ctx)
 
 void heartbeat_fini(bhvd_context *ctx) { free(ctx->heartbeat.ranks); }
 
+// The oldest that is under way; of those that go on beside others the numbers are known modulo 2^32.
+static uint64_t oldest_started(const bhvd_context *ctx)
+{
+    const uint32_t oldest = executor_oldest(&ctx->run);
+    const uint64_t last = ctx->started;
+    return oldest ? last - (uint32_t)((uint32_t)last - oldest) : ctx->executing;
+}
+
 static uint64_t own_execution(const bhvd_context *ctx)
 {
-    if (ctx->executing)
-        return ctx->executing;
+    const uint64_t started = oldest_started(ctx);
+    if (started)
+        return started;
     return ctx->executions_head ? ctx->executions_head->number : 0;
 }
 
@@ -146,5 +156,5 @@ bool heartbeat_others_are_earlier(const bhvd_context *ctx)
         earliest = earliest_execution(ctx);
     else if (listens_to(ctx, COORDINATOR))
         earliest = ctx->heartbeat.ranks[COORDINATOR].execution;
-    return earliest && earliest < ctx->executing;
+    return earliest && earliest < oldest_started(ctx);
 }

@@ -279,15 +279,17 @@ static bhvd_status take_items(bhvd_context *ctx, struct bytes_reader *r, uint32_
 bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader r)
 {
     uint64_t number = (uint64_t)bytes_take_i64(&r);
+    uint8_t window = bytes_take_u8(&r);
+    uint32_t hop_ns = bytes_take_u32(&r);
     uint32_t process_set = bytes_take_u32(&r);
     uint32_t count = bytes_take_u32(&r);
     // Each is said in a few bytes, or by an id that this rank knows.
-    if (r.failed || count > (uint64_t)(r.end - r.at) + ctx->cache.own.by_id.count)
+    if (r.failed || window == 0 || window > LINK_LANES || number < window || count > (uint64_t)(r.end - r.at) + ctx->cache.own.by_id.count)
         return BHVD_ERR_SYSTEM;
     struct execution *execution = malloc(sizeof *execution + count * sizeof execution->works[0]);
     if (!execution)
         return BHVD_ERR_SYSTEM;
-    *execution = (struct execution){.number = number, .process_set = process_set};
+    *execution = (struct execution){.number = number, .after = number - window, .hop_ns = hop_ns, .process_set = process_set};
     bhvd_status status = take_items(ctx, &r, count, execution);
     if (status || execution->count == 0) {
         for (int i = 0; i < execution->count; i++) {

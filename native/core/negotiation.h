@@ -5,8 +5,11 @@
 //                  -> RESPONSE to every member
 //     member       puts the responses, in the order they come, into its list of executions
 //
-// There is one coordinator for all process sets, so there is one global order of responses, and every rank executes its
-// part of it in that order: the earliest unfinished execution has all its members free for it, hence no deadlock.
+// There is one coordinator for all process sets, so there is one global order of responses, and every rank starts its part of it
+// in that order. Over links several go on at once and end in any order, within a window: a response says which executions must
+// be over before it starts, the same for all. So the earliest unfinished execution has all its members free for it, and what
+// comes for a later one that has not started here comes from a rank that has finished the earliest (transport/link.h): hence
+// no deadlock.
 //
 // What a response adds to the request ("agreed"): allgather: dim 0 of each tensor on each rank, [tensor][set rank];
 // alltoall: of each tensor the rows that this member receives from each, [set rank], and the largest number of rows that any
@@ -36,6 +39,8 @@ enum { REQUEST_FRAME_BYTES = 1 << 20 };         // far below LINK_FRAME_MAX, how
 struct execution {
     struct execution *next;
     uint64_t number;            // in the order of all responses of the job, from 1
+    uint64_t after;             // it starts when those up to this number are over
+    uint32_t hop_ns;            // from one host to another, as the coordinator has measured it: all choose by the same figure
     uint32_t process_set;       // the set may be gone when its turn comes: looked up then
     int count;
     struct work *works[];       // of operations

@@ -13,6 +13,7 @@
 #include "base/thread.h"
 #include "core/communicators.h"
 #include "core/engine.h"
+#include "run/executor.h"
 #include "run/pause.h"
 #include "transport/channel_mpi.h"
 
@@ -36,7 +37,7 @@ static bool engine_has_work(bhvd_context *ctx)
 {
     if (ctx->run.failure.status)
         return false;
-    if (atomic_load(&ctx->posted_count) || ctx->executions_head)
+    if (atomic_load(&ctx->posted_count) || engine_has_next(ctx))
         return true;
     // With only the global set nothing can happen before this rank posts: leave the others' requests where they are.
     if (bell_asleep(ctx) == BELL_IDLE && ctx->sets.generation <= 1)
@@ -70,9 +71,11 @@ static void *progress_main(void *arg)
         pause_set_bell(&ctx->run, BELL_AWAKE);
         // Only now, since a waiting thread may have held the engine and be asleep on the same bell: it would miss it.
         bell_drain(&ctx->run.connections.bell);
-        for (int rounds = 0; rounds < IDLE_ROUNDS && !atomic_load(&ctx->closed); rounds++) {
+        // What is on its way to another host wakes this thread; a computation has better use for the core meanwhile.
+        const int limit = executor_oldest(&ctx->run) && pause_is_patient(&ctx->run) ? 1 : IDLE_ROUNDS;
+        for (int rounds = 0; rounds < limit && !atomic_load(&ctx->closed); rounds++) {
             bool progress = engine_poll(ctx, rounds % SOCKET_ROUNDS == 0);
-            while (ctx->executions_head && !ctx->run.failure.status) {
+            while (engine_has_next(ctx)) {
                 engine_execute_next(ctx);
                 progress = true;
             }
@@ -112,7 +115,7 @@ static int has_to_act(struct run *run, void *arg)
 {
     const struct bhvd_handle *op = arg;
     (void)run;
-    return operation_is_over(op) || op->ctx->executions_head;
+    return operation_is_over(op) || engine_has_next(op->ctx);
 }
 
 static void engine_run(bhvd_context *ctx, struct bhvd_handle *op, int64_t deadline_ns)
@@ -120,7 +123,7 @@ static void engine_run(bhvd_context *ctx, struct bhvd_handle *op, int64_t deadli
     int rounds = 0;
     while (!operation_is_over(op) && !atomic_load(&ctx->closed)) {
         bool progress = engine_poll(ctx, rounds % SOCKET_ROUNDS == 0);
-        if (ctx->executions_head && !ctx->run.failure.status) {
+        if (engine_has_next(ctx)) {
             engine_execute_next(ctx);
             progress = true;
         }
@@ -196,9 +199,10 @@ static void finish_agreed(bhvd_context *ctx)
     ctx->staged_head = NULL;            // nobody has heard of these
     relay_leave(ctx);
     for (;;) {
-        while (ctx->executions_head && !ctx->run.failure.status)
+        while (engine_has_next(ctx))
             engine_execute_next(ctx);
-        if ((!engine_needs_looking(ctx) && relay_is_free(ctx)) || clock_now_ns() >= deadline_ns)
+        const bool is_busy = engine_is_busy(ctx) && !ctx->run.failure.status;
+        if ((!is_busy && !engine_needs_looking(ctx) && relay_is_free(ctx)) || clock_now_ns() >= deadline_ns)
             return;
         if (!engine_poll(ctx, true))
             sched_yield();
@@ -218,6 +222,7 @@ void progress_stop(bhvd_context *ctx)
     pthread_mutex_lock(&ctx->engine_lock);
     finish_agreed(ctx);
     context_fail(ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
+    executor_abort(&ctx->run);
     negotiation_leave(ctx);
     flush_goodbyes(ctx);
     communicators_close_all(ctx);

@@ -141,7 +141,7 @@ static bhvd_status answer_each(bhvd_context *ctx, const struct process_set *set,
     const struct request *first = pending->requests[pending->first];
     struct bytes *out = &ctx->coordinator.out;
     bhvd_status status = BHVD_OK;
-    response_begin(&ctx->coordinator, pending->key.process_set, 1);
+    response_begin(&ctx->coordinator, pending->key.process_set, 1, request_nbytes(first), false);
     if (!put_answer_head(ctx, out, pending))
         return response_send(ctx, set);
     int64_t *longest = malloc(first->tensor_count * sizeof *longest);
@@ -159,6 +159,12 @@ static bhvd_status answer_each(bhvd_context *ctx, const struct process_set *set,
         status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to answer an operation");
     free(longest);
     return status;
+}
+
+// Process sets come and go while nothing is on its way; Adasum's messages are as long as its tensors.
+static bool is_alone(const struct request *request)
+{
+    return request->kind == BHVD_PROCESS_SET_ADD || request->kind == BHVD_PROCESS_SET_REMOVE || request->op == BHVD_OP_ADASUM;
 }
 
 bhvd_status ready_answer(bhvd_context *ctx)
@@ -179,7 +185,8 @@ bhvd_status ready_answer(bhvd_context *ctx)
             pending_free(head);
             continue;
         }
-        response_begin(c, head->key.process_set, (uint32_t)head->fused_count);
+        response_begin(c, head->key.process_set, (uint32_t)head->fused_count, head->fused_nbytes,
+                       is_alone(head->requests[head->first]));
         for (struct pending *p = head, *next; p; p = next) {
             next = p->next_fused;
             timeline_negotiation_end(ctx, &p->key);

@@ -18,12 +18,33 @@ static void put_error(struct bytes *out, const struct operation_key *key, const 
     reason_put(out, error);
 }
 
-void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count)
+// What goes on at once: bytes, so that memory is bounded, unless there is only one execution; and executions.
+enum { WINDOW_BYTES = 64 << 20 };
+
+// Of how many executions, this one included, all may be on their way at once.
+static uint8_t window_of(struct coordinator *c, size_t nbytes, bool alone)
+{
+    uint8_t window = 1;
+    size_t total = nbytes;
+    c->nbytes_of[c->response_number % LINK_LANES] = alone ? WINDOW_BYTES : nbytes;
+    while (!alone && window < LINK_LANES && window < c->response_number) {
+        const size_t before = c->nbytes_of[(c->response_number - window) % LINK_LANES];
+        if (before >= WINDOW_BYTES || total + before > WINDOW_BYTES)
+            break;
+        total += before;
+        window++;
+    }
+    return window;
+}
+
+void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count, size_t nbytes, bool alone)
 {
     struct bytes *out = &c->out;
     out->size = 0;
     c->run = (struct cached_run){0};
     bytes_put_i64(out, (int64_t)++c->response_number);
+    bytes_put_u8(out, window_of(c, nbytes, alone));
+    bytes_put_u32(out, c->hop_ns);
     bytes_put_u32(out, process_set);
     bytes_put_u32(out, count);
 }
@@ -67,14 +88,14 @@ bhvd_status response_send_to(bhvd_context *ctx, int rank)
 bhvd_status response_refuse_all(bhvd_context *ctx, const struct process_set *set, const struct operation_key *key,
                                 const struct bhvd_error *error)
 {
-    response_begin(&ctx->coordinator, key->process_set, 1);
+    response_begin(&ctx->coordinator, key->process_set, 1, 0, false);
     put_error(&ctx->coordinator.out, key, error);
     return response_send(ctx, set);
 }
 
 bhvd_status response_refuse(bhvd_context *ctx, int rank, const struct operation_key *key, const struct bhvd_error *error)
 {
-    response_begin(&ctx->coordinator, key->process_set, 1);
+    response_begin(&ctx->coordinator, key->process_set, 1, 0, false);
     put_error(&ctx->coordinator.out, key, error);
     return response_send_to(ctx, rank);
 }

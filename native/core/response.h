@@ -5,8 +5,8 @@
 
 #include "core/coordinator.h"
 
-// Begins a response about `count` operations, in c->out.
-void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count);
+// Begins a response about `count` operations of so many bytes together, in c->out. alone: beside no other execution.
+void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count, size_t nbytes, bool alone);
 // The head of an operation that is named in full; id: of its new agreement in the cache, 0: none.
 void response_put_head(struct bytes *out, const struct operation_key *key, uint32_t id, bhvd_status status);
 // Sends c->out to all members, to this rank last: its part becomes an execution.

@@ -6,6 +6,7 @@
 
 #include "base/status.h"
 #include "collective/collective.h"
+#include "collective/schedules.h"
 #include "core/answer.h"
 #include "core/communicators.h"
 #include "gpu/nccl.h"
@@ -60,8 +61,45 @@ static bhvd_status allreduce_alone(const struct reduction *reduction, const stru
     return BHVD_OK;
 }
 
+// ------------------------------------------------------------------------------------------------------------ plans
+
+void plan_fini(struct plan *plan)
+{
+    schedule_fini(&plan->schedule);
+    span_list_fini(&plan->list);
+}
+
+static struct schedule *plan_begin(struct plan *plan, const struct group *group)
+{
+    plan->made = true;
+    plan->group = group;
+    schedule_init(&plan->schedule, group->size, group->rank);
+    return &plan->schedule;
+}
+
+static bhvd_status plan_allreduce(struct plan *plan, struct run *run, const struct group *group,
+                                  const struct reduction *reduction, struct span_list *list)
+{
+    allreduce_schedule(run, plan_begin(plan, group), list->nbytes, bhvd_dtype_size(reduction->dtype));
+    plan->list = *list;
+    *list = (struct span_list){0};
+    plan->material = (struct material){.reduction = *reduction, .list = &plan->list};
+    return BHVD_OK;
+}
+
+static bhvd_status plan_reducescatter(struct plan *plan, const struct group *group, const struct reduction *reduction,
+                                      const struct tensor *tensor, const size_t *part)
+{
+    const bool loads = reduction->prescale != 1.0;
+    schedule_reducescatter(plan_begin(plan, group), part, loads);
+    plan->material = (struct material){*reduction, loads ? &plan->list : NULL, tensor->src, tensor->dst};
+    const struct tensor source = {.src = tensor->src, .nbytes = tensor->nbytes};
+    plan->schedule.failed |= !span_list_add(&plan->list, &source);
+    return BHVD_OK;
+}
+
 static bhvd_status allreduce_run(struct run *run, struct group *group, const struct work *op,
-                                 bhvd_dtype dtype, const struct span_list *list)
+                                 bhvd_dtype dtype, struct span_list *list, struct plan *plan)
 {
     struct reduction reduction = reduction_by(run, op, dtype, group->size);
     if (list->nbytes == 0)
@@ -72,21 +110,24 @@ static bhvd_status allreduce_run(struct run *run, struct group *group, const str
         return allreduce_adasum(run, group, &reduction, list);
     if (use_shared(run, group))
         return allreduce_shared(run, group, &reduction, list);
-    return use_hierarchy(run, group) ? allreduce_hierarchical(run, group, &reduction, list)
-                                   : allreduce_links(run, group, &reduction, list);
+    if (use_hierarchy(run, group))
+        return allreduce_hierarchical(run, group, &reduction, list);
+    return plan ? plan_allreduce(plan, run, group, &reduction, list) : allreduce_links(run, group, &reduction, list);
 }
 
-// Fused operations have one dtype; within a group dtypes may differ, and each is reduced by itself.
+// Fused operations have one dtype; within a group dtypes may differ, and each is reduced by itself, one after the other.
 static bhvd_status execute_allreduce(struct run *run, struct group *group, struct work *const *works, int count,
-                                     struct nccl_run *gpu)
+                                     struct nccl_run *gpu, struct plan *plan)
 {
     bhvd_status status = BHVD_OK;
     bool present[BHVD_DTYPE_COUNT] = {false};
+    int dtypes = 0;
     for (int i = 0; i < count; i++) {
         struct work *op = works[i];
         for (size_t t = 0; t < op->tensor_count; t++) {
             if (tensor_allocate_result(&op->tensors[t], op->tensors[t].dim0))
                 return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", op->tensors[t].nbytes);
+            dtypes += !present[op->tensors[t].dtype];
             present[op->tensors[t].dtype] = true;
         }
     }
@@ -107,7 +148,7 @@ static bhvd_status execute_allreduce(struct run *run, struct group *group, struc
             }
         }
         if (!status)
-            status = allreduce_run(run, group, works[0], dtype, &list);
+            status = allreduce_run(run, group, works[0], dtype, &list, dtypes == 1 ? plan : NULL);
         span_list_fini(&list);
     }
     return status;
@@ -119,7 +160,7 @@ static bhvd_status execute_allreduce(struct run *run, struct group *group, struc
 static int64_t rows_of(int64_t dim0, int index, int size) { return dim0 / size + (index < dim0 % size); }
 
 static bhvd_status execute_reducescatter(struct run *run, struct group *group, struct work *op,
-                                         struct tensor *tensor, size_t *part, struct nccl_run *gpu)
+                                         struct tensor *tensor, size_t *part, struct nccl_run *gpu, struct plan *plan)
 {
     struct reduction reduction = reduction_by(run, op, tensor->dtype, group->size);
     for (int i = 0; i < group->size; i++)
@@ -134,13 +175,15 @@ static bhvd_status execute_reducescatter(struct run *run, struct group *group, s
         return reducescatter_shared(run, group, &reduction, &(struct span_list){&whole, 1, 1, whole.nbytes}, tensor->dst,
                                     part);
     }
-    return use_hierarchy(run, group) && group->hierarchy->shards == group->hierarchy->largest
-               ? reducescatter_hierarchical(run, group, &reduction, tensor->src, tensor->dst, part)
-               : reducescatter_pairwise(run, group, &reduction, tensor->src, tensor->dst, part);
+    if (use_hierarchy(run, group) && group->hierarchy->shards == group->hierarchy->largest)
+        return reducescatter_hierarchical(run, group, &reduction, tensor->src, tensor->dst, part);
+    return plan ? plan_reducescatter(plan, group, &reduction, tensor, part)
+                : reducescatter_links(run, group, &reduction, tensor->src, tensor->dst, part);
 }
 
 static bhvd_status execute_allgather(struct run *run, struct group *group, struct work *op,
-                                     struct tensor *tensor, const int64_t *dim0, size_t *part, struct nccl_run *gpu)
+                                     struct tensor *tensor, const int64_t *dim0, size_t *part, struct nccl_run *gpu,
+                                     struct plan *plan)
 {
     int64_t rows = 0;
     for (int i = 0; i < group->size; i++) {
@@ -155,13 +198,18 @@ static bhvd_status execute_allgather(struct run *run, struct group *group, struc
         struct span whole = {NULL, tensor->dst, tensor->result_nbytes};
         return allgather_shared(run, group, tensor->src, &(struct span_list){&whole, 1, 1, whole.nbytes}, part);
     }
-    return use_hierarchy(run, group) ? allgather_hierarchical(run, group, tensor->src, tensor->dst, part)
-                                   : allgather_pairwise(run, group, tensor->src, tensor->dst, part);
+    if (use_hierarchy(run, group))
+        return allgather_hierarchical(run, group, tensor->src, tensor->dst, part);
+    if (!plan)
+        return allgather_links(run, group, tensor->src, tensor->dst, part);
+    schedule_allgather(plan_begin(plan, group), part);
+    plan->material = (struct material){.input = tensor->src, .output = tensor->dst};
+    return BHVD_OK;
 }
 
 static bhvd_status execute_alltoall(struct run *run, struct group *group, struct bhvd_handle *op,
                                     struct tensor *tensor, const int64_t *agreed, int32_t *received, size_t *bytes,
-                                    struct nccl_run *gpu)
+                                    struct nccl_run *gpu, struct plan *plan)
 {
     const int n = group->size;
     const struct parts parts = {bytes, bytes + n, (size_t)agreed[n] * tensor->row_nbytes};
@@ -176,8 +224,13 @@ static bhvd_status execute_alltoall(struct run *run, struct group *group, struct
         return nccl_alltoall(gpu, &op->work, (size_t)(tensor - op->work.tensors), rows, &parts);
     if (tensor_allocate_result(tensor, rows))
         return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->result_nbytes);
-    return use_shared(run, group) ? alltoall_shared(run, group, tensor->src, tensor->dst, &parts)
-                                : alltoall_pairwise(run, group, tensor->src, tensor->dst, &parts);
+    if (use_shared(run, group))
+        return alltoall_shared(run, group, tensor->src, tensor->dst, &parts);
+    if (!plan)
+        return alltoall_links(run, group, tensor->src, tensor->dst, &parts);
+    schedule_alltoall(plan_begin(plan, group), parts.sent, parts.received);
+    plan->material = (struct material){.input = tensor->src, .output = tensor->dst};
+    return BHVD_OK;
 }
 
 // Whether every host has a member with the local index of this one.
@@ -189,7 +242,7 @@ static bool is_on_every_host(const struct hierarchy *h, int position)
 }
 
 static bhvd_status execute_broadcast(struct run *run, struct group *group, struct work *op, struct tensor *tensor, int root,
-                                     struct nccl_run *gpu)
+                                     struct nccl_run *gpu, struct plan *plan)
 {
     if (gpu)
         return nccl_broadcast(gpu, op, (size_t)(tensor - op->tensors), root);
@@ -197,15 +250,22 @@ static bhvd_status execute_broadcast(struct run *run, struct group *group, struc
         return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->nbytes);
     if (use_shared(run, group))
         return broadcast_shared(run, group, root, tensor->src, tensor->dst, tensor->nbytes);
-    return use_hierarchy(run, group) && is_on_every_host(group->hierarchy, root)
-               ? broadcast_hierarchical(run, group, root, tensor->src, tensor->dst, tensor->nbytes)
-               : broadcast_tree(run, group, root, tensor->src, tensor->dst, tensor->nbytes, NULL);
+    if (use_hierarchy(run, group) && is_on_every_host(group->hierarchy, root))
+        return broadcast_hierarchical(run, group, root, tensor->src, tensor->dst, tensor->nbytes);
+    if (!plan)
+        return broadcast_links(run, group, root, tensor->src, tensor->dst, tensor->nbytes, NULL);
+    schedule_broadcast(plan_begin(plan, group), root, tensor->nbytes, NULL);
+    plan->material = (struct material){.input = tensor->src, .output = tensor->dst};
+    return BHVD_OK;
 }
 
-static bhvd_status execute_tensors(struct run *run, struct process_set *set, struct bhvd_handle *handle, struct nccl_run *gpu)
+static bhvd_status execute_tensors(struct run *run, struct process_set *set, struct bhvd_handle *handle, struct nccl_run *gpu,
+                                   struct plan *plan)
 {
     struct group *group = &set->group;
     struct work *op = &handle->work;
+    if (group->size == 1 || op->tensor_count != 1)
+        plan = NULL;
     const size_t n = (size_t)group->size;
     const size_t per_tensor = answer_count(op->kind, group->size);
     size_t *bytes = malloc(2 * n * sizeof *bytes);
@@ -222,13 +282,13 @@ static bhvd_status execute_tensors(struct run *run, struct process_set *set, str
         struct tensor *tensor = &op->tensors[t];
         const int64_t *agreed = handle->agreed + t * per_tensor;
         if (op->kind == BHVD_ALLGATHER)
-            status = execute_allgather(run, group, op, tensor, agreed, bytes, gpu);
+            status = execute_allgather(run, group, op, tensor, agreed, bytes, gpu, plan);
         else if (op->kind == BHVD_ALLTOALL)
-            status = execute_alltoall(run, group, handle, tensor, agreed, handle->received_splits + t * n, bytes, gpu);
+            status = execute_alltoall(run, group, handle, tensor, agreed, handle->received_splits + t * n, bytes, gpu, plan);
         else if (op->kind == BHVD_REDUCESCATTER)
-            status = execute_reducescatter(run, group, op, tensor, bytes, gpu);
+            status = execute_reducescatter(run, group, op, tensor, bytes, gpu, plan);
         else
-            status = execute_broadcast(run, group, op, tensor, process_set_index(set, op->root_rank), gpu);
+            status = execute_broadcast(run, group, op, tensor, process_set_index(set, op->root_rank), gpu, plan);
     }
     free(bytes);
     return status;
@@ -329,21 +389,23 @@ static bhvd_status execute_d_lp_s(struct run *run, struct group *group, struct w
 }
 
 static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set, const struct execution *execution,
-                                      struct bhvd_error *error)
+                                      struct plan *plan, struct bhvd_error *error)
 {
     struct run *run = &ctx->run;
     struct work *op = execution->works[0];
     struct nccl_run *gpu;
     bhvd_status status = begin(ctx, set, execution, &gpu);
+    if (operation_of(op)->on_gpu)
+        plan = NULL;
     if (!status)
-        status = op->kind == BHVD_ALLREDUCE ? execute_allreduce(run, &set->group, execution->works, execution->count, gpu)
+        status = op->kind == BHVD_ALLREDUCE ? execute_allreduce(run, &set->group, execution->works, execution->count, gpu, plan)
                  : op->kind == BHVD_C_LP_S  ? execute_c_lp_s(run, &set->group, op, gpu)
                  : op->kind == BHVD_D_LP_S  ? execute_d_lp_s(run, &set->group, op, gpu, error)
-                                            : execute_tensors(run, set, operation_of(op), gpu);
+                                            : execute_tensors(run, set, operation_of(op), gpu, plan);
     return nccl_end(gpu, status);
 }
 
-bhvd_status select_execute(bhvd_context *ctx, const struct execution *execution, struct bhvd_error *error)
+bhvd_status select_execute(bhvd_context *ctx, const struct execution *execution, struct plan *plan, struct bhvd_error *error)
 {
     struct process_set *set = process_set_find(&ctx->sets, execution->process_set);
     struct bhvd_handle *op = operation_of(execution->works[0]);
@@ -363,6 +425,6 @@ bhvd_status select_execute(bhvd_context *ctx, const struct execution *execution,
     case BHVD_PROCESS_SET_REMOVE:
         return execute_process_set_remove(ctx, op, error);
     default:
-        return execute_collective(ctx, set, execution, error);
+        return execute_collective(ctx, set, execution, plan, error);
     }
 }

@@ -150,7 +150,7 @@ static bhvd_status exchange(struct run *run, struct group *set, const void *mine
     struct span whole = {NULL, all, nbytes * (size_t)set->size};
     bhvd_status status = set->shared
                              ? allgather_shared(run, set, mine, &(struct span_list){&whole, 1, 1, whole.nbytes}, part)
-                             : allgather_pairwise(run, set, mine, all, part);
+                             : allgather_links(run, set, mine, all, part);
     free(part);
     return status;
 }
@@ -158,7 +158,7 @@ static bhvd_status exchange(struct run *run, struct group *set, const void *mine
 static bhvd_status share(struct run *run, struct group *set, void *bytes, size_t nbytes)
 {
     return set->shared ? broadcast_shared(run, set, 0, bytes, bytes, nbytes)
-                       : broadcast_tree(run, set, 0, bytes, bytes, nbytes, NULL);
+                       : broadcast_links(run, set, 0, bytes, bytes, nbytes, NULL);
 }
 
 // The communicator: the first member makes its id, all join it.

@@ -1,4 +1,4 @@
-// Alltoall in two levels: parts for other hosts to the host | from there to each rank as in alltoall_pairwise.c | what came, to
+// Alltoall in two levels: parts for other hosts to the host | from there to each rank as in alltoall_links.c | what came, to
 // the GPU. Meanwhile NCCL carries the parts between members of this host.
 // Between GPU and host: only parts of other hosts' members, N (n-m)/n bytes each way where m of n members are here and all parts
 // are equal. Wire: these, straight to where they belong.
@@ -76,7 +76,7 @@ bhvd_status nccl_levels_alltoall(struct nccl_run *x, const unsigned char *src, u
     if (!status)
         status = nccl_levels_wait_for(x, far.out);
     if (!status)
-        status = alltoall_pairwise(x->run, x->whole, far.out->data, far.in->data,
+        status = alltoall_links(x->run, x->whole, far.out->data, far.in->data,
                                    &(struct parts){far.sent_to, far.received_from, 0});
     if (!status)
         status = copy_far(x, parts->received, false, far.in->data, dst, table + n);

@@ -89,7 +89,7 @@ static bhvd_status exchange_shard(struct nccl_run *x, void *arg, size_t number, 
 {
     struct scatter *s = arg;
     cut_shard(s, number);
-    return reducescatter_pairwise(x->run, s->h->cross, &s->across, data, data, s->cross_part);
+    return reducescatter_links(x->run, s->h->cross, &s->across, data, data, s->cross_part);
 }
 
 // The owner keeps its own slice; what is for members without a shard goes to them from the memory of the piece, which has been

@@ -163,7 +163,7 @@ struct bhvd_context_options {
     int stall_shutdown_ms;          /* 0: never */
     const char *allreduce_path;     /* NULL or "": chosen by native/core/select.c; "shared", "ring", "doubling",
                                      * "halving", "hierarchical": forced where the process set allows it */
-    int streams;                    /* TCP connections for data to each rank of another host, 1 to 8; 0: 1. The smaller
+    int streams;                    /* TCP connections for data to each rank of another host, 1 to 8; 0: by the round trip. The smaller
                                      * number of two ranks holds between them */
     const char *negotiation;        /* "star", "tree" (of relays, docs/decisions/0023), NULL or "": a tree beyond 64 ranks */
     int nccl_levels;                /* tensors on GPUs, sets on several hosts. 0: NCCL among all members where it can, else

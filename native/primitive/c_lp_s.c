@@ -31,7 +31,7 @@ enum { WINDOW = C_LP_S_WINDOW };        // three: see above
 static void post_send(struct exchange *x, struct transfer *transfers, int to, const void *code, size_t size)
 {
     if (size && to != x->group->rank)
-        link_post_send(group_link(x->run, x->group, to), &transfers[to], code, size);
+        group_send(x->run, x->group, to, &transfers[to], code, size);
     else
         transfers[to].done = true;
 }
@@ -40,7 +40,7 @@ static void post_recv(struct exchange *x, struct transfer *transfers, int from, 
 {
     struct transfer *transfer = &transfers[x->group->size + from];
     if (size && from != x->group->rank)
-        link_post_recv(group_link(x->run, x->group, from), transfer, code, size);
+        group_receive(x->run, x->group, from, transfer, code, size);
     else
         transfer->done = true;
 }
@@ -218,9 +218,11 @@ struct between {
 
 // Among the members of a group; the vector may be a shard of the operation's, from byte `offset` on. list NULL:
 // something else has encoded it.
-static bhvd_status exchange_run(struct run *run, struct group *group, const struct span_list *list, size_t offset, void *arg)
+static bhvd_status exchange_run(struct run *run, struct group *group, const struct span_list *list, size_t offset, void *arg,
+                                struct flight **flight)
 {
     const struct between *between = arg;
+    (void)flight;
     const struct work *op = between->op;
     const size_t element = bhvd_dtype_size(op->tensors[0].dtype), begin = offset / element;
     const size_t nbytes = list ? list->nbytes : work_nbytes(op);
@@ -256,7 +258,7 @@ bhvd_status c_lp_s(struct run *run, struct group *group, struct work *op, const 
     struct span_list list = {0};
     struct between between = {.op = op, .ends = ends ? ends : &c_lp_s_host, .arg = arg, .prescale = op->prescale_factor};
     if (ends)
-        return exchange_run(run, group, NULL, 0, &between);
+        return exchange_run(run, group, NULL, 0, &between, NULL);
     bhvd_status status = primitive_spans(run, op, &list);
     if (!status && list.nbytes && primitive_has_levels(group, op->kind, op->hierarchical)) {
         // The mean over hosts of (hosts / n) sums is the mean over ranks, however many each host has; with equally many
@@ -267,7 +269,7 @@ bhvd_status c_lp_s(struct run *run, struct group *group, struct work *op, const 
         between.is_shard = true;
         status = hierarchical_run(run, group, &within, &list, exchange_run, &between);
     } else if (!status && list.nbytes) {
-        status = exchange_run(run, group, &list, 0, &between);
+        status = exchange_run(run, group, &list, 0, &between, NULL);
     }
     span_list_fini(&list);
     return status;

@@ -53,8 +53,8 @@ static void exchange(struct averaging *a, size_t s)
     const size_t nbytes = segment_size(a, s);
     slot->mine = span_source(a->list, s * SEGMENT_BYTES, nbytes, slot->packed);
     for (int p = 0; p < a->peers.count; p++) {
-        link_post_send(a->links[p], &slot->transfers[2 * p], slot->mine, nbytes);
-        link_post_recv(a->links[p], &slot->transfers[2 * p + 1], slot->received[p], nbytes);
+        link_post_send(a->links[p], a->run->connections.started, &slot->transfers[2 * p], slot->mine, nbytes);
+        link_post_recv(a->links[p], a->run->connections.started, &slot->transfers[2 * p + 1], slot->received[p], nbytes);
     }
     run_look(a->run);
 }
@@ -164,7 +164,7 @@ struct job {
 // Among the members of a group, each of which stands for its host where there are hosts; the vector may be a shard of the
 // operation's.
 static bhvd_status average_with_peers(struct run *run, struct group *group, const struct span_list *list,
-                                      size_t begin, void *arg)
+                                      size_t begin, void *arg, struct flight **flight)
 {
     const struct job *job = arg;
     const struct work *op = job->op;
@@ -174,7 +174,7 @@ static bhvd_status average_with_peers(struct run *run, struct group *group, cons
         .peers = peers_of(op->topology, group->size, group->rank, op->round),
         .dtype = op->tensors[0].dtype,
     };
-    (void)begin;
+    (void)begin, (void)flight;
     a.weight = 1.0 / (1 + a.peers.times * a.peers.count);
     int sizes[PEERS_MAX] = {0};
     for (int p = 0; p < a.peers.count; p++) {
@@ -215,7 +215,7 @@ bhvd_status d_fp_s(struct run *run, struct group *group, struct work *op, struct
         status = primitive_spans(run, op, &list);
     if (!status && list.nbytes)
         status = primitive_has_levels(group, op->kind, op->hierarchical) ? average_hosts(run, group, &list, op)
-                                                                       : average_with_peers(run, group, &list, 0, &flat);
+                                                                       : average_with_peers(run, group, &list, 0, &flat, NULL);
     span_list_fini(&list);
     return status;
 }

@@ -127,8 +127,8 @@ static void send(struct exchange *x, size_t s)
     if (!x->ready)
         encode(x, s);
     for (int p = 0; p < x->peers.count; p++) {
-        link_post_send(x->links[p], &slot->transfers[2 * p], code_at(x, 0, s), nbytes);
-        link_post_recv(x->links[p], &slot->transfers[2 * p + 1], code_at(x, 1 + p, s), nbytes);
+        link_post_send(x->links[p], x->run->connections.started, &slot->transfers[2 * p], code_at(x, 0, s), nbytes);
+        link_post_recv(x->links[p], x->run->connections.started, &slot->transfers[2 * p + 1], code_at(x, 1 + p, s), nbytes);
     }
     run_look(x->run);
 }

@@ -104,20 +104,61 @@ void span_store(const struct span_list *list, size_t offset, size_t nbytes, cons
     span_unpack(&cursor, from, nbytes);
 }
 
+enum { SMALLEST = 8192 };
+
+// Contents are lost.
+static bool grow(struct fusion_buffer *buffer, size_t size)
+{
+    if (buffer->size >= size && buffer->data)
+        return true;
+    size_t rounded = SMALLEST;
+    while (rounded < size)          // few different sizes, so that one that is kept fits again: fresh memory costs page faults
+        rounded *= 2;
+    free(buffer->data);
+    buffer->data = aligned_alloc(64, rounded);
+    buffer->size = buffer->data ? rounded : 0;
+    return buffer->data;
+}
+
 void *fusion_acquire(struct run *run, int number, size_t size)
 {
-    struct fusion_buffer *buffer = &run->scratch[number];
-    if (buffer->size < size || !buffer->data) {
-        size_t rounded = (size + 4095) / 4096 * 4096 + 4096;
-        free(buffer->data);
-        buffer->data = aligned_alloc(64, rounded);
-        buffer->size = buffer->data ? rounded : 0;
+    return grow(&run->scratch[number], size) ? run->scratch[number].data : NULL;
+}
+
+// The smallest that is large enough; else the largest, which grows, so that there are not ever more of them.
+bool fusion_borrow(struct run *run, size_t size, struct fusion_buffer *out)
+{
+    struct fusion_buffer *best = &run->lent[0];
+    for (int i = 1; i < FUSION_KEPT; i++) {
+        struct fusion_buffer *other = &run->lent[i];
+        if (best->size < size ? other->size > best->size : other->size >= size && other->size < best->size)
+            best = other;
     }
-    return buffer->data;
+    *out = *best;
+    *best = (struct fusion_buffer){0};
+    return grow(out, size);
+}
+
+// Of more than are kept the smallest goes.
+void fusion_return(struct run *run, struct fusion_buffer *buffer)
+{
+    struct fusion_buffer *smallest = &run->lent[0];
+    for (int i = 1; i < FUSION_KEPT; i++)
+        if (run->lent[i].size < smallest->size)
+            smallest = &run->lent[i];
+    if (buffer->data && buffer->size >= smallest->size) {
+        free(smallest->data);
+        *smallest = *buffer;
+    } else {
+        free(buffer->data);
+    }
+    *buffer = (struct fusion_buffer){0};
 }
 
 void fusion_fini(struct run *run)
 {
     free(run->scratch[0].data);
     free(run->scratch[1].data);
+    for (int i = 0; i < FUSION_KEPT; i++)
+        free(run->lent[i].data);
 }

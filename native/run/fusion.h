@@ -55,6 +55,9 @@ void span_store(const struct span_list *list, size_t offset, size_t nbytes, cons
 // Scratch memory number 0 or 1 of at least this size, 64-byte aligned, valid until the next call for the same number.
 // NULL: no memory.
 void *fusion_acquire(struct run *run, int number, size_t size);
+// Memory for what goes on beside others: 64-byte aligned, kept between operations. False: no memory.
+bool fusion_borrow(struct run *run, size_t size, struct fusion_buffer *out);
+void fusion_return(struct run *run, struct fusion_buffer *buffer);       // NULL data: nothing happens
 void fusion_fini(struct run *run);
 
 #endif

@@ -1,7 +1,7 @@
 // Looking at the links to all other ranks.
 #include <poll.h>
 
-#include "run/run.h"
+#include "run/executor.h"
 
 static void fail_link(struct run *run, const struct link *link, bhvd_status status)
 {
@@ -44,6 +44,7 @@ bool run_advance_links(struct run *run, bool look_at_sockets)
         if (rank != run->connections.rank)
             progress |= advance(run, &run->connections.links[rank], look_at_sockets);
     }
+    progress |= executor_advance(run);
     return progress;
 }
 

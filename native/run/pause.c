@@ -52,11 +52,12 @@ int pause_fill_fds(struct run *run, struct pollfd *fds)
                                            .events = POLLIN | (link->control_out.size ? POLLOUT : 0)};
         for (int i = 0; i < link->stream_count && link->streams[i].channel.fd >= 0; i++) {
             const struct stream *stream = &link->streams[i];
-            if (!open && !stream->receives.head)
+            const bool wants_input = stream_wants_input(link, stream);
+            if (!open && !wants_input)
                 continue;
             fds[count++] = (struct pollfd){.fd = stream->channel.fd,
-                                           .events = (stream->receives.head ? POLLIN : 0) |
-                                                     (open && stream->sends.head ? POLLOUT : 0)};
+                                           .events = (wants_input ? POLLIN : 0) |
+                                                     (open && stream_has_output(stream) ? POLLOUT : 0)};
         }
     }
     return count;

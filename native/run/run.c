@@ -3,18 +3,21 @@
 #include <stdlib.h>
 
 #include "base/status.h"
+#include "run/executor.h"
 #include "run/fusion.h"
 
 void run_init(struct run *run, const struct run_duties *duties, void *owner)
 {
     run->duties = duties;
     run->owner = owner;
+    run->executor.tail = &run->executor.head;
     pthread_mutex_init(&run->failure_lock, NULL);
     kernel_table_init(&run->kernels, cpu_features());
 }
 
 void run_fini(struct run *run)
 {
+    executor_fini(run);
     fusion_fini(run);
     free(run->poll_fds);
     pthread_mutex_destroy(&run->failure_lock);

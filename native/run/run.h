@@ -13,9 +13,23 @@
 #include "kernel/kernel.h"
 #include "transport/connect.h"
 
+enum { FUSION_KEPT = 4 };
+
 struct fusion_buffer {
     void *data;
     size_t size;
+};
+
+// How long nothing has moved that an operation needs.
+struct stillness {
+    int64_t since_ns;                   // 0: not looked at yet
+    uint64_t moved;
+};
+
+// The schedules under way, in the order in which they were started.
+struct executor {
+    struct flight *head, **tail;
+    struct stillness still;
 };
 
 // What goes on above while something here waits. `owner` is the run's.
@@ -33,12 +47,15 @@ struct run {
     struct connections connections;
     struct kernel_table kernels;
     int allreduce_path;                 // enum allreduce_path (collective/collective.h)
+    uint32_t hop_ns;                    // from one host to another, the same figure on all ranks of an execution
     int timeout_ms;                     // without progress inside an execution
     const struct run_duties *duties;
     void *owner;
     pthread_mutex_t failure_lock;       // for writing `failure`, and for reading it on other threads
     struct bhvd_error failure;          // why nothing can be executed any more
     struct fusion_buffer scratch[2];    // fusion.h
+    struct fusion_buffer lent[FUSION_KEPT];     // those that are not lent now
+    struct executor executor;           // executor.h
     struct pollfd *poll_fds;            // pause.h
     int spin_limit, yield_limit;        // rounds of looking, and of yielding, before the engine sleeps
     int sleep_ms;                       // at most
@@ -87,5 +104,7 @@ bhvd_status run_until_gpu(struct run *run, run_ready_fn ready, void *arg);
 bhvd_status run_transfers(struct run *run, struct transfer *transfers, int count);
 // Moves what can be moved now. Never blocks.
 void run_look(struct run *run);
+// Fails the run when nothing has moved for too long that the schedules under way wait for.
+void run_look_at_flights(struct run *run);
 
 #endif

@@ -1,17 +1,5 @@
 #include "run/vector.h"
 
-bool vector_init(struct vector *vector, struct run *run, const struct span_list *list, size_t element)
-{
-    const bool packed = list->count != 1;
-    *vector = (struct vector){
-        .data = packed ? fusion_acquire(run, 0, list->nbytes) : list->spans[0].dst,
-        .list = list,
-        .element = element,
-        .packed = packed,
-    };
-    return vector->data != NULL;
-}
-
 void vector_load(const struct vector *vector, const struct reduction *reduction, size_t begin, size_t nbytes)
 {
     struct span_cursor cursor = span_cursor_at(vector->list, begin);

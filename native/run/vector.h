@@ -1,4 +1,4 @@
-// The vector that an allreduce over links works on: the tensors packed into the fusion buffer, or, when there is only
+// The vector that an allreduce over links works on: the tensors packed into a fusion buffer, or, when there is only
 // one, its own output, so that nothing is packed.
 #ifndef BHVD_VECTOR_H
 #define BHVD_VECTOR_H
@@ -12,9 +12,6 @@ struct vector {
     size_t element;
     bool packed;
 };
-
-// False: no memory. Uses scratch number 0 when it packs.
-bool vector_init(struct vector *vector, struct run *run, const struct span_list *list, size_t element);
 
 // Brings the tensors' values into this part of the vector, prescaled. Once for every part, before anything is done to it.
 void vector_load(const struct vector *vector, const struct reduction *reduction, size_t begin, size_t nbytes);

@@ -21,12 +21,6 @@ static uint32_t host_activity(const struct run *run)
     return sum;
 }
 
-// How long nothing has moved that an operation needs.
-struct stillness {
-    int64_t since_ns;                   // 0: not looked at yet
-    uint64_t moved;
-};
-
 // Did the limit pass? Frames that only tell of life, or of other operations, do not count as movement.
 static bool stillness_is_over_limit(struct run *run, struct stillness *still)
 {
@@ -66,6 +60,23 @@ static int name_awaited(const struct run *run, int waiting_for, char *out, size_
     return awaited == 1 ? last : -1;
 }
 
+static bhvd_status fail_still(struct run *run, int waiting_for)
+{
+    char who[128];
+    const int rank = name_awaited(run, waiting_for, who, sizeof who);
+    return run_blame(run, BHVD_ERR_TIMEOUT, BHVD_CAUSE_TIMEOUT, rank,
+                     "no progress for %.1f s inside an operation while waiting for %s; the limit is set by "
+                     "HOROVOD_GLOO_TIMEOUT_SECONDS", run->timeout_ms / 1000.0, who);
+}
+
+void run_look_at_flights(struct run *run)
+{
+    if (!run->executor.head)
+        run->executor.still = (struct stillness){0};
+    else if (!run->failure.status && stillness_is_over_limit(run, &run->executor.still))
+        fail_still(run, -1);
+}
+
 bhvd_status run_until(struct run *run, run_ready_fn ready, void *arg, int waiting_for)
 {
     int rounds = 0;
@@ -84,11 +95,7 @@ bhvd_status run_until(struct run *run, run_ready_fn ready, void *arg, int waitin
         if (moved)
             rounds = 0;
         if (looks_at_clock(run, rounds, polls) && stillness_is_over_limit(run, &still) && ready(run, arg) <= 0) {
-            char who[128];
-            const int rank = name_awaited(run, waiting_for, who, sizeof who);
-            return run_blame(run, BHVD_ERR_TIMEOUT, BHVD_CAUSE_TIMEOUT, rank,
-                             "no progress for %.1f s inside an operation while waiting for %s; the limit is set by "
-                             "HOROVOD_GLOO_TIMEOUT_SECONDS", run->timeout_ms / 1000.0, who);
+            return fail_still(run, waiting_for);
         }
         if (!moved || (pause_is_patient(run) && !ready(run, arg)))
             pause_engine(run, &rounds, still.since_ns ? still.since_ns + timeout_ns(run) : CLOCK_NEVER, ready, arg);

@@ -25,9 +25,11 @@
 #include "transport/socket.h"
 
 enum {
-    CARD_MAGIC = 0x38484742,            // "BGH8", also tells the byte order
-    HELLO_MAGIC = 0x32484742,
-    RETRY_MS = 50
+    CARD_MAGIC = 0x39484742,            // "BGH9", also tells the byte order
+    HELLO_MAGIC = 0x33484742,
+    RETRY_MS = 50,
+    FAR_NS = 2000000,                   // a round trip to another site
+    FAR_STREAMS = 4
 };
 // CHANNEL_STREAM + i is stream i.
 enum channel_kind { CHANNEL_CONTROL = 0, CHANNEL_LOCAL = 1, CHANNEL_STREAM = 2 };
@@ -37,6 +39,7 @@ struct hello {
     uint32_t magic;
     int32_t rank;
     uint32_t channel;
+    uint32_t streams;                   // to this rank; on its control channel, which comes first
 };
 
 // ------------------------------------------------------------------------------------------------------------ cards
@@ -78,7 +81,7 @@ static bhvd_status fill_card(struct connecting *k, struct card *card)
         return status;
     card->port = port;
     card->uses_mpi = uses_mpi(options);
-    card->streams = options->streams > 0 ? options->streams : 1;
+    card->streams = options->streams;
     snprintf(card->host, sizeof card->host, "%s", options->listen_host);
     snprintf(card->allreduce_path, sizeof card->allreduce_path, "%s",
              options->allreduce_path ? options->allreduce_path : "");
@@ -121,7 +124,7 @@ static bhvd_status exchange_cards(struct connecting *k, const struct card *mine)
         card->local_name[sizeof card->local_name - 1] = '\0';
         card->allreduce_path[sizeof card->allreduce_path - 1] = '\0';
         card->negotiation[sizeof card->negotiation - 1] = '\0';
-        if (all[rank].size != sizeof *card || card->magic != CARD_MAGIC || card->rank != rank || card->streams < 1 ||
+        if (all[rank].size != sizeof *card || card->magic != CARD_MAGIC || card->rank != rank || card->streams < 0 ||
             card->streams > LINK_STREAMS_MAX)
             status = error_set(k->error, BHVD_ERR_MISMATCH,
                                "rank %d runs another version of bagua_hvd or another byte order", rank);
@@ -158,18 +161,22 @@ static void count_hosts(const struct connecting *k)
 
 // ---------------------------------------------------------------------------------------------------- all connections
 
-// As many as both ranks ask for.
-static int stream_count(const struct connecting *k, int rank)
+// As many as both ranks ask for; 0: neither asks, and the higher rank decides when it has connected its control channel.
+static int asked_streams(const struct connecting *k, int rank)
 {
     int mine = k->cards[k->c->rank].streams, theirs = k->cards[rank].streams;
-    return mine < theirs ? mine : theirs;
+    return mine && (!theirs || mine < theirs) ? mine : theirs;
 }
 
 // MPI needs none: it finds the network's own way to several.
 static int socket_streams(const struct connecting *k, int rank)
 {
-    return uses_mpi(k->options) ? 0 : stream_count(k, rank);
+    return uses_mpi(k->options) ? 0 : k->c->links[rank].stream_count;
 }
+
+// What the kernel lets one connection have under way (4 MB mostly) fills a link of a Gbit/s up to 30 ms; and what is lost costs one of
+// several connections less of its speed.
+static int streams_for(int64_t round_trip_ns) { return round_trip_ns >= FAR_NS ? FAR_STREAMS : 1; }
 
 static struct channel *channel_of(struct link *link, uint32_t kind)
 {
@@ -195,7 +202,13 @@ static bhvd_status try_connect(struct connecting *k, int rank, uint32_t kind, in
                                         k->error);
     if (status)
         return name_rank(k, rank, status);
-    struct hello hello = {HELLO_MAGIC, k->c->rank, kind};
+    if (kind == CHANNEL_CONTROL && !uses_mpi(k->options)) {
+        struct link *link = &k->c->links[rank];
+        const int asked = asked_streams(k, rank);
+        link->round_trip_ns = socket_round_trip_ns(fd);
+        link->stream_count = asked ? asked : streams_for(link->round_trip_ns);
+    }
+    struct hello hello = {HELLO_MAGIC, k->c->rank, kind, (uint32_t)k->c->links[rank].stream_count};
     unsigned char answer;
     status = socket_write_full(fd, &hello, sizeof hello, k->deadline_ns);
     if (!status && kind == CHANNEL_LOCAL)
@@ -245,10 +258,19 @@ static bool is_connected(struct link *link, uint32_t kind)
 static bool welcome(struct connecting *k, const struct hello *hello, int fd, bool local)
 {
     if (hello->magic != HELLO_MAGIC || hello->rank <= k->c->rank || hello->rank >= k->c->size ||
-        hello->channel >= CHANNEL_STREAM + (uint32_t)socket_streams(k, hello->rank) ||
         (hello->channel == CHANNEL_LOCAL) != local || local != connecting_shares_memory(k, hello->rank))
         return false;
     struct link *link = &k->c->links[hello->rank];
+    const int asked = asked_streams(k, hello->rank);
+    if (hello->channel == CHANNEL_CONTROL && !uses_mpi(k->options)) {
+        if (hello->streams < 1 || hello->streams > LINK_STREAMS_MAX || (asked && hello->streams != (uint32_t)asked))
+            return false;
+        link->stream_count = (int)hello->streams;
+        link->round_trip_ns = socket_round_trip_ns(fd);
+    }
+    if (hello->channel >= CHANNEL_STREAM && (!is_connected(link, CHANNEL_CONTROL) ||
+                                             hello->channel - CHANNEL_STREAM >= (uint32_t)socket_streams(k, hello->rank)))
+        return false;
     if (is_connected(link, hello->channel))
         return false;
     if (local)
@@ -349,7 +371,6 @@ static bhvd_status connect_network(struct connections *c, const struct bhvd_cont
         bool local = rank == c->rank || connecting_shares_memory(&k, rank);
         c->local_size += local;
         c->local_index += local && rank < c->rank;
-        c->links[rank].stream_count = local || uses_mpi(options) ? 1 : stream_count(&k, rank);
         if (!local && strcmp(options->transport, "shm") == 0)
             status = error_set(error, BHVD_ERR_ARGUMENT,
                                "transport \"shm\" needs all ranks on one host, but rank %d is on another; use \"auto\"",
@@ -414,7 +435,7 @@ bhvd_status connections_init(struct connections *c, const struct bhvd_context_op
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for %d ranks", c->size);
     }
     for (int rank = 0; rank < c->size; rank++)
-        link_init(&c->links[rank], rank);
+        link_init(&c->links[rank], rank, &c->started);
     bool inproc = strcmp(options->transport, "inproc") == 0;
     if (!inproc)
         c->bell.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);

@@ -1,27 +1,56 @@
 #include "transport/link.h"
 
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 enum { FRAME_HEADER = 5 };                      // u32 payload size, u8 type
 
-static void queue_init(struct transfer_queue *queue)
+void transfer_queue_init(struct transfer_queue *queue)
 {
     queue->head = NULL;
     queue->tail = &queue->head;
 }
 
-void link_init(struct link *link, int rank)
+void transfer_queue_append(struct transfer_queue *queue, struct transfer *transfer)
 {
-    *link = (struct link){.rank = rank, .local_index = -1, .bell = {.fd = -1}, .liveness_fd = -1};
+    transfer->next = NULL;
+    *queue->tail = transfer;
+    queue->tail = &transfer->next;
+}
+
+struct transfer *transfer_queue_pop(struct transfer_queue *queue)
+{
+    struct transfer *transfer = queue->head;
+    if (!transfer)
+        return NULL;
+    queue->head = transfer->next;
+    if (!queue->head)
+        queue->tail = &queue->head;
+    return transfer;
+}
+
+static void lane_init(struct lane *lane, uint32_t execution)
+{
+    *lane = (struct lane){.execution = execution};
+    transfer_queue_init(&lane->receives);
+    transfer_queue_init(&lane->strays);
+}
+
+void link_init(struct link *link, int rank, const uint32_t *started)
+{
+    *link = (struct link){.rank = rank, .local_index = -1, .bell = {.fd = -1}, .liveness_fd = -1, .started = started};
     link->control.fd = -1;
     link->stream_count = 1;
     for (int i = 0; i < LINK_STREAMS_MAX; i++) {
         link->streams[i].channel.fd = -1;
-        queue_init(&link->streams[i].sends);
-        queue_init(&link->streams[i].receives);
+        transfer_queue_init(&link->streams[i].sends);
+        transfer_queue_init(&link->streams[i].urgent);
     }
+    for (uint32_t i = 0; i < LINK_LANES; i++)
+        lane_init(&link->lanes[i], i);
 }
 
 static void close_fd(int *fd)
@@ -43,6 +72,12 @@ void link_close(struct link *link)
 void link_fini(struct link *link)
 {
     link_close(link);
+    for (int i = 0; i < LINK_LANES; i++)
+        for (struct transfer *stray; (stray = transfer_queue_pop(&link->lanes[i].strays));)
+            free(stray);
+    for (int i = 0; i < LINK_STREAMS_MAX; i++)
+        if (link->streams[i].receiving && link->streams[i].receiving->is_stray)
+            free(link->streams[i].receiving);
     bytes_fini(&link->control_out);
     bytes_fini(&link->control_in);
 }
@@ -81,41 +116,128 @@ bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes 
     return status;
 }
 
-static void queue_append(struct transfer_queue *queue, struct transfer *transfer, void *buffer, size_t size,
-                         struct traffic *traffic)
+// ------------------------------------------------------------------------------------------------------------- messages
+
+// The lane of an execution, which takes it over from another; NULL: that is not over.
+static struct lane *take_lane(struct link *link, uint32_t execution)
 {
-    *transfer = (struct transfer){
-        .buffer = buffer, .size = size, .header = {.number = traffic->posted++, .size = size}};
-    *queue->tail = transfer;
-    queue->tail = &transfer->next;
+    struct lane *lane = &link->lanes[execution % LINK_LANES];
+    if (lane->execution == execution)
+        return lane;
+    if (lane->receives.head || lane->strays.head)
+        return NULL;
+    lane_init(lane, execution);
+    return lane;
 }
 
-static void queue_pop(struct transfer_queue *queue, struct traffic *traffic)
+static void finish(struct transfer *transfer, struct traffic *traffic)
 {
-    struct transfer *transfer = queue->head;
-    queue->head = transfer->next;
-    if (!queue->head)
-        queue->tail = &queue->head;
     traffic->done++;
     transfer->done = true;
+    if (transfer->finished)
+        transfer_queue_append(transfer->finished, transfer);
 }
 
-void link_post_send(struct link *link, struct transfer *transfer, const void *buffer, size_t size)
+uint32_t link_number_send(struct link *link, uint32_t execution)
 {
-    struct stream *stream = &link->streams[link->sends.posted % (unsigned)link->stream_count];
-    queue_append(&stream->sends, transfer, (void *)buffer, size, &link->sends);
+    struct lane *lane = take_lane(link, execution);
+    link->is_broken |= !lane;
+    return lane ? lane->sent++ : 0;
 }
 
-void link_post_recv(struct link *link, struct transfer *transfer, void *buffer, size_t size)
+uint32_t link_number_recv(struct link *link, uint32_t execution)
 {
-    struct stream *stream = &link->streams[link->receives.posted % (unsigned)link->stream_count];
-    queue_append(&stream->receives, transfer, buffer, size, &link->receives);
+    struct lane *lane = take_lane(link, execution);
+    link->is_broken |= !lane;
+    return lane ? lane->received++ : 0;
+}
+
+void link_send_numbered(struct link *link, uint32_t execution, uint32_t number, struct transfer *transfer, const void *buffer,
+                        size_t size, struct transfer_queue *finished, bool urgent)
+{
+    struct stream *stream = &link->streams[link->sends.posted++ % (unsigned)link->stream_count];
+    *transfer = (struct transfer){
+        .buffer = (void *)buffer, .size = size, .header = {execution, number, size}, .finished = finished};
+    transfer_queue_append(urgent ? &stream->urgent : &stream->sends, transfer);
+}
+
+// Takes out of the queue the message of this number.
+static struct transfer *take_numbered(struct transfer_queue *queue, uint32_t number)
+{
+    for (struct transfer **at = &queue->head; *at; at = &(*at)->next) {
+        struct transfer *transfer = *at;
+        if (transfer->header.number == number) {
+            *at = transfer->next;
+            if (!transfer->next)
+                queue->tail = at;
+            return transfer;
+        }
+    }
+    return NULL;
+}
+
+// A stray that some stream is still reading: from now on it is expected.
+static bool claim_stray_on_its_way(struct link *link, struct transfer *transfer)
+{
+    for (int i = 0; i < link->stream_count; i++) {
+        struct transfer *stray = link->streams[i].receiving;
+        if (stray && stray->is_stray && stray->header.execution == transfer->header.execution &&
+            stray->header.number == transfer->header.number) {
+            link->is_broken |= stray->size != transfer->size;
+            if (transfer->size && !link->is_broken)
+                memcpy(transfer->buffer, stray->buffer, stray->moved);
+            transfer->moved = stray->moved;
+            link->streams[i].receiving = transfer;
+            free(stray);
+            return true;
+        }
+    }
+    return false;
+}
+
+void link_recv_numbered(struct link *link, uint32_t execution, uint32_t number, struct transfer *transfer, void *buffer,
+                        size_t size, struct transfer_queue *finished)
+{
+    struct lane *lane = take_lane(link, execution);
+    *transfer = (struct transfer){.buffer = buffer, .size = size, .header = {execution, number, size}, .finished = finished};
+    link->receives.posted++;
+    if (!lane) {
+        link->is_broken = true;
+        return;
+    }
+    struct transfer *stray = lane->strays.head ? take_numbered(&lane->strays, number) : NULL;
+    if (stray) {
+        link->is_broken |= stray->size != size;
+        if (size && !link->is_broken)
+            memcpy(buffer, stray->buffer, size);
+        free(stray);
+        finish(transfer, &link->receives);
+    } else if (!claim_stray_on_its_way(link, transfer)) {
+        transfer_queue_append(&lane->receives, transfer);
+    }
+}
+
+void link_post_send(struct link *link, uint32_t execution, struct transfer *transfer, const void *buffer, size_t size)
+{
+    link_send_numbered(link, execution, link_number_send(link, execution), transfer, buffer, size, NULL, false);
+}
+
+void link_post_recv(struct link *link, uint32_t execution, struct transfer *transfer, void *buffer, size_t size)
+{
+    link_recv_numbered(link, execution, link_number_recv(link, execution), transfer, buffer, size, NULL);
+}
+
+static struct transfer *next_to_send(struct stream *stream)
+{
+    if (!stream->sending)
+        stream->sending = transfer_queue_pop(stream->urgent.head ? &stream->urgent : &stream->sends);
+    return stream->sending;
 }
 
 static bhvd_status advance_sends(struct link *link, struct stream *stream, bool *progress)
 {
     struct transfer *t;
-    while ((t = stream->sends.head)) {
+    while ((t = next_to_send(stream))) {
         size_t moved, header_left = sizeof t->header - t->header_moved;
         struct iovec parts[2] = {
             {(char *)&t->header + t->header_moved, header_left},
@@ -134,28 +256,91 @@ static bhvd_status advance_sends(struct link *link, struct stream *stream, bool 
         link->payload_sent += moved - of_header;
         if (t->header_moved < sizeof t->header || t->moved < t->size)
             return BHVD_OK;
-        queue_pop(&stream->sends, &link->sends);
+        stream->sending = NULL;
+        finish(t, &link->sends);
     }
     return BHVD_OK;
+}
+
+// Could a message that somebody expects be behind one that nobody does? One of the same execution cannot.
+static bool others_are_expected(const struct link *link, const struct lane *lane)
+{
+    for (int i = 0; i < LINK_LANES; i++)
+        if (&link->lanes[i] != lane && link->lanes[i].receives.head)
+            return true;
+    return link->stream_count > 1 && lane->receives.head;
+}
+
+// What the complete header that has come belongs to. NULL: nobody expects it yet, and it is left where it is.
+static bhvd_status find_receiver(struct link *link, struct stream *stream)
+{
+    const struct transfer_header *header = &stream->incoming;
+    if ((int32_t)(header->execution - *link->started) > 0)
+        return BHVD_OK;                         // it has not started here
+    // One that is long over has no messages any more.
+    struct lane *lane = *link->started - header->execution < LINK_LANES ? take_lane(link, header->execution) : NULL;
+    if (!lane)
+        return BHVD_ERR_SYSTEM;
+    stream->receiving = take_numbered(&lane->receives, header->number);
+    if (stream->receiving) {
+        stream->is_early = false;
+        return stream->receiving->size == header->size ? BHVD_OK : BHVD_ERR_SYSTEM;
+    }
+    const bool seen_before = stream->is_early;
+    stream->is_early = !seen_before;            // what goes on between two looks may be all that it takes
+    if (!seen_before || header->size > LINK_STRAY_MAX || !others_are_expected(link, lane))
+        return BHVD_OK;
+    struct transfer *stray = malloc(sizeof *stray + header->size);
+    if (!stray)
+        return BHVD_ERR_SYSTEM;
+    *stray = (struct transfer){
+        .buffer = (unsigned char *)(stray + 1), .size = header->size, .header = *header, .is_stray = true};
+    stream->receiving = stray;
+    return BHVD_OK;
+}
+
+bool stream_wants_input(const struct link *link, const struct stream *stream)
+{
+    if (!traffic_is_pending(&link->receives))
+        return false;
+    if (stream->receiving || stream->incoming_moved < sizeof stream->incoming)
+        return true;
+    const struct transfer_header *header = &stream->incoming;
+    if ((int32_t)(header->execution - *link->started) > 0)
+        return false;
+    const struct lane *lane = &link->lanes[header->execution % LINK_LANES];
+    for (const struct transfer *t = lane->receives.head; t; t = t->next)
+        if (t->header.number == header->number)
+            return true;
+    return lane->execution != header->execution || (header->size <= LINK_STRAY_MAX && others_are_expected(link, lane));
+}
+
+static bhvd_status read_header(struct stream *stream, bool *progress)
+{
+    size_t moved;
+    unsigned char *at = (unsigned char *)&stream->incoming + stream->incoming_moved;
+    bhvd_status status = stream->channel.ops->recv(&stream->channel, at, sizeof stream->incoming - stream->incoming_moved, &moved);
+    stream->incoming_moved += moved;
+    *progress |= moved > 0;
+    return status;
 }
 
 static bhvd_status advance_receives(struct link *link, struct stream *stream, bool *progress)
 {
     struct channel *channel = &stream->channel;
-    struct transfer *t;
-    while ((t = stream->receives.head)) {
+    while (stream->receiving || traffic_is_pending(&link->receives)) {
         size_t moved;
-        // While the header is incomplete its expected content lies in t->header; what arrives is compared with it.
-        while (t->header_moved < sizeof t->header) {
-            unsigned char got[sizeof t->header];
-            bhvd_status status = channel->ops->recv(channel, got, sizeof got - t->header_moved, &moved);
-            if (status || moved == 0)
+        if (stream->incoming_moved < sizeof stream->incoming) {
+            bhvd_status status = read_header(stream, progress);
+            if (status || stream->incoming_moved < sizeof stream->incoming)
                 return status;
-            *progress = true;
-            if (memcmp((char *)&t->header + t->header_moved, got, moved) != 0)
-                return BHVD_ERR_SYSTEM;
-            t->header_moved += moved;
         }
+        if (!stream->receiving) {
+            bhvd_status status = find_receiver(link, stream);
+            if (status || !stream->receiving)
+                return status;
+        }
+        struct transfer *t = stream->receiving;
         while (t->moved < t->size) {
             bhvd_status status = channel->ops->recv(channel, t->buffer + t->moved, t->size - t->moved, &moved);
             if (status || moved == 0)
@@ -164,17 +349,30 @@ static bhvd_status advance_receives(struct link *link, struct stream *stream, bo
             t->moved += moved;
             link->payload_received += moved;
         }
-        queue_pop(&stream->receives, &link->receives);
+        stream->receiving = NULL;
+        stream->incoming_moved = 0;
+        if (t->is_stray)
+            transfer_queue_append(&link->lanes[t->header.execution % LINK_LANES].strays, t);
+        else
+            finish(t, &link->receives);
     }
     return BHVD_OK;
 }
 
+// Of a peer that has left some streams may be at their end before others are: the message that is expected comes over one of these.
 static bhvd_status advance_all_receives(struct link *link, bool *progress)
 {
-    bhvd_status status = BHVD_OK;
-    for (int i = 0; i < link->stream_count && !status && traffic_is_pending(&link->receives); i++)
-        status = advance_receives(link, &link->streams[i], progress);
-    return status;
+    int ended = 0;
+    for (int i = 0; i < link->stream_count && traffic_is_pending(&link->receives); i++) {
+        struct stream *stream = &link->streams[i];
+        bhvd_status status = advance_receives(link, stream, progress);
+        if (status == BHVD_ERR_PEER_LOST && !stream->receiving && stream->incoming_moved == 0)
+            ended++;
+        else if (status)
+            return status;
+    }
+    const bool is_over = ended == link->stream_count || (ended && link->state == LINK_OPEN);
+    return is_over && traffic_is_pending(&link->receives) ? BHVD_ERR_PEER_LOST : BHVD_OK;
 }
 
 static bhvd_status advance_control(struct link *link, link_frame_fn on_frame, void *arg, bool *progress)
@@ -212,6 +410,8 @@ static bhvd_status advance_control(struct link *link, link_frame_fn on_frame, vo
 bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, bool *progress)
 {
     bhvd_status status = BHVD_OK;
+    if (link->is_broken)
+        return BHVD_ERR_SYSTEM;
     if (link->state != LINK_OPEN) {
         // It is gone, but what it sent before lies in the ring or the socket still.
         return advance_all_receives(link, progress);
@@ -258,8 +458,8 @@ bool link_ready(const struct link *link)
     for (int i = 0; i < link->stream_count; i++) {
         const struct stream *stream = &link->streams[i];
         const struct channel_ops *ops = stream->channel.ops;
-        if ((stream->sends.head && ops->writable && ops->writable(&stream->channel)) ||
-            (stream->receives.head && ops->readable && ops->readable(&stream->channel)))
+        if ((ops->writable && stream_has_output(stream) && ops->writable(&stream->channel)) ||
+            (ops->readable && stream_wants_input(link, stream) && ops->readable(&stream->channel)))
             return true;
     }
     return false;
@@ -271,7 +471,7 @@ bool link_needs_looking(const struct link *link)
         const struct stream *stream = &link->streams[i];
         const struct channel_ops *ops = stream->channel.ops;
         // A peer that has left needs no more bytes, but may have sent some.
-        if (ops && ops->unfinished && (stream->sends.head || stream->receives.head ||
+        if (ops && ops->unfinished && (stream_has_output(stream) || stream_wants_input(link, stream) ||
                                        (link->state == LINK_OPEN && ops->unfinished(&stream->channel))))
             return true;
     }

@@ -2,8 +2,13 @@
 // and one or more streams (the messages of collectives), so that control never waits behind data. Messages are dealt to
 // the streams in turn; within one they keep their order.
 //
-// Data messages between two ranks are matched by order: both execute the operations they share in the same order
-// (core/negotiation.h). Each message carries its number and size, so that a disagreement is an error, not garbage.
+// Several executions may be on their way at once. Each has a lane: messages say which execution they belong to, and which one of
+// it they are, so it does not matter in what order those of different executions are posted. Both sides must post the same
+// messages of an execution; their sizes are compared, so that a disagreement is an error, not garbage.
+//
+// A message that came before it was expected waits in its socket, and so do those behind it. Where another execution's could be
+// behind it, it is taken into memory of the link's instead (a stray): else two ranks could wait for each other. Of an execution
+// that has not started here nothing is read: its window (core/negotiation.h) says that nobody needs what is behind.
 // Thread: the engine's owner only.
 #ifndef BHVD_LINK_H
 #define BHVD_LINK_H
@@ -13,7 +18,9 @@
 
 enum {
     LINK_FRAME_MAX = 64 << 20,                  // a control frame's payload
-    LINK_STREAMS_MAX = 8
+    LINK_STREAMS_MAX = 8,
+    LINK_LANES = 8,                             // executions that may be on their way at once
+    LINK_STRAY_MAX = 1 << 20                    // bytes of a message that is taken although nobody expects it yet
 };
 
 enum link_state {
@@ -23,9 +30,12 @@ enum link_state {
 };
 
 struct transfer_header {
-    uint64_t number;
+    uint32_t execution;                         // its number modulo 2^32
+    uint32_t number;                            // among the messages of the execution in this direction
     uint64_t size;
 };
+
+struct transfer_queue;
 
 // One message on its way; owned by the caller, who keeps it and its buffer alive until done.
 struct transfer {
@@ -34,7 +44,9 @@ struct transfer {
     size_t size, moved;                         // moved counts payload
     size_t header_moved;
     struct transfer_header header;
+    struct transfer_queue *finished;            // where it goes when it is done; NULL: nowhere
     bool done;
+    bool is_stray;
 };
 
 struct transfer_queue {
@@ -43,7 +55,20 @@ struct transfer_queue {
 
 struct stream {
     struct channel channel;
-    struct transfer_queue sends, receives;
+    struct transfer_queue sends, urgent;        // urgent: between two of the others
+    struct transfer *sending;                   // of these, begun
+    struct transfer_header incoming;
+    size_t incoming_moved;                      // of the header that is being read
+    struct transfer *receiving;                 // what belongs to it, once it is complete; NULL: nobody expects it yet
+    bool is_early;                              // and nobody did at the last look
+};
+
+// The messages of one execution. A lane is taken over by another execution when this one is over.
+struct lane {
+    uint32_t execution;
+    uint32_t sent, received;                    // messages that were numbered
+    struct transfer_queue receives;             // expected
+    struct transfer_queue strays;               // came before they were expected; the link's own
 };
 
 // Messages of a link in one direction, over all its streams.
@@ -56,10 +81,14 @@ struct link {
     int local_index;                            // its index in host memory, -1 when it is on another host
     enum link_state state;
     struct bell bell;                           // the peer's, when it is on this host
+    int64_t round_trip_ns;                      // to the peer's kernel, when they were connected; 0: on this host
     int liveness_fd;                            // shm: a UNIX socket that breaks when the peer dies; else -1
     struct channel control;
     struct stream streams[LINK_STREAMS_MAX];
     int stream_count;
+    struct lane lanes[LINK_LANES];
+    bool is_broken;                             // the two sides do not agree on their messages, or there is no memory for one
+    const uint32_t *started;                    // the number of the last execution that has started here
     struct bytes control_out;                   // frames not yet written, but for the first control_flushed bytes
     size_t control_flushed;
     struct bytes control_in;                    // a frame being assembled
@@ -70,7 +99,8 @@ struct link {
 
 typedef bhvd_status (*link_frame_fn)(void *arg, struct link *link, uint8_t type, struct bytes_reader payload);
 
-void link_init(struct link *link, int rank);
+// started: of whoever runs executions, for as long as the link lives.
+void link_init(struct link *link, int rank, const uint32_t *started);
 // Closes the descriptors.
 void link_close(struct link *link);
 // The same, and frees buffers; transfers are the caller's.
@@ -83,9 +113,23 @@ bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes 
 // Writes what frames there are, as far as it goes now. control_out.size is 0 when nothing is left.
 bhvd_status link_flush(struct link *link);
 
-// Queue a message; it moves in link_advance. Size 0 sends a header only. The two sides' sizes must agree.
-void link_post_send(struct link *link, struct transfer *transfer, const void *buffer, size_t size);
-void link_post_recv(struct link *link, struct transfer *transfer, void *buffer, size_t size);
+// Queue an execution's next message; it moves in link_advance. Size 0 sends a header only. The two sides' sizes must agree.
+// BHVD_ERR_SYSTEM is noted in the link, and said by link_advance: an execution still has the lane, or a stray does not fit.
+void link_post_send(struct link *link, uint32_t execution, struct transfer *transfer, const void *buffer, size_t size);
+void link_post_recv(struct link *link, uint32_t execution, struct transfer *transfer, void *buffer, size_t size);
+// The same in two steps, for who knows its messages long before it can post them: numbers, in an order that the peer knows too;
+// then the message. finished: where the transfer goes when it is done. urgent: before those that are not, the same for all messages of
+// an execution.
+uint32_t link_number_send(struct link *link, uint32_t execution);
+uint32_t link_number_recv(struct link *link, uint32_t execution);
+void link_send_numbered(struct link *link, uint32_t execution, uint32_t number, struct transfer *transfer, const void *buffer,
+                        size_t size, struct transfer_queue *finished, bool urgent);
+void link_recv_numbered(struct link *link, uint32_t execution, uint32_t number, struct transfer *transfer, void *buffer,
+                        size_t size, struct transfer_queue *finished);
+
+void transfer_queue_init(struct transfer_queue *queue);
+void transfer_queue_append(struct transfer_queue *queue, struct transfer *transfer);
+struct transfer *transfer_queue_pop(struct transfer_queue *queue);        // NULL: empty
 
 // Moves what can be moved, gives complete control frames to on_frame, sets *progress when anything moved.
 // BHVD_ERR_PEER_LOST: the peer is gone and state tells how; BHVD_ERR_SYSTEM: it broke the protocol.
@@ -95,6 +139,14 @@ bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, b
 void link_hang_up(struct link *link, link_frame_fn on_frame, void *arg, bool *progress);
 
 static inline bool traffic_is_pending(const struct traffic *traffic) { return traffic->posted != traffic->done; }
+
+static inline bool stream_has_output(const struct stream *stream)
+{
+    return stream->sending || stream->sends.head || stream->urgent.head;
+}
+
+// Would more be read than is read already: something is expected, and what has come is not waiting to be expected?
+bool stream_wants_input(const struct link *link, const struct stream *stream);
 
 // True when link_advance would move something, as far as can be told without a system call.
 bool link_ready(const struct link *link);

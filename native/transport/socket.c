@@ -186,3 +186,10 @@ bhvd_status socket_write_full(int fd, const void *src, size_t size, int64_t dead
     }
     return BHVD_OK;
 }
+
+int64_t socket_round_trip_ns(int fd)
+{
+    struct tcp_info info = {0};
+    socklen_t size = sizeof info;
+    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) ? 0 : (int64_t)info.tcpi_rtt * 1000;
+}

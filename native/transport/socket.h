@@ -27,6 +27,8 @@ bhvd_status socket_read(int fd, void *dst, size_t size, size_t *moved);
 bhvd_status socket_write(int fd, const void *src, size_t size, size_t *moved);
 
 // Move exactly `size` bytes. BHVD_ERR_TIMEOUT or BHVD_ERR_PEER_LOST: an unknown part of them was moved.
+// Between the two kernels, as far as the connection knows; 0: it does not.
+int64_t socket_round_trip_ns(int fd);
 bhvd_status socket_read_full(int fd, void *dst, size_t size, int64_t deadline_ns);
 bhvd_status socket_write_full(int fd, const void *src, size_t size, int64_t deadline_ns);
 

@@ -59,7 +59,7 @@ def test_settings():
     ("HOROVOD_CACHE_CAPACITY", "-1"), ("HOROVOD_START_TIMEOUT", "soon"), ("HOROVOD_START_TIMEOUT", "0"),
     ("HOROVOD_GLOO_TIMEOUT_SECONDS", "nan"), ("HOROVOD_GLOO_TIMEOUT_SECONDS", "-1"), ("HOROVOD_ELASTIC", "yes"),
     ("HOROVOD_DYNAMIC_PROCESS_SETS", "true"), ("BAGUA_HVD_TRANSPORT", "pigeon"),
-    ("BAGUA_HVD_STREAMS", "0"), ("BAGUA_HVD_NEGOTIATION_FANOUT", "0"), ("BAGUA_HVD_STREAMS", "9"),
+    ("BAGUA_HVD_STREAMS", "-1"), ("BAGUA_HVD_NEGOTIATION_FANOUT", "0"), ("BAGUA_HVD_STREAMS", "9"),
 ])
 def test_malformed_values_are_named(name, value):
     with pytest.raises(ValueError) as caught:

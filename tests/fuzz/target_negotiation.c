@@ -48,6 +48,7 @@ static bhvd_context *make_context(int rank, bool in_tree)
     ctx->options = (struct bhvd_context_options){
         .rank = rank, .size = RANKS, .transport = "inproc", .inproc_world = world, .fusion_threshold = 1 << 10,
         .cache_capacity = 2, .timeout_ms = 1000, .negotiation_fanout = in_tree};
+    log_init(&ctx->log);
     pthread_mutex_init(&ctx->post_lock, NULL);
     pthread_mutex_init(&ctx->engine_lock, NULL);
     pthread_mutex_init(&ctx->sets_lock, NULL);

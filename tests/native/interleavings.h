@@ -56,6 +56,7 @@ static bhvd_context *make_context(int rank)
     ctx->options = (struct bhvd_context_options){.rank = rank, .size = rank_count, .transport = "inproc",
                                                  .inproc_world = world, .cache_capacity = 4, .timeout_ms = 1000,
                                                  .negotiation_fanout = scenario->fanout};
+    log_init(&ctx->log);
     run_init(&ctx->run, &engine_duties, ctx);
     pthread_mutex_init(&ctx->post_lock, NULL);
     pthread_mutex_init(&ctx->engine_lock, NULL);

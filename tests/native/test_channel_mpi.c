@@ -41,7 +41,7 @@ TEST(a_communicator_that_comes_too_late_is_written_to_memory_that_is_still_there
     struct bhvd_error error;
     c->size = 1;
     c->links = calloc(1, sizeof *c->links);
-    link_init(&c->links[0], 0);
+    link_init(&c->links[0], 0, &c->started);
     CHECK_STATUS(mpi_connect(c, clock_now_ns(), &error), BHVD_ERR_TIMEOUT);
     CHECK_EQ(connects, 1);
     CHECK(!c->has_communicator);

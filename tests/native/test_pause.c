@@ -26,20 +26,20 @@ TEST(the_last_messages_of_a_rank_that_has_left_wake_the_engine)
     run->connections.size = 2;
     run->connections.links = calloc(2, sizeof *run->connections.links);
     for (int i = 0; i < 2; i++)
-        link_init(&run->connections.links[i], i);
+        link_init(&run->connections.links[i], i, &run->connections.started);
     struct link *link = &run->connections.links[1];
     link->control.fd = CONTROL;
     link->stream_count = 2;
     link->streams[0].channel.fd = FIRST;
     link->streams[1].channel.fd = SECOND;
-    link_post_recv(link, &transfer, buffer, sizeof buffer);
-    link_post_send(link, &send, buffer, sizeof buffer);
+    link_post_recv(link, 0, &transfer, buffer, sizeof buffer);
+    link_post_send(link, 0, &send, buffer, sizeof buffer);
     CHECK(sleeps_on(run, CONTROL, POLLIN) && sleeps_on(run, FIRST, POLLIN | POLLOUT));
     link->state = LINK_LEFT;
-    CHECK(sleeps_on(run, FIRST, POLLIN));
-    CHECK(!sleeps_on(run, CONTROL, POLLIN) && !sleeps_on(run, SECOND, 0));
+    CHECK(sleeps_on(run, FIRST, POLLIN) && sleeps_on(run, SECOND, POLLIN));
+    CHECK(!sleeps_on(run, CONTROL, POLLIN));
     link->state = LINK_LOST;
-    CHECK(!sleeps_on(run, FIRST, POLLIN));
+    CHECK(!sleeps_on(run, FIRST, POLLIN) && !sleeps_on(run, SECOND, POLLIN));
     free(run->connections.links);
     free(run);
 }

@@ -1,0 +1,30 @@
+// Alltoall over links: to each other member what is for it. Wire: what is exchanged, one hop.
+#include "collective/collective.h"
+#include "collective/schedules.h"
+
+void schedule_alltoall(struct schedule *schedule, const size_t *sent, const size_t *received)
+{
+    const int n = schedule->size, me = schedule->rank;
+    size_t from = 0, own_from = 0, to = 0;
+    struct part cut;
+    for (int i = 0; i < n; from += sent[i++]) {
+        if (i == me)
+            own_from = from;
+        for (size_t s = 0; i != me && (cut = part_segment((struct part){from, sent[i]}, s)).nbytes; s++)
+            schedule_send(schedule, i, in_space(IN_INPUT, cut.begin), cut.nbytes, STEP_NONE);
+    }
+    for (int i = 0; i < n; to += received[i++]) {
+        if (i == me)
+            schedule_copy(schedule, in_space(IN_OUTPUT, to), in_space(IN_INPUT, own_from), sent[me], STEP_NONE);
+        for (size_t s = 0; i != me && (cut = part_segment((struct part){to, received[i]}, s)).nbytes; s++)
+            schedule_receive(schedule, i, in_space(IN_OUTPUT, cut.begin), cut.nbytes, STEP_NONE);
+    }
+}
+
+bhvd_status alltoall_links(struct run *run, struct group *group, const void *src, void *dst, const struct parts *parts)
+{
+    struct schedule schedule;
+    schedule_init(&schedule, group->size, group->rank);
+    schedule_alltoall(&schedule, parts->sent, parts->received);
+    return flight_run(run, group, &schedule, &(struct material){.input = src, .output = dst});
+}

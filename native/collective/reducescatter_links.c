@@ -1,0 +1,66 @@
+// Reducescatter over links: every member sends each other its part, and adds what it receives in rank order.
+// Wire: N (n-1)/n elements each way, one hop.
+#include "collective/collective.h"
+#include "collective/schedules.h"
+
+// The step after which the sum of one segment of the own part, in rank order and scaled, is in the scratch at `sum`.
+static int add_all(struct schedule *schedule, struct part cut, struct place own, struct place sum, size_t mine, int own_is_there)
+{
+    struct place so_far = own;
+    int done = own_is_there;
+    for (int i = 0; i < schedule->size; i++) {
+        struct place value = own;
+        if (i != schedule->rank) {
+            value = in_space(IN_SCRATCH, (size_t)i * mine + cut.begin);
+            done = schedule_both(schedule, done, schedule_receive(schedule, i, value, cut.nbytes, STEP_NONE));
+        }
+        if (i == 0) {
+            so_far = value;
+            continue;
+        }
+        done = schedule_reduce(schedule, sum, so_far, value, cut.nbytes, done);
+        so_far = sum;
+    }
+    return schedule_scale(schedule, sum, cut.nbytes, done);
+}
+
+void schedule_reducescatter(struct schedule *schedule, const size_t *part, bool loads)
+{
+    const int n = schedule->size, me = schedule->rank;
+    const enum space values = loads ? IN_VECTOR : IN_INPUT;
+    const size_t mine = part[me];
+    size_t offset = 0, my_offset = 0;
+    struct part cut;
+    int all = STEP_NONE;            // the input has been read, the sums are there: the result may be written
+    for (int i = 0; i < n; offset += part[i++]) {
+        if (i == me)
+            my_offset = offset;
+        for (size_t s = 0; i != me && (cut = part_segment((struct part){offset, part[i]}, s)).nbytes; s++) {
+            const int loaded = loads ? schedule_load(schedule, cut, STEP_NONE) : STEP_NONE;
+            const int sent = schedule_send(schedule, i, in_space(values, cut.begin), cut.nbytes, loaded);
+            all = schedule_both(schedule, all, sent);
+        }
+    }
+    for (size_t s = 0; (cut = part_segment((struct part){0, mine}, s)).nbytes; s++) {
+        const struct part own = {my_offset + cut.begin, cut.nbytes};
+        const struct place sum = in_space(IN_SCRATCH, (size_t)me * mine + cut.begin);
+        const int loaded = loads ? schedule_load(schedule, own, STEP_NONE) : STEP_NONE;
+        all = schedule_both(schedule, all, add_all(schedule, cut, in_space(values, own.begin), sum, mine, loaded));
+    }
+    if (mine)
+        schedule_copy(schedule, in_space(IN_OUTPUT, 0), in_space(IN_SCRATCH, (size_t)me * mine), mine, all);
+}
+
+bhvd_status reducescatter_links(struct run *run, struct group *group, const struct reduction *reduction, const void *src,
+                                void *dst, const size_t *part)
+{
+    const bool loads = reduction->prescale != 1.0;
+    struct span span = {src, NULL, 0};
+    for (int i = 0; i < group->size; i++)
+        span.nbytes += part[i];
+    const struct span_list list = {&span, 1, 1, span.nbytes};
+    struct schedule schedule;
+    schedule_init(&schedule, group->size, group->rank);
+    schedule_reducescatter(&schedule, part, loads);
+    return flight_run(run, group, &schedule, &(struct material){*reduction, loads ? &list : NULL, src, dst});
+}

@@ -1,0 +1,24 @@
+// Collectives over links, as schedules (run/schedule.h) of the rank that `schedule` was made for.
+// Functions of nothing but their arguments: whoever has these can write down any rank's.
+#ifndef BHVD_SCHEDULES_H
+#define BHVD_SCHEDULES_H
+
+#include "run/schedule.h"
+
+// From the tensors, loaded into the vector, to the tensors: postscale * sum over ranks. element: bytes.
+void schedule_allreduce_ring(struct schedule *schedule, size_t nbytes, size_t element);
+void schedule_allreduce_doubling(struct schedule *schedule, size_t nbytes, size_t element);
+void schedule_allreduce_halving(struct schedule *schedule, size_t nbytes, size_t element);
+
+// From input, part[rank] bytes, to output: all parts in rank order.
+void schedule_allgather(struct schedule *schedule, const size_t *part);
+// Parts in rank order, in input those that go to each, in output those that come from each.
+void schedule_alltoall(struct schedule *schedule, const size_t *sent, const size_t *received);
+// From the vector, all parts in rank order, to output: part[rank] bytes of the sum. loads: the tensors' values come into the
+// vector first, else they lie in input. Output may begin where input does.
+void schedule_reducescatter(struct schedule *schedule, const size_t *part, bool loads);
+// From the root's input to everybody's output. received: NULL, or filled with the steps after which a segment of the output is
+// there, for as many segments as there are.
+void schedule_broadcast(struct schedule *schedule, int root, size_t nbytes, int *received);
+
+#endif

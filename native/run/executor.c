@@ -1,0 +1,305 @@
+#include "run/executor.h"
+
+#include <stdlib.h>
+
+#include "run/vector.h"
+
+enum { URGENT_BYTES = 64 << 10 };
+
+// A step on its way.
+struct flown {
+    struct transfer transfer;
+    uint32_t number;            // of the message
+    int waits;                  // for so many others
+    int next[STEP_WAITS];       // for each that it waits for: the next edge from there, counted as STEP_WAITS step + index
+    int first;                  // edge to one that waits for this
+    bool done;
+};
+
+struct flight {
+    struct flight *next;
+    struct run *run;
+    const struct group *group;
+    struct schedule schedule;
+    struct material material;
+    struct vector vector;
+    unsigned char *spaces[SPACE_COUNT];
+    struct fusion_buffer memory;            // of vector and scratch
+    struct flown *steps;
+    int *ready;                             // local steps that nothing is waited for, in order
+    int ready_begin, ready_end;
+    int left;                               // steps that are not done
+    struct transfer_queue moved;            // transfers that are done
+    uint32_t execution;
+    bool is_urgent;                         // so little that it need not wait behind others' messages
+    void (*ended)(void *arg, bhvd_status status);
+    void *arg;
+};
+
+static unsigned char *at(const struct flight *flight, struct place place) { return flight->spaces[place.space] + place.at; }
+
+// ------------------------------------------------------------------------------------------------------------- memory
+
+static size_t aligned(size_t size) { return (size + 63) / 64 * 64; }
+
+// Lays the vector out, in the place of the result where there is only one, and the scratch.
+static bool take_memory(struct flight *flight)
+{
+    const size_t *nbytes = flight->schedule.space_nbytes;
+    const struct span_list *list = flight->material.list;
+    const bool packed = list && (list->count != 1 || !list->spans[0].dst);
+    const size_t vector = !list || packed ? aligned(nbytes[IN_VECTOR]) : 0, total = vector + aligned(nbytes[IN_SCRATCH]);
+    if (total && !fusion_borrow(flight->run, total, &flight->memory))
+        return false;
+    flight->spaces[IN_INPUT] = (unsigned char *)flight->material.input;
+    flight->spaces[IN_OUTPUT] = flight->material.output;
+    flight->spaces[IN_VECTOR] = list && !packed ? list->spans[0].dst : flight->memory.data;
+    flight->spaces[IN_SCRATCH] = (unsigned char *)flight->memory.data + vector;
+    flight->vector = (struct vector){flight->spaces[IN_VECTOR], list, bhvd_dtype_size(flight->material.reduction.dtype), packed};
+    return true;
+}
+
+static void flight_free(struct flight *flight)
+{
+    fusion_return(flight->run, &flight->memory);
+    schedule_fini(&flight->schedule);
+    free(flight->steps);
+    free(flight->ready);
+    free(flight);
+}
+
+static void unlink_flight(struct executor *executor, const struct flight *flight)
+{
+    for (struct flight **f = &executor->head; *f; f = &(*f)->next) {
+        if (*f == flight) {
+            *f = flight->next;
+            if (!flight->next)
+                executor->tail = f;
+            return;
+        }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------------------- steps
+
+static void post(struct flight *flight, int index)
+{
+    const struct step *step = &flight->schedule.steps[index];
+    struct flown *flown = &flight->steps[index];
+    struct link *link = group_link(flight->run, flight->group, step->peer);
+    if (step->kind == STEP_SEND)
+        link_send_numbered(link, flight->execution, flown->number, &flown->transfer, at(flight, step->from), step->nbytes,
+                           &flight->moved, flight->is_urgent);
+    else
+        link_recv_numbered(link, flight->execution, flown->number, &flown->transfer, at(flight, step->to), step->nbytes,
+                           &flight->moved);
+}
+
+// Nothing is waited for any more.
+static void begin(struct flight *flight, int index)
+{
+    const enum step_kind kind = flight->schedule.steps[index].kind;
+    if (kind == STEP_SEND || kind == STEP_RECEIVE)
+        post(flight, index);
+    else
+        flight->ready[flight->ready_end++] = index;
+}
+
+static void end(struct flight *flight, int index)
+{
+    flight->steps[index].done = true;
+    flight->left--;
+    for (int edge = flight->steps[index].first; edge != STEP_NONE;) {
+        const int waiting = edge / STEP_WAITS;
+        edge = flight->steps[waiting].next[edge % STEP_WAITS];
+        if (--flight->steps[waiting].waits == 0)
+            begin(flight, waiting);
+    }
+}
+
+static void act(const struct flight *flight, const struct step *step)
+{
+    const struct reduction *reduction = &flight->material.reduction;
+    const size_t count = flight->vector.element ? step->nbytes / flight->vector.element : 0;
+    switch (step->kind) {
+    case STEP_LOAD:
+        vector_load(&flight->vector, reduction, step->to.at, step->nbytes);
+        break;
+    case STEP_REDUCE:
+        reduction->reduce(at(flight, step->to), at(flight, step->from), at(flight, step->other), count);
+        break;
+    case STEP_SCALE:
+        if (reduction->postscale != 1.0)
+            reduction->scale(at(flight, step->to), at(flight, step->to), reduction->postscale, count);
+        break;
+    case STEP_STORE:
+        vector_store(&flight->vector, step->from.at, step->nbytes);
+        break;
+    case STEP_COPY:
+        if (at(flight, step->to) != at(flight, step->from))
+            span_copy(at(flight, step->to), at(flight, step->from), step->nbytes);
+        break;
+    default:
+        break;
+    }
+}
+
+static bool advance(struct flight *flight)
+{
+    bool progress = false;
+    for (struct transfer *moved; (moved = transfer_queue_pop(&flight->moved)); progress = true)
+        end(flight, (int)((struct flown *)moved - flight->steps));
+    for (; flight->ready_begin < flight->ready_end; progress = true) {
+        const int index = flight->ready[flight->ready_begin++];
+        act(flight, &flight->schedule.steps[index]);
+        end(flight, index);
+    }
+    return progress;
+}
+
+// ------------------------------------------------------------------------------------------------------------ flights
+
+static bool moves_little(const struct schedule *schedule)
+{
+    size_t total = 0;
+    for (int i = 0; i < schedule->count && total <= URGENT_BYTES; i++)
+        total += schedule->steps[i].kind == STEP_SEND ? schedule->steps[i].nbytes : 0;
+    return total <= URGENT_BYTES;
+}
+
+// Who waits for whom, and the numbers of the messages.
+static void wire(struct flight *flight)
+{
+    for (int i = 0; i < flight->schedule.count; i++) {
+        const struct step *step = &flight->schedule.steps[i];
+        struct flown *flown = &flight->steps[i];
+        *flown = (struct flown){.first = STEP_NONE};
+        for (int w = 0; w < STEP_WAITS; w++) {
+            if (step->after[w] == STEP_NONE)
+                continue;
+            flown->waits++;
+            flown->next[w] = flight->steps[step->after[w]].first;
+            flight->steps[step->after[w]].first = STEP_WAITS * i + w;
+        }
+        if (step->kind == STEP_SEND)
+            flown->number = link_number_send(group_link(flight->run, flight->group, step->peer), flight->execution);
+        else if (step->kind == STEP_RECEIVE)
+            flown->number = link_number_recv(group_link(flight->run, flight->group, step->peer), flight->execution);
+    }
+}
+
+bhvd_status flight_start(struct run *run, const struct group *group, struct schedule *schedule, const struct material *material,
+                         void (*ended)(void *arg, bhvd_status status), void *arg, struct flight **out)
+{
+    struct flight *flight = malloc(sizeof *flight);
+    const size_t count = (size_t)schedule->count;
+    if (!flight) {
+        schedule_fini(schedule);
+        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for %zu steps", count);
+    }
+    *flight = (struct flight){.run = run, .group = group, .schedule = *schedule, .material = *material, .left = schedule->count,
+                              .execution = run->connections.started, .ended = ended, .arg = arg};
+    transfer_queue_init(&flight->moved);
+    flight->steps = malloc((count + 1) * sizeof *flight->steps);
+    flight->ready = malloc((count + 1) * sizeof *flight->ready);
+    if (schedule->failed || !flight->steps || !flight->ready || !take_memory(flight)) {
+        const size_t nbytes = schedule->space_nbytes[IN_VECTOR] + schedule->space_nbytes[IN_SCRATCH];
+        flight_free(flight);
+        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes and %zu steps", nbytes, count);
+    }
+    *schedule = (struct schedule){0};
+    flight->is_urgent = moves_little(&flight->schedule);
+    wire(flight);
+    *run->executor.tail = flight;
+    run->executor.tail = &flight->next;
+    if (out)
+        *out = flight;
+    for (int i = 0; i < flight->schedule.count; i++) {
+        const struct step *step = &flight->schedule.steps[i];
+        if (step->after[0] == STEP_NONE && step->after[1] == STEP_NONE)
+            begin(flight, i);
+    }
+    advance(flight);
+    return BHVD_OK;
+}
+
+static int is_over(struct run *run, void *flight)
+{
+    (void)run;
+    return ((const struct flight *)flight)->left == 0;
+}
+
+bhvd_status flight_wait(struct run *run, struct flight *flight)
+{
+    bhvd_status status = run_until(run, is_over, flight, -1);
+    unlink_flight(&run->executor, flight);
+    flight_free(flight);
+    return status;
+}
+
+struct awaited {
+    const struct flight *flight;
+    int step;
+};
+
+static int step_is_done(struct run *run, void *arg)
+{
+    const struct awaited *awaited = arg;
+    (void)run;
+    return awaited->flight->steps[awaited->step].done;
+}
+
+bhvd_status flight_wait_step(struct run *run, struct flight *flight, int step)
+{
+    return run_until(run, step_is_done, &(struct awaited){flight, step}, -1);
+}
+
+bhvd_status flight_run(struct run *run, const struct group *group, struct schedule *schedule, const struct material *material)
+{
+    struct flight *flight;
+    bhvd_status status = flight_start(run, group, schedule, material, NULL, NULL, &flight);
+    return status ? status : flight_wait(run, flight);
+}
+
+// ----------------------------------------------------------------------------------------------------------- executor
+
+static void end_flight(struct run *run, struct flight *flight, bhvd_status status)
+{
+    void (*ended)(void *, bhvd_status) = flight->ended;
+    void *arg = flight->arg;
+    unlink_flight(&run->executor, flight);
+    flight_free(flight);
+    ended(arg, status);
+}
+
+bool executor_advance(struct run *run)
+{
+    bool progress = false;
+    for (struct flight *flight = run->executor.head, *next; flight && !run->failure.status; flight = next) {
+        progress |= advance(flight);
+        next = flight->next;
+        if (flight->left == 0 && flight->ended)
+            end_flight(run, flight, BHVD_OK);
+    }
+    return progress;
+}
+
+void executor_abort(struct run *run)
+{
+    for (struct flight *flight = run->executor.head, *next; flight; flight = next) {
+        next = flight->next;
+        if (flight->ended)
+            end_flight(run, flight, run->failure.status);
+    }
+}
+
+uint32_t executor_oldest(const struct run *run) { return run->executor.head ? run->executor.head->execution : 0; }
+
+void executor_fini(struct run *run)
+{
+    while (run->executor.head) {
+        struct flight *flight = run->executor.head;
+        unlink_flight(&run->executor, flight);
+        flight_free(flight);
+    }
+}

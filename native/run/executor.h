@@ -1,0 +1,41 @@
+// Runs schedules, as many at once as have been started: what can be done now is done whenever links have been looked at.
+// Thread: the engine's.
+#ifndef BHVD_EXECUTOR_H
+#define BHVD_EXECUTOR_H
+
+#include "run/fusion.h"
+#include "run/group.h"
+#include "run/reduction.h"
+#include "run/schedule.h"
+
+struct flight;
+
+// What a schedule works on. What it does not use may be left 0.
+struct material {
+    struct reduction reduction;
+    const struct span_list *list;           // of which the vector is made; kept alive by the caller until the flight is over
+    const void *input;
+    void *output;
+};
+
+// Starts what the schedule says, which is the flight's from now on. ended: called when all is done or the run has failed, by
+// whoever lets the executor go on; after it the flight is gone. NULL: the caller waits (flight_wait).
+// BHVD_ERR_SYSTEM: no memory; the run has failed, and ended is not called.
+bhvd_status flight_start(struct run *run, const struct group *group, struct schedule *schedule, const struct material *material,
+                         void (*ended)(void *arg, bhvd_status status), void *arg, struct flight **out);
+// Waits until it is over, and frees it.
+bhvd_status flight_wait(struct run *run, struct flight *flight);
+// Waits for one of its steps.
+bhvd_status flight_wait_step(struct run *run, struct flight *flight, int step);
+// Both in one.
+bhvd_status flight_run(struct run *run, const struct group *group, struct schedule *schedule, const struct material *material);
+
+// Does what can be done now, without looking at links. True when something was.
+bool executor_advance(struct run *run);
+// The run has failed: ends all flights that nobody waits for.
+void executor_abort(struct run *run);
+// The number of the oldest execution that is under way here; 0: none is.
+uint32_t executor_oldest(const struct run *run);
+void executor_fini(struct run *run);
+
+#endif

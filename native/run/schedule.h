@@ -1,0 +1,93 @@
+// A schedule: what one rank does in a collective over links, as a list of typed steps, each with the steps it waits for.
+//
+//     write      by one short function per algorithm (collective/), which knows only the group's size, this rank's position and
+//                how many bytes there are: so every rank's schedule can be written anywhere
+//     read       by the executor (executor.h), which runs many at once; by the checker of tests/native/test_schedules.c; by the
+//                simulator (simulator.h)
+//
+// Messages between two ranks are numbered in the order in which each writes them: the k-th send of one is the k-th receive of
+// the other. A step waits only for earlier ones of its list, so a schedule cannot wait for itself.
+#ifndef BHVD_SCHEDULE_H
+#define BHVD_SCHEDULE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { SCHEDULE_SEGMENT = 256 * 1024 };     // bytes that travel as one message: what is added and what is on the wire overlap
+
+// Where bytes are.
+enum space {
+    IN_INPUT,           // the operation's tensor; not written
+    IN_OUTPUT,          // its result
+    IN_VECTOR,          // the fused tensors of an allreduce, as one
+    IN_SCRATCH,
+    SPACE_COUNT
+};
+
+struct place {
+    enum space space;
+    size_t at;          // bytes
+};
+
+static inline struct place in_space(enum space space, size_t at) { return (struct place){space, at}; }
+
+// A range of bytes, and its cut into segments.
+struct part {
+    size_t begin, nbytes;
+};
+
+// Segment `index` of the part; nbytes 0: it has no such segment.
+static inline struct part part_segment(struct part part, size_t index)
+{
+    const size_t offset = index * SCHEDULE_SEGMENT;
+    if (offset >= part.nbytes)
+        return (struct part){part.begin + part.nbytes, 0};
+    const size_t left = part.nbytes - offset;
+    return (struct part){part.begin + offset, left < SCHEDULE_SEGMENT ? left : SCHEDULE_SEGMENT};
+}
+
+enum step_kind {
+    STEP_SEND,          // `from` to the peer
+    STEP_RECEIVE,       // from the peer into `to`
+    STEP_LOAD,          // the tensors' values into this part of the vector, prescaled
+    STEP_REDUCE,        // to = from + other
+    STEP_SCALE,         // to = to * postscale
+    STEP_STORE,         // final: this part of the vector to the tensors
+    STEP_COPY,          // to = from
+    STEP_NOTHING        // waits for two, so that others can wait for it
+};
+
+enum { STEP_WAITS = 2, STEP_NONE = -1 };
+
+struct step {
+    enum step_kind kind;
+    int peer;                       // position in the group
+    int after[STEP_WAITS];          // STEP_NONE: nothing
+    struct place to, from, other;
+    size_t nbytes;
+};
+
+struct schedule {
+    int size, rank;                 // of the group
+    struct step *steps;
+    int count, capacity;
+    size_t space_nbytes[SPACE_COUNT];   // how far its steps reach
+    bool failed;                    // no memory: what is missing is missing
+};
+
+void schedule_init(struct schedule *schedule, int size, int rank);
+void schedule_fini(struct schedule *schedule);
+
+// Each appends a step that waits for one other (STEP_NONE: for nothing), and returns its index.
+int schedule_send(struct schedule *schedule, int peer, struct place from, size_t nbytes, int after);
+int schedule_receive(struct schedule *schedule, int peer, struct place to, size_t nbytes, int after);
+int schedule_load(struct schedule *schedule, struct part part, int after);
+int schedule_reduce(struct schedule *schedule, struct place to, struct place from, struct place other, size_t nbytes, int after);
+int schedule_scale(struct schedule *schedule, struct place to, size_t nbytes, int after);
+int schedule_store(struct schedule *schedule, struct part part, int after);
+int schedule_copy(struct schedule *schedule, struct place to, struct place from, size_t nbytes, int after);
+// Both have been done. STEP_NONE for either: the other.
+int schedule_both(struct schedule *schedule, int one, int other);
+
+#endif

@@ -1,0 +1,216 @@
+// Messages of several executions over one link: whatever the order in which the two sides post them.
+#include "check.h"
+
+#include <string.h>
+#include <sys/socket.h>
+
+#include "transport/link.h"
+
+enum { LENGTH = 1000, LOOKS = 20 };
+
+struct side {
+    struct link link;
+    uint32_t started;
+};
+
+// Two ends of one connection.
+struct pair {
+    struct side a, b;
+};
+
+static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct bytes_reader payload)
+{
+    (void)arg, (void)link, (void)type, (void)payload;
+    return BHVD_ERR_SYSTEM;
+}
+
+static void connect_channel(struct channel *one, struct channel *other)
+{
+    int fds[2];
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    *one = (struct channel){.ops = &channel_tcp_ops, .fd = fds[0]};
+    *other = (struct channel){.ops = &channel_tcp_ops, .fd = fds[1]};
+}
+
+static void pair_init(struct pair *pair, uint32_t started_a, uint32_t started_b)
+{
+    pair->a.started = started_a;
+    pair->b.started = started_b;
+    link_init(&pair->a.link, 1, &pair->a.started);
+    link_init(&pair->b.link, 0, &pair->b.started);
+    connect_channel(&pair->a.link.control, &pair->b.link.control);
+    connect_channel(&pair->a.link.streams[0].channel, &pair->b.link.streams[0].channel);
+}
+
+static void pair_fini(struct pair *pair)
+{
+    link_fini(&pair->a.link);
+    link_fini(&pair->b.link);
+}
+
+static bhvd_status look(struct pair *pair)
+{
+    bhvd_status status = BHVD_OK;
+    for (int i = 0; i < LOOKS && !status; i++) {
+        bool progress;
+        status = link_advance(&pair->a.link, on_frame, NULL, &progress);
+        if (!status)
+            status = link_advance(&pair->b.link, on_frame, NULL, &progress);
+    }
+    return status;
+}
+
+static unsigned char *filled(unsigned char *buffer, int value)
+{
+    memset(buffer, value, LENGTH);
+    return buffer;
+}
+
+TEST(executions_may_be_posted_in_another_order)
+{
+    struct pair pair;
+    struct transfer sends[4], receives[4];
+    unsigned char out[4][LENGTH], in[4][LENGTH];
+    pair_init(&pair, 6, 6);
+    for (int i = 0; i < 4; i++)         // 5.0 6.0 5.1 6.1
+        link_post_send(&pair.a.link, 5 + i % 2, &sends[i], filled(out[i], i), LENGTH);
+    static const int order[] = {1, 3, 0, 2};
+    for (int i = 0; i < 4; i++)         // 6.0 6.1 5.0 5.1
+        link_post_recv(&pair.b.link, i < 2 ? 6 : 5, &receives[order[i]], in[order[i]], LENGTH);
+    CHECK_STATUS(look(&pair), BHVD_OK);
+    for (int i = 0; i < 4; i++)
+        CHECK(sends[i].done && receives[i].done && in[i][0] == i && in[i][LENGTH - 1] == i);
+    pair_fini(&pair);
+}
+
+TEST(what_has_not_started_waits_and_so_does_what_is_behind_it)
+{
+    struct pair pair;
+    struct transfer sends[2], receives[2];
+    unsigned char out[2][LENGTH], in[2][LENGTH];
+    pair_init(&pair, 9, 3);
+    link_post_send(&pair.a.link, 9, &sends[0], filled(out[0], 9), LENGTH);
+    link_post_send(&pair.a.link, 3, &sends[1], filled(out[1], 3), LENGTH);
+    link_post_recv(&pair.b.link, 3, &receives[1], in[1], LENGTH);
+    CHECK_STATUS(look(&pair), BHVD_OK);
+    CHECK(!receives[1].done);
+    CHECK(!stream_wants_input(&pair.b.link, &pair.b.link.streams[0]));      // nothing to wake up for
+    pair.b.started = 9;
+    link_post_recv(&pair.b.link, 9, &receives[0], in[0], LENGTH);
+    CHECK(stream_wants_input(&pair.b.link, &pair.b.link.streams[0]));
+    CHECK_STATUS(look(&pair), BHVD_OK);
+    CHECK(receives[0].done && receives[1].done && in[0][0] == 9 && in[1][0] == 3);
+    pair_fini(&pair);
+}
+
+TEST(what_is_early_lets_others_pass)
+{
+    struct pair pair;
+    struct transfer sends[2], receives[2];
+    unsigned char out[2][LENGTH], in[2][LENGTH];
+    pair_init(&pair, 4, 4);
+    link_post_send(&pair.a.link, 4, &sends[0], filled(out[0], 4), LENGTH);
+    link_post_send(&pair.a.link, 3, &sends[1], filled(out[1], 3), LENGTH);
+    link_post_recv(&pair.b.link, 3, &receives[1], in[1], LENGTH);
+    CHECK_STATUS(look(&pair), BHVD_OK);
+    CHECK(receives[1].done && in[1][0] == 3);
+    link_post_recv(&pair.b.link, 4, &receives[0], in[0], LENGTH);
+    CHECK(receives[0].done && in[0][0] == 4);
+    pair_fini(&pair);
+}
+
+// Nobody is behind it, so it stays where it is: no memory, no copy.
+TEST(what_is_early_alone_stays_in_its_socket)
+{
+    struct pair pair;
+    struct transfer sends[2], receives[2];
+    unsigned char out[2][LENGTH], in[2][LENGTH];
+    pair_init(&pair, 4, 4);
+    link_post_send(&pair.a.link, 4, &sends[0], filled(out[0], 1), LENGTH);
+    link_post_send(&pair.a.link, 4, &sends[1], filled(out[1], 2), LENGTH);
+    link_number_recv(&pair.b.link, 4);          // posted later
+    link_post_recv(&pair.b.link, 4, &receives[1], in[1], LENGTH);
+    CHECK_STATUS(look(&pair), BHVD_OK);
+    CHECK(!receives[1].done && !pair.b.link.lanes[4].strays.head && !pair.b.link.streams[0].receiving);
+    link_recv_numbered(&pair.b.link, 4, 0, &receives[0], in[0], LENGTH, NULL);
+    CHECK_STATUS(look(&pair), BHVD_OK);
+    CHECK(receives[0].done && receives[1].done && in[0][0] == 1 && in[1][0] == 2);
+    pair_fini(&pair);
+}
+
+TEST(what_is_urgent_is_next)
+{
+    struct pair pair;
+    struct transfer sends[3], receives[3];
+    struct transfer_queue finished;
+    unsigned char out[LENGTH] = {0}, in[3][LENGTH];
+    pair_init(&pair, 3, 3);
+    transfer_queue_init(&finished);
+    for (uint32_t i = 0; i < 3; i++) {
+        link_number_send(&pair.a.link, 1 + i);
+        link_send_numbered(&pair.a.link, 1 + i, 0, &sends[i], out, LENGTH, NULL, i == 2);
+        link_number_recv(&pair.b.link, 1 + i);
+        link_recv_numbered(&pair.b.link, 1 + i, 0, &receives[i], in[i], LENGTH, &finished);
+    }
+    CHECK_STATUS(look(&pair), BHVD_OK);
+    CHECK(transfer_queue_pop(&finished) == &receives[2]);
+    CHECK(transfer_queue_pop(&finished) == &receives[0]);
+    CHECK(transfer_queue_pop(&finished) == &receives[1]);
+    CHECK(!transfer_queue_pop(&finished));
+    pair_fini(&pair);
+}
+
+TEST(sizes_that_differ_are_an_error)
+{
+    for (int is_early = 0; is_early < 2; is_early++) {
+        struct pair pair;
+        struct transfer send, receive, other;
+        unsigned char out[LENGTH] = {0}, in[2][LENGTH];
+        pair_init(&pair, 4, 4);
+        link_post_send(&pair.a.link, 4, &send, out, LENGTH);
+        if (is_early) {
+            link_post_recv(&pair.b.link, 3, &other, in[1], LENGTH);
+            CHECK_STATUS(look(&pair), BHVD_OK);
+        }
+        link_post_recv(&pair.b.link, 4, &receive, in[0], LENGTH - 1);
+        CHECK_STATUS(look(&pair), BHVD_ERR_SYSTEM);
+        pair_fini(&pair);
+    }
+}
+
+TEST(executions_beyond_the_window_and_those_long_over_are_errors)
+{
+    static const struct {
+        uint32_t expected, sent;
+    } cases[] = {{1, 1 + LINK_LANES}, {8, 1}};
+    for (int i = 0; i < 2; i++) {
+        struct pair pair;
+        struct transfer send, receive;
+        unsigned char out[LENGTH] = {0}, in[LENGTH];
+        pair_init(&pair, 1 + LINK_LANES, 1 + LINK_LANES);
+        link_post_recv(&pair.b.link, cases[i].expected, &receive, in, LENGTH);
+        link_post_send(&pair.a.link, cases[i].sent, &send, out, LENGTH);
+        CHECK_STATUS(look(&pair), BHVD_ERR_SYSTEM);
+        pair_fini(&pair);
+    }
+}
+
+TEST(numbers_go_on_beyond_32_bits)
+{
+    struct pair pair;
+    struct transfer sends[3], receives[3];
+    unsigned char out[3][LENGTH], in[3][LENGTH];
+    pair_init(&pair, 1, UINT32_MAX);
+    for (uint32_t i = 0; i < 3; i++)
+        link_post_send(&pair.a.link, UINT32_MAX + i, &sends[i], filled(out[i], (int)i), LENGTH);
+    link_post_recv(&pair.b.link, UINT32_MAX, &receives[0], in[0], LENGTH);
+    CHECK_STATUS(look(&pair), BHVD_OK);
+    CHECK(receives[0].done);
+    pair.b.started = 1;
+    for (uint32_t i = 1; i < 3; i++)
+        link_post_recv(&pair.b.link, UINT32_MAX + i, &receives[i], in[i], LENGTH);
+    CHECK_STATUS(look(&pair), BHVD_OK);
+    for (int i = 0; i < 3; i++)
+        CHECK(receives[i].done && in[i][0] == i);
+    pair_fini(&pair);
+}
