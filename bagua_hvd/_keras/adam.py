@@ -5,9 +5,12 @@ but for the learning rate, which may be a variable or a schedule.
 """
 import sys
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import keras
 
+from bagua_hvd.core.native import TensorView
 from bagua_hvd.training.adam import Adam, AdamMember
 from bagua_hvd.training.source import NoSource
 
@@ -51,10 +54,16 @@ def learning_rate(optimizer):
 class HasAdam:
     """A Source whose optimizer is served as a KerasAdam, made once.
 
-    It has _optimizer(), _variables (weak references), _passes, and _moment() and _number() as KerasAdam's functions.
+    Attributes:
+        _optimizer, _variables: weak references. _passes, _moment, _number: as KerasAdam's arguments.
     """
 
-    _adam = None
+    _optimizer: Callable[[], Any]
+    _variables: list[Any]
+    _passes: int
+    _moment: Callable[[str, int], TensorView]
+    _number: Callable[[str], float]
+    _adam: Adam | None = None
 
     def adam(self):
         optimizer = self._optimizer()
@@ -76,7 +85,7 @@ class KerasAdam(Adam):
     """
 
     def __init__(self, optimizer, variables, view, number, passes=1):
-        self._optimizer = weakref.ref(optimizer)
+        self._optimizer: Callable[[], Any] = weakref.ref(optimizer)
         self._variables = [weakref.ref(variable) for variable in variables]
         self._view = view
         self._number = number

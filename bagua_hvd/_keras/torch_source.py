@@ -1,5 +1,6 @@
 """The Source of Keras on torch: gradients and weights are torch's, the optimizer and its state are Keras'."""
 import weakref
+from typing import Any
 
 from bagua_hvd._keras import adam
 from bagua_hvd.torch.frontend import frontend
@@ -25,5 +26,5 @@ class KerasTorchSource(adam.HasAdam, TorchSource):
         return frontend.view(tensor, tensor)
 
     def _number(self, name):
-        optimizer = self._optimizer()
+        optimizer: Any = self._optimizer()
         return float(optimizer.iterations if name == "iterations" else adam.learning_rate(optimizer))

@@ -37,23 +37,24 @@ class _Runtime:
     def __init__(self):
         self.lock = threading.RLock()
         self.context = None
-        self.options = None
+        self.options: Any = None
         self.inits = 0                          # names the meeting of a job that is not elastic
         self.joins = 0                          # calls of join(); the same on all ranks, but within one
-        self.process_sets = None                # as given to init(): restart() gives it again
+        self.process_sets: Any = None                # as given to init(): restart() gives it again
         self.restart_numbers()
-        self.reporter = None                    # reports to baguarun --dashboard
-        self.listener = None                    # logs what the core says
+        self.reporter: Any = None                    # reports to baguarun --dashboard
+        self.listener: Any = None                    # logs what the core says
         self.steps = 0                          # of all optimizers, in all jobs of this process
-        self.metrics_server = None              # of Prometheus, once it was asked for
+        self.metrics_server: Any = None              # of Prometheus, once it was asked for
         self.restart_statistics()
-        self.membership = None                  # in a job that another engine than baguarun started
+        self.membership: Any = None                  # in a job that another engine than baguarun started
         self.handles = {}                       # int handle -> collectives.Pending
         self._watchers = []
 
     def restart_numbers(self):
         self.handle_numbers = itertools.count(1)
-        self.unnamed = collections.defaultdict(lambda: itertools.count(1))  # of each process set: see collectives
+        # Of each process set: see collectives.
+        self.unnamed: dict[int, Any] = collections.defaultdict(lambda: itertools.count(1))
 
     def restart_statistics(self):
         self.started = time.monotonic()

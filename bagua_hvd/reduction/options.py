@@ -1,14 +1,14 @@
 """How gradients travel: the arguments that optimizers and tapes of all front ends share, checked in one place."""
 import warnings
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bagua_hvd import algorithms
 from bagua_hvd.collectives import rules
 from bagua_hvd.core.util import split_list
 from bagua_hvd.job import basics
 from bagua_hvd.job.basics import Adasum, Average, Sum
-from bagua_hvd.job.process_sets import global_process_set
+from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 
 
 class GradientOptions(NamedTuple):
@@ -18,9 +18,9 @@ class GradientOptions(NamedTuple):
     sparse_as_dense: bool = False
     op: int = Average
     gradient_predivide_factor: float = 1.0
-    groups: object = None
-    process_set: object = global_process_set
-    algorithm: object = None
+    groups: Any = None
+    process_set: ProcessSet = global_process_set
+    algorithm: Any = None
     scale_local_gradients: bool = True
 
     def check(self):
@@ -46,8 +46,9 @@ class GradientOptions(NamedTuple):
 
     @property
     def factors(self):
-        """(prescale_factor, postscale_factor) of a Reducer."""
-        return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor
+        """Those of a Reducer."""
+        return {"prescale_factor": 1.0 / self.gradient_predivide_factor,
+                "postscale_factor": self.gradient_predivide_factor}
 
     @property
     def communicates(self):

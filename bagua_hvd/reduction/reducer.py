@@ -66,7 +66,8 @@ class Reducer:
         self.accumulating = False
         self._source = source
         self._passes = passes
-        self._ready = []            # gradients as they became ready; None: the ranks have agreed on an order
+        # Gradients as they became ready; None: the ranks have agreed on an order.
+        self._ready: list[int] | None = []
         self._noted = set()
         self._step_ends()
         self._agreed = None         # for which init() and how many members the ranks know each other's facts

@@ -163,7 +163,8 @@ class Reduction(Numbered):
     def _local_ones(self, gradients, variables, local):
         """The gradients, with those of variables that are not reduced as they are to be; and the others by index: their
         places among all variables that are reduced, with and without a gradient."""
-        reduced, places = list(gradients), {}
+        reduced = list(gradients)
+        places: dict[int, int] = {}
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if variable not in self._local and variable not in local:
                 places[index] = len(places)

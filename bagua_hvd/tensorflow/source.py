@@ -44,7 +44,7 @@ class TensorFlowSource(adam.HasAdam, Source):
         self._passes = passes
         self.layout = Layout(len(variables))
         self.places = []
-        self.beside = frozenset()
+        self.beside: frozenset[int] = frozenset()
         self._views = {}            # by index
         self._waiting = []          # gradients that are there before all that is beside them is
         self._shown = 0             # how much of that is there

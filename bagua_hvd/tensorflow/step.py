@@ -25,7 +25,7 @@ class TracedStep:
         self._running = running
         self._source = running.source
         self._variables = variables
-        self._results = None        # of exchange(), by index, but for the gradients
+        self._results: dict[int, tf.Tensor] = {}        # of exchange(), by index, but for the gradients
 
     def _moments(self):
         """By index: the optimizer's variables."""
@@ -36,7 +36,8 @@ class TracedStep:
 
     def _tensors_beside(self):
         """By index: what goes over the bridge beside the gradients."""
-        looks, layout, tensors = self._running.looks, self._source.layout, {}
+        looks, layout = self._running.looks, self._source.layout
+        tensors: dict[int, tf.Tensor] = {}
         if looks.shown:
             tensors.update(enumerate((variable.read_value() for variable in self._variables), layout.weight))
         if looks.adam:

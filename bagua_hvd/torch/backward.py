@@ -12,6 +12,9 @@ Hooks run on whatever thread the engine has for the device; one pass at a time.
 import sys
 import threading
 import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import torch
 from torch.autograd import Variable
@@ -29,7 +32,8 @@ _ended = threading.local()      # Backwards whose window ended with the pass tha
 
 def _outer_pass():
     """Whether the pass that ends on this thread is within another: (True, its node that began this one, or None)."""
-    frame, passes = sys._getframe(1), 0
+    frame: FrameType | None = sys._getframe(1)
+    passes = 0
     while frame is not None:
         if frame.f_code is _WITHIN_BACKWARD:
             return True, frame.f_locals["self"]
@@ -62,7 +66,7 @@ class Backward:
     """
 
     def __init__(self, reducer, source, wait_in_step, frozen):
-        self._reducer = weakref.ref(reducer)
+        self._reducer: Callable[[], Any] = weakref.ref(reducer)
         self._source = source
         self._wait_in_step = wait_in_step
         self._frozen = frozen
@@ -208,12 +212,13 @@ def _zeros(parameter, first_came):
     first_came: function of the parameter that is called then.
     """
     parameter.grad = zeros = torch.zeros_like(parameter, requires_grad=False)
-    zeros, owner, version = weakref.ref(zeros), weakref.ref(parameter), zeros._version
+    owner: Callable[[], Any] = weakref.ref(parameter)
+    made, version = weakref.ref(zeros), zeros._version
 
     @uncompiled
     def first_one_comes(_):
         handle.remove()
-        gradient, parameter = zeros(), owner()
+        gradient, parameter = made(), owner()
         if gradient is not None and parameter.grad is gradient and gradient._version == version:
             parameter.grad = None
         first_came(parameter)

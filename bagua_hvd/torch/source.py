@@ -1,5 +1,7 @@
 """torch's Source: `p.grad` with its layouts, sparse ones too, the parameters, and the state of torch's Adam."""
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -56,7 +58,7 @@ class TorchAdam(Adam):
 
     def __init__(self, optimizer, parameters):
         self.warmup_steps = getattr(optimizer, "warmup_steps", None)
-        self._optimizer = weakref.ref(optimizer)
+        self._optimizer: Callable[[], Any] = weakref.ref(optimizer)
         self._parameters = parameters
         self._layouts = _Contiguous()
         self._places = {}           # id of a parameter -> (group, place in it)
@@ -97,7 +99,7 @@ class TorchSource(Source):
     """The gradients of some parameters, and these; `p.grad` itself travels wherever it can."""
 
     def __init__(self, optimizer, compression, sparse_as_dense, op, process_set):
-        self._optimizer = weakref.ref(optimizer)
+        self._optimizer: Callable[[], Any] = weakref.ref(optimizer)
         self.names = []
         self.parameters = []
         self.compression = None if compression is Compression.none else compression

@@ -82,10 +82,10 @@ def failures():
         pass
 
     def lost():
-        native.raise_for_status(native.ERR_PEER_LOST, "rank 7 was lost")
+        native.raise_failure(native.Failure(native.ERR_PEER_LOST, "rank 7 was lost"))
 
     def mismatch(index, view):
-        native.raise_for_status(native.ERR_MISMATCH, "Mismatched everything")
+        native.raise_failure(native.Failure(native.ERR_MISMATCH, "Mismatched everything"))
 
     def wrong():
         raise ValueError("a wrong gradient")
