@@ -1,7 +1,7 @@
 """The collectives over torch tensors, in all of Horovod's forms. The rules are in collectives/rules.py.
 
-Here is what only torch has: autograd. A blocking call goes through an autograd function when, and only when, a gradient
-may be asked for; the others go straight to the core.
+A blocking call goes through a function of torch/autograd.py when, and only when, a gradient may be asked for; others go
+straight to the core.
 """
 from collections.abc import Callable, Sequence
 
@@ -41,6 +41,16 @@ from bagua_hvd.job.basics import (  # noqa: F401  (the surface of this module)
     size,
 )
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
+from bagua_hvd.torch.autograd import (
+    HorovodAllgather,
+    HorovodAllreduce,
+    HorovodAlltoall,
+    HorovodBroadcast,
+    HorovodGroupedAllgather,
+    HorovodGroupedAllreduce,
+    HorovodGroupedReducescatter,
+    HorovodReducescatter,
+)
 from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.frontend import frontend
@@ -58,25 +68,6 @@ def _wants_gradient(tensors):
 
 
 # ---------------------------------------------------------------------------------------------------- allreduce ----
-
-
-class HorovodAllreduce(torch.autograd.Function):
-    """allreduce; its gradient is the allreduce of the gradient with the same op and factors."""
-
-    @staticmethod
-    def forward(ctx, tensor, average, name, op, prescale_factor, postscale_factor, process_set):
-        op = _resolve(op, average)
-        ctx.arguments = (op, prescale_factor, postscale_factor, process_set)
-        return rules.allreduce(
-            frontend, tensor, False, name, op, prescale_factor, postscale_factor, process_set, blocking=True
-        ).wait()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        op, prescale_factor, postscale_factor, process_set = ctx.arguments
-        reduced = allreduce(gradient.contiguous(), op=op, prescale_factor=prescale_factor,
-                            postscale_factor=postscale_factor, process_set=process_set)
-        return reduced, None, None, None, None, None, None
 
 
 @eager
@@ -123,26 +114,6 @@ def allreduce_async_(tensor: torch.Tensor, average: bool | None = None, name: st
     return rules.allreduce(
         frontend, tensor, True, name, _resolve(op, average), prescale_factor, postscale_factor, process_set
     ).handle()
-
-
-class HorovodGroupedAllreduce(torch.autograd.Function):
-    """grouped_allreduce; its gradient is the grouped allreduce of the gradients with the same op and factors."""
-
-    @staticmethod
-    def forward(ctx, average, name, op, prescale_factor, postscale_factor, process_set, *tensors):
-        op = _resolve(op, average)
-        ctx.arguments = (op, prescale_factor, postscale_factor, process_set)
-        return rules.grouped_allreduce(
-            frontend, tensors, False, name, op, prescale_factor, postscale_factor, process_set, blocking=True
-        ).wait()
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        op, prescale_factor, postscale_factor, process_set = ctx.arguments
-        reduced = grouped_allreduce([gradient.contiguous() for gradient in gradients], op=op,
-                                    prescale_factor=prescale_factor, postscale_factor=postscale_factor,
-                                    process_set=process_set)
-        return None, None, None, None, None, None, *reduced
 
 
 @eager
@@ -231,28 +202,6 @@ def sparse_allreduce_async(tensor: torch.Tensor, name: str | None, op: int | Non
 # ---------------------------------------------------------------------------------------------------- allgather ----
 
 
-def _own_rows(reduced, dim0s, process_set):
-    """This rank's slice of a gradient that covers all ranks' rows."""
-    position = process_set.rank()
-    return reduced.narrow(0, sum(dim0s[:position]), dim0s[position])
-
-
-class HorovodAllgather(torch.autograd.Function):
-    """allgather; its gradient is this rank's slice of the averaged gradient."""
-
-    @staticmethod
-    def forward(ctx, tensor, name, process_set):
-        ctx.process_set = process_set
-        ctx.rows = tensor.shape[0] if tensor.dim() else 1
-        return rules.allgather(frontend, tensor, name, process_set, blocking=True).wait()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        reduced = allreduce(gradient.contiguous(), op=Average, process_set=ctx.process_set)
-        dim0s = allgather(torch.tensor([ctx.rows]), process_set=ctx.process_set).tolist()
-        return _own_rows(reduced, dim0s, ctx.process_set), None, None
-
-
 @eager
 @doc_from(rules.allgather, "Differentiable.")
 def allgather(tensor: torch.Tensor, name: str | None = None,
@@ -266,25 +215,6 @@ def allgather(tensor: torch.Tensor, name: str | None = None,
 @doc_from(rules.allgather, _ASYNC)
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     return rules.allgather(frontend, tensor, name, process_set).handle()
-
-
-class HorovodGroupedAllgather(torch.autograd.Function):
-    """grouped_allgather; its gradients are this rank's slices of the averaged gradients."""
-
-    @staticmethod
-    def forward(ctx, name, process_set, *tensors):
-        ctx.process_set = process_set
-        ctx.rows = [tensor.shape[0] if tensor.dim() else 1 for tensor in tensors]
-        return rules.grouped_allgather(frontend, tensors, name, process_set, blocking=True).wait()
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        reduced = grouped_allreduce([gradient.contiguous() for gradient in gradients], op=Average,
-                                    process_set=ctx.process_set)
-        by_rank = allgather(torch.tensor([ctx.rows]), process_set=ctx.process_set)
-        rows = by_rank.t().tolist()
-        slices = [_own_rows(tensor, dim0s, ctx.process_set) for tensor, dim0s in zip(reduced, rows, strict=True)]
-        return None, None, *slices
 
 
 @eager
@@ -305,23 +235,6 @@ def grouped_allgather_async(tensors: Sequence[torch.Tensor], name: str | None = 
 
 
 # ---------------------------------------------------------------------------------------------------- broadcast ----
-
-
-class HorovodBroadcast(torch.autograd.Function):
-    """broadcast; its gradient is the averaged gradient on the root and zero elsewhere."""
-
-    @staticmethod
-    def forward(ctx, tensor, root_rank, name, process_set):
-        ctx.root_rank = root_rank
-        ctx.process_set = process_set
-        return rules.broadcast(frontend, tensor, root_rank, False, name, process_set, blocking=True).wait()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        reduced = allreduce(gradient.contiguous(), op=Average, process_set=ctx.process_set)
-        if basics.rank() != ctx.root_rank:
-            reduced = torch.zeros_like(reduced)
-        return reduced, None, None, None
 
 
 @eager
@@ -357,29 +270,6 @@ def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = No
 # ----------------------------------------------------------------------------------------------------- alltoall ----
 
 
-class HorovodAlltoall(torch.autograd.Function):
-    """alltoall, always as the pair; its gradient is the alltoall of the gradient by the received splits."""
-
-    @staticmethod
-    def forward(ctx, tensor, splits, name, process_set):
-        output, received_splits = rules.alltoall(
-            frontend, tensor, splits, name, process_set, blocking=True
-        ).wait()
-        ctx.rows = tensor.shape[0]
-        ctx.process_set = process_set
-        ctx.received_splits = received_splits
-        ctx.mark_non_differentiable(received_splits)
-        return output, received_splits
-
-    @staticmethod
-    def backward(ctx, gradient, _):
-        returned, _ = alltoall(gradient.contiguous(), splits=ctx.received_splits, process_set=ctx.process_set)
-        dropped = ctx.rows - returned.shape[0]
-        if dropped:     # rows past the sum of the splits went nowhere
-            returned = torch.cat([returned, returned.new_zeros((dropped, *returned.shape[1:]))])
-        return returned, None, None, None
-
-
 @eager
 @doc_from(rules.alltoall, "Differentiable.")
 def alltoall(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None = None, name: str | None = None,
@@ -400,28 +290,6 @@ def alltoall_async(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | 
 
 
 # ------------------------------------------------------------------------------------------------ reducescatter ----
-
-
-def _scatter_factor(ctx):
-    """What the gathered gradient is multiplied by, by Horovod's convention: Sum counts size times, Average once."""
-    op, process_set, prescale_factor, postscale_factor = ctx.arguments
-    return prescale_factor * postscale_factor * (process_set.size() if op == Sum else 1)
-
-
-class HorovodReducescatter(torch.autograd.Function):
-    """reducescatter; its gradient is the allgather of the gradient, times the size for Sum, times the factors."""
-
-    @staticmethod
-    def forward(ctx, tensor, name, op, process_set, prescale_factor, postscale_factor):
-        ctx.arguments = (op, process_set, prescale_factor, postscale_factor)
-        return rules.reducescatter(
-            frontend, tensor, name, op, process_set, prescale_factor, postscale_factor, blocking=True
-        ).wait()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        gathered = allgather(gradient.contiguous(), process_set=ctx.arguments[1])
-        return gathered * _scatter_factor(ctx), None, None, None, None, None
 
 
 @eager
@@ -447,23 +315,6 @@ def reducescatter_async(tensor: torch.Tensor, name: str | None = None, op: int |
     return rules.reducescatter(
         frontend, tensor, name, op, process_set, prescale_factor, postscale_factor
     ).handle()
-
-
-class HorovodGroupedReducescatter(torch.autograd.Function):
-    """grouped_reducescatter; its gradients are as those of reducescatter."""
-
-    @staticmethod
-    def forward(ctx, name, op, process_set, prescale_factor, postscale_factor, *tensors):
-        ctx.arguments = (op, process_set, prescale_factor, postscale_factor)
-        return rules.grouped_reducescatter(
-            frontend, tensors, name, op, process_set, prescale_factor, postscale_factor, blocking=True
-        ).wait()
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        gathered = grouped_allgather([gradient.contiguous() for gradient in gradients], process_set=ctx.arguments[1])
-        factor = _scatter_factor(ctx)
-        return None, None, None, None, None, *(tensor * factor for tensor in gathered)
 
 
 @eager

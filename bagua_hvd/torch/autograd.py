@@ -1,0 +1,171 @@
+"""The blocking collectives as differentiable functions. Their gradients are collectives too, and differentiable again.
+
+Called by torch/mpi_ops.py when, and only when, a gradient may be asked for.
+"""
+import torch
+
+from bagua_hvd.collectives import rules
+from bagua_hvd.collectives.rules import handle_average_backwards_compatibility
+from bagua_hvd.job.basics import Average, Sum, rank
+from bagua_hvd.torch.frontend import frontend
+
+
+class HorovodAllreduce(torch.autograd.Function):
+    """allreduce; its gradient is the allreduce of the gradient with the same op and factors."""
+
+    @staticmethod
+    def forward(ctx, tensor, average, name, op, prescale_factor, postscale_factor, process_set):
+        op = handle_average_backwards_compatibility(op, average)
+        ctx.arguments = (op, prescale_factor, postscale_factor, process_set)
+        return rules.allreduce(
+            frontend, tensor, False, name, op, prescale_factor, postscale_factor, process_set, blocking=True
+        ).wait()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        reduced = HorovodAllreduce.apply(gradient.contiguous(), None, None, *ctx.arguments)
+        return reduced, None, None, None, None, None, None
+
+
+def _average(gradient, process_set):
+    return HorovodAllreduce.apply(gradient.contiguous(), None, None, Average, 1.0, 1.0, process_set)
+
+
+def _contiguous(gradients):
+    return [gradient.contiguous() for gradient in gradients]
+
+
+class HorovodGroupedAllreduce(torch.autograd.Function):
+    """grouped_allreduce; its gradient is the grouped allreduce of the gradients with the same op and factors."""
+
+    @staticmethod
+    def forward(ctx, average, name, op, prescale_factor, postscale_factor, process_set, *tensors):
+        op = handle_average_backwards_compatibility(op, average)
+        ctx.arguments = (op, prescale_factor, postscale_factor, process_set)
+        return rules.grouped_allreduce(
+            frontend, tensors, False, name, op, prescale_factor, postscale_factor, process_set, blocking=True
+        ).wait()
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        reduced = HorovodGroupedAllreduce.apply(None, None, *ctx.arguments, *_contiguous(gradients))
+        return None, None, None, None, None, None, *reduced
+
+
+def _own_rows(reduced, dim0s, process_set):
+    """This rank's slice of a gradient that covers all ranks' rows."""
+    position = process_set.rank()
+    return reduced.narrow(0, sum(dim0s[:position]), dim0s[position])
+
+
+class HorovodAllgather(torch.autograd.Function):
+    """allgather; its gradient is this rank's slice of the averaged gradient."""
+
+    @staticmethod
+    def forward(ctx, tensor, name, process_set):
+        ctx.process_set = process_set
+        ctx.rows = tensor.shape[0] if tensor.dim() else 1
+        return rules.allgather(frontend, tensor, name, process_set, blocking=True).wait()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        reduced = _average(gradient, ctx.process_set)
+        dim0s = HorovodAllgather.apply(torch.tensor([ctx.rows]), None, ctx.process_set).tolist()
+        return _own_rows(reduced, dim0s, ctx.process_set), None, None
+
+
+class HorovodGroupedAllgather(torch.autograd.Function):
+    """grouped_allgather; its gradients are this rank's slices of the averaged gradients."""
+
+    @staticmethod
+    def forward(ctx, name, process_set, *tensors):
+        ctx.process_set = process_set
+        ctx.rows = [tensor.shape[0] if tensor.dim() else 1 for tensor in tensors]
+        return rules.grouped_allgather(frontend, tensors, name, process_set, blocking=True).wait()
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        reduced = HorovodGroupedAllreduce.apply(None, None, Average, 1.0, 1.0, ctx.process_set, *_contiguous(gradients))
+        by_rank = HorovodAllgather.apply(torch.tensor([ctx.rows]), None, ctx.process_set)
+        rows = by_rank.t().tolist()
+        slices = [_own_rows(tensor, dim0s, ctx.process_set) for tensor, dim0s in zip(reduced, rows, strict=True)]
+        return None, None, *slices
+
+
+class HorovodBroadcast(torch.autograd.Function):
+    """broadcast; its gradient is the averaged gradient on the root and zero elsewhere."""
+
+    @staticmethod
+    def forward(ctx, tensor, root_rank, name, process_set):
+        ctx.root_rank = root_rank
+        ctx.process_set = process_set
+        return rules.broadcast(frontend, tensor, root_rank, False, name, process_set, blocking=True).wait()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        reduced = _average(gradient, ctx.process_set)
+        if rank() != ctx.root_rank:
+            reduced = torch.zeros_like(reduced)
+        return reduced, None, None, None
+
+
+class HorovodAlltoall(torch.autograd.Function):
+    """alltoall, always as the pair; its gradient is the alltoall of the gradient by the received splits."""
+
+    @staticmethod
+    def forward(ctx, tensor, splits, name, process_set):
+        output, received_splits = rules.alltoall(
+            frontend, tensor, splits, name, process_set, blocking=True
+        ).wait()
+        ctx.rows = tensor.shape[0]
+        ctx.process_set = process_set
+        ctx.received_splits = received_splits
+        ctx.mark_non_differentiable(received_splits)
+        return output, received_splits
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        returned, _ = HorovodAlltoall.apply(gradient.contiguous(), ctx.received_splits, None, ctx.process_set)
+        dropped = ctx.rows - returned.shape[0]
+        if dropped:     # rows past the sum of the splits went nowhere
+            returned = torch.cat([returned, returned.new_zeros((dropped, *returned.shape[1:]))])
+        return returned, None, None, None
+
+
+def _scatter_factor(ctx):
+    """What the gathered gradient is multiplied by, by Horovod's convention: Sum counts size times, Average once."""
+    op, process_set, prescale_factor, postscale_factor = ctx.arguments
+    return prescale_factor * postscale_factor * (process_set.size() if op == Sum else 1)
+
+
+class HorovodReducescatter(torch.autograd.Function):
+    """reducescatter; its gradient is the allgather of the gradient, times the size for Sum, times the factors."""
+
+    @staticmethod
+    def forward(ctx, tensor, name, op, process_set, prescale_factor, postscale_factor):
+        ctx.arguments = (op, process_set, prescale_factor, postscale_factor)
+        return rules.reducescatter(
+            frontend, tensor, name, op, process_set, prescale_factor, postscale_factor, blocking=True
+        ).wait()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gathered = HorovodAllgather.apply(gradient.contiguous(), None, ctx.arguments[1])
+        return gathered * _scatter_factor(ctx), None, None, None, None, None
+
+
+class HorovodGroupedReducescatter(torch.autograd.Function):
+    """grouped_reducescatter; its gradients are as those of reducescatter."""
+
+    @staticmethod
+    def forward(ctx, name, op, process_set, prescale_factor, postscale_factor, *tensors):
+        ctx.arguments = (op, process_set, prescale_factor, postscale_factor)
+        return rules.grouped_reducescatter(
+            frontend, tensors, name, op, process_set, prescale_factor, postscale_factor, blocking=True
+        ).wait()
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        gathered = HorovodGroupedAllgather.apply(None, ctx.arguments[1], *_contiguous(gradients))
+        factor = _scatter_factor(ctx)
+        return None, None, None, None, None, *(tensor * factor for tensor in gathered)
