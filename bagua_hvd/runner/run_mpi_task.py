@@ -84,6 +84,7 @@ def main():
         sys.exit(f"bagua_hvd.run: {error}")
     done = threading.Event()
     threading.Thread(target=_die_with_launcher, args=(connection, done), name="launcher", daemon=True).start()
+    kind: type[Result] | type[Error]
     try:
         result = io.BytesIO()
         write(call(io.BytesIO(function)), result)

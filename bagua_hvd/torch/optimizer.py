@@ -61,7 +61,7 @@ class _Distributed:
             self.algorithm.prepare(Model("unused", source, self.process_set, self.algorithm))
             return
         self.reducer = Reducer(source, members, self.algorithm, self.process_set, backward_passes_per_step,
-                               options.grouped([parameter for _, parameter in trained]), *options.factors)
+                               options.grouped([parameter for _, parameter in trained]), **options.factors)
         self.reducer.model.scaled = not wait_in_step    # gradients may be changed after backward()
         self._backward = Backward(self.reducer, source, wait_in_step,
                                   {name: parameter for name, parameter in named if not parameter.requires_grad})
