@@ -4,7 +4,7 @@ In a page that has a code block with a title, such a block is a file of that nam
 run, line by line after `$ `, in a folder with these files, and is shown with what it printed. A command that fails ends
 the build. A picture that a command made there is shown where the page has an image without a folder in its name. In a
 page of reference/, `::: module *` is every public name of the module. Equations are written as GitHub shows them:
-blocks of the language `math`, and $`...`$ within a line.
+blocks of the language `math`, and $`...`$ within a line. "(decision 9)" becomes a link.
 """
 import html
 import importlib
@@ -22,6 +22,7 @@ from mkdocs.structure.files import File
 BLOCK = re.compile(r'^```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL)
 IMAGE = re.compile(r"!\[[^\]]*\]\(([\w-]+\.(?:svg|png))\)")
 EQUATION = re.compile(r"^```math\n(?P<block>.*?)^```$|\$`(?P<inline>[^`]+)`\$", re.MULTILINE | re.DOTALL)
+DECISION = re.compile(r"(?<!\[)\bdecision (\d+)\b(?!\])")
 SECONDS = 300       # for one command
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0",
@@ -42,7 +43,13 @@ def on_page_markdown(markdown, page, config, files):
             f"::: {path}" for path in public_names(all_of[1])), markdown, flags=re.MULTILINE)
     if any(block["title"] for block in BLOCK.finditer(markdown)):
         markdown = run_page(markdown, page, config, files)
-    return EQUATION.sub(mathml, markdown)
+    return DECISION.sub(lambda named: link(named, page, files), EQUATION.sub(mathml, markdown))
+
+
+def link(named, page, files):
+    """The words as a link to the decision of that number, which there must be."""
+    uri, = (file.src_uri for file in files if file.src_uri.startswith(f"decisions/{int(named[1]):04}-"))
+    return f"[{named[0]}]({os.path.relpath(uri, Path(page.file.src_uri).parent)})"
 
 
 def run_page(markdown, page, config, files):
