@@ -21,6 +21,8 @@ static int add_all(struct schedule *schedule, struct part cut, struct place own,
         done = schedule_reduce(schedule, sum, so_far, value, cut.nbytes, done);
         so_far = sum;
     }
+    if (schedule->size == 1)
+        done = schedule_copy(schedule, sum, own, cut.nbytes, done);
     return schedule_scale(schedule, sum, cut.nbytes, done);
 }
 

@@ -17,7 +17,7 @@ CONFIGURATIONS = os.environ.get("BHVD_NATIVE_CONFIGURATIONS", "").split()
 # These wait for limits most of the time: they run beside the others, and are last to be asked for.
 WAITING = ["test_heartbeat", "test_rendezvous"]
 # A minute under TSan, which finds nothing where there is one thread; `make tsan` runs them all the same.
-ONE_THREAD = ["test_codecs", "test_interleavings", "test_interleavings_tree", "test_kernels"]
+ONE_THREAD = ["test_codecs", "test_interleavings", "test_interleavings_tree", "test_kernels", "test_schedules"]
 TESTS = sorted(HERE.glob("test_*.c"), key=lambda path: (path.stem in WAITING, path.stem))
 
 
