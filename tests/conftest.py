@@ -32,8 +32,8 @@ assert all(path.exists() for path in LONGEST)
 LONG_FIXTURES = {"ssh_hosts", "namespaces"}
 LONG_FILES = [HERE / name for name in (
     "elastic/test_digits.py", "examples/test_convergence.py", "examples/test_torch_char_lm.py",
-    "runner/test_run_ssh.py", "soak/test_soak.py")]
-LONG_FOLDERS = {HERE / "ray"}
+    "runner/test_run_ssh.py", "runner/test_slurm.py", "soak/test_soak.py")]
+LONG_FOLDERS = {HERE / "ray", HERE / "spark"}
 SHORT = {"test_ranks_of_two_hosts", "test_a_lost_connection", "test_hosts_come_and_go"}    # of the farms, all the same
 MOST_RANKS = 5      # threads of one test
 assert all(path.exists() for path in [*LONG_FILES, *LONG_FOLDERS])

@@ -222,6 +222,8 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
                  "Seconds until that warning; 0: none."),
         Variable("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", seconds(allow_zero=True), 0.0,
                  "Seconds until such an operation ends the job; 0: never. Not below the time of the warning."),
+        Variable("HOROVOD_SPARK_START_TIMEOUT", seconds(), 600.0,
+                 "bagua_hvd.spark: seconds to wait for Spark to start all ranks."),
         Variable("HOROVOD_ELASTIC_TIMEOUT", seconds(), 600.0,
                  "Elastic jobs: longest time in seconds to wait for slots after a change."),
     ),

@@ -149,6 +149,10 @@ class Connection:
         """The numeric address by which the other side sees this one."""
         return self._socket.getsockname()[0]
 
+    def fileno(self):
+        """The descriptor, for a process that is to write to the launcher."""
+        return self._socket.fileno()
+
     def close(self):
         """Hangs up, whoever may be receiving."""
         with suppress(OSError):         # nobody is connected

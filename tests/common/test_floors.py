@@ -27,8 +27,8 @@ FLOORS = [
     ["as_horovod"],
     ["runner"],
     ["bench"],
-    ["ray"],
-    ["mxnet", "spark"],             # say that there is nothing
+    ["ray", "spark"],
+    ["mxnet"],                      # says that there is nothing
     ["common"],                     # Horovod's paths, for others
 ]
 ROOF = "bagua_hvd"                  # the package itself: its version, and run() of the launcher

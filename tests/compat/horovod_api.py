@@ -1,5 +1,5 @@
 # ruff: noqa: E501  (one line for each name)
-"""Horovod's surface for torch, tensorflow, keras, common, data, runner and ray, and its environment variables, as tables for the tests of this folder.
+"""Horovod's surface for torch, tensorflow, keras, common, data, runner, ray and spark, and its environment variables, as tables for the tests of this folder.
 
 API: a line that ends with a colon opens a place, by every path that leads there (`torch` is bagua_hvd.torch). `@state`
 and the like are objects; test_signatures.py makes them. Then one line for each name: the tier (A: nearly every script,
@@ -474,6 +474,32 @@ C MiniSettings
 ray.utils:
 C detect_nics
 C nics_to_env_var
+
+spark:
+B run(fn, args=(), kwargs={}, num_proc=None, start_timeout=None, use_mpi=None, use_gloo=None, extra_mpi_args=None, env=None, stdout=None, stderr=None, verbose=1, nics=None, prefix_output_with_timestamp=False, executable=None)
+C run_elastic
+
+spark.common.backend:
+C Backend
+C SparkBackend(num_proc=None, env=None, **kwargs)
+
+spark.common.store:
+B Store
+B FilesystemStore
+B LocalStore
+B HDFSStore
+B DBFSLocalStore
+
+@store:
+B create(prefix_path, *args, **kwargs)
+
+spark.torch spark.lightning:
+C TorchEstimator
+C TorchModel
+
+spark.keras:
+C KerasEstimator
+C KerasModel
 """
 
 # Read when Horovod runs, or set by its launcher.

@@ -18,7 +18,8 @@ ROWS = list(horovod_api.rows())
 EXCUSED = frozenset(migration_page.absent_names())
 ABSENT = object()
 FRAMEWORKS = ("torch", "tensorflow")
-NEEDS = {**{name: name for name in (*FRAMEWORKS, "ray")}, "keras": "tensorflow"}    # Keras' default backend
+# Keras' default backend is TensorFlow.
+NEEDS = {**{name: name for name in (*FRAMEWORKS, "ray")}, "keras": "tensorflow", "spark": "pyspark"}
 
 
 def import_module(place):
@@ -83,6 +84,7 @@ OBJECTS = {
     "@loader": _make_loader,
     "@ray_executor": lambda: _make_ray_executor("RayExecutor", num_workers=1),
     "@elastic_ray_executor": lambda: _make_ray_executor("ElasticRayExecutor"),
+    "@store": lambda: find("spark.common.store.Store"),
     "@ray_worker": lambda: object.__new__(find("ray.BaseHorovodWorker")),
 }
 

@@ -1,7 +1,7 @@
-"""One rank of run(use_mpi=True): `mpirun ... python -m bagua_hvd.runner.run_mpi_task ADDRESS,ADDRESS:PORT`.
+"""One rank of a job that others start: `mpirun ... python -m bagua_hvd.runner.desk_task ADDRESS,ADDRESS:PORT`.
 
-mpirun started it, on whichever host. It gets the function from the launcher, which listens there, and sends back the
-result; see run_mpi.py. When the launcher is gone before that, it ends at once: not every mpirun that is killed takes
+It may be on any host. It gets the function from the launcher, which listens there, and sends back the result; see
+desk.py. When the launcher is gone before that, it ends at once: not every mpirun that is killed takes
 its ranks along.
 """
 import base64

@@ -1,0 +1,175 @@
+"""Estimator and model without a framework: data to the store, training on the ranks, a model that Spark can apply."""
+import uuid
+from typing import Any
+
+import numpy as np
+from pyspark.ml import Estimator, Model
+
+from bagua_hvd.spark.common import data
+from bagua_hvd.spark.common.backend import SparkBackend
+from bagua_hvd.spark.common.params import ESTIMATOR, MODEL, Keywords, with_params
+
+
+class HorovodModel(Keywords, Model):
+    """What fit() returns: transform() adds a column `<label>__output` for each label.
+
+    Subclasses give predictor().
+
+    Args:
+        history: of the training; see the estimators.
+    """
+
+    def __init__(self, history: Any = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.history = history
+
+    def getHistory(self) -> Any:
+        """What training has measured."""
+        return self.history
+
+    def predictor(self) -> Any:
+        """A function without arguments, sent to the executors, that returns there a function of a list of arrays (the
+        feature columns) to the list of the outputs' arrays."""
+        raise NotImplementedError
+
+    def _transform(self, dataset):
+        from pyspark.ml.functions import vector_to_array
+        from pyspark.sql.functions import col, pandas_udf
+        from pyspark.sql.types import ArrayType, FloatType, StructField, StructType
+
+        names = [f"{label}__output" for label in self.value("label_cols")]
+        features, shapes, make = self.value("feature_cols"), self.value("input_shapes"), self.predictor()
+        kinds = {field.name: field.dataType.typeName() for field in dataset.schema.fields}
+
+        def predict(parts):
+            import pandas as pd
+
+            function = make()
+            for part in parts:
+                columns = part if isinstance(part, tuple) else (part,)
+                outputs = function([_array(series, shape) for series, shape in zip(
+                    columns, shapes or [None] * len(columns), strict=True)])
+                yield pd.DataFrame({name: list(np.asarray(output, np.float32).reshape(len(columns[0]), -1))
+                                    for name, output in zip(names, outputs, strict=True)})
+
+        schema = StructType([StructField(name, ArrayType(FloatType())) for name in names])
+        udf = pandas_udf(_typed(predict, len(features)), schema)
+        inputs = [vector_to_array(col(name), "float32") if kinds[name].startswith("vector") else col(name)
+                  for name in features]
+        return (dataset.withColumn("__outputs", udf(*inputs))
+                .select(*dataset.columns, *(col(f"__outputs.{name}") for name in names)))
+
+
+def _typed(predict, count):
+    """`predict` with the hints by which Spark knows how to call it."""
+    from collections.abc import Iterator
+    from types import GenericAlias
+
+    import pandas as pd
+
+    given = pd.Series if count == 1 else GenericAlias(tuple, (pd.Series,) * count)
+    predict.__annotations__ = {"parts": GenericAlias(Iterator, (given,)), "return": Iterator[pd.DataFrame]}
+    return predict
+
+
+def _array(series, shape):
+    import pyarrow as pa
+
+    return data.column(pa.Array.from_pandas(series), shape)
+
+
+class HorovodEstimator(Keywords, Estimator):
+    """fit() writes the rows to the store, and trains on the ranks. Subclasses give job() and made()."""
+
+    def job(self) -> tuple[Any, dict[str, str]]:
+        """(what train() gets, environment variables of the ranks). ValueError: parameters are missing or wrong."""
+        raise NotImplementedError
+
+    def made(self, result: Any, run_id: str) -> HorovodModel:
+        """The model, from what rank 0 returned; its `content` goes to the store."""
+        raise NotImplementedError
+
+    def fit_on_parquet(self) -> HorovodModel:
+        """As fit(), with what lies in the store's folder already."""
+        return self._train(self._backend())
+
+    def _backend(self):
+        for name in ("model", "store", "feature_cols", "label_cols", *self.required):
+            if self.value(name) is None:
+                raise ValueError(f"{type(self).__name__} needs {name}=")
+        num_proc, backend = self.value("num_proc"), self.value("backend")
+        if num_proc is not None and backend is not None:
+            raise ValueError("num_proc and backend exclude each other: give the backend its number of processes")
+        return backend or SparkBackend(num_proc)
+
+    required: tuple[str, ...] = ()
+
+    def _fit(self, dataset):
+        backend = self._backend()
+        data.write(dataset, self.value("store"), list(self._columns()), self.value("validation"),
+                   self.value("random_seed"), backend.num_processes())
+        return self._train(backend)
+
+    def _columns(self):
+        """{name: shape} of all that ranks read."""
+        columns: dict[str, Any] = {}
+        for names, shapes in (("feature_cols", "input_shapes"), ("label_cols", "label_shapes")):
+            names, shapes = self.value(names), self.value(shapes)
+            if shapes is not None and len(shapes) != len(names):
+                raise ValueError(f"{len(shapes)} shapes for the columns {', '.join(names)}: give one for each")
+            columns.update(zip(names, shapes or [None] * len(names), strict=True))
+        return columns
+
+    def _train(self, backend):
+        run_id = self.value("run_id") or f"run_{uuid.uuid4().hex[:12]}"
+        train, env = self.job()
+        task = Task(self.value("store"), self._columns(), self.value("validation") is not None, {
+            name: self.value(name) for name in self.table if name not in ("store", "backend", "model", "run_id")})
+        # One pickle, so that an optimizer keeps the model's own parameters.
+        result = backend.run(train, (task,), env=env)[0]
+        model = self.made(result, run_id)
+        self.value("store").write(self.value("store").get_checkpoint_path(run_id), result["content"])
+        return model
+
+
+class Task:
+    """What a rank trains with.
+
+    Args:
+        store, columns: see Rows. validated: whether there are rows for validation. params: {name: value}.
+    """
+
+    def __init__(self, store: Any, columns: dict[str, Any], validated: bool, params: dict[str, Any]) -> None:
+        self._store, self._columns, self._validated = store, columns, validated
+        self.params = params
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["params"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def rows(self, rank: int, size: int) -> tuple[data.Rows, data.Rows | None]:
+        """(to train with, to validate with or None)."""
+        train, val = self._store.get_train_data_path(), self._store.get_val_data_path()
+        return (data.Rows(self._store.dataset(train), self._columns, rank, size),
+                data.Rows(self._store.dataset(val), self._columns, rank, size) if self._validated else None)
+
+    def epoch(self, rows: data.Rows, epoch: int) -> Any:
+        """The batches of an epoch, at most train_steps_per_epoch."""
+        from itertools import islice
+
+        seed = (self.random_seed, epoch) if self.shuffle else None
+        return islice(rows.batches(self.batch_size, seed), self.steps(rows))
+
+    def steps(self, rows: data.Rows) -> int:
+        """Batches of epoch()."""
+        return min(rows.steps(self.batch_size), self.train_steps_per_epoch or rows.count)
+
+    def validation_batches(self, rows: data.Rows) -> Any:
+        """All rows for validation."""
+        return rows.batches(self.val_batch_size or self.batch_size)
+
+
+estimator_params = with_params(ESTIMATOR)
+model_params = with_params(MODEL)

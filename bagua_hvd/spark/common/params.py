@@ -1,0 +1,77 @@
+"""Parameters of estimators and of the models they return, as Spark ML has them: each with a setter and a getter."""
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pyspark.ml.param import Param, Params
+
+_Class = TypeVar("_Class", bound=type)
+
+MODEL = {
+    "model": (None, "the model"),
+    "feature_cols": (None, "columns that the model gets, in this order: numbers, arrays of one length, or vectors"),
+    "label_cols": (None, "columns that its outputs are compared with"),
+    "input_shapes": (None, "the shape of each feature column for the model, -1 for the rows; None: as it is"),
+    "run_id": (None, "name of the run in the store; None: a new one"),
+}
+ESTIMATOR = {
+    **MODEL,
+    "num_proc": (None, "ranks; None: the backend's"),
+    "backend": (None, "a Backend; None: SparkBackend(num_proc)"),
+    "store": (None, "a Store"),
+    "label_shapes": (None, "as input_shapes, of the labels"),
+    "validation": (None, "a fraction of the rows, or the name of a column that is true for them"),
+    "batch_size": (32, "rows for each rank and step"),
+    "val_batch_size": (None, "as batch_size, for validation; None: batch_size"),
+    "epochs": (1, "how often all rows are seen"),
+    "train_steps_per_epoch": (None, "steps of an epoch; None: all rows"),
+    "shuffle": (True, "whether each epoch has another order of the rows, within row groups and among them"),
+    "random_seed": (0, "of the order of the rows, and of the rows for validation"),
+    "verbose": (1, "whether rank 0 prints a line for each epoch"),
+    "callbacks": ((), "of the framework"),
+    "algorithm": (None, "of bagua_hvd's; None: BAGUA_ALGORITHM, or gradient_allreduce"),
+    "gradient_compression": (None, "hvd.Compression"),
+    "backward_passes_per_step": (1, "batches of a step"),
+    "use_gpu": (True, "whether ranks use the GPU of their local rank, where there is one"),
+}
+
+
+def with_params(table: dict[str, tuple[Any, str]]) -> Callable[[_Class], _Class]:
+    """A class decorator: `batch_size` becomes a Param, setBatch_size() is setBatchSize(), and getBatchSize() reads it.
+
+    Args:
+        table: {name: (default, meaning)}.
+    """
+
+    def add(cls):
+        for name, (_, meaning) in table.items():
+            camel = "".join(word.capitalize() for word in name.split("_"))
+            setattr(cls, name, Param(Params._dummy(), name, meaning))
+            setattr(cls, f"set{camel}", lambda self, value, name=name: self._set(**{name: value}))
+            setattr(cls, f"get{camel}", lambda self, name=name: self.getOrDefault(name))
+        cls.table = table
+        return cls
+
+    return add
+
+
+class Keywords:
+    """A constructor whose keywords are the parameters; a mixin before Spark ML's classes."""
+
+    table: dict[str, tuple[Any, str]]
+    _set: Any           # of Spark ML's Params
+    _setDefault: Any
+    getOrDefault: Any
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__()
+        unknown = sorted(set(kwargs) - set(self.table))
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no parameters {', '.join(unknown)}; it has "
+                            f"{', '.join(sorted(self.table))}")
+        for name, (default, _) in self.table.items():
+            self._setDefault(**{name: default})
+        self._set(**kwargs)
+
+    def value(self, name: str) -> Any:
+        """A parameter's."""
+        return self.getOrDefault(name)

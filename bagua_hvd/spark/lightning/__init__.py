@@ -1,0 +1,90 @@
+"""TorchEstimator for a LightningModule: Lightning's Trainer on the rows of a DataFrame, by bagua_hvd's strategy.
+
+    model = TorchEstimator(num_proc=4, store=Store.create("/shared"), model=module, feature_cols=["features"],
+                           label_cols=["label"], epochs=3).fit(df)
+    model.transform(df)                 # adds label__output
+
+Batches are dicts of tensors, by the columns' names.
+"""
+import io
+from typing import Any
+
+from bagua_hvd.spark.common.estimator import HorovodEstimator
+from bagua_hvd.spark.common.params import ESTIMATOR, with_params
+from bagua_hvd.spark.torch import TorchModel, loaded
+
+__all__ = ["TorchEstimator", "TorchModel"]
+
+_PARAMS = {
+    **ESTIMATOR,
+    "trainer_args": (None, "further keywords of lightning.pytorch.Trainer"),
+    "logger": (False, "the Trainer's"),
+}
+
+
+@with_params(_PARAMS)
+class TorchEstimator(HorovodEstimator):
+    """Parameters as keywords; see bagua_hvd.spark.common.params and this module's for their meanings.
+
+    transform() calls the module with the feature columns as tensors: it needs a forward().
+    """
+
+    def job(self) -> tuple[Any, dict[str, str]]:
+        module = self.value("model")
+
+        def train(task):
+            return _train(module, task)
+
+        return train, {}
+
+    def made(self, result: Any, run_id: str) -> TorchModel:
+        return TorchModel(
+            result["history"], model=loaded(self.value("model"), result["content"]), run_id=run_id,
+            **{name: self.value(name) for name in ("feature_cols", "label_cols", "input_shapes")})
+
+
+def _train(module, task):
+    """A rank: returns the metrics that were logged and, on rank 0, the parameters."""
+    import torch
+
+    import bagua_hvd.torch as hvd
+    from bagua_hvd.lightning import BaguaStrategy
+    from bagua_hvd.lightning.packages import of_pytorch
+
+    hvd.init()
+    rows, validation = task.rows(hvd.rank(), hvd.size())
+
+    class Epochs(torch.utils.data.IterableDataset):
+        """The batches of one epoch after the other."""
+
+        def __init__(self, batches):
+            self._batches = batches
+            self._epoch = 0
+
+        def __iter__(self):
+            for batch in self._batches(self._epoch):
+                yield {name: torch.tensor(array) for name, array in batch.items()}
+            self._epoch += 1
+
+    def loader(batches):
+        return torch.utils.data.DataLoader(Epochs(batches), batch_size=None)
+
+    gpu = task.use_gpu and torch.cuda.is_available()
+    trainer = of_pytorch("").Trainer(**{
+        "strategy": BaguaStrategy(task.algorithm, {"compression": task.gradient_compression} if
+                                  task.gradient_compression else None),
+        "accumulate_grad_batches": task.backward_passes_per_step,
+        "accelerator": "gpu" if gpu else "cpu",
+        "devices": hvd.local_size(), "num_nodes": hvd.cross_size(), "max_epochs": task.epochs,
+        "limit_train_batches": task.steps(rows), "limit_val_batches": 1.0 if validation else 0,
+        "num_sanity_val_steps": 0, "logger": task.logger, "enable_checkpointing": False, "enable_progress_bar": False,
+        "enable_model_summary": False, "callbacks": list(task.callbacks), **(task.trainer_args or {})})
+    trainer.fit(module, loader(lambda epoch: task.epoch(rows, epoch)),
+                loader(lambda epoch: task.validation_batches(validation)) if validation else None)
+    history = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    if any(optimizer.algorithm.models_differ for optimizer in trainer.optimizers):
+        hvd.consensus(module)
+    content = io.BytesIO()
+    if hvd.rank() == 0:
+        torch.save({name: value.cpu() for name, value in module.state_dict().items()}, content)
+    return {"history": history, "content": content.getvalue()}

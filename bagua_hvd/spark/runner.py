@@ -1,0 +1,195 @@
+"""run(): a function on every rank of a job whose ranks Spark starts, by a barrier stage; the driver's side.
+
+The driver holds the rendezvous, and a desk (runner/desk.py) where the ranks get the function and leave results. A task
+never fails when its rank does: Spark would repeat the whole stage. Instead the desk hears of it, the other ranks have a
+grace to end by themselves, and when the desk is closed what is left of them is killed.
+"""
+import base64
+import io
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pyspark
+
+from bagua_hvd.core import variables
+from bagua_hvd.job import channel
+from bagua_hvd.job.messages import Hello
+from bagua_hvd.job.rendezvous import Rendezvous
+from bagua_hvd.job.secret import make_secret_key
+from bagua_hvd.runner.common.util.timeout import TimeoutException
+from bagua_hvd.runner.desk import Desk
+from bagua_hvd.runner.job import WorkerFailed, as_horovod_environment
+from bagua_hvd.runner.output import Console, LineForwarder, TextStream
+from bagua_hvd.runner.run_files import with_report, write_function
+from bagua_hvd.spark.task import Begin, Ended, Job, Output, Task, run_task
+
+_POLL_SECONDS = 0.1
+_ARRIVAL_SECONDS = 5        # what ranks sent before they ended arrives
+_END_SECONDS = 20           # Spark's tasks end
+
+
+def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] = {},  # noqa: B006 (Horovod's)
+        num_proc: int | None = None, start_timeout: float | None = None, use_mpi: bool | None = None,
+        use_gloo: bool | None = None, extra_mpi_args: str | None = None, env: dict[str, str] | None = None,
+        stdout: Any = None, stderr: Any = None, verbose: int = 1, nics: Any = None,
+        prefix_output_with_timestamp: bool = False, executable: str | None = None) -> list[Any]:
+    """Calls fn(*args, **kwargs) on every rank of a job, one for each task of a barrier stage.
+
+    The ranks are processes of their own on the executors' hosts, where bagua_hvd must be installed. What they print
+    comes here, prefixed by the rank.
+
+    Args:
+        fn: may call hvd.init(), and need not. Sent by cloudpickle, as bagua_hvd.run() does.
+        num_proc: number of ranks; None: spark.default.parallelism. Spark must have room for all at once.
+        start_timeout: seconds to wait for that; None: HOROVOD_SPARK_START_TIMEOUT, or 600.
+        env: environment variables of the ranks, beside those that the executors have.
+        stdout, stderr: text streams for what the ranks print; None: sys.stdout, sys.stderr.
+        nics: names of the interfaces that may be used; None: those that lead to the driver.
+        prefix_output_with_timestamp: local time before the prefix. executable: the Python of the ranks.
+        use_gloo, verbose: no effect. use_mpi, extra_mpi_args: refused, Spark starts the ranks.
+    Returns:
+        The list of what fn returned, in the order of the ranks.
+    Raises:
+        Exception: no SparkContext is active. TimeoutException: Spark had no room for all ranks in time.
+        RuntimeError: a rank failed; the text names it, with its traceback if fn raised. ValueError: use_mpi, or no
+            number of ranks.
+        In all cases no process of the job is left.
+    """
+    context = pyspark.SparkContext._active_spark_context
+    if context is None:
+        raise Exception("Could not find an active SparkContext: run this in a PySpark session (Spark Connect has none)")
+    if use_mpi or extra_mpi_args:
+        raise ValueError("use_mpi: Spark starts the ranks, not mpirun; leave it out, and extra_mpi_args")
+    num_proc = context.defaultParallelism if num_proc is None else num_proc
+    if num_proc < 1:
+        raise ValueError(f"num_proc={num_proc}: give 1 or more")
+    start_timeout = start_timeout or variables.read("HOROVOD_SPARK_START_TIMEOUT")
+    secret_key = make_secret_key()
+    secret = base64.b64decode(secret_key)
+    local = context.master == "local" or context.master.startswith("local[")
+    bound, address = ("127.0.0.1",) * 2 if local else ("0.0.0.0", context.getConf().get("spark.driver.host"))
+    env = {name: str(value) for name, value in (env or {}).items()}
+    if sys.modules.get("horovod") is sys.modules["bagua_hvd"]:
+        env = as_horovod_environment(env)
+    console = Console(TextStream(stdout or sys.stdout), TextStream(stderr or sys.stderr))
+    function = io.BytesIO()
+    write_function(function, None, fn, tuple(args), dict(kwargs))
+    with Rendezvous(secret, bound) as rendezvous, ExitStack() as stack:
+        desk = _SparkDesk(secret, function.getvalue(), bound, console, prefix_output_with_timestamp,
+                          rendezvous.rank_ended)
+        job = Job(address, desk.port, rendezvous.port, secret_key, env, tuple(map(os.path.abspath, sys.path)),
+                  executable, ",".join(nics or ()))
+        stage = _Stage(context, job, num_proc)
+        stack.callback(stage.close)
+        stack.callback(desk.close)          # first: then what is left of the ranks is killed
+        stage.wait(desk, start_timeout)
+    if desk.failures:
+        rank, text = desk.failures[0]
+        exit_code = desk.exit_codes.get(rank, 1)
+        raise with_report(rank, exit_code, text) if text is not None else WorkerFailed(rank, exit_code)
+    return [desk.result(rank) for rank in range(num_proc)]
+
+
+def run_elastic(*args: Any, **kwargs: Any) -> list[Any]:
+    """Refused: NotImplementedError. The tasks of a barrier stage begin and end together, none can be added."""
+    raise NotImplementedError(
+        "bagua_hvd.spark.run_elastic: a barrier stage has a fixed number of tasks, which Spark starts and ends "
+        "together; use bagua_hvd.spark.run with checkpoints, or an elastic job by baguarun --host-discovery-script")
+
+
+class _SparkDesk(Desk):
+    """A desk that tasks talk to, too.
+
+        task to desk    task (its rank), later ended (exit_code); output (its rank, stream), then what the rank prints
+        desk to task    begin; or it hangs up, and the process is to be killed
+
+    Attributes:
+        exit_codes: {rank: of its process}. begun: ranks that have.
+    """
+
+    def __init__(self, secret, function, host, console, timestamp, rank_ended):
+        self.exit_codes = {}
+        self.begun = set()
+        self._console = console
+        self._timestamp = timestamp
+        self._rank_ended = rank_ended
+        super().__init__(secret, function, host)
+
+    first_words = (Hello, Task, Output)
+
+    async def talk_otherwise(self, said, reader, writer):
+        if isinstance(said, Task):
+            await self._watch_task(said.worker, reader, writer)
+        elif said.stream in ("stdout", "stderr"):
+            forwarder = LineForwarder(self._console, said.worker, said.stream, self._timestamp)
+            try:
+                while data := await reader.read(1 << 16):
+                    forwarder.feed(data)
+            finally:
+                forwarder.close()
+
+    async def _watch_task(self, rank, reader, writer):
+        if rank in self.begun:
+            return      # Spark has lost an executor, and tries the stage again: a job that has begun is not repeated
+        self.begun.add(rank)
+        writer.write(channel.encode(Begin()))
+        line = await reader.readline()
+        code = channel.decode(line, Ended).exit_code if line else None
+        self.exit_codes[rank] = 1 if code is None else code
+        if code != 0:
+            self._rank_ended(rank, self.exit_codes[rank])
+            self.failed_process(rank)
+
+    def failed_process(self, rank):
+        """A rank's process ended badly. What it said itself is better than that it ended."""
+        if all(rank != other for other, _ in self.failures):
+            self.fail(rank, None)
+
+
+class _Stage:
+    """The Spark job, begun by the constructor. close() ends what is left of it."""
+
+    def __init__(self, context, job, num_proc):
+        self._context = context
+        self._num_proc = num_proc
+        self._group = f"bagua_hvd-{uuid.uuid4().hex}"
+        self._error = None
+
+        def tasks(_):
+            yield run_task(job, pyspark.BarrierTaskContext.get())
+
+        def submit():
+            try:
+                context.setJobGroup(self._group, f"bagua_hvd: {num_proc} ranks", interruptOnCancel=True)
+                context.parallelize(range(num_proc), num_proc).barrier().mapPartitions(tasks).collect()
+            except Exception as error:
+                self._error = error
+
+        self._thread = pyspark.InheritableThread(target=submit, daemon=True)
+        self._thread.start()
+
+    def wait(self, desk, start_timeout):
+        """Returns when all tasks have ended, or a rank has failed and the others had their grace. As run()."""
+        grace = variables.read("BAGUA_HVD_GRACE_SECONDS")
+        limit = time.monotonic() + start_timeout
+        while self._thread.is_alive() and not desk.failed_for(grace):
+            self._thread.join(_POLL_SECONDS)
+            if not desk.begun and time.monotonic() > limit:
+                raise TimeoutException(
+                    f"Spark has not started {self._num_proc} tasks at once for {start_timeout:g} s: give it more "
+                    "slots, ask for a smaller num_proc, or give a longer start_timeout (HOROVOD_SPARK_START_TIMEOUT)")
+        if self._error is not None and not desk.failures:
+            raise RuntimeError(f"Spark has ended the job: {self._error}") from self._error
+        limit = time.monotonic() + _ARRIVAL_SECONDS
+        while desk.talking and not desk.failures and time.monotonic() < limit:
+            time.sleep(_POLL_SECONDS)
+
+    def close(self):
+        if self._thread.is_alive():
+            self._context.cancelJobGroup(self._group)
+            self._thread.join(_END_SECONDS)

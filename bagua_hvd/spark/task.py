@@ -1,0 +1,141 @@
+"""A task of the barrier stage: finds out with the others which rank is where, and starts its rank as a process.
+
+A process of its own, since Spark uses its Python workers again, and frameworks cannot be started twice. Three
+connections lead to the driver (runner.py): what the process prints goes there by itself; the third one carries its exit
+code, and when the driver hangs up, the process is killed with all that it started.
+"""
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from bagua_hvd.job import channel
+from bagua_hvd.job.host_hash import host_hash
+from bagua_hvd.runner.common.util.hosts import slots_on
+from bagua_hvd.runner.desk import TASK
+from bagua_hvd.runner.job import worker_environment
+from bagua_hvd.runner.processes import kill_sessions
+
+_CONNECT_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Task:
+    """The first word of a task. worker: its rank."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """What the rank writes to "stdout" or "stderr" follows, until its end."""
+
+    worker: int
+    stream: str
+
+
+@dataclass(frozen=True)
+class Begin:
+    """To a task: its process may be started. The driver hangs up: it is to be killed."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A task's process has."""
+
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a task must know.
+
+    Attributes:
+        address: of the driver. desk_port, rendezvous_port: there. secret_key: base64 bytes.
+        env: of the ranks, beside what the task's own environment holds. path: the driver's sys.path.
+        executable: the Python of the ranks; None: the task's.
+        interfaces: names with commas; "": those that lead to the driver.
+    """
+
+    address: str
+    desk_port: int
+    rendezvous_port: int
+    secret_key: bytes
+    env: dict[str, str] = field(default_factory=dict)
+    path: tuple[str, ...] = ()
+    executable: str | None = None
+    interfaces: str = ""
+
+
+def places(told):
+    """Ranks of the partitions, and SlotInfos of the ranks: the ranks of a host are neighbours.
+
+    Args:
+        told: the host of each partition.
+    """
+    hosts = list(dict.fromkeys(told))
+    order = sorted(range(len(told)), key=lambda partition: hosts.index(told[partition]))
+    return [order.index(partition) for partition in range(len(told))], slots_on([told[i] for i in order])
+
+
+def run_task(job: Job, context: Any) -> tuple[int, int]:
+    """(rank, exit code of its process). context: the BarrierTaskContext.
+
+    Raises:
+        RuntimeError: the driver has ended the job, or Spark tries the stage again.
+        OSError: the driver cannot be reached.
+    """
+    gpus = context.resources()["gpu"].addresses if "gpu" in context.resources() else []
+    told = [json.loads(text) for text in context.allGather(json.dumps([host_hash(), gpus]))]
+    ranks, slots = places([host for host, _ in told])
+    slot = slots[ranks[context.partitionId()]]
+    env = worker_environment({**os.environ, **job.env}, slot, job.address, job.rendezvous_port, job.secret_key,
+                             job.interfaces)
+    env["PYTHONPATH"] = os.pathsep.join([*sys.path, *(path for path in job.path if os.path.isdir(path))])
+    if gpus:        # those of all ranks of the host, in their order: a rank takes the one of its local rank
+        by_rank = sorted(range(len(told)), key=ranks.__getitem__)
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(
+            gpu for i in by_rank if told[i][0] == slot.hostname for gpu in told[i][1]))
+    return slot.rank, _run(job, slot.rank, env)
+
+
+def _run(job, rank, env):
+    def connect(hello):
+        connection = channel.Connection(job.address, job.desk_port, base64.b64decode(job.secret_key), _CONNECT_SECONDS)
+        connection.send(hello)
+        return connection
+
+    task = connect(Task(rank))
+    if task.receive(Begin) is None:
+        raise RuntimeError("the driver has ended the job; Spark may have lost an executor, with ranks on it")
+    stdout, stderr = connect(Output(rank, "stdout")), connect(Output(rank, "stderr"))
+    process = subprocess.Popen(
+        [job.executable or sys.executable, "-m", TASK, f"{job.address}:{job.desk_port}"], env=env,
+        stdin=subprocess.DEVNULL, stdout=stdout.fileno(), stderr=stderr.fileno(), start_new_session=True)
+    ended = threading.Event()
+    watch = threading.Thread(target=_kill_with_driver, args=(task, process.pid, ended), daemon=True)
+    watch.start()
+    try:
+        status = process.wait()
+    finally:
+        ended.set()
+        kill_sessions({process.pid})        # whatever it left behind, and itself when Spark interrupts this task
+    exit_code = status if status >= 0 else 128 - status
+    for connection in (stdout, stderr):
+        connection.close()
+    try:
+        task.send(Ended(exit_code))
+    except OSError:
+        pass        # the driver has hung up
+    task.close()
+    return exit_code
+
+
+def _kill_with_driver(task, session, ended):
+    task.receive()      # the driver says nothing: it has ended the job
+    if not ended.is_set():
+        kill_sessions({session})

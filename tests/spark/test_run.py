@@ -1,0 +1,95 @@
+"""spark.run() on local[2]: results, output, failures; nothing is left behind, and Spark repeats nothing."""
+import io
+import os
+import time
+
+import pytest
+
+pytest.importorskip("pyspark", reason="Spark is not installed: pip install pyspark pyarrow pandas")
+
+import bagua_hvd.spark  # noqa: E402
+from bagua_hvd.runner.common.util.timeout import TimeoutException  # noqa: E402
+from bagua_hvd.spark.task import places  # noqa: E402
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_results_output_and_environment(spark):
+    def main(factor, add=0):
+        import os
+        import sys
+
+        import torch
+
+        import bagua_hvd.torch as hvd
+
+        hvd.init()
+        print(f"out of {hvd.rank()}")
+        print(f"err of {hvd.rank()}", file=sys.stderr)
+        total = hvd.allreduce(torch.full((3,), float(hvd.rank() + 1)), op=hvd.Sum)
+        return (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), (total * factor + add).tolist(),
+                os.environ["OF_THE_USER"])
+
+    stdout, stderr = io.StringIO(), io.StringIO()
+    results = bagua_hvd.spark.run(main, (10,), {"add": 1}, num_proc=2, env={"OF_THE_USER": "x"}, stdout=stdout,
+                                  stderr=stderr)
+    assert results == [(rank, 2, rank, 2, [31.0] * 3, "x") for rank in range(2)]
+    assert sorted(stdout.getvalue().splitlines()) == ["[0]<stdout>:out of 0", "[1]<stdout>:out of 1"]
+    assert {"[0]<stderr>:err of 0", "[1]<stderr>:err of 1"} <= set(stderr.getvalue().splitlines())
+
+
+def test_as_many_ranks_as_spark_has_slots(spark):
+    assert bagua_hvd.spark.run(os.getpid) != [os.getpid()] * 2
+    assert len(bagua_hvd.spark.run(os.getpid, stdout=io.StringIO())) == spark.sparkContext.defaultParallelism == 2
+
+
+@pytest.mark.parametrize("how, words", [("raise", "ValueError: of rank 1"), ("exit", "Exit code: 7")])
+def test_a_rank_that_fails_ends_the_job(spark, tmp_path, how, words):
+    def main(folder):
+        import os
+        import time
+
+        import bagua_hvd.torch as hvd
+
+        hvd.init()
+        with open(f"{folder}/{hvd.rank()}.{os.getpid()}", "w"):
+            pass
+        hvd.barrier()
+        if hvd.rank() == 1:
+            if how == "exit":
+                os._exit(7)
+            raise ValueError("of rank 1")
+        time.sleep(600)         # a rank that does not notice
+
+    with pytest.raises(RuntimeError, match=words) as raised:
+        bagua_hvd.spark.run(main, (str(tmp_path),), num_proc=2, stdout=io.StringIO(), stderr=io.StringIO())
+    assert "Process name: 1" in str(raised.value)
+    begun = [path.name.split(".") for path in tmp_path.iterdir()]
+    assert sorted(rank for rank, _ in begun) == ["0", "1"]        # once each
+    limit = time.monotonic() + 30
+    while any(os.path.exists(f"/proc/{pid}") for _, pid in begun):
+        assert time.monotonic() < limit, begun
+        time.sleep(0.1)
+
+
+def test_no_room(spark):
+    with pytest.raises(TimeoutException, match="3 tasks at once for 2 s"):
+        bagua_hvd.spark.run(os.getpid, num_proc=3, start_timeout=2)
+    assert len(bagua_hvd.spark.run(os.getpid, num_proc=2)) == 2
+
+
+def test_what_is_refused(spark, monkeypatch):
+    with pytest.raises(ValueError, match="Spark starts the ranks"):
+        bagua_hvd.spark.run(os.getpid, use_mpi=True)
+    with pytest.raises(NotImplementedError, match="fixed number of tasks"):
+        bagua_hvd.spark.run_elastic(os.getpid)
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+    with pytest.raises(Exception, match="Could not find an active SparkContext"):
+        bagua_hvd.spark.run(os.getpid)
+
+
+def test_ranks_of_a_host_are_neighbours():
+    ranks, slots = places(["a", "b", "a", "b", "b"])
+    assert ranks == [0, 2, 1, 3, 4]
+    assert [(slot.hostname, slot.local_rank, slot.local_size) for slot in slots] == [
+        ("a", 0, 2), ("a", 1, 2), ("b", 0, 3), ("b", 1, 3), ("b", 2, 3)]
