@@ -197,4 +197,6 @@ def choose(algorithm: str | Algorithm | type[Algorithm] | None, average: bool) -
             f"op={'Average' if average else 'Sum'}, but {type(chosen).__name__} was made with "
             f"average={chosen.average}: say the same in both"
         )
+    if hasattr(chosen, "hierarchical") and not variables.read("BAGUA_HIERARCHY"):
+        chosen.hierarchical = False
     return chosen

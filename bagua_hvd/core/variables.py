@@ -174,6 +174,13 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
                  "The algorithm of optimizers that name none; see docs/algorithms.md."),
         Variable("BAGUA_DEFAULT_BUCKET_SIZE", integer(1, 2**63 - 1), 10 * MIB,
                  "Bytes of gradients that travel together."),
+        Variable("BAGUA_OVERLAP", FLAG, True,
+                 "0: optimizers begin to communicate only when the backward pass has ended."),
+        Variable("BAGUA_FUSION", FLAG, True,
+                 "0: each gradient, or weight, travels by itself, in buckets of one; HOROVOD_FUSION_THRESHOLD is 0."),
+        Variable("BAGUA_HIERARCHY", FLAG, True,
+                 "0: nothing is done in two levels, within hosts and between them; allreduce is a ring of all ranks, "
+                 "unless BAGUA_HVD_ALLREDUCE says otherwise."),
         Variable("BAGUA_WAIT_IN_STEP", FLAG, False,
                  "1: in torch, backward() does not wait for the reduction of gradients, step() does."),
     ),

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from time import perf_counter_ns
 
 from bagua_hvd.collectives.facts import extremes
-from bagua_hvd.core import native
+from bagua_hvd.core import native, variables
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job import basics, statistics
 from bagua_hvd.primitives import c_fp_s
@@ -69,6 +69,7 @@ class Reducer:
         # Gradients as they became ready; None: the ranks have agreed on an order.
         self._ready: list[int] | None = []
         self._noted = set()
+        self._overlaps = variables.read("BAGUA_OVERLAP")
         self._step_ends()
         self._agreed = None         # for which init() and how many members the ranks know each other's facts
         self.model = Model("weights", source, group, algorithm)
@@ -155,6 +156,8 @@ class Reducer:
         if self._agreed != self._agreement():
             if self._ready is not None:
                 self._ready.append(index)
+            return
+        if not self._overlaps:
             return
         if self._travel is None:
             self._begin()

@@ -215,11 +215,14 @@ def partition(members: dict[int, Member], limit: int | None = None,
 
     Args:
         members: dict of index -> Member, in parameter order.
-        limit: bytes in a bucket; None: BAGUA_DEFAULT_BUCKET_SIZE. first_limit: the same for the first bucket.
+        limit: bytes in a bucket; None: BAGUA_DEFAULT_BUCKET_SIZE. first_limit: the same for the first bucket. With
+            BAGUA_FUSION=0 each member has its own.
     Returns:
         A list of lists of indices, in the order in which the buckets are expected to fill.
     """
     limit = variables.read("BAGUA_DEFAULT_BUCKET_SIZE") if limit is None else limit
+    if not variables.read("BAGUA_FUSION"):
+        limit = 0       # no two members are as small
     buckets: list[list[int]] = []
     running: dict[tuple[int, object], list[Any]] = {}       # (dtype, device) -> [indices, bytes, limit]
     for index in reversed(members):

@@ -1,6 +1,7 @@
 """What one optimizer trains, as its algorithm sees it: gradients, weights, the optimizer's own state, the step."""
 from typing import Any, Protocol
 
+from bagua_hvd.core import variables
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.training.adam import Adam
@@ -79,10 +80,11 @@ class Model:
         return self._scratch
 
     def add(self, members: dict[int, Member]) -> None:
-        """More members, by index: their weights join in buckets of their own."""
+        """More members, by index: their weights join in buckets of their own. BAGUA_FUSION=0: a bucket for each."""
         by_kind: dict[Any, dict[int, Member]] = {}
+        fused = variables.read("BAGUA_FUSION")
         for index, member in members.items():
-            by_kind.setdefault((member.dtype, member.device), {})[index] = member
+            by_kind.setdefault((member.dtype, member.device, fused or index), {})[index] = member
         for kind in by_kind.values():
             self.weights.append(Weights(f"{self.name}.{len(self.weights)}", kind, self))
 
