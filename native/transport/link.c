@@ -321,7 +321,8 @@ static bhvd_status read_header(struct stream *stream, bool *progress)
     unsigned char *at = (unsigned char *)&stream->incoming + stream->incoming_moved;
     bhvd_status status = stream->channel.ops->recv(&stream->channel, at, sizeof stream->incoming - stream->incoming_moved, &moved);
     stream->incoming_moved += moved;
-    *progress |= moved > 0;
+    if (moved)
+        *progress = true;
     return status;
 }
 

@@ -52,7 +52,7 @@ static bhvd_status look(struct pair *pair)
 {
     bhvd_status status = BHVD_OK;
     for (int i = 0; i < LOOKS && !status; i++) {
-        bool progress;
+        bool progress = false;
         status = link_advance(&pair->a.link, on_frame, NULL, &progress);
         if (!status)
             status = link_advance(&pair->b.link, on_frame, NULL, &progress);
