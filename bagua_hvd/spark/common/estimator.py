@@ -7,7 +7,7 @@ from pyspark.ml import Estimator, Model
 
 from bagua_hvd.spark.common import data
 from bagua_hvd.spark.common.backend import SparkBackend
-from bagua_hvd.spark.common.params import ESTIMATOR, MODEL, Keywords, with_params
+from bagua_hvd.spark.common.params import MODEL, Keywords, with_params
 
 
 class HorovodModel(Keywords, Model):
@@ -171,5 +171,4 @@ class Task:
         return rows.batches(self.val_batch_size or self.batch_size)
 
 
-estimator_params = with_params(ESTIMATOR)
 model_params = with_params(MODEL)

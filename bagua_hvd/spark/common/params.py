@@ -43,6 +43,7 @@ def with_params(table: dict[str, tuple[Any, str]]) -> Callable[[_Class], _Class]
     """
 
     def add(cls):
+        """The class, with the parameters."""
         for name, (_, meaning) in table.items():
             camel = "".join(word.capitalize() for word in name.split("_"))
             setattr(cls, name, Param(Params._dummy(), name, meaning))
