@@ -6,6 +6,7 @@ a folder into which they were unpacked instead (dpkg -x).
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -119,3 +120,15 @@ class Slurm:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        for pid in self._steps():       # they outlive slurmd, when it ends before a step that failed is over
+            os.kill(pid, signal.SIGKILL)
+
+    def _steps(self):
+        """The processes of slurmstepd that this Slurm has started, known by their configuration."""
+        mark = f"SLURM_CONF={self.environment['SLURM_CONF']}".encode()
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                if b"slurmstepd" in (path / "cmdline").read_bytes() and mark in (path / "environ").read_bytes():
+                    yield int(path.name)
+            except OSError:
+                pass        # it has ended
