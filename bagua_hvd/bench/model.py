@@ -24,7 +24,7 @@ import sys
 
 import numpy as np
 
-from bagua_hvd.bench import report
+from bagua_hvd.bench import report, simulator
 from bagua_hvd.bench.rank import resnet50_counts
 
 FIT_HOSTS = 2
@@ -37,7 +37,6 @@ ALGORITHMS = ("gradient_allreduce", "bytegrad", "doublesqueeze", "decentralized"
 # A rank 0 that coordinates for longer than this part of a step is a bottleneck; steps a second.
 BOTTLENECK, STEPS = 0.1, 10
 RATES = ("100mbit", "1gbit", "10gbit")
-UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 FRAMING = 1514 / 1448           # bytes of a full Ethernet frame, and of the data in it
 STAR_RANKS, FANOUT = 64, 16     # native/core/tree.h
 ITERATIONS = 50                 # of the fit; it settles in about ten
@@ -75,7 +74,7 @@ def work(algorithm, hosts, nbytes):
 
 def beta(rate):
     """Seconds a byte of data takes on a link of a rate such as 10gbit."""
-    return 8 * FRAMING / (float(rate[:-4]) * UNITS[rate[-4:]])
+    return FRAMING / simulator.bytes_per_s(rate)
 
 
 def tree(hosts):

@@ -18,18 +18,15 @@ static void put_error(struct bytes *out, const struct operation_key *key, const 
     reason_put(out, error);
 }
 
-// What goes on at once: bytes, so that memory is bounded, unless there is only one execution; and executions.
-enum { WINDOW_BYTES = 64 << 20 };
-
 // Of how many executions, this one included, all may be on their way at once.
 static uint8_t window_of(struct coordinator *c, size_t nbytes, bool alone)
 {
     uint8_t window = 1;
     size_t total = nbytes;
-    c->nbytes_of[c->response_number % LINK_LANES] = alone ? WINDOW_BYTES : nbytes;
+    c->nbytes_of[c->response_number % LINK_LANES] = alone ? RESPONSE_WINDOW_BYTES : nbytes;
     while (!alone && window < LINK_LANES && window < c->response_number) {
         const size_t before = c->nbytes_of[(c->response_number - window) % LINK_LANES];
-        if (before >= WINDOW_BYTES || total + before > WINDOW_BYTES)
+        if (before >= RESPONSE_WINDOW_BYTES || total + before > RESPONSE_WINDOW_BYTES)
             break;
         total += before;
         window++;

@@ -445,6 +445,26 @@ bhvd_status bhvd_cuda_probe(const char *libraries, int *version, int *device_cou
  * old; the sentence names package and variable. */
 bhvd_status bhvd_nccl_probe(const char *libraries, int *version, struct bhvd_error *error);
 
+/* --------------------------------------------------------------------------------------------------- simulation ---- */
+
+/* Hosts with one rank and one line each. */
+struct bhvd_network {
+    double latency_s;           /* one way, between any two hosts */
+    double bytes_per_s;         /* of a host's line, each way; packets' headers count */
+    int slow_rank;              /* -1: none. One whose line is another: */
+    double slow_latency_s, slow_bytes_per_s;
+    double message_s;           /* of a core for a message, at the sender and at the receiver */
+    double load_s_per_byte, reduce_s_per_byte, scale_s_per_byte, store_s_per_byte, copy_s_per_byte;     /* of a core */
+};
+
+/* What `count` allreduces of so many bytes, posted at once in this order, would take: simulates the schedules of all ranks.
+ * path: "ring", "doubling", "halving"; NULL or "": the one that would be chosen. element: bytes. agrees: 1, they are agreed
+ * on first, all together. seconds: [size], when each rank is done. Not thread-bound; no context. Errors: BHVD_ERR_ARGUMENT;
+ * BHVD_ERR_UNSUPPORTED, more than 8 Mi steps under way (a ring of more than 1,000 hosts); BHVD_ERR_SYSTEM, no memory. */
+bhvd_status bhvd_simulate_allreduces(int size, const char *path, const size_t *nbytes, size_t count, size_t element,
+                                     int agrees, const struct bhvd_network *network, double *seconds,
+                                     struct bhvd_error *error);
+
 /* -------------------------------------------------------------------------------------- codecs, kernels, facts ---- */
 
 /* Elements of the longest chunk when `count` elements are cut for `size` ranks (first count % size chunks one longer). */

@@ -1,0 +1,96 @@
+"""bagua_hvd.bench.simulator against what is computed by hand. Wire: 16 bytes of header, 66 a packet of 1448."""
+import math
+
+import pytest
+
+from bagua_hvd.bench import simulator
+from bagua_hvd.bench.simulator import Network, allreduces
+
+pytestmark = pytest.mark.timeout(120)
+
+LATENCY, RATE = 5e-3, 125e6
+
+
+def wire(nbytes, rate=RATE):
+    payload = nbytes + 16
+    return (payload + 66 * math.ceil(payload / 1448)) / rate
+
+
+@pytest.mark.parametrize("nbytes", [4, 1000, 1 << 16])
+def test_doubling_of_two(nbytes):
+    costs = Network(LATENCY, RATE, message_s=20e-6, load_s_per_byte=1e-10, reduce_s_per_byte=2e-10,
+                    scale_s_per_byte=3e-10, store_s_per_byte=4e-10)
+    found = allreduces(2, [nbytes], costs, "doubling", agrees=False)
+    assert found == pytest.approx([LATENCY + wire(nbytes) + 2 * 20e-6 + nbytes * 10e-10] * 2, rel=1e-6)
+
+
+def test_segments_of_doubling_share_the_line():
+    found = allreduces(2, [1 << 20], Network(LATENCY, RATE), "doubling", agrees=False)
+    assert found == pytest.approx([LATENCY + 4 * wire(1 << 18)] * 2)
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 5, 8])
+def test_a_ring(hosts):
+    """One segment a chunk: 2 (n-1) hops one after the other."""
+    chunk = 4096
+    found = allreduces(hosts, [chunk * hosts], Network(LATENCY, RATE), "ring", agrees=False)
+    assert found == pytest.approx([2 * (hosts - 1) * (LATENCY + wire(chunk))] * hosts)
+
+
+def test_halving_of_four():
+    nbytes = 1 << 14
+    hops = [nbytes // 2, nbytes // 4, nbytes // 4, nbytes // 2]
+    found = allreduces(4, [nbytes], Network(LATENCY, RATE), "halving", agrees=False)
+    assert found == pytest.approx([sum(LATENCY + wire(hop) for hop in hops)] * 4)
+
+
+def test_one_slow_line():
+    slow = Network(LATENCY, RATE, slow_rank=1, slow_latency_s=4 * LATENCY, slow_bytes_per_s=RATE / 10)
+    found = allreduces(2, [1 << 16], slow, "doubling", agrees=False)
+    # What rank 1 sends fills its line for long; what it receives, too.
+    assert found == pytest.approx([4 * LATENCY + wire(1 << 16, RATE / 10)] * 2)
+    ring = allreduces(4, [4 << 16], slow, "ring", agrees=False)
+    assert max(ring) > 3 * max(allreduces(4, [4 << 16], Network(LATENCY, RATE), "ring", agrees=False))
+
+
+def test_agreeing_takes_a_round_trip():
+    found = allreduces(2, [], Network(LATENCY, RATE))
+    # Rank 0 is done when its answer has left.
+    assert found == pytest.approx([LATENCY + 2 * wire(32), 2 * (LATENCY + wire(32))])
+    found = allreduces(2, [4], Network(LATENCY, RATE), "doubling")
+    assert max(found) == pytest.approx(2 * (LATENCY + wire(32)) + LATENCY + wire(4), rel=1e-3)
+
+
+def test_allreduces_overlap_within_the_window():
+    """Small ones do not wait for each other; 8 at once."""
+    one, many = (max(allreduces(2, [4] * count, Network(LATENCY, RATE), agrees=False)) for count in (1, 8))
+    assert many < 1.01 * one
+    assert max(allreduces(2, [4] * 16, Network(LATENCY, RATE), agrees=False)) == pytest.approx(2 * one, rel=0.01)
+    # 64 MiB at once: none goes beside such a one.
+    large = max(allreduces(2, [64 << 20], Network(LATENCY, RATE), agrees=False))
+    assert max(allreduces(2, [64 << 20, 4], Network(LATENCY, RATE), agrees=False)) > large + 0.9 * LATENCY
+
+
+def test_the_chosen_path_is_one_of_them():
+    """By latency: many hosts and few bytes do not take the ring, few hosts and many bytes do."""
+    for hosts, nbytes, path in ((8, 4, "doubling"), (4, 1 << 24, "ring"), (64, 1 << 20, "halving")):
+        network = Network(1e-6, RATE)
+        assert allreduces(hosts, [nbytes], network) == allreduces(hosts, [nbytes], network, path)
+
+
+def test_four_thousand_hosts():
+    found = max(allreduces(4096, [1 << 20], Network(50e-6, 10 * RATE), "halving"))
+    assert 24 * 50e-6 < found < 0.1
+    with pytest.raises(Exception, match="4096 hosts do more than .* steps on this path"):
+        allreduces(4096, [1 << 20], Network(50e-6, RATE), "ring")
+
+
+@pytest.mark.parametrize("path, hosts, nbytes", [("shared", 2, 4), ("ring", 1, 4), ("ring", 2, 5), ("star", 2, 4)])
+def test_wrong_arguments(path, hosts, nbytes):
+    with pytest.raises(ValueError):
+        allreduces(hosts, [nbytes], Network(LATENCY, RATE), path)
+
+
+def test_the_table(capsys):
+    assert simulator.main(["--hosts", "2", "--rate", "1gbit", "--latency", "5", "--sizes", "4", "65536"]) == 0
+    assert capsys.readouterr().out.count("\n") >= 2
