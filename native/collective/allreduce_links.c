@@ -18,12 +18,14 @@ bhvd_status allreduce_path_parse(const char *name, enum allreduce_path *path, st
 
 // What an allreduce between hosts costs, in nanoseconds: a hop, as measured when they were connected but at least what the ranks
 // themselves need for one; a byte on the wire each way; a byte added (in the cache: these are short vectors). Measured with
-// `python -m bagua_hvd.bench --hosts` at 10 Gbit/s, see docs/performance.md; only the ratios matter, and those little.
-enum { HOP_NS = 27000, WIRE_PS_PER_BYTE = 900, ADD_PS_PER_BYTE = 40 };
+// `python -m bagua_hvd.bench --hosts` at 10 Gbit/s, see docs/performance.md; only the ratios matter, and those little. The rate is not
+// measured: between hosts that are far from each other 1 Gbit/s is taken for likely, so that a hop saved is not paid for in bytes.
+enum { HOP_NS = 27000, FAR_HOP_NS = 1000000, WIRE_PS_PER_BYTE = 900, FAR_WIRE_PS_PER_BYTE = 8400, ADD_PS_PER_BYTE = 40 };
 
 static double cost_ns(uint32_t hop_ns, double hops, double wire, double added)
 {
-    return (hop_ns > HOP_NS ? hop_ns : HOP_NS) * hops + (WIRE_PS_PER_BYTE * wire + ADD_PS_PER_BYTE * added) / 1000.0;
+    const double wire_ps = hop_ns >= FAR_HOP_NS ? FAR_WIRE_PS_PER_BYTE : WIRE_PS_PER_BYTE;
+    return (hop_ns > HOP_NS ? hop_ns : HOP_NS) * hops + (wire_ps * wire + ADD_PS_PER_BYTE * added) / 1000.0;
 }
 
 enum allreduce_path allreduce_cheapest_over_links(int n, size_t nbytes, uint32_t hop_ns)

@@ -80,7 +80,7 @@ static void *progress_main(void *arg)
                 progress = true;
             }
             if (progress)
-                rounds = 0;
+                rounds = -1;            // at least one more look: what was started may be over already
             else if (atomic_load(&ctx->outstanding) == 0)
                 break;
             else
@@ -104,7 +104,8 @@ static void engine_release(bhvd_context *ctx)
 {
     // The progress thread sleeps in poll(): from now on bells are for it.
     pause_set_bell(&ctx->run, bell_asleep(ctx));
-    bool work = engine_has_work(ctx) || ctx->staged_head;
+    // And what is on its way now was not when it chose what to sleep on.
+    bool work = engine_has_work(ctx) || ctx->staged_head || executor_oldest(&ctx->run);
     pthread_mutex_unlock(&ctx->engine_lock);
     if (work)
         bell_ring(&ctx->run.connections.bell, 0);

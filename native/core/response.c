@@ -1,6 +1,7 @@
 #include "core/response.h"
 
 #include "core/context.h"
+#include "core/window.h"
 #include "core/reason.h"
 
 void response_put_head(struct bytes *out, const struct operation_key *key, uint32_t id, bhvd_status status)
@@ -18,20 +19,15 @@ static void put_error(struct bytes *out, const struct operation_key *key, const 
     reason_put(out, error);
 }
 
-// Of how many executions, this one included, all may be on their way at once.
-static uint8_t window_of(struct coordinator *c, size_t nbytes, bool alone)
+// Of the execution that is being answered, whose number is the last.
+static uint8_t put_in_window(struct coordinator *c, size_t nbytes)
 {
-    uint8_t window = 1;
-    size_t total = nbytes;
-    c->nbytes_of[c->response_number % LINK_LANES] = alone ? RESPONSE_WINDOW_BYTES : nbytes;
-    while (!alone && window < LINK_LANES && window < c->response_number) {
-        const size_t before = c->nbytes_of[(c->response_number - window) % LINK_LANES];
-        if (before >= RESPONSE_WINDOW_BYTES || total + before > RESPONSE_WINDOW_BYTES)
-            break;
-        total += before;
-        window++;
-    }
-    return window;
+    size_t newest_first[LINK_LANES];
+    int count = 0;
+    c->nbytes_of[c->response_number % LINK_LANES] = nbytes;
+    for (; count < LINK_LANES && (uint64_t)count < c->response_number; count++)
+        newest_first[count] = c->nbytes_of[(c->response_number - (uint64_t)count) % LINK_LANES];
+    return (uint8_t)window_of(newest_first, count);
 }
 
 void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count, size_t nbytes, bool alone)
@@ -40,7 +36,7 @@ void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count,
     out->size = 0;
     c->run = (struct cached_run){0};
     bytes_put_i64(out, (int64_t)++c->response_number);
-    bytes_put_u8(out, window_of(c, nbytes, alone));
+    bytes_put_u8(out, put_in_window(c, alone ? WINDOW_ALONE : nbytes));
     bytes_put_u32(out, c->hop_ns);
     bytes_put_u32(out, process_set);
     bytes_put_u32(out, count);

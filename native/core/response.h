@@ -5,9 +5,6 @@
 
 #include "core/coordinator.h"
 
-// What goes on at once, so that memory is bounded, unless there is only one execution. There are LINK_LANES at most.
-enum { RESPONSE_WINDOW_BYTES = 64 << 20 };
-
 // Begins a response about `count` operations of so many bytes together, in c->out. alone: beside no other execution.
 void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count, size_t nbytes, bool alone);
 // The head of an operation that is named in full; id: of its new agreement in the cache, 0: none.

@@ -4,8 +4,8 @@
 #include "base/status.h"
 #include "collective/collective.h"
 #include "collective/schedules.h"
-#include "core/response.h"
 #include "core/tree.h"
+#include "core/window.h"
 #include "run/simulator.h"
 
 enum { AGREEING_NBYTES = 32 };      // about what known names take as a control frame
@@ -56,21 +56,15 @@ static void write_down(const void *arg, int execution, struct schedule *schedule
         schedule_allreduce_ring(schedule, nbytes, allreduces->element);
 }
 
-static int window_of(const void *arg, int execution)
+static int window(const void *arg, int execution)
 {
     const struct allreduces *allreduces = arg;
     const int first = allreduces->agrees;
-    int window = 1;
-    if (execution <= first)
-        return 1;
-    size_t total = allreduces->nbytes[execution - first];
-    for (; window < LINK_LANES && execution - window >= first; window++) {
-        const size_t before = allreduces->nbytes[execution - window - first];
-        if (before >= RESPONSE_WINDOW_BYTES || total + before > RESPONSE_WINDOW_BYTES)
-            break;
-        total += before;
-    }
-    return window;
+    size_t newest_first[LINK_LANES] = {0};
+    int count = 0;
+    for (; count < LINK_LANES && execution - count >= first; count++)
+        newest_first[count] = allreduces->nbytes[execution - count - first];
+    return count ? window_of(newest_first, count) : 1;
 }
 
 bhvd_status bhvd_simulate_allreduces(int size, const char *path, const size_t *nbytes, size_t count, size_t element,
@@ -93,7 +87,7 @@ bhvd_status bhvd_simulate_allreduces(int size, const char *path, const size_t *n
             return error_set(error, BHVD_ERR_ARGUMENT, "%zu bytes are no elements of %zu", nbytes[i], element);
     const double hop_ns = network->latency_s * 1e9;
     allreduces.hop_ns = hop_ns < UINT32_MAX ? (uint32_t)hop_ns : UINT32_MAX;
-    const struct simulated simulated = {size, (int)count + allreduces.agrees, write_down, window_of, &allreduces};
+    const struct simulated simulated = {size, (int)count + allreduces.agrees, write_down, window, &allreduces};
     status = simulate(&simulated, network, seconds);
     if (status == BHVD_ERR_UNSUPPORTED)
         return error_set(error, status, "%d hosts do more than %d steps on this path: take fewer hosts or another path", size,

@@ -170,17 +170,22 @@ static bool moves_little(const struct schedule *schedule)
 // Who waits for whom, and the numbers of the messages.
 static void wire(struct flight *flight)
 {
+    for (int i = 0; i < flight->schedule.count; i++)
+        flight->steps[i] = (struct flown){.first = STEP_NONE};
+    // Backwards, so that those that wait for one step begin in the order in which they were written.
+    for (int i = flight->schedule.count - 1; i >= 0; i--) {
+        for (int w = STEP_WAITS - 1; w >= 0; w--) {
+            const int before = flight->schedule.steps[i].after[w];
+            if (before == STEP_NONE)
+                continue;
+            flight->steps[i].waits++;
+            flight->steps[i].next[w] = flight->steps[before].first;
+            flight->steps[before].first = STEP_WAITS * i + w;
+        }
+    }
     for (int i = 0; i < flight->schedule.count; i++) {
         const struct step *step = &flight->schedule.steps[i];
         struct flown *flown = &flight->steps[i];
-        *flown = (struct flown){.first = STEP_NONE};
-        for (int w = 0; w < STEP_WAITS; w++) {
-            if (step->after[w] == STEP_NONE)
-                continue;
-            flown->waits++;
-            flown->next[w] = flight->steps[step->after[w]].first;
-            flight->steps[step->after[w]].first = STEP_WAITS * i + w;
-        }
         if (step->kind == STEP_SEND)
             flown->number = link_number_send(group_link(flight->run, flight->group, step->peer), flight->execution);
         else if (step->kind == STEP_RECEIVE)
@@ -278,8 +283,10 @@ bool executor_advance(struct run *run)
     for (struct flight *flight = run->executor.head, *next; flight && !run->failure.status; flight = next) {
         progress |= advance(flight);
         next = flight->next;
-        if (flight->left == 0 && flight->ended)
+        if (flight->left == 0 && flight->ended) {
             end_flight(run, flight, BHVD_OK);
+            progress = true;
+        }
     }
     return progress;
 }

@@ -66,9 +66,10 @@ def test_allreduces_overlap_within_the_window():
     one, many = (max(allreduces(2, [4] * count, Network(LATENCY, RATE), agrees=False)) for count in (1, 8))
     assert many < 1.01 * one
     assert max(allreduces(2, [4] * 16, Network(LATENCY, RATE), agrees=False)) == pytest.approx(2 * one, rel=0.01)
-    # 64 MiB at once: none goes beside such a one.
+    # 64 MiB at once: none goes beside such a one, but what is small.
     large = max(allreduces(2, [64 << 20], Network(LATENCY, RATE), agrees=False))
-    assert max(allreduces(2, [64 << 20, 4], Network(LATENCY, RATE), agrees=False)) > large + 0.9 * LATENCY
+    assert max(allreduces(2, [64 << 20, 1 << 17], Network(LATENCY, RATE), agrees=False)) > large + 0.9 * LATENCY
+    assert max(allreduces(2, [64 << 20, 4], Network(LATENCY, RATE), agrees=False)) < large + 0.1 * LATENCY
 
 
 def test_the_chosen_path_is_one_of_them():
