@@ -11,19 +11,23 @@ LIMIT_S = 60
 
 
 def post(context, name, array, blocking=False):
-    return context.post(native.ALLREDUCE, name, [view(array, "float32", "in place")], op=native.OP_SUM, blocking=blocking)
+    return context.post(native.ALLREDUCE, name, [view(array, "float32", "in place")], op=native.OP_SUM,
+                        blocking=blocking)
 
 
 def test_what_is_on_its_way_goes_on_while_nobody_waits():
-    """A thread has waited for another operation and gone: the engine's own thread must sleep on what came up meanwhile."""
+    """A thread has waited for another operation and gone: the engine's own thread wakes for what began meanwhile."""
     def call(rank, context):
         large, small = np.full(LARGE, rank + 1.0, np.float32), np.full(1, rank + 1.0, np.float32)
+        if rank:
+            time.sleep(0.4)         # so that both begin while rank 0 waits for the small one ...
         handle = post(context, "large", large)
+        if not rank:
+            time.sleep(0.2)         # ... and its engine's thread sleeps
         post(context, "small", small, blocking=True).wait()
         deadline = time.monotonic() + LIMIT_S
         while not handle.done() and time.monotonic() < deadline:
             time.sleep(0.005)
-        # With a wake-up only for each heartbeat, once a second, it would take minutes.
         assert handle.done()
         handle.wait()
         assert small[0] == 3 and (large == 3).all()
