@@ -22,7 +22,7 @@ static void put_error(struct bytes *out, const struct operation_key *key, const 
 // Of the execution that is being answered, whose number is the last.
 static uint8_t put_in_window(struct coordinator *c, size_t nbytes)
 {
-    size_t newest_first[LINK_LANES];
+    size_t newest_first[LINK_LANES] = {0};
     int count = 0;
     c->nbytes_of[c->response_number % LINK_LANES] = nbytes;
     for (; count < LINK_LANES && (uint64_t)count < c->response_number; count++)

@@ -171,7 +171,7 @@ static bool match(struct part_of_run *runs, int size)
     for (int r = 0; r < size && ok; r++)
         ok = (receives[r] = messages_of(&runs[r].schedule, STEP_RECEIVE, &counts[r]));
     // Senders come in the order in which receivers have sorted them, so one walk along each list is enough.
-    for (int r = 0; r < size && ok; r++) {
+    for (int r = 0; r < size && ok && at && counts; r++) {
         int count;
         struct message *sends = messages_of(&runs[r].schedule, STEP_SEND, &count);
         ok = sends;
