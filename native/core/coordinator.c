@@ -84,7 +84,7 @@ static bhvd_status take_join(bhvd_context *ctx, int rank, const struct request *
         return status;
     memset(c->joined, 0, (size_t)ctx->options.size * sizeof *c->joined);
     c->joined_count = 0;
-    response_begin(c, request->key.process_set, 1, 0, false);
+    response_begin(c, request->key.process_set, 1, 0, true);
     response_put_head(&c->out, &request->key, 0, BHVD_OK);
     bytes_put_u32(&c->out, 1);
     bytes_put_i64(&c->out, c->last_joined);

@@ -161,10 +161,11 @@ static bhvd_status answer_each(bhvd_context *ctx, const struct process_set *set,
     return status;
 }
 
-// Process sets come and go while nothing is on its way; Adasum's messages are as long as its tensors.
+// Process sets come and go while nothing is on its way, and who has passed a barrier counts on what came before it; Adasum's messages
+// are as long as its tensors.
 static bool is_alone(const struct request *request)
 {
-    return request->kind == BHVD_PROCESS_SET_ADD || request->kind == BHVD_PROCESS_SET_REMOVE || request->op == BHVD_OP_ADASUM;
+    return request->kind == BHVD_BARRIER || request->kind == BHVD_PROCESS_SET_ADD || request->kind == BHVD_PROCESS_SET_REMOVE || request->op == BHVD_OP_ADASUM;
 }
 
 bhvd_status ready_answer(bhvd_context *ctx)
