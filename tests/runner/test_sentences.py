@@ -79,7 +79,7 @@ def test_an_agents_request_that_fails_is_answered(talk):
 def test_a_file_that_an_agent_cannot_store(talk):
     begin = {"version": "x", "folder": "/", "environment": {}}
     answers = talk((Kind.BEGIN, 0, begin), (Kind.PUT, 0, b"function\0content"),
-                   (Kind.START, 3, {"command": ["true"], "environment": {}}), until=Kind.EXIT)
+                   (Kind.START, 3, {"name": "3", "command": ["true"], "environment": {}}), until=Kind.EXIT)
     assert answers[Kind.EXIT] == [3, b"255"]
     assert b"cannot be started: No such file or directory (/no/such/folder/" in answers[Kind.STDERR][1]
 
