@@ -28,7 +28,7 @@ static double cost_ns(uint32_t hop_ns, double hops, double wire, double added)
     return (hop_ns > HOP_NS ? hop_ns : HOP_NS) * hops + (wire_ps * wire + ADD_PS_PER_BYTE * added) / 1000.0;
 }
 
-enum allreduce_path allreduce_cheapest_over_links(int n, size_t nbytes, uint32_t hop_ns)
+static enum allreduce_path cheapest_over_links(int n, size_t nbytes, uint32_t hop_ns)
 {
     int p = 1, rounds = 0;
     for (; 2 * p <= n; p *= 2)
@@ -42,10 +42,10 @@ enum allreduce_path allreduce_cheapest_over_links(int n, size_t nbytes, uint32_t
     return (doubling <= halving ? doubling : halving) <= ring ? best : ALLREDUCE_RING;
 }
 
-void allreduce_schedule(const struct run *run, struct schedule *schedule, size_t nbytes, size_t element)
+void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, uint32_t hop_ns, size_t nbytes, size_t element)
 {
-    enum allreduce_path path = allreduce_is_forced_over_links(run) ? (enum allreduce_path)run->allreduce_path
-                                                                   : allreduce_cheapest_over_links(schedule->size, nbytes, run->hop_ns);
+    if (!allreduce_is_over_links(path))
+        path = cheapest_over_links(schedule->size, nbytes, hop_ns);
     if (path == ALLREDUCE_DOUBLING)
         schedule_allreduce_doubling(schedule, nbytes, element);
     else if (path == ALLREDUCE_HALVING)
@@ -59,6 +59,7 @@ bhvd_status allreduce_links(struct run *run, struct group *group, const struct r
 {
     struct schedule schedule;
     schedule_init(&schedule, group->size, group->rank);
-    allreduce_schedule(run, &schedule, list->nbytes, bhvd_dtype_size(reduction->dtype));
+    allreduce_schedule(&schedule, (enum allreduce_path)run->allreduce_path, run->hop_ns, list->nbytes,
+                       bhvd_dtype_size(reduction->dtype));
     return flight_run(run, group, &schedule, &(struct material){.reduction = *reduction, .list = list});
 }

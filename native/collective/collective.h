@@ -22,11 +22,16 @@ enum allreduce_path {
     ALLREDUCE_HIERARCHICAL      // groups on several hosts, some with several members
 };
 
-// Is one of those over links forced?
+// Is it one of those over links?
+static inline bool allreduce_is_over_links(enum allreduce_path path)
+{
+    return path == ALLREDUCE_RING || path == ALLREDUCE_DOUBLING || path == ALLREDUCE_HALVING;
+}
+
+// Is one of these forced?
 static inline bool allreduce_is_forced_over_links(const struct run *run)
 {
-    return run->allreduce_path == ALLREDUCE_RING || run->allreduce_path == ALLREDUCE_DOUBLING ||
-           run->allreduce_path == ALLREDUCE_HALVING;
+    return allreduce_is_over_links((enum allreduce_path)run->allreduce_path);
 }
 
 // "" or NULL: chosen. BHVD_ERR_ARGUMENT for an unknown name, with the known ones.
@@ -38,10 +43,8 @@ bhvd_status allreduce_shared(struct run *run, struct group *group, const struct 
 // By the best of the three over links, or the one that run->allreduce_path forces.
 bhvd_status allreduce_links(struct run *run, struct group *group, const struct reduction *reduction,
                             const struct span_list *list);
-// The cheapest of the three for n ranks, where a hop takes so long.
-enum allreduce_path allreduce_cheapest_over_links(int n, size_t nbytes, uint32_t hop_ns);
-// The same as a schedule.
-void allreduce_schedule(const struct run *run, struct schedule *schedule, size_t nbytes, size_t element);
+// The same as a schedule. path: the one over links that is asked for; any other: the cheapest of the three where a hop takes so long.
+void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, uint32_t hop_ns, size_t nbytes, size_t element);
 // In two levels, in a group that has a hierarchy (run/hierarchy.h): reduces within each host, lets `between` work in place on
 // every shard of the vector among its owners, and spreads the result within each host. begin: the shard's place in the
 // vector, in bytes. flight: NULL, or set to what goes on when `between` returns.

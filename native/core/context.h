@@ -52,7 +52,6 @@ struct bhvd_context {
     struct bhvd_handle *staged_head;            // their tensors are on the way from a GPU (gpu/staging.h)
     struct execution *executions_head, **executions_tail;
     uint64_t executing;                         // the number of the one that runs to its end; 0: none
-    uint64_t started;                           // of the last that was started
     struct heartbeat heartbeat;
     _Atomic bool measures_coordinator;
     struct engine_counters counters;            // links count bytes too, see bhvd_context_counters

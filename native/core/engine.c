@@ -158,8 +158,8 @@ static bool start(bhvd_context *ctx, struct execution *execution, struct plan *p
 bool engine_has_next(const bhvd_context *ctx)
 {
     const struct execution *next = ctx->executions_head;
-    const uint32_t oldest = executor_oldest(&ctx->run);
-    return next && !ctx->run.failure.status && (!oldest || (int32_t)(oldest - (uint32_t)next->after) > 0);
+    const uint64_t oldest = executor_oldest(&ctx->run);
+    return next && !ctx->run.failure.status && (!oldest || oldest > next->after);
 }
 
 bool engine_is_busy(const bhvd_context *ctx) { return ctx->executions_head || executor_oldest(&ctx->run); }
@@ -177,8 +177,8 @@ void engine_execute_next(bhvd_context *ctx)
         timeline_operation_begin(ctx, operation_of(execution->works[i]));
     }
     ctx->counters.executions++;
-    ctx->executing = ctx->started = execution->number;
-    ctx->run.connections.started = (uint32_t)execution->number;
+    ctx->executing = execution->number;
+    ctx->run.connections.started = execution->number;
     ctx->run.hop_ns = execution->hop_ns;
     bhvd_status status = select_execute(ctx, execution, &plan, &error);
     ctx->executing = 0;

@@ -34,12 +34,11 @@ bhvd_status heartbeat_init(bhvd_context *ctx)
 
 void heartbeat_fini(bhvd_context *ctx) { free(ctx->heartbeat.ranks); }
 
-// The oldest that is under way; of those that go on beside others the numbers are known modulo 2^32.
+// The oldest that is under way; 0: none is.
 static uint64_t oldest_started(const bhvd_context *ctx)
 {
-    const uint32_t oldest = executor_oldest(&ctx->run);
-    const uint64_t last = ctx->started;
-    return oldest ? last - (uint32_t)((uint32_t)last - oldest) : ctx->executing;
+    const uint64_t oldest = executor_oldest(&ctx->run);
+    return oldest ? oldest : ctx->executing;
 }
 
 static uint64_t own_execution(const bhvd_context *ctx)

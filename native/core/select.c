@@ -80,7 +80,8 @@ static struct schedule *plan_begin(struct plan *plan, const struct group *group)
 static bhvd_status plan_allreduce(struct plan *plan, struct run *run, const struct group *group,
                                   const struct reduction *reduction, struct span_list *list)
 {
-    allreduce_schedule(run, plan_begin(plan, group), list->nbytes, bhvd_dtype_size(reduction->dtype));
+    allreduce_schedule(plan_begin(plan, group), (enum allreduce_path)run->allreduce_path, run->hop_ns, list->nbytes,
+                       bhvd_dtype_size(reduction->dtype));
     plan->list = *list;
     *list = (struct span_list){0};
     plan->material = (struct material){.reduction = *reduction, .list = &plan->list};

@@ -44,16 +44,7 @@ static void write_down(const void *arg, int execution, struct schedule *schedule
         agree(schedule);
         return;
     }
-    const size_t nbytes = allreduces->nbytes[execution];
-    enum allreduce_path path = allreduces->path;
-    if (path == ALLREDUCE_CHOSEN)
-        path = allreduce_cheapest_over_links(schedule->size, nbytes, allreduces->hop_ns);
-    if (path == ALLREDUCE_DOUBLING)
-        schedule_allreduce_doubling(schedule, nbytes, allreduces->element);
-    else if (path == ALLREDUCE_HALVING)
-        schedule_allreduce_halving(schedule, nbytes, allreduces->element);
-    else
-        schedule_allreduce_ring(schedule, nbytes, allreduces->element);
+    allreduce_schedule(schedule, allreduces->path, allreduces->hop_ns, allreduces->nbytes[execution], allreduces->element);
 }
 
 static int window(const void *arg, int execution)

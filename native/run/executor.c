@@ -30,7 +30,7 @@ struct flight {
     int ready_begin, ready_end;
     int left;                               // steps that are not done
     struct transfer_queue moved;            // transfers that are done
-    uint32_t execution;
+    uint64_t execution;
     bool is_urgent;                         // so little that it need not wait behind others' messages
     void (*ended)(void *arg, bhvd_status status);
     void *arg;
@@ -88,10 +88,10 @@ static void post(struct flight *flight, int index)
     struct flown *flown = &flight->steps[index];
     struct link *link = group_link(flight->run, flight->group, step->peer);
     if (step->kind == STEP_SEND)
-        link_send_numbered(link, flight->execution, flown->number, &flown->transfer, at(flight, step->from), step->nbytes,
+        link_send_numbered(link, (uint32_t)flight->execution, flown->number, &flown->transfer, at(flight, step->from), step->nbytes,
                            &flight->moved, flight->is_urgent);
     else
-        link_recv_numbered(link, flight->execution, flown->number, &flown->transfer, at(flight, step->to), step->nbytes,
+        link_recv_numbered(link, (uint32_t)flight->execution, flown->number, &flown->transfer, at(flight, step->to), step->nbytes,
                            &flight->moved);
 }
 
@@ -187,9 +187,9 @@ static void wire(struct flight *flight)
         const struct step *step = &flight->schedule.steps[i];
         struct flown *flown = &flight->steps[i];
         if (step->kind == STEP_SEND)
-            flown->number = link_number_send(group_link(flight->run, flight->group, step->peer), flight->execution);
+            flown->number = link_number_send(group_link(flight->run, flight->group, step->peer), (uint32_t)flight->execution);
         else if (step->kind == STEP_RECEIVE)
-            flown->number = link_number_recv(group_link(flight->run, flight->group, step->peer), flight->execution);
+            flown->number = link_number_recv(group_link(flight->run, flight->group, step->peer), (uint32_t)flight->execution);
     }
 }
 
@@ -300,7 +300,7 @@ void executor_abort(struct run *run)
     }
 }
 
-uint32_t executor_oldest(const struct run *run) { return run->executor.head ? run->executor.head->execution : 0; }
+uint64_t executor_oldest(const struct run *run) { return run->executor.head ? run->executor.head->execution : 0; }
 
 void executor_fini(struct run *run)
 {

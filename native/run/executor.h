@@ -35,7 +35,7 @@ bool executor_advance(struct run *run);
 // The run has failed: ends all flights that nobody waits for.
 void executor_abort(struct run *run);
 // The number of the oldest execution that is under way here; 0: none is.
-uint32_t executor_oldest(const struct run *run);
+uint64_t executor_oldest(const struct run *run);
 void executor_fini(struct run *run);
 
 #endif

@@ -33,13 +33,13 @@ static inline struct link *group_link(struct run *run, const struct group *group
 static inline void group_send(struct run *run, const struct group *group, int index, struct transfer *transfer,
                               const void *buffer, size_t size)
 {
-    link_post_send(group_link(run, group, index), run->connections.started, transfer, buffer, size);
+    link_post_send(group_link(run, group, index), (uint32_t)run->connections.started, transfer, buffer, size);
 }
 
 static inline void group_receive(struct run *run, const struct group *group, int index, struct transfer *transfer, void *buffer,
                                  size_t size)
 {
-    link_post_recv(group_link(run, group, index), run->connections.started, transfer, buffer, size);
+    link_post_recv(group_link(run, group, index), (uint32_t)run->connections.started, transfer, buffer, size);
 }
 
 #endif

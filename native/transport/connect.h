@@ -10,7 +10,7 @@
 struct connections {
     int rank, size;
     struct link *links;             // by rank; links[rank] is unused
-    uint32_t started;               // the number of the last execution that has started here, modulo 2^32: the links read it
+    uint64_t started;               // the number of the last execution that has started here; 0: none. The links read it
     struct bell bell;               // this rank's own
     struct host_memory host;        // shared with the ranks of local_ranks; of this rank alone for transport "tcp"
     int local_index, local_size;    // among the ranks that share `host`

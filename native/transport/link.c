@@ -39,7 +39,7 @@ static void lane_init(struct lane *lane, uint32_t execution)
     transfer_queue_init(&lane->strays);
 }
 
-void link_init(struct link *link, int rank, const uint32_t *started)
+void link_init(struct link *link, int rank, const uint64_t *started)
 {
     *link = (struct link){.rank = rank, .local_index = -1, .bell = {.fd = -1}, .liveness_fd = -1, .started = started};
     link->control.fd = -1;
@@ -262,6 +262,11 @@ static bhvd_status advance_sends(struct link *link, struct stream *stream, bool 
     return BHVD_OK;
 }
 
+static bool has_started(const struct link *link, const struct transfer_header *header)
+{
+    return (int32_t)(header->execution - (uint32_t)*link->started) <= 0;
+}
+
 // Could a message that somebody expects be behind one that nobody does? One of the same execution cannot.
 static bool others_are_expected(const struct link *link, const struct lane *lane)
 {
@@ -275,10 +280,10 @@ static bool others_are_expected(const struct link *link, const struct lane *lane
 static bhvd_status find_receiver(struct link *link, struct stream *stream)
 {
     const struct transfer_header *header = &stream->incoming;
-    if ((int32_t)(header->execution - *link->started) > 0)
-        return BHVD_OK;                         // it has not started here
+    if (!has_started(link, header))
+        return BHVD_OK;
     // One that is long over has no messages any more.
-    struct lane *lane = *link->started - header->execution < LINK_LANES ? take_lane(link, header->execution) : NULL;
+    struct lane *lane = (uint32_t)*link->started - header->execution < LINK_LANES ? take_lane(link, header->execution) : NULL;
     if (!lane)
         return BHVD_ERR_SYSTEM;
     stream->receiving = take_numbered(&lane->receives, header->number);
@@ -306,7 +311,7 @@ bool stream_wants_input(const struct link *link, const struct stream *stream)
     if (stream->receiving || stream->incoming_moved < sizeof stream->incoming)
         return true;
     const struct transfer_header *header = &stream->incoming;
-    if ((int32_t)(header->execution - *link->started) > 0)
+    if (!has_started(link, header))
         return false;
     const struct lane *lane = &link->lanes[header->execution % LINK_LANES];
     for (const struct transfer *t = lane->receives.head; t; t = t->next)

@@ -88,7 +88,7 @@ struct link {
     int stream_count;
     struct lane lanes[LINK_LANES];
     bool is_broken;                             // the two sides do not agree on their messages, or there is no memory for one
-    const uint32_t *started;                    // the number of the last execution that has started here
+    const uint64_t *started;                    // the number of the last execution that has started here
     struct bytes control_out;                   // frames not yet written, but for the first control_flushed bytes
     size_t control_flushed;
     struct bytes control_in;                    // a frame being assembled
@@ -100,7 +100,7 @@ struct link {
 typedef bhvd_status (*link_frame_fn)(void *arg, struct link *link, uint8_t type, struct bytes_reader payload);
 
 // started: of whoever runs executions, for as long as the link lives.
-void link_init(struct link *link, int rank, const uint32_t *started);
+void link_init(struct link *link, int rank, const uint64_t *started);
 // Closes the descriptors.
 void link_close(struct link *link);
 // The same, and frees buffers; transfers are the caller's.
