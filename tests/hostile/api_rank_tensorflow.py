@@ -5,15 +5,13 @@ each with tensors and options of its own that are right by themselves, so that r
 result, an error of TensorFlow's, a ValueError, a TypeError, or a HorovodInternalError; anything else ends the job.
 After each round an allreduce must be right. Prints how calls ended.
 """
-import collections
-import faulthandler
 import random
 import sys
 import warnings
 
 import numpy as np
 import tensorflow as tf
-from hostile_arguments import SHAPES, Arguments
+from hostile_arguments import SHAPES, Arguments, run_rounds
 
 import bagua_hvd.tensorflow as hvd
 
@@ -21,7 +19,6 @@ ALLOWED = (tf.errors.OpError, ValueError, TypeError, hvd.HorovodInternalError)
 # NotImplementedErrors, as Horovod's.
 NOT_IMPLEMENTED = ("Adasum does not support non-global process sets.", "The Adasum reduction does not support sparse",
                    "sparse tensors (tf.IndexedSlices)")
-ROUND_SECONDS = 120
 DTYPES = [tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64, tf.float16, tf.float32, tf.float64, tf.bool,
           tf.bfloat16, tf.complex64, tf.uint32, tf.uint64, tf.complex128, tf.string, tf.qint8]
 
@@ -147,24 +144,7 @@ def run_round(number, shared, own, sets, endings):
 def main(count, seed):
     warnings.simplefilter("ignore")
     tf.get_logger().setLevel("ERROR")
-    sets = [hvd.global_process_set, hvd.ProcessSet([0]), hvd.ProcessSet([1])]
-    hvd.init(process_sets=sets[1:])
-    sets.append(hvd.ProcessSet([0, 1]))
-    shared, own = random.Random(seed), random.Random(seed * 1000 + hvd.rank())
-    endings = collections.defaultdict(collections.Counter)
-    for number in range(count):
-        faulthandler.dump_traceback_later(ROUND_SECONDS, exit=True)
-        try:
-            run_round(number, shared, own, sets, endings)
-        except BaseException:
-            print(f"rank {hvd.rank()}: round {number} of seed {seed}", file=sys.stderr, flush=True)
-            raise
-    faulthandler.cancel_dump_traceback_later()
-    total = sum(endings.values(), collections.Counter())
-    if hvd.rank() == 0:
-        for name in sorted(endings):
-            print(f"{name}: {dict(endings[name])}")
-    print(f"rank {hvd.rank()}: {sum(total.values())} calls: {dict(total)}", flush=True)
+    run_rounds(hvd, run_round, count, seed)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,14 @@ a ValueError, a TypeError, or a HorovodInternalError; anything else ends the job
 refused is ended by a barrier of that name, which disagrees. After each round an allreduce must be right. Prints how
 calls ended.
 """
-import collections
 import contextlib
-import faulthandler
 import random
 import sys
 import warnings
 
 import numpy as np
 import torch
-from hostile_arguments import SHAPES, Arguments
+from hostile_arguments import SHAPES, Arguments, run_rounds
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs, primitives
@@ -24,7 +22,6 @@ from bagua_hvd.job import basics
 
 ALLOWED = (ValueError, TypeError, hvd.HorovodInternalError)
 ADASUM_ONLY = "Adasum does not support non-global process sets."        # a NotImplementedError, as Horovod's
-ROUND_SECONDS = 120
 DTYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
           torch.bool, torch.bfloat16, torch.complex64, torch.complex128, torch.uint16, torch.float8_e5m2]
 posted = []             # (full name, process set) of this rank, in this round
@@ -211,25 +208,8 @@ def run_round(number, shared, own, sets, endings):
 
 def main(count, seed):
     warnings.simplefilter("ignore")
-    sets = [hvd.global_process_set, hvd.ProcessSet([0]), hvd.ProcessSet([1])]
-    hvd.init(process_sets=sets[1:])
-    sets.append(hvd.ProcessSet([0, 1]))
     record_posts()
-    shared, own = random.Random(seed), random.Random(seed * 1000 + hvd.rank())
-    endings = collections.defaultdict(collections.Counter)
-    for number in range(count):
-        faulthandler.dump_traceback_later(ROUND_SECONDS, exit=True)
-        try:
-            run_round(number, shared, own, sets, endings)
-        except BaseException:
-            print(f"rank {hvd.rank()}: round {number} of seed {seed}", file=sys.stderr, flush=True)
-            raise
-    faulthandler.cancel_dump_traceback_later()
-    total = sum(endings.values(), collections.Counter())
-    if hvd.rank() == 0:
-        for name in sorted(endings):
-            print(f"{name}: {dict(endings[name])}")
-    print(f"rank {hvd.rank()}: {sum(total.values())} calls: {dict(total)}", flush=True)
+    run_rounds(hvd, run_round, count, seed)
 
 
 if __name__ == "__main__":

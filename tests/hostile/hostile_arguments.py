@@ -1,4 +1,9 @@
-"""Random arguments for public collectives, most of them wrong: what the scripts api_rank_* share."""
+"""What api_rank_* share: random arguments for public collectives, most of them wrong, and the rounds of a rank."""
+import collections
+import faulthandler
+import random
+import sys
+
 import numpy as np
 
 SHAPES = [(), (0,), (1,), (5,), (2, 3), (0, 4), (3, 0, 2), (4, 1), (1,) * 30, (1, 5000), (6,), (8,)]
@@ -75,3 +80,34 @@ class Arguments:
         if self.rng.random() < 0.1:
             arguments["average"] = self.rng.choice([True, False, None, 3])
         return arguments
+
+
+# ---- a rank's run ---------------------------------------------------------------------------------------------
+
+ROUND_SECONDS = 120
+
+
+def run_rounds(hvd, run_round, count, seed):
+    """One rank's: `count` times run_round(number, shared, own, sets, endings), which counts endings by call.
+
+    shared: random numbers alike on both ranks; own: not. sets: the global one, one of each rank, and one of both.
+    A round that hangs shows where, and ends the process.
+    """
+    sets = [hvd.global_process_set, hvd.ProcessSet([0]), hvd.ProcessSet([1])]
+    hvd.init(process_sets=sets[1:])
+    sets.append(hvd.ProcessSet([0, 1]))
+    shared, own = random.Random(seed), random.Random(seed * 1000 + hvd.rank())
+    endings = collections.defaultdict(collections.Counter)
+    for number in range(count):
+        faulthandler.dump_traceback_later(ROUND_SECONDS, exit=True)
+        try:
+            run_round(number, shared, own, sets, endings)
+        except BaseException:
+            print(f"rank {hvd.rank()}: round {number} of seed {seed}", file=sys.stderr, flush=True)
+            raise
+    faulthandler.cancel_dump_traceback_later()
+    total = sum(endings.values(), collections.Counter())
+    if hvd.rank() == 0:
+        for name in sorted(endings):
+            print(f"{name}: {dict(endings[name])}")
+    print(f"rank {hvd.rank()}: {sum(total.values())} calls: {dict(total)}", flush=True)

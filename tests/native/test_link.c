@@ -10,7 +10,7 @@ enum { LENGTH = 1000, LOOKS = 20 };
 
 struct side {
     struct link link;
-    uint32_t started;
+    uint64_t started;
 };
 
 // Two ends of one connection.
@@ -32,7 +32,7 @@ static void connect_channel(struct channel *one, struct channel *other)
     *other = (struct channel){.ops = &channel_tcp_ops, .fd = fds[1]};
 }
 
-static void pair_init(struct pair *pair, uint32_t started_a, uint32_t started_b)
+static void pair_init(struct pair *pair, uint64_t started_a, uint64_t started_b)
 {
     pair->a.started = started_a;
     pair->b.started = started_b;
