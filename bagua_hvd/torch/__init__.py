@@ -46,6 +46,7 @@ from bagua_hvd.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from bagua_hvd.torch.load_balancing import LoadBalancingDistributedBatchSampler, LoadBalancingDistributedSampler
 from bagua_hvd.torch.mpi_ops import (
     allgather,
     allgather_async,

@@ -195,7 +195,8 @@ def test_handler_registry(one_rank):
 
     before = get_handler_registry()
     assert [handler for _, handler in before] == [
-        state_module.ModelStateHandler, state_module.OptimizerStateHandler, state_module.SamplerStateHandler]
+        state_module.ModelStateHandler, state_module.OptimizerStateHandler, state_module.SamplerStateHandler,
+        state_module.SamplerStateHandler]
     try:
         set_handler_registry([(Counter, CounterHandler), *before])
         counter = Counter()

@@ -10,6 +10,7 @@ from bagua_hvd.job.elastic import ObjectState
 from bagua_hvd.reduction.numbers import share_numbers
 from bagua_hvd.torch.elastic.sampler import ElasticSampler
 from bagua_hvd.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from bagua_hvd.torch.load_balancing import LoadBalancingDistributedSampler
 
 
 class StateHandler:
@@ -75,7 +76,7 @@ class OptimizerStateHandler(_StateDictHandler):
 
 
 class SamplerStateHandler(_StateDictHandler):
-    """For ElasticSampler."""
+    """For ElasticSampler and LoadBalancingDistributedSampler."""
 
     def sync(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), root_rank=0, name="elastic.sampler"))
@@ -89,6 +90,7 @@ _handler_registry = [
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
+    (LoadBalancingDistributedSampler, SamplerStateHandler),
 ]
 
 
@@ -118,7 +120,7 @@ def _numbered(handler):
 class TorchState(ObjectState):
     """Model, optimizer and whatever else training needs in order to go on, as attributes.
 
-    Modules, optimizers and ElasticSamplers are saved and sent as such; see get_handler_registry() for more types. Other
+    Modules, optimizers and our samplers are saved and sent as such; see get_handler_registry() for more types. Other
     values are pickled; see ObjectState. Assigning another module or optimizer to its attribute replaces and saves it.
 
     Args:
