@@ -5,14 +5,17 @@
     sign, sign_rms        1                   biased         sign(x) times the mean, or the root mean square, of |x|
     ternary               2                   stochastic     -s, 0 or s with s = max |x|: right in the mean
     qsgd(levels)          8                   stochastic     sign(x) l n / levels, n = ||x||_2 of 512: right in the mean
+    block(bits, size)     8 or 4              either         a multiple of max |x| / 127 (/ 7) over `size` elements, or
+                                                             one of 256 (16) levels between minimum and maximum
+    float8(format, size)  8                   nearest        an e4m3 or e5m2 number times a scale of the block
     float16, bfloat16     16                  nearest        x
     topk(ratio)           64 ratio (float32)  biased         x where |x| is among the largest, else 0
     float32               32                  none           x: float32 that goes by the way of codes
 
 Biased ones are for use with error feedback. Each takes float16, bfloat16, float32 and float64 (float32: only that);
-what is encoded at a time is called a chunk here. A NaN or infinity is never lost: its chunk (qsgd: its 512 elements)
-decodes to NaN; topk, float16 and bfloat16 keep it as it is. Formulas, sources and bytes: native/kernel/<codec>.h
-(float16, bfloat16: half.h).
+what is encoded at a time is called a chunk here. A NaN or infinity is never lost: its chunk (qsgd: its 512 elements;
+block, float8: its block) decodes to NaN; topk, float16 and bfloat16 keep it as it is. Formulas, sources and bytes:
+native/kernel/<codec>.h (float16, bfloat16: half.h; block, float8: blocks.h).
 """
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -25,15 +28,29 @@ from bagua_hvd.core.vectors import DTYPES, native_order
 
 
 class Codec(NamedTuple):
-    """A lossy encoding. name: as above. number: the core's. parameter: levels, ratio, or 0 where there is none."""
+    """A lossy encoding.
+
+    name: as above. number: the core's. parameter: levels, ratio, size, or 0 where there is none. stochastic: whether a
+    codec of blocks rounds at random; encoding alone depends on it.
+    """
 
     name: str
     number: int
     parameter: float = 0.0
+    stochastic: bool = False
 
     def options(self, seed: int = 0) -> Any:
         """The native struct bhvd_codec_options. seed: of stochastic rounding, 0 <= seed < 2^64."""
-        return ffi.new("struct bhvd_codec_options *", {"parameter": self.parameter, "seed": seed})
+        return ffi.new("struct bhvd_codec_options *", self.fields(seed))
+
+    def fields(self, seed: int) -> dict[str, Any]:
+        """What is in them, by name."""
+        return {"parameter": self.parameter, "seed": seed, "stochastic": self.stochastic}
+
+    @property
+    def random(self) -> bool:
+        """Whether encoding depends on the seed."""
+        return self.stochastic or self.number in (lib.BHVD_CODEC_TERNARY, lib.BHVD_CODEC_QSGD)
 
     def takes(self, dtype: int) -> bool:
         """Whether it encodes elements of the native dtype."""
@@ -126,6 +143,45 @@ def topk(ratio: float = 0.01) -> Codec:
     if not 0 < ratio <= 1:
         raise ValueError(f"topk(ratio={ratio!r}): expected a number above 0 and at most 1")
     return Codec("topk", lib.BHVD_CODEC_TOPK, float(ratio))
+
+
+def block(bits: int = 8, size: int = 256, scale: str = "absmax", stochastic: bool = False) -> Codec:
+    """Blocks of `size` elements, each with a scale of its own (float32; with "minmax" two).
+
+    Args:
+        bits: of an element, 8 or 4.
+        size: 64, 128, 256 or 512.
+        scale: "absmax": levels symmetric about 0, up to max |x|; "minmax": levels between minimum and maximum.
+        stochastic: round at random, right in the mean; else to nearest.
+    Raises:
+        ValueError: one is something else.
+    """
+    if bits not in (8, 4):
+        raise ValueError(f"block(bits={bits!r}): expected 8 or 4")
+    if scale not in ("absmax", "minmax"):
+        raise ValueError(f"block(scale={scale!r}): expected 'absmax' or 'minmax'")
+    name = f"block{bits}" + ("_minmax" if scale == "minmax" else "")
+    return Codec(name, getattr(lib, f"BHVD_CODEC_{name.upper()}"), _block_size("block", size), bool(stochastic))
+
+
+def float8(format: str = "e4m3", size: int = 256) -> Codec:
+    """8-bit floats of blocks of `size` elements, scaled so that the block's largest becomes the format's largest.
+
+    Args:
+        format: "e4m3", 4 bits of exponent and 3 of mantissa, without infinities; or "e5m2".
+        size: 64, 128, 256 or 512.
+    Raises:
+        ValueError: one is something else.
+    """
+    if format not in ("e4m3", "e5m2"):
+        raise ValueError(f"float8(format={format!r}): expected 'e4m3' or 'e5m2'")
+    return Codec(f"float8_{format}", getattr(lib, f"BHVD_CODEC_FLOAT8_{format.upper()}"), _block_size("float8", size))
+
+
+def _block_size(codec: str, size: int) -> float:
+    if size not in (64, 128, 256, 512):
+        raise ValueError(f"{codec}(size={size!r}): expected 64, 128, 256 or 512")
+    return float(size)
 
 
 minmax_uint8 = Codec("minmax_uint8", lib.BHVD_CODEC_MINMAX_UINT8)

@@ -25,6 +25,8 @@ import numpy as np
 from bagua_hvd.codecs import (  # with the primitives that take them
     Codec,
     bfloat16,
+    block,
+    float8,
     float16,
     float32,
     minmax_uint8,
@@ -46,8 +48,8 @@ EXCHANGES = {"scatter_gather": native.EXCHANGE_SCATTER_GATHER, "allgather": nati
 TOPOLOGIES = {"shift_one": native.TOPOLOGY_SHIFT_ONE, "ring": native.TOPOLOGY_RING}
 
 __all__ = [
-    "Codec", "ErrorState", "Replicas", "bfloat16", "c_fp_s", "c_lp_s", "d_fp_s", "d_lp_s", "float16", "float32",
-    "minmax_uint8", "qsgd", "sign", "sign_rms", "ternary", "topk",
+    "Codec", "ErrorState", "Replicas", "bfloat16", "block", "c_fp_s", "c_lp_s", "d_fp_s", "d_lp_s", "float8", "float16",
+    "float32", "minmax_uint8", "qsgd", "sign", "sign_rms", "ternary", "topk",
 ]
 
 _seeds = itertools.count(1)
@@ -228,7 +230,7 @@ def _codec_fields(codec: Codec, seed: int | None) -> dict[str, Any]:
         raise TypeError(f"a codec is one of bagua_hvd.codecs, not {codec!r:.100}")
     # Of a codec that rounds at random, no two calls of a process must repeat the numbers.
     seed = next(_seeds) if seed is None else seed
-    return {"codec": codec.number, "codec_options": {"parameter": codec.parameter, "seed": seed}}
+    return {"codec": codec.number, "codec_options": codec.fields(seed)}
 
 
 def c_fp_s(bucket: Any, group: ProcessSet, average: bool = True, prescale_factor: float = 1.0,

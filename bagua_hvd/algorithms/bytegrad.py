@@ -1,4 +1,4 @@
-"""ByteGrad: allreduce with 8-bit min-max quantization.
+"""ByteGrad: allreduce with 8-bit min-max quantization, or by any other codec.
 
 Rank i of n holds the bucket g_i (N elements), cut into n chunks g_i[k].
 
@@ -10,41 +10,50 @@ With error_feedback, what encoding lost is added before the next one (worker err
     v_i = g_i + e_i          e_i <- v_i - D(Q(v_i))
     u   = s[k] + f_k         f_k <- u - D(Q(u))
 
-Q is codec minmax_uint8, D its inverse; |D(Q(x)) - x| <= (max x - min x) / 510, rounding aside. Wire: 2 N (n-1)/n bytes
-per rank, a quarter of the float32 ring, plus one header per chunk. State: none; with error_feedback 4 (N + N/n) bytes
-per rank, which are in the optimizer's state_dict. Source: Gan et al., BAGUA, arXiv:2107.01499.  Differs: error
-feedback (DoubleSqueeze, Tang et al., arXiv:1905.05957) is offered, since without it coordinates below half a level of
-their chunk are zeroed for as long as its range stays large; and NaN or infinity in a chunk makes the whole chunk NaN
-on all ranks, so that loss scaling sees it.
+Q is the codec, by default minmax_uint8, D its inverse; |D(Q(x)) - x| <= (max x - min x) / 510, rounding aside. Wire:
+2 N (n-1)/n bytes per rank, a quarter of the float32 ring, plus one header per chunk. With block(8) each block has a
+scale of its own, for 1/64 more; block(4) halves the bytes (qgZ of ZeRO++, Wang et al., arXiv:2306.10209; with error
+feedback LoCo, Xie et al., arXiv:2407.04480, of which this keeps the errors in float32, and of the last step only).
+State: none; with error_feedback 4 (N + N/n) bytes per rank, which are in the optimizer's state_dict. Source: Gan et
+al., BAGUA, arXiv:2107.01499.  Differs: error feedback (DoubleSqueeze, Tang et al., arXiv:1905.05957) is offered, since
+without it coordinates below half a level of their chunk are zeroed for as long as its range stays large (a codec that
+rounds at random keeps them in the mean); and NaN or infinity in a chunk makes the whole chunk NaN on all ranks, so that
+loss scaling sees it.
 """
 from typing import Any
 
 from bagua_hvd.algorithms.base import Algorithm, error_state
+from bagua_hvd.codecs import Codec
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_lp_s, minmax_uint8
 from bagua_hvd.training.buckets import Bucket
 
 
 class ByteGrad(Algorithm):
-    """Averages gradients as bytes. Floating dtypes; others go by gradient_allreduce.
+    """Averages gradients as bytes. Dtypes that the codec takes; others go by gradient_allreduce.
 
     Args:
         hierarchical: reduce in full precision within hosts, quantize between them. On one host there is nothing between
             hosts: there it is the same as flat, quantized between all ranks.
         average: False for the sum.
         error_feedback: carry what quantization lost into the next step.
+        codec: of bagua_hvd.codecs, such as block(8, 256), block(4, stochastic=True) or float8("e4m3").
     """
 
-    def __init__(self, hierarchical: bool = True, average: bool = True, error_feedback: bool = False) -> None:
+    def __init__(self, hierarchical: bool = True, average: bool = True, error_feedback: bool = False,
+                 codec: Codec = minmax_uint8) -> None:
         self.hierarchical = hierarchical
         self.average = average
         self.error_feedback = self.remembers_gradients = error_feedback
+        self.codec = codec
+        self.counts_steps = codec.random        # the seed
 
     def takes(self, dtype: int) -> bool:
-        return minmax_uint8.takes(dtype)
+        return self.codec.takes(dtype)
 
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
         error = error_state(bucket, group, self.hierarchical) if self.error_feedback else None
         return c_lp_s(
-            bucket, group, codec=minmax_uint8, error=error, average=self.average, hierarchical=self.hierarchical
+            bucket, group, codec=self.codec, error=error, average=self.average, hierarchical=self.hierarchical,
+            seed=bucket.seed(bucket.step),
         )

@@ -13,7 +13,9 @@ from bagua_hvd.core import native
 from bagua_hvd.core.native import ffi, lib
 
 CODECS = (codecs.minmax_uint8, codecs.sign, codecs.sign_rms, codecs.ternary, codecs.qsgd(), codecs.float16,
-          codecs.bfloat16, codecs.topk())
+          codecs.bfloat16, codecs.topk(), codecs.block(8), codecs.block(8, stochastic=True), codecs.block(4),
+          codecs.block(4, stochastic=True), codecs.block(8, scale="minmax"), codecs.block(4, scale="minmax"),
+          codecs.float8("e4m3"), codecs.float8("e5m2"))
 
 
 def _seconds(function, *arguments):
@@ -46,10 +48,11 @@ def main():
     options = parser.parse_args()
     values = np.random.default_rng(0).standard_normal(options.mib << 18).astype(np.float32)
     print(f"{options.mib} MiB of float32, {native.ffi.string(lib.bhvd_cpu_features()).decode()}, GB/s read + written")
-    print(f"{'codec':14}{'encode':>8}{'of copy':>9}{'decode':>8}{'of copy':>9}{'copy':>8}")
+    print(f"{'codec':20}{'encode':>8}{'of copy':>9}{'decode':>8}{'of copy':>9}{'copy':>8}")
     for codec in CODECS:
         encode, decode, copy = measure(codec, values, options.rounds)
-        print(f"{codec.name:14}{encode:8.1f}{encode / copy:9.0%}{decode:8.1f}{decode / copy:9.0%}{copy:8.1f}")
+        name = codec.name + ("/random" if codec.stochastic else "")
+        print(f"{name:20}{encode:8.1f}{encode / copy:9.0%}{decode:8.1f}{decode / copy:9.0%}{copy:8.1f}")
 
 
 if __name__ == "__main__":

@@ -85,5 +85,6 @@ void ternary_kernels_init(struct kernel_table *table, unsigned cpu);
 void qsgd_kernels_init(struct kernel_table *table, unsigned cpu);
 void half_kernels_init(struct kernel_table *table, unsigned cpu);
 void topk_kernels_init(struct kernel_table *table, unsigned cpu);
+void blocks_kernels_init(struct kernel_table *table, unsigned cpu);
 
 #endif

@@ -38,6 +38,11 @@ def terngrad(c, hosts=None):
 CASES = [
     (ByteGrad, lambda: by_codes(codecs.minmax_uint8, False)),
     (lambda: ByteGrad(error_feedback=True), lambda: by_codes(codecs.minmax_uint8, True)),
+    (lambda: ByteGrad(codec=codecs.block(4, 64)), lambda: by_codes(codecs.block(4, 64), False)),
+    (lambda: ByteGrad(codec=codecs.block(4, 64), error_feedback=True), lambda: by_codes(codecs.block(4, 64), True)),
+    (lambda: ByteGrad(codec=codecs.block(stochastic=True)),
+     lambda: by_codes(codecs.block(stochastic=True), False, seeded=True)),
+    (lambda: ByteGrad(codec=codecs.float8()), lambda: by_codes(codecs.float8(), False)),
     (DoubleSqueeze, lambda: by_codes(codecs.sign, True)),
     (lambda: DoubleSqueeze(codecs.topk(0.1)), lambda: by_codes(codecs.topk(0.1), True)),
     (lambda: DoubleSqueeze(codecs.ternary), lambda: by_codes(codecs.ternary, True, seeded=True)),

@@ -17,6 +17,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct bhvd_codec_options options = {.parameter = choice};
     if (codec == BHVD_CODEC_TOPK)
         options.parameter = choice / 255.0;
+    if (codec >= BHVD_CODEC_BLOCK8) {
+        options.parameter = 64 << (choice & 3);
+        options.stochastic = choice >> 2 & 1;
+    }
     size_t nbytes = bhvd_encoded_size(codec, dtype, count, &options);
     if (nbytes == 0)
         return 0;

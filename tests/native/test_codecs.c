@@ -16,6 +16,11 @@ static const struct case_of_codec {
     {"qsgd 49", BHVD_CODEC_QSGD, {49, 0}},             {"float16", BHVD_CODEC_FLOAT16, {0, 0}},
     {"bfloat16", BHVD_CODEC_BFLOAT16, {0, 0}},         {"topk", BHVD_CODEC_TOPK, {0, 0}},
     {"topk 0.3", BHVD_CODEC_TOPK, {0.3, 0}},           {"topk 1", BHVD_CODEC_TOPK, {1, 0}},
+    {"block8", BHVD_CODEC_BLOCK8, {0, 0}},             {"block8 at random", BHVD_CODEC_BLOCK8, {64, 7, 1}},
+    {"block4", BHVD_CODEC_BLOCK4, {0, 0}},             {"block4 at random", BHVD_CODEC_BLOCK4, {512, 7, 1}},
+    {"block8_minmax", BHVD_CODEC_BLOCK8_MINMAX, {0}},  {"block8_minmax at random", BHVD_CODEC_BLOCK8_MINMAX, {128, 7, 1}},
+    {"block4_minmax", BHVD_CODEC_BLOCK4_MINMAX, {64}}, {"block4_minmax at random", BHVD_CODEC_BLOCK4_MINMAX, {0, 7, 1}},
+    {"float8_e4m3", BHVD_CODEC_FLOAT8_E4M3, {0, 0}},   {"float8_e5m2", BHVD_CODEC_FLOAT8_E5M2, {128, 0}},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -153,9 +158,9 @@ TEST(decode_add_is_decode)
 // The public functions, with what they refuse.
 TEST(public_functions)
 {
-    char bytes[96] = {0};
+    char bytes[128] = {0};
     float x = 1, sum = 2;
-    const struct bhvd_codec_options whole = {1, 0}, wrong = {-1, 0}, nan = {NAN, 0}, half_a_level = {1.5, 0};
+    const struct bhvd_codec_options whole = {1, 0}, wrong = {-1, 0}, nan = {NAN, 0}, half_a_level = {1.5, 0}, odd = {96, 0};
     EXPECT(bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, BHVD_FLOAT32, 33, NULL) == 32 + 64, "header and two blocks");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, BHVD_INT32, 33, NULL) == 0, "integers are not taken");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_NONE, BHVD_FLOAT32, 33, NULL) == 0, "no codec");
@@ -171,6 +176,10 @@ TEST(public_functions)
     EXPECT(bhvd_encoded_size(BHVD_CODEC_TOPK, BHVD_FLOAT32, 3, &nan) == 0, "no share");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_TOPK, BHVD_FLOAT32, (size_t)1 << 32, NULL) == 0, "too many elements");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_QSGD, BHVD_FLOAT32, 3, &half_a_level) == 0, "half a level");
+    EXPECT(bhvd_encoded_size(BHVD_CODEC_BLOCK8, BHVD_FLOAT32, 257, NULL) == 32 + 32 + 288, "header, scales, codes");
+    EXPECT(bhvd_encoded_size(BHVD_CODEC_BLOCK4, BHVD_FLOAT16, 257, NULL) == 32 + 32 + 160, "half as many");
+    EXPECT(bhvd_encoded_size(BHVD_CODEC_BLOCK4_MINMAX, BHVD_FLOAT64, 513, NULL) == 32 + 64 + 288, "two numbers a block");
+    EXPECT(bhvd_encoded_size(BHVD_CODEC_FLOAT8_E5M2, BHVD_FLOAT32, 33, &odd) == 0, "no size of a block");
     EXPECT(bhvd_encode(BHVD_CODEC_MINMAX_UINT8, BHVD_INT32, bytes, &x, 1, NULL) == BHVD_ERR_UNSUPPORTED, "integers");
     EXPECT(bhvd_encode(BHVD_CODEC_NONE, BHVD_FLOAT32, bytes, &x, 1, NULL) == BHVD_ERR_UNSUPPORTED, "no codec");
     EXPECT(bhvd_encode(BHVD_CODEC_QSGD, BHVD_FLOAT32, bytes, &x, 1, &wrong) == BHVD_ERR_ARGUMENT, "levels");

@@ -39,10 +39,10 @@ FLOAT64 = Element("float64", lib.BHVD_FLOAT64, np.float64, np.float64, 2.0**-53,
 ELEMENTS = [FLOAT32, FLOAT16, BFLOAT16, FLOAT64]
 
 
-def encode(codec, element, stored, parameter=0.0, seed=0):
+def encode(codec, element, stored, parameter=0.0, seed=0, stochastic=False):
     """The bytes of `stored`, an array of element.storage, encoded by the native codec number."""
     stored = np.ascontiguousarray(stored)
-    options = ffi.new("struct bhvd_codec_options *", (parameter, seed))
+    options = ffi.new("struct bhvd_codec_options *", (parameter, seed, stochastic))
     encoded = np.full(lib.bhvd_encoded_size(codec, element.dtype, stored.size, options), 0xA5, np.uint8)
     dst, src = ffi.from_buffer(encoded, require_writable=True), ffi.from_buffer(stored)
     assert lib.bhvd_encode(codec, element.dtype, dst, src, stored.size, options) == lib.BHVD_OK

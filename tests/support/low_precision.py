@@ -16,13 +16,14 @@ class Codec(NamedTuple):
     name: str
     number: int
     parameter: float = 0.0
+    stochastic: bool = False
 
     def size(self, dtype, count):
         """Bytes of an encoded segment; 0: the codec does not take the dtype."""
         return lib.bhvd_encoded_size(self.number, DTYPES[dtype], count, self.options(0)) if count else 0
 
     def options(self, seed):
-        return ffi.new("struct bhvd_codec_options *", {"parameter": self.parameter, "seed": seed})
+        return ffi.new("struct bhvd_codec_options *", self.fields(seed)["codec_options"])
 
     def encode(self, dtype, stored, seed):
         stored = np.ascontiguousarray(stored)
@@ -42,12 +43,14 @@ class Codec(NamedTuple):
 
     def fields(self, seed=0):
         """For Context.post."""
-        return {"codec": self.number, "codec_options": {"parameter": self.parameter, "seed": seed}}
+        options = {"parameter": self.parameter, "seed": seed, "stochastic": self.stochastic}
+        return {"codec": self.number, "codec_options": options}
 
 
 CODECS = [Codec(name, getattr(lib, f"BHVD_CODEC_{name.upper()}"), *parameter) for name, *parameter in [
     ("minmax_uint8",), ("sign",), ("sign_rms",), ("ternary",), ("qsgd",), ("qsgd", 3), ("float16",), ("bfloat16",),
-    ("float32",), ("topk",), ("topk", 0.25),
+    ("float32",), ("block8",), ("block4", 64, True), ("block8_minmax", 512, True), ("block4_minmax", 128),
+    ("float8_e4m3", 128), ("float8_e5m2", 64), ("topk",), ("topk", 0.25),
 ]]
 
 

@@ -1,0 +1,141 @@
+// Codecs of blocks, one element at a time. What the includer defines: for_each_element.h.
+#define LOAD JOIN(load, ELEMENT)
+#define STORE JOIN(store, ELEMENT)
+#define BLOCKS(name) NAME(JOIN(blocks_##name, ELEMENT))
+#define ARITHMETIC_(real, name) blocks_##real##_##name
+#define ARITHMETIC__(real, name) ARITHMETIC_(real, name)
+#define ARITHMETIC(name) ARITHMETIC__(REAL, name)
+
+INLINE struct ARITHMETIC(grid) BLOCKS(grid)(const struct blocks_format *format, const char *from, size_t count, int stochastic)
+{
+    REAL mn = LOAD(from), mx = mn;
+    int is_finite = 1;
+    for (size_t i = 0; i < count; i++) {
+        const REAL x = LOAD(from + SIZE * i);
+        is_finite &= x >= -REAL_MAX && x <= REAL_MAX;
+        mn = x < mn ? x : mn;
+        mx = x > mx ? x : mx;
+    }
+    mn = is_finite ? mn + 0 : (REAL)NAN;        // + 0 turns -0.0 into +0.0
+    mx = is_finite ? mx + 0 : (REAL)NAN;
+    if (format->code == BLOCKS_RANGE)
+        return ARITHMETIC(range)(format, mn, mx, stochastic);
+    return ARITHMETIC(largest)(format, -mn > mx ? -mn : mx);
+}
+
+// The code of one element, in the lower bits.
+INLINE uint8_t BLOCKS(code)(const struct blocks_format *format, const struct ARITHMETIC(grid) *grid, REAL x, int stochastic,
+                            float u)
+{
+    const REAL levels = (REAL)format->levels;
+    if (format->code == BLOCKS_FLOAT)
+        return blocks_float_code(format, sizeof x == sizeof(double) ? half_odd_float(x * grid->s) : (float)(x * grid->s));
+    if (format->code == BLOCKS_RANGE)
+        return (uint8_t)ARITHMETIC(bounded)(ARITHMETIC(rounded)(x * grid->s, stochastic, u) - grid->lb, 0, levels);
+    const int q = (int)ARITHMETIC(bounded)(ARITHMETIC(rounded)((x < 0 ? -x : x) * grid->s, stochastic, u), 0, levels);
+    return (uint8_t)(x < 0 ? -q : q);
+}
+
+INLINE void BLOCKS(encode)(const struct blocks_format *format, void *dst, const void *src, size_t count,
+                           const struct bhvd_codec_options *options)
+{
+    const char *from = src;
+    const size_t size = blocks_size(options->parameter), numbers = blocks_numbers(format);
+    const size_t scales_size = blocks_scales_size(format, count, size, sizeof(REAL));
+    char *scales = (char *)dst + CODEC_HEADER;
+    uint8_t *codes = (uint8_t *)scales + scales_size;
+    const int stochastic = options->stochastic != 0;
+    int is_finite = 1;
+    memset(scales, 0, scales_size + blocks_codes_size(format, count));
+    for (size_t begin = 0; begin < count; begin += size) {
+        const size_t end = count - begin < size ? count : begin + size;
+        const struct ARITHMETIC(grid) grid = BLOCKS(grid)(format, from + SIZE * begin, end - begin, stochastic);
+        const struct codec_key key = codec_key(options->seed, begin);
+        const REAL stored[] = {grid.t, grid.lb};
+        memcpy(scales + begin / size * numbers * sizeof(REAL), stored, numbers * sizeof(REAL));
+        is_finite &= grid.t == grid.t;
+        for (size_t i = begin; i < end && grid.s > 0; i++) {
+            const uint8_t code =
+                BLOCKS(code)(format, &grid, LOAD(from + SIZE * i), stochastic, codec_uniform(key, (uint32_t)i));
+            const size_t j = i % BLOCKS_GROUP;
+            if (format->bits == 8)
+                codes[i] = code;
+            else
+                codes[i / BLOCKS_GROUP * 16 + j % 16] |= (uint8_t)((code & 15) << (j < 16 ? 0 : 4));
+        }
+    }
+    codec_header_init(dst, BLOCKS_VERSION, is_finite);
+}
+
+// Element i as it is decoded, into `element`.
+INLINE void BLOCKS(decode_one)(const struct blocks_format *format, char *element, const char *scales, const uint8_t *codes,
+                               size_t size, size_t i)
+{
+    const size_t numbers = blocks_numbers(format), j = i % BLOCKS_GROUP;
+    REAL stored[2] = {0, 0}, x;
+    memcpy(stored, scales + i / size * numbers * sizeof(REAL), numbers * sizeof(REAL));
+    int code = format->bits == 8 ? codes[i] : codes[i / BLOCKS_GROUP * 16 + j % 16] >> (j < 16 ? 0 : 4) & 15;
+    if (format->code == BLOCKS_FLOAT)
+        x = (REAL)blocks_float_value(format, (uint8_t)code) * (stored[0] * (REAL)blocks_float_unit(format));
+    else {
+        if (format->code == BLOCKS_SIGNED && code >> (format->bits - 1))
+            code -= 1 << format->bits;
+        x = ((REAL)code + stored[1]) * stored[0];
+    }
+    STORE(element, x == x ? ARITHMETIC(bounded)(x, -(REAL)LARGEST, (REAL)LARGEST) : (REAL)NAN);
+}
+
+INLINE void BLOCKS(decode)(const struct blocks_format *format, void *dst, const void *src, size_t count,
+                           const struct bhvd_codec_options *options)
+{
+    const size_t size = blocks_size(options->parameter);
+    const char *scales = (const char *)src + CODEC_HEADER;
+    const uint8_t *codes = (const uint8_t *)scales + blocks_scales_size(format, count, size, sizeof(REAL));
+    for (size_t i = 0; i < count; i++)
+        BLOCKS(decode_one)(format, (char *)dst + SIZE * i, scales, codes, size, i);
+}
+
+INLINE void BLOCKS(decode_add)(const struct blocks_format *format, float *dst, const void *src, size_t count,
+                               const struct bhvd_codec_options *options)
+{
+    const size_t size = blocks_size(options->parameter);
+    const char *scales = (const char *)src + CODEC_HEADER;
+    const uint8_t *codes = (const uint8_t *)scales + blocks_scales_size(format, count, size, sizeof(REAL));
+    char *to = (char *)dst;
+    for (size_t i = 0; i < count; i++) {
+        char element[SIZE];
+        BLOCKS(decode_one)(format, element, scales, codes, size, i);
+        store_f32(to + 4 * i, (float)(load_f32(to + 4 * i) + LOAD(element)));
+    }
+}
+
+#define BLOCKS_FUNCTIONS(codec, name, format)                                                                               \
+    static void NAME(JOIN(name##_encode, ELEMENT))(void *dst, const void *src, size_t count,                                \
+                                                   const struct bhvd_codec_options *options)                                \
+    {                                                                                                                       \
+        BLOCKS(encode)(&format, dst, src, count, options);                                                                  \
+    }                                                                                                                       \
+    static void NAME(JOIN(name##_decode, ELEMENT))(void *dst, const void *src, size_t count,                                \
+                                                   const struct bhvd_codec_options *options)                                \
+    {                                                                                                                       \
+        BLOCKS(decode)(&format, dst, src, count, options);                                                                  \
+    }                                                                                                                       \
+    static void NAME(JOIN(name##_decode_add, ELEMENT))(float *dst, const void *src, size_t count,                           \
+                                                       const struct bhvd_codec_options *options)                            \
+    {                                                                                                                       \
+        BLOCKS(decode_add)(&format, dst, src, count, options);                                                              \
+    }
+BLOCKS_EACH(BLOCKS_FUNCTIONS)
+
+#undef BLOCKS_FUNCTIONS
+#undef LOAD
+#undef STORE
+#undef BLOCKS
+#undef ARITHMETIC_
+#undef ARITHMETIC__
+#undef ARITHMETIC
+#undef ELEMENT
+#undef REAL
+#undef REAL_MAX
+#undef LARGEST
+#undef SIZE
