@@ -1,4 +1,5 @@
-"""Data loaders that read ahead in a thread; imports no framework."""
+"""Data loaders that read ahead in a thread, and data sets that keep what they have loaded; imports no framework."""
+from bagua_hvd.data.cached_dataset import CachedDataset
 from bagua_hvd.data.data_loader_base import AsyncDataLoaderMixin, BaseDataLoader
 
-__all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
+__all__ = ["AsyncDataLoaderMixin", "BaseDataLoader", "CachedDataset"]

@@ -1,0 +1,144 @@
+"""CachedDataset: each sample is loaded once, by whichever process; what cannot be kept is loaded each time."""
+import logging
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from bagua_hvd.data import CachedDataset
+
+pytest.importorskip("diskcache", reason="not installed: pip install 'bagua_hvd[cache]'")
+
+
+class Squares:
+    """Counts how often each sample is loaded. Samples have `size` float64."""
+
+    def __init__(self, count=10, size=3):
+        self.count, self.size, self.loaded = count, size, []
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        if not 0 <= i < self.count:
+            raise IndexError(i)
+        self.loaded.append(i)
+        return np.full(self.size, float(i * i)), i
+
+
+def test_loads_each_once(tmp_path):
+    squares = Squares()
+    cached = CachedDataset(squares, tmp_path / "new" / "folder")
+    assert len(cached) == 10
+    for order in (range(10), reversed(range(10)), np.arange(10)):
+        for i in order:
+            values, number = cached[i]
+            assert number == i and values.tolist() == [i * i] * 3 and values.dtype == np.float64
+    assert squares.loaded == list(range(10))
+    assert (tmp_path / "new" / "folder").stat().st_mode & 0o777 == 0o700
+    with pytest.raises(IndexError):
+        cached[10]
+    assert len(cached.cache) == 10
+
+
+def test_what_is_cached_may_be_none_or_false(tmp_path):
+    class Empty(Squares):
+        def __getitem__(self, i):
+            self.loaded.append(i)
+            return [None, False, b""][i]
+
+    cached = CachedDataset(Empty(3), tmp_path)
+    assert [cached[i] for i in (0, 1, 2, 0, 1, 2)] == [None, False, b""] * 2 and cached.dataset.loaded == [0, 1, 2]
+
+
+def test_names_and_later_runs(tmp_path):
+    for name, loads in (("train", 10), ("train", 0), ("test", 10)):
+        squares = Squares()
+        cached = CachedDataset(squares, tmp_path, name)
+        assert [cached[i][1] for i in range(10)] == list(range(10))
+        assert len(squares.loaded) == loads
+
+
+def test_other_processes_of_the_host_have_it(tmp_path):
+    """One process after the other, and copies of the object, as a loader's workers have."""
+    cached = CachedDataset(Squares(), tmp_path)
+    for i in range(5):
+        cached[i]
+    copy = pickle.loads(pickle.dumps(cached))
+    copy.dataset.loaded.clear()
+    assert [copy[i][1] for i in range(10)] == list(range(10)) and copy.dataset.loaded == [5, 6, 7, 8, 9]
+    code = f"""
+from bagua_hvd.data import CachedDataset
+class Nothing:
+    def __getitem__(self, i): raise AssertionError(i)
+print(sum(CachedDataset(Nothing(), {str(tmp_path)!r})[i][1] for i in range(10)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "45", done.stderr
+
+
+def test_workers_of_a_loader(tmp_path):
+    data = pytest.importorskip("torch.utils.data")
+    cached = CachedDataset(Squares(40), tmp_path)
+    for _ in range(2):
+        loader = data.DataLoader(cached, batch_size=8, shuffle=True, num_workers=2, multiprocessing_context="fork")
+        assert sorted(i for _, numbers in loader for i in numbers.tolist()) == list(range(40))
+    assert len(cached.cache) == 40 and cached.dataset.loaded == []      # in the workers
+    assert sum(cached[i][1] for i in range(40)) == 780 and cached.dataset.loaded == []
+
+
+def test_a_full_cache_keeps_what_it_has(tmp_path):
+    squares = Squares(50, size=20_000)       # 8 MB in all
+    cached = CachedDataset(squares, tmp_path, size_limit=4_000_000)
+    for _ in range(3):
+        assert [cached[i][1] for i in range(50)] == list(range(50))
+    kept = len(cached.cache)
+    assert 20 <= kept <= 26 and cached.cache.volume() < 4_500_000
+    assert len(squares.loaded) == 50 + 2 * (50 - kept)
+
+
+def test_a_full_cache_that_evicts(tmp_path):
+    squares = Squares(50, size=20_000)
+    cached = CachedDataset(squares, tmp_path, size_limit=4_000_000, eviction_policy="least-recently-used")
+    for i in range(50):
+        cached[i]
+    loaded = len(squares.loaded)
+    cached[49], cached[48]
+    assert len(squares.loaded) == loaded and len(cached.cache) < 30
+    cached[0]
+    assert squares.loaded[-1] == 0
+
+
+def test_goes_on_without_its_cache(tmp_path, caplog, monkeypatch):
+    cached = CachedDataset(Squares(), tmp_path)
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cached.cache, "set", full)
+    with caplog.at_level(logging.WARNING, "bagua_hvd"):
+        assert [cached[i][1] for i in (1, 2, 1)] == [1, 2, 1]
+    record, = caplog.records
+    assert "No space left" in record.getMessage() and str(tmp_path) in record.getMessage()
+
+
+def test_refuses_a_folder_that_others_may_write(tmp_path):
+    (tmp_path / "open").mkdir()
+    os.chmod(tmp_path / "open", 0o777)
+    with pytest.raises(PermissionError, match="others, who could run code"):
+        CachedDataset(Squares(), tmp_path / "open")
+    assert os.listdir(tmp_path / "open") == []
+
+
+def test_an_unknown_policy(tmp_path):
+    with pytest.raises(ValueError, match="least-recently-used"):
+        CachedDataset(Squares(), tmp_path, eviction_policy="newest")
+
+
+def test_without_diskcache(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "diskcache", None)
+    with pytest.raises(ImportError, match="pip install"):
+        CachedDataset(Squares(), tmp_path)
