@@ -5,6 +5,7 @@
     rank         what one rank does: cases, clock, and the check of every result
     results      the files in which ranks leave their times
     negotiation  what agreeing on an operation costs, over the number of ranks
+    world        `python -m bagua_hvd.bench.world`: start-up, descriptors and memory of large worlds
     train        `python -m bagua_hvd.bench.train`: what communication adds to a training step
     algorithms   `python -m bagua_hvd.bench.algorithms`: steps per second with each algorithm
     codecs       `python -m bagua_hvd.bench.codecs`: encoding and decoding beside memcpy

@@ -132,6 +132,7 @@ void bhvd_context_after_fork(bhvd_context *ctx)
     // the engine may have been growing a buffer, so that what points to it here is what is no more.
     for (int rank = 0; rank < ctx->options.size; rank++)
         link_close(&ctx->run.connections.links[rank]);
+    watch_close(&ctx->run.connections.watch);
     close(ctx->run.connections.bell.fd);
     ctx->run.connections.bell.fd = -1;
 }

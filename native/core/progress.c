@@ -26,10 +26,7 @@ enum {
 
 static enum bell_state bell_asleep(bhvd_context *ctx)
 {
-    bool waits = atomic_load(&ctx->outstanding) != 0;
-    for (int rank = 0; rank < ctx->options.size && !waits; rank++)
-        waits = ctx->run.connections.links[rank].control_out.size != 0;     // for room in a ring
-    return waits ? BELL_ASLEEP : BELL_IDLE;
+    return atomic_load(&ctx->outstanding) || run_links_wait_for_room(&ctx->run) ? BELL_ASLEEP : BELL_IDLE;
 }
 
 // Must the progress thread wake for what is there now? Under engine_lock.
@@ -64,9 +61,8 @@ static void ask_for_short_slice(void)
 static void *progress_main(void *arg)
 {
     bhvd_context *ctx = arg;
-    struct pollfd *fds = pause_fds_create(&ctx->run);
     ask_for_short_slice();
-    while (!atomic_load(&ctx->closed) && fds) {
+    while (!atomic_load(&ctx->closed)) {
         pthread_mutex_lock(&ctx->engine_lock);
         pause_set_bell(&ctx->run, BELL_AWAKE);
         // Only now, since a waiting thread may have held the engine and be asleep on the same bell: it would miss it.
@@ -90,13 +86,12 @@ static void *progress_main(void *arg)
         engine_look_around(ctx);
         pause_set_bell(&ctx->run, bell_asleep(ctx));
         bool work = engine_has_work(ctx);
-        int count = pause_fill_fds(&ctx->run, fds);
+        const bool links_too = !ctx->run.failure.status;
         bool looking = engine_needs_looking(ctx);
         pthread_mutex_unlock(&ctx->engine_lock);
         if (!work && !atomic_load(&ctx->closed))
-            pause_in_poll(fds, count, ctx->heartbeat.interval_ms, looking);
+            pause_in_poll(&ctx->run.connections, links_too, ctx->heartbeat.interval_ms, looking);
     }
-    free(fds);
     return NULL;
 }
 
@@ -174,7 +169,8 @@ void progress_posted(bhvd_context *ctx, bool blocking)
 
 bhvd_status progress_start(bhvd_context *ctx, struct bhvd_error *error)
 {
-    if (!pause_init(&ctx->run) || thread_create(&ctx->progress_thread, progress_main, ctx) != 0)
+    pause_init(&ctx->run);
+    if (thread_create(&ctx->progress_thread, progress_main, ctx) != 0)
         return error_set(error, BHVD_ERR_SYSTEM, "the progress thread could not be started");
     ctx->progress_thread_runs = true;
     return BHVD_OK;

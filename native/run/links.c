@@ -1,5 +1,6 @@
-// Looking at the links to all other ranks.
-#include <poll.h>
+// Looking at the links for which there is something to do; transport/watch.h says which.
+#include <errno.h>
+#include <string.h>
 
 #include "run/executor.h"
 
@@ -12,15 +13,16 @@ static void fail_link(struct run *run, const struct link *link, bhvd_status stat
         run_fail_protocol(run, link->rank);
 }
 
-static bool advance(struct run *run, struct link *link, bool look_at_sockets)
+// Whatever may have changed what the kernel is to tell of it.
+static void update(struct run *run, struct link *link)
+{
+    if (!run->failure.status && watch_update(&run->connections.watch, link))
+        run_fail(run, BHVD_ERR_SYSTEM, "the connection to rank %d cannot be watched: %s", link->rank, strerror(errno));
+}
+
+static bool advance(struct run *run, struct link *link, bool by_socket)
 {
     bool moved = false;
-    bool has_output = link->control_out.size || traffic_is_pending(&link->sends);
-    bool by_socket = !link->control.ops->readable;
-    if (!has_output && !(by_socket && look_at_sockets) && !link_ready(link) && link->state == LINK_OPEN) {
-        link_needs_looking(link);           // which looks
-        return false;
-    }
     uint64_t payload_before = link->payload_sent + link->payload_received;
     bhvd_status status = link_advance(link, run->duties->on_frame, run->owner, &moved);
     uint64_t payload = link->payload_sent + link->payload_received - payload_before;
@@ -37,21 +39,79 @@ static bool advance(struct run *run, struct link *link, bool look_at_sockets)
     return moved;
 }
 
+// Of a link over memory or MPI: is there anything to do?
+static bool has_something(struct link *link, bool look_at_sockets)
+{
+    if (link->control_out.size || traffic_is_pending(&link->sends) || link_ready(link) || link->state != LINK_OPEN)
+        return true;
+    if (look_at_sockets && !link->control.ops->readable)
+        return true;
+    link_needs_looking(link);           // which looks
+    return false;
+}
+
+static bool walk(struct run *run, bool look_at_sockets)
+{
+    const struct watch *watch = &run->connections.watch;
+    bool progress = false;
+    for (int i = 0; i < watch->walked_count && !run->failure.status; i++) {
+        struct link *link = watch->walked[i];
+        const enum link_state state = link->state;
+        if (!has_something(link, look_at_sockets))
+            continue;
+        progress |= advance(run, link, !link->control.ops->readable);
+        if (link->control.fd >= 0 || link->state != state)
+            update(run, link);
+    }
+    return progress;
+}
+
+// Those that are noted now; what their messages lead to is for the next time.
+static bool advance_due(struct run *run)
+{
+    struct link_queue *due = &run->connections.watch.due, now = *due;
+    bool progress = false;
+    if (!now.head)
+        return false;
+    *due = (struct link_queue){NULL, &due->head};
+    for (struct link *link; (link = link_queue_pop(&now)) && !run->failure.status;) {
+        const bool moved = advance(run, link, true);
+        progress |= moved;
+        update(run, link);
+        if (moved && link->state != LINK_OPEN)
+            link_note(link);            // once more: will what is expected still come?
+    }
+    return progress;
+}
+
+static void look(struct run *run)
+{
+    struct link *gone[WATCH_EVENTS];
+    const int count = watch_look(&run->connections.watch, gone);
+    for (int i = 0; i < count && !run->failure.status; i++) {
+        bool progress = false;
+        if (gone[i]->state == LINK_OPEN)
+            link_hang_up(gone[i], run->duties->on_frame, run->owner, &progress);
+        if (gone[i]->state == LINK_LOST)
+            fail_link(run, gone[i], BHVD_ERR_PEER_LOST);
+        update(run, gone[i]);
+    }
+}
+
 bool run_advance_links(struct run *run, bool look_at_sockets)
 {
-    bool progress = false;
-    for (int rank = 0; rank < run->connections.size && !run->failure.status; rank++) {
-        if (rank != run->connections.rank)
-            progress |= advance(run, &run->connections.links[rank], look_at_sockets);
-    }
+    if (look_at_sockets && run->connections.watch.socket_count)
+        look(run);
+    bool progress = walk(run, look_at_sockets);
+    progress |= advance_due(run);
     progress |= executor_advance(run);
     return progress;
 }
 
 bool run_links_need_looking(const struct run *run)
 {
-    for (int rank = 0; rank < run->connections.size && !run->failure.status; rank++) {
-        if (rank != run->connections.rank && link_needs_looking(&run->connections.links[rank]))
+    for (int i = 0; i < run->connections.watch.walked_count && !run->failure.status; i++) {
+        if (link_needs_looking(run->connections.watch.walked[i]))
             return true;
     }
     return false;
@@ -59,26 +119,24 @@ bool run_links_need_looking(const struct run *run)
 
 bool run_links_are_ready(const struct run *run)
 {
-    for (int rank = 0; rank < run->connections.size; rank++) {
-        if (rank != run->connections.rank && link_ready(&run->connections.links[rank]))
+    for (int i = 0; i < run->connections.watch.walked_count; i++) {
+        if (link_ready(run->connections.watch.walked[i]))
+            return true;
+    }
+    return run->connections.watch.due.head;
+}
+
+bool run_links_wait_for_room(const struct run *run)
+{
+    for (int i = 0; i < run->connections.watch.walked_count; i++) {
+        if (run->connections.watch.walked[i]->control_out.size)
             return true;
     }
     return false;
 }
 
-// A liveness socket says something only when its peer is gone.
 void run_look_at_liveness(struct run *run)
 {
-    for (int rank = 0; rank < run->connections.size && !run->failure.status; rank++) {
-        struct link *link = &run->connections.links[rank];
-        if (rank == run->connections.rank || link->state != LINK_OPEN || link->liveness_fd < 0)
-            continue;
-        struct pollfd fd = {.fd = link->liveness_fd, .events = POLLIN | POLLRDHUP};
-        bool progress = false;
-        if (poll(&fd, 1, 0) > 0) {
-            link_hang_up(link, run->duties->on_frame, run->owner, &progress);
-            if (link->state == LINK_LOST)
-                fail_link(run, link, BHVD_ERR_PEER_LOST);
-        }
-    }
+    if (run->connections.watch.liveness_count && !run->failure.status)
+        look(run);
 }

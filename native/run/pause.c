@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sched.h>
-#include <stdlib.h>
 
 #include "base/clock.h"
 
@@ -20,47 +19,10 @@ static int core_count(void)
     return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-bool pause_init(struct run *run)
+void pause_init(struct run *run)
 {
     run->spin_limit = run->connections.local_size <= core_count() ? SPIN_ROUNDS : SPIN_ROUNDS_CROWDED;
     run->yield_limit = run->connections.local_size > 1 ? YIELD_ROUNDS : 0;
-    run->poll_fds = pause_fds_create(run);
-    return run->poll_fds;
-}
-
-// The bell; of each peer a liveness socket, or a control channel and streams.
-struct pollfd *pause_fds_create(const struct run *run)
-{
-    return malloc((1 + (1 + LINK_STREAMS_MAX) * (size_t)run->connections.size) * sizeof(struct pollfd));
-}
-
-int pause_fill_fds(struct run *run, struct pollfd *fds)
-{
-    int count = 0;
-    fds[count++] = (struct pollfd){.fd = run->connections.bell.fd, .events = POLLIN};
-    // After a failure nobody reads the sockets any more.
-    for (int rank = 0; rank < run->connections.size && !run->failure.status; rank++) {
-        const struct link *link = &run->connections.links[rank];
-        const bool open = link->state == LINK_OPEN;
-        // Of a rank that has left only its last messages are to come.
-        if (rank == run->connections.rank || !(open || (link->state == LINK_LEFT && traffic_is_pending(&link->receives))))
-            continue;
-        if (open && link->liveness_fd >= 0)
-            fds[count++] = (struct pollfd){.fd = link->liveness_fd, .events = POLLIN | POLLRDHUP};
-        if (open && link->control.fd >= 0)
-            fds[count++] = (struct pollfd){.fd = link->control.fd,
-                                           .events = POLLIN | (link->control_out.size ? POLLOUT : 0)};
-        for (int i = 0; i < link->stream_count && link->streams[i].channel.fd >= 0; i++) {
-            const struct stream *stream = &link->streams[i];
-            const bool wants_input = stream_wants_input(link, stream);
-            if (!open && !wants_input)
-                continue;
-            fds[count++] = (struct pollfd){.fd = stream->channel.fd,
-                                           .events = (wants_input ? POLLIN : 0) |
-                                                     (open && stream_has_output(stream) ? POLLOUT : 0)};
-        }
-    }
-    return count;
 }
 
 void pause_processor(void)
@@ -77,12 +39,13 @@ void pause_set_bell(struct run *run, enum bell_state state)
     atomic_store(&run->connections.bell.word->state, state);
 }
 
-void pause_in_poll(struct pollfd *fds, int count, int timeout_ms, bool looking)
+void pause_in_poll(const struct connections *c, bool links_too, int timeout_ms, bool looking)
 {
+    struct pollfd fds[] = {{.fd = c->bell.fd, .events = POLLIN}, {.fd = links_too ? c->watch.fd : -1, .events = POLLIN}};
     struct timespec timeout = {timeout_ms / 1000, timeout_ms % 1000 * 1000000L};
     if (looking && timeout_ms > 0)
         timeout = (struct timespec){0, LOOK_AGAIN_NS};
-    ppoll(fds, (nfds_t)count, &timeout, NULL);
+    ppoll(fds, sizeof fds / sizeof fds[0], &timeout, NULL);
 }
 
 static bool computes(struct run *run) { return !atomic_load_explicit(&run->waiting, memory_order_relaxed); }
@@ -95,11 +58,12 @@ static bool engine_sleep(struct run *run, int64_t deadline_ns, run_ready_fn read
 {
     pause_set_bell(run, BELL_ASLEEP);
     bool progress = run->duties->poll(run->owner, true);
-    if ((!progress || pause_is_patient(run)) && !run->failure.status && !(ready && ready(run, arg))) {
+    const bool may_sleep = (!progress || pause_is_patient(run)) && !run->connections.watch.due.head;
+    if (may_sleep && !run->failure.status && !(ready && ready(run, arg))) {
         int timeout = clock_remaining_ms(deadline_ns);
         if (timeout < 0 || timeout > run->sleep_ms)
             timeout = run->sleep_ms;
-        pause_in_poll(run->poll_fds, pause_fill_fds(run, run->poll_fds), timeout, run->duties->needs_looking(run->owner));
+        pause_in_poll(&run->connections, true, timeout, run->duties->needs_looking(run->owner));
         bell_drain(&run->connections.bell);
         run_look_at_liveness(run);
         progress = run->duties->poll(run->owner, true);      // what came while this process was stopped counts as heard in time

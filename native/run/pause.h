@@ -4,12 +4,10 @@
 
 #include "run/run.h"
 
-struct pollfd;
-
 enum { SOCKET_ROUNDS = 16 };        // looking at a socket is a system call: only every so many rounds
 
-// Sets how long who runs the engine spins and yields. False: no memory.
-bool pause_init(struct run *run);
+// Sets how long who runs the engine spins and yields.
+void pause_init(struct run *run);
 
 // A round of waiting. *rounds counts those since the last progress. ready: what the caller waits for, looked at once more
 // before a sleep; NULL: nothing.
@@ -24,9 +22,7 @@ void pause_processor(void);
 
 // For who sleeps without the engine. What the others' bells are told.
 void pause_set_bell(struct run *run, enum bell_state state);
-// What it sleeps on: room for all, NULL: no memory; filled, how many. looking: the sleep is only a moment long.
-struct pollfd *pause_fds_create(const struct run *run);
-int pause_fill_fds(struct run *run, struct pollfd *fds);
-void pause_in_poll(struct pollfd *fds, int count, int timeout_ms, bool looking);
+// The sleep. links_too: not after a failure, when nobody reads the sockets any more. looking: it is only a moment long.
+void pause_in_poll(const struct connections *c, bool links_too, int timeout_ms, bool looking);
 
 #endif

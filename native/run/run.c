@@ -19,7 +19,6 @@ void run_fini(struct run *run)
 {
     executor_fini(run);
     fusion_fini(run);
-    free(run->poll_fds);
     pthread_mutex_destroy(&run->failure_lock);
 }
 

@@ -56,7 +56,6 @@ struct run {
     struct fusion_buffer scratch[2];    // fusion.h
     struct fusion_buffer lent[FUSION_KEPT];     // those that are not lent now
     struct executor executor;           // executor.h
-    struct pollfd *poll_fds;            // pause.h
     int spin_limit, yield_limit;        // rounds of looking, and of yielding, before the engine sleeps
     int sleep_ms;                       // at most
     int64_t returned_ns;                // when this process went on after it had been stopped; 0: never was
@@ -89,9 +88,11 @@ struct bhvd_error run_failure(struct run *run);
 bool run_advance_links(struct run *run, bool look_at_sockets);
 // Is something under way over a link that no descriptor tells of?
 bool run_links_need_looking(const struct run *run);
-// Has something come that can be seen without a system call?
+// Is there something to do that can be seen without a system call?
 bool run_links_are_ready(const struct run *run);
-// Who has died? For before and after sleeps: a system call for every rank of this host.
+// Do frames wait for room in a ring?
+bool run_links_wait_for_room(const struct run *run);
+// Has a rank of this host died? For before and after sleeps: a system call.
 void run_look_at_liveness(struct run *run);
 
 // wait.c. Waits until ready(arg) is > 0. Negative: ready has failed the run. waiting_for: the global rank that it waits for, for

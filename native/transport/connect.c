@@ -422,7 +422,7 @@ static bhvd_status check_options(const struct bhvd_context_options *options, str
 bhvd_status connections_init(struct connections *c, const struct bhvd_context_options *options,
                              struct bhvd_error *error)
 {
-    *c = (struct connections){.rank = options->rank, .size = options->size, .bell = {.fd = -1}};
+    *c = (struct connections){.rank = options->rank, .size = options->size, .bell = {.fd = -1}, .watch = {.fd = -1}};
     error_clear(error);
     bhvd_status status = check_options(options, error);
     if (status)
@@ -445,6 +445,8 @@ bhvd_status connections_init(struct connections *c, const struct bhvd_context_op
         status = inproc         ? inproc_connect(c, options->inproc_world, error)
                  : c->size == 1 ? connect_alone(c, error)
                                 : connect_network(c, options, error);
+    if (!status && watch_init(&c->watch, c->links, c->size, c->rank))
+        status = error_set(error, BHVD_ERR_SYSTEM, "the connections to %d ranks cannot be watched: %s", c->size, strerror(errno));
     if (status)
         connections_fini(c);
     return status;
@@ -453,6 +455,7 @@ bhvd_status connections_init(struct connections *c, const struct bhvd_context_op
 void connections_fini(struct connections *c)
 {
     mpi_disconnect(c);
+    watch_fini(&c->watch);
     for (int rank = 0; rank < c->size && c->links; rank++)
         link_fini(&c->links[rank]);
     free(c->links);
@@ -460,5 +463,5 @@ void connections_fini(struct connections *c)
     close_fd(c->bell.fd);
     if (c->owns_host_memory)
         munmap(c->host.base, c->host.size);
-    *c = (struct connections){.bell = {.fd = -1}};
+    *c = (struct connections){.bell = {.fd = -1}, .watch = {.fd = -1}};
 }

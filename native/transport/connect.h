@@ -4,12 +4,13 @@
 
 #include "bagua_hvd.h"
 #include "transport/host_memory.h"
-#include "transport/link.h"
 #include "transport/mpi_api.h"
+#include "transport/watch.h"
 
 struct connections {
     int rank, size;
     struct link *links;             // by rank; links[rank] is unused
+    struct watch watch;             // which of them there is something to do for
     uint64_t started;               // the number of the last execution that has started here; 0: none. The links read it
     struct bell bell;               // this rank's own
     struct host_memory host;        // shared with the ranks of local_ranks; of this rank alone for transport "tcp"

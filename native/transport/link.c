@@ -32,6 +32,28 @@ struct transfer *transfer_queue_pop(struct transfer_queue *queue)
     return transfer;
 }
 
+void link_note(struct link *link)
+{
+    if (!link->due || link->is_due)
+        return;
+    link->is_due = true;
+    link->next_due = NULL;
+    *link->due->tail = link;
+    link->due->tail = &link->next_due;
+}
+
+struct link *link_queue_pop(struct link_queue *queue)
+{
+    struct link *link = queue->head;
+    if (!link)
+        return NULL;
+    queue->head = link->next_due;
+    if (!queue->head)
+        queue->tail = &queue->head;
+    link->is_due = false;
+    return link;
+}
+
 static void lane_init(struct lane *lane, uint32_t execution)
 {
     *lane = (struct lane){.execution = execution};
@@ -113,6 +135,8 @@ bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes 
     link->control.lazy = lazy;
     bhvd_status status = flush_control(link, &progress);
     link->control.lazy = false;
+    if (link->control_out.size)
+        link_note(link);
     return status;
 }
 
@@ -138,17 +162,26 @@ static void finish(struct transfer *transfer, struct traffic *traffic)
         transfer_queue_append(transfer->finished, transfer);
 }
 
+// What is wrong is said by link_advance.
+static void break_link(struct link *link)
+{
+    link->is_broken = true;
+    link_note(link);
+}
+
 uint32_t link_number_send(struct link *link, uint32_t execution)
 {
     struct lane *lane = take_lane(link, execution);
-    link->is_broken |= !lane;
+    if (!lane)
+        break_link(link);
     return lane ? lane->sent++ : 0;
 }
 
 uint32_t link_number_recv(struct link *link, uint32_t execution)
 {
     struct lane *lane = take_lane(link, execution);
-    link->is_broken |= !lane;
+    if (!lane)
+        break_link(link);
     return lane ? lane->received++ : 0;
 }
 
@@ -159,6 +192,7 @@ void link_send_numbered(struct link *link, uint32_t execution, uint32_t number, 
     *transfer = (struct transfer){
         .buffer = (void *)buffer, .size = size, .header = {execution, number, size}, .finished = finished};
     transfer_queue_append(urgent ? &stream->urgent : &stream->sends, transfer);
+    link_note(link);
 }
 
 // Takes out of the queue the message of this number.
@@ -183,7 +217,8 @@ static bool claim_stray_on_its_way(struct link *link, struct transfer *transfer)
         struct transfer *stray = link->streams[i].receiving;
         if (stray && stray->is_stray && stray->header.execution == transfer->header.execution &&
             stray->header.number == transfer->header.number) {
-            link->is_broken |= stray->size != transfer->size;
+            if (stray->size != transfer->size)
+                break_link(link);
             if (transfer->size && !link->is_broken)
                 memcpy(transfer->buffer, stray->buffer, stray->moved);
             transfer->moved = stray->moved;
@@ -202,12 +237,15 @@ void link_recv_numbered(struct link *link, uint32_t execution, uint32_t number, 
     *transfer = (struct transfer){.buffer = buffer, .size = size, .header = {execution, number, size}, .finished = finished};
     link->receives.posted++;
     if (!lane) {
-        link->is_broken = true;
+        break_link(link);
         return;
     }
+    if (link->is_deaf)
+        link_note(link);
     struct transfer *stray = lane->strays.head ? take_numbered(&lane->strays, number) : NULL;
     if (stray) {
-        link->is_broken |= stray->size != size;
+        if (stray->size != size)
+            break_link(link);
         if (size && !link->is_broken)
             memcpy(buffer, stray->buffer, size);
         free(stray);

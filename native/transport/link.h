@@ -76,6 +76,11 @@ struct traffic {
     uint64_t posted, done;
 };
 
+// Links in the order in which they were noted.
+struct link_queue {
+    struct link *head, **tail;
+};
+
 struct link {
     int rank;                                   // the peer's
     int local_index;                            // its index in host memory, -1 when it is on another host
@@ -83,12 +88,17 @@ struct link {
     struct bell bell;                           // the peer's, when it is on this host
     int64_t round_trip_ns;                      // to the peer's kernel, when they were connected; 0: on this host
     int liveness_fd;                            // shm: a UNIX socket that breaks when the peer dies; else -1
+    uint32_t liveness_asked;                    // events of it that the kernel tells of (watch.h)
     struct channel control;
     struct stream streams[LINK_STREAMS_MAX];
     int stream_count;
     struct lane lanes[LINK_LANES];
     bool is_broken;                             // the two sides do not agree on their messages, or there is no memory for one
     const uint64_t *started;                    // the number of the last execution that has started here
+    struct link_queue *due;                     // where it is noted (watch.h); NULL: nowhere
+    struct link *next_due;
+    bool is_due;                                // it is there
+    bool is_deaf, is_listed;                    // watch.h: a stream is not listened to; it is among the links of which one is not
     struct bytes control_out;                   // frames not yet written, but for the first control_flushed bytes
     size_t control_flushed;
     struct bytes control_in;                    // a frame being assembled
@@ -109,6 +119,11 @@ void link_fini(struct link *link);
 // Queues a control frame and tries to write it at once. lazy: an idle peer need not be woken for it. BHVD_ERR_SYSTEM: no memory,
 // or more than LINK_FRAME_MAX bytes, which no peer would read.
 bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes *payload, bool lazy);
+
+// Something is to be done for the link that no descriptor tells of.
+void link_note(struct link *link);
+// NULL: nothing is to be done for any.
+struct link *link_queue_pop(struct link_queue *queue);
 
 // Writes what frames there are, as far as it goes now. control_out.size is 0 when nothing is left.
 bhvd_status link_flush(struct link *link);

@@ -39,6 +39,8 @@ struct channel {
     const struct channel_ops *ops;
     int fd;                             // tcp: the socket; else -1
     int64_t unanswered_since_ns;        // tcp: for silence_ns; 0: nothing was on its way
+    uint32_t asked;                     // tcp: events that the kernel tells of (watch.h),
+    bool told;                          // and it has told of input
     struct ring *tx, *rx;               // rings
     size_t capacity;
     struct bell *peer_bell;

@@ -1,0 +1,191 @@
+// Which links there is something to do for, and what an engine that sleeps is woken by.
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "transport/watch.h"
+
+enum { PEERS = 3, LENGTH = 1000 };
+
+// This rank, 0, and the far ends of its links to the others.
+struct world {
+    struct watch watch;
+    struct link links[1 + PEERS];
+    int control[1 + PEERS], stream[1 + PEERS];
+    uint64_t started;
+};
+
+static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct bytes_reader payload)
+{
+    (void)arg, (void)link, (void)type, (void)payload;
+    return BHVD_ERR_SYSTEM;
+}
+
+static int connect_channel(struct channel *channel)
+{
+    int fds[2];
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    *channel = (struct channel){.ops = &channel_tcp_ops, .fd = fds[0]};
+    return fds[1];
+}
+
+static void world_init(struct world *world)
+{
+    world->started = 1;
+    for (int i = 0; i <= PEERS; i++) {
+        link_init(&world->links[i], i, &world->started);
+        world->control[i] = i ? connect_channel(&world->links[i].control) : -1;
+        world->stream[i] = i ? connect_channel(&world->links[i].streams[0].channel) : -1;
+    }
+    CHECK_STATUS(watch_init(&world->watch, world->links, 1 + PEERS, 0), BHVD_OK);
+    CHECK_EQ(world->watch.socket_count, PEERS);
+    CHECK_EQ(world->watch.walked_count, 0);
+}
+
+static void world_fini(struct world *world)
+{
+    watch_fini(&world->watch);
+    for (int i = 0; i <= PEERS; i++) {
+        link_fini(&world->links[i]);
+        close(world->control[i]);
+        close(world->stream[i]);
+    }
+}
+
+static bool wakes(const struct world *world)
+{
+    struct pollfd fd = {.fd = world->watch.fd, .events = POLLIN};
+    return poll(&fd, 1, 0) == 1;
+}
+
+// As an engine does: looks, and advances what there is something to do for. Returns the ranks, as bits.
+static unsigned turn(struct world *world)
+{
+    struct link *gone[WATCH_EVENTS], *link;
+    unsigned ranks = 0;
+    bool progress;
+    CHECK_EQ(watch_look(&world->watch, gone), 0);
+    while ((link = link_queue_pop(&world->watch.due))) {
+        ranks |= 1u << link->rank;
+        CHECK_STATUS(link_advance(link, on_frame, NULL, &progress), BHVD_OK);
+        CHECK_STATUS(watch_update(&world->watch, link), BHVD_OK);
+    }
+    return ranks;
+}
+
+static void say(const struct world *world, int rank, uint32_t execution, size_t size)
+{
+    char bytes[sizeof(struct transfer_header) + LENGTH] = {0};
+    memcpy(bytes, &(struct transfer_header){execution, 0, size}, sizeof(struct transfer_header));
+    CHECK_EQ(write(world->stream[rank], bytes, sizeof(struct transfer_header) + size), sizeof(struct transfer_header) + size);
+}
+
+TEST(only_links_with_something_to_do_are_looked_at)
+{
+    struct world world;
+    struct transfer send, receive;
+    char buffer[LENGTH], in[LENGTH];
+    world_init(&world);
+    CHECK(!wakes(&world) && turn(&world) == 0);
+    link_post_send(&world.links[2], 1, &send, buffer, LENGTH);
+    CHECK_EQ(turn(&world), 1u << 2);
+    CHECK(send.done && turn(&world) == 0);
+    link_post_recv(&world.links[3], 1, &receive, in, LENGTH);
+    CHECK(!wakes(&world) && turn(&world) == 0);
+    say(&world, 3, 1, LENGTH);
+    CHECK(wakes(&world));
+    CHECK_EQ(turn(&world), 1u << 3);
+    CHECK(receive.done && !wakes(&world) && turn(&world) == 0);
+    world_fini(&world);
+}
+
+// A computation must not be woken by what nobody waits for, and what is waited for must not be missed.
+TEST(what_nobody_expects_wakes_once)
+{
+    struct world world;
+    struct transfer receive;
+    char in[LENGTH];
+    world_init(&world);
+    say(&world, 1, 1, LENGTH / 2);
+    CHECK(wakes(&world));
+    CHECK_EQ(turn(&world), 1u << 1);
+    CHECK(!wakes(&world));
+    say(&world, 1, 2, LENGTH / 2);
+    CHECK(!wakes(&world) && turn(&world) == 0);
+    link_post_recv(&world.links[1], 1, &receive, in, LENGTH / 2);
+    CHECK_EQ(turn(&world), 1u << 1);
+    CHECK(receive.done);
+    // The next one's header may have been read already: it belongs to what has not started here.
+    turn(&world);
+    CHECK(!wakes(&world) && turn(&world) == 0);
+    world.started = 2;
+    link_post_recv(&world.links[1], 2, &receive, in, LENGTH / 2);
+    CHECK_EQ(turn(&world), 1u << 1);
+    CHECK(receive.done);
+    say(&world, 1, 2, 0);
+    CHECK(wakes(&world));
+    world_fini(&world);
+}
+
+// Two looks, whatever wakes: what is early lets others pass.
+TEST(what_has_started_and_is_early_is_taken_out_of_the_way)
+{
+    struct world world;
+    struct transfer receive;
+    char in[LENGTH];
+    world_init(&world);
+    world.started = 2;
+    link_post_recv(&world.links[1], 1, &receive, in, LENGTH);
+    say(&world, 1, 2, LENGTH / 2);
+    say(&world, 1, 1, LENGTH);
+    for (int i = 0; i < 3; i++)
+        turn(&world);
+    CHECK(receive.done);
+    world_fini(&world);
+}
+
+TEST(who_sends_more_than_there_is_room_for_is_told_when_there_is)
+{
+    enum { MANY = 4 << 20 };
+    static char out[MANY], in[1 << 16];
+    struct world world;
+    struct transfer send;
+    world_init(&world);
+    link_post_send(&world.links[2], 1, &send, out, MANY);
+    CHECK_EQ(turn(&world), 1u << 2);
+    CHECK(!send.done && !wakes(&world) && turn(&world) == 0);
+    for (int reads = 0; !send.done; reads++) {
+        CHECK(reads < MANY);
+        CHECK(read(world.stream[2], in, sizeof in) > 0);
+        turn(&world);
+    }
+    CHECK(turn(&world) == 0 && !wakes(&world));
+    world_fini(&world);
+}
+
+// Else they would be noticed with the next heartbeat, up to a second later.
+TEST(the_last_messages_of_a_rank_that_has_left_wake_the_engine)
+{
+    struct world world;
+    struct transfer receive;
+    char in[LENGTH];
+    world_init(&world);
+    struct link *link = &world.links[1];
+    link_post_recv(link, 1, &receive, in, LENGTH);
+    link->state = LINK_LEFT;
+    CHECK_STATUS(watch_update(&world.watch, link), BHVD_OK);
+    shutdown(world.control[1], SHUT_RDWR);
+    CHECK(!wakes(&world));
+    say(&world, 1, 1, LENGTH);
+    shutdown(world.stream[1], SHUT_RDWR);
+    CHECK(wakes(&world));
+    CHECK_EQ(turn(&world), 1u << 1);
+    CHECK(receive.done && !wakes(&world));
+    // Nothing more is to come: its end is no news.
+    link->state = LINK_LOST;
+    CHECK_STATUS(watch_update(&world.watch, link), BHVD_OK);
+    CHECK(!wakes(&world));
+    world_fini(&world);
+}
