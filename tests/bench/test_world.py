@@ -1,4 +1,4 @@
-"""python -m bagua_hvd.bench.world: it starts what it says, and a large world does not slow a pair in it down by looking."""
+"""python -m bagua_hvd.bench.world: it starts what it says, and prints what it found."""
 import re
 
 import pytest
