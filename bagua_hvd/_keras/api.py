@@ -22,7 +22,7 @@ def distributed_optimizer(optimizer: Any, compression: type[Compressor] = Compre
                           backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
                           num_groups: int = 0, groups: Any = None, process_set: ProcessSet = global_process_set,
                           scale_local_gradients: bool = True,
-                          algorithm: str | Algorithm | type[Algorithm] | None = None) -> Any:
+                          algorithm: str | Algorithm | type[Algorithm] | None = None, delay: int = 0) -> Any:
     """Wraps a Keras optimizer so that gradients are reduced over the ranks before it applies them.
 
     For model.compile(), compiled by XLA or not, and for apply_gradients() in a loop of one's own. What Keras saves with
@@ -47,6 +47,9 @@ def distributed_optimizer(optimizer: Any, compression: type[Compressor] = Compre
         scale_local_gradients: divide gradients of variables given to register_local_var() by the number of ranks.
         algorithm: how gradients travel: a registered name such as "bytegrad", an Algorithm, or its class. None: the
             name in BAGUA_ALGORITHM, else "gradient_allreduce".
+        delay: 1: gradients travel until the next step, which applies them; the first one applies zeros. So a whole step
+            hides them. For algorithms that communicate gradients; see docs/algorithms.md. A rank without others applies
+            its own at once.
     Returns:
         The optimizer; register_local_var(variable) excludes a variable from the reduction.
     Raises:
@@ -58,6 +61,7 @@ def distributed_optimizer(optimizer: Any, compression: type[Compressor] = Compre
         compression=compression, sparse_as_dense=sparse_as_dense, op=op,
         gradient_predivide_factor=gradient_predivide_factor, groups=groups_of(num_groups, groups),
         process_set=process_set, algorithm=algorithm, scale_local_gradients=scale_local_gradients,
+        delay=delay,
     ).check()
     return wrap(optimizer, options, backward_passes_per_step, average_aggregated_gradients)
 
@@ -131,7 +135,7 @@ def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any
 
 def load_model(filepath: Any, custom_optimizers: Any = None, custom_objects: dict | None = None,
                compression: type[Compressor] = Compression.none, legacy_opts: bool = False,
-               algorithm: str | Algorithm | type[Algorithm] | None = None) -> Any:
+               algorithm: str | Algorithm | type[Algorithm] | None = None, delay: int = 0) -> Any:
     """Loads a saved model, and wraps its optimizer by DistributedOptimizer, with the state that was saved.
 
     Args:
@@ -142,8 +146,10 @@ def load_model(filepath: Any, custom_optimizers: Any = None, custom_objects: dic
         legacy_opts: accepted for Horovod's sake; what kind of optimizer was saved is in the file.
         algorithm: see DistributedOptimizer. One that was saved (as .keras) goes on where it was: with what is a rank's
             own on the rank that saved it, if there are as many ranks as then; else that begins anew.
+        delay: see DistributedOptimizer. What travelled when the model was saved is applied by its next step.
     """
     return _load_model(
-        filepath, lambda optimizer: distributed_optimizer(optimizer, compression=compression, algorithm=algorithm),
+        filepath,
+        lambda optimizer: distributed_optimizer(optimizer, compression=compression, algorithm=algorithm, delay=delay),
         custom_optimizers, custom_objects,
     )

@@ -202,8 +202,8 @@ def _apply_scaled(self, grads, trainable_variables=None):
     gradients = list(grads)
     if not isinstance(inner, Distributed) or inner.distribution.reduced or not gradients:
         return _scaled_apply(self, gradients, trainable_variables)
-    if inner.algorithm.replaces_step or inner.algorithm.remembers_gradients:
-        raise ValueError(NOT_SCALED.format(name=type(inner.algorithm).__name__))
+    if inner.algorithm.replaces_step or inner._settings[0].keeps_gradients:
+        raise _not_scaled(inner._settings[0])
     variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
     if not self.built:
         with keras.name_scope(self.name, caller=self):
@@ -212,6 +212,10 @@ def _apply_scaled(self, grads, trainable_variables=None):
     return inner.distribution.apply(
         self, gradients, variables, lambda reduced: _scaled_apply(self, reduced, variables)
     )
+
+
+def _not_scaled(options):
+    return ValueError(NOT_SCALED.format(name="delay=1" if options.delay else type(options.algorithm).__name__))
 
 
 def innermost(optimizer):
@@ -268,9 +272,8 @@ def wrap(optimizer, options, passes=1, average_aggregated=False):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(f"expected a keras.optimizers.Optimizer, not {optimizer!r}")
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and options.algorithm is not None:
-        if options.algorithm.remembers_gradients:
-            raise ValueError(NOT_SCALED.format(name=type(options.algorithm).__name__))
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and options.keeps_gradients:
+        raise _not_scaled(options)
     if keras.optimizers.LossScaleOptimizer.apply is _scaled_apply:
         keras.optimizers.LossScaleOptimizer.apply = _apply_scaled
     cls = _subclass(type(optimizer), (options, passes, average_aggregated))
@@ -293,6 +296,7 @@ def load_model(filepath, wrap_optimizer, custom_optimizers, custom_objects):
     model = keras.models.load_model(filepath, custom_objects={**classes, **(custom_objects or {})})
     if model.optimizer is not None:
         model.optimizer = wrap_optimizer(model.optimizer)
-        if model.optimizer.algorithm.relaxed and zipfile.is_zipfile(filepath):
+        options = model.optimizer._settings[0]
+        if (options.algorithm.relaxed or options.delay) and zipfile.is_zipfile(filepath):
             model.load_weights(filepath)        # again, now that there is an algorithm to take up its state
     return model

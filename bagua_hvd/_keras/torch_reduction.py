@@ -87,7 +87,7 @@ class Reduction(Numbered):
             for i, variable in enumerate(variables)
         ]
         return Reducer(source, members, options.algorithm, options.process_set, 1,
-                       options.grouped(variables, parameter_of), **options.factors, number=number)
+                       options.grouped(variables, parameter_of), **options.how, number=number)
 
     def update(self, apply, instead):
         if self._used is None or not self._used.step():

@@ -73,6 +73,12 @@ class Algorithm:
         if cls.step is not Algorithm.step and not cls.replaces_step:
             raise TypeError(f"{cls.__name__} has a step(), which would never be called: set replaces_step = True")
 
+    @property
+    def gradients_only(self) -> bool:
+        """Whether it communicates gradients in every step, and does nothing else: then they may be a step late."""
+        return type(self).gradients_travel is Algorithm.gradients_travel and not (
+            self.uses_weights or self.uses_adam or self.replaces_step or self.models_differ or self.asynchronous)
+
     def prepare(self, model: Model) -> None:
         """When an optimizer takes it up: raises ValueError for what it cannot serve, warns of what is unwise."""
 

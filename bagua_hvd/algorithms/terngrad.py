@@ -51,6 +51,7 @@ class TernGrad(Algorithm):
 
     @exchange
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Steps:
+        seed = bucket.seed(bucket.step)
         g = bucket.read(workspace="gradient")
         parts = [part for part in bucket.slices() if part.start < part.stop]
         # float64: so that the order in which ranks are added up does not show in s.
@@ -62,7 +63,7 @@ class TernGrad(Algorithm):
             # A NaN or an infinity is in s, on all ranks: it needs no code, which would spread it over other tensors.
             np.clip(g[part] / s if np.isfinite(s) and s > 0 else 0, -1, 1, out=g[part])
         yield c_lp_s(
-            g, group, codec=ternary, average=self.average, exchange="allgather", seed=bucket.seed(bucket.step),
+            g, group, codec=ternary, average=self.average, exchange="allgather", seed=seed,
             name=f"{bucket.name}.codes", prescale_factor=bucket.prescale_factor,
             postscale_factor=bucket.postscale_factor, hierarchical=self.hierarchical,
         )

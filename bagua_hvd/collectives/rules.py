@@ -427,5 +427,7 @@ def join():
         HorovodInternalError: a rank was lost, or the job was shut down.
     """
     context, _ = begin(global_process_set)
+    for sent in list(runtime.travelling):       # or their last phases would come from a rank that has joined
+        sent.arrive()
     runtime.joins += 1
     return _Joined(context.post(native.JOIN, "join", blocking=True), None)

@@ -264,7 +264,12 @@ def _register_static_sets(started, static_sets, options):
 
 
 def shutdown() -> None:
-    """Stops the runtime. Operations in flight fail here and on the other ranks. init() may be called again."""
+    """Stops the runtime. Operations in flight fail here and on the other ranks. init() may be called again.
+
+    Gradients that travel a step late (delay=1) are waited for: other ranks may need this one for them.
+    """
+    for sent in list(runtime.travelling):
+        sent.arrive()
     with runtime.lock:
         stopped = runtime.context
         if stopped is None:

@@ -34,11 +34,12 @@ from bagua_hvd.keras import callbacks, elastic
 def DistributedOptimizer(optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
                          compression: type[Compressor] = Compression.none, sparse_as_dense: bool = False,
                          gradient_predivide_factor: float = 1.0, op: int = Average, num_groups: int = 0,
-                         groups: Any = None, algorithm: str | Algorithm | type[Algorithm] | None = None) -> Any:
+                         groups: Any = None, algorithm: str | Algorithm | type[Algorithm] | None = None,
+                         delay: int = 0) -> Any:
     return _api.distributed_optimizer(
         optimizer, compression=compression, sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=gradient_predivide_factor, op=op, num_groups=num_groups, groups=groups,
-        algorithm=algorithm,
+        algorithm=algorithm, delay=delay,
     )
 
 
@@ -50,12 +51,13 @@ def PartialDistributedOptimizer(optimizer: Any, name: str | None = None, device_
                                 average_aggregated_gradients: bool = False, groups: Any = None,
                                 process_set: ProcessSet = global_process_set, local_layers: Any = None,
                                 scale_local_gradients: bool = True,
-                                algorithm: str | Algorithm | type[Algorithm] | None = None) -> Any:
+                                algorithm: str | Algorithm | type[Algorithm] | None = None,
+                                delay: int = 0) -> Any:
     return _api.partial_distributed_optimizer(
         optimizer, local_layers, compression=compression, sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=gradient_predivide_factor, op=op, backward_passes_per_step=backward_passes_per_step,
         average_aggregated_gradients=average_aggregated_gradients, groups=groups, process_set=process_set,
-        scale_local_gradients=scale_local_gradients, algorithm=algorithm,
+        scale_local_gradients=scale_local_gradients, algorithm=algorithm, delay=delay,
     )
 
 

@@ -22,6 +22,7 @@ class GradientOptions(NamedTuple):
     process_set: ProcessSet = global_process_set
     algorithm: Any = None
     scale_local_gradients: bool = True
+    delay: int = 0
 
     def check(self):
         """The same options, known to be right, with an Algorithm for what names one (None for Adasum).
@@ -40,15 +41,28 @@ class GradientOptions(NamedTuple):
                 raise ValueError(f"op=Adasum is an algorithm of its own: it does not go with {self.algorithm!r}")
             rules.check_adasum(id, basics.size())
         check_groups(self.groups)
+        if isinstance(self.delay, bool) or self.delay not in (0, 1):
+            raise ValueError(f"delay={self.delay!r}: gradients are applied in their own step, 0, or one step late, 1")
         if self.op == Adasum:
+            if self.delay:
+                raise ValueError("delay=1 does not go with op=Adasum, which combines steps: take op=Average")
             return self
-        return self._replace(algorithm=algorithms.choose(self.algorithm, average=self.op != Sum))
+        algorithm = algorithms.choose(self.algorithm, average=self.op != Sum)
+        if self.delay and not algorithm.gradients_only:
+            raise ValueError(f"delay=1 is for algorithms that communicate gradients in every step, which "
+                             f"{type(algorithm).__name__} does not: leave out delay, or take another algorithm")
+        return self._replace(algorithm=algorithm)
 
     @property
-    def factors(self):
-        """Those of a Reducer."""
+    def how(self):
+        """Arguments of a Reducer."""
         return {"prescale_factor": 1.0 / self.gradient_predivide_factor,
-                "postscale_factor": self.gradient_predivide_factor}
+                "postscale_factor": self.gradient_predivide_factor, "delay": self.delay}
+
+    @property
+    def keeps_gradients(self):
+        """Whether anything is kept from step to step that has the gradients' unit. Of checked options."""
+        return bool(self.delay) or self.algorithm is not None and self.algorithm.remembers_gradients
 
     @property
     def communicates(self):

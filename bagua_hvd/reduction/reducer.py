@@ -14,10 +14,16 @@ Which gradients are sparse is not known before the first backward pass, and then
 the first synchronize() begins with one small allreduce in which the ranks tell each other, and before it nothing is
 posted: buckets have the same members everywhere, always.
 
-Lives on the thread of the backward pass; no lock. Nothing here touches tensor data.
+With delay=1 synchronize() waits for what was sent one window before, gives gradients what has arrived, and sends what
+they were, from a copy (training/late.py). Nothing is posted in the backward pass then, and nothing waited for that has
+had less than a step's time. Operations with several phases go on on a thread of their own, for this one may
+be computing, or saving a checkpoint that the other ranks know nothing of.
+
+Lives on the thread of the backward pass; no lock. Nothing else here touches tensor data.
 """
+import threading
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import perf_counter_ns
 
 from bagua_hvd.collectives.facts import extremes
@@ -28,12 +34,46 @@ from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.reduction.agreement import agree, listed
 from bagua_hvd.reduction.layout import Layout
 from bagua_hvd.reduction.numbers import optimizer_number
+from bagua_hvd.training.late import Late
 from bagua_hvd.training.model import Model
 
 TOO_MANY_PASSES = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
     "backward_passes_per_step to accumulate gradients locally. (Gradient of {name}.)"
 )
+
+ADDED_TO_LATE = (
+    "with delay=1 gradients hold the average of the step before, to which another backward pass has added its own: "
+    "call zero_grad() or step() before it, or make it part of the window, by no_sync() or backward_passes_per_step"
+)
+
+
+class _Travelling:
+    """All operations of a window that are on their way with delay=1. Who needs the results hears of failures.
+
+    Args:
+        operations: in the order in which they are to be waited for. phases: those that consist of several.
+    """
+
+    def __init__(self, operations, phases):
+        self.inits = basics.runtime.inits
+        self._operations = operations
+        self._thread = threading.Thread(target=self._end, args=(phases,), daemon=True) if phases else None
+        if self._thread is not None:
+            self._thread.start()
+        basics.runtime.travelling.add(self)
+
+    def _end(self, operations):
+        for operation in operations:
+            with suppress(Exception):
+                operation.wait()
+
+    def arrive(self):
+        """Blocks until all have ended."""
+        if self._thread is not None:
+            self._thread.join()
+        self._end(self._operations)
+        basics.runtime.travelling.discard(self)
 
 
 class Reducer:
@@ -47,6 +87,7 @@ class Reducer:
         groups: None, or lists of indices that travel together.
         prescale_factor, postscale_factor: see Bucket.
         number: of its optimizer; None: the next one.
+        delay: 1: gradients become the average of the window before.
     Raises:
         ValueError: the algorithm cannot serve this model.
     Attributes:
@@ -59,7 +100,7 @@ class Reducer:
     """
 
     def __init__(self, source, members, algorithm, group, passes=1, groups=None, prescale_factor=1.0,
-                 postscale_factor=1.0, number=None):
+                 postscale_factor=1.0, number=None, delay=0):
         self.algorithm = algorithm
         self.group = group
         self.synchronizations = 0
@@ -69,10 +110,14 @@ class Reducer:
         # Gradients as they became ready; None: the ranks have agreed on an order.
         self._ready: list[int] | None = []
         self._noted = set()
-        self._overlaps = variables.read("BAGUA_OVERLAP")
+        self._delay = delay
+        self._overlaps = variables.read("BAGUA_OVERLAP") and not delay
+        self._operations = {}       # by a number that is the same on all ranks
+        self._travelling = None     # with delay=1: as _Travelling
         self._step_ends()
         self._agreed = None         # for which init() and how many members the ranks know each other's facts
         self.model = Model("weights", source, group, algorithm)
+        self.model.delay = delay
         self._layout = Layout(self.model, prescale_factor, postscale_factor)
         self.renumber(optimizer_number(group.process_set_id) if number is None else number)
         self.add(members, groups)
@@ -119,16 +164,21 @@ class Reducer:
         self._settled = False       # whether the ranks have agreed on an overflow in this step
         self._travel = None         # whether gradients do, once the algorithm has been asked
         self._failure = None        # what went wrong while the rest was posted
+        self._sent = False          # with delay=1: nothing is left to be posted
         self._passes_left = self._passes
         self._ready_now = [False] * len(self._layout.members)
         self._placed = [False] * len(self._layout.members)
         self._unposted = list(self.buckets)
-        self._operations = {}       # by a number that is the same on all ranks
-        self._advancing = []        # those of them that have advance(), see algorithms/exchange.py
-        for bucket in self.buckets:
-            bucket.clear()
+        self._advancing = []        # operations that have advance(), see algorithms/exchange.py
+        if not self._delay:
+            self._forget_operations()
         self._source.discard()
         self.model.hook = None
+
+    def _forget_operations(self):
+        self._operations = {}
+        for bucket in self.buckets:
+            bucket.clear()
 
     @contextmanager
     def no_sync(self):
@@ -176,8 +226,12 @@ class Reducer:
 
     def _begin(self):
         """Communication begins: that of a window, and of the step if it is its first."""
+        if self._delay and self.model.not_made:         # it was skipped
+            self._step_ends()
         self.model.communication_begins()
         self.model.continues = self._again and not self._cleared and self._source.holds_reduced()
+        if self._delay and self.model.continues:
+            raise ValueError(ADDED_TO_LATE)
         if not self._begun:
             self._begun = True
             self.model.pending = {}
@@ -187,7 +241,7 @@ class Reducer:
         else:
             self._travel = self.algorithm.gradients_travel(self.model)
         self.model.hook = "communicate"
-        if self._again and self._travel:
+        if self._again and self._travel and not self._delay:
             self._layout.name_buckets(".again")
 
     def _agreement(self):
@@ -232,10 +286,11 @@ class Reducer:
 
     def _set_sparse(self, index, sparse_dim):
         if self._source.travels_alone(index, sparse_dim) and self._layout.bucket_of[index] is not None:
-            if self.algorithm.dense_only:
+            if self.algorithm.dense_only or self._delay:
                 name = self._layout.members[index].name
+                what = "delay=1" if self._delay else type(self.algorithm).__name__
                 raise ValueError(
-                    f"the gradient of {name} is sparse, which {type(self.algorithm).__name__} cannot "
+                    f"the gradient of {name} is sparse, which {what} cannot "
                     "serve: pass sparse_as_dense=True to DistributedOptimizer"
                 )
             self._note("sparse gradients", "are gathered")
@@ -255,6 +310,8 @@ class Reducer:
 
     def _post(self, bucket):
         if bucket.members:
+            if self._delay:
+                self._exchange_for_late(bucket)
             self._statistics().gradient_bytes += bucket.count * native.dtype_size(bucket.dtype)
             if self.algorithm.takes(bucket.dtype):
                 operation = self.algorithm.communicate(bucket, self.group)
@@ -267,6 +324,16 @@ class Reducer:
             if hasattr(operation, "advance"):
                 self._advancing.append(operation)
         self._unposted.remove(bucket)
+
+    def _exchange_for_late(self, bucket):
+        """Gives a bucket's gradients what has arrived of them; in the bucket is a copy of what they were."""
+        views = bucket.views
+        late = self.model.late.keep(str(self.buckets.index(bucket)), lambda: Late(views), shared=True, scaled=True,
+                                    fits=lambda kept: kept.fits(views))
+        late.swap(views)
+        bucket.clear()
+        for index, view in zip(bucket.members, late.views, strict=True):
+            bucket.place(index, view)
 
     def _advance(self):
         """Lets operations that consist of several go on, where the first ones have ended. Of failures wait() tells."""
@@ -296,12 +363,52 @@ class Reducer:
 
     def post(self):
         """Posts what is missing, as zeros. Errors are raised by synchronize(), which is to follow."""
-        if self.synchronized or self.accumulating or self._failure is not None:
+        if self.synchronized or self.accumulating or self._failure is not None or self._sent:
             return
         try:
+            self.arrive()
             self._post_rest()
+            if self._delay:
+                self._sent = True
+                self._travelling = _Travelling([each for _, each in sorted(self._operations.items())], self._advancing)
         except Exception as error:
             self._failure = error
+
+    def arrive(self):
+        """With delay=1: waits for what travels, which is state of the model then. Else, or if nothing does, nothing.
+
+        What travelled when the job was shut down is lost; so it is on all ranks, and they begin anew with zeros.
+
+        Raises:
+            HorovodInternalError: ranks disagreed, or one was lost; what travelled is lost.
+        """
+        if self._travelling is None:
+            return
+        self._travelling.arrive()
+        failure = self._wait()
+        self._forget_operations()
+        lost = self._travelling.inits != basics.runtime.inits
+        self._travelling = None
+        if failure is None and not lost:
+            self.model.arrived()
+            return
+        self.model.late.drop(shared=True)
+        if not lost and basics.runtime.context is not None:
+            raise failure
+
+    def _wait(self):
+        """Waits for all operations. Returns the first failure, or None."""
+        failure = None
+        # In the same order everywhere: an operation's wait() may post another one, and wait for that.
+        for number, operation in sorted(self._operations.items()):
+            try:
+                operation.wait()
+            except Exception as error:
+                # The others are waited for first: their memory is in the core's hands.
+                failure = failure or self._explained(error, number)
+            if self._advancing:
+                self._advance()
+        return failure
 
     def synchronize(self):
         """Posts what is missing and blocks until all gradients are reduced. Does nothing when they are already.
@@ -323,15 +430,9 @@ class Reducer:
         try:
             self.post()
             failure = self._failure
-            # In the same order everywhere: an operation's wait() may post another one, and wait for that.
-            for number, operation in sorted(self._operations.items()):
-                try:
-                    operation.wait()
-                except Exception as error:
-                    # The others are waited for first: their memory is in the core's hands.
-                    failure = failure or self._explained(error, number)
-                if self._advancing:
-                    self._advance()
+            if not self._delay or failure is not None:
+                failed = self._wait()
+                failure = failure or failed
             if failure is not None:
                 raise failure
             self._source.finish()
@@ -343,6 +444,8 @@ class Reducer:
                 self._again, self._cleared = True, False
                 self._begin_window()
             else:
+                self._forget_operations()
+                self.model.late.drop(shared=True)
                 self.reset()
             self.synchronizations += 1
             self._exposed(started)
@@ -436,7 +539,8 @@ class Reducer:
         self._cleared = True
 
     def state_dict(self):
-        """The algorithm's state on this rank, {} when it has none."""
+        """The algorithm's state on this rank, {} when it has none. Raises: see arrive()."""
+        self.arrive()
         state = self.model.state_dict()
         if not any(state["states"]) and not self.algorithm.counts_steps:
             return {}
@@ -448,6 +552,10 @@ class Reducer:
     def load_state_dict(self, state):
         """Takes up a state_dict(); to be called alike on all ranks. One of another algorithm is passed over."""
         self._agreed = None
+        if self._delay:
+            with suppress(HorovodInternalError):        # it is of the training that is left
+                self.arrive()
+            self.model.late.drop(shared=True)
         if state.get("algorithm") == type(self.algorithm).__name__:
             for index, sparse_dim in state["sparse"].items():
                 self._set_sparse(index, sparse_dim)

@@ -20,7 +20,7 @@ def DistributedOptimizer(optimizer: Any, name: str | None = None, use_locking: b
                          gradient_predivide_factor: float = 1.0, average_aggregated_gradients: bool = False,
                          num_groups: int = 0, groups: Any = None, process_set: ProcessSet = global_process_set,
                          scale_local_gradients: bool = True,
-                         algorithm: str | Algorithm | type[Algorithm] | None = None) -> Any:
+                         algorithm: str | Algorithm | type[Algorithm] | None = None, delay: int = 0) -> Any:
     """Wraps an optimizer so that gradients are reduced over the ranks before it applies them.
 
     Args:
@@ -42,6 +42,9 @@ def DistributedOptimizer(optimizer: Any, name: str | None = None, use_locking: b
         scale_local_gradients: divide gradients of variables given to register_local_var() by the number of ranks.
         algorithm: how gradients travel: a registered name such as "bytegrad", an Algorithm, or its class. None: the
             name in BAGUA_ALGORITHM, else "gradient_allreduce".
+        delay: 1: gradients travel until the next step, which applies them; the first one applies zeros. So a whole step
+            hides them. For algorithms that communicate gradients; see docs/algorithms.md. A rank without others applies
+            its own at once.
     Raises:
         ValueError: a wrong argument, such as op=Adasum with Keras; an unknown algorithm's sentence lists the known
             ones.
@@ -54,6 +57,7 @@ def DistributedOptimizer(optimizer: Any, name: str | None = None, use_locking: b
         compression=compression, sparse_as_dense=sparse_as_dense, op=op,
         gradient_predivide_factor=gradient_predivide_factor, groups=groups_of(num_groups, groups),
         process_set=process_set, algorithm=algorithm, scale_local_gradients=scale_local_gradients,
+        delay=delay,
     ).check()
     if backward_passes_per_step <= 0:
         raise ValueError(f"backward_passes_per_step must be > 0, not {backward_passes_per_step}")

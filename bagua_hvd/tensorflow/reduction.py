@@ -41,6 +41,11 @@ NO_STEP_TO_REPLACE = (
     "DistributedOptimizer with an optimizer of Keras"
 )
 
+NOT_LATE = (
+    "{what} cannot be a step late: with delay=1 gradients are dense ones of variables. {remedy}"
+)
+OTHER_TAPE = "Ask a tape without delay for it."
+
 
 def dense(gradient, sparse_as_dense):
     """A gradient that can be added up. ValueError: IndexedSlices, and sparse_as_dense is False."""
@@ -140,7 +145,12 @@ class Reduction(Numbered):
         by_step = []
         for index in travelling:
             gradient = self._prepared(gradients[index])
-            if isinstance(gradient, tf.IndexedSlices) or not isinstance(native_variable(variables[index]), tf.Variable):
+            if self.options.delay and isinstance(gradient, tf.IndexedSlices):
+                raise ValueError(NOT_LATE.format(what="IndexedSlices", remedy="Pass sparse_as_dense=True."))
+            of_variable = isinstance(native_variable(variables[index]), tf.Variable)
+            if self.options.delay and not of_variable:
+                raise ValueError(NOT_LATE.format(what="the gradient of a tensor", remedy=OTHER_TAPE))
+            if isinstance(gradient, tf.IndexedSlices) or not of_variable:
                 reduced[index] = self._reduce_alone(gradient, f"gradient.{index}")
             else:
                 by_step.append((index, gradient))
@@ -154,6 +164,8 @@ class Reduction(Numbered):
         """The same for Jacobian matrices. Each travels by itself and as it is, for its shape is not its variable's."""
         if not self.options.communicates:
             return list(jacobians)
+        if self.options.delay:
+            raise ValueError(NOT_LATE.format(what="Jacobian matrices", remedy=OTHER_TAPE))
         reduced, places = self._local_ones(jacobians, variables, local)
         for index in places:
             if jacobians[index] is not None:

@@ -47,7 +47,7 @@ class RunningStep:
         ]
         self.reducer = Reducer(
             self.source, members, options.algorithm, options.process_set, 1,
-            options.grouped(variables, native_variable), **options.factors, number=number,
+            options.grouped(variables, native_variable), **options.how, number=number,
         )
         self.before = Bridge(self._put, self._synchronize)
         self.after = Bridge(self._keep, self._stepped)

@@ -85,7 +85,8 @@ def DistributedGradientTape(gradtape: tf.GradientTape, device_dense: str = "", d
                             op: int = Average, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
                             groups: Any = None, process_set: ProcessSet = global_process_set,
                             scale_local_gradients: bool = True,
-                            algorithm: str | Algorithm | type[Algorithm] | None = None) -> Any:
+                            algorithm: str | Algorithm | type[Algorithm] | None = None,
+                            delay: int = 0) -> Any:
     """Wraps a tf.GradientTape so that its gradients are reduced over the ranks, in eager mode and in any tf.function.
 
     Args:
@@ -104,6 +105,9 @@ def DistributedGradientTape(gradtape: tf.GradientTape, device_dense: str = "", d
         algorithm: how gradients travel: a registered name such as "bytegrad", an Algorithm, or its class. None: the
             name in BAGUA_ALGORITHM, else "gradient_allreduce". Algorithms on weights or momenta are for
             DistributedOptimizer, whose step they must see; it takes the gradients of a plain tape.
+        delay: 1: the gradients are those that were asked for one call of gradient() before, of these sources; zeros in
+            the first. They travel until the next call, so that a whole step hides them. One call a step for each list
+            of sources, all of them variables. For algorithms that communicate gradients; see docs/algorithms.md.
     Raises:
         ValueError: a wrong argument; an unknown algorithm's sentence lists the known ones. An algorithm that a tape
             cannot serve.
@@ -113,6 +117,7 @@ def DistributedGradientTape(gradtape: tf.GradientTape, device_dense: str = "", d
         compression=compression, sparse_as_dense=sparse_as_dense, op=op,
         gradient_predivide_factor=gradient_predivide_factor, groups=groups_of(num_groups, groups),
         process_set=process_set, algorithm=algorithm, scale_local_gradients=scale_local_gradients,
+        delay=delay,
     )
     base = type(gradtape)
     cls = type(base.__name__, (_DistributedGradientTape, base), {"__doc__": base.__doc__})
@@ -124,7 +129,8 @@ def PartialDistributedGradientTape(gradtape: tf.GradientTape, device_dense: str 
                                    op: int = Average, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
                                    groups: Any = None, process_set: ProcessSet = global_process_set,
                                    local_layers: Any = None, scale_local_gradients: bool = True,
-                                   algorithm: str | Algorithm | type[Algorithm] | None = None) -> Any:
+                                   algorithm: str | Algorithm | type[Algorithm] | None = None,
+                                   delay: int = 0) -> Any:
     """DistributedGradientTape that leaves the trainable weights of some layers local.
 
     Args:
@@ -137,7 +143,7 @@ def PartialDistributedGradientTape(gradtape: tf.GradientTape, device_dense: str 
         raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
     tape = DistributedGradientTape(
         gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
-        groups, process_set, scale_local_gradients, algorithm,
+        groups, process_set, scale_local_gradients, algorithm, delay,
     )
     for layer in layers:
         for variable in layer.trainable_weights:

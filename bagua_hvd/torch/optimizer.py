@@ -61,7 +61,7 @@ class _Distributed:
             self.algorithm.prepare(Model("unused", source, self.process_set, self.algorithm))
             return
         self.reducer = Reducer(source, members, self.algorithm, self.process_set, backward_passes_per_step,
-                               options.grouped([parameter for _, parameter in trained]), **options.factors)
+                               options.grouped([parameter for _, parameter in trained]), **options.how)
         self.reducer.model.scaled = not wait_in_step    # gradients may be changed after backward()
         self._backward = Backward(self.reducer, source, wait_in_step,
                                   {name: parameter for name, parameter in named if not parameter.requires_grad})
@@ -112,7 +112,7 @@ class _Distributed:
         """A fused optimizer unscales by itself, and has made no step where GradScaler has found infinities."""
         found = getattr(self, "found_inf", None)
         if found is not None and self.reducer.model.remembers_gradients and found.item():
-            self.reducer.model.take_back()
+            self.reducer.model.skipped()
 
     def add_param_group(self, param_group):
         """As the class's own; the group's gradients are communicated too. To be called alike on all ranks."""
@@ -297,7 +297,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer,
                          groups: int | Sequence[Sequence[torch.Tensor]] | None = None, sparse_as_dense: bool = False,
                          process_set: ProcessSet = global_process_set,
                          algorithm: str | Algorithm | type[Algorithm] | None = None,
-                         wait_in_step: bool | None = None) -> torch.optim.Optimizer:
+                         wait_in_step: bool | None = None, delay: int = 0) -> torch.optim.Optimizer:
     """Wraps a torch optimizer so that gradients are reduced over the ranks while the backward pass computes them.
 
     backward() returns when they are: what `p.grad` holds then is reduced, and may be clipped, unscaled or logged. Ranks
@@ -327,6 +327,9 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer,
             name in BAGUA_ALGORITHM, else "gradient_allreduce". Relaxed algorithms apply to dense floating gradients.
         wait_in_step: backward() does not wait; step() does. What travels may still be on its way in between, so that
             nothing must touch gradients there before synchronize(). None: BAGUA_WAIT_IN_STEP=1, else False.
+        delay: 1: gradients travel until the next backward pass has ended, so that a whole step hides them, and `p.grad`
+            is the reduced gradient of the step before, zeros in the first. For algorithms that communicate gradients;
+            one window of backward passes a step. See docs/algorithms.md. A rank without others steps at once.
     Raises:
         ValueError: a wrong argument; an unknown algorithm's sentence lists the known ones. Nothing was changed.
         NotImplementedError: op=Adasum on a process set, or over a number of ranks that is no power of 2.
@@ -335,7 +338,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer,
         raise ValueError("the optimizer is a DistributedOptimizer already")
     _check_passes(backward_passes_per_step)
     options = GradientOptions(compression, sparse_as_dense, op, gradient_predivide_factor,
-                              groups_of(num_groups, groups), process_set, algorithm).check()
+                              groups_of(num_groups, groups), process_set, algorithm, delay=delay).check()
     named = parameters_by_name(optimizer, named_parameters)
     if op == Adasum and options.communicates:
         return wrapped_class(optimizer, DistributedAdasum)(optimizer, named, compression, backward_passes_per_step)

@@ -35,6 +35,8 @@ class Model:
         gradients: Buckets, in the order in which they are expected to fill. Sparse gradients are in none.
         weights: one Weights bucket for each dtype and device.
         state: what belongs to no bucket.
+        delay: how many steps after it was sent a gradient is applied, 0 or 1.
+        late: of each bucket of gradients, by its place, what travels or has arrived: Late. With delay=1.
         pending: what an algorithm has begun in this step; {} when the next one begins.
         continues: whether the gradients being communicated are those communicated before in this step, and what another
             backward pass has added to them.
@@ -50,6 +52,8 @@ class Model:
         self.gradients: list[Bucket] = []
         self.weights: list[Weights] = []
         self.state = State(name)
+        self.delay = 0
+        self.late = State("gradients on their way")
         self.pending: dict[str, Any] = {}
         self.hook: str | None = None
         self.continues = False
@@ -112,17 +116,20 @@ class Model:
     # Under loss scaling gradients are multiplied until just before the step, and so is what is kept of them: when the
     # scale changes, that is multiplied, too. A step whose gradients are not finite is skipped: what was sent is lost,
     # so what is kept becomes again what it was before. In memory it has the unit of the last communication.
+    #
+    # With delay=1 the step that is skipped is that after the one whose gradients were not finite. So what is lost is
+    # known by looking at what has arrived: arrived().
 
     def communication_begins(self) -> None:
         """Gradients are about to be communicated, for the first time in this step or once more."""
-        if self._unscaled:
-            self.take_back()
-        keeps = any(any(bucket.state.kinds()) for bucket in self.gradients)
+        self.skipped()
+        states = self._states_of_gradients()
+        keeps = any(any(state.kinds()) for state in states)
         scale, before = self.source.loss_scale() if keeps else None, self._loss_scale or 1.0
         if scale is not None:
             if scale != before:
-                for bucket in self.gradients:
-                    bucket.state.scale(scale / before)
+                for state in states:
+                    state.scale(scale / before)
             self._loss_scale = scale
         if self._before is None and (self._loss_scale is not None or not self._made_a_step):
             self._before = [(bucket.state, bucket.state.snapshot()) for bucket in self.gradients]
@@ -130,7 +137,10 @@ class Model:
     @property
     def remembers_gradients(self) -> bool:
         """Whether anything that is kept has the gradients' unit."""
-        return any(bucket.state.has_scaled for bucket in self.gradients)
+        return any(state.has_scaled for state in self._states_of_gradients())
+
+    def _states_of_gradients(self) -> list[State]:
+        return [*(bucket.state for bucket in self.gradients), self.late]
 
     def unscales(self) -> None:
         """Loss scaling unscales the gradients now: the step is made next, or it is skipped.
@@ -159,16 +169,40 @@ class Model:
     def stepped(self) -> None:
         """The step has been made."""
         self.step += 1
-        self._before, self._unscaled, self._made_a_step = None, False, True
+        self._unscaled, self._made_a_step = False, True
+        if not self.delay:
+            self._before = None
+
+    @property
+    def not_made(self) -> bool:
+        """Whether the gradients were unscaled, and no step was made of them since: it was skipped, or comes now."""
+        return self._unscaled
+
+    def skipped(self) -> None:
+        """If that step has not been made, it is skipped."""
+        if self._unscaled and not self.delay:
+            self.take_back()
+        self._unscaled = False
+
+    def arrived(self) -> None:
+        """With delay=1: what was sent in the step before is there. If it is not finite, that is taken back."""
+        if any(bucket.state.has_scaled for bucket in self.gradients) and not all(
+                late.finite() for late in self.late.values()):
+            self._restore()
+        self._before = None
 
     def take_back(self) -> None:
         """The step is skipped: what buckets of gradients keep is what it was before, as far as that is known."""
+        self._restore()
+        self._unscaled = False
+
+    def _restore(self) -> None:
         for state, snapshot in self._before or ():
             state.restore(snapshot)
-        self._before, self._unscaled = None, False
+        self._before = None
 
     def _states(self) -> list[State]:
-        return [self.state, *(bucket.state for bucket in [*self.gradients, *self.weights])]
+        return [self.state, *(bucket.state for bucket in [*self.gradients, *self.weights]), self.late]
 
     def kinds_of_state(self) -> tuple[bool, bool]:
         """(whether this rank keeps anything that is of this rank only, whether anything at all)."""
@@ -191,7 +225,8 @@ class Model:
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint of this rank, made of dicts, lists, numbers and bytes. "states" may hold nothing."""
         states = [state.state_dict() for state in self._states()]       # by place: names are of this process only
-        return {"step": self.step, "rank": self.group.rank(), "size": self.group.size(), "states": states,
+        rank, size = self._place or (self.group.rank(), self.group.size())      # known after shutdown(), too
+        return {"step": self.step, "rank": rank, "size": size, "states": states,
                 "loss_scale": self._loss_scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

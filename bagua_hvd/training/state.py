@@ -102,6 +102,10 @@ class State:
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
 
+    def values(self) -> list[Any]:
+        """All that is kept; without what waits from a checkpoint."""
+        return list(self._values.values())
+
     def __setitem__(self, name: str, value: Any) -> None:
         """Sets a value of this rank's own."""
         self._values[name] = value

@@ -57,11 +57,12 @@ CASES = [
 ]
 
 
-def all_cases():
+def all_cases(delay=0):
     hvd.init()
     for make, simulation in CASES:
-        assert_trains_as(make(), simulation())
-    assert_trains_as("gradient_allreduce", by_gradients(lambda t, b, gs: np.mean(gs, 0, np.float64)), exact=False)
+        assert_trains_as(make(), simulation(), delay=delay)
+    average = by_gradients(lambda t, b, gs: np.mean(gs, 0, np.float64))
+    assert_trains_as("gradient_allreduce", average, exact=False, delay=delay)
 
 
 def all_cases_under_a_loss_scale():
@@ -81,6 +82,12 @@ def test_equal_their_equations_under_a_changing_loss_scale(run_ranks, n):
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
 def test_equal_their_equations(run_ranks, n):
     run_ranks(n, all_cases, env=BUCKETS, timeout=110)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_equal_their_equations_one_step_late(run_ranks, n):
+    """delay=1: the step applies what the equation made of the gradients before; see test_delay.py."""
+    run_ranks(n, all_cases, arguments={"delay": 1}, env=BUCKETS, timeout=110)
 
 
 def cases_in_two_levels(hosts):

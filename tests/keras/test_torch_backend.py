@@ -169,3 +169,31 @@ def bfloat16():
 
 def test_bfloat16(run_ranks):
     run_ranks(2, bfloat16, **BACKEND)
+
+
+def one_step_late():
+    """delay=1: the mean gradient of the step before."""
+    import keras
+
+    import bagua_hvd.keras as hvd
+
+    hvd.init()
+    rank, n = hvd.rank(), hvd.size()
+
+    def gradient(rank, t, x):
+        return x - np.random.default_rng([rank, t]).standard_normal(6).astype("float32")
+
+    variable = keras.Variable(np.ones(6, "float32"))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.25, momentum=0.5), delay=1)
+    x, momentum, late = np.ones(6), np.zeros(6), np.zeros(6)
+    for t in range(5):
+        mine = gradient(rank, t, keras.ops.convert_to_numpy(variable))
+        optimizer.apply([keras.ops.convert_to_tensor(mine)], [variable])
+        sent = np.mean([gradient(r, t, x) for r in range(n)], 0)
+        momentum = 0.5 * momentum + late
+        x, late = x - 0.25 * momentum, sent
+        np.testing.assert_allclose(keras.ops.convert_to_numpy(variable), x, rtol=1e-5, atol=1e-5)
+
+
+def test_one_step_late(run_ranks):
+    run_ranks(2, one_step_late, **BACKEND)

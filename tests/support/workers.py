@@ -120,19 +120,19 @@ def buckets_of(optimizer):
             for bucket in optimizer.reducer.buckets]
 
 
-def assert_trains_as(algorithm, simulate, steps=10, apart=False, exact=True, scaled=False):
+def assert_trains_as(algorithm, simulate, steps=10, apart=False, exact=True, scaled=False, delay=0):
     """Trains, and compares all ranks' weights after every step with a simulation, which runs on rank 0.
 
     Args:
         simulate: function of (n, places of each bucket's elements, first weights of all), a generator of the weights of
             all after each step.
         apart: workers begin with weights of their own. exact: bit for bit; else to 1e-6 of the largest.
-        scaled: by steps of Scaled.
+        scaled: by steps of Scaled. delay: of the optimizer; simulate() has it as a further argument then.
     """
     rank, n = hvd.rank(), hvd.size()
     model = make_model(start(rank, apart))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.5)
-    optimizer = hvd.DistributedOptimizer(optimizer, algorithm=algorithm)
+    optimizer = hvd.DistributedOptimizer(optimizer, algorithm=algorithm, delay=delay)
     places = buckets_of(optimizer)
     assert len(places) > 2
     seeds.names = [[member.name for member in bucket.members.values()]
@@ -150,7 +150,7 @@ def assert_trains_as(algorithm, simulate, steps=10, apart=False, exact=True, sca
     assert not scaled or len(under_scale.scales) > 2
     everyone = hvd.allgather(torch.tensor(np.array(trace))[None]).numpy()
     if rank == 0:
-        simulated = simulate(n, places, [start(i, apart) for i in range(n)])
+        simulated = simulate(n, places, [start(i, apart) for i in range(n)], *[delay] * bool(delay))
         for t in range(steps):
             for i, wanted in enumerate(next(simulated)):
                 what = f"{type(optimizer.algorithm).__name__}, step {t}, rank {i} of {n}"
@@ -175,14 +175,16 @@ def by_gradients(combine, tensors=False):
 
     tensors: the same with a fourth argument, tensors_in() the bucket.
     """
-    def simulate(n, places, xs):
+    def simulate(n, places, xs, delay=0):
         optimizer, x = SGD(), xs[0]
+        averages = [np.zeros(COUNT, F)] * delay         # on their way
         for t in range(10**6):
             gs = [gradient(i, t, x) for i in range(n)]
             g = np.empty(COUNT, F)
             for b, at in enumerate(places):
                 g[at] = combine(t, b, [g_i[at] for g_i in gs], *([tensors_in(at)] if tensors else []))
-            x = optimizer(x, g)
+            averages.append(g)
+            x = optimizer(x, averages.pop(0))
             yield [x] * n
     return simulate
 

@@ -602,6 +602,31 @@ def closures(algorithm):
     assert_same_everywhere(model)
 
 
+def one_step_late(algorithm):
+    """delay=1, with windows, a changing loss scale, and clipping: the averages of the step before, in true units."""
+    model = make_model()
+    if algorithm in LOCAL or algorithm in ADAM:
+        with pytest.raises(ValueError, match="delay=1 is for algorithms that communicate gradients in every step"):
+            wrap(model, algorithm, delay=1)
+        return
+    opt = wrap(model, algorithm, backward_passes_per_step=2, delay=1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+    arrived = [torch.zeros_like(p) for p in model.parameters()]
+    for step in range(4):
+        opt.zero_grad()
+        for batch in (2 * step, 2 * step + 1):
+            scaler.scale(loss_of(model, batch_of(hvd.rank(), batch))).backward()
+        sent = mean_gradients(model, batch_losses(2 * step, 2 * step + 1))
+        scaler.unscale_(opt)
+        assert_near(algorithm, gradients(model), arrived)
+        hvd.clip_grad_norm_(opt, 0.05)
+        scaler.step(opt)
+        scaler.update()
+        arrived = sent
+    assert scaler.get_scale() == 1024.0 * 2**4
+    assert_same_everywhere(model)
+
+
 def checkpoint_of_one_rank(algorithm):
     """Rank 0's checkpoint for all, by broadcast, in the middle of training: what is a rank's own begins anew."""
     model = make_model()
@@ -633,7 +658,7 @@ def checkpoint_of_one_rank(algorithm):
 
 CELLS = (accumulation, no_sync, grad_scaler, bf16_autocast, clipping, two_optimizers, unused_parameters,
          uneven_data_with_join, checkpoint_and_resume, sparse_embeddings, process_set, infinities, kinds_of_parameters,
-         closures, checkpoint_of_one_rank)
+         closures, one_step_late, checkpoint_of_one_rank)
 
 # ---------------------------------------------------------------------------------------------------------- job ----
 

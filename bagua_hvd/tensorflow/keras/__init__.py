@@ -29,12 +29,12 @@ def DistributedOptimizer(optimizer: Any, name: str | None = None, device_dense: 
                          gradient_predivide_factor: float = 1.0, op: int = Average, backward_passes_per_step: int = 1,
                          average_aggregated_gradients: bool = False, num_groups: int = 0, groups: Any = None,
                          process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
-                         algorithm: str | Algorithm | type[Algorithm] | None = None) -> Any:
+                         algorithm: str | Algorithm | type[Algorithm] | None = None, delay: int = 0) -> Any:
     return _api.distributed_optimizer(
         optimizer, compression=compression, sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=gradient_predivide_factor, op=op, backward_passes_per_step=backward_passes_per_step,
         average_aggregated_gradients=average_aggregated_gradients, num_groups=num_groups, groups=groups,
-        process_set=process_set, scale_local_gradients=scale_local_gradients, algorithm=algorithm,
+        process_set=process_set, scale_local_gradients=scale_local_gradients, algorithm=algorithm, delay=delay,
     )
 
 
