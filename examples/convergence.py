@@ -6,7 +6,7 @@ Two tasks: a CNN on scikit-learn's handwritten digits, and a small transformer o
 texts. Every algorithm makes the same number of steps on the same data as gradient_allreduce with the same optimizer,
 whose learning rate is the best for it. What it needs to be told otherwise is its recipe, below and in the table. Models
 that differ are averaged for the evaluation. With --algorithms only these are trained, and the other rows of the output
-stay what they were.
+stay what they were. "bytegrad block8" is bytegrad with this codec.
 """
 import argparse
 import json
@@ -21,7 +21,7 @@ from torch_char_lm import Transformer, characters
 from torch_digits import Net, accuracy, digits
 
 import bagua_hvd.torch as hvd
-from bagua_hvd import algorithms
+from bagua_hvd import algorithms, codecs
 
 REFERENCE = "gradient_allreduce"
 # Which optimizer, for characters: SGD where what is left out of a gradient comes later or is drawn at random, which
@@ -49,6 +49,19 @@ RECIPES = {
     "async_decentralized": ASYNC,
     "async_low_precision_decentralized": ASYNC,
 }
+# In place of the algorithm's own, by what follows its name.
+CODECS = {
+    "block8": codecs.block(8), "block8/512": codecs.block(8, 512), "block8/64": codecs.block(8, 64),
+    "block8/random": codecs.block(8, stochastic=True), "block8_minmax": codecs.block(8, scale="minmax"),
+    "float8_e4m3": codecs.float8("e4m3"), "block4": codecs.block(4), "block4/64": codecs.block(4, 64),
+    "block4/random": codecs.block(4, stochastic=True), "block4/64/random": codecs.block(4, 64, stochastic=True),
+}
+
+
+def make(name, arguments):
+    """The algorithm of a row."""
+    name, _, codec = name.partition(" ")
+    return algorithms.get(name, **arguments, **({"codec": CODECS[codec]} if codec else {}))
 
 
 class Digits:
@@ -136,7 +149,7 @@ def train(task, name, kind, seed):
     # Momentum is the algorithm's or the optimizer's, not both.
     optimizer = make_optimizer(kind, model.parameters(), rate, 0.0 if "momentum" in arguments else 0.9)
     optimizer = hvd.DistributedOptimizer(
-        optimizer, named_parameters=model.named_parameters(), algorithm=algorithms.get(name, **arguments))
+        optimizer, named_parameters=model.named_parameters(), algorithm=make(name, arguments))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
         (step + 1) / (0.05 * task.steps()), 0.505 + 0.495 * math.cos(math.pi * step / task.steps())))
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -166,11 +179,11 @@ def result(row):
 
 def run(task, names, args):
     """Rows of the table, one after the other: a dict for each algorithm and optimizer."""
-    seeds = args.seeds if task.name == "digits" else 1
+    seeds = args.seeds if task.name == "digits" else args.seeds_of_characters
     for kind in ("sgd", "adam"):
         others = NEEDS_ADAM if task.name == "digits" else set(algorithms.names()) - NEEDS_SGD
         for name in names:
-            if name != REFERENCE and (kind == "adam") != (name in others):
+            if name != REFERENCE and (kind == "adam") != (name.partition(" ")[0] in others):
                 continue
             trained = [train(task, name, kind, seed) for seed in range(seeds)]
             row = {
@@ -248,7 +261,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", nargs="+", choices=("digits", "characters"), default=["digits", "characters"])
     parser.add_argument("--algorithms", nargs="+", help="default: all; and the reference where the output has none")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="of digits")
+    parser.add_argument("--seeds-of-characters", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=30, help="of digits")
     parser.add_argument("--steps", type=int, default=400, help="of characters")
     parser.add_argument("--output", type=Path, help="folder for convergence.md, .json and .png")

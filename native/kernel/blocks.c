@@ -28,5 +28,8 @@ BLOCKS_EACH(BLOCKS_ENCODED_SIZE)
 void blocks_kernels_init(struct kernel_table *table, unsigned cpu)
 {
     BLOCKS_EACH(BLOCKS_DEFINITIONS)
-    (void)cpu;
+    if (cpu & CPU_AVX2)
+        blocks_kernels_init_avx2(table);
+    if (cpu & CPU_AVX512)
+        blocks_kernels_init_avx512(table);
 }

@@ -1,8 +1,7 @@
 // Decoding by vectors, the same for all codecs of one code per element. The includer has the vectors of vectors.h, and
 // defines
-//     struct grid, grid_load(src, count, element)    what the code at src says of the whole chunk
-//     dequantize(grid, i, v)    vector number v of the block of 32 elements that begins with element i. A code is
-//     padded:
+//     struct grid               what the code at src says of the whole chunk
+//     dequantize(grid, i, v)    vector number v of the block of 32 elements that begins with element i. A code is padded:
 //                               of a last, shorter block all vectors can be asked for
 
 // Results too large for the caches are written past them, where their alignment allows it.
@@ -23,21 +22,20 @@ INLINE void decode_block(char *to, const struct grid *grid, size_t i, const stru
     }
 }
 
-INLINE void decode(void *dst, const void *src, size_t count, const struct element *element)
+INLINE void decode(void *dst, const struct grid *grid, size_t count, const struct element *element)
 {
     char *to = dst;
-    const struct grid grid = grid_load(src, count, element);
     size_t i = 0;
     if (can_stream(dst, count, element)) {
         for (; i + BLOCK <= count; i += BLOCK)
-            decode_block(to + i * element->size, &grid, i, element, 1);
+            decode_block(to + i * element->size, grid, i, element, 1);
         _mm_sfence();                   // before the result is announced to another thread
     }
     for (; i + BLOCK <= count; i += BLOCK)
-        decode_block(to + i * element->size, &grid, i, element, 0);
+        decode_block(to + i * element->size, grid, i, element, 0);
     if (i < count) {
         char last[BLOCK * sizeof(float)];
-        decode_block(last, &grid, i, element, 0);
+        decode_block(last, grid, i, element, 0);
         memcpy(to + i * element->size, last, (count - i) * element->size);
     }
 }
@@ -50,44 +48,44 @@ INLINE void add_block(char *to, const struct grid *grid, size_t i, const struct 
     }
 }
 
-INLINE void decode_add(float *dst, const void *src, size_t count, const struct element *element)
+INLINE void decode_add(float *dst, const struct grid *grid, size_t count, const struct element *element)
 {
     char *to = (char *)dst;
-    const struct grid grid = grid_load(src, count, element);
     size_t i = 0;
     for (; i + BLOCK <= count; i += BLOCK)
-        add_block(to + 4 * i, &grid, i, element);
+        add_block(to + 4 * i, grid, i, element);
     if (i < count) {
         char last[BLOCK * sizeof(float)] = {0};
         memcpy(last, to + 4 * i, 4 * (count - i));
-        add_block(last, &grid, i, element);
+        add_block(last, grid, i, element);
         memcpy(to + 4 * i, last, 4 * (count - i));
     }
 }
 
-#define DECODE(element)                                                                                             \
-    static void NAME(decode_##element)(void *dst, const void *src, size_t count,                                    \
-                                       const struct bhvd_codec_options *options)                                    \
+// <decoder>_decode_<element>_<isa> and <decoder>_decode_add_...; load: a struct grid, from src, count and options.
+#define DECODERS(decoder, element, load)                                                                            \
+    static void NAME(decoder##_decode_##element)(void *dst, const void *src, size_t count,                          \
+                                                 const struct bhvd_codec_options *options)                          \
     {                                                                                                               \
         (void)options;                                                                                              \
-        decode(dst, src, count, &element);                                                                          \
+        const struct grid grid = load;                                                                              \
+        decode(dst, &grid, count, &element);                                                                        \
     }                                                                                                               \
-    static void NAME(decode_add_##element)(float *dst, const void *src, size_t count,                               \
-                                           const struct bhvd_codec_options *options)                                \
+    static void NAME(decoder##_decode_add_##element)(float *dst, const void *src, size_t count,                     \
+                                                     const struct bhvd_codec_options *options)                      \
     {                                                                                                               \
         (void)options;                                                                                              \
-        decode_add(dst, src, count, &element);                                                                      \
+        const struct grid grid = load;                                                                              \
+        decode_add(dst, &grid, count, &element);                                                                    \
     }
-DECODE(f32)
-DECODE(f16)
-DECODE(bf16)
 
-// Puts a codec whose encoders are <encoder>_encode_f32_<isa>, ... into the table.
-#define CODEC_VECTORS(table, codec, encoder)                                                                        \
+// Puts a codec into the table: <encoder>_encode_f32_<isa>, <decoder>_decode_f32_<isa>, ...
+#define CODEC_VECTORS_OF(table, codec, encoder, decoder, dtype, element)                                            \
+    kernel_codec_set(&(table)->codecs[codec][dtype], NAME(encoder##_encode_##element),                              \
+                     NAME(decoder##_decode_##element), NAME(decoder##_decode_add_##element))
+#define CODEC_VECTORS(table, codec, encoder, decoder)                                                               \
     do {                                                                                                            \
-        struct kernel_codec *dtypes = (table)->codecs[codec];                                                       \
-        kernel_codec_set(&dtypes[BHVD_FLOAT32], NAME(encoder##_encode_f32), NAME(decode_f32), NAME(decode_add_f32)); \
-        kernel_codec_set(&dtypes[BHVD_FLOAT16], NAME(encoder##_encode_f16), NAME(decode_f16), NAME(decode_add_f16)); \
-        kernel_codec_set(&dtypes[BHVD_BFLOAT16], NAME(encoder##_encode_bf16), NAME(decode_bf16),                    \
-                         NAME(decode_add_bf16));                                                                    \
+        CODEC_VECTORS_OF(table, codec, encoder, decoder, BHVD_FLOAT32, f32);                                        \
+        CODEC_VECTORS_OF(table, codec, encoder, decoder, BHVD_FLOAT16, f16);                                        \
+        CODEC_VECTORS_OF(table, codec, encoder, decoder, BHVD_BFLOAT16, bf16);                                      \
     } while (0)

@@ -11,19 +11,6 @@
 #define SIZE 8
 #include "kernel/minmax_uint8_loops.h"
 
-// packs and packus saturate, which is the clamp; they work within each half of the register, so the words are sorted.
-INLINE __m256i vec_codes(const vec *q)
-{
-    const __m256i low = _mm256_packs_epi32(_mm256_cvtps_epi32(q[0]), _mm256_cvtps_epi32(q[1]));
-    const __m256i high = _mm256_packs_epi32(_mm256_cvtps_epi32(q[2]), _mm256_cvtps_epi32(q[3]));
-    return _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-}
-
-INLINE vec vec_from_codes(const uint8_t *codes)
-{
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)codes)));
-}
-
 #include "kernel/minmax_uint8_vectors.h"
 
 void minmax_uint8_kernels_init_avx2(struct kernel_table *table)

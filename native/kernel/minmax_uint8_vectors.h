@@ -5,44 +5,12 @@
 // lets the codes of a chunk that no cache can hold bypass the caches. (Measured and rejected: the second pass from back
 // to front, which the prefetchers punish more than the warm end repays.)
 //
-// The includer has the vectors of vectors.h, and defines
-//     vec_codes(q)             whole numbers, clamped to 0..255, as a block of bytes
-//     vec_from_codes(codes)    LANES bytes as numbers
-
-// The last count % BLOCK elements, filled up to a block by repeating the first of them.
-INLINE void tail_load(char *block, const char *src, size_t count, size_t size)
-{
-    memcpy(block, src, count * size);
-    for (size_t i = count; i < BLOCK; i++)
-        memcpy(block + i * size, src, size);
-}
-
-struct range {
-    vec mn[2], mx[2];
-    vec_nans nans;
-};
-
-// Two vectors, into accumulators of their own: so that one block does not wait for the one before.
-INLINE void range_add(struct range *range, int which, vec a, vec b)
-{
-    range->mn[which] = vec_min(range->mn[which], vec_min(a, b));
-    range->mx[which] = vec_max(range->mx[which], vec_max(a, b));
-    // The minimum of two drops a NaN on one side, so NaNs are looked for apart; one comparison serves two vectors.
-    range->nans = vec_nans_add(range->nans, a, b);
-}
-
-INLINE void range_add_block(struct range *range, const char *block, const struct element *element)
-{
-    const size_t stride = LANES * element->size;
-    for (int v = 0; v < BLOCK / LANES; v += 2)
-        range_add(range, v / 2 % 2, element->load(block + v * stride), element->load(block + (v + 1) * stride));
-}
+// The includer has the vectors of vectors.h.
 
 // Sets mn and mx to the chunk's minimum and maximum, or both to NaN when an element is not finite.
 INLINE void range_find(const char *src, size_t count, const struct element *element, float *mn, float *mx)
 {
-    const vec above = vec_set1(INFINITY), below = vec_set1(-INFINITY);
-    struct range range = {{above, above}, {below, below}, VEC_NANS_NONE};
+    struct range range = RANGE_NONE;
     size_t i = 0;
     for (; i + BLOCK <= count; i += BLOCK) {
         prefetch_block(src + i * element->size, element->size);
@@ -53,18 +21,7 @@ INLINE void range_find(const char *src, size_t count, const struct element *elem
         tail_load(block, src + i * element->size, count - i, element->size);
         range_add_block(&range, block, element);
     }
-    float low[LANES], high[LANES];
-    vec_store(low, vec_min(range.mn[0], range.mn[1]));
-    vec_store(high, vec_max(range.mx[0], range.mx[1]));
-    *mn = low[0];
-    *mx = high[0];
-    for (int lane = 1; lane < LANES; lane++) {
-        *mn = low[lane] < *mn ? low[lane] : *mn;
-        *mx = high[lane] > *mx ? high[lane] : *mx;
-    }
-    const int is_finite = !vec_nans_any(range.nans) && *mn >= -FLT_MAX && *mx <= FLT_MAX;
-    *mn = is_finite ? *mn + 0 : (float)NAN;     // + 0 turns -0.0 into +0.0
-    *mx = is_finite ? *mx + 0 : (float)NAN;
+    range_end(&range, mn, mx);
 }
 
 INLINE __m256i quantize_block(const char *block, const struct element *element, vec s, vec lb)
@@ -72,7 +29,7 @@ INLINE __m256i quantize_block(const char *block, const struct element *element, 
     vec q[BLOCK / LANES];
     for (int v = 0; v < BLOCK / LANES; v++)
         q[v] = vec_sub(vec_rint(vec_mul(element->load(block + v * LANES * element->size), s)), lb);
-    return vec_codes(q);
+    return vec_to_u8(q);
 }
 
 INLINE void encode(void *dst, const void *src, size_t count, const struct element *element)
@@ -118,11 +75,10 @@ struct grid {
     vec lb, t, mn, mx;
 };
 
-INLINE struct grid grid_load(const void *src, size_t count, const struct element *element)
+INLINE struct grid grid_load(const void *src, const struct element *element)
 {
     const uint8_t *codes = (const uint8_t *)src + CODEC_HEADER;
     const float mn = canonical_nan(element->load_one(src)), mx = element->load_one((const char *)src + element->size);
-    (void)count;
     if (!(mx > mn))             // between mn and mn there is only mn, a NaN too
         return (struct grid){codes, vec_set1(0), vec_set1(0), vec_set1(mn), vec_set1(mn)};
     const struct minmax_uint8_float_grid grid = minmax_uint8_float_grid(mn, mx);
@@ -132,24 +88,25 @@ INLINE struct grid grid_load(const void *src, size_t count, const struct element
 // Of two operands of which one is a NaN, vec_min and vec_max give the second.
 INLINE vec dequantize(const struct grid *grid, size_t i, int v)
 {
-    const vec x = vec_mul(vec_add(vec_from_codes(grid->codes + i + v * LANES), grid->lb), grid->t);
+    const vec x = vec_mul(vec_add(vec_from_u8(vec_load_bytes(grid->codes + i + v * LANES)), grid->lb), grid->t);
     return vec_min(vec_max(x, grid->mn), grid->mx);
 }
 
 #include "kernel/decode_vectors.h"
 
-#define MINMAX_UINT8_ENCODE(element)                                                                      \
+#define MINMAX_UINT8(element)                                                                             \
     static void NAME(minmax_uint8_encode_##element)(void *dst, const void *src, size_t count,             \
                                                     const struct bhvd_codec_options *options)             \
     {                                                                                                     \
         (void)options;                                                                                    \
         encode(dst, src, count, &element);                                                                \
-    }
-MINMAX_UINT8_ENCODE(f32)
-MINMAX_UINT8_ENCODE(f16)
-MINMAX_UINT8_ENCODE(bf16)
+    }                                                                                                     \
+    DECODERS(minmax_uint8, element, grid_load(src, &element))
+MINMAX_UINT8(f32)
+MINMAX_UINT8(f16)
+MINMAX_UINT8(bf16)
 
 static void NAME(minmax_uint8_vectors_init)(struct kernel_table *table)
 {
-    CODEC_VECTORS(table, BHVD_CODEC_MINMAX_UINT8, minmax_uint8);
+    CODEC_VECTORS(table, BHVD_CODEC_MINMAX_UINT8, minmax_uint8, minmax_uint8);
 }

@@ -1,7 +1,5 @@
 // Codec qsgd by vectors of float32, for qsgd_avx2.c and qsgd_avx512.c: a block of 512 elements is read twice, the
-// second time from the cache. The includer has the vectors of vectors.h, and defines
-//     vec_bytes(x)              a block of 32 small whole numbers as signed bytes
-//     vec_from_bytes(bytes)     LANES signed bytes as numbers
+// second time from the cache. The includer has the vectors of vectors.h.
 
 struct quantizer {
     vec scale, levels;
@@ -22,7 +20,7 @@ INLINE void encode_block(char *codes, const char *block, const struct quantizer 
     vec q[BLOCK / LANES];
     for (int v = 0; v < BLOCK / LANES; v++)
         q[v] = quantize(element->load(block + v * LANES * element->size), with, index + v * LANES);
-    _mm256_storeu_si256((void *)codes, vec_bytes(q));
+    _mm256_storeu_si256((void *)codes, vec_to_i8(q));
 }
 
 // The sum of the squares of up to QSGD_BLOCK elements.
@@ -84,9 +82,8 @@ struct grid {
     vec step;
 };
 
-INLINE struct grid grid_load(const void *src, size_t count, const struct element *element)
+INLINE struct grid grid_load(const void *src, size_t count)
 {
-    (void)element;
     const uint8_t *norms = (const uint8_t *)src + CODEC_HEADER;
     const vec step = vec_set1(1 / (float)((const uint8_t *)src)[QSGD_LEVELS_AT]);
     return (struct grid){(const char *)norms, norms + qsgd_norms_size(count, sizeof(float)), step};
@@ -95,22 +92,23 @@ INLINE struct grid grid_load(const void *src, size_t count, const struct element
 INLINE vec dequantize(const struct grid *grid, size_t i, int v)
 {
     const vec norm = vec_set1(load_f32(grid->norms + i / QSGD_BLOCK * sizeof(float)));
-    return vec_canonical(vec_mul(vec_mul(vec_from_bytes(grid->codes + i + v * LANES), grid->step), norm));
+    return vec_canonical(vec_mul(vec_mul(vec_from_i8(vec_load_bytes(grid->codes + i + v * LANES)), grid->step), norm));
 }
 
 #include "kernel/decode_vectors.h"
 
-#define QSGD_ENCODE(element)                                                                              \
+#define QSGD(element)                                                                                     \
     static void NAME(qsgd_encode_##element)(void *dst, const void *src, size_t count,                     \
                                             const struct bhvd_codec_options *options)                     \
     {                                                                                                     \
         encode(dst, src, count, &element, options);                                                       \
-    }
-QSGD_ENCODE(f32)
-QSGD_ENCODE(f16)
-QSGD_ENCODE(bf16)
+    }                                                                                                     \
+    DECODERS(qsgd, element, grid_load(src, count))
+QSGD(f32)
+QSGD(f16)
+QSGD(bf16)
 
 void NAME(qsgd_kernels_init)(struct kernel_table *table)
 {
-    CODEC_VECTORS(table, BHVD_CODEC_QSGD, qsgd);
+    CODEC_VECTORS(table, BHVD_CODEC_QSGD, qsgd, qsgd);
 }

@@ -57,9 +57,8 @@ struct grid {
     vec scale;
 };
 
-INLINE struct grid grid_load(const void *src, size_t count, const struct element *element)
+INLINE struct grid grid_load(const void *src)
 {
-    (void)count, (void)element;
     return (struct grid){(const char *)src + CODEC_HEADER, vec_set1(canonical_nan(load_f32(src)))};
 }
 
@@ -85,9 +84,12 @@ SIGN_ENCODE(sign, bf16, 0)
 SIGN_ENCODE(sign_rms, f32, 1)
 SIGN_ENCODE(sign_rms, f16, 1)
 SIGN_ENCODE(sign_rms, bf16, 1)
+DECODERS(sign, f32, grid_load(src))
+DECODERS(sign, f16, grid_load(src))
+DECODERS(sign, bf16, grid_load(src))
 
 void NAME(sign_kernels_init)(struct kernel_table *table)
 {
-    CODEC_VECTORS(table, BHVD_CODEC_SIGN, sign);
-    CODEC_VECTORS(table, BHVD_CODEC_SIGN_RMS, sign_rms);
+    CODEC_VECTORS(table, BHVD_CODEC_SIGN, sign, sign);
+    CODEC_VECTORS(table, BHVD_CODEC_SIGN_RMS, sign_rms, sign);
 }

@@ -85,10 +85,9 @@ struct grid {
     uint32_t all;               // all bits set where every element is s: it is NaN
 };
 
-INLINE struct grid grid_load(const void *src, size_t count, const struct element *element)
+INLINE struct grid grid_load(const void *src)
 {
     const float s = canonical_nan(load_f32(src));
-    (void)count, (void)element;
     return (struct grid){(const char *)src + CODEC_HEADER, vec_set1(s), s == s ? 0 : UINT32_MAX};
 }
 
@@ -101,17 +100,18 @@ INLINE vec dequantize(const struct grid *grid, size_t i, int v)
 
 #include "kernel/decode_vectors.h"
 
-#define TERNARY_ENCODE(element)                                                                           \
+#define TERNARY(element)                                                                                  \
     static void NAME(ternary_encode_##element)(void *dst, const void *src, size_t count,                  \
                                                const struct bhvd_codec_options *options)                  \
     {                                                                                                     \
         encode(dst, src, count, &element, options->seed);                                                 \
-    }
-TERNARY_ENCODE(f32)
-TERNARY_ENCODE(f16)
-TERNARY_ENCODE(bf16)
+    }                                                                                                     \
+    DECODERS(ternary, element, grid_load(src))
+TERNARY(f32)
+TERNARY(f16)
+TERNARY(bf16)
 
 void NAME(ternary_kernels_init)(struct kernel_table *table)
 {
-    CODEC_VECTORS(table, BHVD_CODEC_TERNARY, ternary);
+    CODEC_VECTORS(table, BHVD_CODEC_TERNARY, ternary, ternary);
 }

@@ -23,6 +23,8 @@ void qsgd_kernels_init_avx2(struct kernel_table *table);
 void qsgd_kernels_init_avx512(struct kernel_table *table);
 void half_kernels_init_avx2(struct kernel_table *table);
 void topk_kernels_init_avx2(struct kernel_table *table);
+void blocks_kernels_init_avx2(struct kernel_table *table);
+void blocks_kernels_init_avx512(struct kernel_table *table);
 
 // The processor itself is asked: where a compiler brings no libgcc, __builtin_cpu_supports says no to everything. A feature
 // counts only when the operating system saves its registers.
@@ -60,6 +62,8 @@ static inline void qsgd_kernels_init_avx2(struct kernel_table *table) { (void)ta
 static inline void qsgd_kernels_init_avx512(struct kernel_table *table) { (void)table; }
 static inline void half_kernels_init_avx2(struct kernel_table *table) { (void)table; }
 static inline void topk_kernels_init_avx2(struct kernel_table *table) { (void)table; }
+static inline void blocks_kernels_init_avx2(struct kernel_table *table) { (void)table; }
+static inline void blocks_kernels_init_avx512(struct kernel_table *table) { (void)table; }
 static inline unsigned variants_cpu_features(void) { return 0; }
 
 #endif

@@ -2,6 +2,9 @@
 // for a vector `vec` of LANES floats: vec_load, vec_store, vec_stream (aligned), vec_set1, vec_add, vec_sub, vec_mul,
 // vec_rint, vec_floor, vec_abs, vec_min, vec_max, vec_canonical (NaNs);
 //     vec_nans, VEC_NANS_NONE, vec_nans_add(nans, a, b), vec_nans_any    whether any of the vectors added held a NaN
+//     vec_least(x), vec_greatest(x)    of the lanes, none of which is a NaN
+//     vec_to_i8(q), vec_to_u8(q)       BLOCK small whole numbers as bytes; u8: clamped to 0..255
+//     vec_load_bytes(p)                LANES bytes; vec_from_i8(bytes), vec_from_u8(bytes): as numbers
 //     vec_less(a, b)           bit i: a < b in lane i
 //     vec_negate(x, bits)      the sign of lane i flipped where bit i is set
 //     vec_select(x, bits)      lane i, or 0 where bit i is not set
@@ -48,6 +51,48 @@ INLINE void tail_zeros(char *block, const char *src, size_t count, size_t size)
 {
     memcpy(block, src, count * size);
     memset(block + count * size, 0, (BLOCK - count) * size);
+}
+
+// The last count % BLOCK elements, filled up to a block by repeating the first of them.
+INLINE void tail_load(char *block, const char *src, size_t count, size_t size)
+{
+    memcpy(block, src, count * size);
+    for (size_t i = count; i < BLOCK; i++)
+        memcpy(block + i * size, src, size);
+}
+
+struct range {
+    vec mn[2], mx[2];
+    vec_nans nans;
+};
+
+// Two vectors, into accumulators of their own: so that one block does not wait for the one before.
+INLINE void range_add(struct range *range, int which, vec a, vec b)
+{
+    range->mn[which] = vec_min(range->mn[which], vec_min(a, b));
+    range->mx[which] = vec_max(range->mx[which], vec_max(a, b));
+    // The minimum of two drops a NaN on one side, so NaNs are looked for apart; one comparison serves two vectors.
+    range->nans = vec_nans_add(range->nans, a, b);
+}
+
+INLINE void range_add_block(struct range *range, const char *block, const struct element *element)
+{
+    const size_t stride = LANES * element->size;
+    for (int v = 0; v < BLOCK / LANES; v += 2)
+        range_add(range, v / 2 % 2, element->load(block + v * stride), element->load(block + (v + 1) * stride));
+}
+
+#define RANGE_NONE                                                                                                   \
+    {{vec_set1(INFINITY), vec_set1(INFINITY)}, {vec_set1(-INFINITY), vec_set1(-INFINITY)}, VEC_NANS_NONE}
+
+// The minimum and the maximum, never -0.0, or NaN for both when an element was not finite.
+INLINE void range_end(const struct range *range, float *mn, float *mx)
+{
+    *mn = vec_least(vec_min(range->mn[0], range->mn[1]));
+    *mx = vec_greatest(vec_max(range->mx[0], range->mx[1]));
+    const int is_finite = !vec_nans_any(range->nans) && *mn >= -FLT_MAX && *mx <= FLT_MAX;
+    *mn = is_finite ? *mn + 0 : (float)NAN;     // + 0 turns -0.0 into +0.0
+    *mx = is_finite ? *mx + 0 : (float)NAN;
 }
 
 // The CODEC_SUMS partial sums of codec_sums.h, side by side.

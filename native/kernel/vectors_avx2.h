@@ -121,6 +121,57 @@ INLINE vec vec_uniform(struct codec_key key, uint32_t index)
     return _mm256_mul_ps(_mm256_cvtepi32_ps(x), _mm256_set1_ps(0x1p-24f));
 }
 
+INLINE float vec_least(vec x)
+{
+    __m128 y = _mm_min_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_min_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_min_ss(y, _mm_movehdup_ps(y)));
+}
+
+INLINE float vec_greatest(vec x)
+{
+    __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_max_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
+}
+
+// packs works within each half of the register, so the words are sorted.
+INLINE __m256i vec_to_i8(const vec *q)
+{
+    const __m256i low = _mm256_packs_epi32(_mm256_cvtps_epi32(q[0]), _mm256_cvtps_epi32(q[1]));
+    const __m256i high = _mm256_packs_epi32(_mm256_cvtps_epi32(q[2]), _mm256_cvtps_epi32(q[3]));
+    return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+// The four as bytes: packs and packus saturate, which is the clamp.
+INLINE __m256i packed_u8(const __m256i *q)
+{
+    const __m256i low = _mm256_packs_epi32(q[0], q[1]), high = _mm256_packs_epi32(q[2], q[3]);
+    return _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+INLINE __m256i vec_to_u8(const vec *q)
+{
+    const __m256i whole[] = {_mm256_cvtps_epi32(q[0]), _mm256_cvtps_epi32(q[1]), _mm256_cvtps_epi32(q[2]),
+                             _mm256_cvtps_epi32(q[3])};
+    return packed_u8(whole);
+}
+
+INLINE __m128i vec_load_bytes(const uint8_t *p)
+{
+    return _mm_loadl_epi64((const __m128i *)p);
+}
+
+INLINE vec vec_from_i8(__m128i bytes)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+}
+
+INLINE vec vec_from_u8(__m128i bytes)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+}
+
 typedef __m256d wide;
 
 #define WIDE_ZERO _mm256_setzero_pd()

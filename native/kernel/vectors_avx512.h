@@ -143,6 +143,45 @@ INLINE vec vec_uniform(struct codec_key key, uint32_t index)
     return _mm512_mul_ps(_mm512_cvtepi32_ps(x), _mm512_set1_ps(0x1p-24f));
 }
 
+#define vec_least _mm512_reduce_min_ps
+#define vec_greatest _mm512_reduce_max_ps
+
+INLINE __m256i joined(__m128i low, __m128i high)
+{
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+}
+
+INLINE __m256i vec_to_i8(const vec *q)
+{
+    return joined(_mm512_cvtepi32_epi8(_mm512_cvtps_epi32(q[0])), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(q[1])));
+}
+
+// The conversion to bytes saturates unsigned numbers: only the lower clamp is left to do.
+INLINE __m128i clamped_u8(vec q)
+{
+    return _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(_mm512_max_ps(q, _mm512_setzero_ps())));
+}
+
+INLINE __m256i vec_to_u8(const vec *q)
+{
+    return joined(clamped_u8(q[0]), clamped_u8(q[1]));
+}
+
+INLINE __m128i vec_load_bytes(const uint8_t *p)
+{
+    return _mm_loadu_si128((const __m128i *)p);
+}
+
+INLINE vec vec_from_i8(__m128i bytes)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
+
+INLINE vec vec_from_u8(__m128i bytes)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+}
+
 typedef __m512d wide;
 
 #define WIDE_ZERO _mm512_setzero_pd()

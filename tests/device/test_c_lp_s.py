@@ -230,17 +230,17 @@ def test_every_codec_by_nccl(world, codec):
 
 @pytest.mark.parametrize("n, transport", [(2, "shm")])
 def test_errors_move_between_nccl_and_the_host(world):
-    """Results on the host, by NCCL; a codec that NCCL's ranks have no kernels for; errors read in between."""
+    """Results on the host, by NCCL; codecs that NCCL's ranks have no kernels for; errors read in between."""
     devices = [own_device(rank) for rank in range(2)]
-    float16 = next(codec for codec in CODECS if codec.name == "float16")
+    float16, block4 = (next(codec for codec in CODECS if codec.name == name) for name in ("float16", "block4"))
 
     def call(rank, context):
         placement, error, expected = FakePlacement(devices[rank]), ErrorState(50, 2), ErrorState(50, 2)
         results = []
-        for step, codec in enumerate([CODED[1], CODED[1], float16, CODED[1], CODED[1]]):
+        for step, codec in enumerate([CODED[1], CODED[1], float16, block4, CODED[1], CODED[1]]):
             (host,) = values("float32", [(50,)], rank, 2, step)
             array, out = placement.array(host.copy()), np.zeros(50, np.float32)
-            to_host = step in (1, 4)
+            to_host = step in (1, 5)
             views = vectors.views_into([array.view()], out) if to_host else [array.view(array)]
             post(context, "gpu", views, codec, error, step)
             post(context, "expected", [view(host, "float32", "in place")], codec, expected, step)

@@ -1,0 +1,189 @@
+// Codecs of blocks by vectors of float32, for blocks_avx2.c and blocks_avx512.c: a block is read twice, the second time from
+// the cache. The includer has the vectors of vectors.h, and defines
+//     float8_codes(y, mantissa, bias)    BLOCK numbers as the codes of blocks_float_code, in bytes
+//     float8_values(bytes, mantissa)     blocks_float_value of LANES codes
+
+struct quantizer {
+    vec s, lb, levels;
+    struct codec_key key;
+    int stochastic;
+};
+
+INLINE vec rounded(vec r, const struct quantizer *with, uint32_t index)
+{
+    if (!with->stochastic)
+        return vec_rint(r);
+    const vec l = vec_floor(r);
+    return vec_add(l, vec_select(vec_set1(1), vec_less(vec_uniform(with->key, index), vec_sub(r, l))));
+}
+
+INLINE vec quantize(const struct blocks_format *format, vec x, const struct quantizer *with, uint32_t index)
+{
+    if (format->code == BLOCKS_FLOAT)
+        return vec_mul(x, with->s);
+    if (format->code == BLOCKS_RANGE)
+        return vec_min(vec_max(vec_sub(rounded(vec_mul(x, with->s), with, index), with->lb), vec_set1(0)), with->levels);
+    if (!with->stochastic)
+        return vec_rint(vec_mul(x, with->s));           // at most L without being told: |x| s <= L (1 + 2^-22)
+    const vec q = vec_min(rounded(vec_mul(vec_abs(x), with->s), with, index), with->levels);
+    return vec_negate(q, vec_less(x, vec_set1(0)));
+}
+
+// The codes of 32 elements, a byte each.
+INLINE __m256i codes_of(const struct blocks_format *format, const char *block, const struct quantizer *with, uint32_t index,
+                        const struct element *element)
+{
+    vec q[BLOCK / LANES];
+    for (int v = 0; v < BLOCK / LANES; v++)
+        q[v] = quantize(format, element->load(block + v * LANES * element->size), with, index + v * LANES);
+    if (format->code == BLOCKS_FLOAT)
+        return float8_codes(q, format->mantissa, format->bias);
+    return format->code == BLOCKS_RANGE ? vec_to_u8(q) : vec_to_i8(q);
+}
+
+INLINE void store_codes(const struct blocks_format *format, uint8_t *codes, __m256i bytes)
+{
+    if (format->bits == 8) {
+        _mm256_storeu_si256((__m256i *)codes, bytes);
+        return;
+    }
+    const __m128i low = _mm256_castsi256_si128(bytes), high = _mm256_extracti128_si256(bytes, 1);
+    const __m128i nibble = _mm_set1_epi8(15);
+    _mm_storeu_si128((__m128i *)codes,
+                     _mm_or_si128(_mm_and_si128(low, nibble), _mm_slli_epi16(_mm_and_si128(high, nibble), 4)));
+}
+
+INLINE struct blocks_float_grid grid_of_block(const struct blocks_format *format, const char *src, size_t count,
+                                              int stochastic, const struct element *element)
+{
+    struct range range = RANGE_NONE;
+    float mn, mx;
+    size_t i = 0;
+    for (; i + BLOCK <= count; i += BLOCK) {
+        prefetch_block(src + i * element->size, element->size);
+        range_add_block(&range, src + i * element->size, element);
+    }
+    if (i < count) {
+        char block[BLOCK * sizeof(float)];
+        tail_load(block, src + i * element->size, count - i, element->size);
+        range_add_block(&range, block, element);
+    }
+    range_end(&range, &mn, &mx);
+    if (format->code == BLOCKS_RANGE)
+        return blocks_float_range(format, mn, mx, stochastic);
+    return blocks_float_largest(format, -mn > mx ? -mn : mx);
+}
+
+INLINE void encode(const struct blocks_format *format, void *dst, const void *src, size_t count,
+                   const struct element *element, const struct bhvd_codec_options *options)
+{
+    const size_t size = blocks_size(options->parameter), numbers = blocks_numbers(format);
+    const size_t scales_size = blocks_scales_size(format, count, size, sizeof(float));
+    char *scales = (char *)dst + CODEC_HEADER;
+    uint8_t *codes = (uint8_t *)scales + scales_size;
+    const int stochastic = options->stochastic != 0;
+    int is_finite = 1;
+    if (scales_size > 0)
+        memset(codes - CODEC_BLOCK, 0, CODEC_BLOCK);            // the scales' padding, before they are written
+    if (count > 0 && format->bits == 4)
+        memset(codes + blocks_codes_size(format, count) - CODEC_BLOCK, 0, CODEC_BLOCK);     // the codes'
+    for (size_t begin = 0; begin < count; begin += size) {
+        const size_t length = count - begin < size ? count - begin : size;
+        const char *from = (const char *)src + begin * element->size;
+        uint8_t *to = codes + begin * (size_t)format->bits / 8;
+        const struct blocks_float_grid grid = grid_of_block(format, from, length, stochastic, element);
+        const float stored[] = {grid.t, grid.lb};
+        memcpy(scales + begin / size * numbers * sizeof(float), stored, numbers * sizeof(float));
+        is_finite &= grid.t == grid.t;
+        if (!(grid.s > 0)) {
+            memset(to, 0, blocks_codes_size(format, length));
+            continue;
+        }
+        const struct quantizer with = {vec_set1(grid.s), vec_set1(grid.lb), vec_set1((float)format->levels),
+                                       codec_key(options->seed, begin), stochastic};
+        size_t i = 0;
+        for (; i + BLOCK <= length; i += BLOCK)
+            store_codes(format, to + i * (size_t)format->bits / 8,
+                        codes_of(format, from + i * element->size, &with, (uint32_t)(begin + i), element));
+        if (i < length) {
+            char block[BLOCK * sizeof(float)];
+            uint8_t bytes[BLOCK];
+            tail_zeros(block, from + i * element->size, length - i, element->size);
+            _mm256_storeu_si256((__m256i *)bytes, codes_of(format, block, &with, (uint32_t)(begin + i), element));
+            memset(bytes + (length - i), 0, BLOCK - (length - i));
+            store_codes(format, to + i * (size_t)format->bits / 8, _mm256_loadu_si256((const __m256i *)bytes));
+        }
+    }
+    codec_header_init(dst, BLOCKS_VERSION, is_finite);
+}
+
+struct grid {
+    const struct blocks_format *format;
+    const char *scales;
+    const uint8_t *codes;
+    int shift;                          // elements of a block: 2^shift
+    vec largest;
+};
+
+INLINE struct grid grid_load(const struct blocks_format *format, const void *src, size_t count, const struct element *element,
+                             const struct bhvd_codec_options *options)
+{
+    const size_t size = blocks_size(options->parameter);
+    const char *scales = (const char *)src + CODEC_HEADER;
+    return (struct grid){format, scales,
+                         (const uint8_t *)scales + blocks_scales_size(format, count, size, sizeof(float)),
+                         __builtin_ctzll(size), vec_set1(element->largest)};
+}
+
+// Of the codes of LANES elements, from i + v LANES on: bytes, signed ones where the codes are.
+INLINE __m128i code_bytes(const struct grid *grid, size_t i, int v)
+{
+    if (grid->format->bits == 8)
+        return vec_load_bytes(grid->codes + i + v * LANES);
+    const int at = v * LANES;
+    const __m128i nibble = _mm_set1_epi8(15), pairs = vec_load_bytes(grid->codes + i / 2 + at % 16);
+    const __m128i codes = _mm_and_si128(at < 16 ? pairs : _mm_srli_epi16(pairs, 4), nibble);
+    if (grid->format->code == BLOCKS_RANGE)
+        return codes;
+    const __m128i sign = _mm_set1_epi8(8);
+    return _mm_sub_epi8(_mm_xor_si128(codes, sign), sign);
+}
+
+INLINE vec dequantize(const struct grid *grid, size_t i, int v)
+{
+    const struct blocks_format *format = grid->format;
+    const char *numbers = grid->scales + (i >> grid->shift) * blocks_numbers(format) * sizeof(float);
+    const float t = load_f32(numbers);
+    const __m128i bytes = code_bytes(grid, i, v);
+    vec x;
+    if (format->code == BLOCKS_FLOAT)
+        x = vec_mul(float8_values(bytes, format->mantissa), vec_set1(t * blocks_float_unit(format)));
+    else if (format->code == BLOCKS_RANGE)
+        x = vec_mul(vec_add(vec_from_u8(bytes), vec_set1(load_f32(numbers + sizeof t))), vec_set1(t));
+    else
+        x = vec_mul(vec_from_i8(bytes), vec_set1(t));
+    // Of two operands of which one is a NaN, vec_min and vec_max give the second.
+    x = vec_min(grid->largest, vec_max(vec_sub(vec_set1(0), grid->largest), x));
+    return vec_canonical(x);
+}
+
+#include "kernel/decode_vectors.h"
+
+#define BLOCKS_ELEMENT(name, format, element)                                                                      \
+    static void NAME(name##_encode_##element)(void *dst, const void *src, size_t count,                            \
+                                              const struct bhvd_codec_options *options)                            \
+    {                                                                                                              \
+        encode(&format, dst, src, count, &element, options);                                                       \
+    }                                                                                                              \
+    DECODERS(name, element, grid_load(&format, src, count, &element, options))
+#define BLOCKS_ELEMENTS(codec, name, format)    \
+    BLOCKS_ELEMENT(name, format, f32)           \
+    BLOCKS_ELEMENT(name, format, f16)           \
+    BLOCKS_ELEMENT(name, format, bf16)
+BLOCKS_EACH(BLOCKS_ELEMENTS)
+
+#define BLOCKS_VECTORS(codec, name, format) CODEC_VECTORS(table, codec, name, name);
+void NAME(blocks_kernels_init)(struct kernel_table *table)
+{
+    BLOCKS_EACH(BLOCKS_VECTORS)
+}
