@@ -126,14 +126,14 @@ static void end_execution(bhvd_context *ctx, struct execution *execution, bhvd_s
 struct started {
     bhvd_context *ctx;
     struct execution *execution;
-    struct span_list list;
+    struct plan plan;
 };
 
 static void end_started(void *arg, bhvd_status status)
 {
     struct started *started = arg;
     end_execution(started->ctx, started->execution, status, &started->ctx->run.failure);
-    span_list_fini(&started->list);
+    plan_fini(&started->plan);
     free(started);
 }
 
@@ -145,21 +145,28 @@ static bool start(bhvd_context *ctx, struct execution *execution, struct plan *p
         plan_fini(plan);
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to start an operation") == BHVD_OK;
     }
-    *started = (struct started){ctx, execution, plan->list};
+    *started = (struct started){ctx, execution, *plan};
+    plan = &started->plan;
     if (plan->material.list)
-        plan->material.list = &started->list;
+        plan->material.list = &plan->list;
     if (flight_start(&ctx->run, plan->group, &plan->schedule, &plan->material, end_started, started, NULL) == BHVD_OK)
         return true;
-    span_list_fini(&started->list);
+    plan_fini(plan);
     free(started);
     return false;
+}
+
+// What is kept from one operation to the next, errors and replicas, only one may use at a time.
+static bool waits_for_state(const bhvd_context *ctx, const struct work *work)
+{
+    return executor_has_state(&ctx->run, work_state(work));
 }
 
 bool engine_has_next(const bhvd_context *ctx)
 {
     const struct execution *next = ctx->executions_head;
     const uint64_t oldest = executor_oldest(&ctx->run);
-    return next && !ctx->run.failure.status && (!oldest || oldest > next->after);
+    return next && !ctx->run.failure.status && (!oldest || oldest > next->after) && !waits_for_state(ctx, next->works[0]);
 }
 
 bool engine_is_busy(const bhvd_context *ctx) { return ctx->executions_head || executor_oldest(&ctx->run); }

@@ -63,20 +63,6 @@ static bhvd_status allreduce_alone(const struct reduction *reduction, const stru
 
 // ------------------------------------------------------------------------------------------------------------ plans
 
-void plan_fini(struct plan *plan)
-{
-    schedule_fini(&plan->schedule);
-    span_list_fini(&plan->list);
-}
-
-static struct schedule *plan_begin(struct plan *plan, const struct group *group)
-{
-    plan->made = true;
-    plan->group = group;
-    schedule_init(&plan->schedule, group->size, group->rank);
-    return &plan->schedule;
-}
-
 static bhvd_status plan_allreduce(struct plan *plan, struct run *run, const struct group *group,
                                   const struct reduction *reduction, struct span_list *list)
 {
@@ -369,24 +355,23 @@ static bhvd_status fetch_server_error(struct run *run, const struct work *op)
     return run_fail(run, error.status, "rank %d: %s", run->connections.rank, error.message);
 }
 
-static bhvd_status execute_c_lp_s(struct run *run, struct group *group, struct work *op, struct nccl_run *gpu)
+// A primitive's plan, run to its end where nothing may or need go on beside it: within a host there is no latency to hide.
+static bhvd_status finish(struct run *run, const struct group *group, struct plan *plan, bool on_gpu, bhvd_status status)
 {
-    const struct staged_codes *codes = op->staging ? op->staging->codes : NULL;
-    if (gpu)
-        return nccl_c_lp_s(gpu, op);
-    bhvd_status status = fetch_server_error(run, op);
-    return status ? status : c_lp_s(run, group, op, codes ? &staged_codes_ends : NULL, codes);
+    return !status && plan->made && (on_gpu || group->shared) ? plan_run(run, plan) : status;
 }
 
-static bhvd_status execute_d_lp_s(struct run *run, struct group *group, struct work *op, struct nccl_run *gpu,
-                                  struct bhvd_error *error)
+static bhvd_status execute_primitive(struct run *run, struct group *group, struct work *op, struct nccl_run *gpu,
+                                     struct plan *plan, struct bhvd_error *error)
 {
     if (gpu)
-        return nccl_d_lp_s(gpu, op);
-    if (!op->staging || !op->staging->codes)
-        return d_lp_s(run, group, op, NULL, error);
-    const struct ready_codes codes = staged_codes_ready(op->staging->codes);
-    return d_lp_s(run, group, op, &codes, error);
+        return op->kind == BHVD_C_LP_S ? nccl_c_lp_s(gpu, op) : nccl_d_lp_s(gpu, op);
+    const bool is_ready = op->staging && op->staging->codes;
+    const struct ready_codes ready = is_ready ? staged_codes_ready(op->staging->codes) : (struct ready_codes){0};
+    if (op->kind == BHVD_D_LP_S)
+        return d_lp_s(run, group, op, is_ready ? &ready : NULL, plan, error);
+    bhvd_status status = fetch_server_error(run, op);
+    return status ? status : c_lp_s(run, group, op, is_ready ? &ready : NULL, plan);
 }
 
 static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set, const struct execution *execution,
@@ -395,14 +380,15 @@ static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set
     struct run *run = &ctx->run;
     struct work *op = execution->works[0];
     struct nccl_run *gpu;
+    const bool on_gpu = operation_of(op)->on_gpu, is_primitive = op->kind == BHVD_C_LP_S || op->kind == BHVD_D_LP_S;
     bhvd_status status = begin(ctx, set, execution, &gpu);
-    if (operation_of(op)->on_gpu)
-        plan = NULL;
-    if (!status)
-        status = op->kind == BHVD_ALLREDUCE ? execute_allreduce(run, &set->group, execution->works, execution->count, gpu, plan)
-                 : op->kind == BHVD_C_LP_S  ? execute_c_lp_s(run, &set->group, op, gpu)
-                 : op->kind == BHVD_D_LP_S  ? execute_d_lp_s(run, &set->group, op, gpu, error)
-                                            : execute_tensors(run, set, operation_of(op), gpu, plan);
+    if (!status && is_primitive)
+        status = finish(run, &set->group, plan, on_gpu,
+                        execute_primitive(run, &set->group, op, gpu, plan, error));
+    else if (!status && op->kind == BHVD_ALLREDUCE)
+        status = execute_allreduce(run, &set->group, execution->works, execution->count, gpu, on_gpu ? NULL : plan);
+    else if (!status)
+        status = execute_tensors(run, set, operation_of(op), gpu, on_gpu ? NULL : plan);
     return nccl_end(gpu, status);
 }
 
@@ -415,7 +401,7 @@ bhvd_status select_execute(bhvd_context *ctx, const struct execution *execution,
                          (int)op->work.name_size, op->work.name);
     switch (op->work.kind) {
     case BHVD_D_FP_S:
-        return d_fp_s(&ctx->run, &set->group, &op->work, error);
+        return finish(&ctx->run, &set->group, plan, op->on_gpu, d_fp_s(&ctx->run, &set->group, &op->work, plan, error));
     case BHVD_BARRIER:
         return BHVD_OK;
     case BHVD_JOIN:

@@ -5,18 +5,8 @@
 #include "core/context.h"
 #include "run/executor.h"
 
-// What can go on beside other executions.
-struct plan {
-    bool made;
-    const struct group *group;
-    struct schedule schedule;
-    struct material material;           // material.list is `list`, or NULL
-    struct span_list list;
-};
-
-// Chooses the algorithm, and fills results and values; or, when that is one over links alone, only makes the plan. error: filled when
-// it cannot be done and the context stays usable.
+// Chooses the algorithm, and fills results and values; or, when that is one over links alone, only makes the plan: it can go on
+// beside other executions. error: filled when it cannot be done and the context stays usable.
 bhvd_status select_execute(bhvd_context *ctx, const struct execution *execution, struct plan *plan, struct bhvd_error *error);
-void plan_fini(struct plan *plan);
 
 #endif

@@ -5,7 +5,6 @@
 #include "base/status.h"
 #include "gpu/mirror.h"
 #include "gpu/staging.h"
-#include "primitive/c_lp_s.h"
 
 bool staged_codes_take(const struct work *op, const struct bhvd_args *args, bool in_levels)
 {
@@ -293,37 +292,3 @@ void staged_codes_destroy(struct work *op)
     free(codes);
     op->staging->codes = NULL;
 }
-
-// -------------------------------------------------------------------------------------------------------- executed
-
-static unsigned char *staged_own(struct exchange *x, int k, size_t s, struct segment_part part, unsigned char *room)
-{
-    const struct staged_codes *codes = x->arg;
-    (void)part, (void)room;
-    return codes->own + (x->cut.chunks > 1 ? (size_t)k * codes->layout.chunk_stride : 0) + s * codes->layout.segment_stride;
-}
-
-static unsigned char *staged_room(struct exchange *x, struct slot *slot, int k, size_t s)
-{
-    const struct staged_codes *codes = x->arg;
-    (void)slot;
-    return codes->results + (size_t)k * codes->layout.chunk_stride + s * codes->layout.segment_stride;
-}
-
-static void staged_store(struct exchange *x, struct segment_part part, const unsigned char *code)
-{
-    (void)x, (void)part, (void)code;    // it was received where it belongs
-}
-
-static bhvd_status staged_average(struct exchange *x, struct slot *slot, struct segment_part part)
-{
-    (void)x, (void)slot, (void)part;    // the GPU does
-    return BHVD_OK;
-}
-
-const struct code_ends staged_codes_ends = {
-    .own = staged_own,
-    .room = staged_room,
-    .store = staged_store,
-    .average = staged_average,
-};

@@ -37,11 +37,10 @@ bhvd_status staged_codes_create(struct work *op, const struct kernel_table *kern
 bhvd_status staged_codes_end(struct work *op, struct bhvd_error *error);
 void staged_codes_destroy(struct work *op);      // before staging_destroy
 
-// How the primitives come by these codes: C_LP_S by these ends, whose argument they are; D_LP_S by where they lie.
-extern const struct code_ends staged_codes_ends;
+// Where the primitives find these codes.
 static inline struct ready_codes staged_codes_ready(const struct staged_codes *codes)
 {
-    return (struct ready_codes){codes->own, codes->layout.nbytes, codes->layout.segment_stride};
+    return (struct ready_codes){codes->own, codes->results, codes->layout.chunk_stride, codes->layout.segment_stride};
 }
 
 // D_LP_S: its replicas += D(their codes), which lie one behind the other on the device: the own one, then those of the peers.

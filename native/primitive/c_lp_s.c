@@ -8,8 +8,8 @@
 //
 // Rank k adds its own chunk decoded, and decodes its own result, so that all ranks end bit-equal. The sum over i is
 // taken in float32, in rank order, then multiplied by 1/n (or not, for a sum) and rounded to the dtype once.
-// Chunks are encoded in segments (encoder.h): while segment s is encoded, s-1 is on its way to the owners, and the mean
-// of s-2 on its way back. In place is safe: a segment is written when it has been sent.
+// Chunks are encoded in segments (encoder.h): while one is encoded, another is on its way to the owners, and the mean of a third
+// on its way back (schedules.h). In place is safe: a segment is written when it has been sent.
 // Wire: 2 (n-1) encoded chunks each way per rank: 2 (n-1) |Q(N/n)| bytes.
 //
 // ALLGATHER. out = mean_i D(Q(v_i)), computed by every rank from all codes, by the same rules; no second loss.
@@ -19,257 +19,199 @@
 // numbers of them. Every shard of the vector (run/hierarchy.h) is a vector of its own, whose owners exchange it;
 // error states lie at the places of the elements. Wire: as above with n hosts, per host, and N elements within hosts for
 // the mean and for its way back.
-// Where values are encoded and results decoded: c_lp_s.h. This file is what is between.
-#include "primitive/c_lp_s.h"
-
 #include <stdlib.h>
 
+#include "primitive/encoder.h"
+#include "primitive/primitive.h"
+#include "primitive/schedules.h"
 #include "run/hierarchy.h"
 
-enum { WINDOW = C_LP_S_WINDOW };        // three: see above
+struct c_lp_s {
+    struct run *run;
+    struct encoder encoder;
+    struct codes codes;
+    struct span_list list;              // values, and where results go; of codes that others have made: none
+    int size, rank;
+    bool scatters;                      // else it gathers from all
+    size_t begin;                       // of the vector in the operation's, for seeds
+    double prescale, factor;            // factor: what the sum is multiplied by
+    float *worker_error, *server_error;
+};
 
-static void post_send(struct exchange *x, struct transfer *transfers, int to, const void *code, size_t size)
+// Working memory of one step.
+struct room {
+    void *values;                       // a segment in the dtype
+    float *sum;
+};
+
+static bool make_room(struct c_lp_s *x, struct room *room)
 {
-    if (size && to != x->group->rank)
-        group_send(x->run, x->group, to, &transfers[to], code, size);
-    else
-        transfers[to].done = true;
-}
-
-static void post_recv(struct exchange *x, struct transfer *transfers, int from, void *code, size_t size)
-{
-    struct transfer *transfer = &transfers[x->group->size + from];
-    if (size && from != x->group->rank)
-        group_receive(x->run, x->group, from, transfer, code, size);
-    else
-        transfer->done = true;
-}
-
-bhvd_status c_lp_s_wait_received(struct exchange *x, struct transfer *transfers, int from)
-{
-    return run_transfers(x->run, &transfers[x->group->size + from], 1);
-}
-
-bhvd_status c_lp_s_sum(struct exchange *x, const struct slot *slot, struct transfer *transfers, size_t count)
-{
-    memset(x->sum, 0, count * sizeof *x->sum);
-    for (int i = 0; i < x->group->size; i++) {
-        bhvd_status status = c_lp_s_wait_received(x, transfers, i);
-        if (status)
-            return status;
-        x->encoder.codec->decode_add(x->sum, i == x->group->rank ? slot->own : received_at(x, slot, i), count,
-                                     &x->encoder.options);
-    }
-    if (x->factor != 1.0)
-        x->run->kernels.scale[BHVD_FLOAT32](x->sum, x->sum, x->factor, count);
-    return BHVD_OK;
-}
-
-// ---------------------------------------------------------------------------------------------------- SCATTER_GATHER
-
-// Every chunk's segment s to its owner.
-static void scatter(struct exchange *x, size_t s)
-{
-    struct slot *slot = &x->slots[s % WINDOW];
-    const int n = x->group->size, me = x->group->rank;
-    const size_t mine = encoder_size(&x->encoder, segments_part(&x->cut, (uint64_t)me, s).count);
-    for (int i = 0; i < n; i++)
-        post_recv(x, slot->scatter, i, received_at(x, slot, i), mine);
-    for (int step = 0; step < n; step++) {
-        const int k = (me + 1 + step) % n;      // everyone begins with another owner; the own chunk comes last
-        const struct segment_part part = segments_part(&x->cut, (uint64_t)k, s);
-        unsigned char *code = x->ends->own(x, k, s, part, k == me ? received_at(x, slot, me) : sent_at(x, slot, k));
-        if (k == me)
-            slot->own = code;
-        post_send(x, slot->scatter, k, code, encoder_size(&x->encoder, part.count));
-        run_look(x->run);                  // move what can be moved while the next one is encoded
-    }
-}
-
-// Segment s of the own chunk: the mean, encoded, to everyone.
-static bhvd_status reduce(struct exchange *x, size_t s)
-{
-    struct slot *slot = &x->slots[s % WINDOW];
-    const int n = x->group->size, me = x->group->rank;
-    const struct segment_part own = segments_part(&x->cut, (uint64_t)me, s);
-    unsigned char *code = x->ends->room(x, slot, me, s);
-    if (own.count) {
-        bhvd_status status = c_lp_s_sum(x, slot, slot->scatter, own.count);
-        if (status)
-            return status;
-        const void *mean = x->sum;
-        if (x->encoder.dtype != BHVD_FLOAT32) {
-            x->encoder.kernels->from_float[x->encoder.dtype](x->encoder.value, x->sum, own.count);
-            mean = x->encoder.value;
-        }
-        float *error = x->server_error ? x->server_error + s * ENCODER_SEGMENT : NULL;
-        encoder_encode(&x->encoder, code, mean, own.count, error, ENCODER_MEAN, x->begin + own.begin);
-    }
-    for (int i = 0; i < n; i++) {
-        post_send(x, slot->gather, i, code, encoder_size(&x->encoder, own.count));
-        post_recv(x, slot->gather, i, x->ends->room(x, slot, i, s),
-                  encoder_size(&x->encoder, segments_part(&x->cut, (uint64_t)i, s).count));
-    }
-    run_look(x->run);
-    return BHVD_OK;
-}
-
-// Segment s of all chunks: decoded to where the result belongs.
-static bhvd_status gather(struct exchange *x, size_t s)
-{
-    struct slot *slot = &x->slots[s % WINDOW];
-    const int n = x->group->size;
-    bhvd_status status = BHVD_OK;
-    for (int k = 0; k < n && !status; k++) {
-        const struct segment_part part = segments_part(&x->cut, (uint64_t)k, s);
-        if (part.count == 0)
-            continue;
-        status = c_lp_s_wait_received(x, slot->gather, k);
-        if (!status)
-            x->ends->store(x, part, x->ends->room(x, slot, k, s));
-    }
-    // Only now is the slot free for another segment.
-    if (!status)
-        status = run_transfers(x->run, slot->scatter, n);
-    return status ? status : run_transfers(x->run, slot->gather, n);
-}
-
-static bhvd_status run_scatter_gather(struct exchange *x)
-{
-    const size_t segments = segments_in_chunk(&x->cut);
-    bhvd_status status = BHVD_OK;
-    for (size_t s = 0; s < segments + 2 && !status; s++) {
-        if (s < segments)
-            scatter(x, s);
-        if (s >= 1 && s - 1 < segments)
-            status = reduce(x, s - 1);
-        if (s >= 2 && !status)
-            status = gather(x, s - 2);
-    }
-    return status;
-}
-
-// --------------------------------------------------------------------------------------------------------- ALLGATHER
-
-static void send_to_all(struct exchange *x, size_t s)
-{
-    struct slot *slot = &x->slots[s % WINDOW];
-    const struct segment_part part = segments_part(&x->cut, 0, s);
-    unsigned char *code = x->ends->own(x, x->group->rank, s, part, sent_at(x, slot, x->group->rank));
-    slot->own = code;
-    for (int i = 0; i < x->group->size; i++) {
-        post_send(x, slot->gather, i, code, encoder_size(&x->encoder, part.count));
-        post_recv(x, slot->gather, i, x->ends->room(x, slot, i, s), encoder_size(&x->encoder, part.count));
-    }
-    run_look(x->run);
-}
-
-static bhvd_status average_all(struct exchange *x, size_t s)
-{
-    struct slot *slot = &x->slots[s % WINDOW];
-    bhvd_status status = x->ends->average(x, slot, segments_part(&x->cut, 0, s));
-    return status ? status : run_transfers(x->run, slot->gather, 2 * x->group->size);
-}
-
-static bhvd_status run_allgather(struct exchange *x)
-{
-    const size_t segments = segments_in_chunk(&x->cut);
-    bhvd_status status = BHVD_OK;
-    for (size_t s = 0; s < segments + WINDOW - 1 && !status; s++) {
-        if (s < segments)
-            send_to_all(x, s);
-        if (s >= WINDOW - 1)
-            status = average_all(x, s - (WINDOW - 1));
-    }
-    return status;
-}
-
-// -------------------------------------------------------------------------------------------------------------------
-
-// Lays the working memory out in a scratch buffer.
-static bool exchange_init(struct exchange *x, const struct work *op, struct transfer *transfers)
-{
-    const size_t n = (size_t)x->group->size, segment = segments_part(&x->cut, 0, 0).count;       // the longest
-    x->encoder = encoder_init(&x->run->kernels, op, x->group->rank);
-    x->stride = encoder_stride(&x->encoder, segment);
-    const size_t values = encoder_align(segment * x->element), floats = encoder_align(segment * sizeof(float));
-    unsigned char *scratch = fusion_acquire(
-        x->run, 1, WINDOW * 2 * n * x->stride + values + floats + encoder_scratch_size(&x->encoder, segment));
-    if (!scratch || !transfers)
+    const size_t longest = segments_part(&x->codes.cut, 0, 0).count;
+    const size_t values = encoder_align(longest * x->encoder.element), floats = encoder_align(longest * sizeof(float));
+    unsigned char *memory = fusion_acquire(x->run, SCRATCH_OF_STEPS, values + floats + encoder_scratch_size(&x->encoder, longest));
+    if (!memory) {
+        run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for codes of %zu elements", longest);
         return false;
-    for (int i = 0; i < WINDOW; i++) {
-        x->slots[i] = (struct slot){scratch, scratch + n * x->stride, NULL, transfers, transfers + 2 * n};
-        scratch += 2 * n * x->stride;
-        transfers += 4 * n;
     }
-    x->result = scratch;
-    x->sum = (float *)(x->result + values);
-    encoder_set_scratch(&x->encoder, (unsigned char *)x->sum + floats, segment);
+    *room = (struct room){memory, (float *)(void *)(memory + values)};
+    encoder_set_scratch(&x->encoder, memory + values + floats, longest);
     return true;
 }
 
-struct between {
-    const struct work *op;
-    const struct code_ends *ends;
-    const void *arg;
-    double prescale;            // of the values, where that has not been done within hosts
-    bool is_shard;              // of the operation's vector
-};
-
-// Among the members of a group; the vector may be a shard of the operation's, from byte `offset` on. list NULL:
-// something else has encoded it.
-static bhvd_status exchange_run(struct run *run, struct group *group, const struct span_list *list, size_t offset, void *arg,
-                                struct flight **flight)
+// code = Q(prescale * x[values] + worker error)
+static void encode(struct c_lp_s *x, const struct part *values, unsigned char *code)
 {
-    const struct between *between = arg;
-    (void)flight;
-    const struct work *op = between->op;
-    const size_t element = bhvd_dtype_size(op->tensors[0].dtype), begin = offset / element;
-    const size_t nbytes = list ? list->nbytes : work_nbytes(op);
-    const bool scatters = op->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
-    struct exchange x = {
-        .run = run,
-        .group = group,
-        .ends = between->ends,
-        .arg = between->arg,
-        .list = list,
-        .cut = {nbytes / element, scatters ? (uint64_t)group->size : 1, ENCODER_SEGMENT},
-        .element = element,
-        .begin = begin,
-        .prescale = between->prescale,
-        .factor = work_sum_factor(op, group->size),
-        .worker_error = op->worker_error ? op->worker_error + begin : NULL,
-        .server_error = op->server_error,
-    };
-    if (x.server_error && between->is_shard && scatters)
-        x.server_error += begin + segments_chunk(&x.cut, (uint64_t)group->rank).begin;
-    struct transfer *transfers = calloc(WINDOW * 4 * (size_t)group->size, sizeof *transfers);
-    bhvd_status status = BHVD_OK;
-    if (!exchange_init(&x, op, transfers))
-        status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for codes of %zu bytes", nbytes);
-    else
-        status = scatters ? run_scatter_gather(&x) : run_allgather(&x);
-    free(transfers);
-    return status;
+    const size_t begin = values->begin / x->encoder.element, count = values->nbytes / x->encoder.element;
+    const void *value = span_source(&x->list, values->begin, values->nbytes, x->encoder.value);
+    if (x->prescale != 1.0) {
+        x->run->kernels.scale[x->encoder.dtype](x->encoder.value, value, x->prescale, count);
+        value = x->encoder.value;
+    }
+    encoder_encode(&x->encoder, code, value, count, x->worker_error ? x->worker_error + begin : NULL, ENCODER_VALUES,
+                   x->begin + begin);
 }
 
-bhvd_status c_lp_s(struct run *run, struct group *group, struct work *op, const struct code_ends *ends, const void *arg)
+// sum = factor * sum_i D(code of rank i), in rank order
+static void add(const struct c_lp_s *x, float *sum, const unsigned char *own, const unsigned char *received, size_t count)
+{
+    memset(sum, 0, count * sizeof *sum);
+    for (int i = 0; i < x->size; i++)
+        x->encoder.codec->decode_add(sum, i == x->rank ? own : received + (size_t)i * x->codes.received.each, count,
+                                     &x->encoder.options);
+    if (x->factor != 1.0)
+        x->run->kernels.scale[BHVD_FLOAT32](sum, sum, x->factor, count);
+}
+
+// code = Q(mean + server error)
+static void recode(struct c_lp_s *x, const struct part *values, const float *sum, unsigned char *code)
+{
+    const size_t begin = values->begin / x->encoder.element, count = values->nbytes / x->encoder.element;
+    const size_t chunk = segments_chunk(&x->codes.cut, (uint64_t)x->rank).begin;
+    const void *mean = sum;
+    if (x->encoder.dtype != BHVD_FLOAT32) {
+        x->encoder.kernels->from_float[x->encoder.dtype](x->encoder.value, sum, count);
+        mean = x->encoder.value;
+    }
+    encoder_encode(&x->encoder, code, mean, count, x->server_error ? x->server_error + (begin - chunk) : NULL, ENCODER_MEAN,
+                   x->begin + begin);
+}
+
+static void act(void *arg, const struct step *step, unsigned char *const *spaces)
+{
+    struct c_lp_s *x = arg;
+    const struct part *values = &step->values;
+    const size_t count = values->nbytes / x->encoder.element;
+    struct room room;
+    if (!make_room(x, &room))
+        return;
+    if (step->kind == STEP_RECODE || step->kind == STEP_COMBINE)
+        add(x, room.sum, place_among(spaces, step->other), place_among(spaces, step->from), count);
+    if (step->kind == STEP_ENCODE) {
+        encode(x, values, place_among(spaces, step->to));
+    } else if (step->kind == STEP_RECODE) {
+        recode(x, values, room.sum, place_among(spaces, step->to));
+    } else {
+        void *to = span_target(&x->list, values->begin, values->nbytes, room.values);
+        if (step->kind == STEP_DECODE)
+            x->encoder.codec->decode(to, place_among(spaces, step->from), count, &x->encoder.options);
+        else
+            x->encoder.kernels->from_float[x->encoder.dtype](to, room.sum, count);
+        span_store(&x->list, values->begin, values->nbytes, to);
+    }
+}
+
+static size_t size_of_code(const void *encoder, size_t count) { return encoder_size(encoder, count); }
+
+// For the vector of `nbytes` among the members of this group; the values' list is still to come.
+static struct c_lp_s c_lp_s_of(struct run *run, const struct group *group, const struct work *op, size_t nbytes)
+{
+    const bool scatters = op->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
+    const size_t element = bhvd_dtype_size(op->tensors[0].dtype);
+    return (struct c_lp_s){
+        .run = run,
+        .encoder = encoder_init(&run->kernels, op, group->rank),
+        .codes = {.cut = {nbytes / element, scatters ? (uint64_t)group->size : 1, ENCODER_SEGMENT}, .element = element,
+                  .size = size_of_code},
+        .size = group->size,
+        .rank = group->rank,
+        .scatters = scatters,
+        .prescale = op->prescale_factor,
+        .factor = work_sum_factor(op, group->size),
+        .worker_error = op->worker_error,
+        .server_error = op->server_error,
+    };
+}
+
+// x lives as long as the plan.
+static void make_plan(struct c_lp_s *x, const struct group *group, const struct ready_codes *ready, struct plan *plan)
+{
+    const size_t n = (size_t)group->size;
+    struct schedule *schedule = plan_begin(plan, group);
+    x->codes.arg = &x->encoder;
+    codes_in_scratch(&x->codes, x->scatters ? n : 1, n, encoder_size(&x->encoder, segments_part(&x->codes.cut, 0, 0).count),
+                     x->run->hop_ns);
+    plan->material = (struct material){.act = act, .arg = x};
+    if (ready) {
+        x->codes.encodes = x->codes.decodes = false;
+        x->codes.own = (struct code_lay){IN_INPUT, 0, ready->each, ready->segment, false};
+        x->codes.results = (struct code_lay){IN_OUTPUT, 0, ready->each, ready->segment, false};
+        plan->material.input = ready->own;
+        plan->material.output = ready->results;
+    }
+    if (x->scatters)
+        schedule_scatter_gather(schedule, &x->codes);
+    else
+        schedule_exchange(schedule, &x->codes, NULL, group->size, NULL);
+}
+
+// A shard of the vector, from byte `offset` on, among its owners.
+static bhvd_status exchange_shard(struct run *run, struct group *cross, const struct span_list *shard, size_t offset, void *arg,
+                                  struct flight **flight)
+{
+    const struct work *op = arg;
+    const size_t begin = offset / bhvd_dtype_size(op->tensors[0].dtype);
+    struct c_lp_s x = c_lp_s_of(run, cross, op, shard->nbytes);
+    struct plan plan = {0};
+    (void)flight;
+    x.list = *shard;
+    x.begin = begin;
+    x.prescale = 1.0;                           // done within hosts
+    if (x.worker_error)
+        x.worker_error += begin;
+    if (x.server_error && op->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
+        x.server_error += begin + segments_chunk(&x.codes.cut, (uint64_t)cross->rank).begin;
+    make_plan(&x, cross, NULL, &plan);
+    return plan_run(run, &plan);
+}
+
+static void c_lp_s_free(void *arg)
+{
+    struct c_lp_s *x = arg;
+    span_list_fini(&x->list);
+    free(x);
+}
+
+bhvd_status c_lp_s(struct run *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan)
 {
     struct span_list list = {0};
-    struct between between = {.op = op, .ends = ends ? ends : &c_lp_s_host, .arg = arg, .prescale = op->prescale_factor};
-    if (ends)
-        return exchange_run(run, group, NULL, 0, &between, NULL);
-    bhvd_status status = primitive_spans(run, op, &list);
+    bhvd_status status = ready ? BHVD_OK : primitive_spans(run, op, &list);
     if (!status && list.nbytes && primitive_has_levels(group, op->kind, op->hierarchical)) {
         // The mean over hosts of (hosts / n) sums is the mean over ranks, however many each host has; with equally many
         // (hosts / n) sum is the host's mean.
         const double weight = op->op == BHVD_OP_AVERAGE ? (double)group->hierarchy->hosts / group->size : 1.0;
         const struct reduction within = reduction_of(&run->kernels, KERNEL_SUM, op->tensors[0].dtype, op->prescale_factor, weight);
-        between.prescale = 1.0;
-        between.is_shard = true;
-        status = hierarchical_run(run, group, &within, &list, exchange_run, &between);
-    } else if (!status && list.nbytes) {
-        status = exchange_run(run, group, &list, 0, &between, NULL);
+        status = hierarchical_run(run, group, &within, &list, exchange_shard, op);
+    } else if (!status && work_nbytes(op)) {
+        struct c_lp_s *x = malloc(sizeof *x);
+        if (x) {
+            *x = c_lp_s_of(run, group, op, work_nbytes(op));
+            x->list = list;
+            plan->release = c_lp_s_free;
+            make_plan(x, group, ready, plan);
+            plan->material.state = work_state(op);
+            return BHVD_OK;
+        }
+        status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", op->tensor_count);
     }
     span_list_fini(&list);
     return status;

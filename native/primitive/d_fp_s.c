@@ -8,143 +8,123 @@
 // Added in the order written, in float32 (float64: in double), multiplied by the weight, rounded to the dtype once. Both
 // sides of a pair compute the same bits. src is only read, so that weights may be sent while a backward pass uses them.
 //
-// The vector travels in segments; a few are on the wire while one is averaged. In place is safe: a segment is written
-// when it has been sent.
+// The vector travels in segments; a few are on the wire while one is averaged (schedules.h). In place is safe: a segment is
+// written when it has been sent.
 // Wire: N elements to each peer: N per rank for SHIFT_ONE (0 in a pause), 2 N for RING (n = 2: N). Hierarchical: that
 // much per host, and N elements within hosts for the mean and for its way back.
-#include "primitive/primitive.h"
+#include <stdlib.h>
 
-#include "run/hierarchy.h"
 #include "primitive/peers.h"
+#include "primitive/primitive.h"
+#include "primitive/schedules.h"
+#include "run/hierarchy.h"
 
-enum {
-    SEGMENT_BYTES = 128 * 1024,
-    WINDOW = 4                  // segments in flight
-};
+enum { SEGMENT_BYTES = 128 * 1024 };
 
-struct slot {
-    const unsigned char *mine;
-    unsigned char *packed, *received[PEERS_MAX];
-    struct transfer transfers[2 * PEERS_MAX];
-};
-
-struct averaging {
+struct d_fp_s {
     struct run *run;
-    const struct span_list *list;
-    struct link *links[PEERS_MAX];
+    struct codes codes;                 // the values as they are
+    struct span_list list;
     struct peers peers;
     bhvd_dtype dtype;
     double weight;              // of each value; or, of what their shares make of them
     struct shares shares;
     bool is_weighted;           // the shares differ
-    void *sum, *wide;           // one segment each, in float32 or float64
-    struct slot slots[WINDOW];
 };
 
-static size_t segment_size(const struct averaging *a, size_t s)
-{
-    size_t left = a->list->nbytes - s * SEGMENT_BYTES;
-    return left < SEGMENT_BYTES ? left : SEGMENT_BYTES;
-}
+// What is averaged between hosts.
+struct between {
+    const struct work *op;
+    const struct hierarchy *hosts;
+};
 
-static void exchange(struct averaging *a, size_t s)
+struct segment {
+    const unsigned char *mine, *received;
+    void *sum, *wide;           // room, in float32 or float64
+};
+
+static const unsigned char *received_at(const struct d_fp_s *a, const struct segment *segment, int p)
 {
-    struct slot *slot = &a->slots[s % WINDOW];
-    const size_t nbytes = segment_size(a, s);
-    slot->mine = span_source(a->list, s * SEGMENT_BYTES, nbytes, slot->packed);
-    for (int p = 0; p < a->peers.count; p++) {
-        link_post_send(a->links[p], a->run->connections.started, &slot->transfers[2 * p], slot->mine, nbytes);
-        link_post_recv(a->links[p], a->run->connections.started, &slot->transfers[2 * p + 1], slot->received[p], nbytes);
-    }
-    run_look(a->run);
+    return segment->received + (size_t)p * a->codes.received.each;
 }
 
 // dst = weight * (mine + times * all received), in the dtype itself.
-static void average(const struct averaging *a, const struct slot *slot, void *dst, size_t count)
+static void average(const struct d_fp_s *a, const struct segment *segment, void *dst, size_t count)
 {
     const kernel_reduce_fn add = a->run->kernels.reduce[KERNEL_SUM][a->dtype];
-    const void *sum = slot->mine;
+    const void *sum = segment->mine;
     for (int i = 0; i < a->peers.count * a->peers.times; i++, sum = dst)
-        add(dst, sum, slot->received[i % a->peers.count], count);
+        add(dst, sum, received_at(a, segment, i % a->peers.count), count);
     a->run->kernels.scale[a->dtype](dst, dst, a->weight, count);
 }
 
 // The same, in float32.
-static void average_wide(const struct averaging *a, const struct slot *slot, void *dst, size_t count)
+static void average_wide(const struct d_fp_s *a, const struct segment *segment, void *dst, size_t count)
 {
     const struct kernel_table *kernels = &a->run->kernels;
-    kernels->to_float[a->dtype](a->sum, slot->mine, count);
+    kernels->to_float[a->dtype](segment->sum, segment->mine, count);
     for (int i = 0; i < a->peers.count * a->peers.times; i++) {
-        kernels->to_float[a->dtype](a->wide, slot->received[i % a->peers.count], count);
-        kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](a->sum, a->sum, a->wide, count);
+        kernels->to_float[a->dtype](segment->wide, received_at(a, segment, i % a->peers.count), count);
+        kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](segment->sum, segment->sum, segment->wide, count);
     }
-    kernels->scale[BHVD_FLOAT32](a->sum, a->sum, a->weight, count);
-    kernels->from_float[a->dtype](dst, a->sum, count);
+    kernels->scale[BHVD_FLOAT32](segment->sum, segment->sum, a->weight, count);
+    kernels->from_float[a->dtype](dst, segment->sum, count);
 }
 
 // Each value times its share, in float32 (float64: in double). So both sides of a pair compute the same bits.
-static void average_weighted(const struct averaging *a, const struct slot *slot, void *dst, size_t count)
+static void average_weighted(const struct d_fp_s *a, const struct segment *segment, void *dst, size_t count)
 {
     const struct kernel_table *kernels = &a->run->kernels;
     const bhvd_dtype wide = a->dtype == BHVD_FLOAT64 ? BHVD_FLOAT64 : BHVD_FLOAT32;
     for (int i = -1; i < a->peers.count; i++) {
-        const void *value = i < 0 ? slot->mine : slot->received[i];
-        void *term = i < 0 ? a->sum : a->wide;
+        const void *value = i < 0 ? segment->mine : received_at(a, segment, i);
+        void *term = i < 0 ? segment->sum : segment->wide;
         if (a->dtype != wide) {
             kernels->to_float[a->dtype](term, value, count);
             value = term;
         }
         kernels->scale[wide](term, value, i < 0 ? a->shares.own : a->shares.peer[i], count);
         if (i >= 0)
-            kernels->reduce[KERNEL_SUM][wide](a->sum, a->sum, a->wide, count);
+            kernels->reduce[KERNEL_SUM][wide](segment->sum, segment->sum, segment->wide, count);
     }
-    kernels->scale[wide](a->dtype == wide ? dst : a->sum, a->sum, a->weight, count);
+    kernels->scale[wide](a->dtype == wide ? dst : segment->sum, segment->sum, a->weight, count);
     if (a->dtype != wide)
-        kernels->from_float[a->dtype](dst, a->sum, count);
+        kernels->from_float[a->dtype](dst, segment->sum, count);
 }
 
-static bhvd_status finish(struct averaging *a, size_t s)
+static void combine(struct d_fp_s *a, const struct step *step, unsigned char *const *spaces)
 {
-    struct slot *slot = &a->slots[s % WINDOW];
-    const size_t nbytes = segment_size(a, s), count = nbytes / bhvd_dtype_size(a->dtype);
-    bhvd_status status = run_transfers(a->run, slot->transfers, 2 * a->peers.count);
-    if (status)
-        return status;
-    void *dst = span_target(a->list, s * SEGMENT_BYTES, nbytes, slot->packed);
+    enum { WIDE_BYTES = SEGMENT_BYTES / 2 * sizeof(float) };
+    const size_t begin = step->values.begin, nbytes = step->values.nbytes, count = nbytes / a->codes.element;
+    unsigned char *room = fusion_acquire(a->run, SCRATCH_OF_STEPS, SEGMENT_BYTES + 2 * WIDE_BYTES);
+    if (!room) {
+        run_fail(a->run, BHVD_ERR_SYSTEM, "no memory for a segment of %zu bytes", nbytes);
+        return;
+    }
+    const struct segment segment = {place_among(spaces, step->other), place_among(spaces, step->from), room + SEGMENT_BYTES,
+                                    room + SEGMENT_BYTES + WIDE_BYTES};
+    void *dst = span_target(&a->list, begin, nbytes, room);
     if (a->is_weighted)
-        average_weighted(a, slot, dst, count);
+        average_weighted(a, &segment, dst, count);
     else if (a->dtype == BHVD_FLOAT32 || a->dtype == BHVD_FLOAT64)
-        average(a, slot, dst, count);
+        average(a, &segment, dst, count);
     else
-        average_wide(a, slot, dst, count);
-    span_store(a->list, s * SEGMENT_BYTES, nbytes, dst);
-    return BHVD_OK;
+        average_wide(a, &segment, dst, count);
+    span_store(&a->list, begin, nbytes, dst);
 }
 
-static bhvd_status averaging_run(struct averaging *a)
+static void act(void *arg, const struct step *step, unsigned char *const *spaces)
 {
-    const size_t segments = (a->list->nbytes + SEGMENT_BYTES - 1) / SEGMENT_BYTES;
-    enum { BUFFERS = WINDOW * (1 + PEERS_MAX), WIDE_BYTES = SEGMENT_BYTES / 2 * sizeof(float) };
-    unsigned char *buffer = fusion_acquire(a->run, 1, BUFFERS * SEGMENT_BYTES + 2 * WIDE_BYTES);
-    if (!buffer)
-        return run_fail(a->run, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %d segments", BUFFERS);
-    for (int i = 0; i < WINDOW; i++) {
-        a->slots[i].packed = buffer;
-        for (int p = 0; p < PEERS_MAX; p++)
-            a->slots[i].received[p] = buffer + (size_t)(1 + p) * SEGMENT_BYTES;
-        buffer += (size_t)(1 + PEERS_MAX) * SEGMENT_BYTES;
+    struct d_fp_s *a = arg;
+    if (step->kind == STEP_COMBINE) {
+        combine(a, step, spaces);
+        return;
     }
-    a->sum = buffer;
-    a->wide = buffer + WIDE_BYTES;
-    bhvd_status status = BHVD_OK;
-    for (size_t s = 0; s < segments + WINDOW - 1 && !status; s++) {
-        if (s < segments)
-            exchange(a, s);
-        if (s >= WINDOW - 1)
-            status = finish(a, s - (WINDOW - 1));
-    }
-    return status;
+    struct span_cursor cursor = span_cursor_at(&a->list, step->values.begin);
+    span_pack(&cursor, place_among(spaces, step->to), step->values.nbytes);
 }
+
+static size_t size_of_values(const void *element, size_t count) { return count * *(const size_t *)element; }
 
 // Nobody to average with: the result is the value itself.
 static void keep(const struct span_list *list)
@@ -155,67 +135,101 @@ static void keep(const struct span_list *list)
     }
 }
 
-// What is averaged, and between whom.
-struct job {
-    const struct work *op;
-    const struct hierarchy *hosts;      // NULL: between ranks
-};
-
-// Among the members of a group, each of which stands for its host where there are hosts; the vector may be a shard of the
-// operation's.
-static bhvd_status average_with_peers(struct run *run, struct group *group, const struct span_list *list,
-                                      size_t begin, void *arg, struct flight **flight)
+// Among the members of this group, each of which stands for its host where there are hosts. The list is still to come.
+static struct d_fp_s d_fp_s_of(struct run *run, const struct group *group, const struct work *op, const struct hierarchy *hosts)
 {
-    const struct job *job = arg;
-    const struct work *op = job->op;
-    struct averaging a = {
+    struct d_fp_s a = {
         .run = run,
-        .list = list,
         .peers = peers_of(op->topology, group->size, group->rank, op->round),
         .dtype = op->tensors[0].dtype,
     };
-    (void)begin, (void)flight;
     a.weight = 1.0 / (1 + a.peers.times * a.peers.count);
     int sizes[PEERS_MAX] = {0};
-    for (int p = 0; p < a.peers.count; p++) {
-        a.links[p] = group_link(run, group, a.peers.index[p]);
-        sizes[p] = job->hosts ? hierarchy_members_of(job->hosts, a.peers.index[p]) : 1;
-    }
-    const int own = job->hosts ? hierarchy_members_of(job->hosts, group->rank) : 1;
+    for (int p = 0; p < a.peers.count; p++)
+        sizes[p] = hosts ? hierarchy_members_of(hosts, a.peers.index[p]) : 1;
+    const int own = hosts ? hierarchy_members_of(hosts, group->rank) : 1;
     for (int p = 0; p < a.peers.count; p++)
         a.is_weighted |= sizes[p] != own;
     if (a.is_weighted) {
         a.shares = peers_shares(op->topology, &a.peers, own, sizes);
         a.weight = 1.0 / a.shares.of;
     }
-    if (a.peers.count)
-        return averaging_run(&a);
-    keep(list);
-    return BHVD_OK;
+    return a;
+}
+
+// a lives as long as the plan.
+static void make_plan(struct d_fp_s *a, const struct group *group, struct plan *plan)
+{
+    const size_t element = bhvd_dtype_size(a->dtype);
+    a->codes = (struct codes){.cut = {a->list.nbytes / element, 1, SEGMENT_BYTES / element}, .element = element,
+                              .size = size_of_values};
+    a->codes.arg = &a->codes.element;
+    codes_in_scratch(&a->codes, 1, PEERS_MAX, SEGMENT_BYTES, a->run->hop_ns);
+    plan->material = (struct material){.act = act, .arg = a};
+    if (a->list.count == 1) {
+        a->codes.encodes = false;
+        a->codes.own = (struct code_lay){IN_INPUT, 0, 0, SEGMENT_BYTES, false};
+        plan->material.input = a->list.spans[0].src;
+    }
+    schedule_exchange(plan_begin(plan, group), &a->codes, a->peers.index, a->peers.count, NULL);
+}
+
+// A shard of the vector, among hosts.
+static bhvd_status average_shard(struct run *run, struct group *cross, const struct span_list *shard, size_t begin, void *arg,
+                                 struct flight **flight)
+{
+    const struct between *between = arg;
+    struct d_fp_s a = d_fp_s_of(run, cross, between->op, between->hosts);
+    struct plan plan = {0};
+    (void)begin, (void)flight;
+    a.list = *shard;
+    if (!a.peers.count) {
+        keep(shard);
+        return BHVD_OK;
+    }
+    make_plan(&a, cross, &plan);
+    return plan_run(run, &plan);
 }
 
 // Hosts are the peers, each with the mean of its members.
-static bhvd_status average_hosts(struct run *run, struct group *group, const struct span_list *list,
-                                 struct work *op)
+static bhvd_status average_hosts(struct run *run, struct group *group, const struct span_list *list, const struct work *op)
 {
     const bool several = group->hierarchy != NULL;
-    struct job job = {op, group->hierarchy};
+    struct between between = {op, group->hierarchy};
     const int members = several ? group->hierarchy->local->size : group->size;
     const struct reduction mean = reduction_of(&run->kernels, KERNEL_SUM, op->tensors[0].dtype, 1.0, 1.0 / members);
-    return several ? hierarchical_run(run, group, &mean, list, average_with_peers, &job)
+    return several ? hierarchical_run(run, group, &mean, list, average_shard, &between)
                    : allreduce_shared(run, group, &mean, list);
 }
 
-bhvd_status d_fp_s(struct run *run, struct group *group, struct work *op, struct bhvd_error *error)
+static void d_fp_s_free(void *arg)
+{
+    struct d_fp_s *a = arg;
+    span_list_fini(&a->list);
+    free(a);
+}
+
+bhvd_status d_fp_s(struct run *run, struct group *group, struct work *op, struct plan *plan, struct bhvd_error *error)
 {
     struct span_list list = {0};
-    struct job flat = {op, NULL};
     bhvd_status status = op->hierarchical ? primitive_check_hosts(run, group, error) : BHVD_OK;
     if (!status)
         status = primitive_spans(run, op, &list);
-    if (!status && list.nbytes)
-        status = primitive_has_levels(group, op->kind, op->hierarchical) ? average_hosts(run, group, &list, op)
-                                                                       : average_with_peers(run, group, &list, 0, &flat, NULL);
+    if (!status && list.nbytes && primitive_has_levels(group, op->kind, op->hierarchical)) {
+        status = average_hosts(run, group, &list, op);
+    } else if (!status && list.nbytes && peers_of(op->topology, group->size, group->rank, op->round).count) {
+        struct d_fp_s *a = malloc(sizeof *a);
+        if (a) {
+            *a = d_fp_s_of(run, group, op, NULL);
+            a->list = list;
+            plan->release = d_fp_s_free;
+            make_plan(a, group, plan);
+            return BHVD_OK;
+        }
+        status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", op->tensor_count);
+    } else if (!status) {
+        keep(&list);
+    }
     span_list_fini(&list);
     return status;
 }

@@ -15,7 +15,7 @@
 //
 // In brackets in float32, from left to right; the rest in the dtype's arithmetic, rounded once.
 //
-// v is encoded in segments (encoder.h): a few are on the wire while another is encoded or decoded.
+// v is encoded in segments (encoder.h): a few are on the wire while another is encoded or decoded (schedules.h).
 // Wire: |Q(N)| bytes to each neighbour: 2 |Q(N)| per rank (n = 2: |Q(N)|).
 //
 // On a GPU that has encoded v when it was posted, and adds when this has ended (gpu/staged_codes.h), codes are all there is here.
@@ -25,177 +25,163 @@
 // same bytes. A neighbour of fewer members counts for its share in both mixes, as in peers.h: in place of its replica R stands
 // own + min(1, s_p / s_i) (R - own), if own is kept. So what keeps the mean of equal hosts keeps the mean over all ranks.
 // Wire: as above per host; within hosts N elements for the mean and 3 |Q(N)| bytes to every member.
-#include "primitive/primitive.h"
-
+#include <stdlib.h>
 #include <string.h>
 
 #include "primitive/encoder.h"
 #include "primitive/peers.h"
+#include "primitive/primitive.h"
+#include "primitive/schedules.h"
 #include "run/hierarchy.h"
+#include "run/shared.h"
 
-enum { WINDOW = 3 };            // segments in flight
-
-struct slot {
-    unsigned char *codes;       // 1 + peers of them: the own one, then one of each peer
-    struct transfer transfers[2 * PEERS_MAX];
-};
-
-struct exchange {
+struct d_lp_s {
     struct run *run;
     const struct work *op;
-    const struct span_list *list, *results;
-    const struct ready_codes *ready;    // NULL: values are encoded, and replicas added to, here
     struct encoder encoder;
+    struct codes codes;
+    struct span_list list, results;     // of values, and of results: the first may be given other places
     struct peers peers;
-    struct link *links[PEERS_MAX];
-    struct group *local;  // this rank's host, when hosts are the ring; else NULL
     double before[1 + REPLICAS], after[1 + REPLICAS];   // the operation's, hosts counted for their ranks
-    size_t count, stride;       // stride: from one code of a slot to the next
-    unsigned char *result;      // scratch: one segment in the dtype,
-    float *mixed;               // in float32,
-    void *term;                 // and as doubles
-    struct slot slots[WINDOW];
 };
 
-static size_t segment_count(const struct exchange *x, size_t s)
+// Working memory of one step: a segment in the dtype, in float32, and as doubles.
+struct room {
+    unsigned char *result;
+    float *mixed;
+    void *term;
+};
+
+static bool make_room(struct d_lp_s *x, struct room *room)
 {
-    size_t left = x->count - s * ENCODER_SEGMENT;
-    return left < ENCODER_SEGMENT ? left : ENCODER_SEGMENT;
+    const size_t longest = segments_part(&x->codes.cut, 0, 0).count;
+    const size_t values = encoder_align(longest * x->encoder.element), floats = encoder_align(longest * sizeof(float));
+    unsigned char *memory =
+        fusion_acquire(x->run, SCRATCH_OF_STEPS, values + 3 * floats + encoder_scratch_size(&x->encoder, longest));
+    if (!memory) {
+        run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for codes of %zu elements", longest);
+        return false;
+    }
+    *room = (struct room){memory, (float *)(void *)(memory + values), memory + values + floats};
+    encoder_set_scratch(&x->encoder, memory + values + 3 * floats, longest);
+    return true;
 }
 
-// The code of segment s: index 0 the own one, 1 + p that of peer p.
-static unsigned char *code_at(const struct exchange *x, int index, size_t s)
-{
-    if (x->ready)
-        return x->ready->own + (size_t)index * x->ready->code_stride + s * x->ready->segment_stride;
-    return x->slots[s % WINDOW].codes + (size_t)index * x->stride;
-}
-
-// dst = weights[0] values + the others times the replicas, of segment s.
-static void mix(const struct exchange *x, void *dst, const void *values, const double *weights, size_t s)
+// dst = weights[0] values + the others times the replicas, of the elements from `begin` on.
+static void mix(const struct d_lp_s *x, const struct room *room, void *dst, const void *values, const double *weights,
+                size_t begin, size_t count)
 {
     const struct kernel_table *kernels = &x->run->kernels;
     const bhvd_dtype dtype = x->encoder.dtype;
-    const size_t count = segment_count(x, s);
     bool is_first = true;
     for (int r = 0; r < REPLICAS; r++) {
         if (weights[1 + r] == 0)
             continue;
-        const float *replica = x->op->replicas[r] + s * ENCODER_SEGMENT;
-        kernels->scale[BHVD_FLOAT32](is_first ? x->mixed : x->term, replica, weights[1 + r], count);
+        const float *replica = x->op->replicas[r] + begin;
+        kernels->scale[BHVD_FLOAT32](is_first ? room->mixed : room->term, replica, weights[1 + r], count);
         if (!is_first)
-            kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](x->mixed, x->mixed, x->term, count);
+            kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](room->mixed, room->mixed, room->term, count);
         is_first = false;
     }
     if (weights[0] == 0) {
-        kernels->from_float[dtype](dst, x->mixed, count);
+        kernels->from_float[dtype](dst, room->mixed, count);
     } else if (dtype == BHVD_FLOAT64) {
-        kernels->from_float[dtype](x->term, x->mixed, count);
+        kernels->from_float[dtype](room->term, room->mixed, count);
         kernels->scale[dtype](dst, values, weights[0], count);
-        kernels->reduce[KERNEL_SUM][dtype](dst, dst, x->term, count);
+        kernels->reduce[KERNEL_SUM][dtype](dst, dst, room->term, count);
     } else {
-        kernels->to_float[dtype](x->term, values, count);
-        kernels->scale[BHVD_FLOAT32](x->term, x->term, weights[0], count);
-        kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](x->mixed, x->term, x->mixed, count);
-        kernels->from_float[dtype](dst, x->mixed, count);
+        kernels->to_float[dtype](room->term, values, count);
+        kernels->scale[BHVD_FLOAT32](room->term, room->term, weights[0], count);
+        kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](room->mixed, room->term, room->mixed, count);
+        kernels->from_float[dtype](dst, room->mixed, count);
     }
 }
 
-static void store_result(const struct exchange *x, size_t s)
+static void encode(struct d_lp_s *x, const struct room *room, const struct part *values, unsigned char *code)
 {
-    const size_t offset = s * ENCODER_SEGMENT * x->encoder.element, nbytes = segment_count(x, s) * x->encoder.element;
-    void *to = span_target(x->results, offset, nbytes, x->result);
-    mix(x, to, span_source(x->results, offset, nbytes, x->encoder.value), x->after, s);
-    span_store(x->results, offset, nbytes, to);
-}
-
-static void encode(const struct exchange *x, size_t s)
-{
-    const size_t count = segment_count(x, s), begin = s * ENCODER_SEGMENT, element = x->encoder.element;
-    const void *value = span_source(x->list, begin * element, count * element, x->encoder.value);
+    const size_t begin = values->begin / x->encoder.element, count = values->nbytes / x->encoder.element;
+    const void *value = span_source(&x->list, values->begin, values->nbytes, x->encoder.value);
     if (x->op->mixes_before) {
-        mix(x, x->encoder.value, value, x->before, s);
+        mix(x, room, x->encoder.value, value, x->before, begin, count);
         value = x->encoder.value;
     }
-    encoder_encode(&x->encoder, code_at(x, 0, s), value, count, NULL, ENCODER_VALUES, begin);
+    encoder_encode(&x->encoder, code, value, count, NULL, ENCODER_VALUES, begin);
 }
 
-static void send(struct exchange *x, size_t s)
+static void store_result(const struct d_lp_s *x, const struct room *room, const struct part *values)
 {
-    struct slot *slot = &x->slots[s % WINDOW];
-    const size_t nbytes = encoder_size(&x->encoder, segment_count(x, s));
-    if (!x->ready)
-        encode(x, s);
-    for (int p = 0; p < x->peers.count; p++) {
-        link_post_send(x->links[p], x->run->connections.started, &slot->transfers[2 * p], code_at(x, 0, s), nbytes);
-        link_post_recv(x->links[p], x->run->connections.started, &slot->transfers[2 * p + 1], code_at(x, 1 + p, s), nbytes);
+    void *to = span_target(&x->results, values->begin, values->nbytes, room->result);
+    mix(x, room, to, span_source(&x->results, values->begin, values->nbytes, x->encoder.value), x->after,
+        values->begin / x->encoder.element, values->nbytes / x->encoder.element);
+    span_store(&x->results, values->begin, values->nbytes, to);
+}
+
+// replicas += D(codes); peers NULL: there are none.
+static void combine(struct d_lp_s *x, const struct part *values, const unsigned char *own, const unsigned char *peers)
+{
+    const size_t begin = values->begin / x->encoder.element, count = values->nbytes / x->encoder.element;
+    const unsigned char *last = peers + (x->peers.count ? (size_t)(x->peers.count - 1) * x->codes.received.each : 0);
+    const unsigned char *codes[REPLICAS] = {own, x->peers.count ? peers : own, x->peers.count ? last : own};
+    struct room room;
+    if (!make_room(x, &room))
+        return;
+    for (int r = 0; r < REPLICAS; r++)
+        if (x->op->replicas[r])
+            x->encoder.codec->decode_add(x->op->replicas[r] + begin, codes[r], count, &x->encoder.options);
+    if (x->op->mixes_after)
+        store_result(x, &room, values);
+}
+
+static void act(void *arg, const struct step *step, unsigned char *const *spaces)
+{
+    struct d_lp_s *x = arg;
+    struct room room;
+    if (step->kind == STEP_COMBINE)
+        combine(x, &step->values, place_among(spaces, step->other), place_among(spaces, step->from));
+    else if (make_room(x, &room))
+        encode(x, &room, &step->values, place_among(spaces, step->to));
+}
+
+static size_t size_of_code(const void *encoder, size_t count) { return encoder_size(encoder, count); }
+
+// Among n in the ring, of which this rank or its host is `me`. The lists are still to come.
+static struct d_lp_s d_lp_s_of(struct run *run, const struct work *op, int n, int me)
+{
+    const size_t element = bhvd_dtype_size(op->tensors[0].dtype);
+    struct d_lp_s x = {
+        .run = run,
+        .op = op,
+        .encoder = encoder_init(&run->kernels, op, me),
+        .codes = {.cut = {work_nbytes(op) / element, 1, ENCODER_SEGMENT}, .element = element, .size = size_of_code},
+        .peers = peers_of(BHVD_TOPOLOGY_RING, n, me, 0),
+    };
+    memcpy(x.before, op->before, sizeof x.before);
+    memcpy(x.after, op->after, sizeof x.after);
+    return x;
+}
+
+// x lives as long as the plan.
+static void make_plan(struct d_lp_s *x, const struct group *group, const struct ready_codes *ready, struct plan *plan)
+{
+    struct schedule *schedule = plan_begin(plan, group);
+    const size_t longest = encoder_size(&x->encoder, segments_part(&x->codes.cut, 0, 0).count);
+    x->codes.arg = &x->encoder;
+    codes_in_scratch(&x->codes, 1, (size_t)x->peers.count, longest, x->run->hop_ns);
+    plan->material = (struct material){.act = act, .arg = x, .state = work_state(x->op)};
+    if (ready) {
+        x->codes.encodes = x->codes.decodes = false;
+        x->codes.own = (struct code_lay){IN_INPUT, 0, 0, ready->segment, false};
+        x->codes.results = (struct code_lay){IN_OUTPUT, 0, ready->each, ready->segment, false};
+        plan->material.input = ready->own;
+        plan->material.output = ready->results;
     }
-    run_look(x->run);
+    schedule_exchange(schedule, &x->codes, x->peers.index, x->peers.count, NULL);
 }
 
-static bool is_leader(const struct exchange *x) { return !x->local || x->local->rank == 0; }
-
-// replica += D(code number `index` of the segment)
-static void add(const struct exchange *x, float *replica, int index, size_t s)
-{
-    if (replica)
-        x->encoder.codec->decode_add(replica + s * ENCODER_SEGMENT, code_at(x, index, s), segment_count(x, s),
-                                     &x->encoder.options);
-}
-
-static bhvd_status receive(struct exchange *x, size_t s)
-{
-    struct slot *slot = &x->slots[s % WINDOW];
-    bhvd_status status = BHVD_OK;
-    if (is_leader(x))
-        status = run_transfers(x->run, slot->transfers, 2 * x->peers.count);
-    if (!status && x->local)
-        status = broadcast_shared(x->run, x->local, 0, slot->codes, slot->codes, (size_t)(1 + x->peers.count) * x->stride);
-    if (!status && !x->ready) {
-        add(x, x->op->replicas[0], 0, s);
-        add(x, x->op->replicas[1], x->peers.count ? 1 : 0, s);
-        add(x, x->op->replicas[2], x->peers.count, s);
-        if (x->op->mixes_after)
-            store_result(x, s);
-    }
-    return status;
-}
-
-// Scratch memory for codes, and for encoding them.
-static bhvd_status slots_init(struct exchange *x)
-{
-    const size_t longest = segment_count(x, 0);
-    x->stride = encoder_stride(&x->encoder, longest);
-    const size_t slot_size = (size_t)(1 + x->peers.count) * x->stride;
-    const size_t values = encoder_align(longest * x->encoder.element), floats = encoder_align(longest * sizeof(float));
-    unsigned char *scratch = fusion_acquire(
-        x->run, 1, WINDOW * slot_size + values + 3 * floats + encoder_scratch_size(&x->encoder, longest));
-    if (!scratch)
-        return run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for codes of %zu elements", longest);
-    for (int i = 0; i < WINDOW; i++, scratch += slot_size)
-        x->slots[i].codes = scratch;
-    x->result = scratch;
-    x->mixed = (float *)(x->result + values);
-    x->term = (unsigned char *)x->mixed + floats;
-    encoder_set_scratch(&x->encoder, (unsigned char *)x->term + 2 * floats, longest);
-    return BHVD_OK;
-}
-
-static bhvd_status exchange_run(struct exchange *x)
-{
-    const size_t segments = (x->count + ENCODER_SEGMENT - 1) / ENCODER_SEGMENT;
-    bhvd_status status = x->ready ? BHVD_OK : slots_init(x);
-    for (size_t s = 0; s < segments + WINDOW - 1 && !status; s++) {
-        if (s < segments && is_leader(x))
-            send(x, s);
-        if (s >= WINDOW - 1)
-            status = receive(x, s - (WINDOW - 1));
-    }
-    return status;
-}
+// ------------------------------------------------------------------------------------------------------------ of hosts
 
 // The mean of the host's members, in scratch memory, takes the place of the values.
-static bhvd_status mean_of_host(struct exchange *x, struct span_list *list, struct span *mean)
+static bhvd_status mean_of_host(const struct d_lp_s *x, struct group *local, struct span_list *list, struct span *mean)
 {
     void *vector = fusion_acquire(x->run, 0, list->nbytes);
     if (!vector)
@@ -203,9 +189,9 @@ static bhvd_status mean_of_host(struct exchange *x, struct span_list *list, stru
     size_t at = 0;
     for (size_t i = 0; i < list->count; at += list->spans[i++].nbytes)
         list->spans[i].dst = (unsigned char *)vector + at;
-    const struct reduction reduction = reduction_of(&x->run->kernels, KERNEL_SUM, x->encoder.dtype, 1.0, 1.0 / x->local->size);
+    const struct reduction reduction = reduction_of(&x->run->kernels, KERNEL_SUM, x->encoder.dtype, 1.0, 1.0 / local->size);
     *mean = (struct span){vector, vector, list->nbytes};
-    return allreduce_shared(x->run, x->local, &reduction, list);
+    return allreduce_shared(x->run, local, &reduction, list);
 }
 
 // Weights of mixes, as they are between these hosts: what a smaller neighbour's replica loses is the own one's.
@@ -222,48 +208,116 @@ static void weigh(const struct hierarchy *h, const struct peers *peers, double *
     }
 }
 
-static bhvd_status run_ring(struct run *run, struct group *group, struct span_list *list, const struct span_list *results,
-                            const struct work *op, const struct ready_codes *ready)
+// All codes of a host: the own one of each segment, then those of the peers. Its leader makes and receives them.
+struct host_codes {
+    unsigned char *data;
+    size_t segment, segments;           // bytes of each, and how many
+    struct flight *flight;              // of the leader; else NULL
+    int *came;                          // by segment, the step of the flight
+};
+
+static bhvd_status start_leader(struct d_lp_s *x, const struct group *group, const struct hierarchy *h, struct host_codes *host)
 {
-    const bool levels = primitive_has_levels(group, op->kind, op->hierarchical);
-    const struct hierarchy *h = levels ? group->hierarchy : NULL;
-    const int n = h ? h->hosts : levels ? 1 : group->size, me = h ? h->host : levels ? 0 : group->rank;
+    struct schedule schedule;
+    int peers[PEERS_MAX] = {0};
+    for (int p = 0; p < x->peers.count; p++)
+        peers[p] = hierarchy_member(h, x->peers.index[p], 0);
+    x->codes.encodes = true;
+    x->codes.decodes = false;
+    x->codes.slots = host->segments;
+    x->codes.own = (struct code_lay){IN_OUTPUT, 0, 0, host->segment, false};
+    x->codes.results = (struct code_lay){IN_OUTPUT, x->codes.received.each, x->codes.received.each, host->segment, false};
+    schedule_init(&schedule, group->size, group->rank);
+    schedule_exchange(&schedule, &x->codes, peers, x->peers.count, host->came);
+    return flight_start(x->run, group, &schedule, &(struct material){.output = host->data, .act = act, .arg = x}, NULL, NULL,
+                        &host->flight);
+}
+
+// What the leader has goes to the other members, who all do the same with it.
+static bhvd_status spread(struct d_lp_s *x, struct group *local, const struct host_codes *host)
+{
+    bhvd_status status = BHVD_OK;
+    for (size_t s = 0; s < host->segments && !status; s++) {
+        const struct segment_part part = segments_part(&x->codes.cut, 0, s);
+        unsigned char *own = host->data + s * host->segment;
+        if (host->flight)
+            status = flight_wait_step(x->run, host->flight, host->came[s]);
+        if (!status)
+            status = broadcast_shared(x->run, local, 0, own, own, host->segment);
+        if (!status)
+            combine(x, &(struct part){part.begin * x->codes.element, part.count * x->codes.element}, own,
+                    own + x->codes.received.each);
+    }
+    return status;
+}
+
+static bhvd_status run_hosts(struct run *run, struct group *group, struct work *op, struct span_list *list,
+                             const struct span_list *results)
+{
+    const struct hierarchy *h = group->hierarchy;
+    struct group *local = h ? h->local : group;
+    struct d_lp_s x = d_lp_s_of(run, op, h ? h->hosts : 1, h ? h->host : 0);
     struct span mean;
-    struct span_list means = {&mean, 1, 1, list->nbytes};
-    struct exchange x = {
-        .run = run,
-        .op = op,
-        .list = levels ? &means : list,
-        .results = results,
-        .ready = ready,
-        .encoder = encoder_init(&run->kernels, op, me),
-        .peers = peers_of(BHVD_TOPOLOGY_RING, n, me, 0),
-        .local = h ? h->local : levels ? group : NULL,
-        .count = list->nbytes / bhvd_dtype_size(op->tensors[0].dtype),
-    };
-    memcpy(x.before, op->before, sizeof x.before);
-    memcpy(x.after, op->after, sizeof x.after);
+    x.codes.arg = &x.encoder;
+    x.codes.received.each = encoder_stride(&x.encoder, segments_part(&x.codes.cut, 0, 0).count);
+    x.results = *results;
     if (h && op->replicas[0]) {
         weigh(h, &x.peers, x.before);
         weigh(h, &x.peers, x.after);
     }
-    for (int p = 0; p < x.peers.count; p++)
-        x.links[p] = group_link(run, group, h ? hierarchy_member(h, x.peers.index[p], 0) : x.peers.index[p]);
-    bhvd_status status = x.local ? mean_of_host(&x, list, &mean) : BHVD_OK;
-    return status ? status : exchange_run(&x);
+    bhvd_status status = mean_of_host(&x, local, list, &mean);
+    x.list = (struct span_list){&mean, 1, 1, list->nbytes};
+    struct host_codes host = {.segment = (size_t)(1 + x.peers.count) * x.codes.received.each,
+                              .segments = segments_in_chunk(&x.codes.cut)};
+    host.data = fusion_acquire(run, 1, host.segments * host.segment);
+    host.came = malloc(host.segments * sizeof *host.came);
+    if (!status && (!host.data || !host.came))
+        status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for codes of %zu bytes", host.segments * host.segment);
+    if (!status && local->rank == 0)
+        status = start_leader(&x, group, h, &host);
+    if (!status)
+        status = spread(&x, local, &host);
+    if (host.flight) {
+        const bhvd_status over = flight_wait(run, host.flight);
+        status = status ? status : over;
+    }
+    free(host.came);
+    return status;
 }
 
-bhvd_status d_lp_s(struct run *run, struct group *group, struct work *op, const struct ready_codes *codes,
+// --------------------------------------------------------------------------------------------------------------------
+
+static void d_lp_s_free(void *arg)
+{
+    struct d_lp_s *x = arg;
+    span_list_fini(&x->list);
+    span_list_fini(&x->results);
+    free(x);
+}
+
+bhvd_status d_lp_s(struct run *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan,
                    struct bhvd_error *error)
 {
-    struct span_list list = {0}, results = {0};         // the first may be given other places for results
+    struct span_list list = {0}, results = {0};
     bhvd_status status = op->hierarchical ? primitive_check_hosts(run, group, error) : BHVD_OK;
     for (size_t t = 0; t < op->tensor_count && !status; t++) {
         if (!span_list_add(&list, &op->tensors[t]) || !span_list_add(&results, &op->tensors[t]))
             status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", op->tensor_count);
     }
-    if (!status && list.nbytes)
-        status = run_ring(run, group, &list, &results, op, codes);
+    if (!status && list.nbytes && primitive_has_levels(group, op->kind, op->hierarchical)) {
+        status = run_hosts(run, group, op, &list, &results);
+    } else if (!status && list.nbytes) {
+        struct d_lp_s *x = malloc(sizeof *x);
+        if (x) {
+            *x = d_lp_s_of(run, op, group->size, group->rank);
+            x->list = list;
+            x->results = results;
+            plan->release = d_lp_s_free;
+            make_plan(x, group, ready, plan);
+            return BHVD_OK;
+        }
+        status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", op->tensor_count);
+    }
     span_list_fini(&list);
     span_list_fini(&results);
     return status;

@@ -9,6 +9,7 @@
 #define BHVD_PRIMITIVE_H
 
 #include "collective/collective.h"
+#include "run/executor.h"
 #include "run/work.h"
 
 // The operation's tensors as one vector, with results allocated where the caller gave no memory. list: empty, to be
@@ -24,20 +25,18 @@ int primitive_hosts(const struct group *group);
 // come to the same answer.
 bhvd_status primitive_check_hosts(const struct run *run, const struct group *group, struct bhvd_error *error);
 
-// ends, arg: where codes come from and go to, when something else encodes and decodes (c_lp_s.h); NULL: that is done here.
-struct code_ends;
-bhvd_status c_lp_s(struct run *run, struct group *group, struct work *op, const struct code_ends *ends, const void *arg);
-
-// Codes of D_LP_S that something else has made, and adds to replicas: segment by segment, the own one, then room for those of
-// each peer.
+// Codes that something else has made, and decodes: the rank's own, and room for those of which the result is made. Code k of segment
+// s is at k each + s segment. k: of own ones the chunk, where there are several; of results the chunk (C_LP_S by owners), the rank
+// (C_LP_S of all) or the place among the peers (D_LP_S).
 struct ready_codes {
-    unsigned char *own;
-    size_t code_stride, segment_stride;
+    unsigned char *own, *results;
+    size_t each, segment;
 };
 
-// error: filled when the operation cannot be done and the run stays usable. codes NULL: values are encoded here.
-bhvd_status d_fp_s(struct run *run, struct group *group, struct work *op, struct bhvd_error *error);
-bhvd_status d_lp_s(struct run *run, struct group *group, struct work *op, const struct ready_codes *codes,
+// What can go on beside other executions is only planned (`made`), and everything else done.
+bhvd_status c_lp_s(struct run *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan);
+bhvd_status d_fp_s(struct run *run, struct group *group, struct work *op, struct plan *plan, struct bhvd_error *error);
+bhvd_status d_lp_s(struct run *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan,
                    struct bhvd_error *error);
 
 #endif

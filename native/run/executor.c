@@ -4,7 +4,10 @@
 
 #include "run/vector.h"
 
-enum { URGENT_BYTES = 64 << 10 };
+enum {
+    URGENT_BYTES = 64 << 10,
+    LOCAL_BYTES = 256 << 10     // that local steps work on before links are looked at again
+};
 
 // A step on its way.
 struct flown {
@@ -36,7 +39,7 @@ struct flight {
     void *arg;
 };
 
-static unsigned char *at(const struct flight *flight, struct place place) { return flight->spaces[place.space] + place.at; }
+static unsigned char *at(const struct flight *flight, struct place place) { return place_among(flight->spaces, place); }
 
 // ------------------------------------------------------------------------------------------------------------- memory
 
@@ -139,6 +142,12 @@ static void act(const struct flight *flight, const struct step *step)
         if (at(flight, step->to) != at(flight, step->from))
             span_copy(at(flight, step->to), at(flight, step->from), step->nbytes);
         break;
+    case STEP_ENCODE:
+    case STEP_RECODE:
+    case STEP_DECODE:
+    case STEP_COMBINE:
+        flight->material.act(flight->material.arg, step, flight->spaces);
+        break;
     default:
         break;
     }
@@ -149,10 +158,13 @@ static bool advance(struct flight *flight)
     bool progress = false;
     for (struct transfer *moved; (moved = transfer_queue_pop(&flight->moved)); progress = true)
         end(flight, (int)((struct flown *)moved - flight->steps));
-    for (; flight->ready_begin < flight->ready_end; progress = true) {
+    for (size_t nbytes = 0; flight->ready_begin < flight->ready_end && nbytes < LOCAL_BYTES && !flight->run->failure.status;
+         progress = true) {
         const int index = flight->ready[flight->ready_begin++];
-        act(flight, &flight->schedule.steps[index]);
+        const struct step *step = &flight->schedule.steps[index];
+        act(flight, step);
         end(flight, index);
+        nbytes += step->values.nbytes ? step->values.nbytes : step->nbytes;
     }
     return progress;
 }
@@ -204,15 +216,15 @@ bhvd_status flight_start(struct run *run, const struct group *group, struct sche
     }
     *flight = (struct flight){.run = run, .group = group, .schedule = *schedule, .material = *material, .left = schedule->count,
                               .execution = run->connections.started, .ended = ended, .arg = arg};
+    *schedule = (struct schedule){0};
     transfer_queue_init(&flight->moved);
     flight->steps = malloc((count + 1) * sizeof *flight->steps);
     flight->ready = malloc((count + 1) * sizeof *flight->ready);
-    if (schedule->failed || !flight->steps || !flight->ready || !take_memory(flight)) {
-        const size_t nbytes = schedule->space_nbytes[IN_VECTOR] + schedule->space_nbytes[IN_SCRATCH];
+    if (flight->schedule.failed || !flight->steps || !flight->ready || !take_memory(flight)) {
+        const size_t *spaces = flight->schedule.space_nbytes, nbytes = spaces[IN_VECTOR] + spaces[IN_SCRATCH];
         flight_free(flight);
         return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes and %zu steps", nbytes, count);
     }
-    *schedule = (struct schedule){0};
     flight->is_urgent = moves_little(&flight->schedule);
     wire(flight);
     *run->executor.tail = flight;
@@ -266,6 +278,32 @@ bhvd_status flight_run(struct run *run, const struct group *group, struct schedu
     return status ? status : flight_wait(run, flight);
 }
 
+// -------------------------------------------------------------------------------------------------------------- plans
+
+struct schedule *plan_begin(struct plan *plan, const struct group *group)
+{
+    plan->made = true;
+    plan->group = group;
+    schedule_init(&plan->schedule, group->size, group->rank);
+    return &plan->schedule;
+}
+
+bhvd_status plan_run(struct run *run, struct plan *plan)
+{
+    bhvd_status status = flight_run(run, plan->group, &plan->schedule, &plan->material);
+    plan_fini(plan);
+    return status;
+}
+
+void plan_fini(struct plan *plan)
+{
+    schedule_fini(&plan->schedule);
+    span_list_fini(&plan->list);
+    if (plan->release)
+        plan->release(plan->material.arg);
+    *plan = (struct plan){0};
+}
+
 // ----------------------------------------------------------------------------------------------------------- executor
 
 static void end_flight(struct run *run, struct flight *flight, bhvd_status status)
@@ -298,6 +336,14 @@ void executor_abort(struct run *run)
         if (flight->ended)
             end_flight(run, flight, run->failure.status);
     }
+}
+
+bool executor_has_state(const struct run *run, const void *state)
+{
+    const struct flight *flight = run->executor.head;
+    while (flight && !(state && flight->material.state == state))
+        flight = flight->next;
+    return flight;
 }
 
 uint64_t executor_oldest(const struct run *run) { return run->executor.head ? run->executor.head->execution : 0; }

@@ -10,13 +10,34 @@
 
 struct flight;
 
+static inline unsigned char *place_among(unsigned char *const *spaces, struct place place) { return spaces[place.space] + place.at; }
+
 // What a schedule works on. What it does not use may be left 0.
 struct material {
     struct reduction reduction;
     const struct span_list *list;           // of which the vector is made; kept alive by the caller until the flight is over
     const void *input;
     void *output;
+    void (*act)(void *arg, const struct step *step, unsigned char *const *spaces);      // steps on codes
+    void *arg;
+    const void *state;                      // memory that outlives the flight, and that no two flights may have at once
 };
+
+// A flight that has not been started: what can go on beside others.
+struct plan {
+    bool made;
+    const struct group *group;
+    struct schedule schedule;
+    struct material material;               // material.list is `list`, or NULL
+    struct span_list list;
+    void (*release)(void *arg);             // of material.arg; NULL: it is somebody else's
+};
+
+// The schedule is to be written into the plan then.
+struct schedule *plan_begin(struct plan *plan, const struct group *group);
+// Starts it, waits until it is over, and frees what it has.
+bhvd_status plan_run(struct run *run, struct plan *plan);
+void plan_fini(struct plan *plan);
 
 // Starts what the schedule says, which is the flight's from now on. ended: called when all is done or the run has failed, by
 // whoever lets the executor go on; after it the flight is gone. NULL: the caller waits (flight_wait).
@@ -34,6 +55,8 @@ bhvd_status flight_run(struct run *run, const struct group *group, struct schedu
 bool executor_advance(struct run *run);
 // The run has failed: ends all flights that nobody waits for.
 void executor_abort(struct run *run);
+// Is there a flight with this state?
+bool executor_has_state(const struct run *run, const void *state);
 // The number of the oldest execution that is under way here; 0: none is.
 uint64_t executor_oldest(const struct run *run);
 void executor_fini(struct run *run);

@@ -157,8 +157,8 @@ void fusion_return(struct run *run, struct fusion_buffer *buffer)
 
 void fusion_fini(struct run *run)
 {
-    free(run->scratch[0].data);
-    free(run->scratch[1].data);
+    for (size_t i = 0; i < sizeof run->scratch / sizeof *run->scratch; i++)
+        free(run->scratch[i].data);
     for (int i = 0; i < FUSION_KEPT; i++)
         free(run->lent[i].data);
 }

@@ -52,8 +52,9 @@ const void *span_source(const struct span_list *list, size_t offset, size_t nbyt
 void *span_target(const struct span_list *list, size_t offset, size_t nbytes, void *scratch);
 void span_store(const struct span_list *list, size_t offset, size_t nbytes, const void *from);
 
-// Scratch memory number 0 or 1 of at least this size, 64-byte aligned, valid until the next call for the same number.
-// NULL: no memory.
+// Scratch memory of at least this size, 64-byte aligned, valid until the next call for the same number: 0 and 1 are of what runs to
+// its end, 2 of a step while it is done. NULL: no memory.
+enum { SCRATCH_OF_STEPS = 2 };
 void *fusion_acquire(struct run *run, int number, size_t size);
 // Memory for what goes on beside others: 64-byte aligned, kept between operations. False: no memory.
 bool fusion_borrow(struct run *run, size_t size, struct fusion_buffer *out);

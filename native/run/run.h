@@ -53,7 +53,7 @@ struct run {
     void *owner;
     pthread_mutex_t failure_lock;       // for writing `failure`, and for reading it on other threads
     struct bhvd_error failure;          // why nothing can be executed any more
-    struct fusion_buffer scratch[2];    // fusion.h
+    struct fusion_buffer scratch[3];    // fusion.h
     struct fusion_buffer lent[FUSION_KEPT];     // those that are not lent now
     struct executor executor;           // executor.h
     int spin_limit, yield_limit;        // rounds of looking, and of yielding, before the engine sleeps

@@ -83,6 +83,34 @@ int schedule_copy(struct schedule *schedule, struct place to, struct place from,
     return put(schedule, STEP_COPY, 0, to, from, from, nbytes, after);
 }
 
+static int put_coded(struct schedule *schedule, enum step_kind kind, struct place to, struct place from, struct place own,
+                     size_t nbytes, struct part values, int after)
+{
+    return append(schedule, (struct step){.kind = kind, .after = {after, STEP_NONE}, .to = to, .from = from, .other = own,
+                                          .nbytes = nbytes, .values = values});
+}
+
+int schedule_encode(struct schedule *schedule, struct place code, size_t nbytes, struct part values, int after)
+{
+    return put_coded(schedule, STEP_ENCODE, code, code, code, nbytes, values, after);
+}
+
+int schedule_recode(struct schedule *schedule, struct place code, size_t nbytes, struct place from, struct place own,
+                    struct part values, int after)
+{
+    return put_coded(schedule, STEP_RECODE, code, from, own, nbytes, values, after);
+}
+
+int schedule_decode(struct schedule *schedule, struct place code, size_t nbytes, struct part values, int after)
+{
+    return put_coded(schedule, STEP_DECODE, code, code, code, nbytes, values, after);
+}
+
+int schedule_combine(struct schedule *schedule, struct place from, struct place own, size_t nbytes, struct part values, int after)
+{
+    return put_coded(schedule, STEP_COMBINE, own, from, own, nbytes, values, after);
+}
+
 int schedule_both(struct schedule *schedule, int one, int other)
 {
     if (one == STEP_NONE || other == STEP_NONE)

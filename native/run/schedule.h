@@ -55,7 +55,12 @@ enum step_kind {
     STEP_SCALE,         // to = to * postscale
     STEP_STORE,         // final: this part of the vector to the tensors
     STEP_COPY,          // to = from
-    STEP_NOTHING        // waits for two, so that others can wait for it
+    STEP_NOTHING,       // waits for two, so that others can wait for it
+    // On codes, by whoever made the schedule (primitive/schedules.h): one stands for some values of the vector.
+    STEP_ENCODE,        // to = the code of the values
+    STEP_RECODE,        // to = the code of what the codes of several make of the values: `from` and on, and `other`, the own one
+    STEP_DECODE,        // final: the values from the code `from`
+    STEP_COMBINE        // final: the values from the codes of several: `from` and on, and `other`, the own one
 };
 
 enum { STEP_WAITS = 2, STEP_NONE = -1 };
@@ -65,7 +70,8 @@ struct step {
     int peer;                       // position in the group
     int after[STEP_WAITS];          // STEP_NONE: nothing
     struct place to, from, other;
-    size_t nbytes;
+    size_t nbytes;                  // of each of these places
+    struct part values;             // of the vector; on codes only
 };
 
 struct schedule {
@@ -87,6 +93,12 @@ int schedule_reduce(struct schedule *schedule, struct place to, struct place fro
 int schedule_scale(struct schedule *schedule, struct place to, size_t nbytes, int after);
 int schedule_store(struct schedule *schedule, struct part part, int after);
 int schedule_copy(struct schedule *schedule, struct place to, struct place from, size_t nbytes, int after);
+// nbytes: of one code.
+int schedule_encode(struct schedule *schedule, struct place code, size_t nbytes, struct part values, int after);
+int schedule_recode(struct schedule *schedule, struct place code, size_t nbytes, struct place from, struct place own,
+                    struct part values, int after);
+int schedule_decode(struct schedule *schedule, struct place code, size_t nbytes, struct part values, int after);
+int schedule_combine(struct schedule *schedule, struct place from, struct place own, size_t nbytes, struct part values, int after);
 // Both have been done. STEP_NONE for either: the other.
 int schedule_both(struct schedule *schedule, int one, int other);
 

@@ -55,6 +55,11 @@ struct parts {
 
 // Of all tensors.
 size_t work_nbytes(const struct work *work);
+// Memory that is kept from one operation to the next; NULL: none. Two with the same are done one after the other.
+static inline const void *work_state(const struct work *work)
+{
+    return work->worker_error ? work->worker_error : work->server_error ? work->server_error : work->replicas[1];
+}
 // What the sum over `size` members is multiplied by.
 static inline double work_sum_factor(const struct work *work, int size)
 {

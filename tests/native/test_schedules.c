@@ -14,6 +14,7 @@
 
 #include "collective/collective.h"
 #include "collective/schedules.h"
+#include "primitive/schedules.h"
 
 enum { SEGMENT = SCHEDULE_SEGMENT };
 
@@ -25,10 +26,13 @@ enum { IS_SANITIZED = false };
 
 // ---------------------------------------------------------------------------------------------------------------- cases
 
-enum kind { RING, DOUBLING, HALVING, ALLGATHER, ALLTOALL, REDUCESCATTER, REDUCESCATTER_LOADS, BROADCAST, KIND_COUNT };
+// The last four are of primitives, whose codes are as long here as what they stand for. Peers: those of a ring.
+enum kind { RING, DOUBLING, HALVING, ALLGATHER, ALLTOALL, REDUCESCATTER, REDUCESCATTER_LOADS, BROADCAST, OWNERS, EVERYONE, PEERS,
+            PEERS_IN_PLACE };
 
 static const char *const KIND_NAMES[] = {"ring", "doubling", "halving", "allgather", "alltoall", "reducescatter",
-                                         "reducescatter (loads)", "broadcast"};
+                                         "reducescatter (loads)", "broadcast", "owners", "everyone", "peers",
+                                         "peers (in place)"};
 
 struct job {
     enum kind kind;
@@ -41,6 +45,8 @@ struct job {
 
 enum { IN_TENSORS = SPACE_COUNT, MEMORY_COUNT };        // where a load reads and a store writes
 
+static bool is_of_codes(const struct job *job) { return job->kind >= OWNERS; }
+static bool has_peers(const struct job *job) { return job->kind >= PEERS; }
 static bool is_allreduce(const struct job *job) { return job->kind <= HALVING; }
 static bool is_reducescatter(const struct job *job) { return job->kind == REDUCESCATTER || job->kind == REDUCESCATTER_LOADS; }
 
@@ -50,6 +56,42 @@ static size_t sum_of(const size_t *values, int count)
     for (int i = 0; i < count; i++)
         sum += values[i];
     return sum;
+}
+
+// Two neighbours, or one.
+static int peers_of(const struct job *job, int rank, int peers[2])
+{
+    peers[0] = (rank + job->n - 1) % job->n;
+    peers[1] = (rank + 1) % job->n;
+    return job->n > 2 ? 2 : job->n - 1;
+}
+
+static size_t size_of_values(const void *cell, size_t count) { return count * *(const size_t *)cell; }
+
+static struct codes codes_of(const struct job *job)
+{
+    const uint64_t chunks = job->kind == OWNERS ? (uint64_t)job->n : 1;
+    struct codes codes = {.cut = {job->nbytes / job->cell, chunks, SEGMENT / job->cell}, .element = job->cell,
+                          .size = size_of_values, .arg = &job->cell};
+    const size_t longest = segments_part(&codes.cut, 0, 0).count * job->cell;
+    codes_in_scratch(&codes, job->kind == OWNERS ? (size_t)job->n : 1, has_peers(job) ? 2 : (size_t)job->n, longest, 0);
+    if (job->kind == PEERS_IN_PLACE) {
+        codes.encodes = false;
+        codes.own = (struct code_lay){IN_INPUT, 0, 0, SEGMENT, false};
+    }
+    return codes;
+}
+
+static void write_codes(const struct job *job, int rank, struct schedule *schedule)
+{
+    const struct codes codes = codes_of(job);
+    int peers[2];
+    if (job->kind == OWNERS)
+        schedule_scatter_gather(schedule, &codes);
+    else if (job->kind == EVERYONE)
+        schedule_exchange(schedule, &codes, NULL, job->n, NULL);
+    else
+        schedule_exchange(schedule, &codes, peers, peers_of(job, rank, peers), NULL);
 }
 
 static void write_down(const struct job *job, int rank, struct schedule *schedule)
@@ -80,6 +122,12 @@ static void write_down(const struct job *job, int rank, struct schedule *schedul
     case BROADCAST:
         schedule_broadcast(schedule, job->root, job->nbytes, NULL);
         break;
+    case OWNERS:
+    case EVERYONE:
+    case PEERS:
+    case PEERS_IN_PLACE:
+        write_codes(job, rank, schedule);
+        break;
     default:
         schedule_reducescatter(schedule, job->part, job->kind == REDUCESCATTER_LOADS);
     }
@@ -94,6 +142,8 @@ static size_t space_size(const struct job *job, const struct schedule *schedule,
         return schedule->space_nbytes[IN_SCRATCH];
     if (is_allreduce(job))
         return space == IN_VECTOR || space == IN_TENSORS ? job->nbytes : 0;
+    if (is_of_codes(job))
+        return space == IN_TENSORS || (space == IN_INPUT && job->kind == PEERS_IN_PLACE) ? job->nbytes : 0;
     if (job->kind == BROADCAST)
         return space == IN_OUTPUT || (space == IN_INPUT && rank == job->root) ? job->nbytes : 0;
     if (job->kind == ALLGATHER)
@@ -164,7 +214,8 @@ static struct step *step_at(const struct world *w, int g)
 
 static const char *name_of(const struct world *w, int g)
 {
-    static const char *const names[] = {"send", "receive", "load", "reduce", "scale", "store", "copy", "nothing"};
+    static const char *const names[] = {"send", "receive", "load", "reduce", "scale", "store", "copy", "nothing",
+                                        "encode", "recode", "decode", "combine"};
     static char text[2][80];
     static int turn;
     const struct step *step = step_at(w, g);
@@ -231,6 +282,8 @@ static const char *lay_out(struct world *w)
             w->base[r][IN_OUTPUT] = w->base[r][IN_INPUT];
         } else if (job->kind == BROADCAST && r == job->root) {
             w->base[r][IN_INPUT] = w->base[r][IN_OUTPUT];
+        } else if (job->kind == PEERS_IN_PLACE) {
+            w->base[r][IN_INPUT] = w->base[r][IN_TENSORS];
         } else if (job->kind == ALLGATHER) {
             w->base[r][IN_INPUT] = w->base[r][IN_OUTPUT] + sum_of(job->part, r) / job->cell;
         }
@@ -253,10 +306,26 @@ static struct touched touch(const struct world *w, int rank, int space, size_t a
     return (struct touched){w->base[rank][space] + at / w->job->cell, nbytes / w->job->cell, writes};
 }
 
+// How many codes a step reads from `from` on, one every so many bytes, of which that of rank `left_out` is none. Returns the bytes
+// from the first to the end of the last.
+static size_t codes_read(const struct world *w, int g, int *count, size_t *each, int *left_out)
+{
+    const struct job *job = w->job;
+    const int r = w->rank_of[g];
+    int peers[2];
+    *each = codes_of(job).received.each;
+    *count = has_peers(job) ? peers_of(job, r, peers) : w->n;
+    *left_out = has_peers(job) ? -1 : r;
+    const int last = *left_out == *count - 1 ? *count - 2 : *count - 1;
+    return last < 0 ? 0 : (size_t)last * *each + step_at(w, g)->nbytes;
+}
+
 static int touched_by(const struct world *w, int g, struct touched out[3])
 {
     const struct step *step = step_at(w, g);
     const int r = w->rank_of[g];
+    int count, left_out;
+    size_t each;
     const struct touched to = touch(w, r, step->to.space, step->to.at, step->nbytes, true);
     const struct touched from = touch(w, r, step->from.space, step->from.at, step->nbytes, false);
     out[0] = to;
@@ -279,6 +348,19 @@ static int touched_by(const struct world *w, int g, struct touched out[3])
         return 2;
     case STEP_COPY:
         return to.begin == from.begin ? 0 : 2;          // it is there
+    case STEP_ENCODE:
+        out[1] = touch(w, r, IN_TENSORS, step->values.begin, step->values.nbytes, false);
+        return 2;
+    case STEP_DECODE:
+        out[0] = touch(w, r, IN_TENSORS, step->values.begin, step->values.nbytes, true);
+        return 2;
+    case STEP_RECODE:
+    case STEP_COMBINE:
+        if (step->kind == STEP_COMBINE)
+            out[0] = touch(w, r, IN_TENSORS, step->values.begin, step->values.nbytes, true);
+        out[1] = touch(w, r, step->from.space, step->from.at, codes_read(w, g, &count, &each, &left_out), false);
+        out[2] = touch(w, r, step->other.space, step->other.at, step->nbytes, false);
+        return 3;
     default:
         return 0;
     }
@@ -387,10 +469,27 @@ static void fill(struct world *w)
         for (int s = 0; s < MEMORY_COUNT; s++)          // garbage, of which no two are alike
             for (size_t i = 0; i < w->size[r][s]; i++)
                 at(w, r, s, 0)[i] = value_of(-2 - r, i * MEMORY_COUNT + (size_t)s);
-        const int source = is_allreduce(w->job) ? IN_TENSORS : IN_INPUT;
+        const int source = is_allreduce(w->job) || is_of_codes(w->job) ? IN_TENSORS : IN_INPUT;
         for (size_t i = 0; i < w->size[r][source]; i++)
             at(w, r, source, 0)[i] = value_of(r, i);
     }
+}
+
+// The sum of cell i of all codes that are read: in rank order, or the own one, then those of the peers.
+static struct value sum_of_codes(const struct world *w, int g, size_t i)
+{
+    const struct step *step = step_at(w, g);
+    const int r = w->rank_of[g];
+    int count, left_out;
+    size_t each;
+    codes_read(w, g, &count, &each, &left_out);
+    const struct value own = at(w, r, step->other.space, step->other.at)[i];
+    struct value sum = own;
+    for (int k = 0; k < count; k++) {
+        const struct value value = k == left_out ? own : at(w, r, step->from.space, step->from.at + (size_t)k * each)[i];
+        sum = k == 0 && left_out >= 0 ? value : added(sum, value);
+    }
+    return scaled(sum, POSTSCALE);
 }
 
 static void act(const struct world *w, int g)
@@ -410,6 +509,14 @@ static void act(const struct world *w, int g)
             at(w, r, IN_TENSORS, step->from.at)[i] = from[i];
         else if (step->kind == STEP_COPY)
             to[i] = from[i];
+        else if (step->kind == STEP_ENCODE)
+            to[i] = scaled(at(w, r, IN_TENSORS, step->values.begin)[i], PRESCALE);
+        else if (step->kind == STEP_DECODE)
+            at(w, r, IN_TENSORS, step->values.begin)[i] = from[i];
+        else if (step->kind == STEP_RECODE)
+            to[i] = sum_of_codes(w, g, i);
+        else if (step->kind == STEP_COMBINE)
+            at(w, r, IN_TENSORS, step->values.begin)[i] = sum_of_codes(w, g, i);
         else if (step->kind == STEP_RECEIVE)
             to[i] = at(w, step->peer, step_at(w, w->mate[g])->from.space, step_at(w, w->mate[g])->from.at)[i];
     }
@@ -431,10 +538,14 @@ static struct value expected(const struct world *w, int rank, size_t index)
         }
     }
     struct value sum = {0, 0};
-    const size_t begin = is_allreduce(job) ? 0 : sum_of(job->part, rank) / cell;
-    for (int r = 0; r < w->n; r++)
-        sum.sum += value_of(r, begin + index).sum;
-    sum.sum *= POSTSCALE * (job->kind == REDUCESCATTER ? 1 : PRESCALE);
+    const size_t begin = is_reducescatter(job) ? sum_of(job->part, rank) / cell : 0;
+    int peers[2];
+    const int count = has_peers(job) ? peers_of(job, rank, peers) : w->n;
+    if (has_peers(job))
+        sum = value_of(rank, index);
+    for (int r = 0; r < count; r++)
+        sum.sum += value_of(has_peers(job) ? peers[r] : r, begin + index).sum;
+    sum.sum *= POSTSCALE * (job->kind == REDUCESCATTER || job->kind == PEERS_IN_PLACE ? 1 : PRESCALE);
     return sum;
 }
 
@@ -444,9 +555,9 @@ static const char *check_result(const struct world *w, const struct value *want,
         const struct value found = at(w, rank, space, 0)[i];
         if (found.sum != want[i].sum)
             return complain("rank %d: element %zu is not what it should be", rank, i);
-        if (is_reducescatter(w->job))
+        if (is_reducescatter(w->job) || has_peers(w->job))
             continue;
-        const struct value same = is_allreduce(w->job) ? at(w, 0, space, 0)[i] : want[i];
+        const struct value same = is_allreduce(w->job) || is_of_codes(w->job) ? at(w, 0, space, 0)[i] : want[i];
         if (found.tree != same.tree)
             return complain("rank %d: element %zu was added up in another order than on rank 0", rank, i);
     }
@@ -459,7 +570,7 @@ static const char *check_values(const struct world *w)
     const char *complaint = NULL;
     struct value *want = NULL;
     for (int r = 0; r < w->n && !complaint; r++) {
-        const int space = is_allreduce(w->job) ? IN_TENSORS : IN_OUTPUT;
+        const int space = is_allreduce(w->job) || is_of_codes(w->job) ? IN_TENSORS : IN_OUTPUT;
         if (r == 0 || !is_allreduce(w->job)) {
             free(want);
             want = malloc((w->size[r][space] + 1) * sizeof *want);
@@ -880,6 +991,22 @@ TEST(broadcast)
         check_job(&(struct job){.kind = BROADCAST, .n = n, .root = n / 3, .cell = SEGMENT, .nbytes = 3 * SEGMENT}, 1);
 }
 
+TEST(codes)
+{
+    enum { FEW = SEGMENT / 8 };
+    for (enum kind kind = OWNERS; kind <= PEERS_IN_PLACE; kind++) {
+        for (int n = kind == PEERS_IN_PLACE ? 2 : 1; n <= (kind == EVERYONE ? many() / 2 : many()); n++) {
+            const size_t chunks = kind == OWNERS ? (size_t)n : 1;
+            check_job(&(struct job){.kind = kind, .n = n, .cell = FEW, .nbytes = FEW * (chunks + 1)}, 2);
+            check_job(&(struct job){.kind = kind, .n = n, .cell = FEW, .nbytes = FEW}, 1);
+            // More segments than slots, the last of which some chunks lack.
+            if (n < 8)
+                check_job(&(struct job){.kind = kind, .n = n, .cell = FEW, .nbytes = SEGMENT * chunks * 5 + FEW}, 3);
+        }
+        check_job(&(struct job){.kind = kind, .n = IS_SANITIZED ? 40 : kind == EVERYONE ? 64 : 100, .cell = FEW, .nbytes = 3 * FEW}, 1);
+    }
+}
+
 // --------------------------------------------------------------------------------------------------- of the checker itself
 
 // What a change does to it; undone afterwards.
@@ -927,9 +1054,12 @@ static void check_mutations(const struct job *job, int *noticed, int *needless)
                 changed.after[i] = STEP_NONE;
                 CHECK(!check_world(w, 1));              // the order of an unspoilt run
                 // What halving takes back is an answer to what it gave: that wait is for nothing but tidiness. Some results of
-                // reducescatter lie where nothing is sent from.
+                // reducescatter lie where nothing is sent from. And a slot that is free because all of it was awaited is not
+                // always used again by all; and what lies in the input is not sent before it is expected, only for pace.
                 if (is_waited_for_anyhow(w, g, i) ||
                     (job->kind == HALVING && step.kind == STEP_RECEIVE) ||
+                    (is_of_codes(job) && step.kind == STEP_NOTHING && !check_changed(w, g, changed)) ||
+                    (job->kind == PEERS_IN_PLACE && step.kind == STEP_SEND) ||
                     (is_reducescatter(job) && !check_changed(w, g, changed))) {
                     ++*needless;
                     continue;
@@ -977,6 +1107,10 @@ TEST(every_mutation_is_noticed)
         {.kind = REDUCESCATTER, .n = 5, .cell = 4, .part = part},
         {.kind = REDUCESCATTER_LOADS, .n = 5, .cell = 4, .part = part},
         {.kind = BROADCAST, .n = 6, .root = 1, .cell = SEGMENT, .nbytes = 2 * SEGMENT},
+        {.kind = OWNERS, .n = 4, .cell = SEGMENT / 2, .nbytes = 4 * SEGMENT * 4 + SEGMENT},
+        {.kind = EVERYONE, .n = 3, .cell = SEGMENT / 2, .nbytes = 5 * SEGMENT},
+        {.kind = PEERS, .n = 5, .cell = SEGMENT / 2, .nbytes = 5 * SEGMENT},
+        {.kind = PEERS_IN_PLACE, .n = 3, .cell = SEGMENT / 2, .nbytes = 5 * SEGMENT},
     };
     int noticed = 0, needless = 0;
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {

@@ -1,0 +1,168 @@
+#include "primitive/schedules.h"
+
+// Three segments keep processor and wire of neighbours busy; what is far away wants more under way.
+enum { SLOTS = 3, SLOTS_MAX = 64, FAR_NS = 1000000, FAR_BYTES = 8 << 20 };
+
+void codes_in_scratch(struct codes *codes, size_t own, size_t received, size_t longest, uint32_t hop_ns)
+{
+    const size_t stride = (longest + 63) / 64 * 64, slot = (own + received) * stride, segments = segments_in_chunk(&codes->cut);
+    size_t most = hop_ns < FAR_NS || slot * SLOTS > FAR_BYTES ? SLOTS : FAR_BYTES / slot;
+    most = most < SLOTS_MAX ? most : SLOTS_MAX;
+    codes->slots = segments < most ? segments : most;
+    codes->own = (struct code_lay){IN_SCRATCH, 0, stride, slot, true};
+    codes->received = (struct code_lay){IN_SCRATCH, own * stride, stride, slot, true};
+    codes->encodes = codes->decodes = true;
+}
+
+static struct place code_at(const struct codes *codes, const struct code_lay *lay, int k, size_t s)
+{
+    return in_space(lay->space, lay->at + (size_t)k * lay->each + (lay->in_slots ? s % codes->slots : s) * lay->segment);
+}
+
+static size_t code_size(const struct codes *codes, struct segment_part part)
+{
+    return part.count ? codes->size(codes->arg, part.count) : 0;
+}
+
+static struct part values_of(const struct codes *codes, struct segment_part part)
+{
+    return (struct part){part.begin * codes->element, part.count * codes->element};
+}
+
+// ---------------------------------------------------------------------------------------------------- scatter, gather
+
+struct scatter_gather {
+    struct schedule *schedule;
+    const struct codes *codes;
+};
+
+static struct segment_part part_of(const struct scatter_gather *x, int k, size_t s)
+{
+    return segments_part(&x->codes->cut, (uint64_t)k, s);
+}
+
+static struct place own_at(const struct scatter_gather *x, int k, size_t s) { return code_at(x->codes, &x->codes->own, k, s); }
+
+static struct place received_at(const struct scatter_gather *x, int k, size_t s)
+{
+    return code_at(x->codes, &x->codes->received, k, s);
+}
+
+// The mean of rank k. Those that are decoded here come where the codes were that it is not made of any more.
+static struct place mean_at(const struct scatter_gather *x, int k, size_t s)
+{
+    if (!x->codes->decodes)
+        return code_at(x->codes, &x->codes->results, k, s);
+    return k == x->schedule->rank ? own_at(x, k, s) : received_at(x, k, s);
+}
+
+// Every chunk's segment to its owner. Returns the step after which the own chunk's is there from all. Nobody need wait until all is
+// sent: whose mean is there has received it.
+static int scatter(const struct scatter_gather *x, size_t s, int after)
+{
+    struct schedule *schedule = x->schedule;
+    const int n = schedule->size, me = schedule->rank;
+    const size_t mine = code_size(x->codes, part_of(x, me, s));
+    int came = after;
+    for (int i = 0; i < n && mine; i++)
+        if (i != me)
+            came = schedule_both(schedule, came, schedule_receive(schedule, i, received_at(x, i, s), mine, after));
+    for (int i = 0; i < n; i++) {
+        const int k = (me + 1 + i) % n;         // everyone begins with another owner; the own chunk comes last
+        const struct segment_part part = part_of(x, k, s);
+        const size_t nbytes = code_size(x->codes, part);
+        if (!nbytes)
+            continue;
+        const int made = x->codes->encodes ? schedule_encode(schedule, own_at(x, k, s), nbytes, values_of(x->codes, part), after)
+                                           : after;
+        if (k == me)
+            came = schedule_both(schedule, came, made);
+        else
+            schedule_send(schedule, k, own_at(x, k, s), nbytes, made);
+    }
+    return came;
+}
+
+// The mean to everyone, and theirs to the result. Returns the step after which the slot is free, if it is used again.
+static int gather(const struct scatter_gather *x, size_t s, int came, bool again)
+{
+    struct schedule *schedule = x->schedule;
+    const int me = schedule->rank;
+    const struct segment_part own = part_of(x, me, s);
+    const size_t mine = code_size(x->codes, own);
+    int recoded = came, done = STEP_NONE;
+    if (mine)
+        recoded = schedule_recode(schedule, mean_at(x, me, s), mine, received_at(x, 0, s), own_at(x, me, s),
+                                  values_of(x->codes, own), came);
+    for (int i = 0; i < schedule->size; i++) {
+        const int k = (me + i) % schedule->size;
+        const struct segment_part part = part_of(x, k, s);
+        const size_t nbytes = code_size(x->codes, part);
+        int there = recoded;
+        if (k != me && mine) {
+            const int sent = schedule_send(schedule, k, mean_at(x, me, s), mine, recoded);
+            done = again ? schedule_both(schedule, done, sent) : done;
+        }
+        if (k != me && nbytes)
+            there = schedule_receive(schedule, k, mean_at(x, k, s), nbytes, recoded);
+        if (nbytes && x->codes->decodes)
+            there = schedule_decode(schedule, mean_at(x, k, s), nbytes, values_of(x->codes, part), there);
+        done = again ? schedule_both(schedule, done, there) : done;
+    }
+    return done;
+}
+
+// The steps after which slots are free again: of the last segments.
+struct freed {
+    int after[SLOTS_MAX];
+};
+
+static int slot_is_free(const struct freed *freed, const struct codes *codes, size_t s)
+{
+    return s < codes->slots ? STEP_NONE : freed->after[(s - codes->slots) % SLOTS_MAX];
+}
+
+void schedule_scatter_gather(struct schedule *schedule, const struct codes *codes)
+{
+    const struct scatter_gather x = {schedule, codes};
+    const size_t segments = segments_in_chunk(&codes->cut);
+    struct freed freed;
+    for (size_t s = 0; s < segments; s++) {
+        const int came = scatter(&x, s, slot_is_free(&freed, codes, s));
+        freed.after[s % SLOTS_MAX] = gather(&x, s, came, s + codes->slots < segments);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------- exchange
+
+void schedule_exchange(struct schedule *schedule, const struct codes *codes, const int *peers, int count, int *came)
+{
+    const size_t segments = segments_in_chunk(&codes->cut);
+    const struct code_lay *theirs = codes->decodes ? &codes->received : &codes->results;
+    struct freed freed;
+    for (size_t s = 0; s < segments; s++) {
+        const struct segment_part part = segments_part(&codes->cut, 0, s);
+        const size_t nbytes = code_size(codes, part);
+        const struct place own = code_at(codes, &codes->own, 0, s);
+        const int free = slot_is_free(&freed, codes, s);
+        const int made = codes->encodes ? schedule_encode(schedule, own, nbytes, values_of(codes, part), free) : free;
+        const bool is_awaited = s + codes->slots < segments || !codes->encodes;
+        int sent = STEP_NONE, there = made;
+        for (int p = 0; p < count; p++) {
+            const int peer = peers ? peers[p] : p;
+            if (peer == schedule->rank)
+                continue;
+            const int gone = schedule_send(schedule, peer, own, nbytes, made);
+            sent = is_awaited ? schedule_both(schedule, sent, gone) : sent;
+            there = schedule_both(schedule, there,
+                                  schedule_receive(schedule, peer, code_at(codes, theirs, p, s), nbytes, free));
+        }
+        // Where the own code is the values, the result may be written over it.
+        if (codes->decodes)
+            there = schedule_combine(schedule, code_at(codes, theirs, 0, s), own, nbytes, values_of(codes, part),
+                                     codes->encodes ? there : schedule_both(schedule, there, sent));
+        if (came)
+            came[s] = there;
+        freed.after[s % SLOTS_MAX] = s + codes->slots < segments ? schedule_both(schedule, there, sent) : STEP_NONE;
+    }
+}
