@@ -126,7 +126,7 @@ void schedule_scatter_gather(struct schedule *schedule, const struct codes *code
 {
     const struct scatter_gather x = {schedule, codes};
     const size_t segments = segments_in_chunk(&codes->cut);
-    struct freed freed;
+    struct freed freed = {{0}};
     for (size_t s = 0; s < segments; s++) {
         const int came = scatter(&x, s, slot_is_free(&freed, codes, s));
         freed.after[s % SLOTS_MAX] = gather(&x, s, came, s + codes->slots < segments);
@@ -139,7 +139,7 @@ void schedule_exchange(struct schedule *schedule, const struct codes *codes, con
 {
     const size_t segments = segments_in_chunk(&codes->cut);
     const struct code_lay *theirs = codes->decodes ? &codes->received : &codes->results;
-    struct freed freed;
+    struct freed freed = {{0}};
     for (size_t s = 0; s < segments; s++) {
         const struct segment_part part = segments_part(&codes->cut, 0, s);
         const size_t nbytes = code_size(codes, part);
