@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "core/carried.h"
 #include "core/context.h"
 #include "core/ready.h"
 #include "core/reason.h"
@@ -221,6 +222,24 @@ static bhvd_status take_full_request(bhvd_context *ctx, const int *ranks, int co
     return status;
 }
 
+// By an id, with values. What is not known any more will be asked for in full, without.
+static bhvd_status take_carried(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader *r)
+{
+    const uint32_t id = bytes_take_u32(r);
+    const uint16_t nbytes = bytes_take_u16(r);
+    const unsigned char *values = bytes_take(r, nbytes);
+    if (!values || count != 1)
+        return BHVD_ERR_SYSTEM;
+    bhvd_status status = take_cached_request(ctx, ranks[0], id);
+    const struct coordinator_entry *entry = status ? NULL : coordinator_cache_find_id(&ctx->cache, id);
+    struct pending *pending = entry ? entry->cached.user : NULL;
+    const struct process_set *set = pending ? process_set_find(&ctx->sets, pending->key.process_set) : NULL;
+    const int member = set ? process_set_index(set, ranks[0]) : -1;
+    if (member >= 0 && pending->requests[member] && !carried_add(pending, member, values, nbytes))
+        return BHVD_ERR_SYSTEM;
+    return status;
+}
+
 static bhvd_status take_detached(bhvd_context *ctx, const int *ranks, int count)
 {
     bhvd_status status = ctx->relay.active ? BHVD_OK : BHVD_ERR_SYSTEM;
@@ -244,6 +263,8 @@ static bhvd_status take_items(bhvd_context *ctx, const int *ranks, int count, st
             uint32_t size = bytes_take_u32(&r);
             const unsigned char *bytes = bytes_take(&r, size);
             status = bytes ? take_full_request(ctx, ranks, count, bytes, size) : BHVD_ERR_SYSTEM;
+        } else if (tag == ITEM_CARRIED) {
+            status = take_carried(ctx, ranks, count, &r);
         } else {
             status = tag == ITEM_DETACHED ? take_detached(ctx, ranks, count) : BHVD_ERR_SYSTEM;
         }

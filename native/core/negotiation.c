@@ -5,6 +5,7 @@
 #include "base/status.h"
 #include "core/answer.h"
 #include "core/cached_run.h"
+#include "core/carried.h"
 #include "core/context.h"
 #include "core/reason.h"
 #include "run/result_memory.h"
@@ -19,7 +20,14 @@ static void put_request(bhvd_context *ctx, struct bytes *out, struct cached_run 
         op->cached = entry;
         response_cache_use(&ctx->cache, entry);
         ctx->counters.cache_hits++;
-        cached_run_put(run, out, entry->cached.id);
+        if (carried_takes(ctx, op)) {
+            bytes_put_u8(out, ITEM_CARRIED);
+            bytes_put_u32(out, entry->cached.id);
+            bytes_put_u16(out, (uint16_t)op->work.tensors[0].nbytes);
+            bytes_put(out, op->work.tensors[0].src, op->work.tensors[0].nbytes);
+        } else {
+            cached_run_put(run, out, entry->cached.id);
+        }
     } else {
         ctx->counters.cache_misses++;
         bytes_put_u8(out, ITEM_FULL);
@@ -253,7 +261,15 @@ static bhvd_status take_items(bhvd_context *ctx, struct bytes_reader *r, uint32_
 {
     while (count) {
         struct bhvd_handle *op;
-        if (bytes_take_u8(r) == ITEM_CACHED) {
+        const uint8_t tag = bytes_take_u8(r);
+        if (tag == ITEM_CARRIED) {
+            op = take_cached(ctx, bytes_take_u32(r));
+            const uint16_t nbytes = bytes_take_u16(r);
+            const unsigned char *sum = bytes_take(r, nbytes);
+            if (!sum || (op && !carried_take_sum(op, sum, nbytes)) || !add_to_execution(execution, op))
+                return BHVD_ERR_SYSTEM;
+            count--;
+        } else if (tag == ITEM_CACHED) {
             struct cached_run run = cached_run_take(r);
             if (r->failed || run.count > count)
                 return BHVD_ERR_SYSTEM;

@@ -30,8 +30,8 @@ enum frame_type {
     FRAME_REQUEST = 1, FRAME_RESPONSE = 2, FRAME_STALE = 3, FRAME_GOODBYE = 4, FRAME_HEARTBEAT = 5, FRAME_LATE = 6,
     FRAME_UP = 7, FRAME_DOWN = 8, FRAME_LEAVING = 9, FRAME_MOVED = 10, FRAME_CLOSING = 11       // of a tree: relay.h
 };
-// How a request or an answer says which operation it is about; ITEM_DETACHED: relay.h.
-enum item_tag { ITEM_CACHED = 0, ITEM_FULL = 1, ITEM_DETACHED = 2 };
+// How a request or an answer says which operation it is about; ITEM_DETACHED: relay.h; ITEM_CARRIED: by its id, with values (carried.h).
+enum item_tag { ITEM_CACHED = 0, ITEM_FULL = 1, ITEM_DETACHED = 2, ITEM_CARRIED = 3 };
 
 enum { REQUEST_FRAME_BYTES = 1 << 20 };         // far below LINK_FRAME_MAX, however many operations are posted at once
 

@@ -274,6 +274,7 @@ void operation_drop(struct bhvd_handle *op)
     bytes_fini(&op->request);
     free(op->splits);
     free(op->agreed_owned);
+    free(op->carried);
     free(op->received_splits);
     free(op);
 }

@@ -44,6 +44,7 @@ void pending_free(struct pending *pending)
         pending->entry->cached.user = NULL;
     for (int i = 0; i < pending->size; i++)
         request_drop(pending->requests[i]);
+    free(pending->carried);
     free(pending);
 }
 

@@ -20,6 +20,8 @@ struct pending {
     int64_t asked_ns;                           // when a member asked last
     int ready_count;
     int first;                                  // set rank that asked first
+    unsigned char *carried;                     // values that came with requests (carried.h), and of how many members
+    int carried_count;
     struct request *requests[];                 // by set rank; NULL: has not asked, or has joined
 };
 

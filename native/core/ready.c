@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "core/carried.h"
 #include "core/context.h"
 #include "core/response.h"
 
@@ -110,6 +111,12 @@ static bool put_answer_head(bhvd_context *ctx, struct bytes *out, const struct p
     const struct request *first = pending->requests[pending->first];
     const bool all = pending->ready_count == pending->size;
     uint32_t id = 0;
+    if (all && pending->entry && carried_is_whole(pending)) {
+        bytes_put_u8(out, ITEM_CARRIED);
+        bytes_put_u32(out, pending->entry->cached.id);
+        carried_put_sum(&ctx->run, pending, out);
+        return false;
+    }
     if (all && pending->entry) {
         cached_run_put(&ctx->coordinator.run, out, pending->entry->cached.id);
         return false;

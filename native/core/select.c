@@ -39,7 +39,7 @@ static enum kernel_reduction kernel_reduction_of(bhvd_op op)
     }
 }
 
-static struct reduction reduction_by(const struct run *run, const struct work *op, bhvd_dtype dtype, int size)
+struct reduction reduction_by(const struct run *run, const struct work *op, bhvd_dtype dtype, int size)
 {
     // Average is a sum, with the size taken out of the second factor (one multiplication, not two).
     return reduction_of(&run->kernels, kernel_reduction_of(op->op), dtype, op->prescale_factor, work_sum_factor(op, size));
@@ -114,6 +114,8 @@ static bhvd_status execute_allreduce(struct run *run, struct group *group, struc
         for (size_t t = 0; t < op->tensor_count; t++) {
             if (tensor_allocate_result(&op->tensors[t], op->tensors[t].dim0))
                 return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", op->tensors[t].nbytes);
+            if (operation_of(op)->carried)
+                memcpy(op->tensors[t].dst, operation_of(op)->carried, op->tensors[t].nbytes);
             dtypes += !present[op->tensors[t].dtype];
             present[op->tensors[t].dtype] = true;
         }
@@ -129,7 +131,7 @@ static bhvd_status execute_allreduce(struct run *run, struct group *group, struc
         }
         for (int i = 0; i < count && !status; i++) {
             const struct work *op = works[i];
-            for (size_t t = 0; t < op->tensor_count && !status; t++) {
+            for (size_t t = 0; t < op->tensor_count && !status && !operation_of(works[i])->carried; t++) {
                 if (op->tensors[t].dtype == (bhvd_dtype)dtype && !span_list_add(&list, &op->tensors[t]))
                     status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for %d fused operations", count);
             }

@@ -9,4 +9,7 @@
 // beside other executions. error: filled when it cannot be done and the context stays usable.
 bhvd_status select_execute(bhvd_context *ctx, const struct execution *execution, struct plan *plan, struct bhvd_error *error);
 
+// How the values of so many ranks become one.
+struct reduction reduction_by(const struct run *run, const struct work *op, bhvd_dtype dtype, int size);
+
 #endif

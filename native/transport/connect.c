@@ -25,7 +25,7 @@
 #include "transport/socket.h"
 
 enum {
-    CARD_MAGIC = 0x39484742,            // "BGH9", also tells the byte order
+    CARD_MAGIC = 0x41484742,            // "BGHA", also tells the byte order
     HELLO_MAGIC = 0x33484742,
     RETRY_MS = 50,
     FAR_NS = 2000000,                   // a round trip to another site
