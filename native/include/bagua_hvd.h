@@ -200,7 +200,7 @@ struct bhvd_counters {
     uint64_t executions;            /* collectives run: less than operations where tensors were fused */
     uint64_t payload_bytes_sent;    /* bytes of tensors or codes that went to other ranks, over any transport */
     uint64_t payload_bytes_received;
-    uint64_t control_bytes_sent;
+    uint64_t control_bytes_sent;    /* of negotiation, with the values of small allreduces that travel with it */
     uint64_t cache_hits, cache_misses;
     uint64_t coordinator_ns;        /* rank 0: processor time spent coordinating, counted after
                                      * bhvd_context_measure_coordinator */
