@@ -54,7 +54,7 @@ void log_close(struct log *log)
     tell(log);
 }
 
-void log_put(struct log *log, bhvd_log_level level, const char *file, int line, const void *text, size_t size)
+static struct log_record *record_of(bhvd_log_level level, const char *file, int line, const void *text, size_t size)
 {
     struct log_record *record = malloc(sizeof *record + size + 1);
     if (record) {
@@ -62,6 +62,12 @@ void log_put(struct log *log, bhvd_log_level level, const char *file, int line, 
         memcpy(record->text, text, size);
         record->text[size] = '\0';
     }
+    return record;
+}
+
+void log_put(struct log *log, bhvd_log_level level, const char *file, int line, const void *text, size_t size)
+{
+    struct log_record *record = record_of(level, file, line, text, size);
     pthread_mutex_lock(&log->lock);
     bool keep = record && log->kept < RECORDS_MAX;
     if (keep) {
@@ -87,20 +93,28 @@ void log_put_format(struct log *log, bhvd_log_level level, const char *file, int
     log_put(log, level, file, line, text, size < LINE_BYTES ? (size_t)size : LINE_BYTES - 1);
 }
 
+// In place of records that were lost. It does not go through the queue, which may be full again.
+static struct log_record *note_lost(int lost)
+{
+    char text[100];
+    int size = snprintf(text, sizeof text, "%d records before this one were lost: nobody took them", lost);
+    return record_of(BHVD_LOG_WARNING, __FILE__, __LINE__, text, (size_t)size);
+}
+
 // The oldest record; NULL: there is none.
-static struct log_record *take(struct log *log, int *lost, bool *closed)
+static struct log_record *take(struct log *log, bool *closed)
 {
     pthread_mutex_lock(&log->lock);
     struct log_record *record = log->head;
-    *lost = record ? 0 : log->lost;
     *closed = log->closed;
     if (record) {
         log->head = record->next;
         if (!log->head)
             log->tail = &log->head;
         log->kept--;
-    } else {
-        log->lost = 0;
+    } else if (log->lost) {
+        record = note_lost(log->lost);
+        log->lost = record ? 0 : log->lost;
     }
     pthread_mutex_unlock(&log->lock);
     return record;
@@ -112,20 +126,16 @@ int bhvd_context_next_record(bhvd_context *ctx, int timeout_ms, struct bhvd_reco
     int64_t deadline_ns = clock_deadline_ns(timeout_ms);
     for (;;) {
         uint32_t changes = atomic_load(&log->changes);
-        int lost;
         bool closed;
-        struct log_record *record = take(log, &lost, &closed);
+        struct log_record *record = take(log, &closed);
         *out = record ? &record->said : NULL;
         if (record)
             return 1;
-        if (lost)
-            log_say(ctx, BHVD_LOG_WARNING, "%d records before this one were lost: nobody took them", lost);
-        else if (closed)
+        if (closed)
             return -1;
-        else if (clock_now_ns() >= deadline_ns)
+        if (clock_now_ns() >= deadline_ns)
             return 0;
-        else
-            futex_wait(&log->changes, changes, deadline_ns);
+        futex_wait(&log->changes, changes, deadline_ns);
     }
 }
 
