@@ -416,6 +416,16 @@ class Context:
         return [(entry.operations, entry.waited_ns)
                 for entry in native[0:lib.bhvd_context_waited_for(self._pointer, native, size)]]
 
+    def stalled(self, size: int) -> dict[int, tuple[int, list[str]]]:
+        """By rank, the operations that others wait too long for it to ask for: their number, the names of a few.
+
+        See bhvd_context_stalled; {} but on rank 0. size: of the job.
+        """
+        native = ffi.new("struct bhvd_stalled[]", size)
+        return {entry.rank: (entry.operations, [ffi.string(name).decode(errors="replace")
+                                                for name in entry.names[0:min(entry.operations, len(entry.names))]])
+                for entry in native[0:lib.bhvd_context_stalled(self._pointer, native, size)]}
+
     def measure_coordinator(self) -> None:
         """Counts coordinator_ns from now on; only rank 0 has something to count."""
         lib.bhvd_context_measure_coordinator(self._pointer)

@@ -126,7 +126,7 @@ def _start(comm, process_sets, scope=None):
     runtime.handles.clear()
     runtime.options = options
     runtime.context = started
-    runtime.reporter = reporting.start(figures)
+    runtime.reporter = reporting.start(figures, lambda: started.stalled(options.size))
     runtime.listener = records.Listener(started, lambda: runtime.steps)
     runtime.tell_watchers()
     # Again each time: it must run before the end of MPI, which this call may have started.

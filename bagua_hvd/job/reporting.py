@@ -5,6 +5,8 @@ on the launcher's host, ssh from others. The launcher says in PIPE which pipe th
 something else, a file say, nothing is written.
 
     {"steps": ..., ...}         for `baguarun --dashboard`, once a second
+    {"stalled": rank, ...}      for that too, from rank 0, when it changes: the number of `operations` that others wait
+                                for that rank to ask for, and the `names` of the first ones
     {"because_of": rank}        if this process fails, then because that rank did, or left, before; null: it does not
 """
 import json
@@ -29,10 +31,13 @@ class Reporter:
 
     Args:
         facts: function without arguments that returns numbers, by name: sums since the beginning.
+        stalled: function that returns what Context.stalled() does.
     """
 
-    def __init__(self, facts):
+    def __init__(self, facts, stalled):
         self._facts = facts
+        self._stalled = stalled
+        self._told = {}
         self._pid = os.getpid()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bagua_hvd reports", daemon=True)
@@ -40,26 +45,31 @@ class Reporter:
 
     def _run(self):
         while not self._stop.wait(_PERIOD_SECONDS):
-            self._report()
+            self._report(self._stalled())
 
-    def _report(self):
+    def _report(self, stalled):
         try:
             _write(self._facts())
+            for rank in sorted(stalled.keys() | self._told.keys()):
+                operations, names = stalled.get(rank, (0, []))
+                if self._told.get(rank) != (operations, names):
+                    _write({"stalled": rank, "operations": operations, "names": names})
+            self._told = stalled
         except OSError:
             pass        # nobody reads stderr
 
     def close(self):
-        """Reports once more, and ends the thread. Does nothing in a forked child, which has none."""
+        """Reports once more, that nobody stalls, and ends the thread. Nothing in a forked child, which has none."""
         if os.getpid() != self._pid:
             return
         self._stop.set()
         self._thread.join()
-        self._report()
+        self._report({})
 
 
-def start(facts):
+def start(facts, stalled):
     """A Reporter, if the launcher asked for one; else None."""
-    return Reporter(facts) if variables.read(VARIABLE) else None
+    return Reporter(facts, stalled) if variables.read(VARIABLE) else None
 
 
 _told = {"because_of": None}

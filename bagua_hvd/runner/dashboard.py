@@ -1,15 +1,11 @@
-"""`baguarun --dashboard`: a live table of the ranks below their output, by rich: figures of hvd.statistics(),
-which ranks report (reports.py).
-
-Tensors that some ranks have not submitted come from the stall report, which rank 0 writes to stderr.
+"""`baguarun --dashboard`: a live table of the ranks below their output, by rich: figures of hvd.statistics(), and who
+stalls, which ranks report (reports.py).
 """
-import re
 import sys
 import time
 
 from bagua_hvd.runner.output import Console, TextStream
 
-_STALLED = re.compile(rb"^(\d+)!?: \[(.*)\]$")
 _REFRESH_PER_SECOND = 4
 _MIB = 1 << 20
 
@@ -19,14 +15,14 @@ class _Rank:
 
     def __init__(self, host):
         self.host = host
-        self.facts = None
-        self.rates = {}
+        self.facts: dict[str, float] = {}
+        self.rates: dict[str, float] = {}
         self.stalled = ""
-        self._when = None
+        self._when = 0.0
 
     def update(self, facts):
         now = time.monotonic()
-        if self.facts is not None and now > self._when:
+        if self.facts and now > self._when:
             self.rates = {name: (value - self.facts.get(name, 0)) / (now - self._when) for name, value in facts.items()}
         self.facts, self._when = facts, now
 
@@ -69,13 +65,10 @@ class Dashboard:
         if rank in self._ranks:         # else it is no more
             self._ranks[rank].update(facts)
 
-    def look_for_stalls(self, data):
-        """Takes what a rank writes to stderr."""
-        for line in data.splitlines():
-            match = _STALLED.match(line)
-            rank = self._ranks.get(int(match[1])) if match else None
-            if rank is not None:
-                rank.stalled = match[2].decode(errors="replace")
+    def stall(self, rank, operations, names):
+        """Takes how many operations this rank has not asked for, though others wait, and the names of the first."""
+        if rank in self._ranks:
+            self._ranks[rank].stalled = ", ".join(names) + (" ..." if operations > len(names) else "")
 
     def _table(self):
         from rich.table import Table
@@ -83,9 +76,9 @@ class Dashboard:
 
         table = Table("rank", "host", "steps/s", "waiting", "MiB/s sent", "MiB sent", "exposed ms/step",
                       "others waited", "has not submitted")
-        first = self._ranks[0].facts or {} if 0 in self._ranks else {}     # which alone knows who was waited for
+        first = self._ranks[0].facts if 0 in self._ranks else {}           # which alone knows who was waited for
         for number, rank in sorted(self._ranks.items()):
-            facts, rates = rank.facts or {}, rank.rates
+            facts, rates = rank.facts, rank.rates
             table.add_row(
                 str(number), rank.host,
                 f"{rates['steps']:.1f}" if rates.get("steps") else "",

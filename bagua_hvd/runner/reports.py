@@ -75,9 +75,11 @@ class Reports:
             report = json.loads(text)
             if "because_of" in report:
                 self.because_of[process] = report["because_of"]
+            elif self._dashboard is not None and "stalled" in report:
+                self._dashboard.stall(report["stalled"], report["operations"], report["names"])
             elif self._dashboard is not None:
                 self._dashboard.report(rank, report)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, KeyError):
             pass        # somebody else wrote into it
 
     def hear(self, process, data):
@@ -87,8 +89,6 @@ class Reports:
         words += data[-_LAST_WORDS_NBYTES:]
         if len(words) > 2 * _LAST_WORDS_NBYTES:
             del words[:-_LAST_WORDS_NBYTES]
-        if self._dashboard is not None:
-            self._dashboard.look_for_stalls(data)
 
     def cause(self, failures):
         """The first of processes that failed; or which made it fail, or which made that one fail, and so on.

@@ -44,10 +44,12 @@ static void context_free(bhvd_context *ctx)
     bytes_fini(&ctx->request_frame);
     timeline_fini(&ctx->timeline);
     log_fini(&ctx->log);
+    free(ctx->stalled.ranks);
     free(ctx->names.buckets);
     pthread_mutex_destroy(&ctx->post_lock);
     pthread_mutex_destroy(&ctx->engine_lock);
     pthread_mutex_destroy(&ctx->sets_lock);
+    pthread_mutex_destroy(&ctx->stalled.lock);
     free(ctx);
 }
 
@@ -64,6 +66,7 @@ bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd
     pthread_mutex_init(&ctx->post_lock, NULL);
     pthread_mutex_init(&ctx->engine_lock, NULL);
     pthread_mutex_init(&ctx->sets_lock, NULL);
+    pthread_mutex_init(&ctx->stalled.lock, NULL);
     log_init(&ctx->log);
     ctx->timeline.log = &ctx->log;
     ctx->posted_tail = &ctx->posted_head;
@@ -122,6 +125,8 @@ void bhvd_context_after_fork(bhvd_context *ctx)
     pthread_mutex_init(&ctx->post_lock, NULL);
     pthread_mutex_init(&ctx->engine_lock, NULL);
     pthread_mutex_init(&ctx->sets_lock, NULL);
+    pthread_mutex_init(&ctx->stalled.lock, NULL);
+    ctx->stalled.count = 0;
     run_after_fork(&ctx->run);
     log_after_fork(&ctx->log);
     ctx->abandoned = true;

@@ -2,7 +2,7 @@
 //
 //     posting side    any thread, under `post_lock`: posted operations, names in flight, failure
 //     engine          whoever holds `engine_lock` (progress.h): links, negotiation, cache, executions
-//     process sets    written by the engine, read by any thread, under `sets_lock`
+//     process sets    written by the engine, read by any thread, under `sets_lock`; so is, under its own, who stalls
 #ifndef BHVD_CONTEXT_H
 #define BHVD_CONTEXT_H
 
@@ -56,6 +56,7 @@ struct bhvd_context {
     _Atomic bool measures_coordinator;
     struct engine_counters counters;            // links count bytes too, see bhvd_context_counters
     struct log log;                             // what is said to people, from any thread
+    struct stalled stalled;
     bool abandoned;                             // in a child after fork
 
     pthread_mutex_t sets_lock;

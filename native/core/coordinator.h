@@ -8,6 +8,8 @@
 #ifndef BHVD_COORDINATOR_H
 #define BHVD_COORDINATOR_H
 
+#include <pthread.h>
+
 #include "core/cached_run.h"
 #include "core/negotiation.h"
 #include "core/pending.h"
@@ -25,6 +27,13 @@ struct early_request {
     struct early_request *next;
     int rank;
     struct request *request;
+};
+
+// Whom the others wait for, as the last look has found; on rank 0.
+struct stalled {
+    pthread_mutex_t lock;                       // only the engine writes
+    struct bhvd_stalled *ranks;
+    int count;
 };
 
 struct coordinator {

@@ -3,38 +3,32 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/status.h"
 #include "core/context.h"
 
-enum { LOOK_EVERY_NS = 1000000000, NAMES_PER_RANK = 6, LINE_BYTES = 1024 };
+enum { LOOK_EVERY_NS = 1000000000, LINE_BYTES = 1024 };
 
-struct rank_line {
-    int names;
+struct late {
+    struct bhvd_stalled said;
     bool over_limit;                    // misses something for longer than the shutdown time
-    size_t size;
-    char text[LINE_BYTES];
 };
 
 struct stall {
     int64_t now_ns, warning_ns, shutdown_ns;
     bool warn, shut_down;
-    struct rank_line *lines;            // by global rank
+    struct late *late;                  // by global rank
 };
 
-static void note_missing(struct stall *stall, int rank, const struct pending *pending, bool over_limit)
+static void note_missing(struct late *late, const struct pending *pending, bool over_limit)
 {
-    struct rank_line *line = &stall->lines[rank];
-    line->over_limit |= over_limit;
-    int n = 0;
-    if (line->names < NAMES_PER_RANK)
-        n = snprintf(line->text + line->size, LINE_BYTES - line->size, "%s%.*s", line->names ? ", " : "",
-                     pending->key.name_size > 100 ? 100 : (int)pending->key.name_size, pending->key.name);
-    else if (line->names == NAMES_PER_RANK)
-        n = snprintf(line->text + line->size, LINE_BYTES - line->size, " ...");
-    line->size += (size_t)n;
-    line->names++;
+    struct bhvd_stalled *said = &late->said;
+    late->over_limit |= over_limit;
+    if (said->operations < BHVD_STALLED_NAMES)
+        snprintf(said->names[said->operations], sizeof said->names[0], "%.*s", (int)pending->key.name_size, pending->key.name);
+    said->operations++;
 }
 
 static void visit_stalled(bhvd_context *ctx, struct pending *pending, void *arg)
@@ -55,7 +49,7 @@ static void visit_stalled(bhvd_context *ctx, struct pending *pending, void *arg)
         if (request_is_of_members(first) && !request_lists(first, set->group.ranks[i]))
             continue;
         if (!pending->requests[i] && !ctx->coordinator.joined[set->group.ranks[i]])
-            note_missing(stall, set->group.ranks[i], pending, over_limit);
+            note_missing(&stall->late[set->group.ranks[i]], pending, over_limit);
     }
 }
 
@@ -67,6 +61,14 @@ __attribute__((format(printf, 2, 3))) static void add(struct bytes *report, cons
     int size = vsnprintf(line, sizeof line, format, args);
     va_end(args);
     bytes_put(report, line, size < (int)sizeof line ? (size_t)size : sizeof line - 1);
+}
+
+static void add_names(struct bytes *text, const struct bhvd_stalled *said)
+{
+    for (int i = 0; i < BHVD_STALLED_NAMES && i < said->operations; i++)
+        add(text, "%s%s", i ? ", " : "", said->names[i]);
+    if (said->operations > BHVD_STALLED_NAMES)
+        add(text, " ...");
 }
 
 static void add_seen(struct bytes *report, int rank, const struct seen *seen, int64_t now_ns)
@@ -87,12 +89,15 @@ static void say_report(bhvd_context *ctx, const struct stall *stall)
                  "trying to submit different tensors or that only subset of ranks is submitting tensors, which will cause "
                  "deadlock.\nMissing ranks:", (long long)(stall->warning_ns / 1000000000));
     for (int rank = 0; rank < ctx->options.size; rank++) {
-        const struct rank_line *line = &stall->lines[rank];
-        if (line->names)
-            add(&report, "\n%d%s: [%s]", rank, line->over_limit ? "!" : "", line->text);
+        const struct late *late = &stall->late[rank];
+        if (!late->said.operations)
+            continue;
+        add(&report, "\n%d%s: [", rank, late->over_limit ? "!" : "");
+        add_names(&report, &late->said);
+        add(&report, "]");
     }
     for (int rank = 0; rank < ctx->options.size; rank++) {
-        if (stall->lines[rank].names)
+        if (stall->late[rank].said.operations)
             add_seen(&report, rank, &ctx->coordinator.seen[rank], stall->now_ns);
     }
     if (!report.failed)
@@ -120,15 +125,47 @@ bhvd_status stall_take_late(bhvd_context *ctx, struct link *link, struct bytes_r
 static void tell_missing(bhvd_context *ctx, const struct stall *stall)
 {
     for (int rank = 0; rank < ctx->options.size; rank++) {
-        const struct rank_line *line = &stall->lines[rank];
+        const struct bhvd_stalled *said = &stall->late[rank].said;
         struct bytes text = {0};
-        bytes_put(&text, line->text, line->size);
-        if (line->names && rank == COORDINATOR)
-            take_late(ctx, line->text, line->size);
-        else if (line->names && ctx->run.connections.links[rank].state == LINK_OPEN)
+        add_names(&text, said);
+        if (said->operations && rank == COORDINATOR)
+            take_late(ctx, text.data, text.size);
+        else if (said->operations && ctx->run.connections.links[rank].state == LINK_OPEN)
             link_send_frame(&ctx->run.connections.links[rank], FRAME_LATE, &text, false);     // what broke is found in reading
         bytes_fini(&text);
     }
+}
+
+// For bhvd_context_stalled.
+static void keep(bhvd_context *ctx, const struct late *late)
+{
+    struct bhvd_stalled *ranks = NULL, *before = ctx->stalled.ranks;
+    int count = 0, kept = 0;
+    for (int rank = 0; rank < ctx->options.size; rank++)
+        count += late[rank].said.operations > 0;
+    if (count)
+        ranks = malloc((size_t)count * sizeof *ranks);
+    for (int rank = 0; ranks && rank < ctx->options.size; rank++) {
+        if (late[rank].said.operations) {
+            ranks[kept] = late[rank].said;
+            ranks[kept++].rank = rank;
+        }
+    }
+    pthread_mutex_lock(&ctx->stalled.lock);
+    ctx->stalled.ranks = ranks;
+    ctx->stalled.count = kept;
+    pthread_mutex_unlock(&ctx->stalled.lock);
+    free(before);
+}
+
+int bhvd_context_stalled(bhvd_context *ctx, struct bhvd_stalled *out, int capacity)
+{
+    pthread_mutex_lock(&ctx->stalled.lock);
+    int count = ctx->stalled.count < capacity ? ctx->stalled.count : capacity;
+    if (count)
+        memcpy(out, ctx->stalled.ranks, (size_t)count * sizeof *out);
+    pthread_mutex_unlock(&ctx->stalled.lock);
+    return count;
 }
 
 static void shut_down(bhvd_context *ctx, const struct stall *stall)
@@ -137,7 +174,7 @@ static void shut_down(bhvd_context *ctx, const struct stall *stall)
     size_t used = 0;
     int stalled = 0, last = -1;
     for (int rank = 0; rank < ctx->options.size; rank++) {
-        if (!stall->lines[rank].over_limit)
+        if (!stall->late[rank].over_limit)
             continue;
         stalled++;
         last = rank;
@@ -158,7 +195,8 @@ static void shut_down(bhvd_context *ctx, const struct stall *stall)
 void stall_check(bhvd_context *ctx)
 {
     struct coordinator *c = &ctx->coordinator;
-    if (ctx->options.rank != 0 || ctx->options.stall_warning_ms <= 0 || c->pending.count == 0 || ctx->run.failure.status)
+    if (ctx->options.rank != 0 || ctx->options.stall_warning_ms <= 0 || ctx->run.failure.status ||
+        (c->pending.count == 0 && ctx->stalled.count == 0))
         return;
     int64_t now_ns = clock_now_ns();
     if (now_ns < c->next_stall_check_ns)
@@ -168,16 +206,17 @@ void stall_check(bhvd_context *ctx)
         .now_ns = now_ns,
         .warning_ns = (int64_t)ctx->options.stall_warning_ms * 1000000,
         .shutdown_ns = (int64_t)ctx->options.stall_shutdown_ms * 1000000,
-        .lines = calloc((size_t)ctx->options.size, sizeof *stall.lines),
+        .late = calloc((size_t)ctx->options.size, sizeof *stall.late),
     };
-    if (!stall.lines)
+    if (!stall.late)
         return;
     coordinator_visit(ctx, visit_stalled, &stall);
+    keep(ctx, stall.late);
     if (stall.warn || stall.shut_down) {
         say_report(ctx, &stall);
         tell_missing(ctx, &stall);
     }
     if (stall.shut_down)
         shut_down(ctx, &stall);
-    free(stall.lines);
+    free(stall.late);
 }

@@ -219,6 +219,16 @@ struct bhvd_waited_for {
 /* Of each rank of the job, `capacity` at most, on the coordinator, rank 0; returns how many were written: 0 on others, who do
  * not know, and in jobs of one rank. Times are kept while the stall check is on. Thread-safe. */
 int bhvd_context_waited_for(bhvd_context *ctx, struct bhvd_waited_for *out, int capacity);
+
+/* Operations that other ranks wait for one rank to ask for, for longer than the stall check's warning time. */
+enum { BHVD_STALLED_NAMES = 6 };
+struct bhvd_stalled {
+    int rank, operations;
+    char names[BHVD_STALLED_NAMES][101];             /* of the first ones, cut where they are longer */
+};
+/* One for each such rank, rising, `capacity` at most, on rank 0, which alone knows, as of its last look (one a second); returns
+ * how many were written. Thread-safe. */
+int bhvd_context_stalled(bhvd_context *ctx, struct bhvd_stalled *out, int capacity);
 /* Counts coordinator_ns from now on: two system calls a frame, too much to be always on. Thread-safe. */
 void bhvd_context_measure_coordinator(bhvd_context *ctx);
 

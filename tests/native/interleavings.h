@@ -61,6 +61,7 @@ static bhvd_context *make_context(int rank)
     pthread_mutex_init(&ctx->post_lock, NULL);
     pthread_mutex_init(&ctx->engine_lock, NULL);
     pthread_mutex_init(&ctx->sets_lock, NULL);
+    pthread_mutex_init(&ctx->stalled.lock, NULL);
     ctx->posted_tail = &ctx->posted_head;
     ctx->executions_tail = &ctx->executions_head;
     ctx->cache.capacity = 4;

@@ -31,18 +31,23 @@ sys.stderr.write("no end")
 """
 
 
-def terminal_output(popen, terminal):
-    """Everything that came, without control sequences."""
+def plain(data):
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", data.decode(errors="replace"))
+
+
+def terminal_output(popen, terminal, look=lambda text: None):
+    """Everything that came, without control sequences. look: function of what has come so far."""
     data, end = b"", time.monotonic() + 100
     while time.monotonic() < end:
         readable = select.select([terminal], [], [], 0.1)[0]
         try:
             data += os.read(terminal, 1 << 16) if readable else b""
+            look(plain(data))
         except OSError:
             break       # closed at the other end
         if not readable and popen.poll() is not None:
             break
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", data.decode(errors="replace"))
+    return plain(data)
 
 
 def test_on_a_terminal(launcher):
@@ -125,7 +130,43 @@ def test_reports_are_taken_out(size):
     assert dashboard._ranks[0].facts == {"steps": 3, "bytes": 5, "blocked_ms": 0}
 
 
-def test_stalled_tensors():
+def test_stalled_operations():
     dashboard = Dashboard([SlotInfo("h", rank, 0, 0, 2, 1, 2) for rank in range(2)])
-    Reports(dashboard).filter("process", 0, Sink()).feed(b"Missing ranks:\n1: [allreduce.a, allreduce.b]\n9: [x]\n")
-    assert dashboard._ranks[1].stalled == "allreduce.a, allreduce.b" and dashboard._ranks[0].stalled == ""
+    stream = Reports(dashboard).filter("process", 0, Sink())
+
+    def report(**fields):
+        stream.feed(MARK + json.dumps(fields).encode() + b"\n")
+        return [dashboard._ranks[rank].stalled for rank in range(2)]
+
+    assert report(stalled=1, operations=2, names=["a [b], c", "d"]) == ["", "a [b], c, d"]
+    assert report(stalled=9, operations=1, names=["x"]) == ["", "a [b], c, d"]         # there is no such rank
+    assert report(stalled=1, operations="?") == ["", "a [b], c, d"]
+    assert report(stalled=1, operations=7, names=["a"]) == ["", "a ..."]
+    assert report(stalled=1, operations=0, names=[]) == ["", ""]
+    stream.feed(b"1: [what a script prints]\n")
+    assert dashboard._ranks[1].stalled == ""
+
+
+LATE = """
+import os, time
+from bagua_hvd.core import objects
+from bagua_hvd.job import basics as hvd
+hvd.init()
+if hvd.rank() == 1:
+    while not os.path.exists("seen"):
+        time.sleep(0.1)
+objects.allgather_object(hvd.context(), "x", "late,[1]")
+time.sleep(3)       # two reports, of which the first may have been under way
+"""
+
+
+def test_a_stall_comes_and_goes(launcher):
+    ours, theirs = pty.openpty()
+    env = {"TERM": "xterm-256color", "COLUMNS": "220", "LINES": "40", "HOROVOD_STALL_CHECK_TIME_SECONDS": "1"}
+    popen = launcher.start("-np", 2, "--dashboard", sys.executable, "-c", LATE, env=env, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    row, seen = re.compile(r"\u2502 1 +\u2502 localhost .*"), launcher.folder / "seen"
+    text = terminal_output(popen, ours, lambda text: "late,[1]" in "".join(row.findall(text)) and seen.touch())
+    os.close(ours)
+    assert popen.wait(60) == 0
+    assert seen.exists() and "late,[1]" not in row.findall(text)[-1]
