@@ -5,8 +5,6 @@
 
 Source: Maleki et al., Scaling Distributed Training with Adaptive Summation, arXiv:2006.02924.
 """
-from contextlib import contextmanager
-
 import torch
 
 from bagua_hvd.job.basics import Adasum
@@ -14,10 +12,10 @@ from bagua_hvd.job.process_sets import global_process_set
 from bagua_hvd.reduction.numbers import optimizer_number
 from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.mpi_ops import grouped_allreduce_
-from bagua_hvd.torch.wrapping import count_step, take_over
+from bagua_hvd.torch.wrapping import Wrapped, count_step, take_over
 
 
-class DistributedAdasum:
+class DistributedAdasum(Wrapped):
     """What DistributedOptimizer(op=Adasum) puts before the class of the optimizer it is given."""
 
     gradient_predivide_factor = 1.0
@@ -43,11 +41,9 @@ class DistributedAdasum:
     def synchronize(self):
         """Does nothing: communication happens in step()."""
 
-    @contextmanager
     def skip_synchronize(self):
         """AssertionError: there is no synchronization to skip."""
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
-        yield
 
     @eager
     def step(self, closure=None, **kwargs):

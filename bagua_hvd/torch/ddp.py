@@ -8,7 +8,6 @@ The gradients travel by bagua_hvd, whose ranks find each other by torch.distribu
 DDP's process group. The bucket is one training/buckets.py: DDP's memory, which the core reads and writes in place.
 """
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -16,12 +15,11 @@ import torch.distributed as dist
 
 from bagua_hvd import algorithms
 from bagua_hvd.algorithms.base import Algorithm
-from bagua_hvd.core.context import Operation
 from bagua_hvd.job import basics
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.reduction.numbers import optimizer_number
 from bagua_hvd.torch.distributed.start import process_set_of
-from bagua_hvd.torch.distributed.works import Work
+from bagua_hvd.torch.distributed.works import Waiter, Work
 from bagua_hvd.torch.frontend import frontend
 from bagua_hvd.torch.optimizer import DistributedOptimizer
 from bagua_hvd.training.buckets import Bucket, Member
@@ -69,30 +67,32 @@ class State:
 
     def __init__(self, process_group: Any = None) -> None:
         self._process_group = process_group
-        self._loaded: dict[str, Any] | None = None
-        self._forget()
+        self._forget({})
 
-    def _forget(self):
-        self._model = None
-        self._buckets = {}          # by (index, shapes): DDP cuts its buckets anew after the first step
-        self._used = set()          # of these, in this step
-        self._executor = None
+    def _forget(self, loaded):
+        self._loaded: dict[str, Any] = loaded
+        self._model: Model | None = None
+        self._buckets: dict[tuple, Bucket] = {}     # by (index, shapes): DDP cuts its buckets anew after the first step
+        self._used: set[tuple] = set()              # of these, in this step
+        self._waiter = Waiter()
 
     @property
     def step(self):
-        return self._model.step if self._model is not None else (self._loaded or {}).get("step", 0)
+        return self._model.step if self._model is not None else self._loaded.get("step", 0)
 
     def _begin(self, algorithm):
         group = process_set_of(self._process_group)
         self._number = optimizer_number(group.process_set_id)
         self._inits = basics.runtime.inits
-        self._model = Model(f"ddp.{self._number}", NoSource(), group, algorithm)
-        self._model.step = (self._loaded or {}).get("step", 0)
+        model = self._model = Model(f"ddp.{self._number}", NoSource(), group, algorithm)
+        model.step = self._loaded.get("step", 0)
+        return model
 
     def _bucket(self, given, algorithm):
-        """(Bucket, its process set) of a GradBucket, with the views of this step."""
-        if self._model is None or self._inits != basics.runtime.inits:
-            self._begin(algorithm)
+        """(Bucket, its Model) of a GradBucket, with the views of this step."""
+        model = self._model
+        if model is None or self._inits != basics.runtime.inits:
+            model = self._begin(algorithm)
         gradients = [g if g.is_contiguous() else g.as_strided((g.numel(),), (1,)) for g in given.gradients()]
         key = given.index(), tuple(tuple(gradient.shape) for gradient in gradients)
         views = [frontend.view(gradient, gradient) for gradient in gradients]
@@ -100,72 +100,47 @@ class State:
         if bucket is None:
             members = {index: Member(f"{given.index()}.{index}", tuple(view.shape), view.dtype, gradient.device)
                        for index, (view, gradient) in enumerate(zip(views, gradients, strict=True))}
-            bucket = self._buckets[key] = Bucket(f"{self._model.name}.{given.index()}", members, model=self._model)
-            self._take_up(key, bucket)
+            bucket = self._buckets[key] = Bucket(f"{model.name}.{given.index()}", members, model=model)
+            self._take_up(key, bucket, model.group)
         bucket.clear()
         for index, view in enumerate(views):
             bucket.place(index, view)
         self._used.add(key)
-        return bucket, self._model.group
+        return bucket, model
 
-    def _take_up(self, key, bucket):
-        kept = (self._loaded or {}).get("buckets", {}).pop(key, None)
+    def _take_up(self, key, bucket, group):
+        kept = self._loaded.get("buckets", {}).pop(key, None)
         if kept is not None:
-            group, loaded = self._model.group, self._loaded
-            bucket.state.load_state_dict(kept, (loaded["rank"], loaded["size"]) == (group.rank(), group.size()))
+            of = self._loaded["rank"], self._loaded["size"]
+            bucket.state.load_state_dict(kept, of == (group.rank(), group.size()))
 
-    def _communicated(self):
+    def _communicated(self, model):
         """All buckets of a backward pass are on their way."""
         for key in self._buckets.keys() - self._used:
             del self._buckets[key]
         self._used = set()
-        self._model.step += 1
+        model.step += 1
         basics.runtime.steps += 1
-
-    def _waited(self, operation):
-        """An operation that knows wait() only, begun to be waited for: in the order of the buckets, as on all ranks."""
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix="bagua_hvd hook")
-        return _Waited(self._executor.submit(operation.wait))
 
     def state_dict(self) -> dict[str, Any]:
         """Of this rank; made of dicts, tuples, numbers and bytes."""
         if self._model is None:
-            return dict(self._loaded or {})
+            return dict(self._loaded)
         group = self._model.group
-        waiting = (self._loaded or {}).get("buckets", {})
+        waiting = self._loaded.get("buckets", {})
         return {"step": self._model.step, "rank": group.rank(), "size": group.size(),
                 "buckets": {**waiting, **{key: bucket.state.state_dict() for key, bucket in self._buckets.items()}}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes up a state_dict(); to be called alike on all ranks, between two steps."""
-        self._forget()
-        self._loaded = {**state, "buckets": dict(state.get("buckets", {}))}
+        self._forget({**state, "buckets": dict(state.get("buckets", {}))})
 
     def __getstate__(self):
         return self.state_dict()
 
     def __setstate__(self, state):
-        self.__init__()
+        self._process_group = None
         self.load_state_dict(state)
-
-
-class _Waited:
-    """For Work."""
-
-    def __init__(self, future):
-        self._future = future
-        self.done = future.done
-
-    def wait(self):
-        self._future.result()
-
-    def ended_within(self, seconds):
-        self._future.exception(seconds)
-        return True
-
-    def when_ended(self, callback):
-        self._future.add_done_callback(lambda _: callback())
 
 
 class _Bucketful(Work):
@@ -188,16 +163,14 @@ class Hook:
             if self._state is None:
                 self._state = State()
             state = self._state
-        ours, group = state._bucket(bucket, self.algorithm)
+        ours, model = state._bucket(bucket, self.algorithm)
         if self.algorithm.takes(ours.dtype):
-            operation = self.algorithm.communicate(ours, group)
+            operation = self.algorithm.communicate(ours, model.group)
         else:
-            operation = c_fp_s(ours, group, average=self.algorithm.average)
-        if not isinstance(operation, Operation):
-            operation = state._waited(operation)
+            operation = c_fp_s(ours, model.group, average=self.algorithm.average)
         if bucket.is_last():
-            state._communicated()
-        return _Bucketful(operation, [bucket.buffer()], ours.name, _FOR_EVER).get_future()
+            state._communicated(model)
+        return _Bucketful(state._waiter(operation), [bucket.buffer()], ours.name, _FOR_EVER).get_future()
 
 
 def wrap_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module,

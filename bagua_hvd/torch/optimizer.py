@@ -26,7 +26,7 @@ from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.mpi_ops import allreduce, allreduce_async_
 from bagua_hvd.torch.rank_states import STATE_KEY, of_this_rank
 from bagua_hvd.torch.source import TorchSource
-from bagua_hvd.torch.wrapping import count_step, parameters_by_name, take_over, wrapped_class
+from bagua_hvd.torch.wrapping import Wrapped, count_step, parameters_by_name, take_over, wrapped_class
 from bagua_hvd.training.model import Model
 
 
@@ -41,7 +41,7 @@ class _Protocol:
         self.synchronized_by_user = False
 
 
-class _Distributed:
+class _Distributed(Wrapped):
     """What DistributedOptimizer puts before the class of the optimizer it is given."""
 
     def __init__(self, optimizer, named, options, backward_passes_per_step, wait_in_step):
@@ -52,7 +52,7 @@ class _Distributed:
         self.sparse_as_dense = options.sparse_as_dense
         self.process_set = options.process_set
         self.algorithm = options.algorithm
-        self.reducer = None
+        self.reducer: Reducer | None = None
         self._protocol = _Protocol()
         self._source = source = TorchSource(self, options.compression, self.sparse_as_dense, self.op, self.process_set)
         trained = [pair for pair in named if pair[1].requires_grad]
@@ -60,10 +60,11 @@ class _Distributed:
         if not options.communicates:        # what is refused is refused everywhere
             self.algorithm.prepare(Model("unused", source, self.process_set, self.algorithm))
             return
-        self.reducer = Reducer(source, members, self.algorithm, self.process_set, backward_passes_per_step,
-                               options.grouped([parameter for _, parameter in trained]), **options.how)
-        self.reducer.model.scaled = not wait_in_step    # gradients may be changed after backward()
-        self._backward = Backward(self.reducer, source, wait_in_step,
+        reducer = Reducer(source, members, self.algorithm, self.process_set, backward_passes_per_step,
+                          options.grouped([parameter for _, parameter in trained]), **options.how)
+        reducer.model.scaled = not wait_in_step     # gradients may be changed after backward()
+        self.reducer = reducer
+        self._backward = Backward(reducer, source, wait_in_step,
                                   {name: parameter for name, parameter in named if not parameter.requires_grad})
 
     # GradScaler.unscale_(optimizer) looks for infinities, and this read is all that it does with the optimizer before.
@@ -108,11 +109,11 @@ class _Distributed:
                 self._source.take_scale_from(scaler)
             reducer.model.unscales()
 
-    def _take_back_if_skipped(self):
+    def _take_back_if_skipped(self, model):
         """A fused optimizer unscales by itself, and has made no step where GradScaler has found infinities."""
         found = getattr(self, "found_inf", None)
-        if found is not None and self.reducer.model.remembers_gradients and found.item():
-            self.reducer.model.skipped()
+        if found is not None and model.remembers_gradients and found.item():
+            model.skipped()
 
     def add_param_group(self, param_group):
         """As the class's own; the group's gradients are communicated too. To be called alike on all ranks."""
@@ -217,31 +218,30 @@ class _Distributed:
                 loss = closure()
             closure = None
         if closure is not None:
-            loss = super().step(closure=self._reducing(closure), **kwargs)
+            loss = super().step(closure=self._reducing(closure, reducer), **kwargs)
         else:
-            self._ready_for_step()
+            self._ready_for_step(reducer)
             if not reducer.step():
                 result = super().step(**kwargs)
                 loss = result if loss is None else loss
         protocol.synchronized_by_user = False
-        self._take_back_if_skipped()
+        self._take_back_if_skipped(reducer.model)
         reducer.stepped()
         return loss
 
     # Hooks around the step are run by the wrapped class's step, once, on reduced gradients.
     step.hooked = True      # torch.optim reads it
 
-    def _ready_for_step(self):
+    def _ready_for_step(self, reducer):
         if self._protocol.synchronizes:
             self._backward.complete()
-        self.reducer.before_step()
+        reducer.before_step()
 
-    def _reducing(self, closure):
+    def _reducing(self, closure, reducer):
         """The closure; after it gradients are reduced, and weights as they are to be stepped from."""
         def reducing_closure():
             loss = closure()
-            self._ready_for_step()
-            reducer = self.reducer
+            self._ready_for_step(reducer)
             if isinstance(self, torch.optim.LBFGS) and reducer.algorithm.gradients_travel(reducer.model):
                 # Every rank's own would let them end their line searches, or the step, at different moments.
                 loss = allreduce(torch.as_tensor(loss).detach(), op=self.op, name=f"loss.{reducer.number}",

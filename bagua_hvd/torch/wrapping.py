@@ -1,5 +1,11 @@
 """What every wrapped torch optimizer is made of: its class, what it has of the given one, its parameters' names."""
+from typing import TYPE_CHECKING
 
+# What stands before an optimizer's class has its methods above; that class need not be one of torch's.
+if TYPE_CHECKING:
+    from torch.optim import Optimizer as Wrapped
+else:
+    Wrapped = object
 
 
 def wrapped_class(optimizer, mixin):

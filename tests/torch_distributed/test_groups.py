@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 import bagua_hvd.torch as hvd
+from bagua_hvd.algorithms import PowerSGD, TernGrad
 from bagua_hvd.torch.distributed import Options, process_set_of
 from torch_group import start
 
@@ -182,9 +183,16 @@ def options(file):
     tensor = large.clone()
     dist.all_reduce(tensor, group=exact)
     assert torch.allclose(tensor, size * torch.linspace(0, 1, 1 << 12) + sum(range(size)))
-    keeps_state = dist.new_group(pg_options=Options(algorithm="doublesqueeze", min_bytes=0))
-    with pytest.raises(ValueError, match="keeps 'error' between steps"):
-        dist.all_reduce(large, group=keeps_state)
+    terngrad = dist.new_group(pg_options=Options(algorithm=TernGrad(clip=1), min_bytes=0))
+    signs = torch.tensor([1.0, -1.0, -1.0, 1.0])        # of one size: nothing is left to chance
+    for wait in (dist.Work.wait, lambda work: work.get_future().wait()):
+        reduced = signs.clone()
+        wait(dist.all_reduce(reduced, group=terngrad, async_op=True))
+        assert torch.equal(reduced, size * signs)
+    for algorithm in ("doublesqueeze", PowerSGD(warmup_steps=0)):
+        keeps_state = dist.new_group(pg_options=Options(algorithm=algorithm, min_bytes=0))
+        with pytest.raises(ValueError, match="keeps 'error' between steps"):
+            dist.all_reduce(large.view(64, 64), group=keeps_state)
     with pytest.raises(ValueError, match="an algorithm or a codec, not both"):
         Options(algorithm="bytegrad", codec=object())
     with pytest.raises(ValueError, match="are bagua_hvd.torch.distributed.Options, not"):

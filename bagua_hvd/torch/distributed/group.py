@@ -7,22 +7,17 @@ ranks of a group must call in the same order, as c10d asks, and groups may overl
 Rows: what moves is given to the core as one row for each rank, of which all ranks must have the same length and dtype.
 So ranks that disagree hear both shapes, and results go directly to where the caller wants them.
 """
-import itertools
-import os
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from bagua_hvd.core import native
 from bagua_hvd.core.context import Ended
-from bagua_hvd.job import basics, process_sets
+from bagua_hvd.job import basics
 from bagua_hvd.torch.distributed import monitored, start, tensors
 from bagua_hvd.torch.distributed.movements import Movements
-from bagua_hvd.torch.distributed.options import Options
-from bagua_hvd.torch.distributed.other_devices import OtherDevices
-from bagua_hvd.torch.distributed.point_to_point import PointToPoint
 from bagua_hvd.torch.distributed.reductions import Reductions
-from bagua_hvd.torch.distributed.tensors import dense, write_back
+from bagua_hvd.torch.distributed.tensors import dense
 from bagua_hvd.torch.distributed.works import Work
 
 
@@ -44,37 +39,8 @@ def create(backend_options, options):
         raise
 
 
-class ProcessGroup(Reductions, Movements, OtherDevices, dist.ProcessGroup):
-    """Some ranks of the job.
-
-    Args:
-        store: of torch's, this group's own. rank: in the group. ranks: of the group in the job, in the group's order.
-        timeout: of its operations. options: Options or None. started: see start.stop().
-    """
-
-    def __init__(self, store, rank, ranks, timeout, options=None, started=None):
-        super().__init__(rank, len(ranks))
-        self._rank, self._ranks, self._store = rank, ranks, store
-        self._started = started
-        self.options = Options() if options is None else options
-        if not isinstance(self.options, Options):
-            raise ValueError(f"pg_options of \"bagua\" are bagua_hvd.torch.distributed.Options, not {options!r}")
-        self._timeout = timeout.total_seconds()
-        self._context = basics.context()
-        self._set = process_sets.of_members(self._context, sorted(ranks), basics.size())
-        self._id = self._set.process_set_id
-        # Where the parts of group ranks lie among those of the set, which are in the order of the job; None: there.
-        order = sorted(range(len(ranks)), key=ranks.__getitem__)
-        self._places = None if order == sorted(order) else [order.index(i) for i in range(len(ranks))]
-        self._key = self._agree_on_key() if len(ranks) > 1 else os.urandom(6).hex()
-        self._numbers = itertools.count()
-        self._point_to_point = PointToPoint(self._context, self._key, rank, ranks, self._id)
-
-    def _agree_on_key(self):
-        # Another group may have had the same name in this job, and left operations behind.
-        if self._rank == 0:
-            self._store.set("bagua_hvd/key", os.urandom(6).hex())
-        return self._store.get("bagua_hvd/key").decode()
+class ProcessGroup(Reductions, Movements):
+    """Some ranks of the job; see Group."""
 
     # ------------------------------------------------------------------------------------------- what it is ----
 
@@ -154,50 +120,6 @@ class ProcessGroup(Reductions, Movements, OtherDevices, dist.ProcessGroup):
         group._set_group_name(name)
         group._set_group_desc(group_desc or name)
         return group
-
-    # --------------------------------------------------------------------------------------------- plumbing ----
-
-    def _seconds(self, opts):
-        timeout = getattr(opts, "timeout", None)
-        return timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else self._timeout
-
-    def _begin(self, what):
-        """The name of the next operation, and what sentences call it."""
-        number = next(self._numbers)
-        return f"c10d.{self._key}.{number}", f"{what} number {number} of a group of {len(self._ranks)} ranks"
-
-    def _post(self, kind, name, views=(), **fields):
-        return self._context.post(kind, name, views, process_set=self._id, **fields)
-
-    def _work(self, operation, outputs, what, opts, finish=None):
-        return Work(operation, outputs, what, self._seconds(opts), finish)
-
-    @staticmethod
-    def _one(given, what):
-        if len(given) != 1:
-            raise ValueError(f"{what} takes one tensor for each rank, not {len(given)}")
-        return given[0]
-
-    def _in_group_order(self, rows):
-        """Rows that lie in the order of the process set, by rank in the group."""
-        return rows if self._places is None else rows[self._places]
-
-    def _place(self, rank):
-        return rank if self._places is None else self._places[rank]
-
-    def _after(self, work, outputs, results):
-        """A work in place of a new one: it also copies what results() returns to the outputs."""
-        def copy():
-            for output, result in zip(outputs, results(), strict=True):
-                output.detach().copy_(result.view(output.shape))
-
-        return work.then(copy, outputs)
-
-    @staticmethod
-    def _returning(outputs, results):
-        back = [(output, result) for output, result in zip(outputs, results, strict=True)
-                if output.data_ptr() != result.data_ptr()]
-        return (lambda: write_back(back)) if back else None
 
     # -------------------------------------------------------------------------- messages, and nothing at all ----
 

@@ -3,11 +3,12 @@ import torch
 
 from bagua_hvd.core import native
 from bagua_hvd.torch.distributed import tensors
+from bagua_hvd.torch.distributed.other_devices import OtherDevices
 from bagua_hvd.torch.distributed.tensors import dense, row, rows_of
 from bagua_hvd.torch.frontend import frontend
 
 
-class Movements:
+class Movements(OtherDevices):
     """broadcast, allgather, gather, scatter and alltoall, with the names and arguments of c10d."""
 
     def broadcast(self, given, opts):

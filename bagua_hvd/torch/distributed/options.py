@@ -1,16 +1,19 @@
 """How large sums travel, if not in full precision: algorithms and codecs below all_reduce."""
 from dataclasses import dataclass
+from typing import Any
 
 from bagua_hvd import algorithms
+from bagua_hvd.codecs import Codec
 from bagua_hvd.primitives import c_lp_s
 from bagua_hvd.torch.frontend import frontend
 from bagua_hvd.training.buckets import Bucket, Member
+from bagua_hvd.training.state import State
 
 
-class _NoState:
-    def keep(self, what, *_, **__):
+class _NoState(State):
+    def keep(self, name, *_, **__):
         raise ValueError(
-            f"the algorithm keeps {what!r} between steps, and all_reduce does not know which tensor is which: register "
+            f"the algorithm keeps {name!r} between steps, and all_reduce does not know which tensor is which: register "
             "bagua_hvd.torch.ddp.hook(...) on the model instead"
         )
 
@@ -19,7 +22,7 @@ def _bucket_of(tensor, name):
     """A Bucket of one contiguous tensor, in place."""
     view = frontend.view(tensor, tensor)
     bucket = Bucket(name, {0: Member("tensor", tuple(tensor.shape), view.dtype, tensor.device)})
-    bucket.state = _NoState()
+    bucket.state = _NoState(name)
     bucket.place(0, view)
     return bucket
 
@@ -37,8 +40,8 @@ class Options:
         ValueError: both, or an unknown algorithm.
     """
 
-    algorithm: object = None
-    codec: object = None
+    algorithm: Any = None
+    codec: Codec | None = None
     min_bytes: int = 1 << 16
 
     def __post_init__(self):
@@ -48,7 +51,7 @@ class Options:
             self.algorithm = algorithms.get(self.algorithm)
 
     def communicate(self, tensor, name, process_set, average):
-        """The Operation that reduces the tensor in place, or None: in full precision."""
+        """What is to be waited for, which reduces the tensor in place; None: in full precision."""
         if tensor.numel() * tensor.element_size() < self.min_bytes or not tensor.is_floating_point():
             return None
         bucket = _bucket_of(tensor, name)

@@ -8,14 +8,15 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from bagua_hvd.torch.distributed.base import Group
+
 _GROUPS = {"gloo": "ProcessGroupGloo", "nccl": "ProcessGroupNCCL"}
 
 
-class OtherDevices:
-    """For a process group with `_store`, `_ranks`, `_rank` and `_timeout`."""
+class OtherDevices(Group):
+    """A group that finds the one to serve a tensor."""
 
-    _others = None
-    _backends = None
+    _backends: dict[str, str] | None = None     # by device
 
     def _other(self, tensor):
         """The group for the device of the tensor, None when that is this one."""
@@ -24,7 +25,7 @@ class OtherDevices:
             if config is None:          # not registered yet
                 return None
             self._backends = dist.BackendConfig(dist.Backend(config)).get_device_backend_map()
-            self._others = {}
+            self._others: dict[str, dist.ProcessGroup] = {}     # by backend
         backend = self._backends.get(tensor.device.type, "bagua")
         if backend == "bagua":
             return None

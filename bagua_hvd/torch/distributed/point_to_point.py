@@ -6,13 +6,15 @@ themselves. Larger ones go directly to where they are wanted; then both sides mu
 
 To receive from anyone is to begin to receive the next message of everyone. What is not taken stays begun, for later.
 """
-import collections
 import itertools
 import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
 
 import torch
 
 from bagua_hvd.core import native
+from bagua_hvd.core.context import Ended, Posted
 from bagua_hvd.job import process_sets
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.torch.frontend import DTYPES, frontend
@@ -25,8 +27,8 @@ class _Pair:
 
     def __init__(self, context, ranks, id=None):
         self._lock = threading.Lock()
-        self._waiting = []
-        self.error = None
+        self._waiting: list[Callable[[], object]] = []
+        self.error: Exception | None = None
         self.id = id
         if id is None:
             self._operation = process_sets.ask_among_members(context, ranks)
@@ -40,7 +42,7 @@ class _Pair:
             self.error, id = error, -1
         with self._lock:
             self.id = id
-            waiting, self._waiting = self._waiting, None
+            waiting, self._waiting = self._waiting, []
         for callback in waiting:
             callback()
 
@@ -53,6 +55,17 @@ class _Pair:
         callback()
 
 
+class _Failed(Ended):
+    """An operation that could not be posted."""
+
+    def __init__(self, error):
+        super().__init__()
+        self._error = error
+
+    def wait(self):
+        raise self._error
+
+
 class Transfer:
     """One message. `post` is called with the id of the set of two, and returns the Operation."""
 
@@ -60,51 +73,42 @@ class Transfer:
         self._pair = pair
         self._post = post
         self._posted = threading.Event()
-        self._callback = None
+        self._callback: Callable[[], object] | None = None
         self._lock = threading.Lock()
-        self.operation = None
+        self._operation: Posted         # once _posted is set
         pair.when_ready(self._begin)
 
     def _begin(self):
-        operation, error = None, self._pair.error
-        if error is None:
-            try:
-                operation = self._post(self._pair.id)
-            except Exception as raised:
-                error = raised
+        try:
+            if self._pair.error is not None:
+                raise self._pair.error
+            operation = self._post(self._pair.id)
+        except Exception as error:
+            operation = _Failed(error)
         with self._lock:
-            self.operation, self._error = operation, error
+            self._operation = operation
             self._posted.set()
             callback = self._callback
         if callback is not None:
-            self._watch(callback)
-
-    def _watch(self, callback):
-        if self.operation is None:
-            callback()
-        else:
-            self.operation.when_ended(callback)
+            operation.when_ended(callback)
 
     def when_ended(self, callback):
         with self._lock:
             if not self._posted.is_set():
                 self._callback = callback
                 return
-        self._watch(callback)
+        self._operation.when_ended(callback)
 
     def ended_within(self, seconds):
         # Being posted is part of the time, but an Event has no use for years.
-        started = self._posted.wait(min(seconds, threading.TIMEOUT_MAX))
-        return started and (self.operation is None or self.operation.ended_within(seconds))
+        return self._posted.wait(min(seconds, threading.TIMEOUT_MAX)) and self._operation.ended_within(seconds)
 
     def done(self):
-        return self._posted.is_set() and (self.operation is None or self.operation.done())
+        return self._posted.is_set() and self._operation.done()
 
     def wait(self):
         self._posted.wait()
-        if self._error is not None:
-            raise self._error
-        self.operation.wait()
+        self._operation.wait()
 
 
 class _Message(Transfer):
@@ -124,7 +128,7 @@ class _Message(Transfer):
                 _check_size(self.source, self.tensor, into)
                 into.copy_(self.tensor)
             return
-        nbytes, count, owner = self.operation.result(0)
+        nbytes, count, owner = self._operation.result(0)
         message = frontend.wrap_result(nbytes, (count,), DTYPES[torch.uint8], owner)
         if nbytes != into.nbytes:
             raise ValueError(f"recv of {into.nbytes} bytes, but rank {self.source} sent {nbytes}")
@@ -187,8 +191,8 @@ class _Any:
         self._tensor = tensor
         self._event = threading.Event()
         self._lock = threading.Lock()
-        self._callbacks = []
-        self._message = None
+        self._callbacks: list[Callable[[], object]] = []
+        self._message: _Message         # once _event is set
 
     def give(self, message):
         with self._lock:
@@ -232,10 +236,10 @@ class PointToPoint:
 
     def __init__(self, context, key, rank, ranks, id):
         self._context, self._key, self._rank, self._ranks, self._id = context, key, rank, ranks, id
-        self._sent = collections.defaultdict(itertools.count)           # by (receiver, tag)
-        self._received = collections.defaultdict(itertools.count)       # by (sender, tag)
-        self._open = collections.defaultdict(collections.deque)         # by (sender, tag): begun and not taken
-        self._wanting = collections.defaultdict(collections.deque)      # by tag: _Any without a message, and sizes
+        self._sent: defaultdict[tuple, itertools.count] = defaultdict(itertools.count)      # by (receiver, tag)
+        self._received: defaultdict[tuple, itertools.count] = defaultdict(itertools.count)  # by (sender, tag)
+        self._open = defaultdict(deque)         # by (sender, tag): begun and not taken
+        self._wanting = defaultdict(deque)      # by tag: _Any without a message, and sizes
         self._lock = threading.RLock()
         self._itself = _Pair(context, None, id) if len(ranks) == 2 else None
 

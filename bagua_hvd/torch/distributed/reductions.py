@@ -1,17 +1,15 @@
-"""The operations of a group that sum, or reduce otherwise. What the core cannot is gathered, and reduced here.
-
-Groups are mixed of this, movements.py and group.py, which has what all of them use.
-"""
+"""The operations of a group that sum, or reduce otherwise. What the core cannot is gathered, and reduced here."""
 import torch
 import torch.distributed as dist
 
 from bagua_hvd.core import native
 from bagua_hvd.torch.distributed import sparse, tensors
+from bagua_hvd.torch.distributed.other_devices import OtherDevices
 from bagua_hvd.torch.distributed.tensors import dense, reduce_rows, row, rows_of
 from bagua_hvd.torch.frontend import frontend
 
 
-class Reductions:
+class Reductions(OtherDevices):
     """allreduce, reduce and reduce_scatter, with the names and arguments of c10d."""
 
     def allreduce(self, given, opts=None):
@@ -54,7 +52,8 @@ class Reductions:
     def _relaxed(self, name, sources, native_op):
         if len(sources) > 1 or native_op not in (native.OP_SUM, native.OP_AVERAGE):
             return None
-        return self.options.communicate(sources[0], name, self._set, native_op == native.OP_AVERAGE)
+        operation = self.options.communicate(sources[0], name, self._set, native_op == native.OP_AVERAGE)
+        return None if operation is None else self._waiter(operation)
 
     def _gather_and_reduce(self, name, sources, outputs, op, what, opts):
         gathered = [source.new_empty((len(self._ranks), *source.shape)) for source in sources]

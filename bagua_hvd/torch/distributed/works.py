@@ -4,10 +4,40 @@ A caller that waits does so in the core, whose progress its thread then makes. O
 thread of core/completions.py.
 """
 import threading
+from concurrent import futures
 
 import torch
 from torch._C._distributed_c10d import Work as _Work
 from torch.futures import Future
+
+from bagua_hvd.core.context import Posted
+
+
+class Waiter:
+    """Waits in a thread for what an algorithm posts and knows wait() only: in its order, which is that of all ranks."""
+
+    def __init__(self):
+        self._executor: futures.ThreadPoolExecutor | None = None
+
+    def __call__(self, operation):
+        """The operation, or what stands for it in a Work."""
+        if isinstance(operation, Posted):
+            return operation
+        if self._executor is None:
+            self._executor = futures.ThreadPoolExecutor(1, thread_name_prefix="bagua_hvd waiter")
+        return _Waited(self._executor.submit(operation.wait))
+
+
+class _Waited:
+    def __init__(self, future):
+        self._future = future
+        self.wait, self.done = future.result, future.done
+
+    def ended_within(self, seconds):
+        return bool(futures.wait([self._future], min(seconds, threading.TIMEOUT_MAX)).done)
+
+    def when_ended(self, callback):
+        self._future.add_done_callback(lambda _: callback())
 
 
 class Work(_Work):
@@ -33,7 +63,7 @@ class Work(_Work):
         self._lock = threading.Lock()
         self._ended = False
         self._error = None
-        self._future = None
+        self._future: Future | None = None
         self._device = next((t.device for t in outputs if not t.is_cpu), None)
 
     def then(self, finish, outputs):
@@ -110,30 +140,30 @@ class Work(_Work):
         with self._lock:
             if self._future is not None:
                 return self._future
-            self._future = Future(devices=[self._device] if self._device is not None else None)
+            future = self._future = Future(devices=[self._device] if self._device is not None else None)
             operation = None if self._ended else self._operation
         if operation is None:
-            self._complete()
+            self._complete(future)
         else:
-            operation.when_ended(self._ended_unattended)        # which may be now, and takes the lock
-        return self._future
+            operation.when_ended(lambda: self._ended_unattended(future))    # which may be now, and takes the lock
+        return future
 
-    def _ended_unattended(self):
+    def _ended_unattended(self, future):
         self._end()
         if self._device is None:
-            self._complete()
+            self._complete(future)
             return
         with torch.cuda.device(self._device):
             if self._error is None:
                 self._operation.wait()      # this thread's stream, which the future takes as its own
-            self._complete()
+            self._complete(future)
 
     def _value(self):
         """What the future holds."""
         return self._outputs
 
-    def _complete(self):
+    def _complete(self, future):
         if self._error is None:
-            self._future.set_result(self._value())
+            future.set_result(self._value())
         else:
-            self._future.set_exception(self._error)
+            future.set_exception(self._error)

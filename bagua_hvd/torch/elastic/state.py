@@ -149,7 +149,7 @@ class TorchState(ObjectState):
         handler, handler_class = self._handlers.get(name), _handler_class(value)
         if handler is None and handler_class is None:
             return
-        if type(handler) is handler_class:
+        if handler is not None and type(handler) is handler_class:
             if handler.value is not value:
                 basics.wait_for_gpus()
                 handler.set_value(value)
