@@ -197,7 +197,7 @@ class BestModelCheckpoint(Callback, keras.callbacks.ModelCheckpoint):
         path = "best.weights.h5" if save_weights_only else "best.keras"
         super().__init__(path, monitor=monitor, verbose=verbose, save_best_only=True,
                          save_weights_only=save_weights_only, mode=mode, save_freq=save_freq)
-        self.filepath = None
+        self.filepath: str | None = None
 
     def _save_model(self, epoch, batch, logs):
         if self.filepath is None:

@@ -8,6 +8,7 @@ passes it over. There the state lies as bytes:
     0, 1, ...   the bytes
 """
 import json
+from typing import Any
 
 import keras
 import numpy as np
@@ -40,7 +41,7 @@ class AlgorithmState(keras.layers.Layer):
     """A part of an optimizer that Keras saves and loads. A layer only in that Keras knows how to go about it.
 
     Args:
-        optimizer: a HasAlgorithmState.
+        optimizer: a HasDistribution.
     """
 
     def __init__(self, optimizer):
@@ -51,7 +52,7 @@ class AlgorithmState(keras.layers.Layer):
         state = self._of[0]()
         if not state:
             return
-        blobs = []
+        blobs: list[bytes] = []
         tree = json.dumps(_to_tree(state, blobs)).encode()
         for name, data in (("tree", tree), *((str(i), blob) for i, blob in enumerate(blobs))):
             store[name] = np.frombuffer(data, np.uint8)
@@ -62,8 +63,19 @@ class AlgorithmState(keras.layers.Layer):
             self._of[1](_from_tree(tree, lambda number: store[str(number)].tobytes()))
 
 
-class HasAlgorithmState:
-    """What a distributed optimizer has beside its class: the state of its algorithm."""
+class HasDistribution:
+    """What a distributed optimizer has beside its class: how its gradients are reduced, and its algorithm's state."""
+
+    _settings: tuple        # what the class of the distribution is given, beside the optimizer; in the subclass
+    _distribution_class: type[Any]
+
+    @property
+    def distribution(self):
+        """Made when first asked for, so that from_config() of the class needs to know nothing of it."""
+        if "_distribution" not in self.__dict__:
+            # Not through __setattr__, which tracks what Keras is to save.
+            self.__dict__["_distribution"] = self._distribution_class(self, *self._settings)
+        return self.__dict__["_distribution"]
 
     def algorithm_state_dict(self):
         """What the algorithm keeps on this rank, made of dicts, lists, numbers and bytes; {} when it keeps nothing."""

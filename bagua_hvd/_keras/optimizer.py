@@ -17,7 +17,7 @@ from keras import ops
 
 from bagua_hvd._keras import legacy
 from bagua_hvd._keras.backend import as_written, make_reduction, of_tf_keras
-from bagua_hvd._keras.checkpoint import AlgorithmState, HasAlgorithmState
+from bagua_hvd._keras.checkpoint import AlgorithmState, HasDistribution
 from bagua_hvd.core.identity import ByIdentity
 
 NOT_REDUCED = (
@@ -44,7 +44,7 @@ class _Distribution:
         self.passes = passes
         self.average_aggregated = average_aggregated
         self.reduced = False
-        self._counter = None
+        self._counter: keras.Variable | None = None
         self._sums = ByIdentity(self.reduction.native)      # by variable: what this window's passes have added up
 
     @contextmanager
@@ -56,15 +56,21 @@ class _Distribution:
             self.reduced = False
 
     def build(self, variables):
-        """Makes the variables that accumulation needs. They are no optimizer variables: a checkpoint is the class's."""
-        if self.passes > 1 and self._counter is None:
+        """Makes the variables that accumulation needs. They are no optimizer variables: a checkpoint is the class's.
+
+        Returns:
+            The counter of passes, None where nothing accumulates.
+        """
+        if self.passes == 1:
+            return None
+        if self._counter is None:
             self._counter = keras.Variable(0, dtype="int32", trainable=False, name="backward_passes")
-        if self.passes > 1:
-            for variable in variables:
-                if variable not in self._sums:
-                    self._sums[variable] = keras.Variable(
-                        ops.zeros(variable.shape, variable.dtype), trainable=False, name="gradient_sum"
-                    )
+        for variable in variables:
+            if variable not in self._sums:
+                self._sums[variable] = keras.Variable(
+                    ops.zeros(variable.shape, variable.dtype), trainable=False, name="gradient_sum"
+                )
+        return self._counter
 
     def reset(self):
         """Forgets accumulated gradients and whatever is pending."""
@@ -83,12 +89,12 @@ class _Distribution:
         if self.passes == 1:
             self._apply_reduced(optimizer, gradients, variables, apply)
             return
-        self.build(variables)
+        counter = self.build(variables)
         sums = [
             None if gradient is None else self._sums[variable]
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
-        self._counter.assign_add(1)
+        counter.assign_add(1)
         for total, gradient in zip(sums, gradients, strict=True):
             if total is not None:
                 total.assign_add(ops.cast(self.reduction.dense(gradient), total.dtype))
@@ -107,7 +113,7 @@ class _Distribution:
         def other_pass():
             innermost(optimizer)._iterations.assign_add(1)
 
-        ops.cond(ops.equal(self._counter % self.passes, 0), last_pass, other_pass)
+        ops.cond(ops.equal(counter % self.passes, 0), last_pass, other_pass)
 
     def _apply_reduced(self, optimizer, gradients, variables, apply):
         gradients = self.reduction(gradients, variables)
@@ -127,19 +133,11 @@ class _Distribution:
         self.reduction.stepped()
 
 
-class Distributed(HasAlgorithmState):
+class Distributed(HasDistribution, keras.optimizers.Optimizer):
     """What DistributedOptimizer puts before the class of the optimizer it is given."""
 
-    _settings = None        # arguments for _Distribution; in the subclass
-
-    @property
-    def distribution(self):
-        """Made when first asked for, so that from_config() of the class needs to know nothing of it."""
-        distribution = self.__dict__.get("_distribution")
-        if distribution is None:
-            # Not through __setattr__, which tracks what Keras is to save.
-            distribution = self.__dict__["_distribution"] = _Distribution(self, *self._settings)
-        return distribution
+    _distribution_class = _Distribution
+    built: bool
 
     @property
     def algorithm(self):

@@ -90,7 +90,7 @@ def _rank(options):
 
     hvd.init()
     torch.set_num_threads(1)
-    rows = {name: [] for name in options.algorithms}
+    rows: dict[str, list] = {name: [] for name in options.algorithms}
     for _ in range(options.rounds):
         for name in options.algorithms:
             seconds, sent = hvd.allreduce(torch.tensor(_train(name, options)), op=hvd.Max, name="row").tolist()

@@ -23,14 +23,14 @@ TCP_CASES = ((4, 2000), (KIB, 2000), (MIB, 200), (16 * MIB, 20), (64 * MIB, 8)) 
 def _copy(nbytes, start, answers):
     source, target = bytearray(nbytes), bytearray(nbytes)
     source[:], target[:] = b"1" * nbytes, b"0" * nbytes         # every page is there
-    addresses = [ctypes.addressof(ctypes.c_char.from_buffer(array)) for array in (target, source)]
+    to, of = (ctypes.addressof(ctypes.c_char.from_buffer(array)) for array in (target, source))
     repeats = max(1, 16 * MIB // nbytes)
     start.wait(ANSWER_SECONDS)
     samples, end = [], time.perf_counter() + 0.5
     while time.perf_counter() < end:
         started = time.perf_counter()
         for _ in range(repeats):
-            ctypes.memmove(*addresses, nbytes)
+            ctypes.memmove(to, of, nbytes)
         samples.append((time.perf_counter() - started) / repeats)
     answers.put(samples)
 

@@ -46,7 +46,7 @@ def rank_main(steps, rounds, names):
         ways[name] = model, torch.optim.SGD(model.parameters(), 1e-3)
     torch.manual_seed(dist.get_rank())
     x, y = torch.randn(32, 784), torch.randint(0, 10, (32,))
-    seconds = {name: [] for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     for round in range(rounds + 1):
         for name, (model, optimizer) in ways.items():
             dist.barrier()

@@ -139,7 +139,7 @@ def _measure_pack(table, kernels):
     gradients = [cupy.random.default_rng(1).standard_normal(count, dtype=cupy.float32) for count in resnet50_counts()]
     starts = np.cumsum([0] + [-(-gradient.nbytes // 64) * 64 for gradient in gradients])
     flat, pieces = cupy.zeros(int(starts[-1]), cupy.uint8), 0
-    spans = np.zeros((len(gradients), 4), np.uint64)
+    spans: np.ndarray = np.zeros((len(gradients), 4), np.uint64)
     for i, gradient in enumerate(gradients):
         spans[i] = gradient.data.ptr, flat.data.ptr + int(starts[i]), gradient.nbytes, pieces
         pieces += -(-gradient.nbytes // 16384)

@@ -37,7 +37,8 @@ class Watch:
 def bars(events):
     """When buckets of gradients were negotiated or reduced, of a timeline: (begin, end) as Watch.windows."""
     origin = events[0]["args"]["start_time_since_epoch_in_micros"]
-    buckets, open_bars, found = set(), {}, []
+    buckets, found = set(), []
+    open_bars: dict[int, list[float]] = {}
     for event in events[1:]:
         pid = event["pid"]
         if event["ph"] == "M" and event["name"] == "process_name" and "gradients." in event["args"]["name"]:
@@ -53,7 +54,7 @@ def bars(events):
 
 def union(intervals):
     """The same points, as intervals in rising order that do not touch."""
-    result = []
+    result: list[tuple[float, float]] = []
     for begin, end in sorted(intervals):
         if result and begin <= result[-1][1]:
             result[-1] = result[-1][0], max(end, result[-1][1])
@@ -81,7 +82,7 @@ def timeline(path):
     Needs HOROVOD_TIMELINE=DYNAMIC in the environment of the ranks.
     """
     basics.start_timeline(str(path))
-    events = []
+    events: list[dict] = []
     try:
         yield events
     finally:

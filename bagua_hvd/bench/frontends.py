@@ -124,7 +124,7 @@ def _rank(options):
     hvd.init()
     trainings = {f"{way} {kind}": _Training(way, kind == "distributed", options)
                  for way in options.ways for kind in ("alone", "distributed")}
-    rows = {name: [] for name in trainings}
+    rows: dict[str, list] = {name: [] for name in trainings}
     for _ in range(options.rounds):
         for name, training in trainings.items():
             mine = torch.tensor(training.round())

@@ -125,7 +125,7 @@ def _remove(names, bridge):
 
 def _remove_left_behind():
     """What a measurement that was killed could not remove."""
-    owners = {}
+    owners: dict[str, list[str]] = {}
     for name in re.findall(rf"^{PREFIX}\d+-\d+", _run("ip", "netns", "list"), re.MULTILINE):
         owners.setdefault(name[len(PREFIX):].split("-")[0], []).append(name)
     for pid, names in owners.items():

@@ -52,7 +52,7 @@ def allreduce_work(hosts, nbytes):
     ring = 2 * (hosts - 1), 2 * (hosts - 1) / hosts * nbytes, (hosts - 1) / hosts * nbytes
     # The ring adds while the wire is busy.
     costs = {doubling: _select_ns(*doubling), halving: _select_ns(*halving), ring: _select_ns(*ring[:2], 0)}
-    return min(costs, key=costs.get)
+    return min(costs, key=costs.__getitem__)
 
 
 def _select_ns(hops, sent, added):
@@ -182,7 +182,8 @@ def fit(measured, tau=0.0, phi=0.0):
         matrix[index] = crowd * hops, crowd * added, crowd * coded
         of_link[index] = beta(rate) * sent
     seconds = np.array([m[4] for m in used])
-    return Model(*_least_absolute(matrix, of_link, seconds), tau, phi)
+    alpha, gamma, delta = _least_absolute(matrix, of_link, seconds)
+    return Model(alpha, gamma, delta, tau, phi)
 
 
 def check_cells(model, measured):

@@ -79,7 +79,7 @@ def measure(context, size):
     """{names: {quantity: [repetition: mean over the tensors]}} of this rank. Raises when a sum is wrong."""
     from bagua_hvd.core import native
 
-    values = np.empty((TENSORS, 1), np.float32)
+    values: np.ndarray = np.empty((TENSORS, 1), np.float32)
     views = [native.TensorView(value.ctypes.data, value.ctypes.data, value.shape, native.FLOAT32, value)
              for value in values]
 

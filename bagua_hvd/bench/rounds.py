@@ -169,7 +169,8 @@ def interleaved(names, options, run):
     Returns:
         {backend: {Case.key: [round: [seconds]]}}, and {backend: [round: cores that other programs used]}.
     """
-    results, others = {name: {} for name in names}, {name: [] for name in names}
+    results: dict[str, dict] = {name: {} for name in names}
+    others: dict[str, list[float]] = {name: [] for name in names}
     for number in range(1, options.rounds + 1):
         for name in names:
             with OthersCpu() as cpu:

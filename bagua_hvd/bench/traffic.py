@@ -27,14 +27,16 @@ class Traffic:
             [sys.executable, "-m", __spec__.name, "connect" if rank else "listen", address, str(nbytes),
              *([] if rest is None else [str(rest)])], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
             stderr=subprocess.DEVNULL)      # the end that is ended last complains of the other
+        assert self._process.stdin is not None and self._process.stdout is not None     # PIPE
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
 
     def begin(self):
         """Begins an exchange."""
-        self._process.stdin.write(b".")
+        self._stdin.write(b".")
 
     def end(self):
         """Blocks until it is over. EOFError: a process ended."""
-        if not self._process.stdout.read(1):
+        if not self._stdout.read(1):
             raise EOFError("the traffic beside the training ended")
 
     def __enter__(self):

@@ -19,8 +19,8 @@ def broadcast_object(context, obj, root_rank, is_root, name, process_set=0):
         context: native Context. root_rank: global rank. is_root: whether this rank is it. process_set: native id.
         name: the same on all ranks; two operations carry it, `<name>.sz` and `<name>.t`.
     """
-    data = bytearray(cloudpickle.dumps(obj)) if is_root else None
-    size = bytearray(_SIZE.pack(len(data) if is_root else 0))
+    data = bytearray(cloudpickle.dumps(obj) if is_root else b"")
+    size = bytearray(_SIZE.pack(len(data)))
     _broadcast(context, size, root_rank, f"broadcast.{name}.sz", process_set)
     if not is_root:
         data = bytearray(_SIZE.unpack(size)[0])

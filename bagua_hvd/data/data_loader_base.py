@@ -2,7 +2,7 @@
 import atexit
 import queue
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # How soon a thread that waits for the other end of the queue notices that the loader was closed.
 _POLL_S = 0.1
@@ -37,7 +37,14 @@ class _Failure:
         self.exception = exception
 
 
-class AsyncDataLoaderMixin:
+# The mixin comes before a loader's class, which need not be one of these.
+if TYPE_CHECKING:
+    _Loader = BaseDataLoader
+else:
+    _Loader = object
+
+
+class AsyncDataLoaderMixin(_Loader):
     """Reads ahead in a daemon thread, across the ends of epochs. To be put first in the bases:
 
         class AsyncLoader(AsyncDataLoaderMixin, Loader): ...
@@ -64,7 +71,7 @@ class AsyncDataLoaderMixin:
         self.queue: queue.Queue[Any] | None = queue.Queue(async_loader_queue_size) if bounded else None
         self.finished_event = threading.Event()
         self.started = False
-        self._thread = None
+        self._thread: threading.Thread | None = None
         super().__init__(*args, **kwargs)
 
     def close_async_loader(self) -> None:
@@ -72,13 +79,14 @@ class AsyncDataLoaderMixin:
         self._close(timeout=None)
 
     def _close(self, timeout):
-        if not self.started:
+        thread, entries = self._thread, self.queue
+        if not self.started or thread is None or entries is None:
             return
         self._log("closing")
         self.finished_event.set()
-        self._thread.join(timeout)
-        while not self.queue.empty():
-            self.queue.get_nowait()
+        thread.join(timeout)
+        while not entries.empty():
+            entries.get_nowait()
         self.started = False
         atexit.unregister(self._close_at_exit)
         self._log("closed")
@@ -87,51 +95,53 @@ class AsyncDataLoaderMixin:
         # A thread inside a library while the interpreter ends can crash it.
         self._close(_EXIT_S)
 
-    def _start(self):
+    def _start(self, entries):
         self._log("starting")
         self.finished_event.clear()
         self.started = True
-        self._thread = threading.Thread(target=self._fill, name="async data loader", daemon=True)
-        self._thread.start()
+        thread = self._thread = threading.Thread(target=self._fill, args=(entries,), name="async data loader",
+                                                 daemon=True)
+        thread.start()
         atexit.register(self._close_at_exit)
 
-    def _fill(self):
+    def _fill(self, entries):
         """The thread."""
         try:
             while not self.finished_event.is_set():
                 for batch in self._iterate():
-                    self._put(batch)
+                    self._put(entries, batch)
                     if self.finished_event.is_set():
                         break
                 self._log("end of an epoch")
-                self._put(None)
+                self._put(entries, None)
         except BaseException as exception:
-            self._put(_Failure(exception))
+            self._put(entries, _Failure(exception))
 
-    def _put(self, entry):
+    def _put(self, entries, entry):
         while not self.finished_event.is_set():
             try:
-                return self.queue.put(entry, timeout=_POLL_S)
+                return entries.put(entry, timeout=_POLL_S)
             except queue.Full:
                 pass
 
     def __iter__(self):
-        if self.queue is None:
+        entries = self.queue
+        if entries is None:
             yield from super().__iter__()
             return
         if not self.started:
-            self._start()
-        while (entry := self._get()) is not None:
+            self._start(entries)
+        while (entry := self._get(entries)) is not None:
             if isinstance(entry, _Failure):
                 self.close_async_loader()
                 raise entry.exception
             yield self._process_batch(entry)
 
-    def _get(self):
+    def _get(self, entries):
         """The next entry; None also when the loader is closed, perhaps by another thread."""
         while not self.finished_event.is_set():
             try:
-                return self.queue.get(timeout=_POLL_S)
+                return entries.get(timeout=_POLL_S)
             except queue.Empty:
                 pass
         return None

@@ -108,7 +108,7 @@ class DriverLink:
 
     def __init__(self, address, secret, worker, on_hosts_updated):
         host, _, port = address.rpartition(":")
-        self._answers = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Assignment | Removed | Refused] = queue.SimpleQueue()
         self._on_hosts_updated = on_hosts_updated
         try:
             self._connection = channel.Connection(host, int(port), secret, _CONNECT_SECONDS)

@@ -118,7 +118,8 @@ class Target:
         self._thread.join()
 
 
-def _reaches(name, address, port, key):
+def _reaches(target, key):
+    name, address, port = target
     nonce = os.urandom(_NONCE_NBYTES)
     proof = _proof(key, name, nonce)
     try:
@@ -132,5 +133,5 @@ def _reaches(name, address, port, key):
 def reachable(targets, key):
     """Those of targets, [[name, address, port], ...], that this host reaches, in their order."""
     with ThreadPoolExecutor(_PARALLEL) as pool:
-        reached = pool.map(lambda target: _reaches(*target, key), targets)
+        reached = pool.map(lambda target: _reaches(target, key), targets)
         return [target for target, success in zip(targets, reached, strict=True) if success]

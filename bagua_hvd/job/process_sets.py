@@ -99,7 +99,7 @@ _lock = threading.Lock()
 _registered: dict[int, ProcessSet] = {}     # id -> ProcessSet, without the global one
 
 
-def check_ranks(ranks: Sequence[int], size: int, known: Sequence[Sequence[int]]) -> None:
+def check_ranks(ranks: list[int] | None, size: int, known: Sequence[list[int] | None]) -> None:
     """ValueError unless `ranks` can be a set of a job of `size` ranks besides the global set and those `known`."""
     if not ranks:
         raise ValueError("A process set needs at least one rank.")

@@ -207,13 +207,17 @@ class _FixedJob:
     def __init__(self, settings, counts, resources, spread, use_current):
         self._coordinator = Coordinator(settings)
         self._place = counts, resources, spread, use_current, settings.placement_group_timeout_s
-        self._actors = None
+        self._actors: Actors | None = None
 
     @property
     def _workers(self):
+        return self._started.workers
+
+    @property
+    def _started(self) -> Actors:
         if self._actors is None:
             raise RuntimeError("there are no ranks: call start() first")
-        return self._actors.workers
+        return self._actors
 
     def start(self, executable_cls, executable_args, executable_kwargs, extra_env_vars):
         self.shutdown()
@@ -233,11 +237,12 @@ class _FixedJob:
 
     def _share_gpus(self, environments):
         """Each rank sees the GPUs of its node's ranks, in their order."""
-        of_node = {}
+        of_node: dict[str, list] = {}
+        nodes = self._started.nodes
         gpus = ray.get([worker.get_gpu_ids.remote() for worker in self._workers])
-        for node, ids in zip(self._actors.nodes, gpus, strict=True):
+        for node, ids in zip(nodes, gpus, strict=True):
             of_node.setdefault(node, []).extend(ids)
-        for node, environment in zip(self._actors.nodes, environments, strict=True):
+        for node, environment in zip(nodes, environments, strict=True):
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(of_node[node]))
 
     def run(self, fn, args, kwargs, callbacks):

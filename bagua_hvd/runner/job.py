@@ -6,6 +6,7 @@ import signal
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from bagua_hvd.job import reporting
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
@@ -67,7 +68,7 @@ def is_local(hostname):
 
 def _resolved(hostname):
     try:
-        return {ipaddress.ip_address(info[4][0].partition("%")[0]) for info in socket.getaddrinfo(hostname, None)}
+        return {ipaddress.ip_address(str(info[4][0]).partition("%")[0]) for info in socket.getaddrinfo(hostname, None)}
     except (OSError, UnicodeError):
         return set()        # only ssh knows it
 
@@ -149,7 +150,7 @@ class OutputOptions:
 def forwarders(console, slot, output):
     """The LineForwarders of a rank's stdout and stderr, with files `rank.<rank>/stdout` and `stderr` when asked for."""
     streams = ("stdout", "stderr")
-    files = [None, None]
+    files: list[BinaryIO | None] = [None, None]
     if output.directory is not None:
         # Zero-padded, so that a listing is in the order of the ranks.
         folder = os.path.join(output.directory, f"rank.{slot.rank:0{len(str(slot.size - 1))}}")

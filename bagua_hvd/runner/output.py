@@ -9,6 +9,7 @@ import os
 import re
 import select
 import time
+from typing import Protocol
 
 _WRITE_NBYTES = 4096        # a pipe that select() calls writable takes so many without blocking (PIPE_BUF)
 _LINE_MAX_NBYTES = 16 << 20     # a longer line is cut, so that a worker cannot fill the launcher's memory
@@ -96,7 +97,7 @@ class Console:
             prefix: bytes before every line.
         """
         sink = self._sinks[stream]
-        parts = []
+        parts: list[bytes] = []
         for line, end in lines:
             if end != b"\r":
                 end = b"\n"
@@ -140,6 +141,14 @@ class Console:
             self._finish()
         except BrokenPipeError:
             pass
+
+
+class Sink(Protocol):
+    """Takes one stream of one process: a LineForwarder does."""
+
+    def feed(self, data: bytes) -> object: ...
+
+    def close(self) -> object: ...
 
 
 class LineForwarder:

@@ -33,7 +33,7 @@ def _is_zombie(pid):
 
 def session_members(sessions):
     """The running processes of these sessions. Empty where there is no /proc."""
-    found = []
+    found: list[int] = []
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
@@ -171,6 +171,8 @@ class Guard:
         self._popen = subprocess.Popen(
             [sys.executable, "-I", "-S", os.path.abspath(__file__)], env=env, bufsize=0, cwd="/",
             start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        assert self._popen.stdin is not None        # PIPE
+        self._stdin = self._popen.stdin
 
     def watch(self, session):
         """From now on this session dies with the launcher."""
@@ -182,7 +184,7 @@ class Guard:
 
     def _tell(self, line):
         try:
-            self._popen.stdin.write(line)
+            self._stdin.write(line)
         except BrokenPipeError:
             pass        # somebody killed the guard; the death signal remains
 
@@ -195,7 +197,7 @@ class Guard:
     def close(self):
         """Calls it off, and waits for its end."""
         self._tell(_DONE)
-        self._popen.stdin.close()
+        self._stdin.close()
         self._popen.wait()
 
 

@@ -4,6 +4,7 @@ The function travels by cloudpickle through a private temporary folder, the resu
 run_files.py, and run_task.py, which is what the ranks are. Everything else is run_static or run_elastic, as for
 baguarun. Ranks that mpirun starts: run_mpi.py.
 """
+import argparse
 import io
 import operator
 import os
@@ -14,7 +15,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from bagua_hvd.runner import run_task
 from bagua_hvd.runner.common.util import config_parser
@@ -30,11 +31,11 @@ from bagua_hvd.runner.static import host_options, run_static
 _TASK = "bagua_hvd.runner.run_task"
 
 
-class _HorovodArgs:
+class _HorovodArgs(argparse.Namespace):
     """What parse_args() returns, without a command line: an attribute for each of Horovod's flags, and for run()."""
 
     def __init__(self):
-        vars(self).update(dict.fromkeys((*TABLE, "command", "executable", "nics", "run_func")), num_proc=1)
+        super().__init__(**{**dict.fromkeys((*TABLE, "command", "executable", "nics", "run_func")), "num_proc": 1})
 
 
 def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, num_proc: int = 1,
@@ -185,7 +186,7 @@ def _count(num_proc):
 
 def _nics(*given):
     """The names in text with commas, or in lists; None: none."""
-    names = []
+    names: list[str] = []
     for value in given:
         names += value.split(",") if isinstance(value, str) else value or []
     return names or None
@@ -221,9 +222,8 @@ def _console():
     """The Console at sys.stdout and sys.stderr, whatever they are: a terminal, a notebook's, None."""
     with ExitStack() as stack:
         sinks = []
-        for stream, original in ((sys.stdout, sys.__stdout__), (sys.stderr, sys.__stderr__)):
-            if stream is None:
-                stream = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        for given, original in ((sys.stdout, sys.__stdout__), (sys.stderr, sys.__stderr__)):
+            stream: TextIO = stack.enter_context(open(os.devnull, "w")) if given is None else given
             stream.flush()
             try:
                 # A Descriptor stays responsive while nobody reads; what stands in for the original knows better.

@@ -41,9 +41,9 @@ def run_by_mpirun(args, hosts, env, python, function, console):
         args.command = [python, "-m", TASK, f"{','.join(addresses)}:{desk.port}"]
         command = mpi_run.command(args, hosts, env)
         # Its lines say already which rank they are of.
-        output = [LineForwarder(console, None, stream) for stream in ("stdout", "stderr")]
+        stdout, stderr = (LineForwarder(console, None, stream) for stream in ("stdout", "stderr"))
         outcome = Supervisor(console, lambda: desk.failed_for(_MPIRUN_SECONDS), report_failures=False).run(
-            [Task(_MPIRUN, command, env, *output)])
+            [Task(_MPIRUN, command, env, stdout, stderr)])
         if outcome.signum is not None:
             raise Interrupted(outcome.signum)
         end = time.monotonic() + _ARRIVAL_SECONDS
@@ -51,7 +51,8 @@ def run_by_mpirun(args, hosts, env, python, function, console):
             time.sleep(0.01)
     exit_code = outcome.exit_codes[_MPIRUN]
     if desk.failures:
-        raise _explained(*desk.failures[0], exit_code)
+        rank, text = desk.failures[0]
+        raise _explained(rank, text, exit_code)
     if exit_code != 0:
         raise RuntimeError(f"mpirun ended with exit code {exit_code}: its output says why")
     return [desk.result(rank) for rank in range(args.num_proc)]

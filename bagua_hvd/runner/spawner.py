@@ -13,8 +13,8 @@ class LocalSpawner:
     """Starts processes on this host. A context manager; when it is left, none may run any more (see kill_all)."""
 
     def __init__(self):
-        self._sessions = set()
-        self._guard = None
+        self._sessions: set[int] = set()
+        self._guard: Guard          # inside
 
     def __enter__(self):
         self._guard = Guard()

@@ -13,10 +13,11 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from bagua_hvd.runner.output import LineForwarder
+from bagua_hvd.runner.output import Sink
 from bagua_hvd.runner.spawner import LocalSpawner
 
 GRACE_SECONDS = 5
@@ -37,15 +38,14 @@ class Task:
     Attributes:
         name: for messages; the rank.
         env: the whole environment; for another host, what differs from the base that the connection was given.
-        stdout, stderr: LineForwarder, or what has its feed() and close().
         host: the host's name; None: this one.
     """
 
     name: object
     command: list
     env: dict
-    stdout: LineForwarder
-    stderr: LineForwarder
+    stdout: Sink
+    stderr: Sink
     host: str | None = None
 
 
@@ -64,7 +64,7 @@ class Outcome:
 @dataclass
 class _Running:
     process: object             # processes.Process, or what a spawner has in its place
-    forwarders: dict            # descriptor -> LineForwarder, as long as it is open
+    forwarders: dict            # descriptor -> Sink, as long as it is open
     pidfd: int | None
     drain_until: float | None = None
     kill_at: float | None = None    # this process alone is being terminated
@@ -96,8 +96,8 @@ class Supervisor:
         self._on_exit = on_exit
         self._on_end = on_end
         self._open = open_ended
-        self._calls = deque()
-        self._wakeup = None
+        self._calls: deque[Callable[[], object]] = deque()
+        self._wakeup: socket.socket | None = None
         self._report_failures = report_failures
         self._should_stop = should_stop
         self._handle_signals = handle_signals and threading.current_thread() is threading.main_thread()
@@ -108,7 +108,7 @@ class Supervisor:
         self._survivors_seconds = survivors_seconds
         self._find_cause = find_cause or (lambda failures: failures[0])
         self._stop_at = None        # set: one has failed, and the others may go on until then
-        self._kill_at = None        # set: a stop is under way
+        self._kill_at: float | None = None      # set: a stop is under way
         self._killed_at = None
         self._outcome = Outcome()
 
@@ -122,8 +122,8 @@ class Supervisor:
             stack.callback(self._selector.close)
             if self._spawner is None:
                 self._spawner = stack.enter_context(LocalSpawner())
-            self._open_wakeup(stack)
-            stack.enter_context(self._signals_handled())
+            wakeup = self._open_wakeup(stack)
+            stack.enter_context(self._signals_handled(wakeup))
             stack.callback(self._clean_up)
             self._console.while_blocked(self._check_time)
             for task in tasks:
@@ -206,19 +206,21 @@ class Supervisor:
 
     def _open_wakeup(self, stack):
         """A socket that wakes the selector, whichever thread or signal handler writes to it."""
-        receiver, self._wakeup = socket.socketpair()
-        for end in (receiver, self._wakeup):
+        receiver, sender = socket.socketpair()
+        self._wakeup = sender
+        for end in (receiver, sender):
             stack.callback(end.close)
             end.setblocking(False)
         self._selector.register(receiver, selectors.EVENT_READ, lambda fd: receiver.recv(_READ_NBYTES))
         self.call_soon(lambda: None)    # for those who called before there was a socket
+        return sender
 
     @contextmanager
-    def _signals_handled(self):
+    def _signals_handled(self, wakeup):
         if not self._handle_signals:
             yield
             return
-        wakeup = signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+        before = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
         previous = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
                     if signal.getsignal(n) not in (signal.SIG_IGN, None)}   # None: Python cannot restore it
         # Inherited as ignored, it would make the kernel throw away exit codes.
@@ -228,7 +230,7 @@ class Supervisor:
         finally:
             for n, handler in previous.items():
                 signal.signal(n, handler)
-            signal.set_wakeup_fd(wakeup)
+            signal.set_wakeup_fd(before)
 
     def _on_signal(self, signum, frame):
         now = time.monotonic()
@@ -369,8 +371,9 @@ class Supervisor:
 
     def _stop(self):
         self._stop_at = None
-        self._kill_at = time.monotonic() + self._grace_seconds
+        kill_at = self._kill_at = time.monotonic() + self._grace_seconds
         self._spawner.signal_all(signal.SIGTERM)
+        return kill_at
 
     def _kill(self):
         self._killed_at = time.monotonic()
@@ -378,10 +381,10 @@ class Supervisor:
 
     def _clean_up(self):
         """Ends what is left, in the background or because of an exception, and reaps."""
-        if self._kill_at is None and self._spawner.any_left():
-            self._stop()
-        while self._spawner.any_left() and self._killed_at is None and time.monotonic() < self._kill_at:
-            time.sleep(_POLL_SECONDS)
+        if self._spawner.any_left():
+            kill_at = self._stop() if self._kill_at is None else self._kill_at
+            while self._spawner.any_left() and self._killed_at is None and time.monotonic() < kill_at:
+                time.sleep(_POLL_SECONDS)
         self._spawner.kill_all()
         for running in self._running:
             for fd in list(running.forwarders):

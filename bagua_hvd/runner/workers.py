@@ -5,6 +5,7 @@ of its own.
 """
 import threading
 from concurrent.futures import Future
+from typing import Any
 
 from bagua_hvd.runner.supervisor import GRACE_SECONDS, Supervisor, Task
 
@@ -80,7 +81,8 @@ class Workers:
             JobStopped: run() is about to end.
         """
         worker = Worker(self, name, host)
-        task = Task(name, command, env, *output, host)
+        stdout, stderr = output
+        task = Task(name, command, env, stdout, stderr, host)
         with self._lock:
             if self._closed or self._supervisor.stopping:
                 raise JobStopped("the job is being stopped")
@@ -90,7 +92,7 @@ class Workers:
 
     def call(self, function):
         """Has run()'s thread call function(); returns a Future of its result. Any thread."""
-        future = Future()
+        future: Future[Any] = Future()
 
         def call():
             try:
@@ -117,7 +119,7 @@ class Workers:
         the workers (their wait() returns) and then run(), whose main() should return, too. What main() raises is raised
         here.
         """
-        result = []
+        result: list[tuple[Any, BaseException | None]] = []
 
         def call():
             seconds = 0

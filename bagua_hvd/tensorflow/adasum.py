@@ -33,10 +33,10 @@ class DistributedAdasum(WrappedV1):
         super().__init__(optimizer, name, use_locking)
         self._options = options
         self._passes = passes
-        self._counter = None
+        self._counter: tf.Variable | None = None
         self._starts = ByIdentity(native_variable)      # by variable: the weights after the last combination
 
-    def _starts_of(self, variables):
+    def _counter_and_starts(self, variables):
         # Outside of a function that is being traced: its variables are made once.
         with tf.init_scope():
             if self._counter is None:
@@ -46,17 +46,17 @@ class DistributedAdasum(WrappedV1):
                     self._starts[variable] = tf.compat.v1.Variable(
                         _initialized(variable), trainable=False, use_resource=True, name="adasum_start"
                     )
-        return [self._starts[variable] for variable in variables]
+        return self._counter, [self._starts[variable] for variable in variables]
 
     def apply_gradients(self, grads_and_vars, *args, **kwargs):
         grads_and_vars = list(grads_and_vars)
         variables = [variable for gradient, variable in grads_and_vars if gradient is not None]
-        starts = self._starts_of(variables)
+        counter, starts = self._counter_and_starts(variables)
         stepped = super().apply_gradients(grads_and_vars, *args, **kwargs)
         if not self._options.communicates:
             return stepped
         with tf.control_dependencies([] if stepped is None else [stepped]):
-            count = tf.identity(self._counter.assign_add(1))
+            count = tf.identity(counter.assign_add(1))
 
         def combine():
             with tf.control_dependencies([count]):

@@ -125,11 +125,7 @@ def allgather(tensors, name, process_set_id, ignore_name_scope=False, label="Hor
 def _allgather_gradient(op, *gradients):
     """This rank's slices of the averaged gradients."""
     name, process_set_id = op.get_attr("tensor_name").decode(), op.get_attr("process_set_id")
-    gradients = [
-        tf.zeros_like(output) if gradient is None else tf.convert_to_tensor(gradient)
-        for output, gradient in zip(op.outputs, gradients, strict=True)
-    ]
-    reduced = allreduce(gradients, f"{name}_gradient", Average, 1.0, 1.0, process_set_id)
+    reduced = _averaged(name, op.outputs, gradients, process_set_id)
     rows = [tf.shape(tensor)[0] for tensor in op.inputs]
     by_rank = allgather([tf.expand_dims(tf.stack(rows), 0)], f"{name}_gradient_rows", process_set_id)[0]
     begins = tf.reduce_sum(by_rank[:fact("process_set_rank", process_set_id)], axis=0)

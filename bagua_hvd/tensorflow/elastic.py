@@ -94,7 +94,7 @@ class TensorFlowState(ObjectState):
     def __init__(self, variables: Any = None, session: Any = None, **kwargs: Any) -> None:
         self.variables = list(variables or tf.compat.v1.global_variables())
         self.session = session
-        self._operations = None
+        self._operations: tuple[list, list, Any] | None = None      # see _graph_operations()
         self._saved_values = self._read()
         # A name of its own, apart from what the script broadcasts.
         super().__init__(

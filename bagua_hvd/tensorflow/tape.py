@@ -15,7 +15,7 @@ from bagua_hvd.tensorflow.reduction import shared_reductions
 from bagua_hvd.tensorflow.variables import native_variable
 
 
-class _DistributedGradientTape:
+class _DistributedGradientTape(tf.GradientTape):
     """What DistributedGradientTape puts before the class of the tape it is given."""
 
     def __init__(self, tape, options):

@@ -6,17 +6,24 @@ apply_gradients(); there only what has not been reduced before. So what one sees
 LossScaleOptimizer around this one looks for infinities in what all ranks have alike.
 """
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from bagua_hvd._keras import legacy
-from bagua_hvd._keras.checkpoint import HasAlgorithmState
+from bagua_hvd._keras.checkpoint import HasDistribution
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from bagua_hvd.tensorflow.graphs import as_written
 from bagua_hvd.tensorflow.reduction import Reduction
 from bagua_hvd.tensorflow.running_step import Looks
 from bagua_hvd.tensorflow.variables import native_variable
+
+# What stands before an optimizer's class has its methods above. tf_keras is imported by who has such an optimizer.
+if TYPE_CHECKING:
+    from tf_keras.optimizers import Optimizer as _Wrapped
+else:
+    _Wrapped = object
 
 ALL_IN_ONE = (
     "{name} looks at the weights around the optimizer's step: gradients cannot be aggregated before apply_gradients(), "
@@ -30,7 +37,7 @@ class _Distribution:
         self.aggregation = None
         self.all_in_one = Looks(options.algorithm).any      # apply_gradients() reduces, nothing before it
         self._applying = False
-        self._reduced = None        # variables whose gradients have been reduced and not applied
+        self._reduced: ByIdentity | None = None     # variables whose gradients have been reduced and not applied
         if passes > 1:
             self.aggregation = LocalGradientAggregationHelper(
                 passes, self.reduction, options.sparse_as_dense, average_aggregated, process_set=options.process_set,
@@ -75,18 +82,10 @@ class _Distribution:
             self._applying = False
 
 
-class _Distributed(HasAlgorithmState):
+class _Distributed(HasDistribution, _Wrapped):
     """What DistributedOptimizer puts before the class of the optimizer it is given."""
 
-    _settings = None        # arguments for _Distribution; in the subclass
-
-    @property
-    def distribution(self):
-        """Made when first asked for, so that from_config() of the class needs to know nothing of it."""
-        if "_distribution" not in self.__dict__:
-            # Not through __setattr__, which tracks what Keras is to save.
-            self.__dict__["_distribution"] = _Distribution(self, *self._settings)
-        return self.__dict__["_distribution"]
+    _distribution_class = _Distribution
 
     def register_local_var(self, var):
         """Excludes a variable from the reduction: its gradient is this rank's, divided by the number of ranks unless
@@ -172,7 +171,7 @@ def wrap(optimizer, options, passes, average_aggregated):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     base = type(optimizer)
     hooks = _DistributedLegacy if hasattr(base, "_aggregate_gradients") else _DistributedNew
-    cls = type(base.__name__, (hooks, base), {
+    cls: type[Any] = type(base.__name__, (hooks, base), {
         "__doc__": base.__doc__, "__module__": base.__module__, "__qualname__": base.__qualname__,
         "_settings": (options, passes, average_aggregated),
     })

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bagua_hvd.runner.ssh.frames import Kind, Reader, pack
 from launcher import wait_until
 
 PRINT_ENVIRONMENT = [sys.executable, "-c", "import json, os; "
@@ -260,3 +261,11 @@ def test_no_file_is_left(launcher, ssh_hosts):
                         env={**ssh_hosts.environment, "TMPDIR": str(here)}).returncode == 0
     assert [*here.iterdir(), *ssh_hosts.server.temporary.iterdir()] == []
     assert not {name for name in set(os.listdir("/dev/shm")) - before if "bagua" in name or "bhvd" in name}
+
+
+def test_an_agent_without_a_folder_has_no_file():
+    # The folder could not be made when the function was put there, for want of space say.
+    done = subprocess.run([sys.executable, "-c", "from bagua_hvd.runner.ssh import agent; agent.main()"],
+                          input=pack(Kind.GET, 7, "result.0") + pack(Kind.FINISH), capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert Reader(after_magic=True).feed(done.stdout) == [(Kind.CONTENT, 7, b"")]

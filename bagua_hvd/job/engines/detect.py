@@ -45,13 +45,14 @@ def detect(environ=None):
     environ = os.environ if environ is None else environ
     for engine, mark, rank, size, local_size, job in _ENGINES:
         if mark in environ:
-            numbers = [_number(environ, name, engine) for name in (rank, size)]
+            ranks = _number(environ, size, engine)
             if local_size is not None:
                 local = _number(environ, local_size, engine)
             else:
-                local = numbers[1] if environ.get("SLURM_STEP_NUM_NODES") == "1" else None
+                local = ranks if environ.get("SLURM_STEP_NUM_NODES") == "1" else None
             names = [environ[name] for name in job if name in environ]
-            return Placement(engine, *numbers, local, "-".join([engine, *names]) if names else None)
+            return Placement(engine, _number(environ, rank, engine), ranks, local,
+                             "-".join([engine, *names]) if names else None)
     return None
 
 

@@ -163,7 +163,8 @@ def join(timeout):
     """
     group = default_group()
     if group is not None:
-        return join_group(*group, timeout)
+        store, rank, size = group
+        return join_group(store, rank, size, timeout)
     placement = detect()
     return None if placement is None else Membership(placement, timeout)
 

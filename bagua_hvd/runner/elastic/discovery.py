@@ -84,14 +84,16 @@ class HostDiscoveryScript(HostDiscovery):
         return dict(self._host(line.strip()) for line in stdout.decode(errors="replace").splitlines() if line.strip())
 
     def _start(self):
-        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE,
-                   "start_new_session": True}
+        def start(*command):
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                    start_new_session=True)
+
         try:
-            return subprocess.Popen([self._script], **options)
+            return start(self._script)
         except OSError as error:
             if error.errno != errno.ENOEXEC:
                 raise
-        return subprocess.Popen(["/bin/sh", self._script], **options)
+        return start("/bin/sh", self._script)
 
     def _host(self, line):
         if ":" not in line and self._slots is None:

@@ -29,7 +29,7 @@ def fit(workers, leaving, hosts, limit):
     for worker in leaving:
         if worker.host in room:
             room[worker.host] -= 1
-    staying = []
+    staying: list = []
     for worker in sorted(workers, key=seniority):
         if hosts.get(worker.host, 0) > sum(other.host == worker.host for other in staying) and (
                 limit is None or len(staying) < limit):
@@ -50,7 +50,7 @@ def assign(members, hosts):
     Args:
         hosts: names in order; decides between hosts without the job's state.
     """
-    by_host = {}
+    by_host: dict[str, list] = {}
     for worker in sorted(members, key=seniority):
         by_host.setdefault(worker.host, []).append(worker)
     order = {host: i for i, host in enumerate(hosts)}

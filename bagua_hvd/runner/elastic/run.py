@@ -121,7 +121,7 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
     first = discovery.find_available_hosts_and_slots()
     secret_key = make_secret_key()
     secret = base64.b64decode(secret_key)
-    events = queue.SimpleQueue()
+    events: queue.SimpleQueue = queue.SimpleQueue()
     # Other hosts may come; whoever connects must prove the job's secret.
     address = "127.0.0.1" if settings.hosts_are_fixed and all(map(is_local, first)) else "0.0.0.0"
     with ExitStack() as stack:

@@ -29,14 +29,15 @@ class ElasticSettings:
     hosts_are_fixed: bool = False
 
     def __post_init__(self):
-        if self.num_proc is None and self.min_num_proc is None:
+        first = self.min_num_proc if self.num_proc is None else self.num_proc
+        least = first if self.min_num_proc is None else self.min_num_proc
+        if first is None or least is None:
             raise ValueError("an elastic job needs --min-np or -np: say how many processes it needs at least")
-        self.num_proc = self.min_num_proc if self.num_proc is None else self.num_proc
-        self.min_num_proc = self.num_proc if self.min_num_proc is None else self.min_num_proc
-        if self.min_num_proc < 1:
-            raise ValueError(f"--min-np {self.min_num_proc}: give 1 or more")
-        if self.num_proc < self.min_num_proc:
-            raise ValueError(f"-np {self.num_proc} is below --min-np {self.min_num_proc}: raise it, or leave it out")
-        if self.max_num_proc is not None and self.max_num_proc < self.num_proc:
-            raise ValueError(f"--max-np {self.max_num_proc} is below the {self.num_proc} processes to begin with: "
+        if least < 1:
+            raise ValueError(f"--min-np {least}: give 1 or more")
+        if first < least:
+            raise ValueError(f"-np {first} is below --min-np {least}: raise it, or leave it out")
+        if self.max_num_proc is not None and self.max_num_proc < first:
+            raise ValueError(f"--max-np {self.max_num_proc} is below the {first} processes to begin with: "
                              "raise it, or leave it out")
+        self.num_proc, self.min_num_proc = first, least

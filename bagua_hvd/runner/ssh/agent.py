@@ -12,6 +12,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 from bagua_hvd.core.version import __version__
 from bagua_hvd.job import probe
@@ -81,7 +83,8 @@ class Agent:
         self._processes = {}        # number -> process
         self._environment = {}
         self._target = None
-        self._folder = self._folder_guard = None
+        self._folder: str | None = None
+        self._folder_guard: Guard | None = None
         self._not_stored = None     # why not, of the first file that could not be
 
     def run(self):
@@ -93,6 +96,7 @@ class Agent:
             self._stop_listening()
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
+            if self._folder_guard is not None:
                 self._folder_guard.close()
 
     # ---- what arrives -------------------------------------------------------------------------------------------
@@ -149,11 +153,11 @@ class Agent:
         task = fill(Start, payload)
         environment = {name: value for name, value in {**self._environment, **task.environment}.items()
                        if value is not None}
-        streams = [_Stream(self._output, kind, number) for kind in (Kind.STDOUT, Kind.STDERR)]
+        stdout, stderr = (_Stream(self._output, kind, number) for kind in (Kind.STDOUT, Kind.STDERR))
         try:
             if self._not_stored is not None:
                 raise self._not_stored
-            process = self._supervisor.start(Task(number, task.command, environment, *streams))
+            process = self._supervisor.start(Task(number, task.command, environment, stdout, stderr))
         except OSError as error:
             where = f" ({error.filename})" if error.filename else ""
             self._send(Kind.STDERR, number, f"baguarun: cannot be started: {error.strerror}{where}\n".encode())
@@ -183,12 +187,12 @@ class Agent:
 
     def _on_request(self, number, payload):
         name, arguments = payload
-        function = {"listen": self._listen, "reachable": self._reachable,
-                    "stop_listening": self._stop_listening}[name]
+        functions: dict[str, Callable[..., Any]] = {"listen": self._listen, "reachable": self._reachable,
+                                                    "stop_listening": self._stop_listening}
 
         def work():
             try:
-                kind, answer = Kind.ANSWER, function(**arguments)
+                kind, answer = Kind.ANSWER, functions[name](**arguments)
             except Exception as error:
                 kind, answer = Kind.REFUSAL, f"{name}: {str(error) or type(error).__name__}"
             self._supervisor.call_soon(lambda: self._send(kind, number, answer))
@@ -214,8 +218,8 @@ class Agent:
         try:
             if self._folder is None:
                 self._folder = tempfile.mkdtemp(prefix="bagua_hvd.run.")        # mode 0700
-                self._folder_guard = Guard()
-                self._folder_guard.watch_folder(self._folder)
+                guard = self._folder_guard = Guard()
+                guard.watch_folder(self._folder)
                 self._environment["BAGUA_HVD_RUN_FOLDER"] = self._folder
             with open(os.path.join(self._folder, os.path.basename(name.decode())), "wb") as file:
                 file.write(content)
@@ -223,11 +227,13 @@ class Agent:
             self._not_stored = self._not_stored or error
 
     def _on_get(self, number, name):
+        content = b""
         try:
-            with open(os.path.join(self._folder, os.path.basename(name)), "rb") as file:
-                content = b"\1" + file.read()
+            if self._folder is not None:
+                with open(os.path.join(self._folder, os.path.basename(name)), "rb") as file:
+                    content = b"\1" + file.read()
         except OSError:
-            content = b""
+            pass
         self._send(Kind.CONTENT, number, content)
 
 

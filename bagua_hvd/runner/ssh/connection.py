@@ -17,6 +17,7 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.core.version import __version__
@@ -162,7 +163,7 @@ class RemoteHost:
         # The quotes are for the login shell of the host, whichever that is.
         remote = f"exec {shlex.quote(sys.executable)} -S -c {shlex.quote(_AGENT.format(root=_ROOT))}"
         self._ssh = Process(name, options.command(name, remote), dict(environment), stdin=subprocess.PIPE)
-        self._outbox = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.send(Kind.BEGIN, 0, Begin(__version__, os.getcwd(), self._environment))
         self._threads = [threading.Thread(target=work, name=f"{work.__name__} {name}", daemon=True)
                          for work in (self._write, self._read)]
@@ -223,7 +224,7 @@ class RemoteHost:
         return self._ask(Kind.GET, name)
 
     def _ask(self, kind, payload):
-        future = Future()
+        future: Future[Any] = Future()
         with self._lock:
             self._count += 1
             number = self._count

@@ -109,8 +109,10 @@ def slots_on(hosts):
     Args:
         hosts: that of each rank. The ranks of a host need not be neighbours.
     """
-    sizes, seen = Counter(hosts), Counter()
-    hosts_with, cross_ranks = Counter(), {}     # of each local rank; of each host and local rank
+    sizes: Counter = Counter(hosts)
+    seen: Counter = Counter()
+    hosts_with: Counter[int] = Counter()        # by local rank
+    cross_ranks: dict[tuple, int] = {}          # by host and local rank
     for host, size in sizes.items():
         for local_rank in range(size):
             cross_ranks[host, local_rank] = hosts_with[local_rank]
