@@ -21,12 +21,12 @@ from bagua_hvd._keras.api import (
     load_model,
     reducescatter,
 )
-from bagua_hvd._keras.basics import *
 from bagua_hvd._keras.consensus import consensus
 from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from bagua_hvd.core.util import doc_from as _doc_from
 from bagua_hvd.job import basics as _basics
 from bagua_hvd.job.basics import Adasum
+from bagua_hvd.job.surface import *
 from bagua_hvd.keras import callbacks, elastic
 
 

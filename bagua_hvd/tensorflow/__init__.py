@@ -1,4 +1,4 @@
-# ruff: noqa: F401  (this file is the list of what scripts use)
+# ruff: noqa: F401, F403  (this file is the list of what scripts use)
 """bagua_hvd for TensorFlow: `import bagua_hvd.tensorflow as hvd` for `import horovod.tensorflow as hvd`."""
 from bagua_hvd.tensorflow import requirement as _requirement
 
@@ -6,38 +6,9 @@ from bagua_hvd.tensorflow import requirement as _requirement
 from bagua_hvd import algorithms
 from bagua_hvd._keras.consensus import consensus
 from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from bagua_hvd.job.basics import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    statistics,
-    stop_timeline,
-)
+from bagua_hvd.job.basics import Adasum, Max, Min, Product, is_homogeneous
 from bagua_hvd.job.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from bagua_hvd.job.surface import *
 from bagua_hvd.tensorflow import elastic
 from bagua_hvd.tensorflow import for_keras as _for_keras
 from bagua_hvd.tensorflow.compression import Compression

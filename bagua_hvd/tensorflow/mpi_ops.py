@@ -14,35 +14,9 @@ from bagua_hvd.collectives.rules import handle_average_backwards_compatibility, 
 from bagua_hvd.core.util import num_rank_is_power_2
 from bagua_hvd.core.vectors import native_order
 from bagua_hvd.job import basics
-from bagua_hvd.job.basics import (  # noqa: F401  (the surface of this module)
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-)
+from bagua_hvd.job.basics import Adasum, Average, Max, Min, Product, Sum, is_homogeneous  # noqa: F401
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
+from bagua_hvd.job.surface import *  # noqa: F403  (of this module, too)
 from bagua_hvd.tensorflow import collective_ops
 from bagua_hvd.tensorflow.compression import Compression
 from bagua_hvd.tensorflow.graphs import as_written, form_of, public

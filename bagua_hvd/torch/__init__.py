@@ -1,41 +1,12 @@
-# ruff: noqa: F401  (this file is the list of what scripts use)
+# ruff: noqa: F401, F403  (this file is the list of what scripts use)
 """bagua_hvd for PyTorch: `import bagua_hvd.torch as hvd` where a script has `import horovod.torch as hvd`."""
 import torch as _torch
 
 from bagua_hvd import algorithms
 from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from bagua_hvd.job.basics import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    statistics,
-    stop_timeline,
-    wait_for_gpus,
-)
+from bagua_hvd.job.basics import Adasum, Max, Min, Product, wait_for_gpus
 from bagua_hvd.job.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from bagua_hvd.job.surface import *
 from bagua_hvd.torch import elastic
 from bagua_hvd.torch.clip import clip_grad_norm_
 from bagua_hvd.torch.compression import Compression

@@ -12,7 +12,6 @@ from bagua_hvd._keras.api import (
     load_model,
     reducescatter,
 )
-from bagua_hvd._keras.basics import *
 from bagua_hvd._keras.consensus import consensus
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.compression import Compressor
@@ -20,6 +19,7 @@ from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrup
 from bagua_hvd.core.util import doc_from as _doc_from
 from bagua_hvd.job import basics as _basics
 from bagua_hvd.job.process_sets import ProcessSet, add_process_set, remove_process_set
+from bagua_hvd.job.surface import *
 from bagua_hvd.tensorflow.keras import callbacks, elastic
 
 
