@@ -3,8 +3,9 @@ import importlib.util
 import os
 import sysconfig
 import warnings
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from typing import Any
 
 from bagua_hvd.core.exceptions import HorovodVersionMismatchError, get_version_mismatch_message
 from bagua_hvd.core.util import (  # noqa: F401
@@ -15,17 +16,17 @@ from bagua_hvd.core.util import (  # noqa: F401
 )
 
 
-def get_ext_suffix():
+def get_ext_suffix() -> str:
     """File name ending of extension modules, such as `.cpython-312-x86_64-linux-gnu.so`."""
     return sysconfig.get_config_var("EXT_SUFFIX") or ".so"
 
 
-def get_extension_full_path(pkg_path, *args):
+def get_extension_full_path(pkg_path: str, *args: str) -> str:
     """Path of extension module `args` (folders, then base name) beside the file `pkg_path`."""
     return os.path.join(os.path.dirname(pkg_path), *args[:-1], args[-1] + get_ext_suffix())
 
 
-def check_extension(ext_name, ext_env_var, pkg_path, *args):
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
     """ImportError unless the native core is there; it serves every framework, so the arguments only name things."""
     if not _core_available():
         raise ImportError(
@@ -38,7 +39,7 @@ def _core_available():
     return importlib.util.find_spec("bagua_hvd._native") is not None
 
 
-def extension_available(ext_base_name, verbose=False):
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether front end `ext_base_name` ("torch", "tensorflow") can run: the core and the framework are there."""
     available = _core_available() and importlib.util.find_spec(ext_base_name) is not None
     if verbose:
@@ -46,7 +47,7 @@ def extension_available(ext_base_name, verbose=False):
     return available
 
 
-def gpu_available(ext_base_name, verbose=False):
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether front end `ext_base_name` finds GPUs whose tensors it can give the core: PyTorch's may."""
     if ext_base_name != "torch" or not _core_available():
         return False
@@ -56,7 +57,7 @@ def gpu_available(ext_base_name, verbose=False):
 
 
 def _built(name):
-    def built(verbose=False):
+    def built(verbose: bool = False) -> Any:
         if not _core_available():
             return None
         from bagua_hvd.job import builds  # late: it needs the core
@@ -77,7 +78,7 @@ for _name in ("mpi", "gloo", "nccl", "ddl", "ccl"):
     _function.__doc__ = f"What job.builds.{_name}_built() says; None when the native core is missing."
 
 
-def check_installed_version(name, version, exception=None):
+def check_installed_version(name: str, version: str, exception: BaseException | None = None) -> None:
     """Compares the installed framework's version with `version`: warns, or raises when `exception` is given."""
     installed = importlib.import_module(name).__version__
     if installed == version:
@@ -89,7 +90,7 @@ def check_installed_version(name, version, exception=None):
 
 
 @contextmanager
-def env(**kwargs):
+def env(**kwargs: Any) -> Generator[None, None, None]:
     """Sets environment variables for the time of the block; those given as None are left alone."""
     saved = {}
     try:
@@ -106,12 +107,12 @@ def env(**kwargs):
                 os.environ[name] = value
 
 
-def is_iterable(x):
+def is_iterable(x: Any) -> bool:
     """Whether x can be iterated over."""
     return isinstance(x, Iterable) or hasattr(x, "__getitem__")
 
 
-def is_version_greater_equal_than(ver, target):
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
     """Compares versions of the form x.y.z; what follows (`.dev0`, `+cpu`) is ignored. ValueError for other forms."""
     return _version(ver) >= _version(target)
 

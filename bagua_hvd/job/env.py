@@ -9,7 +9,7 @@ _PAIRS = (
 )
 
 
-def get_env_rank_and_size():
+def get_env_rank_and_size() -> tuple[int, int]:
     """(rank, size) as the launcher of this process set them; (0, 1) without a launcher.
 
     Raises:

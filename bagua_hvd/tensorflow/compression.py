@@ -1,4 +1,6 @@
 """Compressions of gradients: float16 is made by the framework's own cast."""
+from typing import Any
+
 import tensorflow as tf
 
 from bagua_hvd.collectives.compression import Compressor, NoneCompressor
@@ -8,13 +10,13 @@ class FP16Compressor(Compressor):
     """Sends floating tensors as float16; others as they are."""
 
     @staticmethod
-    def compress(tensor):
+    def compress(tensor: Any) -> tuple[Any, Any]:
         if tensor.dtype.is_floating:
             return tf.cast(tensor, tf.float16), tensor.dtype
         return tensor, tensor.dtype
 
     @staticmethod
-    def decompress(tensor, ctx):
+    def decompress(tensor: Any, ctx: Any) -> Any:
         return tf.cast(tensor, ctx) if ctx.is_floating else tensor
 
 

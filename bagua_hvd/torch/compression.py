@@ -1,4 +1,6 @@
 """Compressions of gradients: float16 is made by the framework's own cast."""
+from typing import Any
+
 import torch
 
 from bagua_hvd.collectives.compression import Compressor, NoneCompressor
@@ -9,14 +11,14 @@ class FP16Compressor(Compressor):
     """Sends floating tensors as float16; others as they are."""
 
     @staticmethod
-    def compress(tensor):
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         if tensor.dtype.is_floating_point:
             check_memory(tensor)
             return tensor.type(torch.float16), tensor.dtype
         return tensor, tensor.dtype
 
     @staticmethod
-    def decompress(tensor, ctx):
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
         return tensor.type(ctx) if ctx.is_floating_point else tensor
 
 

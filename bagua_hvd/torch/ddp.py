@@ -77,7 +77,7 @@ class State:
         self._waiter = Waiter()
 
     @property
-    def step(self):
+    def step(self) -> int:
         return self._model.step if self._model is not None else self._loaded.get("step", 0)
 
     def _begin(self, algorithm):

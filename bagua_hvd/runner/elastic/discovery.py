@@ -4,6 +4,7 @@ import random
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Sequence
 
 from bagua_hvd.job.elastic_worker import HostUpdateResult
 from bagua_hvd.runner.common.util.hosts import HostInfo
@@ -13,11 +14,11 @@ from bagua_hvd.runner.processes import kill_sessions
 class HostDiscovery:
     """Where the list of hosts comes from. Subclass it for a cluster of your own."""
 
-    def find_available_hosts_and_slots(self):
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
         """The hosts that there are now, as {name: slots}. Any exception: not known this time."""
         raise NotImplementedError
 
-    def close(self):
+    def close(self) -> None:
         """Ends a search that is under way. Any thread."""
 
 
@@ -28,14 +29,14 @@ class FixedHosts(HostDiscovery):
         hosts: {name: slots}.
     """
 
-    def __init__(self, hosts):
+    def __init__(self, hosts: dict[str, int]) -> None:
         self.set(hosts)
 
-    def set(self, hosts):
+    def set(self, hosts: dict[str, int]) -> None:
         """Replaces the list."""
         self._hosts = dict(hosts)
 
-    def find_available_hosts_and_slots(self):
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
         return dict(self._hosts)
 
 
@@ -51,14 +52,14 @@ class HostDiscoveryScript(HostDiscovery):
 
     limit_seconds = 60
 
-    def __init__(self, discovery_script, slots=None):
+    def __init__(self, discovery_script: str, slots: int | None = None) -> None:
         self._script = discovery_script
         self._slots = slots
         self._lock = threading.Lock()
-        self._popen = None
+        self._popen: subprocess.Popen[bytes] | None = None
         self._closed = False
 
-    def find_available_hosts_and_slots(self):
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
         """As the base class's. RuntimeError: the script cannot be run, fails, or prints something else."""
         try:
             with self._lock:
@@ -105,7 +106,7 @@ class HostDiscoveryScript(HostDiscovery):
             raise RuntimeError(f"host discovery script {self._script!r}: {error}") from None
         return info.hostname, info.slots
 
-    def close(self):
+    def close(self) -> None:
         with self._lock:
             self._closed = True
         self._end()
@@ -162,17 +163,19 @@ class HostManager:
         clock: seconds. jitter: function of (low, high).
     """
 
-    def __init__(self, discovery, cooldown_range=None, clock=time.monotonic, jitter=random.uniform):
+    def __init__(self, discovery: HostDiscovery, cooldown_range: Sequence[float] | None = None,
+                 clock: Callable[[], float] = time.monotonic,
+                 jitter: Callable[[float, float], float] = random.uniform) -> None:
         self.discovery = discovery
         self._blacklist = _Blacklist(cooldown_range, clock, jitter)
-        self._found = {}
-        self._order = []
+        self._found: dict[str, int] = {}
+        self._order: list[str] = []
 
-    def update_available_hosts(self):
+    def update_available_hosts(self) -> int:
         """Asks the discovery; returns what take() does."""
         return self.take(self.discovery.find_available_hosts_and_slots())
 
-    def take(self, found):
+    def take(self, found: dict[str, int]) -> int:
         """Takes over what a discovery found, {name: slots}; returns the change, of HostUpdateResult."""
         before = self.current_hosts
         self._found = dict(found)
@@ -185,26 +188,26 @@ class HostManager:
         return result
 
     @property
-    def current_hosts(self):
+    def current_hosts(self) -> dict[str, int]:
         """{name: slots} of the hosts that can be used, in their order."""
         usable = [host for host in self._found if host not in self._blacklist]
         self._order = [host for host in self._order if host in usable]
         self._order += [host for host in usable if host not in self._order]
         return {host: self._found[host] for host in self._order}
 
-    def blacklist(self, host):
+    def blacklist(self, host: str) -> None:
         """A worker failed there: the host is not used until its cooldown is over, and comes back as a new one."""
         self._blacklist.add(host)
 
-    def is_blacklisted(self, host):
+    def is_blacklisted(self, host: str) -> bool:
         return host in self._blacklist
 
     @property
-    def all_lost(self):
+    def all_lost(self) -> bool:
         """Whether every host that was found last is blacklisted for ever."""
         return not self.come_back and bool(self._found) and not self.current_hosts
 
     @property
-    def come_back(self):
+    def come_back(self) -> bool:
         """Whether blacklisted hosts come back."""
         return not self._blacklist.for_ever

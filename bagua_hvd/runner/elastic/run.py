@@ -83,6 +83,7 @@ def plan_elastic(env, num_proc=None, min_num_proc=None, max_num_proc=None, scrip
         variables.read("HOROVOD_START_TIMEOUT", env), reset_limit, hosts_are_fixed=script is None)
     if script is not None:
         return HostDiscoveryScript(script, slots), settings
+    assert settings.num_proc is not None        # the settings have found it
     _, hosts = parse_hosts_and_slots(hosts_string or f"localhost:{settings.num_proc}")
     if len(hosts) < 2:
         raise ValueError("an elastic job needs two hosts or a discovery script, for a host is not used any more when a "

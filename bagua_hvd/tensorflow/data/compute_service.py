@@ -18,9 +18,11 @@ import itertools
 import json
 import os
 import time
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
@@ -61,16 +63,16 @@ class TfDataServiceConfig:
         if self.dispatcher_side not in _SIDES:
             raise ValueError(f"dispatcher_side={self.dispatcher_side!r}: expected 'compute' or 'training'")
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """A dict that JSON can hold."""
         return {**asdict(self), "key": base64.b64encode(self.key).decode()}
 
     @staticmethod
-    def from_dict(config):
+    def from_dict(config: dict[str, Any]) -> "TfDataServiceConfig":
         """The TfDataServiceConfig of a to_dict()."""
         return TfDataServiceConfig(**{**config, "key": base64.b64decode(config["key"])})
 
-    def write(self, filename):
+    def write(self, filename: str | os.PathLike[str]) -> None:
         """Writes a file for read(), readable by its owner, which is there as a whole or not at all."""
         path = Path(filename)
         part = path.with_name(f".{path.name}.{os.getpid()}")
@@ -79,7 +81,7 @@ class TfDataServiceConfig:
         part.replace(path)
 
     @staticmethod
-    def read(filename, wait_for_file_creation=False):
+    def read(filename: str | os.PathLike[str], wait_for_file_creation: bool = False) -> "TfDataServiceConfig":
         """What write() has written.
 
         Args:
@@ -92,7 +94,7 @@ class TfDataServiceConfig:
             time.sleep(_POLL_SECONDS)
         return TfDataServiceConfig.from_dict(json.loads(path.read_text()))
 
-    def compute_client(self, verbose=1):
+    def compute_client(self, verbose: int = 1) -> Client:
         """A Client of the compute service, whose shutdown() ends it.
 
         Args:
@@ -102,7 +104,7 @@ class TfDataServiceConfig:
         """
         return Client(self.addresses, self.key, self.timeout)
 
-    def shutdown(self):
+    def shutdown(self) -> None:
         """Ends the compute tasks. For one training rank, when all have read what they need."""
         with self.compute_client() as client:
             client.shutdown()
@@ -133,7 +135,7 @@ def _dispatcher_if(here, client, index):
 
 
 @contextmanager
-def tf_data_service(compute_config, rank):
+def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Generator[str, None, None]:
     """A context with the address of the dispatcher that this training rank uses: `grpc://host:port`.
 
     With dispatchers on the training side, the first ranks run them while they are in the context. When rank 0 has left
@@ -155,8 +157,9 @@ def tf_data_service(compute_config, rank):
                     client.send(Finished())
 
 
-def send_to_data_service(dataset, compute_config, rank, size=None, processing_mode="distributed_epoch",
-                         reuse_dataset=False, round_robin=False):
+def send_to_data_service(dataset: tf.data.Dataset, compute_config: TfDataServiceConfig, rank: int,
+                         size: int | None = None, processing_mode: str = "distributed_epoch",
+                         reuse_dataset: bool = False, round_robin: bool = False) -> tf.data.Dataset:
     """The dataset, computed by the compute tasks; also a method of tf.data.Dataset.
 
     What ends the compute tasks is compute_config.shutdown().
@@ -178,15 +181,14 @@ def send_to_data_service(dataset, compute_config, rank, size=None, processing_mo
             "send_to_data_service() is for dispatchers on the compute side: with dispatcher_side='training' use `with "
             "tf_data_service(compute_config, rank) as service` and tf.data.experimental.service.distribute()"
         )
-    if round_robin and (size is None or not reuse_dataset):
-        raise ValueError("round_robin=True needs size, and reuse_dataset=True")
-    index = rank % compute_config.dispatchers
-    with compute_config.compute_client() as client:
-        address = client.address_of(index)
-    consumers = {}
+    index, consumers = rank % compute_config.dispatchers, {}
     if round_robin:
+        if size is None or not reuse_dataset:
+            raise ValueError("round_robin=True needs size, and reuse_dataset=True")
         consumers = {"consumer_index": rank // compute_config.dispatchers,
                      "num_consumers": len(range(index, size, compute_config.dispatchers))}
+    with compute_config.compute_client() as client:
+        address = client.address_of(index)
     name = f"shared.{next(_shared)}" if reuse_dataset else None
     return dataset.apply(tf.data.experimental.service.distribute(
         processing_mode, f"grpc://{address}", job_name=name, **consumers,
@@ -196,7 +198,7 @@ def send_to_data_service(dataset, compute_config, rank, size=None, processing_mo
 tf.data.Dataset.send_to_data_service = send_to_data_service
 
 
-def compute_worker_fn(compute_config):
+def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     """Runs this compute task's worker, and its dispatcher if it has one, until the service ends.
 
     Which task this is, the launcher's variables say: task t works for dispatcher t // workers_per_dispatcher, which

@@ -8,16 +8,19 @@ Rows: what moves is given to the core as one row for each rank, of which all ran
 So ranks that disagree hear both shapes, and results go directly to where the caller wants them.
 """
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
 from bagua_hvd.core import native
 from bagua_hvd.core.context import Ended
 from bagua_hvd.job import basics
+from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.torch.distributed import monitored, start, tensors
 from bagua_hvd.torch.distributed.movements import Movements
+from bagua_hvd.torch.distributed.options import Options
 from bagua_hvd.torch.distributed.reductions import Reductions
-from bagua_hvd.torch.distributed.tensors import dense
+from bagua_hvd.torch.distributed.tensors import Tensors, dense
 from bagua_hvd.torch.distributed.works import Work
 
 
@@ -44,41 +47,41 @@ class ProcessGroup(Reductions, Movements):
 
     # ------------------------------------------------------------------------------------------- what it is ----
 
-    def getBackendName(self):
+    def getBackendName(self) -> str:
         return "bagua"
 
     name = _get_backend_name = getBackendName
 
     # C++ asks these; without them it looks for a backend in C++.
-    def setGroupName(self, name):
+    def setGroupName(self, name: str) -> None:
         self._group_name = name
 
-    def getGroupName(self):
+    def getGroupName(self) -> str:
         return self._group_name
 
-    def setGroupDesc(self, text):
+    def setGroupDesc(self, text: str) -> None:
         self._group_desc = text
 
-    def getGroupDesc(self):
+    def getGroupDesc(self) -> str:
         return self._group_desc
 
     _group_name = _group_desc = ""
 
-    def rank(self):
+    def rank(self) -> int:
         return self._rank
 
-    def size(self):
+    def size(self) -> int:
         return len(self._ranks)
 
     getRank, getSize = rank, size
 
     @property
-    def process_set(self):
+    def process_set(self) -> ProcessSet:
         """The ProcessSet of its ranks, for bagua_hvd's own collectives."""
         return self._set
 
     @property
-    def supports_splitting(self):
+    def supports_splitting(self) -> bool:
         return True
 
     def _set_sequence_number_for_group(self):
@@ -87,15 +90,15 @@ class ProcessGroup(Reductions, Movements):
     def _get_sequence_number_for_group(self):
         return self._numbers.__reduce__()[1][0]
 
-    def _set_default_timeout(self, timeout):
+    def _set_default_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout.total_seconds()
 
     set_timeout = _set_default_timeout
 
-    def shutdown(self):
+    def shutdown(self) -> None:
         start.stop(self._started)
 
-    def abort(self):
+    def abort(self) -> None:
         """Ends what is in flight on all ranks of the job, as a lost rank would, if this group started the runtime."""
         self.shutdown()
 
@@ -105,7 +108,9 @@ class ProcessGroup(Reductions, Movements):
     def _end_coalescing(self, device):
         return Work(Ended(), [], "coalesced operations", self._timeout)
 
-    def split_group(self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None):
+    def split_group(self, ranks: list[int], timeout: timedelta | None = None, opts: Options | None = None,
+                    group_name: str | None = None, group_desc: str | None = None,
+                    device_types: Any = None) -> dist.ProcessGroup | None:
         """A group of some of this group's ranks, given by their numbers here; every one of these calls it.
 
         Returns None on ranks that are not among them.
@@ -123,19 +128,19 @@ class ProcessGroup(Reductions, Movements):
 
     # -------------------------------------------------------------------------- messages, and nothing at all ----
 
-    def send(self, given, rank, tag=0):
+    def send(self, given: Tensors, rank: int, tag: int = 0) -> Work:
         if self._other(given[0]):
             return self._other(given[0]).send(given, rank, tag)
         tensor = dense(self._one(given, "send"))
         operation = self._point_to_point.send(tensors.movable(tensor), rank, tag)
         return Work(operation, given, f"send to rank {rank} with tag {tag}", self._timeout)
 
-    def recv(self, given, rank, tag=0):
+    def recv(self, given: Tensors, rank: int, tag: int = 0) -> Work:
         if self._other(given[0]):
             return self._other(given[0]).recv(given, rank, tag)
         return self._receive(given, self._point_to_point.receive, f"recv from rank {rank} with tag {tag}", rank, tag)
 
-    def recv_anysource(self, given, tag=0):
+    def recv_anysource(self, given: Tensors, tag: int = 0) -> Work:
         return self._receive(given, self._point_to_point.receive_any, f"recv from any rank with tag {tag}", tag)
 
     def _receive(self, given, receive, what, *arguments):
@@ -151,12 +156,12 @@ class ProcessGroup(Reductions, Movements):
 
         return Work(message, given, what, self._timeout, finish, source=lambda: message.source)
 
-    def barrier(self, opts=None):
+    def barrier(self, opts: Any = None) -> Work:
         name, what = self._begin("barrier")
         operation = self._post(native.BARRIER, name, blocking=opts is not None and not opts.asyncOp)
         return self._work(operation, [], what, opts)
 
-    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         seconds = timeout.total_seconds() if timeout else self._timeout
         store = dist.PrefixStore(f"monitored/{self._key}/{next(self._numbers)}", self._store)
         monitored.barrier(store, self._rank, len(self._ranks), seconds, wait_all_ranks)

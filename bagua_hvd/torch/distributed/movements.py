@@ -1,17 +1,20 @@
 """The operations of a group that bring tensors elsewhere: broadcast, gather and scatter in all forms, all-to-all."""
+from typing import Any
+
 import torch
 
 from bagua_hvd.core import native
 from bagua_hvd.torch.distributed import tensors
 from bagua_hvd.torch.distributed.other_devices import OtherDevices
-from bagua_hvd.torch.distributed.tensors import dense, row, rows_of
+from bagua_hvd.torch.distributed.tensors import Tensors, dense, row, rows_of
+from bagua_hvd.torch.distributed.works import Work
 from bagua_hvd.torch.frontend import frontend
 
 
 class Movements(OtherDevices):
     """broadcast, allgather, gather, scatter and alltoall, with the names and arguments of c10d."""
 
-    def broadcast(self, given, opts):
+    def broadcast(self, given: Tensors, opts: Any) -> Work:
         if self._other(given[0]):
             return self._other(given[0]).broadcast(given, opts)
         name, what = self._begin("broadcast")
@@ -21,12 +24,12 @@ class Movements(OtherDevices):
                                root_rank=self._ranks[opts.rootRank], blocking=not getattr(opts, "asyncOp", True))
         return self._work(operation, given, what, opts, self._returning(given, sources))
 
-    def all_gather_single(self, output, given, opts=None):
+    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Work:
         return self.all_gather_single_coalesced([output], [given], opts)
 
     _allgather_base = all_gather_single
 
-    def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         if self._other(inputs[0]):
             return self._other(inputs[0]).all_gather_single_coalesced(outputs, inputs, opts)
         name, what = self._begin("all_gather_into_tensor")
@@ -56,7 +59,7 @@ class Movements(OtherDevices):
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def allgather(self, output_lists, inputs, opts=None):
+    def allgather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
         outputs, given = self._one(output_lists, "allgather"), self._one(inputs, "allgather")
         if self._other(given):
             return self._other(given).allgather(output_lists, inputs, opts)
@@ -66,7 +69,7 @@ class Movements(OtherDevices):
             return self._allgather_uneven(outputs, given, opts)
         return self._allgather([outputs], [given], opts, "all_gather")
 
-    def allgather_coalesced(self, output_lists, inputs, opts=None):
+    def allgather_coalesced(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
         # Given by rank, wanted by tensor.
         return self._allgather([list(of_tensor) for of_tensor in zip(*output_lists, strict=True)], inputs, opts,
                                "all_gather_coalesced")
@@ -104,7 +107,7 @@ class Movements(OtherDevices):
         for rank, part in zip(ordered, whole.split(counts), strict=True):
             outputs[rank].detach().copy_(part.view(outputs[rank].dtype).view(outputs[rank].shape))
 
-    def gather(self, output_lists, inputs, opts):
+    def gather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> Work:
         given = dense(self._one(inputs, "gather"))
         if self._other(given):
             return self._other(given).gather(output_lists, inputs, opts)
@@ -125,7 +128,7 @@ class Movements(OtherDevices):
 
         return self._work(operation, outputs, what, opts, finish)
 
-    def scatter(self, outputs, input_lists, opts):
+    def scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any) -> Work:
         output = self._one(outputs, "scatter")
         if self._other(output):
             return self._other(output).scatter(outputs, input_lists, opts)
@@ -144,7 +147,8 @@ class Movements(OtherDevices):
                                splits=[int(mine)] * size)
         return self._work(operation, outputs, what, opts, self._returning(outputs, [result]))
 
-    def all_to_all_single(self, output, given, output_splits, input_splits, opts=None):
+    def all_to_all_single(self, output: torch.Tensor, given: torch.Tensor, output_splits: list[int],
+                          input_splits: list[int], opts: Any = None) -> Work:
         if self._other(given):
             return self._other(given).all_to_all_single(output, given, output_splits, input_splits, opts)
         size = len(self._ranks)
@@ -179,7 +183,7 @@ class Movements(OtherDevices):
 
     alltoall_base = all_to_all_single
 
-    def alltoall(self, outputs, inputs, opts=None):
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         if self._other(inputs[0]):
             return self._other(inputs[0]).alltoall(outputs, inputs, opts)
         return self._exchange(outputs, inputs, opts, "all_to_all")

@@ -2,8 +2,11 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from bagua_hvd import algorithms
 from bagua_hvd.codecs import Codec
+from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_lp_s
 from bagua_hvd.torch.frontend import frontend
 from bagua_hvd.training.buckets import Bucket, Member
@@ -50,7 +53,7 @@ class Options:
         if self.algorithm is not None:
             self.algorithm = algorithms.get(self.algorithm)
 
-    def communicate(self, tensor, name, process_set, average):
+    def communicate(self, tensor: torch.Tensor, name: str, process_set: ProcessSet, average: bool) -> Any:
         """What is to be waited for, which reduces the tensor in place; None: in full precision."""
         if tensor.numel() * tensor.element_size() < self.min_bytes or not tensor.is_floating_point():
             return None

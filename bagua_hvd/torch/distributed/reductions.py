@@ -1,18 +1,21 @@
 """The operations of a group that sum, or reduce otherwise. What the core cannot is gathered, and reduced here."""
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
 from bagua_hvd.core import native
 from bagua_hvd.torch.distributed import sparse, tensors
 from bagua_hvd.torch.distributed.other_devices import OtherDevices
-from bagua_hvd.torch.distributed.tensors import dense, reduce_rows, row, rows_of
+from bagua_hvd.torch.distributed.tensors import Tensors, dense, reduce_rows, row, rows_of
+from bagua_hvd.torch.distributed.works import Work
 from bagua_hvd.torch.frontend import frontend
 
 
 class Reductions(OtherDevices):
     """allreduce, reduce and reduce_scatter, with the names and arguments of c10d."""
 
-    def allreduce(self, given, opts=None):
+    def allreduce(self, given: Tensors, opts: Any = None) -> Work:
         opts = dist.AllreduceOptions() if opts is None else opts
         tensor = self._one(given, "allreduce")
         if tensor.is_sparse:
@@ -21,13 +24,13 @@ class Reductions(OtherDevices):
             return self._other(tensor).allreduce(given, opts)
         return self._reduce(given, given, opts, "all_reduce")
 
-    def allreduce_coalesced(self, given, opts=None):
+    def allreduce_coalesced(self, given: Tensors, opts: Any = None) -> Work:
         opts = dist.AllreduceCoalescedOptions() if opts is None else opts
         if self._other(given[0]):
             return self._other(given[0]).allreduce_coalesced(given, opts)
         return self._reduce(given, given, opts, "all_reduce_coalesced")
 
-    def reduce(self, given, opts):
+    def reduce(self, given: Tensors, opts: Any) -> Work:
         if self._other(given[0]):
             return self._other(given[0]).reduce(given, opts)
         mine = opts.rootRank == self._rank
@@ -66,7 +69,7 @@ class Reductions(OtherDevices):
 
         return self._work(operation, outputs, what, opts, finish)
 
-    def reduce_scatter(self, outputs, inputs, opts):
+    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Work:
         output = self._one(outputs, "reduce_scatter")
         parts = [dense(part) for part in self._one(inputs, "reduce_scatter")]
         if self._other(output):
@@ -82,12 +85,12 @@ class Reductions(OtherDevices):
         work = self._reduce([whole], [whole], opts, "reduce_scatter")
         return self._after(work, [output], lambda: [whole.split(counts)[self._rank]])
 
-    def reduce_scatter_single(self, output, given, opts=None):
+    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Work:
         return self.reduce_scatter_single_coalesced([output], [given], opts)
 
     _reduce_scatter_base = reduce_scatter_base = reduce_scatter_single
 
-    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         opts = dist.ReduceScatterOptions() if opts is None else opts
         if self._other(outputs[0]):
             return self._other(outputs[0]).reduce_scatter_single_coalesced(outputs, inputs, opts)

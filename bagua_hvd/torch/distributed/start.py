@@ -1,6 +1,7 @@
 """The runtime under a process group: started by the group's store where the user has not called hvd.init()."""
 import os
 import threading
+from typing import Any
 
 from bagua_hvd.job import basics, process_sets
 from bagua_hvd.job.engines import torch_group
@@ -54,7 +55,7 @@ def stop(number):
             basics.shutdown()
 
 
-def process_set_of(group=None):
+def process_set_of(group: Any = None) -> process_sets.ProcessSet:
     """The ProcessSet of a torch.distributed group's ranks, on any backend; collective over the group.
 
     Starts the runtime where it does not run yet: that is collective over all ranks.

@@ -7,6 +7,8 @@ from torch.distributed import ReduceOp
 from bagua_hvd.core import native
 from bagua_hvd.torch.frontend import DTYPES, frontend
 
+Tensors = list[torch.Tensor]
+
 _Op = ReduceOp.RedOpType
 NATIVE_OPS = {
     _Op.SUM: native.OP_SUM, _Op.AVG: native.OP_AVERAGE, _Op.MIN: native.OP_MIN, _Op.MAX: native.OP_MAX,

@@ -15,7 +15,7 @@ class HostInfo:
     slots: int
 
     @staticmethod
-    def from_string(host_string):
+    def from_string(host_string: str) -> "HostInfo":
         """From `name:slots`, or `name` for one slot. ValueError: another form, or no slots."""
         match = _HOST.fullmatch(host_string.strip())
         if not match:
@@ -38,7 +38,7 @@ class SlotInfo:
     local_size: int | None = None
     cross_size: int | None = None
 
-    def to_response_string(self):
+    def to_response_string(self) -> str:
         """The numbers as text: rank, size, local_rank, local_size, cross_rank, cross_size."""
         return ",".join(str(v) for v in (self.rank, self.size, self.local_rank, self.local_size, self.cross_rank,
                                          self.cross_size))
@@ -47,14 +47,14 @@ class SlotInfo:
 INVALID_SLOT_INFO = SlotInfo("", -1, -1, -1, -1, -1, -1)
 
 
-def parse_hosts(hosts_string):
+def parse_hosts(hosts_string: str) -> list[HostInfo]:
     """The HostInfos of `h1:2,h2:4`, in this order. ValueError: a malformed entry, or none."""
     if not hosts_string.strip():
         raise ValueError("the list of hosts is empty: expected name:slots,name:slots, such as localhost:4")
     return [HostInfo.from_string(host) for host in hosts_string.split(",")]
 
 
-def parse_hosts_and_slots(hosts):
+def parse_hosts_and_slots(hosts: str) -> tuple[list[str], dict[str, int]]:
     """([names in order], {name: slots}) of `h1:2,h2:4`. ValueError: malformed, or a host named twice."""
     infos = parse_hosts(hosts)
     slots = {info.hostname: info.slots for info in infos}
