@@ -15,10 +15,6 @@ MIB = 1 << 20
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 
-class _Expected(Exception):
-    """What would be right, in words."""
-
-
 @dataclass(frozen=True)
 class Kind:
     """How a text becomes a value. expected: what would be right, in words. parse raises ValueError otherwise."""

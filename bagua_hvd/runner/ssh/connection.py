@@ -157,7 +157,6 @@ class RemoteHost:
         self._lock = threading.Lock()
         self._count = 0
         self._words = b""           # what ssh and the agent wrote to stderr
-        self._closing = False
         self._ready = threading.Event()
         self.say = lambda text: None
         # The quotes are for the login shell of the host, whichever that is.
@@ -236,7 +235,6 @@ class RemoteHost:
 
     def finish(self):
         """Asks the host to end when nothing runs any more, and to stop what is left in the background."""
-        self._closing = True
         self.send(Kind.FINISH)
 
     def close(self, timeout):
