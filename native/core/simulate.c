@@ -4,6 +4,7 @@
 #include "base/status.h"
 #include "collective/collective.h"
 #include "collective/schedules.h"
+#include "core/carried.h"
 #include "core/tree.h"
 #include "core/window.h"
 #include "run/simulator.h"
@@ -37,6 +38,12 @@ static void agree(struct schedule *schedule)
         schedule_send(schedule, (int)child, place, AGREEING_NBYTES, done);
 }
 
+// It has come with the answer.
+static bool is_carried(const struct allreduces *allreduces, int size, size_t nbytes)
+{
+    return allreduces->agrees && allreduces->path == ALLREDUCE_CHOSEN && size <= TREE_STAR_RANKS && nbytes <= CARRIED_BYTES;
+}
+
 static void write_down(const void *arg, int execution, struct schedule *schedule)
 {
     const struct allreduces *allreduces = arg;
@@ -44,7 +51,9 @@ static void write_down(const void *arg, int execution, struct schedule *schedule
         agree(schedule);
         return;
     }
-    allreduce_schedule(schedule, allreduces->path, allreduces->hop_ns, allreduces->nbytes[execution], allreduces->element);
+    const size_t nbytes = allreduces->nbytes[execution];
+    if (!is_carried(allreduces, schedule->size, nbytes))
+        allreduce_schedule(schedule, allreduces->path, allreduces->hop_ns, nbytes, allreduces->element);
 }
 
 static int window(const void *arg, int execution)
