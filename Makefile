@@ -14,7 +14,7 @@ SOAK_OPERATIONS ?= 200000
 # What Python's coverage is measured with; all of it: make coverage COVERAGE_TESTS=tests
 COVERAGE_TESTS ?= tests/common tests/collectives tests/elastic tests/runner tests/hostile
 
-TWO_FILES := -n 2 --dist loadfile --no-loadscope-reorder
+FILES := --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-long lint asan tsan ubsan fuzz soak coverage bench faults wheels docs clean
 
@@ -22,13 +22,13 @@ TWO_FILES := -n 2 --dist loadfile --no-loadscope-reorder
 demo: $(VENV)/tried
 	$(BIN)/python examples/demo.py
 
-# Everything but what takes long: tests/conftest.py says what that is, and which files are begun first. pytest runs the C
-# tests too, under a sanitizer. Two files at a time: ranks often wait for each other.
+# Everything but what takes long: .github/CONTRIBUTING.md says what that is, tests/conftest.py which files are begun first.
+# pytest runs the C tests too, under a sanitizer. Three files at a time: ranks often wait, for each other or for a limit.
 test: $(VENV)/built lint
-	$(BIN)/python -m pytest -m 'not long' $(TWO_FILES)
+	$(BIN)/python -m pytest -m 'not long' -n 3 $(FILES)
 
 test-long: $(VENV)/built lint
-	$(BIN)/python -m pytest $(TWO_FILES)
+	$(BIN)/python -m pytest -n 2 $(FILES)
 
 lint: $(VENV)/built
 	$(BIN)/ruff check .

@@ -27,8 +27,9 @@ LONGEST = [HERE / name for name in (
 assert all(path.exists() for path in LONGEST)
 
 
-# What `make test` leaves to `make test-long`: farms of ssh hosts and namespaces, trainings to the end, ThreadSanitizer,
-# and more ranks than a small machine has room for.
+# What `make test` leaves to `make test-long`: farms of ssh hosts and namespaces, trainings to the end,
+# more ranks than a small machine has room for, what carries the mark `long` where it is, and all but a diagonal of the
+# products of parameters (see diagonal()).
 LONG_FIXTURES = {"ssh_hosts", "namespaces"}
 LONG_FILES = [HERE / name for name in (
     "elastic/test_digits.py", "examples/test_convergence.py", "examples/test_torch_char_lm.py",
@@ -45,16 +46,53 @@ def is_long(item):
     parts = world if isinstance(world, tuple) else (world,)
     numbers = [part for part in parts if isinstance(part, int)] or [len(parts[0])]
     return (item.path in LONG_FILES or item.path.parent in LONG_FOLDERS
-            or max(numbers) > MOST_RANKS or parameters.get("configuration") == "tsan"
+            or max(numbers) > MOST_RANKS
             or (bool(LONG_FIXTURES & set(item.fixturenames)) and item.originalname not in SHORT))
+
+
+def coordinates(item):
+    """What one test was given, of each parametrization a point."""
+    parameters = dict(item.callspec.params)
+    found = set()
+    for mark in item.iter_markers("parametrize"):       # several names of one mark are given together
+        names = mark.args[0].replace(" ", "").split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        found.add((tuple(names), *(id(parameters.pop(name, None)) for name in names)))
+    return found | {(name, id(value)) for name, value in parameters.items()}
+
+
+def fewer_ranks(items):
+    """Of tests that are one function: not those by more than four ranks, nor by two where there are some by three."""
+    if not any(point[0] == ("n",) for point in coordinates(items[0])):
+        return items
+    numbers = {item.callspec.params["n"] for item in items}
+    spared = {n for n in numbers if n > max(4, min(numbers))} | ({2} if 3 in numbers else set())
+    return [item for item in items if item.callspec.params["n"] not in spared]
+
+
+def diagonal(items):
+    """Of tests that are one function with different parameters, as many as have each value of each parameter once."""
+    chosen, seen = [], set()
+    for new in (all, any):
+        for item in items:
+            points = coordinates(item)
+            if item not in chosen and new(point not in seen for point in points):
+                chosen.append(item)
+                seen |= points
+    return chosen
 
 
 @pytest.hookimpl(tryfirst=True)     # before -m chooses
 def pytest_collection_modifyitems(items):
     places = {path: place for place, path in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
+    products = {}
     for item in items:
         if is_long(item):
+            item.add_marker(pytest.mark.long)
+        elif hasattr(item, "callspec") and not item.get_closest_marker("long"):
+            products.setdefault((item.path, item.originalname), []).append(item)
+    for product in products.values():
+        for item in set(product) - set(diagonal(fewer_ranks(product))):
             item.add_marker(pytest.mark.long)
 
 

@@ -19,6 +19,10 @@ PATHS = ["", "ring", "doubling", "halving", "hierarchical"]
 # The flat paths do not know about hosts: of many ranks, those with one on each are enough.
 WORLDS = [(hosts, path) for hosts in HOSTS for path in PATHS
           if len(hosts) < 6 or path in ("", "hierarchical") or len(set(hosts)) == len(hosts)]
+# What `make test` sees of the paths that are not chosen.
+FORCED = {("ABCDE", "ring"), ("ABC", "doubling"), ("AABB", "halving"), ("AABBB", "hierarchical"),
+          ("ABBBB", "hierarchical")}
+assert set(WORLDS) > FORCED and {path for _, path in FORCED} == set(PATHS) - {""}
 # Nothing, less than one element for each shard, sizes that divide nothing, and several segments.
 COUNTS = [0, 1, 3, 1000, 65_537]
 LARGE = 1_000_003
@@ -37,7 +41,8 @@ def on_hosts(hosts, path="", **options):
     return World(len(hosts), "auto", path, hosts=[f"{_boot}.{host}" for host in hosts], **options)
 
 
-@pytest.fixture(scope="module", params=WORLDS, ids=lambda p: f"{p[0]}-{p[1] or 'chosen'}")
+@pytest.fixture(scope="module", ids=lambda p: f"{p[0]}-{p[1] or 'chosen'}", params=[
+    pytest.param(place, marks=[pytest.mark.long] if place[1] and place not in FORCED else []) for place in WORLDS])
 def world(request):
     with on_hosts(*request.param) as w:
         w.place = request.param

@@ -15,7 +15,7 @@ EPOCHS = 40         # many more than pass until the signal is sent
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("torch", marks=pytest.mark.long)])
 def test_goes_on_where_it_was(launcher, backend):
     pytest.importorskip(backend)
     folder, output = launcher.folder / "shared", launcher.folder / "output"

@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.mark.timeout(260)
 @pytest.mark.parametrize("example, arguments", [
     ("tensorflow2_digits.py", ["--algorithm", "bytegrad"]),
-    ("tensorflow2_digits.py", ["--xla"]),
+    pytest.param("tensorflow2_digits.py", ["--xla"], marks=pytest.mark.long),
     ("tensorflow2_keras_digits.py", ["--algorithm", "bytegrad"]),
 ])
 def test_learns_and_keeps_ranks_equal(run_ranks, example, arguments):

@@ -10,7 +10,8 @@ pytest.importorskip("sklearn")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_ddp_digits.py"
 
 
-@pytest.mark.parametrize("options", [["--hook", "bytegrad", "--backend", "gloo"], ["--wrap", "decentralized"]])
+@pytest.mark.parametrize("options", [
+    pytest.param(["--hook", "bytegrad", "--backend", "gloo"], marks=pytest.mark.long), ["--wrap", "decentralized"]])
 def test_learns(run_ranks, options):
     results = run_ranks(2, EXAMPLE, arguments=[*options, "--epochs", "8"], env={"GLOO_SOCKET_IFNAME": "lo"})
     backend, accuracy = re.search(r"backend (\w+), test accuracy: ([\d.]+) %", results[0].output).groups()

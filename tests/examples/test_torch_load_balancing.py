@@ -10,7 +10,8 @@ pytest.importorskip("torch")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_load_balancing.py"
 
 
-@pytest.mark.parametrize("sampler", ["plain", "balanced", "bounded"])
+@pytest.mark.parametrize("sampler", [
+    pytest.param("plain", marks=pytest.mark.long), "balanced", pytest.param("bounded", marks=pytest.mark.long)])
 def test_trains_and_keeps_ranks_equal(launcher, sampler):
     result = launcher.run("-np", "2", sys.executable, EXAMPLE, "--sampler", sampler, "--epochs", "2",
                           "--longest", "200", "--paragraphs", "400", env={"OMP_NUM_THREADS": "1"}, timeout=100)

@@ -12,9 +12,9 @@ SHORT = ["--batch-size", "4", "--num-warmup-batches", "1", "--num-batches-per-it
 
 
 @pytest.mark.parametrize("options", [
-    ["--model", "resnet"],
+    pytest.param(["--model", "resnet"], marks=pytest.mark.long),
     ["--model", "mlp", "--algorithm", "bytegrad"],
-    ["--model", "mlp", "--fp16-allreduce"],
+    pytest.param(["--model", "mlp", "--fp16-allreduce"], marks=pytest.mark.long),
     ["--model", "resnet", "--use-adasum"],
 ], ids=" ".join)
 def test_measures(launcher, options):

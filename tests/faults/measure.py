@@ -29,7 +29,7 @@ def check_time(fault, outcome, limit):
         outcome.problems.append(f"{outcome.seconds:.1f} s until all knew, more than {allowed:g}")
 
 
-def measure(fault, options, folder, network, zygotes):
+def measure(fault, options, folder, network, zygote):
     """The Outcomes, `options.parallel` at a time."""
     def lane(number):
         links = network.links[SIZE * number:SIZE * (number + 1)] if network else None
@@ -39,7 +39,7 @@ def measure(fault, options, folder, network, zygotes):
                 break
             place = folder / f"{FAULTS.index(fault)}.{seed}"
             place.mkdir()
-            outcomes.append(run(fault, place, zygotes[number], seed, options.limit, links))
+            outcomes.append(run(fault, place, zygote, seed, options.limit, links))
             check_time(fault, outcomes[-1], options.limit)
             for problem in outcomes[-1].problems:
                 print(f"{fault.name}, seed {seed}: {problem}", file=sys.stderr, flush=True)
@@ -79,11 +79,11 @@ def main():
     began, bad = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as folder, \
             Network(SIZE * options.parallel) if needs_hosts else nullcontext() as network:
-        zygotes = [make_zygote(folder) for _ in range(options.parallel)]
+        zygote = make_zygote(folder)
         print("| fault | runs | median s | max s | allowed s | hangs | wrong sums | other trouble | a survivor sees |\n"
               "|---|---|---|---|---|---|---|---|---|")
         for fault in chosen:
-            outcomes = measure(fault, options, Path(folder), network, zygotes)
+            outcomes = measure(fault, options, Path(folder), network, zygote)
             bad += any(outcome.problems for outcome in outcomes)
             print(line(fault, outcomes, options.limit), flush=True)
     print(f"\n{options.repetitions} repetitions from seed {options.seed} on, limits {options.limit:g} s, "

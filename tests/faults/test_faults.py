@@ -27,16 +27,17 @@ def outcomes(request, tmp_path_factory):
     network = None if NO_HOSTS else Network(SIZE * LANES)
     lanes = SimpleQueue()
     for lane in range(LANES):
-        lanes.put((make_zygote(folder), network and network.links[SIZE * lane:SIZE * (lane + 1)]))
+        lanes.put(network and network.links[SIZE * lane:SIZE * (lane + 1)])
+    zygote = make_zygote(folder)
 
     def run_in_a_lane(number, fault):
-        lane = lanes.get()
+        links = lanes.get()
         try:
             place = folder / str(number)
             place.mkdir()
-            return run(fault, place, lane[0], number, LIMIT_SECONDS, lane[1])
+            return run(fault, place, zygote, number, LIMIT_SECONDS, links)
         finally:
-            lanes.put(lane)
+            lanes.put(links)
 
     with ThreadPoolExecutor(LANES) as pool:
         yield {fault.name: pool.submit(run_in_a_lane, number, fault) for number, fault in enumerate(FAULTS)

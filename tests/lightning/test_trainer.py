@@ -6,6 +6,8 @@ import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
 from lightning_training import Manual, Model, Unscheduled, data, ours, pl, trainer, weights
 
+# Of each kind one.
+SOME = ("gradient_allreduce", "bytegrad", "decentralized", "low_precision_decentralized", "async", "qadam", "local_sgd")
 WAYS = {
     "automatic": {}, "accumulating": {"accumulate_grad_batches": 2}, "clipping": {"gradient_clip_val": 0.1},
     "clipping values": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
@@ -47,8 +49,8 @@ def same_as_ddp():
     assert torch.allclose(trained["ddp"], trained["bagua"], atol=2e-5)
 
 
-def every_algorithm():
-    for name in algorithms.names():
+def train_with(names):
+    for name in names:
         model = Model()
         before = model.loss(next(iter(data(64, 64)))).item()
         run = trainer(f"bagua_{name}", 16, max_epochs=10, val_check_interval=4, limit_val_batches=1)
@@ -126,9 +128,14 @@ def callbacks(folder):
         assert torch.allclose(theirs, ours_, atol=2e-5)
 
 
-@pytest.mark.parametrize("function", [same_as_ddp, every_algorithm, around])
+@pytest.mark.parametrize("function", [same_as_ddp, around])
 def test_two_ranks(run_ranks, function):
     run_ranks(2, function)
+
+
+@pytest.mark.parametrize("names", [SOME, pytest.param(algorithms.names(), marks=pytest.mark.long)], ids=["some", "all"])
+def test_algorithms(run_ranks, names):
+    run_ranks(2, train_with, arguments={"names": list(names)})
 
 
 def test_callbacks(run_ranks, tmp_path):

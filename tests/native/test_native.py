@@ -15,14 +15,22 @@ HERE = Path(__file__).parent
 STAND_INS = [HERE.parent / "device" / name for name in ("fake_cuda.c", "fake_nccl.c")]
 CONFIGURATIONS = os.environ.get("BHVD_NATIVE_CONFIGURATIONS", "").split()
 # These wait for limits most of the time: they run beside the others, and are last to be asked for.
-WAITING = ["test_heartbeat", "test_rendezvous"]
+WAITING = ["test_heartbeat", "test_reason", "test_rendezvous"]
+# Ten to thirty times as long under AddressSanitizer: `make test` runs these plain, and all others under it.
+SLOW = ["test_codecs", "test_hierarchy", "test_interleavings", "test_interleavings_tree", "test_nccl_levels",
+        "test_primitives"]
 # A minute under TSan, which finds nothing where there is one thread; `make tsan` runs them all the same.
 ONE_THREAD = ["test_codecs", "test_interleavings", "test_interleavings_tree", "test_kernels", "test_schedules"]
 TESTS = sorted(HERE.glob("test_*.c"), key=lambda path: (path.stem in WAITING, path.stem))
 
 
 def configurations(test):
-    return CONFIGURATIONS or ["plain", "asan", *([] if test.stem in ONE_THREAD else ["tsan"])]
+    """pytest.params; all but one are for `make test-long`."""
+    if CONFIGURATIONS:
+        return [pytest.param(test, name, id=f"{test.stem}-{name}") for name in CONFIGURATIONS]
+    short = "plain" if test.stem in SLOW else "asan"
+    return [pytest.param(test, name, id=f"{test.stem}-{name}", marks=[] if name == short else [pytest.mark.long])
+            for name in ("plain", "asan", *([] if test.stem in ONE_THREAD else ["tsan"]))]
 
 
 def run(test, configuration):
@@ -47,10 +55,7 @@ def begun(request):
 
 
 @pytest.mark.timeout(900)       # the first test of a configuration compiles the core
-@pytest.mark.parametrize("test, configuration", [
-    pytest.param(test, configuration, id=f"{test.stem}-{configuration}")
-    for test in TESTS for configuration in configurations(test)
-])
+@pytest.mark.parametrize("test, configuration", [one for test in TESTS for one in configurations(test)])
 def test_native(test, configuration, begun):
     try:
         done = begun[test, configuration].result() if test.stem in WAITING else run(test, configuration)

@@ -41,7 +41,8 @@ def numbers(done):
     return sorted(found)
 
 
-@pytest.mark.parametrize("engine", ["baguarun", "mpich", "openmpi", "torchrun"])
+@pytest.mark.parametrize("engine", [
+    "baguarun", "mpich", pytest.param("openmpi", marks=pytest.mark.long), "torchrun"])
 def test_one_script(engine, environment, tmp_path):
     assert numbers(run(starter(engine, 3), TORCH_SCRIPT, environment, tmp_path)) == THREE_ON_ONE_HOST
 
@@ -75,6 +76,7 @@ def test_a_rank_that_fails_ends_the_job(engine, exchange, environment, tmp_path)
     assert done.returncode != 0 and "RuntimeError: mine" in done.stderr
 
 
+@pytest.mark.long
 def test_torchrun_restarts(environment, tmp_path):
     script = SCRIPT + "import os\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': raise RuntimeError('first')\n"
     command = starter("torchrun", 3)
@@ -82,7 +84,9 @@ def test_torchrun_restarts(environment, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("more", [{}, {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "3", "HOROVOD_GLOO_RENDEZVOUS_PORT": "0"}])
+@pytest.mark.parametrize("more", [
+    {}, pytest.param({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "3", "HOROVOD_GLOO_RENDEZVOUS_PORT": "0"},
+                     marks=pytest.mark.long)])
 def test_torchs_variables_alone(more, environment, tmp_path):
     """As Kubernetes' PyTorchJob sets them; torch.distributed meets at the same port."""
     script = TORCH_SCRIPT + """

@@ -56,9 +56,12 @@ LAYOUTS = {
     # MPI's standard ABI, by a library of MPICH's that is as the other in all but its interface.
     "abi": ["AAB", "ABCD"],
 }
+SHORT = {("mpich", "AB"), ("mpich", "AAB"), ("mpich", "ABAB"), ("openmpi", "AAB"), ("abi", "AAB")}
 
 
-@pytest.mark.parametrize("engine, hosts", [(engine, hosts) for engine in LAYOUTS for hosts in LAYOUTS[engine]])
+@pytest.mark.parametrize("engine, hosts", [
+    pytest.param(engine, hosts, marks=[] if (engine, hosts) in SHORT else [pytest.mark.long])
+    for engine in LAYOUTS for hosts in LAYOUTS[engine]])
 def test_values(run, engine, hosts):
     parts = ["facts", "allreduce", "gather", "broadcast", "reducescatter", "alltoall", "primitives"]
     assert_fine(run(engine, hosts, *parts), range(len(hosts)))

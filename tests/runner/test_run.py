@@ -30,6 +30,7 @@ def nothing_left(monkeypatch, tmp_path):
     folder.mkdir()
     monkeypatch.setenv(MARK, mark)
     monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setenv("BAGUA_HVD_GRACE_SECONDS", "0.5")     # most that are waited for here do not end by themselves
     monkeypatch.setattr(tempfile, "tempdir", None)
     children = set(psutil.Process().children())
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
@@ -214,7 +215,8 @@ def test_an_exception_in_the_function(capfd):
     assert "[1]<stderr>:User function raise error: ZeroDivisionError: division by zero\n[1]<stderr>:Traceback " in err
 
 
-def test_the_first_to_raise_is_named_though_it_ends_late(tmp_path):
+def test_the_first_to_raise_is_named_though_it_ends_late(tmp_path, monkeypatch):
+    monkeypatch.delenv("BAGUA_HVD_GRACE_SECONDS")
     raised = tmp_path / "raised"
 
     def function():

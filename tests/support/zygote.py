@@ -31,7 +31,7 @@ class ZygoteProcess:
 
     def wait(self):
         while self.returncode is None:
-            self._zygote.read(timeout=None)
+            self._zygote.read(timeout=0.02)
         return self.returncode
 
     def kill(self):
@@ -45,7 +45,7 @@ class ZygoteProcess:
 
 
 class Zygote:
-    """Starts the zygote with the first process.
+    """Starts the zygote with the first process. Several threads may use it.
 
     Args:
         module: what it imports, besides pytest; must leave the process with one thread. variables: of its environment.
@@ -57,9 +57,14 @@ class Zygote:
         self._popen = None
         self._processes = {}
         self._buffer = b""
+        self._lock = threading.RLock()
 
     def start(self, path, function, arguments, environment, output):
         """Calls a function of the file in a new process whose stdout and stderr go to `output`, a path."""
+        with self._lock:
+            return self._start(path, function, arguments, environment, output)
+
+    def _start(self, path, function, arguments, environment, output):
         if self._popen is None:
             self._popen = subprocess.Popen(
                 [sys.executable, __file__, self._module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -75,7 +80,7 @@ class Zygote:
         self._popen.stdin.flush()
         started = None
         while started is None:
-            started = self.read(timeout=None)
+            started = self._read(timeout=None)
         return started
 
     def _end(self):
@@ -84,6 +89,10 @@ class Zygote:
 
     def read(self, timeout):
         """Takes in what the zygote reported; returns the process that it started, if any."""
+        with self._lock:
+            return self._read(timeout)
+
+    def _read(self, timeout):
         started = None
         while b"\n" not in self._buffer:
             if not self._selector.select(timeout):

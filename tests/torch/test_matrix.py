@@ -30,6 +30,8 @@ ARGUMENTS = {
     "powersgd": {"rank": 1, "warmup_steps": 0}, "diloco": {"communication_interval": 2, "outer_momentum": 0.5},
     "local_sgd": {"communication_interval": 2}, **{name: {"sync_interval_ms": 0, "max_staleness": 2} for name in ASYNC},
 }
+# Of the other algorithms `make test` tries each with one cell.
+WHOLE = ("gradient_allreduce", "bytegrad", "decentralized", "async", "qadam", "powersgd")
 RANKS = 3
 SUBSET = hvd.ProcessSet([0, 2])
 
@@ -663,10 +665,10 @@ CELLS = (accumulation, no_sync, grad_scaler, bf16_autocast, clipping, two_optimi
 # ---------------------------------------------------------------------------------------------------------- job ----
 
 
-def run_cells(algorithm, first):
+def run_cells(algorithm, names):
     hvd.init(process_sets=[SUBSET])
     _local[:] = [algorithm in LOCAL]
-    for cell in CELLS[first:]:
+    for cell in (cell for cell in CELLS if cell.__name__ in names):
         try:
             cell(algorithm)
             while _asynchronous:
@@ -681,27 +683,28 @@ def run_cells(algorithm, first):
 _outcomes = {}      # (algorithm, cell) -> what each rank said about it, or None when all is well
 
 
-def _run_job(run_ranks, algorithm):
-    first = 0
-    while first < len(CELLS):
-        results = run_ranks(RANKS, run_cells, arguments={"algorithm": algorithm, "first": first}, check=False,
+def _run_job(run_ranks, algorithm, names):
+    while names:
+        results = run_ranks(RANKS, run_cells, arguments={"algorithm": algorithm, "names": names}, check=False,
                             timeout=110)
         done = min(result.output.count(" ok\n") for result in results)
-        for cell in CELLS[first:first + done]:
-            _outcomes[algorithm, cell.__name__] = None
-        first += done
-        if first < len(CELLS):
-            _outcomes[algorithm, CELLS[first].__name__] = "\n".join(
+        for name in names[:done]:
+            _outcomes[algorithm, name] = None
+        if done < len(names):
+            _outcomes[algorithm, names[done]] = "\n".join(
                 f"--- rank {rank}\n{result.output}" for rank, result in enumerate(results)
             )
-            first += 1
+        names = names[done + 1:]
 
 
-@pytest.mark.parametrize("cell", [cell.__name__ for cell in CELLS])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_matrix(run_ranks, algorithm, cell):
+@pytest.mark.parametrize("algorithm, cell", [
+    pytest.param(algorithm, cell.__name__,
+                 marks=[] if algorithm in WHOLE or number % len(CELLS) == place else [pytest.mark.long])
+    for number, algorithm in enumerate(ALGORITHMS) for place, cell in enumerate(CELLS)])
+def test_matrix(run_ranks, request, algorithm, cell):
     if (algorithm, cell) not in _outcomes:
-        _run_job(run_ranks, algorithm)
+        chosen = [item.callspec.params for item in request.session.items if item.originalname == "test_matrix"]
+        _run_job(run_ranks, algorithm, [each["cell"] for each in chosen if each["algorithm"] == algorithm])
     outcome = _outcomes[algorithm, cell]
     if outcome is not None:
         pytest.fail(outcome, pytrace=False)
