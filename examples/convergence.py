@@ -26,7 +26,7 @@ from bagua_hvd import algorithms, codecs
 REFERENCE = "gradient_allreduce"
 # Which optimizer, for characters: SGD where what is left out of a gradient comes later or is drawn at random, which
 # Adam's variance takes for noise; Adam for the others. For digits SGD, but where the algorithm is made for Adam.
-NEEDS_ADAM = {"qadam", "onebit_adam", "diloco"}
+NEEDS_ADAM = {"qadam", "onebit_adam", "onebit_adam_published", "zero_one_adam", "diloco"}
 NEEDS_SGD = {"doublesqueeze", "ef_signsgd", "topk", "powersgd", "terngrad", "choco"}
 # A fraction is of all steps. Adam's normalized steps are smaller where a rank sees only the noise of its own batch, so
 # ranks step by themselves in the second part of the training only (post-local SGD).
@@ -38,6 +38,8 @@ RECIPES = {
     "ef_signsgd": {"momentum": 0.9, "warmup_steps": 0.2},
     "qadam": {"warmup_steps": 0.3},
     "onebit_adam": {"warmup_steps": 0.3},
+    "onebit_adam_published": {"warmup_steps": 0.5},
+    "zero_one_adam": {"variance_steps": 200, "local_scaler": 100, "max_interval": 4},
     "powersgd": {"rank": 8, "warmup_steps": 0.2},
     "topk": {"ratio": 0.1, "momentum": 0.9, "warmup_steps": 0.2},
     "local_sgd": {"communication_interval": 4, **LOCAL},

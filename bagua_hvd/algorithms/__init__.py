@@ -18,11 +18,13 @@ from bagua_hvd.algorithms.gradient_allreduce import GradientAllReduce
 from bagua_hvd.algorithms.local_sgd import LocalSGD
 from bagua_hvd.algorithms.low_precision_decentralized import LowPrecisionDecentralized
 from bagua_hvd.algorithms.onebit_adam import OneBitAdam
+from bagua_hvd.algorithms.onebit_adam_published import OneBitAdamPublished
 from bagua_hvd.algorithms.powersgd import PowerSGD
 from bagua_hvd.algorithms.qadam import QAdam
 from bagua_hvd.algorithms.qsgd import QSGD
 from bagua_hvd.algorithms.terngrad import TernGrad
 from bagua_hvd.algorithms.topk import TopK
+from bagua_hvd.algorithms.zero_one_adam import ZeroOneAdam
 
 register("gradient_allreduce", GradientAllReduce)
 register("bytegrad", ByteGrad)
@@ -36,6 +38,8 @@ register("async_low_precision_decentralized", AsyncLowPrecisionDecentralized)
 register("doublesqueeze", DoubleSqueeze)
 register("ef_signsgd", EFSignSGD)
 register("onebit_adam", OneBitAdam)
+register("onebit_adam_published", OneBitAdamPublished)
+register("zero_one_adam", ZeroOneAdam)
 register("powersgd", PowerSGD)
 register("topk", TopK)
 register("qsgd", QSGD)
@@ -47,6 +51,6 @@ register("diloco", DiLoCo)
 __all__ = [
     "Algorithm", "Async", "AsyncDecentralized", "AsyncLowPrecision", "AsyncLowPrecisionDecentralized", "ByteGrad",
     "Choco", "Decentralized", "DiLoCo", "DoubleSqueeze", "EFSignSGD", "GradientAllReduce", "LocalSGD",
-    "LowPrecisionDecentralized", "OneBitAdam", "PowerSGD", "QAdam", "QSGD", "TernGrad", "TopK", "choose", "get",
-    "names", "register",
+    "LowPrecisionDecentralized", "OneBitAdam", "OneBitAdamPublished", "PowerSGD", "QAdam", "QSGD", "TernGrad", "TopK",
+    "ZeroOneAdam", "choose", "get", "names", "register",
 ]

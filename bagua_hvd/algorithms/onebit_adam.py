@@ -1,6 +1,7 @@
 """1-bit Adam: Adam whose momentum travels as one bit per element, with error feedback, once its variance has settled.
 
-As QAdam (qadam.py), but what travels is the momentum in units of the step that it makes, p = sqrt(v) + eps:
+As published (onebit_adam_published.py), but what travels is the momentum in units of the step that it makes,
+p = sqrt(v) + eps:
 
     u = C_LP_S(m_i / p; sign_rms, e_i, f_k)     D(Q(u)) = (||u||_2 / sqrt(N)) sign(u), in both passes with its error
     m = p u
@@ -14,28 +15,17 @@ else. Bias corrections as in QAdam, so that steps do not jump where v is frozen.
 """
 import numpy as np
 
-from bagua_hvd.algorithms.base import error_state
-from bagua_hvd.algorithms.qadam import QAdam
-from bagua_hvd.primitives import c_lp_s, sign_rms
+from bagua_hvd.algorithms.onebit_adam_published import OneBitAdamPublished
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.source import Pending
 
 
-class OneBitAdam(QAdam):
-    """Adam with 1-bit momentum; optimizers and arguments as for QAdam."""
-
-    codec = sign_rms
-
-    def __init__(self, hierarchical: bool = False, warmup_steps: int | None = None) -> None:
-        super().__init__(hierarchical, warmup_steps)
+class OneBitAdam(OneBitAdamPublished):
+    """Adam with 1-bit steps; optimizers and arguments as for QAdam."""
 
     def exchange(self, bucket: Bucket, m: np.ndarray, p: np.ndarray) -> Pending:
-        group = bucket.model.group
         m /= p
-        return c_lp_s(
-            m, group, codec=self.codec, name=bucket.name, hierarchical=self.hierarchical,
-            error=error_state(bucket, group, self.hierarchical, scaled=False),
-        )
+        return super().exchange(bucket, m, p)
 
     def received(self, m: np.ndarray, p: np.ndarray) -> np.ndarray:
         unpacked: np.ndarray = m * p

@@ -39,7 +39,7 @@ class QAdam(Algorithm):
 
     counts_steps = True
     dense_only = True
-    uses_weights = ("communicate", "step")      # weight decay
+    uses_weights: tuple[str, ...] = ("communicate", "step")     # weight decay
     uses_adam = True
     replaces_step = True
     codec = minmax_uint8

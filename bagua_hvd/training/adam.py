@@ -50,7 +50,7 @@ class FlatAdam:
     Args:
         bucket: of gradients.
     Attributes:
-        m, v: copies; float32, float64 for float64. save() brings m back.
+        m, v: copies; float32, float64 for float64. save() brings them back.
         members: pairs of an AdamMember and its slice, in the order of the layout.
     """
 
@@ -66,9 +66,11 @@ class FlatAdam:
         """A copy of the weights as they are now, x."""
         return self._bucket.flat(self._bucket.weights)
 
-    def save(self, x: np.ndarray) -> None:
-        """Sets the weights to x and the optimizer's momenta to m, and counts a step of each."""
+    def save(self, x: np.ndarray, variance: bool = False) -> None:
+        """Sets the weights to x, the optimizer's momenta to m, and its v if `variance`, and counts a step of each."""
         bucket = self._bucket
+        if variance:
+            bucket.set_flat([member.v for member, _ in self.members], self.v)
         bucket.set_flat([member.m for member, _ in self.members], self.m)
         bucket.set_flat(bucket.weights, x)
         for index in bucket.members:

@@ -1,11 +1,11 @@
-"""qadam and onebit_adam against their equations.
+"""qadam, onebit_adam and onebit_adam_published against their equations.
 
 In the warm-up, Adam on the mean gradient. Then, v frozen after T updates, with the weight decay of Adam (L2) in g_i:
 
     m_i = beta1 m + (1 - beta1) g_i         m = C_LP_S(m_i)
     x   = x - gamma / (1 - beta1^t) m / p, p = sqrt(v) / sqrt(1 - beta2^T) + eps    (AdamW: x -= gamma lambda x before)
 
-onebit_adam: m = p C_LP_S(m_i / p), with errors. Where v = 0, m = 0.
+onebit_adam: m = p C_LP_S(m_i / p), onebit_adam_published: m = C_LP_S(m_i), both with errors. Where v = 0, m = 0.
 """
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
-from bagua_hvd.algorithms import OneBitAdam, QAdam
+from bagua_hvd.algorithms import OneBitAdam, OneBitAdamPublished, QAdam
 from floats import assert_same_bits
 from two_levels import LAYOUTS, environments, members_of
 from workers import BUCKETS, Errors, F, Scaled, backward, buckets_of, c_lp_s, dyadic, flat, gradient, make_model, start
@@ -69,7 +69,8 @@ def run(algorithm, codec, feedback, make_optimizer, hosts=None, scaled=False):
                 m_i = [np.where(v[at] == 0, F(0), value) for value in m_i]
                 if feedback:
                     of_bucket = errors.of(b, n, len(at))
-                    m[at] = c_lp_s(codec, [value / p[at] for value in m_i], 0, of_bucket, hosts=hosts) * p[at]
+                    unit = p[at] if isinstance(optimizer.algorithm, OneBitAdam) else F(1)
+                    m[at] = c_lp_s(codec, [value / unit for value in m_i], 0, of_bucket, hosts=hosts) * unit
                 else:
                     m[at] = c_lp_s(codec, m_i, hosts=hosts)
             m[v == 0] = 0
@@ -99,6 +100,7 @@ def equations():
         run(QAdam(warmup_steps=WARMUP), codecs.minmax_uint8, False, make)
     for make in adams[::2]:
         run(OneBitAdam(warmup_steps=WARMUP), codecs.sign_rms, True, make)
+        run(OneBitAdamPublished(warmup_steps=WARMUP), codecs.sign_rms, True, make)
     run("qadam", codecs.minmax_uint8, False,
         lambda model: hvd.QAdamOptimizer(model.parameters(), warmup_steps=WARMUP, **arguments))
 
@@ -116,6 +118,7 @@ def equations_under_a_loss_scale():
 
     run(QAdam(warmup_steps=WARMUP), codecs.minmax_uint8, False, adam, scaled=True)
     run(OneBitAdam(warmup_steps=WARMUP), codecs.sign_rms, True, adam, scaled=True)
+    run(OneBitAdamPublished(warmup_steps=WARMUP), codecs.sign_rms, True, adam, scaled=True)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])

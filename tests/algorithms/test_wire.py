@@ -4,7 +4,7 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
-from bagua_hvd.algorithms import Decentralized, OneBitAdam, PowerSGD, QAdam
+from bagua_hvd.algorithms import Decentralized, OneBitAdam, OneBitAdamPublished, PowerSGD, QAdam, ZeroOneAdam
 from bagua_hvd.job import basics
 
 ROWS, COLUMNS = 600, 500
@@ -24,6 +24,8 @@ SENT = {
     "powersgd": lambda n: 8 * (n - 1) / n * R * (ROWS + COLUMNS),
     "qadam": lambda n: 2 * N * (n - 1) / n,
     "onebit_adam": lambda n: N / 4 * (n - 1) / n,
+    "onebit_adam_published": lambda n: N / 4 * (n - 1) / n,
+    "zero_one_adam": lambda n: N / 4 * (n - 1) / n,
     "decentralized": lambda n: 8 * N * (n - 1) / n,
     "shift_one": lambda n: 4 * N * (1 if n % 2 == 0 else (n - 1) / n),
     "low_precision_decentralized": lambda n: N * min(n - 1, 2),
@@ -43,6 +45,8 @@ INSTANCES = {
     "powersgd": lambda: PowerSGD(R, warmup_steps=0),
     "shift_one": lambda: Decentralized(False, "shift_one"),
     "qadam": lambda: QAdam(False, warmup_steps=1), "onebit_adam": lambda: OneBitAdam(warmup_steps=1),
+    "onebit_adam_published": lambda: OneBitAdamPublished(warmup_steps=1),
+    "zero_one_adam": lambda: ZeroOneAdam(1, 1, max_interval=1),
 }
 
 

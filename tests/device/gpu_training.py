@@ -23,7 +23,7 @@ from torch_char_lm import Transformer, characters  # noqa: E402
 
 CONTEXT, BATCH, SHOWN = 64, 32, 10
 # Made for Adam, or for their own optimizer.
-ADAM = {"onebit_adam", "qadam"}
+ADAM = {"onebit_adam", "onebit_adam_published", "qadam", "zero_one_adam"}
 
 
 def make_optimizer(name, model, algorithm):

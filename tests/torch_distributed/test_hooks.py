@@ -14,7 +14,8 @@ from bagua_hvd.torch import ddp
 from torch_group import start
 
 OF_WEIGHTS = {"async", "async_decentralized", "async_low_precision", "async_low_precision_decentralized", "choco",
-              "decentralized", "diloco", "local_sgd", "low_precision_decentralized", "onebit_adam", "qadam"}
+              "decentralized", "diloco", "local_sgd", "low_precision_decentralized", "onebit_adam",
+              "onebit_adam_published", "qadam", "zero_one_adam"}
 # Whose models are equal after each step.
 APART = {"async", "async_decentralized", "async_low_precision", "async_low_precision_decentralized", "choco",
          "decentralized", "diloco", "local_sgd"}

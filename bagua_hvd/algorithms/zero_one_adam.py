@@ -1,0 +1,159 @@
+"""0/1 Adam: Adam whose variance is updated ever more rarely, with 1-bit momenta in between, and local steps at last.
+
+Step t = 0, 1, ...; T_v are the steps that update v, T_u those after which the ranks are equal; t' is the last of T_u.
+
+    m_i <- beta1 m_i + (1 - beta1) g_i          x_i <- x_i - gamma m_i / p          u_i <- u_i + gamma m_i
+    t in T_u:   u = C_LP_S(u_i; sign_rms, e_i, f_k)
+                m_i <- u / sum(gamma since t')          x_i <- x_t' - u / p         u_i <- 0
+    t in T_v:   Adam's step with g = mean_i g_i in full precision, v <- beta2 v + (1 - beta2) g^2
+
+gamma is the learning rate by 1 - beta1^(t+1); p = sqrt(v) / sqrt(1 - beta2^T) + eps, where T counts the updates of v.
+
+    T_v     the first kappa steps, then kappa more at intervals of 2, of 4, ...; none from step variance_steps on
+    T_u     all steps before that; then at intervals of 1 for local_scaler steps, of 2 for as many, ..., of max_interval
+
+Wire: 8 N (n-1)/n bytes per rank in T_v, N/4 (n-1)/n in the rest of T_u, none in other steps.
+State: 8 N bytes of u_i and x_t', and 4 (N + N/n) of errors.
+Source: Lu et al., arXiv:2202.06009, algorithm 1; DeepSpeed's ZeroOneAdam until 0.19.  Differs: bias corrections; what
+T_v sends makes m, too, as in DeepSpeed, instead of being sent once more in bits; the decoupled weight decay of local
+steps acts when the ranks meet; m is 0 where v is.
+
+Limits: u has the momentum's unit, so all elements of a bucket move as far as those of small v can bear (see
+onebit_adam.py). Where the ranks' data differ much, local steps cost.
+"""
+import numpy as np
+
+from bagua_hvd.algorithms.averaging import mean
+from bagua_hvd.algorithms.base import error_state, positive
+from bagua_hvd.algorithms.qadam import QAdam
+from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.primitives import c_fp_s, c_lp_s, sign_rms
+from bagua_hvd.training.adam import FlatAdam
+from bagua_hvd.training.buckets import Bucket
+from bagua_hvd.training.model import Model
+from bagua_hvd.training.source import Pending
+
+
+class ZeroOneAdam(QAdam):
+    """Adam with rare updates of its variance, 1-bit momenta, and local steps; optimizers as for QAdam.
+
+    Args:
+        variance_steps: the step from which on v is frozen, and ranks may step by themselves: about where the learning
+            rate's warm-up ends. At least kappa.
+        kappa: updates of v at each interval, 1 or more.
+        local_scaler: steps until the interval of local steps doubles. max_interval: the largest, H; 1: no local steps.
+        hierarchical: full precision within hosts, codes between them.
+    """
+
+    models_differ = True
+    uses_weights = ("step",)
+    codec = sign_rms
+
+    def __init__(self, variance_steps: int = 1000, kappa: int = 16, local_scaler: int = 1000, max_interval: int = 16,
+                 hierarchical: bool = False) -> None:
+        super().__init__(hierarchical)
+        self.variance_steps = positive("variance_steps", variance_steps)
+        self.kappa = positive("kappa", kappa)
+        self.local_scaler = positive("local_scaler", local_scaler)
+        self.max_interval = positive("max_interval", max_interval)
+        if self.variance_steps < self.kappa:
+            raise ValueError(f"variance_steps={variance_steps}: expected at least kappa={kappa}")
+
+    def prepare(self, model: Model) -> None:
+        model.adam()
+
+    def updates(self, t: int) -> int:
+        """How many of the steps 0 ... t - 1 are in T_v."""
+        t, last, interval = min(t, self.variance_steps), -1, 1
+        count = 0
+        while (more := max(0, min(self.kappa, (t - 1 - last) // interval))) == self.kappa:
+            count, last, interval = count + more, last + self.kappa * interval, 2 * interval
+        return count + more
+
+    def updates_variance(self, t: int) -> bool:
+        """Whether t is in T_v."""
+        return self.updates(t + 1) > self.updates(t)
+
+    def synchronizes(self, t: int) -> bool:
+        """Whether t is in T_u."""
+        local = t - self.variance_steps
+        if local < 0:
+            return True
+        interval = min(self.max_interval, 1 << min(local // self.local_scaler, 30))
+        return (local + 1) % interval == 0
+
+    def gradients_travel(self, model: Model) -> bool:
+        return self.updates_variance(model.step)
+
+    def communicate(self, bucket: Bucket, group: ProcessSet) -> Pending:
+        return c_fp_s(bucket, group)
+
+    def step(self, model: Model) -> bool:
+        t = model.step
+        if t < self.kappa:
+            return False            # Adam's own
+        if self.updates_variance(t):
+            for bucket in model.gradients:
+                self._with_variance(bucket, t)
+            return True
+        if not self.synchronizes(t - 1) and any(
+                "x" not in bucket.state and not bucket.state.loaded("x") for bucket in model.gradients):
+            mean(model.weights, model.group)        # ranks have come or gone between two meetings
+        begun = [self._begin_local(bucket, t) for bucket in model.gradients]
+        for bucket, (adam, x, p, operation) in zip(model.gradients, begun, strict=True):
+            if operation is not None:
+                operation.wait()
+                self._meet(bucket, adam, x, p)
+            adam.save(x)
+        return True
+
+    def _begun(self, bucket: Bucket, t: int) -> tuple[FlatAdam, np.ndarray, np.ndarray, np.ndarray]:
+        """(Adam's state with m_i, the gradient, x_i, p before this step)."""
+        adam, g = FlatAdam(bucket), bucket.flat(bucket.gradients)
+        x = adam.weights()
+        for member, part in adam.members:
+            if member.weight_decay and not member.decoupled:
+                g[part] += member.weight_decay * x[part]
+            adam.m[part] = member.beta1 * adam.m[part] + (1 - member.beta1) * g[part]
+        return adam, g, x, self.preconditioner(adam, t - self.updates(t))
+
+    def _with_variance(self, bucket: Bucket, t: int) -> None:
+        adam, g, x, _ = self._begun(bucket, t)
+        for member, part in adam.members:
+            adam.v[part] = member.beta2 * adam.v[part] + (1 - member.beta2) * g[part] * g[part]
+        p = self.preconditioner(adam, t - self.updates(t + 1))
+        for member, part in adam.members:
+            x[part] -= self.update(member, adam.m[part], p[part], x[part])
+        adam.save(x, variance=True)
+
+    def _begin_local(self, bucket: Bucket, t: int) -> tuple[FlatAdam, np.ndarray, np.ndarray, Pending | None]:
+        """(Adam's state with m_i, x_i after the rank's own step, p, the operation if the ranks meet)."""
+        adam, _, x, p = self._begun(bucket, t)
+        adam.m[adam.v == 0] = 0
+        state, count = bucket.state, len(adam.members)
+        if self.synchronizes(t - 1) or "x" not in state and not state.loaded("x"):
+            state["x"], state["u"], state["gamma"] = x.copy(), np.zeros_like(x), np.zeros((2, count))
+        state.keep("x", lambda: np.empty_like(x))
+        u = state.keep("u", lambda: np.empty_like(x))
+        gamma = state.keep("gamma", lambda: np.empty((2, count)))     # sums of gamma, and of learning rates
+        for place, (member, part) in enumerate(adam.members):
+            step = member.lr / (1 - member.beta1 ** (member.step + 1))
+            gamma[:, place] += step, member.lr
+            u[part] += step * adam.m[part]
+            x[part] -= step * adam.m[part] / p[part]
+        if not self.synchronizes(t):
+            return adam, x, p, None
+        group = bucket.model.group
+        error = error_state(bucket, group, self.hierarchical, scaled=False)
+        operation = c_lp_s(u, group, codec=self.codec, name=bucket.name, hierarchical=self.hierarchical, error=error)
+        return adam, x, p, operation
+
+    def _meet(self, bucket: Bucket, adam: FlatAdam, x: np.ndarray, p: np.ndarray) -> None:
+        """u is there: m and x become what they are on all ranks."""
+        u, gamma = bucket.state["u"], bucket.state["gamma"]
+        u[adam.v == 0] = 0
+        x[:] = bucket.state["x"]
+        for place, (member, part) in enumerate(adam.members):
+            adam.m[part] = u[part] / gamma[0, place]
+            decay = gamma[1, place] * member.weight_decay if member.decoupled else 0
+            x[part] -= u[part] / p[part] + decay * x[part]

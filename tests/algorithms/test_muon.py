@@ -1,0 +1,109 @@
+"""torch's Muon, which orthogonalizes the momentum of matrices, with every algorithm that communicates gradients."""
+import copy
+
+import pytest
+import torch
+
+import bagua_hvd.torch as hvd
+from bagua_hvd import algorithms
+from bagua_hvd.algorithms import ByteGrad, DoubleSqueeze, PowerSGD, TopK
+
+pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+
+STEPS = 6
+
+
+def make_model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+
+
+def loss_of(model, rank, step):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    x = torch.randn(8, 12, generator=generator)
+    return (model(x) - x[:, :4]).pow(2).mean()
+
+
+def optimizers_of(model, **options):
+    """Muon for matrices, AdamW for the rest, as it is meant to be used."""
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    rest = [p for p in model.parameters() if p.dim() != 2]
+    made = [torch.optim.Muon(matrices, lr=0.02, momentum=0.9), torch.optim.AdamW(rest, lr=0.01)]
+    return [hvd.DistributedOptimizer(each, **options) for each in made] if options else made
+
+
+def reference(n, delay):
+    """One process that averages the gradients of all ranks' batches by itself."""
+    model = make_model()
+    optimizers = optimizers_of(model)
+    late = [torch.zeros_like(p) for p in model.parameters()]
+    for step in range(STEPS):
+        model.zero_grad()
+        (sum(loss_of(model, rank, step) for rank in range(n)) / n).backward()
+        if delay:
+            for parameter, average in zip(model.parameters(), late, strict=True):
+                arrived = average.clone()
+                average.copy_(parameter.grad)
+                parameter.grad = arrived
+        for optimizer in optimizers:
+            optimizer.step()
+    return model
+
+
+def served():
+    hvd.init()
+    rank, n = hvd.rank(), hvd.size()
+    made = {"powersgd": PowerSGD(rank=2, warmup_steps=1), "topk": TopK(ratio=0.3), "doublesqueeze": DoubleSqueeze(),
+            "bytegrad with errors": ByteGrad(error_feedback=True)}
+    names = [name for name in algorithms.names() if algorithms.get(name).gradients_only]
+    assert {"gradient_allreduce", "bytegrad", "powersgd"} <= set(names)
+    for delay in (0, 1):
+        expected = reference(n, delay)
+        for name in [*names, "bytegrad with errors"]:
+            model = make_model()
+            first = loss_of(model, 0, 0).item()
+            algorithm = made.get(name)
+            optimizers = optimizers_of(model, algorithm=copy.deepcopy(algorithm) if algorithm else name, delay=delay)
+            for step in range(STEPS):
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                loss_of(model, rank, step).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+            flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+            everyone = hvd.allgather(flat[None], name="same")
+            assert flat.isfinite().all() and (everyone == everyone[0]).all(), (name, delay)
+            assert loss_of(model, 0, 0).item() < first, (name, delay)
+            if name == "gradient_allreduce":
+                for actual, wanted in zip(model.parameters(), expected.parameters(), strict=True):
+                    # bfloat16 within Muon makes steps of what rounding changed.
+                    torch.testing.assert_close(actual, wanted, rtol=2e-2, atol=2e-3)
+
+
+def test_muon(run_ranks):
+    run_ranks(2, served, timeout=110)
+
+
+def with_a_scaler():
+    """Skipped together, and unscaled, as any optimizer."""
+    hvd.init()
+    for delay in (0, 1):
+        model = make_model()
+        optimizers = optimizers_of(model, algorithm="gradient_allreduce", delay=delay)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in range(STEPS):
+            before = [p.detach().clone() for p in model.parameters()]
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss = loss_of(model, hvd.rank(), step) * (float("inf") if (step, hvd.rank()) == (2, 1) else 1)
+            scaler.scale(loss).backward()
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+            same = all((p == b).all() for p, b in zip(model.parameters(), before, strict=True))
+            assert same == (step == 2 + delay), (step, delay)
+        assert scaler.get_scale() == 512.0
+
+
+def test_with_a_scaler(run_ranks):
+    run_ranks(2, with_a_scaler, timeout=60)
