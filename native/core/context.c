@@ -8,6 +8,7 @@
 #include "core/engine.h"
 #include "core/progress.h"
 #include "run/result_memory.h"
+#include "transport/door.h"
 
 // What the strings and the secret say is needed only while connecting, so they are not kept.
 static void copy_options(bhvd_context *ctx, const struct bhvd_context_options *options)
@@ -81,7 +82,7 @@ bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd
     if (!status)
         status = tree_fanout(options, &fanout, error);
     if (!status)
-        status = connections_init(&ctx->run.connections, options, error);
+        status = connections_init(&ctx->run.connections, options, tree_choose, error);
     if (status) {
         context_free(ctx);
         return status;
@@ -138,6 +139,7 @@ void bhvd_context_after_fork(bhvd_context *ctx)
     for (int rank = 0; rank < ctx->options.size; rank++)
         link_close(&ctx->run.connections.links[rank]);
     watch_close(&ctx->run.connections.watch);
+    door_after_fork(ctx->run.connections.door);
     close(ctx->run.connections.bell.fd);
     ctx->run.connections.bell.fd = -1;
 }

@@ -224,5 +224,6 @@ void progress_stop(bhvd_context *ctx)
     flush_goodbyes(ctx);
     communicators_close_all(ctx);
     mpi_disconnect(&ctx->run.connections);          // while MPI still runs
+    connections_close(&ctx->run.connections);
     pthread_mutex_unlock(&ctx->engine_lock);
 }

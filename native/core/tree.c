@@ -40,6 +40,21 @@ static int parent_of(const int *host_of, int rank, int fanout)
     return host > 0 ? rank_on_host(host_of, (host - 1) / fanout, 0) : -1;
 }
 
+void tree_choose(const struct bhvd_context_options *options, const int *host_of, bool *talks_to)
+{
+    int fanout = 0;
+    for (int other = 1; other < options->size; other++)
+        talks_to[other] = options->rank == 0;
+    talks_to[0] = true;
+    if (tree_fanout(options, &fanout, NULL) || fanout == 0)
+        return;
+    for (int other = 0; other < options->size; other++)
+        if (other && parent_of(host_of, other, fanout) == options->rank)
+            talks_to[other] = true;
+    if (options->rank)
+        talks_to[parent_of(host_of, options->rank, fanout)] = true;
+}
+
 // On the way from `rank` up to the root, itself included, the one whose parent is `top`; -1: top is not on the way.
 static int branch_of(const int *parents, int rank, int top)
 {

@@ -28,6 +28,9 @@ struct tree {
 // The fan-out that the options ask for, 0: a star. BHVD_ERR_ARGUMENT: they ask for something else.
 bhvd_status tree_fanout(const struct bhvd_context_options *options, int *fanout, struct bhvd_error *error);
 
+// With whom a rank negotiates, and exchanges heartbeats: rank 0, its parent and its children. A choose_fn of transport/connect.h.
+void tree_choose(const struct bhvd_context_options *options, const int *host_of, bool *talks_to);
+
 // host_of: by rank, the number of its host, counted in the order of their first ranks.
 bhvd_status tree_init(struct tree *tree, const int *host_of, int size, int rank, int fanout);
 void tree_fini(struct tree *tree);

@@ -13,11 +13,46 @@ static void fail_link(struct run *run, const struct link *link, bhvd_status stat
         run_fail_protocol(run, link->rank);
 }
 
+static void fail_left(struct run *run, const struct link *link)
+{
+    run_blame(run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, link->rank, "rank %d left the job while an operation still needed it",
+              link->rank);
+}
+
 // Whatever may have changed what the kernel is to tell of it.
 static void update(struct run *run, struct link *link)
 {
     if (!run->failure.status && watch_update(&run->connections.watch, link))
         run_fail(run, BHVD_ERR_SYSTEM, "the connection to rank %d cannot be watched: %s", link->rank, strerror(errno));
+}
+
+// A link that a message was to go over could not be opened.
+static void fail_opening(struct run *run, const struct link *link, const struct bhvd_error *error)
+{
+    if (link->state == LINK_LEFT)
+        fail_left(run, link);
+    else if (error->status == BHVD_ERR_PEER_LOST)
+        fail_link(run, link, error->status);
+    else if (error->status == BHVD_ERR_TIMEOUT)
+        run_blame(run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, link->rank,
+                  "rank %d was lost: its host acknowledged nothing (%.700s). Its host or the network between broke down. The limit is "
+                  "set by BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", link->rank, error->message);
+    else
+        run_fail_with(run, error);
+}
+
+static void take_arrivals(struct run *run)
+{
+    struct bhvd_error error;
+    for (struct link *link; !run->failure.status && connections_have_arrivals(&run->connections);) {
+        link = connections_take(&run->connections, &error);
+        if (!link)
+            continue;
+        if (error.status)
+            fail_opening(run, link, &error);
+        update(run, link);
+        link_note(link);
+    }
 }
 
 static bool advance(struct run *run, struct link *link, bool by_socket)
@@ -31,8 +66,7 @@ static bool advance(struct run *run, struct link *link, bool by_socket)
         fail_link(run, link, status);
     } else if (link->state == LINK_LEFT && !moved &&
                (traffic_is_pending(&link->sends) || (traffic_is_pending(&link->receives) && !by_socket))) {
-        run_blame(run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, link->rank,
-                  "rank %d left the job while an operation still needed it", link->rank);
+        fail_left(run, link);
     }
     if (payload && by_socket)
         atomic_fetch_add_explicit(&run->connections.bell.word->activity, 1, memory_order_relaxed);
@@ -75,6 +109,9 @@ static bool advance_due(struct run *run)
         return false;
     *due = (struct link_queue){NULL, &due->head};
     for (struct link *link; (link = link_queue_pop(&now)) && !run->failure.status;) {
+        const bool is_needed = traffic_is_pending(&link->sends) || traffic_is_pending(&link->receives);
+        if (is_needed && connections_open(&run->connections, link))
+            run_fail(run, BHVD_ERR_SYSTEM, "no memory, or no thread, to connect to rank %d", link->rank);
         const bool moved = advance(run, link, true);
         progress |= moved;
         update(run, link);
@@ -100,6 +137,8 @@ static void look(struct run *run)
 
 bool run_advance_links(struct run *run, bool look_at_sockets)
 {
+    if (connections_have_arrivals(&run->connections))
+        take_arrivals(run);
     if (look_at_sockets && run->connections.watch.socket_count)
         look(run);
     bool progress = walk(run, look_at_sockets);
@@ -123,7 +162,7 @@ bool run_links_are_ready(const struct run *run)
         if (link_ready(run->connections.watch.walked[i]))
             return true;
     }
-    return run->connections.watch.due.head;
+    return run->connections.watch.due.head || connections_have_arrivals(&run->connections);
 }
 
 bool run_links_wait_for_room(const struct run *run)

@@ -1,7 +1,8 @@
 // Connecting: (1) every rank opens a TCP listener and, when it may share memory, a UNIX one; (2) all exchange cards with
-// their addresses at the rendezvous; (3) every rank connects to the lower ones and accepts the higher ones, proving the
-// job's secret on each connection; (4) pairs on one host go on through memory: the host's first rank passes the memfd,
-// everyone its bell; (5) transport "mpi": streams to other hosts become MPI's.
+// their addresses at the rendezvous; (3) of each pair that is to talk from the beginning, the higher rank connects to the lower one,
+// proving the job's secret on each connection: on one host all pairs, which go on through memory (the host's first rank passes
+// the memfd, everyone its bell); between hosts those of the negotiation, with control channels only; (4) transport "mpi": all pairs,
+// and streams to other hosts become MPI's. What else a link is made of is connected when a message is first posted over it.
 #include "transport/connect.h"
 
 #include <errno.h>
@@ -17,29 +18,15 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/status.h"
-#include "transport/auth.h"
 #include "transport/channel_mpi.h"
 #include "transport/connect_local.h"
-#include "transport/greeter.h"
+#include "transport/door.h"
 #include "transport/rendezvous.h"
 #include "transport/socket.h"
 
 enum {
-    CARD_MAGIC = 0x41484742,            // "BGHA", also tells the byte order
-    HELLO_MAGIC = 0x33484742,
-    RETRY_MS = 50,
-    FAR_NS = 2000000,                   // a round trip to another site
-    FAR_STREAMS = 4
-};
-// CHANNEL_STREAM + i is stream i.
-enum channel_kind { CHANNEL_CONTROL = 0, CHANNEL_LOCAL = 1, CHANNEL_STREAM = 2 };
-
-// The first bytes on an authenticated connection.
-struct hello {
-    uint32_t magic;
-    int32_t rank;
-    uint32_t channel;
-    uint32_t streams;                   // to this rank; on its control channel, which comes first
+    CARD_MAGIC = 0x42484742,            // "BGHB", also tells the byte order
+    RETRY_MS = 50
 };
 
 // ------------------------------------------------------------------------------------------------------------ cards
@@ -168,163 +155,112 @@ static int asked_streams(const struct connecting *k, int rank)
     return mine && (!theirs || mine < theirs) ? mine : theirs;
 }
 
-// MPI needs none: it finds the network's own way to several.
-static int socket_streams(const struct connecting *k, int rank)
+static void use_socket(struct channel *channel, int *fd)
 {
-    return uses_mpi(k->options) ? 0 : k->c->links[rank].stream_count;
+    *channel = (struct channel){.ops = &channel_tcp_ops, .fd = *fd};
+    *fd = -1;
 }
 
-// What the kernel lets one connection have under way (4 MB mostly) fills a link of a Gbit/s up to 30 ms; and what is lost costs one of
-// several connections less of its speed.
-static int streams_for(int64_t round_trip_ns) { return round_trip_ns >= FAR_NS ? FAR_STREAMS : 1; }
-
-static struct channel *channel_of(struct link *link, uint32_t kind)
+// Gives the link what has come of it. What it cannot use is left. The goodbye of a rank may be read before its streams are taken
+// from the door, and what it sent over them is wanted.
+static void use_arrival(struct link *link, struct arrival *arrival)
 {
-    return kind == CHANNEL_CONTROL ? &link->control : &link->streams[kind - CHANNEL_STREAM].channel;
-}
-
-static void use_socket(struct link *link, uint32_t kind, int fd)
-{
-    *channel_of(link, kind) = (struct channel){.ops = &channel_tcp_ops, .fd = fd};
-}
-
-// Puts before the error which rank it is about.
-static bhvd_status name_rank(struct connecting *k, int rank, bhvd_status status)
-{
-    struct bhvd_error why = *k->error;
-    return error_set(k->error, status, "no connection to rank %d: %.900s", rank, why.message);
-}
-
-// One attempt at a connection that the other side welcomes.
-static bhvd_status try_connect(struct connecting *k, int rank, uint32_t kind, int fd)
-{
-    bhvd_status status = auth_handshake(fd, AUTH_CONNECTED, k->options->secret, k->options->secret_size, k->deadline_ns,
-                                        k->error);
-    if (status)
-        return name_rank(k, rank, status);
-    if (kind == CHANNEL_CONTROL && !uses_mpi(k->options)) {
-        struct link *link = &k->c->links[rank];
-        const int asked = asked_streams(k, rank);
-        link->round_trip_ns = socket_round_trip_ns(fd);
-        link->stream_count = asked ? asked : streams_for(link->round_trip_ns);
+    if (arrival->control >= 0 && link->state == LINK_UNOPENED) {
+        link->stream_count = arrival->stream_count;
+        link->round_trip_ns = arrival->round_trip_ns;
+        use_socket(&link->control, &arrival->control);
+        link->state = LINK_OPEN;
     }
-    struct hello hello = {HELLO_MAGIC, k->c->rank, kind, (uint32_t)k->c->links[rank].stream_count};
-    unsigned char answer;
-    status = socket_write_full(fd, &hello, sizeof hello, k->deadline_ns);
-    if (!status && kind == CHANNEL_LOCAL)
-        status = local_join(k, rank, fd, k->deadline_ns);
-    else if (!status)
-        status = socket_read_full(fd, &answer, sizeof answer, k->deadline_ns);
-    if (status && !k->error->status)
-        error_set(k->error, status, "the connection to rank %d broke while it was made", rank);
-    return status;
+    const bool is_of_use = link->state == LINK_OPEN || link->state == LINK_LEFT;
+    bool complete = is_of_use;
+    for (int i = 0; i < link->stream_count; i++) {
+        struct channel *channel = &link->streams[i].channel;
+        if (is_of_use && channel->fd < 0 && arrival->streams[i] >= 0)
+            use_socket(channel, &arrival->streams[i]);
+        complete = complete && channel->fd >= 0;
+    }
+    link->lacks_streams = link->lacks_streams && !complete;
 }
 
-static bhvd_status connect_to(struct connecting *k, int rank, uint32_t kind)
+static bhvd_status connect_local(struct connecting *k, int rank)
 {
-    const struct card *card = &k->cards[rank];
-    for (;;) {
-        int fd = -1;
-        bhvd_status status = kind == CHANNEL_LOCAL
-                                 ? local_connect(k, rank, &fd)
-                                 : socket_connect(card->host, card->port, k->deadline_ns, &fd, k->error);
-        bool no_route = kind != CHANNEL_LOCAL && status == BHVD_ERR_PEER_LOST;
-        if (no_route && clock_remaining_ms(k->deadline_ns) != 0) {
-            poll(NULL, 0, RETRY_MS);    // the network may be a moment behind the job
-            continue;
-        }
-        if (status)
-            return name_rank(k, rank, status);
-        error_clear(k->error);          // of the attempt before
-        status = try_connect(k, rank, kind, fd);
-        if (!status && kind != CHANNEL_LOCAL)
-            use_socket(&k->c->links[rank], kind, fd);
-        if (!status)
-            return BHVD_OK;
+    int fd = -1;
+    bhvd_status status = local_connect(k, rank, &fd);
+    if (!status)
+        status = door_greet_local(k->c->door, fd, k->deadline_ns, k->error);
+    if (!status)
+        status = local_join(k, rank, fd, k->deadline_ns);
+    if (!status)
+        return BHVD_OK;
+    if (fd >= 0)
         close(fd);
-        // A rank overrun by strangers may have hung up on this one among them, which comes again.
+    const struct bhvd_error why = *k->error;
+    return why.status ? error_set(k->error, status, "no connection to rank %d: %.900s", rank, why.message)
+                      : error_set(k->error, status, "the connection to rank %d broke while it was made", rank);
+}
+
+// A rank of this host may have been overrun by strangers and have hung up on this one among them, which comes again.
+static bhvd_status connect_local_again(struct connecting *k, int rank)
+{
+    for (;;) {
+        bhvd_status status = connect_local(k, rank);
         if (status != BHVD_ERR_PEER_LOST || clock_remaining_ms(k->deadline_ns) == 0)
             return status;
+        error_clear(k->error);
         poll(NULL, 0, RETRY_MS);
     }
 }
 
-static bool is_connected(struct link *link, uint32_t kind)
-{
-    return kind == CHANNEL_LOCAL ? link->liveness_fd >= 0 : channel_of(link, kind)->fd >= 0;
-}
-
-// A connection of a rank that knows the secret. False: it is not expected.
-static bool welcome(struct connecting *k, const struct hello *hello, int fd, bool local)
-{
-    if (hello->magic != HELLO_MAGIC || hello->rank <= k->c->rank || hello->rank >= k->c->size ||
-        (hello->channel == CHANNEL_LOCAL) != local || local != connecting_shares_memory(k, hello->rank))
-        return false;
-    struct link *link = &k->c->links[hello->rank];
-    const int asked = asked_streams(k, hello->rank);
-    if (hello->channel == CHANNEL_CONTROL && !uses_mpi(k->options)) {
-        if (hello->streams < 1 || hello->streams > LINK_STREAMS_MAX || (asked && hello->streams != (uint32_t)asked))
-            return false;
-        link->stream_count = (int)hello->streams;
-        link->round_trip_ns = socket_round_trip_ns(fd);
-    }
-    if (hello->channel >= CHANNEL_STREAM && (!is_connected(link, CHANNEL_CONTROL) ||
-                                             hello->channel - CHANNEL_STREAM >= (uint32_t)socket_streams(k, hello->rank)))
-        return false;
-    if (is_connected(link, hello->channel))
-        return false;
-    if (local)
-        return local_join(k, hello->rank, fd, clock_deadline_ns(HANDSHAKE_MS)) == BHVD_OK;
-    // Whoever hears nothing comes again.
-    const unsigned char answer = 1;
-    if (socket_write_full(fd, &answer, sizeof answer, clock_deadline_ns(HANDSHAKE_MS)))
-        return false;
-    use_socket(link, hello->channel, fd);
-    return true;
-}
-
-static bool is_complete(struct connecting *k, int rank)
-{
-    struct link *link = &k->c->links[rank];
-    if (connecting_shares_memory(k, rank))
-        return is_connected(link, CHANNEL_LOCAL);
-    bool complete = is_connected(link, CHANNEL_CONTROL);
-    for (int i = 0; i < socket_streams(k, rank); i++)
-        complete = complete && is_connected(link, CHANNEL_STREAM + (uint32_t)i);
-    return complete;
-}
-
-static int first_missing(struct connecting *k)
+static int first_missing(const struct connecting *k)
 {
     for (int rank = k->c->rank + 1; rank < k->c->size; rank++) {
-        if (!is_complete(k, rank))
+        const struct link *link = &k->c->links[rank];
+        if (connecting_shares_memory(k, rank) ? link->liveness_fd < 0 : k->talks_to[rank] && link->control.fd < 0)
             return rank;
     }
     return -1;
 }
 
-static bhvd_status accept_higher(struct connecting *k)
+static bhvd_status welcome(struct connecting *k, struct arrival *arrival)
 {
-    const struct greeter_options options = {{k->tcp_listener, k->local_listener}, k->options->secret,
-                                            k->options->secret_size, sizeof(struct hello)};
-    struct greeter *greeter = greeter_create(&options);
-    if (!greeter)
-        return error_set(k->error, BHVD_ERR_SYSTEM, "no memory to accept connections");
+    bhvd_status status = BHVD_OK;
+    if (arrival->error.status) {
+        status = arrival->error.status;
+        *k->error = arrival->error;
+    } else if (!arrival->is_local) {
+        use_arrival(&k->c->links[arrival->rank], arrival);
+    } else if (connecting_shares_memory(k, arrival->rank) && k->c->links[arrival->rank].liveness_fd < 0 &&
+               local_join(k, arrival->rank, arrival->control, clock_deadline_ns(HANDSHAKE_MS)) == BHVD_OK) {
+        arrival->control = -1;
+    }
+    arrival_close(arrival);
+    free(arrival);
+    return status;
+}
+
+static bhvd_status await_higher(struct connecting *k)
+{
     bhvd_status status = BHVD_OK;
     for (int missing; !status && (missing = first_missing(k)) >= 0;) {
-        struct hello hello;
-        int fd, listener;
-        status = greeter_next(greeter, &hello, &fd, &listener, k->deadline_ns);
-        if (status == BHVD_ERR_SYSTEM)
-            error_set(k->error, status, "the connections of the other ranks cannot be accepted: %s; raise the limit of "
-                      "open files (ulimit -n)", strerror(errno));
-        else if (status)
-            error_set(k->error, status, "rank %d did not connect within %.0f s", missing,
-                      k->options->start_timeout_ms / 1000.0);
-        else if (!welcome(k, &hello, fd, listener == 1))
-            close(fd);
+        struct arrival *arrival = door_take(k->c->door);
+        struct pollfd bell = {.fd = k->c->bell.fd, .events = POLLIN};
+        if (arrival)
+            status = welcome(k, arrival);
+        else if (clock_remaining_ms(k->deadline_ns) == 0)
+            status = error_set(k->error, BHVD_ERR_TIMEOUT, "rank %d did not connect within %.0f s", missing,
+                               k->options->start_timeout_ms / 1000.0);
+        else if (poll(&bell, 1, clock_remaining_ms(k->deadline_ns)) > 0)
+            bell_drain(&k->c->bell);
     }
-    greeter_destroy(greeter);
+    return status;
+}
+
+static bhvd_status connect_control(struct connecting *k, int rank)
+{
+    struct arrival arrival;
+    bhvd_status status = door_call(k->c->door, rank, k->deadline_ns, &arrival, k->error);
+    if (!status)
+        use_arrival(&k->c->links[rank], &arrival);
     return status;
 }
 
@@ -332,19 +268,24 @@ static bhvd_status connect_all(struct connecting *k)
 {
     struct connections *c = k->c;
     bhvd_status status = BHVD_OK;
+    for (int rank = 0; rank < c->size; rank++) {
+        struct link *link = &c->links[rank];
+        if (rank == c->rank || connecting_shares_memory(k, rank))
+            continue;
+        link->state = LINK_UNOPENED;
+        link->lacks_streams = !uses_mpi(k->options);
+        link->streams[0].channel.ops = &channel_tcp_ops;
+    }
     // The memory comes from the lowest rank of the host, which is also the first that the others connect to.
     if (c->local_index == 0)
         status = local_make_memory(k);
     for (int rank = 0; rank < c->rank && !status; rank++) {
-        if (connecting_shares_memory(k, rank)) {
-            status = connect_to(k, rank, CHANNEL_LOCAL);
-        } else {
-            status = connect_to(k, rank, CHANNEL_CONTROL);
-            for (int i = 0; i < socket_streams(k, rank) && !status; i++)
-                status = connect_to(k, rank, CHANNEL_STREAM + (uint32_t)i);
-        }
+        if (connecting_shares_memory(k, rank))
+            status = connect_local_again(k, rank);
+        else if (k->talks_to[rank])
+            status = connect_control(k, rank);
     }
-    return status ? status : accept_higher(k);
+    return status ? status : await_higher(k);
 }
 
 static void close_fd(int fd)
@@ -353,7 +294,51 @@ static void close_fd(int fd)
         close(fd);
 }
 
-static bhvd_status connect_network(struct connections *c, const struct bhvd_context_options *options,
+static bhvd_status open_door(struct connecting *k)
+{
+    const struct bhvd_context_options *options = k->options;
+    const int size = options->size;
+    struct address *addresses = calloc((size_t)size, sizeof *addresses);
+    if (!addresses)
+        return error_set(k->error, BHVD_ERR_SYSTEM, "no memory for %d ranks", size);
+    for (int rank = 0; rank < size; rank++) {
+        addresses[rank].port = k->cards[rank].port;
+        addresses[rank].streams = asked_streams(k, rank);
+        memcpy(addresses[rank].host, k->cards[rank].host, sizeof addresses[rank].host);
+    }
+    const int silence_ms = options->heartbeat_timeout_ms > 0 ? options->heartbeat_timeout_ms / 8 * 7 : options->timeout_ms;
+    bhvd_status status = door_create(&(struct door_options){
+        .rank = options->rank, .size = size, .tcp_listener = k->tcp_listener, .local_listener = k->local_listener,
+        .secret = options->secret, .secret_size = options->secret_size, .addresses = addresses, .by_mpi = uses_mpi(options),
+        .bell_fd = k->c->bell.fd, .connect_ms = silence_ms, .open_ms = options->timeout_ms}, &k->c->door, k->error);
+    k->tcp_listener = k->local_listener = -1;
+    free(addresses);
+    return status;
+}
+
+// Where nothing will be connected any more no port stays open.
+static void close_needless_door(struct connections *c)
+{
+    for (int rank = 0; rank < c->size; rank++)
+        if (c->links[rank].lacks_streams)
+            return;
+    door_close(c->door);
+}
+
+// Over MPI a rank's death is seen by its control channels, so there all have one.
+static bhvd_status choose(struct connecting *k, choose_fn chooses)
+{
+    k->talks_to = calloc((size_t)k->c->size, sizeof *k->talks_to);
+    if (!k->talks_to)
+        return error_set(k->error, BHVD_ERR_SYSTEM, "no memory for %d ranks", k->c->size);
+    if (uses_mpi(k->options))
+        memset(k->talks_to, true, (size_t)k->c->size * sizeof *k->talks_to);
+    else
+        chooses(k->options, k->c->host_of, k->talks_to);
+    return BHVD_OK;
+}
+
+static bhvd_status connect_network(struct connections *c, const struct bhvd_context_options *options, choose_fn chooses,
                                    struct bhvd_error *error)
 {
     struct connecting k = {
@@ -377,10 +362,17 @@ static bhvd_status connect_network(struct connections *c, const struct bhvd_cont
                                rank);
     }
     if (!status)
+        status = choose(&k, chooses);
+    if (!status)
+        status = open_door(&k);
+    if (!status)
         status = connect_all(&k);
+    if (!status)
+        close_needless_door(c);
     if (!status && uses_mpi(options))
         status = mpi_connect(c, k.deadline_ns, error);
     free(k.cards);
+    free(k.talks_to);
     close_fd(k.tcp_listener);
     close_fd(k.local_listener);
     close_fd(k.memory_fd);
@@ -419,7 +411,7 @@ static bhvd_status check_options(const struct bhvd_context_options *options, str
     return BHVD_OK;
 }
 
-bhvd_status connections_init(struct connections *c, const struct bhvd_context_options *options,
+bhvd_status connections_init(struct connections *c, const struct bhvd_context_options *options, choose_fn chooses,
                              struct bhvd_error *error)
 {
     *c = (struct connections){.rank = options->rank, .size = options->size, .bell = {.fd = -1}, .watch = {.fd = -1}};
@@ -444,7 +436,7 @@ bhvd_status connections_init(struct connections *c, const struct bhvd_context_op
     else
         status = inproc         ? inproc_connect(c, options->inproc_world, error)
                  : c->size == 1 ? connect_alone(c, error)
-                                : connect_network(c, options, error);
+                                : connect_network(c, options, chooses, error);
     if (!status && watch_init(&c->watch, c->links, c->size, c->rank))
         status = error_set(error, BHVD_ERR_SYSTEM, "the connections to %d ranks cannot be watched: %s", c->size, strerror(errno));
     if (status)
@@ -452,9 +444,43 @@ bhvd_status connections_init(struct connections *c, const struct bhvd_context_op
     return status;
 }
 
+void connections_close(struct connections *c)
+{
+    door_close(c->door);
+}
+
+bhvd_status connections_open(struct connections *c, struct link *link)
+{
+    if (link->is_opening || !link->lacks_streams || c->rank < link->rank ||
+        (link->state != LINK_UNOPENED && link->state != LINK_OPEN))
+        return BHVD_OK;
+    link->is_opening = true;
+    return door_open(c->door, link->rank, link->state == LINK_UNOPENED, link->stream_count);
+}
+
+bool connections_have_arrivals(const struct connections *c) { return c->door && door_has_arrivals(c->door); }
+
+struct link *connections_take(struct connections *c, struct bhvd_error *error)
+{
+    struct arrival *arrival = door_take(c->door);
+    struct link *link = NULL;
+    error_clear(error);
+    if (arrival && arrival->rank >= 0 && !arrival->is_local) {
+        link = &c->links[arrival->rank];
+        link->is_opening = false;
+        *error = arrival->error;
+        use_arrival(link, arrival);
+    }
+    if (arrival)
+        arrival_close(arrival);
+    free(arrival);
+    return link;
+}
+
 void connections_fini(struct connections *c)
 {
     mpi_disconnect(c);
+    door_destroy(c->door);
     watch_fini(&c->watch);
     for (int rank = 0; rank < c->size && c->links; rank++)
         link_fini(&c->links[rank]);

@@ -11,6 +11,7 @@ struct connections {
     int rank, size;
     struct link *links;             // by rank; links[rank] is unused
     struct watch watch;             // which of them there is something to do for
+    struct door *door;              // opens them (door.h); NULL: all ranks share memory
     uint64_t started;               // the number of the last execution that has started here; 0: none. The links read it
     struct bell bell;               // this rank's own
     struct host_memory host;        // shared with the ranks of local_ranks; of this rank alone for transport "tcp"
@@ -21,10 +22,22 @@ struct connections {
     union mpi_handle communicator;  // transport "mpi": of this context alone
 };
 
-// On error nothing is left open.
-bhvd_status connections_init(struct connections *c, const struct bhvd_context_options *options,
+// With whom a rank talks from the beginning, whatever is executed: sets those, by rank. Equal for both of a pair.
+typedef void (*choose_fn)(const struct bhvd_context_options *options, const int *host_of, bool *talks_to);
+
+// On error nothing is left open. chooses: unused where all ranks share memory.
+bhvd_status connections_init(struct connections *c, const struct bhvd_context_options *options, choose_fn chooses,
                              struct bhvd_error *error);
+// No link is opened any more, from either side.
+void connections_close(struct connections *c);
 void connections_fini(struct connections *c);
+
+// Something is to go over a link that lacks channels: connects them, where that is this rank's part, and does not wait.
+// BHVD_ERR_SYSTEM: no memory, or no thread.
+bhvd_status connections_open(struct connections *c, struct link *link);
+// The link that a connection has come of, or an attempt at one: then `error` says how it failed. NULL: none, or nobody's.
+struct link *connections_take(struct connections *c, struct bhvd_error *error);
+bool connections_have_arrivals(const struct connections *c);
 
 // Gives the link to `peer`, which is `local_index` of this host, its rings and bell; bell_fd becomes the link's.
 void connections_use_rings(struct connections *c, int peer, int local_index, int bell_fd);

@@ -30,6 +30,7 @@ struct connecting {
     struct connections *c;
     const struct bhvd_context_options *options;
     struct card *cards;
+    bool *talks_to;                     // by rank: from the beginning
     int tcp_listener, local_listener;
     int memory_fd;
     int64_t deadline_ns;

@@ -30,7 +30,7 @@ struct greeter {
     struct greeter_options options;
     int count;
     struct stranger strangers[GREETER_STRANGERS_MAX];       // in the order they came
-    struct pollfd polls[GREETER_LISTENERS_MAX + GREETER_STRANGERS_MAX];
+    struct pollfd polls[GREETER_LISTENERS_MAX + GREETER_STRANGERS_MAX + 1];         // stop_fd comes last
 };
 
 struct greeter *greeter_create(const struct greeter_options *options)
@@ -158,8 +158,12 @@ bhvd_status greeter_next(struct greeter *greeter, void *name, int *fd, int *list
         for (int i = 0; i < greeter->count; i++)
             greeter->polls[GREETER_LISTENERS_MAX + i] = (struct pollfd){.fd = greeter->strangers[i].fd, .events = POLLIN};
         int polled = greeter->count;
-        if (poll(greeter->polls, (nfds_t)(GREETER_LISTENERS_MAX + polled), clock_remaining_ms(wake_ns)) < 0)
+        struct pollfd *stop = &greeter->polls[GREETER_LISTENERS_MAX + polled];
+        *stop = (struct pollfd){.fd = greeter->options.stop_fd ? greeter->options.stop_fd : -1, .events = POLLIN};
+        if (poll(greeter->polls, (nfds_t)(GREETER_LISTENERS_MAX + polled + 1), clock_remaining_ms(wake_ns)) < 0)
             memset(greeter->polls, 0, sizeof greeter->polls);
+        if (stop->revents)
+            return BHVD_ERR_SHUTDOWN;
         if (serve(greeter, polled, name, fd, listener))
             return BHVD_OK;
         if (clock_remaining_ms(deadline_ns) == 0)

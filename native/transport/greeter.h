@@ -17,6 +17,7 @@ struct greeter_options {
     const void *secret;                         // these bytes must outlive the greeter
     size_t secret_size;
     size_t name_size;                           // bytes that a peer says after its proof, at most GREETER_NAME_MAX
+    int stop_fd;                                // readable: nobody is waited for any more; 0: none
 };
 
 struct greeter;
@@ -27,7 +28,7 @@ struct greeter *greeter_create(const struct greeter_options *options);
 void greeter_destroy(struct greeter *greeter);
 
 // The next who has proven the secret and said its name, within `deadline_ns`: *fd is the caller's, *listener the index of
-// the listener that it came through. BHVD_ERR_TIMEOUT. BHVD_ERR_SYSTEM, with errno: out of descriptors, and no stranger is
+// the listener that it came through. BHVD_ERR_TIMEOUT. BHVD_ERR_SHUTDOWN: stop_fd says so. BHVD_ERR_SYSTEM, with errno: out of descriptors, and no stranger is
 // there whose descriptor would help.
 bhvd_status greeter_next(struct greeter *greeter, void *name, int *fd, int *listener, int64_t deadline_ns);
 

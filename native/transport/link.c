@@ -240,7 +240,7 @@ void link_recv_numbered(struct link *link, uint32_t execution, uint32_t number, 
         break_link(link);
         return;
     }
-    if (link->is_deaf)
+    if (link->is_deaf || link->lacks_streams)
         link_note(link);
     struct transfer *stray = lane->strays.head ? take_numbered(&lane->strays, number) : NULL;
     if (stray) {
@@ -456,15 +456,17 @@ bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, b
     bhvd_status status = BHVD_OK;
     if (link->is_broken)
         return BHVD_ERR_SYSTEM;
+    if (link->state == LINK_UNOPENED)
+        return BHVD_OK;
     if (link->state != LINK_OPEN) {
         // It is gone, but what it sent before lies in the ring or the socket still.
-        return advance_all_receives(link, progress);
+        return link->lacks_streams ? BHVD_OK : advance_all_receives(link, progress);
     }
     if (link->control_out.size)
         status = flush_control(link, progress);
-    for (int i = 0; i < link->stream_count && !status && traffic_is_pending(&link->sends); i++)
+    for (int i = 0; i < link->stream_count && !status && traffic_is_pending(&link->sends) && !link->lacks_streams; i++)
         status = advance_sends(link, &link->streams[i], progress);
-    if (!status)
+    if (!status && !link->lacks_streams)
         status = advance_all_receives(link, progress);
     // Last, so that a goodbye is seen after the data that came before it; and also when the data channel broke, because
     // the goodbye may explain it.

@@ -26,7 +26,8 @@ enum {
 enum link_state {
     LINK_OPEN,
     LINK_LEFT,          // it said goodbye: what it sent before can still be read
-    LINK_LOST           // the connection broke without a goodbye
+    LINK_LOST,          // the connection broke without a goodbye
+    LINK_UNOPENED       // nobody has needed it
 };
 
 struct transfer_header {
@@ -92,6 +93,8 @@ struct link {
     struct channel control;
     struct stream streams[LINK_STREAMS_MAX];
     int stream_count;
+    bool lacks_streams;                         // not all of them are connected: what is posted waits
+    bool is_opening;                            // this rank is connecting what it lacks
     struct lane lanes[LINK_LANES];
     bool is_broken;                             // the two sides do not agree on their messages, or there is no memory for one
     const uint64_t *started;                    // the number of the last execution that has started here

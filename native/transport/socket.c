@@ -140,6 +140,7 @@ bhvd_status socket_connect(const char *host, int port, int64_t deadline_ns, int 
 
 fail:
     close(s);
+    errno = failure;
     return status;
 }
 

@@ -18,7 +18,8 @@ bhvd_status socket_listen(const char *host, int port, int *fd, int *bound_port, 
 // BHVD_ERR_TIMEOUT: nobody came; a deadline of 0 never waits. BHVD_ERR_SYSTEM: out of descriptors or memory.
 bhvd_status socket_accept(int listen_fd, int64_t deadline_ns, int *fd, struct bhvd_error *error);
 
-// One attempt. BHVD_ERR_PEER_LOST: no route to it at the moment. BHVD_ERR_SYSTEM: refused. BHVD_ERR_TIMEOUT: no reply.
+// One attempt. BHVD_ERR_PEER_LOST: no route to it at the moment. BHVD_ERR_SYSTEM, with errno: refused, or
+// no descriptor. BHVD_ERR_TIMEOUT: no reply.
 // BHVD_ERR_ARGUMENT: not numeric.
 bhvd_status socket_connect(const char *host, int port, int64_t deadline_ns, int *fd, struct bhvd_error *error);
 

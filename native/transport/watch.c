@@ -102,7 +102,7 @@ static bhvd_status watch_all(struct watch *watch, int size, int rank)
             watch->walked[watch->walked_count++] = link;
         }
         watch->liveness_count += link->liveness_fd >= 0;
-        if (watch->fd < 0 && (link->liveness_fd >= 0 || link->control.fd >= 0))
+        if (watch->fd < 0 && (link->liveness_fd >= 0 || link->control.fd >= 0 || over_sockets(link)))
             watch->fd = epoll_create1(EPOLL_CLOEXEC);
         status = watch_update(watch, link);
     }

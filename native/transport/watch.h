@@ -24,7 +24,7 @@ struct watch {
     struct link_queue due;      // something is to be done for them now
 };
 
-// Of links that are all open, but for the unused one of `rank` itself. BHVD_ERR_SYSTEM, with errno: nothing is left.
+// links[rank] is unused. BHVD_ERR_SYSTEM, with errno: nothing is left.
 bhvd_status watch_init(struct watch *watch, struct link *links, int size, int rank);
 void watch_close(struct watch *watch);          // in a forked child
 void watch_fini(struct watch *watch);

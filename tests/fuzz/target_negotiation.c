@@ -57,7 +57,7 @@ static bhvd_context *make_context(int rank, bool in_tree)
     ctx->cache.capacity = 2;
     run_init(&ctx->run, &engine_duties, ctx);
     kernel_table_init(&ctx->run.kernels, 0);
-    REQUIRE(!connections_init(&ctx->run.connections, &ctx->options, &error) && !coordinator_init(ctx) && !heartbeat_init(ctx) &&
+    REQUIRE(!connections_init(&ctx->run.connections, &ctx->options, NULL, &error) && !coordinator_init(ctx) && !heartbeat_init(ctx) &&
             !relay_init(ctx));
     empty_rings(&ctx->run.connections.host);
     const int32_t all[] = {0, 1, 2}, some[] = {0, 1};

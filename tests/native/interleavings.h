@@ -67,7 +67,7 @@ static bhvd_context *make_context(int rank)
     ctx->cache.capacity = 4;
     const int32_t all[] = {0, 1, 2, 3}, ends[] = {0, rank_count - 1};
     int id;
-    CHECK_STATUS(connections_init(&ctx->run.connections, &ctx->options, &error), BHVD_OK);
+    CHECK_STATUS(connections_init(&ctx->run.connections, &ctx->options, NULL, &error), BHVD_OK);
     CHECK_STATUS(coordinator_init(ctx), BHVD_OK);
     CHECK_STATUS(relay_init(ctx), BHVD_OK);
     CHECK_STATUS(heartbeat_init(ctx), BHVD_OK);

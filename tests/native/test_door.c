@@ -1,0 +1,206 @@
+// Links are opened when a message is first to go over them, from either side; and who is not there any more, or is nobody.
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+
+#include "base/clock.h"
+#include "core/context.h"
+#include "job.h"
+#include "transport/auth.h"
+#include "transport/socket.h"
+
+enum { STEPS = 20, MAGIC = 0x34484742, STRANGER_MS = 10000 };
+
+static void meet(struct job *job, int nth)
+{
+    atomic_fetch_add(&job->ready, 1);
+    while (atomic_load(&job->ready) < RANKS * nth)
+        usleep(1000);
+}
+
+static bhvd_handle *post(bhvd_context *ctx, bhvd_kind kind, const char *name, float *value)
+{
+    const int64_t shape = 1;
+    const struct bhvd_tensor tensor = {.src = value, .dst = value, .shape = &shape, .ndim = 1, .dtype = BHVD_FLOAT32};
+    const struct bhvd_args args = {
+        .kind = kind, .name = name, .tensors = &tensor, .tensor_count = kind == BHVD_ALLREDUCE, .op = BHVD_OP_SUM,
+        .prescale_factor = 1.0, .postscale_factor = 1.0, .device = -1};
+    struct bhvd_error error;
+    bhvd_handle *handle;
+    CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
+    return handle;
+}
+
+static struct link seen(bhvd_context *ctx, int rank)
+{
+    pthread_mutex_lock(&ctx->engine_lock);
+    const struct link link = ctx->run.connections.links[rank];
+    pthread_mutex_unlock(&ctx->engine_lock);
+    return link;
+}
+
+static void sum_of_ones(bhvd_context *ctx)
+{
+    float value = 1;
+    finish(post(ctx, BHVD_ALLREDUCE, "ones", &value), BHVD_OK);
+    CHECK(value == RANKS);
+}
+
+static void opens_when_needed(struct job *job, int rank, bhvd_context *ctx)
+{
+    finish(post(ctx, BHVD_BARRIER, "negotiates", NULL), BHVD_OK);
+    for (int other = 0; other < RANKS; other++) {
+        const struct link link = seen(ctx, other);
+        if (other == rank)
+            continue;
+        CHECK_EQ(link.state, rank && other ? LINK_UNOPENED : LINK_OPEN);
+        CHECK(link.lacks_streams && link.streams[0].channel.fd < 0);
+        CHECK_EQ(link.control.fd >= 0, link.state == LINK_OPEN);
+    }
+    meet(job, 1);
+    for (int i = 0; i < STEPS; i++)
+        sum_of_ones(ctx);
+    for (int other = 0; other < RANKS; other++)
+        if (other != rank)
+            CHECK(seen(ctx, other).state == LINK_OPEN && !seen(ctx, other).lacks_streams);
+    meet(job, 2);
+}
+
+TEST(links_are_opened_when_they_are_needed)
+{
+    run_job("tcp", "ring", NULL, opens_when_needed);
+}
+
+// Rank 2 is to connect to it, rank 0 hears of it from rank 2, and rank 1 itself from rank 0: all of them the same.
+static void is_gone_when_needed(struct job *job, int rank, bhvd_context *ctx)
+{
+    struct bhvd_error error;
+    float value = 1;
+    finish(post(ctx, BHVD_BARRIER, "negotiates", NULL), BHVD_OK);
+    if (rank == 1)
+        connections_close(&ctx->run.connections);
+    meet(job, 1);
+    bhvd_handle *handle = post(ctx, BHVD_ALLREDUCE, "over all links", &value);
+    CHECK_STATUS(bhvd_wait(handle, 60000, &error), BHVD_ERR_PEER_LOST);
+    CHECK(strcmp(error.message, "rank 1 was lost: its process ended or became unreachable without leaving the job") == 0);
+    CHECK(error.rank == 1 && error.cause == BHVD_CAUSE_ENDED);
+    bhvd_handle_drop(handle);
+    meet(job, 2);
+}
+
+TEST(who_is_gone_when_a_link_is_opened_is_lost)
+{
+    run_job("tcp", "ring", NULL, is_gone_when_needed);
+}
+
+// Rank 1 has no link to rank 2, whose connections break: rank 0 tells it.
+static void dies_unconnected(struct job *job, int rank, bhvd_context *ctx)
+{
+    struct bhvd_error error;
+    finish(post(ctx, BHVD_BARRIER, "negotiates", NULL), BHVD_OK);
+    CHECK(rank == 0 || seen(ctx, 3 - rank).state == LINK_UNOPENED);
+    bhvd_handle *handle = rank == 2 ? NULL : post(ctx, BHVD_BARRIER, "one does not come", NULL);
+    meet(job, 1);
+    if (rank == 2) {
+        shutdown(seen(ctx, 0).control.fd, SHUT_RDWR);
+    } else {
+        CHECK_STATUS(bhvd_wait(handle, 60000, &error), BHVD_ERR_PEER_LOST);
+        CHECK(strcmp(error.message, "rank 2 was lost: its process ended or became unreachable without leaving the job") == 0);
+        CHECK(error.rank == 2 && error.cause == BHVD_CAUSE_ENDED);
+        bhvd_handle_drop(handle);
+    }
+    meet(job, 2);
+}
+
+TEST(who_is_not_connected_to_a_rank_that_dies_is_told)
+{
+    run_job("tcp", "", NULL, dies_unconnected);
+}
+
+// Two that need each other at once: it is always the higher that connects.
+static void all_at_once(struct job *job, int rank, bhvd_context *ctx)
+{
+    (void)rank;
+    meet(job, 1);
+    sum_of_ones(ctx);
+}
+
+TEST(links_are_opened_from_both_sides_at_once)
+{
+    for (int i = 0; i < STEPS; i++)
+        run_job("tcp", "ring", NULL, all_at_once);
+}
+
+// ---------------------------------------------------------------------------------------------------------------- strangers
+
+static int next_listener(int fd)
+{
+    for (; fd < 256; fd++) {
+        struct sockaddr_in address;
+        socklen_t size = sizeof address, word = sizeof(int);
+        int listens = 0;
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &word) == 0 && listens &&
+            getsockname(fd, (struct sockaddr *)&address, &size) == 0 && address.sin_family == AF_INET)
+            return fd;
+    }
+    return -1;
+}
+
+static int knock(int listener)
+{
+    struct sockaddr_in address;
+    socklen_t size = sizeof address;
+    int fd;
+    CHECK_EQ(getsockname(listener, (struct sockaddr *)&address, &size), 0);
+    CHECK_STATUS(socket_connect("127.0.0.1", ntohs(address.sin_port), clock_deadline_ns(STRANGER_MS), &fd, NULL), BHVD_OK);
+    return fd;
+}
+
+static void expect_hang_up(int fd)
+{
+    char byte;
+    CHECK_STATUS(socket_read_full(fd, &byte, 1, clock_deadline_ns(STRANGER_MS)), BHVD_ERR_PEER_LOST);
+    close(fd);
+}
+
+static void bother_everyone(void)
+{
+    int doors = 0;
+    for (int listener = 0; (listener = next_listener(listener)) >= 0; listener++, doors++) {
+        int fd = knock(listener);
+        CHECK(auth_handshake(fd, AUTH_CONNECTED, "no secret", 9, clock_deadline_ns(STRANGER_MS), NULL) != BHVD_OK);
+        close(fd);
+        fd = knock(listener);
+        char garbage[64] = "GET / HTTP/1.0";
+        CHECK_STATUS(socket_write_full(fd, garbage, sizeof garbage, clock_deadline_ns(STRANGER_MS)), BHVD_OK);
+        expect_hang_up(fd);
+        // It knows the secret, and says a name that nobody has whom this rank lets in.
+        static const int names[][4] = {{MAGIC, 0, 0, 1}, {MAGIC, RANKS, 0, 1}, {MAGIC, -1, 2, 1}, {MAGIC, 2, 99, 1}, {MAGIC + 1, 2, 0, 1},
+                                       {MAGIC, 2, 1, 1}};
+        for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+            fd = knock(listener);
+            CHECK_STATUS(auth_handshake(fd, AUTH_CONNECTED, SECRET, sizeof SECRET, clock_deadline_ns(STRANGER_MS), NULL), BHVD_OK);
+            CHECK_STATUS(socket_write_full(fd, names[i], sizeof names[i], clock_deadline_ns(STRANGER_MS)), BHVD_OK);
+            char rest[64] = "the rendezvous waits for a longer one";
+            size_t moved;
+            socket_write(fd, rest, sizeof rest, &moved);
+            expect_hang_up(fd);
+        }
+    }
+    CHECK_EQ(doors, RANKS + 1);         // and the rendezvous
+}
+
+static void goes_on_among_strangers(struct job *job, int rank, bhvd_context *ctx)
+{
+    meet(job, 1);
+    if (rank == 0)
+        bother_everyone();
+    meet(job, 2);
+    sum_of_ones(ctx);
+}
+
+TEST(strangers_at_a_running_job_change_nothing)
+{
+    run_job("tcp", "ring", NULL, goes_on_among_strangers);
+}
