@@ -1,8 +1,12 @@
-// Allgather over links: every member sends its part to each other. Wire: each part n-1 times, one hop.
+// Allgather over links. Direct: every member sends its part to each other; one hop, n-1 messages. Doubling (Bruck): in each round a
+// member sends all the parts it has, and has twice as many after it; ceil(log2 n) hops and messages. Wire, either way: each part
+// n-1 times.
 #include "collective/collective.h"
 #include "collective/schedules.h"
 
-void schedule_allgather(struct schedule *schedule, const size_t *part)
+enum { MESSAGE_NS = 15000 };            // what a message costs its two ends, see docs/results/scaling.md
+
+void schedule_allgather_direct(struct schedule *schedule, const size_t *part)
 {
     const size_t mine = part[schedule->rank];
     struct part cut;
@@ -21,10 +25,64 @@ void schedule_allgather(struct schedule *schedule, const size_t *part)
             schedule_send(schedule, (schedule->rank + i) % schedule->size, in_space(IN_INPUT, cut.begin), cut.nbytes, STEP_NONE);
 }
 
+// Where the parts of `count` members from `first` on lie in the output.
+static struct part parts_of(const size_t *part, int first, int count)
+{
+    struct part whole = {0, 0};
+    for (int i = 0; i < first + count; i++)
+        *(i < first ? &whole.begin : &whole.nbytes) += part[i];
+    return whole;
+}
+
+// The step after which the parts of `count` members from `first` on, counted round the end, have gone or come; the same messages on
+// both sides. there: after which this rank has them.
+static int move(struct schedule *schedule, const size_t *part, int peer, int first, int count, int there, bool sends)
+{
+    const int n = schedule->size, up_to_end = count < n - first ? count : n - first;
+    const struct part pieces[] = {parts_of(part, first, up_to_end), parts_of(part, 0, count - up_to_end)};
+    int moved = STEP_NONE;
+    struct part cut;
+    for (int i = 0; i < 2; i++)
+        for (size_t s = 0; (cut = part_segment(pieces[i], s)).nbytes; s++) {
+            const struct place place = in_space(IN_OUTPUT, cut.begin);
+            moved = schedule_both(schedule, moved, sends ? schedule_send(schedule, peer, place, cut.nbytes, there)
+                                                         : schedule_receive(schedule, peer, place, cut.nbytes, STEP_NONE));
+        }
+    return moved;
+}
+
+void schedule_allgather_doubling(struct schedule *schedule, const size_t *part)
+{
+    const int n = schedule->size, me = schedule->rank;
+    const struct part mine = parts_of(part, me, 1);
+    int there = schedule_copy(schedule, in_space(IN_OUTPUT, mine.begin), in_space(IN_INPUT, 0), mine.nbytes, STEP_NONE);
+    // Before a round this rank has the parts of `distance` members, from its own on.
+    for (int distance = 1; distance < n; distance *= 2) {
+        const int count = distance < n - distance ? distance : n - distance, from = (me + distance) % n;
+        move(schedule, part, (me - distance + n) % n, me, count, there, true);
+        there = schedule_both(schedule, there, move(schedule, part, from, from, count, STEP_NONE, false));
+    }
+}
+
+void allgather_schedule(struct schedule *schedule, uint32_t hop_ns, const size_t *part)
+{
+    const int64_t hop = hop_ns > HOP_NS ? hop_ns : HOP_NS;
+    size_t nbytes = 0;
+    int rounds = 0;
+    for (int i = 0; i < schedule->size; i++)
+        nbytes += part[i];
+    while (1 << rounds < schedule->size)
+        rounds++;
+    if (nbytes <= SCHEDULE_SEGMENT && rounds * (hop + MESSAGE_NS) < hop + (int64_t)(schedule->size - 1) * MESSAGE_NS)
+        schedule_allgather_doubling(schedule, part);
+    else
+        schedule_allgather_direct(schedule, part);
+}
+
 bhvd_status allgather_links(struct run *run, struct group *group, const void *src, void *dst, const size_t *part)
 {
     struct schedule schedule;
     schedule_init(&schedule, group->size, group->rank);
-    schedule_allgather(&schedule, part);
+    allgather_schedule(&schedule, run->hop_ns, part);
     return flight_run(run, group, &schedule, &(struct material){.input = src, .output = dst});
 }

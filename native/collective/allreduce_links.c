@@ -20,7 +20,7 @@ bhvd_status allreduce_path_parse(const char *name, enum allreduce_path *path, st
 // themselves need for one; a byte on the wire each way; a byte added (in the cache: these are short vectors). Measured with
 // `python -m bagua_hvd.bench --hosts` at 10 Gbit/s, see docs/performance.md; only the ratios matter, and those little. The rate is not
 // measured: between hosts that are far from each other 1 Gbit/s is taken for likely, so that a hop saved is not paid for in bytes.
-enum { HOP_NS = 27000, FAR_HOP_NS = 1000000, WIRE_PS_PER_BYTE = 900, FAR_WIRE_PS_PER_BYTE = 8400, ADD_PS_PER_BYTE = 40 };
+enum { FAR_HOP_NS = 1000000, WIRE_PS_PER_BYTE = 900, FAR_WIRE_PS_PER_BYTE = 8400, ADD_PS_PER_BYTE = 40 };
 
 static double cost_ns(uint32_t hop_ns, double hops, double wire, double added)
 {

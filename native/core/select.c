@@ -191,7 +191,7 @@ static bhvd_status execute_allgather(struct run *run, struct group *group, struc
         return allgather_hierarchical(run, group, tensor->src, tensor->dst, part);
     if (!plan)
         return allgather_links(run, group, tensor->src, tensor->dst, part);
-    schedule_allgather(plan_begin(plan, group), part);
+    allgather_schedule(plan_begin(plan, group), run->hop_ns, part);
     plan->material = (struct material){.input = tensor->src, .output = tensor->dst};
     return BHVD_OK;
 }

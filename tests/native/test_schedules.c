@@ -27,11 +27,11 @@ enum { IS_SANITIZED = false };
 // ---------------------------------------------------------------------------------------------------------------- cases
 
 // The last four are of primitives, whose codes are as long here as what they stand for. Peers: those of a ring.
-enum kind { RING, DOUBLING, HALVING, ALLGATHER, ALLTOALL, REDUCESCATTER, REDUCESCATTER_LOADS, BROADCAST, OWNERS, EVERYONE, PEERS,
-            PEERS_IN_PLACE };
+enum kind { RING, DOUBLING, HALVING, ALLGATHER, ALLGATHER_DOUBLING, ALLTOALL, REDUCESCATTER, REDUCESCATTER_LOADS, BROADCAST, OWNERS, EVERYONE,
+            PEERS, PEERS_IN_PLACE };
 
-static const char *const KIND_NAMES[] = {"ring", "doubling", "halving", "allgather", "alltoall", "reducescatter",
-                                         "reducescatter (loads)", "broadcast", "owners", "everyone", "peers",
+static const char *const KIND_NAMES[] = {"ring", "doubling", "halving", "allgather", "allgather (doubling)", "alltoall",
+                                         "reducescatter", "reducescatter (loads)", "broadcast", "owners", "everyone", "peers",
                                          "peers (in place)"};
 
 struct job {
@@ -48,6 +48,7 @@ enum { IN_TENSORS = SPACE_COUNT, MEMORY_COUNT };        // where a load reads an
 static bool is_of_codes(const struct job *job) { return job->kind >= OWNERS; }
 static bool has_peers(const struct job *job) { return job->kind >= PEERS; }
 static bool is_allreduce(const struct job *job) { return job->kind <= HALVING; }
+static bool is_allgather(const struct job *job) { return job->kind == ALLGATHER || job->kind == ALLGATHER_DOUBLING; }
 static bool is_reducescatter(const struct job *job) { return job->kind == REDUCESCATTER || job->kind == REDUCESCATTER_LOADS; }
 
 static size_t sum_of(const size_t *values, int count)
@@ -110,7 +111,10 @@ static void write_down(const struct job *job, int rank, struct schedule *schedul
         schedule_allreduce_halving(schedule, job->nbytes, job->cell);
         break;
     case ALLGATHER:
-        schedule_allgather(schedule, job->part);
+        schedule_allgather_direct(schedule, job->part);
+        break;
+    case ALLGATHER_DOUBLING:
+        schedule_allgather_doubling(schedule, job->part);
         break;
     case ALLTOALL:
         received = malloc((size_t)n * sizeof *received);
@@ -146,7 +150,7 @@ static size_t space_size(const struct job *job, const struct schedule *schedule,
         return space == IN_TENSORS || (space == IN_INPUT && job->kind == PEERS_IN_PLACE) ? job->nbytes : 0;
     if (job->kind == BROADCAST)
         return space == IN_OUTPUT || (space == IN_INPUT && rank == job->root) ? job->nbytes : 0;
-    if (job->kind == ALLGATHER)
+    if (is_allgather(job))
         return space == IN_INPUT ? job->part[rank] : space == IN_OUTPUT ? sum_of(job->part, n) : 0;
     if (job->kind == ALLTOALL) {
         size_t sum = 0;
@@ -284,7 +288,7 @@ static const char *lay_out(struct world *w)
             w->base[r][IN_INPUT] = w->base[r][IN_OUTPUT];
         } else if (job->kind == PEERS_IN_PLACE) {
             w->base[r][IN_INPUT] = w->base[r][IN_TENSORS];
-        } else if (job->kind == ALLGATHER) {
+        } else if (is_allgather(job)) {
             w->base[r][IN_INPUT] = w->base[r][IN_OUTPUT] + sum_of(job->part, r) / job->cell;
         }
         free(w->memory[r]);
@@ -529,12 +533,12 @@ static struct value expected(const struct world *w, int rank, size_t index)
     const size_t cell = job->cell;
     if (job->kind == BROADCAST)
         return value_of(job->root, index);
-    if (job->kind == ALLGATHER || job->kind == ALLTOALL) {
+    if (is_allgather(job) || job->kind == ALLTOALL) {
         size_t before = 0, size;
         for (int i = 0;; i++, before += size) {
-            size = (job->kind == ALLGATHER ? job->part[i] : job->sent[i * w->n + rank]) / cell;
+            size = (is_allgather(job) ? job->part[i] : job->sent[i * w->n + rank]) / cell;
             if (index < before + size)
-                return value_of(i, index - before + (job->kind == ALLGATHER ? 0 : sum_of(job->sent + i * w->n, rank) / cell));
+                return value_of(i, index - before + (is_allgather(job) ? 0 : sum_of(job->sent + i * w->n, rank) / cell));
         }
     }
     struct value sum = {0, 0};
@@ -976,8 +980,35 @@ TEST(few_have_parts)
     size_t *part = calloc((size_t)n, sizeof *part);
     part[0] = part[n / 3] = part[n - 1] = 8;
     check_job(&(struct job){.kind = ALLGATHER, .n = n, .cell = 4, .part = part}, 1);
+    check_job(&(struct job){.kind = ALLGATHER_DOUBLING, .n = n, .cell = 4, .part = part}, 1);
     check_job(&(struct job){.kind = REDUCESCATTER, .n = n, .cell = 4, .part = part}, 1);
     free(part);
+}
+
+static int messages_of_allgather(int n, uint32_t hop_ns, size_t nbytes)
+{
+    size_t *part = malloc((size_t)n * sizeof *part);
+    struct schedule schedule;
+    int sends = 0;
+    for (int i = 0; i < n; i++)
+        part[i] = nbytes;
+    schedule_init(&schedule, n, 0);
+    allgather_schedule(&schedule, hop_ns, part);
+    for (int i = 0; i < schedule.count; i++)
+        sends += schedule.steps[i].kind == STEP_SEND;
+    schedule_fini(&schedule);
+    free(part);
+    return sends;
+}
+
+// Few messages where messages are what it costs, one hop where hops are, and where bytes are.
+TEST(a_small_allgather_among_many_takes_few_messages)
+{
+    CHECK_EQ(messages_of_allgather(64, 0, 4), 6);
+    CHECK_EQ(messages_of_allgather(1000, 1000000, 4), 10);
+    CHECK_EQ(messages_of_allgather(3, 0, 4), 2);
+    CHECK_EQ(messages_of_allgather(8, 5000000, 4), 7);
+    CHECK_EQ(messages_of_allgather(64, 0, SEGMENT), 63);
 }
 
 TEST(broadcast)
