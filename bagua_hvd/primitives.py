@@ -45,7 +45,8 @@ from bagua_hvd.job.runtime import context
 from bagua_hvd.training.buckets import Bucket
 
 EXCHANGES = {"scatter_gather": native.EXCHANGE_SCATTER_GATHER, "allgather": native.EXCHANGE_ALLGATHER}
-TOPOLOGIES = {"shift_one": native.TOPOLOGY_SHIFT_ONE, "ring": native.TOPOLOGY_RING}
+TOPOLOGIES = {"shift_one": native.TOPOLOGY_SHIFT_ONE, "ring": native.TOPOLOGY_RING,
+              "exponential": native.TOPOLOGY_EXPONENTIAL, "round_robin": native.TOPOLOGY_ROUND_ROBIN}
 
 __all__ = [
     "Codec", "ErrorState", "Replicas", "bfloat16", "block", "c_fp_s", "c_lp_s", "d_fp_s", "d_lp_s", "float8", "float16",
@@ -305,8 +306,9 @@ def d_fp_s(bucket: Any, group: ProcessSet, topology: str = "shift_one", round: i
 
     Args:
         bucket: a Bucket or an array, of one floating dtype; the same layout on all ranks.
-        topology: "shift_one": the mean of two, with another peer in every round (native/primitive/peers.h); "ring": the
-            mean of three, with both neighbours; of two ranks the other one counts twice.
+        topology: "shift_one", "exponential", "round_robin": the mean of two, with another peer in every round
+            (native/primitive/peers.h); "ring": the mean of three, with both neighbours; of two ranks the other one
+            counts twice.
         round: counts the calls, from 0; equal on all ranks.
         out, name: as for c_fp_s().
         hierarchical: hosts are the peers, each with the mean of its ranks, which all end alike, and counted for as many

@@ -12,6 +12,7 @@ from bagua_hvd.algorithms.async_low_precision import AsyncLowPrecision
 from bagua_hvd.algorithms.async_low_precision_decentralized import AsyncLowPrecisionDecentralized
 from bagua_hvd.algorithms.asynchronous import Asynchronous
 from bagua_hvd.algorithms.averaging import Mean
+from bagua_hvd.algorithms.decentralized import PAIRS
 from bagua_hvd.algorithms.exchange import Exchange, Steps, exchange
 from bagua_hvd.codecs import Codec
 from bagua_hvd.job.process_sets import ProcessSet
@@ -34,9 +35,9 @@ class Async(Asynchronous):
     """Averages weights in the background.
 
     Args:
-        peer_selection_mode: "all", or "shift_one" or "ring": see async_decentralized.py.
+        peer_selection_mode: "all", or "shift_one", "exponential", "random" or "ring": see async_decentralized.py.
         codec: of bagua_hvd.primitives, for differences instead of weights: see async_low_precision.py (all) and
-            async_low_precision_decentralized.py (ring); None: full precision. Not with shift_one.
+            async_low_precision_decentralized.py (ring); None: full precision. Not with pairs.
         sync_interval_ms, warmup_steps, max_staleness: see Asynchronous.
     """
 
@@ -45,10 +46,10 @@ class Async(Asynchronous):
         super().__init__(sync_interval_ms, warmup_steps, max_staleness)
         if peer_selection_mode not in MODES:
             raise ValueError(f"peer_selection_mode={peer_selection_mode!r}: expected one of {', '.join(MODES)}")
-        if peer_selection_mode == "shift_one" and codec is not None:
+        if peer_selection_mode in PAIRS and codec is not None:
             raise ValueError(
-                "peer_selection_mode='shift_one' takes no codec: codes are of differences to replicas of fixed "
-                "neighbours; use peer_selection_mode='ring'"
+                f"peer_selection_mode={peer_selection_mode!r} takes no codec: codes are of differences to replicas of "
+                "fixed neighbours; use peer_selection_mode='ring'"
             )
         self.peer_selection_mode = peer_selection_mode
         self.codec = codec

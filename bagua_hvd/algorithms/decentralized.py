@@ -10,13 +10,19 @@ every communication_interval steps, from the first one on; in the others x_i' = 
                 shifted by one in every round; n/2 rounds meet all such pairs. Odd n: a round robin of n rounds, in
                 each of which one rank rests (native/primitive/peers.c). hierarchical: the same with hosts, each with
                 the mean of its ranks and counted for them: W_ip = s_p / (s_i + s_p), s ranks on a host.
+    exponential i and i xor 2^k, k = 0, 1, ... ceil(log2 n) - 1 and again; who has no such peer rests. With n a power of
+                two all have the mean of all after log2 n rounds.
+    random      in each round one of the pairings of a round robin, the same on all ranks: anyone is equally likely.
 
-Wire per communication: all, 2 N (n-1)/n elements, as a ring; shift_one, N elements to one peer, whatever n.
+Wire per communication: all, 2 N (n-1)/n elements, as a ring; in pairs, N elements to one peer, whatever n.
 Memory: N elements. Optimizer state, batch-norm statistics and models differ between ranks: hvd.consensus averages
 them.
-Source: Lian et al., arXiv:1705.09056; BAGUA, arXiv:2107.01499. Differs: the averaging overlaps the backward pass, and
-not also the forward pass: weights that someone changes between two steps (clamping, loading) are the ones averaged.
+Source: Lian et al., arXiv:1705.09056; BAGUA, arXiv:2107.01499; exponential: Ying et al., arXiv:2110.13363. Differs:
+the averaging overlaps the backward pass, and not also the forward pass: weights that someone changes between two steps
+(clamping, loading) are the ones averaged.
 """
+from random import Random
+
 from bagua_hvd.algorithms.averaging import Mean
 from bagua_hvd.algorithms.exchange import Steps, exchange
 from bagua_hvd.algorithms.local import LocalSteps
@@ -29,17 +35,29 @@ from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 from bagua_hvd.training.source import Pending
 
-MODES = ("all", "shift_one")
+PAIRS = ("shift_one", "exponential", "random")
+MODES = ("all", *PAIRS)
+
+
+def meeting(mode: str, peers: int, round: int) -> tuple[str, int]:
+    """Topology and round of d_fp_s in a round of a mode of pairs among so many ranks or hosts.
+
+    One of few rounds: what is asked for again under the same name needs no negotiation.
+    """
+    if mode == "random":
+        return "round_robin", Random(round).randrange(peers - 1 + peers % 2)
+    if mode == "exponential":
+        return mode, round % max((peers - 1).bit_length(), 1)
+    return mode, round % (peers // 2 if peers % 2 == 0 else peers)
 
 
 @exchange
-def pairing(bucket: Bucket, group: ProcessSet, round: int, hierarchical: bool) -> Steps:
+def pairing(bucket: Bucket, group: ProcessSet, mode: str, round: int, hierarchical: bool) -> Steps:
     """The average with this round's peer."""
     x = bucket.read()
-    # The schedule of the ranks or hosts repeats; what is asked for again under the same name needs no negotiation.
     peers = context().process_set_hosts(registered_id(group)) if hierarchical else group.size()
-    round %= peers // 2 if peers % 2 == 0 else peers
-    yield d_fp_s(x, group, topology="shift_one", round=round, hierarchical=hierarchical, name=f"{bucket.name}.{round}")
+    topology, round = meeting(mode, peers, round)
+    yield d_fp_s(x, group, topology=topology, round=round, hierarchical=hierarchical, name=f"{bucket.name}.{round}")
     return x
 
 
@@ -47,9 +65,9 @@ class Decentralized(LocalSteps):
     """Averages weights with peers instead of gradients with everyone.
 
     Args:
-        hierarchical: shift_one: hosts are the peers, each with the mean of its ranks. For all it changes nothing but
+        hierarchical: in pairs: hosts are the peers, each with the mean of its ranks. For all it changes nothing but
             the way that the bytes take.
-        peer_selection_mode: "all" or "shift_one".
+        peer_selection_mode: "all", "shift_one", "exponential" or "random".
         communication_interval, warmup_steps: see LocalSteps.
     """
 
@@ -64,8 +82,8 @@ class Decentralized(LocalSteps):
         self.peer_selection_mode = peer_selection_mode
 
     def prepare(self, model: Model) -> None:
-        if self.peer_selection_mode == "shift_one":
-            require_peers(model.group, "peer_selection_mode='shift_one'")
+        if self.peer_selection_mode != "all":
+            require_peers(model.group, f"peer_selection_mode={self.peer_selection_mode!r}")
 
     def backward_begins(self, model: Model) -> None:
         if self.begins_interval(model):
@@ -75,7 +93,7 @@ class Decentralized(LocalSteps):
     def _begin(self, bucket: Bucket, group: ProcessSet, round: int) -> Pending:
         if self.peer_selection_mode == "all":
             return Mean(bucket, group)
-        return pairing(bucket, group, round, self.hierarchical)
+        return pairing(bucket, group, self.peer_selection_mode, round, self.hierarchical)
 
     def before_step(self, model: Model) -> None:
         for bucket, average in zip(model.weights, model.pending.get("averages", ()), strict=False):

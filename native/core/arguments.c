@@ -205,7 +205,7 @@ bhvd_status arguments_check(bhvd_context *ctx, const struct bhvd_args *args, str
         return error_set(error, BHVD_ERR_ARGUMENT, "unknown codec %d ('%s')", args->codec, args->name);
     if (args->exchange < BHVD_EXCHANGE_SCATTER_GATHER || args->exchange > BHVD_EXCHANGE_ALLGATHER)
         return error_set(error, BHVD_ERR_ARGUMENT, "unknown exchange %d ('%s')", args->exchange, args->name);
-    if (args->topology < BHVD_TOPOLOGY_SHIFT_ONE || args->topology > BHVD_TOPOLOGY_RING)
+    if (args->topology < BHVD_TOPOLOGY_SHIFT_ONE || args->topology > BHVD_TOPOLOGY_ROUND_ROBIN)
         return error_set(error, BHVD_ERR_ARGUMENT, "unknown topology %d ('%s')", args->topology, args->name);
     if (args->device >= 0 ? !args->gpu || args->gpu->index != args->device : args->gpu != NULL)
         return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d, but was given %s", args->name, args->device,

@@ -80,7 +80,7 @@ struct request *request_parse(const unsigned char *bytes, size_t size)
         head.tensor_count = bytes_take_u32(&r);
         if (r.failed || head.kind > BHVD_PROCESS_SET_REMOVE || head.op > BHVD_OP_PRODUCT ||
             head.codec >= BHVD_CODEC_COUNT || head.exchange > BHVD_EXCHANGE_ALLGATHER ||
-            head.topology > BHVD_TOPOLOGY_RING ||
+            head.topology > BHVD_TOPOLOGY_ROUND_ROBIN ||
             size > REQUEST_BYTES_MAX || head.tensor_count > size / 2)       // a tensor takes two bytes at least
             goto malformed;
         if (pass) {

@@ -72,7 +72,9 @@ struct bhvd_codec_options {
 };
 
 /* Who exchanges with whom in d_fp_s: native/primitive/peers.h. */
-typedef enum bhvd_topology { BHVD_TOPOLOGY_SHIFT_ONE = 0, BHVD_TOPOLOGY_RING = 1 } bhvd_topology;
+typedef enum bhvd_topology {
+    BHVD_TOPOLOGY_SHIFT_ONE = 0, BHVD_TOPOLOGY_RING = 1, BHVD_TOPOLOGY_EXPONENTIAL = 2, BHVD_TOPOLOGY_ROUND_ROBIN = 3
+} bhvd_topology;
 
 /* How c_lp_s moves codes. SCATTER_GATHER: a chunk for each rank, whose owner sends its mean encoded again; constant
  * traffic. ALLGATHER: every rank's code to every rank, encoded once; for codes so small, or ranks so few, that this is

@@ -8,10 +8,34 @@ static int shift_one(int n, int i, int round)
     return i < h ? h + (shift + i) % h : (i - h - shift + h) % h;
 }
 
+static int exponential(int n, int i, int round)
+{
+    int rounds = 1;
+    while (rounds < 30 && 1 << rounds < n)
+        rounds++;
+    const int peer = i ^ 1 << round % rounds;
+    return peer < n ? peer : i;
+}
+
+// The circle method: n - 1 stand in a circle, where i meets round - i, and the last one meets who would meet himself.
+static int round_robin(int n, int i, int round)
+{
+    const int circle = n - 1 + n % 2;
+    if (n < 2)
+        return i;
+    round %= circle;
+    if (i == circle)
+        return (int)((int64_t)round * (circle + 1) / 2 % circle);
+    const int peer = (round - i + circle) % circle;
+    return peer == i && circle < n ? circle : peer;
+}
+
 struct peers peers_of(bhvd_topology topology, int n, int i, int round)
 {
-    if (topology == BHVD_TOPOLOGY_SHIFT_ONE) {
-        const int peer = shift_one(n, i, round);
+    if (topology != BHVD_TOPOLOGY_RING) {
+        const int peer = topology == BHVD_TOPOLOGY_EXPONENTIAL   ? exponential(n, i, round)
+                         : topology == BHVD_TOPOLOGY_ROUND_ROBIN ? round_robin(n, i, round)
+                                                                 : shift_one(n, i, round);
         return (struct peers){.count = peer != i, .index = {peer}, .times = 1};
     }
     // In a ring of two the neighbour stands on both sides, and counts twice.
@@ -20,7 +44,7 @@ struct peers peers_of(bhvd_topology topology, int n, int i, int round)
 
 struct shares peers_shares(bhvd_topology topology, const struct peers *peers, int own, const int *sizes)
 {
-    if (topology == BHVD_TOPOLOGY_SHIFT_ONE)
+    if (topology != BHVD_TOPOLOGY_RING)
         return (struct shares){.own = own, .peer = {sizes[0]}, .of = own + sizes[0]};
     struct shares shares = {.own = 3 * own, .of = 3 * own};
     for (int p = 0; p < peers->count; p++) {

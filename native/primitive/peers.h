@@ -6,16 +6,21 @@
 //                         period h: every one of the h^2 pairs across the halves meets once
 //     SHIFT_ONE, n odd    round robin by the circle method: p(i) = (round - i) mod n; who is his own peer pauses
 //                         period n: every one of the n(n-1)/2 pairs meets once, everyone pauses once
+//     EXPONENTIAL         p(i) = i xor 2^(round mod L), L = ceil(log2 n); who would meet nobody pauses
+//                         period L; n a power of two: after L rounds all have the mean of all
+//     ROUND_ROBIN         the circle method, for every n
+//                         period n-1 (n odd: n): every one of the n(n-1)/2 pairs meets once
 //     RING                i-1 and i+1, in every round; n = 2: they are the same rank, n = 1: there are none
 //
 // Participants may stand for several ranks each: hosts, with the mean of theirs. A host then counts for its ranks, so that an
 // average keeps the mean over all ranks, whatever the hosts hold (peers_shares). With s_i ranks of participant i:
 //
-//     SHIFT_ONE   (s_i x_i + s_p x_p) / (s_i + s_p)
+//     pairs       (s_i x_i + s_p x_p) / (s_i + s_p)
 //     RING        x_i + sum_p 1/3 min(1, s_p / s_i) (x_p - x_i)       s_i W_ip = s_p W_pi (Metropolis), W_ii >= 1/3
 //
 // p(p(i)) = i always: both sides of a pair name each other. Source of the even schedule: Gan et al., BAGUA,
-// arXiv:2107.01499, whose decentralized algorithm does not take odd n.
+// arXiv:2107.01499, whose decentralized algorithm does not take odd n. Of EXPONENTIAL: Ying et al., arXiv:2110.13363, whose
+// one-peer graph is directed (i sends to i + 2^k); pairs keep the mean without weights.
 #ifndef BHVD_PEERS_H
 #define BHVD_PEERS_H
 

@@ -1,6 +1,7 @@
 """Gossip against the equations, bit for bit where float32's order is defined: decentralized (D-PSGD),
 low_precision_decentralized (DCD-PSGD), choco. And replicas: W of a rank is R of its left neighbour, L of its right one.
 """
+import functools
 import itertools
 
 import numpy as np
@@ -84,8 +85,9 @@ def all_cases():
     assert_trains_as(Decentralized(communication_interval=3), d_psgd(everyone, 3), apart=True, exact=False)
     if n > 1:
         for interval in (1, 2):
-            algorithm = Decentralized(False, "shift_one", communication_interval=interval)
-            assert_trains_as(algorithm, d_psgd(pairs, interval), apart=True)
+            for mode in ("shift_one", "exponential", "random"):
+                algorithm = Decentralized(False, mode, communication_interval=interval)
+                assert_trains_as(algorithm, d_psgd(functools.partial(pairs, mode=mode), interval), apart=True)
     for interval in (1, 3):
         algorithm = LowPrecisionDecentralized(hierarchical=False, communication_interval=interval)
         model, optimizer = assert_trains_as(algorithm, after_steps(interval, dcd_psgd), apart=True)

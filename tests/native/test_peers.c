@@ -43,12 +43,64 @@ TEST(even_halves_meet_across_once_in_a_period)
     }
 }
 
+static int paired(bhvd_topology topology, int n, int i, int round)
+{
+    const struct peers peers = peers_of(topology, n, i, round);
+    CHECK(peers.count == (peers.index[0] != i));
+    CHECK(peers.index[0] >= 0 && peers.index[0] < n);
+    return peers.index[0];
+}
+
+TEST(other_pairs_are_involutions_too)
+{
+    for (bhvd_topology topology = BHVD_TOPOLOGY_EXPONENTIAL; topology <= BHVD_TOPOLOGY_ROUND_ROBIN; topology++)
+        for (int n = 1; n < 70; n++)
+            for (int round = 0; round < 2 * n; round++)
+                for (int i = 0; i < n; i++) {
+                    CHECK_EQ(paired(topology, n, paired(topology, n, i, round), round), i);
+                    CHECK_EQ(paired(topology, n, paired(topology, n, i, INT32_MAX - round), INT32_MAX - round), i);
+                }
+}
+
+// What each has of everyone's value, in parts of n.
+TEST(exponential_of_a_power_of_two_is_the_mean)
+{
+    for (int rounds = 0; rounds < 6; rounds++) {
+        const int n = 1 << rounds;
+        double has[32][32] = {{0}}, before[32][32];
+        for (int i = 0; i < n; i++)
+            has[i][i] = n;
+        for (int round = 0; round < rounds; round++) {
+            memcpy(before, has, sizeof has);
+            for (int i = 0; i < n; i++)
+                for (int j = 0; j < n; j++)
+                    has[i][j] = (before[i][j] + before[paired(BHVD_TOPOLOGY_EXPONENTIAL, n, i, round)][j]) / 2;
+        }
+        for (int i = 0; i < n; i++)
+            for (int j = 0; j < n; j++)
+                CHECK(has[i][j] == 1);
+    }
+}
+
+TEST(in_a_round_robin_each_meets_each_once)
+{
+    for (int n = 2; n < SIZES; n++) {
+        int met[SIZES][SIZES] = {{0}};
+        for (int round = 0; round < n - 1 + n % 2; round++)
+            for (int i = 0; i < n; i++)
+                met[i][paired(BHVD_TOPOLOGY_ROUND_ROBIN, n, i, round)]++;
+        for (int i = 0; i < n; i++)
+            for (int j = 0; j < n; j++)
+                CHECK_EQ(met[i][j], i == j ? n % 2 : 1);
+    }
+}
+
 // What i takes of p is what p takes of i, in ranks: so an average keeps the mean over all of them.
 TEST(shares_are_symmetric_and_leave_something)
 {
     for (int own = 1; own < 9; own++) {
         for (int other = 1; other < 9; other++) {
-            for (bhvd_topology topology = BHVD_TOPOLOGY_SHIFT_ONE; topology <= BHVD_TOPOLOGY_RING; topology++) {
+            for (bhvd_topology topology = BHVD_TOPOLOGY_SHIFT_ONE; topology <= BHVD_TOPOLOGY_ROUND_ROBIN; topology++) {
                 for (int n = 2; n < 4; n++) {
                     const struct peers peers = peers_of(topology, n, 0, n == 3);
                     const int sizes[] = {other, other}, owns[] = {own, own};

@@ -1,6 +1,8 @@
 """D_FP_S against its equation: dst_i = sum_j W_ij x_j, bit for bit.
 
     shift_one   (x_i + x_p) / 2, p by the published schedule; n odd: p(i) = (round - i) mod n, its own peer pauses
+    exponential, round_robin
+                (x_i + x_p) / 2 with other p
     ring        (x_i + x_left + x_right) / 3
 """
 import itertools
@@ -14,6 +16,7 @@ from floats import FLOATS, assert_same_bits, load, store, unaligned, wide
 from world import World, result, view
 
 SHIFT_ONE, RING = native.TOPOLOGY_SHIFT_ONE, native.TOPOLOGY_RING
+EXPONENTIAL, ROUND_ROBIN = native.TOPOLOGY_EXPONENTIAL, native.TOPOLOGY_ROUND_ROBIN
 COUNTS = [0, 1, 7, 1000, 150_001]
 
 _names = itertools.count()
@@ -23,7 +26,14 @@ def peers(topology, n, i, round):
     """The ranks whose values are added to rank i's own, in this order."""
     if topology == RING:
         return [(i - 1) % n, (i + 1) % n] if n > 1 else []
-    if n % 2:
+    if topology == EXPONENTIAL:
+        peer = i ^ 2 ** (round % max(1, int(np.ceil(np.log2(n)))))
+        peer = peer if peer < n else i
+    elif topology == ROUND_ROBIN and n % 2 == 0:        # of the others i meets round - i; the last meets who is left
+        circle = {a: (round - a) % (n - 1) for a in range(n - 1)}
+        left = next(a for a, b in circle.items() if a == b)
+        peer = {**circle, left: n - 1, n - 1: left}[i]
+    elif n % 2:
         peer = (round - i) % n
     else:
         half = n // 2
@@ -51,7 +61,7 @@ def post(context, name, views, topology=SHIFT_ONE, round=0, **arguments):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("topology", [SHIFT_ONE, RING])
+@pytest.mark.parametrize("topology", [SHIFT_ONE, RING, EXPONENTIAL, ROUND_ROBIN])
 def test_equals_the_equation(world, topology, dtype):
     n = world.n
     for count, round in itertools.product(COUNTS, (0, 1, 7)):
@@ -145,7 +155,7 @@ def test_wrong_calls_are_refused_at_once():
         context, array = world.contexts[0], np.ones(8, np.float32)
         views = [view(array, "float32", "in place")]
         for arguments, sentence in [
-            ({"topology": 2}, "unknown topology 2"), ({"round": -1}, "negative"),
+            ({"topology": 4}, "unknown topology 4"), ({"round": -1}, "negative"),
             ({"prescale_factor": 2.0}, "takes no prescale"), ({"postscale_factor": 0.5}, "takes no prescale"),
         ]:
             with pytest.raises(ValueError, match=sentence):

@@ -128,7 +128,7 @@ def disagreements_and_wrong_calls():
         c_lp_s(array, world, exchange=("allgather", "scatter_gather")[rank], name="exchanges").wait()
     with pytest.raises(ValueError, match="needs a name"):
         d_fp_s(array, world)
-    with pytest.raises(ValueError, match="topology='star': expected one of shift_one, ring"):
+    with pytest.raises(ValueError, match="topology='star': expected one of shift_one, ring, exponential, round_robin"):
         d_fp_s(array, world, "star", name="wrong")
     with pytest.raises(ValueError, match="exchange='ring'"):
         c_lp_s(array, world, exchange="ring", name="wrong")

@@ -9,6 +9,7 @@ worker, and a function of x. The optimizer is SGD with lr = 1/4 and momentum 1/2
 """
 import functools
 import math
+import random
 from zlib import crc32
 
 import numpy as np
@@ -230,19 +231,28 @@ def decoded(codec, value, seed, i):
     return out
 
 
-def peer(n, i, t):
-    """shift_one: with whom worker i averages in round t. Himself: he rests."""
+def peer(n, i, t, mode="shift_one"):
+    """With whom worker i averages in round t. Himself: he rests."""
     h = n // 2
+    if mode == "exponential":
+        met = i ^ 2 ** (t % len(bin(n - 1)[2:]))
+        return met if met < n else i
+    if mode == "random":
+        t = random.Random(t).randrange(n - 1 + n % 2)
+        if n % 2 == 0:
+            met = {a: (t - a) % (n - 1) for a in range(n - 1)}
+            left = next(a for a, b in met.items() if a == b)
+            return {**met, left: n - 1, n - 1: left}[i]
     if n % 2:
         return (t - i) % n
     return h + (t + i) % h if i < h else (i - h - t) % h
 
 
-def pairs(n, t, xs, sizes=None):
-    """shift_one: everyone's mean with his peer of round t. sizes: for how many ranks each stands."""
+def pairs(n, t, xs, sizes=None, mode="shift_one"):
+    """Everyone's mean with his peer of round t. sizes: for how many ranks each stands."""
     sizes, results = sizes or [1] * n, []
     for i, x in enumerate(xs):
-        p = peer(n, i, t)
+        p = peer(n, i, t, mode)
         if sizes[i] == sizes[p]:
             results.append(x if p == i else (x + xs[p]) / 2)
         else:
