@@ -58,7 +58,7 @@ class Launcher:
         stdout, stderr = popen.communicate(timeout=timeout)
         assert self.processes() == []
         text = [(data or b"").decode(errors="surrogateescape") for data in (stdout, stderr)]
-        assert "Traceback" not in text[1]
+        assert "Traceback" not in text[1], text[1]
         return subprocess.CompletedProcess(popen.args, popen.returncode, *text)
 
     def processes(self):
