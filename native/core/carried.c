@@ -6,32 +6,52 @@
 #include "collective/collective.h"
 #include "core/select.h"
 
-static bool is_small(const struct work *work)
+static bool is_small(bhvd_kind kind, bhvd_op op, size_t tensors, size_t nbytes)
 {
-    return work->kind == BHVD_ALLREDUCE && work->op != BHVD_OP_ADASUM && work->tensor_count == 1 && work->tensors[0].nbytes &&
-           work->tensors[0].nbytes <= CARRIED_BYTES;
+    return kind == BHVD_ALLREDUCE && op != BHVD_OP_ADASUM && tensors == 1 && nbytes && nbytes <= CARRIED_BYTES;
+}
+
+static bool work_is_small(const struct work *work)
+{
+    return is_small(work->kind, work->op, work->tensor_count, work_nbytes(work));
 }
 
 bool carried_takes(const bhvd_context *ctx, const struct bhvd_handle *op)
 {
     const struct process_set *set = process_set_find(&ctx->sets, op->process_set);
-    return is_small(&op->work) && !op->on_gpu && set && set->group.size > 1 && !set->group.shared && !ctx->relay.active &&
+    return work_is_small(&op->work) && !op->on_gpu && set && set->group.size > 1 && !set->group.shared && !ctx->relay.active &&
            ctx->run.allreduce_path == ALLREDUCE_CHOSEN;
+}
+
+void carried_put(struct bytes *out, uint32_t id, const void *values, size_t nbytes)
+{
+    bytes_put_u8(out, ITEM_CARRIED);
+    bytes_put_u32(out, id);
+    bytes_put_u16(out, (uint16_t)nbytes);
+    bytes_put(out, values, nbytes);
+}
+
+struct carried carried_take(struct bytes_reader *r)
+{
+    struct carried item = {.id = bytes_take_u32(r)};
+    item.nbytes = bytes_take_u16(r);
+    item.values = bytes_take(r, item.nbytes);
+    return item;
 }
 
 static size_t stride_of(size_t nbytes) { return (nbytes + 63) / 64 * 64; }
 
-bool carried_add(struct pending *pending, int member, const unsigned char *values, size_t nbytes)
+bool carried_add(struct pending *pending, int member, const struct carried *item)
 {
     const struct request *request = pending->requests[member];
-    if (request->kind != BHVD_ALLREDUCE || request->op == BHVD_OP_ADASUM || request->tensor_count != 1 || nbytes > CARRIED_BYTES ||
-        nbytes != request_nbytes(request))
+    const size_t nbytes = item->nbytes;
+    if (nbytes != request_nbytes(request) || !is_small(request->kind, request->op, request->tensor_count, nbytes))
         return false;
     if (!pending->carried)
         pending->carried = aligned_alloc(64, (size_t)pending->size * stride_of(nbytes));
     if (!pending->carried)
         return false;
-    memcpy(pending->carried + (size_t)member * stride_of(nbytes), values, nbytes);
+    memcpy(pending->carried + (size_t)member * stride_of(nbytes), item->values, nbytes);
     pending->carried_count++;
     return true;
 }
@@ -53,16 +73,15 @@ void carried_put_sum(const struct run *run, const struct pending *pending, struc
     }
     if (reduction.postscale != 1.0)
         reduction.scale(sum, sum, reduction.postscale, count);
-    bytes_put_u16(out, (uint16_t)nbytes);
-    bytes_put(out, sum, nbytes);
+    carried_put(out, pending->entry->cached.id, sum, nbytes);
 }
 
-bool carried_take_sum(struct bhvd_handle *op, const unsigned char *sum, size_t nbytes)
+bool carried_keep_sum(struct bhvd_handle *op, const struct carried *item)
 {
-    if (!is_small(&op->work) || nbytes != op->work.tensors[0].nbytes || op->carried)
+    if (!work_is_small(&op->work) || item->nbytes != work_nbytes(&op->work) || op->carried)
         return false;
-    op->carried = malloc(nbytes);
+    op->carried = malloc(item->nbytes);
     if (op->carried)
-        memcpy(op->carried, sum, nbytes);
+        memcpy(op->carried, item->values, item->nbytes);
     return op->carried;
 }

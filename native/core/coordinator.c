@@ -225,17 +225,15 @@ static bhvd_status take_full_request(bhvd_context *ctx, const int *ranks, int co
 // By an id, with values. What is not known any more will be asked for in full, without.
 static bhvd_status take_carried(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader *r)
 {
-    const uint32_t id = bytes_take_u32(r);
-    const uint16_t nbytes = bytes_take_u16(r);
-    const unsigned char *values = bytes_take(r, nbytes);
-    if (!values || count != 1)
+    const struct carried item = carried_take(r);
+    if (!item.values || count != 1)
         return BHVD_ERR_SYSTEM;
-    bhvd_status status = take_cached_request(ctx, ranks[0], id);
-    const struct coordinator_entry *entry = status ? NULL : coordinator_cache_find_id(&ctx->cache, id);
+    bhvd_status status = take_cached_request(ctx, ranks[0], item.id);
+    const struct coordinator_entry *entry = status ? NULL : coordinator_cache_find_id(&ctx->cache, item.id);
     struct pending *pending = entry ? entry->cached.user : NULL;
     const struct process_set *set = pending ? process_set_find(&ctx->sets, pending->key.process_set) : NULL;
     const int member = set ? process_set_index(set, ranks[0]) : -1;
-    if (member >= 0 && pending->requests[member] && !carried_add(pending, member, values, nbytes))
+    if (member >= 0 && pending->requests[member] && !carried_add(pending, member, &item))
         return BHVD_ERR_SYSTEM;
     return status;
 }

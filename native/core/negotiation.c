@@ -21,10 +21,7 @@ static void put_request(bhvd_context *ctx, struct bytes *out, struct cached_run 
         response_cache_use(&ctx->cache, entry);
         ctx->counters.cache_hits++;
         if (carried_takes(ctx, op)) {
-            bytes_put_u8(out, ITEM_CARRIED);
-            bytes_put_u32(out, entry->cached.id);
-            bytes_put_u16(out, (uint16_t)op->work.tensors[0].nbytes);
-            bytes_put(out, op->work.tensors[0].src, op->work.tensors[0].nbytes);
+            carried_put(out, entry->cached.id, op->work.tensors[0].src, op->work.tensors[0].nbytes);
         } else {
             cached_run_put(run, out, entry->cached.id);
         }
@@ -263,10 +260,9 @@ static bhvd_status take_items(bhvd_context *ctx, struct bytes_reader *r, uint32_
         struct bhvd_handle *op;
         const uint8_t tag = bytes_take_u8(r);
         if (tag == ITEM_CARRIED) {
-            op = take_cached(ctx, bytes_take_u32(r));
-            const uint16_t nbytes = bytes_take_u16(r);
-            const unsigned char *sum = bytes_take(r, nbytes);
-            if (!sum || (op && !carried_take_sum(op, sum, nbytes)) || !add_to_execution(execution, op))
+            const struct carried item = carried_take(r);
+            op = take_cached(ctx, item.id);
+            if (!item.values || (op && !carried_keep_sum(op, &item)) || !add_to_execution(execution, op))
                 return BHVD_ERR_SYSTEM;
             count--;
         } else if (tag == ITEM_CACHED) {

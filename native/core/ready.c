@@ -112,8 +112,6 @@ static bool put_answer_head(bhvd_context *ctx, struct bytes *out, const struct p
     const bool all = pending->ready_count == pending->size;
     uint32_t id = 0;
     if (all && pending->entry && carried_is_whole(pending)) {
-        bytes_put_u8(out, ITEM_CARRIED);
-        bytes_put_u32(out, pending->entry->cached.id);
         carried_put_sum(&ctx->run, pending, out);
         return false;
     }

@@ -6,18 +6,12 @@
 #define ARITHMETIC__(real, name) ARITHMETIC_(real, name)
 #define ARITHMETIC(name) ARITHMETIC__(REAL, name)
 
+#include "kernel/range_loops.h"
+
 INLINE struct ARITHMETIC(grid) BLOCKS(grid)(const struct blocks_format *format, const char *from, size_t count, int stochastic)
 {
-    REAL mn = LOAD(from), mx = mn;
-    int is_finite = 1;
-    for (size_t i = 0; i < count; i++) {
-        const REAL x = LOAD(from + SIZE * i);
-        is_finite &= x >= -REAL_MAX && x <= REAL_MAX;
-        mn = x < mn ? x : mn;
-        mx = x > mx ? x : mx;
-    }
-    mn = is_finite ? mn + 0 : (REAL)NAN;        // + 0 turns -0.0 into +0.0
-    mx = is_finite ? mx + 0 : (REAL)NAN;
+    REAL mn, mx;
+    NAME(JOIN(range, ELEMENT))(from, count, &mn, &mx);
     if (format->code == BLOCKS_RANGE)
         return ARITHMETIC(range)(format, mn, mx, stochastic);
     return ARITHMETIC(largest)(format, -mn > mx ? -mn : mx);

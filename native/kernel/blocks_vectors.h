@@ -56,19 +56,8 @@ INLINE void store_codes(const struct blocks_format *format, uint8_t *codes, __m2
 INLINE struct blocks_float_grid grid_of_block(const struct blocks_format *format, const char *src, size_t count,
                                               int stochastic, const struct element *element)
 {
-    struct range range = RANGE_NONE;
     float mn, mx;
-    size_t i = 0;
-    for (; i + BLOCK <= count; i += BLOCK) {
-        prefetch_block(src + i * element->size, element->size);
-        range_add_block(&range, src + i * element->size, element);
-    }
-    if (i < count) {
-        char block[BLOCK * sizeof(float)];
-        tail_load(block, src + i * element->size, count - i, element->size);
-        range_add_block(&range, block, element);
-    }
-    range_end(&range, &mn, &mx);
+    range_find(src, count, element, &mn, &mx);
     if (format->code == BLOCKS_RANGE)
         return blocks_float_range(format, mn, mx, stochastic);
     return blocks_float_largest(format, -mn > mx ? -mn : mx);

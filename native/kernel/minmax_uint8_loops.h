@@ -12,22 +12,16 @@
 #define ARITHMETIC__(real, name) ARITHMETIC_(real, name)
 #define ARITHMETIC(name) ARITHMETIC__(REAL, name)
 
+#include "kernel/range_loops.h"
+
 static void CODEC(encode)(void *dst, const void *src, size_t count, const struct bhvd_codec_options *options)
 {
     (void)options;
     const char *from = src;
     uint8_t *codes = (uint8_t *)dst + CODEC_HEADER;
-    REAL mn = count > 0 ? LOAD(from) : 0, mx = mn;
-    int is_finite = 1;
-    for (size_t i = 0; i < count; i++) {
-        const REAL x = LOAD(from + SIZE * i);
-        is_finite &= x >= -REAL_MAX && x <= REAL_MAX;
-        mn = x < mn ? x : mn;
-        mx = x > mx ? x : mx;
-    }
-    mn = is_finite ? mn + 0 : (REAL)NAN;        // + 0 turns -0.0 into +0.0
-    mx = is_finite ? mx + 0 : (REAL)NAN;
-    codec_header_init(dst, MINMAX_UINT8_VERSION, is_finite);
+    REAL mn, mx;
+    NAME(JOIN(range, ELEMENT))(from, count, &mn, &mx);
+    codec_header_init(dst, MINMAX_UINT8_VERSION, mn == mn);
     STORE(dst, mn);
     STORE((char *)dst + SIZE, mx);
 

@@ -7,23 +7,6 @@
 //
 // The includer has the vectors of vectors.h.
 
-// Sets mn and mx to the chunk's minimum and maximum, or both to NaN when an element is not finite.
-INLINE void range_find(const char *src, size_t count, const struct element *element, float *mn, float *mx)
-{
-    struct range range = RANGE_NONE;
-    size_t i = 0;
-    for (; i + BLOCK <= count; i += BLOCK) {
-        prefetch_block(src + i * element->size, element->size);
-        range_add_block(&range, src + i * element->size, element);
-    }
-    if (i < count) {
-        char block[BLOCK * sizeof(float)];
-        tail_load(block, src + i * element->size, count - i, element->size);
-        range_add_block(&range, block, element);
-    }
-    range_end(&range, mn, mx);
-}
-
 INLINE __m256i quantize_block(const char *block, const struct element *element, vec s, vec lb)
 {
     vec q[BLOCK / LANES];

@@ -95,6 +95,23 @@ INLINE void range_end(const struct range *range, float *mn, float *mx)
     *mx = is_finite ? *mx + 0 : (float)NAN;
 }
 
+// Sets mn and mx to the elements' minimum and maximum, or both to NaN when an element is not finite.
+INLINE void range_find(const char *src, size_t count, const struct element *element, float *mn, float *mx)
+{
+    struct range range = RANGE_NONE;
+    size_t i = 0;
+    for (; i + BLOCK <= count; i += BLOCK) {
+        prefetch_block(src + i * element->size, element->size);
+        range_add_block(&range, src + i * element->size, element);
+    }
+    if (i < count) {
+        char block[BLOCK * sizeof(float)];
+        tail_load(block, src + i * element->size, count - i, element->size);
+        range_add_block(&range, block, element);
+    }
+    range_end(&range, mn, mx);
+}
+
 // The CODEC_SUMS partial sums of codec_sums.h, side by side.
 struct sums {
     wide part[2 * CODEC_SUMS / LANES];

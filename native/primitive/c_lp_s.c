@@ -21,9 +21,7 @@
 // the mean and for its way back.
 #include <stdlib.h>
 
-#include "primitive/encoder.h"
-#include "primitive/primitive.h"
-#include "primitive/schedules.h"
+#include "primitive/coded.h"
 #include "run/hierarchy.h"
 
 struct c_lp_s {
@@ -120,8 +118,6 @@ static void act(void *arg, const struct step *step, unsigned char *const *spaces
     }
 }
 
-static size_t size_of_code(const void *encoder, size_t count) { return encoder_size(encoder, count); }
-
 // For the vector of `nbytes` among the members of this group; the values' list is still to come.
 static struct c_lp_s c_lp_s_of(struct run *run, const struct group *group, const struct work *op, size_t nbytes)
 {
@@ -131,7 +127,7 @@ static struct c_lp_s c_lp_s_of(struct run *run, const struct group *group, const
         .run = run,
         .encoder = encoder_init(&run->kernels, op, group->rank),
         .codes = {.cut = {nbytes / element, scatters ? (uint64_t)group->size : 1, ENCODER_SEGMENT}, .element = element,
-                  .size = size_of_code},
+                  .size = coded_size},
         .size = group->size,
         .rank = group->rank,
         .scatters = scatters,
@@ -151,13 +147,8 @@ static void make_plan(struct c_lp_s *x, const struct group *group, const struct 
     codes_in_scratch(&x->codes, x->scatters ? n : 1, n, encoder_size(&x->encoder, segments_part(&x->codes.cut, 0, 0).count),
                      x->run->hop_ns);
     plan->material = (struct material){.act = act, .arg = x};
-    if (ready) {
-        x->codes.encodes = x->codes.decodes = false;
-        x->codes.own = (struct code_lay){IN_INPUT, 0, ready->each, ready->segment, false};
-        x->codes.results = (struct code_lay){IN_OUTPUT, 0, ready->each, ready->segment, false};
-        plan->material.input = ready->own;
-        plan->material.output = ready->results;
-    }
+    if (ready)
+        coded_use_ready(&x->codes, plan, ready);
     if (x->scatters)
         schedule_scatter_gather(schedule, &x->codes);
     else

@@ -28,10 +28,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "primitive/encoder.h"
+#include "primitive/coded.h"
 #include "primitive/peers.h"
-#include "primitive/primitive.h"
-#include "primitive/schedules.h"
 #include "run/hierarchy.h"
 #include "run/shared.h"
 
@@ -142,8 +140,6 @@ static void act(void *arg, const struct step *step, unsigned char *const *spaces
         encode(x, &room, &step->values, place_among(spaces, step->to));
 }
 
-static size_t size_of_code(const void *encoder, size_t count) { return encoder_size(encoder, count); }
-
 // Among n in the ring, of which this rank or its host is `me`. The lists are still to come.
 static struct d_lp_s d_lp_s_of(struct run *run, const struct work *op, int n, int me)
 {
@@ -152,7 +148,7 @@ static struct d_lp_s d_lp_s_of(struct run *run, const struct work *op, int n, in
         .run = run,
         .op = op,
         .encoder = encoder_init(&run->kernels, op, me),
-        .codes = {.cut = {work_nbytes(op) / element, 1, ENCODER_SEGMENT}, .element = element, .size = size_of_code},
+        .codes = {.cut = {work_nbytes(op) / element, 1, ENCODER_SEGMENT}, .element = element, .size = coded_size},
         .peers = peers_of(BHVD_TOPOLOGY_RING, n, me, 0),
     };
     memcpy(x.before, op->before, sizeof x.before);
@@ -168,13 +164,8 @@ static void make_plan(struct d_lp_s *x, const struct group *group, const struct 
     x->codes.arg = &x->encoder;
     codes_in_scratch(&x->codes, 1, (size_t)x->peers.count, longest, x->run->hop_ns);
     plan->material = (struct material){.act = act, .arg = x, .state = work_state(x->op)};
-    if (ready) {
-        x->codes.encodes = x->codes.decodes = false;
-        x->codes.own = (struct code_lay){IN_INPUT, 0, 0, ready->segment, false};
-        x->codes.results = (struct code_lay){IN_OUTPUT, 0, ready->each, ready->segment, false};
-        plan->material.input = ready->own;
-        plan->material.output = ready->results;
-    }
+    if (ready)
+        coded_use_ready(&x->codes, plan, ready);
     schedule_exchange(schedule, &x->codes, x->peers.index, x->peers.count, NULL);
 }
 

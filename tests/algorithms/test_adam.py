@@ -16,7 +16,21 @@ from bagua_hvd import codecs
 from bagua_hvd.algorithms import OneBitAdam, OneBitAdamPublished, QAdam
 from floats import assert_same_bits
 from two_levels import LAYOUTS, environments, members_of
-from workers import BUCKETS, Errors, F, Scaled, backward, buckets_of, c_lp_s, dyadic, flat, gradient, make_model, start
+from workers import (
+    BUCKETS,
+    Errors,
+    F,
+    Scaled,
+    backward,
+    buckets_of,
+    c_lp_s,
+    dyadic,
+    flat,
+    gradient,
+    make_model,
+    start,
+    train,
+)
 
 LR, BETA1, BETA2, EPS = 0.01, 0.9, 0.99, 1e-8
 WARMUP, STEPS = 4, 12
@@ -146,12 +160,6 @@ def pitfalls():
     hvd.init()
     rank = hvd.rank()
 
-    def train(model, optimizer, steps):
-        for t in steps:
-            optimizer.zero_grad()
-            backward(model, gradient(rank, t, flat(model)))
-            optimizer.step()
-
     # One algorithm, two optimizers with warm-ups of their own.
     algorithm, models = QAdam(hierarchical=False), [make_model(start(0, False)) for _ in range(2)]
     optimizers = [
@@ -161,13 +169,13 @@ def pitfalls():
     for t in range(6):
         for model, optimizer, warmup in zip(models, optimizers, (2, 5), strict=True):
             v = of_adam(optimizer, "exp_avg_sq").copy() if t else None
-            train(model, optimizer, [t])
+            train(rank, model, optimizer, [t])
             assert t == 0 or (of_adam(optimizer, "exp_avg_sq") == v).all() == (t >= warmup)
     # A group that is added in the warm-up has a bias correction of its own; afterwards it has no variance.
     model, late = make_model(start(0, False)), torch.nn.Parameter(torch.ones(4))
     optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=LR, betas=(BETA1, BETA2)),
                                          algorithm=QAdam(warmup_steps=4))
-    train(model, optimizer, range(2))
+    train(rank, model, optimizer, range(2))
     optimizer.add_param_group({"params": [late]})
     for _ in range(2, 6):
         optimizer.zero_grad()

@@ -11,7 +11,7 @@ import torch
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
 from bagua_hvd.algorithms import ZeroOneAdam
-from workers import BUCKETS, Errors, F, backward, buckets_of, c_lp_s, dyadic, flat, gradient, make_model, start
+from workers import BUCKETS, Errors, F, backward, buckets_of, c_lp_s, dyadic, flat, gradient, make_model, start, train
 
 LR, BETA1, BETA2, EPS = 0.01, 0.9, 0.99, 1e-8
 KAPPA, FROZEN, SCALER, H = 2, 9, 4, 4
@@ -112,33 +112,27 @@ def between_meetings():
     hvd.init()
     rank = hvd.rank()
 
-    def train(model, optimizer, steps):
-        for t in steps:
-            optimizer.zero_grad()
-            backward(model, gradient(rank, t, flat(model)))
-            optimizer.step()
-
     def make(x):
         model = make_model(x)
         adam = torch.optim.Adam(model.parameters(), lr=LR)
         return model, hvd.DistributedOptimizer(adam, algorithm=ZeroOneAdam(FROZEN, KAPPA, SCALER, H))
 
     model, optimizer = make(start(0, False))
-    train(model, optimizer, range(19))
+    train(rank, model, optimizer, range(19))
     assert (everyone(flat(model))[0] != flat(model)).any() == (rank > 0)
     saved = {name: value.clone() for name, value in model.state_dict().items()}, optimizer.state_dict()
     saved = saved[0], torch.load(_bytes(saved[1]), weights_only=False)
-    train(model, optimizer, range(19, 23))
+    train(rank, model, optimizer, range(19, 23))
     other, resumed = make(np.zeros_like(start(0, False)))
     other.load_state_dict(saved[0])
     resumed.load_state_dict(saved[1])
-    train(other, resumed, range(19, 23))
+    train(rank, other, resumed, range(19, 23))
     assert (flat(other) == flat(model)).all()
     other, resumed = make(np.zeros_like(start(0, False)))
     other.load_state_dict(saved[0])
     saved[1]["bagua_hvd"]["state"]["rank"] += 1          # another rank's
     resumed.load_state_dict(saved[1])
-    train(other, resumed, range(19, 21))
+    train(rank, other, resumed, range(19, 21))
     ends = everyone(flat(other))
     assert np.isfinite(ends).all() and (ends == ends[0]).all()
 

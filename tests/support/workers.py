@@ -86,6 +86,14 @@ def backward(model, g, scaler=None):
     (loss if scaler is None else scaler.scale(loss)).backward()
 
 
+def train(rank, model, optimizer, steps):
+    """The rank's own gradient of each of these steps."""
+    for t in steps:
+        optimizer.zero_grad()
+        backward(model, gradient(rank, t, flat(model)))
+        optimizer.step()
+
+
 class Scaled:
     """Steps under a loss scale that changes: it grows after two steps, and is halved before each third one, when a
     gradient overflows on one rank. What the skipped step would have done must not be seen: equations do not know of it.

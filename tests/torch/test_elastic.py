@@ -7,7 +7,6 @@ from torch import nn
 
 import bagua_hvd.torch as hvd
 from bagua_hvd.core.exceptions import HostsUpdatedInterrupt
-from bagua_hvd.job import basics
 from bagua_hvd.job.elastic import HostUpdateResult, notification_manager
 from bagua_hvd.torch.elastic import state as state_module
 from bagua_hvd.torch.elastic.sampler import ElasticSampler
@@ -20,17 +19,6 @@ def one_rank():
     hvd.init()
     yield
     hvd.shutdown()
-
-
-@pytest.fixture
-def job(monkeypatch):
-    """job(rank, size): what the sampler sees as its place."""
-
-    def set_place(rank, size):
-        monkeypatch.setattr(basics, "rank", lambda: rank)
-        monkeypatch.setattr(basics, "size", lambda: size)
-
-    return set_place
 
 
 # ----------------------------------------------------------------------------------------------------- sampler ----

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.job import basics
 from bagua_hvd.torch.elastic.state import SamplerStateHandler
 
 Sampler, BatchSampler = hvd.LoadBalancingDistributedSampler, hvd.LoadBalancingDistributedBatchSampler
@@ -120,17 +119,6 @@ def test_wrong_arguments(options, sentence):
 
 
 # ----------------------------------------------------------------------------------------------------- elastic ----
-
-
-@pytest.fixture
-def job(monkeypatch):
-    """job(rank, size): what samplers see as their place."""
-
-    def set_place(rank, size):
-        monkeypatch.setattr(basics, "rank", lambda: rank)
-        monkeypatch.setattr(basics, "size", lambda: size)
-
-    return set_place
 
 
 def test_goes_on_with_other_numbers_of_ranks(job):
