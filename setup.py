@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the cffi module, the C libraries under it, the ops for TensorFlow, kernels for GPUs.
+"""What pyproject.toml cannot say: the cffi module, the C libraries under it, the libraries apart, kernels for GPUs.
 
 See build.py.
 """
@@ -15,4 +15,5 @@ build["write_device_source"]()
 wheel = {} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"py_limited_api": "cp310"}
 
 setup(cffi_modules=["build.py:ffibuilder"], libraries=build["LIBRARIES"],
-      ext_modules=[Extension(**build["TENSORFLOW_OPS"])], options={"bdist_wheel": wheel})
+      ext_modules=[Extension(**build[library]) for library in ("TENSORFLOW_OPS", "BENCH_NETWORK")],
+      options={"bdist_wheel": wheel})

@@ -64,16 +64,16 @@ void schedule_allgather_doubling(struct schedule *schedule, const size_t *part)
     }
 }
 
-void allgather_schedule(struct schedule *schedule, uint32_t hop_ns, const size_t *part)
+void allgather_schedule(struct schedule *schedule, const struct wire *wire, const size_t *part)
 {
-    const int64_t hop = hop_ns > HOP_NS ? hop_ns : HOP_NS;
+    const double hop = wire_hop_ns(wire);
     size_t nbytes = 0;
     int rounds = 0;
     for (int i = 0; i < schedule->size; i++)
         nbytes += part[i];
     while (1 << rounds < schedule->size)
         rounds++;
-    if (nbytes <= SCHEDULE_SEGMENT && rounds * (hop + MESSAGE_NS) < hop + (int64_t)(schedule->size - 1) * MESSAGE_NS)
+    if (nbytes <= SCHEDULE_SEGMENT && rounds * (hop + MESSAGE_NS) < hop + (schedule->size - 1) * MESSAGE_NS)
         schedule_allgather_doubling(schedule, part);
     else
         schedule_allgather_direct(schedule, part);
@@ -83,6 +83,6 @@ bhvd_status allgather_links(struct run *run, struct group *group, const void *sr
 {
     struct schedule schedule;
     schedule_init(&schedule, group->size, group->rank);
-    allgather_schedule(&schedule, run->hop_ns, part);
+    allgather_schedule(&schedule, &run->wire, part);
     return flight_run(run, group, &schedule, &(struct material){.input = src, .output = dst});
 }

@@ -59,7 +59,7 @@ bhvd_status allgather_shared(struct run *run, struct group *group, const void *s
     }
     g.copy = shared_copy(run, total);
     put(g.copy, dst, my_place, src, part[group->rank]);
-    run->payload_sent += part[group->rank] * (size_t)(group->size - 1);
+    run_shared_bytes(run, part[group->rank] * (size_t)(group->size - 1));
     run->payload_received += total - part[group->rank];
     size_t blocks = group->size > 1 ? shared_blocks(longest) : 0;
     return shared_run(run, group, blocks, &(struct shared_steps){stage, NULL, collect, .root = 0}, &g);

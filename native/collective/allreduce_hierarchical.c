@@ -143,7 +143,7 @@ static bhvd_status start_shard(struct run *run, struct group *cross, const struc
     struct schedule schedule;
     (void)begin;
     schedule_init(&schedule, cross->size, cross->rank);
-    allreduce_schedule(&schedule, (enum allreduce_path)run->allreduce_path, run->hop_ns, shard->nbytes,
+    allreduce_schedule(&schedule, (enum allreduce_path)run->allreduce_path, &run->wire, shard->nbytes,
                        bhvd_dtype_size(across->dtype));
     return flight_start(run, cross, &schedule, &(struct material){.reduction = *across, .list = shard}, NULL, NULL, flight);
 }

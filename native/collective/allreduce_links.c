@@ -17,35 +17,47 @@ bhvd_status allreduce_path_parse(const char *name, enum allreduce_path *path, st
 }
 
 // What an allreduce between hosts costs, in nanoseconds: a hop, as measured when they were connected but at least what the ranks
-// themselves need for one; a byte on the wire each way; a byte added (in the cache: these are short vectors). Measured with
-// `python -m bagua_hvd.bench --hosts` at 10 Gbit/s, see docs/performance.md; only the ratios matter, and those little. The rate is not
-// measured: between hosts that are far from each other 1 Gbit/s is taken for likely, so that a hop saved is not paid for in bytes.
-enum { FAR_HOP_NS = 1000000, WIRE_PS_PER_BYTE = 900, FAR_WIRE_PS_PER_BYTE = 8400, ADD_PS_PER_BYTE = 40 };
+// themselves need for one; a byte on the wire each way, measured too; a byte added (in the cache: these are short
+// vectors), as `python -m bagua_hvd.bench --hosts` has shown it, see docs/performance.md; and the wire that idles where a round
+// begins when all of the one before has come: hosts are not equally late, and another connection has to gather speed. Only the
+// ratios matter, and those little.
+enum { ADD_PS = 40, IDLE_PERCENT = 10 };
 
-static double cost_ns(uint32_t hop_ns, double hops, double wire, double added)
+struct cost {
+    double hops, sent, added;
+    double later;                   // of what is sent: in rounds that wait for another one
+};
+
+static double cost_ns(const struct wire *wire, struct cost cost)
 {
-    const double wire_ps = hop_ns >= FAR_HOP_NS ? FAR_WIRE_PS_PER_BYTE : WIRE_PS_PER_BYTE;
-    return (hop_ns > HOP_NS ? hop_ns : HOP_NS) * hops + (wire_ps * wire + ADD_PS_PER_BYTE * added) / 1000.0;
+    const double sent = cost.sent + IDLE_PERCENT / 100.0 * cost.later;
+    return wire_hop_ns(wire) * cost.hops + (wire_byte_ps(wire) * sent + ADD_PS * cost.added) / 1000.0;
 }
 
-static enum allreduce_path cheapest_over_links(int n, size_t nbytes, uint32_t hop_ns)
+static enum allreduce_path cheapest_over_links(int n, size_t nbytes, const struct wire *wire)
 {
     int p = 1, rounds = 0;
     for (; 2 * p <= n; p *= 2)
         rounds++;
-    const bool folds = p < n;
-    const double N = (double)nbytes;
-    double doubling = cost_ns(hop_ns, rounds + 2 * folds, (rounds + 2 * folds) * N, (rounds + folds) * N);
-    double halving = cost_ns(hop_ns, 2 * rounds + 2 * folds, (2.0 * (p - 1) / p + 2 * folds) * N, (1.0 * (p - 1) / p + folds) * N);
-    double ring = cost_ns(hop_ns, 2 * (n - 1), 2.0 * (n - 1) / n * N, 0);        // it adds while the wire is busy
-    enum allreduce_path best = doubling <= halving ? ALLREDUCE_DOUBLING : ALLREDUCE_HALVING;
-    return (doubling <= halving ? doubling : halving) <= ring ? best : ALLREDUCE_RING;
+    const int folds = p < n, steps = 2 * (n - 1);
+    const double N = (double)nbytes, part = 1.0 * (p - 1) / p, chunk = N / n, segment = chunk < SCHEDULE_SEGMENT ? chunk : SCHEDULE_SEGMENT;
+    struct cost doubling = {.hops = rounds + 2 * folds, .sent = (rounds + 2 * folds) * N, .added = (rounds + folds) * N};
+    struct cost halving = {.hops = 2 * rounds + 2 * folds, .sent = (2 * part + 2 * folds) * N, .added = (part + folds) * N};
+    doubling.later = doubling.sent - N;
+    halving.later = halving.sent - (folds ? N : N / 2);
+    // It adds while the wire is busy. Long chunks hide the hops: a segment is passed on as soon as it has come.
+    const double wire_bound = cost_ns(wire, (struct cost){.hops = 1, .sent = steps * chunk});
+    const double hop_bound = cost_ns(wire, (struct cost){.hops = steps, .sent = steps * segment});
+    const double ring = wire_bound > hop_bound ? wire_bound : hop_bound;
+    const double by_doubling = cost_ns(wire, doubling), by_halving = cost_ns(wire, halving);
+    const enum allreduce_path best = by_doubling <= by_halving ? ALLREDUCE_DOUBLING : ALLREDUCE_HALVING;
+    return (by_doubling <= by_halving ? by_doubling : by_halving) <= ring ? best : ALLREDUCE_RING;
 }
 
-void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, uint32_t hop_ns, size_t nbytes, size_t element)
+void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, const struct wire *wire, size_t nbytes, size_t element)
 {
     if (!allreduce_is_over_links(path))
-        path = cheapest_over_links(schedule->size, nbytes, hop_ns);
+        path = cheapest_over_links(schedule->size, nbytes, wire);
     if (path == ALLREDUCE_DOUBLING)
         schedule_allreduce_doubling(schedule, nbytes, element);
     else if (path == ALLREDUCE_HALVING)
@@ -59,7 +71,7 @@ bhvd_status allreduce_links(struct run *run, struct group *group, const struct r
 {
     struct schedule schedule;
     schedule_init(&schedule, group->size, group->rank);
-    allreduce_schedule(&schedule, (enum allreduce_path)run->allreduce_path, run->hop_ns, list->nbytes,
+    allreduce_schedule(&schedule, (enum allreduce_path)run->allreduce_path, &run->wire, list->nbytes,
                        bhvd_dtype_size(reduction->dtype));
     return flight_run(run, group, &schedule, &(struct material){.reduction = *reduction, .list = list});
 }

@@ -109,7 +109,7 @@ static void collect(void *arg, size_t block)
     }
     // What the others read from this member: all chunks but its own, to reduce them, and the sum of its own.
     size_t own = chunk_begin(nbytes, a->group->rank + 1, size) - chunk_begin(nbytes, a->group->rank, size);
-    a->run->payload_sent += nbytes - own + ((size_t)size - 1) * own;
+    run_shared_bytes(a->run, nbytes - own + ((size_t)size - 1) * own);
     a->run->payload_received += nbytes - own + ((size_t)size - 1) * own;
 }
 
@@ -121,7 +121,7 @@ bhvd_status allreduce_shared(struct run *run, struct group *group, const struct 
     if (list->nbytes > SMALL_BYTES)
         return shared_run(run, group, shared_blocks(list->nbytes),
                           &(struct shared_steps){stage_chunks, reduce_chunk, collect, .root = 0}, &a);
-    run->payload_sent += ((size_t)group->size - 1) * list->nbytes;
+    run_shared_bytes(run, ((size_t)group->size - 1) * list->nbytes);
     run->payload_received += ((size_t)group->size - 1) * list->nbytes;
     return shared_run(run, group, list->nbytes > 0, &(struct shared_steps){stage, NULL, reduce_all, .root = 0}, &a);
 }

@@ -65,7 +65,7 @@ bhvd_status alltoall_shared(struct run *run, struct group *group, const void *sr
     if (n > 2)
         a.slice = HOST_SLAB_BYTES / (size_t)(n - 1) / SLICE_ALIGNMENT * SLICE_ALIGNMENT;
     for (int i = 0; i < n; i++) {
-        run->payload_sent += i == me ? 0 : parts->sent[i];
+        run_shared_bytes(run, i == me ? 0 : parts->sent[i]);
         total += parts->received[i];
     }
     run->payload_received += total - parts->received[me];

@@ -38,7 +38,7 @@ bhvd_status broadcast_shared(struct run *run, struct group *group, int root, con
     if (group->rank == root) {
         if (dst != src)
             span_copy(dst, src, nbytes);
-        run->payload_sent += nbytes * (size_t)(group->size - 1);
+        run_shared_bytes(run, nbytes * (size_t)(group->size - 1));
     } else {
         run->payload_received += nbytes;
     }

@@ -43,8 +43,8 @@ bhvd_status allreduce_shared(struct run *run, struct group *group, const struct 
 // By the best of the three over links, or the one that run->allreduce_path forces.
 bhvd_status allreduce_links(struct run *run, struct group *group, const struct reduction *reduction,
                             const struct span_list *list);
-// The same as a schedule. path: the one over links that is asked for; any other: the cheapest of the three where a hop takes so long.
-void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, uint32_t hop_ns, size_t nbytes, size_t element);
+// The same as a schedule. path: the one over links that is asked for; any other: the cheapest of the three there.
+void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, const struct wire *wire, size_t nbytes, size_t element);
 // In two levels, in a group that has a hierarchy (run/hierarchy.h): reduces within each host, lets `between` work in place on
 // every shard of the vector among its owners, and spreads the result within each host. begin: the shard's place in the
 // vector, in bytes. flight: NULL, or set to what goes on when `between` returns.

@@ -23,7 +23,7 @@ static void stage(void *arg, size_t block)
         struct span_cursor cursor = span_cursor_at(r->src, begin + offset);
         shared_stage(r->reduction, &cursor, slab + (size_t)i * r->piece, n);
         if (i != r->group->rank)
-            r->run->payload_sent += n;
+            run_shared_bytes(r->run, n);
     }
 }
 

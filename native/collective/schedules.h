@@ -7,6 +7,8 @@
 
 enum { HOP_NS = 27000 };        // of one message: what the ranks themselves need at least, however near the hosts are
 
+static inline double wire_hop_ns(const struct wire *wire) { return wire->hop_ns > HOP_NS ? wire->hop_ns : HOP_NS; }
+
 // From the tensors, loaded into the vector, to the tensors: postscale * sum over ranks. element: bytes.
 void schedule_allreduce_ring(struct schedule *schedule, size_t nbytes, size_t element);
 void schedule_allreduce_doubling(struct schedule *schedule, size_t nbytes, size_t element);
@@ -15,8 +17,8 @@ void schedule_allreduce_halving(struct schedule *schedule, size_t nbytes, size_t
 // From input, part[rank] bytes, to output: all parts in rank order.
 void schedule_allgather_direct(struct schedule *schedule, const size_t *part);
 void schedule_allgather_doubling(struct schedule *schedule, const size_t *part);
-// The cheaper of the two. hop_ns, and part, equal on all ranks.
-void allgather_schedule(struct schedule *schedule, uint32_t hop_ns, const size_t *part);
+// The cheaper of the two. wire, and part, equal on all ranks.
+void allgather_schedule(struct schedule *schedule, const struct wire *wire, const size_t *part);
 // Parts in rank order, in input those that go to each, in output those that come from each.
 void schedule_alltoall(struct schedule *schedule, const size_t *sent, const size_t *received);
 // From the vector, all parts in rank order, to output: part[rank] bytes of the sum. loads: the tensors' values come into the

@@ -174,9 +174,9 @@ bool bundle_put(struct bundle *bundle, const struct rank_set *from, struct bytes
                 return false;
             continue;
         }
-        if (tag == ITEM_FULL)
+        if (tag == ITEM_FULL || tag == ITEM_PARTED)
             bytes_take(&items, bytes_take_u32(&items));
-        if (items.failed || tag > ITEM_DETACHED)
+        if (items.failed || (tag > ITEM_DETACHED && tag != ITEM_PARTED))
             return false;
         put_item(bundle, from, begin, (size_t)(items.at - begin));
     }

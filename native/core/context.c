@@ -39,6 +39,7 @@ static void context_free(bhvd_context *ctx)
     coordinator_fini(ctx);
     relay_fini(ctx);
     heartbeat_fini(ctx);
+    meetings_fini(&ctx->meetings);
     response_cache_fini(&ctx->cache);
     process_set_table_fini(&ctx->sets);
     run_fini(&ctx->run);
@@ -160,14 +161,26 @@ void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out)
     };
     for (int rank = 0; rank < ctx->options.size && !ctx->abandoned; rank++) {
         const struct link *link = &ctx->run.connections.links[rank];
-        const struct channel_ops *ops = link->streams[0].channel.ops;
         uint64_t sent = link->payload_sent;
         out->payload_bytes_sent += sent;
-        *(ops == &channel_tcp_ops ? &out->tcp_bytes_sent : ops == &channel_mpi_ops ? &out->mpi_bytes_sent
-                                                                                   : &out->shm_bytes_sent) += sent;
+        *link_medium(link, &out->shm_bytes_sent, &out->tcp_bytes_sent, &out->mpi_bytes_sent) += sent;
         out->payload_bytes_received += link->payload_received;
         out->control_bytes_sent += link->control_sent;
     }
+}
+
+void bhvd_context_sent(bhvd_context *ctx, int account, struct bhvd_sent *out)
+{
+    *out = (struct bhvd_sent){0};
+    if (account >= 0 && account < BHVD_ACCOUNTS)
+        *out = (struct bhvd_sent){ctx->accounts[account][0], ctx->accounts[account][1], ctx->accounts[account][2]};
+}
+
+void bhvd_context_network(bhvd_context *ctx, struct bhvd_measured_network *out)
+{
+    const uint64_t measured = ctx->measured;
+    const double hop_s = (double)(measured >> 32) / 1e9, byte_s = (double)(uint32_t)measured / 1e12;
+    *out = (struct bhvd_measured_network){hop_s, byte_s > 0 ? 1 / byte_s : 0};
 }
 
 int bhvd_context_waited_for(bhvd_context *ctx, struct bhvd_waited_for *out, int capacity)

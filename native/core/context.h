@@ -15,6 +15,7 @@
 #include "core/coordinator.h"
 #include "core/heartbeat.h"
 #include "core/log.h"
+#include "core/meeting.h"
 #include "core/process_set.h"
 #include "core/relay.h"
 #include "core/response_cache.h"
@@ -44,6 +45,7 @@ struct bhvd_context {
     bool progress_thread_runs;
     struct coordinator coordinator;
     struct relay relay;
+    struct meetings meetings;
     struct bytes request_frame;                 // the requests being announced
     bool said_goodbye;
     bool failed_elsewhere;                      // another rank's goodbye told of the failure
@@ -54,7 +56,9 @@ struct bhvd_context {
     uint64_t executing;                         // the number of the one that runs to its end; 0: none
     struct heartbeat heartbeat;
     _Atomic bool measures_coordinator;
+    _Atomic uint64_t measured;                  // the wire of the last execution: its hop in the upper half
     struct engine_counters counters;            // links count bytes too, see bhvd_context_counters
+    _Atomic uint64_t accounts[BHVD_ACCOUNTS][3];        // as struct bhvd_sent
     struct log log;                             // what is said to people, from any thread
     struct stalled stalled;
     bool abandoned;                             // in a child after fork

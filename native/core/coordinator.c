@@ -15,10 +15,11 @@ bhvd_status coordinator_init(bhvd_context *ctx)
 {
     struct coordinator *c = &ctx->coordinator;
     c->ready_tail = &c->ready_head;
+    c->wire.byte_ps = ctx->run.connections.byte_ps;
     for (int rank = 0; rank < ctx->options.size; rank++) {
         const int64_t hop_ns = ctx->run.connections.links[rank].round_trip_ns / 2;
-        if (c->hop_ns < hop_ns)
-            c->hop_ns = hop_ns < UINT32_MAX ? (uint32_t)hop_ns : UINT32_MAX;
+        if (c->wire.hop_ns < hop_ns)
+            c->wire.hop_ns = hop_ns < UINT32_MAX ? (uint32_t)hop_ns : UINT32_MAX;
     }
     c->joined = calloc((size_t)ctx->options.size, sizeof *c->joined);
     c->left = calloc((size_t)ctx->options.size, sizeof *c->left);
@@ -60,11 +61,30 @@ void coordinator_visit(bhvd_context *ctx, void (*visit)(bhvd_context *, struct p
     }
 }
 
+static bool can_never_be(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
+{
+    struct bhvd_error error;
+    const struct request *first = pending->requests[pending->first];
+    for (int i = 0; i < pending->size; i++) {
+        const struct request *request = pending->requests[i];
+        if (request ? request != first && request_compare(first, 0, request, 0, &error)
+                    : ctx->coordinator.joined[set->group.ranks[i]])
+            return true;
+    }
+    return false;
+}
+
+// Where members have parted others may never ask: what cannot be done is refused without them.
+static bool is_to_be_refused(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
+{
+    return pending->is_of_parted && can_never_be(ctx, pending, set);
+}
+
 static void visit_joined(bhvd_context *ctx, struct pending *pending, void *arg)
 {
     const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
     (void)arg;
-    if (set && is_complete(ctx, pending, set))
+    if (set && (is_complete(ctx, pending, set) || is_to_be_refused(ctx, pending, set)))
         ready_put(&ctx->coordinator, pending);
 }
 
@@ -194,6 +214,17 @@ static bhvd_status take_cached_run(bhvd_context *ctx, const int *ranks, int coun
     return status;
 }
 
+static void look_at_parted(bhvd_context *ctx, const struct operation_key *key)
+{
+    struct pending *pending = pending_find(&ctx->coordinator.pending, key);
+    const struct process_set *set = process_set_find(&ctx->sets, key->process_set);
+    if (!pending || !set)
+        return;                             // all have asked
+    pending->is_of_parted = true;
+    if (is_to_be_refused(ctx, pending, set))
+        ready_put(&ctx->coordinator, pending);
+}
+
 // Most ranks ask for exactly what another has asked for: they share its request, which saves the time to read and
 // compare it, and, in the cache, n - 1 copies of it.
 static struct request *read_request(struct coordinator *c, const unsigned char *bytes, size_t size)
@@ -210,13 +241,16 @@ static struct request *read_request(struct coordinator *c, const unsigned char *
     return request_parse(bytes, size);
 }
 
-static bhvd_status take_full_request(bhvd_context *ctx, const int *ranks, int count, const unsigned char *bytes, size_t size)
+static bhvd_status take_full_request(bhvd_context *ctx, const int *ranks, int count, const unsigned char *bytes, size_t size,
+                                     bool has_parted)
 {
     bhvd_status status = BHVD_OK;
     for (int i = 0; i < count && !status; i++) {
         struct request *request = read_request(&ctx->coordinator, bytes, size);
         ctx->coordinator.asking = ranks[i];
         status = request ? take_request(ctx, ranks[i], request, NULL) : BHVD_ERR_SYSTEM;
+        if (!status && has_parted)
+            look_at_parted(ctx, &request->key);
         request_drop(request);
     }
     return status;
@@ -257,10 +291,10 @@ static bhvd_status take_items(bhvd_context *ctx, const int *ranks, int count, st
             struct cached_run run = cached_run_take(&r);
             if (!r.failed)
                 status = take_cached_run(ctx, ranks, count, &run);
-        } else if (tag == ITEM_FULL) {
+        } else if (tag == ITEM_FULL || tag == ITEM_PARTED) {
             uint32_t size = bytes_take_u32(&r);
             const unsigned char *bytes = bytes_take(&r, size);
-            status = bytes ? take_full_request(ctx, ranks, count, bytes, size) : BHVD_ERR_SYSTEM;
+            status = bytes ? take_full_request(ctx, ranks, count, bytes, size, tag == ITEM_PARTED) : BHVD_ERR_SYSTEM;
         } else if (tag == ITEM_CARRIED) {
             status = take_carried(ctx, ranks, count, &r);
         } else {

@@ -49,7 +49,7 @@ struct coordinator {
     int asking;                                 // whose request is being looked at
     int64_t next_stall_check_ns;
     uint64_t response_number;                   // of the response that was begun last
-    uint32_t hop_ns;                            // to the farthest rank
+    struct wire wire;                           // to the farthest rank; the slowest line
     size_t nbytes_of[LINK_LANES];               // of the last ones, by number
     struct bytes out;                           // the frame being written
     struct cached_run run;                      // at its end

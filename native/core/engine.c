@@ -58,6 +58,8 @@ bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
     }
     progress = take_posted(ctx);
     progress |= run_advance_links(&ctx->run, look_at_sockets);
+    if (ctx->meetings.changed && !ctx->run.failure.status)
+        progress |= meetings_start(ctx);
     if (!ctx->run.failure.status && ctx->coordinator.ready_head) {
         if (coordinator_respond(ctx) && !ctx->run.failure.status)
             context_fail(ctx, BHVD_ERR_SYSTEM, "an operation could not be answered; this process may be out of memory");
@@ -74,6 +76,7 @@ void engine_look_around(bhvd_context *ctx)
     heartbeat_look(ctx, true);
     communicators_look(ctx);
     stall_check(ctx);
+    meetings_look(ctx);
     run_look_at_flights(&ctx->run);
 }
 
@@ -111,8 +114,27 @@ const struct run_duties engine_duties = {
 
 // ------------------------------------------------------------------------------------------------------------ executions
 
+// On the accounts of the operations: each one's share of what was fused is that of its bytes.
+static void count_sent(bhvd_context *ctx, const struct execution *execution)
+{
+    const uint64_t sent[] = {execution->sent.shm, execution->sent.tcp, execution->sent.mpi};
+    uint64_t total = 0, until = 0, counted[3] = {0};
+    for (int i = 0; i < execution->count; i++)
+        total += work_nbytes(execution->works[i]);
+    for (int i = 0; i < execution->count; i++) {
+        until += work_nbytes(execution->works[i]);
+        for (int medium = 0; medium < 3; medium++) {
+            const uint64_t upto = until == total ? sent[medium] : (uint64_t)((double)sent[medium] * (double)until / (double)total);
+            if (upto != counted[medium])
+                ctx->accounts[operation_of(execution->works[i])->account][medium] += upto - counted[medium];
+            counted[medium] = upto;
+        }
+    }
+}
+
 static void end_execution(bhvd_context *ctx, struct execution *execution, bhvd_status status, const struct bhvd_error *error)
 {
+    count_sent(ctx, execution);
     for (int i = 0; i < execution->count; i++)
         timeline_operation_end(ctx, operation_of(execution->works[i]), status != BHVD_OK);
     for (int i = 0; i < execution->count; i++) {
@@ -166,10 +188,58 @@ bool engine_has_next(const bhvd_context *ctx)
 {
     const struct execution *next = ctx->executions_head;
     const uint64_t oldest = executor_oldest(&ctx->run);
-    return next && !ctx->run.failure.status && (!oldest || oldest > next->after) && !waits_for_state(ctx, next->works[0]);
+    const bool is_alone = next && next->after + 1 == next->number;     // beside meetings, too
+    return next && !ctx->run.failure.status && (!oldest || oldest > next->after) && !waits_for_state(ctx, next->works[0]) &&
+           !(is_alone && executor_is_busy(&ctx->run));
 }
 
-bool engine_is_busy(const bhvd_context *ctx) { return ctx->executions_head || executor_oldest(&ctx->run); }
+bool engine_is_busy(const bhvd_context *ctx) { return ctx->executions_head || executor_is_busy(&ctx->run); }
+
+static void begin_execution(bhvd_context *ctx, struct execution *execution)
+{
+    for (int i = 0; i < execution->count; i++) {
+        operation_of(execution->works[i])->executing = true;
+        timeline_operation_begin(ctx, operation_of(execution->works[i]));
+    }
+    ctx->counters.executions++;
+    ctx->run.sent = &execution->sent;
+}
+
+// Starts what has a plan. False: the execution is over.
+static bool go_on(bhvd_context *ctx, struct execution *execution, struct plan *plan, bhvd_status status, struct bhvd_error *error)
+{
+    if (!status && plan->made && start(ctx, execution, plan))
+        return true;
+    if (ctx->run.failure.status) {
+        status = ctx->run.failure.status;
+        *error = ctx->run.failure;
+    }
+    end_execution(ctx, execution, status, error);
+    return false;
+}
+
+void engine_execute_meeting(bhvd_context *ctx, struct bhvd_handle *op, uint32_t id, const struct wire *wire)
+{
+    struct execution *execution = malloc(sizeof *execution + sizeof execution->works[0]);
+    const struct wire wire_before = ctx->run.wire;
+    struct sent *sent_before = ctx->run.sent;
+    struct bhvd_error error = {0};
+    struct plan plan = {0};
+    if (!execution) {
+        context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to start an operation");
+        return;
+    }
+    *execution = (struct execution){.process_set = op->process_set, .count = 1};
+    execution->works[0] = &op->work;
+    op->answered = true;
+    begin_execution(ctx, execution);
+    ctx->run.wire = *wire;                       // this may be in the middle of another execution
+    bhvd_status status = select_meeting(ctx, op, &plan, &error);
+    ctx->run.wire = wire_before;
+    plan.material.meeting = id;
+    go_on(ctx, execution, &plan, status, &error);
+    ctx->run.sent = sent_before;
+}
 
 void engine_execute_next(bhvd_context *ctx)
 {
@@ -179,23 +249,17 @@ void engine_execute_next(bhvd_context *ctx)
     ctx->executions_head = execution->next;
     if (!ctx->executions_head)
         ctx->executions_tail = &ctx->executions_head;
-    for (int i = 0; i < execution->count; i++) {
-        operation_of(execution->works[i])->executing = true;
-        timeline_operation_begin(ctx, operation_of(execution->works[i]));
-    }
-    ctx->counters.executions++;
+    begin_execution(ctx, execution);
     ctx->executing = execution->number;
     ctx->run.connections.started = execution->number;
-    ctx->run.hop_ns = execution->hop_ns;
+    ctx->run.wire = execution->wire;
+    ctx->measured = (uint64_t)execution->wire.hop_ns << 32 | execution->wire.byte_ps;
     bhvd_status status = select_execute(ctx, execution, &plan, &error);
     ctx->executing = 0;
-    if (!status && plan.made && start(ctx, execution, &plan))
+    const bool goes_on = go_on(ctx, execution, &plan, status, &error);
+    ctx->run.sent = NULL;
+    if (goes_on)
         return;
-    if (ctx->run.failure.status) {
-        status = ctx->run.failure.status;
-        error = ctx->run.failure;
-    }
-    end_execution(ctx, execution, status, &error);
     if (!ctx->run.failure.status)
         relay_flush(ctx);                       // a process set was added or removed: that can answer others' requests
 }

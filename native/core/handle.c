@@ -45,8 +45,8 @@ bhvd_status bhvd_wait(bhvd_handle *op, int timeout_ms, struct bhvd_error *error)
 
 bhvd_status bhvd_post_tensor(bhvd_context *ctx, int kind, const char *name, int process_set, uintptr_t src, uintptr_t dst,
                              const int64_t *shape, int ndim, int dtype, int op, int root_rank, double prescale_factor,
-                             double postscale_factor, int wait_ms, struct bhvd_result *result, bhvd_handle **out,
-                             struct bhvd_error *error)
+                             double postscale_factor, int account, int wait_ms, struct bhvd_result *result,
+                             bhvd_handle **out, struct bhvd_error *error)
 {
     const struct bhvd_tensor tensor = {
         .src = (const void *)src,
@@ -67,6 +67,7 @@ bhvd_status bhvd_post_tensor(bhvd_context *ctx, int kind, const char *name, int 
         .postscale_factor = postscale_factor,
         .blocking = wait_ms != 0,
         .device = -1,
+        .account = account,
     };
     bhvd_handle *posted;
     *result = (struct bhvd_result){0};

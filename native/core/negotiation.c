@@ -10,6 +10,14 @@
 #include "core/reason.h"
 #include "run/result_memory.h"
 
+static void put_in_full(bhvd_context *ctx, struct bytes *out, enum item_tag tag, const struct bhvd_handle *op)
+{
+    ctx->counters.cache_misses++;
+    bytes_put_u8(out, (uint8_t)tag);
+    bytes_put_u32(out, (uint32_t)op->request.size);
+    bytes_put(out, op->request.data, op->request.size);
+}
+
 static void put_request(bhvd_context *ctx, struct bytes *out, struct cached_run *run, struct bhvd_handle *op)
 {
     struct operation_key key = {op->process_set, op->work.name_size, op->work.name};
@@ -26,10 +34,7 @@ static void put_request(bhvd_context *ctx, struct bytes *out, struct cached_run 
             cached_run_put(run, out, entry->cached.id);
         }
     } else {
-        ctx->counters.cache_misses++;
-        bytes_put_u8(out, ITEM_FULL);
-        bytes_put_u32(out, (uint32_t)op->request.size);
-        bytes_put(out, op->request.data, op->request.size);
+        put_in_full(ctx, out, ITEM_FULL, op);
     }
 }
 
@@ -75,15 +80,30 @@ bhvd_status negotiation_request(bhvd_context *ctx, struct bhvd_handle *posted)
             operation_end(op, &error);
             continue;
         }
-        put_request(ctx, out, &run, op);
+        if (op->work.kind == BHVD_JOIN)
+            meetings_part(ctx);
         op->announced = true;
-        if (out->size >= REQUEST_FRAME_BYTES || !next) {
+        const enum meeting_way way = meetings_take(ctx, op);
+        if (way == MEETING_NONE)
+            put_request(ctx, out, &run, op);
+        else if (way == MEETING_PARTED)
+            put_in_full(ctx, out, ITEM_PARTED, op);
+        if (out->size >= REQUEST_FRAME_BYTES || (!next && out->size)) {
             status = send_requests(ctx, out);
             out->size = 0;
             run = (struct cached_run){0};
         }
     }
     return status || out->size == 0 ? status : send_requests(ctx, out);
+}
+
+bhvd_status negotiation_ask_parted(bhvd_context *ctx, struct bhvd_handle *op)
+{
+    struct bytes out = {0};
+    put_in_full(ctx, &out, ITEM_PARTED, op);
+    bhvd_status status = send_requests(ctx, &out);
+    bytes_fini(&out);
+    return status;
 }
 
 bhvd_status negotiation_take_stale(bhvd_context *ctx, struct bytes_reader r)
@@ -191,6 +211,8 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
     uint32_t id = bytes_take_u32(r);
     bhvd_status status = (bhvd_status)bytes_take_u8(r);
     struct bhvd_handle *op = r->failed ? NULL : operation_find(ctx, &key);
+    if (op && op->meets)
+        op = NULL;                          // others have parted; this rank has not
     *out = NULL;
     if (status)
         return take_error(ctx, op, status, r);
@@ -265,6 +287,12 @@ static bhvd_status take_items(bhvd_context *ctx, struct bytes_reader *r, uint32_
             if (!item.values || (op && !carried_keep_sum(op, &item)) || !add_to_execution(execution, op))
                 return BHVD_ERR_SYSTEM;
             count--;
+        } else if (tag == ITEM_STANDING) {
+            const uint32_t id = bytes_take_u32(r);
+            op = take_cached(ctx, id);
+            if (r->failed || (op && meetings_agree(ctx, op, id, &execution->wire)) || !add_to_execution(execution, op))
+                return BHVD_ERR_SYSTEM;
+            count--;
         } else if (tag == ITEM_CACHED) {
             struct cached_run run = cached_run_take(r);
             if (r->failed || run.count > count)
@@ -292,7 +320,7 @@ bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader r)
 {
     uint64_t number = (uint64_t)bytes_take_i64(&r);
     uint8_t window = bytes_take_u8(&r);
-    uint32_t hop_ns = bytes_take_u32(&r);
+    const uint32_t hop_ns = bytes_take_u32(&r), byte_ps = bytes_take_u32(&r);
     uint32_t process_set = bytes_take_u32(&r);
     uint32_t count = bytes_take_u32(&r);
     // Each is said in a few bytes, or by an id that this rank knows.
@@ -301,7 +329,8 @@ bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader r)
     struct execution *execution = malloc(sizeof *execution + count * sizeof execution->works[0]);
     if (!execution)
         return BHVD_ERR_SYSTEM;
-    *execution = (struct execution){.number = number, .after = number - window, .hop_ns = hop_ns, .process_set = process_set};
+    *execution = (struct execution){.number = number, .after = number - window, .wire = {hop_ns, byte_ps},
+                                     .process_set = process_set};
     bhvd_status status = take_items(ctx, &r, count, execution);
     if (status || execution->count == 0) {
         for (int i = 0; i < execution->count; i++) {
@@ -341,6 +370,8 @@ static bhvd_status take_goodbye(bhvd_context *ctx, struct link *link, struct byt
         status = negotiation_take_end(ctx, r);
     else
         status = relay_take_parents_goodbye(ctx, link);
+    if (!status)
+        meetings_take_goodbye(ctx, link->rank);
     if (!status && ctx->options.rank == COORDINATOR)
         coordinator_take_goodbye(ctx, link->rank);
     return status;
@@ -378,6 +409,10 @@ bhvd_status negotiation_frame(bhvd_context *ctx, struct link *link, uint8_t type
         return heartbeat_take(ctx, link, payload);
     if (type == FRAME_LATE)
         return stall_take_late(ctx, link, payload);
+    if (type == FRAME_MEET)
+        return meetings_take_meet(ctx, link, payload);
+    if (type == FRAME_PART)
+        return meetings_take_part(ctx, link, payload);
     return take_negotiation(ctx, link, type, payload);
 }
 

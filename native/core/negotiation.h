@@ -19,6 +19,7 @@
 
 #include "base/table.h"
 #include "core/request.h"
+#include "run/schedule.h"
 
 struct link;
 
@@ -28,10 +29,12 @@ enum { COORDINATOR = 0 };        // its rank
 
 enum frame_type {
     FRAME_REQUEST = 1, FRAME_RESPONSE = 2, FRAME_STALE = 3, FRAME_GOODBYE = 4, FRAME_HEARTBEAT = 5, FRAME_LATE = 6,
-    FRAME_UP = 7, FRAME_DOWN = 8, FRAME_LEAVING = 9, FRAME_MOVED = 10, FRAME_CLOSING = 11       // of a tree: relay.h
+    FRAME_UP = 7, FRAME_DOWN = 8, FRAME_LEAVING = 9, FRAME_MOVED = 10, FRAME_CLOSING = 11,      // of a tree: relay.h
+    FRAME_MEET = 12, FRAME_PART = 13            // meeting.h
 };
 // How a request or an answer says which operation it is about; ITEM_DETACHED: relay.h; ITEM_CARRIED: by its id, with values (carried.h).
-enum item_tag { ITEM_CACHED = 0, ITEM_FULL = 1, ITEM_DETACHED = 2, ITEM_CARRIED = 3 };
+// ITEM_PARTED: in full, by one that has parted; ITEM_STANDING: by its id, and it stands from now on (meeting.h).
+enum item_tag { ITEM_CACHED = 0, ITEM_FULL = 1, ITEM_DETACHED = 2, ITEM_CARRIED = 3, ITEM_PARTED = 4, ITEM_STANDING = 5 };
 
 enum { REQUEST_FRAME_BYTES = 1 << 20 };         // far below LINK_FRAME_MAX, however many operations are posted at once
 
@@ -40,14 +43,17 @@ struct execution {
     struct execution *next;
     uint64_t number;            // in the order of all responses of the job, from 1
     uint64_t after;             // it starts when those up to this number are over
-    uint32_t hop_ns;            // from one host to another, as the coordinator has measured it: all choose by the same figure
+    struct wire wire;           // as the coordinator has measured it: all choose by the same figures
     uint32_t process_set;       // the set may be gone when its turn comes: looked up then
+    struct sent sent;           // for it, so far
     int count;
     struct work *works[];       // of operations
 };
 
 // Announces operations that this rank posted (a list linked by `next`).
 bhvd_status negotiation_request(bhvd_context *ctx, struct bhvd_handle *posted);
+// Announces one in full, as one that has parted from its neighbours.
+bhvd_status negotiation_ask_parted(bhvd_context *ctx, struct bhvd_handle *op);
 // A frame from a peer.
 bhvd_status negotiation_frame(bhvd_context *ctx, struct link *link, uint8_t type, struct bytes_reader payload);
 // The coordinator's frames, also when it is this rank itself: an answer; "I do not know this id, say it in full".

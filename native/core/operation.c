@@ -153,6 +153,7 @@ bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, st
     op->ctx = ctx;
     op->work.kind = args->kind;
     op->process_set = facts.number;
+    op->account = args->account;
     op->work.op = args->op;
     op->work.root_rank = args->root_rank;
     op->work.prescale_factor = args->prescale_factor;

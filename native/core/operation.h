@@ -26,6 +26,7 @@ struct bhvd_handle {
     struct table_node by_name;          // in ctx->names
     struct work work;                   // its name lies inside `request`, its tensors behind
     uint32_t process_set;               // its number
+    int account;                        // on which its bytes are counted
     int32_t *splits;
     size_t split_count;
     struct bytes request;               // as it travels, see core/request.h; equal bytes mean an equal request
@@ -39,6 +40,7 @@ struct bhvd_handle {
     size_t received_size;
     int64_t value;
     bool announced, answered;           // the coordinator was told; its answer came (engine only)
+    bool meets;                         // neither: its neighbours were told (meeting.h)
     bool executing;                     // its execution runs: only that ends it
     _Atomic uint32_t state;             // futex word, of enum operation_state
     struct completion *_Atomic completion;      // core/completions.h; NULL: nobody is told when it ends

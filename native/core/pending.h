@@ -19,6 +19,7 @@ struct pending {
     int64_t since_ns, warned_ns;
     int64_t asked_ns;                           // when a member asked last
     int ready_count;
+    bool is_of_parted;                          // a member has parted (meeting.h), so others may never ask
     int first;                                  // set rank that asked first
     unsigned char *carried;                     // values that came with requests (carried.h), and of how many members
     int carried_count;

@@ -68,7 +68,7 @@ static void *progress_main(void *arg)
         // Only now, since a waiting thread may have held the engine and be asleep on the same bell: it would miss it.
         bell_drain(&ctx->run.connections.bell);
         // What is on its way to another host wakes this thread; a computation has better use for the core meanwhile.
-        const int limit = executor_oldest(&ctx->run) && pause_is_patient(&ctx->run) ? 1 : IDLE_ROUNDS;
+        const int limit = executor_is_busy(&ctx->run) && pause_is_patient(&ctx->run) ? 1 : IDLE_ROUNDS;
         for (int rounds = 0; rounds < limit && !atomic_load(&ctx->closed); rounds++) {
             bool progress = engine_poll(ctx, rounds % SOCKET_ROUNDS == 0);
             while (engine_has_next(ctx)) {
@@ -100,7 +100,7 @@ static void engine_release(bhvd_context *ctx)
     // The progress thread sleeps in poll(): from now on bells are for it.
     pause_set_bell(&ctx->run, bell_asleep(ctx));
     // And what is on its way now was not when it chose what to sleep on.
-    bool work = engine_has_work(ctx) || ctx->staged_head || executor_oldest(&ctx->run);
+    bool work = engine_has_work(ctx) || ctx->staged_head || executor_is_busy(&ctx->run);
     pthread_mutex_unlock(&ctx->engine_lock);
     if (work)
         bell_ring(&ctx->run.connections.bell, 0);

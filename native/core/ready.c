@@ -115,6 +115,11 @@ static bool put_answer_head(bhvd_context *ctx, struct bytes *out, const struct p
         carried_put_sum(&ctx->run, pending, out);
         return false;
     }
+    if (all && pending->entry && meetings_may_stand(ctx, process_set_find(&ctx->sets, pending->key.process_set), first)) {
+        bytes_put_u8(out, ITEM_STANDING);
+        bytes_put_u32(out, pending->entry->cached.id);
+        return false;
+    }
     if (all && pending->entry) {
         cached_run_put(&ctx->coordinator.run, out, pending->entry->cached.id);
         return false;

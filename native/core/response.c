@@ -37,7 +37,8 @@ void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count,
     c->run = (struct cached_run){0};
     bytes_put_i64(out, (int64_t)++c->response_number);
     bytes_put_u8(out, put_in_window(c, alone ? WINDOW_ALONE : nbytes));
-    bytes_put_u32(out, c->hop_ns);
+    bytes_put_u32(out, c->wire.hop_ns);
+    bytes_put_u32(out, c->wire.byte_ps);
     bytes_put_u32(out, process_set);
     bytes_put_u32(out, count);
 }

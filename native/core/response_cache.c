@@ -20,13 +20,13 @@ static bool has_id(const struct table_node *node, const void *id)
     return TABLE_CONTAINER(node, struct cached, by_id)->id == *(const uint32_t *)id;
 }
 
-static struct cached *list_find(const struct cached_list *list, const struct operation_key *key)
+struct cached *cached_list_find(const struct cached_list *list, const struct operation_key *key)
 {
     struct table_node *node = table_find(&list->by_name, operation_hash(key), has_key, key);
     return node ? TABLE_CONTAINER(node, struct cached, by_name) : NULL;
 }
 
-static struct cached *list_find_id(const struct cached_list *list, uint32_t id)
+struct cached *cached_list_find_id(const struct cached_list *list, uint32_t id)
 {
     struct table_node *node = table_find(&list->by_id, id_hash(id), has_id, &id);
     return node ? TABLE_CONTAINER(node, struct cached, by_id) : NULL;
@@ -54,8 +54,7 @@ static void list_use(struct cached_list *list, struct cached *entry)
     }
 }
 
-// Its id and key are set. False: no memory.
-static bool list_insert(struct cached_list *list, struct cached *entry)
+bool cached_list_insert(struct cached_list *list, struct cached *entry)
 {
     if (!table_insert(&list->by_name, &entry->by_name, operation_hash(&entry->key)))
         return false;
@@ -67,7 +66,7 @@ static bool list_insert(struct cached_list *list, struct cached *entry)
     return true;
 }
 
-static void list_remove(struct cached_list *list, struct cached *entry)
+void cached_list_remove(struct cached_list *list, struct cached *entry)
 {
     table_remove(&list->by_name, &entry->by_name);
     table_remove(&list->by_id, &entry->by_id);
@@ -78,7 +77,7 @@ static void list_remove(struct cached_list *list, struct cached *entry)
 static bool make_room(struct cached_list *list, size_t capacity, const struct operation_key *key,
                       void (*forget)(struct cached_list *list, struct cached *entry))
 {
-    struct cached *entry = list_find(list, key);
+    struct cached *entry = cached_list_find(list, key);
     if (entry)
         forget(list, entry);
     if (list->by_id.count < capacity)
@@ -97,12 +96,12 @@ static struct cache_entry *own_entry(struct cached *entry) { return (struct cach
 
 struct cache_entry *response_cache_find(struct response_cache *cache, const struct operation_key *key)
 {
-    return own_entry(list_find(&cache->own, key));
+    return own_entry(cached_list_find(&cache->own, key));
 }
 
 struct cache_entry *response_cache_find_id(struct response_cache *cache, uint32_t id)
 {
-    return own_entry(list_find_id(&cache->own, id));
+    return own_entry(cached_list_find_id(&cache->own, id));
 }
 
 static void own_free(struct cache_entry *entry)
@@ -117,7 +116,7 @@ static void own_forget(struct cached_list *list, struct cached *entry)
     struct bhvd_handle *operation = entry->user;
     if (operation)
         operation->cached = NULL;
-    list_remove(list, entry);
+    cached_list_remove(list, entry);
     own_free(own_entry(entry));
 }
 
@@ -146,7 +145,7 @@ struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t 
     // the name's place in the request is the same in the copy
     const char *name = (const char *)entry->request.data + (operation->work.name - (const char *)operation->request.data);
     entry->cached.key = (struct operation_key){key.process_set, key.name_size, name};
-    if (!list_insert(&cache->own, &entry->cached)) {
+    if (!cached_list_insert(&cache->own, &entry->cached)) {
         own_free(entry);
         return NULL;
     }
@@ -159,7 +158,7 @@ static struct coordinator_entry *coordinator_entry(struct cached *entry) { retur
 
 struct coordinator_entry *coordinator_cache_find_id(struct response_cache *cache, uint32_t id)
 {
-    return coordinator_entry(list_find_id(&cache->coordinator, id));
+    return coordinator_entry(cached_list_find_id(&cache->coordinator, id));
 }
 
 static void coordinator_free(struct coordinator_entry *entry)
@@ -174,7 +173,7 @@ static void coordinator_forget(struct cached_list *list, struct cached *entry)
     struct pending *pending = entry->user;
     if (pending)
         pending->entry = NULL;
-    list_remove(list, entry);
+    cached_list_remove(list, entry);
     coordinator_free(coordinator_entry(entry));
 }
 
@@ -197,7 +196,7 @@ uint32_t coordinator_cache_store(struct response_cache *cache, struct request *c
         request_hold(requests[i]);
     }
     entry->cached.key = requests[0]->key;
-    if (!list_insert(&cache->coordinator, &entry->cached)) {
+    if (!cached_list_insert(&cache->coordinator, &entry->cached)) {
         coordinator_free(entry);
         return 0;
     }
@@ -213,7 +212,7 @@ void coordinator_cache_forget_set(struct response_cache *cache, uint32_t process
     }
 }
 
-static void list_fini(struct cached_list *list, void (*forget)(struct cached_list *list, struct cached *entry))
+void cached_list_fini(struct cached_list *list, void (*forget)(struct cached_list *list, struct cached *entry))
 {
     while (list->oldest)
         forget(list, list->oldest);
@@ -223,6 +222,6 @@ static void list_fini(struct cached_list *list, void (*forget)(struct cached_lis
 
 void response_cache_fini(struct response_cache *cache)
 {
-    list_fini(&cache->own, own_forget);
-    list_fini(&cache->coordinator, coordinator_forget);
+    cached_list_fini(&cache->own, own_forget);
+    cached_list_fini(&cache->coordinator, coordinator_forget);
 }

@@ -20,6 +20,15 @@ struct cached_list {
     struct cached *oldest, *newest;
 };
 
+// NULL: none.
+struct cached *cached_list_find(const struct cached_list *list, const struct operation_key *key);
+struct cached *cached_list_find_id(const struct cached_list *list, uint32_t id);
+// Its id and key are set; it becomes the newest. False: no memory.
+bool cached_list_insert(struct cached_list *list, struct cached *entry);
+void cached_list_remove(struct cached_list *list, struct cached *entry);
+// forget: removes the entry, and frees it.
+void cached_list_fini(struct cached_list *list, void (*forget)(struct cached_list *list, struct cached *entry));
+
 // A member's entry: "my request for this name was `request`, the agreement about it has this id".
 struct cache_entry {
     struct cached cached;

@@ -66,7 +66,7 @@ static bhvd_status allreduce_alone(const struct reduction *reduction, const stru
 static bhvd_status plan_allreduce(struct plan *plan, struct run *run, const struct group *group,
                                   const struct reduction *reduction, struct span_list *list)
 {
-    allreduce_schedule(plan_begin(plan, group), (enum allreduce_path)run->allreduce_path, run->hop_ns, list->nbytes,
+    allreduce_schedule(plan_begin(plan, group), (enum allreduce_path)run->allreduce_path, &run->wire, list->nbytes,
                        bhvd_dtype_size(reduction->dtype));
     plan->list = *list;
     *list = (struct span_list){0};
@@ -191,7 +191,7 @@ static bhvd_status execute_allgather(struct run *run, struct group *group, struc
         return allgather_hierarchical(run, group, tensor->src, tensor->dst, part);
     if (!plan)
         return allgather_links(run, group, tensor->src, tensor->dst, part);
-    allgather_schedule(plan_begin(plan, group), run->hop_ns, part);
+    allgather_schedule(plan_begin(plan, group), &run->wire, part);
     plan->material = (struct material){.input = tensor->src, .output = tensor->dst};
     return BHVD_OK;
 }
@@ -325,6 +325,7 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_han
     if (!status)
         status = coordinator_set_removed(ctx, number);
     communicators_close(ctx, set);
+    meetings_forget_set(ctx, number);
     pthread_mutex_lock(&ctx->sets_lock);
     process_set_remove(ctx, (uint32_t)id);
     pthread_mutex_unlock(&ctx->sets_lock);
@@ -392,6 +393,13 @@ static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set
     else if (!status)
         status = execute_tensors(run, set, operation_of(op), gpu, on_gpu ? NULL : plan);
     return nccl_end(gpu, status);
+}
+
+bhvd_status select_meeting(bhvd_context *ctx, struct bhvd_handle *op, struct plan *plan, struct bhvd_error *error)
+{
+    struct group *group = &process_set_find(&ctx->sets, op->process_set)->group;
+    return op->work.kind == BHVD_D_FP_S ? d_fp_s(&ctx->run, group, &op->work, plan, error)
+                                        : d_lp_s(&ctx->run, group, &op->work, NULL, plan, error);
 }
 
 bhvd_status select_execute(bhvd_context *ctx, const struct execution *execution, struct plan *plan, struct bhvd_error *error)

@@ -8,7 +8,7 @@
 #include "transport/link.h"
 
 // So that memory is bounded: bytes of those that go on at once, unless there is only one. What is small goes beside whatever there is.
-enum { WINDOW_BYTES = 64 << 20, WINDOW_SMALL_BYTES = 64 << 10 };
+enum { WINDOW_BYTES = 128 << 20, WINDOW_SMALL_BYTES = 64 << 10 };
 #define WINDOW_ALONE SIZE_MAX           // bytes of an execution that none goes beside
 
 // nbytes: of the last `count` executions, at least 1 and at most LINK_LANES, the newest first.

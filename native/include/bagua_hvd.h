@@ -213,6 +213,23 @@ struct bhvd_counters {
 };
 void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out);
 
+/* Of operations, what they sent is counted on the account that they were posted with, too: payload_bytes_sent in parts. */
+enum { BHVD_ACCOUNTS = 64 };
+struct bhvd_sent {
+    uint64_t shm_bytes, tcp_bytes, mpi_bytes;
+};
+/* Of ended operations; zeros for an account that is none. Thread-safe. */
+void bhvd_context_sent(bhvd_context *ctx, int account, struct bhvd_sent *out);
+
+/* Between hosts, as measured when the ranks connected. */
+struct bhvd_measured_network {
+    double latency_s;               /* one way, to the farthest rank; 0: one host */
+    double bytes_per_s;             /* of the slowest line that was looked at; 0: one host, more than could be told, or no TCP */
+};
+/* What schedules are chosen by: as rank 0 said it with the last operation that was executed here, equal on all ranks after the
+ * same one; zeros before the first. Thread-safe. */
+void bhvd_context_network(bhvd_context *ctx, struct bhvd_measured_network *out);
+
 /* For whom the others waited, since bhvd_context_create. */
 struct bhvd_waited_for {
     uint64_t operations;            /* which this rank was the last to ask for */
@@ -326,6 +343,7 @@ struct bhvd_args {
     int32_t device;                 /* -1: the host's memory; else the GPU's index: src and dst of all tensors are on it */
     bhvd_device *gpu;               /* of that index; NULL on the CPU */
     void *stream;                   /* the framework's: what it was given before is what the operation sees */
+    int32_t account;                /* 0 to BHVD_ACCOUNTS - 1, this rank's own affair: see bhvd_context_sent */
 };
 
 /* Posts an operation and returns at once. Thread-safe. Posting order need not agree between ranks: operations match by
@@ -379,8 +397,8 @@ void bhvd_result_free(void *data);
  * but with BHVD_IN_PROGRESS: then the operation is to be waited for, and *out to be dropped. */
 bhvd_status bhvd_post_tensor(bhvd_context *ctx, int kind, const char *name, int process_set, uintptr_t src, uintptr_t dst,
                              const int64_t *shape, int ndim, int dtype, int op, int root_rank, double prescale_factor,
-                             double postscale_factor, int wait_ms, struct bhvd_result *result, bhvd_handle **out,
-                             struct bhvd_error *error);
+                             double postscale_factor, int account, int wait_ms, struct bhvd_result *result,
+                             bhvd_handle **out, struct bhvd_error *error);
 /* Copies a result that is on the GPU to dst there, in the order of `stream`, for which bhvd_handle_join was called before.
  * Does not block; the handle may be dropped at once. */
 bhvd_status bhvd_result_copy(bhvd_handle *handle, size_t index, void *dst, void *stream, struct bhvd_error *error);
@@ -471,15 +489,26 @@ struct bhvd_network {
     double slow_latency_s, slow_bytes_per_s;
     double message_s;           /* of a core for a message, at the sender and at the receiver */
     double load_s_per_byte, reduce_s_per_byte, scale_s_per_byte, store_s_per_byte, copy_s_per_byte;     /* of a core */
+    double encode_s_per_byte, decode_s_per_byte;    /* of values; decode: for each of the codes that are added */
 };
 
-/* What `count` allreduces of so many bytes, posted at once in this order, would take: simulates the schedules of all ranks.
- * path: "ring", "doubling", "halving"; NULL or "": the one that would be chosen. element: bytes. agrees: 1, they are agreed
- * on first, all together. seconds: [size], when each rank is done. Not thread-bound; no context. Errors: BHVD_ERR_ARGUMENT;
- * BHVD_ERR_UNSUPPORTED, more than 8 Mi steps under way (a ring of more than 1,000 hosts); BHVD_ERR_SYSTEM, no memory. */
-bhvd_status bhvd_simulate_allreduces(int size, const char *path, const size_t *nbytes, size_t count, size_t element,
-                                     int agrees, const struct bhvd_network *network, double *seconds,
-                                     struct bhvd_error *error);
+/* An operation of one tensor of `nbytes`. */
+struct bhvd_simulated {
+    int32_t kind;               /* BHVD_ALLREDUCE, BHVD_C_LP_S, BHVD_D_FP_S, BHVD_D_LP_S */
+    int32_t dtype;              /* bhvd_dtype */
+    size_t nbytes;
+    int32_t codec;              /* c_lp_s, d_lp_s: bhvd_codec, with its parameter, 0: the default */
+    double codec_parameter;
+    int32_t exchange;           /* c_lp_s: bhvd_exchange */
+    int32_t topology, round;    /* d_fp_s: as in struct bhvd_args */
+};
+
+/* What these operations, posted at once in this order, would take: simulates the schedules of all ranks. path: of allreduces,
+ * "ring", "doubling", "halving"; NULL or "": the one that would be chosen. agrees: 1, they are agreed on first, all together.
+ * seconds: [size], when each rank is done. Not thread-bound; no context. Errors: BHVD_ERR_ARGUMENT;
+ * BHVD_ERR_UNSUPPORTED, more than 8 Mi steps under way (a ring or C_LP_S of more than 1,000 hosts); BHVD_ERR_SYSTEM, no memory. */
+bhvd_status bhvd_simulate(int size, const char *path, const struct bhvd_simulated *operations, size_t count, int agrees,
+                          const struct bhvd_network *network, double *seconds, struct bhvd_error *error);
 
 /* -------------------------------------------------------------------------------------- codecs, kernels, facts ---- */
 

@@ -145,7 +145,7 @@ static void make_plan(struct c_lp_s *x, const struct group *group, const struct 
     struct schedule *schedule = plan_begin(plan, group);
     x->codes.arg = &x->encoder;
     codes_in_scratch(&x->codes, x->scatters ? n : 1, n, encoder_size(&x->encoder, segments_part(&x->codes.cut, 0, 0).count),
-                     x->run->hop_ns);
+                     &x->run->wire);
     plan->material = (struct material){.act = act, .arg = x};
     if (ready)
         coded_use_ready(&x->codes, plan, ready);

@@ -19,8 +19,6 @@
 #include "primitive/schedules.h"
 #include "run/hierarchy.h"
 
-enum { SEGMENT_BYTES = 128 * 1024 };
-
 struct d_fp_s {
     struct run *run;
     struct codes codes;                 // the values as they are
@@ -94,15 +92,15 @@ static void average_weighted(const struct d_fp_s *a, const struct segment *segme
 
 static void combine(struct d_fp_s *a, const struct step *step, unsigned char *const *spaces)
 {
-    enum { WIDE_BYTES = SEGMENT_BYTES / 2 * sizeof(float) };
+    enum { WIDE_BYTES = PLAIN_SEGMENT_NBYTES / 2 * sizeof(float) };
     const size_t begin = step->values.begin, nbytes = step->values.nbytes, count = nbytes / a->codes.element;
-    unsigned char *room = fusion_acquire(a->run, SCRATCH_OF_STEPS, SEGMENT_BYTES + 2 * WIDE_BYTES);
+    unsigned char *room = fusion_acquire(a->run, SCRATCH_OF_STEPS, PLAIN_SEGMENT_NBYTES + 2 * WIDE_BYTES);
     if (!room) {
         run_fail(a->run, BHVD_ERR_SYSTEM, "no memory for a segment of %zu bytes", nbytes);
         return;
     }
-    const struct segment segment = {place_among(spaces, step->other), place_among(spaces, step->from), room + SEGMENT_BYTES,
-                                    room + SEGMENT_BYTES + WIDE_BYTES};
+    const struct segment segment = {place_among(spaces, step->other), place_among(spaces, step->from), room + PLAIN_SEGMENT_NBYTES,
+                                    room + PLAIN_SEGMENT_NBYTES + WIDE_BYTES};
     void *dst = span_target(&a->list, begin, nbytes, room);
     if (a->is_weighted)
         average_weighted(a, &segment, dst, count);
@@ -161,14 +159,14 @@ static struct d_fp_s d_fp_s_of(struct run *run, const struct group *group, const
 static void make_plan(struct d_fp_s *a, const struct group *group, struct plan *plan)
 {
     const size_t element = bhvd_dtype_size(a->dtype);
-    a->codes = (struct codes){.cut = {a->list.nbytes / element, 1, SEGMENT_BYTES / element}, .element = element,
+    a->codes = (struct codes){.cut = {a->list.nbytes / element, 1, PLAIN_SEGMENT_NBYTES / element}, .element = element,
                               .size = size_of_values};
     a->codes.arg = &a->codes.element;
-    codes_in_scratch(&a->codes, 1, PEERS_MAX, SEGMENT_BYTES, a->run->hop_ns);
+    codes_in_scratch(&a->codes, 1, PEERS_MAX, PLAIN_SEGMENT_NBYTES, &a->run->wire);
     plan->material = (struct material){.act = act, .arg = a};
     if (a->list.count == 1) {
         a->codes.encodes = false;
-        a->codes.own = (struct code_lay){IN_INPUT, 0, 0, SEGMENT_BYTES, false};
+        a->codes.own = (struct code_lay){IN_INPUT, 0, 0, PLAIN_SEGMENT_NBYTES, false};
         plan->material.input = a->list.spans[0].src;
     }
     schedule_exchange(plan_begin(plan, group), &a->codes, a->peers.index, a->peers.count, NULL);

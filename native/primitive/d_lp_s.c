@@ -162,7 +162,7 @@ static void make_plan(struct d_lp_s *x, const struct group *group, const struct 
     struct schedule *schedule = plan_begin(plan, group);
     const size_t longest = encoder_size(&x->encoder, segments_part(&x->codes.cut, 0, 0).count);
     x->codes.arg = &x->encoder;
-    codes_in_scratch(&x->codes, 1, (size_t)x->peers.count, longest, x->run->hop_ns);
+    codes_in_scratch(&x->codes, 1, (size_t)x->peers.count, longest, &x->run->wire);
     plan->material = (struct material){.act = act, .arg = x, .state = work_state(x->op)};
     if (ready)
         coded_use_ready(&x->codes, plan, ready);

@@ -1,13 +1,22 @@
 #include "primitive/schedules.h"
 
-// Three segments keep processor and wire of neighbours busy; what is far away wants more under way.
-enum { SLOTS = 3, SLOTS_MAX = 64, FAR_NS = 1000000, FAR_BYTES = 8 << 20 };
+// Three segments keep processor and wire of neighbours busy. On a long line as much must be under way as it holds, and as much again,
+// since slots are freed in their order.
+enum { SLOTS = 3, SLOTS_MAX = 64, SLOTS_NBYTES = 8 << 20 };
 
-void codes_in_scratch(struct codes *codes, size_t own, size_t received, size_t longest, uint32_t hop_ns)
+static size_t slots_for(const struct wire *wire, size_t nbytes)
+{
+    const double round_trip_ps = 2000.0 * wire->hop_ns, held = round_trip_ps / wire_byte_ps(wire);
+    const double wanted = 2 * held < SLOTS_NBYTES ? 2 * held : SLOTS_NBYTES;
+    const size_t fit = SLOTS_NBYTES / nbytes, most = fit < SLOTS_MAX ? fit : SLOTS_MAX;
+    const size_t slots = SLOTS + (size_t)(wanted / (double)nbytes);
+    return most < SLOTS ? SLOTS : slots < most ? slots : most;
+}
+
+void codes_in_scratch(struct codes *codes, size_t own, size_t received, size_t longest, const struct wire *wire)
 {
     const size_t stride = (longest + 63) / 64 * 64, slot = (own + received) * stride, segments = segments_in_chunk(&codes->cut);
-    size_t most = hop_ns < FAR_NS || slot * SLOTS > FAR_BYTES ? SLOTS : FAR_BYTES / slot;
-    most = most < SLOTS_MAX ? most : SLOTS_MAX;
+    const size_t most = slot ? slots_for(wire, slot) : SLOTS_MAX;
     codes->slots = segments < most ? segments : most;
     codes->own = (struct code_lay){IN_SCRATCH, 0, stride, slot, true};
     codes->received = (struct code_lay){IN_SCRATCH, own * stride, stride, slot, true};
@@ -148,8 +157,8 @@ void schedule_exchange(struct schedule *schedule, const struct codes *codes, con
         const int made = codes->encodes ? schedule_encode(schedule, own, nbytes, values_of(codes, part), free) : free;
         const bool is_awaited = s + codes->slots < segments || !codes->encodes;
         int sent = STEP_NONE, there = made;
-        for (int p = 0; p < count; p++) {
-            const int peer = peers ? peers[p] : p;
+        for (int i = 0; i < count; i++) {
+            const int p = peers ? i : (schedule->rank + 1 + i) % count, peer = peers ? peers[p] : p;     // begins with another one
             if (peer == schedule->rank)
                 continue;
             const int gone = schedule_send(schedule, peer, own, nbytes, made);

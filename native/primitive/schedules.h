@@ -15,6 +15,8 @@ struct code_lay {
     bool in_slots;
 };
 
+enum { PLAIN_SEGMENT_NBYTES = 128 * 1024 };     // of values that travel as they are
+
 struct codes {
     struct segments cut;                                // of the vector's elements
     size_t element;                                     // bytes
@@ -27,8 +29,8 @@ struct codes {
 };
 
 // For codes made and decoded here: slots in scratch memory, in which each segment has `own` codes of the rank itself and `received`
-// ones of others, of at most `longest` bytes. hop_ns: from one host to another, for how many slots.
-void codes_in_scratch(struct codes *codes, size_t own, size_t received, size_t longest, uint32_t hop_ns);
+// ones of others, of at most `longest` bytes. wire: for how many slots.
+void codes_in_scratch(struct codes *codes, size_t own, size_t received, size_t longest, const struct wire *wire);
 
 // C_LP_S by owners. Chunk k of the vector belongs to rank k, which receives its code from everyone, recodes, and sends what that
 // makes to everyone. own, received, results: k is the rank whose chunk it is, or that sent it.

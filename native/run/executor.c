@@ -33,7 +33,7 @@ struct flight {
     int ready_begin, ready_end;
     int left;                               // steps that are not done
     struct transfer_queue moved;            // transfers that are done
-    uint64_t execution;
+    uint64_t execution;                     // its number, or LINK_MEETING and an id
     bool is_urgent;                         // so little that it need not wait behind others' messages
     void (*ended)(void *arg, bhvd_status status);
     void *arg;
@@ -60,6 +60,15 @@ static bool take_memory(struct flight *flight)
     flight->spaces[IN_SCRATCH] = (unsigned char *)flight->memory.data + vector;
     flight->vector = (struct vector){flight->spaces[IN_VECTOR], list, bhvd_dtype_size(flight->material.reduction.dtype), packed};
     return true;
+}
+
+static void end_meeting(const struct flight *flight)
+{
+    for (int i = 0; i < flight->schedule.count; i++) {
+        const struct step *step = &flight->schedule.steps[i];
+        if (step->kind == STEP_SEND || step->kind == STEP_RECEIVE)
+            link_end_meeting(group_link(flight->run, flight->group, step->peer), flight->execution);
+    }
 }
 
 static void flight_free(struct flight *flight)
@@ -91,10 +100,10 @@ static void post(struct flight *flight, int index)
     struct flown *flown = &flight->steps[index];
     struct link *link = group_link(flight->run, flight->group, step->peer);
     if (step->kind == STEP_SEND)
-        link_send_numbered(link, (uint32_t)flight->execution, flown->number, &flown->transfer, at(flight, step->from), step->nbytes,
+        link_send_numbered(link, flight->execution, flown->number, &flown->transfer, at(flight, step->from), step->nbytes,
                            &flight->moved, flight->is_urgent);
     else
-        link_recv_numbered(link, (uint32_t)flight->execution, flown->number, &flown->transfer, at(flight, step->to), step->nbytes,
+        link_recv_numbered(link, flight->execution, flown->number, &flown->transfer, at(flight, step->to), step->nbytes,
                            &flight->moved);
 }
 
@@ -198,10 +207,13 @@ static void wire(struct flight *flight)
     for (int i = 0; i < flight->schedule.count; i++) {
         const struct step *step = &flight->schedule.steps[i];
         struct flown *flown = &flight->steps[i];
-        if (step->kind == STEP_SEND)
-            flown->number = link_number_send(group_link(flight->run, flight->group, step->peer), (uint32_t)flight->execution);
-        else if (step->kind == STEP_RECEIVE)
-            flown->number = link_number_recv(group_link(flight->run, flight->group, step->peer), (uint32_t)flight->execution);
+        if (step->kind == STEP_SEND) {
+            struct link *link = group_link(flight->run, flight->group, step->peer);
+            flown->number = link_number_send(link, flight->execution);
+            run_message_bytes(flight->run, link, step->nbytes);
+        } else if (step->kind == STEP_RECEIVE) {
+            flown->number = link_number_recv(group_link(flight->run, flight->group, step->peer), flight->execution);
+        }
     }
 }
 
@@ -215,7 +227,8 @@ bhvd_status flight_start(struct run *run, const struct group *group, struct sche
         return run_fail(run, BHVD_ERR_SYSTEM, "no memory for %zu steps", count);
     }
     *flight = (struct flight){.run = run, .group = group, .schedule = *schedule, .material = *material, .left = schedule->count,
-                              .execution = run->connections.started, .ended = ended, .arg = arg};
+                              .execution = material->meeting ? LINK_MEETING | material->meeting : run->connections.started,
+                              .ended = ended, .arg = arg};
     *schedule = (struct schedule){0};
     transfer_queue_init(&flight->moved);
     flight->steps = malloc((count + 1) * sizeof *flight->steps);
@@ -310,6 +323,8 @@ static void end_flight(struct run *run, struct flight *flight, bhvd_status statu
 {
     void (*ended)(void *, bhvd_status) = flight->ended;
     void *arg = flight->arg;
+    if (flight->execution & LINK_MEETING)
+        end_meeting(flight);
     unlink_flight(&run->executor, flight);
     flight_free(flight);
     ended(arg, status);
@@ -346,7 +361,13 @@ bool executor_has_state(const struct run *run, const void *state)
     return flight;
 }
 
-uint64_t executor_oldest(const struct run *run) { return run->executor.head ? run->executor.head->execution : 0; }
+uint64_t executor_oldest(const struct run *run)
+{
+    const struct flight *flight = run->executor.head;
+    while (flight && flight->execution & LINK_MEETING)
+        flight = flight->next;
+    return flight ? flight->execution : 0;
+}
 
 void executor_fini(struct run *run)
 {

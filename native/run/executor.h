@@ -21,6 +21,7 @@ struct material {
     void (*act)(void *arg, const struct step *step, unsigned char *const *spaces);      // steps on codes
     void *arg;
     const void *state;                      // memory that outlives the flight, and that no two flights may have at once
+    uint32_t meeting;                       // its messages are this meeting's (core/meeting.h); 0: of the execution that started last
 };
 
 // A flight that has not been started: what can go on beside others.
@@ -57,8 +58,9 @@ bool executor_advance(struct run *run);
 void executor_abort(struct run *run);
 // Is there a flight with this state?
 bool executor_has_state(const struct run *run, const void *state);
-// The number of the oldest execution that is under way here; 0: none is.
+// The number of the oldest execution that is under way here, meetings aside; 0: none is.
 uint64_t executor_oldest(const struct run *run);
+static inline bool executor_is_busy(const struct run *run) { return run->executor.head; }
 void executor_fini(struct run *run);
 
 #endif

@@ -33,6 +33,7 @@ static inline struct link *group_link(struct run *run, const struct group *group
 static inline void group_send(struct run *run, const struct group *group, int index, struct transfer *transfer,
                               const void *buffer, size_t size)
 {
+    run_message_bytes(run, group_link(run, group, index), size);
     link_post_send(group_link(run, group, index), (uint32_t)run->connections.started, transfer, buffer, size);
 }
 

@@ -11,6 +11,8 @@
 #include <stdbool.h>
 
 #include "kernel/kernel.h"
+#include "run/schedule.h"
+#include "run/work.h"
 #include "transport/connect.h"
 
 enum { FUSION_KEPT = 4 };
@@ -47,7 +49,7 @@ struct run {
     struct connections connections;
     struct kernel_table kernels;
     int allreduce_path;                 // enum allreduce_path (collective/collective.h)
-    uint32_t hop_ns;                    // from one host to another, the same figure on all ranks of an execution
+    struct wire wire;                   // of the execution that was started last
     int timeout_ms;                     // without progress inside an execution
     const struct run_duties *duties;
     void *owner;
@@ -64,6 +66,7 @@ struct run {
     bool waits_for_gpu;                 // which no descriptor tells of
     _Atomic int waiting;                // threads that block for an operation
     _Atomic uint64_t payload_sent, payload_received;    // in shared memory; links count their own
+    struct sent *sent;                  // of the execution that is being started or runs to its end; NULL: there is none
     _Atomic uint64_t nccl_payload;      // of tensors that NCCL took
 };
 
@@ -83,6 +86,20 @@ bhvd_status run_fail_with(struct run *run, const struct bhvd_error *error);
 bhvd_status run_fail_protocol(struct run *run, int rank);
 // For any thread.
 struct bhvd_error run_failure(struct run *run);
+
+// The others read so much here, in shared memory.
+static inline void run_shared_bytes(struct run *run, uint64_t nbytes)
+{
+    run->payload_sent += nbytes;
+    if (run->sent)
+        run->sent->shm += nbytes;
+}
+// A message of the execution's: links count what they send for all.
+static inline void run_message_bytes(const struct run *run, const struct link *link, uint64_t nbytes)
+{
+    if (run->sent)
+        *link_medium(link, &run->sent->shm, &run->sent->tcp, &run->sent->mpi) += nbytes;
+}
 
 // links.c. Moves what can be moved over all links. True when something did.
 bool run_advance_links(struct run *run, bool look_at_sockets);

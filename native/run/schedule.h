@@ -16,6 +16,14 @@
 
 enum { SCHEDULE_SEGMENT = 256 * 1024 };     // bytes that travel as one message: what is added and what is on the wire overlap
 
+// From one host to another, the same figures on all ranks of an execution: a hop; a byte, picoseconds; 0: unknown.
+struct wire {
+    uint32_t hop_ns, byte_ps;
+};
+
+// Of a byte; where it is unknown, as at 10 Gbit/s.
+static inline double wire_byte_ps(const struct wire *wire) { return wire->byte_ps ? wire->byte_ps : 900; }
+
 // Where bytes are.
 enum space {
     IN_INPUT,           // the operation's tensor; not written

@@ -27,6 +27,7 @@ struct part_of_run {
     double *time;                           // of a send: when its last byte leaves. Of a receive: when it came, -1: not yet
     bool *begun;
     int left;
+    double combined;                        // codes that a STEP_COMBINE adds, its own included
     bool started;
 };
 
@@ -111,11 +112,23 @@ static void execution_free(struct simulator *s, int execution)
     s->runs[execution] = NULL;
 }
 
+// A segment is received from each peer, and combined once.
+static double codes_combined(const struct schedule *schedule)
+{
+    int receives = 0, combines = 0;
+    for (int i = 0; i < schedule->count; i++) {
+        receives += schedule->steps[i].kind == STEP_RECEIVE;
+        combines += schedule->steps[i].kind == STEP_COMBINE;
+    }
+    return combines ? 1 + (double)receives / combines : 0;
+}
+
 static bool part_init(struct part_of_run *part)
 {
     const struct schedule *schedule = &part->schedule;
     const size_t count = (size_t)schedule->count + 1;
     part->left = schedule->count;
+    part->combined = codes_combined(schedule);
     part->waits = calloc(count, sizeof *part->waits);
     part->edge = malloc(count * sizeof *part->edge);
     part->next_edge = malloc(STEP_WAITS * count * sizeof *part->next_edge);
@@ -232,9 +245,12 @@ static double on_line(const struct bhvd_network *network, int rank, size_t nbyte
            (rank == network->slow_rank ? network->slow_bytes_per_s : network->bytes_per_s);
 }
 
-static double on_core(const struct bhvd_network *network, const struct step *step)
+static double on_core(const struct bhvd_network *network, const struct step *step, const struct part_of_run *part)
 {
-    const double nbytes = (double)step->nbytes;
+    const double nbytes = (double)step->nbytes, values = (double)step->values.nbytes;
+    const bool is_coded = step->nbytes != step->values.nbytes;
+    const double encode = is_coded ? network->encode_s_per_byte : network->load_s_per_byte;
+    const double decode = is_coded ? network->decode_s_per_byte : network->reduce_s_per_byte;
     switch (step->kind) {
     case STEP_SEND:
     case STEP_RECEIVE: return network->message_s;
@@ -243,6 +259,10 @@ static double on_core(const struct bhvd_network *network, const struct step *ste
     case STEP_SCALE: return nbytes * network->scale_s_per_byte;
     case STEP_STORE: return nbytes * network->store_s_per_byte;
     case STEP_COPY: return nbytes * network->copy_s_per_byte;
+    case STEP_ENCODE: return values * encode;
+    case STEP_RECODE: return values * (part->schedule.size * decode + encode);
+    case STEP_DECODE: return values * decode;
+    case STEP_COMBINE: return values * decode * part->combined;
     default: return 0;
     }
 }
@@ -259,7 +279,7 @@ static void begin(struct simulator *s, int execution, int rank, int index, doubl
     struct part_of_run *part = &s->runs[execution][rank];
     const struct step *step = &part->schedule.steps[index];
     struct host *host = &s->hosts[rank];
-    const double core = on_core(s->network, step);
+    const double core = on_core(s->network, step, part);
     part->begun[index] = true;
     if (step->kind == STEP_SEND) {
         const double start = fmax(host->out_free, use_core(s, rank, now, core));

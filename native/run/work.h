@@ -53,6 +53,11 @@ struct parts {
     size_t longest;
 };
 
+// Bytes to other ranks, by what they went over.
+struct sent {
+    uint64_t shm, tcp, mpi;
+};
+
 // Of all tensors.
 size_t work_nbytes(const struct work *work);
 // Memory that is kept from one operation to the next; NULL: none. Two with the same are done one after the other.

@@ -266,7 +266,9 @@ static bhvd_status connect_channel(const struct call *call, uint32_t channel, in
     for (int64_t failing_ns = 0;;) {
         int fd = -1;
         errno = 0;
-        bhvd_status status = socket_connect(address->host, address->port, call->connect_deadline_ns, &fd, error);
+        // On a control channel the line may be measured (probe.h).
+        const char *congestion = channel == CHANNEL_CONTROL ? SOCKET_UNSPACED : NULL;
+        bhvd_status status = socket_connect_by(address->host, address->port, congestion, call->connect_deadline_ns, &fd, error);
         const int failure = status ? errno : 0;
         if (!status) {
             status = greet(call, channel, streams, fd, error);

@@ -91,12 +91,22 @@ void link_close(struct link *link)
     close_fd(&link->bell.fd);
 }
 
+static void free_strays(struct lane *lane)
+{
+    for (struct transfer *stray; (stray = transfer_queue_pop(&lane->strays));)
+        free(stray);
+}
+
 void link_fini(struct link *link)
 {
     link_close(link);
     for (int i = 0; i < LINK_LANES; i++)
-        for (struct transfer *stray; (stray = transfer_queue_pop(&link->lanes[i].strays));)
-            free(stray);
+        free_strays(&link->lanes[i]);
+    for (struct lane *lane = link->meetings, *next; lane; lane = next) {
+        next = lane->next;
+        free_strays(lane);
+        free(lane);
+    }
     for (int i = 0; i < LINK_STREAMS_MAX; i++)
         if (link->streams[i].receiving && link->streams[i].receiving->is_stray)
             free(link->streams[i].receiving);
@@ -142,16 +152,57 @@ bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes 
 
 // ------------------------------------------------------------------------------------------------------------- messages
 
-// The lane of an execution, which takes it over from another; NULL: that is not over.
-static struct lane *take_lane(struct link *link, uint32_t execution)
+static struct transfer_header header_of(uint64_t execution, uint32_t number, size_t size)
 {
+    return (struct transfer_header){(uint32_t)execution, number | (execution & LINK_MEETING ? TRANSFER_OF_MEETING : 0), size};
+}
+
+static bool is_of_meeting(const struct transfer_header *header) { return header->number & TRANSFER_OF_MEETING; }
+
+static struct lane **find_meeting(struct link *link, uint32_t id)
+{
+    struct lane **at = &link->meetings;
+    while (*at && (*at)->execution != id)
+        at = &(*at)->next;
+    return at;
+}
+
+static struct lane *take_meeting(struct link *link, uint32_t id)
+{
+    struct lane **at = find_meeting(link, id);
+    if (!*at && (*at = malloc(sizeof **at)))
+        lane_init(*at, id);
+    return *at;
+}
+
+// The lane of an execution, which takes it over from another, or of a meeting. NULL: that is not over, or no memory.
+static struct lane *take_lane(struct link *link, uint64_t execution)
+{
+    if (execution & LINK_MEETING)
+        return take_meeting(link, (uint32_t)execution);
     struct lane *lane = &link->lanes[execution % LINK_LANES];
-    if (lane->execution == execution)
+    if (lane->execution == (uint32_t)execution)
         return lane;
     if (lane->receives.head || lane->strays.head)
         return NULL;
-    lane_init(lane, execution);
+    lane_init(lane, (uint32_t)execution);
     return lane;
+}
+
+// Of a message that comes.
+static struct lane *lane_of(struct link *link, const struct transfer_header *header)
+{
+    return take_lane(link, header->execution | (is_of_meeting(header) ? LINK_MEETING : 0));
+}
+
+void link_end_meeting(struct link *link, uint64_t meeting)
+{
+    struct lane **at = find_meeting(link, (uint32_t)meeting), *lane = *at;
+    if (!lane)
+        return;
+    *at = lane->next;
+    free_strays(lane);
+    free(lane);
 }
 
 static void finish(struct transfer *transfer, struct traffic *traffic)
@@ -169,7 +220,7 @@ static void break_link(struct link *link)
     link_note(link);
 }
 
-uint32_t link_number_send(struct link *link, uint32_t execution)
+uint32_t link_number_send(struct link *link, uint64_t execution)
 {
     struct lane *lane = take_lane(link, execution);
     if (!lane)
@@ -177,7 +228,7 @@ uint32_t link_number_send(struct link *link, uint32_t execution)
     return lane ? lane->sent++ : 0;
 }
 
-uint32_t link_number_recv(struct link *link, uint32_t execution)
+uint32_t link_number_recv(struct link *link, uint64_t execution)
 {
     struct lane *lane = take_lane(link, execution);
     if (!lane)
@@ -185,12 +236,24 @@ uint32_t link_number_recv(struct link *link, uint32_t execution)
     return lane ? lane->received++ : 0;
 }
 
-void link_send_numbered(struct link *link, uint32_t execution, uint32_t number, struct transfer *transfer, const void *buffer,
+// The one with the least to do, of several the first: connections that are used stay quick, and what comes alone goes over one.
+static struct stream *idlest_stream(struct link *link)
+{
+    struct stream *idlest = &link->streams[0];
+    for (int i = 1; i < link->stream_count; i++)
+        if (link->streams[i].waiting_nbytes < idlest->waiting_nbytes)
+            idlest = &link->streams[i];
+    return idlest;
+}
+
+void link_send_numbered(struct link *link, uint64_t execution, uint32_t number, struct transfer *transfer, const void *buffer,
                         size_t size, struct transfer_queue *finished, bool urgent)
 {
-    struct stream *stream = &link->streams[link->sends.posted++ % (unsigned)link->stream_count];
+    struct stream *stream = idlest_stream(link);
+    link->sends.posted++;
+    stream->waiting_nbytes += size;
     *transfer = (struct transfer){
-        .buffer = (void *)buffer, .size = size, .header = {execution, number, size}, .finished = finished};
+        .buffer = (void *)buffer, .size = size, .header = header_of(execution, number, size), .finished = finished};
     transfer_queue_append(urgent ? &stream->urgent : &stream->sends, transfer);
     link_note(link);
 }
@@ -230,11 +293,12 @@ static bool claim_stray_on_its_way(struct link *link, struct transfer *transfer)
     return false;
 }
 
-void link_recv_numbered(struct link *link, uint32_t execution, uint32_t number, struct transfer *transfer, void *buffer,
+void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, struct transfer *transfer, void *buffer,
                         size_t size, struct transfer_queue *finished)
 {
     struct lane *lane = take_lane(link, execution);
-    *transfer = (struct transfer){.buffer = buffer, .size = size, .header = {execution, number, size}, .finished = finished};
+    *transfer = (struct transfer){
+        .buffer = buffer, .size = size, .header = header_of(execution, number, size), .finished = finished};
     link->receives.posted++;
     if (!lane) {
         break_link(link);
@@ -242,7 +306,7 @@ void link_recv_numbered(struct link *link, uint32_t execution, uint32_t number, 
     }
     if (link->is_deaf || link->lacks_streams)
         link_note(link);
-    struct transfer *stray = lane->strays.head ? take_numbered(&lane->strays, number) : NULL;
+    struct transfer *stray = lane->strays.head ? take_numbered(&lane->strays, transfer->header.number) : NULL;
     if (stray) {
         if (stray->size != size)
             break_link(link);
@@ -295,6 +359,7 @@ static bhvd_status advance_sends(struct link *link, struct stream *stream, bool 
         if (t->header_moved < sizeof t->header || t->moved < t->size)
             return BHVD_OK;
         stream->sending = NULL;
+        stream->waiting_nbytes -= t->size;
         finish(t, &link->sends);
     }
     return BHVD_OK;
@@ -302,7 +367,13 @@ static bhvd_status advance_sends(struct link *link, struct stream *stream, bool 
 
 static bool has_started(const struct link *link, const struct transfer_header *header)
 {
-    return (int32_t)(header->execution - (uint32_t)*link->started) <= 0;
+    return is_of_meeting(header) || (int32_t)(header->execution - (uint32_t)*link->started) <= 0;
+}
+
+// One that is long over has no messages any more.
+static bool is_long_over(const struct link *link, const struct transfer_header *header)
+{
+    return !is_of_meeting(header) && (uint32_t)*link->started - header->execution >= LINK_LANES;
 }
 
 // Could a message that somebody expects be behind one that nobody does? One of the same execution cannot.
@@ -311,7 +382,10 @@ static bool others_are_expected(const struct link *link, const struct lane *lane
     for (int i = 0; i < LINK_LANES; i++)
         if (&link->lanes[i] != lane && link->lanes[i].receives.head)
             return true;
-    return link->stream_count > 1 && lane->receives.head;
+    for (const struct lane *meeting = link->meetings; meeting; meeting = meeting->next)
+        if (meeting != lane && meeting->receives.head)
+            return true;
+    return link->stream_count > 1 && lane && lane->receives.head;
 }
 
 // What the complete header that has come belongs to. NULL: nobody expects it yet, and it is left where it is.
@@ -320,8 +394,7 @@ static bhvd_status find_receiver(struct link *link, struct stream *stream)
     const struct transfer_header *header = &stream->incoming;
     if (!has_started(link, header))
         return BHVD_OK;
-    // One that is long over has no messages any more.
-    struct lane *lane = (uint32_t)*link->started - header->execution < LINK_LANES ? take_lane(link, header->execution) : NULL;
+    struct lane *lane = is_long_over(link, header) ? NULL : lane_of(link, header);
     if (!lane)
         return BHVD_ERR_SYSTEM;
     stream->receiving = take_numbered(&lane->receives, header->number);
@@ -342,6 +415,17 @@ static bhvd_status find_receiver(struct link *link, struct stream *stream)
     return BHVD_OK;
 }
 
+// NULL: of a meeting that has none.
+static const struct lane *lane_there(const struct link *link, const struct transfer_header *header)
+{
+    const struct lane *lane = link->meetings;
+    if (!is_of_meeting(header))
+        return &link->lanes[header->execution % LINK_LANES];
+    while (lane && lane->execution != header->execution)
+        lane = lane->next;
+    return lane;
+}
+
 bool stream_wants_input(const struct link *link, const struct stream *stream)
 {
     if (!traffic_is_pending(&link->receives))
@@ -351,11 +435,12 @@ bool stream_wants_input(const struct link *link, const struct stream *stream)
     const struct transfer_header *header = &stream->incoming;
     if (!has_started(link, header))
         return false;
-    const struct lane *lane = &link->lanes[header->execution % LINK_LANES];
-    for (const struct transfer *t = lane->receives.head; t; t = t->next)
+    const struct lane *lane = lane_there(link, header);
+    for (const struct transfer *t = lane ? lane->receives.head : NULL; t; t = t->next)
         if (t->header.number == header->number)
             return true;
-    return lane->execution != header->execution || (header->size <= LINK_STRAY_MAX && others_are_expected(link, lane));
+    return (lane && lane->execution != header->execution) ||
+           (header->size <= LINK_STRAY_MAX && others_are_expected(link, lane));
 }
 
 static bhvd_status read_header(struct stream *stream, bool *progress)
@@ -396,7 +481,7 @@ static bhvd_status advance_receives(struct link *link, struct stream *stream, bo
         stream->receiving = NULL;
         stream->incoming_moved = 0;
         if (t->is_stray)
-            transfer_queue_append(&link->lanes[t->header.execution % LINK_LANES].strays, t);
+            transfer_queue_append(&lane_of(link, &t->header)->strays, t);
         else
             finish(t, &link->receives);
     }

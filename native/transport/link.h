@@ -1,6 +1,6 @@
 // A link: everything this rank exchanges with one peer. It has a control channel (small frames: negotiation, goodbye)
-// and one or more streams (the messages of collectives), so that control never waits behind data. Messages are dealt to
-// the streams in turn; within one they keep their order.
+// and one or more streams (the messages of collectives), so that control never waits behind data. A message
+// goes over the stream with the least to do; within one they keep their order.
 //
 // Several executions may be on their way at once. Each has a lane: messages say which execution they belong to, and which one of
 // it they are, so it does not matter in what order those of different executions are posted. Both sides must post the same
@@ -8,7 +8,8 @@
 //
 // A message that came before it was expected waits in its socket, and so do those behind it. Where another execution's could be
 // behind it, it is taken into memory of the link's instead (a stray): else two ranks could wait for each other. Of an execution
-// that has not started here nothing is read: its window (core/negotiation.h) says that nobody needs what is behind.
+// that has not started here nothing is read: its window (core/negotiation.h) says that nobody needs what is behind. Of a meeting
+// (core/meeting.h), which has no place in the order of executions, what comes before it has started here is taken, too.
 // Thread: the engine's owner only.
 #ifndef BHVD_LINK_H
 #define BHVD_LINK_H
@@ -23,6 +24,9 @@ enum {
     LINK_STRAY_MAX = 1 << 20                    // bytes of a message that is taken although nobody expects it yet
 };
 
+// Whose messages they are: an execution, by its number modulo 2^32, or a meeting of this id.
+#define LINK_MEETING (UINT64_C(1) << 32)
+
 enum link_state {
     LINK_OPEN,
     LINK_LEFT,          // it said goodbye: what it sent before can still be read
@@ -31,10 +35,12 @@ enum link_state {
 };
 
 struct transfer_header {
-    uint32_t execution;                         // its number modulo 2^32
-    uint32_t number;                            // among the messages of the execution in this direction
+    uint32_t execution;                         // its number modulo 2^32; or a meeting's id
+    uint32_t number;                            // among its messages in this direction; of a meeting: and TRANSFER_OF_MEETING
     uint64_t size;
 };
+
+enum { TRANSFER_OF_MEETING = 1 << 30 };
 
 struct transfer_queue;
 
@@ -58,14 +64,16 @@ struct stream {
     struct channel channel;
     struct transfer_queue sends, urgent;        // urgent: between two of the others
     struct transfer *sending;                   // of these, begun
+    size_t waiting_nbytes;                      // of all these messages, until they are with the kernel
     struct transfer_header incoming;
     size_t incoming_moved;                      // of the header that is being read
     struct transfer *receiving;                 // what belongs to it, once it is complete; NULL: nobody expects it yet
     bool is_early;                              // and nobody did at the last look
 };
 
-// The messages of one execution. A lane is taken over by another execution when this one is over.
+// The messages of one execution. A lane is taken over by another execution when this one is over; a meeting's is its own.
 struct lane {
+    struct lane *next;                          // of the meetings
     uint32_t execution;
     uint32_t sent, received;                    // messages that were numbered
     struct transfer_queue receives;             // expected
@@ -95,7 +103,7 @@ struct link {
     int stream_count;
     bool lacks_streams;                         // not all of them are connected: what is posted waits
     bool is_opening;                            // this rank is connecting what it lacks
-    struct lane lanes[LINK_LANES];
+    struct lane lanes[LINK_LANES], *meetings;
     bool is_broken;                             // the two sides do not agree on their messages, or there is no memory for one
     const uint64_t *started;                    // the number of the last execution that has started here
     struct link_queue *due;                     // where it is noted (watch.h); NULL: nowhere
@@ -131,6 +139,13 @@ struct link *link_queue_pop(struct link_queue *queue);
 // Writes what frames there are, as far as it goes now. control_out.size is 0 when nothing is left.
 bhvd_status link_flush(struct link *link);
 
+// The counter that is its medium's.
+static inline uint64_t *link_medium(const struct link *link, uint64_t *shm, uint64_t *tcp, uint64_t *mpi)
+{
+    const struct channel_ops *ops = link->streams[0].channel.ops;
+    return ops == &channel_tcp_ops ? tcp : ops == &channel_mpi_ops ? mpi : shm;
+}
+
 // Queue an execution's next message; it moves in link_advance. Size 0 sends a header only. The two sides' sizes must agree.
 // BHVD_ERR_SYSTEM is noted in the link, and said by link_advance: an execution still has the lane, or a stray does not fit.
 void link_post_send(struct link *link, uint32_t execution, struct transfer *transfer, const void *buffer, size_t size);
@@ -138,12 +153,14 @@ void link_post_recv(struct link *link, uint32_t execution, struct transfer *tran
 // The same in two steps, for who knows its messages long before it can post them: numbers, in an order that the peer knows too;
 // then the message. finished: where the transfer goes when it is done. urgent: before those that are not, the same for all messages of
 // an execution.
-uint32_t link_number_send(struct link *link, uint32_t execution);
-uint32_t link_number_recv(struct link *link, uint32_t execution);
-void link_send_numbered(struct link *link, uint32_t execution, uint32_t number, struct transfer *transfer, const void *buffer,
+uint32_t link_number_send(struct link *link, uint64_t execution);
+uint32_t link_number_recv(struct link *link, uint64_t execution);
+void link_send_numbered(struct link *link, uint64_t execution, uint32_t number, struct transfer *transfer, const void *buffer,
                         size_t size, struct transfer_queue *finished, bool urgent);
-void link_recv_numbered(struct link *link, uint32_t execution, uint32_t number, struct transfer *transfer, void *buffer,
+void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, struct transfer *transfer, void *buffer,
                         size_t size, struct transfer_queue *finished);
+// A meeting is over: its next one numbers its messages anew.
+void link_end_meeting(struct link *link, uint64_t meeting);
 
 void transfer_queue_init(struct transfer_queue *queue);
 void transfer_queue_append(struct transfer_queue *queue, struct transfer *transfer);

@@ -481,12 +481,12 @@ static void *serve(void *arg)
     struct bhvd_rendezvous *server = arg;
     for (;;) {
         wait_for_events(server);
-        if (server->closing)
-            return NULL;
         if (server->polls[0].revents) {
             eventfd_t count;
             eventfd_read(server->wake_fd, &count);
         }
+        if (server->closing)            // looked at after the reading, which may have taken what told of it
+            return NULL;
         size_t polled = server->count;
         for (size_t i = 0; i < polled; i++) {
             struct connection *c = server->connections[i];

@@ -6,6 +6,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <stdbool.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -29,7 +30,7 @@ static void set_nodelay(int fd)
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
 }
 
-static bhvd_status wait_for(int fd, short events, int64_t deadline_ns)
+bhvd_status socket_await(int fd, short events, int64_t deadline_ns)
 {
     for (;;) {
         struct pollfd p = {.fd = fd, .events = events};
@@ -82,7 +83,7 @@ bhvd_status socket_accept(int listen_fd, int64_t deadline_ns, int *fd, struct bh
         }
         switch (errno) {
         case EAGAIN:
-            if (wait_for(listen_fd, POLLIN, deadline_ns))
+            if (socket_await(listen_fd, POLLIN, deadline_ns))
                 return error_set(error, BHVD_ERR_TIMEOUT, "no connection came within the time given");
             break;
         case EBADF: case EINVAL: case ENOTSOCK: case EOPNOTSUPP: case EMFILE: case ENFILE: case ENOBUFS: case ENOMEM:
@@ -104,7 +105,8 @@ static bool is_connected_with_itself(int fd)
            && here.sin_addr.s_addr == there.sin_addr.s_addr;
 }
 
-bhvd_status socket_connect(const char *host, int port, int64_t deadline_ns, int *fd, struct bhvd_error *error)
+bhvd_status socket_connect_by(const char *host, int port, const char *congestion, int64_t deadline_ns, int *fd,
+                              struct bhvd_error *error)
 {
     struct sockaddr_in address;
     bhvd_status status = address_parse(host, port, &address, error);
@@ -114,10 +116,13 @@ bhvd_status socket_connect(const char *host, int port, int64_t deadline_ns, int 
     if (s < 0)
         return error_set(error, BHVD_ERR_SYSTEM, "cannot make a socket to connect to %s:%d: %m", host, port);
 
+    if (congestion)
+        setsockopt(s, IPPROTO_TCP, TCP_CONGESTION, congestion, (socklen_t)strlen(congestion));
+
     // Interrupted by a signal, a connect goes on by itself, as it does when it says EINPROGRESS.
     int failure = connect(s, (struct sockaddr *)&address, sizeof address) ? errno : 0;
     if (failure == EINPROGRESS || failure == EINTR) {
-        status = wait_for(s, POLLOUT, deadline_ns);
+        status = socket_await(s, POLLOUT, deadline_ns);
         if (status == BHVD_ERR_TIMEOUT) {
             status = error_set(error, BHVD_ERR_TIMEOUT, "%s:%d did not answer a connection attempt", host, port);
             goto fail;
@@ -169,7 +174,7 @@ bhvd_status socket_read_full(int fd, void *dst, size_t size, int64_t deadline_ns
     for (size_t done = 0, moved; done < size; done += moved) {
         bhvd_status status = socket_read(fd, (char *)dst + done, size - done, &moved);
         if (!status && moved == 0)
-            status = wait_for(fd, POLLIN, deadline_ns);
+            status = socket_await(fd, POLLIN, deadline_ns);
         if (status)
             return status;
     }
@@ -181,7 +186,7 @@ bhvd_status socket_write_full(int fd, const void *src, size_t size, int64_t dead
     for (size_t done = 0, moved; done < size; done += moved) {
         bhvd_status status = socket_write(fd, (const char *)src + done, size - done, &moved);
         if (!status && moved == 0)
-            status = wait_for(fd, POLLOUT, deadline_ns);
+            status = socket_await(fd, POLLOUT, deadline_ns);
         if (status)
             return status;
     }
@@ -193,4 +198,11 @@ int64_t socket_round_trip_ns(int fd)
     struct tcp_info info = {0};
     socklen_t size = sizeof info;
     return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) ? 0 : (int64_t)info.tcpi_rtt * 1000;
+}
+
+size_t socket_window(int fd)
+{
+    struct tcp_info info = {0};
+    socklen_t size = sizeof info;
+    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) ? 0 : (size_t)info.tcpi_snd_cwnd * info.tcpi_snd_mss;
 }

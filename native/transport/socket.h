@@ -21,15 +21,30 @@ bhvd_status socket_accept(int listen_fd, int64_t deadline_ns, int *fd, struct bh
 // One attempt. BHVD_ERR_PEER_LOST: no route to it at the moment. BHVD_ERR_SYSTEM, with errno: refused, or
 // no descriptor. BHVD_ERR_TIMEOUT: no reply.
 // BHVD_ERR_ARGUMENT: not numeric.
-bhvd_status socket_connect(const char *host, int port, int64_t deadline_ns, int *fd, struct bhvd_error *error);
+// congestion: the algorithm of congestion control; NULL, or unknown: the usual one.
+bhvd_status socket_connect_by(const char *host, int port, const char *congestion, int64_t deadline_ns, int *fd,
+                              struct bhvd_error *error);
+static inline bhvd_status socket_connect(const char *host, int port, int64_t deadline_ns, int *fd, struct bhvd_error *error)
+{
+    return socket_connect_by(host, port, NULL, deadline_ns, fd, error);
+}
+
+// One that leaves no spaces between the packets of a young connection, as BBR does.
+#define SOCKET_UNSPACED "reno"
 
 // Move what fits now, at most `size` (> 0) bytes; *moved may be 0. BHVD_ERR_PEER_LOST: broken or, for read, at its end.
 bhvd_status socket_read(int fd, void *dst, size_t size, size_t *moved);
 bhvd_status socket_write(int fd, const void *src, size_t size, size_t *moved);
 
-// Move exactly `size` bytes. BHVD_ERR_TIMEOUT or BHVD_ERR_PEER_LOST: an unknown part of them was moved.
+// Until one of these events of poll(), an error or a hang-up. BHVD_ERR_TIMEOUT, BHVD_ERR_PEER_LOST.
+bhvd_status socket_await(int fd, short events, int64_t deadline_ns);
+
 // Between the two kernels, as far as the connection knows; 0: it does not.
 int64_t socket_round_trip_ns(int fd);
+// Bytes that the kernel sends without an answer to any of them; 0: unknown.
+size_t socket_window(int fd);
+
+// Move exactly `size` bytes. BHVD_ERR_TIMEOUT or BHVD_ERR_PEER_LOST: an unknown part of them was moved.
 bhvd_status socket_read_full(int fd, void *dst, size_t size, int64_t deadline_ns);
 bhvd_status socket_write_full(int fd, const void *src, size_t size, int64_t deadline_ns);
 

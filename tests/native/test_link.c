@@ -66,6 +66,37 @@ static unsigned char *filled(unsigned char *buffer, int value)
     return buffer;
 }
 
+static struct transfer *transfer_of(const struct stream *stream) { return stream->sends.head; }
+
+TEST(what_comes_alone_goes_over_one_stream_and_many_over_all)
+{
+    enum { STREAMS = 4 };
+    struct pair pair;
+    struct transfer sends[STREAMS], receives[STREAMS];
+    unsigned char out[LENGTH], in[STREAMS][LENGTH];
+    pair_init(&pair, 5, 5);
+    for (int i = 1; i < STREAMS; i++)
+        connect_channel(&pair.a.link.streams[i].channel, &pair.b.link.streams[i].channel);
+    pair.a.link.stream_count = pair.b.link.stream_count = STREAMS;
+    for (int i = 0; i < STREAMS; i++) {
+        link_post_send(&pair.a.link, 5, &sends[i], filled(out, i), LENGTH);
+        CHECK(transfer_of(&pair.a.link.streams[0]) == &sends[i]);
+        link_post_recv(&pair.b.link, 5, &receives[i], in[i], LENGTH);
+        CHECK_STATUS(look(&pair), BHVD_OK);
+        CHECK(receives[i].done && in[i][0] == i);
+    }
+    for (int i = 0; i < STREAMS; i++) {
+        link_post_send(&pair.a.link, 5, &sends[i], filled(out, 9), LENGTH);
+        CHECK(transfer_of(&pair.a.link.streams[i]) == &sends[i]);
+    }
+    for (int i = 0; i < STREAMS; i++)
+        link_post_recv(&pair.b.link, 5, &receives[i], in[i], LENGTH);
+    CHECK_STATUS(look(&pair), BHVD_OK);
+    for (int i = 0; i < STREAMS; i++)
+        CHECK(receives[i].done && in[i][0] == 9 && !pair.a.link.streams[i].waiting_nbytes);
+    pair_fini(&pair);
+}
+
 TEST(executions_may_be_posted_in_another_order)
 {
     struct pair pair;

@@ -16,7 +16,8 @@ STAND_INS = [HERE.parent / "device" / name for name in ("fake_cuda.c", "fake_ncc
 CONFIGURATIONS = os.environ.get("BHVD_NATIVE_CONFIGURATIONS", "").split()
 # These wait for limits most of the time: they run beside the others, and are last to be asked for.
 WAITING = ["test_heartbeat", "test_reason", "test_rendezvous"]
-# Ten to thirty times as long under AddressSanitizer: `make test` runs these plain, and all others under it.
+# Ten to thirty times as long under AddressSanitizer, under which `make test` runs all others. What these try, Python's
+# tests of primitives, codecs and two levels try there.
 SLOW = ["test_codecs", "test_hierarchy", "test_interleavings", "test_interleavings_tree", "test_nccl_levels",
         "test_primitives"]
 # A minute under TSan, which finds nothing where there is one thread; `make tsan` runs them all the same.
@@ -28,7 +29,7 @@ def configurations(test):
     """pytest.params; all but one are for `make test-long`."""
     if CONFIGURATIONS:
         return [pytest.param(test, name, id=f"{test.stem}-{name}") for name in CONFIGURATIONS]
-    short = "plain" if test.stem in SLOW else "asan"
+    short = "asan" if test.stem not in SLOW else None
     return [pytest.param(test, name, id=f"{test.stem}-{name}", marks=[] if name == short else [pytest.mark.long])
             for name in ("plain", "asan", *([] if test.stem in ONE_THREAD else ["tsan"]))]
 

@@ -59,22 +59,34 @@ static void expect(bhvd_context *ctx, bhvd_status status, bhvd_cause cause, int 
     CHECK(error.status == status && error.cause == cause && error.rank == rank);
 }
 
+static void wait_until_ready(struct job *job, int count)
+{
+    atomic_fetch_add(&job->ready, 1);
+    while (atomic_load(&job->ready) < count)
+        usleep(1000);
+}
+
 static void begin(struct job *job, bhvd_context *ctx)
 {
     struct bhvd_error error;
     bhvd_context_first_loss(ctx, &error);
     CHECK(error.status == BHVD_OK && !error.cause);
     CHECK_STATUS(outcome_of_barrier(ctx, &error), BHVD_OK);
-    atomic_fetch_add(&job->ready, 1);
-    while (atomic_load(&job->ready) < RANKS)
-        usleep(1000);
+    wait_until_ready(job, RANKS);
+}
+
+// What the subject did, of which so many ranks hear; nobody leaves before all of them have, some may be far behind.
+static void expect_of_subject(struct job *job, bhvd_context *ctx, bhvd_status status, bhvd_cause cause, int hearing)
+{
+    expect(ctx, status, cause, job->subject);
+    wait_until_ready(job, RANKS + hearing);
 }
 
 static void one_leaves(struct job *job, int rank, bhvd_context *ctx)
 {
     begin(job, ctx);
     if (rank != job->subject)
-        expect(ctx, BHVD_ERR_SHUTDOWN, BHVD_CAUSE_LEFT, job->subject);
+        expect_of_subject(job, ctx, BHVD_ERR_SHUTDOWN, BHVD_CAUSE_LEFT, RANKS - 1);
 }
 
 // Its connections break without a goodbye, as at the end of its process.
@@ -82,7 +94,7 @@ static void one_ends(struct job *job, int rank, bhvd_context *ctx)
 {
     begin(job, ctx);
     if (rank != job->subject) {
-        expect(ctx, BHVD_ERR_PEER_LOST, BHVD_CAUSE_ENDED, job->subject);
+        expect_of_subject(job, ctx, BHVD_ERR_PEER_LOST, BHVD_CAUSE_ENDED, RANKS - 1);
         return;
     }
     pthread_mutex_lock(&ctx->engine_lock);
@@ -94,7 +106,7 @@ static void one_fails(struct job *job, int rank, bhvd_context *ctx)
 {
     begin(job, ctx);
     if (rank != job->subject) {
-        expect(ctx, BHVD_ERR_SYSTEM, BHVD_CAUSE_FAILED, job->subject);
+        expect_of_subject(job, ctx, BHVD_ERR_SYSTEM, BHVD_CAUSE_FAILED, RANKS - 1);
         return;
     }
     pthread_mutex_lock(&ctx->engine_lock);
@@ -116,7 +128,7 @@ static void one_stalls(struct job *job, int rank, bhvd_context *ctx)
     begin(job, ctx);
     while (rank == job->subject && bhvd_context_status(ctx, &error) == BHVD_OK)
         usleep(10000);
-    expect(ctx, BHVD_ERR_SHUTDOWN, BHVD_CAUSE_TIMEOUT, job->subject);
+    expect_of_subject(job, ctx, BHVD_ERR_SHUTDOWN, BHVD_CAUSE_TIMEOUT, RANKS);
 }
 
 TEST(every_rank_hears_whose_failure_it_is)

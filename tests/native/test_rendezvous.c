@@ -765,3 +765,15 @@ TEST(jobs_complete_in_a_storm)
         pthread_join(threads[i], NULL);
     bhvd_rendezvous_destroy(server);
 }
+
+// It wakes for the rank, and for its end while it does so.
+TEST(it_ends_while_it_hears_of_a_rank)
+{
+    for (int i = 0; i < 4000; i++) {
+        bhvd_rendezvous *server = start();
+        bhvd_rendezvous_rank_ended(server, 0, 0);
+        for (volatile int spin = 0; spin < i % 1000 * 40; spin++)
+            ;
+        bhvd_rendezvous_destroy(server);
+    }
+}

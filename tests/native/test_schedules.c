@@ -75,7 +75,8 @@ static struct codes codes_of(const struct job *job)
     struct codes codes = {.cut = {job->nbytes / job->cell, chunks, SEGMENT / job->cell}, .element = job->cell,
                           .size = size_of_values, .arg = &job->cell};
     const size_t longest = segments_part(&codes.cut, 0, 0).count * job->cell;
-    codes_in_scratch(&codes, job->kind == OWNERS ? (size_t)job->n : 1, has_peers(job) ? 2 : (size_t)job->n, longest, 0);
+    codes_in_scratch(&codes, job->kind == OWNERS ? (size_t)job->n : 1, has_peers(job) ? 2 : (size_t)job->n, longest,
+                     &(struct wire){0});
     if (job->kind == PEERS_IN_PLACE) {
         codes.encodes = false;
         codes.own = (struct code_lay){IN_INPUT, 0, 0, SEGMENT, false};
@@ -650,8 +651,8 @@ static void begin(struct execution *e, int g)
     e->begun[g] = true;
     if (step->kind == STEP_SEND) {
         w->order[w->ordered++] = 2 * g;
-        if (e->streams) {       // here the number is its stream's
-            e->number[g] = e->posted[pair_of(e, g)]++ % e->streams;
+        if (e->streams) {       // here the number is its stream's, which may be any: who had the least to do then
+            e->number[g] = random_below(e->streams);
             const size_t stream = pair_of(e, g) * (size_t)e->streams + (size_t)e->number[g];
             append(&e->head[stream], &e->tail[stream], e->behind, g);
         }
@@ -987,13 +988,14 @@ TEST(few_have_parts)
 
 static int messages_of_allgather(int n, uint32_t hop_ns, size_t nbytes)
 {
+    const struct wire wire = {hop_ns, 0};
     size_t *part = malloc((size_t)n * sizeof *part);
     struct schedule schedule;
     int sends = 0;
     for (int i = 0; i < n; i++)
         part[i] = nbytes;
     schedule_init(&schedule, n, 0);
-    allgather_schedule(&schedule, hop_ns, part);
+    allgather_schedule(&schedule, &wire, part);
     for (int i = 0; i < schedule.count; i++)
         sends += schedule.steps[i].kind == STEP_SEND;
     schedule_fini(&schedule);

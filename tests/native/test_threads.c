@@ -1,31 +1,42 @@
 // What the core's threads leave to the process: its signals, and, when it forks, a child that frees nothing that they use.
+#include <dirent.h>
 #include <signal.h>
 #include <sys/wait.h>
 
 #include "core/context.h"
 #include "job.h"
 
-enum { SPARED = 7 };
+// The signals that a thread blocks; false if the thread has ended since it was listed, as those do that only connect.
+static bool read_blocked(const char *thread, unsigned long long *blocked)
+{
+    char path[300], line[200];
+    snprintf(path, sizeof path, "/proc/self/task/%s/status", thread);
+    FILE *file = fopen(path, "r");
+    bool found = false;
+    while (file && !found && fgets(line, sizeof line, file))
+        found = sscanf(line, "SigBlk: %llx", blocked) == 1;
+    if (file)
+        fclose(file);
+    return found;
+}
 
 // Threads of this process, and those of them that block every signal but faults.
 static void count_threads(int *all, int *blocking)
 {
-    static const int faults[SPARED] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT};
-    char command[200], line[64];
-    unsigned long long spared = 1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1);
-    for (int i = 0; i < SPARED; i++)
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT};
+    unsigned long long blocked, spared = 1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
         spared |= 1ull << (faults[i] - 1);
-    snprintf(command, sizeof command, "awk '/^SigBlk/ {print $2}' /proc/%d/task/*/status", getpid());
-    FILE *file = popen(command, "r");
     *all = *blocking = 0;
-    CHECK(file);
-    while (fgets(line, sizeof line, file)) {
-        const unsigned long long blocked = strtoull(line, NULL, 16);
-        *all += 1;
-        // Of the real-time signals the first two are the C library's own.
-        *blocking += (blocked | spared | 3ull << 31) == ~0ull && !(blocked & 1ull << (SIGSEGV - 1));
-    }
-    pclose(file);
+    DIR *threads = opendir("/proc/self/task");
+    CHECK(threads);
+    for (struct dirent *entry; (entry = readdir(threads));)
+        if (entry->d_name[0] != '.' && read_blocked(entry->d_name, &blocked)) {
+            *all += 1;
+            // Of the real-time signals the first two are the C library's own.
+            *blocking += (blocked | spared | 3ull << 31) == ~0ull && !(blocked & 1ull << (SIGSEGV - 1));
+        }
+    closedir(threads);
 }
 
 static void look_at_masks(struct job *job, int rank, bhvd_context *ctx)
@@ -35,8 +46,14 @@ static void look_at_masks(struct job *job, int rank, bhvd_context *ctx)
     while (rank == 0 && atomic_load(&job->ready) < RANKS)
         usleep(1000);
     if (rank == 0) {
+        // A thread that has not run yet blocks faults too; and a list of threads lacks some, where others end meanwhile.
+        const int expected = RANKS + (job->rendezvous ? 1 : 0);
         count_threads(&all, &blocking);
-        CHECK(blocking >= RANKS + (job->rendezvous ? 1 : 0));
+        for (int tries = 0; tries < 2000 && (blocking < expected || all < blocking + RANKS + 1); tries++) {
+            usleep(10000);
+            count_threads(&all, &blocking);
+        }
+        CHECK(blocking >= expected);
         CHECK(all >= blocking + RANKS + 1);         // this program's own: the ranks, and main
         atomic_fetch_add(&job->ready, 1);
     }

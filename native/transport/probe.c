@@ -1,0 +1,136 @@
+#include "transport/probe.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "transport/socket.h"
+
+enum {
+    FIRST_NBYTES = 64 << 10,
+    LONGEST_NBYTES = 1 << 20,
+    STRETCHED_NS = 3000000,         // what the machines and the network do meanwhile counts for little then
+    PATIENCE_NS = 150000000,        // round trips are long: what has been seen must do
+    FAR_NS = 2000000,               // a round trip for which the kernels' windows, small at first, are seen as pauses ...
+    PAUSES = 8,                     // ... of this part of it, and more
+    PIECE_NBYTES = 4096             // read at once
+};
+
+bhvd_status probe_send(int fd, int64_t deadline_ns)
+{
+    unsigned char *zeros = calloc(1, LONGEST_NBYTES);       // written at once, as the kernel would have large messages
+    bhvd_status status = zeros ? BHVD_OK : BHVD_ERR_SYSTEM;
+    for (uint32_t nbytes = 1; nbytes && !status;) {
+        status = socket_read_full(fd, &nbytes, sizeof nbytes, deadline_ns);
+        const size_t at_once = socket_window(fd);
+        if (nbytes > at_once && at_once >= PIECE_NBYTES)
+            nbytes = (uint32_t)at_once;
+        if (nbytes > LONGEST_NBYTES)
+            status = BHVD_ERR_PEER_LOST;
+        if (!status && nbytes)
+            status = socket_write_full(fd, &nbytes, sizeof nbytes, deadline_ns);
+        if (!status && nbytes)
+            status = socket_write_full(fd, zeros, nbytes, deadline_ns);
+    }
+    free(zeros);
+    return status;
+}
+
+// When some bytes came: here; to the kernel, 0: unknown.
+struct moment {
+    int64_t here_ns, kernel_ns;
+};
+
+// At most this much; *moved is at least 1.
+static bhvd_status read_piece(int fd, void *dst, size_t nbytes, int64_t deadline_ns, size_t *moved, struct moment *moment)
+{
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof(struct timespec))];
+    } control;
+    struct iovec part = {dst, nbytes};
+    for (;;) {
+        struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+        const ssize_t n = recvmsg(fd, &message, MSG_DONTWAIT);
+        if (n > 0) {
+            const struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+            *moved = (size_t)n;
+            *moment = (struct moment){clock_now_ns(), 0};
+            if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_TIMESTAMPNS) {
+                struct timespec at;
+                memcpy(&at, CMSG_DATA(header), sizeof at);
+                moment->kernel_ns = (int64_t)at.tv_sec * 1000000000 + at.tv_nsec;
+            }
+            return BHVD_OK;
+        }
+        if (n == 0 || (errno != EINTR && errno != EAGAIN))
+            return BHVD_ERR_PEER_LOST;
+        const bhvd_status status = errno == EAGAIN ? socket_await(fd, POLLIN, deadline_ns) : BHVD_OK;
+        if (status)
+            return status;
+    }
+}
+
+static int64_t between(const struct moment *first, const struct moment *last)
+{
+    return first->kernel_ns && last->kernel_ns ? last->kernel_ns - first->kernel_ns : last->here_ns - first->here_ns;
+}
+
+// Over what time how many bytes came without a pause.
+struct stretch {
+    int64_t ns;
+    uint32_t nbytes;
+};
+
+// What came with the head of the train, or after a pause, is not counted: nobody knows when it could have come.
+static bhvd_status receive_train(int fd, uint32_t wanted, int64_t pause_ns, int64_t deadline_ns, struct stretch *sum)
+{
+    unsigned char piece[PIECE_NBYTES];
+    struct moment previous, now;
+    size_t moved = 0;
+    uint32_t sent;
+    bhvd_status status = socket_write_full(fd, &wanted, sizeof wanted, deadline_ns);
+    if (!status)
+        status = read_piece(fd, piece, sizeof sent, deadline_ns, &moved, &previous);
+    if (!status && moved < sizeof sent)
+        status = socket_read_full(fd, piece + moved, sizeof sent - moved, deadline_ns);
+    if (status)
+        return status;
+    memcpy(&sent, piece, sizeof sent);
+    bool counts = false;
+    for (uint32_t left = sent <= wanted ? sent : 0; left && !status; left -= (uint32_t)moved) {
+        status = read_piece(fd, piece, left < sizeof piece ? left : sizeof piece, deadline_ns, &moved, &now);
+        if (status)
+            return status;
+        const int64_t ns = between(&previous, &now);
+        if (ns > 0)
+            counts = ns < pause_ns;
+        sum->ns += counts && ns > 0 ? ns : 0;
+        sum->nbytes += counts ? (uint32_t)moved : 0;
+        previous = now;
+    }
+    return sent && sent <= wanted ? BHVD_OK : BHVD_ERR_PEER_LOST;
+}
+
+bhvd_status probe_receive(int fd, int64_t round_trip_ns, int64_t deadline_ns, uint32_t *byte_ps)
+{
+    const uint32_t enough = 0;
+    const int64_t began_ns = clock_now_ns(), pause_ns = round_trip_ns >= FAR_NS ? round_trip_ns / PAUSES : INT64_MAX;
+    struct stretch sum = {0};
+    bhvd_status status = BHVD_OK;
+    setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &(int){1}, sizeof(int));
+    for (uint32_t wanted = FIRST_NBYTES; wanted <= LONGEST_NBYTES && !status; wanted *= 2) {
+        status = receive_train(fd, wanted, pause_ns, deadline_ns, &sum);
+        if (sum.ns >= STRETCHED_NS || clock_now_ns() - began_ns >= PATIENCE_NS)
+            break;
+    }
+    setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &(int){0}, sizeof(int));
+    const double ps = !status && sum.nbytes ? (double)sum.ns * 1000 / sum.nbytes : 0;
+    *byte_ps = ps < UINT32_MAX ? (uint32_t)ps : UINT32_MAX;
+    return status ? status : socket_write_full(fd, &enough, sizeof enough, deadline_ns);
+}
