@@ -9,11 +9,19 @@
     train        `python -m bagua_hvd.bench.train`: what communication adds to a training step
     algorithms   `python -m bagua_hvd.bench.algorithms`: steps per second with each algorithm
     codecs       `python -m bagua_hvd.bench.codecs`: encoding and decoding beside memcpy
-    model        a cost model fitted to such files, and what it predicts for more hosts
+    profiles     when the gradients of real models are ready
+    emulated     ranks that sleep instead of computing, and communicate in earnest
+    laboratory   `python -m bagua_hvd.bench.laboratory`: time per step of every algorithm on a network
+    predict      the same, computed
+    tradeoff     `python -m bagua_hvd.bench.tradeoff`: what each algorithm buys, as tables, pictures and a map
+    model        what the core's simulator predicts for more hosts, and beside such files
     backends     the same collectives through bagua_hvd, torch.distributed and mpi4py
     hosts        several hosts on this machine: network namespaces with shaped links
+    network      what joins them where delays are wanted, too: a process that carries packets
+    plain        what plain TCP gets through these links
     ceiling      what the machine itself gives: memcpy, loopback TCP
+    records      what was measured, a line of JSON for each run; the generated parts of the documentation
     report       medians, bandwidths, table, JSON, plot
 
-Only `rank`, `train`, `algorithms` and `backends` import torch, only in the processes that measure.
+Only `rank`, `train`, `algorithms`, `backends`, `profiles` and `emulated` import torch, in the processes that measure.
 """

@@ -19,7 +19,7 @@ from bagua_hvd import algorithms, primitives  # noqa: E402
 from bagua_hvd.bench import device, hosts, negotiation, report, rounds  # noqa: E402
 from bagua_hvd.bench.rank import ITEM_NBYTES, OPS, cases, measure  # noqa: E402
 from bagua_hvd.bench.results import describe  # noqa: E402
-from bagua_hvd.core import native  # noqa: E402
+from bagua_hvd.core import native, variables  # noqa: E402
 
 BACKENDS = ("bagua", "gloo", "mpi")
 CODECS = ("minmax_uint8",)
@@ -37,7 +37,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _job_rank():
-    return int(os.environ.get("HOROVOD_RANK") or 0)
+    return variables.read("HOROVOD_RANK")
 
 
 def _size(text):
@@ -56,6 +56,12 @@ def _positive(text):
 def _listed(texts):
     """Values given apart or with commas, each once."""
     return list(dict.fromkeys(value for text in texts for value in text.split(",") if value))
+
+
+def _delay(text):
+    if not re.fullmatch(r"\d{1,4}(\.\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds, 0 to 9999")
+    return float(text)
 
 
 def _known(option, texts, known):
@@ -85,6 +91,8 @@ def _build_parser():
     parser.add_argument("--hosts", type=_positive, metavar="H",
                         help="spread the ranks over H hosts: network namespaces of this machine, made for it (root)")
     parser.add_argument("--rate", metavar="RATE", help="of every host's link: 100mbit, 1gbit, 10gbit ..., or none")
+    parser.add_argument("--delay", type=_delay, metavar="MS",
+                        help="from one host to another, one way, also 0: a process carries the packets")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--in-place", dest="in_place", action="store_true", default=True,
                        help="allreduce and broadcast overwrite the tensor; the default")
@@ -117,10 +125,10 @@ def parse_options(arguments=None):
 
 
 def _check(options):
-    job_size = os.environ.get("HOROVOD_SIZE")
-    if job_size and options.np not in (None, int(job_size)):
+    job_size = variables.read("HOROVOD_SIZE") if variables.given("HOROVOD_SIZE") else None
+    if job_size and options.np not in (None, job_size):
         raise ValueError(f"-n {options.np}, but this is a job of {job_size} ranks: leave out -n, or baguarun")
-    options.np = int(job_size) if job_size else options.np or max(2, options.hosts or 0)
+    options.np = job_size or options.np or max(2, options.hosts or 0)
     _check_hosts(options, job_size)
     if options.device == "cuda":
         _check_device(options)
@@ -147,8 +155,9 @@ def _check(options):
 
 def _check_hosts(options, job_size):
     if options.hosts is None:
-        if options.rate:
-            raise ValueError("--rate shapes the links between hosts: give --hosts too")
+        for option in ("rate", "delay"):
+            if getattr(options, option) is not None:
+                raise ValueError(f"--{option} shapes the links between hosts: give --hosts too")
         return
     options.rate = options.rate or "none"
     if job_size:
@@ -264,18 +273,18 @@ def _run(options):
     if options.negotiation:
         _run_negotiation(options)
         return
-    if options.device == "cuda" and os.environ.get("HOROVOD_SIZE"):
+    if options.device == "cuda" and variables.given("HOROVOD_SIZE"):
         device.measure_job(options.sizes)
         return
     if options.device == "cuda":
         device.measure_kernels()
         return
-    with hosts.Hosts(options.hosts, options.rate) if options.hosts else nullcontext() as where:
+    with hosts.Hosts(options.hosts, options.rate, options.delay) if options.hosts else nullcontext() as where:
         _run_on(options, where)
 
 
 def _run_on(options, where):
-    in_job = bool(os.environ.get("HOROVOD_SIZE"))
+    in_job = variables.given("HOROVOD_SIZE")
     speaks = _job_rank() == 0
     facts = report.machine()
     ceiling, rows, others = [], [], {}

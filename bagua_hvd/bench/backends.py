@@ -10,6 +10,8 @@ import os
 
 import torch
 
+from bagua_hvd.core import variables
+
 GLOO_TIMEOUT_SECONDS = 120
 
 
@@ -237,7 +239,7 @@ def create(name, options, folder):
         return Bagua(options)
     if name == "mpi":
         return Mpi()
-    rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
+    rank, size = variables.read("HOROVOD_RANK"), variables.read("HOROVOD_SIZE")
     return Gloo(torch.distributed.FileStore(os.path.join(folder, "gloo"), size), rank, size)
 
 

@@ -1,7 +1,10 @@
-"""Several hosts on one Linux machine: network namespaces on one bridge, both directions of each link shaped to a rate.
+"""Several hosts on one Linux machine: network namespaces, both directions of each link shaped.
 
 Ranks in different namespaces cannot reach each other but through their links, and the core takes them for ranks of
-different hosts. Only the rate is shaped, not the delay. Needs root and iproute2 (`ip`, `tc`).
+different hosts. Needs root and iproute2 (`ip`, `tc`). There are two ways to join them:
+
+    rate                veth devices on a bridge, shaped by the kernel's tbf: up to 10 Gbit/s and beyond
+    rate and delay      TUN devices and a process that carries the packets (bench/network.py): some Gbit/s in all
 
 As a program, `python -m bagua_hvd.bench.hosts COMMAND...`: becomes the command, in the namespace of its rank's host.
 """
@@ -15,12 +18,18 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+from bagua_hvd.bench.network import Carrier, Link
+from bagua_hvd.job.env import get_env_rank_and_size
 from bagua_hvd.job.rendezvous import Rendezvous
 
 VARIABLE = "BAGUA_BENCH_HOSTS"
 PREFIX = "bagua-bench-"
 # tbf: what a burst may hold, and how long a packet may wait before it is dropped.
 BURST, LATENCY = "256kb", "50ms"
+# Windows for 1 Gbit/s over 100 ms and more. Namespaces may not have cubic everywhere; as nothing is lost, reno does the
+# same. Connections do not learn from earlier ones.
+CARRIED = {"tcp_congestion_control": "reno", "tcp_rmem": "4096 131072 33554432", "tcp_wmem": "4096 65536 33554432",
+           "tcp_no_metrics_save": 1}
 
 
 def why_impossible():
@@ -46,37 +55,82 @@ class Hosts:
 
     Args:
         rate: of every link, as tc writes it (100mbit, 1gbit, 10gbit), or "none": not shaped.
+        delay: milliseconds from one host to another, one way, 0 included: packets go through a process that delays
+            them; None: through the kernel alone, without delay.
+    Attributes:
+        carrier: that process, a network.Carrier; None: there is none.
     """
 
-    def __init__(self, count, rate):
+    def __init__(self, count, rate, delay=None):
         _remove_left_behind()
         self.count = count
         self.names = [f"{PREFIX}{os.getpid()}-{index}" for index in range(count)]
         self._bridge = f"bg{os.getpid()}"
         self._net = _unused_net()
         self.address = f"{self._net}.254"
+        self.carrier = None
+        self._links = [Link(rate, rate, delay or 0.0) for _ in self.names]
         try:
-            self._up(rate)
+            if delay is None:
+                self._join_by_veth()
+            else:
+                self._join_by_carrier()
+            for index, link in enumerate(self._links):
+                self._shape(index, link)
         except BaseException:
             self.close()
             raise
 
-    def _up(self, rate):
+    def _join_by_veth(self):
         _run("ip", "link", "add", self._bridge, "type", "bridge")
-        _run("ip", "address", "add", f"{self.address}/24", "dev", self._bridge)
-        _run("ip", "link", "set", self._bridge, "up")
+        self._address(self._bridge, self.address)
         for index, name in enumerate(self.names):
             link = f"{self._bridge}v{index}"
             _run("ip", "netns", "add", name)
             _run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
             _run("ip", "link", "set", link, "master", self._bridge, "up")
-            _run("ip", "-n", name, "address", "add", f"{self.address_of(index)}/24", "dev", "eth0")
-            for device in ("lo", "eth0"):
-                _run("ip", "-n", name, "link", "set", device, "up")
-            if rate != "none":
-                shape = ("root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY)
-                _run("tc", "qdisc", "add", "dev", link, *shape)
-                _run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "eth0", *shape)
+            self._address("eth0", self.address_of(index), name)
+
+    def _join_by_carrier(self):
+        for name in self.names:
+            _run("ip", "netns", "add", name)
+        # This process' own end, for the rendezvous, is one more host, whose link is not shaped.
+        self.address = self.address_of(self.count)
+        self.carrier = Carrier([*((name, "eth0") for name in self.names), ("", self._bridge)])
+        for index, name in enumerate(self.names):
+            self._address("eth0", self.address_of(index), name)
+            # Whatever this machine is set to.
+            for variable, value in CARRIED.items():
+                _run("ip", "netns", "exec", name, "sysctl", "-qw", f"net.ipv4.{variable}={value}")
+        self._address(self._bridge, self.address)
+
+    def _address(self, device, address, name=None):
+        inside = ["-n", name] if name else []
+        _run("ip", *inside, "address", "add", f"{address}/24", "dev", device)
+        _run("ip", *inside, "link", "set", device, "txqueuelen", "10000", "up")
+        if name:
+            _run("ip", *inside, "link", "set", "lo", "up")
+
+    def change(self, host=None, **what):
+        """Changes the link of a host, or of all, while they run.
+
+        Args:
+            what: rate, of both directions; up, down: of one; delay: milliseconds, where there was one from the start.
+        """
+        if "rate" in what:
+            what["up"] = what["down"] = what.pop("rate")
+        for index in range(self.count) if host is None else [host]:
+            self._links[index] = link = self._links[index]._replace(**what)
+            self._shape(index, link)
+
+    def _shape(self, index, link):
+        if self.carrier:
+            self.carrier.set(index, link)
+            return
+        if link.delay:
+            raise ValueError("these hosts were made without a delay: give one, or 0, from the start")
+        _shape(["tc", "-n", self.names[index]], "eth0", link.up)
+        _shape(["tc"], f"{self._bridge}v{index}", link.down)
 
     def address_of(self, index):
         """The IPv4 address of a host's eth0."""
@@ -84,6 +138,8 @@ class Hosts:
 
     def close(self):
         """Removes everything. Idempotent."""
+        if self.carrier:
+            self.carrier.close()
         _remove(self.names, self._bridge)
 
     def __enter__(self):
@@ -103,12 +159,19 @@ class Hosts:
             })}
 
 
+def _shape(tc, device, rate):
+    if rate == "none":
+        subprocess.run([*tc, "qdisc", "delete", "dev", device, "root"], capture_output=True)      # there may be none
+    else:
+        _run(*tc, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY)
+
+
 def _unused_net():
     """A part of 198.18.0.0/15, which is reserved for measurements (RFC 2544): its first three numbers.
 
     Two processes that choose at the same moment begin to look at different ones.
     """
-    used = {int(number) for number in re.findall(r"\b198\.18\.(\d+)\.254/24", _run("ip", "-4", "address", "show"))}
+    used = {int(number) for number in re.findall(r"\b198\.18\.(\d+)\.\d+/24", _run("ip", "-4", "address", "show"))}
     unused = [number % 256 for number in range(os.getpid(), os.getpid() + 256) if number % 256 not in used]
     if not unused:
         raise RuntimeError("--hosts found no unused network in 198.18.0.0/16: end other measurements first")
@@ -118,7 +181,7 @@ def _unused_net():
 def _remove(names, bridge):
     """What exists of these namespaces, with the links into them, and the bridge."""
     for name in names:
-        # Its end of a veth goes with a namespace, and the other end with it.
+        # Its end of a veth, or its TUN device, goes with a namespace, and the other end with it.
         subprocess.run(["ip", "netns", "delete", name], capture_output=True)
     subprocess.run(["ip", "link", "delete", bridge], capture_output=True)
 
@@ -145,6 +208,12 @@ def _environment(hosts, rank, size):
     }
 
 
+def variables_of(job, rank, size):
+    """What one rank needs in its environment. job: what Hosts.job() gives."""
+    return {"HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(size),
+            **_environment(json.loads(job[VARIABLE]), rank, size)}
+
+
 def mpi_environment(hosts):
     """Makes MPICH take the ranks of different namespaces for those of different hosts, and use their links."""
     return {
@@ -157,7 +226,7 @@ def main(command):
     """Does not return."""
     hosts = json.loads(os.environ[VARIABLE])
     size = hosts["per_host"] * len(hosts["names"])
-    rank = int(os.environ.get("HOROVOD_RANK") or os.environ["PMI_RANK"])
+    rank = get_env_rank_and_size()[0]
     os.environ.update(_environment(hosts, rank, size))
     os.execvp("ip", ["ip", "netns", "exec", hosts["names"][rank // hosts["per_host"]], *command])
 

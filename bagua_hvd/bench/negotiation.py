@@ -11,7 +11,6 @@ As a program, `python -m bagua_hvd.bench.negotiation BACKEND FOLDER OPTIONS`: on
 """
 import argparse
 import json
-import os
 import sys
 import time
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bagua_hvd.bench.results import WrongResult, leave
+from bagua_hvd.core import variables
 
 TENSORS = 500
 SINGLE_TENSORS = 50         # these take as many round trips
@@ -146,7 +146,7 @@ def main(name, folder, options):
         basics.shutdown()
         return found
 
-    return leave(folder, os.environ["HOROVOD_RANK"], work)
+    return leave(folder, variables.read("HOROVOD_RANK"), work)
 
 
 if __name__ == "__main__":

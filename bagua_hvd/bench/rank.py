@@ -16,6 +16,7 @@ import time
 from typing import NamedTuple
 
 from bagua_hvd.bench.results import WrongResult, leave_error, write
+from bagua_hvd.job.env import get_env_rank_and_size
 
 KIB, MIB = 1 << 10, 1 << 20
 OPS = ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter")
@@ -224,7 +225,7 @@ def main(name, folder, options):
 
     backend = None
     # Until the backend knows better; MPI's launcher says it in other variables.
-    rank = os.environ.get("HOROVOD_RANK") or os.environ.get("PMI_RANK", "0")
+    rank = get_env_rank_and_size()[0]
     try:
         backend = backends.create(name, options, folder)
         rank = backend.rank

@@ -142,6 +142,8 @@ def method_line(options, in_job):
         f", {options.rounds} interleaved round{'s' * (options.rounds > 1)} a backend"
     place = "in place" if options.in_place else "out of place"
     where = f" on {options.hosts} hosts, links {options.rate}" if options.hosts else ""
+    if options.hosts and options.delay is not None:
+        where += f", {options.delay:g} ms one way"
     return (f"{options.np} rank{'s' * (options.np > 1)}{where}, {options.dtype}, {place}, {how}; one thread a rank; a "
             "sample is the slowest rank's time for one blocking call (small sizes: mean of a batch), Python's share "
             "included; every result was checked.")

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bagua_hvd.bench.hosts import mpi_environment
+from bagua_hvd.core import variables
 from bagua_hvd.runner import exec_worker
 
 ROUND_TIMEOUT_SECONDS = 900
@@ -178,6 +179,6 @@ def interleaved(names, options, run):
             others[name].append(cpu.used)
             for key, samples in times.items():
                 results[name].setdefault(key, []).append(samples)
-            if sys.stderr.isatty() and int(os.environ.get("HOROVOD_RANK", 0)) == 0:
+            if sys.stderr.isatty() and variables.read("HOROVOD_RANK") == 0:
                 print(f"round {number} of {options.rounds}: {name}", file=sys.stderr)
     return results, others

@@ -3,10 +3,10 @@
 Two models of about 10 million parameters train with SGD and momentum on data of their own on each rank: a multilayer
 perceptron (batch 64) and a convolutional network (batch 32 of 3x32x32). "none" is the same without communication;
 *exposed* is the part of a step that none does not need, that is, communication that the computation does not hide.
-gloo is torch's DistributedDataParallel. "barrier" is none with a barrier at the end of each step: what it alone costs
-that ranks need the memory's bandwidth at the same time and wait for the slower one. "tcp", between two ranks, is none
-beside a process that moves the gradients' bytes while the backward pass runs, and does nothing with them: what the
-network alone costs. A sample is the slowest rank's time for one step.
+"late" is bagua with delay=1, gloo is torch's DistributedDataParallel. "barrier" is none with a barrier at the end of
+each step: what it alone costs that ranks need the memory's bandwidth at the same time and wait for the slower one.
+"tcp", between two ranks, is none beside a process that moves the gradients' bytes while the backward pass runs, and
+does nothing with them: what the network alone costs. A sample is the slowest rank's time for one step.
 
 As a program with a backend's name, a folder and options: one rank of one round.
 """
@@ -23,10 +23,12 @@ from bagua_hvd.bench import report, rounds
 from bagua_hvd.bench.hosts import Hosts, why_impossible
 from bagua_hvd.bench.results import leave
 from bagua_hvd.bench.traffic import Traffic
+from bagua_hvd.core import variables
 
 MODELS = ("mlp", "cnn")
-BACKENDS = ("none", "bagua", "gloo", "barrier", "tcp")
+BACKENDS = ("none", "bagua", "gloo", "late", "barrier", "tcp")
 WITHOUT = ("none", "barrier", "tcp")        # communication of the training
+OURS = ("bagua", "late")
 COLUMNS = ("model", "backend", "steps/s", "median ms", "min", "max", "exposed")
 
 
@@ -46,11 +48,12 @@ def _cnn(nn):
 
 def _wrapped(name, model, optimizer, options):
     """(what computes the loss, what steps)."""
-    if name == "bagua":
+    if name in OURS:
         import bagua_hvd.torch as hvd
 
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), algorithm=options.algorithm)
+        return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), algorithm=options.algorithm,
+                                               delay=int(name == "late"))
     if name == "gloo":
         from torch.nn.parallel import DistributedDataParallel
 
@@ -103,13 +106,13 @@ def _rank(name, folder, options):
     def work():
         torch.set_num_threads(1)
         options.codec = None
-        backend = backends.create("bagua" if name in WITHOUT else name, options, folder)
+        backend = backends.create("bagua" if name in (*WITHOUT, *OURS) else name, options, folder)
         times = {kind: _times(name, kind, backend, options) for kind in options.models}
         backend.barrier()
         backend.close()
         return times
 
-    return leave(folder, os.environ["HOROVOD_RANK"], work)
+    return leave(folder, variables.read("HOROVOD_RANK"), work)
 
 
 def _lines(results, models):
@@ -138,6 +141,7 @@ def _parse():
     parser.add_argument("--steps", type=int, default=20, help="timed, per round; default 20")
     parser.add_argument("--warmup-steps", type=int, default=5, help="not timed; default 5")
     options = parser.parse_args()
+    os.environ["BAGUA_EXACT_STEPS"] = "0"       # what is timed are relaxed steps
     if "tcp" in options.backends and options.np != 2:
         parser.error(f"tcp is traffic between two ranks, not {options.np}")
     try:

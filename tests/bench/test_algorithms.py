@@ -8,6 +8,7 @@ pytest.importorskip("torch")
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.long
 def test_every_algorithm_has_its_line():
     names = ["none", "gradient_allreduce", "bytegrad", "async"]
     command = [sys.executable, "-m", "bagua_hvd.bench.algorithms", "--parameters", "1000000", "--steps", "2",

@@ -101,6 +101,9 @@ def test_failing_rank_is_one_message_and_leaves_nothing(tmp_path):
     (["--json", "/nonexistent/file.json"], "cannot be written"),
     (["--plot", "figure.xyz"], "--plot"),
     (["--rate", "1gbit"], "--rate shapes the links between hosts: give --hosts too"),
+    (["--delay", "5"], "--delay shapes the links between hosts: give --hosts too"),
+    (["--hosts", "2", "--delay", "-1"], "'-1' is not a number of milliseconds, 0 to 9999"),
+    (["--hosts", "2", "--delay", "soon"], "'soon' is not a number of milliseconds"),
     (["--hosts", "2", "-n", "3"], "--hosts 2: 3 ranks cannot be spread evenly over them"),
     (["--hosts", "2", "--rate", "fast"], "--rate: 'fast' is not a rate such as 1gbit, nor none"),
 ])
@@ -143,13 +146,14 @@ def _can_make_hosts():
 
 
 @pytest.mark.skipif(not _can_make_hosts(), reason="network namespaces need root, iproute2 and a kernel with bridges")
-@pytest.mark.parametrize("backends", ["bagua", pytest.param("bagua,gloo", marks=pytest.mark.long)])
-def test_ranks_on_hosts_of_their_own(backends):
+@pytest.mark.long
+@pytest.mark.parametrize(("backends", "delay"), [("bagua", ["--delay", 1]), ("bagua", []), ("bagua,gloo", [])])
+def test_ranks_on_hosts_of_their_own(backends, delay):
     """Real namespaces: the ranks of one share memory, those of two meet over the shaped link, and nothing is left."""
     ended = run("bagua_hvd.bench", "--hosts", 2, "-n", 4, "--rate", "1gbit", "--sizes", "4,64K", "--backends", backends,
-                "--rounds", 1, "--iterations", 2)
+                "--rounds", 1, "--iterations", 2, *delay)
     assert ended.returncode == 0, ended.stderr
-    assert "4 ranks on 2 hosts, links 1gbit" in ended.stdout
+    assert "4 ranks on 2 hosts, links 1gbit" + (", 1 ms one way," if delay else ",") in ended.stdout
     assert [line[:3] for line in rows_of(ended.stdout)[1:]] == [
         ["allreduce", size, backend] for size in ("4 B", "64 KiB") for backend in backends.split(",")]
     assert _orphans() == []

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 
+@pytest.mark.long
 def test_every_way_has_a_line():
     done = subprocess.run([sys.executable, "-m", "bagua_hvd.bench.ddp", "--rounds", "1", "--steps", "2"],
                           capture_output=True, text=True, timeout=110)

@@ -8,6 +8,7 @@ from bagua_hvd.bench import exposed
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 @pytest.mark.parametrize("ways", [
     ["graph"], pytest.param(["torch", "graph"], marks=pytest.mark.long)], ids=["some", "all"])
 def test_table(ways):

@@ -1,10 +1,13 @@
-"""bagua_hvd.bench.simulator against what is computed by hand. Wire: 16 bytes of header, 66 a packet of 1448."""
+"""bagua_hvd.core.simulator against what is computed by hand. Wire: 16 bytes of header, 66 a packet of 1448."""
 import math
+import os
 
 import pytest
 
-from bagua_hvd.bench import simulator
-from bagua_hvd.bench.simulator import Network, allreduces
+from bagua_hvd.bench import records, simulator
+from bagua_hvd.bench.hosts import why_impossible
+from bagua_hvd.core import native
+from bagua_hvd.core.simulator import Network, Operation, allreduces, operations
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -68,10 +71,10 @@ def test_allreduces_overlap_within_the_window():
     one, many = (max(allreduces(2, [4] * count, Network(LATENCY, RATE), agrees=False)) for count in (1, 8))
     assert many < 1.01 * one
     assert max(allreduces(2, [4] * 16, Network(LATENCY, RATE), agrees=False)) == pytest.approx(2 * one, rel=0.01)
-    # 64 MiB at once: none goes beside such a one, but what is small.
-    large = max(allreduces(2, [64 << 20], Network(LATENCY, RATE), agrees=False))
-    assert max(allreduces(2, [64 << 20, 1 << 17], Network(LATENCY, RATE), agrees=False)) > large + 0.9 * LATENCY
-    assert max(allreduces(2, [64 << 20, 4], Network(LATENCY, RATE), agrees=False)) < large + 0.1 * LATENCY
+    # 128 MiB at once: none goes beside such a one, but what is small.
+    large = max(allreduces(2, [128 << 20], Network(LATENCY, RATE), agrees=False))
+    assert max(allreduces(2, [128 << 20, 1 << 17], Network(LATENCY, RATE), agrees=False)) > large + 0.9 * LATENCY
+    assert max(allreduces(2, [128 << 20, 4], Network(LATENCY, RATE), agrees=False)) < large + 0.1 * LATENCY
 
 
 def test_the_chosen_path_is_one_of_them():
@@ -97,3 +100,56 @@ def test_wrong_arguments(path, hosts, nbytes):
 def test_the_table(capsys):
     assert simulator.main(["--hosts", "2", "--rate", "1gbit", "--latency", "5", "--sizes", "4", "65536"]) == 0
     assert capsys.readouterr().out.count("\n") >= 2
+
+
+def coded(kind, **how):
+    """One operation over 1,000 floats as they are, or as one byte each with a header of 16."""
+    codec = native.lib.BHVD_CODEC_MINMAX_UINT8 if kind != native.D_FP_S else 0
+    return Operation(kind, 4000, codec=codec, **how)
+
+
+def test_primitives():
+    """Everyone with its neighbours; by owners, to each its chunk, and back."""
+    network = Network(LATENCY, RATE)
+    pair = operations(4, [coded(native.D_FP_S)], network, agrees=False)
+    assert pair == pytest.approx([LATENCY + wire(4000)] * 4)
+    code = native.lib.bhvd_encoded_size(native.lib.BHVD_CODEC_MINMAX_UINT8, native.FLOAT32, 1000, native.NULL)
+    ring = operations(4, [coded(native.D_LP_S)], network, agrees=False)
+    assert ring == pytest.approx([LATENCY + 2 * wire(code)] * 4)
+    chunk = native.lib.bhvd_encoded_size(native.lib.BHVD_CODEC_MINMAX_UINT8, native.FLOAT32, 250, native.NULL)
+    owners = operations(4, [coded(native.C_LP_S)], network, agrees=False)
+    assert owners == pytest.approx([2 * (LATENCY + 3 * wire(chunk))] * 4)
+    gathered = operations(4, [coded(native.C_LP_S, exchange=native.lib.BHVD_EXCHANGE_ALLGATHER)], network, agrees=False)
+    assert gathered == pytest.approx([LATENCY + 3 * wire(code)] * 4)
+
+
+def test_what_coding_costs():
+    network = Network(LATENCY, RATE, encode_s_per_byte=1e-8, decode_s_per_byte=2e-8)
+    free = operations(2, [coded(native.D_LP_S)], Network(LATENCY, RATE), agrees=False)
+    found = operations(2, [coded(native.D_LP_S)], network, agrees=False)
+    # Encoded once, and two codes are added: the own one and the peer's.
+    assert found == pytest.approx([free[0] + 4000 * (1e-8 + 2 * 2e-8)] * 2)
+
+
+@pytest.mark.parametrize("wrong", [Operation(native.ALLGATHER, 4), Operation(native.C_LP_S, 4),
+                                   Operation(native.D_FP_S, 5), Operation(native.D_FP_S, 4, topology=9)])
+def test_wrong_operations(wrong):
+    with pytest.raises(ValueError):
+        operations(2, [wrong], Network(LATENCY, RATE))
+
+
+@pytest.mark.skipif(why_impossible() is not None or not os.path.exists("/dev/net/tun"),
+                    reason="hosts need root, iproute2 and TUN")
+def test_measured_beside_simulated(tmp_path, capsys):
+    """Real ranks on hosts that are 2 ms apart."""
+    assert simulator.main(["--measure", "--hosts", "2", "--rate", "1gbit", "--latency", "2", "--sizes", "4", "65536",
+                           "--folder", str(tmp_path)]) == 0
+    found = records.read("allreduce", tmp_path)
+    assert [record.setting["nbytes"] for record in found] == [4, 65536]
+    for record in found:
+        expected = max(allreduces(2, [record.setting["nbytes"]], Network(2e-3, 125e6)))
+        assert record.samples["simulated"].values == [expected]
+        measured = record.samples["measured"].values
+        assert len(measured) == simulator.COUNT and min(measured) >= 4e-3
+        assert record.samples["processor"].values[0] > 0
+    assert capsys.readouterr().out.count("measured") == 2

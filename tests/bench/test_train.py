@@ -8,8 +8,9 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backends", [
-    ["none", "bagua", "tcp"], pytest.param(["none", "bagua", "gloo", "barrier", "tcp"], marks=pytest.mark.long),
+    ["none", "bagua", "tcp"], pytest.param(["none", "bagua", "gloo", "late", "barrier", "tcp"], marks=pytest.mark.long),
 ], ids=["some", "all"])
 def test_every_backend_has_its_line(backends):
     command = [sys.executable, "-m", "bagua_hvd.bench.train", "--models", "mlp", "--rounds", "1", "--steps", "2",

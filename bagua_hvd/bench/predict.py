@@ -1,0 +1,97 @@
+"""What a training step would take: predicted from a model's profile, a network and what an algorithm sends.
+
+The picture is coarse: buckets cross a line one after the other, each from when its last gradient is there; a bucket is
+agreed on in a round trip, and each of its rounds of messages waits for the latency once. Coding takes no time. How far
+this is from measurements stands beside them (bench/tradeoff.py). The simulator (bench/simulator.py) knows schedules of
+allreduces step by step.
+"""
+import functools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bagua_hvd.bench.profiles import Profile
+
+FRAMING = 1514 / 1448
+BUCKET_NBYTES = 10 << 20
+DDP_NBYTES = 25 << 20
+GRADIENTS, STEP, HIDDEN = "while gradients come", "after the backward pass", "beside the training"
+
+
+@dataclass(frozen=True)
+class Network:
+    """Seconds, bytes. latency_s: one way."""
+
+    hosts: int
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+
+class Sends(NamedTuple):
+    """Of one way to train: bytes a rank sends for `count` elements of n ranks, rounds of messages, when; every how many
+    steps."""
+
+    nbytes: float
+    rounds: int
+    when: str = GRADIENTS
+    period: int = 1
+
+
+def sends(way: str, n: int, count: float, thin: float = 0.0) -> Sends:
+    """thin: sum of rows and columns of the matrices, for PowerSGD of rank 4. Raises KeyError: an unknown way."""
+    part, log, ring = (n - 1) / n, max(1, math.ceil(math.log2(n))), min(2, n - 1)
+    exact = 8 * count * part
+    known = {
+        "none": Sends(0, 0, HIDDEN), "ddp": Sends(exact, 2 * log), "gradient_allreduce": Sends(exact, 2 * log),
+        "ddp, fp16 hook": Sends(exact / 2, 2 * log), "ddp, PowerSGD hook": Sends(8 * part * 4 * thin, 4 * log, STEP),
+        "bytegrad": Sends(exact / 4, 2), "qsgd": Sends(exact / 4 * (1 + 1 / 32), 2),
+        "terngrad": Sends(count / 4 * (n - 1), 1 + 2 * log), "doublesqueeze": Sends(exact / 32, 2),
+        "ef_signsgd": Sends(count / 8 * (n - 1), 1), "topk": Sends(0.08 * count * (n - 1), 1),
+        "powersgd": Sends(8 * part * 4 * thin, 4 * log),
+        "qadam": Sends(exact / 4, 2, STEP), "qadam, wait_in_step": Sends(exact / 4, 2),
+        "onebit_adam": Sends(exact / 32, 2, STEP), "onebit_adam, wait_in_step": Sends(exact / 32, 2),
+        "onebit_adam_published": Sends(exact / 32, 2, STEP),
+        "decentralized": Sends(exact, 2 * log), "decentralized, shift_one": Sends(4 * count, 1),
+        "low_precision_decentralized": Sends(count * ring, 1, STEP), "choco": Sends(count / 8 * ring, 1, STEP),
+        "local_sgd": Sends(exact, 2 * log, STEP, 4), "diloco, 16": Sends(exact, 2 * log, STEP, 16),
+        **{name: Sends(0, 0, HIDDEN) for name in (
+            "async", "async_low_precision", "async_decentralized", "async_low_precision_decentralized")},
+    }
+    return known[way]
+
+
+@functools.cache
+def _buckets(profile: Profile, nbytes: int) -> list[tuple[int, float]]:
+    """(elements, seconds until the last gradient of it is there)."""
+    found: list[tuple[int, float]] = []
+    count, moment = 0, 0.0
+    for _, shape, ready in profile.gradients:
+        size = math.prod(shape)
+        if count and 4 * (count + size) > nbytes:
+            found.append((count, moment))
+            count = 0
+        count, moment = count + size, ready
+    return [*found, (count, moment)]
+
+
+@functools.cache
+def factors(profile: Profile) -> float:
+    """The rows and columns of all matrices."""
+    return sum(shape[0] + math.prod(shape[1:]) for _, shape, _ in profile.gradients if len(shape) > 1)
+
+
+def step_s(way: str, profile: Profile, network: Network) -> float:
+    """Seconds of a step."""
+    n, total = network.hosts, profile.parameters
+    said = sends(way, n, total, factors(profile))
+    if said.when == HIDDEN:
+        return profile.computing_s
+    wait = (said.rounds + 2) * network.latency_s
+    if said.when == STEP:
+        return profile.computing_s + (said.nbytes * FRAMING / network.bytes_per_s + wait) / said.period
+    free = 0.0
+    done = profile.backward_s
+    for count, ready in _buckets(profile, DDP_NBYTES if way.startswith("ddp") else BUCKET_NBYTES):
+        free = max(free, ready) + said.nbytes * count / total * FRAMING / network.bytes_per_s
+        done = max(done, free + wait)
+    return profile.forward_s + done + profile.step_s

@@ -1,0 +1,43 @@
+"""Two one-sided tests: whether a ratio is within a margin of 1, outside of it, or whether that is open.
+
+Of each seed the logarithm of the ratio, since losses are compared by ratios; the test is Student's for their mean.
+Source: Schuirmann, J. Pharmacokinet. Biopharm. 15 (1987), 657. https://doi.org/10.1007/BF01068419
+"""
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Verdict(NamedTuple):
+    """change: the mean, relative. spread: standard deviation of one seed. p: of the test that it is within."""
+
+    seeds: int
+    change: float
+    spread: float
+    p: float
+    word: str           # "within", "outside", "open", "diverged"
+
+
+def judge(ratios: Sequence[float], margin: float, level: float) -> Verdict:
+    """What the ratios of some seeds say of 1 - margin < ratio < 1 + margin.
+
+    Only a loss that is larger is worse: one that is smaller than by the margin is "within", too.
+    """
+    if not all(map(math.isfinite, ratios)):
+        return Verdict(len(ratios), math.inf, math.inf, 1.0, "diverged")
+    logs = [math.log(ratio) for ratio in ratios]
+    mean = math.fsum(logs) / len(logs)        # Python's sum() differs between versions
+    if len(logs) < 3:
+        return Verdict(len(logs), math.expm1(mean), math.nan, math.nan, "open")
+    deviation = math.sqrt(math.fsum((each - mean)**2 for each in logs) / (len(logs) - 1))
+    if deviation == 0:
+        word = "within" if mean < math.log1p(margin) else "outside"
+        return Verdict(len(logs), math.expm1(mean), 0.0, 0.0, word)
+    from scipy import stats
+
+    below = stats.ttest_1samp(logs, math.log1p(margin), alternative="less").pvalue
+    above = stats.ttest_1samp(logs, math.log1p(-margin), alternative="greater").pvalue
+    p = float(below if mean < 0 else max(below, above))
+    beyond = stats.ttest_1samp(logs, math.log1p(margin), alternative="greater").pvalue
+    word = "within" if p < level else "outside" if beyond < level else "open"
+    return Verdict(len(logs), math.expm1(mean), deviation, p, word)

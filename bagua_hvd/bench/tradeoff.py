@@ -1,0 +1,422 @@
+"""What each algorithm buys: time per step, bytes, time to quality, on one network and over all of them.
+
+    python -m bagua_hvd.bench.tradeoff --hosts 4 --rate 1gbit --delay 5                 as root: measured
+    python -m bagua_hvd.bench.tradeoff --predict --hosts 8 --parameters 110e6 --step-ms 200 --output FOLDER
+    python -m bagua_hvd.bench.tradeoff --small --output FOLDER                          minutes, a small model
+
+Measured: bench/laboratory.py, real communication of ranks that sleep for computing. Predicted: bench/predict.py. The
+map is a prediction, always: for each bandwidth and latency the least relaxed way within 10 % of the quickest. Time to
+quality is time per step, times the steps that were needed relative to gradient_allreduce (records "quality").
+
+With --pictures it draws those of the documentation from its records.
+"""
+import argparse
+import functools
+import importlib
+import math
+import statistics
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+from bagua_hvd.bench import laboratory, predict, profiles, records, report
+from bagua_hvd.bench.hosts import why_impossible
+from bagua_hvd.bench.network import bytes_per_s
+
+DOCS = records.ROOT / "docs"
+SMALL = ("none", "gradient_allreduce", "bytegrad", "async")
+# From exact to loose: what must be given up for speed.
+RELAXED = ("gradient_allreduce", "bytegrad", "doublesqueeze", "decentralized, shift_one", "choco", "local_sgd",
+           "diloco, 16", "async")
+NEAR = 1.1
+COLUMNS = ("way", "ms per step", "shortest to longest", "MB sent", "speed", "to quality")
+CURVE = ("ddp", "gradient_allreduce", "bytegrad", "doublesqueeze", "decentralized, shift_one", "local_sgd", "async")
+QUALITY_CURVE = ("ddp", "gradient_allreduce", "bytegrad", "terngrad", "topk", "doublesqueeze", "choco",
+                 "decentralized, shift_one")
+RATES = ("100mbit", "300mbit", "1gbit", "2gbit")
+
+
+def _cell(record, base):
+    """Of a table: milliseconds, and how many times faster than gradient_allreduce."""
+    if record is None:
+        return ""
+    if why := laboratory.why_not(record):
+        return f"not measurable ({why})"
+    faster = laboratory.ms(base) / laboratory.ms(record) if base and not laboratory.why_not(base) else None
+    return f"{laboratory.ms(record):.0f}" + (f" ({faster:.1f}x)" if faster else "")
+
+
+def _table(columns, first="ms per step"):
+    """columns: {heading: {way: record}}. None where nothing was measured."""
+    ways = [way for way in laboratory.WAYS if any(way in found for found in columns.values())]
+    if not ways:
+        return "Nothing measured yet."
+    lines = [(f"`{way}`", *(_cell(found.get(way), found.get("gradient_allreduce")) for found in columns.values()))
+             for way in ways]
+    return report.table((first, *columns), lines, left=1)
+
+
+def throughput(rate, model="resnet18"):
+    """ms per step over the number of hosts, without delay."""
+    return _table({f"{hosts} hosts": laboratory.newest(
+        rate=rate, hosts=hosts, delay_ms=0.0, slow=1.0, model=model, environment={}) for hosts in (2, 4, 8)})
+
+
+def latency(hosts="4", rate="1gbit", model="resnet18"):
+    """ms per step over the delay."""
+    return _table({f"{delay:g} ms": laboratory.newest(
+        rate=rate, hosts=int(hosts), delay_ms=delay, slow=1.0, model=model, environment={})
+        for delay in (0.0, 5.0, 20.0)})
+
+
+def straggler(hosts="4", rate="1gbit", model="resnet18"):
+    """ms per step where the last rank computes longer."""
+    return _table({f"one {slow:g}x slower" if slow > 1 else "all alike": laboratory.newest(
+        rate=rate, hosts=int(hosts), delay_ms=0.0, slow=slow, model=model, environment={}) for slow in (1.0, 2.0, 4.0)})
+
+
+def pace(rate="1gbit", pace="10", model="resnet18"):
+    """ms per step where computing takes so many times less."""
+    return _table({f"{hosts} hosts": laboratory.newest(
+        rate=rate, hosts=hosts, delay_ms=0.0, slow=1.0, model=model, environment={}, pace=float(pace))
+        for hosts in (2, 4)})
+
+
+def ablation(hosts="2", per_host="2", rate="1gbit", model="resnet18"):
+    """ms per step with one optimization of the engine taken away."""
+    columns = {"all": {}, "no overlap": {"BAGUA_OVERLAP": "0"}, "no fusion": {"BAGUA_FUSION": "0"},
+               "no hierarchy": {"BAGUA_HIERARCHY": "0"}}
+    found = {name: laboratory.newest(rate=rate, hosts=int(hosts), per_host=int(per_host), delay_ms=0.0, model=model,
+                                     environment=variables) for name, variables in columns.items()}
+    ways = [way for way in laboratory.WAYS if way in found["all"]]
+    if not ways:
+        return "Nothing measured yet."
+    lines = []
+    for way in ways:
+        base = found["all"][way]
+        cells = []
+        for name, records_of in found.items():
+            record = records_of.get(way)
+            if record is None or laboratory.why_not(record):
+                cells.append(_cell(record, None))
+            else:
+                more = laboratory.ms(record) / laboratory.ms(base) - 1
+                cells.append(f"{laboratory.ms(record):.0f}" + (f" ({more:+.0%})" if name != "all" else ""))
+        lines.append((f"`{way}`", *cells))
+    return report.table(("ms per step", *found), lines, left=1)
+
+
+def bytes_sent(hosts="8", model="resnet18"):
+    """MB on the wire for each rank and step, beside what the formulas say."""
+    found = laboratory.newest(rate="1gbit", hosts=int(hosts), delay_ms=0.0, slow=1.0, model=model, environment={})
+    profile = profiles.load(model)
+    lines = []
+    for way in laboratory.WAYS:
+        if way in found and way != "none":
+            said = predict.sends(way, int(hosts), profile.parameters, predict.factors(profile))
+            wire = f"{said.nbytes / said.period * predict.FRAMING / 1e6:.2f}" if said.nbytes else "by the clock"
+            lines.append((f"`{way}`", f"{laboratory.nbytes(found[way]) / 1e6:.2f}", wire))
+    return report.table(("MB on the wire", "measured", "formula"), lines, left=1) if lines else "Nothing measured yet."
+
+
+def _compared():
+    """(record, predicted ms) of all that count, but those whose optimizer is Adam, whose arithmetic is not slept."""
+    for record in records.read("step", environment={}, slow=1.0, per_host=1):
+        said = record.setting
+        if laboratory.why_not(record) or "adam" in said["way"] or "pace" in said:
+            continue
+        network = predict.Network(said["hosts"], bytes_per_s(said["rate"]), said["delay_ms"] / 1e3)
+        yield record, 1e3 * predict.step_s(said["way"], profiles.load(said["model"]), network)
+
+
+def prediction_error(quantile="0.5"):
+    """Of all measured cells, the error of the prediction: so many of them have a smaller one."""
+    errors = sorted(abs(predicted / laboratory.ms(record) - 1) for record, predicted in _compared())
+    return f"{100 * errors[min(len(errors) - 1, int(float(quantile) * len(errors)))]:.0f} %" if errors else "?"
+
+
+def speed(way, hosts, rate, delay="0", slow="1", over="gradient_allreduce"):
+    """How many times as fast as another way. A "+" stands for a comma and a space."""
+    found = laboratory.newest(rate=rate, hosts=int(hosts), delay_ms=float(delay), slow=float(slow), model="resnet18",
+                              environment={})
+    ways = [found.get(name.replace("+", ", ")) for name in (way, over)]
+    if any(record is None or laboratory.why_not(record) for record in ways):
+        return "-"
+    return f"{laboratory.ms(ways[1]) / laboratory.ms(ways[0]):.1f}x"
+
+
+def milliseconds(way, hosts, rate):
+    """Of a step."""
+    record = laboratory.newest(rate=rate, hosts=int(hosts), delay_ms=0.0, slow=1.0, model="resnet18",
+                               environment={}).get(way)
+    return f"{laboratory.ms(record):.0f}" if record and not laboratory.why_not(record) else "?"
+
+
+def summary():
+    """How many times as fast as gradient_allreduce: a few ways, by hosts and bandwidth."""
+    places = [(hosts, rate) for rate in ("1gbit", "100mbit") for hosts in ("2", "4", "8")]
+    lines = [(f"`{way}`", *(speed(way, *place) for place in places)) for way in CURVE if way != "gradient_allreduce"]
+    return report.table(("", *(f"{hosts} hosts, {rate}" for hosts, rate in places)), lines, left=1)
+
+
+def _told(options):
+    """The profile: of a model that was measured, or of numbers."""
+    if not options.parameters:
+        return profiles.load(options.model)
+    step, layers = options.step_ms / 1e3, 50
+    share = math.isqrt(round(options.parameters / layers))
+    return profiles.Profile("told", 0.3 * step, 0.6 * step, 0.1 * step,
+                            [(f"layer{i}", (share, share), 0.6 * step * (i + 1) / layers) for i in range(layers)])
+
+
+@functools.cache
+def quality(way):
+    """Steps until the quality of gradient_allreduce, relative to its own; None: no record says."""
+    try:
+        page = importlib.import_module("bagua_hvd.bench.quality.page")
+    except ImportError:
+        return None
+    algorithm, said, _ = laboratory.WAYS[way]
+    arguments = {name: value for name, value in said.items() if name != "warmup_steps"}
+    mine = [record for record in records.read("quality", algorithm=algorithm, ranks=4, split="iid")
+            if {**arguments, **record.setting["arguments"]} == record.setting["arguments"]]
+    ratios = []
+    for record in mine:
+        same = {key: record.setting[key] for key in ("task", "optimizer", "rate", "ranks", "split", "seed")}
+        for exact in records.read("quality", algorithm="gradient_allreduce", **same)[-1:]:
+            target = 1.05 * exact.samples["curve"].values[-1]
+            steps, base = page.steps_to(record, target), page.steps_to(exact, target)
+            ratios.append(steps / base if steps and base else float("inf"))
+    return statistics.median(ratios) if ratios else None
+
+
+def sooner(way, rate, hosts=2, model="resnet18"):
+    """How many times sooner than gradient_allreduce at its loss, without delay; None: no record says."""
+    found = laboratory.newest(rate=rate, hosts=int(hosts), delay_ms=0.0, slow=1.0, model=model, environment={})
+    record, base = found.get(way), found.get("gradient_allreduce")
+    factor = 1.0 if way == "ddp" else quality(way)      # DDP's averages are exact, too
+    if factor is None or record is None or base is None or laboratory.why_not(record) or laboratory.why_not(base):
+        return None
+    return laboratory.ms(base) / (laboratory.ms(record) * factor)
+
+
+def speed_to_quality(way, rate, hosts="2"):
+    """sooner(), for a sentence."""
+    times = sooner(way, rate, hosts)
+    return "?" if times is None else f"{times:.1f}x"
+
+
+def _lines(rows):
+    """rows: (way, ms, shortest, longest, bytes)."""
+    base = next((row[1] for row in rows if row[0] == "gradient_allreduce"), None)
+    for way, middle, low, high, sent in rows:
+        factor = 1.0 if way in ("gradient_allreduce", "ddp") else quality(way)
+        to_quality = "?" if factor is None or base is None else f"{base / (middle * factor):.2f}x"
+        yield (way, f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{sent / 1e6:.2f}",
+               f"{base / middle:.2f}x" if base else "-", to_quality)
+
+
+def winner(profile, network, ways=RELAXED):
+    """The first of `ways` within NEAR of the quickest, by prediction; with quality records, in time to quality."""
+    times = {way: predict.step_s(way, profile, network) * (quality(way) or 1.0) for way in ways}
+    best = min(times.values())
+    return next(way for way in ways if times[way] <= NEAR * best)
+
+
+def draw_map(path, drawn, hosts=8, points=32):
+    """Winners by bandwidth and latency, a panel for each profile."""
+    import matplotlib
+    import numpy as np
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    rates, latencies = np.logspace(7, 11, points), np.logspace(-5, -1, points)
+    colors = [f"C{index}" for index in range(len(RELAXED))]
+    figure = pyplot.figure(figsize=(max(7.0, 3.1 * len(drawn) + 0.4), 3.9))
+    panels = [figure.add_subplot(1, len(drawn), index + 1) for index in range(len(drawn))]
+    for profile, panel in zip(drawn, panels, strict=True):
+        grid = [[RELAXED.index(winner(profile, predict.Network(hosts, rate / 8, delay))) for rate in rates]
+                for delay in latencies]
+        panel.pcolormesh(rates, latencies * 1e3, grid, cmap=ListedColormap(colors), vmin=-0.5, vmax=len(RELAXED) - 0.5)
+        panel.set(xscale="log", yscale="log", xlabel="bit/s",
+                  title=f"{profile.model}: {profile.parameters / 1e6:.0f} M, {1e3 * profile.computing_s:.0f} ms")
+        panel.title.set_fontsize(9)
+    panels[0].set_ylabel("latency, ms one way")
+    figure.legend(handles=[Patch(color=color, label=way) for color, way in zip(colors, RELAXED, strict=True)],
+                  loc="lower center", ncols=4, fontsize=8, frameon=False)
+    figure.suptitle(f"predicted, {hosts} hosts: the least relaxed way within 10 % of the quickest step", fontsize=9)
+    figure.tight_layout(rect=(0, 0.12, 1, 1))
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def draw_steps(path, columns, ylabel="ms per step", title=""):
+    """Bars with their spread. columns: {heading: [(way, ms, shortest, longest, bytes)]}."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(columns), figsize=(4.2 * len(columns) + 1, 4.6), squeeze=False)
+    for (heading, rows), panel in zip(columns.items(), panels[0], strict=True):
+        middles = [row[1] for row in rows]
+        errors = [[max(0.0, row[1] - row[2]) for row in rows], [max(0.0, row[3] - row[1]) for row in rows]]
+        panel.barh([row[0] for row in rows], middles, xerr=errors, color="#4f8fd0", ecolor="#76808a", height=0.7)
+        panel.invert_yaxis()
+        panel.tick_params(labelsize=7)
+        panel.set(xlabel=ylabel)
+        panel.set_title(heading, fontsize=9)
+        panel.grid(axis="x", alpha=0.3)
+    figure.suptitle(title, fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+@contextmanager
+def _over_bandwidth(path, mbits, ylabel, values, title):
+    """Gives the panel of a figure in this file; both axes are logarithmic.
+
+    Args:
+        mbits, values: that the axes name. values: {value: what it is called}.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams["svg.fonttype"] = "none"
+    pyplot.rcParams["svg.hashsalt"] = "bagua_hvd"       # the same records make the same file
+    figure, panel = pyplot.subplots(figsize=(7, 3.6))
+    yield panel
+    panel.set(xscale="log", yscale="log", xlabel="Mbit/s", ylabel=ylabel, title=title)
+    panel.set_xticks(mbits, [f"{mbit:,}" for mbit in mbits])
+    panel.set_yticks(list(values), list(values.values()))
+    panel.minorticks_off()
+    panel.title.set_fontsize(9)
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize=7, ncols=2, frameon=False, loc="upper right")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None} if str(path).endswith("svg") else None)
+    pyplot.close(figure)
+
+
+def draw_curve(path, hosts=2, model="resnet18"):
+    """ms per step over the bandwidth: points measured, lines predicted."""
+    import numpy as np
+
+    profile, rates = profiles.load(model), np.logspace(7.7, 10, 60)
+    title = f"{model}, {profile.parameters / 1e6:.1f} M parameters, {hosts} hosts: points measured, lines predicted"
+    values = {value: f"{value:,}" for value in (250, 500, 1000, 2000, 4000, 8000)}
+    with _over_bandwidth(path, [100, 300, 1000, 2000, 10000], "ms per step", values, title) as panel:
+        for way in CURVE:
+            line, = panel.plot(rates / 1e6, [1e3 * predict.step_s(way, profile, predict.Network(hosts, rate / 8))
+                                             for rate in rates], alpha=0.4)
+            for rate in RATES:
+                record = laboratory.newest(rate=rate, hosts=hosts, delay_ms=0.0, slow=1.0, model=model,
+                                           environment={}).get(way)
+                if record and not laboratory.why_not(record):
+                    middle, (low, high) = laboratory.ms(record), laboratory.spread(record)
+                    panel.errorbar(8e-6 * bytes_per_s(rate), middle, [[max(0, middle - low)], [max(0, high - middle)]],
+                                   marker="o", markersize=5, color=line.get_color())
+            panel.plot([], [], marker="o", color=line.get_color(), label=way)
+
+
+def draw_time_to_quality(path, hosts=2, model="resnet18"):
+    """sooner() over the bandwidth: points measured, joined. Ways for which no record says it are left out."""
+    title = f"time to the loss of gradient_allreduce: {model} on {hosts} hosts"
+    values = {value: f"{value}x" for value in (1, 2, 4, 8, 16)}
+    with _over_bandwidth(path, [100, 300, 1000, 2000], "times as soon", values, title) as panel:
+        for way in QUALITY_CURVE:
+            points = [(8e-6 * bytes_per_s(rate), times) for rate in RATES
+                      if (times := sooner(way, rate, hosts, model)) is not None]
+            if points:
+                panel.plot(*zip(*points, strict=True), marker="o", markersize=5, label=way)
+
+
+def _row(record):
+    return record.setting["way"], laboratory.ms(record), *laboratory.spread(record), laboratory.nbytes(record)
+
+
+def draw_documentation():
+    """The pictures of the documentation, from its records."""
+    draw_curve(DOCS / "tradeoff.svg")
+    draw_time_to_quality(DOCS / "time-to-quality.svg")
+    draw_map(DOCS / "results" / "tradeoff-map.png", [profiles.load(model) for model in profiles.MODELS])
+    columns = {}
+    for rate in ("1gbit", "100mbit"):
+        found = laboratory.newest(rate=rate, hosts=8, delay_ms=0.0, slow=1.0, model="resnet18", environment={})
+        if rows := [_row(found[way]) for way in laboratory.WAYS if way in found and not laboratory.why_not(found[way])]:
+            columns[f"8 hosts, {rate}"] = rows
+    if columns:
+        draw_steps(DOCS / "results" / "tradeoff-steps.png", columns, title="measured; lines: shortest to longest step")
+
+
+def _measure(options, profile):
+    folder = options.output or "."
+    found = laboratory.run(options.hosts, options.rate, options.delay, options.ways, profile.model,
+                           seconds=options.seconds, experiment="tradeoff", folder=folder, profile=profile)
+    for record in found:
+        if why := laboratory.why_not(record):
+            print(f"{record.setting['way']}: not measurable here ({why})", flush=True)
+        else:
+            yield _row(record)
+
+
+def _predicted(options, profile):
+    network = predict.Network(options.hosts, bytes_per_s(options.rate), options.delay / 1e3)
+    for way in options.ways:
+        milliseconds = 1e3 * predict.step_s(way, profile, network)
+        said = predict.sends(way, network.hosts, profile.parameters, predict.factors(profile))
+        yield way, milliseconds, milliseconds, milliseconds, said.nbytes / said.period
+
+
+def main(arguments=None):
+    """The program. Returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bagua_hvd.bench.tradeoff", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--rate", default="1gbit", help="of each host's link, as tc writes it; default 1gbit")
+    parser.add_argument("--delay", type=float, default=0.0, metavar="MS", help="one way; default 0")
+    parser.add_argument("--model", default="resnet18", choices=profiles.MODELS, help="default resnet18")
+    parser.add_argument("--parameters", type=float, help="instead: so many, in 50 layers")
+    parser.add_argument("--step-ms", type=float, default=100.0, help="of these: what a step computes; default 100")
+    parser.add_argument("--ways", nargs="+", default=list(laboratory.WAYS), choices=laboratory.WAYS, metavar="WAY",
+                        help="; ".join(laboratory.WAYS))
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement, about; default 4")
+    parser.add_argument("--predict", action="store_true", help="measure nothing")
+    parser.add_argument("--small", action="store_true", help=f"2 hosts, a million parameters, {', '.join(SMALL)}")
+    parser.add_argument("--output", metavar="FOLDER", help="for pictures and records")
+    parser.add_argument("--pictures", action="store_true", help="draw those of the documentation, and nothing else")
+    options = parser.parse_args(arguments)
+    if options.pictures:
+        draw_documentation()
+        return 0
+    if options.small:
+        options.hosts, options.parameters, options.step_ms, options.seconds = 2, 1e6, 20.0, 0.3
+        options.ways = list(SMALL)
+    if not options.predict and (problem := why_impossible()):
+        parser.error(problem + ", or give --predict")
+    profile = _told(options)
+    rows = list((_predicted if options.predict else _measure)(options, profile))
+    how = "predicted" if options.predict else "measured"
+    print(f"\n{profile.parameters / 1e6:.1f} M parameters, {1e3 * profile.computing_s:.0f} ms of computing, "
+          f"{options.hosts} hosts, {options.rate}, {options.delay:g} ms one way: {how}\n")
+    print(report.table(COLUMNS, list(_lines(rows)), left=1))
+    network = predict.Network(options.hosts, bytes_per_s(options.rate), options.delay / 1e3)
+    print(f"\nthe least relaxed within 10 % of the quickest, predicted: {winner(profile, network)}")
+    if not options.predict and rows:
+        errors = [abs(1e3 * predict.step_s(row[0], profile, network) / row[1] - 1) for row in rows]
+        print(f"error of the prediction, median: {100 * statistics.median(errors):.0f} %")
+    if options.output:
+        Path(options.output).mkdir(parents=True, exist_ok=True)
+        draw_steps(Path(options.output, "steps.png"), {how: rows})
+        draw_map(Path(options.output, "map.png"), [profile], options.hosts)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""bagua_hvd.bench.quality: what it judges, what it leaves out because it is there, and a training of each task."""
+import math
+
+import pytest
+import torch
+
+import bagua_hvd.torch as hvd
+from bagua_hvd.bench import records
+from bagua_hvd.bench.quality import grid, page
+from bagua_hvd.bench.quality.equivalence import judge
+from bagua_hvd.bench.quality.tasks import TASKS
+from bagua_hvd.bench.quality.training import UNITS, train
+
+
+@pytest.mark.parametrize("ratios, word", [
+    ([1.01, 1.02, 1.0, 1.015, 0.99], "within"), ([0.9, 0.91, 0.905], "within"),      # a lower loss is no harm
+    ([1.10, 1.11, 1.12, 1.10, 1.105], "outside"), ([1.0, 1.2, 0.9, 1.1, 1.05], "open"),
+    ([1.0, 1.0], "open"), ([1.0, 1.0, 1.0], "within"), ([1.0, math.nan, 1.0], "diverged"),
+])
+def test_verdicts(ratios, word):
+    assert judge(ratios, 0.05, 0.05).word == word
+
+
+def test_p_is_of_two_one_sided_tests():
+    """By hand: the mean of the logarithms is 0.02, their deviation 0.01, of 4: t = (0.02 - ln 1.05) / 0.005."""
+    logs = [0.02 + 0.01 * math.sqrt(3) / 2 * sign for sign in (-1, -1, 1, 1)]
+    verdict = judge([math.exp(each) for each in logs], 0.05, 0.05)
+    assert verdict.spread == pytest.approx(0.01) and verdict.change == pytest.approx(math.expm1(0.02))
+    assert verdict.p == pytest.approx(0.005204, abs=1e-6)        # Student's t, 3 degrees of freedom, at -5.758
+
+
+def append(folder, cell, loss, curve=(3.0, 2.0, 1.0)):
+    samples = {"test_loss": ("nats", [loss]), "validation_loss": ("nats", [loss]), "bytes_per_step": ("bytes", [8.0]),
+               "curve_steps": ("steps", [10, 20, 30]), "curve": ("nats", curve)}
+    return records.append(grid.EXPERIMENT, cell.setting(), samples, folder=folder, command="by hand")
+
+
+def test_goes_on_where_it_was(tmp_path):
+    assert grid.recorded(tmp_path) == []
+    for cell in grid.tuning(["tabular"]):
+        assert cell in grid.missing(grid.tuning(["tabular"]), grid.recorded(tmp_path))
+        append(tmp_path, cell, abs(cell.rate - 0.1) + 1)
+    found = grid.recorded(tmp_path)
+    assert grid.missing(grid.tuning(["tabular"]), found) == []
+    assert grid.best_rate("tabular", "sgd", found) == 0.1
+    assert grid.best_rate("images", "sgd", found) is None
+    with pytest.raises(ValueError, match="images, sgd: run --tune first"):
+        grid.cells(["images"], ["bytegrad"], 4, ["iid"], [0], found)
+    wanted = grid.cells(["tabular"], ["gradient_allreduce", "qadam"], 4, ["iid", "skewed"], [0, 1], found)
+    assert len(wanted) == 12 and wanted[0].rate == 0.1      # qadam has no SGD
+    record = append(tmp_path, wanted[0], 0.8)
+    assert grid.missing(wanted, grid.recorded(tmp_path)) == wanted[1:]
+    # Another default is another training.
+    record.setting["defaults"]["average"] = False
+    assert wanted[0].setting() != record.setting
+    assert "object at" not in str(grid.defaults("auto")), "an address: no training would be found again"
+    assert grid.defaults("topk")["empties_errors"]          # what it does unasked is part of what was trained
+    # Of one rate there is nothing to choose.
+    assert not grid.tuning(["code"]) and grid.cells(["code"], ["bytegrad"], 4, ["iid"], [0], [])[0].task == "code"
+    assert [page.steps_to(record, target) for target in (2.5, 2.0, 0.5)] == [15, 20, None]
+
+
+def test_who_missed_the_margin(tmp_path, monkeypatch):
+    for seed, (exact, mine, other) in enumerate(((1.0, 1.06, 1.08), (2.0, 2.04, 2.06))):
+        losses = {"gradient_allreduce": exact, "bytegrad": mine, "qsgd": other}
+        for cell in grid.cells(["code"], losses, 4, ["iid"], [seed], []):
+            append(tmp_path, cell, losses[cell.algorithm])
+    read = grid.recorded
+    monkeypatch.setattr(grid, "recorded", lambda **setting: read(tmp_path, **setting))
+    assert page.missed("code") == "in the mean of the seeds: `qsgd`; in any one seed: `bytegrad`, `qsgd`"
+    assert page.missed("aside") == "in the mean of the seeds: none; in any one seed: none"
+
+
+def trainings():
+    hvd.init()
+    for name, make in TASKS.items():
+        if name == "tabular":
+            continue        # its file is plotnine's
+        task = make()
+        for skewed in (False, True) if task.classes else (False,):
+            shares = [torch.cat([y for (_, y), _ in zip(task.batches(rank, 4, 0, skewed), range(20), strict=False)])
+                      for rank in (0, 2)]           # of four, whose favoured labels are others
+            counts = [torch.bincount(share.flatten(), minlength=400).float() for share in shares]
+            alike = torch.nn.functional.cosine_similarity(counts[0], counts[1], dim=0)
+            assert (alike < 0.8) == skewed, (name, skewed, alike)
+        task.steps = 24
+        got = train(task, next(iter(task.optimizers)), 0.01, "local_sgd", {}, 0, False)
+        assert got.keys() == UNITS.keys()
+        assert got["curve"][-1] < got["curve"][0] and got["test_loss"] < 6 and got["bytes_per_step"] > 0
+        assert (got["apart"] > 0) == (task.steps % 4 != 0)
+
+
+@pytest.mark.long
+def test_trainings(run_ranks):
+    run_ranks(2, trainings, timeout=110)

@@ -1,0 +1,74 @@
+"""bagua_hvd.bench.tradeoff: predictions against what is computed by hand; its small form measures, prints and draws."""
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bagua_hvd.bench import laboratory, predict, records, tradeoff
+from bagua_hvd.bench.hosts import why_impossible
+from bagua_hvd.bench.predict import FRAMING, Network
+from bagua_hvd.bench.profiles import Profile
+
+# Two gradients of 4 MB each, a bucket each with BUCKET_NBYTES of 5 MB.
+PROFILE = Profile("two", 0.010, 0.040, 0.005, [("b", (1000, 1000), 0.010), ("a", (1000, 1000), 0.040)])
+
+
+def test_a_line_that_is_free_hides_all_but_the_last_bucket(monkeypatch):
+    monkeypatch.setattr(predict, "BUCKET_NBYTES", 5 << 20)
+    predict._buckets.cache_clear()
+    one = 4e6 * FRAMING / 125e6 * 2         # both ways of the allreduce of two: 2 (n-1)/n
+    found = predict.step_s("gradient_allreduce", PROFILE, Network(2, 125e6, 1e-3))
+    assert one > 0.030                      # the second waits for the line
+    assert found == pytest.approx(0.010 + 0.010 + 2 * one / 2 * 1 + (2 + 2) * 1e-3 + 0.005)
+    assert predict.step_s("async", PROFILE, Network(2, 1.0)) == pytest.approx(0.055)
+    late = predict.step_s("local_sgd", PROFILE, Network(2, 125e6))
+    assert late == pytest.approx(0.055 + 2 * one / 2 / 4)
+
+
+def test_the_least_relaxed_of_those_that_are_quick():
+    assert tradeoff.winner(PROFILE, Network(2, 1e12)) == "gradient_allreduce"
+    assert tradeoff.winner(PROFILE, Network(2, 1e3)) == "async"
+
+
+def test_time_to_quality_is_time_per_step_times_steps(monkeypatch):
+    base, record = object(), object()
+    milliseconds = {base: 400.0, record: 100.0}
+    monkeypatch.setattr(laboratory, "newest", lambda **_: {"gradient_allreduce": base, "bytegrad": record})
+    monkeypatch.setattr(laboratory, "ms", milliseconds.get)
+    monkeypatch.setattr(laboratory, "why_not", lambda record: "")
+    monkeypatch.setattr(tradeoff, "quality", {"gradient_allreduce": 1.0, "bytegrad": 1.25}.get)
+    assert tradeoff.sooner("gradient_allreduce", "1gbit") == 1.0
+    assert tradeoff.speed_to_quality("bytegrad", "1gbit") == "3.2x"
+    assert tradeoff.sooner("topk", "1gbit") is None         # no record of its quality
+    monkeypatch.setattr(laboratory, "why_not", lambda found: "unsteady" if found is record else "")
+    assert tradeoff.speed_to_quality("bytegrad", "1gbit") == "?"
+
+
+def test_every_way_is_predicted():
+    for way in laboratory.WAYS:
+        assert predict.step_s(way, PROFILE, Network(4, 125e6)) >= PROFILE.computing_s - 1e-9
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+@pytest.mark.skipif(why_impossible() is not None or not os.path.exists("/dev/net/tun"),
+                    reason="needs root, iproute2 and /dev/net/tun")
+def test_the_small_form(tmp_path):
+    pytest.importorskip("torch")
+    done = subprocess.run([sys.executable, "-m", "bagua_hvd.bench.tradeoff", "--small", "--output", tmp_path],
+                          capture_output=True, text=True, timeout=190)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| way" in done.stdout and "the least relaxed within 10 % of the quickest, predicted: " in done.stdout
+    found = laboratory.newest("tradeoff", tmp_path)
+    assert set(found) == set(tradeoff.SMALL)
+    # Sleeping cannot be quicker than it was told; bytes are what the formulas say, whatever else the machine does.
+    assert all(laboratory.ms(record) >= 20 for record in found.values())
+    for way in ("gradient_allreduce", "bytegrad"):
+        said = predict.sends(way, 2, 1e6).nbytes * FRAMING
+        assert laboratory.nbytes(found[way]) == pytest.approx(said, rel=0.1)
+    assert laboratory.nbytes(found["none"]) < 1e4
+    for picture in ("steps.png", "map.png"):
+        pytest.importorskip("matplotlib")
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+    assert all(record.samples["plain TCP"].values for record in records.read("tradeoff", tmp_path))
