@@ -8,11 +8,12 @@ alone until the Operation has ended.
     c_lp_s   centralized, low precision, synchronous: alltoall of codes, mean of one's own chunk, allgather of its code
     d_fp_s   decentralized, full precision, synchronous: the mean with a peer, or with the neighbours in a ring
     d_lp_s   decentralized, low precision, synchronous: codes to and from the neighbours in a ring
+    push     directed, full precision, synchronous: to some ranks, and from whoever sends here
 
 A bucket names itself. An array needs a `name`, the same on all ranks and used by no other operation in flight: ranks
 match operations by it. Every wait() raises HorovodInternalError when ranks disagree or one is lost.
 
-The names are those of BAGUA (Gan et al., arXiv:2107.01499).
+The names are those of BAGUA (Gan et al., arXiv:2107.01499), but for push().
 """
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ TOPOLOGIES = {"shift_one": native.TOPOLOGY_SHIFT_ONE, "ring": native.TOPOLOGY_RI
 
 __all__ = [
     "Codec", "ErrorState", "Replicas", "bfloat16", "block", "c_fp_s", "c_lp_s", "d_fp_s", "d_lp_s", "float8", "float16",
-    "float32", "minmax_uint8", "qsgd", "sign", "sign_rms", "ternary", "topk",
+    "float32", "minmax_uint8", "push", "qsgd", "sign", "sign_rms", "ternary", "topk",
 ]
 
 _seeds = itertools.count(1)
@@ -310,7 +311,7 @@ def d_fp_s(bucket: Any, group: ProcessSet, topology: str = "shift_one", round: i
             (native/primitive/peers.h); "ring": the mean of three, with both neighbours; of two ranks the other one
             counts twice.
         round: counts the calls, from 0; equal on all ranks.
-        out, name: as for c_fp_s().
+        group, out, name: as for c_fp_s().
         hierarchical: hosts are the peers, each with the mean of its ranks, which all end alike, and counted for as many
             (native/primitive/peers.h): the mean over all ranks stays what it is. One host: that mean.
     Returns:
@@ -336,7 +337,7 @@ def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Replicas, see
         values: a Bucket or an array, of a dtype that the codec takes. The same layout on all ranks.
         replicas: Replicas of as many elements. With two ranks left and right are the same one; alone, a rank is its own
             left and right.
-        codec, seed, name: as for c_lp_s().
+        group, codec, seed, name: as for c_lp_s().
         hierarchical: hosts stand in the ring, each with the mean of its ranks' values; their replicas are alike. One
             host is its own left and right. In the mixes a neighbour of fewer ranks counts for its share s < 1 of this
             host's: its replica R is own + s (R - own), if own is kept.
@@ -353,3 +354,45 @@ def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Replicas, see
         hierarchical=hierarchical, owner=replicas,
         before=before, after=after, **replicas.fields(sent.count), **_codec_fields(codec, seed),
     )
+
+
+class Pushed:
+    """What push() returns."""
+
+    def __init__(self, operation: Posted, sent: np.ndarray) -> None:
+        self._operation = operation
+        self._sent = sent
+        self._received: np.ndarray | None = None
+
+    def done(self) -> bool:
+        """Whether wait() would return at once."""
+        return self._operation.done()
+
+    def wait(self) -> np.ndarray:
+        """Blocks until all that is sent here has come: shape (senders, count), in the order of their ranks."""
+        self._operation.wait()
+        if self._received is None:
+            nbytes, rows, owner = self._operation.result(0)
+            count = self._sent.shape[1]
+            memory = native.buffer(owner, nbytes) if nbytes else b""
+            self._received = np.frombuffer(memory, self._sent.dtype).reshape(rows, count)
+        return self._received
+
+
+def push(values: np.ndarray, group: ProcessSet, peers: Sequence[int], name: str) -> Pushed:
+    """Sends an array to some ranks of `group`; nobody has to know who sends to him.
+
+    Args:
+        values: flat, of a dtype and count that are the same on all ranks, one element or more. It is copied.
+        peers: ranks of the group, each once, not this one; may be empty.
+        name: the same on all ranks.
+    Raises:
+        ValueError: a peer is none.
+    """
+    size, rank = group.size(), group.rank()
+    if len(set(peers)) != len(peers) or rank in peers or not set(peers) <= set(range(size)):
+        raise ValueError(f"peers={list(peers)!r}: expected ranks from 0 to {size - 1}, each once, and not {rank}")
+    rows: np.ndarray = np.repeat(values[None], len(peers), axis=0)
+    view = vectors.array_view(rows)._replace(dst=0)
+    splits = [int(peer in peers) for peer in range(size)]
+    return Pushed(context().post(native.ALLTOALL, name, [view], process_set=_id(group), splits=splits), rows)

@@ -3,15 +3,20 @@
     in pairs        x_i += (s_i + s_p) / 2 - s_i                        p: the peer of this round (decentralized.py)
     ring            x_i += (s_i + s_left + s_right) / 3 - s_i
 
-s_i: the weights when the round began (asynchronous.py).
+s_i: the weights when the round began (asynchronous.py). In pairs each rank goes from peer to peer at its own pace; with
+max_staleness=None it does not stay with one that is late, but meets others meanwhile (meetings.py). In a ring a rank
+waits for both neighbours.
 
 Wire per round: in pairs N elements, ring 2 N.
-Memory: 2 N elements during a round.
-Source: Lian et al. (AD-PSGD), arXiv:1710.06952. Differs: in rounds.
+Memory: 2 N elements during a round, and for each peer that is late.
+Source: Lian et al. (AD-PSGD), arXiv:1710.06952. Differs: peers in turn.
 """
-from bagua_hvd.algorithms.asynchronous import Asynchronous
-from bagua_hvd.algorithms.decentralized import PAIRS, meeting
-from bagua_hvd.algorithms.exchange import Steps, exchange
+from functools import partial
+
+from bagua_hvd.algorithms.asynchronous import Asynchronous, Rounds
+from bagua_hvd.algorithms.decentralized import PAIRS, cycle
+from bagua_hvd.algorithms.exchange import Exchange, Steps, exchange
+from bagua_hvd.algorithms.meetings import Meetings
 from bagua_hvd.algorithms.replicas import require_peers
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import d_fp_s
@@ -22,17 +27,27 @@ from bagua_hvd.training.state import State
 MODES = (*PAIRS, "ring")
 
 
+@exchange
+def to_average(group: ProcessSet, topology: str, bucket: Bucket, round: int, place: int) -> Steps:
+    """The average with this round's peers - s_i; place: of the memory."""
+    s = bucket.read(workspace=f"snapshot.{place}")
+    average = bucket.workspace(f"average.{place}", s.size, s.dtype)
+    yield d_fp_s(s, group, topology=topology, round=round, out=average, name=f"{bucket.name}.{round}")
+    average -= s
+    return average
+
+
 class AsyncDecentralized(Asynchronous):
     """Averages weights with peers in the background.
 
     Args:
         peer_selection_mode: "shift_one", "exponential", "random" or "ring".
-        sync_interval_ms, warmup_steps, max_staleness: see Asynchronous.
+        sync_interval_ms, warmup_steps, max_staleness, kappa: see Asynchronous.
     """
 
-    def __init__(self, peer_selection_mode: str = "shift_one", sync_interval_ms: float = 500, warmup_steps: float = 0,
-                 max_staleness: int | None = None) -> None:
-        super().__init__(sync_interval_ms, warmup_steps, max_staleness)
+    def __init__(self, peer_selection_mode: str = "shift_one", sync_interval_ms: float = 0, warmup_steps: float = 0,
+                 max_staleness: int | None = None, kappa: int | None = None) -> None:
+        super().__init__(sync_interval_ms, warmup_steps, max_staleness, kappa)
         if peer_selection_mode not in MODES:
             raise ValueError(f"peer_selection_mode={peer_selection_mode!r}: expected one of {', '.join(MODES)}")
         self.peer_selection_mode = peer_selection_mode
@@ -41,12 +56,13 @@ class AsyncDecentralized(Asynchronous):
         require_peers(model.group, f"async with peer_selection_mode={self.peer_selection_mode!r}")
         super().prepare(model)
 
-    @exchange
-    def difference(self, bucket: Bucket, group: ProcessSet, number: int, state: State) -> Steps:
-        s = bucket.read(workspace="snapshot")
-        average = bucket.workspace("average", s.size, s.dtype)
+    def rounds_of(self, model: Model) -> Rounds | Meetings:
         mode = self.peer_selection_mode
-        topology, round = (mode, 0) if mode == "ring" else meeting(mode, group.size(), number)
-        yield d_fp_s(s, group, topology=topology, round=round, out=average, name=f"{bucket.name}.{round}")
-        average -= s
-        return average
+        if mode == "ring":
+            return super().rounds_of(model)
+        topology, rounds = cycle(mode, model.group.size())
+        begin = partial(to_average, model.group, topology)
+        return Meetings(model, begin, topology, rounds, in_order=mode != "random")
+
+    def difference(self, bucket: Bucket, group: ProcessSet, number: int, state: State) -> Exchange:
+        return to_average(group, "ring", bucket, 0, 0)

@@ -29,12 +29,12 @@ class AsyncLowPrecision(Asynchronous):
 
     Args:
         codec: of bagua_hvd.primitives.
-        sync_interval_ms, warmup_steps, max_staleness: see Asynchronous.
+        sync_interval_ms, warmup_steps, max_staleness, kappa: see Asynchronous.
     """
 
-    def __init__(self, sync_interval_ms: float = 500, warmup_steps: float = 0, codec: Codec = minmax_uint8,
-                 max_staleness: int | None = None) -> None:
-        super().__init__(sync_interval_ms, warmup_steps, max_staleness)
+    def __init__(self, sync_interval_ms: float = 0, warmup_steps: float = 0, codec: Codec = minmax_uint8,
+                 max_staleness: int | None = None, kappa: int | None = None) -> None:
+        super().__init__(sync_interval_ms, warmup_steps, max_staleness, kappa)
         self.codec = codec
 
     @exchange

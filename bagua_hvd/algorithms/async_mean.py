@@ -10,10 +10,11 @@ from bagua_hvd.algorithms.async_decentralized import MODES as PEERS
 from bagua_hvd.algorithms.async_decentralized import AsyncDecentralized
 from bagua_hvd.algorithms.async_low_precision import AsyncLowPrecision
 from bagua_hvd.algorithms.async_low_precision_decentralized import AsyncLowPrecisionDecentralized
-from bagua_hvd.algorithms.asynchronous import Asynchronous
+from bagua_hvd.algorithms.asynchronous import Asynchronous, Rounds
 from bagua_hvd.algorithms.averaging import Mean
 from bagua_hvd.algorithms.decentralized import PAIRS
 from bagua_hvd.algorithms.exchange import Exchange, Steps, exchange
+from bagua_hvd.algorithms.meetings import Meetings
 from bagua_hvd.codecs import Codec
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.training.buckets import Bucket
@@ -38,12 +39,12 @@ class Async(Asynchronous):
         peer_selection_mode: "all", or "shift_one", "exponential", "random" or "ring": see async_decentralized.py.
         codec: of bagua_hvd.primitives, for differences instead of weights: see async_low_precision.py (all) and
             async_low_precision_decentralized.py (ring); None: full precision. Not with pairs.
-        sync_interval_ms, warmup_steps, max_staleness: see Asynchronous.
+        sync_interval_ms, warmup_steps, max_staleness, kappa: see Asynchronous.
     """
 
-    def __init__(self, peer_selection_mode: str = "all", sync_interval_ms: float = 500, warmup_steps: float = 0,
-                 codec: Codec | None = None, max_staleness: int | None = None) -> None:
-        super().__init__(sync_interval_ms, warmup_steps, max_staleness)
+    def __init__(self, peer_selection_mode: str = "all", sync_interval_ms: float = 0, warmup_steps: float = 0,
+                 codec: Codec | None = None, max_staleness: int | None = None, kappa: int | None = None) -> None:
+        super().__init__(sync_interval_ms, warmup_steps, max_staleness, kappa)
         if peer_selection_mode not in MODES:
             raise ValueError(f"peer_selection_mode={peer_selection_mode!r}: expected one of {', '.join(MODES)}")
         if peer_selection_mode in PAIRS and codec is not None:
@@ -64,6 +65,9 @@ class Async(Asynchronous):
         if self._other is not None:
             self._other.prepare(model)
         super().prepare(model)
+
+    def rounds_of(self, model: Model) -> Rounds | Meetings:
+        return super().rounds_of(model) if self._other is None else self._other.rounds_of(model)
 
     def difference(self, bucket: Bucket, group: ProcessSet, number: int, state: State) -> Exchange:
         return to_mean(bucket, group) if self._other is None else self._other.difference(bucket, group, number, state)

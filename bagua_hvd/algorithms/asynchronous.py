@@ -10,8 +10,9 @@ async_low_precision.py, async_decentralized.py, async_low_precision_decentralize
 
 Snapshot and addition are made by the thread that trains, between a step and the next forward pass: weights never
 change between forward and backward, a forward pass without a backward pass is nothing special, and there is no lock.
-Rounds match by their number: a rank that is slow delays the next round, not the others' training. abort() takes part in
-rounds until all ranks have called it: with every round travels how many have.
+Rounds of all ranks match by their number: a rank that is slow delays the next round, not the others' training; pairs go
+on by themselves (meetings.py). abort() takes part in rounds until all ranks have called it: with every round of all
+travels how many have.
 
 What rounds leave behind (replicas, say) is in no checkpoint: ranks that save at different moments would not fit
 together. After a resume it begins anew, by one exchange in full precision.
@@ -25,9 +26,11 @@ import weakref
 
 import numpy as np
 
-from bagua_hvd.algorithms.base import positive
+from bagua_hvd.algorithms.base import Safety, positive
 from bagua_hvd.algorithms.exchange import Exchange
 from bagua_hvd.algorithms.local import LocalSteps
+from bagua_hvd.algorithms.meetings import Meetings
+from bagua_hvd.algorithms.patience import Patience
 from bagua_hvd.core.context import Posted
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s
@@ -48,14 +51,17 @@ class Asynchronous(LocalSteps):
     Args:
         sync_interval_ms: from the end of a round to the beginning of the next, 0 or more.
         warmup_steps: steps with averaged gradients before.
-        max_staleness: steps after which a round that is still on its way is waited for; None: never.
+        max_staleness: steps after which a round that is still on its way is waited for, however long that takes: then
+            all ranks must make as many steps, or end with abort(). None: see patience.py.
     """
 
+    safety = Safety.E4
     asynchronous = True
     uses_weights = ("after_step",)
 
-    def __init__(self, sync_interval_ms: float, warmup_steps: float, max_staleness: int | None) -> None:
-        super().__init__(warmup_steps=warmup_steps)
+    def __init__(self, sync_interval_ms: float, warmup_steps: float, max_staleness: int | None,
+                 kappa: int | None) -> None:
+        super().__init__(warmup_steps=warmup_steps, kappa=kappa)
         if not sync_interval_ms >= 0:
             raise ValueError(f"sync_interval_ms={sync_interval_ms!r}: expected milliseconds, 0 or more")
         self.sync_interval_ms = sync_interval_ms
@@ -70,6 +76,10 @@ class Asynchronous(LocalSteps):
         """
         raise NotImplementedError
 
+    def exact(self, model: Model | None) -> bool:
+        # After the warm-up ranks may be in different steps.
+        return model is not None and model.step < self.warmup_steps
+
     def prepare(self, model: Model) -> None:
         self._models.add(model)
         _in_use.add(model)
@@ -78,10 +88,14 @@ class Asynchronous(LocalSteps):
         if model.step + 1 >= self.warmup_steps:
             self._rounds(model).advance(self.sync_interval_ms / 1000, self.max_staleness)
 
-    def _rounds(self, model: Model) -> "_Rounds":
+    def rounds_of(self, model: Model) -> "Rounds | Meetings":
+        """What begins and ends this algorithm's rounds: of all ranks together, unless it says otherwise."""
+        return Rounds(model, self)
+
+    def _rounds(self, model: Model) -> "Rounds | Meetings":
         if "rounds" not in model.scratch:
-            model.scratch["rounds"] = _Rounds(model, self)
-        rounds: _Rounds = model.scratch["rounds"]
+            model.scratch["rounds"] = self.rounds_of(model)
+        rounds: Rounds | Meetings = model.scratch["rounds"]
         return rounds
 
     def abort(self) -> None:
@@ -90,7 +104,7 @@ class Asynchronous(LocalSteps):
         Collective; ranks that have not called it yet go on training meanwhile. Again: nothing happens.
         """
         for model in sorted(self._models, key=lambda model: model.name):
-            self._rounds(model).stop()
+            self._rounds(model).stop(self.sync_interval_ms / 1000)
 
     def resume(self) -> None:
         """Rounds begin again. To be called on all ranks."""
@@ -98,7 +112,7 @@ class Asynchronous(LocalSteps):
             self._rounds(model).resume()
 
 
-class _Rounds:
+class Rounds:
     """The rounds of one model, from one init() on.
 
     Attributes:
@@ -111,6 +125,7 @@ class _Rounds:
         self._parts: list[Exchange] = []
         self._stopping: tuple[np.ndarray, Posted] | None = None      # in a round: (how many have aborted, of all)
         self._states: dict[str, State] = {}
+        self._patience = Patience()
         self._ended_at = time.monotonic()
         self._began_in = 0
         self._begun = 0
@@ -127,6 +142,9 @@ class _Rounds:
         self._began_in = self._model.step
         self._begun += 1
 
+    def _done(self) -> bool:
+        return self._stopping is not None and all(part.done() for part in self._parts) and self._stopping[1].done()
+
     def end(self) -> None:
         """Waits for the round under way and adds what it says."""
         assert self._stopping is not None
@@ -140,15 +158,19 @@ class _Rounds:
 
     def advance(self, interval_s: float, max_staleness: int | None) -> None:
         """After a step: ends a round that is done or too old, and begins one that is due."""
-        if self._stopping:
-            too_old = max_staleness is not None and self._model.step - self._began_in >= max_staleness
-            if too_old or (all(part.done() for part in self._parts) and self._stopping[1].done()):
-                self.end()
+        age = self._model.step - self._began_in if self._stopping else 0
+        if max_staleness is None:
+            self._patience.wait_for(self._done, age)
+        if self._stopping and (self._done() or (max_staleness is not None and age >= max_staleness)):
+            self.end()
         if not self._stopping and self.running and time.monotonic() - self._ended_at >= interval_s:
             self.begin()
 
-    def stop(self) -> None:
-        """Takes part in rounds until all ranks do so from here: none waits for one that has stopped. Collective."""
+    def stop(self, interval_s: float = 0.0) -> None:
+        """Takes part in rounds until all ranks do so from here: none waits for one that has stopped. Collective.
+
+        interval_s: unused, since each of these rounds waits for the others.
+        """
         self.running = False
         if self._stopping:
             self.end()

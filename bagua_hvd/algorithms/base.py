@@ -21,16 +21,33 @@ One step of training, and where an algorithm may act:
 What it looks at there it declares, for to show it may cost something: in TensorFlow weights are copied.
 """
 import difflib
+import enum
 from typing import Any
 
+from bagua_hvd.codecs import Codec, float32, topk
 from bagua_hvd.core import variables
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import ErrorState
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 from bagua_hvd.training.source import Pending
+from bagua_hvd.tuning.cost import Cost, Ranks
 
 HOOKS = ("backward_begins", "communicate", "before_step", "step", "after_step")
+
+
+class Safety(enum.IntEnum):
+    """What an algorithm does to a training, the mildest first; by this users allow (algorithms/auto.py).
+
+    E0: nothing: the exact mean or sum, but for the order of additions. E1: codes without memory. E2: codes whose errors
+    are kept, a frozen variance, low rank. E3: models differ between ranks. E4: and ranks step when they like.
+    """
+
+    E0 = 0
+    E1 = 1
+    E2 = 2
+    E3 = 3
+    E4 = 4
 
 
 class Algorithm:
@@ -41,6 +58,7 @@ class Algorithm:
     group, in the same steps: what they post, they may wait for.
 
     Attributes:
+        safety: what it does to a training. A class that does not say is taken for the wildest.
         average: whether gradients become the mean over the ranks, or their sum.
         relaxed: whether results differ, by design, from the exact mean or sum.
         models_differ: whether ranks' models differ between communications; hvd.consensus makes them one.
@@ -51,10 +69,12 @@ class Algorithm:
         uses_weights: the hooks, by name, that look at weights; what before_step and after_step write there counts.
         uses_adam: whether it looks at model.adam().
         replaces_step: whether step() may update the weights. Else it is never called.
+        shares_variance: whether an Adam's variance is to be that of exact steps (training/variance.py); see exact().
     Raises:
         TypeError: where a class declares hooks that there are not, or has a step() that would never be called.
     """
 
+    safety: Safety = Safety.E4
     average: bool = True
     relaxed: bool = True
     models_differ: bool = False
@@ -65,6 +85,7 @@ class Algorithm:
     uses_weights: tuple[str, ...] = ()
     uses_adam: bool = False
     replaces_step: bool = False
+    shares_variance: bool = False
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -86,6 +107,10 @@ class Algorithm:
         """Whether this step communicates gradients; asked once at its beginning, the same answer on all ranks."""
         return True
 
+    def exact(self, model: Model | None) -> bool:
+        """Whether gradients of this step become their mean over the ranks in full precision; the same on all ranks."""
+        return False
+
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Pending:
         """Begins the communication of a bucket that is ready; returns its Operation, or whatever has wait().
 
@@ -97,6 +122,25 @@ class Algorithm:
     def takes(self, dtype: int) -> bool:
         """Whether it can communicate buckets of the native dtype. Others go by gradient_allreduce."""
         return True
+
+    def cost(self, elements: int, dtype: int, ranks: Ranks) -> Cost | None:
+        """What communicating a bucket takes, after any warm-up; None: nobody knows, and Auto cannot choose it."""
+        return None
+
+    def leave(self, bucket: Bucket, group: ProcessSet) -> Pending:
+        """As communicate(), for the last time before another algorithm: what is kept of gradients is sent as well."""
+        return self.communicate(bucket, group)
+
+    def bucket_bytes(self, model: Model) -> int | None:
+        """How many bytes of gradients are to travel together from the next step on; None: BAGUA_DEFAULT_BUCKET_SIZE.
+
+        Asked after each step; the same answer on all ranks. Buckets are cut anew when it is another, and begin without
+        state. Not asked where something else says what travels together (model.cut_by_user).
+        """
+        return None
+
+    def agreed(self, model: Model) -> None:
+        """The ranks have agreed on the step and on what they keep: in the first step, after init(), join(), loading."""
 
     def backward_begins(self, model: Model) -> None:
         """A backward pass has begun; what it communicates of the weights may overlap the rest of it."""
@@ -140,6 +184,11 @@ def error_state(bucket: Bucket, group: ProcessSet, hierarchical: bool = False, s
     return state
 
 
+def without_loss(bucket: Bucket) -> Codec:
+    """A codec that loses nothing of a bucket."""
+    return float32 if float32.takes(bucket.dtype) else topk(1.0)        # which takes every dtype
+
+
 _registry: dict[str, type[Algorithm]] = {}
 
 
@@ -164,6 +213,7 @@ def get(algorithm: object, **arguments: Any) -> Algorithm:
     """The Algorithm meant by a registered name, a class or an instance.
 
     Args:
+        algorithm: one of these.
         arguments: for the constructor; not with an instance.
     Raises:
         ValueError: unknown name; the sentence lists the known ones. TypeError: something else.
@@ -185,13 +235,16 @@ def choose(algorithm: str | Algorithm | type[Algorithm] | None, average: bool) -
     """What a front end's `algorithm=` and `op=` mean together.
 
     Args:
-        algorithm: as for get(); None: BAGUA_ALGORITHM from the environment, else gradient_allreduce.
+        algorithm: as for get(); None: BAGUA_ALGORITHM from the environment, else gradient_allreduce, with
+            HOROVOD_AUTOTUNE=1 auto.
         average: True for op=Average, False for op=Sum.
     Raises:
         ValueError: unknown name; an algorithm that was made for the other op, or knows no sums.
     """
     if algorithm is None:
         algorithm = variables.read("BAGUA_ALGORITHM")
+        if algorithm == "gradient_allreduce" and variables.read("HOROVOD_AUTOTUNE"):
+            algorithm = "auto"
     chosen = get(algorithm)
     if not average and chosen.average and not isinstance(algorithm, Algorithm):
         try:

@@ -22,11 +22,12 @@ loss scaling sees it.
 """
 from typing import Any
 
-from bagua_hvd.algorithms.base import Algorithm, error_state
+from bagua_hvd.algorithms.base import Algorithm, Safety, error_state, without_loss
 from bagua_hvd.codecs import Codec
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_lp_s, minmax_uint8
 from bagua_hvd.training.buckets import Bucket
+from bagua_hvd.tuning.cost import Cost, Ranks, coded
 
 
 class ByteGrad(Algorithm):
@@ -40,11 +41,14 @@ class ByteGrad(Algorithm):
         codec: of bagua_hvd.codecs, such as block(8, 256), block(4, stochastic=True) or float8("e4m3").
     """
 
+    safety = Safety.E1
+
     def __init__(self, hierarchical: bool = True, average: bool = True, error_feedback: bool = False,
                  codec: Codec = minmax_uint8) -> None:
         self.hierarchical = hierarchical
         self.average = average
         self.error_feedback = self.remembers_gradients = error_feedback
+        self.safety = Safety.E2 if error_feedback else Safety.E1
         self.codec = codec
         self.counts_steps = codec.random        # the seed
 
@@ -52,8 +56,17 @@ class ByteGrad(Algorithm):
         return self.codec.takes(dtype)
 
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
+        return self._by(self.codec, bucket, group)
+
+    def leave(self, bucket: Bucket, group: ProcessSet) -> Any:
+        return self._by(without_loss(bucket) if self.error_feedback else self.codec, bucket, group)
+
+    def cost(self, elements: int, dtype: int, ranks: Ranks) -> Cost:
+        return coded(self.codec, elements, dtype, ranks, self.hierarchical)
+
+    def _by(self, codec: Codec, bucket: Bucket, group: ProcessSet) -> Any:
         error = error_state(bucket, group, self.hierarchical) if self.error_feedback else None
         return c_lp_s(
-            bucket, group, codec=self.codec, error=error, average=self.average, hierarchical=self.hierarchical,
+            bucket, group, codec=codec, error=error, average=self.average, hierarchical=self.hierarchical,
             seed=bucket.seed(bucket.step),
         )

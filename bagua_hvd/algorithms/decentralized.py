@@ -39,16 +39,16 @@ PAIRS = ("shift_one", "exponential", "random")
 MODES = ("all", *PAIRS)
 
 
-def meeting(mode: str, peers: int, round: int) -> tuple[str, int]:
-    """Topology and round of d_fp_s in a round of a mode of pairs among so many ranks or hosts.
+def cycle(mode: str, peers: int) -> tuple[str, int]:
+    """Topology of d_fp_s in a mode of pairs among so many ranks or hosts, and how many rounds it has.
 
-    One of few rounds: what is asked for again under the same name needs no negotiation.
+    They are few: what is asked for again under the same name needs no negotiation.
     """
     if mode == "random":
-        return "round_robin", Random(round).randrange(peers - 1 + peers % 2)
+        return "round_robin", peers - 1 + peers % 2
     if mode == "exponential":
-        return mode, round % max((peers - 1).bit_length(), 1)
-    return mode, round % (peers // 2 if peers % 2 == 0 else peers)
+        return mode, max((peers - 1).bit_length(), 1)
+    return mode, peers // 2 if peers % 2 == 0 else peers
 
 
 @exchange
@@ -56,7 +56,8 @@ def pairing(bucket: Bucket, group: ProcessSet, mode: str, round: int, hierarchic
     """The average with this round's peer."""
     x = bucket.read()
     peers = context().process_set_hosts(registered_id(group)) if hierarchical else group.size()
-    topology, round = meeting(mode, peers, round)
+    topology, rounds = cycle(mode, peers)
+    round = Random(round).randrange(rounds) if mode == "random" else round % rounds
     yield d_fp_s(x, group, topology=topology, round=round, hierarchical=hierarchical, name=f"{bucket.name}.{round}")
     return x
 
@@ -68,14 +69,14 @@ class Decentralized(LocalSteps):
         hierarchical: in pairs: hosts are the peers, each with the mean of its ranks. For all it changes nothing but
             the way that the bytes take.
         peer_selection_mode: "all", "shift_one", "exponential" or "random".
-        communication_interval, warmup_steps: see LocalSteps.
+        communication_interval, warmup_steps, kappa: see LocalSteps.
     """
 
     uses_weights = ("backward_begins", "before_step")
 
     def __init__(self, hierarchical: bool = True, peer_selection_mode: str = "all", communication_interval: int = 1,
-                 warmup_steps: float = 0) -> None:
-        super().__init__(communication_interval, warmup_steps)
+                 warmup_steps: float = 0, kappa: int | None = None) -> None:
+        super().__init__(communication_interval, warmup_steps, kappa)
         if peer_selection_mode not in MODES:
             raise ValueError(f"peer_selection_mode={peer_selection_mode!r}: expected one of {', '.join(MODES)}")
         self.hierarchical = hierarchical

@@ -22,9 +22,10 @@ class DoubleSqueeze(ErrorFeedback):
 
     Args:
         codec: of bagua_hvd.primitives; sign: one bit for each element.
-        momentum, warmup_steps, average, hierarchical: see ErrorFeedback.
+        momentum, warmup_steps, average, hierarchical, kappa: see ErrorFeedback.
     """
 
     def __init__(self, codec: Codec = sign, momentum: float = 0.0, warmup_steps: float = 0,
-                 average: bool = True, hierarchical: bool = False) -> None:
-        super().__init__(codec, "scatter_gather", momentum, warmup_steps, average, hierarchical)
+                 average: bool = True, hierarchical: bool = False, kappa: int | None = None) -> None:
+        super().__init__(codec, "scatter_gather", momentum, warmup_steps, average, hierarchical,
+                         kappa)

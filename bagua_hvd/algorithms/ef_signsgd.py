@@ -19,9 +19,10 @@ class EFSignSGD(ErrorFeedback):
     """Averages scaled signs of gradients, with error feedback.
 
     Args:
-        momentum, warmup_steps, average, hierarchical: see ErrorFeedback.
+        momentum, warmup_steps, average, hierarchical, kappa: see ErrorFeedback.
     """
 
     def __init__(self, momentum: float = 0.0, warmup_steps: float = 0, average: bool = True,
-                 hierarchical: bool = False) -> None:
-        super().__init__(sign, "allgather", momentum, warmup_steps, average, hierarchical)
+                 hierarchical: bool = False, kappa: int | None = None) -> None:
+        super().__init__(sign, "allgather", momentum, warmup_steps, average, hierarchical,
+                         kappa)

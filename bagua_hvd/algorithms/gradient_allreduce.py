@@ -9,10 +9,11 @@ Source: Sergeev and Del Balso, Horovod, arXiv:1802.05799; as C_FP_S in Gan et al
 """
 from typing import Any
 
-from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.algorithms.base import Algorithm, Safety
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.training.buckets import Bucket
+from bagua_hvd.tuning.cost import Cost, Ranks, allreduced
 
 
 class GradientAllReduce(Algorithm):
@@ -24,6 +25,7 @@ class GradientAllReduce(Algorithm):
         average: False for the sum.
     """
 
+    safety = Safety.E0
     relaxed = False
 
     def __init__(self, hierarchical: bool = False, average: bool = True) -> None:
@@ -32,3 +34,6 @@ class GradientAllReduce(Algorithm):
 
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
         return c_fp_s(bucket, group, average=self.average)
+
+    def cost(self, elements: int, dtype: int, ranks: Ranks) -> Cost:
+        return allreduced(elements, dtype)

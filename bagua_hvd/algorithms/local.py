@@ -1,36 +1,39 @@
 """What algorithms share that leave gradients where they are and communicate weights: an interval, and a warm-up.
 
 For the first warmup_steps steps gradients are averaged as in gradient_allreduce. From then on ranks step by themselves,
-and every communication_interval-th step communicates. Early in a training ranks drift apart fastest and gain most from
-the mean gradient, above all with Adam, whose steps shrink with the noise of one rank's batch: so local steps usually
-begin late, where the learning rate first decays (post-local SGD, Lin et al., arXiv:1808.07217).
+and every communication_interval-th step communicates; gradients are averaged now and then still (exact_steps.py). Early
+in a training ranks drift apart fastest and gain most from the mean gradient: so local steps may begin late, where the
+learning rate first decays (post-local SGD, Lin et al., arXiv:1808.07217).
 """
 from typing import Any
 
-from bagua_hvd.algorithms.base import Algorithm, not_negative, positive
+from bagua_hvd.algorithms.base import Safety, positive
+from bagua_hvd.algorithms.exact_steps import ExactSteps
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 
 
-class LocalSteps(Algorithm):
+class LocalSteps(ExactSteps):
     """Averaged gradients in the warm-up, then steps of each rank's own.
 
     Args:
         communication_interval: optimizer steps from one communication to the next, 1 or more.
-        warmup_steps: steps with averaged gradients before the local ones begin.
+        warmup_steps: steps with averaged gradients before the local ones begin; at least kappa.
+        kappa: see ExactSteps.
     """
 
+    safety = Safety.E3
     models_differ = True
     counts_steps = True
 
-    def __init__(self, communication_interval: int = 1, warmup_steps: float = 0) -> None:
+    def __init__(self, communication_interval: int = 1, warmup_steps: float = 0, kappa: int | None = None) -> None:
+        super().__init__(warmup_steps, kappa)
         self.communication_interval = positive("communication_interval", communication_interval)
-        self.warmup_steps = not_negative("warmup_steps", warmup_steps)
 
     def gradients_travel(self, model: Model) -> bool:
-        return model.step < self.warmup_steps
+        return self.exact(model)
 
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
         return c_fp_s(bucket, group)

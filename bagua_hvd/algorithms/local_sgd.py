@@ -20,13 +20,13 @@ class LocalSGD(LocalSteps):
 
     Args:
         communication_interval: H, optimizer steps from one averaging to the next, 1 or more.
-        warmup_steps: steps with averaged gradients before the local ones begin.
+        warmup_steps, kappa: see LocalSteps.
     """
 
     uses_weights = ("after_step",)
 
-    def __init__(self, communication_interval: int = 4, warmup_steps: float = 0) -> None:
-        super().__init__(communication_interval, warmup_steps)
+    def __init__(self, communication_interval: int = 4, warmup_steps: float = 0, kappa: int | None = None) -> None:
+        super().__init__(communication_interval, warmup_steps, kappa)
 
     def after_step(self, model: Model) -> None:
         if self.ends_interval(model):

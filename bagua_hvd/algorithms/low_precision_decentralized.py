@@ -31,13 +31,14 @@ class LowPrecisionDecentralized(LocalSteps):
     Args:
         hierarchical: hosts are the neighbours, each with the mean of its ranks; one of fewer ranks than this counts for
             less (primitives.d_lp_s), so that the mean over all ranks stays.
-        communication_interval, warmup_steps: see LocalSteps.
+        communication_interval, warmup_steps, kappa: see LocalSteps.
     """
 
     uses_weights = ("after_step",)
 
-    def __init__(self, hierarchical: bool = True, communication_interval: int = 1, warmup_steps: float = 0) -> None:
-        super().__init__(communication_interval, warmup_steps)
+    def __init__(self, hierarchical: bool = True, communication_interval: int = 1, warmup_steps: float = 0,
+                 kappa: int | None = None) -> None:
+        super().__init__(communication_interval, warmup_steps, kappa)
         self.hierarchical = hierarchical
 
     def after_step(self, model: Model) -> None:

@@ -20,7 +20,8 @@ import functools
 
 import numpy as np
 
-from bagua_hvd.algorithms.base import Algorithm, not_negative, positive
+from bagua_hvd.algorithms.base import Safety, positive
+from bagua_hvd.algorithms.exact_steps import ExactSteps
 from bagua_hvd.algorithms.exchange import Steps, exchange
 from bagua_hvd.core.context import Posted
 from bagua_hvd.job.process_sets import ProcessSet
@@ -46,23 +47,24 @@ def mean_of(arrays: list[np.ndarray], bucket: Bucket, group: ProcessSet,
                          postscale_factor=bucket.postscale_factor)
 
 
-class PowerSGD(Algorithm):
+class PowerSGD(ExactSteps):
     """Averages low-rank approximations of gradients, with error feedback.
 
     Args:
         rank: r, 1 or more.
-        warmup_steps: steps of plain gradient averaging before.
+        warmup_steps, kappa: see ExactSteps.
     """
 
+    safety = Safety.E2
     counts_steps = True
     remembers_gradients = True
 
-    def __init__(self, rank: int = 2, warmup_steps: float = 10) -> None:
+    def __init__(self, rank: int = 4, warmup_steps: float = 0, kappa: int | None = None) -> None:
+        super().__init__(warmup_steps, kappa)
         self.rank = positive("rank", rank)
-        self.warmup_steps = not_negative("warmup_steps", warmup_steps)
 
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Pending:
-        if bucket.step < self.warmup_steps:
+        if self.exact(bucket.model):
             return c_fp_s(bucket, group)
         return self._low_rank(bucket, group)
 

@@ -19,7 +19,7 @@ lost; m is 0 where v is.
 """
 import numpy as np
 
-from bagua_hvd.algorithms.base import Algorithm, positive
+from bagua_hvd.algorithms.base import Algorithm, Safety, positive
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s, c_lp_s, minmax_uint8
 from bagua_hvd.training.adam import AdamMember, FlatAdam
@@ -37,6 +37,7 @@ class QAdam(Algorithm):
             such an attribute (hvd.QAdamOptimizer), else 100.
     """
 
+    safety = Safety.E2
     counts_steps = True
     dense_only = True
     uses_weights: tuple[str, ...] = ("communicate", "step")     # weight decay

@@ -12,10 +12,11 @@ Source: Alistarh et al., arXiv:1610.02132.  Differs: one byte for each level ins
 """
 from typing import Any
 
-from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.algorithms.base import Algorithm, Safety
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_lp_s, qsgd
 from bagua_hvd.training.buckets import Bucket
+from bagua_hvd.tuning.cost import Cost, Ranks, coded
 
 
 class QSGD(Algorithm):
@@ -27,6 +28,7 @@ class QSGD(Algorithm):
         average: False for the sum.
     """
 
+    safety = Safety.E1
     counts_steps = True         # the seed
 
     def __init__(self, levels: int = 127, hierarchical: bool = False, average: bool = True) -> None:
@@ -42,3 +44,6 @@ class QSGD(Algorithm):
             bucket, group, codec=self.codec, average=self.average, hierarchical=self.hierarchical,
             seed=bucket.seed(bucket.step),
         )
+
+    def cost(self, elements: int, dtype: int, ranks: Ranks) -> Cost:
+        return coded(self.codec, elements, dtype, ranks, self.hierarchical)

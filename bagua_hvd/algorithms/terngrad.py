@@ -21,25 +21,31 @@ is measured from 0 and over all ranks: so a tensor of one element does not vanis
 """
 import numpy as np
 
-from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.algorithms.base import Safety
+from bagua_hvd.algorithms.exact_steps import ExactSteps
 from bagua_hvd.algorithms.exchange import Steps, exchange
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s, c_lp_s, ternary
 from bagua_hvd.training.buckets import Bucket
+from bagua_hvd.training.source import Pending
 
 
-class TernGrad(Algorithm):
+class TernGrad(ExactSteps):
     """Averages ternary gradients.
 
     Args:
         clip: c, root mean squares at which each tensor's gradient is clipped, 1 or more.
         average: False for the sum.
         hierarchical: full precision within hosts, codes between them.
+        kappa: see ExactSteps.
     """
 
+    safety = Safety.E1
     counts_steps = True         # the seed
 
-    def __init__(self, clip: float = 2.5, average: bool = True, hierarchical: bool = False) -> None:
+    def __init__(self, clip: float = 2.5, average: bool = True, hierarchical: bool = False,
+                 kappa: int | None = None) -> None:
+        super().__init__(0, kappa)
         if not 1 <= clip < float("inf"):
             raise ValueError(f"clip={clip!r}: expected a number of 1 or more")
         self.clip = clip
@@ -49,8 +55,13 @@ class TernGrad(Algorithm):
     def takes(self, dtype: int) -> bool:
         return ternary.takes(dtype)
 
+    def communicate(self, bucket: Bucket, group: ProcessSet) -> Pending:
+        if self.exact(bucket.model):
+            return c_fp_s(bucket, group, average=self.average)
+        return self._ternary(bucket, group)
+
     @exchange
-    def communicate(self, bucket: Bucket, group: ProcessSet) -> Steps:
+    def _ternary(self, bucket: Bucket, group: ProcessSet) -> Steps:
         seed = bucket.seed(bucket.step)
         g = bucket.read(workspace="gradient")
         parts = [part for part in bucket.slices() if part.start < part.stop]

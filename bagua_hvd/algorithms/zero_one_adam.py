@@ -24,7 +24,8 @@ onebit_adam.py). Where the ranks' data differ much, local steps cost.
 import numpy as np
 
 from bagua_hvd.algorithms.averaging import mean
-from bagua_hvd.algorithms.base import error_state, positive
+from bagua_hvd.algorithms.base import Safety, error_state, positive
+from bagua_hvd.algorithms.exact_steps import count
 from bagua_hvd.algorithms.qadam import QAdam
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s, c_lp_s, sign_rms
@@ -45,6 +46,7 @@ class ZeroOneAdam(QAdam):
         hierarchical: full precision within hosts, codes between them.
     """
 
+    safety = Safety.E3
     models_differ = True
     uses_weights = ("step",)
     codec = sign_rms
@@ -64,11 +66,7 @@ class ZeroOneAdam(QAdam):
 
     def updates(self, t: int) -> int:
         """How many of the steps 0 ... t - 1 are in T_v."""
-        t, last, interval = min(t, self.variance_steps), -1, 1
-        count = 0
-        while (more := max(0, min(self.kappa, (t - 1 - last) // interval))) == self.kappa:
-            count, last, interval = count + more, last + self.kappa * interval, 2 * interval
-        return count + more
+        return count(min(t, self.variance_steps), self.kappa)
 
     def updates_variance(self, t: int) -> bool:
         """Whether t is in T_v."""

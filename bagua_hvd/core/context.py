@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from time import monotonic, perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -41,6 +42,10 @@ _RECORD_WAIT_MS = 3_600_000
 
 _INT32S = ffi.typeof("int32_t[]")
 
+# On which what is posted is counted, 1 to ACCOUNTS - 1; 0: nobody's. See Context.sent().
+account: ContextVar[int] = ContextVar("account", default=0)
+ACCOUNTS: int = lib.BHVD_ACCOUNTS
+
 
 class Counters(NamedTuple):
     """Sums since the context was created; see struct bhvd_counters. blocked_ns: time that Python spent in waits, and in
@@ -60,6 +65,26 @@ class Counters(NamedTuple):
     mpi_bytes_sent: int
     nccl_bytes: int
     blocked_ns: int
+
+
+class Sent(NamedTuple):
+    """Bytes of tensors or their codes that went to other ranks, by what they went over."""
+
+    shm_bytes: int
+    tcp_bytes: int
+    mpi_bytes: int
+
+
+class MeasuredNetwork(NamedTuple):
+    """Between the job's hosts, as the core chooses its schedules by; see struct bhvd_measured_network.
+
+    Attributes:
+        latency_s: one way, to the farthest rank; 0: one host. bytes_per_s: of the slowest line to rank 0 that was
+            looked at; 0: one host, too quick to tell, or no TCP. Both 0 before the first operation.
+    """
+
+    latency_s: float = 0.0
+    bytes_per_s: float = 0.0
 
 
 Result = tuple[int, int, Any]       # of an operation, whose memory is Python's: nbytes, dim0, owner
@@ -324,7 +349,7 @@ class Context:
         args = ffi.new("struct bhvd_args *", {
             "kind": kind, "process_set": process_set, "name": name_chars, "tensor_count": len(tensors), "op": op,
             "root_rank": root_rank, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor,
-            "blocking": blocking, "device": -1, **primitive,
+            "blocking": blocking, "device": -1, "account": account.get(), **primitive,
         })
         if tensors:
             if any(view.placement is not placement for view in tensors):
@@ -369,7 +394,7 @@ class Context:
         try:
             status = lib.bhvd_post_tensor(
                 self._pointer, kind, name.encode(), process_set, src, dst, shape, len(shape), dtype, op, root_rank,
-                prescale_factor, postscale_factor, wait_ms, result, out, answer.error,
+                prescale_factor, postscale_factor, account.get(), wait_ms, result, out, answer.error,
             )
             if status == IN_PROGRESS:
                 operation = posted = Operation(None, self, (view, owner))
@@ -409,6 +434,18 @@ class Context:
         native = ffi.new("struct bhvd_counters *")
         lib.bhvd_context_counters(self._pointer, native)
         return Counters._make([*(getattr(native, name) for name in Counters._fields[:-1]), self.blocked_ns])
+
+    def sent(self, number: int) -> Sent:
+        """What ended operations have sent that were posted with this number in `account`."""
+        native = ffi.new("struct bhvd_sent *")
+        lib.bhvd_context_sent(self._pointer, number, native)
+        return Sent(native.shm_bytes, native.tcp_bytes, native.mpi_bytes)
+
+    def network(self) -> MeasuredNetwork:
+        """As measured at start and said with the last operation: equal on all ranks after the same one."""
+        native = ffi.new("struct bhvd_measured_network *")
+        lib.bhvd_context_network(self._pointer, native)
+        return MeasuredNetwork(native.latency_s, native.bytes_per_s)
 
     def waited_for(self, size: int) -> list[tuple[int, int]]:
         """[(operations, nanoseconds)] of each of `size` ranks, see struct bhvd_waited_for; [] but on rank 0."""

@@ -1,15 +1,35 @@
 """Small helpers that no other file should hold; Horovod has some of them at `common.util`."""
 import functools
+import inspect
+import re
+import textwrap
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+_WIDTH = 116
+# In a docstring: a parameter, and what is said of it, in this line and further ones.
+_ARGUMENT = re.compile(r"\n {4}(\w+): .*(?:\n {5,}.*)*")
 
-def doc_from(source: Any, note: str | None = None) -> Callable[..., Any]:
-    """Decorator: takes the docstring of `source`, after a `note` on this form of it."""
+
+def doc_from(source: Any, note: str | None = None, **arguments: str) -> Callable[..., Any]:
+    """Decorator: takes the docstring of `source`, after a `note` on this form of it, less the parameters it lacks.
+
+    Args:
+        arguments: by name, what is said of those that `source` does not have.
+    """
+    doc = inspect.cleandoc(source.__doc__)      # some Pythons leave its indentation in __doc__, others do not
+    if note:
+        doc = f"{textwrap.fill(note, _WIDTH)}\n\n{doc}"
+    further = [textwrap.fill(f"{name}: {text}", _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8)
+               for name, text in arguments.items()]
+    if further:
+        before, after = re.split(r"(?=\n(?:Returns|Raises):|\Z)", doc, maxsplit=1)
+        doc = "\n".join([before, *further]) + after
 
     def decorate(function):
-        function.__doc__ = f"{note}\n\n    {source.__doc__}" if note else source.__doc__
+        missing = inspect.signature(source).parameters.keys() - inspect.signature(function).parameters.keys()
+        function.__doc__ = _ARGUMENT.sub(lambda entry: "" if entry[1] in missing else entry[0], doc)
         return function
 
     return decorate
@@ -20,7 +40,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
-def split_list(l, n):  # noqa: E741
+def split_list(l: Sequence[Any], n: int) -> list[Any]:  # noqa: E741
     """`l` cut into n pieces whose lengths differ by one at most, the longer ones first."""
     size, longer = divmod(len(l), n)
     starts = [i * size + min(i, longer) for i in range(n + 1)]
@@ -31,7 +51,7 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[..., An
     """handle_average_backwards_compatibility(op, average) over the constants of `reduce_ops` (Average, Sum)."""
 
     def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
-        """The reduction op that the two spellings mean; neither: Average. ValueError: both were given."""
+        """The reduction op that `op`, or the deprecated `average`, means; neither: Average. ValueError: both were."""
         if average is None:
             return reduce_ops.Average if op is None else op
         if op is not None:

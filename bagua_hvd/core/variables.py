@@ -168,8 +168,22 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
     "Training": (
         Variable("BAGUA_ALGORITHM", TEXT, "gradient_allreduce",
                  "The algorithm of optimizers that name none; see docs/algorithms.md."),
+        Variable("HOROVOD_AUTOTUNE", FLAG, False,
+                 "1: optimizers that would take gradient_allreduce take auto, which chooses the size of buckets."),
+        Variable("HOROVOD_AUTOTUNE_LOG", TEXT, None,
+                 "File of rank 0 for a table of what auto measured, in Horovod's form. BAGUA_AUTO_LOG says more."),
+        Variable("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", integer(0), None,
+                 "Windows of steps before auto measures anything. Missing: none."),
+        Variable("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", integer(1), None, "Steps in a window of auto. Missing: 25."),
+        Variable("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", integer(1), None,
+                 "Windows after which auto stays with what it has. Missing: it never does."),
+        Variable("BAGUA_AUTO_LOG", TEXT, None,
+                 "File of rank 0 for what auto knew in each window: lines of JSON."),
         Variable("BAGUA_DEFAULT_BUCKET_SIZE", integer(1, 2**63 - 1), 10 * MIB,
                  "Bytes of gradients that travel together."),
+        Variable("BAGUA_EXACT_STEPS", integer(0), 32,
+                 "Relaxed algorithms are exact in so many first steps and in as many more at intervals of 2, of 4, "
+                 "..., of which Adam has its variance. 0: as in their papers."),
         Variable("BAGUA_OVERLAP", FLAG, True,
                  "0: optimizers begin to communicate only when the backward pass has ended."),
         Variable("BAGUA_FUSION", FLAG, True,
@@ -274,12 +288,7 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         _ignored("HOROVOD_CYCLE_TIME", NUMBER, "There is no cycle: an operation begins when its last rank asks."),
         _ignored("HOROVOD_HIERARCHICAL_ALLGATHER", FLAG, "Done wherever hosts hold several ranks."),
         _ignored("HOROVOD_TORUS_ALLREDUCE", FLAG, "There is no such path."),
-        _ignored("HOROVOD_AUTOTUNE", FLAG, "Nothing is searched for."),
-        _ignored("HOROVOD_AUTOTUNE_LOG", TEXT, "It belongs to HOROVOD_AUTOTUNE."),
-        _ignored("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", integer(0), "It belongs to HOROVOD_AUTOTUNE."),
-        _ignored("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", integer(1), "It belongs to HOROVOD_AUTOTUNE."),
-        _ignored("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", integer(1), "It belongs to HOROVOD_AUTOTUNE."),
-        _ignored("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", NUMBER, "It belongs to HOROVOD_AUTOTUNE."),
+        _ignored("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", NUMBER, "There is no Gaussian process: auto predicts."),
         _ignored("HOROVOD_MPI_THREADS_DISABLE", FLAG, "MPI is only used by one thread."),
         _ignored("HOROVOD_NUM_NCCL_STREAMS", integer(1), "There is one for each GPU."),
         _ignored("HOROVOD_THREAD_AFFINITY", TEXT, "Threads go where the system puts them."),
@@ -309,6 +318,11 @@ def without_effect(environ: Mapping[str, str] | None = None) -> list[str]:
         if variable.setter == "none" and text and not (variable.kind is FLAG and text == "0"):
             found.append(f"{variable.name}={text} has {variable.without_effect}")
     return found
+
+
+def given(name: str) -> bool:
+    """Whether the environment has a variable of the table."""
+    return bool(os.environ.get(TABLE[name].name, "").strip())
 
 
 def read(name: str, environ: Mapping[str, str] | None = None) -> Any:

@@ -13,12 +13,14 @@ class Layout:
     Attributes:
         name: of all buckets, behind which comes their place. members: by index.
         bucket_of: by index; None: it travels by itself.
+        limit: bytes in a bucket; None: BAGUA_DEFAULT_BUCKET_SIZE.
     """
 
     def __init__(self, model: Model, prescale_factor: float, postscale_factor: float) -> None:
         self.name = ""
         self.members: list[Member] = []
         self.bucket_of: list[Bucket | None] = []
+        self.limit: int | None = None
         self._model = model
         self._factors = prescale_factor, postscale_factor
         self._grouped = False       # the user has said what travels together
@@ -39,7 +41,7 @@ class Layout:
         self.members = [*self.members, *members]
         self._grouped = self._grouped or groups is not None
         self.bucket_of = [*self.bucket_of, *[None] * len(members)]
-        self._add_buckets(partition(numbered) if groups is None else partition_groups(numbered, groups))
+        self._add_buckets(partition(numbered, self.limit) if groups is None else partition_groups(numbered, groups))
         self._model.add(numbered)
 
     def _add_buckets(self, plan: Iterable[Sequence[int]]) -> None:
@@ -71,13 +73,30 @@ class Layout:
         order = [index for index in order if self.bucket_of[index] is not None]
         if order == self.bucketed() or self._grouped:
             return False
-        self._cut(partition({index: self.members[index] for index in reversed(order)}))
+        self._cut(partition({index: self.members[index] for index in reversed(order)}, self.limit))
         return True
 
-    def restore(self, plan: Sequence[Sequence[int]]) -> bool:
-        """Cuts the buckets as they were, if the members are those, and the user has not grouped them: then True."""
+    @property
+    def grouped(self) -> bool:
+        """Whether the user has said what travels together."""
+        return self._grouped
+
+    def resize(self, limit: int | None) -> bool:
+        """Cuts the buckets to another limit, in the order that they have. Returns whether it was another."""
+        if limit == self.limit or self._grouped:
+            return False
+        self.limit = limit
+        self._cut(partition({index: self.members[index] for index in reversed(self.bucketed())}, limit))
+        return True
+
+    def restore(self, plan: Sequence[Sequence[int]], limit: int | None = None) -> bool:
+        """Cuts the buckets as they were, if the members are those, and the user has not grouped them: then True.
+
+        limit: what they were cut by.
+        """
         if self._grouped or sorted(self.bucketed()) != sorted(index for indices in plan for index in indices):
             return False
+        self.limit = limit
         self._cut(plan)
         return True
 

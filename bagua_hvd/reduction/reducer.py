@@ -21,6 +21,7 @@ be computing, or saving a checkpoint that the other ranks know nothing of.
 
 Lives on the thread of the backward pass; no lock. Nothing else here touches tensor data.
 """
+import functools
 import threading
 import warnings
 from contextlib import contextmanager, suppress
@@ -34,6 +35,7 @@ from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.reduction.agreement import agree, listed
 from bagua_hvd.reduction.layout import Layout
 from bagua_hvd.reduction.numbers import optimizer_number
+from bagua_hvd.training import variance
 from bagua_hvd.training.late import Late
 from bagua_hvd.training.model import Model
 
@@ -48,25 +50,38 @@ ADDED_TO_LATE = (
 )
 
 
+def _counted(method):
+    """What a Reducer's method posts, or goes on with, counts as its algorithm's: see hvd.statistics()."""
+    @functools.wraps(method)
+    def on_account(self, *arguments):
+        with statistics.counted(type(self.algorithm).__name__):
+            return method(self, *arguments)
+
+    return on_account
+
+
 class _Travelling:
     """All operations of a window that are on their way with delay=1. Who needs the results hears of failures.
 
     Args:
         operations: in the order in which they are to be waited for. phases: those that consist of several.
+        name: of the algorithm that posts what follows them.
     """
 
-    def __init__(self, operations, phases):
+    def __init__(self, operations, phases, name):
         self.inits = basics.runtime.inits
         self._operations = operations
+        self._name = name
         self._thread = threading.Thread(target=self._end, args=(phases,), daemon=True) if phases else None
         if self._thread is not None:
             self._thread.start()
         basics.runtime.travelling.add(self)
 
     def _end(self, operations):
-        for operation in operations:
-            with suppress(Exception):
-                operation.wait()
+        with statistics.counted(self._name):
+            for operation in operations:
+                with suppress(Exception):
+                    operation.wait()
 
     def arrive(self):
         """Blocks until all have ended."""
@@ -118,6 +133,7 @@ class Reducer:
         self._agreed = None         # for which init() and how many members the ranks know each other's facts
         self.model = Model("weights", source, group, algorithm)
         self.model.delay = delay
+        self.model.cut_by_user = groups is not None or bool(delay) or not variables.read("BAGUA_FUSION")
         self._layout = Layout(self.model, prescale_factor, postscale_factor)
         self.renumber(optimizer_number(group.process_set_id) if number is None else number)
         self.add(members, groups)
@@ -201,6 +217,8 @@ class Reducer:
         if self.accumulating:
             return
         self.pending = True
+        if self.model.timing is not None:
+            self.model.timing.ready(index)
         last_pass = self._passes_left <= 1
         self._ready_now[index] = last_pass
         if self._agreed != self._agreement():
@@ -224,6 +242,7 @@ class Reducer:
         self._passes_left = max(0, self._passes_left - 1)
         return self._passes_left == 0
 
+    @_counted
     def _begin(self):
         """Communication begins: that of a window, and of the step if it is its first."""
         if self._delay and self.model.not_made:         # it was skipped
@@ -249,6 +268,7 @@ class Reducer:
         # And a rank in join() has missed steps.
         return basics.runtime.inits, basics.runtime.joins, len(self._layout.members)
 
+    @_counted
     def _agree(self):
         """Learns which gradients any rank has sparse; the others are dense from then on, whatever comes.
 
@@ -283,6 +303,9 @@ class Reducer:
             self._note("the ranks have changed: what it keeps of its own", "begins anew")
         if agreed.complete:
             self._agreed = self._agreement()
+            self.algorithm.agreed(model)
+            if not model.cut_by_user and layout.resize(self.algorithm.bucket_bytes(model)):
+                self._unposted = list(self.buckets)
 
     def _set_sparse(self, index, sparse_dim):
         if self._source.travels_alone(index, sparse_dim) and self._layout.bucket_of[index] is not None:
@@ -300,14 +323,19 @@ class Reducer:
         """Gives a complete gradient to its bucket, and posts the bucket when that was the last."""
         bucket = self._layout.bucket_of[index]
         if bucket is None:
-            name = f"{self._layout.name}.{self._layout.members[index].name}" + ".again" * self._again
-            self._operations[len(self.buckets) + index] = self._source.communicate(index, name)
+            self._post_sparse(index)
         else:
             bucket.place(index, self._source.view(index))
         self._placed[index] = True
         if bucket is not None and bucket.missing == 0:
             self._post(bucket)
 
+    @_counted
+    def _post_sparse(self, index):
+        name = f"{self._layout.name}.{self._layout.members[index].name}" + ".again" * self._again
+        self._operations[len(self.buckets) + index] = self._source.communicate(index, name)
+
+    @_counted
     def _post(self, bucket):
         if bucket.members:
             if self._delay:
@@ -335,6 +363,7 @@ class Reducer:
         for index, view in zip(bucket.members, late.views, strict=True):
             bucket.place(index, view)
 
+    @_counted
     def _advance(self):
         """Lets operations that consist of several go on, where the first ones have ended. Of failures wait() tells."""
         for operation in self._advancing:
@@ -370,7 +399,8 @@ class Reducer:
             self._post_rest()
             if self._delay:
                 self._sent = True
-                self._travelling = _Travelling([each for _, each in sorted(self._operations.items())], self._advancing)
+                self._travelling = _Travelling([each for _, each in sorted(self._operations.items())], self._advancing,
+                                               type(self.algorithm).__name__)
         except Exception as error:
             self._failure = error
 
@@ -396,6 +426,7 @@ class Reducer:
         if not lost and basics.runtime.context is not None:
             raise failure
 
+    @_counted
     def _wait(self):
         """Waits for all operations. Returns the first failure, or None."""
         failure = None
@@ -449,6 +480,8 @@ class Reducer:
                 self.reset()
             self.synchronizations += 1
             self._exposed(started)
+            if self.model.timing is not None:
+                self.model.timing.waited(started)
         self.synchronized = True
 
     def _explained(self, error, number):
@@ -483,6 +516,7 @@ class Reducer:
         self._settled = True
         return bool(extremes([int(local())], f"{self._layout.name}.overflow", self.group)[0][0])
 
+    @_counted
     def before_step(self):
         """Lets the algorithm write the weights, once a step: gradients are complete, the optimizer is about to step.
 
@@ -497,12 +531,15 @@ class Reducer:
         started = perf_counter_ns()
         try:
             self.algorithm.before_step(self.model)
+            if self.algorithm.shares_variance:
+                variance.share(self.model, self.algorithm.exact(self.model))
         except BaseException:
             self.reset()
             raise
         finally:
             self._exposed(started)
 
+    @_counted
     def step(self):
         """Lets the algorithm update the weights, after before_step(). False: the optimizer is to do it."""
         self.before_step()
@@ -513,10 +550,13 @@ class Reducer:
             self.model.hook = None
             self._source.discard()
 
+    @_counted
     def stepped(self):
         """The weights have been updated."""
         self.synchronized = False
         self._step_ends()
+        if self.model.timing is not None:
+            self.model.timing.stepped()
         started = perf_counter_ns()
         self.model.hook = "after_step"
         self.algorithm.after_step(self.model)
@@ -525,6 +565,8 @@ class Reducer:
         basics.runtime.steps += 1
         self._statistics().steps += 1
         self._exposed(started)
+        if not self.model.cut_by_user and self._layout.resize(self.algorithm.bucket_bytes(self.model)):
+            self._unposted = list(self.buckets)
 
     def _statistics(self):
         return statistics.record(type(self.algorithm).__name__)
@@ -547,7 +589,7 @@ class Reducer:
         # The state lies by buckets, and these are without the sparse gradients.
         sparse = {i: self._source.sparse_dim(i) for i, bucket in enumerate(self._layout.bucket_of) if bucket is None}
         return {"algorithm": type(self.algorithm).__name__, "state": state, "sparse": sparse,
-                "buckets": [list(bucket.members) for bucket in self.buckets]}
+                "buckets": [list(bucket.members) for bucket in self.buckets], "bucket_bytes": self._layout.limit}
 
     def load_state_dict(self, state):
         """Takes up a state_dict(); to be called alike on all ranks. One of another algorithm is passed over."""
@@ -559,7 +601,7 @@ class Reducer:
         if state.get("algorithm") == type(self.algorithm).__name__:
             for index, sparse_dim in state["sparse"].items():
                 self._set_sparse(index, sparse_dim)
-            if self._layout.restore(state["buckets"]):
+            if self._layout.restore(state["buckets"], state.get("bucket_bytes")):
                 self._unposted = list(self.buckets)
                 self._ready = None
             self.model.load_state_dict(state["state"])

@@ -36,8 +36,14 @@ class Adam:
     warmup_steps: int | None = None
 
     def member(self, index: int) -> AdamMember:
-        """The AdamMember of weight `index`; the state exists from the first step on."""
+        """The AdamMember of weight `index`; the state exists from the first step, or from begin() on."""
         raise NotImplementedError
+
+    def begin(self, index: int) -> None:
+        """Makes m and v of weight `index`, zeros, where the optimizer would do so in its first step."""
+
+    def moments_written(self, index: int) -> None:
+        """m or v of weight `index` has new values: bring them to where the optimizer has them, if that is elsewhere."""
 
     def stepped(self, index: int) -> None:
         """Weight `index` has been updated: counts it, as the optimizer's own step would."""
@@ -48,15 +54,17 @@ class FlatAdam:
     """Adam's state of a bucket's weights as flat arrays, of which each weight has a slice.
 
     Args:
-        bucket: of gradients.
+        bucket: of gradients. begin: makes the state where it is not there yet.
     Attributes:
         m, v: copies; float32, float64 for float64. save() brings them back.
         members: pairs of an AdamMember and its slice, in the order of the layout.
     """
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: Bucket, begin: bool = False) -> None:
         self._bucket = bucket
-        self._adam: Adam = bucket.model.adam()
+        self._adam: Adam = bucket.model.source.adam()
+        for index in bucket.members if begin else ():
+            self._adam.begin(index)
         members = [self._adam.member(index) for index in bucket.members]
         self.members = list(zip(members, bucket.slices(), strict=True))
         self.m: np.ndarray = bucket.flat([member.m for member in members])
@@ -76,3 +84,9 @@ class FlatAdam:
         for index in bucket.members:
             bucket.model.source.weight_written(index)
             self._adam.stepped(index)
+
+    def save_variance(self) -> None:
+        """Sets the optimizer's v alone, and counts no step."""
+        self._bucket.set_flat([member.v for member, _ in self.members], self.v)
+        for index in self._bucket.members:
+            self._adam.moments_written(index)

@@ -8,6 +8,7 @@ from bagua_hvd.training.adam import Adam
 from bagua_hvd.training.buckets import Bucket, Member, Weights
 from bagua_hvd.training.source import Source
 from bagua_hvd.training.state import Snapshot, State
+from bagua_hvd.training.timing import Timing
 
 
 class Declared(Protocol):
@@ -42,6 +43,8 @@ class Model:
             backward pass has added to them.
         hook: the method of the algorithm that runs, None outside of steps. "communicate": until synchronize() returns.
         scaled: whether something multiplies the gradients until just before the step (loss scaling, clipping).
+        cut_by_user: whether the user has said which gradients travel together, or nothing else can be.
+        timing: None, or where the Reducer notes when things happened.
     """
 
     def __init__(self, name: str, source: Source, group: ProcessSet, algorithm: Declared) -> None:
@@ -57,6 +60,8 @@ class Model:
         self.pending: dict[str, Any] = {}
         self.hook: str | None = None
         self.continues = False
+        self.cut_by_user = False
+        self.timing: Timing | None = None
         self._algorithm = algorithm
         self._place: tuple[int, int] | None = None
         self._scratch: dict[str, Any] = {}
@@ -111,6 +116,14 @@ class Model:
             adam: Adam = self.source.adam()
         except ValueError as error:
             raise ValueError(f"{name} cannot serve this optimizer: {error}") from None
+        return adam
+
+    def adam_if_any(self) -> Adam | None:
+        """The optimizer as an Adam, for what works without one, too. None: it is none that can be served."""
+        try:
+            adam: Adam = self.source.adam()
+        except ValueError:
+            return None
         return adam
 
     # Under loss scaling gradients are multiplied until just before the step, and so is what is kept of them: when the

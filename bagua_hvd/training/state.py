@@ -96,6 +96,11 @@ class State:
             self._shared.add(name)
         return value
 
+    def forget(self, name: str) -> None:
+        """The value of this name is gone, also from a checkpoint."""
+        self._values.pop(name, None)
+        self._loaded.pop(name, None)
+
     def __contains__(self, name: str) -> bool:
         return name in self._values
 

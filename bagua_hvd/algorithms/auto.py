@@ -1,0 +1,178 @@
+"""Auto: the quickest of the algorithms that the user allows, for this network, model and processor, at this time.
+
+    opt = hvd.DistributedOptimizer(opt, algorithm="auto")                          exact gradients, whatever is chosen
+    hvd.algorithms.Auto(up_to="E1")                                                and codes without memory
+    hvd.algorithms.Auto(allow=["bytegrad", hvd.algorithms.DoubleSqueeze()])        and these
+
+Every hook is the chosen algorithm's. How it is chosen: tuning/tuner.py; docs/decisions/0048-the-choice-of-algorithm.md.
+
+Wire: that of the algorithm chosen; besides 176 bytes in some 25 steps, and what measuring takes: some allreduces of up
+to 2 MiB at first, and again as often as makes 1 % of the run.
+State: that of the algorithm chosen, and the plan, equal on all ranks.
+"""
+import json
+import os
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bagua_hvd.algorithms.base import Algorithm, Safety, choose, positive
+from bagua_hvd.algorithms.bytegrad import ByteGrad
+from bagua_hvd.algorithms.gradient_allreduce import GradientAllReduce
+from bagua_hvd.core import native, variables
+from bagua_hvd.core.variables import MIB
+from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.primitives import block, c_fp_s, float16
+from bagua_hvd.training.buckets import Bucket
+from bagua_hvd.training.model import Model
+from bagua_hvd.training.source import Pending
+from bagua_hvd.tuning.cost import Ranks
+from bagua_hvd.tuning.record import Record
+from bagua_hvd.tuning.tuner import Plan, Tuner
+
+EXACT = "gradient_allreduce"
+# What each class adds that needs no argument of the user's.
+DEFAULTS: dict[Safety, dict[str, dict[str, Any]]] = {
+    Safety.E1: {"float16": {"codec": float16}, "block(8)": {"codec": block(8)}},
+    Safety.E2: {"block(4) with error feedback": {"codec": block(4), "error_feedback": True}},
+}
+BUCKET_BYTES = None, 2 * MIB, 40 * MIB
+WINDOW = 25
+
+NO_CLASS = "up_to={up_to!r}: expected E0, E1 or E2; algorithms of E3 and E4 have arguments that only you know: name " \
+           "them in allow"
+NOT_KNOWN = "Auto cannot choose {name}: {why}"
+
+
+class Auto(Algorithm):
+    """Chooses among algorithms, and revises its choice.
+
+    Args:
+        allow: names or Algorithms that may be chosen beside exact averages of gradients.
+        up_to: "E0", "E1" or "E2": algorithms of these classes, in their defaults.
+        plan: a file that save_plan() has written, or what is in it: that is used, and nothing is measured.
+        log: a file for what is known at each decision, lines of JSON, on the first rank. None: BAGUA_AUTO_LOG.
+        average: False for the sum.
+        window: steps between decisions, 1 or more. None: HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE, else 25.
+    Raises:
+        ValueError: an algorithm that cannot be chosen, and why; a plan of others than are allowed.
+    """
+
+    counts_steps = True
+
+    def __init__(self, allow: Sequence[str | Algorithm | type[Algorithm]] = (), up_to: str = "E0",
+                 plan: str | os.PathLike[str] | dict[str, Any] | None = None, log: str | None = None,
+                 average: bool = True, window: int | None = None) -> None:
+        if up_to not in ("E0", "E1", "E2"):
+            raise ValueError(NO_CLASS.format(up_to=up_to))
+        self.average = average
+        named: list[tuple[str, Algorithm]] = [(EXACT, choose(GradientAllReduce(average=average), average))]
+        for safety, added in DEFAULTS.items():
+            if safety <= Safety[up_to]:
+                named += [(name, choose(ByteGrad(average=average, **arguments), average))
+                          for name, arguments in added.items()]
+        for each in [allow] if isinstance(allow, (str, Algorithm, type)) else allow:
+            algorithm = choose(each, average)
+            name = each if isinstance(each, str) else type(algorithm).__name__
+            taken = sum(other == name or other.startswith(f"{name} #") for other, _ in named)
+            if not isinstance(algorithm, GradientAllReduce):
+                named.append((f"{name} #{taken + 1}" if taken else name, algorithm))
+        for name, algorithm in named:
+            why = _why_not(algorithm)
+            if why:
+                raise ValueError(NOT_KNOWN.format(name=name, why=why))
+        # The mildest first: of equally quick ones that is taken.
+        named[1:] = sorted(named[1:], key=lambda pair: pair[1].safety)
+        self.algorithms = dict(named)
+        self._pinned = None if plan is None else self._read(plan)
+        self._window = variables.read("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE") if window is None else \
+            positive("window", window)
+        self._log = log
+        self._tuners: weakref.WeakKeyDictionary[Model, Tuner] = weakref.WeakKeyDictionary()
+        every = self.algorithms.values()
+        self.safety = max(algorithm.safety for algorithm in every)
+        self.relaxed = any(algorithm.relaxed for algorithm in every)
+        self.dense_only = any(algorithm.dense_only for algorithm in every)
+        self.remembers_gradients = any(algorithm.remembers_gradients for algorithm in every)
+
+    def _read(self, plan: str | os.PathLike[str] | dict[str, Any]) -> Plan:
+        known = plan if isinstance(plan, dict) else json.loads(Path(plan).read_text())
+        name = known.get("algorithm")
+        if name not in self.algorithms:
+            raise ValueError(f"the plan is of {name!r}, which is not allowed here: {', '.join(self.algorithms)} are")
+        return Plan(name, self.algorithms[name], known.get("bucket_bytes"))
+
+    def _tuner(self, model: Model) -> Tuner:
+        tuner = self._tuners.get(model)
+        if tuner is None:
+            window = self._window or WINDOW
+            samples = variables.read("HOROVOD_AUTOTUNE_WARMUP_SAMPLES")
+            tuner = self._tuners[model] = Tuner(
+                model, self._plans(model), window, window * samples if samples is not None else 0,
+                variables.read("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES"), Record(self._log))
+        return tuner
+
+    def _plans(self, model: Model) -> list[Plan]:
+        if self._pinned is not None:
+            return [self._pinned]
+        fixed = model.cut_by_user or variables.given("BAGUA_DEFAULT_BUCKET_SIZE")
+        return [Plan(name, algorithm, size) for name, algorithm in self.algorithms.items()
+                for size in (BUCKET_BYTES[:1] if fixed else BUCKET_BYTES)]
+
+    def plan(self, model: Model) -> dict[str, Any]:
+        """What is in use for a model, as Auto(plan=...) takes it."""
+        used = self._tuner(model).plan
+        return {"algorithm": used.name, "bucket_bytes": used.bucket_bytes}
+
+    def save_plan(self, path: str | os.PathLike[str]) -> None:
+        """Writes what is in use, for the first of this process's models, to a file that Auto(plan=path) takes."""
+        model = min(self._tuners, key=lambda model: model.name, default=None)
+        if model is None:
+            raise ValueError("no optimizer uses this Auto: make a DistributedOptimizer with it first")
+        Path(path).write_text(json.dumps(self.plan(model)) + "\n")
+
+    @property
+    def gradients_only(self) -> bool:
+        return all(algorithm.gradients_only for algorithm in self.algorithms.values())
+
+    def cost(self, elements: int, dtype: int, ranks: Ranks) -> None:
+        """Not known: it is that of another."""
+
+    def prepare(self, model: Model) -> None:
+        for algorithm in self.algorithms.values():
+            algorithm.prepare(model)
+
+    def agreed(self, model: Model) -> None:
+        self._tuner(model).agreed()
+
+    def bucket_bytes(self, model: Model) -> int | None:
+        return self._tuner(model).plan.bucket_bytes
+
+    def communicate(self, bucket: Bucket, group: ProcessSet) -> Pending:
+        if bucket.model is None:
+            return self.algorithms[EXACT].communicate(bucket, group)
+        tuner = self._tuner(bucket.model)
+        algorithm: Algorithm = tuner.plan.algorithm
+        if not algorithm.takes(bucket.dtype):
+            return c_fp_s(bucket, group, average=self.average)
+        tuner.sample(bucket)
+        return algorithm.leave(bucket, group) if tuner.leaving else algorithm.communicate(bucket, group)
+
+    def after_step(self, model: Model) -> None:
+        self._tuner(model).stepped()
+
+
+def _why_not(algorithm: Algorithm) -> str:
+    """Why Auto cannot choose an algorithm; "": it can."""
+    if isinstance(algorithm, Auto):
+        return "it chooses itself"
+    if algorithm.uses_adam or algorithm.replaces_step:
+        return "it makes the optimizer's steps, and what it leaves in Adam's state is not what Adam would have there"
+    if getattr(algorithm, "momentum", 0):
+        return "with momentum of its own the optimizer has none, and exact averages would be without: leave it out"
+    if algorithm.models_differ or algorithm.asynchronous:
+        return "leaving it would need the optimizer's state to become one, too"
+    if algorithm.cost(1, native.FLOAT32, Ranks(2, 1)) is None:
+        return "what it costs is not known: it has no cost()"
+    return ""

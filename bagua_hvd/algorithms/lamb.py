@@ -1,0 +1,98 @@
+"""LAMB: Adam whose step each tensor scales by its own size, for large batches; gradients travel as they are.
+
+With the mean gradient g, of each tensor's weights x
+
+    m = beta1 m + (1 - beta1) g         v = beta2 v + (1 - beta2) g^2
+    u = m / (1 - beta1^t) / (sqrt(v) / sqrt(1 - beta2^t) + eps) + lambda x
+    c = min(max(||x|| / ||u||, c_min), c_max)           1 where a norm is 0
+    x = x - gamma c u
+
+The user's optimizer is Adam or AdamW, whose m, v and hyperparameters these are: so it is LAMB in every framework.
+lambda is AdamW's weight decay; Adam's is added to g, as ever.
+
+Wire: 2 N (n-1)/n elements.
+Memory: none beyond Adam's, but 12 N bytes during a step.
+Source: You et al., arXiv:1904.00962; the bounds of c, whose values are not there, as in 1-bit LAMB (onebit_lamb.py).
+"""
+import numpy as np
+
+from bagua_hvd.algorithms.base import Algorithm, Safety
+from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.primitives import c_fp_s
+from bagua_hvd.training.adam import AdamMember, FlatAdam
+from bagua_hvd.training.buckets import Bucket
+from bagua_hvd.training.model import Model
+from bagua_hvd.training.source import Pending
+
+
+def check_bounds(lowest: float, highest: float) -> None:
+    """ValueError: c_min and c_max are no bounds."""
+    if not 0 < lowest <= highest:
+        raise ValueError(f"c_min={lowest!r}, c_max={highest!r}: expected 0 < c_min <= c_max")
+
+
+def preconditioner(member: AdamMember, v: np.ndarray, updates: int) -> np.ndarray:
+    """sqrt(v) / sqrt(1 - beta2^updates) + eps. Keras means (sqrt(v) + eps) / sqrt(1 - beta2^updates)."""
+    correction = np.sqrt(1 - member.beta2**updates)
+    p: np.ndarray = np.sqrt(v) / correction + (member.eps / correction if member.eps_corrected else member.eps)
+    return p
+
+
+def direction(member: AdamMember, m: np.ndarray, p: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """u of a tensor, given sqrt(v) + eps."""
+    u: np.ndarray = m / (1 - member.beta1 ** (member.step + 1)) / p
+    return u + member.weight_decay * x if member.decoupled else u
+
+
+def ratio(x: np.ndarray, u: np.ndarray, lowest: float, highest: float) -> float:
+    """c of a tensor. A NaN stays one."""
+    of_x, of_u = float(np.linalg.norm(x)), float(np.linalg.norm(u))
+    return 1.0 if of_x == 0 or of_u == 0 else float(np.clip(of_x / of_u, lowest, highest))
+
+
+def lamb_step(bucket: Bucket, lowest: float, highest: float) -> np.ndarray:
+    """Makes the step of a bucket of averaged gradients; returns each tensor's c."""
+    adam, g = FlatAdam(bucket, begin=True), bucket.flat(bucket.gradients)
+    x = adam.weights()
+    c = np.ones(len(adam.members))
+    for place, (member, part) in enumerate(adam.members):
+        if not member.decoupled:
+            g[part] += member.weight_decay * x[part]
+        adam.m[part] = member.beta1 * adam.m[part] + (1 - member.beta1) * g[part]
+        adam.v[part] = member.beta2 * adam.v[part] + (1 - member.beta2) * g[part] * g[part]
+        p = preconditioner(member, adam.v[part], member.step + 1)
+        u = direction(member, adam.m[part], p, x[part])
+        c[place] = ratio(x[part], u, lowest, highest)
+        x[part] -= member.lr * c[place] * u
+    adam.save(x, variance=True)
+    return c
+
+
+class Lamb(Algorithm):
+    """LAMB, by the state of Adam or AdamW without amsgrad, maximize or fused; gradients must be dense.
+
+    Args:
+        c_min, c_max: bounds of c, 0 < c_min <= c_max.
+    """
+
+    safety = Safety.E0
+    relaxed = False
+    dense_only = True
+    uses_weights = ("step",)
+    uses_adam = True
+    replaces_step = True
+
+    def __init__(self, c_min: float = 0.01, c_max: float = 10.0) -> None:
+        check_bounds(c_min, c_max)
+        self.c_min, self.c_max = c_min, c_max
+
+    def prepare(self, model: Model) -> None:
+        model.adam()
+
+    def communicate(self, bucket: Bucket, group: ProcessSet) -> Pending:
+        return c_fp_s(bucket, group)
+
+    def step(self, model: Model) -> bool:
+        for bucket in model.gradients:
+            lamb_step(bucket, self.c_min, self.c_max)
+        return True

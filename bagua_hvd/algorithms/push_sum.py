@@ -1,0 +1,75 @@
+"""Stochastic gradient push (SGP): averages of weights over links that go one way, change, or fail.
+
+Rank i has x_i and a weight w_i, at first 1; its model is z_i = x_i / w_i. After each step of the user's optimizer
+
+    x_i += z_i^new - z_i                            what the step did
+    p_i  = 1 / (1 + number of ranks it sends to)
+    x_i  = p_i x_i + sum_j p_j x_j                  over those j who send to i
+    w_i  = p_i w_i + sum_j p_j w_j
+    z_i  = x_i / w_i
+
+What a rank keeps and sends are shares of what it has: so sum_i x_i and sum_i w_i stay what they are whoever sends to
+whom, and every z_i goes to the mean, though no rank knows who will send to it. A link that a rank does not use in a
+round costs speed of mixing, and nothing else.
+
+By default rank i sends to i + 2^k, k = 0, 1, ... ceil(log2 n) - 1 and again (one-peer exponential graph).
+
+Wire: N elements for each rank that is sent to.
+Memory: N elements (x), this rank's own.
+Source: Assran et al., arXiv:1811.10792, algorithm 1; Kempe et al., FOCS 2003.  Differs: waits for each round.
+"""
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from bagua_hvd.algorithms.local import LocalSteps
+from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.primitives import Pushed, push
+from bagua_hvd.training.buckets import Bucket
+from bagua_hvd.training.model import Model
+
+Peers = Callable[[int, int, int], Sequence[int]]
+
+
+def exponential(round: int, rank: int, size: int) -> Sequence[int]:
+    """i + 2^k."""
+    return [(rank + 2 ** (round % (size - 1).bit_length())) % size] if size > 1 else []
+
+
+class PushSum(LocalSteps):
+    """Averages weights by push-sum instead of gradients.
+
+    Args:
+        peers: function of (round, rank, size) that returns the ranks which `rank` sends to in a round, from 0 on; it is
+            called for this rank only. There may be none, where links are known to be down. Together, over some rounds,
+            they must connect every rank with every other one. Default: exponential().
+        communication_interval, warmup_steps, kappa: see LocalSteps.
+    """
+
+    uses_weights = ("after_step",)
+
+    def __init__(self, peers: Peers = exponential, communication_interval: int = 1, warmup_steps: float = 0,
+                 kappa: int | None = None) -> None:
+        super().__init__(communication_interval, warmup_steps, kappa)
+        if not callable(peers):
+            raise TypeError(f"peers={peers!r:.100}: expected a function of (round, rank, size)")
+        self.peers = peers
+
+    def after_step(self, model: Model) -> None:
+        if not self.ends_interval(model):
+            return
+        group = model.group
+        round = (model.step - self.warmup_steps) // self.communication_interval
+        peers = [int(peer) for peer in self.peers(round, group.rank(), group.size())]
+        for bucket, (x, pushed) in [(bucket, self._push(bucket, group, peers)) for bucket in model.weights]:
+            x += pushed.wait().sum(axis=0)
+            bucket.write(x[:-1] / x[-1])
+
+    def _push(self, bucket: Bucket, group: ProcessSet, peers: Sequence[int]) -> tuple[np.ndarray, Pushed]:
+        """(what is kept of x and, as its last element, of w, the operation)."""
+        z = bucket.read(tail=1)
+        z[-1] = 1
+        x: np.ndarray = bucket.state.keep("x", z.copy, fits=lambda kept: kept.size == z.size)
+        x[:-1] += z[:-1] - x[:-1] / x[-1]
+        x /= 1 + len(peers)
+        return x, push(x, group, peers, f"{bucket.name}.push")

@@ -1,0 +1,244 @@
+"""Streaming DiLoCo: many local steps, and an outer optimizer for one fragment of the model after the other, in codes.
+
+theta is what all ranks agree on; fragment p of P is sent (p+1) H/P local steps after the first, and from then on every
+H. x_i, theta, m and e_i are those of the fragment:
+
+    step t:         Delta_i = theta - x_i           sent; training goes on
+                    e_i     = beta e_i              with error feedback: v_i = Delta_i + e_i, e_i = v_i - D(Q(v_i))
+    step t + tau:   Delta   = (1/n) C_LP_S(Delta_i; Q, e_i)
+                    m       = mu m + Delta
+                    theta   = theta - eta (Delta + mu m)                Nesterov momentum
+                    x_i     = alpha x_i + (1 - alpha) theta
+
+n is the number of ranks that took part: one that is in join() counts as none. Members may come and go (elastic jobs):
+theta and m are every rank's. What travels then is lost, and nothing with it: it is part of the next Delta_i.
+
+P = 1, tau = 0, alpha = 0, no Q: DiLoCo (diloco.py). mu = 0, alpha = 0, Q = topk with beta < 1: SparseLoCo.
+
+Wire: 2 N (n-1)/n codes (top-k: N (n-1)) every H steps, N/P at a time.
+Memory: 2 N elements (theta and m), equal on all ranks; N/P while a fragment travels; with error feedback N + N/n.
+Source: Douillard et al., arXiv:2501.18512; Sarfi et al. (SparseLoCo), arXiv:2508.15706.  Differs: fragments are runs of
+whole tensors, as equal as they can be, not of every P-th layer; blocks of 4 bits with a float32 scale, not E3M0, and
+encoded once more for the way back; top-k of a segment, not of 4,096 elements.
+"""
+import functools
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from bagua_hvd.algorithms.averaging import Mean
+from bagua_hvd.algorithms.base import not_negative, positive
+from bagua_hvd.algorithms.local import LocalSteps
+from bagua_hvd.codecs import Codec, block, topk
+from bagua_hvd.core.context import Posted
+from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.runtime import runtime
+from bagua_hvd.primitives import ErrorState, c_fp_s, c_lp_s
+from bagua_hvd.training.buckets import Bucket, Weights
+from bagua_hvd.training.model import Model
+
+FOUR_BITS = block(4, stochastic=True)
+
+
+class StreamingDiLoCo(LocalSteps):
+    """Local steps, and an outer Nesterov SGD over the ranks, of a fragment at a time, in the background.
+
+    Args:
+        communication_interval: H, inner steps from one outer step of a fragment to its next, 1 or more.
+        fragments: P, 1 to H.
+        overlap_steps: tau, inner steps that a fragment may travel before it is waited for, 0 <= tau < H.
+        mixing: alpha, what stays of a rank's own weights when a fragment arrives, 0 <= alpha < 1.
+        outer_lr: eta. outer_momentum: mu, 0 <= mu < 1.
+        codec: Q, of bagua_hvd.codecs; None: full precision. Default: 4 bits, rounded at random.
+        error_feedback: whether what encoding loses is sent later; for codecs that are biased (topk).
+        error_decay: beta, 0 < beta <= 1: what stays of it from one time to the next.
+        warmup_steps: steps with averaged gradients before; the paper has none.
+        hierarchical: full precision within hosts, codes between them.
+        kappa: see LocalSteps.
+    """
+
+    uses_weights = ("before_step", "after_step")
+
+    def __init__(self, communication_interval: int = 16, fragments: int = 4, overlap_steps: int = 1,
+                 mixing: float = 0.5, outer_lr: float = 0.7, outer_momentum: float = 0.5,
+                 codec: Codec | None = FOUR_BITS, error_feedback: bool = False,
+                 error_decay: float = 1.0, warmup_steps: float = 0, hierarchical: bool = False,
+                 kappa: int | None = None) -> None:
+        super().__init__(communication_interval, warmup_steps, kappa)
+        self.fragments = positive("fragments", fragments)
+        self.overlap_steps = not_negative("overlap_steps", overlap_steps)
+        if max(self.fragments, self.overlap_steps + 1) > self.communication_interval:
+            raise ValueError(f"fragments={fragments}, overlap_steps={overlap_steps}: expected at most, and below, "
+                             f"communication_interval={communication_interval}")
+        if not outer_lr > 0:
+            raise ValueError(f"outer_lr={outer_lr!r}: expected a number above 0")
+        for name, value in (("outer_momentum", outer_momentum), ("mixing", mixing)):
+            if not 0 <= value < 1:
+                raise ValueError(f"{name}={value!r}: expected 0 <= {name} < 1")
+        if not 0 < error_decay <= 1:
+            raise ValueError(f"error_decay={error_decay!r}: expected 0 < error_decay <= 1")
+        if error_feedback and codec is None:
+            raise ValueError("error_feedback=True: there is no error without a codec")
+        self.mixing = mixing
+        self.outer_lr = outer_lr
+        self.outer_momentum = outer_momentum
+        self.codec = codec
+        self.error_feedback = error_feedback
+        self.error_decay = error_decay
+        self.hierarchical = hierarchical
+
+    def before_step(self, model: Model) -> None:
+        if model.step < self.warmup_steps:
+            return
+        # The ranks may begin apart: theta is the mean of where they are, which is bit-equal everywhere.
+        for bucket in model.weights:
+            bucket.state.keep("theta", functools.partial(self._theta, bucket, model.group), shared=True)
+
+    def _theta(self, bucket: Bucket, group: ProcessSet) -> np.ndarray:
+        return bucket.read() if bucket.state.loaded("theta") else Mean(bucket, group).wait().copy()
+
+    def after_step(self, model: Model) -> None:
+        local = model.step + 1 - self.warmup_steps
+        begun = [local - (p + 1) * self.communication_interval // self.fragments for p in range(self.fragments)]
+        for act, behind in ((self._send, 0), (self._arrived, self.overlap_steps)):
+            for p, since in enumerate(begun):
+                if since >= behind and (since - behind) % self.communication_interval == 0:
+                    for bucket in model.weights:
+                        fragment = Fragment.of(bucket, p, self.fragments)
+                        if fragment is not None:
+                            act(bucket, fragment)
+
+    def _send(self, bucket: Bucket, fragment: "Fragment") -> None:
+        # Asked for before the error, so that a checkpoint waits before it reads that.
+        travelling = _travelling(bucket, fragment)
+        delta, group = bucket.state["theta"][fragment.place] - fragment.x.read(), bucket.model.group
+        if self.codec is None:
+            operation = c_fp_s(delta, group, average=False, name=fragment.x.name)
+        else:
+            exchange = "allgather" if self.codec.number == topk().number else "scatter_gather"
+            operation = c_lp_s(
+                delta, group, self.codec, self._error(bucket, fragment), average=False, exchange=exchange,
+                seed=fragment.x.seed(bucket.step), name=fragment.x.name, hierarchical=self.hierarchical)
+        travelling.begin(delta, operation, group, fragment.x.name)
+
+    def _error(self, bucket: Bucket, fragment: "Fragment") -> ErrorState | None:
+        if not self.error_feedback:
+            return None
+        shape = fragment.x.count, bucket.model.group.size(), self.hierarchical
+        error: ErrorState = bucket.state.keep(f"error.{fragment.number}", lambda: ErrorState(*shape),
+                                              fits=lambda kept: kept.fits(*shape))
+        if self.error_decay != 1:
+            error.scale(self.error_decay)
+        return error
+
+    def _arrived(self, bucket: Bucket, fragment: "Fragment") -> None:
+        delta = _travelling(bucket, fragment).take()
+        if delta is None:
+            error = self._error(bucket, fragment)
+            if error is not None:           # it was lost, and what it did not say is part of the next Delta_i as well
+                error.scale(0)
+            return
+        theta = bucket.state["theta"]
+        m = bucket.state.zeros_like("momentum", theta, shared=True)
+        theta, m = theta[fragment.place], m[fragment.place]
+        m[:] = self.outer_momentum * m + delta
+        theta -= self.outer_lr * (delta + self.outer_momentum * m)
+        fragment.x.write(self.mixing * fragment.x.read() + (1 - self.mixing) * theta if self.mixing else theta)
+
+
+class Fragment:
+    """Some neighbouring members of a bucket of weights.
+
+    Attributes:
+        number: p. x: their weights. place: where they lie in a flat array of the bucket.
+    """
+
+    def __init__(self, number: int, x: Weights, place: slice) -> None:
+        self.number = number
+        self.x = x
+        self.place = place
+
+    @classmethod
+    def of(cls, bucket: Bucket, number: int, fragments: int) -> "Fragment | None":
+        """One of so many: the members whose middle lies in its share of the elements. None: there are none."""
+        twice = 2 * max(1, bucket.count)
+        chosen = [(index, member, part)
+                  for (index, member), part in zip(bucket.members.items(), bucket.slices(), strict=True)
+                  if min(fragments - 1, (part.start + part.stop) * fragments // twice) == number]
+        if not chosen:
+            return None
+        x = Weights(f"{bucket.name}.{number}", {index: member for index, member, _ in chosen}, bucket.model)
+        return cls(number, x, slice(chosen[0][2].start, chosen[-1][2].stop))
+
+
+def _travelling(bucket: Bucket, fragment: Fragment) -> "Travelling":
+    def make() -> Travelling:
+        for sent in list(runtime.travelling):       # what was dropped with the state may have the name still
+            sent.arrive()
+        return Travelling(fragment.x.count, bucket.state["theta"].dtype)
+
+    travelling: Travelling = bucket.state.keep(f"travelling.{fragment.number}", make, shared=True,
+                                               fits=lambda kept: kept.count == fragment.x.count)
+    return travelling
+
+
+class Travelling:
+    """sum_i Delta_i of a fragment, on its way or here, and of how many ranks. Checkpoints wait for it.
+
+    Ranks may be some steps apart: so shutdown() and join() wait, too, for others may need this one's part.
+    """
+
+    def __init__(self, count: int, dtype: np.dtype) -> None:
+        self.count = count
+        self._dtype = dtype
+        self._delta: np.ndarray | None = None
+        self._ranks: np.ndarray = np.ones(1, np.float32)
+        self._operations: list[Posted] = []
+        self._inits = 0                     # in which it was sent
+
+    def begin(self, delta: np.ndarray, operation: Posted, group: ProcessSet, name: str) -> None:
+        """delta: of this rank, which `operation` makes the sum."""
+        self._delta, self._inits = delta, runtime.inits
+        self._ranks[0] = 1
+        self._operations = [operation, c_fp_s(self._ranks, group, average=False, name=f"{name}.ranks")]
+        runtime.travelling.add(self)
+
+    def arrive(self) -> None:
+        """Blocks until it is here. Who needs it hears of failures."""
+        for operation in self._operations:
+            with suppress(Exception):
+                operation.wait()
+        runtime.travelling.discard(self)
+
+    def _here(self) -> np.ndarray | None:
+        """The sum; None: nothing has been sent, or it was lost with the connections, which it is on all ranks."""
+        self.arrive()
+        if self._operations and self._inits != runtime.inits:
+            self._delta, self._operations = None, []
+        for operation in self._operations:
+            operation.wait()
+        return self._delta
+
+    def take(self) -> np.ndarray | None:
+        """The mean, once; None: there is none.
+
+        Raises:
+            HorovodInternalError: a rank was lost.
+        """
+        total = self._here()
+        self._delta, self._operations = None, []
+        return None if total is None else total / self._ranks[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        total = self._here()
+        return {} if total is None else {"data": total.tobytes(), "ranks": float(self._ranks[0])}
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Returns False, and changes nothing, when the state is of another size."""
+        if state:
+            if len(state["data"]) != self.count * self._dtype.itemsize:
+                return False
+            self._delta = np.frombuffer(state["data"], self._dtype).copy()
+            self._ranks[0] = state["ranks"]
+        return True

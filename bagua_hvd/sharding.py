@@ -1,0 +1,106 @@
+"""Reduce-scatter and all-gather of codes, for training whose gradients and weights lie in shards.
+
+    reducescatter   rank k: s[k] = sum_i D(Q(v_i[k]))       one alltoall of codes, which the receiver adds
+    allgather       all:    (D(Q(v_0)), ..., D(Q(v_n-1)))   one allgather of codes; a rank decodes its own, too
+
+v_i[k] is the k-th of n equal parts of rank i's values. What a rank has of one hop is encoded once, so the error is that
+of one Q; with blocks of 4 bits they are qgZ's reduce-scatter (its second hop, within hosts, is left to the network) and
+with blocks of 8 bits qwZ's all-gather.
+
+Wire: N (n-1)/n codes, N/n (n-1) codes of rank i's N/n values.
+Source: Wang et al., ZeRO++, arXiv:2306.10209.
+"""
+from typing import Any
+
+import numpy as np
+
+from bagua_hvd.codecs import Codec
+from bagua_hvd.collectives.rules import registered_id
+from bagua_hvd.core import native, vectors
+from bagua_hvd.core.context import Posted
+from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.runtime import context
+
+
+class _Codes:
+    """Codes on their way to this rank."""
+
+    def __init__(self, operation: Posted, count: int, codec: Codec, dtype: Any, codes: np.ndarray) -> None:
+        self._operation = operation
+        self._count = count             # of the values of one code
+        self._codec = codec
+        self._dtype = dtype
+        self._codes = codes             # what is sent lives until it is
+
+    def done(self) -> bool:
+        """Whether wait() would not block."""
+        return self._operation.done()
+
+    def _arrived(self) -> np.ndarray:
+        """A row for each rank."""
+        self._operation.wait()
+        nbytes, rows, owner = self._operation.result(0)
+        received: np.ndarray = np.frombuffer(native.buffer(owner, nbytes), np.uint8)
+        return received.reshape(rows, -1)
+
+
+class Scattered(_Codes):
+    """What reducescatter() returns."""
+
+    def wait(self, out: np.ndarray | None = None) -> np.ndarray:
+        """Blocks; returns this rank's part of the sum: float32, in `out`, if that is given."""
+        total: np.ndarray = np.empty(self._count, np.float32) if out is None else out
+        total[:] = 0
+        for code in self._arrived():
+            self._codec.decode_add(total, code, self._dtype)
+        return total
+
+
+class Gathered(_Codes):
+    """What allgather() returns."""
+
+    def wait(self, out: np.ndarray | None = None) -> np.ndarray:
+        """Blocks; returns all ranks' values, one behind the other, in `out`, if that is given."""
+        codes = self._arrived()
+        if out is None:
+            out = np.empty(len(codes) * self._count, self._dtype)
+        for part, code in zip(out.reshape(len(codes), self._count), codes, strict=True):
+            part[:] = self._codec.decode(code, self._dtype, self._count)
+        return out
+
+
+def reducescatter(values: np.ndarray, group: ProcessSet, codec: Codec, name: str, seed: int = 0) -> Scattered:
+    """The sum over the ranks of `group` of one n-th of each one's values, sent as codes.
+
+    Args:
+        values: flat, of a dtype that the codec takes, as many on all ranks; a multiple of their number n. Copied.
+        codec: equal on all ranks. name: the same on all ranks, and of no other operation in flight.
+        seed: of a codec that rounds at random; another one for each call and rank.
+    Raises:
+        ValueError: the ranks cannot share the values evenly, or the codec does not take them.
+    """
+    size = group.size()
+    if values.ndim != 1 or values.size % size:
+        raise ValueError(f"reducescatter: shape {values.shape} is not flat, or not to be shared by {size} ranks evenly")
+    parts = values.reshape(size, -1)
+    codes: np.ndarray = np.stack([codec.encode(part, seed + place) for place, part in enumerate(parts)])
+    return Scattered(_post(native.ALLTOALL, codes, group, name), parts.shape[1], codec, values.dtype, codes)
+
+
+def allgather(values: np.ndarray, group: ProcessSet, codec: Codec, name: str, seed: int = 0) -> Gathered:
+    """All ranks' values, as their codes say; bit-equal on all of them. Arguments as for reducescatter().
+
+    Args:
+        values: flat, as many on all ranks, of any number.
+    Raises:
+        ValueError: they are not flat, or the codec does not take them.
+    """
+    if values.ndim != 1:
+        raise ValueError(f"allgather: shape {values.shape} is not flat")
+    codes = codec.encode(values, seed)[None]
+    return Gathered(_post(native.ALLGATHER, codes, group, name), values.size, codec, values.dtype, codes)
+
+
+def _post(kind: int, codes: np.ndarray, group: ProcessSet, name: str) -> Posted:
+    view = vectors.array_view(codes)._replace(dst=0)
+    return context().post(kind, name, [view], process_set=registered_id(group))

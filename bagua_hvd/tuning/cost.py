@@ -1,0 +1,53 @@
+"""What communicating one bucket takes, in units that depend on no network and no processor."""
+from typing import NamedTuple
+
+from bagua_hvd.codecs import Codec
+from bagua_hvd.core import native
+
+
+class Ranks(NamedTuple):
+    """How many ranks communicate, on how many hosts."""
+
+    ranks: int
+    hosts: int
+
+    @property
+    def ends(self) -> int:
+        """Of the lines between which bytes travel: hosts, or, where there is one host, its ranks."""
+        return self.hosts if self.hosts > 1 else self.ranks
+
+
+class Cost(NamedTuple):
+    """Of one bucket.
+
+    Attributes:
+        allreduced: bytes that are averaged as they are.
+        sent: bytes of codes that go out over one line. rounds: messages of them that wait for each other.
+        encoded, decoded: elements that one rank encodes and decodes, by `codec`.
+    """
+
+    allreduced: int = 0
+    sent: int = 0
+    rounds: int = 0
+    encoded: int = 0
+    decoded: int = 0
+    codec: Codec | None = None
+
+
+def allreduced(elements: int, dtype: int) -> Cost:
+    """Of c_fp_s()."""
+    return Cost(allreduced=elements * native.dtype_size(dtype))
+
+
+def coded(codec: Codec, elements: int, dtype: int, ranks: Ranks, hierarchical: bool,
+          exchange: str = "scatter_gather") -> Cost:
+    """Of c_lp_s()."""
+    n = ranks.ends if hierarchical else ranks.ranks
+    code = codec.encoded_size(dtype, elements)
+    local = ranks.ranks // ranks.ends
+    beyond = n - 1 if hierarchical else ranks.ranks - local         # whom a rank sends to over the line
+    senders = 1 if hierarchical else local
+    if exchange == "allgather":
+        return Cost(sent=senders * beyond * code, rounds=1, encoded=elements, decoded=n * elements, codec=codec)
+    return Cost(sent=2 * senders * beyond * code // n, rounds=2, encoded=elements + elements // n,
+                decoded=2 * elements, codec=codec)

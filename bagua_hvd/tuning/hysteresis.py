@@ -1,0 +1,127 @@
+"""Which plan is taken, from what was measured of this one and predicted of all: integers in, integers out.
+
+The same on all ranks, for what it is given is. Nothing here knows what a plan is: they are numbers, 0 the exact one.
+"""
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, NamedTuple
+
+GAIN_PERCENT = 15
+WINDOWS = 2
+STAYS_STEPS = 200
+_ONE = 1000                 # ratios are in permille
+_LEAST, _MOST = _ONE // 4, _ONE * 4
+
+
+class Verdict(NamedTuple):
+    """plan: that is to be taken, this one or another. why: "" as it is, "gain", "confirmed", "disappointed", "losses".
+
+    predicted: us of a step by that plan, corrected by what is known of it.
+    """
+
+    plan: int
+    why: str
+    predicted: int
+
+
+@dataclass
+class Hysteresis:
+    """What is remembered between windows.
+
+    Attributes:
+        plan: in use, since step `since`. candidate: what was the best in the last `windows` windows, -1: none was.
+        before: the plan before this one while it is on trial, else -1; before_us: a step's time then; promised: what
+            was predicted for this one. tried: windows of the trial so far, best_us: the shortest step in them.
+        kinds: by plan; what is seen of one is expected of others of its kind.
+        ratios: by plan, measured over predicted time, in permille, as last seen. barred: plans that lose too much.
+    """
+
+    plan: int = 0
+    since: int | None = None
+    candidate: int = -1
+    windows: int = 0
+    before: int = -1
+    before_us: int = 0
+    promised: int = 0
+    tried: int = 0
+    best_us: int = 0
+    kinds: tuple[int, ...] = ()
+    ratios: dict[int, int] = field(default_factory=dict)
+    barred: set[int] = field(default_factory=set)
+
+    def corrected(self, plan: int, predicted: Sequence[int]) -> int:
+        """us of a step. What was never seen is taken to be as much slower than predicted as what was seen."""
+        ratio = self.ratios.get(plan)
+        if ratio is None:
+            ratio = max([_ONE, self.ratios.get(self.plan, _ONE)] + [
+                known for seen, known in self.ratios.items() if self._kind(seen) == self._kind(plan)])
+        return max(1, predicted[plan] * ratio // _ONE)
+
+    def _kind(self, plan: int) -> int:
+        return self.kinds[plan] if plan < len(self.kinds) else plan
+
+    def decide(self, step: int, measured: int, predicted: Sequence[int], usable: Sequence[bool],
+               lossy: bool = False) -> Verdict:
+        """At the end of a window.
+
+        Args:
+            step: the number of steps made. measured: us of a step in the window. predicted: the same by every plan.
+            usable: whether a plan may be taken. lossy: this plan's codes lose more than its class allows.
+        """
+        ratio = measured * _ONE // max(1, predicted[self.plan])
+        self.ratios[self.plan] = max(_LEAST, min(_MOST, ratio))
+        if lossy and self.plan:
+            self.barred.add(self.plan)
+            return self._take(0, "losses", step, measured, self.corrected(0, predicted), trial=False)
+        if self.before >= 0:
+            return self._try(step, measured, predicted)
+        plan = min((each for each in range(len(predicted)) if usable[each] and each not in self.barred),
+                   key=lambda each: (self.corrected(each, predicted), each), default=self.plan)
+        expected = self.corrected(plan, predicted)
+        stays = self.since is not None and step - self.since < STAYS_STEPS
+        if plan == self.plan or stays or (measured - expected) * 100 < GAIN_PERCENT * measured:
+            self.candidate, self.windows = -1, 0
+            return Verdict(self.plan, "", measured)
+        self.windows = self.windows + 1 if plan == self.candidate else 1
+        self.candidate = plan
+        if self.windows < WINDOWS:
+            return Verdict(self.plan, "", measured)
+        return self._take(plan, "gain", step, measured, expected, trial=True)
+
+    def _try(self, step: int, measured: int, predicted: Sequence[int]) -> Verdict:
+        self.best_us = min(measured, self.best_us) if self.tried else measured
+        self.tried += 1
+        if self.tried < WINDOWS:
+            return Verdict(self.plan, "", measured)
+        measured, back = self.best_us, self.before
+        self.before = -1
+        if 2 * (self.before_us - measured) >= self.before_us - self.promised:
+            return Verdict(self.plan, "confirmed", measured)
+        self.ratios[self.plan] = min(_MOST, max(self.ratios[self.plan], _ONE))
+        return self._take(back, "disappointed", step, measured, self.corrected(back, predicted), trial=False)
+
+    def _take(self, plan: int, why: str, step: int, measured: int, expected: int, trial: bool) -> Verdict:
+        self.before = self.plan if trial else -1
+        self.before_us, self.promised, self.tried = measured, expected, 0
+        self.plan, self.since, self.candidate, self.windows = plan, step, -1, 0
+        return Verdict(plan, why, expected)
+
+    def numbers(self) -> list[int]:
+        """All of it, for a hash."""
+        return [self.plan, -1 if self.since is None else self.since, self.candidate, self.windows, self.before,
+                self.before_us, self.promised, self.tried, self.best_us,
+                *(number for pair in sorted(self.ratios.items()) for number in pair), -2, *sorted(self.barred)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {**asdict(self), "ratios": sorted(self.ratios.items()), "barred": sorted(self.barred)}
+
+    @classmethod
+    def of_dict(cls, kept: dict[str, Any]) -> "Hysteresis":
+        """What as_dict() was made of."""
+        known = {each.name for each in fields(cls)}
+        values = {name: value for name, value in kept.items() if name in known}
+        values["ratios"] = {int(plan): int(ratio) for plan, ratio in values.get("ratios", ())}
+        values["barred"] = set(values.get("barred", ()))
+        values["kinds"] = tuple(values.get("kinds", ()))
+        return cls(**values)

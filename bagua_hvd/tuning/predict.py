@@ -1,0 +1,68 @@
+"""How long a step would take: its critical path, over buckets that share one line.
+
+    a bucket is ready when its last gradient is; the line takes buckets in that order, one after the other
+    it is there a latency after it has left the line; the step ends when all are, and what follows has been computed
+
+Integers, and floating point that is alike on all ranks: the simulator and this file use + - * / and comparisons only.
+"""
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from bagua_hvd.core.simulator import Network, allreduces
+from bagua_hvd.tuning.cost import Cost
+from bagua_hvd.tuning.network import Measured, on_the_line
+from bagua_hvd.tuning.window import Window
+
+
+class Part(NamedTuple):
+    """A bucket on its way. until: the part of all bytes that is in this one and those before it, 0 < until <= 1."""
+
+    until: float
+    cost: Cost
+
+
+class Predictor:
+    """Of one job.
+
+    Args:
+        codecs: in the order of Measured's.
+        overlaps: whether buckets travel while the backward pass goes on.
+    """
+
+    def __init__(self, measured: Measured, codecs: Sequence[object], overlaps: bool = True) -> None:
+        self._ends = measured.ranks.ends
+        self._network = measured.network()
+        self._ps = {codec: (measured.encode[place], measured.decode[place]) for place, codec in enumerate(codecs)}
+        self._crowded = measured.crowded
+        self._overlaps = overlaps
+
+    def _on_line_and_after(self, cost: Cost) -> tuple[float, float, float]:
+        """Seconds of the line, those until it is there, and of them those of the processor."""
+        network, line, after, codes = self._network, 0.0, 0.0, 0.0
+        if cost.allreduced:
+            line = on_the_line(cost.allreduced, self._ends) / network.bytes_per_s
+            after = max(0.0, _allreduce(self._ends, cost.allreduced, network) - line)
+        if cost.rounds:
+            encode, decode = self._ps[cost.codec]
+            codes = (cost.encoded * encode + cost.decoded * decode) * 1e-12
+            line += cost.sent / network.bytes_per_s + codes
+            after += (cost.rounds + 2) * network.latency_s       # they are agreed on first
+        return line, after, codes
+
+    def step_us(self, parts: Sequence[Part], window: Window) -> int:
+        """us of a step in which these buckets travel, in the order in which they are ready."""
+        free = done = computed = 0.0
+        for part in parts:
+            line, after, codes = self._on_line_and_after(part.cost)
+            ready = window.ready_at(part.until) if self._overlaps else window.backward
+            free = max(free, ready * 1e-6 + computed) + line
+            done = max(done, free + after)
+            computed += codes if self._crowded else 0.0         # the backward pass has to wait for it
+        backward = window.backward * 1e-6 + computed
+        return max(1, round((max(backward, done) - backward + computed) * 1e6) + window.computing)
+
+
+@lru_cache(maxsize=512)
+def _allreduce(n: int, nbytes: int, network: Network) -> float:
+    return max(allreduces(n, [nbytes], network))

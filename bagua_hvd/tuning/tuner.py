@@ -1,0 +1,267 @@
+"""Measures, decides and switches for one model: the agenda of steps, and what all ranks agree on in them.
+
+    measure, settle, [ window of steps | figures posted | 3 steps | decide | 3 steps | decided alike | leave | switch ]
+
+All of it is counted in steps, which are the same on all ranks. What was posted is waited for three steps later.
+"""
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from bagua_hvd.collectives.facts import Extremes, extremes
+from bagua_hvd.core import native, variables
+from bagua_hvd.core.log import logger
+from bagua_hvd.training.buckets import Bucket, partition
+from bagua_hvd.training.model import Model
+from bagua_hvd.training.timing import Timing
+from bagua_hvd.tuning.cost import allreduced
+from bagua_hvd.tuning.hysteresis import Hysteresis, Verdict
+from bagua_hvd.tuning.network import Measured, measure
+from bagua_hvd.tuning.predict import Part, Predictor
+from bagua_hvd.tuning.record import Decision, Record
+from bagua_hvd.tuning.window import Window, window
+
+MEASURED_AFTER, SETTLES, LATER = 2, 5, 3            # steps
+CHANGED_PERCENT = 25                                # a step that is so much longer or shorter: what has changed?
+SHARE = 100                                         # measuring again takes one part of so many
+PERIOD = 40                                         # windows after which the network is measured again
+LOSSES_PPM = {1: 100_000, 2: 1_000_000}             # of a gradient's norm, by Algorithm.safety
+_SAMPLE = 1 << 18                                   # elements of which losses are known
+_PLANS_MAX, _STEPS_MAX = 1 << 7, 1 << 24            # what fits in 31 bits
+STATE = "choice of algorithm"
+
+
+class Plan(NamedTuple):
+    """One way to communicate. algorithm: an Algorithm. bucket_bytes: None: BAGUA_DEFAULT_BUCKET_SIZE."""
+
+    name: str
+    algorithm: Any
+    bucket_bytes: int | None
+
+    def __str__(self) -> str:
+        size = "" if self.bucket_bytes is None else f" in buckets of {self.bucket_bytes / variables.MIB:g} MiB"
+        return self.name + size
+
+
+class Tuner:
+    """The plan of one model, and how it is revised.
+
+    Args:
+        plans: the exact one first; alike on all ranks.
+        window: steps in one. warmup: steps before the first. windows_max: after so many the plan stays; None: never.
+        record: where decisions go.
+    Attributes:
+        plan: the Plan in use. leaving: whether the next step is its last one.
+    """
+
+    def __init__(self, model: Model, plans: Sequence[Plan], window: int, warmup: int, windows_max: int | None,
+                 record: Record) -> None:
+        if len(plans) > _PLANS_MAX:
+            raise ValueError(f"{len(plans)} plans to choose from: {_PLANS_MAX} at most")
+        self._model = model
+        self._plans = plans
+        self._window = window
+        self._warmup = warmup
+        self._windows_max = windows_max
+        self._record = record
+        self._codecs = list(dict.fromkeys(plan.algorithm.codec for plan in plans if hasattr(plan.algorithm, "codec")))
+        self._kinds = tuple(int(plan.algorithm.safety > 0) for plan in plans)
+        self._hysteresis = Hysteresis(kinds=self._kinds)
+        self.plan = plans[0]
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.leaving = False
+        self._agenda: dict[int, Callable[[], None]] = {}
+        self._steps = 0
+        self._windows = 0
+        self._posted: Any = None
+        self._measured: Measured | None = None
+        self._expected = 0              # us of a step, as it was when the network was measured
+        self._spent = self._elapsed = 0     # us of measuring again, and of training
+        self._since_measured = 0        # windows
+        self._error_ppm = -1            # -1: to be found in this window
+
+    # ------------------------------------------------------------------------------------------------ what Auto calls
+
+    def agreed(self) -> None:
+        """The ranks have come together: all go on by the plan that was decided last. Collective; blocks."""
+        model, mine = self._model, self._hysteresis
+        if model.state.loaded(STATE):
+            mine = Hysteresis.of_dict(model.state.keep(STATE, dict, shared=True))
+        since = 0 if mine.since is None else min(mine.since, _STEPS_MAX - 2) + 1
+        known = mine.plan if mine.plan < len(self._plans) else 0
+        [(latest, _)] = extremes([since * _PLANS_MAX + known], f"{model.name}.plan", model.group)
+        since, plan = divmod(latest, _PLANS_MAX)
+        self._hysteresis = Hysteresis(plan=plan, since=since - 1 if since else None, kinds=self._kinds)
+        self.plan = self._plans[plan]
+        self._begin_anew()
+        if model.group.size() > 1 and len(self._plans) > 1:
+            model.timing = Timing()
+            self._agenda[max(MEASURED_AFTER, self._warmup)] = self._measure
+        self._keep()
+
+    def sample(self, bucket: Bucket) -> None:
+        """Before a bucket is communicated: now and then, how much the plan's codec loses of it."""
+        algorithm = self.plan.algorithm
+        if self._error_ppm >= 0 or not hasattr(algorithm, "codec") or self._model.timing is None:
+            return
+        buckets = self._model.gradients
+        if buckets[self._windows % len(buckets)] is not bucket or not algorithm.takes(bucket.dtype):
+            return
+        if any(str(member.device) != "cpu" for member in bucket.members.values()):
+            return
+        self._error_ppm = _losses_ppm(bucket, algorithm.codec)
+
+    def stepped(self) -> None:
+        """After a step, on all ranks alike.
+
+        Raises:
+            HorovodInternalError: a rank was lost.
+        """
+        self._steps += 1
+        act = self._agenda.pop(self._steps, None)
+        if act is not None:
+            act()
+
+    # ----------------------------------------------------------------------------------------------------- the agenda
+
+    def _in(self, steps: int, act: Callable[[], None]) -> None:
+        self._agenda[self._steps + steps] = act
+
+    def _measure(self) -> None:
+        measured = measure(f"{self._model.name}.measure", self._model.group, self._codecs)
+        if self._measured is not None:
+            self._spent += measured.spent
+        self._measured = measured
+        self._expected = self._since_measured = 0
+        self._in(SETTLES, self._begin_window)
+
+    def _begin_window(self) -> None:
+        assert self._model.timing is not None
+        self._model.timing.restart()
+        self._error_ppm = -1
+        self._in(self._window, self._post)
+
+    def _post(self) -> None:
+        assert self._model.timing is not None
+        steps = self._model.timing.take()
+        if not steps:
+            self._begin_window()
+            return
+        members = {index: member for bucket in self._model.gradients for index, member in bucket.members.items()}
+        figures = window(steps, list(members), [member.nbytes for member in members.values()])
+        self._posted = Extremes([*figures.as_list(), max(0, self._error_ppm)], f"{self._model.name}.window",
+                                self._model.group)
+        self._in(LATER, self._decide)
+
+    def _decide(self) -> None:
+        *figures, (error_ppm, _) = self._posted.wait()
+        figures = Window.of_list([largest for largest, _ in figures])
+        assert self._measured is not None
+        self._windows += 1
+        self._since_measured += 1
+        self._elapsed += figures.step * self._window
+        changed = abs(figures.step - self._expected) * 100 > CHANGED_PERCENT * self._expected
+        if not self._expected:
+            self._expected = figures.step
+        elif changed or self._since_measured >= PERIOD:
+            if self._spent * SHARE <= self._elapsed:        # else later
+                self._in(1, self._measure)
+                return
+        predicted = self.predict(figures, self._measured)
+        limit = LOSSES_PPM.get(self.plan.algorithm.safety)
+        before, before_us = self._hysteresis.plan, self._hysteresis.before_us
+        usable = [getattr(plan.algorithm, "warmup_steps", 0) <= self._model.step for plan in self._plans]
+        verdict = self._hysteresis.decide(self._model.step + 1, figures.step, predicted, usable,
+                                          limit is not None and error_ppm > limit)
+        self._say(verdict, before, before_us, figures, predicted, error_ppm)
+        self._keep()
+        if verdict.plan == before:
+            if self._windows_max is None or self._windows < self._windows_max:
+                self._begin_window()
+            return
+        self._posted = Extremes([crc32(repr(self._hysteresis.numbers()).encode()) % (2**31 - 2)],
+                                f"{self._model.name}.decided", self._model.group)
+        self._in(LATER, self._check)
+
+    def _check(self) -> None:
+        [(largest, smallest)] = self._posted.wait()
+        if largest != smallest:
+            logger.error("auto: ranks that were told the same decided differently: all go on by %s", self._plans[0])
+            self._hysteresis = Hysteresis(since=self._model.step, kinds=self._kinds)
+            self._windows_max = 0
+        self.leaving = True
+        self._in(1, self._switch)
+
+    def _switch(self) -> None:
+        self.leaving = False
+        self.plan = self._plans[self._hysteresis.plan]
+        self._expected = 0
+        if self._windows_max is None or self._windows < self._windows_max:
+            self._in(SETTLES, self._begin_window)
+
+    # -------------------------------------------------------------------------------------------------------- figures
+
+    def predict(self, figures: Window, measured: Measured) -> list[int]:
+        """us of a step by each plan."""
+        overlaps = bool(variables.read("BAGUA_OVERLAP")) and not self._model.delay
+        predictor = Predictor(measured, self._codecs, overlaps)
+        members = {index: member for bucket in self._model.gradients for index, member in bucket.members.items()}
+        whole = sum(member.nbytes for member in members.values())
+        predicted = []
+        for plan in self._plans:
+            parts, done = [], 0
+            cut = [list(bucket.members) for bucket in self._model.gradients] if self._model.cut_by_user else \
+                partition({index: members[index] for index in reversed(members)}, plan.bucket_bytes)
+            for indices in cut:
+                dtype, elements = members[indices[0]].dtype, sum(members[index].count for index in indices)
+                done += elements * native.dtype_size(dtype)
+                takes = plan.algorithm.takes(dtype)
+                cost = plan.algorithm.cost(elements, dtype, measured.ranks) if takes else allreduced(elements, dtype)
+                parts.append(Part(done / max(1, whole), cost))
+            predicted.append(predictor.step_us(parts, figures))
+        return predicted
+
+    def _keep(self) -> None:
+        self._model.state.forget(STATE)
+        kept = self._hysteresis.as_dict()
+        self._model.state.keep(STATE, lambda: kept, shared=True)
+
+    def _say(self, verdict: Verdict, before: int, before_us: int, figures: Window, predicted: Sequence[int],
+             error_ppm: int) -> None:
+        assert self._measured is not None
+        nbytes = sum(member.nbytes for bucket in self._model.gradients for member in bucket.members.values())
+        self._record.write(Decision(
+            model=self._model.name, step=self._model.step + 1, effective=self._model.step + 1 + LATER + 1,
+            why=verdict.why or ("first" if self._since_measured == 1 else ""),
+            plan=str(self._plans[verdict.plan]), before=str(self._plans[before]), measured_us=figures.step,
+            before_us=before_us, predicted_us=verdict.predicted, error_ppm=error_ppm, nbytes=nbytes,
+            network=self._measured,
+            others={str(plan): self._hysteresis.corrected(place, predicted)
+                    for place, plan in enumerate(self._plans)},
+            bucket_bytes=self._plans[before].bucket_bytes,
+        ), first=self._model.group.rank() == 0)
+
+
+def _losses_ppm(bucket: Bucket, codec: Any) -> int:
+    """What a codec loses of each member's norm, root mean square over the elements; 0 where that means nothing."""
+    values = bucket.read()
+    lost = np.empty_like(values)
+    for begin in range(0, values.size, _SAMPLE):
+        part = values[begin:begin + _SAMPLE]
+        lost[begin:begin + _SAMPLE] = codec.decode(codec.encode(part), part.dtype, part.size) - part
+        if begin:
+            break               # enough
+    known = min(values.size, 2 * _SAMPLE)
+    squares = elements = 0.0
+    for of_member in bucket.slices():
+        inside = slice(of_member.start, min(of_member.stop, known))
+        norm = float(np.square(values[inside], dtype=np.float64).sum()) if inside.start < inside.stop else 0.0
+        if norm > 0 and np.isfinite(norm):
+            squares += (inside.stop - inside.start) * float(np.square(lost[inside], dtype=np.float64).sum()) / norm
+            elements += inside.stop - inside.start
+    ratio = float(np.sqrt(squares / elements)) if elements else 0.0
+    return min(2**31 - 2, round(ratio * 1e6)) if np.isfinite(ratio) else 0
