@@ -34,6 +34,15 @@ def check(optimizer):
             raise ValueError(f"it cannot serve {type(optimizer).__name__} with {option}={getattr(optimizer, option)!r}")
 
 
+def is_served(optimizer, tf_keras=True):
+    """Whether check() has nothing against the optimizer, or None. tf_keras: False: that of tf_keras is not served."""
+    try:
+        check(optimizer)
+    except ValueError:
+        return False
+    return tf_keras or hasattr(optimizer, "_get_variable_index")
+
+
 def moments(optimizer, variable):
     """The optimizer's variables (m, v) of a weight."""
     if hasattr(optimizer, "_get_variable_index"):

@@ -66,14 +66,14 @@ def distributed_optimizer(optimizer: Any, compression: type[Compressor] = Compre
     return wrap(optimizer, options, backward_passes_per_step, average_aggregated_gradients)
 
 
-def partial_distributed_optimizer(optimizer: Any, local_layers: Any, **options: Any) -> Any:
-    """DistributedOptimizer that leaves the trainable weights of some layers local.
+UNUSED = dict.fromkeys(("name", "device_dense", "device_sparse"), "for Horovod's sake.")
+PARTIAL = ("DistributedOptimizer that leaves the trainable weights of some layers local; ValueError: these are no "
+           "layers.")
+LOCAL_LAYERS = "a layer or a list of layers, built."
 
-    Args:
-        local_layers: a layer or a list of layers, built. options: see DistributedOptimizer.
-    Raises:
-        ValueError: local_layers holds something else than layers.
-    """
+
+def partial_distributed_optimizer(optimizer: Any, local_layers: Any, **options: Any) -> Any:
+    """See PARTIAL, and distributed_optimizer() for the options."""
     layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     if not all(hasattr(layer, "trainable_weights") for layer in layers):
         raise ValueError("local_layers: expected keras layers")
@@ -102,12 +102,17 @@ def allreduce(value: Any, name: str | None, average: bool | None, prescale_facto
 
     Args:
         value: number, array, or tensor of the backend.
-        average: True for op=Average, False for op=Sum; not together with op.
         name: ranks match operations by it; None: by the order of unnamed operations.
+        average: deprecated: True for op=Average, False for op=Sum.
         prescale_factor, postscale_factor: multiply before and after the reduction.
+        op: Average (default), Sum, Min, Max, Product, or Adasum.
         compression: Compression.fp16: floating values travel as float16.
     Returns:
-        A Value.
+        A Value: a NumPy array with a method numpy().
+    Raises:
+        ValueError: a dtype that cannot travel, a name still in flight, or both op and average.
+        NotImplementedError: Adasum over a number of ranks that is no power of 2.
+        HorovodInternalError: ranks disagree about the operation, the job goes on; or a rank was lost.
     """
     op = handle_average_backwards_compatibility(op, average)
     array = values.to_array(value)
@@ -119,17 +124,37 @@ def allreduce(value: Any, name: str | None, average: bool | None, prescale_facto
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """Concatenates the ranks' values along the first dimension, in rank order; returns a Value."""
+    """Concatenates the ranks' values along the first dimension, in rank order; returns a Value.
+
+    Args:
+        value, name: as for allreduce; at least 1-D, and first dimensions may differ.
+    Raises:
+        As allreduce.
+    """
     return _value(values.allgather(value, name))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """The value of the rank `root_rank`, on all ranks; returns a Value."""
+    """The value of the rank `root_rank`, on all ranks; returns a Value.
+
+    Args:
+        value, name: as for allreduce; the same shape and dtype on all ranks, its values matter on the root only.
+        root_rank: global rank.
+    Raises:
+        As allreduce; ValueError also when there is no such rank.
+    """
     return _value(values.broadcast(value, root_rank, name))
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
-    """Reduces a value and leaves to each rank its slice of the first dimension; returns a Value."""
+    """Reduces a value and leaves to each rank its slice of the first dimension; returns a Value.
+
+    Args:
+        value, name: as for allreduce; at least 1-D.
+        op: Average (default) or Sum.
+    Raises:
+        As allreduce; HorovodInternalError also for another op.
+    """
     return _value(values.reducescatter(value, name, op))
 
 

@@ -115,6 +115,8 @@ def translated_errors():
 def broadcast_global_variables(root_rank: int) -> Any:
     """For graphs of tf.compat.v1: the operation that gives every rank the root's values of all variables.
 
+    Args:
+        root_rank: global rank.
     Raises:
         RuntimeError: in eager mode, and on other backends: BroadcastGlobalVariablesCallback does it there.
     """

@@ -5,6 +5,7 @@ import keras
 
 from bagua_hvd._keras import values
 from bagua_hvd.collectives import rules
+from bagua_hvd.collectives.numpy_frontend import frontend
 from bagua_hvd.job.basics import Average
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 
@@ -36,7 +37,7 @@ class consensus:
         self._own = [values.to_array(variable).copy() for variable in self._variables]
         if self._own:
             self._set(rules.grouped_allreduce(
-                values.frontend, self._own, False, "consensus", Average, process_set=process_set, blocking=True
+                frontend, self._own, False, "consensus", Average, process_set=process_set, blocking=True
             ).wait())
 
     def _set(self, arrays):

@@ -202,6 +202,7 @@ def _apply_scaled(self, grads, trainable_variables=None):
         return _scaled_apply(self, gradients, trainable_variables)
     if inner.algorithm.replaces_step or inner._settings[0].keeps_gradients:
         raise _not_scaled(inner._settings[0])
+    inner.algorithm.shares_variance = False     # what it would see of gradients is multiplied
     variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
     if not self.built:
         with keras.name_scope(self.name, caller=self):

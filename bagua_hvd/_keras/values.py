@@ -7,54 +7,10 @@ import numpy as np
 
 from bagua_hvd._keras import legacy
 from bagua_hvd.collectives import rules
-from bagua_hvd.collectives.frontend import Frontend
-from bagua_hvd.core import native
-from bagua_hvd.core.native import TensorView
-from bagua_hvd.core.vectors import DTYPES, native_order
+from bagua_hvd.collectives.numpy_frontend import frontend
+from bagua_hvd.core.vectors import native_order
 from bagua_hvd.job.basics import Average
 from bagua_hvd.job.process_sets import global_process_set
-
-
-class NumpyFrontend(Frontend):
-    """NumPy arrays, C-contiguous, as the core sees them."""
-
-    name = "numpy"
-    reducible = frozenset({
-        native.UINT8, native.INT8, native.INT32, native.INT64, native.FLOAT16, native.FLOAT32, native.FLOAT64,
-        native.BFLOAT16,
-    })
-
-    def view(self, tensor, output=None):
-        dtype = DTYPES.get(tensor.dtype.name)
-        if dtype is None:
-            raise ValueError(f"Tensor type {self.type_name(tensor)} is not supported.")
-        dst = 0 if output is None else output.ctypes.data
-        return TensorView(tensor.ctypes.data, dst, tensor.shape, dtype, (tensor, output))
-
-    def allocate_like(self, tensor, dim0=None):
-        shape = tensor.shape if dim0 is None else (dim0, *tensor.shape[1:])
-        return np.empty(shape, tensor.dtype)
-
-    def wrap_result(self, nbytes, shape, dtype, owner):
-        numpy_dtype = np.dtype(native.dtype_name(dtype))
-        if not nbytes:
-            return np.empty(shape, numpy_dtype)
-        return np.frombuffer(native.buffer(owner, nbytes), numpy_dtype).reshape(shape)
-
-    def int32_tensor(self, values, like=None):
-        return np.array(values, np.int32)
-
-    def splits(self, splits):
-        return [int(split) for split in splits]
-
-    def shape(self, tensor):
-        return tensor.shape
-
-    def type_name(self, tensor):
-        return f"numpy.{tensor.dtype}"
-
-
-frontend = NumpyFrontend()
 
 
 def to_array(value):

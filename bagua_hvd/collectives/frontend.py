@@ -1,6 +1,6 @@
-"""What a framework supplies so that the rules of common/ work on its tensors: about ten verbs.
+"""What a framework supplies so that the rules (rules.py) work on its tensors: about ten verbs.
 
-An adapter holds no policy. Where a rule could stand in two adapters, it belongs in collectives.py.
+An adapter holds no policy. Where a rule could stand in two adapters, it belongs there.
 """
 from abc import ABC, abstractmethod
 
@@ -12,7 +12,7 @@ class Frontend(ABC):
     """One framework. A front end has one instance, without state.
 
     Attributes:
-        name: "torch" or "tensorflow".
+        name: of the framework.
         reducible: native dtypes that allreduce and reducescatter take.
     """
 

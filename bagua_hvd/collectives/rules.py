@@ -113,7 +113,8 @@ def begin(process_set):
     context = runtime.context
     if context is None:
         raise HorovodInternalError(NOT_INITIALIZED)
-    return context, registered_id(process_set)
+    # First what is asked nearly always: a small operation takes a few microseconds.
+    return context, 0 if process_set is global_process_set else registered_id(process_set)
 
 
 def registered_id(process_set: Any) -> int:
@@ -211,7 +212,13 @@ def grouped_allreduce(frontend, tensors, in_place=False, name=None, op=Average, 
                       postscale_factor=1.0, process_set=global_process_set, blocking=False):
     """Reduces several tensors as one operation: all of them or none. Shapes and dtypes may differ between members.
 
-    Otherwise as allreduce; the result is a tuple in the order of `tensors`.
+    Args:
+        tensors: a list, of what allreduce takes.
+        average, name, op, prescale_factor, postscale_factor, process_set: as for allreduce.
+    Returns:
+        A tuple in the order of `tensors`.
+    Raises:
+        As allreduce; ValueError also for an empty list.
     """
     context, id = begin(process_set)
     check_op(op, id, context)
@@ -257,7 +264,16 @@ def allgather(frontend, tensor, name=None, process_set=global_process_set, block
 
 
 def grouped_allgather(frontend, tensors, name=None, process_set=global_process_set, blocking=False):
-    """Gathers several tensors as one operation: all of them or none. Otherwise as allgather; the result is a tuple."""
+    """Gathers several tensors as one operation: all of them or none.
+
+    Args:
+        tensors: a list, of what allgather takes.
+        name, process_set: as for allreduce.
+    Returns:
+        A tuple in the order of `tensors`.
+    Raises:
+        As allgather; ValueError also for an empty list.
+    """
     context, id = begin(process_set)
     tensors = _check_group(tensors)
     views = [frontend.view(tensor) for tensor in tensors]
@@ -389,7 +405,17 @@ def reducescatter(frontend, tensor, name=None, op=Average, process_set=global_pr
 
 def grouped_reducescatter(frontend, tensors, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0,
                           postscale_factor=1.0, blocking=False):
-    """Reduce-scatters several tensors as one operation: all of them or none. Otherwise as reducescatter; a tuple."""
+    """Reduce-scatters several tensors as one operation: all of them or none.
+
+    Args:
+        tensors: a list, of what reducescatter takes.
+        op: Average (default) or Sum.
+        name, process_set, prescale_factor, postscale_factor: as for allreduce.
+    Returns:
+        A tuple in the order of `tensors`.
+    Raises:
+        As reducescatter; ValueError also for an empty list.
+    """
     context, id = begin(process_set)
     _check_scatter_op(op)
     tensors = _check_group(tensors)
@@ -408,6 +434,8 @@ def grouped_reducescatter(frontend, tensors, name=None, op=Average, process_set=
 def barrier(process_set=global_process_set):
     """Blocks until all ranks of the process set have called it.
 
+    Args:
+        process_set: the ranks that wait for each other.
     Raises:
         ValueError: this rank is not in the set. HorovodInternalError: a rank was lost, or has joined.
     """

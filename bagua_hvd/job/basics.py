@@ -153,7 +153,7 @@ def restart() -> None:
 
 def placed_by_baguarun():
     """Whether the environment says where the ranks meet: no engine is to be asked then."""
-    placed = "HOROVOD_SIZE" in os.environ or "HOROVOD_RANK" in os.environ
+    placed = variables.given("HOROVOD_SIZE") or variables.given("HOROVOD_RANK")
     return placed and variables.read("HOROVOD_GLOO_RENDEZVOUS_PORT") != 0
 
 

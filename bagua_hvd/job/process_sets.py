@@ -226,6 +226,8 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Unregisters a process set. Blocks until all ranks, also non-members, called it. Its id may be given to another.
 
+    Args:
+        process_set: what add_process_set() or init() has registered.
     Returns:
         True, or False for the global set and for one that is not registered. The set's `process_set_id` is None then.
     Raises:

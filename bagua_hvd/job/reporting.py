@@ -1,19 +1,15 @@
 """What a rank tells the launcher besides its output: lines of its stderr, which the launcher takes out again.
 
-A line begins with a zero byte, so no text of the script's is mistaken for one. It goes the way of all output: a pipe
-on the launcher's host, ssh from others. The launcher says in PIPE which pipe that is: where the script's stderr is
-something else, a file say, nothing is written.
-
-    {"steps": ..., ...}         for `baguarun --dashboard`, once a second
-    {"stalled": rank, ...}      for that too, from rank 0, when it changes: the number of `operations` that others wait
-                                for that rank to ask for, and the `names` of the first ones
-    {"because_of": rank}        if this process fails, then because that rank did, or left, before; null: it does not
+A line begins with a zero byte, so no text of the script's is mistaken for one; then comes one of the messages below.
+It goes the way of all output: a pipe on the launcher's host, ssh from others. The launcher says in PIPE which pipe that
+is: where the script's stderr is something else, a file say, nothing is written.
 """
-import json
 import os
 import threading
+from dataclasses import dataclass
 
 from bagua_hvd.core import variables
+from bagua_hvd.job import channel
 
 VARIABLE = "BAGUA_HVD_DASHBOARD"     # set by the launcher
 PIPE = "BAGUA_HVD_LAUNCHER_PIPE"       # "device:inode"
@@ -21,9 +17,38 @@ MARK = b"\0bagua_hvd report "
 _PERIOD_SECONDS = 1
 
 
+@dataclass(frozen=True)
+class Figures:
+    """For `baguarun --dashboard`, once a second: statistics.figures()."""
+
+    figures: dict[str, int | float]
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """For that too, from rank 0, when it changes: how many operations others wait for `rank` to ask for, and the names
+    of the first ones."""
+
+    rank: int
+    operations: int
+    names: list[str]
+
+
+@dataclass(frozen=True)
+class BecauseOf:
+    """If this process fails, then because that rank did, or left, before; None: of its own accord."""
+
+    rank: int | None
+
+
 def _write(report):
     # One write of less than a pipe's atomic size: it does not mix with what other threads write.
-    os.write(2, MARK + json.dumps(report).encode() + b"\n")
+    os.write(2, MARK + channel.encode(report))
+
+
+def read(line):
+    """What such a line says after MARK. ValueError: somebody else wrote into it."""
+    return channel.decode(line, Figures, Stalled, BecauseOf)
 
 
 class Reporter:
@@ -49,11 +74,11 @@ class Reporter:
 
     def _report(self, stalled):
         try:
-            _write(self._facts())
+            _write(Figures(self._facts()))
             for rank in sorted(stalled.keys() | self._told.keys()):
                 operations, names = stalled.get(rank, (0, []))
                 if self._told.get(rank) != (operations, names):
-                    _write({"stalled": rank, "operations": operations, "names": names})
+                    _write(Stalled(rank, operations, names))
             self._told = stalled
         except OSError:
             pass        # nobody reads stderr
@@ -72,7 +97,7 @@ def start(facts, stalled):
     return Reporter(facts, stalled) if variables.read(VARIABLE) else None
 
 
-_told = {"because_of": None}
+_told = BecauseOf(None)
 
 
 def because_of(rank):
@@ -81,10 +106,11 @@ def because_of(rank):
     Args:
         rank: that one's; None: this process ends of its own accord.
     """
-    report = {"because_of": rank}
+    global _told
+    report = BecauseOf(rank)
     if report == _told:
         return
-    _told.update(report)
+    _told = report
     try:
         stderr = os.fstat(2)
         if variables.read(PIPE) == f"{stderr.st_dev}:{stderr.st_ino}":

@@ -25,6 +25,8 @@ class ReduceOp(enum.IntEnum):
     Max = native.OP_MAX
     Product = native.OP_PRODUCT
 
+    __str__ = int.__repr__      # as from Python 3.11 on: texts for the core have the number
+
 
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
 
@@ -62,6 +64,7 @@ class _Runtime:
         self.started = time.monotonic()
         self.algorithms = {}                    # class name -> AlgorithmStatistics: see job/statistics.py
         self.last_statistics = None
+        self.plans: dict[str, dict[str, Any]] = {}      # by the model's name: see tuning/record.py
 
     def watch(self, watcher):
         """Calls watcher(context, options) now, after every init(), and with (None, None) after every shutdown().

@@ -4,10 +4,13 @@ Counters of the core and of the optimizers, summed since init(). Nothing is meas
 anyway, so looking at it costs some microseconds and not looking at it costs nothing.
 """
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from bagua_hvd.core import variables
+from bagua_hvd.core.context import ACCOUNTS, account
 from bagua_hvd.job.runtime import context, job_options, runtime
 
 
@@ -18,11 +21,17 @@ class AlgorithmStatistics:
     Attributes:
         steps: optimizer steps. gradient_bytes: of the gradients given to the algorithm, before any encoding.
         exposed_ms: time that the training waited for communication instead of computing.
+        bytes_sent, shm_bytes_sent, tcp_bytes_sent, mpi_bytes_sent: as a Period's, of what the algorithm communicated;
+            more than 63 algorithms share nothing but the Period's.
     """
 
     steps: int = 0
     gradient_bytes: int = 0
     exposed_ms: float = 0.0
+    bytes_sent: int = 0
+    shm_bytes_sent: int = 0
+    tcp_bytes_sent: int = 0
+    mpi_bytes_sent: int = 0
 
 
 @dataclass
@@ -108,10 +117,14 @@ def _scalars(record):
 
 @dataclass
 class Statistics:
-    """total: since init(). recent: since the last call of statistics(), or since init()."""
+    """total: since init(). recent: since the last call of statistics(), or since init().
+
+    plans: of each optimizer with algorithm="auto", by the name of its model: what it does, in ms a step, and why.
+    """
 
     total: Period
     recent: Period
+    plans: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def _minus(later: Any, earlier: Any) -> Any:
@@ -123,9 +136,14 @@ def _minus(later: Any, earlier: Any) -> Any:
     return later - earlier
 
 
-def _algorithms():
+def _algorithms(current):
     # Of a copy: a reporter's or a scraper's thread reads while the training may meet another algorithm.
-    return {name: replace(record) for name, record in runtime.algorithms.copy().items()}
+    found = {}
+    for number, (name, record) in enumerate(runtime.algorithms.copy().items(), 1):
+        sent = current.sent(number)             # zeros for those beyond the last account
+        found[name] = replace(record, bytes_sent=sum(sent), shm_bytes_sent=sent.shm_bytes,
+                              tcp_bytes_sent=sent.tcp_bytes, mpi_bytes_sent=sent.mpi_bytes)
+    return found
 
 
 def _waited_for(current):
@@ -141,16 +159,19 @@ def total() -> Period:
         time.monotonic() - runtime.started, counters.operations, counters.executions, counters.payload_bytes_sent,
         counters.payload_bytes_received, counters.shm_bytes_sent, counters.tcp_bytes_sent, counters.mpi_bytes_sent,
         counters.nccl_bytes, counters.control_bytes_sent, counters.cache_hits, counters.cache_misses,
-        counters.blocked_ns / 1e6, _algorithms(), _waited_for(current),
+        counters.blocked_ns / 1e6, _algorithms(current), _waited_for(current),
     )
 
 
 def figures() -> dict[str, float]:
-    """The sums since init() for a report to the launcher, a short line: of ranks that were waited for, a few."""
+    """The sums since init() for a report to the launcher, a short line: of ranks that were waited for, a few.
+
+    Nothing by algorithm: the dashboard shows their sums, and a line longer than a pipe's atomic size might be torn.
+    """
     now = total()
     longest = sorted(now.waited_for.items(), key=lambda entry: -entry[1].waited_ms)
     now.waited_for = dict(longest[:_REPORTED_RANKS])
-    return now.as_dict(prefix="")
+    return {name: value for name, value in now.as_dict(prefix="").items() if not name.startswith("algorithms/")}
 
 
 def statistics() -> Statistics:
@@ -166,12 +187,24 @@ def statistics() -> Statistics:
     now = total()
     recent = _minus(now, runtime.last_statistics or Period())
     runtime.last_statistics = now
-    return Statistics(now, recent)
+    return Statistics(now, recent, {name: dict(plan) for name, plan in runtime.plans.items()})
 
 
 def record(algorithm_name: str) -> AlgorithmStatistics:
     """Where optimizers with this algorithm count, from the last init() on."""
     return runtime.algorithms.setdefault(algorithm_name, AlgorithmStatistics())
+
+
+@contextmanager
+def counted(algorithm_name: str) -> Iterator[None]:
+    """What this thread posts within it is communication of this algorithm: on the account of its place among them."""
+    record(algorithm_name)
+    number = list(runtime.algorithms).index(algorithm_name) + 1
+    token = account.set(number if number < ACCOUNTS else 0)
+    try:
+        yield
+    finally:
+        account.reset(token)
 
 
 class _Collector:

@@ -30,7 +30,7 @@ from bagua_hvd.job.surface import *
 from bagua_hvd.keras import callbacks, elastic
 
 
-@_doc_from(_api.distributed_optimizer)
+@_doc_from(_api.distributed_optimizer, **_api.UNUSED)
 def DistributedOptimizer(optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
                          compression: type[Compressor] = Compression.none, sparse_as_dense: bool = False,
                          gradient_predivide_factor: float = 1.0, op: int = Average, num_groups: int = 0,
@@ -43,7 +43,7 @@ def DistributedOptimizer(optimizer: Any, name: str | None = None, device_dense: 
     )
 
 
-@_doc_from(_api.partial_distributed_optimizer)
+@_doc_from(_api.distributed_optimizer, _api.PARTIAL, local_layers=_api.LOCAL_LAYERS, **_api.UNUSED)
 def PartialDistributedOptimizer(optimizer: Any, name: str | None = None, device_dense: str = "",
                                 device_sparse: str = "", compression: type[Compressor] = Compression.none,
                                 sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,

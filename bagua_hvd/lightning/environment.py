@@ -1,5 +1,4 @@
 """Where the ranks of baguarun are, as Lightning asks."""
-import os
 import socket
 from typing import Any
 
@@ -25,7 +24,7 @@ class BaguarunEnvironment(ClusterEnvironment):
     @staticmethod
     def detect() -> bool:
         """Whether this process is a rank of baguarun."""
-        return "HOROVOD_RANK" in os.environ and basics.placed_by_baguarun()
+        return variables.given("HOROVOD_RANK") and basics.placed_by_baguarun()
 
     @property
     def creates_processes_externally(self) -> bool:

@@ -4,7 +4,6 @@ It may be on any host. It gets the function from the launcher, which listens the
 desk.py. When the launcher is gone before that, it ends at once: not every mpirun that is killed takes
 its ranks along.
 """
-import base64
 import io
 import os
 import signal
@@ -13,6 +12,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from bagua_hvd.core import variables
 from bagua_hvd.job import channel
 from bagua_hvd.job.env import get_env_rank_and_size
 from bagua_hvd.job.messages import Hello
@@ -47,7 +47,7 @@ class Error:
 def _connect(where):
     """The Connection by the first address that leads to the launcher. OSError: none does."""
     addresses, _, port = where.rpartition(":")
-    secret = base64.b64decode(os.environ[HOROVOD_SECRET_KEY])
+    secret = variables.read(HOROVOD_SECRET_KEY)
 
     def connect(address):
         try:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 
 _EXEC = os.path.join(os.path.dirname(os.path.abspath(__file__)), "exec_worker.py")
@@ -71,7 +72,7 @@ def _group(pid):
         return None
 
 
-def kill_sessions(sessions):
+def kill_sessions(sessions: Iterable[int]) -> None:
     """SIGKILL, until none is left: one that forks while it is looked for is found the next time."""
     signal_sessions(sessions, signal.SIGKILL)
     for _ in range(100):

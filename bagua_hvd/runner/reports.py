@@ -1,8 +1,8 @@
 """What the launcher learns from the stderr of ranks: their reports (job/reporting.py), and their last words."""
-import json
 import re
 from collections import defaultdict
 
+from bagua_hvd.job import reporting
 from bagua_hvd.job.reporting import MARK
 from bagua_hvd.runner.output import LineForwarder
 
@@ -33,7 +33,7 @@ class _Filter:
                 self._held = data
                 return
             if data.startswith(MARK):
-                self._reports.take(self._process, self._rank, data[len(MARK):end])
+                self._reports.take(self._process, self._rank, data[len(MARK):end + 1])
                 data = data[end + 1:]
             else:
                 self._pass_on(data[:1])
@@ -69,18 +69,18 @@ class Reports:
         """The forwarder of a process's stderr without the reports."""
         return _Filter(self, process, rank, forwarder)
 
-    def take(self, process, rank, text):
+    def take(self, process, rank, line):
         """Takes a report."""
         try:
-            report = json.loads(text)
-            if "because_of" in report:
-                self.because_of[process] = report["because_of"]
-            elif self._dashboard is not None and "stalled" in report:
-                self._dashboard.stall(report["stalled"], report["operations"], report["names"])
-            elif self._dashboard is not None:
-                self._dashboard.report(rank, report)
-        except (ValueError, TypeError, KeyError):
-            pass        # somebody else wrote into it
+            report = reporting.read(line)
+        except ValueError:
+            return
+        if isinstance(report, reporting.BecauseOf):
+            self.because_of[process] = report.rank
+        elif self._dashboard is not None and isinstance(report, reporting.Stalled):
+            self._dashboard.stall(report.rank, report.operations, report.names)
+        elif self._dashboard is not None:
+            self._dashboard.report(rank, report.figures)
 
     def hear(self, process, data):
         """Takes what a process writes to stderr."""

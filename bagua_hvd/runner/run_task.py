@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 
+from bagua_hvd.core import variables
 from bagua_hvd.job.elastic_worker import WORKER, RemovedFromJob
 from bagua_hvd.job.env import get_env_rank_and_size
 
@@ -78,7 +79,8 @@ def say(failure):
 def main():
     """Ends the process with 0 or 1, by way of its exit handlers: hvd.shutdown() is one."""
     folder = sys.argv.pop()     # a function that parses sys.argv finds it empty
-    folder = os.environ.pop(FOLDER_VARIABLE, folder)
+    folder = variables.read(FOLDER_VARIABLE) or folder
+    os.environ.pop(FOLDER_VARIABLE, None)
     try:
         with open(os.path.join(folder, FUNCTION), "rb") as file:
             result = call(file)
@@ -87,7 +89,7 @@ def main():
             write(result, file)
         os.replace(path + ".part", path)
     except Failure as failure:
-        process = os.environ.get(WORKER) or _rank()
+        process = variables.read(WORKER) if variables.given(WORKER) else _rank()
         with open(os.path.join(folder, error_name(process)), "wb") as file:
             pickle.dump((time.time_ns(), say(failure)), file)
         sys.exit(1)

@@ -3,15 +3,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from bagua_hvd.collectives.rules import begin, registered_id
-from bagua_hvd.core import objects
-from bagua_hvd.job import basics
+from bagua_hvd.collectives import objects
+from bagua_hvd.collectives.rules import registered_id
+from bagua_hvd.core.util import doc_from
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.tensorflow import collective_ops
 from bagua_hvd.tensorflow.dtypes import DTYPES
 from bagua_hvd.tensorflow.graphs import as_written, public
 from bagua_hvd.tensorflow.variables import native_variable
 
+_AT_ONCE = "Runs at once, in graphs too."
+_SESSION = "for Horovod's sake."
 # What no collective takes travels as something of the same size; Keras seeds its random numbers with uint32.
 _STAND_INS = {tf.uint32: tf.int32, tf.uint64: tf.int64}
 
@@ -88,6 +90,8 @@ def broadcast_variables(variables: Any, root_rank: int, process_set: ProcessSet 
 def broadcast_global_variables(root_rank: int) -> Any:
     """The operation that gives every rank the root's values of all variables of the default graph (tf.compat.v1).
 
+    Args:
+        root_rank: global rank.
     Raises:
         RuntimeError: in eager mode, where there is no list of all variables.
     """
@@ -119,36 +123,19 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
         session.run(self._broadcast)
 
 
+@doc_from(objects.broadcast_object, _AT_ONCE, session=_SESSION)
 def broadcast_object(obj: Any, root_rank: int = 0, session: Any = None, name: str | None = None,
                      process_set: ProcessSet = global_process_set) -> Any:
-    """Gives every rank of the process set a copy of the root's object, sent with cloudpickle. Runs at once, always.
-
-    Args:
-        obj: matters on the root only. root_rank: global rank. session: for Horovod's sake.
-        name: the same on all ranks (and so is the default, whatever class the objects have).
-    Returns:
-        `obj` itself on the root, else the copy.
-    Raises:
-        ValueError: the root or this rank is not in the set. HorovodInternalError: a rank was lost.
-    """
-    context, id = begin(process_set)
-    return objects.broadcast_object(context, obj, root_rank, basics.rank() == root_rank, name or "object", id)
+    return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
+@doc_from(objects.broadcast_object, "A function of `obj` that does as follows with these arguments.", session=_SESSION)
 def broadcast_object_fn(root_rank: int = 0, session: Any = None, name: str | None = None,
                         process_set: ProcessSet = global_process_set) -> Any:
-    """A function obj -> obj that does broadcast_object with these arguments."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
+@doc_from(objects.allgather_object, _AT_ONCE, process_set="the ranks taking part.", session=_SESSION)
 def allgather_object(obj: Any, session: Any = None, name: str | None = None,
                      process_set: ProcessSet = global_process_set) -> list:
-    """The objects of all ranks of the set, sent with cloudpickle, as a list in rank order. Runs at once, always.
-
-    Args:
-        session: for Horovod's sake. name: the same on all ranks (and so is the default).
-    Raises:
-        ValueError: this rank is not in the set. HorovodInternalError: a rank was lost.
-    """
-    context, id = begin(process_set)
-    return objects.allgather_object(context, obj, name or "object", id)
+    return objects.allgather_object(obj, name, process_set)

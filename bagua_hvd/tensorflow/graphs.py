@@ -30,9 +30,9 @@ def public(function):
     return call
 
 
-def form_of(source, note=None):
-    """Decorator for a form of a collective: public, with the docstring of `source` after a `note`."""
-    return lambda function: public(doc_from(source, note)(function))
+def form_of(source, note=None, **arguments):
+    """Decorator for a form of a collective: public, with the docstring of `source`; see doc_from()."""
+    return lambda function: public(doc_from(source, note, **arguments)(function))
 
 
 def run_independently(output):

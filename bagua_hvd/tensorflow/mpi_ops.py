@@ -24,11 +24,16 @@ from bagua_hvd.tensorflow.graphs import as_written, form_of, public
 _basics = basics
 _resolve = handle_average_backwards_compatibility
 _DIFFERENTIABLE = "Differentiable. In a graph: the tensor that will hold the result."
-_COMPRESSED = _DIFFERENTIABLE + " `compression` is applied before and undone after; device_* are for Horovod's sake."
+_LIST = " Returns a list; an empty one as it is."
+_COMPRESSION = "Compression.none, Compression.fp16 or your own: applied before, undone after."
+_DEVICE = "for Horovod's sake."
+_SCOPE = "whether operations are named without TensorFlow's name scope."
+_OF_SLICES = {"compression": _COMPRESSION, "device_dense": _DEVICE}
+_OF_SUMS = {**_OF_SLICES, "device_sparse": _DEVICE, "ignore_name_scope": _SCOPE}
 _SPARSE = (
-    _COMPRESSED + " tf.IndexedSlices are gathered, duplicates kept: with op Sum or Average and without factors, else "
-    "NotImplementedError. Their Average is what TensorFlow's `/` makes of integers: float32 of those of 8 and 16 bits, "
-    "float64 of those of 32 and 64."
+    _DIFFERENTIABLE + " tf.IndexedSlices are gathered, duplicates kept: with op Sum or Average and without factors, "
+    "else NotImplementedError. Their Average is what TensorFlow's `/` makes of integers: float32 of those of 8 and 16 "
+    "bits, float64 of those of 32 and 64."
 )
 
 
@@ -70,7 +75,7 @@ def _sparse_allreduce(slices, name, op, prescale_factor, postscale_factor, proce
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-@form_of(rules.allreduce, _SPARSE)
+@form_of(rules.allreduce, _SPARSE, **_OF_SUMS)
 def allreduce(tensor: Any, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
               compression: type[Compressor] = Compression.none, op: int | None = None, prescale_factor: float = 1.0,
               postscale_factor: float = 1.0, name: str | None = None, process_set: ProcessSet = global_process_set,
@@ -85,7 +90,7 @@ def allreduce(tensor: Any, average: bool | None = None, device_dense: str = "", 
     return compression.decompress(reduced, context)
 
 
-@form_of(rules.grouped_allreduce, _SPARSE + " Returns a list; an empty one as it is.")
+@form_of(rules.grouped_allreduce, _SPARSE + _LIST, **_OF_SUMS)
 def grouped_allreduce(tensors: Sequence[Any], average: bool | None = None, device_dense: str = "",
                       device_sparse: str = "", compression: type[Compressor] = Compression.none, op: int | None = None,
                       prescale_factor: float = 1.0, postscale_factor: float = 1.0,
@@ -116,13 +121,13 @@ def grouped_allreduce(tensors: Sequence[Any], average: bool | None = None, devic
 # ------------------------------------------------------------------------------- allgather, broadcast, alltoall ----
 
 
-@form_of(rules.allgather, _DIFFERENTIABLE)
+@form_of(rules.allgather, _DIFFERENTIABLE, ignore_name_scope=_SCOPE)
 def allgather(tensor: Any, name: str | None = None, ignore_name_scope: bool = False,
               process_set: ProcessSet = global_process_set) -> Any:
     return collective_ops.allgather([_dense(tensor)], name, registered_id(process_set), ignore_name_scope)[0]
 
 
-@form_of(rules.grouped_allgather, _DIFFERENTIABLE + " Returns a list; an empty one as it is.")
+@form_of(rules.grouped_allgather, _DIFFERENTIABLE + _LIST, ignore_name_scope=_SCOPE)
 def grouped_allgather(tensors: Sequence[Any], name: str | None = None, ignore_name_scope: bool = False,
                       process_set: ProcessSet = global_process_set) -> Any:
     if not tensors:
@@ -131,7 +136,7 @@ def grouped_allgather(tensors: Sequence[Any], name: str | None = None, ignore_na
                                     ignore_name_scope, label="HorovodGroupedAllgather")
 
 
-@form_of(rules.broadcast, _DIFFERENTIABLE)
+@form_of(rules.broadcast, _DIFFERENTIABLE, ignore_name_scope=_SCOPE)
 def broadcast(tensor: Any, root_rank: int, name: str | None = None, ignore_name_scope: bool = False,
               process_set: ProcessSet = global_process_set) -> Any:
     return collective_ops.broadcast([_dense(tensor)], root_rank, name, registered_id(process_set),
@@ -149,7 +154,7 @@ def _int32_splits(splits):
     return splits
 
 
-@form_of(rules.alltoall, _DIFFERENTIABLE + " Without `splits` the output alone.")
+@form_of(rules.alltoall, _DIFFERENTIABLE + " Without `splits` the output alone.", ignore_name_scope=_SCOPE)
 def alltoall(tensor: Any, splits: Any = None, name: str | None = None, ignore_name_scope: bool = False,
              process_set: ProcessSet = global_process_set) -> Any:
     rows = _int32_splits(splits) if splits is not None else None
@@ -168,7 +173,7 @@ def _check_scatter_op(op):
     return op
 
 
-@form_of(rules.reducescatter, _COMPRESSED)
+@form_of(rules.reducescatter, _DIFFERENTIABLE, ignore_name_scope=_SCOPE, **_OF_SLICES)
 def reducescatter(tensor: Any, device_dense: str = "", compression: type[Compressor] = Compression.none,
                   op: int = Average, name: str | None = None, process_set: ProcessSet = global_process_set,
                   ignore_name_scope: bool = False, prescale_factor: float = 1.0, postscale_factor: float = 1.0) -> Any:
@@ -178,7 +183,7 @@ def reducescatter(tensor: Any, device_dense: str = "", compression: type[Compres
     return compression.decompress(reduced, context)
 
 
-@form_of(rules.grouped_reducescatter, _COMPRESSED + " Returns a list; an empty one as it is.")
+@form_of(rules.grouped_reducescatter, _DIFFERENTIABLE + _LIST, **_OF_SLICES)
 def grouped_reducescatter(tensors: Sequence[Any], device_dense: str = "",
                           compression: type[Compressor] = Compression.none, op: int = Average,
                           process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
@@ -210,6 +215,8 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """The size of a process set when the graph runs, an int32 scalar; an elastic job may change it.
 
+    Args:
+        process_set_id: of the set. name: of the op.
     Raises:
         ValueError: there is no such set. When the graph runs: tf.errors.InvalidArgumentError: there is none any more;
             tf.errors.FailedPreconditionError: before init().
@@ -220,28 +227,40 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
 
 @as_written
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """This rank's number when the graph runs, an int32 scalar; tf.errors.FailedPreconditionError before init()."""
+    """This rank's number when the graph runs, an int32 scalar; tf.errors.FailedPreconditionError before init().
+
+    name: of the op.
+    """
     return collective_ops.fact("rank", 0, name)
 
 
 @as_written
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """The number on the host when the graph runs, an int32 scalar; tf.errors.FailedPreconditionError before init()."""
+    """The number on the host when the graph runs, an int32 scalar; tf.errors.FailedPreconditionError before init().
+
+    name: of the op.
+    """
     return collective_ops.fact("local_rank", 0, name)
 
 
 @as_written
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """The ranks of this host when the graph runs, an int32 scalar; tf.errors.FailedPreconditionError before init()."""
+    """The ranks of this host when the graph runs, an int32 scalar; tf.errors.FailedPreconditionError before init().
+
+    name: of the op.
+    """
     return collective_ops.fact("local_size", 0, name)
 
 
 @public
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """1 when this rank is in the set, else 0; -1 before init(), -3 when there is no such set. An int32 scalar."""
+    """1 when this rank is in the set, else 0; -1 before init(), -3 when there is no such set. An int32 scalar.
+
+    process_set_id: of the set. name: of the op.
+    """
     return collective_ops.fact("process_set_included", process_set_id, name)
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Whether Adasum can run with this many ranks."""
+    """Whether Adasum can run with num_rank ranks."""
     return num_rank_is_power_2(num_rank)

@@ -79,7 +79,7 @@ class Reduction(Numbered):
         self._optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
         self._passes = passes
         algorithm = options.algorithm
-        self._looks = Looks(algorithm)
+        self._looks = Looks(algorithm, optimizer)
         if algorithm is not None:
             if not weights and self._looks.any:
                 raise ValueError(TAPE_SEES_NO_WEIGHTS.format(name=type(algorithm).__name__))

@@ -1,4 +1,5 @@
 """A step while it runs: what its bridges call. See step.py for how it is traced, source.py for what it shows."""
+from bagua_hvd._keras import adam
 from bagua_hvd.reduction.reducer import Reducer
 from bagua_hvd.tensorflow.bridge import Bridge
 from bagua_hvd.tensorflow.dtypes import native_dtype
@@ -8,15 +9,16 @@ from bagua_hvd.training.buckets import Member
 
 
 class Looks:
-    """What of a step an algorithm, or None, has to do with, as it declares.
+    """What of a step an algorithm, or None, has to do with, as it declares, beside Keras' optimizer, or None.
 
     Attributes:
         shown: it looks at weights before the optimizer's step. written: it writes them there. after: it looks at them
             after the step. updates: it may update them in the optimizer's place. any: one of these.
-        adam: it looks at the optimizer's Adam.
+        adam: it looks at the optimizer's Adam. variance: Adam's variance is set before its step; with tf_keras, whose
+            gradients may be reduced before there is one, where the algorithm looks at weights.
     """
 
-    def __init__(self, algorithm):
+    def __init__(self, algorithm, optimizer):
         uses = set() if algorithm is None else set(algorithm.uses_weights)
         self.written = "before_step" in uses
         self.after = "after_step" in uses
@@ -24,6 +26,9 @@ class Looks:
         self.adam = algorithm is not None and algorithm.uses_adam
         self.shown = bool(uses - {"after_step"}) or self.updates
         self.any = self.shown or self.after
+        self.variance = algorithm is not None and algorithm.shares_variance and adam.is_served(
+            optimizer, tf_keras=self.any)
+        self.adam = self.adam or self.variance
 
 
 class RunningStep:
@@ -39,7 +44,7 @@ class RunningStep:
     """
 
     def __init__(self, options, variables, optimizer=None, passes=1, number=None):
-        self.looks = Looks(options.algorithm)
+        self.looks = Looks(options.algorithm, optimizer)
         self.source = TensorFlowSource(variables, optimizer, passes)
         members = [
             Member(variable.name, tuple(variable.shape), native_dtype(variable.dtype.base_dtype))

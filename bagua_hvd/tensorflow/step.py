@@ -59,14 +59,22 @@ class TracedStep:
         results = dict(zip(tensors, running.before.exchange(list(tensors.values()), list(tensors)), strict=True))
         reduced = [results.pop(index) for index in range(layout.count)]
         self._results = results
-        if not running.looks.written:
+        written = self._assign_weights() if running.looks.written else []
+        if running.looks.variance:
+            written += self._assign_variances()
+        if not written:
             return reduced
-        with tf.control_dependencies(_operations(self._assign_weights())):
+        with tf.control_dependencies(_operations(written)):
             return [tf.identity(gradient) for gradient in reduced]
 
     def _assign_weights(self):
         weight = self._source.layout.weight
         return [variable.assign(self._results[index]) for index, variable in enumerate(self._variables, weight)]
+
+    def _assign_variances(self):
+        first = self._source.layout.v
+        return [variance.assign(self._results[index])
+                for index, variance in self._moments().items() if index >= first]
 
     def update(self, apply, instead):
         """The optimizer's step, apply(); or, where the algorithm has updated the weights, instead().

@@ -6,6 +6,7 @@ import tensorflow as tf
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.compression import Compressor
 from bagua_hvd.core.identity import ByIdentity
+from bagua_hvd.core.util import doc_from
 from bagua_hvd.job.basics import Average
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.reduction.options import GradientOptions, groups_of
@@ -124,6 +125,8 @@ def DistributedGradientTape(gradtape: tf.GradientTape, device_dense: str = "", d
     return cls(gradtape, options)
 
 
+@doc_from(DistributedGradientTape, "DistributedGradientTape that leaves the trainable weights of some layers local; "
+          "ValueError: these are no layers.", local_layers="a layer or a list of layers, built.")
 def PartialDistributedGradientTape(gradtape: tf.GradientTape, device_dense: str = "", device_sparse: str = "",
                                    compression: type[Compressor] = Compression.none, sparse_as_dense: bool = False,
                                    op: int = Average, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
@@ -131,13 +134,6 @@ def PartialDistributedGradientTape(gradtape: tf.GradientTape, device_dense: str 
                                    local_layers: Any = None, scale_local_gradients: bool = True,
                                    algorithm: str | Algorithm | type[Algorithm] | None = None,
                                    delay: int = 0) -> Any:
-    """DistributedGradientTape that leaves the trainable weights of some layers local.
-
-    Args:
-        local_layers: a layer or a list of layers, built. The others: see DistributedGradientTape.
-    Raises:
-        ValueError: local_layers holds something else than layers.
-    """
     layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     if not all(isinstance(layer, tf.keras.layers.Layer) for layer in layers):
         raise ValueError("All local layers must be of tf.keras.layers.Layer type.")

@@ -35,7 +35,7 @@ class _Distribution:
     def __init__(self, optimizer, options, passes, average_aggregated):
         self.reduction = Reduction(options, weights=True, optimizer=optimizer, passes=passes)
         self.aggregation = None
-        self.all_in_one = Looks(options.algorithm).any      # apply_gradients() reduces, nothing before it
+        self.all_in_one = Looks(options.algorithm, optimizer).any      # apply_gradients() reduces, nothing before it
         self._applying = False
         self._reduced: ByIdentity | None = None     # variables whose gradients have been reduced and not applied
         if passes > 1:

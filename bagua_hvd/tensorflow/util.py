@@ -24,7 +24,7 @@ def vars_to_refs(variables: Any) -> Any:
 
 
 def refs_to_vars(refs: Any) -> Any:
-    """Undoes vars_to_refs(); the result is of lists."""
+    """The variables of vars_to_refs()'s `refs`, in lists."""
     if isinstance(refs, (list, tuple)):
         return [refs_to_vars(ref) for ref in refs]
     return refs.deref() if hasattr(refs, "deref") else refs

@@ -1,5 +1,8 @@
 # ruff: noqa: F401, F403  (this file is the list of what scripts use)
 """bagua_hvd for PyTorch: `import bagua_hvd.torch as hvd` where a script has `import horovod.torch as hvd`."""
+from bagua_hvd.torch import requirement as _requirement
+
+# isort: split
 import torch as _torch
 
 from bagua_hvd import algorithms

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from bagua_hvd.collectives.rules import begin
-from bagua_hvd.core import objects
+from bagua_hvd.collectives import objects
+from bagua_hvd.core.util import doc_from
 from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.torch.compiled import eager
@@ -155,32 +155,13 @@ def _tensors_of(optimizer, parameters, groups, states):
 
 
 @eager
+@doc_from(objects.broadcast_object)
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None,
                      process_set: ProcessSet = global_process_set) -> Any:
-    """Gives every rank of the process set a copy of the root's object, sent with cloudpickle.
-
-    Args:
-        obj: matters on the root only. root_rank: global rank.
-        name: the same on all ranks (and so is the default, whatever class the objects have).
-    Returns:
-        `obj` itself on the root, else the copy.
-    Raises:
-        ValueError: the root or this rank is not in the set. HorovodInternalError: a rank was lost.
-    """
-    context, id = begin(process_set)
-    return objects.broadcast_object(
-        context, obj, root_rank, basics.rank() == root_rank, name or "object", id
-    )
+    return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 @eager
+@doc_from(objects.allgather_object, "Of all ranks of the job.")
 def allgather_object(obj: Any, name: str | None = None) -> list:
-    """The objects of all ranks, sent with cloudpickle, as a list in rank order.
-
-    Args:
-        name: the same on all ranks (and so is the default, whatever class the objects have).
-    Raises:
-        HorovodInternalError: a rank was lost.
-    """
-    context, id = begin(global_process_set)
-    return objects.allgather_object(context, obj, name or "object", id)
+    return objects.allgather_object(obj, name, global_process_set)

@@ -89,9 +89,19 @@ class TorchAdam(Adam):
             isinstance(optimizer, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay")),
         )
 
-    def stepped(self, index):
+    def begin(self, index):
+        parameter = self._parameters[index]
+        state = self._optimizer().state[parameter]
+        if "exp_avg" not in state:
+            state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(parameter),
+                         exp_avg_sq=torch.zeros_like(parameter))
+
+    def moments_written(self, index):
         for name in ("exp_avg", "exp_avg_sq"):
             self._layouts.write_back((index, name))
+
+    def stepped(self, index):
+        self.moments_written(index)
         self._optimizer().state[self._parameters[index]]["step"] += 1
 
 

@@ -6,7 +6,6 @@ learn both from its message, and try its addresses.
 import atexit
 import base64
 import json
-import os
 from dataclasses import dataclass
 
 from bagua_hvd.core import variables
@@ -72,11 +71,11 @@ class Membership:
             address = _reached_address(message)
         # A secret that the user gave to all ranks is better than one that came through the engine.
         self.variables.update({
-            HOROVOD_SECRET_KEY: os.environ.get(HOROVOD_SECRET_KEY) or message.secret,
+            HOROVOD_SECRET_KEY: _given_secret() or message.secret,
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": address, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(message.port)})
 
     def _host(self, one_host):
-        given = os.environ.get(HOROVOD_SECRET_KEY)
+        given = _given_secret()
         secret = given or make_secret_key().decode()
         self._rendezvous = Rendezvous(base64.b64decode(secret), "127.0.0.1" if one_host else _EVERY_INTERFACE)
         shown = "" if given else secret
@@ -138,6 +137,11 @@ def _meeting(content):
         return fill(Meeting, json.loads(content))
     except ValueError as error:
         raise NoExchange(f"rank 0's message is not understood: {error}") from None
+
+
+def _given_secret():
+    """The secret that the environment has, as base64 text; "": none."""
+    return base64.b64encode(variables.read(HOROVOD_SECRET_KEY)).decode()
 
 
 def _reached_address(message):

@@ -204,6 +204,8 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     Which task this is, the launcher's variables say: task t works for dispatcher t // workers_per_dispatcher, which
     runs in the first of its tasks unless it is on the training side.
 
+    Args:
+        compute_config: the service's, from TfDataServiceConfig.read().
     Raises:
         TimeoutError: the registry, or the dispatcher, is not there in time.
     """

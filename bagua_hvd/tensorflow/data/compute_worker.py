@@ -5,13 +5,13 @@ file when the service ends. See compute_service.
 """
 import argparse
 import hmac
-import os
 import secrets
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from bagua_hvd.core import variables
 from bagua_hvd.job import probe
 from bagua_hvd.job.env import get_env_rank_and_size
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
@@ -23,8 +23,8 @@ _POLL_SECONDS = 0.1
 
 def _key():
     """Bytes that all ranks of this job find alike, and no other job's, so that an old file is known as such."""
-    secret = os.environ.get(HOROVOD_SECRET_KEY)
-    return hmac.digest(secret.encode(), b"compute service", "sha256") if secret else secrets.token_bytes(32)
+    secret = variables.read(HOROVOD_SECRET_KEY)
+    return hmac.digest(secret, b"compute service", "sha256") if secret else secrets.token_bytes(32)
 
 
 def _await(configfile, key, timeout):
@@ -32,7 +32,7 @@ def _await(configfile, key, timeout):
     while time.monotonic() < deadline:
         with suppress(FileNotFoundError):
             config = TfDataServiceConfig.read(configfile)
-            if config.key == key or HOROVOD_SECRET_KEY not in os.environ:
+            if config.key == key or not variables.given(HOROVOD_SECRET_KEY):
                 return config
         time.sleep(_POLL_SECONDS)
     raise TimeoutError(f"rank 0 has not written {configfile} within {timeout} seconds")

@@ -2,7 +2,9 @@
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bagua_hvd.job import channel
 from bagua_hvd.job.messages import Hello
@@ -111,20 +113,20 @@ class Client:
         TimeoutError: the registry did not answer.
     """
 
-    def __init__(self, addresses, secret, timeout):
+    def __init__(self, addresses: Sequence[tuple[str, int]], secret: bytes, timeout: float) -> None:
         self._timeout = timeout
         self._connection = _connect(addresses, secret, timeout)
 
     @property
-    def local_host(self):
+    def local_host(self) -> str:
         """The address by which the registry sees this process."""
         return self._connection.local_host
 
-    def send(self, message):
+    def send(self, message: Any) -> None:
         """One of the above. OSError: the registry has ended."""
         self._connection.send(message)
 
-    def address_of(self, dispatcher):
+    def address_of(self, dispatcher: int) -> str:
         """`host:port` of a dispatcher. TimeoutError: nobody has said so in time. OSError: the registry has ended."""
         deadline = time.monotonic() + self._timeout
         while True:
@@ -140,14 +142,14 @@ class Client:
                 )
             time.sleep(_POLL_SECONDS)
 
-    def shutdown(self):
+    def shutdown(self) -> None:
         """Ends the service: its compute tasks return. For one training rank, when all have read what they need.
 
         OSError: it has ended already.
         """
         self.send(Shutdown())
 
-    def wait_for_shutdown(self):
+    def wait_for_shutdown(self) -> None:
         """Blocks until the service ends, or its registry has gone."""
         try:
             self.send(Watch())
@@ -155,7 +157,7 @@ class Client:
             return
         self._connection.receive(Shutdown)
 
-    def close(self):
+    def close(self) -> None:
         """Hangs up."""
         self._connection.close()
 

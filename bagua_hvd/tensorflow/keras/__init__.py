@@ -23,7 +23,7 @@ from bagua_hvd.job.surface import *
 from bagua_hvd.tensorflow.keras import callbacks, elastic
 
 
-@_doc_from(_api.distributed_optimizer)
+@_doc_from(_api.distributed_optimizer, **_api.UNUSED)
 def DistributedOptimizer(optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
                          compression: type[Compressor] = Compression.none, sparse_as_dense: bool = False,
                          gradient_predivide_factor: float = 1.0, op: int = Average, backward_passes_per_step: int = 1,

@@ -1,8 +1,8 @@
 """The runtime under a process group: started by the group's store where the user has not called hvd.init()."""
-import os
 import threading
 from typing import Any
 
+from bagua_hvd.core import variables
 from bagua_hvd.job import basics, process_sets
 from bagua_hvd.job.engines import torch_group
 from bagua_hvd.job.engines.join import join_group
@@ -29,7 +29,7 @@ def start(store, rank, size, seconds):
             return None
         if not basics.placed_by_baguarun():
             membership = join_group(store, rank, size, seconds)
-            if "HOROVOD_START_TIMEOUT" not in os.environ:
+            if not variables.given("HOROVOD_START_TIMEOUT"):
                 membership.variables["HOROVOD_START_TIMEOUT"] = f"{seconds:g}"
             basics.runtime.membership = membership
         basics.init()

@@ -1,0 +1,36 @@
+"""Python objects from one rank to all, or from all to all: what front ends offer of core/objects.py."""
+from typing import Any
+
+from bagua_hvd.collectives.rules import begin
+from bagua_hvd.core import objects
+from bagua_hvd.job import basics
+
+
+def broadcast_object(obj: Any, root_rank: int, name: str | None, process_set: Any) -> Any:
+    """Gives every rank of the process set a copy of the root's object, sent with cloudpickle.
+
+    Args:
+        obj: matters on the root only.
+        root_rank: global rank.
+        name: the same on all ranks (and so is the default, whatever class the objects have).
+        process_set: the ranks taking part.
+    Returns:
+        `obj` itself on the root, else the copy.
+    Raises:
+        ValueError: the root or this rank is not in the set. HorovodInternalError: a rank was lost.
+    """
+    context, id = begin(process_set)
+    return objects.broadcast_object(context, obj, root_rank, basics.rank() == root_rank, name or "object", id)
+
+
+def allgather_object(obj: Any, name: str | None, process_set: Any) -> list:
+    """The ranks' objects, sent with cloudpickle, as a list in rank order.
+
+    Args:
+        obj: anything that cloudpickle takes.
+        name: the same on all ranks (and so is the default, whatever class the objects have).
+    Raises:
+        ValueError: this rank is not in the set. HorovodInternalError: a rank was lost.
+    """
+    context, id = begin(process_set)
+    return objects.allgather_object(context, obj, name or "object", id)
