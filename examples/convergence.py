@@ -27,7 +27,8 @@ REFERENCE = "gradient_allreduce"
 # Which optimizer, for characters: SGD where what is left out of a gradient comes later or is drawn at random, which
 # Adam's variance takes for noise; Adam for the others. For digits SGD, but where the algorithm is made for Adam.
 NEEDS_ADAM = {"qadam", "onebit_adam", "onebit_adam_published", "zero_one_adam", "diloco"}
-NEEDS_SGD = {"doublesqueeze", "ef_signsgd", "topk", "powersgd", "terngrad", "choco"}
+NEEDS_SGD = {"doublesqueeze", "ef_signsgd", "topk", "powersgd", "terngrad", "choco",
+             "streaming_diloco"}
 # A fraction is of all steps. Adam's normalized steps are smaller where a rank sees only the noise of its own batch, so
 # ranks step by themselves in the second part of the training only (post-local SGD).
 LOCAL = {"warmup_steps": 0.5}
@@ -44,6 +45,8 @@ RECIPES = {
     "topk": {"ratio": 0.1, "momentum": 0.9, "warmup_steps": 0.2},
     "local_sgd": {"communication_interval": 4, **LOCAL},
     "diloco": {"communication_interval": 5, "outer_lr": 0.7, "outer_momentum": 0.5, **LOCAL},
+    "streaming_diloco": {"communication_interval": 8, "fragments": 4, "overlap_steps": 1, "mixing": 0.5,
+                         "outer_lr": 0.7, "outer_momentum": 0.8},
     "decentralized": {"hierarchical": False, **LOCAL},
     "low_precision_decentralized": {"hierarchical": False, "warmup_steps": 0.6},
     "async": ASYNC,

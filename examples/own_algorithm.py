@@ -59,6 +59,7 @@ def main():
     mine = labels % hvd.size() == hvd.rank()            # every rank sees other digits
     images, labels = images[mine], labels[mine]
 
+    torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
     optimizer = hvd.DistributedOptimizer(

@@ -12,6 +12,7 @@ from world import TRANSPORTS, World
 
 HERE = Path(__file__).parent
 os.environ.setdefault("HOROVOD_START_TIMEOUT", ranks.START_SECONDS)
+os.environ["BAGUA_EXACT_STEPS"] = "0"       # in this process and jobs of baguarun, as in ranks.py
 # The same examples each time, and as much time for each as a busy machine takes.
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
@@ -27,13 +28,15 @@ LONGEST = [HERE / name for name in (
 assert all(path.exists() for path in LONGEST)
 
 
-# What `make test` leaves to `make test-long`: farms of ssh hosts and namespaces, trainings to the end,
+# What `make test` leaves to `make test-long`: farms of ssh hosts and namespaces, trainings to the end, most examples,
 # more ranks than a small machine has room for, what carries the mark `long` where it is, and all but a diagonal of the
 # products of parameters (see diagonal()).
 LONG_FIXTURES = {"ssh_hosts", "namespaces"}
 LONG_FILES = [HERE / name for name in (
-    "elastic/test_digits.py", "examples/test_convergence.py", "examples/test_torch_char_lm.py",
-    "runner/test_run_ssh.py", "runner/test_slurm.py", "soak/test_soak.py")]
+    "elastic/test_digits.py", "runner/test_run_ssh.py", "runner/test_slurm.py", "soak/test_soak.py",
+    *(f"examples/test_{name}.py" for name in (
+        "convergence", "keras_several_hosts", "lightning_digits", "torch_cached_dataset", "torch_char_lm",
+        "torch_ddp_digits", "torch_elastic_digits", "torch_load_balancing")))]
 LONG_FOLDERS = {HERE / "ray", HERE / "spark"}
 SHORT = {"test_ranks_of_two_hosts", "test_a_lost_connection", "test_hosts_come_and_go"}    # of the farms, all the same
 MOST_RANKS = 5      # threads of one test
@@ -105,14 +108,16 @@ def run_ranks(tmp_path):
 @pytest.fixture
 def launcher(tmp_path):
     """A Launcher; the test fails when a process is left behind."""
-    # A test run in the background of a script has SIGINT ignored, and would hand that down.
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A test run in the background of a script has SIGINT ignored, one under nohup SIGHUP, and would hand that down.
+    previous = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+                signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_DFL)}
     result = Launcher(tmp_path)
     try:
         yield result
     finally:
         left = result.close()
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     assert not left, f"processes left behind: {left}"
 
 

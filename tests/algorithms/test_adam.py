@@ -28,18 +28,14 @@ from workers import (
     flat,
     gradient,
     make_model,
+    of_adam,
     start,
+    take_step,
     train,
 )
 
 LR, BETA1, BETA2, EPS = 0.01, 0.9, 0.99, 1e-8
 WARMUP, STEPS = 4, 12
-
-
-def of_adam(optimizer, name):
-    """A state of the optimizer, flat as x is."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return torch.cat([optimizer.state[p][name].reshape(-1) for p in parameters]).numpy()
 
 
 def assert_near(actual, wanted, what):
@@ -63,12 +59,7 @@ def run(algorithm, codec, feedback, make_optimizer, hosts=None, scaled=False):
         x = flat(model)
         # Elements that have no gradient in the warm-up have no variance: they stay. Some never have one.
         gs = [np.where(silent & (every_third | (t < WARMUP + 2)), F(0), gradient(i, t, dyadic(8, t))) for i in range(n)]
-        if scaled:
-            under_scale.step(t, gs[rank])
-        else:
-            optimizer.zero_grad()
-            backward(model, gs[rank])
-            optimizer.step()
+        take_step(model, optimizer, t, gs[rank], under_scale if scaled else None)
         what = (type(optimizer.algorithm).__name__, t)
         if t < WARMUP:
             g = np.mean(gs, 0, np.float64) + (0 if decoupled else decay * x)
@@ -91,7 +82,7 @@ def run(algorithm, codec, feedback, make_optimizer, hosts=None, scaled=False):
             assert_same_bits(of_adam(optimizer, "exp_avg"), m, what)
             assert_same_bits(of_adam(optimizer, "exp_avg_sq"), v, what)
         if t == WARMUP - 1:
-            m, v = of_adam(optimizer, "exp_avg").copy(), of_adam(optimizer, "exp_avg_sq").copy()
+            m, v = of_adam(optimizer, "exp_avg"), of_adam(optimizer, "exp_avg_sq")
         wide, T = m.astype(float), min(t + 1, WARMUP)
         step = LR / (1 - BETA1 ** (t + 1)) * wide / (np.sqrt(v) / np.sqrt(1 - BETA2 ** T) + EPS)
         wanted = x - step - (LR * decay * x if decoupled else 0)
@@ -168,7 +159,7 @@ def pitfalls():
     ]
     for t in range(6):
         for model, optimizer, warmup in zip(models, optimizers, (2, 5), strict=True):
-            v = of_adam(optimizer, "exp_avg_sq").copy() if t else None
+            v = of_adam(optimizer, "exp_avg_sq") if t else None
             train(rank, model, optimizer, [t])
             assert t == 0 or (of_adam(optimizer, "exp_avg_sq") == v).all() == (t >= warmup)
     # A group that is added in the warm-up has a bias correction of its own; afterwards it has no variance.
@@ -217,7 +208,7 @@ def pitfalls():
         if t:
             for parameter in model.parameters():
                 parameter.grad.zero_()
-        m = of_adam(optimizer, "exp_avg").copy() if t else None
+        m = of_adam(optimizer, "exp_avg") if t else None
         with optimizer.skip_synchronize():
             optimizer.step()
         if t:

@@ -421,7 +421,8 @@ def refusals():
     hvd.init()
     parameter = torch.nn.Parameter(torch.zeros(3))
     sgd = torch.optim.SGD([parameter], lr=0.1)
-    late = [QSGD, ByteGrad, DoubleSqueeze, EFSignSGD, PowerSGD, TernGrad, TopK, algorithms.GradientAllReduce]
+    late = [QSGD, ByteGrad, DoubleSqueeze, EFSignSGD, PowerSGD, TernGrad, TopK, algorithms.Auto,
+            algorithms.GradientAllReduce]
     for name in algorithms.names():
         if type(algorithms.get(name)) in late:
             continue

@@ -1,12 +1,15 @@
-"""Local steps against the equations: local_sgd, post-local SGD, diloco."""
+"""Local steps against the equations: local_sgd, post-local SGD, diloco, streaming_diloco."""
 import itertools
+import math
+from zlib import crc32
 
 import numpy as np
 import pytest
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.algorithms import DiLoCo, LocalSGD
-from workers import BUCKETS, SGD, F, assert_trains_as, gradient
+from bagua_hvd import codecs
+from bagua_hvd.algorithms import DiLoCo, LocalSGD, StreamingDiLoCo
+from workers import BUCKETS, COUNT, SGD, SHAPES, Errors, F, assert_trains_as, c_lp_s, gradient, seeds
 
 
 def local_sgd(interval, warmup):
@@ -47,6 +50,68 @@ def diloco(interval, eta, mu, warmup=0):
     return simulate
 
 
+def fragments(count):
+    """For each the places of its tensors: those whose middle lies in its share of the elements."""
+    ends = np.cumsum([0, *map(math.prod, SHAPES)])
+    middles = [(begin + end) / 2 for begin, end in itertools.pairwise(ends)]
+    of = [min(count - 1, math.floor(middle * count / COUNT)) for middle in middles]
+    return [[place for place, its in enumerate(of) if its == p] for p in range(count)], ends
+
+
+def streaming_diloco(interval, count, tau, alpha, eta, mu, codec, feedback=False, beta=1.0, warmup=0):
+    """Fragment p is sent (p + 1) H / P local steps after the first and then every H: Delta_i = theta - x_i. tau steps
+    later m = mu m + Delta; theta -= eta (Delta + mu m); x_i = alpha x_i + (1 - alpha) theta.
+    """
+    def simulate(n, places, xs):
+        optimizers, errors = [SGD() for _ in range(n)], Errors()
+        tensors, ends = fragments(count)
+        theta, m, travelling = None, np.zeros(COUNT, F), {}
+        for t in itertools.count():
+            gs = [gradient(i, t, x.astype(F)) for i, x in enumerate(xs)]
+            if t < warmup:
+                gs = [np.mean(gs, 0, np.float64).astype(F)] * n
+            if t == warmup:
+                theta = np.mean(xs, 0, np.float64).astype(F)
+            xs = [optimizers[i](x, g) for i, (x, g) in enumerate(zip(xs, gs, strict=True))]
+            local = t - warmup + 1
+            for p, its in enumerate(tensors):
+                if not its:
+                    continue
+                at, first = slice(ends[its[0]], ends[its[-1] + 1]), (p + 1) * interval // count
+                if local in range(first, 1000, interval):
+                    deltas = [theta[at] - x[at] for x in xs]
+                    seed = crc32(",".join(seeds.names[-1][place] for place in its).encode()) << 32 | t
+                    error = errors.of(p, n, at.stop - at.start) if feedback else None
+                    for each in itertools.chain(*error or ()):
+                        each *= F(beta)
+                    travelling[p] = np.sum(deltas, 0, np.float64).astype(F) if codec is None else c_lp_s(
+                        codec, deltas, seed, error, by_allgather=codec.name == "topk", average=False)
+                if local in range(first + tau, 1000, interval):
+                    delta = travelling.pop(p) / F(n)
+                    m[at] = F(mu) * m[at] + delta
+                    theta[at] -= F(eta) * (delta + F(mu) * m[at])
+                    for x in xs:
+                        x[at] = F(alpha) * x[at] + F(1 - alpha) * theta[at]
+            yield [x.copy() for x in xs]
+    return simulate
+
+
+STREAMS = ((4, 3, 1, 0.5, 0.7, 0.9, codecs.block(4, 64)), (3, 1, 0, 0.0, 0.7, 0.0, codecs.topk(0.1), True, 0.5),
+           (5, 4, 2, 0.25, 0.5, 0.5, codecs.block(8, 64, stochastic=True), True, 1.0),
+           (3, 2, 2, 0.5, 1.0, 0.5, None, False, 1.0, 2))
+
+
+def streams():
+    hvd.init()
+    for interval, count, tau, alpha, eta, mu, codec, *rest in STREAMS:
+        algorithm = StreamingDiLoCo(interval, count, tau, alpha, eta, mu, codec, *rest)
+        simulation = streaming_diloco(interval, count, tau, alpha, eta, mu, codec, *rest)
+        assert_trains_as(algorithm, simulation, steps=15, apart=codec is None, exact=codec is not None)
+    for wrong in ({"fragments": 5}, {"overlap_steps": 4}):
+        with pytest.raises(ValueError, match="expected at most, and below, communication_interval=4"):
+            StreamingDiLoCo(4, **wrong)
+
+
 def all_cases():
     hvd.init()
     for interval, warmup in ((1, 0), (4, 0), (3, 4)):
@@ -60,3 +125,8 @@ def all_cases():
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
 def test_equal_their_equations(run_ranks, n):
     run_ranks(n, all_cases, env=BUCKETS, timeout=110)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_streams_equal_their_equations(run_ranks, n):
+    run_ranks(n, streams, env=BUCKETS, timeout=110)

@@ -10,7 +10,21 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd.algorithms import PowerSGD
-from workers import BUCKETS, COUNT, SGD, SHAPES, F, Scaled, backward, buckets_of, flat, gradient, make_model, start
+from workers import (
+    BUCKETS,
+    COUNT,
+    SGD,
+    SHAPES,
+    F,
+    Scaled,
+    backward,
+    buckets_of,
+    flat,
+    gradient,
+    make_model,
+    start,
+    take_step,
+)
 
 
 def matrices(rank):
@@ -52,12 +66,7 @@ def equation(scaled=False):
             x = flat(model)
             gs = np.stack([gradient(i, t, x) for i in range(n)]).astype(float)
             qs = {index: bucket_of[index].state[f"Q.{index}"].astype(float) for index in large}
-            if scaled:
-                under_scale.step(t, gradient(me, t, x))
-            else:
-                optimizer.zero_grad()
-                backward(model, gradient(me, t, x))
-                optimizer.step()
+            take_step(model, optimizer, t, gradient(me, t, x), under_scale if scaled else None)
             g, lost, after = gs.mean(0), np.zeros((n, COUNT)), errors(optimizer, places)
             for index, (at, rows, columns) in large.items() if t >= warmup else ():
                 m = (gs[:, at] + before[:, at]).reshape(n, rows, columns)

@@ -4,7 +4,16 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
-from bagua_hvd.algorithms import Decentralized, OneBitAdam, OneBitAdamPublished, PowerSGD, QAdam, ZeroOneAdam
+from bagua_hvd.algorithms import (
+    Auto,
+    Decentralized,
+    OneBitAdam,
+    OneBitAdamPublished,
+    OneBitLamb,
+    PowerSGD,
+    QAdam,
+    ZeroOneAdam,
+)
 from bagua_hvd.job import basics
 
 ROWS, COLUMNS = 600, 500
@@ -14,17 +23,22 @@ NOW = {"sync_interval_ms": 0, "max_staleness": 1}
 
 # algorithm -> bytes per rank and step, of n ranks
 SENT = {
+    "auto": lambda n: 8 * N * (n - 1) / n,
     "gradient_allreduce": lambda n: 8 * N * (n - 1) / n,
     "bytegrad": lambda n: 2 * N * (n - 1) / n,
     "doublesqueeze": lambda n: N / 4 * (n - 1) / n,
     "ef_signsgd": lambda n: N / 8 * (n - 1),
     "qsgd": lambda n: 2 * N * (n - 1) / n * (1 + 1 / 128),
     "terngrad": lambda n: N / 4 * (n - 1),
-    "topk": lambda n: 8 * 0.01 * N * (n - 1),
+    "topk": lambda n: 8 * 0.03 * N * (n - 1),
     "powersgd": lambda n: 8 * (n - 1) / n * R * (ROWS + COLUMNS),
     "qadam": lambda n: 2 * N * (n - 1) / n,
     "onebit_adam": lambda n: N / 4 * (n - 1) / n,
     "onebit_adam_published": lambda n: N / 4 * (n - 1) / n,
+    "onebit_lamb": lambda n: N / 4 * (n - 1) / n,
+    "lamb": lambda n: 8 * N * (n - 1) / n,
+    "dion": lambda n: 8 * (n - 1) / n * 10 * (ROWS + COLUMNS),
+    "push_sum": lambda n: 4 * N,
     "zero_one_adam": lambda n: N / 4 * (n - 1) / n,
     "decentralized": lambda n: 8 * N * (n - 1) / n,
     "shift_one": lambda n: 4 * N * (1 if n % 2 == 0 else (n - 1) / n),
@@ -32,20 +46,24 @@ SENT = {
     "choco": lambda n: N / 8 * min(n - 1, 2),
     "local_sgd": lambda n: 8 * N * (n - 1) / n / 4,
     "diloco": lambda n: 8 * N * (n - 1) / n / 4,
+    "streaming_diloco": lambda n: N * (n - 1) / n / 4 * (1 + 1 / 32),
     "async": lambda n: 8 * N * (n - 1) / n,
     "async_low_precision": lambda n: 2 * N * (n - 1) / n,
     "async_decentralized": lambda n: 4 * N * (1 if n % 2 == 0 else (n - 1) / n),
     "async_low_precision_decentralized": lambda n: N * min(n - 1, 2),
 }
 ARGUMENTS = {
+    "streaming_diloco": {"communication_interval": 4, "fragments": 1}, "dion": {"rank_fraction": 0.02},
     "diloco": {"communication_interval": 4}, "low_precision_decentralized": {"hierarchical": False},
     "async": NOW, "async_low_precision": NOW, "async_decentralized": NOW, "async_low_precision_decentralized": NOW,
 }
 INSTANCES = {
+    "auto": lambda: Auto(plan={"algorithm": "gradient_allreduce"}),
     "powersgd": lambda: PowerSGD(R, warmup_steps=0),
     "shift_one": lambda: Decentralized(False, "shift_one"),
     "qadam": lambda: QAdam(False, warmup_steps=1), "onebit_adam": lambda: OneBitAdam(warmup_steps=1),
     "onebit_adam_published": lambda: OneBitAdamPublished(warmup_steps=1),
+    "onebit_lamb": lambda: OneBitLamb(warmup_steps=1),
     "zero_one_adam": lambda: ZeroOneAdam(1, 1, max_interval=1),
 }
 
@@ -56,8 +74,8 @@ def measure():
     assert SENT.keys() == {*algorithms.names(), "shift_one"}
     for name, formula in SENT.items():
         parameter = torch.nn.Parameter(torch.zeros(ROWS, COLUMNS))
-        optimizer_class = torch.optim.Adam if "adam" in name else torch.optim.SGD
         algorithm = INSTANCES[name]() if name in INSTANCES else algorithms.get(name, **ARGUMENTS.get(name, {}))
+        optimizer_class = torch.optim.Adam if algorithm.uses_adam else torch.optim.SGD
         optimizer = hvd.DistributedOptimizer(optimizer_class([parameter], lr=0.1), algorithm=algorithm)
         gradient = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(hvd.rank()))
 

@@ -11,7 +11,21 @@ import torch
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
 from bagua_hvd.algorithms import ZeroOneAdam
-from workers import BUCKETS, Errors, F, backward, buckets_of, c_lp_s, dyadic, flat, gradient, make_model, start, train
+from workers import (
+    BUCKETS,
+    Errors,
+    F,
+    backward,
+    buckets_of,
+    c_lp_s,
+    dyadic,
+    flat,
+    gradient,
+    make_model,
+    of_adam,
+    start,
+    train,
+)
 
 LR, BETA1, BETA2, EPS = 0.01, 0.9, 0.99, 1e-8
 KAPPA, FROZEN, SCALER, H = 2, 9, 4, 4
@@ -33,11 +47,6 @@ def schedules():
 
 def test_schedules():
     schedules()
-
-
-def of_adam(optimizer, name):
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return torch.cat([optimizer.state[p][name].reshape(-1) for p in parameters]).numpy()
 
 
 def everyone(values):
@@ -65,7 +74,7 @@ def equations(decoupled=False):
         updates = len([s for s in T_V if s <= t])
         if t < KAPPA:                       # torch's Adam on the mean: begin from what it has made
             ms, xs = everyone(of_adam(optimizer, "exp_avg")), everyone(flat(model))
-            v = of_adam(optimizer, "exp_avg_sq").copy()
+            v = of_adam(optimizer, "exp_avg_sq")
             assert (xs == xs[0]).all()
             continue
         if t in T_V:
@@ -97,7 +106,7 @@ def equations(decoupled=False):
         assert {int(state["step"]) for state in optimizer.state.values()} == {t + 1}
         # From here on as the ranks are: what rounding tips into another sign must not look like an error.
         ms, xs = after
-        v = of_adam(optimizer, "exp_avg_sq").copy()
+        v = of_adam(optimizer, "exp_avg_sq")
     assert (v == 0).any()
 
 

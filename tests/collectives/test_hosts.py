@@ -306,6 +306,7 @@ def test_an_unknown_path_is_an_error():
         World(1, "inproc", "star")
 
 
+@pytest.mark.long
 def test_memory_does_not_grow():
     """20,000 small operations of every kind, after as many that let caches and buffers reach their size."""
     kinds = [native.ALLREDUCE, native.ALLGATHER, native.BROADCAST, native.REDUCESCATTER, native.ALLTOALL]

@@ -174,7 +174,8 @@ def test_rank_0_handles_one_message_for_each_child():
         with World(8, "shm", negotiation=negotiation, negotiation_fanout=2) as world:
             return world.run(call)[0] / steps
 
-    assert messages_of_rank_0("star") == 14
+    early = 7 / steps       # what others ask before rank 0 has begun to count
+    assert 14 - early <= messages_of_rank_0("star") <= 14
     # Below a child there is another relay: what it has to say may come in two or three parts.
     assert 4 <= messages_of_rank_0("tree") <= 12
 

@@ -1,36 +1,27 @@
 """The floors of the Python side: imports point down only, and there is no circle, neither of files nor of folders.
 
-Read from the source, imports inside functions included. The picture in docs/architecture.md is this list.
+Read from the source, imports inside functions included; so are names of modules in strings, which importlib or another
+Python are given. The floors are those of the picture in docs/architecture.md.
 """
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "bagua_hvd"
 
-# From the ground up: a file imports from its own floor and from those before it. Folders of bagua_hvd, or files.
-FLOORS = [
-    ["core"],
-    ["job"],
-    ["collectives"],
-    ["codecs", "training"],
-    ["primitives"],
-    ["algorithms"],
-    ["reduction"],
-    ["data"],
-    ["torch"],
-    ["_keras"],
-    ["tensorflow"],
-    ["keras"],
-    ["lightning"],
-    ["as_horovod"],
-    ["runner"],
-    ["bench"],
-    ["ray", "spark"],
-    ["mxnet"],                      # says that there is nothing
-    ["common"],                     # Horovod's paths, for others
-]
+PAGE = PACKAGE.parent / "docs" / "architecture.md"
+
+
+def drawn():
+    """The picture's floors from the ground up, down to the line where C begins: lists of folders, or files."""
+    picture = PAGE.read_text().split("```")[1].partition("   |")[0]
+    return [re.match(r" ([\w, ]+?)  ", line)[1].split(", ") for line in reversed(picture.strip("\n").splitlines())]
+
+
+# A file imports from its own floor and from those before it.
+FLOORS = drawn()
 ROOF = "bagua_hvd"                  # the package itself: its version, and run() of the launcher
 
 
@@ -50,11 +41,21 @@ def modules():
 MODULES = modules()
 
 
+def docstrings(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            yield node.body[0].value
+
+
 def imports(module):
-    """What of bagua_hvd the module imports, wherever in the file."""
+    """What of bagua_hvd the module imports, or names in a string that is no sentence, wherever in the file."""
     path = MODULES[module]
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
+    tree = ast.parse(path.read_text())
+    prose = set(docstrings(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node not in prose and re.fullmatch(r"bagua_hvd(\.\w+)+", str(node.value)):
+            names = [node.value]
+        elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
@@ -104,6 +105,11 @@ def test_every_module_has_a_floor():
     assert [module for module in MODULES if module != ROOF and floor_of(module)[0] is None] == []
 
 
+def test_every_floor_is_there_once():
+    parts = {floor_of(module)[1] for module in MODULES} - {ROOF}
+    assert sorted(part for floor in FLOORS for part in floor) == sorted(parts)
+
+
 def test_no_import_points_up():
     up = [
         f"{module} -> {other}" for module in MODULES for other in GRAPH[module]
@@ -124,6 +130,22 @@ def test_no_circle_of_folders():
     assert circles(graph) == []
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith(f"{ROOF}.common")])
+def only_leads_on(module):
+    """Whether the file is but a docstring and imports: another path to what is elsewhere."""
+    body = ast.parse(MODULES[module].read_text()).body[1:]
+    return bool(body) and all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body)
+
+
+# What is at home there is for the runner itself, too: hosts and their slots, the config file, deadlines.
+HOROVODS = [module for module in MODULES if module.startswith(f"{ROOF}.common")
+            or module.startswith(f"{ROOF}.runner.common.util.") and only_leads_on(module)]
+
+
+def test_horovods_paths_that_lead_elsewhere():
+    assert [module for module in HOROVODS if not only_leads_on(module)] == [f"{ROOF}.common", f"{ROOF}.common.util"]
+    assert {module.rpartition(".")[2] for module in HOROVODS if ".runner." in module} == {"env", "host_hash", "secret"}
+
+
+@pytest.mark.parametrize("module", HOROVODS)
 def test_nothing_imports_horovods_paths(module):
     assert [other for other in MODULES if module in GRAPH[other] and not other.startswith(f"{ROOF}.common")] == []

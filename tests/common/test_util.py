@@ -1,4 +1,5 @@
 """The helpers under Horovod's names."""
+import inspect
 import os
 from types import SimpleNamespace
 
@@ -6,6 +7,7 @@ import pytest
 
 from bagua_hvd.common import util
 from bagua_hvd.core.exceptions import HorovodVersionMismatchError, HostsUpdatedInterrupt
+from bagua_hvd.core.util import doc_from
 
 
 def test_env_sets_and_restores(monkeypatch):
@@ -67,3 +69,33 @@ def test_version_mismatch():
 def test_hosts_updated():
     assert HostsUpdatedInterrupt(True).skip_sync is True
     assert isinstance(HostsUpdatedInterrupt(False), RuntimeError)
+
+
+@pytest.mark.parametrize("python", ["before 3.13", "from 3.13 on"])      # which strips what indents a docstring
+def test_doc_from(python):
+    def source(tensor, name, group):
+        """Sums.
+
+        Args:
+            tensor: what is summed,
+                in place.
+            name: by which ranks match it. group: all ranks.
+        Raises:
+            ValueError: no.
+        """
+
+    def form(tensor, compression):
+        pass
+
+    if python != "before 3.13":
+        source.__doc__ = inspect.cleandoc(source.__doc__)
+    assert inspect.getdoc(doc_from(source, "In graphs.", compression="a codec.")(form)) == """In graphs.
+
+Sums.
+
+Args:
+    tensor: what is summed,
+        in place.
+    compression: a codec.
+Raises:
+    ValueError: no."""

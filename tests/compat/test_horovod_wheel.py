@@ -47,6 +47,7 @@ def python(installed, code):
     return done.stdout
 
 
+@pytest.mark.long
 def test_horovodrun(installed, launcher):
     """The command of that name, two ranks, and what they start."""
     pytest.importorskip("torch")

@@ -153,7 +153,8 @@ def test_name(tier, place, signature):
             check_signature(value, signature)
 
 
-@pytest.mark.parametrize("package", ["torch", "tensorflow", "keras"])
+@pytest.mark.parametrize("package", [
+    "torch", *(pytest.param(one, marks=pytest.mark.long) for one in ("tensorflow", "keras"))])
 def test_first_import(package):
     """A package can be what a script imports first: no other one must have been imported before."""
     pytest.importorskip("tensorflow" if package == "keras" else package)

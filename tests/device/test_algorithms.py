@@ -54,7 +54,7 @@ def _train(poses, names):
         algorithm = algorithms.get(name, **ARGUMENTS.get(name, {}))
         if isinstance(algorithm, algorithms.QAdam):
             optimizer = hvd.QAdamOptimizer(model.parameters(), lr=0.01, warmup_steps=2)
-        elif name == "onebit_adam":
+        elif algorithm.uses_adam:
             optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         else:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -120,6 +120,7 @@ def _train_an_embedding(poses):
         assert fake_cuda().nccl_groups() > STEPS
 
 
+@pytest.mark.long
 def test_sparse_gradients_over_nccl(run_ranks):
     """Each rank has a GPU of its own, so that the core leaves what it gathered there."""
     n = 3

@@ -49,7 +49,8 @@ def test_the_source_is_what_was_built():
     assert "#include" not in SOURCE.read_text()
 
 
-@pytest.mark.parametrize("architecture", ["sm_70", "sm_80", "sm_90"])
+@pytest.mark.parametrize("architecture", [
+    *(pytest.param(older, marks=pytest.mark.long) for older in ("sm_70", "sm_80")), "sm_90"])
 def test_nvrtc_compiles(architecture):
     if nvrtc() is None:
         pytest.skip("no NVRTC: install nvidia-cuda-nvrtc-cu12")

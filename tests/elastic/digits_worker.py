@@ -33,9 +33,15 @@ def main(algorithm):
     say("up", rank=hvd.rank(), size=hvd.size(), pid=os.getpid())
     if algorithm == "bytegrad":
         algorithm = hvd.algorithms.ByteGrad(error_feedback=True)
+    if algorithm == "auto":
+        algorithm = hvd.algorithms.Auto(up_to="E2", window=3)
     if algorithm == "async":
         # A round is always under way.
         algorithm = hvd.algorithms.get("async", sync_interval_ms=0)
+    if algorithm == "streaming_diloco":
+        # A fragment is always under way.
+        algorithm = hvd.algorithms.StreamingDiLoCo(4, fragments=2, overlap_steps=2, mixing=0, outer_lr=1,
+                                                   outer_momentum=0, error_feedback=True)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), algorithm=algorithm)
     sampler = hvd.elastic.ElasticSampler(train_set)
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, batch=0, steps=0, last=False)

@@ -67,6 +67,28 @@ def test_what_an_algorithm_had_begun_ends_with_the_connections(elastic):
     assert optimizer.reducer.model.scratch["rounds"] is not rounds
 
 
+def test_a_fragment_that_travels_is_saved_and_ends_with_the_connections(elastic):
+    def new():
+        return make(hvd.algorithms.StreamingDiLoCo(3, 1, 1, mixing=0.5, outer_lr=2.0, outer_momentum=0.5, codec=None))
+
+    model, optimizer = new()
+    start = model.weight.detach().clone()
+    for _ in range(3):
+        step(model, optimizer)
+    saved = {name: value.clone() for name, value in model.state_dict().items()}, optimizer.state_dict()
+    again()
+    step(model, optimizer)          # it is lost
+    assert torch.allclose(model.weight, start - 0.8)
+    for _ in range(3):              # and part of the next one: Delta = 1.2
+        step(model, optimizer)
+    assert torch.allclose(model.weight, start - (1.4 + 2 * 1.5 * 1.2) / 2)
+    model, optimizer = new()
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    step(model, optimizer)          # it has arrived: Delta = 0.6
+    assert torch.allclose(model.weight, start - (0.8 + 2 * 1.5 * 0.6) / 2)
+
+
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
 def test_an_optimizer_made_alone_communicates(elastic, op):
     model = torch.nn.Linear(3, 1)

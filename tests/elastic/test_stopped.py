@@ -30,7 +30,7 @@ def is_dead(pid):
         return True
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_stopped_worker_is_replaced(make_job, rank):
     job = make_job({A: 1, B: 1})
     job.start("--min-np", 1, "--max-np", 2, command=WORKER, env=LIMIT)

@@ -11,6 +11,7 @@ pytest.importorskip("sklearn")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n", [1, 3])
 def test_learns_from_ranks_with_different_digits(run_ranks, n):
     output = run_ranks(n, EXAMPLES / "own_algorithm.py", arguments=["--steps", "200"], timeout=115)[0].output

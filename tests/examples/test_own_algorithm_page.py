@@ -147,7 +147,8 @@ def trains(which, framework):
         np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-6, err_msg=form)
 
 
-@pytest.mark.parametrize("framework", FORMS)
+@pytest.mark.parametrize("framework", [
+    "torch", *(pytest.param(one, marks=pytest.mark.long) for one in ("tensorflow", "keras on torch"))])
 @pytest.mark.parametrize("which", ALGORITHMS)
 def test_in_every_front_end(run_ranks, which, framework):
     pytest.importorskip(framework.split()[0])

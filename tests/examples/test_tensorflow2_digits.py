@@ -10,10 +10,11 @@ pytest.importorskip("sklearn")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(260)
 @pytest.mark.parametrize("example, arguments", [
     ("tensorflow2_digits.py", ["--algorithm", "bytegrad"]),
-    pytest.param("tensorflow2_digits.py", ["--xla"], marks=pytest.mark.long),
+    ("tensorflow2_digits.py", ["--xla"]),
     ("tensorflow2_keras_digits.py", ["--algorithm", "bytegrad"]),
 ])
 def test_learns_and_keeps_ranks_equal(run_ranks, example, arguments):

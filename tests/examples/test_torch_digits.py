@@ -13,8 +13,8 @@ pytest.importorskip("sklearn")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_digits.py"
 
 
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad"])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("algorithm", [pytest.param("gradient_allreduce", marks=pytest.mark.long), "bytegrad"])
 def test_learns_and_keeps_ranks_equal(run_ranks, n, algorithm):
     results = run_ranks(n, EXAMPLE, arguments=["--algorithm", algorithm, "--epochs", "8"], timeout=100)
     output = results[0].output
@@ -23,6 +23,7 @@ def test_learns_and_keeps_ranks_equal(run_ranks, n, algorithm):
     assert int(re.search(r"bytes sent per step and rank: (\d+)", output)[1]) > 0 or n == 1
 
 
+@pytest.mark.long
 def test_under_the_launcher():
     command = [sys.executable, "-m", "bagua_hvd.runner.launch", "-np", "2", sys.executable, str(EXAMPLE),
                "--epochs", "2", "--algorithm", "bytegrad"]

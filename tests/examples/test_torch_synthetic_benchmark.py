@@ -12,10 +12,9 @@ SHORT = ["--batch-size", "4", "--num-warmup-batches", "1", "--num-batches-per-it
 
 
 @pytest.mark.parametrize("options", [
-    pytest.param(["--model", "resnet"], marks=pytest.mark.long),
     ["--model", "mlp", "--algorithm", "bytegrad"],
-    pytest.param(["--model", "mlp", "--fp16-allreduce"], marks=pytest.mark.long),
-    ["--model", "resnet", "--use-adasum"],
+    *(pytest.param(options, marks=pytest.mark.long) for options in (
+        ["--model", "resnet"], ["--model", "mlp", "--fp16-allreduce"], ["--model", "resnet", "--use-adasum"])),
 ], ids=" ".join)
 def test_measures(launcher, options):
     result = launcher.run("-np", "2", sys.executable, EXAMPLE, *SHORT, *options, timeout=100)

@@ -36,7 +36,7 @@ def sanitized_package(folder):
 
 
 @pytest.mark.timeout(SECONDS + 900)
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize("framework", ["torch", pytest.param("tensorflow", marks=pytest.mark.long)])
 def test_any_call(run_ranks, tmp_path, framework):
     pytest.importorskip(framework)
     variables = sanitized_package(tmp_path) if SANITIZED and framework == "torch" else {}

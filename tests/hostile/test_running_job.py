@@ -88,6 +88,7 @@ def test_rendezvous(launcher):
     wait_until(lambda: len(said(b"right")) == 6)
 
 
+@pytest.mark.long
 def test_elastic(launcher):
     """The driver's port as well as the rendezvous; a worker that is started meanwhile gets through."""
     job = ElasticJob(launcher, {"localhost": 2})

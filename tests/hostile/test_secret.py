@@ -83,7 +83,7 @@ class Reader:
         self._thread.join(10)
 
 
-@pytest.mark.parametrize("hosts", ["local", "ssh"])
+@pytest.mark.parametrize("hosts", ["local", pytest.param("ssh", marks=pytest.mark.long)])
 def test_the_secret_is_seen_by_nobody_else(launcher, request, hosts):
     environment, flags = {"TEST_STOP": str(launcher.folder)}, ["-np", 2]
     if hosts == "ssh":

@@ -211,7 +211,10 @@ def run_cells(mode, names):
 
 @pytest.mark.timeout(260)
 @pytest.mark.parametrize("mode, cells", [
-    pytest.param("eager", ALL, marks=pytest.mark.long), ("eager", ["accumulation", "local_variables"]), ("graph", ALL),
+    pytest.param("eager", ALL, marks=pytest.mark.long),
+    ("eager", ["accumulation", "local_variables"]),
+    pytest.param("graph", ALL, marks=pytest.mark.long),
+    ("graph", ["loss_scaling", "weights"]),
     pytest.param("xla", [cell.__name__ for cell in CELLS if cell not in NOT_COMPILED], marks=pytest.mark.long),
     ("xla", ["embedding"])], ids=lambda value: value if isinstance(value, str) else str(len(value)))
 def test_modes(run_ranks, mode, cells):

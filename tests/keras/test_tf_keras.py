@@ -325,7 +325,7 @@ def everything(kind):
         part(kind)
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kind", ["new", pytest.param("legacy", marks=pytest.mark.long)])
 def test_trains_with_callbacks_and_a_state(run_ranks, kind):
     run_ranks(2, everything, arguments={"kind": kind})
 
@@ -345,7 +345,7 @@ def test_loss_scaling(run_ranks, kind):
     run_ranks(2, loss_scaling, arguments={"kind": kind})
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kind", ["new", pytest.param("legacy", marks=pytest.mark.long)])
 def test_loss_scaling_of_windows(run_ranks, kind):
     run_ranks(2, loss_scaling_of_windows, arguments={"kind": kind})
 
@@ -354,9 +354,11 @@ def test_saved_and_loaded(run_ranks, tmp_path):
     run_ranks(2, saved_and_loaded, arguments={"folder": str(tmp_path)}, env={"TF_USE_LEGACY_KERAS": "1"})
 
 
+@pytest.mark.long
 def test_every_format_is_loaded(run_ranks, tmp_path):
     run_ranks(2, every_format_is_loaded, arguments={"folder": str(tmp_path)}, env={"TF_USE_LEGACY_KERAS": "1"})
 
 
+@pytest.mark.long
 def test_sync_batch_normalization(run_ranks):
     run_ranks(2, synchronized_statistics, env={"TF_USE_LEGACY_KERAS": "1"})

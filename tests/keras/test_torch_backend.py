@@ -61,6 +61,7 @@ def fit():
             np.testing.assert_allclose(mine, theirs, **tolerance)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n", [2, 3])
 def test_fit(run_ranks, n):
     run_ranks(n, fit, **BACKEND)

@@ -10,19 +10,25 @@ import pytest
 pytest.importorskip("ray.train", reason="Ray is not installed: pip install 'ray[train]'")
 pytest.importorskip("sklearn")
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]
 
 
-def run(*command, **variables):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **variables}
-    result = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=150, env=environment)
-    assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-5000:]
-    return result.stdout
+@pytest.fixture
+def run(local_ray):
+    """A function that runs a Python program on the one Ray of all tests."""
+    def run(*command, **variables):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_ADDRESS": local_ray, **variables}
+        result = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=500,
+                                env=environment)
+        assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-5000:]
+        return result.stdout
+
+    return run
 
 
 @pytest.mark.parametrize("framework, algorithm", [("torch", "bytegrad"), ("keras", "gradient_allreduce")])
-def test_example(framework, algorithm, tmp_path):
+def test_example(run, framework, algorithm, tmp_path):
     if framework == "keras":
         pytest.importorskip("tensorflow")
     output = run(str(ROOT / f"examples/ray_{framework}_digits.py"), "--algorithm", algorithm, "--storage",
@@ -31,9 +37,10 @@ def test_example(framework, algorithm, tmp_path):
     assert ranks == "2" and float(accuracy) >= 88
 
 
-def test_rays_horovod_trainer_of_v1(tmp_path):
+def test_rays_horovod_trainer_of_v1(run, tmp_path):
     code = """
 import bagua_hvd.as_horovod
+import os
 import ray
 from ray.train import RunConfig, ScalingConfig
 from ray.train.horovod import HorovodTrainer
@@ -44,7 +51,7 @@ def train():
     hvd.init()
     ray.train.report({"sum": hvd.allreduce(torch.tensor(hvd.rank() + 1.0), op=hvd.Sum).item(), "of": hvd.__name__})
 
-ray.init(num_cpus=4, include_dashboard=False)
+ray.init(runtime_env={"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"], "RAY_TRAIN_V2_ENABLED": "0"}})
 result = HorovodTrainer(train, scaling_config=ScalingConfig(num_workers=2),
                         run_config=RunConfig(storage_path="STORAGE")).fit()
 print(result.metrics["sum"], result.metrics["of"])

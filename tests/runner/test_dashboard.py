@@ -121,13 +121,26 @@ class Sink:
 def test_reports_are_taken_out(size):
     dashboard, sink = Dashboard([SlotInfo("h", 0, 0, 0, 1, 1, 1)]), Sink()
     stream = Reports(dashboard).filter("process", 0, sink)
-    report = MARK + json.dumps({"steps": 3, "bytes": 5, "blocked_ms": 0}).encode() + b"\n"
+    facts = {"steps": 3, "bytes": 5, "blocked_ms": 0.5}
+    report = MARK + json.dumps({"type": "figures", "figures": facts}).encode() + b"\n"
     data = b"a" + report + b"\0b\0\nbar 10%" + report + b"\rbar 20%" + MARK + b"no json\n" + b"end\0bagua"
     for at in range(0, len(data), size):
         stream.feed(data[at:at + size])
     stream.close()
     assert sink.data == b"a\0b\0\nbar 10%\rbar 20%end\0bagua" and sink.closed
-    assert dashboard._ranks[0].facts == {"steps": 3, "bytes": 5, "blocked_ms": 0}
+    assert dashboard._ranks[0].facts == facts
+
+
+@pytest.mark.parametrize("text", [
+    "", "7", "[]", "{}", "\udc80", '{"type": "because_of", "rank": [1]}', '{"type": "because_of", "rank": "1"}',
+    '{"type": "figures", "figures": {"steps": "many"}}', '{"type": "figures", "figures": [1]}',
+    '{"type": "stalled", "rank": 0, "operations": 1, "names": "a"}', '{"type": "stalled", "rank": 0}', "[" * 100_000,
+])
+def test_no_report(text):
+    dashboard = Dashboard([SlotInfo("h", 0, 0, 0, 1, 1, 1)])
+    reports = Reports(dashboard)
+    reports.filter("process", 0, Sink()).feed(MARK + text.encode(errors="surrogateescape") + b"\n")
+    assert reports.because_of == {} and dashboard._ranks[0].facts == {} and dashboard._ranks[0].stalled == ""
 
 
 def test_stalled_operations():
@@ -135,14 +148,14 @@ def test_stalled_operations():
     stream = Reports(dashboard).filter("process", 0, Sink())
 
     def report(**fields):
-        stream.feed(MARK + json.dumps(fields).encode() + b"\n")
+        stream.feed(MARK + json.dumps({"type": "stalled", **fields}).encode() + b"\n")
         return [dashboard._ranks[rank].stalled for rank in range(2)]
 
-    assert report(stalled=1, operations=2, names=["a [b], c", "d"]) == ["", "a [b], c, d"]
-    assert report(stalled=9, operations=1, names=["x"]) == ["", "a [b], c, d"]         # there is no such rank
-    assert report(stalled=1, operations="?") == ["", "a [b], c, d"]
-    assert report(stalled=1, operations=7, names=["a"]) == ["", "a ..."]
-    assert report(stalled=1, operations=0, names=[]) == ["", ""]
+    assert report(rank=1, operations=2, names=["a [b], c", "d"]) == ["", "a [b], c, d"]
+    assert report(rank=9, operations=1, names=["x"]) == ["", "a [b], c, d"]         # there is no such rank
+    assert report(rank=1, operations="?") == ["", "a [b], c, d"]
+    assert report(rank=1, operations=7, names=["a"]) == ["", "a ..."]
+    assert report(rank=1, operations=0, names=[]) == ["", ""]
     stream.feed(b"1: [what a script prints]\n")
     assert dashboard._ranks[1].stalled == ""
 

@@ -67,7 +67,8 @@ def test_beside_mpi4py(when, environment, tmp_path):
 
 
 # MPICH's mpiexec leaves the others alone when a rank dies that has not initialized MPI.
-@pytest.mark.parametrize("engine, exchange", [("mpich", "mpi"), ("openmpi", ""), ("openmpi", "mpi"), ("torchrun", "")])
+@pytest.mark.parametrize("engine, exchange", [("mpich", "mpi"), ("openmpi", ""), ("openmpi", "mpi"),
+                                              pytest.param("torchrun", "", marks=pytest.mark.long)])
 def test_a_rank_that_fails_ends_the_job(engine, exchange, environment, tmp_path):
     script = SCRIPT + "import time\nif numbers[0] == 1: raise RuntimeError('mine')\ntime.sleep(100)\n"
     if exchange:
@@ -87,6 +88,7 @@ def test_torchrun_restarts(environment, tmp_path):
 @pytest.mark.parametrize("more", [
     {}, pytest.param({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "3", "HOROVOD_GLOO_RENDEZVOUS_PORT": "0"},
                      marks=pytest.mark.long)])
+@pytest.mark.long
 def test_torchs_variables_alone(more, environment, tmp_path):
     """As Kubernetes' PyTorchJob sets them; torch.distributed meets at the same port."""
     script = TORCH_SCRIPT + """

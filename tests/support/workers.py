@@ -122,6 +122,22 @@ class Scaled:
         self._scaler.update()
 
 
+def take_step(model, optimizer, t, g, under_scale=None):
+    """Step t with this rank's gradient g. under_scale: a Scaled; None: there is no loss scale."""
+    if under_scale:
+        under_scale.step(t, g)
+        return
+    optimizer.zero_grad()
+    backward(model, g)
+    optimizer.step()
+
+
+def of_adam(optimizer, name):
+    """A state of torch's optimizer, flat as x is; a copy."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return torch.cat([optimizer.state[p][name].reshape(-1) for p in parameters]).numpy().copy()
+
+
 def buckets_of(optimizer):
     """For each bucket of gradients the places of its elements in x."""
     ends = np.cumsum([0, *map(math.prod, SHAPES)])

@@ -315,6 +315,7 @@ def many_steps():
     assert grown < 25_000_000, f"{grown} bytes more after 2000 steps"
 
 
+@pytest.mark.long
 def test_memory_stays_the_same(run_ranks):
     run_ranks(2, many_steps, timeout=110)
 

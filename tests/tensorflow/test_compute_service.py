@@ -51,6 +51,7 @@ def train(path):
         config.compute_client(verbose=2).shutdown()
 
 
+@pytest.mark.long
 def test_dispatcher_among_the_compute_tasks(run_ranks, launcher, tmp_path):
     path = tmp_path / "service.json"
     compute = launcher.start("-np", "2", sys.executable, "-m", "bagua_hvd.tensorflow.data.compute_worker", path)

@@ -1,9 +1,9 @@
 """Collectives over a process set that is removed: before they run, and while they end."""
+import pytest
 
 
 def traced_before_the_removal():
     import numpy as np
-    import pytest
     import tensorflow as tf
 
     import bagua_hvd.tensorflow as hvd
@@ -81,5 +81,6 @@ def removal_while_they_end():
     assert ended or hvd.rank() == 2, "no round had results"
 
 
+@pytest.mark.long
 def test_a_set_that_goes_while_its_collectives_end(run_ranks):
     run_ranks(3, removal_while_they_end, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})

@@ -103,7 +103,7 @@ def test_backward(run_ranks, backend):
     run_ranks(2, compiled_backward, arguments={"backend": backend})
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_forms(run_ranks, n):
     run_ranks(n, compiled_forms)
 

@@ -1,4 +1,5 @@
 """hvd.statistics(): figures that a calculation on paper gives as well; and what Prometheus scrapes."""
+import json
 import time
 import urllib.request
 
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.job import runtime
+from bagua_hvd.job import runtime, statistics
 from ports import free_port
 
 PARAMETERS, STEPS = 1000, 5
@@ -36,6 +37,8 @@ def counts():
     # Of two ranks, each sends half of its own and half of the sum; as bytes, a quarter of that and a few bounds.
     assert 4 * PARAMETERS * STEPS <= exact.bytes_sent < 4 * PARAMETERS * STEPS + 1000
     assert PARAMETERS * STEPS <= coded.bytes_sent < PARAMETERS * STEPS + 2000
+    assert coded.algorithms["ByteGrad"].bytes_sent == coded.bytes_sent
+    assert coded.algorithms["GradientAllReduce"].bytes_sent == 0
     assert 0 < exact.exposed_ms < 60_000 and 0 < exact.blocked_ms and exact.operations >= STEPS
     assert second.total.steps == 2 * STEPS and second.total.seconds >= second.recent.seconds > 0
     assert second.total.bytes_sent == first.total.bytes_sent + coded.bytes_sent
@@ -50,6 +53,52 @@ def counts():
 
 def test_counts(run_ranks):
     run_ranks(2, counts)
+
+
+def by_algorithm(kind):
+    hvd.init()
+    hvd.statistics()
+    for algorithm in ("gradient_allreduce", "bytegrad", "decentralized", "powersgd", "async",
+                      hvd.algorithms.GradientAllReduce()):
+        train(algorithm)
+    late = nn.Parameter(torch.ones(20, 30))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([late], 0.1), [("late", late)], delay=1,
+                                         algorithm=hvd.algorithms.TernGrad())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        late.square().sum().backward()
+        optimizer.step()
+    optimizer.state_dict()                          # what is late arrives
+    trained = hvd.statistics().recent
+    assert len(trained.algorithms) == 6
+    for name, record in trained.algorithms.items():
+        assert record.bytes_sent == getattr(record, f"{kind}_bytes_sent") > 0, (name, record)
+    sent = {name: record.bytes_sent for name, record in trained.algorithms.items()}
+    assert PARAMETERS * STEPS <= sent["ByteGrad"] < PARAMETERS * STEPS + 2000
+    assert 8 * PARAMETERS * STEPS <= sent["GradientAllReduce"] < 8 * PARAMETERS * STEPS + 1000
+    assert trained.bytes_sent == sum(sent.values())
+    # Fused with another's: each has its share.
+    handles = [hvd.allreduce_async(torch.ones(n, dtype=torch.float64), name=f"user.{n}") for n in (1000, 3000)]
+    train("gradient_allreduce")
+    for handle in handles:
+        hvd.synchronize(handle)
+    both = hvd.statistics().recent
+    assert 4 * PARAMETERS * STEPS <= both.algorithms["GradientAllReduce"].bytes_sent < 4 * PARAMETERS * STEPS + 1000
+    assert both.bytes_sent - both.algorithms["GradientAllReduce"].bytes_sent >= 32_000
+    # Those that have no account of their own, since there are so many: not what nobody's operations sent.
+    for number in range(70):
+        with statistics.counted(f"Algorithm{number}"):
+            hvd.allreduce(torch.ones(1000), name="counted")
+    many = hvd.statistics().recent
+    assert many.algorithms["Algorithm0"].bytes_sent == many.algorithms["Algorithm50"].bytes_sent >= 4000
+    assert many.algorithms["Algorithm69"].bytes_sent == 0 and many.bytes_sent >= 70 * 4000
+    assert len(json.dumps(statistics.figures())) < 2000         # a line of a report
+    hvd.barrier()
+
+
+@pytest.mark.parametrize(("kind", "env"), [("shm", {}), ("tcp", {"BAGUA_HVD_TRANSPORT": "tcp"})])
+def test_bytes_by_algorithm(run_ranks, kind, env):
+    run_ranks(2, by_algorithm, arguments={"kind": kind}, env=env)
 
 
 def test_before_init():
@@ -108,6 +157,7 @@ def metrics():
             text = answer.read().decode()
         assert f'bagua_hvd_algorithm_steps_total{{algorithm="ByteGrad"}} {STEPS}.0' in text, text
         assert "bagua_hvd_bytes_sent_total " in text and f"bagua_hvd_steps_total {STEPS}.0" in text
+        assert 'bagua_hvd_algorithm_tcp_bytes_sent_total{algorithm="ByteGrad"} 0' in text
         assert 'bagua_hvd_waited_for_operations_total{rank="' in text
     else:
         assert runtime.runtime.metrics_server is None

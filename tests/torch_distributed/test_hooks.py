@@ -13,12 +13,13 @@ from bagua_hvd import algorithms
 from bagua_hvd.torch import ddp
 from torch_group import start
 
-OF_WEIGHTS = {"async", "async_decentralized", "async_low_precision", "async_low_precision_decentralized", "choco",
-              "decentralized", "diloco", "local_sgd", "low_precision_decentralized", "onebit_adam",
-              "onebit_adam_published", "qadam", "zero_one_adam"}
+BEYOND_GRADIENTS = {
+    "async", "async_decentralized", "async_low_precision", "async_low_precision_decentralized", "auto", "choco",
+    "decentralized", "diloco", "dion", "lamb", "local_sgd", "low_precision_decentralized", "onebit_adam",
+    "onebit_adam_published", "onebit_lamb", "push_sum", "qadam", "streaming_diloco", "zero_one_adam"}
 # Whose models are equal after each step.
 APART = {"async", "async_decentralized", "async_low_precision", "async_low_precision_decentralized", "choco",
-         "decentralized", "diloco", "local_sgd"}
+         "decentralized", "diloco", "local_sgd", "push_sum", "streaming_diloco"}
 
 
 def model(**options):
@@ -63,7 +64,7 @@ def every_algorithm(file, backend):
     for name in algorithms.names():
         net = model()
         optimizer = torch.optim.Adam(net.parameters(), 0.01)
-        if name in OF_WEIGHTS:
+        if name in BEYOND_GRADIENTS:
             with pytest.raises(ValueError, match="more than communicate gradients .* use bagua_hvd.torch.ddp.wrap"):
                 ddp.hook(name)
             optimizer = ddp.wrap_optimizer(optimizer, net, name)

@@ -17,6 +17,7 @@ NAMES = ["test_all_gather_group", "test_all_reduce_product", "test_reduce_scatte
 
 @pytest.mark.skipif(not importlib.util.find_spec("expecttest"),
                     reason="torch's tests need the package expecttest")
+@pytest.mark.long
 def test_some_of_torchs_tests():
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--ranks", "2", "-k", ",".join(NAMES), "--seconds", "60"],

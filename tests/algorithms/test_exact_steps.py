@@ -1,0 +1,207 @@
+"""Exact steps among relaxed ones, and Adam's variance from them, against their equations.
+
+    v   <- v + (1 - beta2) / (1 - beta2^T) (g^2 - v)        in the T-th exact step
+    w_i <- w_i + (1 - beta2) / (1 - beta2^t) (g_i^2 - w_i)  in every step
+    x_i <- x_i - lr m_i / (1 - beta1^t) / (sqrt(min(max(v, w_i / n), w_i)) + eps)
+"""
+import numpy as np
+import pytest
+import torch
+
+import bagua_hvd.torch as hvd
+from bagua_hvd import algorithms
+from bagua_hvd.algorithms.exact_steps import count, is_exact
+from bagua_hvd.job import basics
+from workers import COUNT, F, backward, buckets_of, flat, gradient, make_model, start
+
+LR, BETA1, BETA2, EPS, KAPPA, STEPS = 0.01, 0.9, 0.99, 1e-8, 2, 16
+# By hand: two steps at intervals of 1, of 2, of 4, of 8.
+EXACT = {0, 1, 3, 5, 9, 13}
+EMPTIES = {3, 9}        # every other one after the warm-up
+RELAXED = ("decentralized", "low_precision_decentralized", "choco", "local_sgd", "diloco", "streaming_diloco", "topk",
+           "powersgd", "doublesqueeze", "ef_signsgd", "terngrad")
+ASYNCHRONOUS = ("async", "async_low_precision", "async_decentralized", "async_low_precision_decentralized")
+
+
+def test_schedule():
+    assert {t for t in range(STEPS) if is_exact(t, KAPPA)} == EXACT
+    assert [count(t, KAPPA) for t in (0, 1, 2, 3, 4, 16, 21, 22)] == [0, 1, 2, 2, 3, 6, 6, 7]
+    assert not any(is_exact(t, 0) for t in range(STEPS))
+    assert count(10_000, 32) == 256 + 7     # 32 at each interval up to 128: the first 8,160 steps; then every 256th
+
+
+def test_default_is_the_variable(monkeypatch):
+    assert all(algorithms.get(name).kappa == 0 for name in RELAXED + ASYNCHRONOUS)      # the tests' own environment
+    monkeypatch.delenv("BAGUA_EXACT_STEPS")
+    for name in RELAXED + ASYNCHRONOUS:
+        algorithm = algorithms.get(name)
+        assert algorithm.kappa == 32 and algorithm.warmup_steps == 32 and algorithm.shares_variance, name
+    assert algorithms.get("topk", kappa=0, warmup_steps=3).warmup_steps == 3
+    with pytest.raises(ValueError, match="kappa=-1: expected an integer"):
+        algorithms.get("topk", kappa=-1)
+
+
+class Adam:
+    """One rank's, with the variance of the module's docstring. x -> x after the step."""
+
+    def __init__(self, n):
+        self.n, self.t, self.T, self.m, self.v, self.w = n, 0, 0, 0.0, 0.0, 0.0
+
+    def __call__(self, x, g, exact):
+        self.t += 1
+        self.T += exact
+        square = g * g
+        self.m = BETA1 * self.m + (1 - BETA1) * g
+        if exact:
+            self.v += (1 - BETA2) / (1 - BETA2**self.T) * (square - self.v)
+        self.w += (1 - BETA2) / (1 - BETA2**self.t) * (square - self.w)
+        used = np.clip(self.v, self.w / self.n, self.w)
+        used = np.maximum(used, (1 - BETA2) / (1 - BETA2**self.t) * square)      # the optimizer adds its own
+        return x - LR * self.m / (1 - BETA1**self.t) / (np.sqrt(used) + EPS)
+
+
+def adam_of(model):
+    return torch.optim.Adam(model.parameters(), lr=LR, betas=(BETA1, BETA2), eps=EPS)
+
+
+def local_steps():
+    """local_sgd, of which each rank's steps are known between the meetings; saved and loaded in the middle."""
+    hvd.init()
+    rank, n = hvd.rank(), hvd.size()
+    model = make_model(start(0, False))
+
+    def wrapped():
+        return hvd.DistributedOptimizer(adam_of(model), algorithm=algorithms.LocalSGD(1000, kappa=KAPPA))
+
+    optimizer, xs, adams = wrapped(), [flat(model).astype(float)] * n, [Adam(n) for _ in range(n)]
+    for t in range(STEPS):
+        if t == 8:
+            state, optimizer = optimizer.state_dict(), wrapped()
+            optimizer.load_state_dict(state)
+        optimizer.zero_grad()
+        backward(model, gradient(rank, t, flat(model)))
+        optimizer.step()
+        gs = [gradient(i, t, x.astype(F)).astype(float) for i, x in enumerate(xs)]
+        if t in EXACT:
+            gs = [np.mean(gs, 0)] * n
+        xs = [adam(x, g, t in EXACT) for adam, x, g in zip(adams, xs, gs, strict=True)]
+        np.testing.assert_allclose(flat(model), xs[rank], rtol=2e-4, atol=2e-5, err_msg=f"step {t}")
+    assert n == 1 or not np.allclose(xs[0], xs[1], atol=1e-3)
+    bare = [np.clip(adam.v, 0, adam.w / n).sum() for adam in adams]
+    assert all(np.isfinite(bare)), "the bounds have been in use"
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_local_steps(run_ranks, n):
+    run_ranks(n, local_steps, timeout=60)
+
+
+def compressed():
+    """Every algorithm sends in full precision in the exact steps, and Adam's variance is what the equations say."""
+    hvd.init()
+    rank, n, missed = hvd.rank(), hvd.size(), []
+    for name in RELAXED:
+        model = make_model(start(0, False))
+        optimizer = hvd.DistributedOptimizer(adam_of(model), algorithm=algorithms.get(name, kappa=KAPPA))
+        v, T, withheld = np.zeros(COUNT), 0, np.zeros(COUNT)
+        exact = EXACT - EMPTIES if name == "topk" else EXACT
+        for t in range(STEPS):
+            optimizer.zero_grad()
+            g = gradient(rank, t, flat(model))
+            backward(model, g)
+            optimizer.synchronize()
+            mean = hvd.allreduce(torch.from_numpy(g.astype(np.float64)), name="mean").numpy()
+            seen = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).numpy()
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            withheld += mean - seen
+            if name == "topk" and t in EMPTIES | {each + 1 for each in EMPTIES}:     # all is there, a step later not
+                if np.allclose(withheld, 0, atol=1e-4 * abs(mean).max()) != (t in EMPTIES):
+                    missed.append((name, t, "withheld", abs(withheld).max()))
+            if t in exact:
+                T += 1
+                v += (1 - BETA2) / (1 - BETA2**T) * (mean * mean - v)
+                if not np.allclose(seen, mean, rtol=1e-4, atol=1e-5 * abs(mean).max()):
+                    missed.append((name, t, "not exact"))
+            elif t > 1 and np.allclose(seen, mean, rtol=1e-4, atol=1e-5 * abs(mean).max()) and n > 1:
+                missed.append((name, t, "exact"))
+        mine = np.zeros(COUNT)
+        for at, bucket in zip(buckets_of(optimizer), optimizer.reducer.buckets, strict=True):
+            mine[at] = bucket.state["variance"]
+        if not np.allclose(mine, v, rtol=1e-3, atol=1e-6 * v.max()):
+            missed.append((name, abs(mine - v).max(), v.max()))
+    assert not missed, missed
+
+
+def test_every_algorithm(run_ranks):
+    run_ranks(2, compressed, timeout=60)
+
+
+def emptied_in_any_dtype():
+    hvd.init()
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        parameter = torch.nn.Parameter(torch.zeros(64, dtype=dtype))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0),
+                                             algorithm=algorithms.TopK(ratio=0.1, kappa=KAPPA))
+        for _ in range(max(EMPTIES) + 1):
+            parameter.grad = None
+            (parameter * torch.arange(64, dtype=dtype) / 64).sum().backward()
+            optimizer.step()
+        np.testing.assert_allclose(parameter.detach().double(), -(max(EMPTIES) + 1) * torch.arange(64).double() / 64,
+                                   atol=0.1, err_msg=str(dtype))
+
+
+def test_emptied_in_any_dtype(run_ranks):
+    run_ranks(2, emptied_in_any_dtype, timeout=60)
+
+
+def others():
+    """Other optimizers are left alone, late gradients too, and asynchronous ranks are exact in the beginning only."""
+    hvd.init()
+    for make, delay in ((lambda p: torch.optim.SGD(p, lr=0.1), 0), (lambda p: torch.optim.Adam(p, amsgrad=True), 0),
+                        (lambda p: torch.optim.Adam(p), 1)):
+        model = make_model(start(0, False))
+        optimizer = hvd.DistributedOptimizer(make(model.parameters()), delay=delay,
+                                             algorithm=algorithms.TopK(kappa=KAPPA))
+        for t in range(6):
+            optimizer.zero_grad()
+            backward(model, gradient(hvd.rank(), t, flat(model)))
+            optimizer.step()
+        assert not any("variance" in bucket.state for bucket in optimizer.reducer.buckets)
+    for name in ASYNCHRONOUS:
+        model = make_model(start(0, False))
+        optimizer = hvd.DistributedOptimizer(adam_of(model), algorithm=algorithms.get(name, kappa=3))
+        for t in range(3 + 5 * (hvd.rank() + 1)):       # as many as each likes
+            optimizer.zero_grad()
+            backward(model, gradient(hvd.rank(), t, flat(model)))
+            optimizer.step()
+            if t == 1:
+                everyone = hvd.allgather(torch.from_numpy(flat(model))[None])
+                assert (everyone == everyone[0]).all()
+        optimizer.algorithm.abort()
+        assert all("variance" in bucket.state for bucket in optimizer.reducer.buckets)
+        assert np.isfinite(flat(model)).all()
+
+
+def test_others(run_ranks):
+    run_ranks(2, others, timeout=60)
+
+
+def bytes_sent():
+    """Exact steps cost what gradient_allreduce costs, and no others do."""
+    hvd.init()
+    parameter = torch.nn.Parameter(torch.zeros(200, 300))
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam([parameter]), algorithm=algorithms.DoubleSqueeze(kappa=KAPPA))
+    sent = []
+    for _ in range(STEPS):
+        before = basics.context().counters().payload_bytes_sent
+        optimizer.zero_grad()
+        (parameter * torch.randn(200, 300)).sum().backward()
+        optimizer.step()
+        hvd.barrier()
+        sent.append(basics.context().counters().payload_bytes_sent - before)
+    assert {t for t, each in enumerate(sent) if each > 4 * parameter.numel() * 0.9} == EXACT, sent
+
+
+def test_bytes(run_ranks):
+    run_ranks(2, bytes_sent, env={"BAGUA_HVD_TRANSPORT": "tcp"}, timeout=60)

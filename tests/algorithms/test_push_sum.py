@@ -1,0 +1,84 @@
+"""Push-sum against its equations: default peers, and links that go one way, change, and fail at random."""
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import bagua_hvd.torch as hvd
+from bagua_hvd.algorithms import PushSum
+from bagua_hvd.primitives import push
+from workers import BUCKETS, SGD, F, assert_trains_as, gradient
+
+
+def failing(round, rank, size):
+    """Rank i sends to some of i + 1 and i + 2, sometimes to none."""
+    links = {(rank + 1) % size, (rank + 2) % size} - {rank}
+    return [peer for peer in sorted(links) if random.Random(100 * round + 10 * rank + peer).random() < 0.6]
+
+
+def exponential(round, rank, size):
+    """By hand, for up to 5 ranks."""
+    period = {1: [], 2: [1], 3: [1, 2], 4: [1, 2], 5: [1, 2, 4]}[size]
+    return [(rank + period[round % len(period)]) % size] if period else []
+
+
+def push_sum(peers, interval, warmup):
+    def simulate(n, places, zs):
+        optimizers = [SGD() for _ in range(n)]
+        xs, ws, met = None, [1.0] * n, None
+        for t in itertools.count():
+            gs = [gradient(i, t, z.astype(F)) for i, z in enumerate(zs)]
+            if t < warmup:
+                gs = [np.mean(gs, 0, np.float64)] * n
+            zs = [optimizers[i](z, g) for i, (z, g) in enumerate(zip(zs, gs, strict=True))]
+            if t >= warmup and (t - warmup + 1) % interval == 0:
+                mine = zs if xs is None else [x + z - old for x, z, old in zip(xs, zs, met, strict=True)]
+                round = (t - warmup) // interval
+                sends = [peers(round, i, n) for i in range(n)]
+                xs, ws = ([sum(values[j] / (1 + len(sends[j])) for j in range(n) if j == i or i in sends[j])
+                           for i in range(n)] for values in (mine, ws))
+                zs = [x / w for x, w in zip(xs, ws, strict=True)]
+                met = zs
+            yield zs
+    return simulate
+
+
+def equations():
+    hvd.init()
+    for peers, interval, warmup in ((exponential, 1, 0), (failing, 1, 0), (failing, 3, 2)):
+        arguments = {} if peers is exponential else {"peers": failing}
+        algorithm = PushSum(communication_interval=interval, warmup_steps=warmup, **arguments)
+        assert_trains_as(algorithm, push_sum(peers, interval, warmup), steps=14, apart=warmup == 0, exact=False)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_equals_its_equations(run_ranks, n):
+    run_ranks(n, equations, env=BUCKETS, timeout=110)
+
+
+def consensus_in_spite_of_failing_links():
+    """Without gradients all models go to the mean of where they began."""
+    hvd.init()
+    rank, n = hvd.rank(), hvd.size()
+    parameter = torch.nn.Parameter(torch.arange(5.0) * (rank - 1) ** 3)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.0), algorithm=PushSum(failing))
+    wanted = hvd.allreduce(parameter.detach(), op=hvd.Average)
+    for _ in range(60):
+        optimizer.zero_grad()
+        parameter.sum().backward()
+        optimizer.step()
+    assert torch.allclose(parameter, wanted, rtol=1e-3, atol=1e-3), (parameter, wanted)
+    x = optimizer.reducer.model.weights[0].state["x"]
+    total = hvd.allreduce(torch.tensor(x), op=hvd.Sum)
+    assert torch.allclose(total[:-1], n * wanted, rtol=1e-4, atol=1e-4) and abs(total[-1] - n) < 1e-4
+    assert abs(x[-1] - 1) > 1e-3            # so a plain mean of what comes would not be right
+    with pytest.raises(ValueError, match="expected ranks from 0 to 3, each once, and not"):
+        push(x, hvd.global_process_set, [rank], "wrong")
+    with pytest.raises(TypeError, match="expected a function of"):
+        PushSum([1])
+
+
+def test_consensus_in_spite_of_failing_links(run_ranks):
+    run_ranks(4, consensus_in_spite_of_failing_links, timeout=110)

@@ -1,0 +1,344 @@
+"""Auto on several ranks: what is switched when, what that does to a training, and what else happens meanwhile.
+
+Decisions depend on times, which tests cannot: where a switch has to come, predictions are written by the test.
+"""
+import io
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import bagua_hvd.torch as hvd
+from bagua_hvd import algorithms
+from bagua_hvd.algorithms import Auto, ByteGrad, DoubleSqueeze, LocalSGD, PowerSGD, QAdam, Safety, auto
+from bagua_hvd.codecs import sign
+from bagua_hvd.tuning import tuner
+from bagua_hvd.tuning.window import POINTS, Window
+
+pytestmark = pytest.mark.timeout(150)
+SHAPES = [(300, 20), (20,), (40, 50), (50,)]
+GOOD, BAD = 50, 200             # per cent of what was measured
+
+
+def predict(chosen):
+    """From now on all windows are alike, and a plan is predicted to be quick if chosen(plan)."""
+    def predicted(self, figures, measured):
+        return [figures.step * (GOOD if chosen(plan) else BAD) // 100 for plan in self._plans]
+
+    tuner.Tuner.predict = predicted
+    tuner.window = lambda *_: Window(10_000, 9_000, 5_000, (5_000,) * POINTS)
+
+
+class Training:
+    """Parameters whose gradients do not depend on them, so that sums over steps are known."""
+
+    def __init__(self, algorithm, lr=0.125, **options):
+        self.parameters = [nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
+        named = [(f"p{place}", parameter) for place, parameter in enumerate(self.parameters)]
+        self.optimizer = hvd.DistributedOptimizer(torch.optim.SGD(self.parameters, lr=lr), named, algorithm=algorithm,
+                                                  **options)
+        self.history = []
+        self.made = 0
+
+    def gradients(self, rank, step, scales=(1, 1, 1, 1)):
+        generator = np.random.default_rng([rank, step])
+        return [torch.from_numpy(generator.standard_normal(shape).astype(np.float32)) * scale
+                for shape, scale in zip(SHAPES, scales, strict=True)]
+
+    def step(self, **options):
+        self.optimizer.zero_grad()
+        gradients = self.gradients(hvd.rank(), self.made, **options)
+        sum((p * g).sum() for p, g in zip(self.parameters, gradients, strict=True)).backward()
+        self.optimizer.step()
+        self.made += 1
+        algorithm, model = self.optimizer.algorithm, self.optimizer.reducer.model
+        self.history.append((str(algorithm._tuner(model).plan), len(model.gradients)))
+
+    def flat(self):
+        return torch.cat([parameter.detach().flatten() for parameter in self.parameters])
+
+    def exact(self, lr=0.125):
+        """What exact averages would have made of all steps."""
+        total = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
+        for step in range(self.made):
+            for rank in range(hvd.size()):
+                for part, gradient in zip(total, self.gradients(rank, step), strict=True):
+                    part -= lr / hvd.size() * gradient.double()
+        return torch.cat([part.flatten() for part in total]).float()
+
+    def switches(self):
+        """(step, plan) of every change."""
+        names = [name for name, _ in self.history]
+        return [(place, name) for place, (name, before) in enumerate(zip(names[1:], names, strict=False), 1)
+                if name != before]
+
+
+def all_alike(training):
+    assert hvd.allgather_object(training.history) == [training.history] * hvd.size()
+    assert torch.equal(training.flat(), hvd.broadcast(training.flat(), 0))
+
+
+# ------------------------------------------------------------------------------------------------ what it is made of
+
+
+def test_classes():
+    classes = {"gradient_allreduce": 0, "bytegrad": 1, "qsgd": 1, "terngrad": 1, "doublesqueeze": 2, "ef_signsgd": 2,
+               "topk": 2, "powersgd": 2, "qadam": 2, "onebit_adam": 2, "onebit_adam_published": 2, "zero_one_adam": 3,
+               "decentralized": 3, "low_precision_decentralized": 3, "choco": 3, "local_sgd": 3, "diloco": 3,
+               "streaming_diloco": 3, "async": 4, "async_low_precision": 4, "async_decentralized": 4,
+               "async_low_precision_decentralized": 4,
+               "auto": 0, "lamb": 0, "onebit_lamb": 2, "dion": 2, "push_sum": 3}
+    assert {name: algorithms.get(name).safety for name in algorithms.names()} == classes
+    assert ByteGrad(error_feedback=True).safety == Safety.E2
+    assert algorithms.Algorithm.safety == Safety.E4         # who says nothing
+
+
+def test_what_may_be_chosen():
+    assert list(Auto().algorithms) == ["gradient_allreduce"]
+    assert list(Auto(up_to="E1").algorithms) == ["gradient_allreduce", "float16", "block(8)"]
+    assert list(Auto(up_to="E2").algorithms)[3:] == ["block(4) with error feedback"]
+    assert list(Auto(allow=[DoubleSqueeze(), "bytegrad", ByteGrad(hierarchical=False)]).algorithms) == \
+        ["gradient_allreduce", "bytegrad", "ByteGrad", "DoubleSqueeze"]
+    assert not Auto().relaxed and Auto(up_to="E1").relaxed and Auto(up_to="E2").safety == Safety.E2
+    assert Auto(average=False).algorithms["gradient_allreduce"].average is False
+
+
+@pytest.mark.parametrize("arguments, sentence", [
+    ({"up_to": "E3"}, "up_to='E3': expected E0, E1 or E2; algorithms of E3"),
+    ({"allow": [QAdam()]}, "Auto cannot choose QAdam: it makes the optimizer's steps"),
+    ({"allow": [DoubleSqueeze(momentum=0.9)]}, "Auto cannot choose DoubleSqueeze: with momentum of its own"),
+    ({"allow": [LocalSGD()]}, "Auto cannot choose LocalSGD: leaving it would need the optimizer's state"),
+    ({"allow": [PowerSGD()]}, "Auto cannot choose PowerSGD: what it costs is not known"),
+    ({"allow": ["auto"]}, "Auto cannot choose auto: it chooses itself"),
+    ({"allow": ["bytegrat"]}, "unknown algorithm 'bytegrat'"),
+    ({"plan": {"algorithm": "bytegrad"}}, "the plan is of 'bytegrad', which is not allowed here"),
+    ({"window": 0}, "window=0"),
+])
+def test_refusals(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Auto(**arguments)
+
+
+def test_autotune_is_auto(monkeypatch):
+    monkeypatch.delenv("BAGUA_ALGORITHM", raising=False)
+    monkeypatch.setenv("HOROVOD_AUTOTUNE", "1")
+    assert isinstance(algorithms.choose(None, average=True), Auto)
+    assert isinstance(algorithms.choose("gradient_allreduce", average=True), algorithms.GradientAllReduce)
+    monkeypatch.setenv("BAGUA_ALGORITHM", "bytegrad")
+    assert isinstance(algorithms.choose(None, average=True), ByteGrad)
+
+
+# ------------------------------------------------------------------------------------------------------------ switches
+
+
+def exact_all_along():
+    """Buckets are cut anew, back and forth; results are those of gradient_allreduce, up to the order of additions."""
+    auto.BUCKET_BYTES = None, 9000
+    hvd.init()
+    training = Training(Auto(window=2))
+    predict(lambda plan: plan.bucket_bytes == 9000)
+    for _ in range(60):
+        training.step()
+    all_alike(training)
+    assert len(training.switches()) == 2 and training.history[-1][0] == "gradient_allreduce"
+    assert {buckets for _, buckets in training.history} == {1, 2}
+    torch.testing.assert_close(training.flat(), training.exact(), rtol=1e-4, atol=1e-4)
+    assert hvd.statistics().plans[training.optimizer.reducer.model.name]["plan"] == "gradient_allreduce"
+
+
+def test_e0_changes_buckets_only(run_ranks):
+    run_ranks(3, exact_all_along)
+
+
+def with_errors(kind):
+    """Into E2 and out of it, since what was promised does not come: no gradient is lost."""
+    hvd.init()
+    allowed = {"bytegrad": ByteGrad(error_feedback=True, hierarchical=True), "doublesqueeze": DoubleSqueeze(sign),
+               "topk": algorithms.TopK(ratio=0.1)}[kind]
+    training = Training(Auto(allow=[allowed], window=2))
+    predict(lambda plan: plan.algorithm is allowed and plan.bucket_bytes is None)
+    lossy = 0.0
+    for _ in range(60):
+        training.step()
+        if training.history[-1][0] != "gradient_allreduce":
+            lossy = max(lossy, (training.flat() - training.exact()).abs().max().item())
+    all_alike(training)
+    assert [name for _, name in training.switches()] == [type(allowed).__name__, "gradient_allreduce"]
+    assert lossy > 1e-3
+    torch.testing.assert_close(training.flat(), training.exact(), rtol=1e-4, atol=2e-4)
+    assert not any("error" in bucket.state for bucket in training.optimizer.reducer.buckets) or \
+        not any(array.any() for bucket in training.optimizer.reducer.buckets
+                for array in (bucket.state["error"].worker, bucket.state["error"].server))
+
+
+@pytest.mark.parametrize("kind", ["bytegrad", "doublesqueeze", pytest.param("topk", marks=pytest.mark.long)])
+@pytest.mark.parametrize("hosts", ["aaa", "aab"])
+def test_leaving_error_feedback_sends_what_it_holds(run_ranks, kind, hosts):
+    run_ranks(3, with_errors, arguments={"kind": kind}, env=[{"BAGUA_HVD_HOST_ID": host} for host in hosts])
+
+
+def losing():
+    """bytegrad over layers of very different scale: small ones are lost."""
+    hvd.init()
+    training = Training(Auto(allow=["bytegrad"], window=2))
+    predict(lambda plan: plan.name == "bytegrad" and plan.bucket_bytes is None)
+    for _ in range(60):
+        training.step(scales=(1e-4, 1e-4, 1e3, 1e3))
+    all_alike(training)
+    assert [name for _, name in training.switches()] == ["bytegrad", "gradient_allreduce"]
+    first, second = (step for step, _ in training.switches())
+    assert second - first < 20          # at the end of the first window, not of the trial; and never again
+    assert "for good" in hvd.statistics().plans[training.optimizer.reducer.model.name]["why"]
+
+
+def test_codes_that_lose_too_much_are_left(run_ranks):
+    outputs = run_ranks(2, losing)
+    assert "codes of bytegrad lose" in outputs[0].output and "codes of bytegrad" not in outputs[1].output
+
+
+def explained(folder):
+    hvd.init()
+    training = Training(Auto(up_to="E1", window=3, log=f"{folder}/auto.json"))
+    predict(lambda plan: plan.name == "block(8)" and plan.bucket_bytes is None)
+    for _ in range(36):
+        training.step()
+    if hvd.rank() == 0:
+        training.optimizer.algorithm.save_plan(f"{folder}/plan.json")
+    hvd.barrier()
+    pinned = Training(Auto(up_to="E1", plan=f"{folder}/plan.json"))
+    for _ in range(3):
+        pinned.step()
+    assert {name for name, _ in pinned.history} == {training.history[-1][0]}
+
+
+def test_explained(run_ranks, tmp_path):
+    env = {"HOROVOD_LOG_LEVEL": "INFO", "HOROVOD_AUTOTUNE_LOG": str(tmp_path / "tune.csv")}
+    first, second = (result.output for result in run_ranks(2, explained, arguments={"folder": str(tmp_path)}, env=env))
+    assert "auto: 2 ranks of one host, " in first and "auto: " not in second
+    assert ": block(8) predicted " in first and "ms a step, gradient_allreduce measured " in first
+    rows = [json.loads(line) for line in (tmp_path / "auto.json").read_text().splitlines()]
+    assert [row["why"] for row in rows][:3] == ["first", "gain", ""]
+    assert rows[0]["others"].keys() >= {"gradient_allreduce", "float16", "block(8)"}
+    header, *table = (tmp_path / "tune.csv").read_text().splitlines()
+    assert header == ("hierarchical_allreduce,hierarchical_allgather,torus_allreduce,cache_enabled,cycle_time_ms,"
+                      "tensor_fusion_threshold,score")
+    assert len(table) == len(rows) and all(row.startswith("0,0,0,1,0,") for row in table)
+    for row, line in zip(rows, table, strict=True):
+        assert float(line.split(",")[-1]) == pytest.approx(row["nbytes"] / row["measured_us"], rel=1e-4)
+
+
+# --------------------------------------------------------------------------------------------- what happens meanwhile
+
+
+def killed():
+    """Rank 1 dies after all have decided, and before the switch."""
+    hvd.init()
+    training = Training(Auto(up_to="E2", window=2))
+    predict(lambda plan: plan.name.startswith("block(4)"))
+    deciding = training.optimizer.algorithm._tuner(training.optimizer.reducer.model)._hysteresis
+    try:
+        for _ in range(60):
+            training.step()
+            deciding = training.optimizer.algorithm._tuner(training.optimizer.reducer.model)._hysteresis
+            if deciding.plan and hvd.rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+    except hvd.HorovodInternalError as error:
+        assert error.rank == 1 and not training.switches()
+        print("rank 1 is gone")
+        return
+    raise AssertionError("nobody noticed")
+
+
+def test_a_rank_killed_in_the_middle_of_a_switch(run_ranks):
+    results = run_ranks(3, killed, check=False)
+    assert [result.returncode for result in results] == [0, -signal.SIGKILL, 0], results
+    assert all("rank 1 is gone" in results[rank].output for rank in (0, 2))
+
+
+def resumed():
+    hvd.init()
+    training = Training(Auto(up_to="E2", window=2))
+    predict(lambda plan: plan.name.startswith("block(4)") and plan.bucket_bytes is None)
+    while not training.history or training.history[-1][0] == "gradient_allreduce":
+        training.step()
+    for _ in range(3):
+        training.step()
+    file = io.BytesIO()
+    torch.save(training.optimizer.state_dict(), file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    again = Training(Auto(up_to="E2", window=1000))
+    again.optimizer.load_state_dict(saved)
+    with torch.no_grad():
+        for mine, theirs in zip(again.parameters, training.parameters, strict=True):
+            mine.copy_(theirs)
+    again.made = training.made
+    again.step()
+    assert again.history[-1][0] == "block(4) with error feedback"
+    tuner.Tuner.stepped = lambda self: None         # so that this one stays as well
+    training.step()
+    assert torch.equal(again.flat(), training.flat()), "errors, too"
+    # A plan that is no more allowed: exact, with what was kept left alone.
+    exact = Training(Auto(window=1000))
+    exact.optimizer.load_state_dict(saved)
+    exact.step()
+    assert exact.history[-1][0] == "gradient_allreduce"
+
+
+def test_checkpoint_and_resume(run_ranks):
+    run_ranks(2, resumed)
+
+
+def joining():
+    """Rank 1 runs out of data before the others switch; afterwards it takes part as they do."""
+    hvd.init()
+    training = Training(Auto(up_to="E1", window=2))
+    predict(lambda plan: plan.name == "float16" and plan.bucket_bytes is None)
+    for _ in range(8 if hvd.rank() == 1 else 25):
+        training.step()
+    hvd.join()
+    names = hvd.allgather_object(training.history[-1][0])
+    assert names == ["float16", "gradient_allreduce", "float16"], names
+    training.made = 30
+    training.step()
+    assert hvd.allgather_object(training.history[-1][0]) == ["float16"] * 3
+    assert hvd.allgather_object(training.history[-1][1]) == [training.history[-1][1]] * 3
+
+
+def test_a_rank_in_join_takes_up_the_plan(run_ranks):
+    run_ranks(3, joining)
+
+
+def disagreeing():
+    """Rank 1 decides differently, which must not be: all stay exact."""
+    hvd.init()
+    training = Training(Auto(up_to="E1", window=2))
+    predict(lambda plan: plan.name == ("float16" if hvd.rank() else "block(8)") and plan.bucket_bytes is None)
+    for _ in range(40):
+        training.step()
+    all_alike(training)
+    assert not training.switches()
+
+
+def test_ranks_that_decide_differently(run_ranks):
+    first, _ = run_ranks(2, disagreeing)
+    assert "decided differently: all go on by gradient_allreduce" in first.output
+
+
+def measured_here():
+    hvd.init()
+    training = Training("auto")
+    for _ in range(45):
+        training.step()
+    found = training.optimizer.algorithm._tuner(training.optimizer.reducer.model)._measured
+    assert hvd.allgather_object(found) == [found] * hvd.size()
+    assert 0 < found.spent < 2_000_000 and found.small > 0 and found.large > found.small
+    all_alike(training)
+
+
+def test_all_ranks_know_the_same(run_ranks):
+    run_ranks(2, measured_here)

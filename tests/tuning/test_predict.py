@@ -1,0 +1,172 @@
+"""Predictions and decisions as functions: deterministic, monotone, within what is allowed."""
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bagua_hvd.core import native
+from bagua_hvd.primitives import block, float16, minmax_uint8
+from bagua_hvd.training.timing import StepTimes
+from bagua_hvd.tuning.cost import Ranks, allreduced, coded
+from bagua_hvd.tuning.hysteresis import GAIN_PERCENT, STAYS_STEPS, Hysteresis
+from bagua_hvd.tuning.network import LONGEST_US, SIZES, Measured, longer
+from bagua_hvd.tuning.predict import Part, Predictor
+from bagua_hvd.tuning.window import POINTS, Window, window
+
+CODECS = float16, block(8), minmax_uint8
+STEP = Window(30_000, 20_000, 15_000, tuple(range(5000, 5000 + 600 * POINTS, 600)))
+
+
+def measured(hosts=2, small=200, large=20_000, crowded=False):
+    return Measured(Ranks(hosts, hosts), small, 1 << 21, large, (300,) * 3, (300,) * 3, 0, crowded)
+
+
+def exact(elements=1 << 20):
+    return [Part(0.25, allreduced(elements // 4, native.FLOAT32)),
+            Part(1.0, allreduced(3 * elements // 4, native.FLOAT32))]
+
+
+def by_codes(codec, ranks, elements=1 << 20):
+    return [Part(0.25, coded(codec, elements // 4, native.FLOAT32, ranks, True)),
+            Part(1.0, coded(codec, 3 * elements // 4, native.FLOAT32, ranks, True))]
+
+
+def step_us(parts, **network):
+    return Predictor(measured(**network), CODECS).step_us(parts, STEP)
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 4])
+def test_a_rate_is_what_was_measured(hosts):
+    """What the simulator says of the measured size on the network made of it is what was measured."""
+    from bagua_hvd.core.simulator import allreduces
+
+    network = measured(hosts, small=400, large=90_000).network()
+    assert max(allreduces(hosts, [4], network)) * 1e6 == pytest.approx(400, rel=0.05)
+    assert max(allreduces(hosts, [1 << 21], network)) * 1e6 == pytest.approx(90_000, rel=0.1)
+
+
+@given(st.integers(2, 5), st.integers(100, 50_000), st.lists(st.integers(0, 2_000_000), min_size=2, max_size=2))
+def test_no_plan_is_slower_on_a_quicker_line(hosts, small, extra):
+    quick, slow = sorted(extra)
+    for parts in (exact(), *(by_codes(codec, Ranks(hosts, hosts)) for codec in CODECS)):
+        assert step_us(parts, hosts=hosts, small=small, large=small * 6 + quick) <= \
+            step_us(parts, hosts=hosts, small=small, large=small * 6 + slow) + 1
+
+
+@given(st.integers(1000, 5_000_000))
+def test_the_slower_the_line_the_more_codes_gain(large):
+    """Once codes are quicker than exact averages they are on every slower line: the choice is monotone in the rate."""
+    def gain(large):
+        return step_us(exact(), large=large) - step_us(by_codes(block(8), Ranks(2, 2)), large=large)
+
+    if gain(large) > 0:
+        assert gain(large * 2) >= gain(large)
+
+
+def test_a_far_line_is_measured_by_large_messages():
+    """20 ms one way, 1 Gbit/s: 32 KiB take hardly longer than 4 bytes, so 2 MiB can be afforded."""
+    small, large = 60_000, 60_500
+    assert all(longer(small, SIZES[0], large, size) < LONGEST_US for size in SIZES)
+    assert longer(1000, SIZES[0], 60_000, SIZES[1]) > LONGEST_US        # 4 Mbit/s
+
+
+def test_a_line_that_hides_nothing():
+    """By hand: all ready at once at 10 ms, one bucket, computing 20 ms: the rest of the line's time comes on top."""
+    flat = Window(0, 20_000, 10_000, (10_000,) * POINTS)
+    predictor = Predictor(measured(small=2, large=1 << 21), CODECS)      # 1 byte a us
+    assert predictor.step_us([Part(1.0, allreduced(1 << 18, native.FLOAT32))], flat) == \
+        pytest.approx(20_000 + (1 << 20), rel=0.02)
+    assert predictor.step_us([], flat) == 20_000
+
+
+def test_crowded_processors_pay_for_codes():
+    parts = by_codes(block(8), Ranks(2, 2))
+    assert step_us(parts, large=2, crowded=True) > step_us(parts, large=2)
+
+
+@pytest.mark.parametrize("ranks, hierarchical, sent", [
+    (Ranks(4, 4), True, 2 * 3 / 4), (Ranks(4, 4), False, 2 * 3 / 4), (Ranks(4, 2), True, 2 * 1 / 2),
+    (Ranks(4, 2), False, 2 * 2 * 2 / 4), (Ranks(4, 1), True, 2 * 3 / 4),
+])
+def test_bytes_of_codes(ranks, hierarchical, sent):
+    """A line carries what the ranks of its host send to others."""
+    cost = coded(minmax_uint8, 1 << 20, native.FLOAT32, ranks, hierarchical)
+    assert cost.sent == pytest.approx(sent * (1 << 20), rel=0.001) and cost.rounds == 2
+
+
+# ------------------------------------------------------------------------------------------------------------- windows
+
+
+def test_a_window_is_medians_and_when_bytes_are_ready():
+    steps = [StepTimes(30_000_000 + k, 10_000_000, 18_000_000, {0: 17_000_000, 1: 4_000_000}) for k in (0, 1000, 9000)]
+    found = window(steps, [1, 0, 2], [100, 200, 100])
+    assert (found.step, found.computing, found.backward) == (30_001, 20_001, 18_000)
+    # A quarter of the bytes is ready at 4 ms, three at 17; of gradient 2 nothing was heard: it is there at the end.
+    assert found.ready == (4000,) * 4 + (17_000,) * 8 + (18_000,) * 4
+    assert [found.ready_at(part) for part in (0.01, 0.25, 0.26, 0.75, 1.0)] == [4000, 4000, 17_000, 17_000, 18_000]
+    assert Window.of_list(found.as_list()) == found
+
+
+# ----------------------------------------------------------------------------------------------------------- decisions
+
+TIMES = st.lists(st.integers(1000, 10**6), min_size=4, max_size=4)
+HISTORY = st.lists(st.tuples(st.integers(1000, 10**6), TIMES, st.booleans()), min_size=1, max_size=40)
+
+
+def run(history, usable=(True,) * 4):
+    hysteresis, taken = Hysteresis(kinds=(0, 1, 1, 1)), []
+    for number, (step_us, predicted, lossy) in enumerate(history):
+        before = hysteresis.plan
+        verdict = hysteresis.decide(25 * (number + 1), step_us, predicted, usable, lossy)
+        taken.append((before, verdict, step_us, predicted))
+    return hysteresis, taken
+
+
+@given(HISTORY, st.lists(st.booleans(), min_size=4, max_size=4))
+def test_never_what_is_not_usable_and_never_again_what_loses(history, usable):
+    usable[0] = True
+    hysteresis, taken = run(history, usable)
+    assert all(usable[verdict.plan] for _, verdict, *_ in taken)
+    barred = set()
+    for before, verdict, *_ in taken:
+        assert verdict.plan not in barred
+        barred |= {before} if verdict.why == "losses" else set()
+    assert barred == hysteresis.barred
+
+
+@given(HISTORY)
+def test_equal_histories_decide_alike_whether_kept_or_not(history):
+    whole, taken = run(history)
+    again, same = run(history)
+    assert taken == same and whole.numbers() == again.numbers()
+    kept = Hysteresis.of_dict(whole.as_dict())
+    assert kept == whole
+    more = 25 * (len(history) + 1), 5000, [4000, 3000, 2000, 1000], (True,) * 4
+    assert kept.decide(*more) == whole.decide(*more)
+
+
+@given(HISTORY)
+def test_no_flapping(history):
+    """A gain is switched to not within 200 steps of the switch before, and was predicted in two windows."""
+    _, taken = run(history)
+    last = None
+    for number, (before, verdict, measured_us, _) in enumerate(taken):
+        if verdict.why == "gain":
+            assert last is None or 25 * (number - last) >= STAYS_STEPS
+            assert (measured_us - verdict.predicted) * 100 >= GAIN_PERCENT * measured_us
+            assert number and taken[number - 1][1].plan == before
+        if verdict.plan != before:
+            last = number
+
+
+def test_a_gain_that_comes_is_kept_and_one_that_does_not_is_taken_back():
+    predicted = [100_000, 50_000, 90_000, 95_000]
+    for came, why, plan in ((60_000, "confirmed", 1), (90_000, "disappointed", 0)):
+        hysteresis, taken = run([(100_000, predicted, False)] * 2 + [(came, predicted, False)] * 2)
+        assert [verdict.why for _, verdict, *_ in taken] == ["", "gain", "", why]
+        assert hysteresis.plan == plan
+    # It is known now: on the same network it is not tried again.
+    for number in range(5, 60):
+        assert hysteresis.decide(25 * number, 100_000, predicted, (True,) * 4).why == ""
+    # The others of its kind are expected to disappoint as much; on another network it may be worth it.
+    assert any(hysteresis.decide(25 * number, 500_000, [500_000, 60_000, 450_000, 470_000], (True,) * 4).why == "gain"
+               for number in range(60, 63))
