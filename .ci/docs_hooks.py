@@ -32,8 +32,10 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_O
 def on_config(config):
     """Decisions are listed by the titles of their files, in the order of their numbers."""
     pages = sorted(Path(config["docs_dir"]).glob("decisions/*.md"))
-    titles = [(page.read_text().partition("\n")[0].lstrip("# "), f"decisions/{page.name}") for page in pages]
-    config["nav"].append({"Decisions": [{title: path} for title, path in titles]})
+    titles = {page: page.read_text().partition("\n")[0].removeprefix("# ").replace("`", "") for page in pages}
+    if nameless := [page.name for page, title in titles.items() if not title.startswith(f"{int(page.name[:4])}. ")]:
+        raise ValueError(f"the first line of a decision is '# NUMBER. TITLE', not so in {', '.join(nameless)}")
+    config["nav"].append({"Decisions": [{title: f"decisions/{page.name}"} for page, title in titles.items()]})
     return config
 
 
