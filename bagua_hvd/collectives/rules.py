@@ -26,12 +26,11 @@ handle_average_backwards_compatibility = get_average_backwards_compatibility_fun
 class Pending:
     """An operation on its way, and its output: a tensor, a tuple of them, or None."""
 
-    __slots__ = ("operation", "output", "number")
+    __slots__ = ("operation", "output")
 
     def __init__(self, operation, output):
         self.operation = operation
         self.output = output
-        self.number = next(runtime.handle_numbers)
 
     def wait(self):
         """Blocks until the operation ended and returns its output; raises as it failed."""
@@ -40,8 +39,9 @@ class Pending:
 
     def handle(self):
         """Registers the operation for poll() and synchronize(); returns its handle."""
-        runtime.handles[self.number] = self
-        return self.number
+        handle = next(runtime.handle_numbers)
+        runtime.handles[handle] = self
+        return handle
 
 
 class _Joined(Pending):
@@ -457,5 +457,5 @@ def join():
     context, _ = begin(global_process_set)
     for sent in list(runtime.travelling):       # or their last phases would come from a rank that has joined
         sent.arrive()
-    runtime.joins += 1
+    runtime.changes += 1
     return _Joined(context.post(native.JOIN, "join", blocking=True), None)

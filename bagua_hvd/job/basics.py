@@ -100,6 +100,7 @@ def _start(comm, process_sets, scope=None):
     """As init(). scope: names the meeting; None: by the number of inits."""
     # Counted before anything can fail: an attempt that fails on one rank only is an attempt on all.
     runtime.inits += 1
+    runtime.changes += 1
     options = environment.read_options(_launcher_environment())
     log.configure(options.rank)
     if options.rank == 0 and runtime.inits == 1:

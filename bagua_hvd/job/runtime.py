@@ -41,7 +41,7 @@ class _Runtime:
         self.context = None
         self.options: Any = None
         self.inits = 0                          # names the meeting of a job that is not elastic
-        self.joins = 0                          # calls of join(); the same on all ranks, but within one
+        self.changes = 0                        # calls of init() and join(): ranks may know less of each other after
         # Gradients that nobody waits for yet: arrive() comes before this rank leaves, or joins.
         self.travelling: set[Any] = set()
         self.process_sets: Any = None                # as given to init(): restart() gives it again

@@ -30,7 +30,8 @@ from time import perf_counter_ns
 from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.core import native, variables
 from bagua_hvd.core.exceptions import HorovodInternalError
-from bagua_hvd.job import basics, statistics
+from bagua_hvd.job import statistics
+from bagua_hvd.job.runtime import runtime
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.reduction.agreement import agree, listed
 from bagua_hvd.reduction.layout import Layout
@@ -69,13 +70,13 @@ class _Travelling:
     """
 
     def __init__(self, operations, phases, name):
-        self.inits = basics.runtime.inits
+        self.inits = runtime.inits
         self._operations = operations
         self._name = name
         self._thread = threading.Thread(target=self._end, args=(phases,), daemon=True) if phases else None
         if self._thread is not None:
             self._thread.start()
-        basics.runtime.travelling.add(self)
+        runtime.travelling.add(self)
 
     def _end(self, operations):
         with statistics.counted(self._name):
@@ -88,7 +89,7 @@ class _Travelling:
         if self._thread is not None:
             self._thread.join()
         self._end(self._operations)
-        basics.runtime.travelling.discard(self)
+        runtime.travelling.discard(self)
 
 
 class Reducer:
@@ -125,12 +126,11 @@ class Reducer:
         # Gradients as they became ready; None: the ranks have agreed on an order.
         self._ready: list[int] | None = []
         self._noted = set()
-        self._delay = delay
         self._overlaps = variables.read("BAGUA_OVERLAP") and not delay
         self._operations = {}       # by a number that is the same on all ranks
         self._travelling = None     # with delay=1: as _Travelling
         self._step_ends()
-        self._agreed = None         # for which init() and how many members the ranks know each other's facts
+        self._agreed = None         # runtime.changes when the ranks told each other their facts
         self.model = Model("weights", source, group, algorithm)
         self.model.delay = delay
         self.model.cut_by_user = groups is not None or bool(delay) or not variables.read("BAGUA_FUSION")
@@ -157,6 +157,7 @@ class Reducer:
         What has been communicated is then to be again, with the new ones; who knows better sets `synchronized`.
         """
         self._layout.add(members, groups)
+        self._agreed = None
         self._begin_window()
 
     def set_passes(self, passes):
@@ -186,7 +187,7 @@ class Reducer:
         self._placed = [False] * len(self._layout.members)
         self._unposted = list(self.buckets)
         self._advancing = []        # operations that have advance(), see algorithms/exchange.py
-        if not self._delay:
+        if not self.model.delay:
             self._forget_operations()
         self._source.discard()
         self.model.hook = None
@@ -221,7 +222,7 @@ class Reducer:
             self.model.timing.ready(index)
         last_pass = self._passes_left <= 1
         self._ready_now[index] = last_pass
-        if self._agreed != self._agreement():
+        if self._agreed != runtime.changes:
             if self._ready is not None:
                 self._ready.append(index)
             return
@@ -245,11 +246,11 @@ class Reducer:
     @_counted
     def _begin(self):
         """Communication begins: that of a window, and of the step if it is its first."""
-        if self._delay and self.model.not_made:         # it was skipped
+        if self.model.delay and self.model.not_made:         # it was skipped
             self._step_ends()
         self.model.communication_begins()
         self.model.continues = self._again and not self._cleared and self._source.holds_reduced()
-        if self._delay and self.model.continues:
+        if self.model.delay and self.model.continues:
             raise ValueError(ADDED_TO_LATE)
         if not self._begun:
             self._begun = True
@@ -260,13 +261,8 @@ class Reducer:
         else:
             self._travel = self.algorithm.gradients_travel(self.model)
         self.model.hook = "communicate"
-        if self._again and self._travel and not self._delay:
+        if self._again and self._travel and not self.model.delay:
             self._layout.name_buckets(".again")
-
-    def _agreement(self):
-        # A new init() may bring ranks that know nothing; new members are known to none.
-        # And a rank in join() has missed steps.
-        return basics.runtime.inits, basics.runtime.joins, len(self._layout.members)
 
     @_counted
     def _agree(self):
@@ -302,16 +298,16 @@ class Reducer:
         if had_state and not model.kinds_of_state()[0]:
             self._note("the ranks have changed: what it keeps of its own", "begins anew")
         if agreed.complete:
-            self._agreed = self._agreement()
+            self._agreed = runtime.changes
             self.algorithm.agreed(model)
             if not model.cut_by_user and layout.resize(self.algorithm.bucket_bytes(model)):
                 self._unposted = list(self.buckets)
 
     def _set_sparse(self, index, sparse_dim):
         if self._source.travels_alone(index, sparse_dim) and self._layout.bucket_of[index] is not None:
-            if self.algorithm.dense_only or self._delay:
+            if self.algorithm.dense_only or self.model.delay:
                 name = self._layout.members[index].name
-                what = "delay=1" if self._delay else type(self.algorithm).__name__
+                what = "delay=1" if self.model.delay else type(self.algorithm).__name__
                 raise ValueError(
                     f"the gradient of {name} is sparse, which {what} cannot "
                     "serve: pass sparse_as_dense=True to DistributedOptimizer"
@@ -338,7 +334,7 @@ class Reducer:
     @_counted
     def _post(self, bucket):
         if bucket.members:
-            if self._delay:
+            if self.model.delay:
                 self._exchange_for_late(bucket)
             self._statistics().gradient_bytes += bucket.count * native.dtype_size(bucket.dtype)
             if self.algorithm.takes(bucket.dtype):
@@ -378,7 +374,7 @@ class Reducer:
 
     def _post_rest(self):
         """Places what no backward pass has made ready, and posts what is left."""
-        if self._agreed != self._agreement():
+        if self._agreed != runtime.changes:
             self._agree()
         if self._travel is None:
             self._begin()
@@ -397,7 +393,7 @@ class Reducer:
         try:
             self.arrive()
             self._post_rest()
-            if self._delay:
+            if self.model.delay:
                 self._sent = True
                 self._travelling = _Travelling([each for _, each in sorted(self._operations.items())], self._advancing,
                                                type(self.algorithm).__name__)
@@ -417,13 +413,13 @@ class Reducer:
         self._travelling.arrive()
         failure = self._wait()
         self._forget_operations()
-        lost = self._travelling.inits != basics.runtime.inits
+        lost = self._travelling.inits != runtime.inits
         self._travelling = None
         if failure is None and not lost:
             self.model.arrived()
             return
         self.model.late.drop(shared=True)
-        if not lost and basics.runtime.context is not None:
+        if not lost and runtime.context is not None:
             raise failure
 
     @_counted
@@ -461,7 +457,7 @@ class Reducer:
         try:
             self.post()
             failure = self._failure
-            if not self._delay or failure is not None:
+            if not self.model.delay or failure is not None:
                 failed = self._wait()
                 failure = failure or failed
             if failure is not None:
@@ -516,15 +512,17 @@ class Reducer:
         self._settled = True
         return bool(extremes([int(local())], f"{self._layout.name}.overflow", self.group)[0][0])
 
-    @_counted
     def before_step(self):
         """Lets the algorithm write the weights, once a step: gradients are complete, the optimizer is about to step.
 
         Raises:
             HorovodInternalError: ranks disagreed, or one was lost.
         """
-        if self._prepared or not self._begun:
-            return
+        if self._begun and not self._prepared:
+            self._prepare()
+
+    @_counted
+    def _prepare(self):
         self._prepared = True
         self.model.step_begins()
         self.model.hook = "before_step"
@@ -539,16 +537,19 @@ class Reducer:
         finally:
             self._exposed(started)
 
-    @_counted
     def step(self):
         """Lets the algorithm update the weights, after before_step(). False: the optimizer is to do it."""
         self.before_step()
         try:
-            self.model.hook = "step"
-            return self.algorithm.replaces_step and self.algorithm.step(self.model)
+            return self.algorithm.replaces_step and self._step()
         finally:
             self.model.hook = None
             self._source.discard()
+
+    @_counted
+    def _step(self):
+        self.model.hook = "step"
+        return self.algorithm.step(self.model)
 
     @_counted
     def stepped(self):
@@ -562,7 +563,7 @@ class Reducer:
         self.algorithm.after_step(self.model)
         self.model.hook = None
         self.model.stepped()
-        basics.runtime.steps += 1
+        runtime.steps += 1
         self._statistics().steps += 1
         self._exposed(started)
         if not self.model.cut_by_user and self._layout.resize(self.algorithm.bucket_bytes(self.model)):
@@ -594,7 +595,7 @@ class Reducer:
     def load_state_dict(self, state):
         """Takes up a state_dict(); to be called alike on all ranks. One of another algorithm is passed over."""
         self._agreed = None
-        if self._delay:
+        if self.model.delay:
             with suppress(HorovodInternalError):        # it is of the training that is left
                 self.arrive()
             self.model.late.drop(shared=True)

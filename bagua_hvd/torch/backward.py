@@ -42,13 +42,21 @@ def _outer_pass():
     return passes > 1, None
 
 
+def _nothing():
+    return None
+
+
 class _End:
-    """What the engine calls when a pass ends. Only the engine holds it: it dies with a pass that fails."""
+    """What the engine calls when a pass ends. Only the engine holds it: it dies with a pass that fails.
 
-    __slots__ = ("__weakref__", "_backward")
+    gradient_ready: the Reducer's, which lives as long as the pass does.
+    """
 
-    def __init__(self, backward):
+    __slots__ = ("__weakref__", "_backward", "gradient_ready")
+
+    def __init__(self, backward, reducer):
         self._backward = backward
+        self.gradient_ready = reducer.gradient_ready
 
     @uncompiled
     def __call__(self):
@@ -70,7 +78,7 @@ class Backward:
         self._source = source
         self._wait_in_step = wait_in_step
         self._frozen = frozen
-        self._end = None            # of the pass under way: a weak reference
+        self._end: Callable[[], Any] = _nothing         # of the pass under way: a weak reference
         self._met = []              # parameters whose first gradient has come in it
         self.register(0)
 
@@ -99,11 +107,9 @@ class Backward:
     def _after_accumulation(self, index):
         @uncompiled
         def gradient_accumulated(parameter):
-            reducer = self._reducer()
-            if reducer is not None:
-                reducer.gradient_ready(index)
-                if self._end is None or self._end() is None:
-                    self._await_end()
+            end = self._end() or self._await_end()
+            if end is not None:
+                end.gradient_ready(index)
 
         return gradient_accumulated
 
@@ -115,13 +121,18 @@ class Backward:
         return accumulates
 
     def _await_end(self):
-        end = _End(self)
+        """Asks the engine to call when this pass ends. Returns the _End, or None: the optimizer is gone."""
+        reducer = self._reducer()
+        if reducer is None:
+            return None
+        end = _End(self, reducer)
         self._end = weakref.ref(end)
         _engine.queue_callback(end)
+        return end
 
     def pass_ended(self):
         """Called by the engine, within the pass."""
-        self._end = None
+        self._end = _nothing
         met, self._met = self._met, []
         for parameter in met:
             # Not within the hook itself. Also a removed one would cost a microsecond in every pass.
@@ -145,7 +156,7 @@ class Backward:
         def goes_on(_):
             for handle in handles:
                 handle.remove()
-            if self._end is None or self._end() is None:
+            if self._end() is None:
                 self._await_end()
 
         following = [function for function, _ in node.next_functions if function] if node is not None else []

@@ -1,6 +1,7 @@
 """PyTorch's tensors as the core sees them."""
 import numpy as np
 import torch
+from torch import strided
 
 from bagua_hvd.collectives.frontend import Frontend
 from bagua_hvd.core import native
@@ -78,7 +79,7 @@ class TorchFrontend(Frontend):
 
     def view(self, tensor, output=None):
         dtype = DTYPES.get(tensor.dtype)
-        if dtype is None or tensor.layout is not torch.strided or not tensor.is_contiguous() or tensor.is_neg():
+        if dtype is None or tensor.layout is not strided or not tensor.is_contiguous() or tensor.is_neg():
             self._refuse(tensor)
         if not tensor.is_cpu:
             return self._placement(tensor, output).view(tensor, output, dtype)
@@ -90,7 +91,7 @@ class TorchFrontend(Frontend):
         return tensor_view((src, output.data_ptr(), tensor.shape, dtype, (tensor, output)))
 
     def _refuse(self, tensor):
-        if tensor.dtype not in DTYPES or tensor.layout is not torch.strided:
+        if tensor.dtype not in DTYPES or tensor.layout is not strided:
             raise ValueError(f"Tensor type {self.type_name(tensor)} is not supported.")
         if tensor.is_neg():
             raise ValueError("Tensor is the negative of what its memory holds: call .resolve_neg() on it first.")

@@ -141,18 +141,18 @@ class TorchSource(Source):
             gradient = torch.zeros_like(parameter, requires_grad=False)
             if parameter.requires_grad:     # one that was frozen meanwhile keeps none, and does not move
                 parameter.grad = gradient
+        travels, context = gradient, None
         if gradient.is_sparse:
             self._sparse_dims[index] = gradient.sparse_dim()
-            gradient = gradient.to_dense()
-        context = None
+            travels = gradient.to_dense()
         if self.compression is not None:
             with torch.no_grad():
-                gradient, context = self.compression.compress(gradient)
-        if not gradient.is_contiguous():
-            gradient = gradient.detach().contiguous()
-        if gradient is not parameter.grad or index in self._sparse_dims or self.compression is not None:
-            self._stand_ins[index] = (gradient, context)
-        return frontend.view(gradient, gradient)
+                travels, context = self.compression.compress(travels)
+        if not travels.is_contiguous():
+            travels = travels.detach().contiguous()
+        if travels is not gradient or index in self._sparse_dims or self.compression is not None:
+            self._stand_ins[index] = (travels, context)
+        return frontend.view(travels, travels)
 
     @torch.no_grad()
     def take_share(self, index):

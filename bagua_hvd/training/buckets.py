@@ -61,21 +61,25 @@ class Bucket:
         self.model = model
         self.state = State(name)
         self._workspaces: dict[Any, np.ndarray] = {}
+        self._members_count = sum(member.count for member in members.values())
         self.clear()
 
     def clear(self) -> None:
         """Lets go of the views: a new step."""
         self._views: dict[int, TensorView | None] = dict.fromkeys(self.members)
         self.missing = len(self._views)
+        self._reshaped = False      # a view has another shape than its member, by compression
 
     def place(self, index: int, view: TensorView) -> None:
         """The tensor of member `index` in this step."""
         self._views[index] = view
         self.missing -= 1
+        if view.shape != self.members[index].shape:
+            self._reshaped = True
 
     def remove(self, index: int) -> None:
         """Takes a member out for good; it must not have been placed in this step."""
-        del self.members[index]
+        self._members_count -= self.members.pop(index).count
         del self._views[index]
         self.missing -= 1
 
@@ -163,6 +167,8 @@ class Bucket:
     @property
     def count(self) -> int:
         """Number of elements: N in the formulas."""
+        if not self._reshaped:
+            return self._members_count
         return sum(
             member.count if (view := self._views[index]) is None else math.prod(view.shape)
             for index, member in self.members.items()
@@ -188,7 +194,7 @@ class Weights(Bucket):
 
     @property
     def count(self) -> int:
-        return sum(member.count for member in self.members.values())
+        return self._members_count
 
     def write(self, values: np.ndarray) -> None:
         super().write(values)

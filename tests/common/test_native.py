@@ -3,6 +3,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bagua_hvd.core import native
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -28,3 +30,15 @@ def test_common_imports_no_framework():
         "print([name for name in ('torch', 'tensorflow', 'numpy') if name in sys.modules])"
     )
     assert (result.stdout.strip(), result.returncode) == ("[]", 0), result.stderr
+
+
+def test_tensors_cross_as_they_are():
+    views = [native.TensorView(1 << 63, 0, (), native.FLOAT32, None),
+             native.TensorView(3, 4, (5, 0, 1 << 40), native.BFLOAT16, None), native.TensorView(7, 7, (9,), 0, None)]
+    array, _shapes = native.tensor_array(views)
+    for entry, view in zip(array, views, strict=True):
+        assert [int(native.ffi.cast("uintptr_t", pointer)) for pointer in (entry.src, entry.dst)] == list(view[:2])
+        assert tuple(entry.shape[i] for i in range(entry.ndim)) == view.shape
+        assert (entry.dtype, entry.dst_on_host) == (view.dtype, 0)
+    assert native.ffi.typeof("struct bhvd_tensor[]").item.fields[-1][0] == "dst_on_host"    # the last of them
+    assert len(native.tensor_array([])[0]) == 0
