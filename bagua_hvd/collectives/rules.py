@@ -26,11 +26,12 @@ handle_average_backwards_compatibility = get_average_backwards_compatibility_fun
 class Pending:
     """An operation on its way, and its output: a tensor, a tuple of them, or None."""
 
-    __slots__ = ("operation", "output")
+    __slots__ = ("operation", "output", "number")
 
     def __init__(self, operation, output):
         self.operation = operation
         self.output = output
+        self.number = next(runtime.handle_numbers)
 
     def wait(self):
         """Blocks until the operation ended and returns its output; raises as it failed."""
@@ -39,9 +40,8 @@ class Pending:
 
     def handle(self):
         """Registers the operation for poll() and synchronize(); returns its handle."""
-        handle = next(runtime.handle_numbers)
-        runtime.handles[handle] = self
-        return handle
+        runtime.handles[self.number] = self
+        return self.number
 
 
 class _Joined(Pending):

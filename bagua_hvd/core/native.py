@@ -162,7 +162,8 @@ def message_of(error: Any) -> str:
 def tensor_array(tensors: Sequence[TensorView]) -> tuple[Any, Any]:
     """The native array over `tensors`, and what must live as long as it."""
     shapes = ffi.new(_INT64S, [d for view in tensors for d in view.shape] or 1)
-    at, fields = int(ffi.cast(UINTPTR, shapes)), []
+    at = int(ffi.cast(UINTPTR, shapes))
+    fields: list[int] = []
     for view in tensors:
         src, dst, shape, dtype, _ = view
         fields += src, dst, at, len(shape), dtype, view.dst_on_host

@@ -336,7 +336,7 @@ def measured_here():
         training.step()
     found = training.optimizer.algorithm._tuner(training.optimizer.reducer.model)._measured
     assert hvd.allgather_object(found) == [found] * hvd.size()
-    assert 0 < found.spent < 2_000_000 and found.small > 0 and found.large > found.small
+    assert 0 < found.spent < 2_000_000 and found.small > 0 and found.large > 0
     all_alike(training)
 
 
