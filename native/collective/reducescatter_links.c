@@ -64,5 +64,11 @@ bhvd_status reducescatter_links(struct run *run, struct group *group, const stru
     struct schedule schedule;
     schedule_init(&schedule, group->size, group->rank);
     schedule_reducescatter(&schedule, part, loads);
-    return flight_run(run, group, &schedule, &(struct material){*reduction, loads ? &list : NULL, src, dst});
+    const struct material material = {
+        .reduction = *reduction,
+        .list = loads ? &list : NULL,
+        .input = src,
+        .output = dst,
+    };
+    return flight_run(run, group, &schedule, &material);
 }

@@ -79,7 +79,12 @@ static bhvd_status plan_reducescatter(struct plan *plan, const struct group *gro
 {
     const bool loads = reduction->prescale != 1.0;
     schedule_reducescatter(plan_begin(plan, group), part, loads);
-    plan->material = (struct material){*reduction, loads ? &plan->list : NULL, tensor->src, tensor->dst};
+    plan->material = (struct material){
+        .reduction = *reduction,
+        .list = loads ? &plan->list : NULL,
+        .input = tensor->src,
+        .output = tensor->dst,
+    };
     const struct tensor source = {.src = tensor->src, .nbytes = tensor->nbytes};
     plan->schedule.failed |= !span_list_add(&plan->list, &source);
     return BHVD_OK;
