@@ -39,7 +39,7 @@ _NUMPY_DTYPES = _numpy_dtypes()
 
 def check_memory(tensor):
     """ValueError: the storage was freed, which PyTorch would read all the same. The core checks what travels."""
-    if tensor.layout is torch.strided and tensor.numel() and not tensor.data_ptr():
+    if tensor.layout is strided and tensor.numel() and not tensor.data_ptr():
         raise ValueError("Tensor has elements but no memory: its storage has been freed.")
 
 
@@ -150,7 +150,7 @@ class TorchFrontend(Frontend):
         return tuple(tensor.shape)
 
     def type_name(self, tensor):
-        return tensor.type() if tensor.layout is torch.strided else f"{tensor.layout} of {tensor.dtype}"
+        return tensor.type() if tensor.layout is strided else f"{tensor.layout} of {tensor.dtype}"
 
 
 frontend = TorchFrontend()
