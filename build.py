@@ -46,7 +46,7 @@ def _is_gcc():
 # A small operation crosses twenty files of the core, which GCC optimizes as one: 4 % of its time. Objects hold code for
 # every linker as well. Not by other compilers: what they call LTO asks for a linker and an archiver of their own.
 LTO = ["-flto", "-ffat-lto-objects"] if _is_gcc() else []
-LTO_LINK = [*LTO, "-flto-partition=one", "-O3", "-ffp-contract=off", "-fno-math-errno"] if LTO else []
+LTO_LINK = [*LTO, "-flto-partition=one", *FLAGS] if LTO else []
 
 
 def _isa(path):

@@ -6,9 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bagua_hvd.core.native import (
+    CHARS,
     FLOAT32,
+    NULL,
     OK,
     UINT8,
+    UINTPTR,
+    VOID_POINTER,
     TensorView,
     check,
     dtype_name,
@@ -22,10 +26,6 @@ if TYPE_CHECKING:           # this floor does without it where it can
     import numpy as np
 
 _FLOAT_POINTER = ffi.typeof("float *")
-_VOID_POINTER = ffi.typeof("void *")
-_UINTPTR = ffi.typeof("uintptr_t")
-_CHARS = ffi.typeof("char[]")
-_NULL = ffi.NULL
 Buffer = bytes | bytearray | memoryview | Any      # bytes-like
 # By the name that NumPy gives it; bfloat16 is that of ml_dtypes, which frameworks bring along.
 DTYPES = {dtype_name(dtype): dtype for dtype in range(lib.BHVD_DTYPE_COUNT)}
@@ -35,13 +35,13 @@ def bytes_view(source: Buffer, target: Buffer | None = None) -> TensorView:
     """A uint8 TensorView over bytes-like objects: from `source`, in place when `target` is None."""
     src = ffi.from_buffer(source)
     dst = src if target is None else ffi.from_buffer(target, require_writable=True)
-    return TensorView(int(ffi.cast(_UINTPTR, src)), int(ffi.cast(_UINTPTR, dst)), (len(src),), UINT8, (src, dst))
+    return TensorView(int(ffi.cast(UINTPTR, src)), int(ffi.cast(UINTPTR, dst)), (len(src),), UINT8, (src, dst))
 
 
 def gathered_view(source: Buffer) -> TensorView:
     """A uint8 TensorView over a bytes-like object whose result the core allocates."""
     src = ffi.from_buffer(source)
-    return TensorView(int(ffi.cast(_UINTPTR, src)), 0, (len(src),), UINT8, src)
+    return TensorView(int(ffi.cast(UINTPTR, src)), 0, (len(src),), UINT8, src)
 
 
 def native_order(value: Any) -> Any:
@@ -100,7 +100,7 @@ def views_into(views: Sequence[TensorView], out: np.ndarray) -> list[TensorView]
 
 def floats(array: np.ndarray | None) -> Any:
     """The pointer to a contiguous, writable float32 NumPy array, for the fields of a primitive; None: NULL."""
-    return _NULL if array is None else ffi.cast(_FLOAT_POINTER, array.ctypes.data)
+    return NULL if array is None else ffi.cast(_FLOAT_POINTER, array.ctypes.data)
 
 
 class Mirror:
@@ -115,7 +115,7 @@ class Mirror:
             raise ValueError(f"{array.dtype}{list(array.shape)} is kept by the core as float32: convert it")
         self._array = array
         self.pointer = ffi.gc(lib.bhvd_mirror_create(floats(array), array.size), lib.bhvd_mirror_destroy)
-        if self.pointer == _NULL:
+        if self.pointer == NULL:
             raise MemoryError("no memory for the mirror of an array")
 
     @property
@@ -190,8 +190,8 @@ def _to_device(placement: Any, rooms: Sequence[TensorView], tensors: Sequence[Te
 
 def _room(view: TensorView) -> TensorView:
     """A TensorView of new memory on the host, like another."""
-    memory = ffi.new(_CHARS, count_of(view) * dtype_size(view.dtype) or 1)
-    address = int(ffi.cast(_UINTPTR, memory))
+    memory = ffi.new(CHARS, count_of(view) * dtype_size(view.dtype) or 1)
+    address = int(ffi.cast(UINTPTR, memory))
     return TensorView(address, address, view.shape, view.dtype, memory)
 
 
@@ -212,6 +212,6 @@ def _move_flat(move: Callable[..., int], tensors: Sequence[TensorView], flat: np
     if flat.ndim != 1 or flat.size != count:
         raise ValueError(f"tensors of {count} elements do not fit a flat array of shape {list(flat.shape)}")
     array, _shapes = tensor_array(tensors)
-    if move(array, len(tensors), view.dtype, ffi.cast(_VOID_POINTER, view.src)) != OK:
+    if move(array, len(tensors), view.dtype, ffi.cast(VOID_POINTER, view.src)) != OK:
         names = sorted({dtype_name(tensor.dtype) for tensor in tensors})
         raise ValueError(f"tensors of {', '.join(names)} cannot be one flat array of {flat.dtype}")

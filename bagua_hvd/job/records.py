@@ -33,10 +33,14 @@ class Listener:
 
 def _listen(context, steps):
     for level, file, line, text in context.records():
-        if level == LOG_LATE:
-            log.logger.warning("%s", _report(text, steps()))
-        else:
-            log.log_from(file, line, level, text)
+        try:
+            if level == LOG_LATE:
+                log.logger.warning("%s", _report(text, steps()))
+            else:
+                log.log_from(file, line, level, text)
+        except Exception:
+            # By a handler of the script's own. What the core says next is logged all the same.
+            traceback.print_exc()
 
 
 def _report(names, steps):

@@ -1,11 +1,14 @@
 """The logger bagua_hvd: levels, Horovod's form, the rank in each record, and what the core says."""
+import logging
 import re
 import time
+from types import SimpleNamespace
 
 import pytest
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.core import variables
+from bagua_hvd.core import log, variables
+from bagua_hvd.job import records
 from ranks import printed
 
 pytestmark = pytest.mark.timeout(120)
@@ -53,12 +56,16 @@ def test_what_the_core_says(run_ranks):
 
 def handle_records():
     import logging
+    import threading
+
+    handled = threading.Event()
 
     class Mine(logging.Handler):
         def emit(self, record):
             # What the core said is handled while the engine goes on: the job may be asked anything meanwhile.
             hvd.allreduce(hvd.statistics().total.operations * __import__("torch").ones(1), process_set=mine)
             print(f"mine: {record.levelname} {record.rank} {record.filename} {record.getMessage():.60}", flush=True)
+            handled.set()
 
     mine = hvd.ProcessSet([0])
     hvd.init(process_sets=[mine])
@@ -67,6 +74,8 @@ def handle_records():
     while hvd.rank() == 1 and "the other ranks wait for rank 1" not in printed():
         time.sleep(0.05)
     hvd.barrier()
+    if hvd.rank() == 0:
+        handled.wait(60)        # the job is asked nothing once it is over
 
 
 def test_a_handler_of_the_script_gets_the_stall_report_and_may_use_the_job(run_ranks):
@@ -74,6 +83,23 @@ def test_a_handler_of_the_script_gets_the_stall_report_and_may_use_the_job(run_r
     assert "mine: WARNING 0 stall.c One or more tensors were submitted" in first.output
     assert not LINE.search(first.output)
     assert LINE.search(second.output)
+
+
+def test_a_handler_that_fails_does_not_end_the_log(monkeypatch, capsys):
+    class Failing(logging.Handler):
+        texts = []
+
+        def emit(self, record):
+            self.texts.append(record.getMessage())
+            raise KeyError(record.getMessage())
+
+    monkeypatch.setattr(log.logger, "handlers", [Failing()])
+    context = SimpleNamespace(records=lambda: iter([(logging.WARNING, "stall.c", 1, "first"),
+                                                    (logging.WARNING, "stall.c", 2, "second")]))
+    listener = records.Listener(context, steps=lambda: 0)
+    listener.close()
+    assert Failing.texts == ["first", "second"]
+    assert "KeyError: 'first'" in capsys.readouterr().err
 
 
 def test_what_has_no_effect_says_so_once_on_rank_0(run_ranks):
