@@ -2,6 +2,8 @@
 // others wait is not. A rank is stopped by holding its engine: nothing of it runs then, as in a stopped process. A connection
 // breaks by filters on its sockets that drop what comes: neither side is told.
 #include <linux/filter.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 
@@ -218,6 +220,17 @@ static void *run_it(void *job)
     return NULL;
 }
 
+// Emulators of one program (qemu-user) answer with the first word alone.
+static bool kernel_tells_of_acknowledgements(void)
+{
+    struct tcp_info info;
+    socklen_t size = sizeof info;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(fd >= 0 && getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0);
+    close(fd);
+    return size > sizeof(uint32_t);
+}
+
 // All at once, since they wait for most of the time.
 TEST(who_is_lost_and_who_is_not)
 {
@@ -229,16 +242,19 @@ TEST(who_is_lost_and_who_is_not)
         {.transport = "tcp", .body = all_are_stopped, .adjust = short_limit},
         {.transport = "shm", .body = one_is_late, .adjust = short_limit, .subject = 0},
         {.transport = "tcp", .body = one_is_late, .adjust = short_limit, .subject = 1},
-        {.transport = "tcp", .body = a_connection_breaks, .adjust = short_limit},
         {.transport = "tcp", .body = one_is_busy_elsewhere, .adjust = rank_0_is_impatient, .subject = 1},
         {.transport = "tcp", .hosts = "ABC", .body = one_is_held_up, .adjust = rank_1_is_talkative, .subject = 2},
+        {.transport = "tcp", .body = a_connection_breaks, .adjust = short_limit},       // the last, see below
     };
     enum { JOBS = sizeof jobs / sizeof jobs[0] };
+    const int count = JOBS - !kernel_tells_of_acknowledgements();
+    if (count < JOBS)
+        printf(" (without a connection that breaks, of which this kernel tells nothing)");
     pthread_t threads[JOBS];
     pthread_barrier_init(&together, NULL, RANKS);
-    for (int i = 0; i < JOBS; i++)
+    for (int i = 0; i < count; i++)
         pthread_create(&threads[i], NULL, run_it, &jobs[i]);
-    for (int i = 0; i < JOBS; i++)
+    for (int i = 0; i < count; i++)
         pthread_join(threads[i], NULL);
     pthread_barrier_destroy(&together);
 }

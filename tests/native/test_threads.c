@@ -62,8 +62,26 @@ static void look_at_masks(struct job *job, int rank, bhvd_context *ctx)
     (void)ctx;
 }
 
+// Emulators of one program (qemu-user) need some of its signals for themselves.
+static bool kernel_tells_of_masks(void)
+{
+    sigset_t every, before;
+    unsigned long long blocked = 0;
+    sigfillset(&every);
+    pthread_sigmask(SIG_SETMASK, &every, &before);
+    char self[20];
+    snprintf(self, sizeof self, "%d", (int)gettid());
+    CHECK(read_blocked(self, &blocked));
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return (blocked | 1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1) | 3ull << 31) == ~0ull;
+}
+
 TEST(signals_are_for_the_programs_own_threads)
 {
+    if (!kernel_tells_of_masks()) {
+        printf(" (not looked at: /proc does not show all that is blocked)");
+        return;
+    }
     run_job("tcp", "", NULL, look_at_masks);
     run_job("inproc", "", NULL, look_at_masks);
 }
