@@ -138,9 +138,10 @@ class _Rank:
         from bagua_hvd import algorithms
 
         kind, arguments = "adam" if "adam" in way else "sgd", dict(arguments)
-        early = arguments.pop("wait_in_step", None)
+        early, delay = arguments.pop("wait_in_step", None), arguments.pop("delay", 0)
         return model, hvd.DistributedOptimizer(_optimizer(torch, model, pace, kind), model.named_parameters(),
-                                               algorithm=algorithms.get(way, **arguments), wait_in_step=early)
+                                               algorithm=algorithms.get(way, **arguments), wait_in_step=early,
+                                               delay=delay)
 
     def _ddp(self, way, model):
         import torch.distributed as dist

@@ -33,6 +33,7 @@ WAYS: dict[str, tuple[str, dict, int]] = {
     "none": ("none", {}, 1), "ddp": ("ddp", {}, 1), "ddp, fp16 hook": ("ddp_fp16", {}, 1),
     "ddp, PowerSGD hook": ("ddp_powersgd", {}, 1),
     **{name: (name, {}, 1) for name in ("gradient_allreduce", "bytegrad", "qsgd", "terngrad")},
+    **{f"{name}, delay": (name, {"delay": 1}, 1) for name in ("gradient_allreduce", "bytegrad")},
     **{name: (name, WARM, 1) for name in ("doublesqueeze", "ef_signsgd", "topk")},
     "powersgd": ("powersgd", {"rank": 4, **WARM}, 1),
     "qadam": ("qadam", WARM, 1), "onebit_adam": ("onebit_adam", WARM, 1),

@@ -16,6 +16,7 @@ FRAMING = 1514 / 1448
 BUCKET_NBYTES = 10 << 20
 DDP_NBYTES = 25 << 20
 GRADIENTS, STEP, HIDDEN = "while gradients come", "after the backward pass", "beside the training"
+LATE = "until the next step's end"
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ def sends(way: str, n: int, count: float, thin: float = 0.0) -> Sends:
     known = {
         "none": Sends(0, 0, HIDDEN), "ddp": Sends(exact, 2 * log), "gradient_allreduce": Sends(exact, 2 * log),
         "ddp, fp16 hook": Sends(exact / 2, 2 * log), "ddp, PowerSGD hook": Sends(8 * part * 4 * thin, 4 * log, STEP),
-        "bytegrad": Sends(exact / 4, 2), "qsgd": Sends(exact / 4 * (1 + 1 / 32), 2),
+        "bytegrad": Sends(exact / 4, 2), "bytegrad, delay": Sends(exact / 4, 2, LATE),
+        "gradient_allreduce, delay": Sends(exact, 2 * log, LATE), "qsgd": Sends(exact / 4 * (1 + 1 / 32), 2),
         "terngrad": Sends(count / 4 * (n - 1), 1 + 2 * log), "doublesqueeze": Sends(exact / 32, 2),
         "ef_signsgd": Sends(count / 8 * (n - 1), 1), "topk": Sends(0.08 * count * (n - 1), 1),
         "powersgd": Sends(8 * part * 4 * thin, 4 * log),
@@ -87,6 +89,8 @@ def step_s(way: str, profile: Profile, network: Network) -> float:
     if said.when == HIDDEN:
         return profile.computing_s
     wait = (said.rounds + 2) * network.latency_s
+    if said.when == LATE:
+        return max(profile.computing_s, said.nbytes * FRAMING / network.bytes_per_s + wait)
     if said.when == STEP:
         return profile.computing_s + (said.nbytes * FRAMING / network.bytes_per_s + wait) / said.period
     free = 0.0

@@ -33,6 +33,7 @@ COLUMNS = ("way", "ms per step", "shortest to longest", "MB sent", "speed", "to 
 CURVE = ("ddp", "gradient_allreduce", "bytegrad", "doublesqueeze", "decentralized, shift_one", "local_sgd", "async")
 QUALITY_CURVE = ("ddp", "gradient_allreduce", "bytegrad", "terngrad", "topk", "doublesqueeze", "choco",
                  "decentralized, shift_one")
+LATE = "gradient_allreduce, delay"
 RATES = ("100mbit", "300mbit", "1gbit", "2gbit")
 
 
@@ -80,6 +81,31 @@ def pace(rate="1gbit", pace="10", model="resnet18"):
     return _table({f"{hosts} hosts": laboratory.newest(
         rate=rate, hosts=hosts, delay_ms=0.0, slow=1.0, model=model, environment={}, pace=float(pace))
         for hosts in (2, 4)})
+
+
+def hidden(model="resnet18"):
+    """Of what gradient_allreduce exposes, the share that delay=1 hides; medians of the runs that count.
+
+    Exposed is what a step takes longer than one without communication. Records "late".
+    """
+    runs: dict[tuple[float, str], dict[str, list[float]]] = {}
+    for record in records.read("late", model=model):
+        if not laboratory.why_not(record):
+            said = record.setting
+            each = runs.setdefault((said.get("pace", 1.0), said["rate"]), {})
+            each.setdefault(said["way"], []).append(laboratory.ms(record))
+    lines = []
+    for (pace, rate), of in sorted(runs.items()):
+        if not {"none", "gradient_allreduce", LATE} <= of.keys():
+            continue
+        none, exact, late = (statistics.median(of[way]) for way in ("none", "gradient_allreduce", LATE))
+        lines.append((rate, f"{pace:g}x", f"{none:.0f}", f"{exact:.0f}", f"{late:.0f}",
+                      f"{(exact - late) / (exact - none):.0%}",
+                      ", ".join(f"{(exact - each) / (exact - none):.0%}" for each in of[LATE])))
+    if not lines:
+        return "Nothing measured yet."
+    head = "rate", "computing", "`none`", "`gradient_allreduce`", "`delay=1`", "hidden", "each run"
+    return report.table(head, lines, left=1)
 
 
 def ablation(hosts="2", per_host="2", rate="1gbit", model="resnet18"):

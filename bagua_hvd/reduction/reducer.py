@@ -354,7 +354,8 @@ class Reducer:
         views = bucket.views
         late = self.model.late.keep(str(self.buckets.index(bucket)), lambda: Late(views), shared=True, scaled=True,
                                     fits=lambda kept: kept.fits(views))
-        late.swap(views)
+        indices = list(bucket.members)
+        late.swap(views, lambda memory: self._source.hand_over(indices, memory))
         bucket.clear()
         for index, view in zip(bucket.members, late.views, strict=True):
             bucket.place(index, view)

@@ -1,4 +1,6 @@
 """torch's Source: `p.grad` with its layouts, sparse ones too, the parameters, and the state of torch's Adam."""
+import functools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -105,6 +107,28 @@ class TorchAdam(Adam):
         self._optimizer().state[self._parameters[index]]["step"] += 1
 
 
+def _references(parameter):
+    return sys.getrefcount(parameter.grad)
+
+
+@functools.cache
+def _references_of_a_view():
+    """What _references() says where a bucket's view has the gradient, and nothing else; versions of torch differ."""
+    parameter = torch.zeros(1, requires_grad=True)
+    parameter.grad = torch.zeros(1)
+    view = frontend.view(parameter.grad, parameter.grad)
+    return _references(parameter) if view else 0
+
+
+def _is_nobody_elses(parameter):
+    """Whether nobody else has a parameter's gradient, nor other tensors lie in its memory, as far as can be seen."""
+    if parameter.grad is None or _references(parameter) > _references_of_a_view():
+        return False
+    gradient = parameter.grad
+    return (gradient.is_cpu and gradient.is_contiguous()
+            and gradient.untyped_storage().nbytes() == gradient.numel() * gradient.element_size())
+
+
 class TorchSource(Source):
     """The gradients of some parameters, and these; `p.grad` itself travels wherever it can."""
 
@@ -153,6 +177,19 @@ class TorchSource(Source):
         if travels is not gradient or index in self._sparse_dims or self.compression is not None:
             self._stand_ins[index] = (travels, context)
         return frontend.view(travels, travels)
+
+    def hand_over(self, indices, memory):
+        parameters = [self.parameters[index] for index in indices]
+        if not all(index not in self._stand_ins and _is_nobody_elses(parameter)
+                   for index, parameter in zip(indices, parameters, strict=True)):
+            return None
+        before = [parameter.grad for parameter in parameters]
+        now = [view.owner for view in memory] if memory else [torch.empty_like(gradient) for gradient in before]
+        if any(new.shape != old.shape for new, old in zip(now, before, strict=True)):
+            return None
+        for parameter, gradient in zip(parameters, now, strict=True):
+            parameter.grad = gradient
+        return tuple([frontend.view(gradient, gradient) for gradient in gradients] for gradients in (before, now))
 
     @torch.no_grad()
     def take_share(self, index):

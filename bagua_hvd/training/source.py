@@ -6,6 +6,7 @@
     KerasTorchSource    _keras/torch_source.py: Keras on torch
 """
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from bagua_hvd.core.native import TensorView
@@ -28,6 +29,17 @@ class Source(ABC):
     @abstractmethod
     def view(self, index: int) -> TensorView:
         """What travels for gradient `index`: a TensorView, of zeros when there is no gradient."""
+
+    def hand_over(self, indices: Iterable[int],
+                  memory: list[TensorView] | None) -> tuple[list[TensorView], list[TensorView]] | None:
+        """Gives some gradients other memory in place of their own, which nobody else uses from then on.
+
+        Args:
+            memory: of each, what an earlier call has taken away; None: new memory, of no value.
+        Returns:
+            In-place TensorViews of what was theirs, and of what is theirs now. None: it cannot; nothing has changed.
+        """
+        return None
 
     @abstractmethod
     def weight(self, index: int) -> TensorView:

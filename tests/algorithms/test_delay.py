@@ -228,6 +228,49 @@ def test_passes_apart(run_ranks):
     run_ranks(2, passes_apart)
 
 
+def memory():
+    """Gradients are not copied where their memory can change hands; where anybody else has it, it stays."""
+    hvd.init()
+    x = start(0, False)
+    model = torch.nn.ParameterList(torch.nn.Parameter(part) for part in torch.from_numpy(x.copy()).split(100))
+    optimizer, at = wrap(model), {}
+    for p in model:
+        p.register_post_accumulate_grad_hook(lambda p: at.update({p: p.grad.data_ptr()}))
+    sent = [np.zeros(COUNT, F)]
+
+    def step(set_to_none=False):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        before, g = dict(at), dyadic(9, len(sent))
+        sum((p * part).sum() for p, part in zip(model, torch.from_numpy(g).split(100), strict=True)).backward()
+        assert_same_bits(gradients(model), sent[-1], f"step {len(sent)}")
+        sent.append(g)
+        optimizer.step()
+        return before
+
+    for t in range(6):
+        before = step(set_to_none=t < 3)
+        assert t == 0 or [p.grad.data_ptr() for p in model] == [before[p] for p in model]
+    kept = [p.grad for p in model]
+    for _ in range(3):                                  # a list that is looked at after each step
+        before = step()
+        assert all(p.grad is tensor for p, tensor in zip(model, kept, strict=True))
+    del kept
+    step()
+    before = step()
+    assert [p.grad.data_ptr() for p in model] == [before[p] for p in model]
+    everything = torch.zeros(COUNT)                     # one tensor for all gradients, of which each is a part
+    for p, part in zip(model, everything.split(100), strict=True):
+        p.grad = part
+    del p, part
+    for _ in range(3):
+        step()
+        assert_same_bits(everything.numpy(), sent[-2], "in one tensor")
+
+
+def test_memory(run_ranks):
+    run_ranks(2, memory, env={"BAGUA_DEFAULT_BUCKET_SIZE": "800"})
+
+
 def unused():
     """A rank's pass touches no parameter: step() sends its zeros, and applies what has arrived."""
     hvd.init()

@@ -22,6 +22,8 @@ def test_a_line_that_is_free_hides_all_but_the_last_bucket(monkeypatch):
     assert one > 0.030                      # the second waits for the line
     assert found == pytest.approx(0.010 + 0.010 + 2 * one / 2 * 1 + (2 + 2) * 1e-3 + 0.005)
     assert predict.step_s("async", PROFILE, Network(2, 1.0)) == pytest.approx(0.055)
+    assert predict.step_s("gradient_allreduce, delay", PROFILE, Network(2, 125e6)) == pytest.approx(2 * one / 2)
+    assert predict.step_s("gradient_allreduce, delay", PROFILE, Network(2, 1250e6)) == pytest.approx(0.055)
     late = predict.step_s("local_sgd", PROFILE, Network(2, 125e6))
     assert late == pytest.approx(0.055 + 2 * one / 2 / 4)
 
@@ -43,6 +45,17 @@ def test_time_to_quality_is_time_per_step_times_steps(monkeypatch):
     assert tradeoff.sooner("topk", "1gbit") is None         # no record of its quality
     monkeypatch.setattr(laboratory, "why_not", lambda found: "unsteady" if found is record else "")
     assert tradeoff.speed_to_quality("bytegrad", "1gbit") == "?"
+
+
+def test_what_a_step_late_hides(monkeypatch):
+    ms = {"none": [100.0, 102.0], "gradient_allreduce": [141.0], tradeoff.LATE: [105.0, 103.0, 900.0]}
+    found = [records.Record("late", {"way": way, "rate": "2gbit"}, {"ms": records.Samples("ms", [each])}, "", None, {},
+                            "", True) for way, all_of_them in ms.items() for each in all_of_them]
+    monkeypatch.setattr(records, "read", lambda experiment, model: found)
+    monkeypatch.setattr(laboratory, "ms", lambda record: record.samples["ms"].values[0])
+    monkeypatch.setattr(laboratory, "why_not", lambda record: "queued" if laboratory.ms(record) == 900 else "")
+    cells = [cell.strip() for cell in tradeoff.hidden().splitlines()[-1].split("|")]
+    assert cells[1:-1] == ["2gbit", "1x", "101", "141", "104", "92%", "90%, 95%"]
 
 
 def test_every_way_is_predicted():
