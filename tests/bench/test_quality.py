@@ -29,9 +29,9 @@ def test_p_is_of_two_one_sided_tests():
     assert verdict.p == pytest.approx(0.005204, abs=1e-6)        # Student's t, 3 degrees of freedom, at -5.758
 
 
-def append(folder, cell, loss, curve=(3.0, 2.0, 1.0)):
-    samples = {"test_loss": ("nats", [loss]), "validation_loss": ("nats", [loss]), "bytes_per_step": ("bytes", [8.0]),
-               "curve_steps": ("steps", [10, 20, 30]), "curve": ("nats", curve)}
+def append(folder, cell, loss, curve=(3.0, 2.0, 1.0), nbytes=8.0):
+    samples = {"test_loss": ("nats", [loss]), "validation_loss": ("nats", [loss]),
+               "bytes_per_step": ("bytes", [nbytes]), "curve_steps": ("steps", [10, 20, 30]), "curve": ("nats", curve)}
     return records.append(grid.EXPERIMENT, cell.setting(), samples, folder=folder, command="by hand")
 
 
@@ -57,6 +57,12 @@ def test_goes_on_where_it_was(tmp_path):
     assert grid.defaults("topk")["empties_errors"]          # what it does unasked is part of what was trained
     # Of one rate there is nothing to choose.
     assert not grid.tuning(["code"]) and grid.cells(["code"], ["bytegrad"], 4, ["iid"], [0], [])[0].task == "code"
+    # A task of its own is for its rows only, and these are for no other.
+    every = list(grid.rows())
+    own = grid.cells(["long"], every, 4, ["iid"], [0], [])
+    assert {cell.algorithm for cell in own} == {grid.REFERENCE, "streaming_diloco"}
+    assert all(cell not in own and cell.arguments != own[1].arguments
+               for cell in grid.cells(["code"], every, 4, ["iid"], [0], []))
     assert [page.steps_to(record, target) for target in (2.5, 2.0, 0.5)] == [15, 20, None]
 
 
@@ -69,6 +75,17 @@ def test_who_missed_the_margin(tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "recorded", lambda **setting: read(tmp_path, **setting))
     assert page.missed("code") == "in the mean of the seeds: `qsgd`; in any one seed: `bytegrad`, `qsgd`"
     assert page.missed("aside") == "in the mean of the seeds: none; in any one seed: none"
+
+
+def test_a_task_of_its_own(tmp_path, monkeypatch):
+    for seed, (loss, nbytes) in enumerate(((1.02, 4.0), (1.03, 5.0), (1.04, 4.0))):
+        exact, mine = grid.cells(["long"], list(grid.rows()), 4, ["iid"], [seed], [])
+        append(tmp_path, exact, 1.0, nbytes=200.0)
+        append(tmp_path, mine, loss, nbytes=nbytes)
+    read = grid.recorded
+    monkeypatch.setattr(grid, "recorded", lambda **setting: read(tmp_path, **setting))
+    assert page.own("long").splitlines()[-1] == "| `streaming_diloco sparing` | +2.0, +3.0, +4.0 | +3.0 | within | 40 |"
+    assert page.losses() == "No trainings yet." and not page.verdicts(4, "iid")
 
 
 def trainings():

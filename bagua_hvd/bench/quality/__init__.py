@@ -4,12 +4,12 @@
     grid          which trainings there are, the learning rates, the margin
     data          real data that ships with Python and with packages
     tasks         models, losses and batches: images, characters, tokens, tabular, fine-tuning;
-                  and kept aside: aside, code
+                  and kept aside: aside, code, long
     training      one training on this rank
     rank          one rank of a job that makes many trainings, one after the other
     equivalence   two one-sided tests
     page          docs/results/quality.md, from the records
 """
-from bagua_hvd.bench.quality.page import holds, losses, missed, reference, seeds, steps
+from bagua_hvd.bench.quality.page import holds, losses, missed, own, reference, seeds, steps
 
-__all__ = ["holds", "losses", "missed", "reference", "seeds", "steps"]         # what bench/records.py makes of pages
+__all__ = ["holds", "losses", "missed", "own", "reference", "seeds", "steps"]      # what bench/records.py makes of pages

@@ -26,12 +26,17 @@ SEEDS = (0, 1, 2, 3, 4)
 TUNING = (1000,)
 RANKS = (4, 8, 16)
 SPLITS = ("iid", "skewed")
-FOR_ADAM = ("dion", "lamb", "onebit_lamb", "qadam", "onebit_adam", "onebit_adam_published", "zero_one_adam")
+FOR_ADAM = ("dion", "local_adam", "lamb", "onebit_lamb", "qadam", "onebit_adam", "onebit_adam_published",
+            "zero_one_adam")
 # name in tables -> (algorithm, arguments): beside the names alone, another form that the documentation speaks of.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     # of ranks: this host, where all are, would be one peer
     "decentralized shift_one": ("decentralized", {"peer_selection_mode": "shift_one", "hierarchical": False}),
+    # Chosen with the seed 1000 of the task that it is for.
+    "streaming_diloco sparing": ("streaming_diloco", {"kappa": 2, "mixing": 0.0}),
 }
+# Tasks of a question of their own, which are in no comparison of all: which rows they are for.
+OWN: dict[str, tuple[str, ...]] = {"long": (REFERENCE, "streaming_diloco sparing")}
 
 
 class Cell(NamedTuple):
@@ -75,6 +80,11 @@ def rows() -> dict[str, tuple[str, dict[str, Any]]]:
 def serves(algorithm: str, optimizer: str) -> bool:
     """Whether the algorithm can go with the optimizer."""
     return optimizer.startswith("adam") or algorithm not in FOR_ADAM
+
+
+def meant_for(row: str, task: str) -> bool:
+    """Whether a row is to be trained on a task."""
+    return row in OWN[task] if task in OWN else row == REFERENCE or all(row not in rows for rows in OWN.values())
 
 
 def recorded(folder: Any = records.FOLDER, **setting: Any) -> list[records.Record]:
@@ -137,7 +147,7 @@ def cells(tasks: Iterable[str], names: Iterable[str], ranks: int, splits: Iterab
                 if split == "skewed" and not TASKS[task]().classes:
                     continue
                 wanted += [Cell(task, optimizer, rate, *meant[name], ranks, split, seed)
-                           for name in names if serves(meant[name][0], optimizer)]
+                           for name in names if serves(meant[name][0], optimizer) and meant_for(name, task)]
     return wanted
 
 

@@ -13,7 +13,8 @@ MARKS = {"within": "", "outside": " **x**", "open": " ?", "diverged": "**diverge
 
 
 def _keys() -> list[Key]:
-    return [(task, optimizer) for task, make in TASKS.items() for optimizer in make().optimizers]
+    return [(task, optimizer)
+            for task, make in TASKS.items() if task not in grid.OWN for optimizer in make().optimizers]
 
 
 def _row_of(record: records.Record) -> str | None:
@@ -45,6 +46,8 @@ def verdicts(ranks: int, split: str) -> dict[tuple[str, Key], Verdict]:
     found = _results(ranks, split)
     judged = {}
     for (row, key), mine in found.items():
+        if key[0] in grid.OWN:
+            continue
         ratios = _ratios(mine, found.get((grid.REFERENCE, key), {}), "test_loss")
         if ratios and row != grid.REFERENCE:
             judged[row, key] = judge(ratios, grid.MARGIN, grid.LEVEL)
@@ -101,6 +104,26 @@ def seeds(task: str, ranks: str = "4", split: str = "iid") -> str:
     if not lines:
         return "No trainings yet."
     return _table([f"{task}, seeds in turn", "loss, %", "accuracy, points", "bytes"], lines)
+
+
+def own(task: str, ranks: str = "4", split: str = "iid") -> str:
+    """Of a task of its own, percent by which each seed's test loss is above gradient_allreduce's, and bytes."""
+    found, lines = _results(int(ranks), split), []
+    for key in ((task, optimizer) for optimizer in TASKS[task]().optimizers):
+        exact = found.get((grid.REFERENCE, key), {})
+        for row in grid.OWN[task][1:]:
+            mine = found.get((row, key), {})
+            ratios = _ratios(mine, exact, "test_loss")
+            if not ratios:
+                continue
+            verdict = judge(ratios, grid.MARGIN, grid.LEVEL)
+            less = [1 / ratio for ratio in _ratios(mine, exact, "bytes_per_step")]
+            lines.append([f"`{row}`", ", ".join(f"{100 * (ratio - 1):+.1f}" for ratio in ratios),
+                          f"{100 * verdict.change:+.1f}", verdict.word, f"{min(less):.0f}"])
+    if not lines:
+        return "No trainings yet."
+    head = [f"{task}, seeds in turn", "loss, %", "mean", f"of {100 * grid.MARGIN:g} %", "times fewer bytes"]
+    return _table(head, lines)
 
 
 def missed(task: str, ranks: str = "4", split: str = "iid") -> str:
