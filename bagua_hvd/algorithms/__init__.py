@@ -18,6 +18,7 @@ from bagua_hvd.algorithms.doublesqueeze import DoubleSqueeze
 from bagua_hvd.algorithms.ef_signsgd import EFSignSGD
 from bagua_hvd.algorithms.gradient_allreduce import GradientAllReduce
 from bagua_hvd.algorithms.lamb import Lamb
+from bagua_hvd.algorithms.local_adam import LocalAdam
 from bagua_hvd.algorithms.local_sgd import LocalSGD
 from bagua_hvd.algorithms.low_precision_decentralized import LowPrecisionDecentralized
 from bagua_hvd.algorithms.onebit_adam import OneBitAdam
@@ -56,6 +57,7 @@ register("topk", TopK)
 register("qsgd", QSGD)
 register("terngrad", TernGrad)
 register("local_sgd", LocalSGD)
+register("local_adam", LocalAdam)
 register("choco", Choco)
 register("diloco", DiLoCo)
 register("streaming_diloco", StreamingDiLoCo)
@@ -63,7 +65,7 @@ register("streaming_diloco", StreamingDiLoCo)
 __all__ = [
     "Algorithm", "Async", "AsyncDecentralized", "AsyncLowPrecision", "AsyncLowPrecisionDecentralized", "Auto",
     "ByteGrad", "Choco", "Decentralized", "DiLoCo", "Dion", "DoubleSqueeze", "EFSignSGD", "GradientAllReduce", "Lamb",
-    "LocalSGD", "LowPrecisionDecentralized", "OneBitAdam", "OneBitAdamPublished", "OneBitLamb", "PowerSGD", "PushSum",
-    "QAdam", "QSGD", "Safety", "StreamingDiLoCo", "TernGrad", "TopK", "ZeroOneAdam", "choose", "get", "names",
-    "register",
+    "LocalAdam", "LocalSGD", "LowPrecisionDecentralized", "OneBitAdam", "OneBitAdamPublished", "OneBitLamb", "PowerSGD",
+    "PushSum", "QAdam", "QSGD", "Safety", "StreamingDiLoCo", "TernGrad", "TopK", "ZeroOneAdam", "choose", "get",
+    "names", "register",
 ]

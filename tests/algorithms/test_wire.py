@@ -45,6 +45,7 @@ SENT = {
     "low_precision_decentralized": lambda n: N * min(n - 1, 2),
     "choco": lambda n: N / 8 * min(n - 1, 2),
     "local_sgd": lambda n: 8 * N * (n - 1) / n / 4,
+    "local_adam": lambda n: 8 * N * (n - 1) / n * (1 / 4 + 1 / 2 + 1),
     "diloco": lambda n: 8 * N * (n - 1) / n / 4,
     "streaming_diloco": lambda n: N * (n - 1) / n / 4 * (1 + 1 / 32),
     "async": lambda n: 8 * N * (n - 1) / n,
@@ -54,6 +55,7 @@ SENT = {
 }
 ARGUMENTS = {
     "streaming_diloco": {"communication_interval": 4, "fragments": 1}, "dion": {"rank_fraction": 0.02},
+    "local_adam": {"communication_interval": 4, "momentum_interval": 2, "variance_interval": 1},
     "diloco": {"communication_interval": 4}, "low_precision_decentralized": {"hierarchical": False},
     "async": NOW, "async_low_precision": NOW, "async_decentralized": NOW, "async_low_precision_decentralized": NOW,
 }

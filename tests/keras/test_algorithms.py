@@ -23,6 +23,7 @@ ARGUMENTS = {
     "diloco": {"communication_interval": 4},
     "streaming_diloco": {"communication_interval": 4, "fragments": 3, "outer_lr": 0.7},
     "local_sgd": {"communication_interval": 4},
+    "local_adam": {"communication_interval": 4, "momentum_interval": 2, "variance_interval": 3},
     **{name: {"sync_interval_ms": 0} for name in algorithms.names() if name.startswith("async")},
 }
 # One of each way through a step, in all modes. Compiling takes long; the others' ways are the same.
@@ -32,7 +33,7 @@ ALL = {name: MODES if name in COMPILED else ("graph",) for name in algorithms.na
 SOME = {"gradient_allreduce": ("graph",), "bytegrad": ("graph", "xla"), "decentralized": ("graph", "eager"),
         "low_precision_decentralized": ("graph",), "async": ("graph", "eager"), "qadam": ("graph", "xla")}
 assert set(SOME) == set(COMPILED)
-ADAM = ("dion", "lamb", "onebit_lamb", "qadam", "onebit_adam", "onebit_adam_published", "zero_one_adam")
+ADAM = ("dion", "lamb", "onebit_lamb", "qadam", "onebit_adam", "onebit_adam_published", "zero_one_adam", "local_adam")
 EXACT = ("gradient_allreduce", "local_sgd", "diloco", "decentralized")
 
 
