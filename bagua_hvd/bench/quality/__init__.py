@@ -12,4 +12,4 @@
 """
 from bagua_hvd.bench.quality.page import holds, losses, missed, own, reference, seeds, steps
 
-__all__ = ["holds", "losses", "missed", "own", "reference", "seeds", "steps"]      # what bench/records.py makes of pages
+__all__ = ["holds", "losses", "missed", "own", "reference", "seeds", "steps"]   # what bench/records.py asks for
