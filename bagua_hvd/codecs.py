@@ -10,12 +10,13 @@
     float8(format, size)  8                   nearest        an e4m3 or e5m2 number times a scale of the block
     float16, bfloat16     16                  nearest        x
     topk(ratio)           64 ratio (float32)  biased         x where |x| is among the largest, else 0
+    topk(ratio, bits=2)   10 ratio (at 0.02)  biased         of these the sign, and one of two magnitudes
     float32               32                  none           x: float32 that goes by the way of codes
 
 Biased ones are for use with error feedback. Each takes float16, bfloat16, float32 and float64 (float32: only that);
 what is encoded at a time is called a chunk here. A NaN or infinity is never lost: its chunk (qsgd: its 512 elements;
-block, float8: its block) decodes to NaN; topk, float16 and bfloat16 keep it as it is. Formulas, sources and bytes:
-native/kernel/<codec>.h (float16, bfloat16: half.h; block, float8: blocks.h).
+block, float8: its block; topk of 2 bits: what is kept of its chunk) decodes to NaN; topk, float16 and bfloat16 keep it
+as it is. Formulas, sources and bytes: native/kernel/<codec>.h (float16, bfloat16: half.h; block, float8: blocks.h).
 """
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -46,6 +47,11 @@ class Codec(NamedTuple):
     def fields(self, seed: int) -> dict[str, Any]:
         """What is in them, by name."""
         return {"parameter": self.parameter, "seed": seed, "stochastic": self.stochastic}
+
+    @property
+    def sparse(self) -> bool:
+        """Whether most elements decode to 0: ranks' sums have more that do not, and are better not encoded again."""
+        return self.number in (lib.BHVD_CODEC_TOPK, lib.BHVD_CODEC_TOPK_2BIT)
 
     @property
     def random(self) -> bool:
@@ -134,15 +140,21 @@ def qsgd(levels: int = 127) -> Codec:
     return Codec("qsgd", lib.BHVD_CODEC_QSGD, float(levels))
 
 
-def topk(ratio: float = 0.01) -> Codec:
+def topk(ratio: float = 0.01, bits: int | None = None) -> Codec:
     """The largest max(1, ceil(ratio d)) of d elements, 0 < ratio <= 1.
 
+    Args:
+        bits: None: as they are, with indices of 32 bits. 2: their signs, and one of two magnitudes for all of a chunk,
+            with indices of as many bits as they need: 8 at a ratio of 0.02.
     Raises:
-        ValueError: ratio lies outside.
+        ValueError: one is something else.
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"topk(ratio={ratio!r}): expected a number above 0 and at most 1")
-    return Codec("topk", lib.BHVD_CODEC_TOPK, float(ratio))
+    if bits not in (None, 2):
+        raise ValueError(f"topk(bits={bits!r}): expected 2 or None")
+    name = "topk" if bits is None else "topk_2bit"
+    return Codec(name, getattr(lib, f"BHVD_CODEC_{name.upper()}"), float(ratio))
 
 
 def block(bits: int = 8, size: int = 256, scale: str = "absmax", stochastic: bool = False) -> Codec:

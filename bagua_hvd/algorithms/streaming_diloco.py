@@ -19,7 +19,8 @@ Wire: 2 N (n-1)/n codes (top-k: N (n-1)) every H steps, N/P at a time.
 Memory: 2 N elements (theta and m), equal on all ranks; N/P while a fragment travels; with error feedback N + N/n.
 Source: Douillard et al., arXiv:2501.18512; Sarfi et al. (SparseLoCo), arXiv:2508.15706.  Differs: fragments are runs of
 whole tensors, as equal as they can be, not of every P-th layer; blocks of 4 bits with a float32 scale, not E3M0, and
-encoded once more for the way back; top-k of a segment, not of 4,096 elements.
+encoded once more for the way back; top-k of a segment, not of 4,096 elements; its 2 bits are a sign and one of two
+magnitudes.
 """
 import functools
 from contextlib import suppress
@@ -30,7 +31,7 @@ import numpy as np
 from bagua_hvd.algorithms.averaging import Mean
 from bagua_hvd.algorithms.base import not_negative, positive
 from bagua_hvd.algorithms.local import LocalSteps
-from bagua_hvd.codecs import Codec, block, topk
+from bagua_hvd.codecs import Codec, block
 from bagua_hvd.core.context import Posted
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import runtime
@@ -116,7 +117,7 @@ class StreamingDiLoCo(LocalSteps):
         if self.codec is None:
             operation = c_fp_s(delta, group, average=False, name=fragment.x.name)
         else:
-            exchange = "allgather" if self.codec.number == topk().number else "scatter_gather"
+            exchange = "allgather" if self.codec.sparse else "scatter_gather"
             operation = c_lp_s(
                 delta, group, self.codec, self._error(bucket, fragment), average=False, exchange=exchange,
                 seed=fragment.x.seed(bucket.step), name=fragment.x.name, hierarchical=self.hierarchical)

@@ -15,7 +15,7 @@ from bagua_hvd.core.native import ffi, lib
 CODECS = (codecs.minmax_uint8, codecs.sign, codecs.sign_rms, codecs.ternary, codecs.qsgd(), codecs.float16,
           codecs.bfloat16, codecs.topk(), codecs.block(8), codecs.block(8, stochastic=True), codecs.block(4),
           codecs.block(4, stochastic=True), codecs.block(8, scale="minmax"), codecs.block(4, scale="minmax"),
-          codecs.float8("e4m3"), codecs.float8("e5m2"))
+          codecs.float8("e4m3"), codecs.float8("e5m2"), codecs.topk(0.02, bits=2))
 
 
 def _seconds(function, *arguments):

@@ -18,6 +18,7 @@
 #include <math.h>
 
 #include "kernel/codec.h"
+#include "kernel/element.h"
 #include "kernel/loops.h"
 
 enum {
@@ -44,9 +45,15 @@ struct topk_element {
     size_t size;
     int bits;                           // of the magnitude
     uint64_t infinity;                  // its magnitude
+    uint64_t nan;                       // that of a NaN
+    double (*number)(uint64_t magnitude);
+    uint64_t (*rounded)(double number); // the magnitude of a number >= 0
     // Bit i: the magnitude of element i of a block is `least` or more; least <= infinity + 1.
     uint32_t (*at_least)(const char *block, uint64_t least);
 };
+
+// What is done with kept element j.
+typedef void topk_visit(void *state, size_t j, uint32_t index, const char *x, uint64_t magnitude);
 
 // The magnitude as a whole number that orders as |x| does; of every NaN: infinity + 1.
 INLINE uint64_t topk_magnitude(const char *x, const struct topk_element *element)
@@ -64,6 +71,21 @@ INLINE uint32_t topk_at_least_few(const char *block, size_t count, uint64_t leas
     for (size_t i = 0; i < count; i++)
         found |= (uint32_t)(topk_magnitude(block + i * element->size, element) >= least) << i;
     return found;
+}
+
+// number() and rounded() of the types.
+static inline double topk_number_f32(uint64_t magnitude) { return float_from_bits((uint32_t)magnitude); }
+static inline double topk_number_f16(uint64_t magnitude) { return float16_to_float((uint16_t)magnitude); }
+static inline double topk_number_bf16(uint64_t magnitude) { return bfloat16_to_float((uint16_t)magnitude); }
+static inline double topk_number_f64(uint64_t magnitude) { return load_f64(&magnitude); }
+static inline uint64_t topk_rounded_f32(double number) { return bits_from_float((float)number); }
+static inline uint64_t topk_rounded_f16(double number) { return float16_from_float((float)number); }
+static inline uint64_t topk_rounded_bf16(double number) { return bfloat16_from_float((float)number); }
+static inline uint64_t topk_rounded_f64(double number)
+{
+    uint64_t bits;
+    store_f64(&bits, number);
+    return bits;
 }
 
 INLINE uint32_t topk_candidates(const char *src, size_t i, size_t count, uint64_t least,
@@ -105,34 +127,52 @@ INLINE uint64_t topk_threshold(const char *src, size_t count, size_t k, const st
     return prefix;
 }
 
-INLINE void topk_encode(void *dst, const void *src, size_t count, double parameter, const struct topk_element *element)
+// Visits the kept elements in the order of their indices. threshold, ties: of topk_threshold().
+INLINE void topk_walk(const char *src, size_t count, uint64_t threshold, uint32_t ties,
+                      const struct topk_element *element, topk_visit *visit, void *state)
 {
-    const char *from = src;
-    const size_t k = topk_count(parameter, count);
-    char *index_at = (char *)dst + CODEC_HEADER, *value_at = index_at + k * sizeof(uint32_t);
-    int is_finite = 1;
-    if (k > 0) {
-        uint32_t ties;
-        const uint64_t threshold = topk_threshold(from, count, k, element, &ties);
-        for (size_t i = 0; i < count; i += TOPK_BLOCK) {
-            uint32_t found = topk_candidates(from, i, count, threshold, element);
-            for (; found; found &= found - 1) {
-                const uint32_t index = (uint32_t)i + (uint32_t)__builtin_ctz(found);
-                const char *x = from + index * element->size;
-                const uint64_t magnitude = topk_magnitude(x, element);
-                if (magnitude == threshold && ties-- == 0) {
-                    ties = 0;
-                    continue;
-                }
-                is_finite &= magnitude < element->infinity;
-                memcpy(index_at, &index, sizeof index);
-                memcpy(value_at, x, element->size);
-                index_at += sizeof index;
-                value_at += element->size;
+    size_t j = 0;
+    for (size_t i = 0; i < count; i += TOPK_BLOCK) {
+        uint32_t found = topk_candidates(src, i, count, threshold, element);
+        for (; found; found &= found - 1) {
+            const uint32_t index = (uint32_t)i + (uint32_t)__builtin_ctz(found);
+            const char *x = src + index * element->size;
+            const uint64_t magnitude = topk_magnitude(x, element);
+            if (magnitude == threshold && ties-- == 0) {
+                ties = 0;
+                continue;
             }
+            visit(state, j++, index, x, magnitude);
         }
     }
-    codec_header_init(dst, TOPK_VERSION, is_finite);
+}
+
+// Where indices and values are written.
+struct topk_pairs {
+    const struct topk_element *element;
+    char *indices, *values;
+    int is_finite;
+};
+
+INLINE void topk_store(void *state, size_t j, uint32_t index, const char *x, uint64_t magnitude)
+{
+    struct topk_pairs *pairs = state;
+    pairs->is_finite &= magnitude < pairs->element->infinity;
+    memcpy(pairs->indices + j * sizeof index, &index, sizeof index);
+    memcpy(pairs->values + j * pairs->element->size, x, pairs->element->size);
+}
+
+INLINE void topk_encode(void *dst, const void *src, size_t count, double parameter, const struct topk_element *element)
+{
+    const size_t k = topk_count(parameter, count);
+    char *indices = (char *)dst + CODEC_HEADER;
+    struct topk_pairs pairs = {element, indices, indices + k * sizeof(uint32_t), 1};
+    if (k > 0) {
+        uint32_t ties;
+        const uint64_t threshold = topk_threshold(src, count, k, element, &ties);
+        topk_walk(src, count, threshold, ties, element, topk_store, &pairs);
+    }
+    codec_header_init(dst, TOPK_VERSION, pairs.is_finite);
 }
 
 #endif

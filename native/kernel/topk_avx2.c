@@ -1,7 +1,7 @@
-// Codec topk for AVX2: 32 elements are compared at once, and only those found are looked at one by one.
+// Codecs topk and topk_2bit for AVX2: 32 elements are compared at once, and only those found are looked at one by one.
 #include <immintrin.h>
 
-#include "kernel/topk.h"
+#include "kernel/topk_2bit.h"
 #include "kernel/variants.h"
 
 // Magnitudes are positive as signed numbers, and least - 1 is -1 at least.
@@ -40,17 +40,23 @@ static uint32_t at_least_16(const char *block, uint64_t least)
     return (uint32_t)_mm256_movemask_epi8(_mm256_permute4x64_epi64(found, 0xd8));
 }
 
-#define TOPK(element, size, bits, infinity, at_least)                                                               \
-    static const struct topk_element element = {size, bits, infinity, at_least};                                    \
+#define TOPK(element, size, bits, infinity, nan, at_least)                                                          \
+    static const struct topk_element element = {size, bits, infinity, nan, topk_number_##element,                   \
+                                                topk_rounded_##element, at_least};                                  \
     static void topk_encode_##element##_avx2(void *dst, const void *src, size_t count,                              \
                                              const struct bhvd_codec_options *options)                              \
     {                                                                                                               \
         topk_encode(dst, src, count, options->parameter, &element);                                                 \
+    }                                                                                                               \
+    static void topk_2bit_encode_##element##_avx2(void *dst, const void *src, size_t count,                         \
+                                                  const struct bhvd_codec_options *options)                         \
+    {                                                                                                               \
+        topk_2bit_encode(dst, src, count, options->parameter, &element);                                            \
     }
-TOPK(f32, 4, 31, 0x7f800000, at_least_f32)
-TOPK(f16, 2, 15, 0x7c00, at_least_16)
-TOPK(bf16, 2, 15, 0x7f80, at_least_16)
-TOPK(f64, 8, 63, 0x7ff0000000000000, at_least_f64)
+TOPK(f32, 4, 31, 0x7f800000, 0x7fc00000, at_least_f32)
+TOPK(f16, 2, 15, 0x7c00, 0x7e00, at_least_16)
+TOPK(bf16, 2, 15, 0x7f80, 0x7fc0, at_least_16)
+TOPK(f64, 8, 63, 0x7ff0000000000000, 0x7ff8000000000000, at_least_f64)
 
 void topk_kernels_init_avx2(struct kernel_table *table)
 {
@@ -59,4 +65,9 @@ void topk_kernels_init_avx2(struct kernel_table *table)
     dtypes[BHVD_FLOAT16].encode = topk_encode_f16_avx2;
     dtypes[BHVD_BFLOAT16].encode = topk_encode_bf16_avx2;
     dtypes[BHVD_FLOAT64].encode = topk_encode_f64_avx2;
+    dtypes = table->codecs[BHVD_CODEC_TOPK_2BIT];
+    dtypes[BHVD_FLOAT32].encode = topk_2bit_encode_f32_avx2;
+    dtypes[BHVD_FLOAT16].encode = topk_2bit_encode_f16_avx2;
+    dtypes[BHVD_BFLOAT16].encode = topk_2bit_encode_bf16_avx2;
+    dtypes[BHVD_FLOAT64].encode = topk_2bit_encode_f64_avx2;
 }

@@ -85,7 +85,7 @@ def streaming_diloco(interval, count, tau, alpha, eta, mu, codec, feedback=False
                     for each in itertools.chain(*error or ()):
                         each *= F(beta)
                     travelling[p] = np.sum(deltas, 0, np.float64).astype(F) if codec is None else c_lp_s(
-                        codec, deltas, seed, error, by_allgather=codec.name == "topk", average=False)
+                        codec, deltas, seed, error, by_allgather=codec.name.startswith("topk"), average=False)
                 if local in range(first + tau, 1000, interval):
                     delta = travelling.pop(p) / F(n)
                     m[at] = F(mu) * m[at] + delta
@@ -98,6 +98,7 @@ def streaming_diloco(interval, count, tau, alpha, eta, mu, codec, feedback=False
 
 STREAMS = ((4, 3, 1, 0.5, 0.7, 0.9, codecs.block(4, 64)), (3, 1, 0, 0.0, 0.7, 0.0, codecs.topk(0.1), True, 0.5),
            (5, 4, 2, 0.25, 0.5, 0.5, codecs.block(8, 64, stochastic=True), True, 1.0),
+           (2, 1, 1, 0.0, 0.7, 0.0, codecs.topk(0.1, bits=2), True, 0.95),
            (3, 2, 2, 0.5, 1.0, 0.5, None, False, 1.0, 2))
 
 

@@ -15,9 +15,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint8_t features = supply_u8(&s) & 3, choice = supply_u8(&s);
     size_t count = supply_u16(&s) % COUNT_MAX;
     struct bhvd_codec_options options = {.parameter = choice};
-    if (codec == BHVD_CODEC_TOPK)
+    if (codec == BHVD_CODEC_TOPK || codec == BHVD_CODEC_TOPK_2BIT)
         options.parameter = choice / 255.0;
-    if (codec >= BHVD_CODEC_BLOCK8) {
+    if (codec >= BHVD_CODEC_BLOCK8 && codec <= BHVD_CODEC_FLOAT8_E5M2) {
         options.parameter = 64 << (choice & 3);
         options.stochastic = choice >> 2 & 1;
     }

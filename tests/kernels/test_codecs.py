@@ -8,11 +8,11 @@ from bagua_hvd.core import native
 CODECS = [codecs.minmax_uint8, codecs.sign, codecs.sign_rms, codecs.ternary, codecs.qsgd(), codecs.qsgd(4),
           codecs.float16, codecs.bfloat16, codecs.topk(), codecs.topk(0.25), codecs.float32, codecs.block(),
           codecs.block(4, stochastic=True), codecs.block(8, 512, "minmax", True), codecs.block(4, 64, "minmax"),
-          codecs.float8("e4m3"), codecs.float8("e5m2", 128)]
+          codecs.float8("e4m3"), codecs.float8("e5m2", 128), codecs.topk(0.25, bits=2)]
 BYTES = {"minmax_uint8": 32 + 1024, "sign": 32 + 128, "sign_rms": 32 + 128, "ternary": 32 + 256, "qsgd": 32 + 32 + 1024,
          "float16": 2000, "bfloat16": 2000, "float32": 4000, "block8": 32 + 32 + 1024, "block4": 32 + 32 + 512,
          "block8_minmax": 32 + 32 + 1024, "block4_minmax": 32 + 128 + 512, "float8_e4m3": 32 + 32 + 1024,
-         "float8_e5m2": 32 + 32 + 1024}
+         "float8_e5m2": 32 + 32 + 1024, "topk_2bit": 32 + 63 + 63 + 63}
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
@@ -59,6 +59,8 @@ def test_refusals():
     for ratio in (0, -0.1, 1.01, float("nan")):
         with pytest.raises(ValueError, match="above 0 and at most 1"):
             codecs.topk(ratio)
+    with pytest.raises(ValueError, match=r"topk\(bits=4\): expected 2 or None"):
+        codecs.topk(bits=4)
     for size in (0, 32, 96, 1024, 64.5):
         for make in (codecs.block, codecs.float8):
             with pytest.raises(ValueError, match="expected 64, 128, 256 or 512"):

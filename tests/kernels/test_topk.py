@@ -1,6 +1,7 @@
-"""Codec topk against a sort in NumPy and against bytes worked out by hand.
+"""Codecs topk and topk_2bit against a sort in NumPy and against bytes worked out by hand.
 
     k = max(1, ceil(p d));  the k largest |x|, of equal ones those of lower index, every NaN larger than all numbers
+    2 bits: sign(x) hi if |x| >= t, else sign(x) lo;  t, hi, lo: means of |x| of the kept, of those >= t, of the rest
 """
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 import elements
 from elements import BFLOAT16, ELEMENTS, FLOAT16, FLOAT32, FLOAT64, assert_same_bits, ffi, lib
 
-TOPK = lib.BHVD_CODEC_TOPK
+TOPK, TWO_BITS = lib.BHVD_CODEC_TOPK, lib.BHVD_CODEC_TOPK_2BIT
 
 
 def chosen_by_sort(x, share):
@@ -29,7 +30,51 @@ def encode_by_sort(element, stored, share):
     return np.concatenate([header, kept.view(np.uint8), stored[kept].view(np.uint8)])
 
 
+def bits(values, width=1):
+    """Of each value the lowest bits, from the lowest on, packed."""
+    each = np.asarray(values, np.uint64)[:, None] >> np.arange(width, dtype=np.uint64) & np.uint64(1)
+    return np.packbits(each.astype(np.uint8).ravel(), bitorder="little")
+
+
+def two_bits_by_sort(element, stored, share):
+    """(the code, what it decodes to)."""
+    x = element.load(stored)
+    kept = chosen_by_sort(x, share)
+    magnitudes = np.abs(x[kept]).astype(np.float64)
+    parts = magnitudes * 2.0**-32
+    is_high = parts >= np.cumsum(parts)[-1] / len(kept)         # cumsum adds one after the other
+
+    def level(chosen):
+        if not np.isfinite(magnitudes).all():
+            return np.array([np.nan])
+        if not chosen.any():
+            return np.zeros(1)
+        mean = min(np.cumsum(parts[chosen])[-1] / chosen.sum() * 2.0**32, magnitudes.max())
+        return np.array([mean], np.float64 if element is FLOAT64 else np.float32)
+
+    levels = [element.store(level(chosen).astype(element.real)) for chosen in (~is_high, is_high)]
+    header = np.zeros(32, np.uint8)
+    for at, stored_level in zip((0, 8), levels, strict=True):
+        header[at:at + element.storage.itemsize] = stored_level.view(np.uint8)
+    header[16], header[17] = 1, not np.isfinite(magnitudes).all()
+    sign_bit = stored.view(f"u{element.storage.itemsize}")[kept] >> (8 * element.storage.itemsize - 1)
+    low_bits = int(np.floor(np.log2(x.size // len(kept))))
+    places = np.zeros(len(kept) + (x.size - 1 >> low_bits), np.uint8)
+    places[(kept >> low_bits) + np.arange(len(kept))] = 1
+    codes = 2 * sign_bit.astype(np.uint64) + is_high
+    code = np.concatenate([header, bits(places), bits(kept, low_bits), bits(codes, 2)])
+    expected = np.zeros(stored.size, element.storage)
+    values = np.where(is_high, levels[1], levels[0])
+    sign = sign_bit << (8 * element.storage.itemsize - 1)
+    expected[kept] = (values.view(sign.dtype) | sign).view(element.storage)
+    return code, expected
+
+
 def check_sort(element, stored, share):
+    code, expected = two_bits_by_sort(element, stored, share)
+    encoded = elements.encode(TWO_BITS, element, stored, share)
+    np.testing.assert_array_equal(encoded, code)
+    assert_same_bits(elements.decode(TWO_BITS, element, encoded, stored.size, share), expected)
     encoded = elements.encode(TOPK, element, stored, share)
     np.testing.assert_array_equal(encoded, encode_by_sort(element, stored, share))
     expected = np.zeros(stored.size, element.storage)
@@ -54,6 +99,20 @@ def test_golden_bytes(element, values, share, flags, body):
     assert elements.encode(TOPK, element, stored, share).tobytes() == header + bytes.fromhex(body)
 
 
+@pytest.mark.parametrize("element, values, share, header, body", [
+    # The second and third of four: one low bit; of three places (1 >> 1) + 0 and (2 >> 1) + 1 are taken.
+    (FLOAT32, [1.0, -3.0, 2.0, 0.0], 0.5, "00000040 00000000 00004040 00000000 01 00", "05 01 03"),
+    (FLOAT32, [1.0, -1.0, 1.0], 0.5, "00000000 00000000 0000803f 00000000 01 00", "05 0d"),      # all are the mean
+    (FLOAT32, [np.inf, -np.nan, 1.0], 0.5, "0000c07f 00000000 0000c07f 00000000 01 01", "05 08"),
+    (FLOAT16, [1.0, 2.0], 1.0, "003c0000 00000000 00400000 00000000 01 00", "05 04"),
+    (FLOAT64, [1.0, 2.0], 0.5, "00000000 00000000 00000000 00000040 01 00", "01 01 01"),
+])
+def test_golden_bytes_of_two_bits(element, values, share, header, body):
+    stored = element.store(np.array(values, element.real))
+    code = elements.encode(TWO_BITS, element, stored, share).tobytes()
+    assert code == bytes.fromhex(header) + bytes(14) + bytes.fromhex(body), code.hex()
+
+
 @pytest.mark.parametrize("element", ELEMENTS, ids=repr)
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 5003])
 @pytest.mark.parametrize("share", [1e-9, 0.01, 0.1, 0.5, 0.999, 1.0])
@@ -74,9 +133,9 @@ def test_many_ties_and_nans(element, share):
 def test_any_bits(element):
     @settings(max_examples=200)
     @given(hnp.arrays(np.dtype(f"u{element.storage.itemsize}"), st.integers(1, 100)), st.floats(1e-6, 1))
-    def check(bits, share):
-        with np.errstate(invalid="ignore"):     # signalling NaNs
-            check_sort(element, bits.view(element.storage), share)
+    def check(stored, share):
+        with np.errstate(invalid="ignore", under="ignore"):     # signalling NaNs
+            check_sort(element, stored.view(element.storage), share)
 
     check()
 
@@ -90,3 +149,23 @@ def test_indices_beyond_the_chunk_are_ignored_and_equal_ones_are_each_added():
     pointers = ffi.from_buffer("float[]", total, require_writable=True), ffi.from_buffer(code)
     assert lib.bhvd_decode_add(TOPK, lib.BHVD_FLOAT32, *pointers, 4, options) == lib.BHVD_OK
     np.testing.assert_array_equal(total, [10, 10, 15, 10])
+
+
+def test_places_that_are_none_are_ignored():
+    """Whatever the bytes are, no more than k elements are written, and none beyond the chunk."""
+    x = np.arange(1, 101, dtype=np.float32)
+    code = elements.encode(TWO_BITS, FLOAT32, x, 0.1)
+    code[32:] = 0xff                                            # ten places in a row, with all low bits
+    decoded = elements.decode(TWO_BITS, FLOAT32, code, 100, 0.1)
+    assert np.flatnonzero(decoded).tolist() == [7] and decoded[7] < 0
+    code[32:] = 0
+    assert not elements.decode(TWO_BITS, FLOAT32, code, 100, 0.1).any()
+
+
+def test_two_bits_are_nearer_than_one_magnitude():
+    x = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
+    decoded = elements.decode(TWO_BITS, FLOAT32, elements.encode(TWO_BITS, FLOAT32, x, 0.02), x.size, 0.02)
+    kept = decoded != 0
+    one = np.abs(x[kept]).mean() * np.sign(x[kept])
+    assert np.linalg.norm((decoded - x)[kept]) < 0.65 * np.linalg.norm(one - x[kept])
+    assert len(elements.encode(TWO_BITS, FLOAT32, x, 0.02)) < 0.16 * len(elements.encode(TOPK, FLOAT32, x, 0.02))

@@ -20,6 +20,8 @@ static const struct case_of_codec {
     {"block4", BHVD_CODEC_BLOCK4, {0, 0}},             {"block4 at random", BHVD_CODEC_BLOCK4, {512, 7, 1}},
     {"block8_minmax", BHVD_CODEC_BLOCK8_MINMAX, {0}},  {"block8_minmax at random", BHVD_CODEC_BLOCK8_MINMAX, {128, 7, 1}},
     {"block4_minmax", BHVD_CODEC_BLOCK4_MINMAX, {64}}, {"block4_minmax at random", BHVD_CODEC_BLOCK4_MINMAX, {0, 7, 1}},
+    {"topk_2bit", BHVD_CODEC_TOPK_2BIT, {0, 0}},       {"topk_2bit 0.3", BHVD_CODEC_TOPK_2BIT, {0.3, 0}},
+    {"topk_2bit 1", BHVD_CODEC_TOPK_2BIT, {1, 0}},
     {"float8_e4m3", BHVD_CODEC_FLOAT8_E4M3, {0, 0}},   {"float8_e5m2", BHVD_CODEC_FLOAT8_E5M2, {128, 0}},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
@@ -175,6 +177,9 @@ TEST(public_functions)
     EXPECT(bhvd_encoded_size(BHVD_CODEC_TOPK, BHVD_FLOAT32, 3, &wrong) == 0, "a negative share");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_TOPK, BHVD_FLOAT32, 3, &nan) == 0, "no share");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_TOPK, BHVD_FLOAT32, (size_t)1 << 32, NULL) == 0, "too many elements");
+    EXPECT(bhvd_encoded_size(BHVD_CODEC_TOPK_2BIT, BHVD_FLOAT16, 101, NULL) == 32 + 1 + 2 + 1, "header, indices, codes");
+    EXPECT(bhvd_encoded_size(BHVD_CODEC_TOPK_2BIT, BHVD_FLOAT32, 3, &whole) == 32 + 1 + 0 + 1, "header, bits, codes");
+    EXPECT(bhvd_encoded_size(BHVD_CODEC_TOPK_2BIT, BHVD_FLOAT32, 3, &wrong) == 0, "a negative share");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_QSGD, BHVD_FLOAT32, 3, &half_a_level) == 0, "half a level");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_BLOCK8, BHVD_FLOAT32, 257, NULL) == 32 + 32 + 288, "header, scales, codes");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_BLOCK4, BHVD_FLOAT16, 257, NULL) == 32 + 32 + 160, "half as many");

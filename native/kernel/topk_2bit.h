@@ -1,0 +1,181 @@
+// Codec topk_2bit: the elements that topk keeps, each as a sign and one of two magnitudes; the others decode to 0.
+//
+//     t  = mean |x|           over the k kept elements
+//     hi = mean |x| of those with |x| >= t,    lo = mean |x| of the others,    0 of none
+//     D(Q(x)) = sign(x) hi or sign(x) lo
+//
+// k and which are kept: topk.h. Means are sums in float64 in the order of the indices, of |x| / 2^32, lest they overflow;
+// at most the largest |x|; rounded to float32 (not for float64), then to the element's type. With a NaN or an infinity
+// among the kept lo and hi are NaN. Use it with error feedback.
+//
+// Source: SparseLoCo, Sarfi et al., arXiv:2508.15706, has 2 bits for each value; indices by Elias and Fano, as Vigna,
+// Quasi-succinct indices, WSDM 2013.  Differs: two magnitudes for a chunk.
+//
+// Wire (see codec.h): in the header at 0 and 8 lo and hi, as the element type's bits, uint64. Then, each from a byte on:
+//     k + ((d - 1) >> l) bits     bit (i >> l) + j is set for the index i of kept element j; l is the largest with
+//                                 k 2^l <= d, 0 if there is none
+//     k l bits                    the l low bits of each index
+//     2 k bits                    of each element: 1 for hi, 2 for a negative sign
+// Bits from the lowest of a byte on. That are l + 4 to l + 5 bits an element: 10 at p = 0.02, where topk has 64.
+#ifndef BHVD_KERNEL_TOPK_2BIT_H
+#define BHVD_KERNEL_TOPK_2BIT_H
+
+#include "kernel/topk.h"
+
+enum { TOPK_2BIT_VERSION = 1 };
+
+// Where everything is in a code.
+struct topk_2bit_layout {
+    size_t k, high_bits;
+    unsigned low_bits;                  // l
+    size_t low_at, codes_at, size;      // bytes
+};
+
+static inline struct topk_2bit_layout topk_2bit_layout(double parameter, size_t count)
+{
+    struct topk_2bit_layout of = {topk_count(parameter, count), 0, 0, 0, 0, CODEC_HEADER};
+    if (of.k == 0)
+        return of;
+    while ((uint64_t)of.k << (of.low_bits + 1) <= count)
+        of.low_bits++;
+    of.high_bits = of.k + ((count - 1) >> of.low_bits);
+    of.low_at = CODEC_HEADER + (of.high_bits + 7) / 8;
+    of.codes_at = of.low_at + (of.k * of.low_bits + 7) / 8;
+    of.size = of.codes_at + (of.k + 3) / 4;
+    return of;
+}
+
+// Writes value from bit `at` on, where zeros are.
+INLINE void topk_2bit_put(char *base, size_t at, uint32_t value)
+{
+    uint64_t bits = (uint64_t)value << at % 8;
+    for (char *byte = base + at / 8; bits; byte++, bits >>= 8)
+        *byte = (char)((uint8_t)*byte | (uint8_t)bits);
+}
+
+// width <= 32.
+INLINE uint32_t topk_2bit_get(const char *base, size_t at, unsigned width)
+{
+    const unsigned shift = at % 8;
+    uint64_t bits = 0;
+    for (unsigned read = 0; read < shift + width; read += 8)
+        bits |= (uint64_t)(uint8_t)base[at / 8 + read / 8] << read;
+    return (uint32_t)(bits >> shift & (((uint64_t)1 << width) - 1));
+}
+
+// Of a walk over the kept elements.
+struct topk_2bit_sums {
+    double all, low, high;
+    size_t lows;
+    uint64_t largest;
+};
+
+struct topk_2bit_walk {
+    const struct topk_element *element;
+    struct topk_2bit_layout of;
+    struct topk_2bit_sums sums;
+    double mean;                        // t / 2^32
+    char *code;
+};
+
+INLINE void topk_2bit_sum(void *state, size_t j, uint32_t index, const char *x, uint64_t magnitude)
+{
+    struct topk_2bit_walk *walk = state;
+    (void)j, (void)index, (void)x;
+    walk->sums.all += walk->element->number(magnitude) * 0x1p-32;
+    if (magnitude > walk->sums.largest)
+        walk->sums.largest = magnitude;
+}
+
+INLINE void topk_2bit_split(void *state, size_t j, uint32_t index, const char *x, uint64_t magnitude)
+{
+    struct topk_2bit_walk *walk = state;
+    const double number = walk->element->number(magnitude) * 0x1p-32;
+    const int is_high = number >= walk->mean;
+    if (is_high) {
+        walk->sums.high += number;
+    } else {
+        walk->sums.low += number;
+        walk->sums.lows++;
+    }
+    const uint32_t is_negative = (uint8_t)x[walk->element->size - 1] >> 7;
+    topk_2bit_put(walk->code + CODEC_HEADER, (index >> walk->of.low_bits) + j, 1);
+    topk_2bit_put(walk->code + walk->of.low_at, j * walk->of.low_bits,
+                  index & (uint32_t)(((uint64_t)1 << walk->of.low_bits) - 1));
+    topk_2bit_put(walk->code + walk->of.codes_at, 2 * j, is_negative << 1 | (uint32_t)is_high);
+}
+
+// The bits of a mean of some magnitudes.
+INLINE uint64_t topk_2bit_level(const struct topk_element *element, double sum, size_t count, uint64_t largest)
+{
+    if (count == 0)
+        return 0;
+    const double mean = sum / (double)count * 0x1p32, most = element->number(largest);
+    return element->rounded(mean < most ? mean : most);
+}
+
+INLINE void topk_2bit_encode(void *dst, const void *src, size_t count, double parameter,
+                             const struct topk_element *element)
+{
+    struct topk_2bit_walk walk = {.element = element, .of = topk_2bit_layout(parameter, count), .code = dst};
+    const size_t k = walk.of.k;
+    memset(dst, 0, walk.of.size);
+    uint64_t low = 0, high = 0;
+    int is_finite = 1;
+    if (k > 0) {
+        uint32_t ties;
+        const uint64_t threshold = topk_threshold(src, count, k, element, &ties);
+        topk_walk(src, count, threshold, ties, element, topk_2bit_sum, &walk);
+        is_finite = walk.sums.largest < element->infinity;
+        walk.mean = walk.sums.all / (double)k;
+        topk_walk(src, count, threshold, ties, element, topk_2bit_split, &walk);
+        low = topk_2bit_level(element, walk.sums.low, walk.sums.lows, walk.sums.largest);
+        high = topk_2bit_level(element, walk.sums.high, k - walk.sums.lows, walk.sums.largest);
+        if (!is_finite)
+            low = high = element->nan;
+    }
+    codec_header_init(dst, TOPK_2BIT_VERSION, is_finite);
+    memcpy(dst, &low, sizeof low);
+    memcpy((char *)dst + sizeof low, &high, sizeof high);
+}
+
+// Reads the kept elements, one after the other.
+struct topk_2bit_reader {
+    const char *code;
+    struct topk_2bit_layout of;
+    uint64_t levels[2];
+    size_t at, j;                       // the next bit, the next element
+};
+
+INLINE struct topk_2bit_reader topk_2bit_reader(const void *src, size_t count, double parameter)
+{
+    struct topk_2bit_reader reader = {.code = src, .of = topk_2bit_layout(parameter, count)};
+    memcpy(reader.levels, src, sizeof reader.levels);
+    return reader;
+}
+
+// The next one's index, and the bits of its value; false: there is none.
+INLINE int topk_2bit_next(struct topk_2bit_reader *reader, const struct topk_element *element, size_t *index,
+                          uint64_t *bits)
+{
+    const struct topk_2bit_layout *of = &reader->of;
+    while (reader->j < of->k && reader->at < of->high_bits) {
+        const uint32_t left = (uint32_t)(uint8_t)reader->code[CODEC_HEADER + reader->at / 8] >> reader->at % 8;
+        if (left == 0) {
+            reader->at = (reader->at | 7) + 1;
+            continue;
+        }
+        const size_t at = reader->at + (size_t)__builtin_ctz(left), j = reader->j;
+        if (at >= of->high_bits)
+            return 0;
+        *index = (at - j) << of->low_bits | topk_2bit_get(reader->code + of->low_at, j * of->low_bits, of->low_bits);
+        const uint32_t code = topk_2bit_get(reader->code + of->codes_at, 2 * j, 2);
+        *bits = reader->levels[code & 1] | (uint64_t)(code >> 1) << element->bits;
+        reader->at = at + 1;
+        reader->j++;
+        return 1;
+    }
+    return 0;
+}
+
+#endif
