@@ -3,6 +3,7 @@
 docs/algorithms.md says what each does, costs and is good for. Your own: subclass Algorithm, and register() it or pass
 an instance.
 """
+from bagua_hvd.algorithms.acco import Acco
 from bagua_hvd.algorithms.async_decentralized import AsyncDecentralized
 from bagua_hvd.algorithms.async_low_precision import AsyncLowPrecision
 from bagua_hvd.algorithms.async_low_precision_decentralized import AsyncLowPrecisionDecentralized
@@ -49,6 +50,7 @@ register("onebit_adam", OneBitAdam)
 register("onebit_adam_published", OneBitAdamPublished)
 register("dion", Dion)
 register("push_sum", PushSum)
+register("acco", Acco)
 register("lamb", Lamb)
 register("onebit_lamb", OneBitLamb)
 register("zero_one_adam", ZeroOneAdam)
@@ -63,7 +65,7 @@ register("diloco", DiLoCo)
 register("streaming_diloco", StreamingDiLoCo)
 
 __all__ = [
-    "Algorithm", "Async", "AsyncDecentralized", "AsyncLowPrecision", "AsyncLowPrecisionDecentralized", "Auto",
+    "Acco", "Algorithm", "Async", "AsyncDecentralized", "AsyncLowPrecision", "AsyncLowPrecisionDecentralized", "Auto",
     "ByteGrad", "Choco", "Decentralized", "DiLoCo", "Dion", "DoubleSqueeze", "EFSignSGD", "GradientAllReduce", "Lamb",
     "LocalAdam", "LocalSGD", "LowPrecisionDecentralized", "OneBitAdam", "OneBitAdamPublished", "OneBitLamb", "PowerSGD",
     "PushSum", "QAdam", "QSGD", "Safety", "StreamingDiLoCo", "TernGrad", "TopK", "ZeroOneAdam", "choose", "get",

@@ -23,18 +23,15 @@ encoded once more for the way back; top-k of a segment, not of 4,096 elements; i
 magnitudes.
 """
 import functools
-from contextlib import suppress
-from typing import Any
 
 import numpy as np
 
 from bagua_hvd.algorithms.averaging import Mean
 from bagua_hvd.algorithms.base import not_negative, positive
 from bagua_hvd.algorithms.local import LocalSteps
+from bagua_hvd.algorithms.travelling import Travelling, travelling
 from bagua_hvd.codecs import Codec, block
-from bagua_hvd.core.context import Posted
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.job.runtime import runtime
 from bagua_hvd.primitives import ErrorState, c_fp_s, c_lp_s
 from bagua_hvd.training.buckets import Bucket, Weights
 from bagua_hvd.training.model import Model
@@ -112,7 +109,7 @@ class StreamingDiLoCo(LocalSteps):
 
     def _send(self, bucket: Bucket, fragment: "Fragment") -> None:
         # Asked for before the error, so that a checkpoint waits before it reads that.
-        travelling = _travelling(bucket, fragment)
+        on_its_way = _travelling(bucket, fragment)
         delta, group = bucket.state["theta"][fragment.place] - fragment.x.read(), bucket.model.group
         if self.codec is None:
             operation = c_fp_s(delta, group, average=False, name=fragment.x.name)
@@ -121,7 +118,7 @@ class StreamingDiLoCo(LocalSteps):
             operation = c_lp_s(
                 delta, group, self.codec, self._error(bucket, fragment), average=False, exchange=exchange,
                 seed=fragment.x.seed(bucket.step), name=fragment.x.name, hierarchical=self.hierarchical)
-        travelling.begin(delta, operation, group, fragment.x.name)
+        on_its_way.begin(delta, operation, group, fragment.x.name)
 
     def _error(self, bucket: Bucket, fragment: "Fragment") -> ErrorState | None:
         if not self.error_feedback:
@@ -173,73 +170,5 @@ class Fragment:
         return cls(number, x, slice(chosen[0][2].start, chosen[-1][2].stop))
 
 
-def _travelling(bucket: Bucket, fragment: Fragment) -> "Travelling":
-    def make() -> Travelling:
-        for sent in list(runtime.travelling):       # what was dropped with the state may have the name still
-            sent.arrive()
-        return Travelling(fragment.x.count, bucket.state["theta"].dtype)
-
-    travelling: Travelling = bucket.state.keep(f"travelling.{fragment.number}", make, shared=True,
-                                               fits=lambda kept: kept.count == fragment.x.count)
-    return travelling
-
-
-class Travelling:
-    """sum_i Delta_i of a fragment, on its way or here, and of how many ranks. Checkpoints wait for it.
-
-    Ranks may be some steps apart: so shutdown() and join() wait, too, for others may need this one's part.
-    """
-
-    def __init__(self, count: int, dtype: np.dtype) -> None:
-        self.count = count
-        self._dtype = dtype
-        self._delta: np.ndarray | None = None
-        self._ranks: np.ndarray = np.ones(1, np.float32)
-        self._operations: list[Posted] = []
-        self._inits = 0                     # in which it was sent
-
-    def begin(self, delta: np.ndarray, operation: Posted, group: ProcessSet, name: str) -> None:
-        """delta: of this rank, which `operation` makes the sum."""
-        self._delta, self._inits = delta, runtime.inits
-        self._ranks[0] = 1
-        self._operations = [operation, c_fp_s(self._ranks, group, average=False, name=f"{name}.ranks")]
-        runtime.travelling.add(self)
-
-    def arrive(self) -> None:
-        """Blocks until it is here. Who needs it hears of failures."""
-        for operation in self._operations:
-            with suppress(Exception):
-                operation.wait()
-        runtime.travelling.discard(self)
-
-    def _here(self) -> np.ndarray | None:
-        """The sum; None: nothing has been sent, or it was lost with the connections, which it is on all ranks."""
-        self.arrive()
-        if self._operations and self._inits != runtime.inits:
-            self._delta, self._operations = None, []
-        for operation in self._operations:
-            operation.wait()
-        return self._delta
-
-    def take(self) -> np.ndarray | None:
-        """The mean, once; None: there is none.
-
-        Raises:
-            HorovodInternalError: a rank was lost.
-        """
-        total = self._here()
-        self._delta, self._operations = None, []
-        return None if total is None else total / self._ranks[0]
-
-    def state_dict(self) -> dict[str, Any]:
-        total = self._here()
-        return {} if total is None else {"data": total.tobytes(), "ranks": float(self._ranks[0])}
-
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Returns False, and changes nothing, when the state is of another size."""
-        if state:
-            if len(state["data"]) != self.count * self._dtype.itemsize:
-                return False
-            self._delta = np.frombuffer(state["data"], self._dtype).copy()
-            self._ranks[0] = state["ranks"]
-        return True
+def _travelling(bucket: Bucket, fragment: Fragment) -> Travelling:
+    return travelling(bucket.state, f"travelling.{fragment.number}", fragment.x.count, bucket.state["theta"].dtype)

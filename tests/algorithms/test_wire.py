@@ -38,6 +38,7 @@ SENT = {
     "onebit_lamb": lambda n: N / 4 * (n - 1) / n,
     "lamb": lambda n: 8 * N * (n - 1) / n,
     "dion": lambda n: 8 * (n - 1) / n * 10 * (ROWS + COLUMNS),
+    "acco": lambda n: 8 * N * (n - 1) / n,
     "push_sum": lambda n: 4 * N,
     "zero_one_adam": lambda n: N / 4 * (n - 1) / n,
     "decentralized": lambda n: 8 * N * (n - 1) / n,

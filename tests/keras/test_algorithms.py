@@ -33,7 +33,8 @@ ALL = {name: MODES if name in COMPILED else ("graph",) for name in algorithms.na
 SOME = {"gradient_allreduce": ("graph",), "bytegrad": ("graph", "xla"), "decentralized": ("graph", "eager"),
         "low_precision_decentralized": ("graph",), "async": ("graph", "eager"), "qadam": ("graph", "xla")}
 assert set(SOME) == set(COMPILED)
-ADAM = ("dion", "lamb", "onebit_lamb", "qadam", "onebit_adam", "onebit_adam_published", "zero_one_adam", "local_adam")
+ADAM = ("dion", "lamb", "onebit_lamb", "qadam", "onebit_adam", "onebit_adam_published", "zero_one_adam", "local_adam",
+        "acco")
 EXACT = ("gradient_allreduce", "local_sgd", "diloco", "decentralized")
 
 

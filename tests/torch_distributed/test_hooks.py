@@ -14,7 +14,7 @@ from bagua_hvd.torch import ddp
 from torch_group import start
 
 BEYOND_GRADIENTS = {
-    "async", "async_decentralized", "async_low_precision", "async_low_precision_decentralized", "auto", "choco",
+    "acco", "async", "async_decentralized", "async_low_precision", "async_low_precision_decentralized", "auto", "choco",
     "decentralized", "diloco", "dion", "lamb", "local_adam", "local_sgd", "low_precision_decentralized", "onebit_adam",
     "onebit_adam_published", "onebit_lamb", "push_sum", "qadam", "streaming_diloco", "zero_one_adam"}
 # Whose models are equal after each step.

@@ -91,7 +91,8 @@ def test_classes():
                "decentralized": 3, "low_precision_decentralized": 3, "choco": 3, "local_sgd": 3, "diloco": 3,
                "streaming_diloco": 3, "async": 4, "async_low_precision": 4, "async_decentralized": 4,
                "async_low_precision_decentralized": 4,
-               "auto": 0, "lamb": 0, "onebit_lamb": 2, "dion": 2, "push_sum": 3, "local_adam": 3}
+               "auto": 0, "lamb": 0, "onebit_lamb": 2, "dion": 2, "push_sum": 3, "local_adam": 3,
+               "acco": 2}
     assert {name: algorithms.get(name).safety for name in algorithms.names()} == classes
     assert ByteGrad(error_feedback=True).safety == Safety.E2
     assert algorithms.Algorithm.safety == Safety.E4         # who says nothing

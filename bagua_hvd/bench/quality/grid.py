@@ -26,7 +26,7 @@ SEEDS = (0, 1, 2, 3, 4)
 TUNING = (1000,)
 RANKS = (4, 8, 16)
 SPLITS = ("iid", "skewed")
-FOR_ADAM = ("dion", "local_adam", "lamb", "onebit_lamb", "qadam", "onebit_adam", "onebit_adam_published",
+FOR_ADAM = ("acco", "dion", "local_adam", "lamb", "onebit_lamb", "qadam", "onebit_adam", "onebit_adam_published",
             "zero_one_adam")
 # name in tables -> (algorithm, arguments): beside the names alone, another form that the documentation speaks of.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
