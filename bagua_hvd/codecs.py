@@ -51,7 +51,7 @@ class Codec(NamedTuple):
     @property
     def sparse(self) -> bool:
         """Whether most elements decode to 0: ranks' sums have more that do not, and are better not encoded again."""
-        return self.number in (lib.BHVD_CODEC_TOPK, lib.BHVD_CODEC_TOPK_2BIT)
+        return self.name in ("topk", "topk_2bit")
 
     @property
     def random(self) -> bool:
