@@ -3,17 +3,22 @@
 In a page that has a code block with a title, such a block is a file of that name; a block of the language `console` is
 run, line by line after `$ `, in a folder with these files, and is shown with what it printed. A command that fails ends
 the build. A picture that a command made there is shown where the page has an image without a folder in its name. In a
-page of reference/, `::: module *` is every public name of the module. Equations are written as GitHub shows them:
-blocks of the language `math`, and $`...`$ within a line. "(decision 9)" becomes a link.
+page of reference/, `::: module *` is every public name of the module; Ray and Spark need not be installed for that.
+Equations are written as GitHub shows them: blocks of the language `math`, and $`...`$ within a line. "(decision 9)"
+becomes a link.
 """
+import functools
 import html
-import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import inspect
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import types
 from pathlib import Path
 
 from latex2mathml.converter import convert
@@ -27,6 +32,48 @@ SECONDS = 300       # for one command
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0",
                "MATPLOTLIBRC": str(Path(__file__).parent / "matplotlibrc")}
+
+
+class Anything(type):
+    """Of classes that take every argument, and have every attribute: another of them."""
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything(name, (), {"__init__": lambda self, *_, **__: None})
+
+
+class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """What is imported of packages that are not installed: modules of such classes, while this is in use."""
+
+    def __init__(self, packages):
+        self.absent = {name for name in packages if importlib.util.find_spec(name) is None}
+
+    def __enter__(self):
+        sys.meta_path.append(self)
+
+    def __exit__(self, *_):
+        sys.meta_path.remove(self)
+        for name in [name for name in sys.modules if name.partition(".")[0] in self.absent]:
+            del sys.modules[name]
+
+    def find_spec(self, fullname, path, target=None):
+        if fullname.partition(".")[0] in self.absent:
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec):
+        module = types.ModuleType(spec.name)
+        module.__getattr__ = functools.partial(getattr, Anything(spec.name, (), {}))
+        return module
+
+    def exec_module(self, module):
+        pass
+
+
+def on_startup(**_):
+    """The reference reads docstrings from modules, and these need what is gigabytes."""
+    with StandIns(["ray", "pyspark", "pyarrow", "pandas"]):
+        for name in ("ray.train", "spark.common.store", "spark.torch", "spark.keras", "spark.lightning"):
+            importlib.import_module(f"bagua_hvd.{name}")
 
 
 def on_config(config):
