@@ -124,14 +124,15 @@ def executed(block, folder):
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS)
         if done.returncode:
             raise SystemExit(f"{command} ended with {done.returncode}:\n{done.stdout}")
-        shown += [f"$ {command}", done.stdout.strip().replace(f"{folder}/", "").replace(f"{ROOT}/", "")]
+        shown += [f"$ {command}", done.stdout.strip("\n").replace(f"{folder}/", "").replace(f"{ROOT}/", "")]
     return "```console\n" + "\n".join(filter(None, shown)) + "\n```"
 
 
 def mathml(equation):
     """The equation as MathML, which browsers show by themselves."""
     if equation["inline"]:
-        return convert(html.unescape(equation["inline"]))
+        # In something else: Markdown takes a line that begins with <math> for a paragraph of its own.
+        return f'<span>{convert(html.unescape(equation["inline"]))}</span>'
     return f'<div class="equation">{convert(equation["block"].strip(), display="block")}</div>'
 
 

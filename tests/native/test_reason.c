@@ -44,7 +44,7 @@ static bhvd_status outcome_of_barrier(bhvd_context *ctx, struct bhvd_error *erro
     bhvd_handle *handle;
     bhvd_status status = bhvd_post(ctx, &args, &handle, error);
     if (!status)
-        status = bhvd_wait(handle, 60000, error);
+        status = bhvd_wait(handle, 300000, error);       // an emulated rank takes its time
     bhvd_handle_drop(handle);
     return status;
 }
