@@ -15,7 +15,7 @@ from workers import (
     BUCKETS,
     Errors,
     F,
-    backward,
+    Scaled,
     buckets_of,
     c_lp_s,
     dyadic,
@@ -24,6 +24,7 @@ from workers import (
     make_model,
     of_adam,
     start,
+    take_step,
     train,
 )
 
@@ -53,7 +54,7 @@ def everyone(values):
     return hvd.allgather(torch.from_numpy(values.copy())[None]).numpy()
 
 
-def equations(decoupled=False):
+def equations(decoupled=False, scaled=False):
     hvd.init()
     rank, n = hvd.rank(), hvd.size()
     decay = 0.5 if decoupled else 0.0
@@ -62,14 +63,13 @@ def equations(decoupled=False):
     optimizer = kind(model.parameters(), lr=LR, betas=(BETA1, BETA2), eps=EPS, weight_decay=decay)
     optimizer = hvd.DistributedOptimizer(optimizer, algorithm=ZeroOneAdam(FROZEN, KAPPA, SCALER, H))
     places, errors = buckets_of(optimizer), Errors()
+    under_scale = Scaled(model, optimizer) if scaled else None
     silent = dyadic(9) < -0.8               # no gradient while v is updated: they stay where they are
     ms = xs = v = anchor = us = None
     gammas = rates = 0.0
     for t in range(STEPS):
         gs = [np.where(silent & (t < FROZEN), F(0), gradient(i, t, dyadic(8, t))) for i in range(n)]
-        optimizer.zero_grad()
-        backward(model, gs[rank])
-        optimizer.step()
+        take_step(model, optimizer, t, gs[rank], under_scale)
         gamma = LR / (1 - BETA1 ** (t + 1))
         updates = len([s for s in T_V if s <= t])
         if t < KAPPA:                       # torch's Adam on the mean: begin from what it has made
@@ -108,12 +108,17 @@ def equations(decoupled=False):
         ms, xs = after
         v = of_adam(optimizer, "exp_avg_sq")
     assert (v == 0).any()
+    assert not scaled or len(under_scale.scales) > 2
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_equals_its_equations(run_ranks, n, decoupled):
     run_ranks(n, equations, arguments={"decoupled": decoupled}, env=BUCKETS, timeout=110)
+
+
+def test_equals_its_equations_under_a_changing_loss_scale(run_ranks):
+    run_ranks(2, equations, arguments={"scaled": True}, env=BUCKETS, timeout=110)
 
 
 def between_meetings():
