@@ -138,10 +138,10 @@ class _Rank:
         from bagua_hvd import algorithms
 
         kind, arguments = "adam" if "adam" in way else "sgd", dict(arguments)
-        early, delay = arguments.pop("wait_in_step", None), arguments.pop("delay", 0)
+        early, self._delay = arguments.pop("wait_in_step", None), arguments.pop("delay", 0)
         return model, hvd.DistributedOptimizer(_optimizer(torch, model, pace, kind), model.named_parameters(),
                                                algorithm=algorithms.get(way, **arguments), wait_in_step=early,
-                                               delay=delay)
+                                               delay=self._delay)
 
     def _ddp(self, way, model):
         import torch.distributed as dist
@@ -166,6 +166,7 @@ class _Rank:
     def prepare(self, way, arguments, slowness, warmup):
         """Builds one way to train and makes `warmup` steps. Returns the seconds of the last one."""
         self.drop()
+        self._delay = 0
         pace = Pace(self._profile, slowness)
         model = model_of(pace, self._noise)
         compute, optimizer = self._distributed(way, model, pace, arguments)
@@ -189,6 +190,8 @@ class _Rank:
         pace = self._cell[0]
         pace.late.clear()
         self._hvd.barrier()
+        if self._delay:
+            self._step()            # what travelled has had the time of the barrier, too
         times: list[float] = []
         queued = _queued()
         used, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
@@ -196,7 +199,8 @@ class _Rank:
             times.append(self._step())
         after = resource.getrusage(resource.RUSAGE_SELF)
         waited = [seconds - queued.get(thread, 0) for thread, seconds in _queued().items()]
-        return {"steps": times, "elapsed": time.perf_counter() - began, "late": pace.late[:], "queued": max(waited),
+        return {"steps": times, "made": len(times) + self._delay, "elapsed": time.perf_counter() - began,
+                "late": pace.late[:], "queued": max(waited),
                 "cpu": after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime}
 
     def allreduces(self, nbytes, begun, every, count, warmup):

@@ -45,6 +45,7 @@ WAYS: dict[str, tuple[str, dict, int]] = {
     "low_precision_decentralized": ("low_precision_decentralized", WARM, 1), "choco": ("choco", WARM, 1),
     "local_sgd": ("local_sgd", {"communication_interval": 4, **WARM}, 4),
     "diloco, 16": ("diloco", {"communication_interval": 16, **WARM}, 16),
+    "streaming_diloco": ("streaming_diloco", WARM, 16), "push_sum": ("push_sum", WARM, 1),
     **{name: (name, {"sync_interval_ms": 100, **WARM}, 1) for name in (
         "async", "async_low_precision", "async_decentralized", "async_low_precision_decentralized")},
 }
@@ -61,7 +62,7 @@ def _cell(ranks, hosts, way, arguments, period, slowness, seconds):
     found = ranks.call("measure", steps, seconds if in_rounds else 0)
     carried = hosts.carrier.report()
     elapsed = max(rank["elapsed"] for rank in found)
-    made = sum(len(rank["steps"]) for rank in found)
+    made = sum(rank["made"] for rank in found)
     processor = sum(rank["cpu"] for rank in found) / elapsed + carried.share
     return {
         **{f"step of rank {rank}": ("s", answer["steps"]) for rank, answer in enumerate(found)},

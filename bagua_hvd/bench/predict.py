@@ -56,6 +56,8 @@ def sends(way: str, n: int, count: float, thin: float = 0.0) -> Sends:
         "decentralized": Sends(exact, 2 * log), "decentralized, shift_one": Sends(4 * count, 1),
         "low_precision_decentralized": Sends(count * ring, 1, STEP), "choco": Sends(count / 8 * ring, 1, STEP),
         "local_sgd": Sends(exact, 2 * log, STEP, 4), "diloco, 16": Sends(exact, 2 * log, STEP, 16),
+        # A quarter of the model in 4 bits every fourth step, which may travel for one step.
+        "streaming_diloco": Sends(count * part * (1 + 1 / 32) / 4, 2, LATE, 4), "push_sum": Sends(4 * count, 1, STEP),
         **{name: Sends(0, 0, HIDDEN) for name in (
             "async", "async_low_precision", "async_decentralized", "async_low_precision_decentralized")},
     }
@@ -90,7 +92,8 @@ def step_s(way: str, profile: Profile, network: Network) -> float:
         return profile.computing_s
     wait = (said.rounds + 2) * network.latency_s
     if said.when == LATE:
-        return max(profile.computing_s, said.nbytes * FRAMING / network.bytes_per_s + wait)
+        travels = said.nbytes * FRAMING / network.bytes_per_s + wait
+        return profile.computing_s + max(0, travels - profile.computing_s) / said.period
     if said.when == STEP:
         return profile.computing_s + (said.nbytes * FRAMING / network.bytes_per_s + wait) / said.period
     free = 0.0
