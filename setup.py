@@ -2,11 +2,14 @@
 
 See build.py.
 """
+import os
 import runpy
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_clib import build_clib
 
 build = runpy.run_path(str(Path(__file__).parent / "build.py"))
 build["require_linux"]()
@@ -14,6 +17,24 @@ build["write_device_source"]()
 # One wheel serves every Python from this one on; those without the GIL have no limited API.
 wheel = {} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"py_limited_api": "cp310"}
 
-setup(cffi_modules=["build.py:ffibuilder"], libraries=build["LIBRARIES"],
+
+class BuildInParallel(build_clib):
+    """Compiles as many files at a time as there are processors; setuptools compiles one after the other."""
+
+    def build_libraries(self, libraries):
+        compile_one, archive, jobs = self.compiler._compile, self.compiler.create_static_lib, []
+
+        def archive_what_is_compiled(*args, **kwargs):
+            while jobs:
+                jobs.pop().result()
+            archive(*args, **kwargs)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            self.compiler._compile = lambda *args: jobs.append(pool.submit(compile_one, *args))
+            self.compiler.create_static_lib = archive_what_is_compiled
+            super().build_libraries(libraries)
+
+
+setup(cmdclass={"build_clib": BuildInParallel}, cffi_modules=["build.py:ffibuilder"], libraries=build["LIBRARIES"],
       ext_modules=[Extension(**build[library]) for library in ("TENSORFLOW_OPS", "BENCH_NETWORK")],
       options={"bdist_wheel": wheel})
