@@ -1,5 +1,7 @@
 import pytest
 
+TRIES = 5
+
 
 @pytest.fixture(scope="module", autouse=True)
 def environment_of_ray():
@@ -8,14 +10,32 @@ def environment_of_ray():
         patch.setenv("GLOO_SOCKET_IFNAME", "lo")
         # By default 15: beside tests of the same session that keep all cores busy, workers get a thirtieth of them.
         patch.setenv("RAY_worker_niceness", "0")
+        # By default 60 and 30 s, for all workers' imports and for Ray's first process: too little on a busy machine.
+        patch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "300")
+        patch.setenv("RAY_gcs_server_port_wait_time_s", "120")
         yield
 
 
+@pytest.fixture(scope="session")
+def patiently():
+    """A function that starts a node by a function, again where Ray gave it up (after 30 s, which nothing sets)."""
+    def start(node):
+        for tries_left in reversed(range(TRIES)):
+            try:
+                return node()
+            except Exception as failure:
+                if "timed out during startup" not in str(failure) or not tries_left:
+                    raise
+
+    return start
+
+
 @pytest.fixture(scope="module")
-def local_ray():
+def local_ray(patiently):
     """The address of a Ray of one node with four CPUs, to which this process is connected."""
     import ray
 
-    made = ray.init(num_cpus=4, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
+    made = patiently(lambda: ray.init(
+        num_cpus=4, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False))
     yield made.address_info["address"]
     ray.shutdown()

@@ -12,11 +12,11 @@ BATCHES = 30
 
 
 @pytest.fixture
-def nodes():
+def nodes(patiently):
     """A Ray of two nodes with one CPU each; add_node() gives it more."""
-    cluster = Cluster(initialize_head=True, head_node_args={
-        "num_cpus": 1, "object_store_memory": 100_000_000, "include_dashboard": False})
-    cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
+    cluster = patiently(lambda: Cluster(initialize_head=True, head_node_args={
+        "num_cpus": 1, "object_store_memory": 100_000_000, "include_dashboard": False}))
+    patiently(lambda: cluster.add_node(num_cpus=1, object_store_memory=100_000_000))
     ray.init(address=cluster.address, log_to_driver=False)
     cluster.wait_for_nodes()
     yield cluster
