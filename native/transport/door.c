@@ -189,23 +189,28 @@ static void complain(struct door *door, bool *said)
         put(door, arrival);
     }
     *said = true;
-    poll(NULL, 0, RETRY_MS);
 }
 
 static void *accept_main(void *arg)
 {
     struct door *door = arg;
     const struct greeter_options options = {{door->options.tcp_listener, door->options.local_listener}, door->secret,
-                                            door->options.secret_size, sizeof(struct hello), door->stop_fd};
+                                            door->options.secret_size, sizeof(struct hello)};
     struct greeter *greeter = greeter_create(&options);
+    struct pollfd polls[1 + GREETER_POLLS_MAX] = {{.fd = door->stop_fd, .events = POLLIN}};
     bool said = false;
     while (greeter && !atomic_load(&door->closed)) {
         struct hello hello;
         int fd, listener;
-        bhvd_status status = greeter_next(greeter, &hello, &fd, &listener, CLOCK_NEVER);
-        if (!status && !let_in(door, &hello, fd, listener == 1))
-            close(fd);
-        else if (status == BHVD_ERR_SYSTEM)
+        int64_t wake_ns = CLOCK_NEVER;
+        const int count = greeter_poll(greeter, polls + 1, &wake_ns);
+        socket_poll(polls, 1 + (size_t)count, wake_ns);
+        bhvd_status status;
+        while (!(status = greeter_next(greeter, polls + 1, &hello, &fd, &listener))) {
+            if (!let_in(door, &hello, fd, listener == 1))
+                close(fd);
+        }
+        if (status == BHVD_ERR_SYSTEM)
             complain(door, &said);
     }
     greeter_destroy(greeter);

@@ -1,6 +1,5 @@
 #include "transport/greeter.h"
 
-#include <poll.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +9,10 @@
 #include "transport/auth.h"
 #include "transport/socket.h"
 
-enum { ACCEPT_BATCH = 64 };     // connections at a time; then those who are here have their turn
+enum {
+    ACCEPT_BATCH = 64,          // connections at a time; then those who are here have their turn
+    ACCEPT_PAUSE_MS = 100       // when out of descriptors
+};
 
 _Static_assert((int)GREETER_NAME_MAX >= (int)AUTH_HELLO_SIZE && (int)AUTH_HELLO_SIZE >= (int)AUTH_PROOF_SIZE,
                "a stranger's buffer holds the message of every stage");
@@ -28,9 +30,10 @@ struct stranger {
 
 struct greeter {
     struct greeter_options options;
+    int64_t accept_again_ns;
+    int unserved;               // strangers that were waited for, and have not had their turn
     int count;
     struct stranger strangers[GREETER_STRANGERS_MAX];       // in the order they came
-    struct pollfd polls[GREETER_LISTENERS_MAX + GREETER_STRANGERS_MAX + 1];         // stop_fd comes last
 };
 
 struct greeter *greeter_create(const struct greeter_options *options)
@@ -95,39 +98,18 @@ static enum progress read_from(struct greeter *greeter, struct stranger *s)
 {
     for (;;) {
         size_t moved;
-        if (socket_read(s->fd, s->message + s->moved, wanted(greeter, s) - s->moved, &moved))
-            return GONE;
-        if (moved == 0)
-            return WAITS;
-        s->moved += moved;
-        if (s->moved < wanted(greeter, s))
-            continue;
+        while (s->moved < wanted(greeter, s)) {
+            if (socket_read(s->fd, s->message + s->moved, wanted(greeter, s) - s->moved, &moved))
+                return GONE;
+            if (moved == 0)
+                return WAITS;
+            s->moved += moved;
+        }
         if (s->stage == NAME)
             return READY;
         if (!advance(greeter, s))
             return GONE;
     }
-}
-
-// True: one is ready, and is no longer among the strangers.
-static bool serve(struct greeter *greeter, int polled, void *name, int *fd, int *listener)
-{
-    int64_t now_ns = clock_now_ns();
-    // From the last to the first, so that those who go do not move those who are still to come.
-    for (int i = polled - 1; i >= 0; i--) {
-        struct stranger *s = &greeter->strangers[i];
-        enum progress progress = greeter->polls[GREETER_LISTENERS_MAX + i].revents ? read_from(greeter, s) : WAITS;
-        if (progress == READY) {
-            memcpy(name, s->message, greeter->options.name_size);
-            *fd = s->fd;
-            *listener = s->listener;
-            forget(greeter, i);
-            return true;
-        }
-        if (progress == GONE || s->deadline_ns <= now_ns)
-            drop(greeter, i);
-    }
-    return false;
 }
 
 static bhvd_status accept_some(struct greeter *greeter, int listener)
@@ -137,8 +119,10 @@ static bhvd_status accept_some(struct greeter *greeter, int listener)
         bhvd_status status = socket_accept(greeter->options.listeners[listener], 0, &fd, NULL);
         if (status == BHVD_ERR_TIMEOUT)
             break;
-        if (status && greeter->count == 0)
+        if (status && greeter->count == 0) {
+            greeter->accept_again_ns = clock_deadline_ns(ACCEPT_PAUSE_MS);
             return status;
+        }
         if (status || greeter->count == GREETER_STRANGERS_MAX)
             drop(greeter, 0);
         if (!status)
@@ -148,30 +132,45 @@ static bhvd_status accept_some(struct greeter *greeter, int listener)
     return BHVD_OK;
 }
 
-bhvd_status greeter_next(struct greeter *greeter, void *name, int *fd, int *listener, int64_t deadline_ns)
+int greeter_poll(struct greeter *greeter, struct pollfd *polls, int64_t *wake_ns)
 {
-    for (;;) {
-        int64_t wake_ns = greeter->count && greeter->strangers[0].deadline_ns < deadline_ns
-                              ? greeter->strangers[0].deadline_ns : deadline_ns;
-        for (int i = 0; i < GREETER_LISTENERS_MAX; i++)
-            greeter->polls[i] = (struct pollfd){.fd = greeter->options.listeners[i], .events = POLLIN};
-        for (int i = 0; i < greeter->count; i++)
-            greeter->polls[GREETER_LISTENERS_MAX + i] = (struct pollfd){.fd = greeter->strangers[i].fd, .events = POLLIN};
-        int polled = greeter->count;
-        struct pollfd *stop = &greeter->polls[GREETER_LISTENERS_MAX + polled];
-        *stop = (struct pollfd){.fd = greeter->options.stop_fd ? greeter->options.stop_fd : -1, .events = POLLIN};
-        if (poll(greeter->polls, (nfds_t)(GREETER_LISTENERS_MAX + polled + 1), clock_remaining_ms(wake_ns)) < 0)
-            memset(greeter->polls, 0, sizeof greeter->polls);
-        if (stop->revents)
-            return BHVD_ERR_SHUTDOWN;
-        if (serve(greeter, polled, name, fd, listener))
+    const bool accepts = greeter->accept_again_ns <= clock_now_ns();
+    const int64_t due_ns = greeter->count ? greeter->strangers[0].deadline_ns : CLOCK_NEVER;
+    for (int i = 0; i < GREETER_LISTENERS_MAX; i++)
+        polls[i] = (struct pollfd){.fd = accepts ? greeter->options.listeners[i] : -1, .events = POLLIN};
+    for (int i = 0; i < greeter->count; i++)
+        polls[GREETER_LISTENERS_MAX + i] = (struct pollfd){.fd = greeter->strangers[i].fd, .events = POLLIN};
+    greeter->unserved = greeter->count;
+    *wake_ns = due_ns < *wake_ns ? due_ns : *wake_ns;
+    if (!accepts && greeter->accept_again_ns < *wake_ns)
+        *wake_ns = greeter->accept_again_ns;
+    return GREETER_LISTENERS_MAX + greeter->count;
+}
+
+bhvd_status greeter_next(struct greeter *greeter, struct pollfd *polls, void *name, int *fd, int *listener)
+{
+    const int64_t now_ns = clock_now_ns();
+    // From the last to the first, so that those who go do not move those who are still to come.
+    while (greeter->unserved > 0) {
+        const int i = --greeter->unserved;
+        struct stranger *s = &greeter->strangers[i];
+        const enum progress progress = polls[GREETER_LISTENERS_MAX + i].revents ? read_from(greeter, s) : WAITS;
+        if (progress == READY) {
+            if (name)
+                memcpy(name, s->message, greeter->options.name_size);
+            *fd = s->fd;
+            *listener = s->listener;
+            forget(greeter, i);
             return BHVD_OK;
-        if (clock_remaining_ms(deadline_ns) == 0)
-            return BHVD_ERR_TIMEOUT;
-        for (int i = 0; i < GREETER_LISTENERS_MAX; i++) {
-            bhvd_status status = greeter->polls[i].revents ? accept_some(greeter, i) : BHVD_OK;
-            if (status)
-                return status;
         }
+        if (progress == GONE || s->deadline_ns <= now_ns)
+            drop(greeter, i);
     }
+    for (int i = 0; i < GREETER_LISTENERS_MAX; i++) {
+        bhvd_status status = polls[i].revents ? accept_some(greeter, i) : BHVD_OK;
+        polls[i].revents = 0;
+        if (status)
+            return status;
+    }
+    return BHVD_ERR_TIMEOUT;
 }

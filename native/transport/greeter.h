@@ -1,23 +1,26 @@
 // Accepts connections, and lets those who prove the job's secret say who they are. Strangers are served side by side: a
 // slow, silent or hostile one delays nobody, is dropped after GREETER_STRANGER_MS, and their number is bounded; one more
 // evicts the one that has waited longest, whom a rank in earnest takes as a reason to come again (connect.c). Nothing
-// is said to who says nothing. One thread.
+// is said to who says nothing. It never waits itself: who has one waits, for what it names and whatever else. One thread.
 #ifndef BHVD_GREETER_H
 #define BHVD_GREETER_H
 
+#include <poll.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "bagua_hvd.h"
 
-enum { GREETER_STRANGERS_MAX = 256, GREETER_STRANGER_MS = 5000, GREETER_LISTENERS_MAX = 2, GREETER_NAME_MAX = 40 };
+enum {
+    GREETER_STRANGERS_MAX = 256, GREETER_STRANGER_MS = 5000, GREETER_LISTENERS_MAX = 2, GREETER_NAME_MAX = 40,
+    GREETER_POLLS_MAX = GREETER_LISTENERS_MAX + GREETER_STRANGERS_MAX
+};
 
 struct greeter_options {
     int listeners[GREETER_LISTENERS_MAX];       // non-blocking; -1: none
     const void *secret;                         // these bytes must outlive the greeter
     size_t secret_size;
-    size_t name_size;                           // bytes that a peer says after its proof, at most GREETER_NAME_MAX
-    int stop_fd;                                // readable: nobody is waited for any more; 0: none
+    size_t name_size;                           // bytes that a peer says after its proof, at most GREETER_NAME_MAX; 0: none
 };
 
 struct greeter;
@@ -27,9 +30,13 @@ struct greeter *greeter_create(const struct greeter_options *options);
 // Hangs up on those who have not been handed out.
 void greeter_destroy(struct greeter *greeter);
 
-// The next who has proven the secret and said its name, within `deadline_ns`: *fd is the caller's, *listener the index of
-// the listener that it came through. BHVD_ERR_TIMEOUT. BHVD_ERR_SHUTDOWN: stop_fd says so. BHVD_ERR_SYSTEM, with errno: out of descriptors, and no stranger is
-// there whose descriptor would help.
-bhvd_status greeter_next(struct greeter *greeter, void *name, int *fd, int *listener, int64_t deadline_ns);
+// What is to be waited for: fills in at most GREETER_POLLS_MAX entries, returns how many, and lowers *wake_ns to when it has
+// something to do in any case.
+int greeter_poll(struct greeter *greeter, struct pollfd *polls, int64_t *wake_ns);
+// After the wait, with these entries, until it is not BHVD_OK: the next who has proven the secret and said its name. name: NULL if
+// there is none. *fd is the caller's, *listener the index of the listener that it came through. BHVD_ERR_TIMEOUT: nobody any
+// more. BHVD_ERR_SYSTEM, with errno: so too, and out of descriptors, without a stranger whose descriptor would help; nobody is
+// accepted for a moment.
+bhvd_status greeter_next(struct greeter *greeter, struct pollfd *polls, void *name, int *fd, int *listener);
 
 #endif

@@ -1,8 +1,7 @@
-// The server is one thread around poll(). A connection passes through the stages below and waits in none of them for
-// longer than its deadline, so the thread itself never waits for one peer. All of the server's state but its port,
-// wake_fd, closing and ended belongs to that thread.
+// The server is one thread around poll(). The greeter lets in who has proven the secret; from there a connection passes
+// through the stages below and waits in none of them for longer than its deadline, so the thread itself never waits for one
+// peer. All of the server's state but its port, wake_fd, closing and ended belongs to that thread.
 #include <errno.h>
-#include <poll.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,22 +11,17 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/thread.h"
-#include "transport/auth.h"
+#include "transport/greeter.h"
 #include "transport/rendezvous_wire.h"
 #include "transport/socket.h"
 
 enum {
-    // Strangers that may be connected at once; one more evicts the one that has waited longest. A rank needs two round
-    // trips to become known, so a job of any size does not come near it for long, and an evicted rank comes again.
-    STRANGERS_MAX = 256,
-    REQUEST_TIME_MS = 5000,     // from the connection to its complete request
+    REQUEST_TIME_MS = 5000,     // from the proof to its complete request
     REPLY_TIME_MS = 30000,      // without a byte of the reply being taken
-    ACCEPT_PAUSE_MS = 100,      // when out of descriptors
-    ACCEPT_BATCH = 64,          // connections at a time, and
     WRITE_BATCH = 65536,        // bytes of one reply at a time; then the others have their turn
 };
 
-enum stage { HELLO, PROOF, HEAD, BODY, WAITING, REPLYING };     // up to PROOF: a stranger
+enum stage { HEAD, BODY, WAITING, REPLYING };
 
 // One for all ranks of a scope, which may be many megabytes in all.
 struct reply {
@@ -39,10 +33,8 @@ struct connection {
     int fd;                     // -1: dropped, to be freed at the end of the turn
     enum stage stage;
     int64_t deadline_ns;        // dropped then; WAITING: answered then
-    struct auth auth;
     struct bytes in;            // the stage's message as far as it has come: `wanted` bytes in the end
     size_t wanted;
-    struct bytes out;           // of the handshake, not yet sent
     struct rendezvous_request request;     // from BODY on
     struct scope *scope;        // WAITING
     struct reply *reply;        // REPLYING
@@ -71,11 +63,11 @@ struct bhvd_rendezvous {
     size_t secret_size;
     pthread_t thread;
 
-    struct connection **connections;    // in the order they came
-    struct pollfd *polls;               // wake_fd, listen_fd, then one per connection
-    size_t count, capacity, stranger_count;
+    struct greeter *greeter;
+    struct connection **connections;
+    struct pollfd *polls;               // wake_fd, one per connection, then the greeter's
+    size_t count, capacity;
     struct scope *scopes;
-    int64_t accept_again_ns;            // 0: accepting
 };
 
 static struct reply *reply_create(bhvd_status status, struct bytes *body)
@@ -123,8 +115,6 @@ static void connection_drop(struct bhvd_rendezvous *server, struct connection *c
         return;
     close(c->fd);
     c->fd = -1;
-    if (c->stage <= PROOF)
-        server->stranger_count--;
     if (c->scope) {
         c->scope->ranks[c->request.rank] = NULL;
         if (--c->scope->arrived == 0)
@@ -132,31 +122,22 @@ static void connection_drop(struct bhvd_rendezvous *server, struct connection *c
         c->scope = NULL;
     }
     bytes_fini(&c->in);
-    bytes_fini(&c->out);
     reply_drop(c->reply);
     c->reply = NULL;
 }
 
 static void connection_write(struct bhvd_rendezvous *server, struct connection *c)
 {
-    size_t moved;
-    if (c->fd >= 0 && c->out.size > 0) {
-        if (socket_write(c->fd, c->out.data, c->out.size, &moved)) {
-            connection_drop(server, c);
-            return;
-        }
-        bytes_shift(&c->out, moved);
-    }
-    if (c->fd >= 0 && c->reply) {
-        const struct bytes *b = &c->reply->bytes;
-        size_t left = b->size - c->reply_sent, batch = left < WRITE_BATCH ? left : WRITE_BATCH;
-        bhvd_status status = socket_write(c->fd, b->data + c->reply_sent, batch, &moved);
-        c->reply_sent += moved;
-        if (moved > 0)
-            c->deadline_ns = clock_deadline_ns(REPLY_TIME_MS);
-        if (status || c->reply_sent == b->size)
-            connection_drop(server, c);
-    }
+    if (c->fd < 0 || !c->reply)
+        return;
+    const struct bytes *b = &c->reply->bytes;
+    size_t moved, left = b->size - c->reply_sent, batch = left < WRITE_BATCH ? left : WRITE_BATCH;
+    bhvd_status status = socket_write(c->fd, b->data + c->reply_sent, batch, &moved);
+    c->reply_sent += moved;
+    if (moved > 0)
+        c->deadline_ns = clock_deadline_ns(REPLY_TIME_MS);
+    if (status || c->reply_sent == b->size)
+        connection_drop(server, c);
 }
 
 // The connection no longer waits. reply stays the caller's to drop.
@@ -280,23 +261,6 @@ static void connection_advance(struct bhvd_rendezvous *server, struct connection
 {
     struct bytes_reader reader = {c->in.data, c->in.data + c->in.size, false};
     switch (c->stage) {
-    case HELLO:
-        if (auth_begin(&c->auth, AUTH_ACCEPTED, NULL)
-            || auth_receive_hello(&c->auth, c->in.data, server->secret, server->secret_size, NULL))
-            goto drop;
-        bytes_put(&c->out, c->auth.hello, sizeof c->auth.hello);
-        bytes_put(&c->out, c->auth.proof, sizeof c->auth.proof);
-        if (c->out.failed)
-            goto drop;
-        connection_expect(c, PROOF, AUTH_PROOF_SIZE);
-        connection_write(server, c);
-        return;
-    case PROOF:
-        if (auth_receive_proof(&c->auth, c->in.data, NULL))
-            goto drop;
-        server->stranger_count--;
-        connection_expect(c, HEAD, REQUEST_HEAD_SIZE);
-        return;
     case HEAD:
         if (!rendezvous_request_take(&reader, &c->request))
             goto drop;
@@ -350,19 +314,6 @@ static void connection_expire(struct bhvd_rendezvous *server, struct connection 
     reply_drop(reply);
 }
 
-// False when there is none to evict.
-static bool evict_oldest_stranger(struct bhvd_rendezvous *server)
-{
-    for (size_t i = 0; i < server->count; i++) {
-        struct connection *c = server->connections[i];
-        if (c->fd >= 0 && c->stage <= PROOF) {
-            connection_drop(server, c);
-            return true;
-        }
-    }
-    return false;
-}
-
 static bool reserve_connection(struct bhvd_rendezvous *server)
 {
     if (server->count < server->capacity)
@@ -372,7 +323,7 @@ static bool reserve_connection(struct bhvd_rendezvous *server)
     if (!connections)
         return false;
     server->connections = connections;
-    void *polls = realloc(server->polls, (2 + capacity) * sizeof server->polls[0]);
+    void *polls = realloc(server->polls, (1 + capacity + GREETER_POLLS_MAX) * sizeof server->polls[0]);
     if (!polls)
         return false;
     server->polls = polls;
@@ -380,31 +331,20 @@ static bool reserve_connection(struct bhvd_rendezvous *server)
     return true;
 }
 
-static void accept_some(struct bhvd_rendezvous *server)
+// polls: the greeter's are from there on.
+static void let_in(struct bhvd_rendezvous *server, size_t polls)
 {
-    for (int i = 0; i < ACCEPT_BATCH; i++) {
-        int fd = -1;
-        bhvd_status status = socket_accept(server->listen_fd, 0, &fd, NULL);
-        if (status == BHVD_ERR_TIMEOUT)
-            return;
-        if (status) {
-            if (evict_oldest_stranger(server))
-                continue;
-            server->accept_again_ns = clock_deadline_ns(ACCEPT_PAUSE_MS);
-            return;
-        }
+    int fd, listener;
+    while (!greeter_next(server->greeter, server->polls + polls, NULL, &fd, &listener)) {
         struct connection *c = reserve_connection(server) ? calloc(1, sizeof *c) : NULL;
         if (!c) {
             close(fd);
-            return;
+            continue;
         }
-        if (server->stranger_count >= STRANGERS_MAX)
-            evict_oldest_stranger(server);
         c->fd = fd;
         c->deadline_ns = clock_deadline_ns(REQUEST_TIME_MS);
-        connection_expect(c, HELLO, AUTH_HELLO_SIZE);
+        connection_expect(c, HEAD, REQUEST_HEAD_SIZE);
         server->connections[server->count++] = c;
-        server->stranger_count++;
     }
 }
 
@@ -425,28 +365,15 @@ static void wait_for_events(struct bhvd_rendezvous *server)
 {
     int64_t wake_ns = CLOCK_NEVER;
     server->polls[0] = (struct pollfd){.fd = server->wake_fd, .events = POLLIN};
-    server->polls[1] = (struct pollfd){.fd = server->listen_fd, .events = POLLIN};
-    if (server->accept_again_ns) {
-        if (clock_now_ns() < server->accept_again_ns) {
-            wake_ns = server->accept_again_ns;
-            server->polls[1].fd = -1;
-        } else {
-            server->accept_again_ns = 0;
-        }
-    }
     for (size_t i = 0; i < server->count; i++) {
         const struct connection *c = server->connections[i];
-        short events = (c->stage <= WAITING ? POLLIN : 0) | (c->out.size > 0 || c->reply ? POLLOUT : 0);
-        server->polls[2 + i] = (struct pollfd){.fd = c->fd, .events = events};
+        short events = (c->stage <= WAITING ? POLLIN : 0) | (c->reply ? POLLOUT : 0);
+        server->polls[1 + i] = (struct pollfd){.fd = c->fd, .events = events};
         if (c->deadline_ns < wake_ns)
             wake_ns = c->deadline_ns;
     }
-    if (poll(server->polls, 2 + server->count, clock_remaining_ms(wake_ns)) < 0) {
-        for (size_t i = 0; i < 2 + server->count; i++)
-            server->polls[i].revents = 0;
-        if (errno != EINTR)
-            poll(NULL, 0, ACCEPT_PAUSE_MS);     // out of kernel memory: do not spin
-    }
+    const int greeters = greeter_poll(server->greeter, server->polls + 1 + server->count, &wake_ns);
+    socket_poll(server->polls, 1 + server->count + (size_t)greeters, wake_ns);
 }
 
 // Of the ranks that have ended and never came to the scope, the one that ended first: the others may have ended because of it.
@@ -490,7 +417,7 @@ static void *serve(void *arg)
         size_t polled = server->count;
         for (size_t i = 0; i < polled; i++) {
             struct connection *c = server->connections[i];
-            if (server->polls[2 + i].revents) {     // a failure too: writing or reading then finds it
+            if (server->polls[1 + i].revents) {     // a failure too: writing or reading then finds it
                 connection_write(server, c);
                 connection_read(server, c);
             }
@@ -499,8 +426,7 @@ static void *serve(void *arg)
         for (size_t i = 0; i < polled; i++)
             if (server->connections[i]->fd >= 0 && server->connections[i]->deadline_ns <= now)
                 connection_expire(server, server->connections[i]);
-        if (server->polls[1].revents)
-            accept_some(server);
+        let_in(server, 1 + polled);
         answer_hopeless(server);
         free_dropped(server);
     }
@@ -516,6 +442,7 @@ static void server_free(struct bhvd_rendezvous *server)
         next = ended->next;
         free(ended);
     }
+    greeter_destroy(server->greeter);
     free(server->connections);
     free(server->polls);
     if (server->listen_fd >= 0)
@@ -557,6 +484,11 @@ bhvd_status bhvd_rendezvous_create(const char *host, int port, const void *secre
     if (status)
         goto fail;
 
+    server->greeter = greeter_create(&(struct greeter_options){{server->listen_fd, -1}, server->secret, secret_size, 0});
+    if (!server->greeter) {
+        status = error_set(error, BHVD_ERR_SYSTEM, "out of memory for the rendezvous server");
+        goto fail;
+    }
     int failure = thread_create(&server->thread, serve, server);
     if (failure) {
         errno = failure;

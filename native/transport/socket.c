@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -12,6 +11,8 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+
+enum { NO_MEMORY_PAUSE_MS = 100 };      // of the kernel's: do not spin
 
 static bhvd_status address_parse(const char *host, int port, struct sockaddr_in *out, struct bhvd_error *error)
 {
@@ -191,6 +192,16 @@ bhvd_status socket_write_full(int fd, const void *src, size_t size, int64_t dead
             return status;
     }
     return BHVD_OK;
+}
+
+void socket_poll(struct pollfd *polls, size_t count, int64_t deadline_ns)
+{
+    if (poll(polls, count, clock_remaining_ms(deadline_ns)) >= 0)
+        return;
+    for (size_t i = 0; i < count; i++)
+        polls[i].revents = 0;
+    if (errno != EINTR)
+        poll(NULL, 0, NO_MEMORY_PAUSE_MS);
 }
 
 int64_t socket_round_trip_ns(int fd)

@@ -6,6 +6,7 @@
 #ifndef BHVD_SOCKET_H
 #define BHVD_SOCKET_H
 
+#include <poll.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -38,6 +39,8 @@ bhvd_status socket_write(int fd, const void *src, size_t size, size_t *moved);
 
 // Until one of these events of poll(), an error or a hang-up. BHVD_ERR_TIMEOUT, BHVD_ERR_PEER_LOST.
 bhvd_status socket_await(int fd, short events, int64_t deadline_ns);
+// Until one of them has an event; none may have, by the deadline or before.
+void socket_poll(struct pollfd *polls, size_t count, int64_t deadline_ns);
 
 // Between the two kernels, as far as the connection knows; 0: it does not.
 int64_t socket_round_trip_ns(int fd);
