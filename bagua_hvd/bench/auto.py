@@ -1,104 +1,153 @@
-"""What auto chooses on some network, beside every plan that it may choose: `python -m bagua_hvd.bench.auto --hosts 2`.
+"""What `auto` chooses on a network, beside every plan that it may choose: is it the quickest, and never a loss?
 
-Each plan is pinned and timed, in the same job, and then Auto, after it has had --settle steps. Times are of a step, the
-slowest rank's, medians. The model and its memory are those of bagua_hvd.bench.algorithms.
+    python -m bagua_hvd.bench.auto --hosts 2 4 8 --rate 100mbit 1gbit --delay 0 5 20         as root
+    python -m bagua_hvd.bench.auto --hosts 1 --per-host 2                                    one host
+
+Ranks of bench/laboratory.py, whose computing is slept and whose communication is real. Every plan is pinned and timed,
+then `auto` itself when it has settled: alone, which may choose how gradients are cut into buckets, and up to E1, which
+may send codes without memory. Appends records "choice"; what has one that counts is not measured again.
 """
 import argparse
-import json
-import os
-import statistics
-import subprocess
+import itertools
 import sys
-import tempfile
 import time
-from pathlib import Path
 
-from bagua_hvd.bench import records, report
-from bagua_hvd.bench.algorithms import KEEP_MEMORY, WIDTH, _model
-from bagua_hvd.bench.hosts import Hosts, why_impossible
+from bagua_hvd.algorithms import auto
+from bagua_hvd.bench import laboratory, profiles, records, report
+from bagua_hvd.bench.hosts import why_impossible
+from bagua_hvd.core.variables import MIB
 
-
-def _timed(algorithm, options, settle):
-    """(seconds of each step, what was used at the end) of a training on this rank."""
-    import torch
-
-    import bagua_hvd.torch as hvd
-
-    torch.manual_seed(0)
-    model = _model(options.parameters)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-4), model.named_parameters(),
-                                         algorithm=algorithm)
-    batch = torch.randn(options.batch, WIDTH)
-    taken = []
-    for number in range(settle + options.steps):
-        began = time.perf_counter()
-        optimizer.zero_grad()
-        model(batch).square().mean().backward()
-        optimizer.step()
-        if number >= settle:
-            taken.append(time.perf_counter() - began)
-    return taken, algorithm.plan(optimizer.reducer.model)["algorithm"]
+EXPERIMENT = "choice"
+MODELS = "mobilenet", "gru", "transformer256"
+UP_TO, WINDOW = "E1", 4
+ALLOWED = 1.1               # of the best plan's time
+SLOWER = 1.03               # than gradient_allreduce
+EXACT = "gradient_allreduce"
+BOTH = {"auto": "E0", "auto, up to E1": UP_TO}
 
 
-def _rank(options):
-    import torch
-
-    import bagua_hvd.torch as hvd
-    from bagua_hvd.algorithms import Auto
-
-    hvd.init()
-    torch.set_num_threads(1)
-    rows = []
-    for plan in [*Auto(up_to=options.up_to).algorithms, None]:
-        pinned = None if plan is None else {"algorithm": plan}
-        taken, used = _timed(Auto(up_to=options.up_to, plan=pinned, window=options.window), options,
-                             3 if pinned else options.settle)
-        slowest = hvd.allreduce(torch.tensor(taken), op=hvd.Max, name="taken").tolist()
-        rows.append((plan, used, slowest))
-    if hvd.rank() == 0:
-        Path(options.rows).write_text(json.dumps(rows))
-    hvd.shutdown()
+def plans():
+    """{label: (algorithm, bytes of a bucket)} of all that may be chosen."""
+    return {name if size is None else f"{name}, {size // MIB} MiB": (name, size)
+            for name in auto.Auto(up_to=UP_TO).algorithms for size in auto.BUCKET_BYTES}
 
 
-def main():
-    """The program."""
-    parser = argparse.ArgumentParser(prog="python -m bagua_hvd.bench.auto", description=__doc__)
-    parser.add_argument("--hosts", type=int, default=2, help="network namespaces, a rank on each; default 2")
-    parser.add_argument("--rate", default="1gbit", help="of each host's link, as tc writes it; default 1gbit")
-    parser.add_argument("--delay", type=float, help="ms, one way; default: none, packets go through the kernel alone")
-    parser.add_argument("--parameters", type=int, default=4_000_000, help="of the model, about; default 4,000,000")
-    parser.add_argument("--batch", type=int, default=4, help="per rank; default 4")
-    parser.add_argument("--steps", type=int, default=10, help="timed, of each; default 10")
-    parser.add_argument("--settle", type=int, default=60, help="steps that Auto has before; default 60")
-    parser.add_argument("--window", type=int, default=5, help="of Auto; default 5 steps")
-    parser.add_argument("--up-to", default="E1", help="default E1")
-    parser.add_argument("--record", action="store_true", help="append to docs/results/records/auto.jsonl")
-    parser.add_argument("--rows", help=argparse.SUPPRESS)       # this process is a rank
-    options = parser.parse_args()
-    if options.rows:
-        _rank(options)
-        return
-    if why_impossible():
-        parser.error(why_impossible())
-    with tempfile.TemporaryDirectory() as folder, Hosts(options.hosts, options.rate, options.delay) as hosts, \
-            hosts.job(options.hosts) as variables:
-        rows = Path(folder, "rows.json")
-        subprocess.run(
-            [sys.executable, "-m", "bagua_hvd.runner.launch", "-np", str(options.hosts), sys.executable, "-m",
-             "bagua_hvd.bench.hosts", sys.executable, "-m", "bagua_hvd.bench.auto", *sys.argv[1:], "--rows",
-             str(rows)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **KEEP_MEMORY, **variables}, check=True)
-        measured = json.loads(rows.read_text())
-    medians = {plan or "auto": statistics.median(taken) for plan, _, taken in measured}
-    best = min((seconds, plan) for plan, seconds in medians.items() if plan != "auto")
-    lines = [(plan, f"{seconds * 1e3:.1f}", f"{seconds / best[0]:.2f}") for plan, seconds in medians.items()]
-    print(report.table(("plan", "ms a step", "of the best"), lines, left=1))
-    print(f"auto used {measured[-1][1]}; the quickest was {best[1]}")
-    if options.record:
-        setting = {name: value for name, value in vars(options).items() if name not in ("rows", "record")}
-        samples = {plan or "auto": ("s", taken) for plan, _, taken in measured}
-        records.append("auto", {**setting, "used": measured[-1][1]}, samples, shared=True)
+def ways():
+    """For laboratory.run()."""
+    pinned = {label: ("auto", {"up_to": UP_TO, "plan": {"algorithm": name, "bucket_bytes": size}}, 1)
+              for label, (name, size) in plans().items()}
+    # The exact one as users have it, and beside it what is to be compared with it.
+    return {**pinned, EXACT: (EXACT, {}, 1),
+            **{label: ("auto", {"up_to": up_to, "window": WINDOW}, 1) for label, up_to in BOTH.items()}}
+
+
+def chosen(record):
+    """The label of the plan that was in use."""
+    place, size = record.samples["plan"].values
+    names = list(auto.Auto(up_to=BOTH[record.setting["way"]]).algorithms)
+    return next(label for label, plan in plans().items() if plan == (names[int(place)], int(size) or None))
+
+
+def _cells(per_host=1):
+    """[((model, hosts, rate, delay), {way: record})] of everything that was measured."""
+    settings = dict.fromkeys(
+        (record.setting["model"], record.setting["hosts"], record.setting["rate"], record.setting["delay_ms"])
+        for record in records.read(EXPERIMENT, per_host=per_host))
+    return [(setting, laboratory.newest(EXPERIMENT, per_host=per_host, **dict(zip(
+        ("model", "hosts", "rate", "delay_ms"), setting, strict=True)))) for setting in sorted(settings)]
+
+
+def _compared(per_host=1):
+    """(setting, way of auto, its record, the best plan allowed to it, its time to the best's, to gradient_allreduce's).
+
+    The last three are None where something does not count.
+    """
+    for setting, found in _cells(per_host):
+        for label in BOTH:
+            mine, exact = found.get(label), found.get(EXACT)
+            if mine is None:
+                continue
+            names = auto.Auto(up_to=BOTH[label]).algorithms
+            rivals = {each: found[each] for each, (name, _) in plans().items() if name in names and each in found}
+            if laboratory.why_not(mine) or exact is None or laboratory.why_not(exact):
+                yield setting, label, mine, None, None, None
+                continue
+            times = {each: laboratory.ms(record) for each, record in rivals.items() if not laboratory.why_not(record)}
+            best = min([*times, EXACT], key=lambda each: times.get(each, laboratory.ms(exact)))
+            took = laboratory.ms(mine)
+            yield setting, label, mine, best, took / times.get(best, laboratory.ms(exact)), took / laboratory.ms(exact)
+
+
+def table(way, per_host="1"):
+    """What auto needed, to the best plan that it may choose; and what it had chosen where it lost."""
+    way, rows = way.replace("+", ", ").replace("_", " "), {}
+    delays = sorted({setting[3] for setting, *_ in _compared(int(per_host))})
+    for (model, hosts, rate, delay), label, mine, best, to_best, _ in _compared(int(per_host)):
+        if label == way:
+            cell = f"not measurable ({laboratory.why_not(mine) or EXACT})" if best is None else f"{to_best:.2f}" + (
+                f", {chosen(mine)}; {best}" if to_best > ALLOWED else "")
+            rows.setdefault((model, hosts, rate), {})[delay] = cell
+    if not rows:
+        return "Nothing measured yet."
+    return report.table(("model", "hosts", "rate", *(f"{delay:g} ms" for delay in delays)), [
+        (f"`{model}`", str(hosts), rate, *(cells.get(delay, "") for delay in delays))
+        for (model, hosts, rate), cells in rows.items()], left=1)
+
+
+def counted(way, against="best", per_host="1"):
+    """In how many cells auto was within its limit, of those that count."""
+    way = way.replace("+", ", ").replace("_", " ")
+    column, limit = (4, ALLOWED) if against == "best" else (5, SLOWER)
+    ratios = [row[column] for row in _compared(int(per_host)) if row[1] == way and row[3] is not None]
+    return f"{sum(ratio <= limit for ratio in ratios)} of {len(ratios)}" if ratios else "none"
+
+
+def worst(way, against="best", per_host="1"):
+    """The largest ratio of those that count."""
+    way = way.replace("+", ", ").replace("_", " ")
+    ratios = [row[4 if against == "best" else 5] for row in _compared(int(per_host)) if row[1] == way and row[3]]
+    return f"{max(ratios):.2f}" if ratios else "?"
+
+
+def main(arguments=None):
+    """The program. Returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bagua_hvd.bench.auto", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=profiles.MODELS)
+    parser.add_argument("--hosts", nargs="+", type=int, default=[2, 4, 8])
+    parser.add_argument("--per-host", type=int, default=1, help="ranks; default 1")
+    parser.add_argument("--rate", nargs="+", default=["100mbit", "1gbit"])
+    parser.add_argument("--delay", nargs="+", type=float, default=[0.0], metavar="MS", help="one way; default 0")
+    parser.add_argument("--ways", nargs="+", default=list(ways()), choices=ways(), metavar="WAY",
+                        help="; ".join(ways()))
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each way, about; default 2")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no network begins")
+    parser.add_argument("--again", action="store_true", help="also what has a record that counts")
+    parser.add_argument("--folder", default=records.FOLDER, help="of the records")
+    options = parser.parse_args(arguments)
+    if problem := why_impossible():
+        parser.error(problem)
+    until = time.monotonic() + 60 * options.minutes
+    for model in options.models:
+        profile = profiles.load(model)
+        for count, rate, delay in itertools.product(options.hosts, options.rate, options.delay):
+            if time.monotonic() > until:
+                return 0
+            found = {} if options.again else laboratory.newest(
+                EXPERIMENT, options.folder, per_host=options.per_host, model=model, hosts=count, rate=rate,
+                delay_ms=delay)
+            missing = {label: way for label, way in ways().items() if label in options.ways and not (
+                label in found and not laboratory.why_not(found[label]))}
+            if not missing:
+                continue
+            for record in laboratory.run(
+                    count, rate, delay, missing, model, options.per_host, seconds=options.seconds,
+                    experiment=EXPERIMENT, folder=options.folder, profile=profile, tries=1):
+                said = record.setting["way"]
+                print(f"{model}, {count} hosts, {rate}, {delay:g} ms, {said:28}{laboratory.ms(record):9.1f} ms "
+                      f"{laboratory.why_not(record)} {chosen(record) if said in BOTH else ''}", flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

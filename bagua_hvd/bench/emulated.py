@@ -185,6 +185,13 @@ class _Rank:
         optimizer.step()
         return time.perf_counter() - before
 
+    def plan(self):
+        """Of Auto: (the place of what it uses among its algorithms, bytes of a bucket or 0: as set)."""
+        optimizer = self._cell[2]
+        algorithm = optimizer.algorithm
+        used = algorithm.plan(optimizer.reducer.model)
+        return list(algorithm.algorithms).index(used["algorithm"]), used["bucket_bytes"] or 0
+
     def measure(self, steps, seconds):
         """So many steps, or, with `seconds`, as many as fit in: their seconds, and what of the processor they took."""
         pace = self._cell[0]

@@ -15,6 +15,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 
 # Before anything loads a library that reads it, for all ranks are children of this process.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
@@ -25,10 +26,12 @@ from bagua_hvd.bench.hosts import Hosts, why_impossible  # noqa: E402
 from bagua_hvd.bench.network import bytes_per_s  # noqa: E402
 
 BUSY, QUEUED, REACHED, STEADY = 0.7, 0.5, 0.95, 1.25
+SETTLES = 60                    # steps that `auto` has to choose, and to see whether it was right, with a window of 4
 TRIES = 2
 DATA = 1448 / 1514              # of a full frame
 WARM = {"warmup_steps": 1}
 # label: (what trains, its arguments, steps in a period). Warm-ups last for one step, which is not measured.
+Ways = Mapping[str, tuple[str, dict, int]]
 WAYS: dict[str, tuple[str, dict, int]] = {
     "none": ("none", {}, 1), "ddp": ("ddp", {}, 1), "ddp, fp16 hook": ("ddp_fp16", {}, 1),
     "ddp, PowerSGD hook": ("ddp_powersgd", {}, 1),
@@ -55,12 +58,16 @@ def _cell(ranks, hosts, way, arguments, period, slowness, seconds):
     """The samples of one cell."""
     in_rounds = way.startswith("async")
     each = [(way, arguments, slow) for slow in slowness]
-    one = max(ranks.call("prepare", max(2, period if period < 16 else 2), each=each))
+    warmup = SETTLES if way == "auto" and "plan" not in arguments else max(2, period if period < 16 else 2)
+    one = max(ranks.call("prepare", warmup, each=each))
     steps = max(2, min(12, round(seconds / one)))
     steps = -(-steps // period) * period
     hosts.carrier.report()
     found = ranks.call("measure", steps, seconds if in_rounds else 0)
     carried = hosts.carrier.report()
+    plans = {tuple(plan) for plan in ranks.call("plan")} if way == "auto" else set()
+    if len(plans) > 1:
+        raise RuntimeError(f"ranks have chosen differently: {plans}")
     elapsed = max(rank["elapsed"] for rank in found)
     made = sum(rank["made"] for rank in found)
     processor = sum(rank["cpu"] for rank in found) / elapsed + carried.share
@@ -72,15 +79,16 @@ def _cell(ranks, hosts, way, arguments, period, slowness, seconds):
         "dropped": ("packets", [carried.dropped]),
         "processor": ("share of all cores", [processor / len(os.sched_getaffinity(0))]),
         "carrier": ("share of a core", [carried.share]),
+        **({"plan": ("place, bytes", plans.pop())} if plans else {}),
     }
 
 
 def run(hosts_count, rate, delay, ways, model="resnet18", per_host=1, slow=1.0, environment=None, seconds=4.0,
-        experiment="step", folder=records.FOLDER, ranks=None, where=None, profile=None, pace=1.0):
+        experiment="step", folder=records.FOLDER, ranks=None, where=None, profile=None, pace=1.0, tries=TRIES):
     """Measures the cells of one network; yields the records.
 
     Args:
-        delay: milliseconds, one way. slow: how much longer the last rank computes. environment: variables of the ranks.
+        ways: as WAYS. delay: milliseconds, one way. slow: how much longer the last rank computes. environment: variables of the ranks.
         ranks, where: those of an earlier call, whose network is changed; else they are made.
         profile: instead of the model's. pace: so many times faster all ranks compute, as with an accelerator.
     """
@@ -88,17 +96,17 @@ def run(hosts_count, rate, delay, ways, model="resnet18", per_host=1, slow=1.0, 
         with Hosts(hosts_count, rate, delay) as where:
             with Ranks(where, profile or profiles.load(model), per_host, environment) as ranks:
                 yield from run(hosts_count, rate, delay, ways, model, per_host, slow, environment, seconds, experiment,
-                               folder, ranks, where, profile, pace)
+                               folder, ranks, where, profile, pace, tries)
         return
     where.change(rate=rate, delay=float(delay))
     reached: list[float] = []
     done = None
-    for label, attempt in itertools.product(ways, range(TRIES)):
+    for label, attempt in itertools.product(ways, range(tries)):
         if attempt and not why_not(done):
             continue
         if not reached or attempt:
             reached = [found / bytes_per_s(rate) / DATA for found in plain.throughput(where, 1.5, 1 + delay / 20)]
-        way, arguments, period = WAYS[label]
+        way, arguments, period = ways[label]
         slowness = [1 / pace] * (ranks.size - 1) + [slow / pace]
         samples = _cell(ranks, where, way, arguments, period, slowness, seconds)
         setting = {"model": model, "hosts": hosts_count, "per_host": per_host, "rate": rate, "delay_ms": delay,
@@ -108,19 +116,23 @@ def run(hosts_count, rate, delay, ways, model="resnet18", per_host=1, slow=1.0, 
         yield done
 
 
+def _period(record):
+    return WAYS[record.setting["way"]][2] if record.setting["way"] in WAYS else 1
+
+
 def ms(record):
     """Of a step: by the mean of the ranks' rates, of which each has its own pace.
 
     A rank's is of its median step, since a machine that others use stops now and then; of the mean, where steps differ.
     """
-    middle = statistics.median if WAYS[record.setting["way"]][2] == 1 else statistics.fmean
+    middle = statistics.median if _period(record) == 1 else statistics.fmean
     rates = [1 / middle(samples.values) for name, samples in record.samples.items() if name.startswith("step of rank")]
     return 1e3 / statistics.fmean(rates)
 
 
 def spread(record):
     """(shortest, longest) step of the slowest rank, in ms; of periods, where steps differ."""
-    period = WAYS[record.setting["way"]][2]
+    period = _period(record)
     steps = [samples.values for name, samples in record.samples.items() if name.startswith("step of rank")]
     slowest = [max(times) for times in zip(*steps, strict=False)]
     means = [statistics.fmean(slowest[at:at + period]) for at in range(0, len(slowest), period)]
@@ -141,7 +153,7 @@ def why_not(record):
     if record.samples["carrier"].values[0] > BUSY:
         return "carrier"
     steps = record.samples["step of rank 0"].values
-    if WAYS[record.setting["way"]][2] == 1 and statistics.median(steps) > STEADY * min(steps):
+    if _period(record) == 1 and statistics.median(steps) > STEADY * min(steps):
         return "unsteady"
     return "" if min(record.samples["plain TCP"].values) >= REACHED else "plain TCP"
 
@@ -184,7 +196,8 @@ def main(arguments=None):
             with Ranks(where, profile, options.per_host, environment) as ranks:
                 for rate in options.rate:
                     for delay in options.delay:
-                        for record in run(count, rate, delay, options.ways, options.model, options.per_host,
+                        ways = {label: WAYS[label] for label in options.ways}
+                        for record in run(count, rate, delay, ways, options.model, options.per_host,
                                           options.slow, environment, options.seconds, options.experiment,
                                           options.folder, ranks, where, profile, options.pace):
                             print(f"{count} hosts, {rate}, {delay:g} ms, {json.dumps(environment)}, "

@@ -1,6 +1,6 @@
 """When the gradients of a real model are ready: measured in a real backward pass, kept as records, released by timers.
 
-    python -m bagua_hvd.bench.profiles resnet18 vgg11 lstm transformer
+    python -m bagua_hvd.bench.profiles resnet18 vgg11 lstm transformer mobilenet gru transformer256
 
 A record "profile": setting: model, batch and shapes; samples: seconds of the forward pass, of the backward pass, of the
 optimizer's step (SGD with momentum), and, by parameter, from the beginning of the backward pass to its gradient.
@@ -96,7 +96,46 @@ def _transformer(torch):
         torch.randint(0, 10000, (1, 128))
 
 
-MODELS = {"resnet18": _resnet18, "vgg11": _vgg11, "lstm": _lstm, "transformer": _transformer}
+def _mobilenet(torch):
+    nn = torch.nn
+
+    def layer(inward, outward, size, stride, groups=1):
+        return [nn.Conv2d(inward, outward, size, stride, size // 2, groups=groups, bias=False),
+                nn.BatchNorm2d(outward), nn.ReLU()]
+
+    layers, inward = layer(3, 32, 3, 2), 32
+    for outward, stride in ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2),
+                            (1024, 1)):                         # arXiv:1704.04861
+        layers += layer(inward, inward, 3, stride, inward) + layer(inward, outward, 1, 1)
+        inward = outward
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1024, 1000)), \
+        torch.randn(1, 3, 128, 128)
+
+
+def _gru(torch):
+    nn = torch.nn
+
+    class Gru(nn.Module):           # type: ignore[name-defined]
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.gru = nn.Embedding(2000, 256), nn.GRU(256, 512, batch_first=True)
+            self.head = nn.Linear(512, 2000)
+
+        def forward(self, x):
+            return self.head(self.gru(self.embedding(x))[0])
+
+    return Gru(), torch.randint(0, 2000, (2, 32))
+
+
+def _transformer256(torch):
+    nn = torch.nn
+    layer = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
+    return nn.Sequential(nn.Embedding(1000, 256), nn.TransformerEncoder(layer, 4), nn.Linear(256, 1000)), \
+        torch.randint(0, 1000, (1, 64))
+
+
+MODELS = {"resnet18": _resnet18, "vgg11": _vgg11, "lstm": _lstm, "transformer": _transformer, "mobilenet": _mobilenet,
+          "gru": _gru, "transformer256": _transformer256}
 
 
 def measure(model):

@@ -29,6 +29,7 @@ SMALL = ("none", "gradient_allreduce", "bytegrad", "async")
 RELAXED = ("gradient_allreduce", "bytegrad", "doublesqueeze", "decentralized, shift_one", "choco", "local_sgd",
            "diloco, 16", "async")
 NEAR = 1.1
+MAPPED = "resnet18", "vgg11", "lstm", "transformer"
 COLUMNS = ("way", "ms per step", "shortest to longest", "MB sent", "speed", "to quality")
 CURVE = ("ddp", "gradient_allreduce", "bytegrad", "doublesqueeze", "decentralized, shift_one", "local_sgd", "async")
 QUALITY_CURVE = ("ddp", "gradient_allreduce", "bytegrad", "terngrad", "topk", "doublesqueeze", "choco",
@@ -371,7 +372,7 @@ def draw_documentation():
     """The pictures of the documentation, from its records."""
     draw_curve(DOCS / "tradeoff.svg")
     draw_time_to_quality(DOCS / "time-to-quality.svg")
-    draw_map(DOCS / "results" / "tradeoff-map.png", [profiles.load(model) for model in profiles.MODELS])
+    draw_map(DOCS / "results" / "tradeoff-map.png", [profiles.load(model) for model in MAPPED])
     columns = {}
     for rate in ("1gbit", "100mbit"):
         found = laboratory.newest(rate=rate, hosts=8, delay_ms=0.0, slow=1.0, model="resnet18", environment={})
@@ -383,7 +384,8 @@ def draw_documentation():
 
 def _measure(options, profile):
     folder = options.output or "."
-    found = laboratory.run(options.hosts, options.rate, options.delay, options.ways, profile.model,
+    ways = {label: laboratory.WAYS[label] for label in options.ways}
+    found = laboratory.run(options.hosts, options.rate, options.delay, ways, profile.model,
                            seconds=options.seconds, experiment="tradeoff", folder=folder, profile=profile)
     for record in found:
         if why := laboratory.why_not(record):

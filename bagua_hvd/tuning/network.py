@@ -45,8 +45,8 @@ class Measured(NamedTuple):
     spent: int
     crowded: bool
 
-    def network(self) -> Network:
-        """For the simulator: hosts, each with one rank."""
+    def network(self, seen: float = 0.0) -> Network:
+        """For the simulator: hosts, each with one rank. seen: bytes a second that training has got through since."""
         n = self.ranks.ends
         one_way = max(allreduces(n, [_SMALL_BYTES], Network(1.0, _FASTEST)))     # how many hops that is
         latency = max(self.small, 1) * 1e-6 / one_way
@@ -54,7 +54,7 @@ class Measured(NamedTuple):
         seconds = max(self.large * 1e-6 - waiting, 0.1 * self.large * 1e-6, 1e-9)
         rate = on_the_line(self.nbytes, n) / seconds        # and packets' headers
         rate *= max(allreduces(n, [self.nbytes], Network(latency, rate))) / (waiting + seconds)
-        return Network(latency, min(_FASTEST, rate))
+        return Network(latency, min(_FASTEST, max(rate, seen)))
 
     def words(self) -> str:
         """For people."""

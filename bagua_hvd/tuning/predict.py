@@ -28,11 +28,12 @@ class Predictor:
     Args:
         codecs: in the order of Measured's.
         overlaps: whether buckets travel while the backward pass goes on.
+        seen: bytes a second that a rank has sent in training, which the line must be able to carry.
     """
 
-    def __init__(self, measured: Measured, codecs: Sequence[object], overlaps: bool = True) -> None:
+    def __init__(self, measured: Measured, codecs: Sequence[object], overlaps: bool = True, seen: float = 0.0) -> None:
         self._ends = measured.ranks.ends
-        self._network = measured.network()
+        self._network = measured.network(seen)
         self._ps = {codec: (measured.encode[place], measured.decode[place]) for place, codec in enumerate(codecs)}
         self._crowded = measured.crowded
         self._overlaps = overlaps
@@ -61,6 +62,11 @@ class Predictor:
             computed += codes if self._crowded else 0.0         # the backward pass has to wait for it
         backward = window.backward * 1e-6 + computed
         return max(1, round((max(backward, done) - backward + computed) * 1e6) + window.computing)
+
+
+def on_the_lines(parts: Sequence[Part], ends: int) -> float:
+    """Bytes that each of so many lines carries in a step."""
+    return sum(on_the_line(part.cost.allreduced, ends) + part.cost.sent for part in parts)
 
 
 @lru_cache(maxsize=512)

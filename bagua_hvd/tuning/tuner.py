@@ -16,10 +16,10 @@ from bagua_hvd.core.log import logger
 from bagua_hvd.training.buckets import Bucket, partition
 from bagua_hvd.training.model import Model
 from bagua_hvd.training.timing import Timing
-from bagua_hvd.tuning.cost import allreduced
+from bagua_hvd.tuning.cost import Ranks, allreduced
 from bagua_hvd.tuning.hysteresis import Hysteresis, Verdict
 from bagua_hvd.tuning.network import Measured, measure
-from bagua_hvd.tuning.predict import Part, Predictor
+from bagua_hvd.tuning.predict import Part, Predictor, on_the_lines
 from bagua_hvd.tuning.record import Decision, Record
 from bagua_hvd.tuning.window import Window, window
 
@@ -208,22 +208,25 @@ class Tuner:
     def predict(self, figures: Window, measured: Measured) -> list[int]:
         """us of a step by each plan."""
         overlaps = bool(variables.read("BAGUA_OVERLAP")) and not self._model.delay
-        predictor = Predictor(measured, self._codecs, overlaps)
+        parts = [self._parts(plan, measured.ranks) for plan in self._plans]
+        # Measuring may have met the line at a bad moment, or with a schedule that was chosen for another one.
+        now = on_the_lines(parts[self._plans.index(self.plan)], measured.ranks.ends)
+        predictor = Predictor(measured, self._codecs, overlaps, seen=now * 1e6 / max(1, figures.step))
+        return [predictor.step_us(each, figures) for each in parts]
+
+    def _parts(self, plan: Plan, ranks: Ranks) -> list[Part]:
         members = {index: member for bucket in self._model.gradients for index, member in bucket.members.items()}
         whole = sum(member.nbytes for member in members.values())
-        predicted = []
-        for plan in self._plans:
-            parts, done = [], 0
-            cut = [list(bucket.members) for bucket in self._model.gradients] if self._model.cut_by_user else \
-                partition({index: members[index] for index in reversed(members)}, plan.bucket_bytes)
-            for indices in cut:
-                dtype, elements = members[indices[0]].dtype, sum(members[index].count for index in indices)
-                done += elements * native.dtype_size(dtype)
-                takes = plan.algorithm.takes(dtype)
-                cost = plan.algorithm.cost(elements, dtype, measured.ranks) if takes else allreduced(elements, dtype)
-                parts.append(Part(done / max(1, whole), cost))
-            predicted.append(predictor.step_us(parts, figures))
-        return predicted
+        parts, done = [], 0
+        cut = [list(bucket.members) for bucket in self._model.gradients] if self._model.cut_by_user else \
+            partition({index: members[index] for index in reversed(members)}, plan.bucket_bytes)
+        for indices in cut:
+            dtype, elements = members[indices[0]].dtype, sum(members[index].count for index in indices)
+            done += elements * native.dtype_size(dtype)
+            takes = plan.algorithm.takes(dtype)
+            cost = plan.algorithm.cost(elements, dtype, ranks) if takes else allreduced(elements, dtype)
+            parts.append(Part(done / max(1, whole), cost))
+        return parts
 
     def _keep(self) -> None:
         self._model.state.forget(STATE)

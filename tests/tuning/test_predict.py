@@ -9,7 +9,7 @@ from bagua_hvd.training.timing import StepTimes
 from bagua_hvd.tuning.cost import Ranks, allreduced, coded
 from bagua_hvd.tuning.hysteresis import GAIN_PERCENT, STAYS_STEPS, Hysteresis
 from bagua_hvd.tuning.network import LONGEST_US, SIZES, Measured, longer
-from bagua_hvd.tuning.predict import Part, Predictor
+from bagua_hvd.tuning.predict import Part, Predictor, on_the_lines
 from bagua_hvd.tuning.window import POINTS, Window, window
 
 CODECS = float16, block(8), minmax_uint8
@@ -67,6 +67,17 @@ def test_a_far_line_is_measured_by_large_messages():
     small, large = 60_000, 60_500
     assert all(longer(small, SIZES[0], large, size) < LONGEST_US for size in SIZES)
     assert longer(1000, SIZES[0], 60_000, SIZES[1]) > LONGEST_US        # 4 Mbit/s
+
+
+def test_a_line_carries_what_training_has_sent():
+    """Measured 20 times too slow, by an allreduce made for another line: the steps themselves know better."""
+    parts, slow = exact(), measured(large=400_000)
+    assert on_the_lines(parts, 2) == 4 * (1 << 20)      # 2 (n - 1) / n of each bucket, float32
+    assert slow.network(seen=50e6).bytes_per_s == 50e6
+    assert slow.network(seen=1.0) == slow.network()
+    seen = Predictor(slow, CODECS, seen=50e6).step_us(parts, STEP)
+    assert seen < step_us(parts, large=400_000) / 4
+    assert seen == pytest.approx(1e6 * 4 * (1 << 20) / 50e6, rel=0.3)
 
 
 def test_a_line_that_hides_nothing():
