@@ -78,9 +78,14 @@ def _compared(per_host=1):
             yield setting, label, mine, best, took / times.get(best, laboratory.ms(exact)), took / laboratory.ms(exact)
 
 
+def _label(way):
+    """As pages write it, without spaces -> as records do."""
+    return way.replace("+", ", ").replace("_", " ")
+
+
 def table(way, per_host="1"):
     """What auto needed, to the best plan that it may choose; and what it had chosen where it lost."""
-    way, rows = way.replace("+", ", ").replace("_", " "), {}
+    way, rows = _label(way), {}
     delays = sorted({setting[3] for setting, *_ in _compared(int(per_host))})
     for (model, hosts, rate, delay), label, mine, best, to_best, _ in _compared(int(per_host)):
         if label == way:
@@ -96,7 +101,7 @@ def table(way, per_host="1"):
 
 def counted(way, against="best", per_host="1"):
     """In how many cells auto was within its limit, of those that count."""
-    way = way.replace("+", ", ").replace("_", " ")
+    way = _label(way)
     column, limit = (4, ALLOWED) if against == "best" else (5, SLOWER)
     ratios = [row[column] for row in _compared(int(per_host)) if row[1] == way and row[3] is not None]
     return f"{sum(ratio <= limit for ratio in ratios)} of {len(ratios)}" if ratios else "none"
@@ -104,7 +109,7 @@ def counted(way, against="best", per_host="1"):
 
 def worst(way, against="best", per_host="1"):
     """The largest ratio of those that count."""
-    way = way.replace("+", ", ").replace("_", " ")
+    way = _label(way)
     ratios = [row[4 if against == "best" else 5] for row in _compared(int(per_host)) if row[1] == way and row[3]]
     return f"{max(ratios):.2f}" if ratios else "?"
 
