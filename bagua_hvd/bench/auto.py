@@ -36,7 +36,7 @@ def ways():
     """For laboratory.run()."""
     pinned = {label: ("auto", {"up_to": UP_TO, "plan": {"algorithm": name, "bucket_bytes": size}}, 1)
               for label, (name, size) in plans().items()}
-    # The exact one as users have it, and beside it what is to be compared with it.
+    # The exact one in default buckets as users have it, without auto.
     return {**pinned, EXACT: (EXACT, {}, 1),
             **{label: ("auto", {"up_to": up_to, "window": WINDOW}, 1) for label, up_to in BOTH.items()}}
 
@@ -85,7 +85,8 @@ def _label(way):
 
 def table(way, per_host="1"):
     """What auto needed, to the best plan that it may choose; and what it had chosen where it lost."""
-    way, rows = _label(way), {}
+    way = _label(way)
+    rows: dict[tuple, dict[float, str]] = {}
     delays = sorted({setting[3] for setting, *_ in _compared(int(per_host))})
     for (model, hosts, rate, delay), label, mine, best, to_best, _ in _compared(int(per_host)):
         if label == way:

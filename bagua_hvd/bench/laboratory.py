@@ -88,7 +88,8 @@ def run(hosts_count, rate, delay, ways, model="resnet18", per_host=1, slow=1.0, 
     """Measures the cells of one network; yields the records.
 
     Args:
-        ways: as WAYS. delay: milliseconds, one way. slow: how much longer the last rank computes. environment: variables of the ranks.
+        ways: as WAYS. delay: milliseconds, one way. slow: how much longer the last rank computes. environment:
+            variables of the ranks. tries: of a cell, until it counts.
         ranks, where: those of an earlier call, whose network is changed; else they are made.
         profile: instead of the model's. pace: so many times faster all ranks compute, as with an accelerator.
     """
