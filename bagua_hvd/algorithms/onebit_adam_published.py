@@ -7,10 +7,12 @@ As QAdam (qadam.py), but with 1 bit and errors e_i, and f_k of the chunk k = i:
 Wire after the warm-up: N/4 (n-1)/n bytes per rank.
 State: 4 (N + N/n) bytes of errors.
 Source: Tang et al., arXiv:2102.02888, algorithm 1; DeepSpeed's OnebitAdam until 0.19.  Differs: bias corrections,
-frozen with v, as in QAdam; one scale for a bucket instead of each tensor or all; m is 0 where v is.
+frozen with v, as in QAdam; one scale for a bucket instead of each tensor or all; m is 0 where v is; steps are
+bounded as there (bounded=False: they are not).
 
 Limits: all elements of a bucket receive a momentum of the same size, so those of small v make steps that are too large.
-Where v differs by orders of magnitude it diverges, unless the warm-up is very long: onebit_adam.py repairs that.
+Where v differs by orders of magnitude it diverges without the bound, unless the warm-up is very long: onebit_adam.py
+repairs that.
 """
 import numpy as np
 
@@ -26,8 +28,8 @@ class OneBitAdamPublished(QAdam):
 
     codec = sign_rms
 
-    def __init__(self, hierarchical: bool = False, warmup_steps: int | None = None) -> None:
-        super().__init__(hierarchical, warmup_steps)
+    def __init__(self, hierarchical: bool = False, warmup_steps: int | None = None, bounded: bool = True) -> None:
+        super().__init__(hierarchical, warmup_steps, bounded)
 
     def exchange(self, bucket: Bucket, m: np.ndarray, p: np.ndarray) -> Pending:
         group = bucket.model.group

@@ -7,15 +7,17 @@ frozen, and with the gradient g_i of rank i (weight decay lambda x added to it, 
     m   = C_LP_S(m_i)                               8 bits; the same on all ranks
     x   = x - gamma / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^T) + eps)
 
-where t counts all updates and T those before v was frozen. Decoupled weight decay (AdamW): x = x - gamma lambda x
-before. Where v = 0, an element has had no gradient in the warm-up (a row of an embedding that was never used): m stays
-0 there, or the division by sqrt(v) would blow up its first gradient.
+where t counts all updates and T those before v was frozen. An element's step m / (1 - beta1^t) / (...) is cut to
+[-c, c], c = max(1, (1 - beta1) / sqrt(1 - beta2)), at m_i and at m: no step of Adam's own is longer. Decoupled weight
+decay (AdamW): x = x - gamma lambda x before. Where v = 0, an element has had no gradient in the warm-up (a row of an
+embedding that was never used): m stays 0 there, or the division by sqrt(v) would blow up its first gradient.
 
 Wire after the warm-up: 2 N (n-1)/n bytes, as ByteGrad.
 Memory: none beyond Adam's, but 12 N bytes during a step.
 Source: Tang et al. (1-bit Adam), arXiv:2102.02888; BAGUA, arXiv:2107.01499.  Differs from BAGUA's: weight decay goes
 on after the warm-up; v's bias correction is frozen with v, or the steps would grow; the gradient of step T is not
-lost; m is 0 where v is.
+lost; m is 0 where v is; steps are bounded, since an element with hardly a gradient in the warm-up makes steps of
+hundreds of learning rates as soon as it has one (bounded=False: it may).
 """
 import numpy as np
 
@@ -35,6 +37,7 @@ class QAdam(Algorithm):
         hierarchical: full precision within hosts, codes between them.
         warmup_steps: T, steps of plain Adam, 1 or more; about a fifth of all. None: that of the optimizer, if it has
             such an attribute (hvd.QAdamOptimizer), else 100.
+        bounded: no element makes a longer step than any of Adam's own. False: as published.
     """
 
     safety = Safety.E2
@@ -45,8 +48,9 @@ class QAdam(Algorithm):
     replaces_step = True
     codec = minmax_uint8
 
-    def __init__(self, hierarchical: bool = True, warmup_steps: int | None = None) -> None:
+    def __init__(self, hierarchical: bool = True, warmup_steps: int | None = None, bounded: bool = True) -> None:
         self.hierarchical = hierarchical
+        self.bounded = bounded
         self.warmup_steps = None if warmup_steps is None else positive("warmup_steps", warmup_steps)
 
     def prepare(self, model: Model) -> None:
@@ -81,6 +85,7 @@ class QAdam(Algorithm):
                 g[part] += member.weight_decay * x[part]
             adam.m[part] = member.beta1 * adam.m[part] + (1 - member.beta1) * g[part]
         adam.m[adam.v == 0] = 0
+        self.bound(adam, p)
         return self.exchange(bucket, adam.m, p)
 
     def preconditioner(self, adam: FlatAdam, frozen_for: int) -> np.ndarray:
@@ -90,6 +95,12 @@ class QAdam(Algorithm):
             correction = np.sqrt(1 - member.beta2**(member.step - frozen_for))
             p[part] = p[part] / correction + (member.eps / correction if member.eps_corrected else member.eps)
         return p
+
+    def bound(self, adam: FlatAdam, p: np.ndarray) -> None:
+        """Cuts m to what makes the longest step."""
+        for member, part in adam.members if self.bounded else ():
+            longest = (1 - member.beta1 ** (member.step + 1)) * member.longest_step * p[part]
+            np.clip(adam.m[part], -longest, longest, out=adam.m[part])
 
     def exchange(self, bucket: Bucket, m: np.ndarray, p: np.ndarray) -> Pending:
         """Begins m <- C_LP_S(m)."""
@@ -106,6 +117,7 @@ class QAdam(Algorithm):
             x = adam.weights()
             adam.m = self.received(adam.m, p)
             adam.m[adam.v == 0] = 0     # again: some codecs have no 0
+            self.bound(adam, p)
             for member, part in adam.members:
                 x[part] -= self.update(member, adam.m[part], p[part], x[part])
             adam.save(x)

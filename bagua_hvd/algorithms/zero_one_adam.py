@@ -16,7 +16,7 @@ Wire: 8 N (n-1)/n bytes per rank in T_v, N/4 (n-1)/n in the rest of T_u, none in
 State: 8 N bytes of u_i and x_t', and 4 (N + N/n) of errors.
 Source: Lu et al., arXiv:2202.06009, algorithm 1; DeepSpeed's ZeroOneAdam until 0.19.  Differs: bias corrections; what
 T_v sends makes m, too, as in DeepSpeed, instead of being sent once more in bits; the decoupled weight decay of local
-steps acts when the ranks meet; m is 0 where v is.
+steps acts when the ranks meet; m is 0 where v is; steps are bounded as in QAdam (qadam.py), and u by as many.
 
 Limits: u has the momentum's unit, so all elements of a bucket move as far as those of small v can bear (see
 onebit_adam.py). Where the ranks' data differ much, local steps cost.
@@ -44,6 +44,7 @@ class ZeroOneAdam(QAdam):
         kappa: updates of v at each interval, 1 or more.
         local_scaler: steps until the interval of local steps doubles. max_interval: the largest, H; 1: no local steps.
         hierarchical: full precision within hosts, codes between them.
+        bounded: no element makes a longer step than any of Adam's own. False: as published.
     """
 
     safety = Safety.E3
@@ -52,8 +53,8 @@ class ZeroOneAdam(QAdam):
     codec = sign_rms
 
     def __init__(self, variance_steps: int = 1000, kappa: int = 16, local_scaler: int = 1000, max_interval: int = 16,
-                 hierarchical: bool = False) -> None:
-        super().__init__(hierarchical)
+                 hierarchical: bool = False, bounded: bool = True) -> None:
+        super().__init__(hierarchical, bounded=bounded)
         self.variance_steps = positive("variance_steps", variance_steps)
         self.kappa = positive("kappa", kappa)
         self.local_scaler = positive("local_scaler", local_scaler)
@@ -128,6 +129,7 @@ class ZeroOneAdam(QAdam):
         """(Adam's state with m_i, x_i after the rank's own step, p, the operation if the ranks meet)."""
         adam, _, x, p = self._begun(bucket, t)
         adam.m[adam.v == 0] = 0
+        self.bound(adam, p)
         state, count = bucket.state, len(adam.members)
         if self.synchronizes(t - 1) or "x" not in state and not state.loaded("x"):
             state["x"], state["u"], state["gamma"] = x.copy(), np.zeros_like(x), np.zeros((2, count))
@@ -152,6 +154,9 @@ class ZeroOneAdam(QAdam):
         u[adam.v == 0] = 0
         x[:] = bucket.state["x"]
         for place, (member, part) in enumerate(adam.members):
+            if self.bounded:
+                longest = gamma[1, place] * member.longest_step * p[part]
+                np.clip(u[part], -longest, longest, out=u[part])
             adam.m[part] = u[part] / gamma[0, place]
             decay = gamma[1, place] * member.weight_decay if member.decoupled else 0
             x[part] -= u[part] / p[part] + decay * x[part]

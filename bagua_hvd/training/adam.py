@@ -25,6 +25,11 @@ class AdamMember(NamedTuple):
     decoupled: bool
     eps_corrected: bool = False
 
+    @property
+    def longest_step(self) -> float:
+        """Of one element, in learning rates, whatever its gradients: Kingma and Ba, arXiv:1412.6980, section 2.1."""
+        return float(max(1.0, (1 - self.beta1) / (1 - self.beta2) ** 0.5))
+
 
 class Adam:
     """An Adam optimizer of a front end.

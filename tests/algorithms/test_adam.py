@@ -6,6 +6,7 @@ In the warm-up, Adam on the mean gradient. Then, v frozen after T updates, with 
     x   = x - gamma / (1 - beta1^t) m / p, p = sqrt(v) / sqrt(1 - beta2^T) + eps    (AdamW: x -= gamma lambda x before)
 
 onebit_adam: m = p C_LP_S(m_i / p), onebit_adam_published: m = C_LP_S(m_i), both with errors. Where v = 0, m = 0.
+Unless bounded=False m_i and m are cut to (1 - beta1^t) p c, where c = max(1, (1 - beta1) / sqrt(1 - beta2)).
 """
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def run(algorithm, codec, feedback, make_optimizer, hosts=None, scaled=False):
     decay, decoupled = optimizer.param_groups[0]["weight_decay"], isinstance(optimizer, torch.optim.AdamW)
     places, errors = buckets_of(optimizer), Errors(two_levels=hosts is not None)
     m = v = np.zeros_like(start(0, False))
-    under_scale = Scaled(model, optimizer)
+    under_scale, cut = Scaled(model, optimizer), 0
     silent, every_third = dyadic(9) < -0.8, np.arange(len(m)) % 3 == 0
     for t in range(STEPS):
         x = flat(model)
@@ -67,11 +68,16 @@ def run(algorithm, codec, feedback, make_optimizer, hosts=None, scaled=False):
             assert_near(of_adam(optimizer, "exp_avg"), m, what)
         else:
             before, m = m, np.empty_like(x)
+            longest = (1 - BETA1 ** (t + 1)) * max(1.0, (1 - BETA1) / (1 - BETA2) ** 0.5)
+
+            def bound(m, p, most=longest if optimizer.algorithm.bounded else np.inf):
+                return np.minimum(np.maximum(m, -most * p), most * p)
+
             p = (np.sqrt(v) / np.sqrt(1 - BETA2**WARMUP) + EPS).astype(F)
             for b, at in enumerate(places):
                 l2 = [g[at] if decoupled or not decay else g[at] + decay * x[at] for g in gs]
                 m_i = [BETA1 * before[at] + (1 - BETA1) * g for g in l2]
-                m_i = [np.where(v[at] == 0, F(0), value) for value in m_i]
+                m_i = [bound(np.where(v[at] == 0, F(0), value), p[at]) for value in m_i]
                 if feedback:
                     of_bucket = errors.of(b, n, len(at))
                     unit = p[at] if isinstance(optimizer.algorithm, OneBitAdam) else F(1)
@@ -79,6 +85,8 @@ def run(algorithm, codec, feedback, make_optimizer, hosts=None, scaled=False):
                 else:
                     m[at] = c_lp_s(codec, m_i, hosts=hosts)
             m[v == 0] = 0
+            cut += int((m != bound(m, p)).sum())
+            m = bound(m, p)
             assert_same_bits(of_adam(optimizer, "exp_avg"), m, what)
             assert_same_bits(of_adam(optimizer, "exp_avg_sq"), v, what)
         if t == WARMUP - 1:
@@ -91,6 +99,7 @@ def run(algorithm, codec, feedback, make_optimizer, hosts=None, scaled=False):
         assert {int(state["step"]) for state in optimizer.state.values()} == {t + 1}
     everyone = hvd.allgather(torch.from_numpy(flat(model))[None])
     assert (everyone == everyone[0]).all()
+    return cut
 
 
 def equations():
@@ -103,9 +112,12 @@ def equations():
     ]
     for make in adams:
         run(QAdam(warmup_steps=WARMUP), codecs.minmax_uint8, False, make)
+    run(QAdam(warmup_steps=WARMUP, bounded=False), codecs.minmax_uint8, False, adams[0])
     for make in adams[::2]:
         run(OneBitAdam(warmup_steps=WARMUP), codecs.sign_rms, True, make)
-        run(OneBitAdamPublished(warmup_steps=WARMUP), codecs.sign_rms, True, make)
+        # All of a bucket have an m of the same size: where v is small it is cut.
+        assert run(OneBitAdamPublished(warmup_steps=WARMUP), codecs.sign_rms, True, make)
+        assert not run(OneBitAdamPublished(warmup_steps=WARMUP, bounded=False), codecs.sign_rms, True, make)
     run("qadam", codecs.minmax_uint8, False,
         lambda model: hvd.QAdamOptimizer(model.parameters(), warmup_steps=WARMUP, **arguments))
 

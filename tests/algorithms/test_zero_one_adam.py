@@ -3,6 +3,9 @@
     m_i <- beta1 m_i + (1 - beta1) g_i          x_i <- x_i - gamma m_i / p          u_i <- u_i + gamma m_i
     t in T_u:   u = C_LP_S(u_i, errors)         m_i <- u / sum(gamma)               x_i <- x_t' - u / p
     t in T_v:   Adam with the mean gradient
+
+Unless bounded=False |m_i| is cut to (1 - beta1^(t+1)) c p, and |u| to the learning rates that it is made of times c p,
+where c = max(1, (1 - beta1) / sqrt(1 - beta2)).
 """
 import numpy as np
 import pytest
@@ -54,14 +57,15 @@ def everyone(values):
     return hvd.allgather(torch.from_numpy(values.copy())[None]).numpy()
 
 
-def equations(decoupled=False, scaled=False):
+def equations(decoupled=False, scaled=False, bounded=True):
     hvd.init()
+    most = max(1.0, (1 - BETA1) / (1 - BETA2) ** 0.5) if bounded else np.inf
     rank, n = hvd.rank(), hvd.size()
     decay = 0.5 if decoupled else 0.0
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
     model = make_model(start(0, False))
     optimizer = kind(model.parameters(), lr=LR, betas=(BETA1, BETA2), eps=EPS, weight_decay=decay)
-    optimizer = hvd.DistributedOptimizer(optimizer, algorithm=ZeroOneAdam(FROZEN, KAPPA, SCALER, H))
+    optimizer = hvd.DistributedOptimizer(optimizer, algorithm=ZeroOneAdam(FROZEN, KAPPA, SCALER, H, bounded=bounded))
     places, errors = buckets_of(optimizer), Errors()
     under_scale = Scaled(model, optimizer) if scaled else None
     silent = dyadic(9) < -0.8               # no gradient while v is updated: they stay where they are
@@ -88,6 +92,7 @@ def equations(decoupled=False, scaled=False):
             if t - 1 in T_U:
                 anchor, us, gammas, rates = xs[0], [np.zeros_like(x) for x in xs], 0.0, 0.0
             ms = [np.where(v == 0, F(0), BETA1 * m + (1 - BETA1) * g) for m, g in zip(ms, gs, strict=True)]
+            ms = [np.clip(m, -LR / gamma * most * p, LR / gamma * most * p) for m in ms]
             us = [u + gamma * m for u, m in zip(us, ms, strict=True)]
             gammas, rates = gammas + gamma, rates + LR
             xs = [x - gamma * m / p for x, m in zip(xs, ms, strict=True)]
@@ -96,6 +101,7 @@ def equations(decoupled=False, scaled=False):
                 for b, at in enumerate(places):
                     u[at] = c_lp_s(codecs.sign_rms, [each[at].astype(F) for each in us], 0, errors.of(b, n, len(at)))
                 u[v == 0] = 0
+                u = np.clip(u, -rates * most * p, rates * most * p)
                 ms, xs = [u / gammas] * n, [anchor - u / p - rates * decay * anchor] * n
         after = everyone(of_adam(optimizer, "exp_avg")), everyone(flat(model))
         for name, actual, wanted in zip("mx", after, (ms, xs), strict=True):
@@ -112,9 +118,9 @@ def equations(decoupled=False, scaled=False):
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
-@pytest.mark.parametrize("decoupled", [False, True])
-def test_equals_its_equations(run_ranks, n, decoupled):
-    run_ranks(n, equations, arguments={"decoupled": decoupled}, env=BUCKETS, timeout=110)
+@pytest.mark.parametrize("arguments", [{}, {"decoupled": True}, {"bounded": False}], ids=str)
+def test_equals_its_equations(run_ranks, n, arguments):
+    run_ranks(n, equations, arguments=arguments, env=BUCKETS, timeout=110)
 
 
 def test_equals_its_equations_under_a_changing_loss_scale(run_ranks):
