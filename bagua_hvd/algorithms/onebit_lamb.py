@@ -44,7 +44,7 @@ class OneBitLamb(OneBitAdamPublished):
     def __init__(self, hierarchical: bool = False, warmup_steps: int | None = None, c_beta: float = 0.9,
                  c_min: float = 0.01, c_max: float = 10.0, r_threshold: float = 0.1, r_min: float = 0.5,
                  r_max: float = 4.0) -> None:
-        super().__init__(hierarchical, warmup_steps)
+        super().__init__(hierarchical, warmup_steps, bounded=False)      # by trust ratio and r instead
         check_bounds(c_min, c_max)
         if not 0 <= c_beta < 1:
             raise ValueError(f"c_beta={c_beta!r}: expected 0 <= c_beta < 1")
