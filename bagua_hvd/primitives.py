@@ -338,9 +338,9 @@ def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Replicas, see
         replicas: Replicas of as many elements. With two ranks left and right are the same one; alone, a rank is its own
             left and right.
         group, codec, seed, name: as for c_lp_s().
-        hierarchical: hosts stand in the ring, each with the mean of its ranks' values; their replicas are alike. One
-            host is its own left and right. In the mixes a neighbour of fewer ranks counts for its share s < 1 of this
-            host's: its replica R is own + s (R - own), if own is kept.
+        hierarchical: hosts stand in the ring, each with the mean of its ranks' values; their replicas are alike, and so
+            are the results. One host is its own left and right. In the mixes a neighbour of fewer ranks counts for its
+            share s < 1 of this host's: its replica R is own + s (R - own), if own is kept.
         before, after: a and b; replicas are mixed in float32. A replica that is not kept has weight 0. For a Weights,
             call written() when the operation has ended.
     Returns:

@@ -5,7 +5,7 @@
     x_i += y - s_i + (d_i - D(Q(d_i)))
 
 s_i: the weights when the round began (asynchronous.py); y: where all stood after the last round, equal everywhere. What
-Q loses of d_i stays in x_i.
+Q loses of d_i stays in x_i. hierarchical: what it loses of a host's mean stays with the member that has encoded it.
 
 Wire per round: 2 N (n-1)/n elements of the codec; with minmax_uint8 bytes.
 Memory: 2 N elements during a round, N more always.
@@ -29,23 +29,26 @@ class AsyncLowPrecision(Asynchronous):
 
     Args:
         codec: of bagua_hvd.primitives.
+        hierarchical: full precision within hosts, codes between them.
         sync_interval_ms, warmup_steps, max_staleness, kappa: see Asynchronous.
     """
 
     def __init__(self, sync_interval_ms: float = 0, warmup_steps: float = 0, codec: Codec = minmax_uint8,
-                 max_staleness: int | None = None, kappa: int | None = None) -> None:
+                 max_staleness: int | None = None, hierarchical: bool = False, kappa: int | None = None) -> None:
         super().__init__(sync_interval_ms, warmup_steps, max_staleness, kappa)
         self.codec = codec
+        self.hierarchical = hierarchical
 
     @exchange
     def difference(self, bucket: Bucket, group: ProcessSet, number: int, state: State) -> Steps:
         y: np.ndarray = state.keep("y", lambda: Mean(bucket, group, f"{bucket.name}.first").wait().copy())
-        error = ErrorState(bucket.count, group.size())
+        error = ErrorState(bucket.count, group.size(), self.hierarchical)
         error.server = state.keep("server_error", lambda: error.server)
         d = bucket.read(workspace="difference")
         d -= y
         mean = bucket.workspace("mean of differences", bucket.count, d.dtype)
-        yield c_lp_s(d, group, codec=self.codec, error=error, out=mean, name=bucket.name, seed=bucket.seed(number))
+        yield c_lp_s(d, group, codec=self.codec, error=error, out=mean, name=bucket.name, seed=bucket.seed(number),
+                     hierarchical=self.hierarchical)
         for part in blocks(mean.size):
             y[part] += mean[part]
             mean[part] -= d[part]

@@ -39,11 +39,13 @@ class Async(Asynchronous):
         peer_selection_mode: "all", or "shift_one", "exponential", "random" or "ring": see async_decentralized.py.
         codec: of bagua_hvd.primitives, for differences instead of weights: see async_low_precision.py (all) and
             async_low_precision_decentralized.py (ring); None: full precision. Not with pairs.
+        hierarchical: of these; for all without codec it changes nothing but the way that the bytes take.
         sync_interval_ms, warmup_steps, max_staleness, kappa: see Asynchronous.
     """
 
     def __init__(self, peer_selection_mode: str = "all", sync_interval_ms: float = 0, warmup_steps: float = 0,
-                 codec: Codec | None = None, max_staleness: int | None = None, kappa: int | None = None) -> None:
+                 codec: Codec | None = None, max_staleness: int | None = None, hierarchical: bool = False,
+                 kappa: int | None = None) -> None:
         super().__init__(sync_interval_ms, warmup_steps, max_staleness, kappa)
         if peer_selection_mode not in MODES:
             raise ValueError(f"peer_selection_mode={peer_selection_mode!r}: expected one of {', '.join(MODES)}")
@@ -54,7 +56,8 @@ class Async(Asynchronous):
             )
         self.peer_selection_mode = peer_selection_mode
         self.codec = codec
-        self._other: Asynchronous | None = None
+        self.hierarchical = hierarchical
+        self._other: AsyncDecentralized | AsyncLowPrecision | AsyncLowPrecisionDecentralized | None = None
         if codec is None and peer_selection_mode != "all":
             self._other = AsyncDecentralized(peer_selection_mode)
         elif codec is not None:
@@ -63,6 +66,7 @@ class Async(Asynchronous):
 
     def prepare(self, model: Model) -> None:
         if self._other is not None:
+            self._other.hierarchical = self.hierarchical
             self._other.prepare(model)
         super().prepare(model)
 

@@ -7,6 +7,8 @@ steps:
     x^_j += D(q_j)                              j = i and its neighbours, everywhere from the same bytes
     x_i  += gamma sum_j W_ij (x^_j - x^_i)      W_ij = 1/3 on the ring
 
+hierarchical: i and j are hosts, x_i the mean of a host's ranks, who all have the result.
+
 It converges for every contraction Q, down to one bit, when gamma is small enough; LowPrecisionDecentralized needs 8
 bits.
 

@@ -26,10 +26,8 @@ from random import Random
 from bagua_hvd.algorithms.averaging import Mean
 from bagua_hvd.algorithms.exchange import Steps, exchange
 from bagua_hvd.algorithms.local import LocalSteps
-from bagua_hvd.algorithms.replicas import require_peers
-from bagua_hvd.collectives.rules import registered_id
+from bagua_hvd.algorithms.replicas import host_count, require_peers
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.job.runtime import context
 from bagua_hvd.primitives import d_fp_s
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
@@ -51,13 +49,17 @@ def cycle(mode: str, peers: int) -> tuple[str, int]:
     return mode, peers // 2 if peers % 2 == 0 else peers
 
 
+def round_of(mode: str, peers: int, number: int) -> tuple[str, int]:
+    """Topology, and which of its rounds a mode makes the number-th, where all make it together."""
+    topology, rounds = cycle(mode, peers)
+    return topology, Random(number).randrange(rounds) if mode == "random" else number % rounds
+
+
 @exchange
 def pairing(bucket: Bucket, group: ProcessSet, mode: str, round: int, hierarchical: bool) -> Steps:
     """The average with this round's peer."""
     x = bucket.read()
-    peers = context().process_set_hosts(registered_id(group)) if hierarchical else group.size()
-    topology, rounds = cycle(mode, peers)
-    round = Random(round).randrange(rounds) if mode == "random" else round % rounds
+    topology, round = round_of(mode, host_count(group) if hierarchical else group.size(), round)
     yield d_fp_s(x, group, topology=topology, round=round, hierarchical=hierarchical, name=f"{bucket.name}.{round}")
     return x
 

@@ -14,7 +14,15 @@ round costs speed of mixing, and nothing else.
 
 By default rank i sends to i + 2^k, k = 0, 1, ... ceil(log2 n) - 1 and again (one-peer exponential graph).
 
-Wire: N elements for each rank that is sent to.
+hierarchical: hosts stand for ranks. The first rank of a host h has the sum of its s_h ranks' x_i and w_i, pushes it as
+above, and gives each of them an equal part of what it has then:
+
+    x_h  = sum_(i in h) x_i                         w_h likewise
+    x_h  = p_h x_h + sum_j p_j x_j                  over those hosts j that send to h
+    x_i  = x_h / s_h                                so all of a host have the same model
+
+Wire: N elements for each rank that is sent to; hierarchical: for each host, and 2 N for each other rank of a host,
+within it.
 Memory: N elements (x), this rank's own.
 Source: Assran et al., arXiv:1811.10792, algorithm 1; Kempe et al., FOCS 2003.  Differs: waits for each round.
 """
@@ -22,9 +30,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from bagua_hvd.algorithms.exchange import Steps, exchange
 from bagua_hvd.algorithms.local import LocalSteps
+from bagua_hvd.algorithms.replicas import hosts_of
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.primitives import Pushed, push
+from bagua_hvd.primitives import push
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 
@@ -43,33 +53,60 @@ class PushSum(LocalSteps):
         peers: function of (round, rank, size) that returns the ranks which `rank` sends to in a round, from 0 on; it is
             called for this rank only. There may be none, where links are known to be down. Together, over some rounds,
             they must connect every rank with every other one. Default: exponential().
+        hierarchical: hosts are the peers, numbered in the order of their first ranks; `peers` is asked for them.
         communication_interval, warmup_steps, kappa: see LocalSteps.
     """
 
     uses_weights = ("after_step",)
 
     def __init__(self, peers: Peers = exponential, communication_interval: int = 1, warmup_steps: float = 0,
-                 kappa: int | None = None) -> None:
+                 hierarchical: bool = False, kappa: int | None = None) -> None:
         super().__init__(communication_interval, warmup_steps, kappa)
         if not callable(peers):
             raise TypeError(f"peers={peers!r:.100}: expected a function of (round, rank, size)")
         self.peers = peers
+        self.hierarchical = hierarchical
 
     def after_step(self, model: Model) -> None:
         if not self.ends_interval(model):
             return
         group = model.group
-        round = (model.step - self.warmup_steps) // self.communication_interval
-        peers = [int(peer) for peer in self.peers(round, group.rank(), group.size())]
-        for bucket, (x, pushed) in [(bucket, self._push(bucket, group, peers)) for bucket in model.weights]:
-            x += pushed.wait().sum(axis=0)
-            bucket.write(x[:-1] / x[-1])
+        hosts = hosts_of(group) if self.hierarchical else [[rank] for rank in range(group.size())]
+        place = next(place for place, members in enumerate(hosts) if group.rank() in members)
+        peers = self._peers((model.step - self.warmup_steps) // self.communication_interval, place, len(hosts))
+        for pushed in [self._push(bucket, group, hosts, place, peers) for bucket in model.weights]:
+            pushed.wait()
 
-    def _push(self, bucket: Bucket, group: ProcessSet, peers: Sequence[int]) -> tuple[np.ndarray, Pushed]:
-        """(what is kept of x and, as its last element, of w, the operation)."""
+    def _peers(self, round: int, place: int, size: int) -> list[int]:
+        peers = [int(peer) for peer in self.peers(round, place, size)]
+        if len(set(peers)) != len(peers) or place in peers or not set(peers) <= set(range(size)):
+            raise ValueError(f"peers={peers} of {place} in round {round}: expected numbers from 0 to {size - 1}, each "
+                             f"once, and not {place}")
+        return peers
+
+    @exchange
+    def _push(self, bucket: Bucket, group: ProcessSet, hosts: list[list[int]], place: int, peers: list[int]) -> Steps:
         z = bucket.read(tail=1)
         z[-1] = 1
-        x: np.ndarray = bucket.state.keep("x", z.copy, fits=lambda kept: kept.size == z.size)
+        x: np.ndarray = bucket.state.keep("x", z.copy, fits=lambda kept: kept.size == z.size)   # its last element is w
         x[:-1] += z[:-1] - x[:-1] / x[-1]
-        x /= 1 + len(peers)
-        return x, push(x, group, peers, f"{bucket.name}.push")
+
+        several = any(len(members) > 1 for members in hosts)
+        first, *others = hosts[place]
+        is_first = group.rank() == first
+        if several:
+            pushed = push(x, group, [] if is_first else [first], f"{bucket.name}.gather")
+            yield pushed
+            x += pushed.wait().sum(axis=0)
+        to = [hosts[peer][0] for peer in peers] if is_first else []
+        x /= 1 + len(to)
+        pushed = push(x, group, to, f"{bucket.name}.push")
+        yield pushed
+        x += pushed.wait().sum(axis=0)
+        if several:
+            x /= 1 + len(others)
+            pushed = push(x, group, others if is_first else [], f"{bucket.name}.spread")
+            yield pushed
+            if not is_first:
+                x[:] = pushed.wait()[0]
+        bucket.write(x[:-1] / x[-1])

@@ -1,7 +1,9 @@
-"""Peers, and replicas of neighbours' weights: how they begin."""
+"""Peers, hosts as such, and replicas of neighbours' weights: how they begin."""
 import numpy as np
 
+from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.runtime import context
 from bagua_hvd.primitives import Replicas, d_lp_s, float32
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.state import State
@@ -11,6 +13,19 @@ def require_peers(group: ProcessSet, what: str) -> None:
     """ValueError: `what` is for two ranks or more, and this one is alone."""
     if group.size() < 2:
         raise ValueError(f"{what} needs two ranks or more: one has no peer")
+
+
+def host_count(group: ProcessSet) -> int:
+    """The number of hosts that its ranks are on."""
+    return context().process_set_hosts(registered_id(group))
+
+
+def hosts_of(group: ProcessSet) -> list[list[int]]:
+    """The ranks of each host, by their places in the group; hosts in the order of their first ranks."""
+    hosts: list[list[int]] = [[] for _ in range(host_count(group))]
+    for rank, host in enumerate(context().process_set_hosts_of(registered_id(group))):
+        hosts[host].append(rank)
+    return hosts
 
 
 def replicas_of(bucket: Bucket, group: ProcessSet, hierarchical: bool, state: State | None = None) -> Replicas:

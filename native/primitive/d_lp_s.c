@@ -20,8 +20,8 @@
 //
 // On a GPU that has encoded v when it was posted, and adds when this has ended (gpu/staged_codes.h), codes are all there is here.
 //
-// Hierarchical: the ring is of hosts, and x_i of v_i the mean of a host's members; of results a member's own. Each host's
-// first member, its leader, encodes and exchanges; what it has sent and received it passes on to the others, who decode the
+// Hierarchical: the ring is of hosts, and x_i the mean of a host's members, who all end with the same result. Each host's first
+// member, its leader, encodes and exchanges; what it has sent and received it passes on to the others, who decode the
 // same bytes. A neighbour of fewer members counts for its share in both mixes, as in peers.h: in place of its replica R stands
 // own + min(1, s_p / s_i) (R - own), if own is kept. So what keeps the mean of equal hosts keeps the mean over all ranks.
 // Wire: as above per host; within hosts N elements for the mean and 3 |Q(N)| bytes to every member.
@@ -109,7 +109,7 @@ static void encode(struct d_lp_s *x, const struct room *room, const struct part 
 static void store_result(const struct d_lp_s *x, const struct room *room, const struct part *values)
 {
     void *to = span_target(&x->results, values->begin, values->nbytes, room->result);
-    mix(x, room, to, span_source(&x->results, values->begin, values->nbytes, x->encoder.value), x->after,
+    mix(x, room, to, span_source(&x->list, values->begin, values->nbytes, x->encoder.value), x->after,
         values->begin / x->encoder.element, values->nbytes / x->encoder.element);
     span_store(&x->results, values->begin, values->nbytes, to);
 }

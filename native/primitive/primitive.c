@@ -25,6 +25,14 @@ int primitive_hosts(const struct group *group)
     return group->hierarchy ? group->hierarchy->hosts : shares_memory(group) ? 1 : group->size;
 }
 
+int primitive_host_of(const struct group *group, int position)
+{
+    int host = shares_memory(group) ? 0 : position, index;
+    if (group->hierarchy)
+        hierarchy_find(group->hierarchy, position, &host, &index);
+    return host;
+}
+
 bhvd_status primitive_check_hosts(const struct run *run, const struct group *group, struct bhvd_error *error)
 {
     const int *host_of = run->connections.host_of;

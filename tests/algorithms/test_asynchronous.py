@@ -14,6 +14,7 @@ import torch
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
 from bagua_hvd.algorithms import Async, AsyncDecentralized, AsyncLowPrecision, AsyncLowPrecisionDecentralized
+from two_levels import LAYOUTS, environments, means, members_of, of_host
 from workers import (
     BUCKETS,
     SGD,
@@ -63,29 +64,52 @@ def to_neighbours(number, s):
     return [(s[i].astype(float) + s[i - 1] + s[(i + 1) % n]) / 3 - s[i] for i in range(n)]
 
 
-def to_mean_by_codes():
+def to_host(hosts, mode="shift_one"):
+    """The mean of this round's two hosts, each counted for its ranks."""
+    def delta(number, s):
+        sizes = [len(members) for members in hosts]
+        averages = of_host(hosts, pairs(len(hosts), number, means("float32", s, hosts), sizes, mode))
+        return [a - x for a, x in zip(averages, s, strict=True)]
+    return delta
+
+
+def to_neighbour_hosts(hosts):
+    """h + sum_p 1/3 min(1, s_p / s_h) (p - h): h, p the means of this host and of its neighbours."""
+    def delta(number, s):
+        h, n, averages = means("float32", s, hosts), len(hosts), []
+        for i, members in enumerate(hosts):
+            share = [min(1, len(hosts[p % n]) / len(members)) / 3 for p in (i - 1, i + 1)]
+            averages.append(h[i] + sum(a * (h[p % n].astype(float) - h[i])
+                                       for a, p in zip(share, (i - 1, i + 1), strict=True)))
+        return [a - x for a, x in zip(of_host(hosts, averages), s, strict=True)]
+    return delta
+
+
+def to_mean_by_codes(hosts=None):
     """d_i = s_i - y;  y += mean_i D(Q(d_i)), with the owner's error;  A - s_i = y - s_i + (d_i - D(Q(d_i)))."""
     kept = {}
 
     def delta(number, s):
         n, count = len(s), len(s[0])
         y = kept.setdefault("y", np.sum(s, 0) / F(n))
-        servers = kept.setdefault("f", [np.zeros(-(-count // n), F) for _ in range(n)])
+        servers = kept.setdefault("f", [np.zeros(count if hosts else -(-count // n), F) for _ in range(n)])
         d, lost = [x - y for x in s], [np.zeros(count, F) for _ in s]
-        mean = c_lp_s(codecs.minmax_uint8, [v.copy() for v in d], errors=(lost, servers))
+        mean = c_lp_s(codecs.minmax_uint8, [v.copy() for v in d], errors=(lost, servers), hosts=hosts)
         y += mean
         return [mean - v + e for v, e in zip(d, lost, strict=True)]
     return delta
 
 
-def to_neighbours_by_codes():
+def to_neighbours_by_codes(hosts=None):
+    """d_i = s_i - W;  h the mean of a host's d_i, W += D(Q(h));  A - s_i = h + (L + R - 2 W) / 3 - d_i."""
     kept = {}
 
     def delta(number, s):
-        replicas = kept.setdefault("replicas", ReplicaSet(s))
-        replicas.add(codecs.minmax_uint8, [x - w for x, w in zip(s, replicas.of, strict=True)], number)
-        around = [replicas.around(i) for i in range(len(s))]
-        return [(left + right - 2 * own) / 3 for own, left, right in around]
+        replicas = kept.setdefault("replicas", ReplicaSet(s, hosts))
+        d = [x - replicas.around(i)[0] for i, x in enumerate(s)]
+        h = replicas.means(d)
+        replicas.add(codecs.minmax_uint8, h, number)
+        return [h[i] + replicas.mixed(i, -2 / 3, 1 / 3, 1 / 3) - d[i] for i in range(len(s))]
     return delta
 
 
@@ -103,6 +127,27 @@ def equations():
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
 def test_equal_their_equations(run_ranks, n):
     run_ranks(n, equations, env=BUCKETS, timeout=110)
+
+
+def cases_in_two_levels(hosts):
+    hvd.init()
+    for make, delta, exact in [
+        (lambda: Async(hierarchical=True, **EVERY_STEP), to_mean, False),
+        (lambda: AsyncLowPrecision(hierarchical=True, **EVERY_STEP), to_mean_by_codes(hosts), True),
+        (lambda: AsyncDecentralized(hierarchical=True, **EVERY_STEP), to_host(hosts), True),
+        (lambda: AsyncDecentralized("random", hierarchical=True, **EVERY_STEP), to_host(hosts, "random"), True),
+        (lambda: Async("ring", hierarchical=True, **EVERY_STEP), to_neighbour_hosts(hosts), False),
+        (lambda: AsyncLowPrecisionDecentralized(hierarchical=True, **EVERY_STEP), to_neighbours_by_codes(hosts), True),
+        (lambda: Async("ring", codec=codecs.minmax_uint8, hierarchical=True, **EVERY_STEP),
+         to_neighbours_by_codes(hosts), True),
+    ]:
+        assert_trains_as(make(), rounds(delta), apart=True, exact=exact)
+
+
+@pytest.mark.parametrize("letters", LAYOUTS)
+def test_equal_their_equations_between_hosts(run_ranks, letters):
+    run_ranks(len(letters), cases_in_two_levels, arguments={"hosts": members_of(letters)},
+              env=environments(letters, BUCKETS), timeout=110)
 
 
 KINDS = [Async, AsyncLowPrecision, AsyncDecentralized, AsyncLowPrecisionDecentralized]

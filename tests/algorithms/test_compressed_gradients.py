@@ -54,6 +54,7 @@ CASES = [
     (lambda: TernGrad(clip=30), lambda: terngrad(30)),
     (TopK, lambda: by_codes(codecs.topk(0.03), True, by_allgather=True)),
     (lambda: TopK(ratio=0.3), lambda: by_codes(codecs.topk(0.3), True, by_allgather=True)),
+    (lambda: TopK(ratio=0.1, bits=2), lambda: by_codes(codecs.topk(0.1, 2), True, by_allgather=True)),
 ]
 
 
@@ -101,6 +102,7 @@ def cases_in_two_levels(hosts):
         assert_trains_as(make(), by_codes(codec, feedback, seeded, hosts=hosts))
     for make, codec in ((EFSignSGD, codecs.sign), (TopK, codecs.topk(0.03))):
         assert_trains_as(make(hierarchical=True), by_codes(codec, True, by_allgather=True, hosts=hosts))
+    assert_trains_as(TopK(0.1, bits=2, hierarchical=True), by_codes(codecs.topk(0.1, 2), True, True, True, hosts))
     assert_trains_as(TernGrad(hierarchical=True), terngrad(2.5, hosts))
 
 

@@ -10,7 +10,13 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
-from bagua_hvd.algorithms import Choco, Decentralized, LowPrecisionDecentralized
+from bagua_hvd.algorithms import (
+    AsyncLowPrecisionDecentralized,
+    Choco,
+    Decentralized,
+    LowPrecisionDecentralized,
+    PushSum,
+)
 from two_levels import LAYOUTS, environments, means, members_of, of_host
 from workers import BUCKETS, SGD, F, ReplicaSet, assert_trains_as, gradient, pairs, seeds
 
@@ -74,7 +80,7 @@ def choco(codec, gamma):
         seed = seeds.of(t, -1)          # the one bucket of weights
         replicas.add(codec, [means[i] - replicas.around(i)[0] for i in range(len(xs))], seed)
         share = gamma / 3
-        return [x + replicas.mixed(i, -2 * share, share, share) for i, x in enumerate(xs)]
+        return [x + replicas.mixed(i, -2 * share, share, share) for i, x in enumerate(means)]
     return communicate
 
 
@@ -129,6 +135,29 @@ def cases_in_two_levels(hosts):
 def test_equal_their_equations_between_hosts(run_ranks, letters):
     run_ranks(len(letters), cases_in_two_levels, arguments={"hosts": members_of(letters)},
               env=environments(letters, BUCKETS))
+
+
+def drawn_together():
+    """Without gradients all models go to the mean over all ranks, those of a host as well."""
+    hvd.init()
+    first = torch.arange(6.0) * (hvd.rank() + 1) ** 2
+    wanted = hvd.allreduce(first, op=hvd.Average)
+    for algorithm in (Choco(codecs.qsgd(), 0.8, hierarchical=True), PushSum(hierarchical=True),
+                      LowPrecisionDecentralized(hierarchical=True), Decentralized(True, "shift_one"),
+                      AsyncLowPrecisionDecentralized(hierarchical=True, max_staleness=1)):
+        parameter = torch.nn.Parameter(first.clone())
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.0), algorithm=algorithm)
+        for _ in range(60):
+            optimizer.zero_grad()
+            parameter.sum().backward()
+            optimizer.step()
+        if hasattr(algorithm, "abort"):
+            algorithm.abort()
+        torch.testing.assert_close(parameter.detach(), wanted, rtol=0.02, atol=0.02 * float(wanted.max()))
+
+
+def test_ranks_of_a_host_are_drawn_together_too(run_ranks):
+    run_ranks(5, drawn_together, env=environments("ABCBC"), timeout=110)
 
 
 def assert_replicas_agree(optimizer):

@@ -9,6 +9,7 @@ import torch
 import bagua_hvd.torch as hvd
 from bagua_hvd.algorithms import PushSum
 from bagua_hvd.primitives import push
+from two_levels import LAYOUTS, environments, members_of
 from workers import BUCKETS, SGD, F, assert_trains_as, gradient
 
 
@@ -24,7 +25,16 @@ def exponential(round, rank, size):
     return [(rank + period[round % len(period)]) % size] if period else []
 
 
-def push_sum(peers, interval, warmup):
+def push_sum(peers, interval, warmup, hosts=None):
+    """hosts: the ranks of each; they push sums over their ranks, of which each has an equal part then."""
+    def push(round, values, n):
+        of = hosts or [[i] for i in range(n)]
+        sums = [sum(values[i] for i in members) for members in of]
+        sends = [peers(round, h, len(of)) for h in range(len(of))]
+        sums = [sum(sums[j] / (1 + len(sends[j])) for j in range(len(of)) if j == h or h in sends[j])
+                for h in range(len(of))]
+        return [next(sums[h] / len(members) for h, members in enumerate(of) if i in members) for i in range(n)]
+
     def simulate(n, places, zs):
         optimizers = [SGD() for _ in range(n)]
         xs, ws, met = None, [1.0] * n, None
@@ -36,9 +46,7 @@ def push_sum(peers, interval, warmup):
             if t >= warmup and (t - warmup + 1) % interval == 0:
                 mine = zs if xs is None else [x + z - old for x, z, old in zip(xs, zs, met, strict=True)]
                 round = (t - warmup) // interval
-                sends = [peers(round, i, n) for i in range(n)]
-                xs, ws = ([sum(values[j] / (1 + len(sends[j])) for j in range(n) if j == i or i in sends[j])
-                           for i in range(n)] for values in (mine, ws))
+                xs, ws = (push(round, values, n) for values in (mine, ws))
                 zs = [x / w for x, w in zip(xs, ws, strict=True)]
                 met = zs
             yield zs
@@ -56,6 +64,20 @@ def equations():
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_equals_its_equations(run_ranks, n):
     run_ranks(n, equations, env=BUCKETS, timeout=110)
+
+
+def cases_in_two_levels(hosts):
+    hvd.init()
+    for peers, interval, warmup in ((exponential, 1, 0), (failing, 1, 0), (failing, 3, 2)):
+        algorithm = PushSum(peers, interval, warmup, hierarchical=True)
+        simulation = push_sum(peers, interval, warmup, hosts)
+        assert_trains_as(algorithm, simulation, steps=14, apart=warmup == 0, exact=False)
+
+
+@pytest.mark.parametrize("letters", LAYOUTS)
+def test_equals_its_equations_between_hosts(run_ranks, letters):
+    run_ranks(len(letters), cases_in_two_levels, arguments={"hosts": members_of(letters)},
+              env=environments(letters, BUCKETS), timeout=110)
 
 
 def consensus_in_spite_of_failing_links():
@@ -76,6 +98,11 @@ def consensus_in_spite_of_failing_links():
     assert abs(x[-1] - 1) > 1e-3            # so a plain mean of what comes would not be right
     with pytest.raises(ValueError, match="expected ranks from 0 to 3, each once, and not"):
         push(x, hvd.global_process_set, [rank], "wrong")
+    wrong = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.0), algorithm=PushSum(lambda round, i, n: [n]))
+    wrong.zero_grad()
+    parameter.sum().backward()
+    with pytest.raises(ValueError, match=f"peers=.4. of {rank} in round 0: expected numbers from 0 to 3, each once"):
+        wrong.step()
     with pytest.raises(TypeError, match="expected a function of"):
         PushSum([1])
 

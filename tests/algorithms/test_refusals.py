@@ -43,6 +43,7 @@ WRONG_ARGUMENTS = [
     (OneBitAdam, {"warmup_steps": float("inf")}, "warmup_steps=inf: expected"),
     (QSGD, {"levels": 200}, "levels=200"),
     (TopK, {"ratio": 0}, "ratio=0"),
+    (TopK, {"bits": 4}, "bits=4.: expected 2 or None"),
     (TernGrad, {"clip": 0}, "clip=0: expected"),
 ]
 
