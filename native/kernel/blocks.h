@@ -12,8 +12,9 @@
 //     float8_e4m3, float8_e5m2      L = 448, 57344     t = a / L        s = 1 / t
 //         encode: c = x s as such a float, to nearest even              decode: x' = value(c) t
 //
-// round is rint, to nearest even, or with options.stochastic floor(r) + [u < r - floor(r)], u = codec_uniform(seed, i), i the
-// index in the chunk (codec_random.h): E x' = x within rounding. float8 ignores it. An exact 0 comes back as exactly 0, where
+// round is rint, to nearest even, or with options.stochastic floor(r + u), with minmax, of which r may be large,
+// floor(r) + [u < r - floor(r)]; u = codec_uniform(seed, i), i the index in the chunk (codec_random.h): E x' = x within 2^-17 t
+// and rounding. float8 ignores it. An exact 0 comes back as exactly 0, where
 // mn <= 0 <= mx. |x' - x| <= t/2 (stochastic: t) plus rounding; the float8 ones: 2^-4 |x| (2^-3 |x|), or 2^-10 t (2^-17 t) if
 // that is more. Decoded elements never leave the numbers of the element type.
 //
@@ -147,6 +148,10 @@ CODEC_INLINE float blocks_float_unit(const struct blocks_format *format)
         return grid;                                                                                              \
     }                                                                                                             \
     CODEC_INLINE real blocks_##real##_rounded(real r, int stochastic, float u)                                    \
+    {                                                                                                             \
+        return stochastic ? floor_real(r + u) : rint_real(r);                                                     \
+    }                                                                                                             \
+    CODEC_INLINE real blocks_##real##_large_rounded(real r, int stochastic, float u)                              \
     {                                                                                                             \
         const real l = floor_real(r);                                                                             \
         return stochastic ? l + (u < r - l) : rint_real(r);                                                       \

@@ -25,7 +25,7 @@ INLINE uint8_t BLOCKS(code)(const struct blocks_format *format, const struct ARI
     if (format->code == BLOCKS_FLOAT)
         return blocks_float_code(format, sizeof x == sizeof(double) ? half_odd_float(x * grid->s) : (float)(x * grid->s));
     if (format->code == BLOCKS_RANGE)
-        return (uint8_t)ARITHMETIC(bounded)(ARITHMETIC(rounded)(x * grid->s, stochastic, u) - grid->lb, 0, levels);
+        return (uint8_t)ARITHMETIC(bounded)(ARITHMETIC(large_rounded)(x * grid->s, stochastic, u) - grid->lb, 0, levels);
     const int q = (int)ARITHMETIC(bounded)(ARITHMETIC(rounded)((x < 0 ? -x : x) * grid->s, stochastic, u), 0, levels);
     return (uint8_t)(x < 0 ? -q : q);
 }

@@ -9,24 +9,24 @@ struct quantizer {
     int stochastic;
 };
 
-INLINE vec rounded(vec r, const struct quantizer *with, uint32_t index)
+INLINE vec large_rounded(vec r, const struct quantizer *with, vec u)
 {
     if (!with->stochastic)
         return vec_rint(r);
     const vec l = vec_floor(r);
-    return vec_add(l, vec_select(vec_set1(1), vec_less(vec_uniform(with->key, index), vec_sub(r, l))));
+    return vec_add(l, vec_select(vec_set1(1), vec_less(u, vec_sub(r, l))));
 }
 
-INLINE vec quantize(const struct blocks_format *format, vec x, const struct quantizer *with, uint32_t index)
+// u: of stochastic rounding. Signed codes are whole numbers then when what is behind the point is left out.
+INLINE vec quantize(const struct blocks_format *format, vec x, const struct quantizer *with, vec u)
 {
     if (format->code == BLOCKS_FLOAT)
         return vec_mul(x, with->s);
     if (format->code == BLOCKS_RANGE)
-        return vec_min(vec_max(vec_sub(rounded(vec_mul(x, with->s), with, index), with->lb), vec_set1(0)), with->levels);
+        return vec_min(vec_max(vec_sub(large_rounded(vec_mul(x, with->s), with, u), with->lb), vec_set1(0)), with->levels);
     if (!with->stochastic)
         return vec_rint(vec_mul(x, with->s));           // at most L without being told: |x| s <= L (1 + 2^-22)
-    const vec q = vec_min(rounded(vec_mul(vec_abs(x), with->s), with, index), with->levels);
-    return vec_negate(q, vec_less(x, vec_set1(0)));
+    return vec_with_sign(vec_min(vec_add(vec_mul(vec_abs(x), with->s), u), with->levels), x);
 }
 
 // The codes of 32 elements, a byte each.
@@ -34,11 +34,17 @@ INLINE __m256i codes_of(const struct blocks_format *format, const char *block, c
                         const struct element *element)
 {
     vec q[BLOCK / LANES];
+    if (with->stochastic && format->code != BLOCKS_FLOAT)
+        vec_uniforms(with->key, index, q);
+    else
+        memset(q, 0, sizeof q);
     for (int v = 0; v < BLOCK / LANES; v++)
-        q[v] = quantize(format, element->load(block + v * LANES * element->size), with, index + v * LANES);
+        q[v] = quantize(format, element->load(block + v * LANES * element->size), with, q[v]);
     if (format->code == BLOCKS_FLOAT)
         return float8_codes(q, format->mantissa, format->bias);
-    return format->code == BLOCKS_RANGE ? vec_to_u8(q) : vec_to_i8(q);
+    if (format->code == BLOCKS_RANGE)
+        return vec_to_u8(q);
+    return with->stochastic ? vec_truncated_to_i8(q) : vec_to_i8(q);
 }
 
 INLINE void store_codes(const struct blocks_format *format, uint8_t *codes, __m256i bytes)

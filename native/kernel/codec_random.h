@@ -4,9 +4,13 @@
 //     z = seed + (1 + floor(i / 2^32)) 0x9e3779b97f4a7c15       mod 2^64, then the finalizer of splitmix64:
 //     z = (z ^ z >> 30) 0xbf58476d1ce4e5b9;  z = (z ^ z >> 27) 0x94d049bb133111eb;  z = z ^ z >> 31
 //     a = z mod 2^32;  b = floor(z / 2^32)
-//     x = (i mod 2^32) ^ a                                      mod 2^32, from here on
+//     x = w ^ a,  w = 16 floor(i / 32) + i mod 16               mod 2^32, from here on, i as well
 //     x = (x ^ x >> 16) 0x21f0aaad;  x = (x ^ x >> 15 ^ b) 0x735a2d97;  x = x ^ x >> 15
-//     u = ((x >> 8) | 1) / 2^24                                 odd multiples of 2^-24, in (0, 1), of mean 1/2
+//     h = x mod 2^16 where i mod 32 < 16, else floor(x / 2^16)
+//     u = (2 h + 1) / 2^17                                      in (0, 1), of mean 1/2
+//
+// So one word serves two elements, since words are what encoding waits for; and two vectors have what they need side by side.
+// 2^-17 of a level of 127 is 2^-24 of the largest element: no more bits would be left of a float32 sum with it.
 //
 // Sources: splitmix64, Steele, Lea and Flood, OOPSLA 2014; the multipliers and shifts of the 32-bit mix were found by
 // Ettinger and others (hash-prospector). Differs: b is mixed in half way, so that seeds are no shifts of one sequence.
@@ -38,11 +42,11 @@ CODEC_INLINE struct codec_key codec_key(uint64_t seed, uint64_t index)
 
 CODEC_INLINE float codec_uniform(struct codec_key key, uint32_t index)
 {
-    uint32_t x = index ^ key.a;
+    uint32_t x = (index >> 5 << 4 | (index & 15)) ^ key.a;
     x = (x ^ x >> 16) * CODEC_RANDOM_MULTIPLIER_1;
     x = (x ^ x >> 15 ^ key.b) * CODEC_RANDOM_MULTIPLIER_2;
     x ^= x >> 15;
-    return (float)(x >> 8 | 1) * 0x1p-24f;
+    return (float)((x >> (index & 16) & 0xffff) << 1 | 1) * 0x1p-17f;
 }
 
 #endif

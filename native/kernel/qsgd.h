@@ -1,10 +1,10 @@
 // Codec qsgd: each element as one of 2 s + 1 levels between -n and n, at random so that the mean is the element.
 //
 //     n = ||x||_2 over a block of 512 elements        f = s / n
-//     encode: q = sign(x) min(l + [u < |x| f - l], s),  l = floor(|x| f)        decode: x' = (q / s) n
+//     encode: q = sign(x) min(floor(|x| f + u), s)        decode: x' = (q / s) n
 //
 // s is options.parameter, u is codec_uniform(seed, i) with i the index in the chunk, see codec_random.h: E x' = x
-// within 2^-24 n / s. real is float for float32, float16 and bfloat16, double for float64; n is summed in double in the
+// within 2^-17 n / s. real is float for float32, float16 and bfloat16, double for float64; n is summed in double in the
 // order of codec_sums.h; n and f are computed in double, then rounded to real; so is 1 / s, and x' = (q (1 / s)) n,
 // never beyond n.
 //
@@ -62,7 +62,7 @@ CODEC_INLINE size_t qsgd_norms_size(size_t count, size_t real_size)
     /* |q| */                                                                                       \
     CODEC_INLINE real qsgd_##real##_quantize(real magnitude, real scale, int levels, float u)       \
     {                                                                                               \
-        const real r = magnitude * scale, l = floor_real(r), q = l + (u < r - l);                   \
+        const real q = floor_real(magnitude * scale + u);                                           \
         return q < levels ? q : levels;                                                             \
     }                                                                                               \
     CODEC_INLINE real qsgd_##real##_dequantize(real q, real step, real norm)                        \

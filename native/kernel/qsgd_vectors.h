@@ -6,21 +6,16 @@ struct quantizer {
     struct codec_key key;
 };
 
-INLINE vec quantize(vec x, const struct quantizer *with, uint32_t index)
-{
-    const vec r = vec_mul(vec_abs(x), with->scale), l = vec_floor(r);
-    const uint32_t up = vec_less(vec_uniform(with->key, index), vec_sub(r, l));
-    const vec q = vec_min(vec_add(l, vec_select(vec_set1(1), up)), with->levels);
-    return vec_negate(q, vec_less(x, vec_set1(0)));
-}
-
 INLINE void encode_block(char *codes, const char *block, const struct quantizer *with, uint32_t index,
                          const struct element *element)
 {
     vec q[BLOCK / LANES];
-    for (int v = 0; v < BLOCK / LANES; v++)
-        q[v] = quantize(element->load(block + v * LANES * element->size), with, index + v * LANES);
-    _mm256_storeu_si256((void *)codes, vec_to_i8(q));
+    vec_uniforms(with->key, index, q);
+    for (int v = 0; v < BLOCK / LANES; v++) {
+        const vec x = element->load(block + v * LANES * element->size);
+        q[v] = vec_with_sign(vec_min(vec_add(vec_mul(vec_abs(x), with->scale), q[v]), with->levels), x);
+    }
+    _mm256_storeu_si256((void *)codes, vec_truncated_to_i8(q));
 }
 
 // The sum of the squares of up to QSGD_BLOCK elements.

@@ -2,7 +2,7 @@
 //
 //     s = max |x|        encode: b = 1 where u s < |x|, else 0        decode: x' = s sign(x) b
 //
-// u is codec_uniform(seed, i), see codec_random.h: P(b = 1) = |x| / s within 2^-24, so E x' = x. The product u s is
+// u is codec_uniform(seed, i), see codec_random.h: P(b = 1) = |x| / s within 2^-17, so E x' = x. The product u s is
 // rounded to float32 (float64 elements: double). A NaN or infinity in a chunk makes s = NaN: the whole chunk decodes to
 // NaN.
 //

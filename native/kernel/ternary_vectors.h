@@ -37,9 +37,11 @@ INLINE struct ternary_block encode_block(const char *block, const struct element
                                          uint32_t index)
 {
     struct ternary_block bits = {0, 0};
+    vec u[BLOCK / LANES];
+    vec_uniforms(key, index, u);
     for (int v = 0; v < BLOCK / LANES; v++) {
         const vec x = element->load(block + v * LANES * element->size);
-        const vec threshold = vec_mul(vec_uniform(key, index + v * LANES), s);
+        const vec threshold = vec_mul(u[v], s);
         bits.kept |= vec_less(threshold, vec_abs(x)) << v * LANES;
         bits.negative |= vec_less(x, vec_set1(0)) << v * LANES;
     }

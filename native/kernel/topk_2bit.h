@@ -123,12 +123,12 @@ INLINE void topk_2bit_encode(void *dst, const void *src, size_t count, double pa
     uint64_t low = 0, high = 0;
     int is_finite = 1;
     if (k > 0) {
-        uint32_t ties;
-        const uint64_t threshold = topk_threshold(src, count, k, element, &ties);
-        topk_walk(src, count, threshold, ties, element, topk_2bit_sum, &walk);
+        struct topk_selection of = topk_select(src, count, k, element);
+        topk_walk(&of, topk_2bit_sum, &walk);
         is_finite = walk.sums.largest < element->infinity;
         walk.mean = walk.sums.all / (double)k;
-        topk_walk(src, count, threshold, ties, element, topk_2bit_split, &walk);
+        topk_walk(&of, topk_2bit_split, &walk);
+        topk_selection_fini(&of);
         low = topk_2bit_level(element, walk.sums.low, walk.sums.lows, walk.sums.largest);
         high = topk_2bit_level(element, walk.sums.high, k - walk.sums.lows, walk.sums.largest);
         if (!is_finite)

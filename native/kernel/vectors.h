@@ -4,12 +4,15 @@
 //     vec_nans, VEC_NANS_NONE, vec_nans_add(nans, a, b), vec_nans_any    whether any of the vectors added held a NaN
 //     vec_least(x), vec_greatest(x)    of the lanes, none of which is a NaN
 //     vec_to_i8(q), vec_to_u8(q)       BLOCK small whole numbers as bytes; u8: clamped to 0..255
+//     vec_truncated_to_i8(q)           the same of numbers without what is behind the point
 //     vec_load_bytes(p)                LANES bytes; vec_from_i8(bytes), vec_from_u8(bytes): as numbers
 //     vec_less(a, b)           bit i: a < b in lane i
 //     vec_negate(x, bits)      the sign of lane i flipped where bit i is set
 //     vec_select(x, bits)      lane i, or 0 where bit i is not set
-//     vec_uniform(key, i)      codec_uniform of i, i + 1, ...
-//     wide, WIDE_ZERO, wide_low(x), wide_high(x), wide_add, wide_mul, wide_store    half the lanes as doubles
+//     vec_uniforms(key, i, u)  codec_uniform of the BLOCK elements from i on, which is a multiple of BLOCK
+//     vec_with_sign(m, x)      m, at least 0, with the sign of x
+//     wide, WIDE_ZERO, wide_low(x), wide_high(x), wide_add, wide_store    half the lanes as doubles
+//     wide_add_square(sum, x)  sum + x x, of which the product is exact: x comes from a float32
 // and for each element type f32, f16, bf16 the vector functions of struct element below.
 #ifndef BHVD_KERNEL_VECTORS_H
 #define BHVD_KERNEL_VECTORS_H
@@ -123,17 +126,17 @@ INLINE void sums_init(struct sums *sums)
         sums->part[p] = WIDE_ZERO;
 }
 
-INLINE wide wide_magnitude(wide x, int squares)
+INLINE wide wide_add_magnitude(wide sum, wide x, int squares)
 {
-    return squares ? wide_mul(x, x) : x;
+    return squares ? wide_add_square(sum, x) : wide_add(sum, x);
 }
 
 // Adds |x|, or x^2, of a block's vector number v.
 INLINE void sums_add(struct sums *sums, int v, vec x, int squares)
 {
     wide *part = &sums->part[2 * v % (2 * CODEC_SUMS / LANES)];
-    part[0] = wide_add(part[0], wide_magnitude(wide_low(vec_abs(x)), squares));
-    part[1] = wide_add(part[1], wide_magnitude(wide_high(vec_abs(x)), squares));
+    part[0] = wide_add_magnitude(part[0], wide_low(vec_abs(x)), squares);
+    part[1] = wide_add_magnitude(part[1], wide_high(vec_abs(x)), squares);
 }
 
 // codec_sums_total: added as vectors until one is left.

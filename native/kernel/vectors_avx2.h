@@ -108,17 +108,32 @@ INLINE vec vec_select(vec x, uint32_t bits)
     return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_srai_epi32(lane_bits(bits), 31)));
 }
 
-INLINE vec vec_uniform(struct codec_key key, uint32_t index)
+// 1 + u is put together of its bits, which x has from bit 7 on.
+INLINE vec uniform_of(__m256i x)
+{
+    const __m256i bits = _mm256_and_si256(x, _mm256_set1_epi32(0x007fff80));
+    return _mm256_sub_ps(_mm256_castsi256_ps(_mm256_or_si256(bits, _mm256_set1_epi32(0x3f800040))), _mm256_set1_ps(1));
+}
+
+INLINE void vec_uniforms(struct codec_key key, uint32_t index, vec *u)
 {
     const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    __m256i x = _mm256_xor_si256(_mm256_add_epi32(_mm256_set1_epi32((int)index), lanes), _mm256_set1_epi32((int)key.a));
-    x = _mm256_xor_si256(x, _mm256_srli_epi32(x, 16));
-    x = _mm256_mullo_epi32(x, _mm256_set1_epi32((int)CODEC_RANDOM_MULTIPLIER_1));
-    x = _mm256_xor_si256(_mm256_xor_si256(x, _mm256_srli_epi32(x, 15)), _mm256_set1_epi32((int)key.b));
-    x = _mm256_mullo_epi32(x, _mm256_set1_epi32((int)CODEC_RANDOM_MULTIPLIER_2));
-    x = _mm256_xor_si256(x, _mm256_srli_epi32(x, 15));
-    x = _mm256_or_si256(_mm256_srli_epi32(x, 8), _mm256_set1_epi32(1));
-    return _mm256_mul_ps(_mm256_cvtepi32_ps(x), _mm256_set1_ps(0x1p-24f));
+    for (int v = 0; v < 2; v++) {
+        __m256i x = _mm256_add_epi32(_mm256_set1_epi32((int)(index / 2) + v * LANES), lanes);
+        x = _mm256_xor_si256(x, _mm256_set1_epi32((int)key.a));
+        x = _mm256_xor_si256(x, _mm256_srli_epi32(x, 16));
+        x = _mm256_mullo_epi32(x, _mm256_set1_epi32((int)CODEC_RANDOM_MULTIPLIER_1));
+        x = _mm256_xor_si256(_mm256_xor_si256(x, _mm256_srli_epi32(x, 15)), _mm256_set1_epi32((int)key.b));
+        x = _mm256_mullo_epi32(x, _mm256_set1_epi32((int)CODEC_RANDOM_MULTIPLIER_2));
+        x = _mm256_xor_si256(x, _mm256_srli_epi32(x, 15));
+        u[v] = uniform_of(_mm256_slli_epi32(x, 7));
+        u[v + 2] = uniform_of(_mm256_srli_epi32(x, 9));
+    }
+}
+
+INLINE vec vec_with_sign(vec magnitude, vec x)
+{
+    return _mm256_or_ps(magnitude, _mm256_and_ps(x, _mm256_set1_ps(-0.0f)));
 }
 
 INLINE float vec_least(vec x)
@@ -136,11 +151,24 @@ INLINE float vec_greatest(vec x)
 }
 
 // packs works within each half of the register, so the words are sorted.
+INLINE __m256i packed_i8(const __m256i *q)
+{
+    const __m256i low = _mm256_packs_epi32(q[0], q[1]), high = _mm256_packs_epi32(q[2], q[3]);
+    return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
 INLINE __m256i vec_to_i8(const vec *q)
 {
-    const __m256i low = _mm256_packs_epi32(_mm256_cvtps_epi32(q[0]), _mm256_cvtps_epi32(q[1]));
-    const __m256i high = _mm256_packs_epi32(_mm256_cvtps_epi32(q[2]), _mm256_cvtps_epi32(q[3]));
-    return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    const __m256i whole[] = {_mm256_cvtps_epi32(q[0]), _mm256_cvtps_epi32(q[1]), _mm256_cvtps_epi32(q[2]),
+                             _mm256_cvtps_epi32(q[3])};
+    return packed_i8(whole);
+}
+
+INLINE __m256i vec_truncated_to_i8(const vec *q)
+{
+    const __m256i whole[] = {_mm256_cvttps_epi32(q[0]), _mm256_cvttps_epi32(q[1]), _mm256_cvttps_epi32(q[2]),
+                             _mm256_cvttps_epi32(q[3])};
+    return packed_i8(whole);
 }
 
 // The four as bytes: packs and packus saturate, which is the clamp.
@@ -176,7 +204,7 @@ typedef __m256d wide;
 
 #define WIDE_ZERO _mm256_setzero_pd()
 #define wide_add _mm256_add_pd
-#define wide_mul _mm256_mul_pd
+#define wide_add_square(sum, x) _mm256_add_pd(sum, _mm256_mul_pd(x, x))
 #define wide_store _mm256_storeu_pd
 
 INLINE wide wide_low(vec x)

@@ -130,17 +130,30 @@ INLINE vec vec_select(vec x, uint32_t bits)
     return _mm512_maskz_mov_ps((__mmask16)bits, x);
 }
 
-INLINE vec vec_uniform(struct codec_key key, uint32_t index)
+// 1 + u is put together of its bits, which x has from bit 7 on.
+INLINE vec uniform_of(__m512i x)
+{
+    const __m512i bits = _mm512_and_si512(x, _mm512_set1_epi32(0x007fff80));
+    return _mm512_sub_ps(_mm512_castsi512_ps(_mm512_or_si512(bits, _mm512_set1_epi32(0x3f800040))), _mm512_set1_ps(1));
+}
+
+INLINE void vec_uniforms(struct codec_key key, uint32_t index, vec *u)
 {
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    __m512i x = _mm512_xor_si512(_mm512_add_epi32(_mm512_set1_epi32((int)index), lanes), _mm512_set1_epi32((int)key.a));
+    __m512i x = _mm512_add_epi32(_mm512_set1_epi32((int)(index / 2)), lanes);
+    x = _mm512_xor_si512(x, _mm512_set1_epi32((int)key.a));
     x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 16));
     x = _mm512_mullo_epi32(x, _mm512_set1_epi32((int)CODEC_RANDOM_MULTIPLIER_1));
     x = _mm512_xor_si512(_mm512_xor_si512(x, _mm512_srli_epi32(x, 15)), _mm512_set1_epi32((int)key.b));
     x = _mm512_mullo_epi32(x, _mm512_set1_epi32((int)CODEC_RANDOM_MULTIPLIER_2));
     x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 15));
-    x = _mm512_or_si512(_mm512_srli_epi32(x, 8), _mm512_set1_epi32(1));
-    return _mm512_mul_ps(_mm512_cvtepi32_ps(x), _mm512_set1_ps(0x1p-24f));
+    u[0] = uniform_of(_mm512_slli_epi32(x, 7));
+    u[1] = uniform_of(_mm512_srli_epi32(x, 9));
+}
+
+INLINE vec vec_with_sign(vec magnitude, vec x)
+{
+    return _mm512_or_ps(magnitude, _mm512_and_ps(x, _mm512_set1_ps(-0.0f)));
 }
 
 #define vec_least _mm512_reduce_min_ps
@@ -154,6 +167,11 @@ INLINE __m256i joined(__m128i low, __m128i high)
 INLINE __m256i vec_to_i8(const vec *q)
 {
     return joined(_mm512_cvtepi32_epi8(_mm512_cvtps_epi32(q[0])), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(q[1])));
+}
+
+INLINE __m256i vec_truncated_to_i8(const vec *q)
+{
+    return joined(_mm512_cvtepi32_epi8(_mm512_cvttps_epi32(q[0])), _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(q[1])));
 }
 
 // The conversion to bytes saturates unsigned numbers: only the lower clamp is left to do.
@@ -186,7 +204,7 @@ typedef __m512d wide;
 
 #define WIDE_ZERO _mm512_setzero_pd()
 #define wide_add _mm512_add_pd
-#define wide_mul _mm512_mul_pd
+#define wide_add_square(sum, x) _mm512_fmadd_pd(x, x, sum)
 #define wide_store _mm512_storeu_pd
 
 INLINE wide wide_low(vec x)

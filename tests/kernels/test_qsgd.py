@@ -1,7 +1,7 @@
 """Codec qsgd against the equation in NumPy and against bytes worked out by hand.
 
-    n = ||x||_2 over a block of 512        f = s / n        r = |x| f,  l = floor(r)
-    q = sign(x) min(l + [u < r - l], s)    D(Q(x)) = (q (1 / s)) n
+    n = ||x||_2 over a block of 512        f = s / n
+    q = sign(x) min(floor(|x| f + u), s)   D(Q(x)) = (q (1 / s)) n
 
 n is summed in float64 in the order of test_sign.py; it is at most the largest number of the element type, and at least
 s 2^-126 (float64: s 2^-1022) unless 0.
@@ -61,8 +61,7 @@ def encode_by_equation(element, stored, levels, seed):
         if n > 0:
             block = x[i : i + BLOCK]
             r = np.abs(block) * element.real(levels / np.float64(n))
-            low = np.floor(r)
-            q = np.minimum(low + (u[i : i + BLOCK] < r - low), levels)
+            q = np.minimum(np.floor(r + u[i : i + BLOCK]), levels)
             encoded[codes_at + i : codes_at + i + block.size] = (np.sign(block) * q).astype(np.int8).view(np.uint8)
     return encoded
 
@@ -96,7 +95,7 @@ def test_golden_bytes():
 
 def test_golden_bytes_of_random_rounding():
     encoded = elements.encode(QSGD, FLOAT32, np.linspace(-1, 1, 16, dtype=np.float32), 4, 42)
-    assert encoded[64:80].view(np.int8).tolist() == [-2, -2, -1, -1, -1, -1, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert encoded[64:80].view(np.int8).tolist() == [-2, -2, -1, -1, -1, -1, -1, 0, 0, 1, 0, 1, 1, 2, 1, 1]
 
 
 @pytest.mark.parametrize("element", ELEMENTS, ids=repr)

@@ -130,6 +130,25 @@ def test_many_ties_and_nans(element, share):
 
 
 @pytest.mark.parametrize("element", ELEMENTS, ids=repr)
+@pytest.mark.parametrize("kind", ["normal", "zeros", "ties", "above the sample", "in the sample"])
+def test_few_of_many(element, kind):
+    """From 32,768 elements on a sample says which are looked at: every 16th of these, which may be like no other."""
+    count = 65_536 + 17
+    x = np.random.default_rng(count).standard_normal(count)
+    if kind == "zeros":
+        x *= np.arange(count) % 1000 == 3
+    elif kind == "ties":
+        x = np.round(x)
+    elif kind == "above the sample":
+        x[np.arange(count) % 16 == 0] *= 1e-3
+    elif kind == "in the sample":
+        x[np.arange(count) % 16 != 0] *= 1e-3
+    x[[5, 40_000]] = np.nan, -np.inf
+    for share in (1e-9, 0.01, 0.05, 0.2):
+        check_sort(element, element.store(x.astype(element.real)), share)
+
+
+@pytest.mark.parametrize("element", ELEMENTS, ids=repr)
 def test_any_bits(element):
     @settings(max_examples=200)
     @given(hnp.arrays(np.dtype(f"u{element.storage.itemsize}"), st.integers(1, 100)), st.floats(1e-6, 1))
