@@ -20,21 +20,21 @@ struct gathering {
     struct span *local_place;
 };
 
-int allgather_post_across(struct run *run, struct group *group, const void *src, unsigned char *dst, const size_t *place,
-                          const size_t *part, struct transfer *transfers)
+// Host by host, its own part goes out, and those of the members come in whose index is this one's modulo the number of members
+// here.
+static void post_across(struct gathering *g, const void *src)
 {
-    const struct hierarchy *h = group->hierarchy;
-    int posted = 0;
+    const struct hierarchy *h = g->h;
+    struct transfer *next = g->transfers;
     for (int step = 1; step < h->hosts; step++) {
         int to = (h->host + step) % h->hosts, from = (h->host + h->hosts - step) % h->hosts;
         int peer = hierarchy_member(h, to, h->index % hierarchy_members_of(h, to));
-        group_send(run, group, peer, &transfers[posted++], src, part[group->rank]);
+        group_send(g->run, g->group, peer, next++, src, g->part[g->group->rank]);
         for (int j = h->index; j < hierarchy_members_of(h, from); j += h->local->size) {
             int other = hierarchy_member(h, from, j);
-            group_receive(run, group, other, &transfers[posted++], dst + place[other], part[other]);
+            group_receive(g->run, g->group, other, next++, g->dst + g->place[other], g->part[other]);
         }
     }
-    return posted;
 }
 
 // Spreads the parts of one host's members first to first + (local members) - 1, of which each local member holds one.
@@ -61,7 +61,7 @@ static bhvd_status gather(struct gathering *g, const void *src)
     const struct hierarchy *h = g->h;
     const int members = hierarchy_members_of(h, h->host);
     span_copy(g->dst + g->place[g->group->rank], src, g->part[g->group->rank]);
-    allgather_post_across(g->run, g->group, src, g->dst, g->place, g->part, g->transfers);
+    post_across(g, src);
     bhvd_status status = spread(g, h->host, 0);
     int arrived = 0;
     for (int step = 1; step < h->hosts && !status; step++) {

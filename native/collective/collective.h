@@ -77,11 +77,6 @@ bhvd_status allgather_links(struct run *run, struct group *group, const void *sr
 // The group has a hierarchy.
 bhvd_status allgather_hierarchical(struct run *run, struct group *group, const void *src, void *dst,
                                    const size_t *part);
-// The part of it between hosts, to be waited for: host by host, its own part goes out, and those of the members come in whose
-// index is this one's modulo the number of members here. place: by position, where in dst. Returns how many it posted, less
-// than two for each member.
-int allgather_post_across(struct run *run, struct group *group, const void *src, unsigned char *dst, const size_t *place,
-                          const size_t *part, struct transfer *transfers);
 
 // src and dst: the parts one after the other.
 bhvd_status alltoall_shared(struct run *run, struct group *group, const void *src, void *dst,

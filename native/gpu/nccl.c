@@ -55,7 +55,8 @@ static bool reduces(const struct work *op, bool scales, bool in_levels)
 
 enum nccl_way nccl_way_of(const struct nccl_facts *facts, const struct work *op)
 {
-    const bool in_levels = facts->in_levels && (op->kind == BHVD_ALLREDUCE || !facts->is_on);
+    const bool has_levels = op->kind == BHVD_ALLREDUCE || (op->kind == BHVD_BROADCAST && !facts->is_on);
+    const bool in_levels = facts->in_levels && has_levels;
     const enum nccl_way way = in_levels ? WAY_LEVELS : facts->is_on ? WAY_NCCL : WAY_HOST;
     switch (op->kind) {
     case BHVD_ALLREDUCE:

@@ -213,8 +213,7 @@ bhvd_status nccl_reducescatter(struct nccl_run *x, struct work *op, size_t index
         src = scaled;
     }
     if (!status)
-        status = x->levels ? nccl_levels_reducescatter(x, op->op, reduction, src, result.device, part)
-                           : scatter_sums(x, op->op, reduction, src, result.device, part);
+        status = scatter_sums(x, op->op, reduction, src, result.device, part);
     return status ? status : finish_target(x, &result);
 }
 
@@ -228,9 +227,7 @@ bhvd_status nccl_allgather(struct nccl_run *x, struct work *op, size_t index, in
     bhvd_status status = target(x, op, index, rows, &result);
     if (status || !result.nbytes)
         return status;
-    if (x->levels) {
-        status = nccl_levels_allgather(x, src, result.device, part);
-    } else if (is_even) {
+    if (is_even) {
         status = nccl_run_enqueued(x, x->nccl->all_gather(src, result.device, part[0], NCCL_UINT8, x->group->comm,
                                                           x->stream));
     } else {
@@ -249,12 +246,20 @@ bhvd_status nccl_allgather(struct nccl_run *x, struct work *op, size_t index, in
 bhvd_status nccl_alltoall(struct nccl_run *x, struct work *op, size_t index, int64_t rows,
                           const struct parts *parts)
 {
-    const void *src = op->staging->places[index].src;
     struct target result;
     bhvd_status status = target(x, op, index, rows, &result);
-    if (!status)
-        status = x->levels ? nccl_levels_alltoall(x, src, result.device, parts)
-                           : nccl_run_alltoall(x, src, result.device, parts);
+    if (status)
+        return status;
+    const unsigned char *from = op->staging->places[index].src;
+    unsigned char *to = result.device;
+    nccl_result inside = x->nccl->group_start();
+    for (int i = 0; i < x->set->size; from += parts->sent[i], to += parts->received[i], i++) {
+        if (parts->sent[i])
+            nccl_run_keep(&inside, x->nccl->send(from, parts->sent[i], NCCL_UINT8, i, x->group->comm, x->stream));
+        if (parts->received[i])
+            nccl_run_keep(&inside, x->nccl->recv(to, parts->received[i], NCCL_UINT8, i, x->group->comm, x->stream));
+    }
+    status = nccl_run_group_end(x, inside);
     return status ? status : finish_target(x, &result);
 }
 

@@ -1,8 +1,13 @@
-// Allreduce and broadcast in two levels, and what all collectives in two levels share.
+// Allreduce and broadcast in two levels.
 //
 //     allreduce    reduce-scatter within the host | shard to the host | allreduce among its owners | back | allgather
 //     broadcast    within the root's host | one member of each host, a tree | within the other hosts
 #include "gpu/nccl_levels.h"
+
+enum {
+    SHARD_MAX_BYTES = 4 << 20,          // what a member has on the wire at a time
+    ALIGNMENT = 256                     // of shards, for vectors in NCCL's kernels
+};
 
 static int is_there(struct run *run, void *arg)
 {
@@ -12,62 +17,23 @@ static int is_there(struct run *run, void *arg)
     return device->ops->event_query(device, device_and_event[1]) != DEVICE_NOT_READY;
 }
 
-bhvd_status nccl_levels_mark(struct nccl_run *x, struct device_buffer *pinned)
+// The host may use the buffer when the stream has come to where it was marked: to be waited for.
+static bhvd_status mark(struct nccl_run *x, struct device_buffer *pinned)
 {
     return nccl_run_checked(x, x->device->ops->event_record(x->device, pinned->ready, x->stream));
 }
 
-bhvd_status nccl_levels_wait_for(struct nccl_run *x, struct device_buffer *pinned)
+static bhvd_status wait_for(struct nccl_run *x, struct device_buffer *pinned)
 {
     void *device_and_event[] = {x->device, pinned->ready};
     bhvd_status status = run_until_gpu(x->run, is_there, device_and_event);
     return status ? status : nccl_run_checked(x, x->device->ops->event_query(x->device, pinned->ready));
 }
 
-bhvd_status nccl_levels_to_host(struct nccl_run *x, struct device_buffer *pinned, const void *src, size_t nbytes)
+static bhvd_status to_host(struct nccl_run *x, struct device_buffer *pinned, const void *src, size_t nbytes)
 {
     bhvd_status status = nccl_run_copy(x, pinned->data, src, nbytes);
-    return status ? status : nccl_levels_mark(x, pinned);
-}
-
-bhvd_status nccl_levels_reduce(struct nccl_run *x, bhvd_op op, bhvd_dtype dtype, unsigned char *shards, size_t shard)
-{
-    const struct hierarchy *h = x->levels;
-    const enum nccl_type type = nccl_run_type(dtype);
-    const size_t count = shard / bhvd_dtype_size(dtype);
-    if (x->set->size == h->shards)
-        return nccl_run_enqueued(x, x->nccl->reduce_scatter(shards, shards + shard * (size_t)h->index, count, type,
-                                                            nccl_run_op(op), x->group->comm, x->stream));
-    nccl_result inside = x->nccl->group_start();
-    for (int i = 0; i < h->shards; i++) {
-        unsigned char *at = shards + shard * (size_t)i;
-        nccl_run_keep(&inside, x->nccl->reduce(at, at, count, type, nccl_run_op(op), i, x->group->comm, x->stream));
-    }
-    return nccl_run_group_end(x, inside);
-}
-
-// With two pinned buffers, taken in turn. What `begin` marks in one comes after all that `end` did with it two pieces before.
-bhvd_status nccl_levels_run_pieces(struct nccl_run *x, const struct levels_pieces *pieces)
-{
-    const bool owns_shard = nccl_levels_owns_shard(x->levels);
-    struct device_buffer *pinned[2] = {NULL, NULL};
-    bhvd_status status = BHVD_OK;
-    for (int i = 0; i < 2 && owns_shard && !status; i++)
-        status = nccl_run_scratch(x, MEMORY_PINNED, pieces->shard_nbytes, &pinned[i]);
-    if (!status && pieces->count)
-        status = pieces->begin(x, pieces->arg, 0, pinned[0]);
-    for (size_t number = 0; number < pieces->count && !status; number++) {
-        struct device_buffer *mine = pinned[number % 2];
-        if (number + 1 < pieces->count)
-            status = pieces->begin(x, pieces->arg, number + 1, pinned[(number + 1) % 2]);
-        if (!status && owns_shard)
-            status = nccl_levels_wait_for(x, mine);
-        if (!status && owns_shard)
-            status = pieces->exchange(x, pieces->arg, number, mine->data);
-        if (!status)
-            status = pieces->end(x, pieces->arg, number, mine);
-    }
-    return status;
+    return status ? status : mark(x, pinned);
 }
 
 // ------------------------------------------------------------------------------------------------------- allreduce
@@ -79,13 +45,20 @@ struct allreduce {
     size_t nbytes;
 };
 
-static size_t longest_piece(const struct hierarchy *h) { return (size_t)LEVELS_SHARD_MAX_BYTES * (size_t)h->shards; }
+// A part of the vector, equal shards of it one after the other. While one is on the wire the GPU has the next.
+struct piece {
+    unsigned char *at;
+    size_t shard;                       // bytes
+    struct device_buffer *pinned;       // NULL: this member owns no shard, and talks to no other host
+};
+
+static size_t longest_piece(const struct hierarchy *h) { return (size_t)SHARD_MAX_BYTES * (size_t)h->shards; }
 
 // Of the piece that begins a vector of nbytes: all shards have it.
 static size_t shard_of(const struct hierarchy *h, size_t nbytes)
 {
     const size_t shards = (size_t)h->shards, shard = (nbytes + shards - 1) / shards;
-    return shard >= LEVELS_SHARD_MAX_BYTES ? LEVELS_SHARD_MAX_BYTES : nccl_levels_aligned(shard);
+    return shard >= SHARD_MAX_BYTES ? SHARD_MAX_BYTES : (shard + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
 size_t nccl_levels_room(const struct hierarchy *h, size_t nbytes)
@@ -94,48 +67,59 @@ size_t nccl_levels_room(const struct hierarchy *h, size_t nbytes)
     return whole + shard_of(h, nbytes - whole) * (size_t)h->shards;
 }
 
-// Where a piece begins; *shard: how long its shards are.
-static unsigned char *piece_at(const struct hierarchy *h, const struct allreduce *all, size_t number, size_t *shard)
+// With two pinned buffers, taken in turn. What `begin` marks in one comes after all that `end` did with it two pieces before.
+static struct piece piece_of(const struct hierarchy *h, const struct allreduce *all, struct device_buffer *const *pinned,
+                             size_t number)
 {
     const size_t begin = number * longest_piece(h);
-    *shard = shard_of(h, all->nbytes - begin);
-    return all->vector + begin;
+    return (struct piece){all->vector + begin, shard_of(h, all->nbytes - begin), pinned[number % 2]};
 }
 
-// The host's sums, each at its shard on the owner, and from there to pinned memory.
-static bhvd_status begin_piece(struct nccl_run *x, void *arg, size_t number, struct device_buffer *pinned)
+// The host's sums, each at its shard on the owner, and from there to pinned memory, marked.
+static bhvd_status begin(struct nccl_run *x, const struct allreduce *all, const struct piece *piece)
 {
     const struct hierarchy *h = x->levels;
-    const struct allreduce *all = arg;
-    size_t shard;
-    unsigned char *piece = piece_at(h, all, number, &shard);
-    bhvd_status status = nccl_levels_reduce(x, all->op, all->across.dtype, piece, shard);
-    return status || !pinned ? status : nccl_levels_to_host(x, pinned, piece + shard * (size_t)h->index, shard);
+    const enum nccl_type type = nccl_run_type(all->across.dtype);
+    const size_t count = piece->shard / bhvd_dtype_size(all->across.dtype);
+    unsigned char *mine = piece->at + piece->shard * (size_t)h->index;
+    bhvd_status status;
+    if (x->set->size == h->shards) {
+        status = nccl_run_enqueued(x, x->nccl->reduce_scatter(piece->at, mine, count, type, nccl_run_op(all->op),
+                                                              x->group->comm, x->stream));
+    } else {
+        nccl_result inside = x->nccl->group_start();
+        for (int i = 0; i < h->shards; i++) {
+            unsigned char *at = piece->at + piece->shard * (size_t)i;
+            nccl_run_keep(&inside, x->nccl->reduce(at, at, count, type, nccl_run_op(all->op), i, x->group->comm, x->stream));
+        }
+        status = nccl_run_group_end(x, inside);
+    }
+    return status || !piece->pinned ? status : to_host(x, piece->pinned, mine, piece->shard);
 }
 
-static bhvd_status exchange_shard(struct nccl_run *x, void *arg, size_t number, unsigned char *data)
+// Owners only, with the shard in pinned memory: the result there.
+static bhvd_status exchange(struct nccl_run *x, const struct allreduce *all, const struct piece *piece)
 {
-    const struct allreduce *all = arg;
-    size_t shard;
-    piece_at(x->levels, all, number, &shard);
-    struct span span = {data, data, shard};
-    return allreduce_links(x->run, x->levels->cross, &all->across, &(struct span_list){&span, 1, 1, shard});
+    bhvd_status status = wait_for(x, piece->pinned);
+    struct span span = {piece->pinned->data, piece->pinned->data, piece->shard};
+    return status ? status : allreduce_links(x->run, x->levels->cross, &all->across,
+                                             &(struct span_list){&span, 1, 1, piece->shard});
 }
 
-static bhvd_status end_piece(struct nccl_run *x, void *arg, size_t number, struct device_buffer *pinned)
+static bhvd_status end(struct nccl_run *x, const struct piece *piece)
 {
     const struct hierarchy *h = x->levels;
-    size_t shard;
-    unsigned char *piece = piece_at(h, arg, number, &shard), *mine = piece + shard * (size_t)h->index;
-    bhvd_status status = pinned ? nccl_run_copy(x, mine, pinned->data, shard) : BHVD_OK;
+    unsigned char *mine = piece->at + piece->shard * (size_t)h->index;
+    bhvd_status status = piece->pinned ? nccl_run_copy(x, mine, piece->pinned->data, piece->shard) : BHVD_OK;
     if (status)
         return status;
     if (x->set->size == h->shards)
-        return nccl_run_enqueued(x, x->nccl->all_gather(mine, piece, shard, NCCL_UINT8, x->group->comm, x->stream));
+        return nccl_run_enqueued(x, x->nccl->all_gather(mine, piece->at, piece->shard, NCCL_UINT8, x->group->comm,
+                                                        x->stream));
     nccl_result inside = x->nccl->group_start();
     for (int i = 0; i < h->shards; i++) {
-        unsigned char *at = piece + shard * (size_t)i;
-        nccl_run_keep(&inside, x->nccl->broadcast(at, at, shard, NCCL_UINT8, i, x->group->comm, x->stream));
+        unsigned char *at = piece->at + piece->shard * (size_t)i;
+        nccl_run_keep(&inside, x->nccl->broadcast(at, at, piece->shard, NCCL_UINT8, i, x->group->comm, x->stream));
     }
     return nccl_run_group_end(x, inside);
 }
@@ -143,12 +127,29 @@ static bhvd_status end_piece(struct nccl_run *x, void *arg, size_t number, struc
 bhvd_status nccl_levels_allreduce(struct nccl_run *x, bhvd_op op, const struct reduction *reduction, unsigned char *vector,
                                   size_t nbytes)
 {
-    const size_t most = longest_piece(x->levels);
+    const struct hierarchy *h = x->levels;
+    const size_t count = (nbytes + longest_piece(h) - 1) / longest_piece(h);
     struct allreduce all = {.op = op, .across = *reduction, .vector = vector, .nbytes = nbytes};
+    struct device_buffer *pinned[2] = {NULL, NULL};
+    bhvd_status status = BHVD_OK;
     all.across.prescale = 1.0;
-    return nccl_levels_run_pieces(x, &(struct levels_pieces){
-        .count = (nbytes + most - 1) / most, .shard_nbytes = shard_of(x->levels, nbytes), .arg = &all,
-        .begin = begin_piece, .exchange = exchange_shard, .end = end_piece});
+    for (int i = 0; i < 2 && h->index < h->shards && !status; i++)
+        status = nccl_run_scratch(x, MEMORY_PINNED, shard_of(h, nbytes), &pinned[i]);
+    struct piece next = piece_of(h, &all, pinned, 0);
+    if (!status)
+        status = begin(x, &all, &next);
+    for (size_t number = 0; number < count && !status; number++) {
+        const struct piece piece = next;
+        if (number + 1 < count) {
+            next = piece_of(h, &all, pinned, number + 1);
+            status = begin(x, &all, &next);
+        }
+        if (!status && piece.pinned)
+            status = exchange(x, &all, &piece);
+        if (!status)
+            status = end(x, &piece);
+    }
+    return status;
 }
 
 // ------------------------------------------------------------------------------------------------------- broadcast
@@ -162,15 +163,15 @@ static bhvd_status broadcast_within(struct nccl_run *x, int root, const void *sr
 static bhvd_status broadcast_across(struct nccl_run *x, int host, bool is_source, unsigned char *data, size_t nbytes,
                                     struct device_buffer *pinned)
 {
-    bhvd_status status = is_source ? nccl_levels_to_host(x, pinned, data, nbytes) : BHVD_OK;
+    bhvd_status status = is_source ? to_host(x, pinned, data, nbytes) : BHVD_OK;
     if (!status)
-        status = nccl_levels_wait_for(x, pinned);       // for what is sent, or until the room is free
+        status = wait_for(x, pinned);       // for what is sent, or until the room is free
     if (!status)
         status = broadcast_links(x->run, x->levels->cross, host, pinned->data, pinned->data, nbytes, NULL);
     if (status || is_source)
         return status;
     status = nccl_run_copy(x, data, pinned->data, nbytes);
-    return status ? status : nccl_levels_mark(x, pinned);
+    return status ? status : mark(x, pinned);
 }
 
 bhvd_status nccl_levels_broadcast(struct nccl_run *x, int root, const void *src, unsigned char *dst, size_t nbytes)
@@ -180,7 +181,7 @@ bhvd_status nccl_levels_broadcast(struct nccl_run *x, int root, const void *src,
     hierarchy_find(h, root, &host, &index);
     const bool is_source = h->host == host;
     const int bridge = index < h->shards ? index : 0;   // exists on every host
-    const size_t most = nbytes < LEVELS_SHARD_MAX_BYTES ? nbytes : LEVELS_SHARD_MAX_BYTES;
+    const size_t most = nbytes < SHARD_MAX_BYTES ? nbytes : SHARD_MAX_BYTES;
     struct device_buffer *pinned[2] = {NULL, NULL};
     bhvd_status status = BHVD_OK;
     for (int i = 0; i < 2 && h->index == bridge && !status; i++)

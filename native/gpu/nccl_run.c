@@ -78,35 +78,12 @@ enum nccl_op nccl_run_op(bhvd_op op)
     }
 }
 
-// -------------------------------------------------------------------------------------------------------- alltoall
-
-bhvd_status nccl_run_alltoall(struct nccl_run *x, const void *src, void *dst, const struct parts *parts)
-{
-    const int n = x->whole->size;
-    const unsigned char *from = src;
-    unsigned char *to = dst;
-    nccl_result inside = x->nccl->group_start();
-    for (int i = 0, peer = 0; i < n; i++) {
-        const size_t sent = parts->sent[i], received = parts->received[i];
-        const bool is_member = nccl_run_has(x, i, peer);
-        if (is_member && sent)
-            nccl_run_keep(&inside, x->nccl->send(from, sent, NCCL_UINT8, peer, x->group->comm, x->stream));
-        if (is_member && received)
-            nccl_run_keep(&inside, x->nccl->recv(to, received, NCCL_UINT8, peer, x->group->comm, x->stream));
-        peer += is_member;
-        from += sent;
-        to += received;
-    }
-    return nccl_run_group_end(x, inside);
-}
-
 // ------------------------------------------------------------------------------------------------- begin and end
 
 bhvd_status nccl_begin(struct run *run, struct group *set, struct nccl_group *group, enum nccl_way way,
                        struct work *const *works, int count, struct nccl_run **out)
 {
     const struct hierarchy *levels = way == WAY_LEVELS ? set->hierarchy : NULL;
-    struct group *whole = set;
     if (levels) {
         set = levels->local;
         group = group->local;
@@ -116,7 +93,7 @@ bhvd_status nccl_begin(struct run *run, struct group *set, struct nccl_group *gr
     size_t spans = 0;
     if (!x)
         return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", set->size);
-    *x = (struct nccl_run){.run = run, .set = set, .whole = whole, .levels = levels, .group = group,
+    *x = (struct nccl_run){.run = run, .set = set, .levels = levels, .group = group,
                            .device = device, .nccl = device->nccl, .works = works, .count = count, .stream = device->from_host};
     for (int i = 0; i < count; i++)
         spans += works[i]->tensor_count;

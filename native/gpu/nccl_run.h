@@ -11,9 +11,8 @@
 
 struct nccl_run {
     struct run *run;
-    struct group *set;            // the communicator's members
-    struct group *whole;          // that the operation is on; another one in two levels
-    const struct hierarchy *levels;     // of the whole, in two levels; else NULL
+    struct group *set;                  // the communicator's members: in two levels those of this host
+    const struct hierarchy *levels;     // of the set that the operation is on, in two levels; else NULL
     struct nccl_group *group;
     struct bhvd_device *device;
     const struct nccl *nccl;
@@ -38,14 +37,6 @@ bhvd_status nccl_run_group_end(struct nccl_run *x, nccl_result inside);
 bhvd_status nccl_run_scratch(struct nccl_run *x, enum device_memory memory, size_t nbytes, struct device_buffer **out);
 // Between any two of host and device, in the order of the stream.
 bhvd_status nccl_run_copy(struct nccl_run *x, void *dst, const void *src, size_t nbytes);
-
-// Whether the whole's member at `position` is in the communicator, at `index`; the members before it have been counted there.
-static inline bool nccl_run_has(const struct nccl_run *x, int position, int index)
-{
-    return index < x->set->size && x->set->ranks[index] == x->whole->ranks[position];
-}
-// The parts of an alltoall of the whole that go between members of the communicator.
-bhvd_status nccl_run_alltoall(struct nccl_run *x, const void *src, void *dst, const struct parts *parts);
 
 enum nccl_type nccl_run_type(bhvd_dtype dtype);
 enum nccl_op nccl_run_op(bhvd_op op);

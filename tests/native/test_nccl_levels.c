@@ -1,4 +1,4 @@
-// NCCL within hosts, the CPU transports between them (native/gpu/nccl_levels*.c), as test_nccl.c does for NCCL alone.
+// NCCL within hosts, the CPU transports between them (native/gpu/nccl_levels.c), as test_nccl.c does for NCCL alone.
 // Hosts are simulated by host ids.
 #include "gpu_jobs.h"
 
@@ -8,7 +8,7 @@ static void in_levels(int rank, struct bhvd_context_options *options)
     options->nccl_levels = LEVELS_ONLY;
 }
 
-// An allreduce and a reducescatter that are longer than several pieces with one shard.
+// An allreduce that is longer than several pieces with one shard.
 static void several_pieces(struct job *job, int rank, bhvd_context *ctx)
 {
     enum { LONG = 2100001 };
@@ -17,21 +17,17 @@ static void several_pieces(struct job *job, int rank, bhvd_context *ctx)
     (void)job;
     for (int i = 0; i < LONG; i++)
         x[i] = (float)(i % 7 + rank);
-    for (int k = 0; k < 2; k++) {
-        const int first = k ? rank * (LONG / RANKS) + (rank > 0) : 0, count = k ? LONG / RANKS + (rank == 0) : LONG;
-        const int groups = driver.nccl_groups();
-        bhvd_handle *handle = post(&p, (struct bhvd_args){.kind = k ? BHVD_REDUCESCATTER : BHVD_ALLREDUCE,
-                                                          .name = k ? "scattered" : "long", .op = BHVD_OP_SUM},
-                                   x, sums, LONG, BHVD_FLOAT32);
-        struct bhvd_error error;
-        CHECK_STATUS(bhvd_wait(handle, -1, &error), BHVD_OK);
-        CHECK_STATUS(bhvd_context_wait_gpu(ctx, gpus[rank].device, &error), BHVD_OK);
-        CHECK(driver.nccl_groups() - groups >= 6);
-        bhvd_handle_drop(handle);
-        for (int i = 0; i < count; i++) {
-            if (sums[i] != (float)(RANKS * ((first + i) % 7) + RANKS * (RANKS - 1) / 2))
-                check_fail(__FILE__, __LINE__, "value %d of operation %d is %g", i, k, (double)sums[i]);
-        }
+    const int groups = driver.nccl_groups();
+    bhvd_handle *handle = post(&p, (struct bhvd_args){.kind = BHVD_ALLREDUCE, .name = "long", .op = BHVD_OP_SUM}, x, sums, LONG,
+                               BHVD_FLOAT32);
+    struct bhvd_error error;
+    CHECK_STATUS(bhvd_wait(handle, -1, &error), BHVD_OK);
+    CHECK_STATUS(bhvd_context_wait_gpu(ctx, gpus[rank].device, &error), BHVD_OK);
+    CHECK(driver.nccl_groups() - groups >= 6);
+    bhvd_handle_drop(handle);
+    for (int i = 0; i < LONG; i++) {
+        if (sums[i] != (float)(RANKS * (i % 7) + RANKS * (RANKS - 1) / 2))
+            check_fail(__FILE__, __LINE__, "value %d is %g", i, (double)sums[i]);
     }
     free(x);
     free(sums);
@@ -56,7 +52,7 @@ static void a_host_is_lost(struct job *job, int rank, bhvd_context *ctx)
     }
     // What needs no sum of all ends where nobody that hangs is waited for; so does, when it is enqueued, that of a member
     // without a shard, be that before or after the loss is known.
-    const bool sums = job->kind == BHVD_ALLREDUCE || job->kind == BHVD_REDUCESCATTER, has_shard = rank != 1;
+    const bool sums = job->kind == BHVD_ALLREDUCE, has_shard = rank != 1;
     bhvd_status status = bhvd_wait(handle, -1, &error);
     CHECK(status == BHVD_ERR_PEER_LOST || (status == BHVD_OK && !(sums && has_shard)));
     bhvd_handle_drop(handle);
@@ -77,7 +73,7 @@ TEST(a_vector_of_several_pieces)
     run_on_gpus((struct job){.transport = "auto", .hosts = "ABA", .body = several_pieces, .adjust = in_levels});
 }
 
-static const bhvd_kind kinds[] = {BHVD_ALLREDUCE, BHVD_REDUCESCATTER, BHVD_ALLGATHER, BHVD_ALLTOALL};
+static const bhvd_kind kinds[] = {BHVD_ALLREDUCE, BHVD_BROADCAST};
 enum { KINDS_TRIED = sizeof kinds / sizeof kinds[0] };
 
 TEST(an_error_of_nccl_within_a_host)
