@@ -1,8 +1,9 @@
+// Who asks: connections. What they wait for is in scopes.h.
 // The server is one thread around poll(). The greeter lets in who has proven the secret; from there a connection passes
 // through the stages below and waits in none of them for longer than its deadline, so the thread itself never waits for one
-// peer. All of the server's state but its port, wake_fd, closing and ended belongs to that thread.
+// peer. All of the server's state but its port, wake_fd, closing and the ranks that ended belongs to that thread.
 #include <errno.h>
-#include <stdatomic.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -12,7 +13,7 @@
 #include "base/status.h"
 #include "base/thread.h"
 #include "transport/greeter.h"
-#include "transport/rendezvous_wire.h"
+#include "transport/scopes.h"
 #include "transport/socket.h"
 
 enum {
@@ -23,42 +24,20 @@ enum {
 
 enum stage { HEAD, BODY, WAITING, REPLYING };
 
-// One for all ranks of a scope, which may be many megabytes in all.
-struct reply {
-    int holders;
-    struct bytes bytes;
-};
-
 struct connection {
     int fd;                     // -1: dropped, to be freed at the end of the turn
     enum stage stage;
     int64_t deadline_ns;        // dropped then; WAITING: answered then
     struct bytes in;            // the stage's message as far as it has come: `wanted` bytes in the end
     size_t wanted;
-    struct rendezvous_request request;     // from BODY on
-    struct scope *scope;        // WAITING
+    struct guest guest;         // its request from BODY on; in a scope: WAITING
     struct reply *reply;        // REPLYING
     size_t reply_sent;
-};
-
-// The ranks that wait under one name; lives as long as there are any.
-struct scope {
-    struct scope *next;
-    char name[RENDEZVOUS_SCOPE_MAX + 1];
-    uint32_t size, arrived;
-    struct connection *ranks[];         // NULL: not here
-};
-
-struct ended_rank {
-    struct ended_rank *next;
-    uint32_t rank;
-    int exit_code;
 };
 
 struct bhvd_rendezvous {
     int listen_fd, wake_fd, port;
     _Atomic bool closing;
-    struct ended_rank *_Atomic ended;   // only grows; the last to end comes first
     unsigned char *secret;
     size_t secret_size;
     pthread_t thread;
@@ -67,66 +46,22 @@ struct bhvd_rendezvous {
     struct connection **connections;
     struct pollfd *polls;               // wake_fd, one per connection, then the greeter's
     size_t count, capacity;
-    struct scope *scopes;
+    struct scopes scopes;
 };
 
-static struct reply *reply_create(bhvd_status status, struct bytes *body)
-{
-    struct reply *reply = calloc(1, sizeof *reply);
-    if (reply) {
-        bytes_put_u32(&reply->bytes, REPLY_MAGIC);
-        bytes_put_u32(&reply->bytes, (uint32_t)status);
-        bytes_put_u32(&reply->bytes, (uint32_t)body->size);
-        bytes_put(&reply->bytes, body->data, body->size);
-        reply->bytes.failed |= body->failed;
-        reply->holders = 1;
-    }
-    bytes_fini(body);
-    return reply;
-}
-
-static struct reply *reply_sentence(const struct bhvd_error *error)
-{
-    struct bytes body = {0};
-    bytes_put(&body, error->message, strlen(error->message));
-    return reply_create(error->status, &body);
-}
-
-static void reply_drop(struct reply *reply)
-{
-    if (reply && --reply->holders == 0) {
-        bytes_fini(&reply->bytes);
-        free(reply);
-    }
-}
-
-static void scope_destroy(struct bhvd_rendezvous *server, struct scope *scope)
-{
-    struct scope **link = &server->scopes;
-    while (*link != scope)
-        link = &(*link)->next;
-    *link = scope->next;
-    free(scope);
-}
-
-static void connection_drop(struct bhvd_rendezvous *server, struct connection *c)
+static void connection_drop(struct connection *c)
 {
     if (c->fd < 0)
         return;
     close(c->fd);
     c->fd = -1;
-    if (c->scope) {
-        c->scope->ranks[c->request.rank] = NULL;
-        if (--c->scope->arrived == 0)
-            scope_destroy(server, c->scope);
-        c->scope = NULL;
-    }
+    scopes_leave(&c->guest);
     bytes_fini(&c->in);
     reply_drop(c->reply);
     c->reply = NULL;
 }
 
-static void connection_write(struct bhvd_rendezvous *server, struct connection *c)
+static void connection_write(struct connection *c)
 {
     if (c->fd < 0 || !c->reply)
         return;
@@ -137,116 +72,23 @@ static void connection_write(struct bhvd_rendezvous *server, struct connection *
     if (moved > 0)
         c->deadline_ns = clock_deadline_ns(REPLY_TIME_MS);
     if (status || c->reply_sent == b->size)
-        connection_drop(server, c);
+        connection_drop(c);
 }
 
 // The connection no longer waits. reply stays the caller's to drop.
-static void connection_answer(struct bhvd_rendezvous *server, struct connection *c, struct reply *reply)
+static void connection_answer(struct guest *guest, struct reply *reply)
 {
-    c->scope = NULL;
+    struct connection *c = (struct connection *)(void *)((char *)guest - offsetof(struct connection, guest));
     c->stage = REPLYING;
     c->deadline_ns = clock_deadline_ns(REPLY_TIME_MS);
     bytes_fini(&c->in);
     if (!reply || reply->bytes.failed) {        // no memory for the reply: the client reports the lost connection
-        connection_drop(server, c);
+        connection_drop(c);
         return;
     }
     reply->holders++;
     c->reply = reply;
-    connection_write(server, c);
-}
-
-static void scope_answer(struct bhvd_rendezvous *server, struct scope *scope, struct reply *reply)
-{
-    for (uint32_t i = 0; i < scope->size; i++)
-        if (scope->ranks[i])
-            connection_answer(server, scope->ranks[i], reply);
-    scope_destroy(server, scope);
-}
-
-static struct reply *scope_all_blobs(const struct scope *scope)
-{
-    struct bytes body = {0};
-    for (uint32_t i = 0; i < scope->size; i++) {
-        const struct connection *c = scope->ranks[i];
-        bytes_put_u32(&body, c->request.blob_size);
-        bytes_put(&body, c->in.data + c->request.scope_size, c->request.blob_size);
-    }
-    return reply_create(BHVD_OK, &body);
-}
-
-static bhvd_status scope_missing_ranks(const struct scope *scope, uint32_t limit_ms, struct bhvd_error *error)
-{
-    enum { NAMED_MAX = 8 };
-    char names[NAMED_MAX * 16] = "";
-    uint32_t missing = scope->size - scope->arrived, named = 0;
-    size_t length = 0;
-    for (uint32_t i = 0; i < scope->size && named < NAMED_MAX; i++)
-        if (!scope->ranks[i])
-            length += (size_t)snprintf(names + length, sizeof names - length, "%s%u", named++ ? ", " : "", i);
-    if (missing > named)
-        snprintf(names + length, sizeof names - length, " and %u more", missing - named);
-    return error_set(error, BHVD_ERR_TIMEOUT, "rank%s %s of %u did not arrive within %s (scope %s)",
-                     missing == 1 ? "" : "s", names, scope->size, rendezvous_duration(limit_ms).text, scope->name);
-}
-
-static struct scope *scope_find_or_create(struct bhvd_rendezvous *server, const char *name, uint32_t size)
-{
-    for (struct scope *s = server->scopes; s; s = s->next)
-        if (strcmp(s->name, name) == 0)
-            return s;
-    struct scope *s = calloc(1, sizeof *s + size * sizeof s->ranks[0]);
-    if (s) {
-        snprintf(s->name, sizeof s->name, "%s", name);
-        s->size = size;
-        s->next = server->scopes;
-        server->scopes = s;
-    }
-    return s;
-}
-
-static bhvd_status scope_check(const struct scope *scope, const struct rendezvous_request *r, struct bhvd_error *error)
-{
-    if (r->size != scope->size)
-        return error_set(error, BHVD_ERR_MISMATCH, "rank %u counts %u ranks in the job, others count %u (scope %s)",
-                         r->rank, r->size, scope->size, scope->name);
-    if (r->rank >= scope->size)
-        return error_set(error, BHVD_ERR_MISMATCH, "a process says it is rank %u of %u; ranks are 0 to %u (scope %s)",
-                         r->rank, r->size, r->size - 1, scope->name);
-    if (scope->ranks[r->rank])
-        return error_set(error, BHVD_ERR_MISMATCH, "two processes say they are rank %u of %u (scope %s)", r->rank,
-                         r->size, scope->name);
-    return BHVD_OK;
-}
-
-// The request is complete.
-static void scope_join(struct bhvd_rendezvous *server, struct connection *c)
-{
-    const struct rendezvous_request *r = &c->request;
-    char name[RENDEZVOUS_SCOPE_MAX + 1] = {0};
-    memcpy(name, c->in.data, r->scope_size);
-    struct scope *scope = scope_find_or_create(server, name, r->size);
-    if (!scope) {
-        connection_drop(server, c);
-        return;
-    }
-    struct bhvd_error error;
-    if (scope_check(scope, r, &error)) {
-        struct reply *reply = reply_sentence(&error);
-        connection_answer(server, c, reply);
-        scope_answer(server, scope, reply);
-        reply_drop(reply);
-        return;
-    }
-    c->stage = WAITING;
-    c->deadline_ns = r->patience_ms == UINT32_MAX ? CLOCK_NEVER : clock_now_ns() + (int64_t)r->patience_ms * 1000000;
-    c->scope = scope;
-    scope->ranks[r->rank] = c;
-    if (++scope->arrived == scope->size) {
-        struct reply *reply = scope_all_blobs(scope);
-        scope_answer(server, scope, reply);
-        reply_drop(reply);
-    }
+    connection_write(c);
 }
 
 static void connection_expect(struct connection *c, enum stage stage, size_t wanted)
@@ -262,20 +104,23 @@ static void connection_advance(struct bhvd_rendezvous *server, struct connection
     struct bytes_reader reader = {c->in.data, c->in.data + c->in.size, false};
     switch (c->stage) {
     case HEAD:
-        if (!rendezvous_request_take(&reader, &c->request))
+        if (!rendezvous_request_take(&reader, &c->guest.request))
             goto drop;
-        connection_expect(c, BODY, c->request.scope_size + c->request.blob_size);
+        connection_expect(c, BODY, c->guest.request.scope_size + c->guest.request.blob_size);
         return;
     case BODY:
-        if (memchr(c->in.data, '\0', c->request.scope_size))
+        if (memchr(c->in.data, '\0', c->guest.request.scope_size))
             goto drop;
-        scope_join(server, c);
+        c->stage = WAITING;
+        c->deadline_ns = c->guest.request.patience_ms == UINT32_MAX
+                             ? CLOCK_NEVER : clock_now_ns() + (int64_t)c->guest.request.patience_ms * 1000000;
+        scopes_join(&server->scopes, &c->guest, c->in.data);
         return;
     case WAITING: case REPLYING:
         return;
     }
 drop:
-    connection_drop(server, c);
+    connection_drop(c);
 }
 
 static void connection_read(struct bhvd_rendezvous *server, struct connection *c)
@@ -284,34 +129,28 @@ static void connection_read(struct bhvd_rendezvous *server, struct connection *c
     size_t moved;
     while (c->fd >= 0 && c->stage < WAITING) {
         if (socket_read(c->fd, buffer, c->wanted - c->in.size, &moved)) {
-            connection_drop(server, c);
+            connection_drop(c);
             return;
         }
         if (moved == 0)
             return;
         bytes_put(&c->in, buffer, moved);
         if (c->in.failed)
-            connection_drop(server, c);
+            connection_drop(c);
         else if (c->in.size == c->wanted)
             connection_advance(server, c);
     }
     // Who waits has said everything: what comes is the end of the connection, or nonsense.
     if (c->fd >= 0 && c->stage == WAITING && (socket_read(c->fd, buffer, 1, &moved) || moved > 0))
-        connection_drop(server, c);
+        connection_drop(c);
 }
 
-// A rank that gave up ends its scope: the others could only wait in vain, and would then name that rank as missing.
-static void connection_expire(struct bhvd_rendezvous *server, struct connection *c)
+static void connection_expire(struct connection *c)
 {
-    if (c->stage != WAITING) {
-        connection_drop(server, c);
-        return;
-    }
-    struct bhvd_error error;
-    scope_missing_ranks(c->scope, c->request.limit_ms, &error);
-    struct reply *reply = reply_sentence(&error);
-    scope_answer(server, c->scope, reply);
-    reply_drop(reply);
+    if (c->stage == WAITING)
+        scopes_give_up(&c->guest);
+    else
+        connection_drop(c);
 }
 
 static bool reserve_connection(struct bhvd_rendezvous *server)
@@ -376,33 +215,6 @@ static void wait_for_events(struct bhvd_rendezvous *server)
     socket_poll(server->polls, 1 + server->count + (size_t)greeters, wake_ns);
 }
 
-// Of the ranks that have ended and never came to the scope, the one that ended first: the others may have ended because of it.
-static const struct ended_rank *first_missing(const struct bhvd_rendezvous *server, const struct scope *scope)
-{
-    const struct ended_rank *first = NULL;
-    for (const struct ended_rank *ended = atomic_load(&server->ended); ended; ended = ended->next)
-        if (ended->rank < scope->size && !scope->ranks[ended->rank])
-            first = ended;
-    return first;
-}
-
-// Scopes in which somebody waits for a rank whose process has ended; looked for after all that may have made one so.
-static void answer_hopeless(struct bhvd_rendezvous *server)
-{
-    for (struct scope *scope = server->scopes, *next; scope; scope = next) {
-        next = scope->next;
-        const struct ended_rank *missing = first_missing(server, scope);
-        if (!missing)
-            continue;
-        struct bhvd_error error;
-        error_set(&error, BHVD_ERR_PEER_LOST, "rank %u of %u has ended, with exit code %d, and did not come to init() "
-                  "(scope %s)", missing->rank, scope->size, missing->exit_code, scope->name);
-        struct reply *reply = reply_sentence(&error);
-        scope_answer(server, scope, reply);
-        reply_drop(reply);
-    }
-}
-
 static void *serve(void *arg)
 {
     struct bhvd_rendezvous *server = arg;
@@ -418,16 +230,16 @@ static void *serve(void *arg)
         for (size_t i = 0; i < polled; i++) {
             struct connection *c = server->connections[i];
             if (server->polls[1 + i].revents) {     // a failure too: writing or reading then finds it
-                connection_write(server, c);
+                connection_write(c);
                 connection_read(server, c);
             }
         }
         int64_t now = clock_now_ns();
         for (size_t i = 0; i < polled; i++)
             if (server->connections[i]->fd >= 0 && server->connections[i]->deadline_ns <= now)
-                connection_expire(server, server->connections[i]);
+                connection_expire(server->connections[i]);
         let_in(server, 1 + polled);
-        answer_hopeless(server);
+        scopes_answer_hopeless(&server->scopes);
         free_dropped(server);
     }
 }
@@ -436,12 +248,9 @@ static void *serve(void *arg)
 static void server_free(struct bhvd_rendezvous *server)
 {
     for (size_t i = 0; i < server->count; i++)
-        connection_drop(server, server->connections[i]);
+        connection_drop(server->connections[i]);
     free_dropped(server);
-    for (struct ended_rank *ended = server->ended, *next; ended; ended = next) {
-        next = ended->next;
-        free(ended);
-    }
+    scopes_fini(&server->scopes);
     greeter_destroy(server->greeter);
     free(server->connections);
     free(server->polls);
@@ -468,6 +277,7 @@ bhvd_status bhvd_rendezvous_create(const char *host, int port, const void *secre
     if (!server)
         return error_set(error, status, "out of memory for the rendezvous server");
     server->listen_fd = server->wake_fd = -1;
+    server->scopes.answer = connection_answer;
     server->secret = malloc(secret_size);
     if (!server->secret || !reserve_connection(server)) {
         error_set(error, status, "out of memory for the rendezvous server");
@@ -510,14 +320,7 @@ int bhvd_rendezvous_port(const bhvd_rendezvous *rendezvous)
 
 void bhvd_rendezvous_rank_ended(bhvd_rendezvous *rendezvous, int rank, int exit_code)
 {
-    struct ended_rank *ended = malloc(sizeof *ended);
-    if (!ended)
-        return;                     // they wait until their time is over, as without this
-    ended->next = atomic_load(&rendezvous->ended);
-    ended->rank = (uint32_t)rank;
-    ended->exit_code = exit_code;
-    while (!atomic_compare_exchange_weak(&rendezvous->ended, &ended->next, ended)) {
-    }
+    scopes_rank_ended(&rendezvous->scopes, rank, exit_code);
     eventfd_write(rendezvous->wake_fd, 1);
 }
 

@@ -24,7 +24,8 @@ static struct bhvd_rendezvous *make_server(void)
     struct sockaddr_un nowhere = {.sun_family = AF_UNIX};
     struct bhvd_rendezvous *server = calloc(1, sizeof *server);
     *server = (struct bhvd_rendezvous){.listen_fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0), .wake_fd = -1,
-                                       .secret = malloc(sizeof SECRET), .secret_size = sizeof SECRET};
+                                       .secret = malloc(sizeof SECRET), .secret_size = sizeof SECRET,
+                                       .scopes.answer = connection_answer};
     memcpy(server->secret, SECRET, sizeof SECRET);
     server->greeter = greeter_create(&(struct greeter_options){{server->listen_fd, -1}, server->secret, sizeof SECRET, 0});
     // The kernel finds an address.
@@ -90,11 +91,11 @@ static void attack_server(struct supply *s, bool proven)
             connection_read(server, c[which]);
         REQUIRE(proven || server->count == 0);
         if (proven)
-            connection_write(server, c[which]);
+            connection_write(c[which]);
     }
     for (int i = 0; i < CONNECTIONS; i++) {
         if (proven && c[i]->fd >= 0 && i % 2)
-            connection_expire(server, c[i]);
+            connection_expire(c[i]);
         close(far[i]);
     }
     server_free(server);
