@@ -66,6 +66,14 @@ def test_goes_on_where_it_was(tmp_path):
     assert [page.steps_to(record, target) for target in (2.5, 2.0, 0.5)] == [15, 20, None]
 
 
+def test_arguments_that_came_later(tmp_path, monkeypatch):
+    append(tmp_path, grid.Cell("tabular", "adam", 0.016, "topk", {}, 4, "iid", 0), 1.0)
+    then = grid.defaults("topk")
+    for value, counts in ((False, 1), (None, 1), (0, 0), (0.5, 0)):        # off: the training is the same
+        monkeypatch.setattr(grid, "defaults", lambda algorithm, value=value: {**then, "later": value})
+        assert len(grid.recorded(tmp_path)) == counts
+
+
 def test_who_missed_the_margin(tmp_path, monkeypatch):
     for seed, (exact, mine, other) in enumerate(((1.0, 1.06, 1.08), (2.0, 2.04, 2.06))):
         losses = {"gradient_allreduce": exact, "bytegrad": mine, "qsgd": other}

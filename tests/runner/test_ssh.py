@@ -179,13 +179,11 @@ def test_no_python_there(launcher, ssh_hosts, tmp_path):
 
 def test_a_folder_that_is_not_there(launcher, ssh_hosts):
     folder = launcher.folder / "gone"
-    folder.mkdir()
-    # Without "", which baguarun has not either: Python 3.13.0 cannot import anything with a folder in its path that is gone.
-    code = ("import os, sys; sys.path.remove(''); os.rmdir(os.getcwd()); "
-            f"sys.argv = ['baguarun', '-np', '1', '-H', 'far1:1', 'true']; os.getcwd = lambda: {str(folder)!r}; "
+    code = ("import os, sys; sys.argv = ['baguarun', '-np', '1', '-H', 'far1:1', 'true']; "
+            f"os.getcwd = lambda: {str(folder)!r}; "
             "from bagua_hvd.runner.launch import run_commandline; run_commandline()")
     env = {**os.environ, **ssh_hosts.environment, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, cwd=folder)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and f"host far1 has no folder {folder}" in done.stderr
 
 

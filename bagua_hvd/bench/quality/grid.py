@@ -99,9 +99,15 @@ def recorded(folder: Any = records.FOLDER, **setting: Any) -> list[records.Recor
         if key not in now:
             known = key[0] in algorithms.names() and key[1] in TASKS
             now[key] = {"defaults": defaults(key[0]), "steps": TASKS[key[1]]().steps} if known else None
+        if now[key] is None:
+            return False
+        then = record.setting["defaults"]
+        # An argument that came later and is off: the training is the same.
+        added = {name: value for name, value in now[key]["defaults"].items()
+                 if name not in then and (value is None or value is False)}
         same_python = record.machine["versions"]["Python"].startswith("{}.{}.".format(*sys.version_info))
-        return now[key] is not None and all(record.setting[name] == value for name, value in now[key].items()
-                                            if name != "steps" or same_python)
+        return (now[key]["defaults"] == {**added, **then} and
+                (record.setting["steps"] == now[key]["steps"] or not same_python))
 
     return [record for record in records.read(EXPERIMENT, folder, **setting) if current(record)]
 
