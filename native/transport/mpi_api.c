@@ -54,7 +54,7 @@ static struct {
     bool open, initialized_here;
     int rank, size;
     int threads;                        // 0 to 3, as bhvd_mpi_threads
-    void *library;
+    void *handle;                       // of dlopen()
     enum interface interface;
     union {
         struct integer_functions integer;
@@ -162,7 +162,7 @@ static bool resolve(const char *vendor, char *reason, size_t reason_size)
     static char version[VERSION_MAX];   // under mpi.lock
     int ignored;
     Dl_info where;
-    int (*get_version)(char *, int *) = (int (*)(char *, int *))dlsym(mpi.library, "MPI_Get_library_version");
+    int (*get_version)(char *, int *) = (int (*)(char *, int *))dlsym(mpi.handle, "MPI_Get_library_version");
     if (!get_version || get_version(version, &ignored) != MPI_DONE) {
         snprintf(reason, reason_size, "it does not tell its version");
         return false;
@@ -174,12 +174,12 @@ static bool resolve(const char *vendor, char *reason, size_t reason_size)
         return false;
     }
     for (int i = 0; i < NAME_COUNT; i++)
-        mpi.call.symbols[i] = dlsym(mpi.library, names[i]);
-    mpi.initialized = (int (*)(int *))dlsym(mpi.library, "MPI_Initialized");
-    mpi.finalized = (int (*)(int *))dlsym(mpi.library, "MPI_Finalized");
-    mpi.init_thread = (int (*)(int *, char ***, int, int *))dlsym(mpi.library, "MPI_Init_thread");
-    mpi.query_thread = (int (*)(int *))dlsym(mpi.library, "MPI_Query_thread");
-    mpi.finalize = (int (*)(void))dlsym(mpi.library, "MPI_Finalize");
+        mpi.call.symbols[i] = dlsym(mpi.handle, names[i]);
+    mpi.initialized = (int (*)(int *))dlsym(mpi.handle, "MPI_Initialized");
+    mpi.finalized = (int (*)(int *))dlsym(mpi.handle, "MPI_Finalized");
+    mpi.init_thread = (int (*)(int *, char ***, int, int *))dlsym(mpi.handle, "MPI_Init_thread");
+    mpi.query_thread = (int (*)(int *))dlsym(mpi.handle, "MPI_Query_thread");
+    mpi.finalize = (int (*)(void))dlsym(mpi.handle, "MPI_Finalize");
     bool complete = mpi.initialized && mpi.finalized && mpi.init_thread && mpi.query_thread && mpi.finalize;
     for (int i = 0; i < NAME_COUNT; i++)
         complete = complete && mpi.call.symbols[i];
@@ -187,7 +187,7 @@ static bool resolve(const char *vendor, char *reason, size_t reason_size)
         snprintf(reason, reason_size, "it lacks functions of MPI 3");
         return false;
     }
-    void *world = dlsym(mpi.library, "ompi_mpi_comm_world");
+    void *world = dlsym(mpi.handle, "ompi_mpi_comm_world");
     if (dladdr((void *)get_version, &where) && strncmp(base_name(where.dli_fname), "libmpi_abi.", 11) == 0) {
         mpi.interface = STANDARD;
         mpi.world.pointer = (void *)0x101;
@@ -196,8 +196,8 @@ static bool resolve(const char *vendor, char *reason, size_t reason_size)
     } else if (world) {
         mpi.interface = OPEN_MPI;
         mpi.world.pointer = world;
-        mpi.byte.pointer = dlsym(mpi.library, "ompi_mpi_byte");
-        mpi.errors_return.pointer = dlsym(mpi.library, "ompi_mpi_errors_return");
+        mpi.byte.pointer = dlsym(mpi.handle, "ompi_mpi_byte");
+        mpi.errors_return.pointer = dlsym(mpi.handle, "ompi_mpi_errors_return");
     } else {
         mpi.interface = MPICH;
         mpi.world.integer = 0x44000000;
@@ -218,13 +218,13 @@ static bool load(const char *path, const char *vendor, char *reasons, size_t rea
 {
     char reason[256];
     // Global, as Open MPI's own plugins expect.
-    mpi.library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
-    if (mpi.library && resolve(vendor, reason, sizeof reason))
+    mpi.handle = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+    if (mpi.handle && resolve(vendor, reason, sizeof reason))
         return true;
-    if (!mpi.library)
+    if (!mpi.handle)
         snprintf(reason, sizeof reason, "it cannot be loaded (%s)", dlerror());
     else
-        dlclose(mpi.library);
+        dlclose(mpi.handle);
     add_reason(reasons, reasons_size, path, reason);
     return false;
 }
