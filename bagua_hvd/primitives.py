@@ -379,6 +379,11 @@ class Pushed:
         return self._received
 
 
+def are_peers(peers: Sequence[int], place: int, size: int) -> bool:
+    """Whether they are some of the numbers from 0 to size - 1, each once, and not `place`."""
+    return len(set(peers)) == len(peers) and place not in peers and set(peers) <= set(range(size))
+
+
 def push(values: np.ndarray, group: ProcessSet, peers: Sequence[int], name: str) -> Pushed:
     """Sends an array to some ranks of `group`; nobody has to know who sends to him.
 
@@ -390,7 +395,7 @@ def push(values: np.ndarray, group: ProcessSet, peers: Sequence[int], name: str)
         ValueError: a peer is none.
     """
     size, rank = group.size(), group.rank()
-    if len(set(peers)) != len(peers) or rank in peers or not set(peers) <= set(range(size)):
+    if not are_peers(peers, rank, size):
         raise ValueError(f"peers={list(peers)!r}: expected ranks from 0 to {size - 1}, each once, and not {rank}")
     rows: np.ndarray = np.repeat(values[None], len(peers), axis=0)
     view = vectors.array_view(rows)._replace(dst=0)

@@ -66,7 +66,7 @@ class Async(Asynchronous):
 
     def prepare(self, model: Model) -> None:
         if self._other is not None:
-            self._other.hierarchical = self.hierarchical
+            self._other.hierarchical = self.hierarchical    # which BAGUA_HIERARCHY=0 has changed since
             self._other.prepare(model)
         super().prepare(model)
 

@@ -34,7 +34,7 @@ from bagua_hvd.algorithms.exchange import Steps, exchange
 from bagua_hvd.algorithms.local import LocalSteps
 from bagua_hvd.algorithms.replicas import hosts_of
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.primitives import push
+from bagua_hvd.primitives import are_peers, push
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 
@@ -79,7 +79,7 @@ class PushSum(LocalSteps):
 
     def _peers(self, round: int, place: int, size: int) -> list[int]:
         peers = [int(peer) for peer in self.peers(round, place, size)]
-        if len(set(peers)) != len(peers) or place in peers or not set(peers) <= set(range(size)):
+        if not are_peers(peers, place, size):
             raise ValueError(f"peers={peers} of {place} in round {round}: expected numbers from 0 to {size - 1}, each "
                              f"once, and not {place}")
         return peers

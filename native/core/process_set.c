@@ -136,8 +136,8 @@ int bhvd_process_set_hosts_of(bhvd_context *ctx, int id, int32_t *hosts, int cap
     pthread_mutex_lock(&ctx->sets_lock);
     const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
     const int size = set && set->group.rank >= 0 ? set->group.size : -1;
-    for (int i = 0; i < size && i < capacity; i++)
-        hosts[i] = primitive_host_of(&set->group, i);
+    if (size >= 0 && size <= capacity)
+        primitive_hosts_of(&set->group, hosts);
     pthread_mutex_unlock(&ctx->sets_lock);
     return size;
 }

@@ -25,12 +25,14 @@ int primitive_hosts(const struct group *group)
     return group->hierarchy ? group->hierarchy->hosts : shares_memory(group) ? 1 : group->size;
 }
 
-int primitive_host_of(const struct group *group, int position)
+void primitive_hosts_of(const struct group *group, int32_t *hosts)
 {
-    int host = shares_memory(group) ? 0 : position, index;
-    if (group->hierarchy)
-        hierarchy_find(group->hierarchy, position, &host, &index);
-    return host;
+    const struct hierarchy *h = group->hierarchy;
+    for (int i = 0; !h && i < group->size; i++)
+        hosts[i] = shares_memory(group) ? 0 : i;
+    for (int host = 0; h && host < h->hosts; host++)
+        for (int index = 0; index < hierarchy_members_of(h, host); index++)
+            hosts[hierarchy_member(h, host, index)] = host;
 }
 
 bhvd_status primitive_check_hosts(const struct run *run, const struct group *group, struct bhvd_error *error)
