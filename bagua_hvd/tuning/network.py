@@ -1,10 +1,12 @@
 """What is between the ranks: measured by a few allreduces; said in what the core's simulator takes.
 
-The rate is that at which an allreduce between this many hosts (on one host: ranks) would take what was measured, so it
-holds what copying and adding cost. Several ranks of a host share one line.
+The rate is that by which an allreduce of 2 MiB takes longer than a shorter one, so it holds what copying and adding
+cost, and not how often ranks wait for each other: repeated at once, an allreduce takes a hop less on some paths, for
+who ends first has asked for the next already. Several ranks of a host share one line.
 """
 import os
 import statistics
+from functools import lru_cache
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -20,10 +22,12 @@ from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.tuning.cost import Ranks
 
 SIZES = 32 << 10, 256 << 10, 2 << 20        # bytes of the allreduces that the rate is known by
-LONGEST_US = 250_000                        # of an allreduce of the next size, as far as is known
+MOST_US = 1_500_000                         # of all allreduces: no larger size, if it would take more
 SMALL, LARGE = 5, 3                         # how often each
+NOISE = 0.02                                # of what the largest one took: no difference between two is known better
 _SAMPLE = 1 << 16                           # elements that a codec encodes
 _FASTEST = 1e12                             # bytes a second: what takes no time that could be seen
+_NEARER, _FARTHEST = 4, 4.0                 # times that a rate is improved on, and how far that may lead
 _SMALL_BYTES = 4
 
 
@@ -34,6 +38,7 @@ class Measured(NamedTuple):
         ranks: how many, on how many hosts. small: us of an allreduce of 4 bytes. nbytes, large: of a large one, us.
         encode, decode: ps an element, by codec. spent: us that measuring took.
         crowded: whether on any host ranks' threads and engines' have to share the processors.
+        less, lesser: of the next smaller one, us; 0: there is that of 4 bytes only.
     """
 
     ranks: Ranks
@@ -44,23 +49,35 @@ class Measured(NamedTuple):
     decode: tuple[int, ...]
     spent: int
     crowded: bool
+    less: int = 0
+    lesser: int = 0
 
     def network(self, seen: float = 0.0) -> Network:
         """For the simulator: hosts, each with one rank. seen: bytes a second that training has got through since."""
         n = self.ranks.ends
-        one_way = max(allreduces(n, [_SMALL_BYTES], Network(1.0, _FASTEST)))     # how many hops that is
-        latency = max(self.small, 1) * 1e-6 / one_way
-        waiting = max(allreduces(n, [self.nbytes], Network(latency, _FASTEST)))
-        seconds = max(self.large * 1e-6 - waiting, 0.1 * self.large * 1e-6, 1e-9)
-        rate = on_the_line(self.nbytes, n) / seconds        # and packets' headers
-        rate *= max(allreduces(n, [self.nbytes], Network(latency, rate))) / (waiting + seconds)
+        less, lesser = (self.less, self.lesser) if self.less else (_SMALL_BYTES, self.small)
+        latency = max(self.small, 1) * 1e-6 / waits(n, _SMALL_BYTES)
+        seconds = (self.large - lesser) * 1e-6 - latency * (waits(n, self.nbytes) - waits(n, less))
+        seconds = max(seconds, NOISE * self.large * 1e-6, 1e-9)
+        first = rate = on_the_line(self.nbytes - less, n) / seconds
+        for _ in range(_NEARER):            # by the schedules for these sizes on such a line, and with packets' headers
+            took = [max(allreduces(n, [nbytes], Network(latency, rate))) - latency * waits(n, nbytes)
+                    for nbytes in (self.nbytes, less)]
+            rate = min(first * _FARTHEST, max(first / _FARTHEST, rate * (took[0] - took[1]) / seconds))
         return Network(latency, min(_FASTEST, max(rate, seen)))
 
-    def words(self) -> str:
+    def words(self, seen: float = 0.0) -> str:
         """For people."""
-        network = self.network()
+        known, used = self.network(), self.network(seen)
         where = f"{self.ranks.hosts} hosts" if self.ranks.hosts > 1 else f"{self.ranks.ranks} ranks of one host"
-        return f"{where}, {network.bytes_per_s * 8e-6:.0f} Mbit/s, {network.latency_s * 1e3:.2f} ms"
+        why = f" as training has sent ({known.bytes_per_s * 8e-6:.0f} when measured)" if used != known else ""
+        return f"{where}, {used.bytes_per_s * 8e-6:.0f} Mbit/s{why}, {used.latency_s * 1e3:.2f} ms"
+
+
+@lru_cache(maxsize=512)
+def waits(n: int, nbytes: int) -> float:
+    """Hops that ranks wait for in an allreduce between so many hosts, where bytes take no time."""
+    return max(allreduces(n, [nbytes], Network(1.0, _FASTEST)))
 
 
 def on_the_line(nbytes: int, n: int) -> float:
@@ -68,19 +85,20 @@ def on_the_line(nbytes: int, n: int) -> float:
     return 2 * (n - 1) / n * nbytes
 
 
-def longer(small: int, nbytes: int, large: int, size: int) -> int:
-    """us that an allreduce of `size` bytes would take, where one of `nbytes` takes `large` and a tiny one `small`."""
-    return small + max(0, large - small) * size // nbytes
+def longer(less: int, lesser: int, nbytes: int, large: int, size: int) -> int:
+    """us of an allreduce of `size` bytes, where one of `nbytes` takes `large`, and one of `less` `lesser`."""
+    return large + max(0, large - lesser) * (size - nbytes) // (nbytes - less)
 
 
-def _timed(values: np.ndarray, name: str, group: ProcessSet, times: int) -> int:
-    """Median us of an allreduce, after a first one; of the slowest rank."""
+def _timed(values: np.ndarray, name: str, group: ProcessSet, times: int) -> tuple[int, int]:
+    """us of an allreduce, the median after a first one, and of all; of the slowest rank."""
     taken = []
     for _ in range(times + 1):
         began = perf_counter_ns()
         c_fp_s(values, group, average=False, name=name).wait()
         taken.append(perf_counter_ns() - began)
-    return _agreed([round(statistics.median(taken[1:]) / 1000)], name, group)[0]
+    median, whole = _agreed([round(statistics.median(taken[1:]) / 1000), sum(taken) // 1000], name, group)
+    return median, whole
 
 
 def _agreed(numbers: list[int], name: str, group: ProcessSet) -> list[int]:
@@ -102,7 +120,7 @@ def _codec_ps(codec: Codec) -> tuple[int, int]:
 
 
 def measure(name: str, group: ProcessSet, codecs: list[Codec]) -> Measured:
-    """Collective; blocks for a second at most, on a line of which 32 KiB take no longer than 100 ms.
+    """Collective; blocks for two seconds at most, on a line of which 32 KiB take no longer than 100 ms.
 
     Args:
         name: of the operations. codecs: alike on all ranks; each takes float32.
@@ -110,18 +128,27 @@ def measure(name: str, group: ProcessSet, codecs: list[Codec]) -> Measured:
         HorovodInternalError: a rank was lost.
     """
     began = perf_counter_ns()
-    small = _timed(np.ones(_SMALL_BYTES // native.dtype_size(native.FLOAT32), np.float32), f"{name}.small", group,
-                   SMALL)
-    nbytes = large = 0
+    [hosts] = _agreed([min(basics.cross_size(), group.size())], name, group)
+    ranks = Ranks(group.size(), hosts)
+    small, taken = _timed(np.ones(_SMALL_BYTES // native.dtype_size(native.FLOAT32), np.float32), f"{name}.small",
+                          group, SMALL)
+    less, lesser = nbytes, large = 0, 0
     for size in SIZES:
-        if large and longer(small, nbytes, large, size) > LONGEST_US:
-            break
-        nbytes, large = size, _timed(np.ones(size // 4, np.float32), f"{name}.large", group, LARGE)
+        if large:
+            # How often the first size waits more than 4 bytes do says nothing of larger ones.
+            hops = small * waits(ranks.ends, nbytes) / waits(ranks.ends, _SMALL_BYTES)
+            known = (less, lesser) if less else (0, round(hops))
+            expected = longer(*known, nbytes, large, size)
+            if taken + (LARGE + 1) * expected > MOST_US:
+                break
+        less, lesser = nbytes, large
+        nbytes = size
+        large, whole = _timed(np.ones(size // 4, np.float32), f"{name}.large", group, LARGE)
+        taken += whole
     codes = [_codec_ps(codec) for codec in codecs]
     spent = (perf_counter_ns() - began) // 1000
-    hosts = min(basics.cross_size(), group.size())
     crowded = 2 * basics.local_size() > len(os.sched_getaffinity(0))
-    numbers = _agreed([spent, hosts, 1 + crowded, *(ps[0] for ps in codes), *(ps[1] for ps in codes)], name, group)
-    speeds = numbers[3:]
-    return Measured(Ranks(group.size(), numbers[1]), small, nbytes, large, tuple(speeds[:len(codecs)]),
-                    tuple(speeds[len(codecs):]), numbers[0], numbers[2] > 1)
+    numbers = _agreed([spent, 1 + crowded, *(ps[0] for ps in codes), *(ps[1] for ps in codes)], name, group)
+    speeds = numbers[2:]
+    return Measured(ranks, small, nbytes, large, tuple(speeds[:len(codecs)]), tuple(speeds[len(codecs):]), numbers[0],
+                    numbers[1] > 1, less, lesser)

@@ -37,6 +37,7 @@ class Decision(NamedTuple):
     network: Measured
     others: dict[str, int]
     bucket_bytes: int | None
+    seen: float = 0.0
 
     def sentence(self) -> str:
         """For people; "": nothing to say."""
@@ -54,7 +55,7 @@ class Decision(NamedTuple):
             "losses": f"codes of {self.before} lose {self.error_ppm / 1e4:.3g} % of the gradients: back to {self.plan} "
                       f"from step {self.effective} on, for good",
         }
-        return f"{self.network.words()}: {known[self.why]}" if self.why else ""
+        return f"{self.network.words(self.seen)}: {known[self.why]}" if self.why else ""
 
 
 class Record:
@@ -68,7 +69,7 @@ class Record:
     def write(self, decision: Decision, first: bool) -> None:
         """first: whether this is the first rank, which alone logs and writes files."""
         plan = {"plan": decision.plan, "step": decision.step, "measured_ms": decision.measured_us / 1000,
-                "predicted_ms": decision.predicted_us / 1000, "network": decision.network.words()}
+                "predicted_ms": decision.predicted_us / 1000, "network": decision.network.words(decision.seen)}
         sentence = decision.sentence()
         known = runtime.plans.get(decision.model, {})
         runtime.plans[decision.model] = {**plan, "why": sentence or known.get("why", "")}
@@ -93,10 +94,11 @@ class Record:
 
     @staticmethod
     def _row(decision: Decision) -> dict[str, Any]:
-        network = decision.network.network()
+        measured, used = decision.network.network(), decision.network.network(decision.seen)
         return {**decision._asdict(), "network": {
             "ranks": decision.network.ranks.ranks, "hosts": decision.network.ranks.hosts,
-            "mbit_per_s": round(network.bytes_per_s * 8e-6, 3), "latency_ms": round(network.latency_s * 1e3, 4),
+            "mbit_per_s": round(used.bytes_per_s * 8e-6, 3),
+            "measured_mbit_per_s": round(measured.bytes_per_s * 8e-6, 3), "latency_ms": round(used.latency_s * 1e3, 4),
         }}
 
     @staticmethod

@@ -209,10 +209,13 @@ class Tuner:
         """us of a step by each plan."""
         overlaps = bool(variables.read("BAGUA_OVERLAP")) and not self._model.delay
         parts = [self._parts(plan, measured.ranks) for plan in self._plans]
-        # Measuring may have met the line at a bad moment, or with a schedule that was chosen for another one.
-        now = on_the_lines(parts[self._plans.index(self.plan)], measured.ranks.ends)
-        predictor = Predictor(measured, self._codecs, overlaps, seen=now * 1e6 / max(1, figures.step))
+        predictor = Predictor(measured, self._codecs, overlaps, self._seen(figures, measured))
         return [predictor.step_us(each, figures) for each in parts]
+
+    def _seen(self, figures: Window, measured: Measured) -> float:
+        """Bytes a second that this plan has got through: measuring may have met the line at a bad moment."""
+        now = on_the_lines(self._parts(self.plan, measured.ranks), measured.ranks.ends)
+        return now * 1e6 / max(1, figures.step)
 
     def _parts(self, plan: Plan, ranks: Ranks) -> list[Part]:
         members = {index: member for bucket in self._model.gradients for index, member in bucket.members.items()}
@@ -245,7 +248,7 @@ class Tuner:
             network=self._measured,
             others={str(plan): self._hysteresis.corrected(place, predicted)
                     for place, plan in enumerate(self._plans)},
-            bucket_bytes=self._plans[before].bucket_bytes,
+            bucket_bytes=self._plans[before].bucket_bytes, seen=self._seen(figures, self._measured),
         ), first=self._model.group.rank() == 0)
 
 

@@ -8,7 +8,7 @@ from bagua_hvd.primitives import block, float16, minmax_uint8
 from bagua_hvd.training.timing import StepTimes
 from bagua_hvd.tuning.cost import Ranks, allreduced, coded
 from bagua_hvd.tuning.hysteresis import GAIN_PERCENT, STAYS_STEPS, Hysteresis
-from bagua_hvd.tuning.network import LONGEST_US, SIZES, Measured, longer
+from bagua_hvd.tuning.network import MOST_US, SIZES, Measured, longer, waits
 from bagua_hvd.tuning.predict import Part, Predictor, on_the_lines
 from bagua_hvd.tuning.window import POINTS, Window, window
 
@@ -64,9 +64,37 @@ def test_the_slower_the_line_the_more_codes_gain(large):
 
 def test_a_far_line_is_measured_by_large_messages():
     """20 ms one way, 1 Gbit/s: 32 KiB take hardly longer than 4 bytes, so 2 MiB can be afforded."""
-    small, large = 60_000, 60_500
-    assert all(longer(small, SIZES[0], large, size) < LONGEST_US for size in SIZES)
-    assert longer(1000, SIZES[0], 60_000, SIZES[1]) > LONGEST_US        # 4 Mbit/s
+    assert longer(0, 60_000, SIZES[0], 60_500, SIZES[1]) * 4 < MOST_US
+    assert longer(SIZES[0], 60_500, SIZES[1], 63_000, SIZES[2]) * 4 < MOST_US
+    assert longer(0, 1000, SIZES[0], 60_000, SIZES[1]) * 4 > MOST_US            # 4 Mbit/s
+
+
+def test_hops_of_the_first_size_are_not_its_bytes():
+    """Between 4 hosts 32 KiB wait twice as often as 4 bytes: what that took is not taken for a slow line."""
+    assert waits(4, SIZES[0]) == pytest.approx(2 * waits(4, 4))
+    slow = Measured(Ranks(4, 4), 41_164, SIZES[0], 84_011, (), (), 0, False)
+    assert slow.network().bytes_per_s * 8e-6 > 300          # it was 49
+
+
+@pytest.mark.parametrize("hosts, small, lesser, large, least, most", [
+    (2, 40_850, 44_000, 59_001, 900, 1100),         # 1 Gbit/s, 20 ms: 2 MiB took a hop less than an allreduce alone
+    (2, 10_742, 12_700, 31_200, 700, 1100),         # 1 Gbit/s, 5 ms
+    (2, 10_644, 11_300, 15_400, 3200, 4400),        # 4 Gbit/s, 5 ms
+    (4, 41_164, 86_700, 116_000, 500, 1100),        # 1 Gbit/s, 20 ms, 4 hosts
+])
+def test_the_rate_of_a_far_line(hosts, small, lesser, large, least, most):
+    """As measured between emulated hosts; the first of them was taken for 2855 Mbit/s, the third for 11229."""
+    known = Measured(Ranks(hosts, hosts), small, SIZES[2], large, (), (), 0, False, SIZES[1], lesser)
+    assert least <= known.network().bytes_per_s * 8e-6 <= most
+
+
+def test_the_rate_that_was_used_is_named():
+    known = Measured(Ranks(2, 2), 10_742, SIZES[2], 400_000, (), (), 0, False, SIZES[1], 70_000)
+    measured_rate = known.network().bytes_per_s * 8e-6
+    assert known.words() == f"2 hosts, {measured_rate:.0f} Mbit/s, 5.37 ms"
+    assert known.words(seen=1.0) == known.words()
+    assert known.words(seen=1e8) == \
+        f"2 hosts, 800 Mbit/s as training has sent ({measured_rate:.0f} when measured), 5.37 ms"
 
 
 def test_a_line_carries_what_training_has_sent():
