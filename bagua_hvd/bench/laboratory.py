@@ -48,7 +48,8 @@ WAYS: dict[str, tuple[str, dict, int]] = {
     "low_precision_decentralized": ("low_precision_decentralized", WARM, 1), "choco": ("choco", WARM, 1),
     "local_sgd": ("local_sgd", {"communication_interval": 4, **WARM}, 4),
     "diloco, 16": ("diloco", {"communication_interval": 16, **WARM}, 16),
-    "streaming_diloco": ("streaming_diloco", WARM, 16), "push_sum": ("push_sum", WARM, 1),
+    "streaming_diloco": ("streaming_diloco", {"communication_interval": 16, "mixing": 0.5, **WARM}, 16),
+    "push_sum": ("push_sum", WARM, 1),
     **{name: (name, {"sync_interval_ms": 100, **WARM}, 1) for name in (
         "async", "async_low_precision", "async_decentralized", "async_low_precision_decentralized")},
 }

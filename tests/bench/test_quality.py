@@ -9,7 +9,7 @@ from bagua_hvd.bench import records
 from bagua_hvd.bench.quality import grid, page
 from bagua_hvd.bench.quality.equivalence import judge
 from bagua_hvd.bench.quality.tasks import TASKS
-from bagua_hvd.bench.quality.training import UNITS, train
+from bagua_hvd.bench.quality.training import OPTIMIZERS, UNITS, train
 
 
 @pytest.mark.parametrize("ratios, word", [
@@ -64,6 +64,65 @@ def test_goes_on_where_it_was(tmp_path):
     assert all(cell not in own and cell.arguments != own[1].arguments
                for cell in grid.cells(["code"], every, 4, ["iid"], [0], []))
     assert [page.steps_to(record, target) for target in (2.5, 2.0, 0.5)] == [15, 20, None]
+
+
+def test_a_form_stays_what_it_is(tmp_path, monkeypatch):
+    """Whether it is said or the default; and what was the default, and is a row by its arguments now, counts for it."""
+    cell = grid.Cell("tabular", "adam", 0.016, "topk", {}, 4, "iid", 0)
+    append(tmp_path, cell, 1.0)
+    then = grid.defaults("topk")
+    monkeypatch.setattr(grid, "defaults", lambda algorithm: {**then, "ratio": 0.1} if algorithm == "topk" else {})
+    assert grid.recorded(tmp_path) == [] and grid.missing([cell], records.read(grid.EXPERIMENT, tmp_path)) == [cell]
+    monkeypatch.setattr(grid, "VARIANTS", {"sparser": ("topk", {"ratio": then["ratio"]})})
+    assert [grid.row_of(record.setting) for record in grid.recorded(tmp_path)] == ["sparser"]
+    said = cell._replace(arguments={"ratio": then["ratio"]})
+    assert grid.missing([said], grid.recorded(tmp_path)) == []
+
+
+def test_optimizers_of_their_own(tmp_path, monkeypatch):
+    """onebit_lamb is compared with lamb, dion with Muon, with rates of their own; the table of Adam has neither."""
+    assert grid.optimizers("tabular").keys() == {"sgd", "adam", "lamb", "muon"}
+    assert grid.optimizers("code").keys() == {"adam", "lamb", "muon"} and len(grid.optimizers("code")["muon"]) == 1
+    found = grid.cells(["code"], ["gradient_allreduce", "onebit_lamb", "dion"], 4, ["iid"], [0], [])
+    assert [(cell.optimizer, cell.algorithm) for cell in found] == [
+        ("adam", "gradient_allreduce"), ("lamb", "lamb"), ("lamb", "onebit_lamb"), ("muon", "gradient_allreduce"),
+        ("muon", "dion")]
+    for cell, loss in zip(found, (1.0, 1.1, 1.21, 2.0, 1.9), strict=True):
+        append(tmp_path, cell, loss, nbytes=2.0 if cell.algorithm == "dion" else 8.0)
+    read = grid.recorded
+    monkeypatch.setattr(grid, "recorded", lambda **setting: read(tmp_path, **setting))
+    assert page.optimizers().splitlines()[2:] == [
+        "| LAMB, to Adam | +10.0 |  |", "| `onebit_lamb`, to LAMB | +10.0 ? | 1.00 |",
+        "| Muon, to Adam | +100.0 |  |", "| `dion`, to Muon | -5.0 ? | 0.25 |"]
+    assert "onebit_lamb" not in page.losses()
+    assert page.missed("code").startswith("in the mean of the seeds: `onebit_lamb`;")
+
+
+def muon():
+    hvd.init()
+    torch.manual_seed(0)
+    x = torch.nn.Parameter(torch.randn(12, 3, 3, 3)), torch.nn.Parameter(torch.randn(5))
+    mine = hvd.DistributedOptimizer(OPTIMIZERS["muon"](x, 0.1), algorithm="gradient_allreduce")
+    y = [torch.nn.Parameter(each.detach().clone()) for each in x]
+    adam, momentum = torch.optim.Adam(y[1:], 0.1), torch.zeros(12, 27, dtype=torch.float64)
+    for _ in range(3):
+        for each in (*x, *y):
+            each.grad = None
+        for one in (x, y):
+            (one[0] ** 4).sum().add((one[1] ** 2).sum()).backward()
+        mine.step()
+        adam.step()
+        momentum = 0.95 * momentum + y[0].grad.reshape(12, 27)
+        # The nearest orthonormal matrix: M (M^T M)^(-1/2), by eigenvalues, of the smaller side.
+        values, vectors = torch.linalg.eigh(momentum @ momentum.T)
+        nearest = vectors @ torch.diag(values.rsqrt()) @ vectors.T @ momentum
+        y[0].data -= 0.1 * 0.2 * math.sqrt(27) * nearest.reshape(y[0].shape).float()
+        for one, other in zip(x, y, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_muon_is_what_dion_approximates(run_ranks):
+    run_ranks(2, muon)
 
 
 def test_arguments_that_came_later(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@
     equivalence   two one-sided tests
     page          docs/results/quality.md, from the records
 """
-from bagua_hvd.bench.quality.page import holds, losses, missed, own, reference, seeds, steps
+from bagua_hvd.bench.quality.page import holds, losses, missed, optimizers, own, reference, seeds, steps
 
-__all__ = ["holds", "losses", "missed", "own", "reference", "seeds", "steps"]   # what bench/records.py asks for
+__all__ = ["holds", "losses", "missed", "optimizers", "own", "reference", "seeds",
+           "steps"]     # what bench/records.py asks for

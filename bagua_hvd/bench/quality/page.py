@@ -12,22 +12,17 @@ Key = tuple[str, str]           # task, optimizer
 MARKS = {"within": "", "outside": " **x**", "open": " ?", "diverged": "**diverged**"}
 
 
-def _keys() -> list[Key]:
-    return [(task, optimizer)
-            for task, make in TASKS.items() if task not in grid.OWN for optimizer in make().optimizers]
-
-
-def _row_of(record: records.Record) -> str | None:
-    said = record.setting
-    meant = said["algorithm"], said["arguments"]
-    return next((row for row, what in grid.rows().items() if what == meant), None)
+def _keys(own: bool | None = False) -> list[Key]:
+    """own: with the optimizers that algorithms are, and no others; None: with all."""
+    return [(task, optimizer) for task in TASKS if task not in grid.OWN for optimizer in grid.optimizers(task)
+            if own in (None, optimizer in grid.OWN_OPTIMIZERS)]
 
 
 def _results(ranks: int, split: str) -> dict[tuple[str, Key], dict[int, records.Record]]:
     """By row and task: the record of each seed; the latest, if there are several."""
     found: dict[tuple[str, Key], dict[int, records.Record]] = {}
     for record in grid.recorded(ranks=ranks, split=split):
-        said, row = record.setting, _row_of(record)
+        said, row = record.setting, grid.row_of(record.setting)
         if row is not None and said["seed"] in grid.SEEDS:
             found.setdefault((row, (said["task"], said["optimizer"])), {})[said["seed"]] = record
     return found
@@ -48,8 +43,9 @@ def verdicts(ranks: int, split: str) -> dict[tuple[str, Key], Verdict]:
     for (row, key), mine in found.items():
         if key[0] in grid.OWN:
             continue
-        ratios = _ratios(mine, found.get((grid.REFERENCE, key), {}), "test_loss")
-        if ratios and row != grid.REFERENCE:
+        exact = grid.reference(key[1])
+        ratios = _ratios(mine, found.get((exact, key), {}), "test_loss")
+        if ratios and row != exact:
             judged[row, key] = judge(ratios, grid.MARGIN, grid.LEVEL)
     return judged
 
@@ -76,24 +72,47 @@ def losses(ranks: str = "4", split: str = "iid") -> str:
         return "No trainings yet."
     lines = []
     for row in grid.rows():
-        if row == grid.REFERENCE or not any((row, key) in judged for key in keys):
+        if not any((row, key) in judged for key in keys):
             continue
         ratios = [ratio for key in keys for ratio in
                   _ratios(found.get((row, key), {}), found.get((grid.REFERENCE, key), {}), "bytes_per_step")]
         lines.append([f"`{row}`", *(_said(judged.get((row, key))) for key in keys), f"{statistics.median(ratios):.2f}"])
     return _table(["%", *(f"{task}, {optimizer}" for task, optimizer in keys), "bytes"], lines)
 
+def optimizers(ranks: str = "4", split: str = "iid") -> str:
+    """Of algorithms that are optimizers of their own, beside their exact forms; and these beside Adam."""
+    found, judged = _results(int(ranks), split), verdicts(int(ranks), split)
+    tasks = list(dict.fromkeys(key[0] for key in _keys(True) if (grid.reference(key[1]), key) in found))
+    if not tasks:
+        return "No trainings yet."
+    lines = []
+    for optimizer, (exact, others) in grid.OWN_OPTIMIZERS.items():
+        cells = []
+        for task in tasks:
+            adam = next(key for key in _keys() if key[0] == task and key[1].startswith("adam"))
+            ratios = _ratios(found.get((exact, (task, optimizer)), {}), found.get((grid.REFERENCE, adam), {}),
+                             "test_loss")
+            cells.append(_said(judge(ratios, grid.MARGIN, grid.LEVEL)._replace(word="within")) if ratios else "")
+        lines.append([f"{optimizer.upper() if exact == optimizer else optimizer.title()}, to Adam", *cells, ""])
+        for row in others:
+            sent = [ratio for task in tasks for ratio in _ratios(
+                found.get((row, (task, optimizer)), {}), found.get((exact, (task, optimizer)), {}), "bytes_per_step")]
+            lines.append([f"`{row}`, to {lines[-1][0].split(',')[0]}",
+                          *(_said(judged.get((row, (task, optimizer)))) for task in tasks),
+                          f"{statistics.median(sent):.2f}" if sent else ""])
+    return _table(["%", *tasks, "bytes"], lines)
+
 
 def seeds(task: str, ranks: str = "4", split: str = "iid") -> str:
     """Of one task, percent by which each seed's test loss is above gradient_allreduce's, and accuracy, and bytes."""
     found = _results(int(ranks), split)
-    keys = [key for key in _keys() if key[0] == task and (grid.REFERENCE, key) in found]
+    keys = [key for key in _keys(None) if key[0] == task and (grid.reference(key[1]), key) in found]
     lines = []
     for row in grid.rows():
         for key in keys:
-            mine, exact = found.get((row, key), {}), found[grid.REFERENCE, key]
+            mine, exact = found.get((row, key), {}), found[grid.reference(key[1]), key]
             common = sorted(mine.keys() & exact.keys())
-            if row == grid.REFERENCE or not common:
+            if row == grid.reference(key[1]) or not common:
                 continue
             above = [100 * (ratio - 1) for ratio in _ratios(mine, exact, "test_loss")]
             points = [100 * (_value(mine[seed], "test_accuracy") - _value(exact[seed], "test_accuracy"))
@@ -130,9 +149,10 @@ def missed(task: str, ranks: str = "4", split: str = "iid") -> str:
     """Whose mean over the seeds there are is beyond the margin in a task, and whose loss of any one seed is."""
     found, words = _results(int(ranks), split), dict[str, list[str]](mean=[], seed=[])
     for row in grid.rows():
-        for key in _keys():
-            ratios = _ratios(found.get((row, key), {}), found.get((grid.REFERENCE, key), {}), "test_loss")
-            if key[0] == task and ratios and row != grid.REFERENCE:
+        for key in _keys(None):
+            exact = grid.reference(key[1])
+            ratios = _ratios(found.get((row, key), {}), found.get((exact, key), {}), "test_loss")
+            if key[0] == task and ratios and row != exact:
                 if statistics.mean(ratios) > 1 + grid.MARGIN:
                     words["mean"].append(f"`{row}`")
                 if max(ratios) > 1 + grid.MARGIN:
@@ -142,10 +162,10 @@ def missed(task: str, ranks: str = "4", split: str = "iid") -> str:
 
 
 def reference(ranks: str = "4", split: str = "iid") -> str:
-    """What gradient_allreduce reaches, with which rate, and how many seeds there are."""
+    """What the exact ones reach, with which rate, and how many seeds there are."""
     found, lines = _results(int(ranks), split), []
-    for key in _keys():
-        if mine := found.get((grid.REFERENCE, key)):
+    for key in _keys(None):
+        if mine := found.get((grid.reference(key[1]), key)):
             each: dict[str, list[float]] = {
                 name: [_value(record, name) for record in mine.values()] for name in ("test_loss", "test_accuracy")}
             one: Any = next(iter(mine.values()))

@@ -8,7 +8,7 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd.bench import records
-from bagua_hvd.bench.quality.grid import EXPERIMENT, Cell
+from bagua_hvd.bench.quality.grid import EXPERIMENT, Cell, with_codec
 from bagua_hvd.bench.quality.tasks import TASKS, Task
 from bagua_hvd.bench.quality.training import UNITS, train
 
@@ -24,7 +24,8 @@ def run(cells_file: str, folder: str, command: str, until: float) -> None:
         if hvd.broadcast_object(time.time() > until, 0, name="late"):
             break
         task = tasks.setdefault(cell.task, TASKS[cell.task]())
-        got = train(task, cell.optimizer, cell.rate, cell.algorithm, cell.arguments, cell.seed, cell.split == "skewed")
+        got = train(task, cell.optimizer, cell.rate, cell.algorithm, with_codec(cell.arguments), cell.seed,
+                    cell.split == "skewed")
         if hvd.rank() == 0:
             samples = {name: (unit, got[name] if isinstance(got[name], list) else [got[name]])
                        for name, unit in UNITS.items()}

@@ -8,6 +8,7 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
+from bagua_hvd.algorithms import Dion
 from bagua_hvd.bench.quality.tasks import Task
 
 UNITS = {                       # of what train() returns
@@ -16,11 +17,38 @@ UNITS = {                       # of what train() returns
     "parameters": "1", "processor_seconds": "s",
 }
 LOOKS = 12                      # at the validation data, in a training
+class Muon(torch.optim.Adam):
+    """What `dion` approximates: a matrix steps along the orthonormal one that is nearest to its momentum; Adam else.
+
+    Which are matrices, their momentum and the length of their steps are as in Dion, named without arguments.
+    """
+
+    dion = Dion()
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        matrices = {}
+        for x in self.param_groups[0]["params"]:
+            rows, columns = (x.shape[0], x.numel() // x.shape[0]) if x.dim() > 1 else (1, 1)
+            rank = math.ceil(self.dion.rank_fraction * min(rows, columns))
+            if rows * columns > rank * (rows + columns):
+                matrices[x], x.grad = x.grad.view(rows, columns), None
+        super().step(closure)
+        for x, g in matrices.items():
+            momentum = self.state.setdefault(x, {"momentum": torch.zeros_like(g)})["momentum"]
+            momentum.mul_(self.dion.momentum).add_(g)
+            u, _, v = torch.linalg.svd(momentum, full_matrices=False)
+            x.sub_(self.param_groups[0]["lr"] * self.dion.scale * math.sqrt(max(g.shape)) * (u @ v).view(x.shape))
+            x.grad = g.view(x.shape)
+
+
 OPTIMIZERS = {
     "sgd": lambda parameters, rate: torch.optim.SGD(parameters, lr=rate, momentum=0.9),
     "adam": lambda parameters, rate: torch.optim.Adam(parameters, lr=rate),
     "adamw": lambda parameters, rate: torch.optim.AdamW(parameters, lr=rate, weight_decay=0.01),
+    "muon": lambda parameters, rate: Muon(parameters, lr=rate),
 }
+OF_ADAM = ("lamb", "onebit_lamb", "dion")       # whose steps are not those of the user's Adam, and are made of it
 
 
 def _mean_of(model: torch.nn.Module) -> torch.nn.Module:
@@ -54,8 +82,9 @@ def train(task: Task, optimizer_name: str, rate: float, algorithm: str, argument
     """
     torch.manual_seed(seed)
     model = task.make()
+    make = OPTIMIZERS["adam" if algorithm in OF_ADAM else optimizer_name]
     optimizer = hvd.DistributedOptimizer(
-        OPTIMIZERS[optimizer_name](model.parameters(), rate), named_parameters=model.named_parameters(),
+        make(model.parameters(), rate), named_parameters=model.named_parameters(),
         algorithm=algorithms.get(algorithm, **arguments))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(
         (step + 1) / (0.05 * task.steps), 0.525 + 0.475 * math.cos(math.pi * step / task.steps)) if task.decays else 1)
