@@ -85,7 +85,7 @@ class Hosts:
         _run("ip", "link", "add", self._bridge, "type", "bridge")
         self._address(self._bridge, self.address)
         for index, name in enumerate(self.names):
-            link = f"{self._bridge}v{index}"
+            link = _bridge_end(self._bridge, index)
             _run("ip", "netns", "add", name)
             _run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
             _run("ip", "link", "set", link, "master", self._bridge, "up")
@@ -130,7 +130,7 @@ class Hosts:
         if link.delay:
             raise ValueError("these hosts were made without a delay: give one, or 0, from the start")
         _shape(["tc", "-n", self.names[index]], "eth0", link.up)
-        _shape(["tc"], f"{self._bridge}v{index}", link.down)
+        _shape(["tc"], _bridge_end(self._bridge, index), link.down)
 
     def address_of(self, index):
         """The IPv4 address of a host's eth0."""
@@ -159,6 +159,11 @@ class Hosts:
             })}
 
 
+def _bridge_end(bridge, index):
+    """The name of a veth's end that is not in its host."""
+    return f"{bridge}v{index}"
+
+
 def _shape(tc, device, rate):
     if rate == "none":
         subprocess.run([*tc, "qdisc", "delete", "dev", device, "root"], capture_output=True)      # there may be none
@@ -181,7 +186,9 @@ def _unused_net():
 def _remove(names, bridge):
     """What exists of these namespaces, with the links into them, and the bridge."""
     for name in names:
-        # Its end of a veth, or its TUN device, goes with a namespace, and the other end with it.
+        # A namespace is there until the last process and socket in it are gone, with its devices and their other ends,
+        # whose names the next hosts want. A TUN device has no other end.
+        subprocess.run(["ip", "link", "delete", _bridge_end(bridge, name.rpartition("-")[2])], capture_output=True)
         subprocess.run(["ip", "netns", "delete", name], capture_output=True)
     subprocess.run(["ip", "link", "delete", bridge], capture_output=True)
 

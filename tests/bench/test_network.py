@@ -2,6 +2,7 @@
 import os
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,20 @@ pytestmark = [
 ]
 RATE = bytes_per_s("100mbit")
 BURST = 1.1         # what was under way when the clock began
+
+
+def test_hosts_follow_hosts():
+    """A process that is still in a namespace keeps it, but not the names that the next hosts want."""
+    with Hosts(2, "1gbit") as hosts:
+        inside = subprocess.Popen(["ip", "netns", "exec", hosts.names[0], "sleep", "60"])
+        while not subprocess.run(["ip", "netns", "pids", hosts.names[0]], capture_output=True, check=True).stdout:
+            time.sleep(0.01)
+    try:
+        with Hosts(2, "1gbit") as hosts:
+            assert hosts.count == 2
+    finally:
+        inside.kill()
+        inside.wait()
 
 
 def test_rates_and_delays():
