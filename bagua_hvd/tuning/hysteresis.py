@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 GAIN_PERCENT = 15
+FIRST_PERCENT = 5           # of the first choice, before which nobody has chosen anything
 WINDOWS = 2
 STAYS_STEPS = 200
 _ONE = 1000                 # ratios are in permille
@@ -31,7 +32,8 @@ class Hysteresis:
     Attributes:
         plan: in use, since step `since`. candidate: what was the best in the last `windows` windows, -1: none was.
         before: the plan before this one while it is on trial, else -1; before_us: a step's time then; promised: what
-            was predicted for this one. tried: windows of the trial so far, best_us: the shortest step in them.
+            was predicted of this one. tried: windows of the trial so far, best_us: the shortest step in them. Of a
+            candidate promised and best_us are the least of its windows: one slow window makes no gain.
         kinds: by plan; what is seen of one is expected of others of its kind.
         ratios: by plan, measured over predicted time, in permille, as last seen. barred: plans that lose too much.
     """
@@ -79,14 +81,18 @@ class Hysteresis:
                    key=lambda each: (self.corrected(each, predicted), each), default=self.plan)
         expected = self.corrected(plan, predicted)
         stays = self.since is not None and step - self.since < STAYS_STEPS
-        if plan == self.plan or stays or (measured - expected) * 100 < GAIN_PERCENT * measured:
+        least = FIRST_PERCENT if self.since is None else GAIN_PERCENT
+        if plan == self.plan or stays or (measured - expected) * 100 < least * measured:
             self.candidate, self.windows = -1, 0
             return Verdict(self.plan, "", measured)
-        self.windows = self.windows + 1 if plan == self.candidate else 1
+        again = plan == self.candidate
+        self.windows = self.windows + 1 if again else 1
+        self.best_us = min(measured, self.best_us) if again else measured
+        self.promised = min(expected, self.promised) if again else expected
         self.candidate = plan
         if self.windows < WINDOWS:
             return Verdict(self.plan, "", measured)
-        return self._take(plan, "gain", step, measured, expected, trial=True)
+        return self._take(plan, "gain", step, self.best_us, self.promised, trial=True)
 
     def _try(self, step: int, measured: int, predicted: Sequence[int]) -> Verdict:
         self.best_us = min(measured, self.best_us) if self.tried else measured

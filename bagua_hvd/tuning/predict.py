@@ -1,7 +1,8 @@
 """How long a step would take: its critical path, over buckets that share one line.
 
-    a bucket is ready when its last gradient is; the line takes buckets in that order, one after the other
-    it is there a latency after it has left the line; the step ends when all are, and what follows has been computed
+    a bucket is agreed on when its last gradient is there; the line takes buckets in that order, one after the other
+    it is there some latencies after it has left the line, and until then at most seven others are on their way
+    the step ends when all are there, and what follows has been computed
 
 Integers, and floating point that is alike on all ranks: the simulator and this file use + - * / and comparisons only.
 """
@@ -13,6 +14,10 @@ from bagua_hvd.core.simulator import Network, allreduces
 from bagua_hvd.tuning.cost import Cost
 from bagua_hvd.tuning.network import Measured, on_the_line
 from bagua_hvd.tuning.window import Window
+
+
+AT_ONCE = 8             # buckets that may be on their way (native/core/window.h)
+AGREED_HOPS = 2
 
 
 class Part(NamedTuple):
@@ -39,29 +44,31 @@ class Predictor:
         self._overlaps = overlaps
 
     def _on_line_and_after(self, cost: Cost) -> tuple[float, float, float]:
-        """Seconds of the line, those until it is there, and of them those of the processor."""
+        """Seconds of the line, those from there until all is, and of the line's those of the processor."""
         network, line, after, codes = self._network, 0.0, 0.0, 0.0
         if cost.allreduced:
             line = on_the_line(cost.allreduced, self._ends) / network.bytes_per_s
-            after = max(0.0, _allreduce(self._ends, cost.allreduced, network) - line)
+            after = max(0.0, _allreduce(self._ends, cost.allreduced, network) - line - AGREED_HOPS * network.latency_s)
         if cost.rounds:
             encode, decode = self._ps[cost.codec]
             codes = (cost.encoded * encode + cost.decoded * decode) * 1e-12
             line += cost.sent / network.bytes_per_s + codes
-            after += (cost.rounds + 2) * network.latency_s       # they are agreed on first
+            after += cost.rounds * network.latency_s
         return line, after, codes
 
     def step_us(self, parts: Sequence[Part], window: Window) -> int:
         """us of a step in which these buckets travel, in the order in which they are ready."""
-        free = done = computed = 0.0
+        free = computed = 0.0
+        done = [0.0] * AT_ONCE          # when so many buckets, and all before them, were there; the last AT_ONCE
         for part in parts:
             line, after, codes = self._on_line_and_after(part.cost)
             ready = window.ready_at(part.until) if self._overlaps else window.backward
-            free = max(free, ready * 1e-6 + computed) + line
-            done = max(done, free + after)
+            agreed = ready * 1e-6 + computed + AGREED_HOPS * self._network.latency_s
+            free = max(free, agreed, done[0]) + line
+            done = [*done[1:], max(done[-1], free + after)]
             computed += codes if self._crowded else 0.0         # the backward pass has to wait for it
         backward = window.backward * 1e-6 + computed
-        return max(1, round((max(backward, done) - backward + computed) * 1e6) + window.computing)
+        return max(1, round((max(backward, done[-1]) - backward + computed) * 1e6) + window.computing)
 
 
 def on_the_lines(parts: Sequence[Part], ends: int) -> float:
