@@ -192,6 +192,11 @@ class _Rank:
         used = algorithm.plan(optimizer.reducer.model)
         return list(algorithm.algorithms).index(used["algorithm"]), used["bucket_bytes"] or 0
 
+    def watch(self, steps):
+        """So many steps of Auto: their seconds, and plan() in each."""
+        self._hvd.barrier()
+        return [(self.plan(), self._step()) for _ in range(steps)]
+
     def measure(self, steps, seconds):
         """So many steps, or, with `seconds`, as many as fit in: their seconds, and what of the processor they took."""
         pace = self._cell[0]

@@ -15,7 +15,6 @@ from bagua_hvd.tuning.cost import Cost
 from bagua_hvd.tuning.network import Measured, on_the_line
 from bagua_hvd.tuning.window import Window
 
-
 AT_ONCE = 8             # buckets that may be on their way (native/core/window.h)
 AGREED_HOPS = 2
 

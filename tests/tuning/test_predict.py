@@ -203,7 +203,7 @@ def test_equal_histories_decide_alike_whether_kept_or_not(history):
 
 @given(HISTORY)
 def test_no_flapping(history):
-    """A gain is switched to not within 200 steps of the switch before, and was predicted in two windows; 5 % at first."""
+    """A gain is switched to not within 200 steps of the switch before, and was predicted in two windows."""
     _, taken = run(history)
     last = None
     for number, (before, verdict, measured_us, _) in enumerate(taken):
