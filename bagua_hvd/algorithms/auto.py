@@ -6,8 +6,8 @@
 
 Every hook is the chosen algorithm's. How it is chosen: tuning/tuner.py; docs/decisions/0048-the-choice-of-algorithm.md.
 
-Wire: that of the algorithm chosen; besides 176 bytes in some 25 steps, and what measuring takes: some allreduces of up
-to 2 MiB at first, and again as often as makes 1 % of the run.
+Wire: that of the algorithm chosen; besides at most 416 bytes in some 25 steps, and what measuring takes: some
+allreduces of up to 8 MiB at first, and again as often as makes 1 % of the run.
 State: that of the algorithm chosen, and the plan, equal on all ranks.
 """
 import json

@@ -10,6 +10,7 @@ import argparse
 import statistics
 import sys
 
+from bagua_hvd.algorithms.auto import WINDOW, Auto
 from bagua_hvd.bench import auto, laboratory, profiles, records, report
 from bagua_hvd.bench.emulated import Ranks
 from bagua_hvd.bench.hosts import Hosts, why_impossible
@@ -24,7 +25,7 @@ def measure(model, hosts_count, rates, delay, steps, window, folder=records.FOLD
     """The record of one job."""
     profile = profiles.load(model)
     places = list(auto.plans().values())
-    names = list(auto.Auto(up_to=auto.UP_TO).algorithms)
+    names = list(Auto(up_to=auto.UP_TO).algorithms)
     with Hosts(hosts_count, rates[0], delay) as hosts, Ranks(hosts, profile) as ranks:
         arguments = {"up_to": auto.UP_TO, **({"window": window} if window else {})}
         ranks.call("prepare", 1, each=[("auto", arguments, 1)] * ranks.size)
@@ -39,7 +40,7 @@ def measure(model, hosts_count, rates, delay, steps, window, folder=records.FOLD
             places.index((names[place], size or None)) for (place, size), _ in made]
         samples[f"step of rank {rank}"] = "s", [seconds for _, seconds in made]
     setting = {"model": model, "hosts": hosts_count, "rates": rates, "delay_ms": delay, "steps": steps,
-               "window": window or auto.auto.WINDOW}
+               "window": window or WINDOW}
     return records.append(EXPERIMENT, setting, samples, folder=folder)
 
 

@@ -1,6 +1,6 @@
 """What is between the ranks: measured by a few allreduces; said in what the core's simulator takes.
 
-The rate is that by which an allreduce of 2 MiB takes longer than a shorter one, so it holds what copying and adding
+The rate is that by which the largest allreduce takes longer than the next one, so it holds what copying and adding
 cost, and not how often ranks wait for each other: repeated at once, an allreduce takes a hop less on some paths, for
 who ends first has asked for the next already. Several ranks of a host share one line.
 """
@@ -21,7 +21,7 @@ from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.tuning.cost import Ranks
 
-SIZES = 32 << 10, 256 << 10, 2 << 20        # bytes of the allreduces that the rate is known by
+SIZES = 32 << 10, 256 << 10, 2 << 20, 8 << 20       # bytes of the allreduces that the rate is known by
 MOST_US = 1_500_000                         # of all allreduces: no larger size, if it would take more
 SMALL, LARGE = 5, 3                         # how often each
 NOISE = 0.02                                # of what the largest one took: no difference between two is known better

@@ -11,9 +11,9 @@ from zlib import crc32
 import numpy as np
 
 from bagua_hvd.collectives.facts import Extremes, extremes
-from bagua_hvd.core import native, variables
+from bagua_hvd.core import variables
 from bagua_hvd.core.log import logger
-from bagua_hvd.training.buckets import Bucket, partition
+from bagua_hvd.training.buckets import Bucket, Member, partition
 from bagua_hvd.training.model import Model
 from bagua_hvd.training.timing import Timing
 from bagua_hvd.tuning.cost import Ranks, allreduced
@@ -21,7 +21,7 @@ from bagua_hvd.tuning.hysteresis import Hysteresis, Verdict
 from bagua_hvd.tuning.network import Measured, measure
 from bagua_hvd.tuning.predict import Part, Predictor, on_the_lines
 from bagua_hvd.tuning.record import Decision, Record
-from bagua_hvd.tuning.window import Window, window
+from bagua_hvd.tuning.window import Window, points, window
 
 MEASURED_AFTER, SETTLES, LATER = 2, 5, 3            # steps
 CHANGED_PERCENT = 25                                # a step that is so much longer or shorter: what has changed?
@@ -82,6 +82,7 @@ class Tuner:
         self._expected = 0              # us of a step, as it was when the network was measured
         self._spent = self._elapsed = 0     # us of measuring again, and of training
         self._since_measured = 0        # windows
+        self._until: list[float] = []   # of the figures that are posted
         self._error_ppm = -1            # -1: to be found in this window
 
     # ------------------------------------------------------------------------------------------------ what Auto calls
@@ -152,14 +153,15 @@ class Tuner:
             self._begin_window()
             return
         members = {index: member for bucket in self._model.gradients for index, member in bucket.members.items()}
-        figures = window(steps, list(members), [member.nbytes for member in members.values()])
+        self._until = points(end for plan in self._plans for _, end in self._cut(plan))
+        figures = window(steps, list(members), [member.nbytes for member in members.values()], self._until)
         self._posted = Extremes([*figures.as_list(), max(0, self._error_ppm)], f"{self._model.name}.window",
                                 self._model.group)
         self._in(LATER, self._decide)
 
     def _decide(self) -> None:
         *figures, (error_ppm, _) = self._posted.wait()
-        figures = Window.of_list([largest for largest, _ in figures])
+        figures = Window.of_list([largest for largest, _ in figures], self._until)
         assert self._measured is not None
         self._windows += 1
         self._since_measured += 1
@@ -217,18 +219,26 @@ class Tuner:
         now = on_the_lines(self._parts(self.plan, measured.ranks), measured.ranks.ends)
         return now * 1e6 / max(1, figures.step)
 
-    def _parts(self, plan: Plan, ranks: Ranks) -> list[Part]:
+    def _cut(self, plan: Plan) -> list[tuple[list[Member], float]]:
+        """The buckets of a plan: what is in each, and the part of all bytes that is in it and those before it."""
         members = {index: member for bucket in self._model.gradients for index, member in bucket.members.items()}
         whole = sum(member.nbytes for member in members.values())
-        parts, done = [], 0
+        buckets, done = [], 0
         cut = [list(bucket.members) for bucket in self._model.gradients] if self._model.cut_by_user else \
             partition({index: members[index] for index in reversed(members)}, plan.bucket_bytes)
         for indices in cut:
-            dtype, elements = members[indices[0]].dtype, sum(members[index].count for index in indices)
-            done += elements * native.dtype_size(dtype)
+            inside = [members[index] for index in indices]
+            done += sum(member.nbytes for member in inside)
+            buckets.append((inside, done / max(1, whole)))
+        return buckets
+
+    def _parts(self, plan: Plan, ranks: Ranks) -> list[Part]:
+        parts = []
+        for inside, until in self._cut(plan):
+            dtype, elements = inside[0].dtype, sum(member.count for member in inside)
             takes = plan.algorithm.takes(dtype)
             cost = plan.algorithm.cost(elements, dtype, ranks) if takes else allreduced(elements, dtype)
-            parts.append(Part(done / max(1, whole), cost))
+            parts.append(Part(until, cost))
         return parts
 
     def _keep(self) -> None:

@@ -1,11 +1,13 @@
 """What some steps were like on one rank, as integers; on all ranks the largest of them counts."""
 import statistics
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from bagua_hvd.training.timing import StepTimes
 
-POINTS = 16
+POINTS = 48             # so many ready times are agreed on with one small message
 _LONGEST_US = 2**31 - 2
 
 
@@ -15,48 +17,58 @@ class Window(NamedTuple):
     Attributes:
         step: from one step's end to the next one's. computing: less what training waited for communication.
         backward: from a step's end until the last gradient is there.
-        ready: until 1/16, 2/16, ... of the bytes are, in the order of the buckets.
+        ready: until these parts of the bytes are, in the order of the buckets. until: the parts, 0 < part <= 1, rising.
     """
 
     step: int
     computing: int
     backward: int
     ready: tuple[int, ...]
+    until: tuple[float, ...]
 
     def as_list(self) -> list[int]:
         """For of_list()."""
         return [self.step, self.computing, self.backward, *self.ready]
 
     @classmethod
-    def of_list(cls, numbers: Sequence[int]) -> "Window":
+    def of_list(cls, numbers: Sequence[int], until: Sequence[float]) -> "Window":
         """What as_list() was made of."""
         step, computing, backward, *ready = numbers
-        return cls(step, computing, backward, tuple(ready))
+        return cls(step, computing, backward, tuple(ready), tuple(until))
 
     def ready_at(self, part: float) -> int:
-        """When this part of the bytes is ready, 0 < part <= 1."""
-        return self.ready[min(POINTS - 1, max(0, -int(-part * POINTS // 1) - 1))]
+        """When this part of the bytes is ready, 0 < part <= 1: it, or the next larger one that is known."""
+        return self.ready[min(len(self.ready) - 1, bisect_left(self.until, part))]
+
+
+def points(ends: Iterable[float]) -> list[float]:
+    """Where it has to be known when gradients are ready: at these ends of buckets, of too many some, and at 1."""
+    known = sorted({*ends, 1.0})
+    return [known[len(known) * (place + 1) // POINTS - 1] for place in range(POINTS)] if len(known) > POINTS else known
 
 
 def _us(nanoseconds: float) -> int:
     return max(0, min(_LONGEST_US, round(nanoseconds / 1000)))
 
 
-def window(steps: Sequence[StepTimes], order: Sequence[int], nbytes: Sequence[int]) -> Window:
+def window(steps: Sequence[StepTimes], order: Sequence[int], nbytes: Sequence[int], until: Sequence[float]) -> Window:
     """Of some steps, at least one.
 
     Args:
-        order: gradients, as the buckets hold them. nbytes: of each of these.
+        order: gradients, as the buckets hold them. nbytes: of each of these. until: parts of all bytes, rising.
     """
     backward = statistics.median(each.backward for each in steps)
-    whole, done, latest, ready = sum(nbytes) or 1, 0, 0.0, [0] * POINTS
+    whole, done, latest, ready = sum(nbytes) or 1, 0, 0.0, []
+    rest = deque(until)
     for index, size in zip(order, nbytes, strict=True):
+        while rest and done >= rest[0] * whole:
+            ready.append(_us(latest))
+            rest.popleft()
         # One that no pass has touched is there at the end.
         latest = max(latest, statistics.median(min(each.ready.get(index, each.backward), each.backward)
                                                for each in steps))
-        first = done * POINTS // whole
         done += size
-        for point in range(first, -(-done * POINTS // whole)):
-            ready[min(point, POINTS - 1)] = _us(latest)
+    ready += [_us(latest)] * len(rest)
     return Window(_us(statistics.median(each.step for each in steps)),
-                  _us(statistics.median(each.step - each.waited for each in steps)), _us(backward), tuple(ready))
+                  _us(statistics.median(each.step - each.waited for each in steps)), _us(backward), tuple(ready),
+                  tuple(until))

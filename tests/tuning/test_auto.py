@@ -17,7 +17,7 @@ from bagua_hvd import algorithms
 from bagua_hvd.algorithms import Auto, ByteGrad, DoubleSqueeze, LocalSGD, PowerSGD, QAdam, Safety, auto
 from bagua_hvd.codecs import sign
 from bagua_hvd.tuning import tuner
-from bagua_hvd.tuning.window import POINTS, Window
+from bagua_hvd.tuning.window import Window
 
 pytestmark = pytest.mark.timeout(150)
 SHAPES = [(300, 20), (20,), (40, 50), (50,)]
@@ -30,7 +30,7 @@ def predict(chosen):
         return [figures.step * (GOOD if chosen(plan) else BAD) // 100 for plan in self._plans]
 
     tuner.Tuner.predict = predicted
-    tuner.window = lambda *_: Window(10_000, 9_000, 5_000, (5_000,) * POINTS)
+    tuner.window = lambda *_: Window(10_000, 9_000, 5_000, (5_000,), (1.0,))
 
 
 class Training:

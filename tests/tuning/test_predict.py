@@ -10,10 +10,10 @@ from bagua_hvd.tuning.cost import Ranks, allreduced, coded
 from bagua_hvd.tuning.hysteresis import FIRST_PERCENT, GAIN_PERCENT, STAYS_STEPS, Hysteresis
 from bagua_hvd.tuning.network import MOST_US, SIZES, Measured, longer, waits
 from bagua_hvd.tuning.predict import AGREED_HOPS, AT_ONCE, Part, Predictor, on_the_lines
-from bagua_hvd.tuning.window import POINTS, Window, window
+from bagua_hvd.tuning.window import POINTS, Window, points, window
 
 CODECS = float16, block(8), minmax_uint8
-STEP = Window(30_000, 20_000, 15_000, tuple(range(5000, 5000 + 600 * POINTS, 600)))
+STEP = Window(30_000, 20_000, 15_000, tuple(range(5000, 5000 + 600 * 16, 600)), tuple(k / 16 for k in range(1, 17)))
 
 
 def measured(hosts=2, small=200, large=20_000, crowded=False):
@@ -110,7 +110,7 @@ def test_a_line_carries_what_training_has_sent():
 
 def test_a_line_that_hides_nothing():
     """By hand: all ready at once at 10 ms, one bucket, computing 20 ms: the rest of the line's time comes on top."""
-    flat = Window(0, 20_000, 10_000, (10_000,) * POINTS)
+    flat = Window(0, 20_000, 10_000, (10_000,), (1.0,))
     predictor = Predictor(measured(small=2, large=1 << 21), CODECS)      # 1 byte a us
     assert predictor.step_us([Part(1.0, allreduced(1 << 18, native.FLOAT32))], flat) == \
         pytest.approx(20_000 + (1 << 20), rel=0.02)
@@ -124,7 +124,7 @@ def test_many_buckets_wait_for_a_place(buckets):
 
     known = measured(small=40_000, large=1)._replace(nbytes=1 << 20)
     network = known.network(1e12)
-    flat = Window(0, 0, 0, (0,) * POINTS)
+    flat = Window(0, 0, 0, (0,), (1.0,))
     parts = [Part((k + 1) / buckets, allreduced(1 << 15, native.FLOAT32)) for k in range(buckets)]
     simulated = max(allreduces(2, [1 << 17] * buckets, network))
     assert Predictor(known, CODECS, seen=1e12).step_us(parts, flat) == pytest.approx(simulated * 1e6, rel=0.01)
@@ -155,12 +155,20 @@ def test_bytes_of_codes(ranks, hierarchical, sent):
 
 def test_a_window_is_medians_and_when_bytes_are_ready():
     steps = [StepTimes(30_000_000 + k, 10_000_000, 18_000_000, {0: 17_000_000, 1: 4_000_000}) for k in (0, 1000, 9000)]
-    found = window(steps, [1, 0, 2], [100, 200, 100])
+    found = window(steps, [1, 0, 2], [100, 200, 100], [0.25, 0.26, 0.75, 1.0])
     assert (found.step, found.computing, found.backward) == (30_001, 20_001, 18_000)
     # A quarter of the bytes is ready at 4 ms, three at 17; of gradient 2 nothing was heard: it is there at the end.
-    assert found.ready == (4000,) * 4 + (17_000,) * 8 + (18_000,) * 4
-    assert [found.ready_at(part) for part in (0.01, 0.25, 0.26, 0.75, 1.0)] == [4000, 4000, 17_000, 17_000, 18_000]
-    assert Window.of_list(found.as_list()) == found
+    assert found.ready == (4000, 17_000, 17_000, 18_000)
+    assert [found.ready_at(part) for part in (0.01, 0.25, 0.255, 0.5, 0.75, 0.9, 1.0)] == \
+        [4000, 4000, 17_000, 17_000, 17_000, 18_000, 18_000]
+    assert Window.of_list(found.as_list(), found.until) == found
+
+
+@given(st.lists(st.floats(0.001, 1), max_size=200))
+def test_points_are_the_ends_of_buckets_of_too_many_some(ends):
+    found = points(ends)
+    assert found == sorted(set(found)) and found[-1] == 1 and len(found) <= POINTS
+    assert set(found) == {*ends, 1.0} if len({*ends, 1.0}) <= POINTS else set(found) < {*ends, 1.0}
 
 
 # ----------------------------------------------------------------------------------------------------------- decisions
