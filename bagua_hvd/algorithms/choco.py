@@ -38,7 +38,7 @@ class Choco(LocalSteps):
 
     uses_weights = ("after_step",)
 
-    def __init__(self, codec: Codec = sign, gamma: float = 0.3, hierarchical: bool = False,
+    def __init__(self, codec: Codec = sign, gamma: float = 0.7, hierarchical: bool = False,
                  communication_interval: int = 1, warmup_steps: float = 0, kappa: int | None = None) -> None:
         super().__init__(communication_interval, warmup_steps, kappa)
         if not 0 < gamma <= 1:

@@ -28,7 +28,7 @@ class DiLoCo(StreamingDiLoCo):
         kappa: see LocalSteps.
     """
 
-    def __init__(self, communication_interval: int = 16, outer_lr: float = 0.7, outer_momentum: float = 0.5,
+    def __init__(self, communication_interval: int = 8, outer_lr: float = 0.7, outer_momentum: float = 0.5,
                  warmup_steps: float = 0, kappa: int | None = None) -> None:
         super().__init__(communication_interval, fragments=1, overlap_steps=0, mixing=0, outer_lr=outer_lr,
                          outer_momentum=outer_momentum, codec=None, warmup_steps=warmup_steps, kappa=kappa)

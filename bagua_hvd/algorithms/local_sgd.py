@@ -25,7 +25,7 @@ class LocalSGD(LocalSteps):
 
     uses_weights = ("after_step",)
 
-    def __init__(self, communication_interval: int = 4, warmup_steps: float = 0, kappa: int | None = None) -> None:
+    def __init__(self, communication_interval: int = 2, warmup_steps: float = 0, kappa: int | None = None) -> None:
         super().__init__(communication_interval, warmup_steps, kappa)
 
     def after_step(self, model: Model) -> None:

@@ -58,8 +58,8 @@ class StreamingDiLoCo(LocalSteps):
 
     uses_weights = ("before_step", "after_step")
 
-    def __init__(self, communication_interval: int = 16, fragments: int = 4, overlap_steps: int = 1,
-                 mixing: float = 0.5, outer_lr: float = 0.7, outer_momentum: float = 0.5,
+    def __init__(self, communication_interval: int = 8, fragments: int = 4, overlap_steps: int = 1,
+                 mixing: float = 0.0, outer_lr: float = 0.7, outer_momentum: float = 0.5,
                  codec: Codec | None = FOUR_BITS, error_feedback: bool = False,
                  error_decay: float = 1.0, warmup_steps: float = 0, hierarchical: bool = False,
                  kappa: int | None = None) -> None:

@@ -45,7 +45,7 @@ SENT = {
     "shift_one": lambda n: 4 * N * (1 if n % 2 == 0 else (n - 1) / n),
     "low_precision_decentralized": lambda n: N * min(n - 1, 2),
     "choco": lambda n: N / 8 * min(n - 1, 2),
-    "local_sgd": lambda n: 8 * N * (n - 1) / n / 4,
+    "local_sgd": lambda n: 8 * N * (n - 1) / n / 2,
     "local_adam": lambda n: 8 * N * (n - 1) / n * (1 / 4 + 1 / 2 + 1),
     "diloco": lambda n: 8 * N * (n - 1) / n / 4,
     "streaming_diloco": lambda n: N * (n - 1) / n / 4 * (1 + 1 / 32),
