@@ -6,7 +6,8 @@
 
 Measured: bench/laboratory.py, real communication of ranks that sleep for computing. Predicted: bench/predict.py. The
 map is a prediction, always: for each bandwidth and latency the least relaxed way within 10 % of the quickest. Time to
-quality is time per step, times the steps that were needed relative to gradient_allreduce (records "quality").
+quality is time per step, times the steps that were needed relative to gradient_allreduce (records "quality"), of which
+exact ones take as long as its own.
 
 With --pictures it draws those of the documentation from its records.
 """
@@ -19,6 +20,8 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+from bagua_hvd import algorithms
+from bagua_hvd.algorithms.exact_steps import is_exact
 from bagua_hvd.bench import laboratory, predict, profiles, records, report
 from bagua_hvd.bench.hosts import why_impossible
 from bagua_hvd.bench.network import bytes_per_s
@@ -196,56 +199,91 @@ def _told(options):
                             [(f"layer{i}", (share, share), 0.6 * step * (i + 1) / layers) for i in range(layers)])
 
 
+def _exact_steps(algorithm, told, steps):
+    """How many of the first steps an algorithm makes as gradient_allreduce does. told: all its arguments."""
+    warmup = told.get("warmup_steps", 0)
+    warmup = 100 if warmup is None else warmup          # qadam and its kin
+    kappa = 0 if algorithm.startswith("async") else told.get("kappa", 0)
+    return sum(step < warmup or is_exact(step, kappa) for step in range(steps))
+
+
 @functools.cache
-def quality(way):
-    """Steps until the quality of gradient_allreduce, relative to its own; None: no record says."""
+def trainings(way, task=None):
+    """Of all trainings (of a task): exact and relaxed steps until gradient_allreduce's loss, in parts of its steps.
+
+    Infinite: it was never there. They are told what the way is, but for what changes no training on these hosts, and
+    for the warm-up, which is left out where time is measured.
+    """
     try:
-        page = importlib.import_module("bagua_hvd.bench.quality.page")
+        grid, page = (importlib.import_module(f"bagua_hvd.bench.quality.{name}") for name in ("grid", "page"))
     except ImportError:
-        return None
+        return []
     algorithm, said, _ = laboratory.WAYS[way]
-    arguments = {name: value for name, value in said.items() if name != "warmup_steps"}
-    mine = [record for record in records.read("quality", algorithm=algorithm, ranks=4, split="iid")
-            if {**arguments, **record.setting["arguments"]} == record.setting["arguments"]]
-    ratios = []
-    for record in mine:
-        same = {key: record.setting[key] for key in ("task", "optimizer", "rate", "ranks", "split", "seed")}
-        for exact in records.read("quality", algorithm="gradient_allreduce", **same)[-1:]:
+    if algorithm not in algorithms.names():
+        return []
+    same = ("hierarchical", "wait_in_step")
+    arguments = {name: value for name, value in said.items() if name not in (*same, "warmup_steps")}
+
+    def told(setting):
+        whole = grid.whole(algorithm, setting["arguments"], setting["defaults"])
+        return {name: value for name, value in whole.items() if name not in same}
+
+    wanted = told({"arguments": arguments, "defaults": grid.defaults(algorithm)})
+    found, asked = [], {"task": task} if task else {}
+    for record in records.read("quality", algorithm=algorithm, ranks=4, split="iid", **asked):
+        if told(record.setting) != wanted:
+            continue
+        key = {name: record.setting[name] for name in ("task", "optimizer", "rate", "ranks", "split", "seed")}
+        for exact in records.read("quality", algorithm="gradient_allreduce", **key)[-1:]:
             target = 1.05 * exact.samples["curve"].values[-1]
             steps, base = page.steps_to(record, target), page.steps_to(exact, target)
-            ratios.append(steps / base if steps and base else float("inf"))
-    return statistics.median(ratios) if ratios else None
+            if not base:
+                continue
+            first = _exact_steps(algorithm, wanted, math.ceil(steps)) if steps else math.inf
+            found.append((first / base, (steps - first) / base if steps else 0.0))
+    return found
 
 
-def sooner(way, rate, hosts=2, model="resnet18"):
+def to_quality(way, relaxed, exact, task=None):
+    """Time until the loss of gradient_allreduce, relative to its own; None: no record says.
+
+    relaxed, exact: time of a step of each kind.
+    """
+    if way in ("gradient_allreduce", "ddp"):            # DDP's averages are exact, too
+        return relaxed / exact
+    times = [first + rest * relaxed / exact for first, rest in trainings(way, task)]
+    return statistics.median(times) if times else None
+
+
+def sooner(way, rate, hosts=2, model="resnet18", task=None):
     """How many times sooner than gradient_allreduce at its loss, without delay; None: no record says."""
     found = laboratory.newest(rate=rate, hosts=int(hosts), delay_ms=0.0, slow=1.0, model=model, environment={})
     record, base = found.get(way), found.get("gradient_allreduce")
-    factor = 1.0 if way == "ddp" else quality(way)      # DDP's averages are exact, too
-    if factor is None or record is None or base is None or laboratory.why_not(record) or laboratory.why_not(base):
+    if record is None or base is None or laboratory.why_not(record) or laboratory.why_not(base):
         return None
-    return laboratory.ms(base) / (laboratory.ms(record) * factor)
+    times = to_quality(way, laboratory.ms(record), laboratory.ms(base), task)
+    return None if times is None else 1 / times
 
 
-def speed_to_quality(way, rate, hosts="2"):
-    """sooner(), for a sentence."""
-    times = sooner(way, rate, hosts)
-    return "?" if times is None else f"{times:.1f}x"
+def speed_to_quality(way, rate, hosts="2", task=None):
+    """sooner(), for a sentence. A "+" stands for a comma and a space."""
+    times = sooner(way.replace("+", ", "), rate, hosts, task=task)
+    return "?" if times is None else f"{times:.1f}x" if times else "never"
 
 
 def _lines(rows):
     """rows: (way, ms, shortest, longest, bytes)."""
     base = next((row[1] for row in rows if row[0] == "gradient_allreduce"), None)
     for way, middle, low, high, sent in rows:
-        factor = 1.0 if way in ("gradient_allreduce", "ddp") else quality(way)
-        to_quality = "?" if factor is None or base is None else f"{base / (middle * factor):.2f}x"
+        times = to_quality(way, middle, base) if base else None
         yield (way, f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{sent / 1e6:.2f}",
-               f"{base / middle:.2f}x" if base else "-", to_quality)
+               f"{base / middle:.2f}x" if base else "-",
+               "?" if times is None else f"{1 / times:.2f}x" if times < math.inf else "never")
 
 
 def winner(profile, network, ways=RELAXED):
-    """The first of `ways` within NEAR of the quickest, by prediction; with quality records, in time to quality."""
-    times = {way: predict.step_s(way, profile, network) * (quality(way) or 1.0) for way in ways}
+    """The first of `ways` within NEAR of the quickest, by prediction."""
+    times = {way: predict.step_s(way, profile, network) for way in ways}
     best = min(times.values())
     return next(way for way in ways if times[way] <= NEAR * best)
 
@@ -359,7 +397,7 @@ def draw_time_to_quality(path, hosts=2, model="resnet18"):
     with _over_bandwidth(path, [100, 300, 1000, 2000], "times as soon", values, title) as panel:
         for way in QUALITY_CURVE:
             points = [(8e-6 * bytes_per_s(rate), times) for rate in RATES
-                      if (times := sooner(way, rate, hosts, model)) is not None]
+                      if (times := sooner(way, rate, hosts, model))]        # neither unknown nor never
             if points:
                 panel.plot(*zip(*points, strict=True), marker="o", markersize=5, label=way)
 

@@ -1,4 +1,6 @@
 """bagua_hvd.bench.tradeoff: predictions against what is computed by hand; its small form measures, prints and draws."""
+import importlib
+import math
 import os
 import subprocess
 import sys
@@ -36,15 +38,43 @@ def test_the_least_relaxed_of_those_that_are_quick():
 def test_time_to_quality_is_time_per_step_times_steps(monkeypatch):
     base, record = object(), object()
     milliseconds = {base: 400.0, record: 100.0}
-    monkeypatch.setattr(laboratory, "newest", lambda **_: {"gradient_allreduce": base, "bytegrad": record})
+    monkeypatch.setattr(laboratory, "newest", lambda **_: {
+        "gradient_allreduce": base, **dict.fromkeys(("bytegrad", "choco", "async", "topk"), record)})
     monkeypatch.setattr(laboratory, "ms", milliseconds.get)
     monkeypatch.setattr(laboratory, "why_not", lambda record: "")
-    monkeypatch.setattr(tradeoff, "quality", {"gradient_allreduce": 1.0, "bytegrad": 1.25}.get)
+    monkeypatch.setattr(tradeoff, "trainings", lambda way, task: {"bytegrad": [(0.0, 1.25)], "choco": [(0.5, 0.6)],
+                                                                  "async": [(math.inf, 0.0)]}.get(way, []))
     assert tradeoff.sooner("gradient_allreduce", "1gbit") == 1.0
     assert tradeoff.speed_to_quality("bytegrad", "1gbit") == "3.2x"
+    assert tradeoff.speed_to_quality("choco", "1gbit") == "1.5x"        # 0.5 exact, 0.6 in a quarter of the time
+    assert tradeoff.speed_to_quality("async", "1gbit") == "never"
     assert tradeoff.sooner("topk", "1gbit") is None         # no record of its quality
     monkeypatch.setattr(laboratory, "why_not", lambda found: "unsteady" if found is record else "")
     assert tradeoff.speed_to_quality("bytegrad", "1gbit") == "?"
+
+
+def test_steps_to_quality_are_of_the_same_arguments(monkeypatch):
+    """local_sgd is measured with H = 4: trainings with 2 say nothing of it, those of when 4 was the default do."""
+    def curve(algorithm, arguments, losses, task="tokens", **defaults):
+        setting = {"algorithm": algorithm, "arguments": arguments, "defaults": defaults, "task": task,
+                   "optimizer": "adam", "rate": 0.1, "ranks": 4, "split": "iid", "seed": 0}
+        samples = {"curve_steps": records.Samples("steps", [10, 20, 30]), "curve": records.Samples("nats", losses)}
+        return records.Record("quality", setting, samples, "", None, {}, "", True)
+
+    kappa = {"kappa": 4, "warmup_steps": 4}
+    found = [curve("gradient_allreduce", {}, [3.05, 1.05, 1.0]),
+             curve("local_sgd", {}, [3.05, 2.05, 1.05], communication_interval=4, **kappa),
+             curve("local_sgd", {}, [3.05, 1.05, 1.0], communication_interval=2, **kappa),
+             curve("local_sgd", {"communication_interval": 4}, [3.0, 2.0, 1.5], communication_interval=2, **kappa)]
+    monkeypatch.setattr(records, "read", lambda experiment, **setting: [
+        record for record in found if all(record.setting[name] == value for name, value in setting.items())])
+    grid = importlib.import_module("bagua_hvd.bench.quality.grid")
+    monkeypatch.setattr(grid, "defaults", lambda algorithm: {"communication_interval": 2, **kappa})
+    tradeoff.trainings.cache_clear()
+    # 30 steps, where gradient_allreduce took 20; of them 0 to 3, 5, 7, 9, 11, 15, 19, 23 and 27 are exact.
+    assert tradeoff.trainings("local_sgd") == [(12 / 20, 18 / 20), (math.inf, 0.0)]
+    assert tradeoff.trainings("local_sgd", "images") == [] == tradeoff.trainings("none")
+    tradeoff.trainings.cache_clear()
 
 
 def test_what_a_step_late_hides(monkeypatch):

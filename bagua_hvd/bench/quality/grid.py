@@ -46,8 +46,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     # Chosen with the seed 1000 of the task that it is for.
     "streaming_diloco sparing": ("streaming_diloco", {"kappa": 2, "communication_interval": 16, "mixing": 0.0}),
 }
-# Tasks of a question of their own, which are in no comparison of all: which rows they are for.
-OWN: dict[str, tuple[str, ...]] = {"long": (REFERENCE, "streaming_diloco sparing")}
+# Tasks of a question of their own, which are in no comparison of all: which rows they are for; a variant, for no other.
+OWN: dict[str, tuple[str, ...]] = {
+    "long": (REFERENCE, "streaming_diloco sparing", "bytegrad", "onebit_adam", "doublesqueeze")}
 
 
 class Cell(NamedTuple):
@@ -120,7 +121,7 @@ def serves(algorithm: str, optimizer: str) -> bool:
 
 def meant_for(row: str, task: str) -> bool:
     """Whether a row is to be trained on a task."""
-    return row in OWN[task] if task in OWN else row == REFERENCE or all(row not in rows for rows in OWN.values())
+    return row in OWN[task] if task in OWN else row not in VARIANTS or all(row not in rows for rows in OWN.values())
 
 
 def whole(algorithm: str, arguments: dict[str, Any], then: dict[str, Any] | None = None) -> dict[str, Any]:
