@@ -38,6 +38,14 @@ CURVE = ("ddp", "gradient_allreduce", "bytegrad", "doublesqueeze", "decentralize
 QUALITY_CURVE = ("ddp", "gradient_allreduce", "bytegrad", "terngrad", "topk", "doublesqueeze", "choco",
                  "decentralized, shift_one")
 LATE = "gradient_allreduce, delay"
+# What BAGUA's authors have published: images per second of VGG16 over 10 Gbit/s, and seconds per epoch of BERT-Large
+# over 1 Gbit/s, on 16 machines of 8 GPUs. Read off figures of their documentation; None: not there. Theirs -> our way.
+HOROVOD = 4500, 2570
+PUBLISHED = {
+    "allreduce": ("gradient_allreduce", 4500, None), "Decentralized": ("decentralized, shift_one", 4700, 1505),
+    "Low-precision decentralized": ("low_precision_decentralized", 16000, 735),
+    "ByteGrad": ("bytegrad", 19700, 700), "QAdam": ("qadam, wait_in_step", 17800, None),
+    "QAdam, 1 bit": ("onebit_adam, wait_in_step", None, 75), "Async": ("async", 28950, 61)}
 RATES = ("100mbit", "300mbit", "1gbit", "2gbit")
 
 
@@ -180,6 +188,20 @@ def milliseconds(way, hosts, rate):
     record = laboratory.newest(rate=rate, hosts=int(hosts), delay_ms=0.0, slow=1.0, model="resnet18",
                                environment={}).get(way)
     return f"{laboratory.ms(record):.0f}" if record and not laboratory.why_not(record) else "?"
+
+
+def published():
+    """How many times as fast as exact averages: what BAGUA's authors have published, and what is measured here."""
+    profile, lines = profiles.load("resnet18"), []
+    for theirs, (way, images, seconds) in PUBLISHED.items():
+        exact, ours = (predict.sends(name, 8, profile.parameters) for name in ("gradient_allreduce", way))
+        lines.append((theirs, f"{images / HOROVOD[0]:.1f}x" if images else "",
+                      f"{HOROVOD[1] / seconds:.1f}x" if seconds else "", f"`{way}`",
+                      f"{exact.nbytes / ours.nbytes:.1f}x" if ours.nbytes else "any",
+                      *(speed(way, hosts, "100mbit") for hosts in ("2", "4", "8"))))
+    lines.append(("", "", "", "`none`", "any", *(speed("none", hosts, "100mbit") for hosts in ("2", "4", "8"))))
+    return report.table(("published", "VGG16, 10 Gbit/s", "BERT-Large, 1 Gbit/s", "here", "fewer bytes, 8 hosts",
+                         "2 hosts", "4 hosts", "8 hosts"), lines, left=1)
 
 
 def summary():
