@@ -23,7 +23,7 @@ from bagua_hvd.tuning.cost import Ranks
 
 SIZES = 32 << 10, 256 << 10, 2 << 20, 8 << 20       # bytes of the allreduces that the rate is known by
 MOST_US = 1_500_000                         # of all allreduces: no larger size, if it would take more
-SMALL, LARGE = 5, 3                         # how often each
+SMALL, LARGE = 4, 2                         # how often each
 NOISE = 0.02                                # of what the largest one took: no difference between two is known better
 _SAMPLE = 1 << 16                           # elements that a codec encodes
 _FASTEST = 1e12                             # bytes a second: what takes no time that could be seen
