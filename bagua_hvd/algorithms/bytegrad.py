@@ -62,7 +62,7 @@ class ByteGrad(Algorithm):
         return self._by(without_loss(bucket) if self.error_feedback else self.codec, bucket, group)
 
     def cost(self, elements: int, dtype: int, ranks: Ranks) -> Cost:
-        return coded(self.codec, elements, dtype, ranks, self.hierarchical)
+        return coded(self.codec, elements, dtype, ranks, self.hierarchical, error_feedback=self.error_feedback)
 
     def _by(self, codec: Codec, bucket: Bucket, group: ProcessSet) -> Any:
         error = error_state(bucket, group, self.hierarchical) if self.error_feedback else None

@@ -73,7 +73,7 @@ class ErrorFeedback(ExactSteps):
         return self._by(without_loss(bucket), "scatter_gather", bucket, group)
 
     def cost(self, elements: int, dtype: int, ranks: Ranks) -> Cost:
-        return coded(self.codec, elements, dtype, ranks, self.hierarchical, self.exchange)
+        return coded(self.codec, elements, dtype, ranks, self.hierarchical, self.exchange, error_feedback=True)
 
     def _by(self, codec: Codec, exchange: Any, bucket: Bucket, group: ProcessSet) -> Any:
         if self.momentum:

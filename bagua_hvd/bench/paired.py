@@ -23,7 +23,7 @@ TURNS, STEPS = 12, 30
 def measure(model, hosts_count, per_host, rate, turns, steps, folder=records.FOLDER):
     """The record of one job."""
     ways = auto.ways()
-    seconds = {way: [] for way in WAYS}
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     with Hosts(hosts_count, rate) as hosts, Ranks(hosts, profiles.load(model), per_host) as ranks:
         for turn in range(turns):
             for way in WAYS if turn % 2 == 0 else WAYS[::-1]:

@@ -24,6 +24,7 @@ class Cost(NamedTuple):
         allreduced: bytes that are averaged as they are.
         sent: bytes of codes that go out over one line. rounds: messages of them that wait for each other.
         encoded, decoded: elements that one rank encodes and decodes, by `codec`.
+        kept: bytes that a rank keeps from step to step.
     """
 
     allreduced: int = 0
@@ -32,6 +33,7 @@ class Cost(NamedTuple):
     encoded: int = 0
     decoded: int = 0
     codec: Codec | None = None
+    kept: int = 0
 
 
 def allreduced(elements: int, dtype: int) -> Cost:
@@ -40,14 +42,16 @@ def allreduced(elements: int, dtype: int) -> Cost:
 
 
 def coded(codec: Codec, elements: int, dtype: int, ranks: Ranks, hierarchical: bool,
-          exchange: str = "scatter_gather") -> Cost:
+          exchange: str = "scatter_gather", error_feedback: bool = False) -> Cost:
     """Of c_lp_s()."""
     n = ranks.ends if hierarchical else ranks.ranks
     code = codec.encoded_size(dtype, elements)
     local = ranks.ranks // ranks.ends
     beyond = n - 1 if hierarchical else ranks.ranks - local         # whom a rank sends to over the line
     senders = 1 if hierarchical else local
+    kept = (elements + elements // n) * native.dtype_size(dtype) if error_feedback else 0
     if exchange == "allgather":
-        return Cost(sent=senders * beyond * code, rounds=1, encoded=elements, decoded=n * elements, codec=codec)
+        return Cost(sent=senders * beyond * code, rounds=1, encoded=elements, decoded=n * elements, codec=codec,
+                    kept=kept)
     return Cost(sent=2 * senders * beyond * code // n, rounds=2, encoded=elements + elements // n,
-                decoded=2 * elements, codec=codec)
+                decoded=2 * elements, codec=codec, kept=kept)

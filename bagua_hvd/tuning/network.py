@@ -6,13 +6,13 @@ who ends first has asked for the next already. Several ranks of a host share one
 """
 import os
 import statistics
+from collections.abc import Sequence
 from functools import lru_cache
 from time import perf_counter_ns
 from typing import NamedTuple
 
 import numpy as np
 
-from bagua_hvd.codecs import Codec
 from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.core import native
 from bagua_hvd.core.simulator import Network, allreduces
@@ -20,12 +20,12 @@ from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.tuning.cost import Ranks
+from bagua_hvd.tuning.memory import UNKNOWN_MIB, available_mib
 
 SIZES = 32 << 10, 256 << 10, 2 << 20, 8 << 20       # bytes of the allreduces that the rate is known by
 MOST_US = 1_500_000                         # of all allreduces: no larger size, if it would take more
 SMALL, LARGE = 4, 2                         # how often each
 NOISE = 0.02                                # of what the largest one took: no difference between two is known better
-_SAMPLE = 1 << 16                           # elements that a codec encodes
 _FASTEST = 1e12                             # bytes a second: what takes no time that could be seen
 _NEARER, _FARTHEST = 4, 4.0                 # times that a rate is improved on, and how far that may lead
 _SMALL_BYTES = 4
@@ -39,6 +39,7 @@ class Measured(NamedTuple):
         encode, decode: ps an element, by codec. spent: us that measuring took.
         crowded: whether on any host ranks' threads and engines' have to share the processors.
         less, lesser: of the next smaller one, us; 0: there is that of 4 bytes only.
+        free_mib: memory that each rank could still have, where there is least.
     """
 
     ranks: Ranks
@@ -51,6 +52,7 @@ class Measured(NamedTuple):
     crowded: bool
     less: int = 0
     lesser: int = 0
+    free_mib: int = UNKNOWN_MIB
 
     def network(self, seen: float = 0.0) -> Network:
         """For the simulator: hosts, each with one rank. seen: bytes a second that training has got through since."""
@@ -106,24 +108,11 @@ def _agreed(numbers: list[int], name: str, group: ProcessSet) -> list[int]:
     return [max(1, number) for number in largest]
 
 
-def _codec_ps(codec: Codec) -> tuple[int, int]:
-    values = np.random.default_rng(0).standard_normal(_SAMPLE).astype(np.float32)
-    encoding, decoding = [], []
-    for _ in range(3):
-        began = perf_counter_ns()
-        code = codec.encode(values)
-        between = perf_counter_ns()
-        codec.decode(code, values.dtype, _SAMPLE)
-        encoding.append(between - began)
-        decoding.append(perf_counter_ns() - between)
-    return min(encoding) * 1000 // _SAMPLE, min(decoding) * 1000 // _SAMPLE
-
-
-def measure(name: str, group: ProcessSet, codecs: list[Codec]) -> Measured:
+def measure(name: str, group: ProcessSet, speeds: Sequence[tuple[int, int]]) -> Measured:
     """Collective; blocks for two seconds at most, on a line of which 32 KiB take no longer than 100 ms.
 
     Args:
-        name: of the operations. codecs: alike on all ranks; each takes float32.
+        name: of the operations. speeds: of codecs that are alike on all ranks, as Speeds has them.
     Raises:
         HorovodInternalError: a rank was lost.
     """
@@ -145,10 +134,10 @@ def measure(name: str, group: ProcessSet, codecs: list[Codec]) -> Measured:
         nbytes = size
         large, whole = _timed(np.ones(size // 4, np.float32), f"{name}.large", group, LARGE)
         taken += whole
-    codes = [_codec_ps(codec) for codec in codecs]
     spent = (perf_counter_ns() - began) // 1000
     crowded = 2 * basics.local_size() > len(os.sched_getaffinity(0))
-    numbers = _agreed([spent, 1 + crowded, *(ps[0] for ps in codes), *(ps[1] for ps in codes)], name, group)
-    speeds = numbers[2:]
-    return Measured(ranks, small, nbytes, large, tuple(speeds[:len(codecs)]), tuple(speeds[len(codecs):]), numbers[0],
-                    numbers[1] > 1, less, lesser)
+    used = UNKNOWN_MIB - available_mib() // basics.local_size()         # the largest counts
+    numbers = _agreed([spent, 1 + crowded, used, *(ps for ps, _ in speeds), *(ps for _, ps in speeds)], name, group)
+    spent, crowds, used, *ps = numbers
+    return Measured(ranks, small, nbytes, large, tuple(ps[:len(speeds)]), tuple(ps[len(speeds):]), spent, crowds > 1,
+                    less, lesser, UNKNOWN_MIB - used)

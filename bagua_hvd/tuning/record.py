@@ -99,6 +99,7 @@ class Record:
             "ranks": decision.network.ranks.ranks, "hosts": decision.network.ranks.hosts,
             "mbit_per_s": round(used.bytes_per_s * 8e-6, 3),
             "measured_mbit_per_s": round(measured.bytes_per_s * 8e-6, 3), "latency_ms": round(used.latency_s * 1e3, 4),
+            "free_mib": decision.network.free_mib,
         }}
 
     @staticmethod

@@ -21,6 +21,7 @@ from bagua_hvd.tuning.hysteresis import Hysteresis, Verdict
 from bagua_hvd.tuning.network import Measured, measure
 from bagua_hvd.tuning.predict import Part, Predictor, on_the_lines
 from bagua_hvd.tuning.record import Decision, Record
+from bagua_hvd.tuning.speeds import Speeds
 from bagua_hvd.tuning.window import Window, points, window
 
 MEASURED_AFTER, SETTLES, LATER = 2, 5, 3            # steps
@@ -79,6 +80,7 @@ class Tuner:
         self._windows = 0
         self._posted: Any = None
         self._measured: Measured | None = None
+        self._speeds: Speeds | None = None          # being measured
         self._expected = 0              # us of a step, as it was when the network was measured
         self._spent = self._elapsed = 0     # us of measuring again, and of training
         self._since_measured = 0        # windows
@@ -105,7 +107,9 @@ class Tuner:
         self._keep()
 
     def sample(self, bucket: Bucket) -> None:
-        """Before a bucket is communicated: now and then, how much the plan's codec loses of it."""
+        """Before a bucket is communicated: now and then, how much the plan's codec loses of it, and codecs' speeds."""
+        if self._speeds is None and self._agenda.get(self._steps + 1) == self._measure:
+            self._speeds = Speeds(self._codecs)         # beside the backward pass
         algorithm = self.plan.algorithm
         if self._error_ppm >= 0 or not hasattr(algorithm, "codec") or self._model.timing is None:
             return
@@ -133,7 +137,8 @@ class Tuner:
         self._agenda[self._steps + steps] = act
 
     def _measure(self) -> None:
-        measured = measure(f"{self._model.name}.measure", self._model.group, self._codecs)
+        speeds, self._speeds = (self._speeds or Speeds(self._codecs)).wait(), None
+        measured = measure(f"{self._model.name}.measure", self._model.group, speeds)
         if self._measured is not None:
             self._spent += measured.spent
         self._measured = measured
@@ -176,7 +181,8 @@ class Tuner:
         predicted = self.predict(figures, self._measured)
         limit = LOSSES_PPM.get(self.plan.algorithm.safety)
         before, before_us = self._hysteresis.plan, self._hysteresis.before_us
-        usable = [getattr(plan.algorithm, "warmup_steps", 0) <= self._model.step for plan in self._plans]
+        usable = [getattr(plan.algorithm, "warmup_steps", 0) <= self._model.step and self._fits(plan, self._measured)
+                  for plan in self._plans]
         verdict = self._hysteresis.decide(self._model.step + 1, figures.step, predicted, usable,
                                           limit is not None and error_ppm > limit)
         self._say(verdict, before, before_us, figures, predicted, error_ppm)
@@ -213,6 +219,11 @@ class Tuner:
         parts = [self._parts(plan, measured.ranks) for plan in self._plans]
         predictor = Predictor(measured, self._codecs, overlaps, self._seen(figures, measured))
         return [predictor.step_us(each, figures) for each in parts]
+
+    def _fits(self, plan: Plan, measured: Measured) -> bool:
+        """Whether what a plan keeps takes at most half of the memory that there is; what this one keeps is there."""
+        kept = sum(part.cost.kept for part in self._parts(plan, measured.ranks))
+        return plan is self.plan or 2 * kept <= measured.free_mib * variables.MIB
 
     def _seen(self, figures: Window, measured: Measured) -> float:
         """Bytes a second that this plan has got through: measuring may have met the line at a bad moment."""

@@ -17,6 +17,7 @@ from bagua_hvd import algorithms
 from bagua_hvd.algorithms import Auto, ByteGrad, DoubleSqueeze, LocalSGD, PowerSGD, QAdam, Safety, auto
 from bagua_hvd.codecs import sign
 from bagua_hvd.tuning import tuner
+from bagua_hvd.tuning.memory import UNKNOWN_MIB
 from bagua_hvd.tuning.window import Window
 
 pytestmark = pytest.mark.timeout(150)
@@ -182,6 +183,22 @@ def test_leaving_error_feedback_sends_what_it_holds(run_ranks, kind, hosts):
     run_ranks(3, with_errors, arguments={"kind": kind}, env=[{"BAGUA_HVD_HOST_ID": host} for host in hosts])
 
 
+def without_memory():
+    """What keeps errors is predicted to be the quickest, and there is no memory for them."""
+    hvd.init()
+    training = Training(Auto(up_to="E2", window=2))
+    predict(lambda plan: plan.name.startswith("block(4)"))
+    measure = tuner.measure
+    tuner.measure = lambda *arguments: measure(*arguments)._replace(free_mib=0)
+    for _ in range(40):
+        training.step()
+    assert not training.switches()
+
+
+def test_a_plan_whose_state_does_not_fit_is_not_taken(run_ranks):
+    run_ranks(2, without_memory)
+
+
 def losing():
     """bytegrad over layers of very different scale: small ones are lost."""
     hvd.init()
@@ -337,6 +354,7 @@ def measured_here():
         training.step()
     found = training.optimizer.algorithm._tuner(training.optimizer.reducer.model)._measured
     assert hvd.allgather_object(found) == [found] * hvd.size()
+    assert 0 < found.free_mib < UNKNOWN_MIB
     assert 0 < found.spent < 2_000_000 and found.small > 0 and found.large > 0
     all_alike(training)
 

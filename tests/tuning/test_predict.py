@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 from bagua_hvd.core import native
 from bagua_hvd.primitives import block, float16, minmax_uint8
 from bagua_hvd.training.timing import StepTimes
+from bagua_hvd.tuning import memory
 from bagua_hvd.tuning.cost import Ranks, allreduced, coded
 from bagua_hvd.tuning.hysteresis import FIRST_PERCENT, GAIN_PERCENT, STAYS_STEPS, Hysteresis
 from bagua_hvd.tuning.network import MOST_US, SIZES, Measured, longer, waits
 from bagua_hvd.tuning.predict import AGREED_HOPS, AT_ONCE, Part, Predictor, on_the_lines
+from bagua_hvd.tuning.speeds import Speeds
 from bagua_hvd.tuning.window import POINTS, Window, points, window
 
 CODECS = float16, block(8), minmax_uint8
@@ -148,6 +150,28 @@ def test_bytes_of_codes(ranks, hierarchical, sent):
     """A line carries what the ranks of its host send to others."""
     cost = coded(minmax_uint8, 1 << 20, native.FLOAT32, ranks, hierarchical)
     assert cost.sent == pytest.approx(sent * (1 << 20), rel=0.001) and cost.rounds == 2
+
+
+def test_what_errors_take():
+    """Those of what a rank sends, and of the means that it sends on."""
+    assert coded(float16, 1 << 20, native.FLOAT32, Ranks(4, 4), False, error_feedback=True).kept == 5 << 20
+    assert coded(float16, 1 << 20, native.FLOAT32, Ranks(4, 4), False).kept == 0
+
+
+def test_memory_that_is_left(tmp_path, monkeypatch):
+    for name, text in (("_MEMINFO", "MemTotal: 9 kB\nMemAvailable:   3145728 kB\n"), ("_LIMIT", "1073741824\n"),
+                       ("_USED", "1048576\n")):
+        monkeypatch.setattr(memory, name, tmp_path / name)
+        (tmp_path / name).write_text(text)
+    assert memory.available_mib() == 1023
+    (tmp_path / "_LIMIT").write_text("max\n")
+    assert memory.available_mib() == 3072
+    (tmp_path / "_MEMINFO").unlink()
+    assert memory.available_mib() == memory.UNKNOWN_MIB
+
+
+def test_codecs_have_speeds():
+    assert all(encode > 0 and decode > 0 for encode, decode in Speeds(CODECS).wait())
 
 
 # ------------------------------------------------------------------------------------------------------------- windows

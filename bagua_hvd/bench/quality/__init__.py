@@ -7,6 +7,7 @@
                   and kept aside: aside, code, long
     training      one training on this rank
     rank          one rank of a job that makes many trainings, one after the other
+    switching     what auto's switches in mid-run do to a training
     equivalence   two one-sided tests
     page          docs/results/quality.md, from the records
 """

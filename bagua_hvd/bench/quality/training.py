@@ -8,7 +8,7 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
-from bagua_hvd.algorithms import Dion
+from bagua_hvd.algorithms import Algorithm, Dion
 from bagua_hvd.bench.quality.tasks import Task
 
 UNITS = {                       # of what train() returns
@@ -74,8 +74,8 @@ def apart(model: torch.nn.Module) -> float:
     return math.sqrt((squares[0] / squares[1]).item())
 
 
-def train(task: Task, optimizer_name: str, rate: float, algorithm: str, arguments: dict[str, Any], seed: int,
-          skewed: bool) -> dict[str, Any]:
+def train(task: Task, optimizer_name: str, rate: float, algorithm: str | Algorithm, arguments: dict[str, Any],
+          seed: int, skewed: bool) -> dict[str, Any]:
     """The same numbers on all ranks, of UNITS; losses are NaN or infinite where it diverged.
 
     apart: how far the ranks are from each other in the end. curve: validation losses of their mean, over curve_steps.
