@@ -136,8 +136,9 @@ class _Rank:
         if way.startswith("ddp"):
             return self._ddp(way, model), _optimizer(torch, model, pace, "sgd")
         from bagua_hvd import algorithms
+        from bagua_hvd.bench.quality.grid import with_codec
 
-        kind, arguments = "adam" if "adam" in way else "sgd", dict(arguments)
+        kind, arguments = "adam" if "adam" in way else "sgd", with_codec(arguments)
         early, self._delay = arguments.pop("wait_in_step", None), arguments.pop("delay", 0)
         return model, hvd.DistributedOptimizer(_optimizer(torch, model, pace, kind), model.named_parameters(),
                                                algorithm=algorithms.get(way, **arguments), wait_in_step=early,

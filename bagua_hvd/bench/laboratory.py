@@ -38,6 +38,7 @@ WAYS: dict[str, tuple[str, dict, int]] = {
     **{name: (name, {}, 1) for name in ("gradient_allreduce", "bytegrad", "qsgd", "terngrad")},
     **{f"{name}, delay": (name, {"delay": 1}, 1) for name in ("gradient_allreduce", "bytegrad")},
     **{name: (name, WARM, 1) for name in ("doublesqueeze", "ef_signsgd", "topk")},
+    "doublesqueeze, block(4)": ("doublesqueeze", {"codec": ["block", 4], **WARM}, 1),
     "powersgd": ("powersgd", {"rank": 4, **WARM}, 1),
     "qadam": ("qadam", WARM, 1), "onebit_adam": ("onebit_adam", WARM, 1),
     "onebit_adam_published": ("onebit_adam_published", WARM, 1),

@@ -48,6 +48,7 @@ def sends(way: str, n: int, count: float, thin: float = 0.0) -> Sends:
         "bytegrad": Sends(exact / 4, 2), "bytegrad, delay": Sends(exact / 4, 2, LATE),
         "gradient_allreduce, delay": Sends(exact, 2 * log, LATE), "qsgd": Sends(exact / 4 * (1 + 1 / 32), 2),
         "terngrad": Sends(count / 4 * (n - 1), 1 + 2 * log), "doublesqueeze": Sends(exact / 32, 2),
+        "doublesqueeze, block(4)": Sends(exact / 8 * (1 + 1 / 32), 2),
         "ef_signsgd": Sends(count / 8 * (n - 1), 1), "topk": Sends(0.08 * count * (n - 1), 1),
         "powersgd": Sends(8 * part * 4 * thin, 4 * log),
         "qadam": Sends(exact / 4, 2, STEP), "qadam, wait_in_step": Sends(exact / 4, 2),
