@@ -180,3 +180,25 @@ def trainings():
 @pytest.mark.long
 def test_trainings(run_ranks):
     run_ranks(2, trainings, timeout=110)
+
+
+def told():
+    from bagua_hvd.bench.quality.switching import USED, Told
+
+    hvd.init()
+    parameter = torch.nn.Parameter(torch.zeros(300))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1), [("p", parameter)], algorithm=Told(9))
+    used = []
+    for _ in range(9):
+        optimizer.zero_grad()
+        (parameter * torch.linspace(-1, 1, 300)).sum().backward()
+        optimizer.step()
+        plan = optimizer.algorithm.plan(optimizer.reducer.model)
+        used.append((plan["algorithm"], plan["bucket_bytes"]))
+    assert used == [USED[0]] * 2 + [USED[1]] * 3 + [USED[2]] * 4, used      # of the next step
+    torch.testing.assert_close(parameter.detach(), torch.linspace(0.9, -0.9, 300), rtol=0.02, atol=0.02)
+
+
+def test_told_when_to_switch(run_ranks):
+    """A third of the steps by each plan; the weights are those of exact averages, but for codes."""
+    run_ranks(2, told)
