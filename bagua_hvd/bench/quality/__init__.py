@@ -13,5 +13,12 @@
 """
 from bagua_hvd.bench.quality.page import holds, losses, missed, optimizers, own, reference, seeds, steps
 
-__all__ = ["holds", "losses", "missed", "optimizers", "own", "reference", "seeds",
-           "steps"]     # what bench/records.py asks for
+__all__ = ["holds", "losses", "missed", "optimizers", "own", "reference", "seeds", "steps",
+           "switches"]     # what bench/records.py asks for
+
+
+def switches() -> str:
+    """See switching.table(). Imported here only: it is a program, too."""
+    from bagua_hvd.bench.quality.switching import table
+
+    return table()
