@@ -164,6 +164,11 @@ static void put_item(struct bundle *bundle, const struct rank_set *from, const u
     end_group(out, bundle->last_items);
 }
 
+void bundle_put_whole(struct bundle *bundle, const struct rank_set *from, struct bytes_reader items)
+{
+    put_item(bundle, from, items.at, (size_t)(items.end - items.at));
+}
+
 bool bundle_put(struct bundle *bundle, const struct rank_set *from, struct bytes_reader items)
 {
     while (items.at < items.end) {
@@ -176,7 +181,7 @@ bool bundle_put(struct bundle *bundle, const struct rank_set *from, struct bytes
         }
         if (tag == ITEM_FULL || tag == ITEM_PARTED)
             bytes_take(&items, bytes_take_u32(&items));
-        if (items.failed || (tag > ITEM_DETACHED && tag != ITEM_PARTED))
+        if (items.failed || (tag > ITEM_DETACHED && tag != ITEM_PARTED))     // in a tree nothing is carried
             return false;
         put_item(bundle, from, begin, (size_t)(items.at - begin));
     }

@@ -26,6 +26,8 @@ struct bundle {
 void bundle_fini(struct bundle *bundle);
 // Adds items that each of these ranks announced. False: malformed.
 bool bundle_put(struct bundle *bundle, const struct rank_set *from, struct bytes_reader items);
+// The same of items that need not be merged, and are not looked at.
+void bundle_put_whole(struct bundle *bundle, const struct rank_set *from, struct bytes_reader items);
 static inline bool bundle_is_empty(const struct bundle *bundle) { return !bundle->out.size && !bundle->run_count; }
 // The message, in bundle->out, until bundle_clear.
 const struct bytes *bundle_write(struct bundle *bundle);

@@ -19,8 +19,8 @@ static bool work_is_small(const struct work *work)
 bool carried_takes(const bhvd_context *ctx, const struct bhvd_handle *op)
 {
     const struct process_set *set = process_set_find(&ctx->sets, op->process_set);
-    return work_is_small(&op->work) && !op->on_gpu && set && set->group.size > 1 && !set->group.shared && !ctx->relay.active &&
-           ctx->run.allreduce_path == ALLREDUCE_CHOSEN;
+    return work_is_small(&op->work) && !op->on_gpu && set && set->group.size > 1 && !set->group.shared &&
+           ctx->options.negotiation_fanout == 0 && ctx->run.allreduce_path == ALLREDUCE_CHOSEN;
 }
 
 void carried_put(struct bytes *out, uint32_t id, const void *values, size_t nbytes)

@@ -274,7 +274,7 @@ static bhvd_status take_carried(bhvd_context *ctx, const int *ranks, int count, 
 
 static bhvd_status take_detached(bhvd_context *ctx, const int *ranks, int count)
 {
-    bhvd_status status = ctx->relay.active ? BHVD_OK : BHVD_ERR_SYSTEM;
+    bhvd_status status = BHVD_OK;
     for (int i = 0; i < count && !status; i++) {
         ctx->coordinator.asking = ranks[i];
         status = relay_take_detached(ctx, ranks[i]);

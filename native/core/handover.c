@@ -16,7 +16,7 @@ bool relay_is_free(const bhvd_context *ctx)
 {
     const struct relay *relay = &ctx->relay;
     // After a failure, or the coordinator's goodbye, nothing is relayed; its own goodbye is that for all.
-    if (!relay->active || relay->parent < 0 || ctx->run.failure.status || ctx->closing.status)
+    if (relay->parent < 0 || ctx->run.failure.status || ctx->closing.status)
         return true;
     for (int i = 0; i < relay->tree.child_count; i++) {
         if (ctx->run.connections.links[relay->tree.children[i].rank].state == LINK_OPEN)
@@ -29,7 +29,7 @@ bhvd_status relay_take_leaving(bhvd_context *ctx, struct link *link, struct byte
 {
     struct relay *relay = &ctx->relay;
     struct bytes item = {0};
-    if (!relay->active || link->rank != relay->parent || link->rank == COORDINATOR || relay->moving ||
+    if (link->rank != relay->parent || link->rank == COORDINATOR || relay->moving ||
         payload.at != payload.end)
         return BHVD_ERR_SYSTEM;
     bytes_put_u8(&item, ITEM_DETACHED);
@@ -105,7 +105,7 @@ bhvd_status relay_take_goodbye(bhvd_context *ctx, struct bytes_reader reason)
 bhvd_status relay_take_closing(bhvd_context *ctx, struct link *link, struct bytes_reader reason)
 {
     const struct relay *relay = &ctx->relay;
-    if (!relay->active || link->rank != relay->parent || link->rank == COORDINATOR || ctx->options.rank == COORDINATOR)
+    if (link->rank != relay->parent || link->rank == COORDINATOR || ctx->options.rank == COORDINATOR)
         return BHVD_ERR_SYSTEM;
     return end(ctx, reason);
 }
@@ -113,7 +113,7 @@ bhvd_status relay_take_closing(bhvd_context *ctx, struct link *link, struct byte
 bhvd_status relay_take_parents_goodbye(bhvd_context *ctx, const struct link *link)
 {
     const struct relay *relay = &ctx->relay;
-    if (!relay->active || link->rank != relay->parent || ctx->closing.status)
+    if (link->rank != relay->parent || ctx->closing.status)
         return BHVD_OK;
     if (relay->coordinator_left)
         return end(ctx, bytes_read(&relay->last_words));

@@ -58,11 +58,7 @@ static bhvd_status send_requests(bhvd_context *ctx, const struct bytes *out)
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to negotiate an operation");
     if (ctx->options.rank == COORDINATOR)
         return coordinator_take_requests(ctx, COORDINATOR, bytes_read(out));
-    if (ctx->relay.active)
-        return relay_announce(ctx, out);
-    // An idle coordinator has not posted yet: what it is told now, it reads when it posts. It is a member of set 0; for
-    // other sets it may have nothing of its own to wait for, so those requests do wake it.
-    return negotiation_send(ctx, COORDINATOR, FRAME_REQUEST, out, ctx->sets.generation <= 1);
+    return relay_announce(ctx, out);
 }
 
 bhvd_status negotiation_request(bhvd_context *ctx, struct bhvd_handle *posted)
@@ -364,7 +360,7 @@ static bhvd_status take_goodbye(bhvd_context *ctx, struct link *link, struct byt
     bool is_failure = r.at < r.end && *r.at != BHVD_ERR_SHUTDOWN;
     bhvd_status status = BHVD_OK;
     link->state = LINK_LEFT;
-    if (link->rank == COORDINATOR && ctx->relay.active && !is_failure)
+    if (link->rank == COORDINATOR && !is_failure)
         status = relay_take_goodbye(ctx, r);
     else if (link->rank == COORDINATOR || r.at < r.end)
         status = negotiation_take_end(ctx, r);
@@ -377,26 +373,17 @@ static bhvd_status take_goodbye(bhvd_context *ctx, struct link *link, struct byt
     return status;
 }
 
-// Frames of negotiation proper: who may send which depends on the shape.
+// Frames of negotiation proper.
 static bhvd_status take_negotiation(bhvd_context *ctx, struct link *link, uint8_t type, struct bytes_reader payload)
 {
-    bool coordinator = ctx->options.rank == COORDINATOR, star = !ctx->relay.active;
     ctx->counters.negotiation_messages++;
-    if (type == FRAME_REQUEST && star && coordinator)
-        return coordinator_take_requests(ctx, link->rank, payload);
-    if (type == FRAME_RESPONSE && star && link->rank == COORDINATOR)
-        return negotiation_take_response(ctx, payload);
-    if (type == FRAME_STALE && star && link->rank == COORDINATOR)
-        return negotiation_take_stale(ctx, payload);
-    if (type == FRAME_UP && !star)
+    if (type == FRAME_UP)
         return relay_take_up(ctx, link, payload);
-    if (type == FRAME_DOWN && !star)
+    if (type == FRAME_DOWN)
         return relay_take_down(ctx, link, payload);
-    if (type == FRAME_LEAVING && !star)
+    if (type == FRAME_LEAVING)
         return relay_take_leaving(ctx, link, payload);
-    if (type == FRAME_CLOSING && !star)
-        return relay_take_closing(ctx, link, payload);
-    return BHVD_ERR_SYSTEM;
+    return type == FRAME_CLOSING ? relay_take_closing(ctx, link, payload) : BHVD_ERR_SYSTEM;
 }
 
 bhvd_status negotiation_frame(bhvd_context *ctx, struct link *link, uint8_t type, struct bytes_reader payload)

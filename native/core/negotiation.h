@@ -1,6 +1,6 @@
 // Negotiation: ranks match operations by name, whatever the order they post them in. Event-driven:
 //
-//     member       posts -> REQUEST (in full, or just the id of a cached agreement) -> coordinator (rank 0)
+//     member       posts -> request (in full, or just the id of a cached agreement) -> coordinator (rank 0)
 //     coordinator  when the last member has asked: checks that all ask for the same, decides what is fused
 //                  -> RESPONSE to every member
 //     member       puts the responses, in the order they come, into its list of executions
@@ -28,8 +28,9 @@ struct link;
 enum { COORDINATOR = 0 };        // its rank
 
 enum frame_type {
-    FRAME_REQUEST = 1, FRAME_RESPONSE = 2, FRAME_STALE = 3, FRAME_GOODBYE = 4, FRAME_HEARTBEAT = 5, FRAME_LATE = 6,
-    FRAME_UP = 7, FRAME_DOWN = 8, FRAME_LEAVING = 9, FRAME_MOVED = 10, FRAME_CLOSING = 11,      // of a tree: relay.h
+    FRAME_RESPONSE = 2, FRAME_STALE = 3,         // inside FRAME_DOWN
+    FRAME_GOODBYE = 4, FRAME_HEARTBEAT = 5, FRAME_LATE = 6,
+    FRAME_UP = 7, FRAME_DOWN = 8, FRAME_LEAVING = 9, FRAME_MOVED = 10, FRAME_CLOSING = 11,      // relay.h
     FRAME_MEET = 12, FRAME_PART = 13            // meeting.h
 };
 // How a request or an answer says which operation it is about; ITEM_DETACHED: relay.h; ITEM_CARRIED: by its id, with values (carried.h).

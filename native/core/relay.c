@@ -9,9 +9,6 @@ bhvd_status relay_init(bhvd_context *ctx)
 {
     struct relay *relay = &ctx->relay;
     const int size = ctx->options.size, rank = ctx->options.rank;
-    relay->active = ctx->options.negotiation_fanout > 0;
-    if (!relay->active)
-        return BHVD_OK;
     relay->ranks = malloc((size_t)size * sizeof *relay->ranks);
     if (!relay->ranks || !rank_set_init(&relay->myself, size) || !rank_set_init(&relay->named, size) ||
         !rank_set_init(&relay->part, size) ||
@@ -47,16 +44,20 @@ static bhvd_status flush_up(bhvd_context *ctx)
     struct relay *relay = &ctx->relay;
     if (relay->moving || relay->parent < 0 || bundle_is_empty(&relay->bundle))
         return BHVD_OK;
-    // As in a star: an idle parent has not posted yet, and reads this when it does (negotiation.c).
+    // An idle parent has not posted yet: what it is told now, it reads when it posts. It is a member of set 0; for other sets
+    // it may have nothing of its own to wait for, so those requests do wake it.
     bhvd_status status = negotiation_send(ctx, relay->parent, FRAME_UP, bundle_write(&relay->bundle), ctx->sets.generation <= 1);
     bundle_clear(&relay->bundle);
     return status;
 }
 
+// What nobody else says need not be taken apart.
 static bhvd_status collect(bhvd_context *ctx, const struct rank_set *from, struct bytes_reader items)
 {
     struct bundle *bundle = &ctx->relay.bundle;
-    if (!bundle_put(bundle, from, items))
+    if (ctx->relay.tree.child_count == 0)
+        bundle_put_whole(bundle, from, items);
+    else if (!bundle_put(bundle, from, items))
         return BHVD_ERR_SYSTEM;
     if (bundle->out.failed)
         return no_memory(ctx);
@@ -133,8 +134,6 @@ static bhvd_status flush_down(bhvd_context *ctx)
 
 bhvd_status relay_flush(bhvd_context *ctx)
 {
-    if (!ctx->relay.active)
-        return BHVD_OK;
     bhvd_status status = flush_down(ctx);
     return status ? status : flush_up(ctx);
 }
@@ -249,7 +248,7 @@ bhvd_status relay_take_down(bhvd_context *ctx, struct link *link, struct bytes_r
         bytes_put(&relay->early, r.at, (size_t)(r.end - r.at));
         return relay->early.failed ? no_memory(ctx) : BHVD_OK;
     }
-    if (!relay->active || link->rank != relay->parent)
+    if (link->rank != relay->parent)
         return BHVD_ERR_SYSTEM;
     bhvd_status status = BHVD_OK;
     while (r.at < r.end && !status)

@@ -1,6 +1,6 @@
 // Negotiation in a tree (docs/decisions/0023): ranks announce to their parent, and hear answers from it. A rank with
 // children is a relay: it bundles what goes up and passes on what comes down, and neither counts nor knows process sets.
-// What it collects goes on its way in relay_flush, at the end of each turn of the engine. In a star nothing of this runs.
+// What it collects goes on its way in relay_flush, at the end of each turn of the engine. A star is a tree without relays.
 //
 //     UP        bundle.h
 //     DOWN      items, each: the set of ranks that it is for (none: all below, and the receiver), u8 frame type, u32 size,
@@ -15,7 +15,6 @@
 #include "core/tree.h"
 
 struct relay {
-    bool active;                        // negotiation is a tree
     int parent;                         // -1: this rank is the coordinator
     struct tree tree;
     struct bundle bundle;               // of this rank and those below, on the way up
@@ -30,7 +29,6 @@ struct relay {
     struct bytes last_words;            // its reason
 };
 
-// Does nothing when the options ask for a star.
 bhvd_status relay_init(bhvd_context *ctx);
 void relay_fini(bhvd_context *ctx);
 

@@ -43,29 +43,12 @@ void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count,
     bytes_put_u32(out, count);
 }
 
-static bhvd_status send_to(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *out)
-{
-    return ctx->relay.active ? relay_send_to(ctx, rank, type, out) : negotiation_send(ctx, rank, type, out, false);
-}
-
-static bhvd_status send_to_others(bhvd_context *ctx, const struct process_set *set, const struct bytes *out)
-{
-    bhvd_status status = BHVD_OK;
-    if (ctx->relay.active)
-        return relay_send_to_set(ctx, set, FRAME_RESPONSE, out);
-    for (int i = 0; i < set->group.size && !status; i++) {
-        if (set->group.ranks[i] != COORDINATOR)
-            status = negotiation_send(ctx, set->group.ranks[i], FRAME_RESPONSE, out, false);
-    }
-    return status;
-}
-
 bhvd_status response_send(bhvd_context *ctx, const struct process_set *set)
 {
     struct bytes *out = &ctx->coordinator.out;
     if (out->failed)
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to answer an operation");
-    bhvd_status status = send_to_others(ctx, set, out);
+    bhvd_status status = relay_send_to_set(ctx, set, FRAME_RESPONSE, out);
     if (!status && set->group.rank >= 0)
         status = negotiation_take_response(ctx, bytes_read(out));
     return status;
@@ -76,7 +59,7 @@ bhvd_status response_send_to(bhvd_context *ctx, int rank)
     struct bytes *out = &ctx->coordinator.out;
     if (out->failed)
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to answer an operation");
-    return rank == COORDINATOR ? negotiation_take_response(ctx, bytes_read(out)) : send_to(ctx, rank, FRAME_RESPONSE, out);
+    return rank == COORDINATOR ? negotiation_take_response(ctx, bytes_read(out)) : relay_send_to(ctx, rank, FRAME_RESPONSE, out);
 }
 
 bhvd_status response_refuse_all(bhvd_context *ctx, const struct process_set *set, const struct operation_key *key,
@@ -99,7 +82,7 @@ bhvd_status response_send_stale(bhvd_context *ctx, int rank, uint32_t id)
     struct bytes out = {0};
     bytes_put_u32(&out, id);
     bhvd_status status = rank == COORDINATOR ? negotiation_take_stale(ctx, bytes_read(&out))
-                                             : send_to(ctx, rank, FRAME_STALE, &out);
+                                             : relay_send_to(ctx, rank, FRAME_STALE, &out);
     bytes_fini(&out);
     return status;
 }

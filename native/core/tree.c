@@ -33,6 +33,8 @@ static int rank_on_host(const int *host_of, int host, int index)
 static int parent_of(const int *host_of, int rank, int fanout)
 {
     int host = host_of[rank], before = 0;
+    if (fanout == 0)
+        return rank ? 0 : -1;
     for (int other = 0; other < rank; other++)
         before += host_of[other] == host;
     if (before > 0)
@@ -46,7 +48,7 @@ void tree_choose(const struct bhvd_context_options *options, const int *host_of,
     for (int other = 1; other < options->size; other++)
         talks_to[other] = options->rank == 0;
     talks_to[0] = true;
-    if (tree_fanout(options, &fanout, NULL) || fanout == 0)
+    if (tree_fanout(options, &fanout, NULL))
         return;
     for (int other = 0; other < options->size; other++)
         if (other && parent_of(host_of, other, fanout) == options->rank)

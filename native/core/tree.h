@@ -1,6 +1,6 @@
 // The shape of the tree in which ranks negotiate: of its parent and of those below it a rank knows everything, of the
 // others nothing. Within a host, ranks form a tree of a given fan-out, and so do the first ranks of the hosts; rank 0 is
-// the root. A star is a tree in which all others are the root's children, without relays.
+// the root. A star is a tree of unlimited fan-out: all others are the root's children, and nobody relays.
 #ifndef BHVD_TREE_H
 #define BHVD_TREE_H
 
@@ -25,7 +25,7 @@ struct tree {
     int child_count;
 };
 
-// The fan-out that the options ask for, 0: a star. BHVD_ERR_ARGUMENT: they ask for something else.
+// The fan-out that the options ask for, 0: unlimited. BHVD_ERR_ARGUMENT: they ask for something else.
 bhvd_status tree_fanout(const struct bhvd_context_options *options, int *fanout, struct bhvd_error *error);
 
 // With whom a rank negotiates, and exchanges heartbeats: rank 0, its parent and its children. A choose_fn of transport/connect.h.

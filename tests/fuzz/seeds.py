@@ -9,7 +9,7 @@ from pathlib import Path
 
 CORPUS = Path(__file__).parent / "corpus"
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, BARRIER, JOIN, C_LP_S, ADD = 0, 1, 2, 3, 5, 6, 7, 10
-REQUEST, RESPONSE, STALE, GOODBYE, UP, DOWN, LEAVING, MOVED, CLOSING = 1, 2, 3, 4, 7, 8, 9, 10, 11
+RESPONSE, STALE, GOODBYE, UP, DOWN, LEAVING, MOVED, CLOSING = 2, 3, 4, 7, 8, 9, 10, 11
 TREE, MEMBER, LAST = 8, 1, 16           # bits of role
 DETACHED = b"\2"
 NOBODY = 2**32 - 1
@@ -25,9 +25,14 @@ def request(kind, name, shape=(6,), process_set=1, splits=(), codec=1, op=1, dty
 
 
 def asked(*requests):
-    """Items of a REQUEST frame: requests in full, or runs (id, count)."""
+    """Items of a group of an UP: requests in full, or runs (id, count)."""
     return b"".join(struct.pack("<BII", 0, *item) if isinstance(item, tuple)
                     else struct.pack("<BI", 1, len(item)) + item for item in requests)
+
+
+def answer_head(process_set, count):
+    """As native/core/response.c says: number, window, the wire's hop and byte, then for whom and how many."""
+    return struct.pack("<qBIIII", 1, 1, 0, 0, process_set, count)
 
 
 def answered(*items, process_set=1, count=None):
@@ -40,7 +45,7 @@ def answered(*items, process_set=1, count=None):
         name, number, agreed, about = item
         body += struct.pack("<BH", 1, len(name)) + name + struct.pack(
             f"<IBI{len(agreed)}qI", number, 0, len(agreed), *agreed, len(about)) + about
-    return struct.pack("<qII", 1, process_set, len(items) if count is None else count) + body
+    return answer_head(process_set, len(items) if count is None else count) + body
 
 
 def reason(status=5, cause=1, rank=2):
@@ -49,7 +54,7 @@ def reason(status=5, cause=1, rank=2):
 
 
 def error(name, process_set=1, status=3, cause=0):
-    return (struct.pack("<qIIBH", 1, process_set, 1, 1, len(name)) + name + struct.pack("<I", 0)
+    return (answer_head(process_set, 1) + struct.pack("<BH", 1, len(name)) + name + struct.pack("<I", 0)
             + reason(status, cause, NOBODY))
 
 
@@ -80,35 +85,45 @@ def stream(role, posts, cut, *sent):
         struct.pack("<IB", len(payload), kind) + payload for kind, payload in sent)
 
 
+def said(peer, items):
+    """What a child of rank 0 asks for."""
+    return peer, UP, bundled(([peer], items))
+
+
+def told(kind, payload):
+    """What rank 0 tells all."""
+    return 0, DOWN, passed_on(([], kind, payload))
+
+
 def negotiation():
     allreduce, join = request(ALLREDUCE, b"a"), request(JOIN, b"join", None)
-    both = [(1, REQUEST, asked(allreduce)), (2, REQUEST, asked(allreduce))]
+    both = [said(1, asked(allreduce)), said(2, asked(allreduce))]
     yield frames(0, 1, *both)
-    yield frames(0, 1, *both, (1, REQUEST, asked((1, 1))), (2, REQUEST, asked((1, 2))))
-    yield frames(0, 1, (1, REQUEST, asked(join)), (2, REQUEST, asked(allreduce)), (2, GOODBYE, b""))
-    yield frames(0, 16, (1, REQUEST, asked(join)), (2, REQUEST, asked(join)))
-    yield frames(0, 2, (1, REQUEST, asked(request(ALLGATHER, b"g", (3, 2), 2))))
-    yield frames(0, 4, *[(peer, REQUEST, asked(request(ALLTOALL, b"t"))) for peer in (1, 2)])
-    yield frames(0, 4, *[(peer, REQUEST, asked(request(ALLTOALL, b"t", splits=(1, 2, 3)))) for peer in (1, 2)])
-    yield frames(0, 128, *[(peer, REQUEST, asked(request(ADD, b"p", None, splits=(1, 2)))) for peer in (1, 2)])
-    yield frames(0, 1, (1, REQUEST, asked(request(ALLREDUCE, b"a", (7,)))), (2, REQUEST, asked(allreduce)))
-    yield frames(0, 0, (1, REQUEST, asked((7, 65536))))
-    yield frames(0, 16, (1, REQUEST, asked(request(JOIN, b"join", None, 2))))
-    yield frames(0, 0, (1, REQUEST, asked(request(ADD, b"p", None, 2, splits=(1, 2)))))
-    yield frames(1, 1, (0, RESPONSE, answered((b"a", 1, (), b""), count=2**31)))
-    yield frames(0, 1, *both, (0, 0, b""), (1, REQUEST, asked((1, 1))), (2, REQUEST, asked((1, 1))))
-    yield frames(1, 1, (0, RESPONSE, answered((b"a", 1, (), b""))), (1, 0, b""), (0, STALE, struct.pack("<I", 1)))
-    yield stream(0, 1, 4, (REQUEST, asked(allreduce)), (GOODBYE, reason()))
-    yield frames(1, 1, (0, RESPONSE, answered((b"a", 1, (), b""))))
-    yield frames(1, 9, (0, RESPONSE, answered((b"a", 1, (), b""))), (0, STALE, struct.pack("<I", 1)))
-    yield frames(1, 2, (0, RESPONSE, answered((b"g", 1, (3, 3), b""), process_set=2)))
-    yield frames(1, 4, (0, RESPONSE, answered((b"t", 1, (2,) * 4, b""))))
-    yield frames(1, 16, (0, RESPONSE, answered((b"join", 0, (2,), b""))))
-    yield frames(1, 16, (0, RESPONSE, answered((b"z", 0, (), request(ALLREDUCE, b"z")))))
-    yield frames(1, 16, (0, RESPONSE, answered((b"z", 0, (), request(C_LP_S, b"z")))))
-    yield frames(1, 1, (0, RESPONSE, error(b"a")), (0, GOODBYE, b""))
-    yield frames(1, 1, (0, RESPONSE, answered((b"a", 1, (), b""), (1, 2), count=3)))
-    yield stream(1, 255, 30, (RESPONSE, answered((b"a", 1, (), b""))), (RESPONSE, error(b"b")))
+    yield frames(0, 1, *both, said(1, asked((1, 1))), said(2, asked((1, 2))))
+    yield frames(0, 1, said(1, asked(join)), said(2, asked(allreduce)), (2, GOODBYE, b""))
+    yield frames(0, 16, said(1, asked(join)), said(2, asked(join)))
+    yield frames(0, 2, said(1, asked(request(ALLGATHER, b"g", (3, 2), 2))))
+    yield frames(0, 4, *[said(peer, asked(request(ALLTOALL, b"t"))) for peer in (1, 2)])
+    yield frames(0, 4, *[said(peer, asked(request(ALLTOALL, b"t", splits=(1, 2, 3)))) for peer in (1, 2)])
+    yield frames(0, 128, *[said(peer, asked(request(ADD, b"p", None, splits=(1, 2)))) for peer in (1, 2)])
+    yield frames(0, 1, said(1, asked(request(ALLREDUCE, b"a", (7,)))), said(2, asked(allreduce)))
+    yield frames(0, 0, said(1, asked((7, 65536))))
+    yield frames(0, 16, said(1, asked(request(JOIN, b"join", None, 2))))
+    yield frames(0, 0, said(1, asked(request(ADD, b"p", None, 2, splits=(1, 2)))))
+    yield frames(1, 1, told(RESPONSE, answered((b"a", 1, (), b""), count=2**31)))
+    yield frames(0, 1, *both, (0, 0, b""), said(1, asked((1, 1))), said(2, asked((1, 1))))
+    yield frames(1, 1, told(RESPONSE, answered((b"a", 1, (), b""))), (1, 0, b""), told(STALE, struct.pack("<I", 1)))
+    yield stream(0, 1, 4, said(1, asked(allreduce))[1:], (GOODBYE, reason()))
+    yield frames(1, 1, told(RESPONSE, answered((b"a", 1, (), b""))))
+    yield frames(1, 9, told(RESPONSE, answered((b"a", 1, (), b""))), told(STALE, struct.pack("<I", 1)))
+    yield frames(1, 2, told(RESPONSE, answered((b"g", 1, (3, 3), b""), process_set=2)))
+    yield frames(1, 4, told(RESPONSE, answered((b"t", 1, (2,) * 4, b""))))
+    yield frames(1, 16, told(RESPONSE, answered((b"join", 0, (2,), b""))))
+    yield frames(1, 16, told(RESPONSE, answered((b"z", 0, (), request(ALLREDUCE, b"z")))))
+    yield frames(1, 16, told(RESPONSE, answered((b"z", 0, (), request(C_LP_S, b"z")))))
+    yield frames(1, 1, told(RESPONSE, error(b"a")), (0, GOODBYE, b""))
+    yield frames(1, 1, told(RESPONSE, answered((b"a", 1, (), b""), (1, 2), count=3)))
+    yield stream(1, 255, 30, told(RESPONSE, answered((b"a", 1, (), b"")))[1:], told(RESPONSE, error(b"b"))[1:])
 
 
 def relayed():
@@ -125,7 +140,7 @@ def relayed():
     yield frames(TREE, 0, (1, UP, bundled(([1], DETACHED))))
     yield frames(TREE, 0, (2, UP, bundled(([2], allreduce))))
     yield frames(TREE, 1, (1, UP, struct.pack("<III", 1, 1, 2) + struct.pack("<I", len(allreduce)) + allreduce))
-    yield frames(TREE, 1, (1, REQUEST, allreduce))
+    yield frames(TREE, 1, (1, RESPONSE, agreed))
     yield frames(member, 1, (2, UP, bundled(([2], asked((5, 9), (7, 1)) + allreduce))), (0, DOWN, to_all))
     yield frames(member, 1, (0, DOWN, to_all), turn, (2, UP, bundled(([2], asked((1, 1))))),
                  (0, DOWN, passed_on(([1], STALE, struct.pack("<I", 1)), ([2], STALE, struct.pack("<I", 1)))))
@@ -151,31 +166,51 @@ def relayed():
     yield stream(TREE, 1, 7, (UP, bundled(([1], allreduce), ([2], allreduce))))
 
 
+def carried():
+    """Values that travel with ids: known ones, too many bytes, an id that nobody has, and where a relay would have to pass them on."""
+    allreduce = asked(request(ALLREDUCE, b"a"))
+    agreed, turn = answered((b"a", 1, (), b"")), (1, 0, b"")
+    values = struct.pack("<6f", *range(6))
+
+    def item(number, data=values):
+        return struct.pack("<BIH", 3, number, len(data)) + data
+
+    def summed(*items):
+        return answer_head(1, len(items)) + b"".join(items)
+
+    both = [said(1, allreduce), said(2, allreduce), (0, 0, b"")]
+    for sent in ([item(1), item(1)], [item(1), asked((1, 1))], [item(1), item(1, values * 2)], [item(1) * 2, item(2)]):
+        yield frames(0, 1, *both, *[said(peer + 1, items) for peer, items in enumerate(sent)])
+    yield frames(1, 1, told(RESPONSE, agreed), turn, told(RESPONSE, summed(item(1))))
+    yield frames(1, 1, told(RESPONSE, agreed), turn, told(RESPONSE, summed(item(1, values[4:]), item(1))))
+    yield frames(TREE | MEMBER, 1, (0, DOWN, passed_on(([], RESPONSE, agreed))), turn, (2, UP, bundled(([2], item(1)))))
+
+
 def findings():
     """What a broken coordinator once made a rank do wrong: read freed memory, call a failure success. By name."""
     agreed = answered((b"a", 1, (), b""))
-    once = (0, RESPONSE, agreed), (1, 0, b"")       # answered, and done; then asked again by its id
-    yield "answered-twice", frames(1, 1, (0, RESPONSE, answered((b"a", 1, (), b""), (b"a", 1, (), b""))))
-    yield "answered-again", frames(1, 1, (0, RESPONSE, agreed), (0, RESPONSE, agreed))
-    yield "cached-twice", frames(1, 1, *once, (0, RESPONSE, answered((1, 1), (1, 1))))
+    once = told(RESPONSE, agreed), (1, 0, b"")        # answered, and done; then asked again by its id
+    yield "answered-twice", frames(1, 1, told(RESPONSE, answered((b"a", 1, (), b""), (b"a", 1, (), b""))))
+    yield "answered-again", frames(1, 1, told(RESPONSE, agreed), told(RESPONSE, agreed))
+    yield "cached-twice", frames(1, 1, *once, told(RESPONSE, answered((1, 1), (1, 1))))
     yield "stale-after-answer", frames(
-        1, 2, (0, RESPONSE, answered((b"g", 1, (3, 3), b""), process_set=2)), (1, 0, b""),
-        (0, RESPONSE, answered((1, 1), process_set=2)), (0, STALE, struct.pack("<I", 1)))
-    yield "refused-after-answer", frames(1, 1, (0, RESPONSE, agreed), (0, RESPONSE, error(b"a")))
-    yield "answered-before-asked", frames(1 | 4, 1, (0, RESPONSE, agreed))
-    yield "refused-before-asked", frames(1 | 4, 1, (0, RESPONSE, error(b"a")))
-    yield "refused-with-success", frames(1, 1, (0, RESPONSE, error(b"a", status=1)))
+        1, 2, told(RESPONSE, answered((b"g", 1, (3, 3), b""), process_set=2)), (1, 0, b""),
+        told(RESPONSE, answered((1, 1), process_set=2)), told(STALE, struct.pack("<I", 1)))
+    yield "refused-after-answer", frames(1, 1, told(RESPONSE, agreed), told(RESPONSE, error(b"a")))
+    yield "answered-before-asked", frames(1 | 4, 1, told(RESPONSE, agreed))
+    yield "refused-before-asked", frames(1 | 4, 1, told(RESPONSE, error(b"a")))
+    yield "refused-with-success", frames(1, 1, told(RESPONSE, error(b"a", status=1)))
     yield "goodbye-without-reason", frames(1, 1, (0, GOODBYE, reason(0)))
     yield "goodbye-blames-no-rank-of-the-job", frames(1, 1, (0, GOODBYE, reason(5, 1, 3)))
     yield "goodbye-of-no-cause", frames(1, 1, (0, GOODBYE, reason(5, 7)))
-    yield "refusal-blames-nobody", frames(1, 1, (0, RESPONSE, error(b"a", cause=1)))
-    yield "fused-what-is-not", frames(1, 65, (0, RESPONSE, answered((b"a", 1, (), b""), (b"r", 2, (), b""))))
-    yield "gathered-of-another-size", frames(1, 2, (0, RESPONSE, answered((b"g", 1, (3, 4), b""), process_set=2)))
-    yield "gathered-too-much", frames(1, 2, (0, RESPONSE, answered((b"g", 1, (2**62, 3), b""), process_set=2)))
+    yield "refusal-blames-nobody", frames(1, 1, told(RESPONSE, error(b"a", cause=1)))
+    yield "fused-what-is-not", frames(1, 65, told(RESPONSE, answered((b"a", 1, (), b""), (b"r", 2, (), b""))))
+    yield "gathered-of-another-size", frames(1, 2, told(RESPONSE, answered((b"g", 1, (3, 4), b""), process_set=2)))
+    yield "gathered-too-much", frames(1, 2, told(RESPONSE, answered((b"g", 1, (2**62, 3), b""), process_set=2)))
     most = 2**31 - 1
-    yield "exchanged-too-much", frames(1, 4, (0, RESPONSE, answered((b"t", 1, (most, 2, most, most), b""))))
+    yield "exchanged-too-much", frames(1, 4, told(RESPONSE, answered((b"t", 1, (most, 2, most, most), b""))))
     yield "zeros-of-no-codec", frames(
-        1, 16, (0, RESPONSE, answered((b"z", 0, (), request(C_LP_S, b"z", dtype=4, codec=0)))))
+        1, 16, told(RESPONSE, answered((b"z", 0, (), request(C_LP_S, b"z", dtype=4, codec=0)))))
 
 
 def requests():
@@ -235,7 +270,7 @@ def refused():
 
 
 def main():
-    for name, inputs in {"post": posts(), "negotiation": [*negotiation(), *relayed()], "request": requests(),
+    for name, inputs in {"post": posts(), "negotiation": [*negotiation(), *relayed(), *carried()], "request": requests(),
                          "rendezvous": rendezvous(), "codec": codecs()}.items():
         folder = CORPUS / name
         folder.mkdir(parents=True, exist_ok=True)

@@ -219,8 +219,6 @@ static void mix_pending(bhvd_context *ctx, struct pending *pending, void *arg)
 static void mix_relay(uint64_t *hash, struct relay *relay)
 {
     mix_number(hash, (uint64_t)relay->parent << 2 | (uint64_t)relay->moving << 1 | relay->coordinator_left);
-    if (!relay->active)
-        return;
     mix(hash, bundle_write(&relay->bundle)->data, relay->bundle.out.size);
     mix(hash, relay->early.data, relay->early.size);
     for (int i = 0; i < relay->tree.child_count; i++) {

@@ -140,7 +140,7 @@ TEST(a_frame_that_no_peer_would_read_is_not_sent)
     struct link link;
     struct bytes payload = {.data = malloc(1), .size = (size_t)LINK_FRAME_MAX + 1};
     link_init(&link, 1, &(uint64_t){0});
-    CHECK_STATUS(link_send_frame(&link, FRAME_REQUEST, &payload, false), BHVD_ERR_SYSTEM);
+    CHECK_STATUS(link_send_frame(&link, FRAME_UP, &payload, false), BHVD_ERR_SYSTEM);
     CHECK_EQ(link.control_out.size, 0);
     free(payload.data);
     link_fini(&link);

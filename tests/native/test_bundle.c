@@ -4,6 +4,7 @@
 
 #include "core/bundle.h"
 #include "core/cached_run.h"
+#include "core/carried.h"
 #include "core/negotiation.h"
 
 enum { RANKS = 200 };
@@ -186,8 +187,37 @@ TEST(malformed_items_are_refused)
     put_full(&items, "cut short");
     items.size--;
     CHECK(!add(&bundle, 0, &items));
-    bytes_put_u8(&items, ITEM_DETACHED + 1);
+    carried_put(&items, 1, "1234", 4);              // where there is a relay, nothing is carried
     CHECK(!add(&bundle, 0, &items));
+    bytes_put_u8(&items, ITEM_STANDING);
+    CHECK(!add(&bundle, 0, &items));
+    bundle_fini(&bundle);
+}
+
+// What one rank says, whole: it may carry values, and stays as it is.
+TEST(whole_items_stay_as_they_are)
+{
+    struct bundle bundle = {0};
+    struct bytes items = {0}, expected = {0};
+    struct rank_set from = SET(7);
+    for (int i = 0; i < 2; i++) {
+        const size_t before = items.size;
+        put_cached(&items, 20, 1);
+        carried_put(&items, 3, "1234", 4);
+        put_cached(&items, 19, 1);
+        put_full(&items, "hello");
+        bundle_put_whole(&bundle, &from, (struct bytes_reader){items.data + before, items.data + items.size, false});
+    }
+    CHECK_EQ(bundle.run_count, 0);
+    rank_set_put(&expected, &from);
+    bytes_put_u32(&expected, (uint32_t)items.size);
+    bytes_put(&expected, items.data, items.size);
+    const struct bytes *out = bundle_write(&bundle);
+    CHECK_EQ(out->size, expected.size);
+    CHECK(memcmp(out->data, expected.data, expected.size) == 0);
+    bytes_fini(&items);
+    bytes_fini(&expected);
+    rank_set_fini(&from);
     bundle_fini(&bundle);
 }
 
