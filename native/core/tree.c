@@ -21,48 +21,39 @@ bhvd_status tree_fanout(const struct bhvd_context_options *options, int *fanout,
     return BHVD_OK;
 }
 
-// The rank that has so many of its host before it.
-static int rank_on_host(const int *host_of, int host, int index)
+bool tree_parents(const int *host_of, int size, int fanout, int *parents)
 {
-    int rank = 0;
-    while (host_of[rank] != host || index-- > 0)
-        rank++;
-    return rank;
+    int *room = calloc(3 * (size_t)size + 1, sizeof *room);
+    if (!room)
+        return false;
+    int *by_host = room;                // ranks, host by host
+    int *first = room + size, *seen = first + size + 1;         // of each host: its place there; how many of it were met
+    for (int rank = 0; rank < size; rank++)
+        first[host_of[rank] + 1]++;
+    for (int host = 0; host < size; host++)
+        first[host + 1] += first[host];
+    for (int rank = 0; rank < size; rank++) {
+        const int host = host_of[rank], before = seen[host]++;
+        by_host[first[host] + before] = rank;
+        if (fanout == 0)
+            parents[rank] = rank ? 0 : -1;
+        else if (before)
+            parents[rank] = by_host[first[host] + (before - 1) / fanout];
+        else
+            parents[rank] = host ? by_host[first[(host - 1) / fanout]] : -1;
+    }
+    free(room);
+    return true;
 }
 
-static int parent_of(const int *host_of, int rank, int fanout)
+bool tree_choose(const struct bhvd_context_options *options, const int *host_of, bool *talks_to)
 {
-    int host = host_of[rank], before = 0;
-    if (fanout == 0)
-        return rank ? 0 : -1;
-    for (int other = 0; other < rank; other++)
-        before += host_of[other] == host;
-    if (before > 0)
-        return rank_on_host(host_of, host, (before - 1) / fanout);
-    return host > 0 ? rank_on_host(host_of, (host - 1) / fanout, 0) : -1;
-}
-
-void tree_choose(const struct bhvd_context_options *options, const int *host_of, bool *talks_to)
-{
-    int fanout = 0;
-    for (int other = 1; other < options->size; other++)
-        talks_to[other] = options->rank == 0;
-    talks_to[0] = true;
-    if (tree_fanout(options, &fanout, NULL))
-        return;
-    for (int other = 0; other < options->size; other++)
-        if (other && parent_of(host_of, other, fanout) == options->rank)
-            talks_to[other] = true;
-    if (options->rank)
-        talks_to[parent_of(host_of, options->rank, fanout)] = true;
-}
-
-// On the way from `rank` up to the root, itself included, the one whose parent is `top`; -1: top is not on the way.
-static int branch_of(const int *parents, int rank, int top)
-{
-    while (rank >= 0 && parents[rank] != top)
-        rank = parents[rank];
-    return rank;
+    int fanout = 0, *parents = malloc((size_t)options->size * sizeof *parents);
+    const bool there = parents && !tree_fanout(options, &fanout, NULL) && tree_parents(host_of, options->size, fanout, parents);
+    for (int other = 0; other < options->size && there; other++)
+        talks_to[other] = other == 0 || options->rank == 0 || parents[other] == options->rank || parents[options->rank] == other;
+    free(parents);
+    return there;
 }
 
 static bhvd_status add_child(struct tree *tree, int rank, int size)
@@ -82,16 +73,16 @@ static bhvd_status add_child(struct tree *tree, int rank, int size)
 bhvd_status tree_init(struct tree *tree, const int *host_of, int size, int rank, int fanout)
 {
     tree->parents = malloc((size_t)size * sizeof *tree->parents);
-    if (!tree->parents)
+    tree->towards = malloc((size_t)size * sizeof *tree->towards);
+    if (!tree->parents || !tree->towards || !tree_parents(host_of, size, fanout, tree->parents))
         return BHVD_ERR_SYSTEM;
-    for (int other = 0; other < size; other++)
-        tree->parents[other] = parent_of(host_of, other, fanout);
-    for (int other = 0; other < size; other++) {
-        int branch = other == rank ? -1 : branch_of(tree->parents, other, rank);
-        if (branch == other && add_child(tree, other, size))
+    for (int other = 0; other < size; other++) {            // a parent comes before its children
+        const int parent = tree->parents[other];
+        tree->towards[other] = other == rank || parent < 0 ? -1 : parent == rank ? tree->child_count : tree->towards[parent];
+        if (other != rank && parent == rank && add_child(tree, other, size))
             return BHVD_ERR_SYSTEM;
-        if (branch >= 0)                // a parent comes before its children
-            rank_set_add(&tree_child(tree, branch)->below, other);
+        if (tree->towards[other] >= 0)
+            rank_set_add(&tree->children[tree->towards[other]].below, other);
     }
     return BHVD_OK;
 }
@@ -108,46 +99,48 @@ void tree_fini(struct tree *tree)
         child_fini(&tree->children[i]);
     free(tree->children);
     free(tree->parents);
+    free(tree->towards);
     *tree = (struct tree){0};
 }
 
 struct tree_child *tree_child(struct tree *tree, int rank)
 {
-    for (int i = 0; i < tree->child_count; i++) {
-        if (tree->children[i].rank == rank)
-            return &tree->children[i];
-    }
-    return NULL;
+    struct tree_child *child = tree_child_towards(tree, rank);
+    return child && child->rank == rank ? child : NULL;
 }
 
 struct tree_child *tree_child_towards(struct tree *tree, int rank)
 {
-    for (int i = 0; i < tree->child_count; i++) {
-        if (rank_set_has(&tree->children[i].below, rank))
-            return &tree->children[i];
-    }
-    return NULL;
+    const int index = tree->towards[rank];
+    return index < 0 ? NULL : &tree->children[index];
+}
+
+static void point_at(struct tree *tree, const struct rank_set *ranks, int index)
+{
+    for (int rank = rank_set_next(ranks, 0); rank >= 0; rank = rank_set_next(ranks, rank + 1))
+        tree->towards[rank] = index;
 }
 
 void tree_remove_child(struct tree *tree, int rank)
 {
-    struct tree_child *child = tree_child(tree, rank);
+    struct tree_child *child = tree_child(tree, rank), *last = &tree->children[--tree->child_count];
+    point_at(tree, &last->below, (int)(child - tree->children));
+    point_at(tree, &child->below, -1);
     child_fini(child);
-    *child = tree->children[--tree->child_count];
+    *child = *last;
 }
 
 bhvd_status tree_adopt(struct tree *tree, int rank)
 {
-    struct tree_child *from = tree_child_towards(tree, rank);
-    int size = from->below.size, from_rank = from->rank;
-    if (add_child(tree, rank, size))
+    const int from_index = tree->towards[rank];
+    if (add_child(tree, rank, tree->children[from_index].below.size))
         return BHVD_ERR_SYSTEM;
-    struct tree_child *child = &tree->children[tree->child_count - 1];
-    from = tree_child(tree, from_rank);
-    for (int other = rank_set_next(&from->below, 0); other >= 0; other = rank_set_next(&from->below, other + 1)) {
-        if (other == rank || branch_of(tree->parents, other, rank) >= 0)
-            rank_set_add(&child->below, other);
+    struct rank_set *from = &tree->children[from_index].below, *below = &tree->children[tree->child_count - 1].below;
+    for (int other = rank_set_next(from, rank); other >= 0; other = rank_set_next(from, other + 1)) {
+        if (other == rank || rank_set_has(below, tree->parents[other]))
+            rank_set_add(below, other);
     }
-    rank_set_subtract(&from->below, &child->below);
+    rank_set_subtract(from, below);
+    point_at(tree, below, tree->child_count - 1);
     return BHVD_OK;
 }

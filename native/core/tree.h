@@ -21,6 +21,7 @@ struct tree_child {
 
 struct tree {
     int *parents;                       // by rank, as they are in the beginning; -1: the root's
+    int *towards;                       // by rank, which of the children is, or relays for it; -1: it is not below
     struct tree_child *children;
     int child_count;
 };
@@ -28,8 +29,11 @@ struct tree {
 // The fan-out that the options ask for, 0: unlimited. BHVD_ERR_ARGUMENT: they ask for something else.
 bhvd_status tree_fanout(const struct bhvd_context_options *options, int *fanout, struct bhvd_error *error);
 
+// By rank, who is above it in the beginning, always a lower rank; -1: the root's. False: no memory.
+bool tree_parents(const int *host_of, int size, int fanout, int *parents);
+
 // With whom a rank negotiates, and exchanges heartbeats: rank 0, its parent and its children. A choose_fn of transport/connect.h.
-void tree_choose(const struct bhvd_context_options *options, const int *host_of, bool *talks_to);
+bool tree_choose(const struct bhvd_context_options *options, const int *host_of, bool *talks_to);
 
 // host_of: by rank, the number of its host, counted in the order of their first ranks.
 bhvd_status tree_init(struct tree *tree, const int *host_of, int size, int rank, int fanout);

@@ -364,13 +364,12 @@ static void close_needless_door(struct connections *c)
 static bhvd_status choose(struct connecting *k, choose_fn chooses)
 {
     k->talks_to = calloc((size_t)k->c->size, sizeof *k->talks_to);
-    if (!k->talks_to)
-        return error_set(k->error, BHVD_ERR_SYSTEM, "no memory for %d ranks", k->c->size);
-    if (uses_mpi(k->options))
+    bool there = k->talks_to;
+    if (there && uses_mpi(k->options))
         memset(k->talks_to, true, (size_t)k->c->size * sizeof *k->talks_to);
-    else
-        chooses(k->options, k->c->host_of, k->talks_to);
-    return BHVD_OK;
+    else if (there)
+        there = chooses(k->options, k->c->host_of, k->talks_to);
+    return there ? BHVD_OK : error_set(k->error, BHVD_ERR_SYSTEM, "no memory for %d ranks", k->c->size);
 }
 
 static bhvd_status connect_network(struct connections *c, const struct bhvd_context_options *options, choose_fn chooses,

@@ -23,8 +23,8 @@ struct connections {
     union mpi_handle communicator;  // transport "mpi": of this context alone
 };
 
-// With whom a rank talks from the beginning, whatever is executed: sets those, by rank. Equal for both of a pair.
-typedef void (*choose_fn)(const struct bhvd_context_options *options, const int *host_of, bool *talks_to);
+// With whom a rank talks from the beginning, whatever is executed: sets those, by rank. Equal for both of a pair. False: no memory.
+typedef bool (*choose_fn)(const struct bhvd_context_options *options, const int *host_of, bool *talks_to);
 
 // On error nothing is left open. chooses: unused where all ranks share memory.
 bhvd_status connections_init(struct connections *c, const struct bhvd_context_options *options, choose_fn chooses,

@@ -167,7 +167,7 @@ def relayed():
 
 
 def carried():
-    """Values that travel with ids: known ones, too many bytes, an id that nobody has, and where a relay would have to pass them on."""
+    """Values that travel with ids: known ones, too many bytes, an unknown id; and where there is a relay."""
     allreduce = asked(request(ALLREDUCE, b"a"))
     agreed, turn = answered((b"a", 1, (), b"")), (1, 0, b"")
     values = struct.pack("<6f", *range(6))
@@ -270,8 +270,8 @@ def refused():
 
 
 def main():
-    for name, inputs in {"post": posts(), "negotiation": [*negotiation(), *relayed(), *carried()], "request": requests(),
-                         "rendezvous": rendezvous(), "codec": codecs()}.items():
+    for name, inputs in {"post": posts(), "negotiation": [*negotiation(), *relayed(), *carried()],
+                         "request": requests(), "rendezvous": rendezvous(), "codec": codecs()}.items():
         folder = CORPUS / name
         folder.mkdir(parents=True, exist_ok=True)
         for i, data in enumerate(inputs):

@@ -64,6 +64,119 @@ TEST(every_rank_is_found_from_rank_0)
     }
 }
 
+// The position among the ranks of its host, and the rank at a position of a host, by looking at all ranks.
+static int index_on_host(const int *host_of, int rank)
+{
+    int before = 0;
+    for (int other = 0; other < rank; other++)
+        before += host_of[other] == host_of[rank];
+    return before;
+}
+
+static int rank_at(const int *host_of, int host, int index)
+{
+    int rank = 0;
+    while (host_of[rank] != host || index_on_host(host_of, rank) != index)
+        rank++;
+    return rank;
+}
+
+static int expected_parent(const int *host_of, int rank, int fanout)
+{
+    const int host = host_of[rank], index = index_on_host(host_of, rank);
+    if (fanout == 0 || rank == 0)
+        return rank ? 0 : -1;
+    return index ? rank_at(host_of, host, (index - 1) / fanout) : rank_at(host_of, (host - 1) / fanout, 0);
+}
+
+static void check_parents(const int *host_of, int size, int fanout)
+{
+    static int parents[RANKS_MAX];
+    static bool talks[RANKS_MAX][RANKS_MAX];
+    CHECK(tree_parents(host_of, size, fanout, parents));
+    for (int rank = 0; rank < size; rank++) {
+        const struct bhvd_context_options options = {.rank = rank, .size = size, .negotiation = fanout ? "tree" : "star",
+                                                     .negotiation_fanout = fanout};
+        CHECK_EQ(parents[rank], expected_parent(host_of, rank, fanout));
+        CHECK(parents[rank] < rank);
+        CHECK(tree_choose(&options, host_of, talks[rank]));
+    }
+    for (int one = 0; one < size; one++)
+        for (int other = 0; other < one; other++) {
+            CHECK_EQ(talks[one][other], other == 0 || parents[one] == other);
+            CHECK_EQ(talks[other][one], talks[one][other]);
+        }
+}
+
+TEST(parents_are_those_that_the_shape_says)
+{
+    int host_of[RANKS_MAX];
+    unsigned seed = 1;
+    for (int fanout = 0; fanout <= 16; fanout += fanout < 3 ? 1 : 13) {
+        for (int size = 1; size <= 90; size += 1 + size / 8) {
+            for (int rank = 0, hosts = 0; rank < size; rank++) {        // a new host, or one of those before
+                seed = seed * 1103515245 + 12345;
+                const int host = hosts && seed >> 16 & 3 ? (int)(seed >> 18) % hosts : hosts;
+                host_of[rank] = host;
+                hosts += host == hosts;
+            }
+            check_parents(host_of, size, fanout);
+            check_shape(host_of, size, fanout ? fanout : size);
+        }
+    }
+}
+
+TEST(a_star_is_a_tree_without_relays)
+{
+    const int host_of[] = {0, 0, 1, 1, 2};
+    for (int rank = 0; rank < 5; rank++) {
+        struct tree tree = {0};
+        CHECK_STATUS(tree_init(&tree, host_of, 5, rank, 0), BHVD_OK);
+        CHECK_EQ(tree.child_count, rank ? 0 : 4);
+        CHECK_EQ(tree.parents[rank], rank ? 0 : -1);
+        for (int other = 0; other < 5; other++)
+            CHECK((tree_child(&tree, other) != NULL) == (rank == 0 && other > 0));
+        tree_fini(&tree);
+    }
+}
+
+// Whoever looks for a rank finds the child that it is below, whatever was adopted or removed.
+static void check_found(struct tree *tree, int size)
+{
+    for (int rank = 0; rank < size; rank++) {
+        const struct tree_child *expected = NULL;
+        for (int i = 0; i < tree->child_count; i++)
+            expected = rank_set_has(&tree->children[i].below, rank) ? &tree->children[i] : expected;
+        CHECK(tree_child_towards(tree, rank) == expected);
+        CHECK(tree_child(tree, rank) == (expected && expected->rank == rank ? expected : NULL));
+    }
+}
+
+TEST(who_is_below_whom_stays_known)
+{
+    enum { SIZE = 40 };
+    int host_of[SIZE];
+    unsigned seed = 7;
+    for (int rank = 0; rank < SIZE; rank++)
+        host_of[rank] = rank / 7;
+    for (int attempt = 0; attempt < 20; attempt++) {
+        struct tree tree = {0};
+        CHECK_STATUS(tree_init(&tree, host_of, SIZE, 0, 1 + attempt % 3), BHVD_OK);
+        check_found(&tree, SIZE);
+        for (int change = 0; change < 30; change++) {
+            seed = seed * 1103515245 + 12345;
+            const int rank = 1 + (int)(seed >> 16) % (SIZE - 1);
+            const struct tree_child *child = tree_child_towards(&tree, rank);
+            if (child && child->rank == rank && change % 3 == 0)
+                tree_remove_child(&tree, rank);
+            else if (child && child->rank != rank)
+                CHECK_STATUS(tree_adopt(&tree, rank), BHVD_OK);
+            check_found(&tree, SIZE);
+        }
+        tree_fini(&tree);
+    }
+}
+
 TEST(only_the_first_rank_of_a_host_speaks_for_it)
 {
     const int host_of[] = {0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3};
