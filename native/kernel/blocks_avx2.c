@@ -36,4 +36,18 @@ INLINE vec float8_values(__m128i bytes, int mantissa)
     return _mm256_cvtph_ps(_mm_or_si128(sign, mantissa == 3 ? _mm_slli_epi16(magnitude, 7) : _mm_slli_epi16(magnitude, 8)));
 }
 
+// Those of LANES pairs, whole numbers each.
+INLINE __m256i pairs(vec low, vec high)
+{
+    const __m256i nibble = _mm256_set1_epi32(15);
+    return _mm256_or_si256(_mm256_and_si256(_mm256_cvttps_epi32(low), nibble),
+                           _mm256_slli_epi32(_mm256_and_si256(_mm256_cvttps_epi32(high), nibble), 4));
+}
+
+INLINE __m128i pair_codes(const vec *q)
+{
+    const __m256i codes[] = {pairs(q[0], q[2]), pairs(q[1], q[3]), _mm256_setzero_si256(), _mm256_setzero_si256()};
+    return _mm256_castsi256_si128(packed_u8(codes));
+}
+
 #include "kernel/blocks_vectors.h"

@@ -35,4 +35,10 @@ INLINE vec float8_values(__m128i bytes, int mantissa)
         sign, mantissa == 3 ? _mm256_slli_epi16(magnitude, 7) : _mm256_slli_epi16(magnitude, 8)));
 }
 
+INLINE __m128i pair_codes(const vec *q)
+{
+    const __m512i low = _mm512_cvttps_epi32(q[0]), high = _mm512_slli_epi32(_mm512_cvttps_epi32(q[1]), 4);
+    return _mm512_cvtepi32_epi8(_mm512_ternarylogic_epi32(low, _mm512_set1_epi32(15), high, AND_OR));
+}
+
 #include "kernel/blocks_vectors.h"

@@ -2,6 +2,7 @@
 // the cache. The includer has the vectors of vectors.h, and defines
 //     float8_codes(y, mantissa, bias)    BLOCK numbers as the codes of blocks_float_code, in bytes
 //     float8_values(bytes, mantissa)     blocks_float_value of LANES codes
+//     pair_codes(q)                      the 4-bit codes, two in a byte, of BLOCK numbers without what is behind the point
 
 struct quantizer {
     vec s, lb, levels;
@@ -29,17 +30,24 @@ INLINE vec quantize(const struct blocks_format *format, vec x, const struct quan
     return vec_with_sign(vec_min(vec_add(vec_mul(vec_abs(x), with->s), u), with->levels), x);
 }
 
-// The codes of 32 elements, a byte each.
+// 32 elements, quantized.
+INLINE void quantize_all(const struct blocks_format *format, const char *block, const struct quantizer *with, uint32_t index,
+                         const struct element *element, vec *q)
+{
+    if (with->stochastic && format->code != BLOCKS_FLOAT)
+        vec_uniforms(with->key, index, q);
+    else
+        memset(q, 0, BLOCK / LANES * sizeof *q);
+    for (int v = 0; v < BLOCK / LANES; v++)
+        q[v] = quantize(format, element->load(block + v * LANES * element->size), with, q[v]);
+}
+
+// Their codes, a byte each.
 INLINE __m256i codes_of(const struct blocks_format *format, const char *block, const struct quantizer *with, uint32_t index,
                         const struct element *element)
 {
     vec q[BLOCK / LANES];
-    if (with->stochastic && format->code != BLOCKS_FLOAT)
-        vec_uniforms(with->key, index, q);
-    else
-        memset(q, 0, sizeof q);
-    for (int v = 0; v < BLOCK / LANES; v++)
-        q[v] = quantize(format, element->load(block + v * LANES * element->size), with, q[v]);
+    quantize_all(format, block, with, index, element, q);
     if (format->code == BLOCKS_FLOAT)
         return float8_codes(q, format->mantissa, format->bias);
     if (format->code == BLOCKS_RANGE)
@@ -59,6 +67,19 @@ INLINE void store_codes(const struct blocks_format *format, uint8_t *codes, __m2
                      _mm_or_si128(_mm_and_si128(low, nibble), _mm_slli_epi16(_mm_and_si128(high, nibble), 4)));
 }
 
+// The same of 32 elements that are there.
+INLINE void store_block(const struct blocks_format *format, uint8_t *codes, const char *block, const struct quantizer *with,
+                        uint32_t index, const struct element *element)
+{
+    if (format->code != BLOCKS_SIGNED || format->bits == 8 || !with->stochastic) {
+        store_codes(format, codes, codes_of(format, block, with, index, element));
+        return;
+    }
+    vec q[BLOCK / LANES];
+    quantize_all(format, block, with, index, element, q);
+    _mm_storeu_si128((__m128i *)codes, pair_codes(q));
+}
+
 INLINE struct blocks_float_grid grid_of_block(const struct blocks_format *format, const char *src, size_t count,
                                               int stochastic, const struct element *element)
 {
@@ -69,14 +90,14 @@ INLINE struct blocks_float_grid grid_of_block(const struct blocks_format *format
     return blocks_float_largest(format, -mn > mx ? -mn : mx);
 }
 
+// stochastic: of options; a constant, lest constants be loaded for each 32 elements.
 INLINE void encode(const struct blocks_format *format, void *dst, const void *src, size_t count,
-                   const struct element *element, const struct bhvd_codec_options *options)
+                   const struct element *element, const struct bhvd_codec_options *options, int stochastic)
 {
     const size_t size = blocks_size(options->parameter), numbers = blocks_numbers(format);
     const size_t scales_size = blocks_scales_size(format, count, size, sizeof(float));
     char *scales = (char *)dst + CODEC_HEADER;
     uint8_t *codes = (uint8_t *)scales + scales_size;
-    const int stochastic = options->stochastic != 0;
     int is_finite = 1;
     if (scales_size > 0)
         memset(codes - CODEC_BLOCK, 0, CODEC_BLOCK);            // the scales' padding, before they are written
@@ -98,8 +119,8 @@ INLINE void encode(const struct blocks_format *format, void *dst, const void *sr
                                        codec_key(options->seed, begin), stochastic};
         size_t i = 0;
         for (; i + BLOCK <= length; i += BLOCK)
-            store_codes(format, to + i * (size_t)format->bits / 8,
-                        codes_of(format, from + i * element->size, &with, (uint32_t)(begin + i), element));
+            store_block(format, to + i * (size_t)format->bits / 8, from + i * element->size, &with, (uint32_t)(begin + i),
+                        element);
         if (i < length) {
             char block[BLOCK * sizeof(float)];
             uint8_t bytes[BLOCK];
@@ -168,7 +189,10 @@ INLINE vec dequantize(const struct grid *grid, size_t i, int v)
     static void NAME(name##_encode_##element)(void *dst, const void *src, size_t count,                            \
                                               const struct bhvd_codec_options *options)                            \
     {                                                                                                              \
-        encode(&format, dst, src, count, &element, options);                                                       \
+        if (options->stochastic && format.code != BLOCKS_FLOAT)                                                    \
+            encode(&format, dst, src, count, &element, options, 1);                                                \
+        else                                                                                                       \
+            encode(&format, dst, src, count, &element, options, 0);                                                \
     }                                                                                                              \
     DECODERS(name, element, grid_load(&format, src, count, &element, options))
 #define BLOCKS_ELEMENTS(codec, name, format)    \

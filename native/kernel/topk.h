@@ -29,7 +29,9 @@ enum {
     TOPK_BINS = 1 << TOPK_DIGIT_BITS,
     TOPK_BLOCK = 32,                    // elements that are looked at together
     TOPK_SAMPLE = 4096,                 // elements
-    TOPK_CANDIDATES_FROM = 8 * TOPK_SAMPLE      // elements, from which on candidates are worth a sample
+    TOPK_RUN = 8,                       // of them lie together: few lines of the cache are read for the sample
+    TOPK_CANDIDATES_FROM = 8 * TOPK_SAMPLE,     // elements, from which on candidates are worth a sample
+    TOPK_BATCH = 256                    // blocks
 };
 
 #define TOPK_SHARE 0.01                 // p by default
@@ -166,10 +168,54 @@ struct topk_selection {
     size_t count;
     const struct topk_element *element;
     struct topk_candidate *list;        // by index; NULL: all elements are candidates
-    size_t listed;
+    size_t listed;                      // candidates, then those that are kept
     uint64_t threshold;
     uint32_t ties;                      // of just that magnitude are kept
 };
+
+// Blocks with candidates, from block i on: appended without a branch, of which nobody could foretell the way.
+struct topk_found {
+    uint32_t index, found;
+};
+
+INLINE size_t topk_find(const struct topk_selection *of, size_t i, uint64_t least, struct topk_found *blocks)
+{
+    const size_t batch = (size_t)TOPK_BATCH * TOPK_BLOCK, end = of->count - i < batch ? of->count : i + batch;
+    size_t n = 0;
+    for (; i < end; i += TOPK_BLOCK) {
+        blocks[n] = (struct topk_found){(uint32_t)i, topk_candidates(of->src, i, of->count, least, of->element)};
+        n += blocks[n].found != 0;
+    }
+    return n;
+}
+
+INLINE struct topk_candidate topk_candidate(const struct topk_selection *of, uint32_t index, uint32_t found)
+{
+    index += (uint32_t)__builtin_ctz(found);
+    return (struct topk_candidate){topk_magnitude(of->src + index * of->element->size, of->element), index};
+}
+
+// Lists those that reach a magnitude. Returns their number; `room` or more: they do not fit. Two of each block are
+// written whether it has them or not, since nobody could foretell that.
+INLINE size_t topk_collect(const struct topk_selection *of, uint64_t least, struct topk_candidate *list, size_t room)
+{
+    struct topk_found blocks[TOPK_BATCH];
+    size_t listed = 0;
+    for (size_t i = 0; i < of->count; i += (size_t)TOPK_BATCH * TOPK_BLOCK) {
+        const size_t n = topk_find(of, i, least, blocks);
+        for (size_t b = 0; b < n; b++) {
+            const uint32_t first = blocks[b].found, second = first & (first - 1);
+            if (room - listed <= TOPK_BLOCK)
+                return room;
+            list[listed] = topk_candidate(of, blocks[b].index, first);
+            list[listed + 1] = topk_candidate(of, blocks[b].index, second ? second : first);
+            listed += 1 + (second != 0);
+            for (uint32_t found = second & (second - 1); found; found &= found - 1)
+                list[listed++] = topk_candidate(of, blocks[b].index, found);
+        }
+    }
+    return listed;
+}
 
 // Lists the candidates, if k or more, and not too many, reach the guess.
 INLINE void topk_list(struct topk_selection *of, size_t k)
@@ -180,25 +226,38 @@ INLINE void topk_list(struct topk_selection *of, size_t k)
         return;
     char sample[TOPK_SAMPLE * sizeof(uint64_t)];
     uint32_t ties;
-    for (size_t i = 0; i < TOPK_SAMPLE; i++)
-        memcpy(sample + i * element->size, of->src + i * (of->count / TOPK_SAMPLE) * element->size, element->size);
+    const size_t apart = of->count / (TOPK_SAMPLE / TOPK_RUN);
+    for (size_t run = 0; run < TOPK_SAMPLE / TOPK_RUN; run++)
+        memcpy(sample + run * TOPK_RUN * element->size, of->src + run * apart * element->size, TOPK_RUN * element->size);
     const uint64_t guess = topk_threshold(sample, TOPK_SAMPLE, (size_t)most, element, &ties);
-    const size_t room = (size_t)(1.5 * most / TOPK_SAMPLE * (double)of->count) + TOPK_BLOCK;
-    struct topk_candidate *list = malloc(room * sizeof *list);
-    size_t listed = 0;
-    for (size_t i = 0; list && i < of->count && listed + TOPK_BLOCK <= room; i += TOPK_BLOCK) {
-        uint32_t found = topk_candidates(of->src, i, of->count, guess, element);
-        for (; found; found &= found - 1) {
-            const uint32_t index = (uint32_t)i + (uint32_t)__builtin_ctz(found);
-            list[listed++] = (struct topk_candidate){topk_magnitude(of->src + index * element->size, element), index};
-        }
+    const size_t room = (size_t)(1.5 * most / TOPK_SAMPLE * (double)of->count) + 2 * TOPK_BLOCK;
+    of->list = malloc(room * sizeof *of->list);
+    of->listed = of->list ? topk_collect(of, guess, of->list, room) : 0;
+    if (of->listed < k || of->listed == room) {
+        free(of->list);
+        of->list = NULL;
+        of->listed = 0;
     }
-    if (!list || listed < k || listed + TOPK_BLOCK > room) {
-        free(list);
-        return;
+}
+
+// Is a candidate kept, that is the next one in the order of indices? left: of the ties.
+INLINE uint32_t topk_is_kept(const struct topk_selection *of, uint64_t magnitude, uint32_t *left)
+{
+    const uint32_t is_tie = (magnitude == of->threshold) & (*left > 0);
+    *left -= is_tie;
+    return is_tie | (magnitude > of->threshold);
+}
+
+// Those of the list that are kept; without a branch.
+static inline void topk_keep(struct topk_selection *of)
+{
+    uint32_t left = of->ties;
+    size_t kept = 0;
+    for (size_t i = 0; i < of->listed; i++) {
+        of->list[kept] = of->list[i];
+        kept += topk_is_kept(of, of->list[i].magnitude, &left);
     }
-    of->list = list;
-    of->listed = listed;
+    of->listed = kept;
 }
 
 INLINE struct topk_selection topk_select(const char *src, size_t count, size_t k, const struct topk_element *element)
@@ -207,21 +266,11 @@ INLINE struct topk_selection topk_select(const char *src, size_t count, size_t k
     topk_list(&of, k);
     of.threshold = of.list ? topk_threshold_of(of.list, of.listed, k, element->bits, &of.ties)
                            : topk_threshold(src, count, k, element, &of.ties);
+    topk_keep(&of);
     return of;
 }
 
 static inline void topk_selection_fini(struct topk_selection *of) { free(of->list); }
-
-// Is a candidate kept, that is the next one in the order of indices? left: of the ties.
-INLINE int topk_is_kept(const struct topk_selection *of, uint64_t magnitude, uint32_t *left)
-{
-    if (magnitude != of->threshold)
-        return magnitude > of->threshold;
-    if (*left == 0)
-        return 0;
-    --*left;
-    return 1;
-}
 
 // Visits the kept elements in the order of their indices.
 INLINE void topk_walk(const struct topk_selection *of, topk_visit *visit, void *state)
@@ -229,10 +278,9 @@ INLINE void topk_walk(const struct topk_selection *of, topk_visit *visit, void *
     const struct topk_element *element = of->element;
     uint32_t left = of->ties;
     size_t j = 0;
-    for (size_t i = 0; i < of->listed; i++) {
-        const struct topk_candidate *candidate = &of->list[i];
-        if (topk_is_kept(of, candidate->magnitude, &left))
-            visit(state, j++, candidate->index, of->src + candidate->index * element->size, candidate->magnitude);
+    for (; j < of->listed; j++) {
+        const struct topk_candidate *candidate = &of->list[j];
+        visit(state, j, candidate->index, of->src + candidate->index * element->size, candidate->magnitude);
     }
     for (size_t i = 0; !of->list && i < of->count; i += TOPK_BLOCK) {
         uint32_t found = topk_candidates(of->src, i, of->count, of->threshold, element);

@@ -45,12 +45,31 @@ static inline struct topk_2bit_layout topk_2bit_layout(double parameter, size_t 
     return of;
 }
 
-// Writes value from bit `at` on, where zeros are.
-INLINE void topk_2bit_put(char *base, size_t at, uint32_t value)
+// Writes values of some bits one after the other, 32 bits at a time.
+struct topk_2bit_writer {
+    char *to;
+    uint64_t bits;                      // not yet written
+    unsigned count;                     // of them, below 32 between two calls
+};
+
+// width <= 32; value < 2^width.
+INLINE void topk_2bit_put(struct topk_2bit_writer *writer, uint32_t value, unsigned width)
 {
-    uint64_t bits = (uint64_t)value << at % 8;
-    for (char *byte = base + at / 8; bits; byte++, bits >>= 8)
-        *byte = (char)((uint8_t)*byte | (uint8_t)bits);
+    writer->bits |= (uint64_t)value << writer->count;
+    writer->count += width;
+    if (writer->count < 32)
+        return;
+    for (int byte = 0; byte < 4; byte++)
+        writer->to[byte] = (char)(writer->bits >> 8 * byte);
+    writer->to += 4;
+    writer->bits >>= 32;
+    writer->count -= 32;
+}
+
+INLINE void topk_2bit_end(const struct topk_2bit_writer *writer)
+{
+    for (unsigned byte = 0; 8 * byte < writer->count; byte++)
+        writer->to[byte] = (char)(writer->bits >> 8 * byte);
 }
 
 // width <= 32.
@@ -75,7 +94,8 @@ struct topk_2bit_walk {
     struct topk_2bit_layout of;
     struct topk_2bit_sums sums;
     double mean;                        // t / 2^32
-    char *code;
+    char *high;
+    struct topk_2bit_writer low, codes;
 };
 
 INLINE void topk_2bit_sum(void *state, size_t j, uint32_t index, const char *x, uint64_t magnitude)
@@ -91,18 +111,14 @@ INLINE void topk_2bit_split(void *state, size_t j, uint32_t index, const char *x
 {
     struct topk_2bit_walk *walk = state;
     const double number = walk->element->number(magnitude) * 0x1p-32;
-    const int is_high = number >= walk->mean;
-    if (is_high) {
-        walk->sums.high += number;
-    } else {
-        walk->sums.low += number;
-        walk->sums.lows++;
-    }
-    const uint32_t is_negative = (uint8_t)x[walk->element->size - 1] >> 7;
-    topk_2bit_put(walk->code + CODEC_HEADER, (index >> walk->of.low_bits) + j, 1);
-    topk_2bit_put(walk->code + walk->of.low_at, j * walk->of.low_bits,
-                  index & (uint32_t)(((uint64_t)1 << walk->of.low_bits) - 1));
-    topk_2bit_put(walk->code + walk->of.codes_at, 2 * j, is_negative << 1 | (uint32_t)is_high);
+    const uint32_t is_high = number >= walk->mean, is_negative = (uint8_t)x[walk->element->size - 1] >> 7;
+    walk->sums.high += is_high ? number : 0;        // without a branch, of which nobody could foretell the way
+    walk->sums.low += is_high ? 0 : number;
+    walk->sums.lows += !is_high;
+    const size_t at = (index >> walk->of.low_bits) + j;
+    walk->high[at / 8] = (char)((uint8_t)walk->high[at / 8] | 1u << at % 8);
+    topk_2bit_put(&walk->low, index & (uint32_t)(((uint64_t)1 << walk->of.low_bits) - 1), walk->of.low_bits);
+    topk_2bit_put(&walk->codes, is_negative << 1 | is_high, 2);
 }
 
 // The bits of a mean of some magnitudes.
@@ -117,8 +133,11 @@ INLINE uint64_t topk_2bit_level(const struct topk_element *element, double sum, 
 INLINE void topk_2bit_encode(void *dst, const void *src, size_t count, double parameter,
                              const struct topk_element *element)
 {
-    struct topk_2bit_walk walk = {.element = element, .of = topk_2bit_layout(parameter, count), .code = dst};
+    struct topk_2bit_walk walk = {.element = element, .of = topk_2bit_layout(parameter, count)};
     const size_t k = walk.of.k;
+    walk.high = (char *)dst + CODEC_HEADER;
+    walk.low.to = (char *)dst + walk.of.low_at;
+    walk.codes.to = (char *)dst + walk.of.codes_at;
     memset(dst, 0, walk.of.size);
     uint64_t low = 0, high = 0;
     int is_finite = 1;
@@ -128,6 +147,8 @@ INLINE void topk_2bit_encode(void *dst, const void *src, size_t count, double pa
         is_finite = walk.sums.largest < element->infinity;
         walk.mean = walk.sums.all / (double)k;
         topk_walk(&of, topk_2bit_split, &walk);
+        topk_2bit_end(&walk.low);
+        topk_2bit_end(&walk.codes);
         topk_selection_fini(&of);
         low = topk_2bit_level(element, walk.sums.low, walk.sums.lows, walk.sums.largest);
         high = topk_2bit_level(element, walk.sums.high, k - walk.sums.lows, walk.sums.largest);

@@ -119,8 +119,8 @@ INLINE void vec_uniforms(struct codec_key key, uint32_t index, vec *u)
 {
     const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     for (int v = 0; v < 2; v++) {
-        __m256i x = _mm256_add_epi32(_mm256_set1_epi32((int)(index / 2) + v * LANES), lanes);
-        x = _mm256_xor_si256(x, _mm256_set1_epi32((int)key.a));
+        __m256i x = _mm256_xor_si256(lanes, _mm256_set1_epi32((int)key.a));     // lanes add nothing that the other has
+        x = _mm256_xor_si256(x, _mm256_set1_epi32((int)(index / 2) + v * LANES));
         x = _mm256_xor_si256(x, _mm256_srli_epi32(x, 16));
         x = _mm256_mullo_epi32(x, _mm256_set1_epi32((int)CODEC_RANDOM_MULTIPLIER_1));
         x = _mm256_xor_si256(_mm256_xor_si256(x, _mm256_srli_epi32(x, 15)), _mm256_set1_epi32((int)key.b));

@@ -130,21 +130,25 @@ INLINE vec vec_select(vec x, uint32_t bits)
     return _mm512_maskz_mov_ps((__mmask16)bits, x);
 }
 
+// By the table of truth that is given as bits.
+#define AND_OR 0xea     // a & b | c
+#define XOR_XOR 0x96    // a ^ b ^ c
+
 // 1 + u is put together of its bits, which x has from bit 7 on.
 INLINE vec uniform_of(__m512i x)
 {
-    const __m512i bits = _mm512_and_si512(x, _mm512_set1_epi32(0x007fff80));
-    return _mm512_sub_ps(_mm512_castsi512_ps(_mm512_or_si512(bits, _mm512_set1_epi32(0x3f800040))), _mm512_set1_ps(1));
+    x = _mm512_ternarylogic_epi32(x, _mm512_set1_epi32(0x007fff80), _mm512_set1_epi32(0x3f800040), AND_OR);
+    return _mm512_sub_ps(_mm512_castsi512_ps(x), _mm512_set1_ps(1));
 }
 
 INLINE void vec_uniforms(struct codec_key key, uint32_t index, vec *u)
 {
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    __m512i x = _mm512_add_epi32(_mm512_set1_epi32((int)(index / 2)), lanes);
-    x = _mm512_xor_si512(x, _mm512_set1_epi32((int)key.a));
+    __m512i x = _mm512_xor_si512(lanes, _mm512_set1_epi32((int)key.a));     // lanes add nothing that index / 2 has
+    x = _mm512_xor_si512(x, _mm512_set1_epi32((int)(index / 2)));
     x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 16));
     x = _mm512_mullo_epi32(x, _mm512_set1_epi32((int)CODEC_RANDOM_MULTIPLIER_1));
-    x = _mm512_xor_si512(_mm512_xor_si512(x, _mm512_srli_epi32(x, 15)), _mm512_set1_epi32((int)key.b));
+    x = _mm512_ternarylogic_epi32(x, _mm512_srli_epi32(x, 15), _mm512_set1_epi32((int)key.b), XOR_XOR);
     x = _mm512_mullo_epi32(x, _mm512_set1_epi32((int)CODEC_RANDOM_MULTIPLIER_2));
     x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 15));
     u[0] = uniform_of(_mm512_slli_epi32(x, 7));
@@ -153,7 +157,8 @@ INLINE void vec_uniforms(struct codec_key key, uint32_t index, vec *u)
 
 INLINE vec vec_with_sign(vec magnitude, vec x)
 {
-    return _mm512_or_ps(magnitude, _mm512_and_ps(x, _mm512_set1_ps(-0.0f)));
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(INT32_MIN),
+                                                         _mm512_castps_si512(magnitude), AND_OR));
 }
 
 #define vec_least _mm512_reduce_min_ps
