@@ -53,7 +53,9 @@ class Asynchronous(LocalSteps):
         sync_interval_ms: from the end of a round to the beginning of the next, 0 or more.
         warmup_steps: steps with averaged gradients before; at least 3 kappa. kappa: see ExactSteps.
         max_staleness: steps after which a round that is still on its way is waited for, however long that takes: then
-            all ranks must make as many steps, or end with abort(). None: see patience.py.
+            all ranks must make as many steps, or end with abort(). None: see patience.py. Where ranks meet in pairs it
+            is a bound for each pair: a round is a meeting of two, counts its own steps, and who waits for it is not
+            waited for by ranks that do not meet it (meetings.py).
     """
 
     safety = Safety.E4

@@ -97,15 +97,16 @@ def train(rank, model, optimizer, steps):
 class Scaled:
     """Steps under a loss scale that changes: it grows after two steps, and is halved before each third one, when a
     gradient overflows on one rank. What the skipped step would have done must not be seen: equations do not know of it.
+    skips: False: without such steps.
     """
 
-    def __init__(self, model, optimizer):
-        self._model, self._optimizer = model, optimizer
+    def __init__(self, model, optimizer, skips=True):
+        self._model, self._optimizer, self._skips = model, optimizer, skips
         self._scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_factor=8.0, growth_interval=2)
         self.scales = set()
 
     def step(self, t, g):
-        if t % 3 == 1:
+        if self._skips and t % 3 == 1:
             lost = gradient(hvd.rank(), 1000 + t, g)
             if hvd.rank() == hvd.size() - 1:
                 lost[7] = np.inf

@@ -18,24 +18,12 @@ from torch import nn
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
 from bagua_hvd.algorithms import ByteGrad, DoubleSqueeze
+from every_algorithm import ADAM, ARGUMENTS, ASYNC, LOCAL
+from every_algorithm import NAMES as ALGORITHMS
 
-ALGORITHMS = tuple(algorithms.names())
-ASYNC = {"async", "async_low_precision", "async_decentralized", "async_low_precision_decentralized"}
-LOCAL = {"decentralized", "low_precision_decentralized", "choco", "local_sgd", "local_adam", "diloco",
-         "streaming_diloco", "zero_one_adam", "dion", "push_sum", "acco"} | ASYNC
-ADAM = {"qadam", "onebit_adam", "onebit_adam_published", "zero_one_adam", "lamb", "onebit_lamb", "dion", "local_adam",
-        "acco"}
 COARSE = {"doublesqueeze", "ef_signsgd", "qsgd", "terngrad", "topk", "powersgd"} | ADAM
 # What goes to neighbours needs every rank: join() is refused, by an error on all ranks that go on.
 NO_JOIN = {"low_precision_decentralized", "choco", "push_sum"}
-ARGUMENTS = {
-    "zero_one_adam": {"variance_steps": 3, "kappa": 3, "local_scaler": 2, "max_interval": 2},
-    "powersgd": {"rank": 1, "warmup_steps": 0}, "diloco": {"communication_interval": 2, "outer_momentum": 0.5},
-    "streaming_diloco": {"communication_interval": 2, "fragments": 2, "outer_momentum": 0.5, "error_feedback": True},
-    "local_sgd": {"communication_interval": 2},
-    "local_adam": {"communication_interval": 2, "momentum_interval": 1, "variance_interval": 3},
-    **{name: {"sync_interval_ms": 0, "max_staleness": 2} for name in ASYNC},
-}
 # Of the other algorithms `make test` tries each with one cell.
 WHOLE = ("gradient_allreduce", "bytegrad", "decentralized", "async", "qadam", "powersgd")
 RANKS = 3
