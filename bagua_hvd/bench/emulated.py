@@ -138,11 +138,12 @@ class _Rank:
         from bagua_hvd import algorithms
         from bagua_hvd.bench.quality.grid import with_codec
 
-        kind, arguments = "adam" if "adam" in way else "sgd", with_codec(arguments)
+        arguments = with_codec(arguments)
         early, self._delay = arguments.pop("wait_in_step", None), arguments.pop("delay", 0)
+        algorithm = algorithms.get(way, **arguments)
+        kind = "adam" if algorithm.uses_adam else "sgd"
         return model, hvd.DistributedOptimizer(_optimizer(torch, model, pace, kind), model.named_parameters(),
-                                               algorithm=algorithms.get(way, **arguments), wait_in_step=early,
-                                               delay=self._delay)
+                                               algorithm=algorithm, wait_in_step=early, delay=self._delay)
 
     def _ddp(self, way, model):
         import torch.distributed as dist

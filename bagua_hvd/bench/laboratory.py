@@ -30,28 +30,39 @@ SETTLES = 60                    # steps that `auto` has to choose, and to see wh
 TRIES = 2
 DATA = 1448 / 1514              # of a full frame
 WARM = {"warmup_steps": 1}
-# label: (what trains, its arguments, steps in a period). Warm-ups last for one step, which is not measured.
+# label: (what trains, its arguments, steps in a period). Warm-ups last for one step, which is not measured. A label
+# without an argument that it names here has what was the default when it was first measured; a codec: its function in
+# codecs, and the arguments.
 Ways = Mapping[str, tuple[str, dict, int]]
 WAYS: dict[str, tuple[str, dict, int]] = {
     "none": ("none", {}, 1), "ddp": ("ddp", {}, 1), "ddp, fp16 hook": ("ddp_fp16", {}, 1),
     "ddp, PowerSGD hook": ("ddp_powersgd", {}, 1),
     **{name: (name, {}, 1) for name in ("gradient_allreduce", "bytegrad", "qsgd", "terngrad")},
     **{f"{name}, delay": (name, {"delay": 1}, 1) for name in ("gradient_allreduce", "bytegrad")},
+    **{f"bytegrad, block({bits})": ("bytegrad", {"codec": ["block", bits]}, 1) for bits in (8, 4)},
     **{name: (name, WARM, 1) for name in ("doublesqueeze", "ef_signsgd", "topk")},
     "doublesqueeze, block(4)": ("doublesqueeze", {"codec": ["block", 4], **WARM}, 1),
+    "topk, 10 %": ("topk", {"ratio": 0.1, **WARM}, 1),
     "powersgd": ("powersgd", {"rank": 4, **WARM}, 1),
     "qadam": ("qadam", WARM, 1), "onebit_adam": ("onebit_adam", WARM, 1),
     "onebit_adam_published": ("onebit_adam_published", WARM, 1),
     "qadam, wait_in_step": ("qadam", {"wait_in_step": True, **WARM}, 1),
     "onebit_adam, wait_in_step": ("onebit_adam", {"wait_in_step": True, **WARM}, 1),
+    "zero_one_adam": ("zero_one_adam", {"variance_steps": 1, "kappa": 1, "local_scaler": 1, "max_interval": 16}, 16),
+    "lamb": ("lamb", {}, 1), "onebit_lamb": ("onebit_lamb", WARM, 1), "acco": ("acco", {}, 2), "dion": ("dion", {}, 1),
+    "local_adam, 12": ("local_adam", {"communication_interval": 12, **WARM}, 12),
     "decentralized": ("decentralized", WARM, 1),
     "decentralized, shift_one": ("decentralized", {"peer_selection_mode": "shift_one", **WARM}, 1),
     "low_precision_decentralized": ("low_precision_decentralized", WARM, 1), "choco": ("choco", WARM, 1),
+    "local_sgd, 2": ("local_sgd", {"communication_interval": 2, **WARM}, 2),
     "local_sgd": ("local_sgd", {"communication_interval": 4, **WARM}, 4),
+    "diloco, 8": ("diloco", {"communication_interval": 8, **WARM}, 8),
     "diloco, 16": ("diloco", {"communication_interval": 16, **WARM}, 16),
+    "streaming_diloco, 8": ("streaming_diloco", {"communication_interval": 8, "mixing": 0.0, **WARM}, 8),
     "streaming_diloco": ("streaming_diloco", {"communication_interval": 16, "mixing": 0.5, **WARM}, 16),
     "push_sum": ("push_sum", WARM, 1),
-    **{name: (name, {"sync_interval_ms": 100, **WARM}, 1) for name in (
+    # Which have no period; but steps differ, by what arrives in them.
+    **{name: (name, {"sync_interval_ms": 100, **WARM}, 4) for name in (
         "async", "async_low_precision", "async_decentralized", "async_low_precision_decentralized")},
 }
 
@@ -60,7 +71,7 @@ def _cell(ranks, hosts, way, arguments, period, slowness, seconds):
     """The samples of one cell."""
     in_rounds = way.startswith("async")
     each = [(way, arguments, slow) for slow in slowness]
-    warmup = SETTLES if way == "auto" and "plan" not in arguments else max(2, period if period < 16 else 2)
+    warmup = SETTLES if way == "auto" and "plan" not in arguments else max(2, period)
     one = max(ranks.call("prepare", warmup, each=each))
     steps = max(2, min(12, round(seconds / one)))
     steps = -(-steps // period) * period

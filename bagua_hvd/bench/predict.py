@@ -15,6 +15,7 @@ from bagua_hvd.bench.profiles import Profile
 FRAMING = 1514 / 1448
 BUCKET_NBYTES = 10 << 20
 DDP_NBYTES = 25 << 20
+BLOCK8, BLOCK4 = (8 + 32 / 256) / 32, (4 + 32 / 256) / 32       # of float32's bytes
 GRADIENTS, STEP, HIDDEN = "while gradients come", "after the backward pass", "beside the training"
 LATE = "until the next step's end"
 
@@ -38,8 +39,17 @@ class Sends(NamedTuple):
     period: int = 1
 
 
-def sends(way: str, n: int, count: float, thin: float = 0.0) -> Sends:
-    """thin: sum of rows and columns of the matrices, for PowerSGD of rank 4. Raises KeyError: an unknown way."""
+class Factors(NamedTuple):
+    """Of a model. thin: rows and columns of all matrices; quarter: elements of what Dion averages, of a quarter of
+    their ranks."""
+
+    thin: float = 0.0
+    quarter: float = 0.0
+
+
+def sends(way: str, n: int, count: float, factors: tuple[float, float] = (0, 0)) -> Sends:
+    """factors: see Factors. Raises KeyError: an unknown way."""
+    thin, quarter = factors
     part, log, ring = (n - 1) / n, max(1, math.ceil(math.log2(n))), min(2, n - 1)
     exact = 8 * count * part
     known = {
@@ -48,17 +58,23 @@ def sends(way: str, n: int, count: float, thin: float = 0.0) -> Sends:
         "bytegrad": Sends(exact / 4, 2), "bytegrad, delay": Sends(exact / 4, 2, LATE),
         "gradient_allreduce, delay": Sends(exact, 2 * log, LATE), "qsgd": Sends(exact / 4 * (1 + 1 / 32), 2),
         "terngrad": Sends(count / 4 * (n - 1), 1 + 2 * log), "doublesqueeze": Sends(exact / 32, 2),
-        "doublesqueeze, block(4)": Sends(exact / 8 * (1 + 1 / 32), 2),
         "ef_signsgd": Sends(count / 8 * (n - 1), 1), "topk": Sends(0.08 * count * (n - 1), 1),
         "powersgd": Sends(8 * part * 4 * thin, 4 * log),
         "qadam": Sends(exact / 4, 2, STEP), "qadam, wait_in_step": Sends(exact / 4, 2),
         "onebit_adam": Sends(exact / 32, 2, STEP), "onebit_adam, wait_in_step": Sends(exact / 32, 2),
-        "onebit_adam_published": Sends(exact / 32, 2, STEP),
+        "onebit_adam_published": Sends(exact / 32, 2, STEP), "onebit_lamb": Sends(exact / 32, 2, STEP),
+        "zero_one_adam": Sends(exact / 32, 2, STEP, 16), "lamb": Sends(exact, 2 * log),
+        "acco": Sends(exact, 2 * log, LATE), "dion": Sends(8 * part * quarter, 4 * log, STEP),
+        "local_adam, 12": Sends(3 * exact, 2 * log, STEP, 12),
+        "bytegrad, block(8)": Sends(exact * BLOCK8, 2), "bytegrad, block(4)": Sends(exact * BLOCK4, 2),
+        "doublesqueeze, block(4)": Sends(exact * BLOCK4, 2), "topk, 10 %": Sends(0.8 * count * (n - 1), 1),
         "decentralized": Sends(exact, 2 * log), "decentralized, shift_one": Sends(4 * count, 1),
         "low_precision_decentralized": Sends(count * ring, 1, STEP), "choco": Sends(count / 8 * ring, 1, STEP),
-        "local_sgd": Sends(exact, 2 * log, STEP, 4), "diloco, 16": Sends(exact, 2 * log, STEP, 16),
-        # A quarter of the model in 4 bits every fourth step, which may travel for one step.
-        "streaming_diloco": Sends(count * part * (1 + 1 / 32) / 4, 2, LATE, 4), "push_sum": Sends(4 * count, 1, STEP),
+        "local_sgd": Sends(exact, 2 * log, STEP, 4), "local_sgd, 2": Sends(exact, 2 * log, STEP, 2),
+        "diloco, 16": Sends(exact, 2 * log, STEP, 16), "diloco, 8": Sends(exact, 2 * log, STEP, 8),
+        # A quarter of the model in 4 bits every fourth step, or second, which may travel for one step.
+        "streaming_diloco": Sends(exact * BLOCK4 / 4, 2, LATE, 4),
+        "streaming_diloco, 8": Sends(exact * BLOCK4 / 4, 2, LATE, 2), "push_sum": Sends(4 * count, 1, STEP),
         **{name: Sends(0, 0, HIDDEN) for name in (
             "async", "async_low_precision", "async_decentralized", "async_low_precision_decentralized")},
     }
@@ -80,9 +96,15 @@ def _buckets(profile: Profile, nbytes: int) -> list[tuple[int, float]]:
 
 
 @functools.cache
-def factors(profile: Profile) -> float:
-    """The rows and columns of all matrices."""
-    return sum(shape[0] + math.prod(shape[1:]) for _, shape, _ in profile.gradients if len(shape) > 1)
+def factors(profile: Profile) -> Factors:
+    """Of its matrices."""
+    thin = quarter = 0
+    for _, shape, _ in profile.gradients:
+        rows, columns = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (0, 0)
+        rank = math.ceil(min(rows, columns) / 4)
+        thin += rows + columns
+        quarter += min(math.prod(shape), rank * (rows + columns) or math.prod(shape))
+    return Factors(thin, quarter)
 
 
 def step_s(way: str, profile: Profile, network: Network) -> float:

@@ -88,11 +88,19 @@ def straggler(hosts="4", rate="1gbit", model="resnet18"):
         rate=rate, hosts=int(hosts), delay_ms=0.0, slow=slow, model=model, environment={}) for slow in (1.0, 2.0, 4.0)})
 
 
+def pace_apart(hosts="4", rate="1gbit", pace="10", model="resnet18"):
+    """ms per step with quicker computing, far from each other, and with one rank that computes longer."""
+    places = {"alike, near": (0.0, 1.0), "20 ms": (20.0, 1.0), "one 4x slower": (0.0, 4.0)}
+    return _table({name: laboratory.newest(
+        rate=rate, hosts=int(hosts), delay_ms=delay, slow=slow, model=model, environment={}, pace=float(pace))
+        for name, (delay, slow) in places.items()})
+
+
 def pace(rate="1gbit", pace="10", model="resnet18"):
     """ms per step where computing takes so many times less."""
     return _table({f"{hosts} hosts": laboratory.newest(
         rate=rate, hosts=hosts, delay_ms=0.0, slow=1.0, model=model, environment={}, pace=float(pace))
-        for hosts in (2, 4)})
+        for hosts in (2, 4, 8)})
 
 
 def hidden(model="resnet18"):
