@@ -165,11 +165,16 @@ def bytes_sent(hosts="8", model="resnet18"):
     return report.table(("MB on the wire", "measured", "formula"), lines, left=1) if lines else "Nothing measured yet."
 
 
+def _is_for_adam(way):
+    name = laboratory.WAYS[way][0]
+    return name in algorithms.names() and algorithms.get(name).uses_adam
+
+
 def _compared():
     """(record, predicted ms) of all that count, but those whose optimizer is Adam, whose arithmetic is not slept."""
     for record in records.read("step", environment={}, slow=1.0, per_host=1):
         said = record.setting
-        if laboratory.why_not(record) or "adam" in said["way"] or "pace" in said:
+        if laboratory.why_not(record) or _is_for_adam(said["way"]) or "pace" in said:
             continue
         network = predict.Network(said["hosts"], bytes_per_s(said["rate"]), said["delay_ms"] / 1e3)
         yield record, 1e3 * predict.step_s(said["way"], profiles.load(said["model"]), network)
