@@ -59,9 +59,9 @@ def window(steps: Sequence[StepTimes], order: Sequence[int], nbytes: Sequence[in
     """
     backward = statistics.median(each.backward for each in steps)
     whole, done, latest, ready = sum(nbytes) or 1, 0, 0.0, []
-    rest = deque(until)
+    rest = deque(round(part * whole) for part in until)         # the very ends of buckets, which fractions may miss
     for index, size in zip(order, nbytes, strict=True):
-        while rest and done >= rest[0] * whole:
+        while rest and done >= rest[0]:
             ready.append(_us(latest))
             rest.popleft()
         # One that no pass has touched is there at the end.

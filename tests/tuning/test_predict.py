@@ -188,6 +188,16 @@ def test_a_window_is_medians_and_when_bytes_are_ready():
     assert Window.of_list(found.as_list(), found.until) == found
 
 
+@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=40))
+def test_what_ends_a_bucket_is_ready_when_its_last_gradient_is(sizes):
+    whole, times = sum(sizes), {place: 1000 * (place + 1) for place in range(len(sizes))}
+    steps = [StepTimes(10**9, 0, 10**8, times)]
+    until = [sum(sizes[:place + 1]) / whole for place in range(len(sizes))]
+    found = window(steps, list(times), sizes, until)
+    assert found.ready == tuple(range(1, len(sizes) + 1))
+    assert [found.ready_at(part) for part in until] == list(found.ready)
+
+
 @given(st.lists(st.floats(0.001, 1), max_size=200))
 def test_points_are_the_ends_of_buckets_of_too_many_some(ends):
     found = points(ends)
