@@ -37,6 +37,15 @@ COLUMNS = ("way", "ms per step", "shortest to longest", "MB sent", "speed", "to 
 CURVE = ("ddp", "gradient_allreduce", "bytegrad", "doublesqueeze", "decentralized, shift_one", "local_sgd", "async")
 QUALITY_CURVE = ("ddp", "gradient_allreduce", "bytegrad", "terngrad", "topk", "doublesqueeze", "choco",
                  "decentralized, shift_one")
+# way -> row of the quality with the same arguments.
+WHICH = {**{name: name for name in ("bytegrad", "qsgd", "powersgd", "terngrad", "topk")}, "topk, 10 %": "topk 10 %",
+         "ef_signsgd": "ef_signsgd", "doublesqueeze": "doublesqueeze",
+         "doublesqueeze, block(4)": "doublesqueeze block(4)",
+         "qadam, wait_in_step": "qadam", "onebit_adam, wait_in_step": "onebit_adam", "decentralized": "decentralized",
+         "decentralized, shift_one": "decentralized shift_one",
+         **{name: name for name in ("low_precision_decentralized", "choco", "push_sum")},
+         "local_sgd, 2": "local_sgd", "local_adam, 12": "local_adam", "diloco, 8": "diloco",
+         "streaming_diloco, 8": "streaming_diloco"}
 LATE = "gradient_allreduce, delay"
 # What BAGUA's authors have published: images per second of VGG16 over 10 Gbit/s, and seconds per epoch of BERT-Large
 # over 1 Gbit/s, on 16 machines of 8 GPUs. Read off figures of their documentation; None: not there. Theirs -> our way.
@@ -186,10 +195,10 @@ def prediction_error(quantile="0.5"):
     return f"{100 * errors[min(len(errors) - 1, int(float(quantile) * len(errors)))]:.0f} %" if errors else "?"
 
 
-def speed(way, hosts, rate, delay="0", slow="1", over="gradient_allreduce"):
+def speed(way, hosts, rate, delay="0", slow="1", over="gradient_allreduce", pace="1"):
     """How many times as fast as another way. A "+" stands for a comma and a space."""
     found = laboratory.newest(rate=rate, hosts=int(hosts), delay_ms=float(delay), slow=float(slow), model="resnet18",
-                              environment={})
+                              environment={}, pace=float(pace))
     ways = [found.get(name.replace("+", ", ")) for name in (way, over)]
     if any(record is None or laboratory.why_not(record) for record in ways):
         return "-"
@@ -201,6 +210,17 @@ def milliseconds(way, hosts, rate):
     record = laboratory.newest(rate=rate, hosts=int(hosts), delay_ms=0.0, slow=1.0, model="resnet18",
                                environment={}).get(way)
     return f"{laboratory.ms(record):.0f}" if record and not laboratory.why_not(record) else "?"
+
+
+def which():
+    """How many times as fast as gradient_allreduce, and whether its loss is kept: ways that are rows of the quality."""
+    quality = importlib.import_module("bagua_hvd.bench.quality")
+    places = {"2 hosts, 100 Mbit/s": (2, "100mbit", 1), "8 hosts, 100 Mbit/s": (8, "100mbit", 1),
+              "2 hosts, 1 Gbit/s, computing 10x as fast": (2, "1gbit", 10)}
+    lines = [(f"`{way}`", *(speed(way, hosts, rate, pace=pace) for hosts, rate, pace in places.values()),
+              quality.worst(row))
+             for way, row in WHICH.items()]
+    return report.table(("times as fast", *places, "of the loss, within 5 %"), lines, left=1)
 
 
 def published():

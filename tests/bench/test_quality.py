@@ -144,6 +144,8 @@ def test_who_missed_the_margin(tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "recorded", lambda **setting: read(tmp_path, **setting))
     assert page.missed("code") == "in the mean of the seeds: `qsgd`; in any one seed: `bytegrad`, `qsgd`"
     assert page.missed("aside") == "in the mean of the seeds: none; in any one seed: none"
+    assert page.worst("qsgd") == "within on 0 of 1, at worst +5 % (code, adam)"          # two seeds: open
+    assert page.worst("topk+10+%") == "not trained yet"
 
 
 def test_a_task_of_its_own(tmp_path, monkeypatch):

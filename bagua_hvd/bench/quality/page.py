@@ -228,8 +228,26 @@ def holds(ranks: str = "4", split: str = "iid") -> str:
 
     order = [row for row in grid.rows() if row in words]
     bad = [row for row in order if words[row] & {"outside", "diverged"}]
+    elsewhere = {row: {verdict.word for (name, key), verdict in judged.items() if name == row and key[0] != "images"}
+                 for row in order}
+    almost = [row for row in order if "open" in words[row] and row not in bad and elsewhere[row] == {"within"}]
     return "\n".join([
         f"- Within {100 * grid.MARGIN:g} % on all tasks: {listed(row for row in order if words[row] == {'within'})}.",
+        f"- Open on images, within on all others: {listed(almost)}.",
         f"- Outside on some: {listed(bad)}.",
-        "- Open on some, outside on none: "
-        + listed(row for row in order if "open" in words[row] and row not in bad) + "."])
+        "- Open on some others, outside on none: "
+        + listed(row for row in order if "open" in words[row] and row not in bad + almost) + "."])
+
+
+def worst(row: str, ranks: str = "4", split: str = "iid") -> str:
+    """On how many tasks a row is within the margin, and outside, and its largest mean. A "+" stands for a space."""
+    row = row.replace("+", " ")
+    judged = {key: verdict for (name, key), verdict in verdicts(int(ranks), split).items() if name == row}
+    if not judged:
+        return "not trained yet"
+    key = max(judged, key=lambda key: judged[key].change)
+    far = "diverged" if judged[key].word == "diverged" else f"{100 * judged[key].change:+.0f} %"
+    words = [verdict.word for verdict in judged.values()]
+    outside = sum(word in ("outside", "diverged") for word in words)
+    on = f"within on {words.count('within')} of {len(words)}" + (f", outside on {outside}" if outside else "")
+    return f"{on}, at worst {far} ({', '.join(key)})"
