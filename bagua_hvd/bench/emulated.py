@@ -140,8 +140,9 @@ class _Rank:
 
         arguments = with_codec(arguments)
         early, self._delay = arguments.pop("wait_in_step", None), arguments.pop("delay", 0)
+        kind = arguments.pop("optimizer", "sgd")
         algorithm = algorithms.get(way, **arguments)
-        kind = "adam" if algorithm.uses_adam else "sgd"
+        kind = "adam" if algorithm.uses_adam else kind
         return model, hvd.DistributedOptimizer(_optimizer(torch, model, pace, kind), model.named_parameters(),
                                                algorithm=algorithm, wait_in_step=early, delay=self._delay)
 

@@ -44,6 +44,7 @@ WAYS: dict[str, tuple[str, dict, int]] = {
     "doublesqueeze, block(4)": ("doublesqueeze", {"codec": ["block", 4], **WARM}, 1),
     "topk, 10 %": ("topk", {"ratio": 0.1, **WARM}, 1),
     "powersgd": ("powersgd", {"rank": 4, **WARM}, 1),
+    "gradient_allreduce, Adam": ("gradient_allreduce", {"optimizer": "adam"}, 1),
     "qadam": ("qadam", WARM, 1), "onebit_adam": ("onebit_adam", WARM, 1),
     "onebit_adam_published": ("onebit_adam_published", WARM, 1),
     "qadam, wait_in_step": ("qadam", {"wait_in_step": True, **WARM}, 1),

@@ -53,7 +53,8 @@ def sends(way: str, n: int, count: float, factors: tuple[float, float] = (0, 0))
     part, log, ring = (n - 1) / n, max(1, math.ceil(math.log2(n))), min(2, n - 1)
     exact = 8 * count * part
     known = {
-        "none": Sends(0, 0, HIDDEN), "ddp": Sends(exact, 2 * log), "gradient_allreduce": Sends(exact, 2 * log),
+        "none": Sends(0, 0, HIDDEN),
+        **{name: Sends(exact, 2 * log) for name in ("ddp", "gradient_allreduce", "gradient_allreduce, Adam")},
         "ddp, fp16 hook": Sends(exact / 2, 2 * log), "ddp, PowerSGD hook": Sends(8 * part * 4 * thin, 4 * log, STEP),
         "bytegrad": Sends(exact / 4, 2), "bytegrad, delay": Sends(exact / 4, 2, LATE),
         "gradient_allreduce, delay": Sends(exact, 2 * log, LATE), "qsgd": Sends(exact / 4 * (1 + 1 / 32), 2),

@@ -100,9 +100,12 @@ def straggler(hosts="4", rate="1gbit", model="resnet18"):
 def pace_apart(hosts="4", rate="1gbit", pace="10", model="resnet18"):
     """ms per step with quicker computing, far from each other, and with one rank that computes longer."""
     places = {"alike, near": (0.0, 1.0), "20 ms": (20.0, 1.0), "one 4x slower": (0.0, 4.0)}
-    return _table({name: laboratory.newest(
+    near, *apart = columns = [laboratory.newest(
         rate=rate, hosts=int(hosts), delay_ms=delay, slow=slow, model=model, environment={}, pace=float(pace))
-        for name, (delay, slow) in places.items()})
+        for delay, slow in places.values()]
+    for way in set(near).difference(*apart):
+        del near[way]
+    return _table(dict(zip(places, columns, strict=True)))
 
 
 def pace(rate="1gbit", pace="10", model="resnet18"):
@@ -175,8 +178,8 @@ def bytes_sent(hosts="8", model="resnet18"):
 
 
 def _is_for_adam(way):
-    name = laboratory.WAYS[way][0]
-    return name in algorithms.names() and algorithms.get(name).uses_adam
+    name, said, _ = laboratory.WAYS[way]
+    return said.get("optimizer") == "adam" or (name in algorithms.names() and algorithms.get(name).uses_adam)
 
 
 def _compared():
@@ -310,14 +313,33 @@ def to_quality(way, relaxed, exact, task=None):
     return statistics.median(times) if times else None
 
 
-def sooner(way, rate, hosts=2, model="resnet18", task=None):
-    """How many times sooner than gradient_allreduce at its loss, without delay; None: no record says."""
-    found = laboratory.newest(rate=rate, hosts=int(hosts), delay_ms=0.0, slow=1.0, model=model, environment={})
-    record, base = found.get(way), found.get("gradient_allreduce")
+def sooner(way, rate, hosts=2, model="resnet18", task=None, pace=1.0):
+    """How many times sooner than gradient_allreduce at its loss, without delay; None: no record says.
+
+    Where Adam is computed, it is in both times.
+    """
+    found = laboratory.newest(rate=rate, hosts=int(hosts), delay_ms=0.0, slow=1.0, model=model, environment={},
+                              pace=pace)
+    record, base = found.get(way), found.get("gradient_allreduce, Adam" if _is_for_adam(way) else "gradient_allreduce")
     if record is None or base is None or laboratory.why_not(record) or laboratory.why_not(base):
         return None
     times = to_quality(way, laboratory.ms(record), laboratory.ms(base), task)
     return None if times is None else 1 / times
+
+
+def time_to_quality():
+    """sooner(), of all ways whose quality has been measured; a dash: their speed has not."""
+    of = {"1gbit": ("1gbit", 1.0), "1gbit, computing 10x": ("1gbit", 10.0), "100mbit": ("100mbit", 1.0)}
+    places = {f"{name}, {hosts} hosts": (rate, hosts, pace) for name, (rate, pace) in of.items() for hosts in (2, 4)}
+
+    def cell(way, rate, hosts, pace):
+        times = sooner(way, rate, hosts, pace=pace)
+        return "-" if times is None else f"{times:.1f}x" if times else "never"
+
+    apart = {"gradient_allreduce", "lamb", "onebit_lamb", "dion"}      # these are other optimizers
+    lines = [(f"`{way}`", *(cell(way, *place) for place in places.values()), str(len(trainings(way))))
+             for way, (algorithm, *_) in laboratory.WAYS.items() if algorithm not in apart and trainings(way)]
+    return report.table(("", *places, "trainings"), lines, left=1) if lines else "Nothing measured yet."
 
 
 def speed_to_quality(way, rate, hosts="2", task=None):

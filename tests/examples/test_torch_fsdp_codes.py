@@ -18,6 +18,7 @@ def run(launcher, *options):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(240)       # two runs
 def test_learns_as_without_codes(launcher):
     plain, nothing = run(launcher, "--gradients", "none", "--weights", "none")
     coded, sent = run(launcher)

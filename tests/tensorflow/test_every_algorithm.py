@@ -49,6 +49,10 @@ def every_algorithm():
         if name in ADAM:
             with pytest.raises(ValueError, match=f"{type(make(name)).__name__} .*optimizer of Keras"):
                 hvd.DistributedOptimizer(v1.train.AdamOptimizer(0.01), algorithm=make(name))
+        if name in ADAM or make(name).remembers_gradients:      # what it keeps would be in the unit of another scale
+            with pytest.raises(ValueError, match="cannot serve .*LossScaleOptimizer"):
+                scaled = keras.optimizers.LossScaleOptimizer(type(kinds[0])(0.01))
+                hvd.DistributedOptimizer(scaled, algorithm=make(name))
         if make(name).gradients_only:
             weights, loss = train(keras.optimizers.SGD(0.05), make(name), delay=1)
             assert loss < 35 * (1 + hvd.rank()), name
