@@ -10,6 +10,8 @@ import signal
 import numpy as np
 import pytest
 import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import bagua_hvd.torch as hvd
@@ -45,10 +47,10 @@ class Training:
         self.history = []
         self.made = 0
 
-    def gradients(self, rank, step, scales=(1, 1, 1, 1)):
+    def gradients(self, rank, step, scales=None):
         generator = np.random.default_rng([rank, step])
         return [torch.from_numpy(generator.standard_normal(shape).astype(np.float32)) * scale
-                for shape, scale in zip(SHAPES, scales, strict=True)]
+                for shape, scale in zip(SHAPES, scales or [1] * len(SHAPES), strict=True)]
 
     def step(self, **options):
         self.optimizer.zero_grad()
@@ -109,6 +111,26 @@ def test_what_may_be_chosen():
     assert Auto(average=False).algorithms["gradient_allreduce"].average is False
 
 
+NAMED = st.lists(st.sampled_from(["bytegrad", "qsgd", "terngrad", "doublesqueeze", "ef_signsgd", "topk",
+                                  "gradient_allreduce"]), max_size=4)
+
+
+@given(NAMED, st.sampled_from(["E0", "E1", "E2"]))
+def test_never_outside_of_what_is_allowed(allow, up_to):
+    """What may be chosen is exact, or named, or in the defaults of a class up to that one; the exact one is first."""
+    try:
+        found = Auto(allow=allow, up_to=up_to).algorithms
+    except ValueError as error:
+        assert "Auto cannot choose" in str(error)
+        return
+    named = [type(algorithms.get(name)) for name in allow]
+    assert next(iter(found)) == "gradient_allreduce"
+    for name, algorithm in list(found.items())[1:]:
+        defaults = any(name in added for safety, added in auto.DEFAULTS.items() if safety <= Safety[up_to])
+        assert defaults or type(algorithm) in named
+        assert not defaults or algorithm.safety <= Safety[up_to]
+
+
 @pytest.mark.parametrize("arguments, sentence", [
     ({"up_to": "E3"}, "up_to='E3': expected E0, E1 or E2; algorithms of E3"),
     ({"allow": [QAdam()]}, "Auto cannot choose QAdam: it makes the optimizer's steps"),
@@ -154,6 +176,39 @@ def exact_all_along():
 
 def test_e0_changes_buckets_only(run_ranks):
     run_ranks(3, exact_all_along)
+
+
+def any_sizes():
+    """Whatever the shapes and whenever buckets are cut anew: the sums are those of exact averages."""
+    sizes = None, 4000, 20_000
+    auto.BUCKET_BYTES = sizes
+
+    class Told(Auto):
+        def after_step(self, model):
+            tuner = self._tuner(model)
+            tuner.plan = next(plan for plan in self._plans(model) if plan.bucket_bytes == wanted[training.made])
+
+    hvd.init()
+    training, wanted = None, []
+
+    @settings(max_examples=12, derandomize=True, database=None, deadline=None, phases=[Phase.generate])
+    @given(st.lists(st.integers(1, 3000), min_size=1, max_size=8),
+           st.lists(st.sampled_from(sizes), min_size=2, max_size=6))
+    def exact(lengths, plans):
+        nonlocal training, wanted
+        SHAPES[:] = [(length,) for length in lengths]
+        wanted = plans
+        training = Training(Told())
+        for _ in plans:
+            training.step()
+        torch.testing.assert_close(training.flat(), training.exact(), rtol=1e-4, atol=1e-5)
+        assert torch.equal(training.flat(), hvd.broadcast(training.flat(), 0))
+
+    exact()
+
+
+def test_e0_is_exact_for_any_sizes(run_ranks):
+    run_ranks(3, any_sizes)
 
 
 def with_errors(kind):
