@@ -148,7 +148,7 @@ def main(arguments=None):
                 continue
             for record in laboratory.run(
                     count, rate, delay, missing, model, options.per_host, seconds=options.seconds,
-                    experiment=EXPERIMENT, folder=options.folder, profile=profile, tries=1):
+                    experiment=EXPERIMENT, folder=options.folder, profile=profile):
                 said = record.setting["way"]
                 print(f"{model}, {count} hosts, {rate}, {delay:g} ms, {said:28}{laboratory.ms(record):9.1f} ms "
                       f"{laboratory.why_not(record)} {chosen(record) if said in BOTH else ''}", flush=True)
