@@ -4,6 +4,7 @@ A batch is of as many examples whatever the number of ranks: each has its share.
 examples have labels, so that every rank sees mostly those of some labels (skewed): half of its share from two n-ths
 of the labels, in turn, the rest from all.
 """
+import copy
 import functools
 from collections.abc import Callable, Iterator
 
@@ -71,7 +72,8 @@ def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(22, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 5))
 
 
-def random_features() -> nn.Module:
+@functools.cache
+def _random_features() -> nn.Module:
     """A Reader that has learned to say what a random network makes of a text. Alike on all ranks, whatever the seed."""
     parts, vocabulary = data.sources(LENGTH)
     with torch.random.fork_rng():
@@ -85,6 +87,11 @@ def random_features() -> nn.Module:
             optimizer.step()
         model.head = nn.Linear(48, data.CLASSES)
     return model
+
+
+def random_features() -> nn.Module:
+    """Another such one."""
+    return copy.deepcopy(_random_features())
 
 
 class Task:
