@@ -143,8 +143,10 @@ class _Rank:
         kind = arguments.pop("optimizer", "sgd")
         algorithm = algorithms.get(way, **arguments)
         kind = "adam" if algorithm.uses_adam else kind
-        return model, hvd.DistributedOptimizer(_optimizer(torch, model, pace, kind), model.named_parameters(),
-                                               algorithm=algorithm, wait_in_step=early, delay=self._delay)
+        optimizer = hvd.DistributedOptimizer(_optimizer(torch, model, pace, kind), model.named_parameters(),
+                                             algorithm=algorithm, wait_in_step=early, delay=self._delay)
+        self._delay = self._delay or int(way == "acco")     # what a step has begun, the next one waits for
+        return model, optimizer
 
     def _ddp(self, way, model):
         import torch.distributed as dist
