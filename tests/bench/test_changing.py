@@ -33,6 +33,7 @@ def test_pairs_are_of_one_turn():
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 @possible
 def test_a_line_that_changes(tmp_path):
     assert changing.main(["--models", "gru", "--rates", "1gbit", "50mbit", "--steps", "40", "--folder",
@@ -44,6 +45,7 @@ def test_a_line_that_changes(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 @possible
 def test_turns(tmp_path, capsys):
     assert paired.main(["--models", "gru", "--turns", "2", "--steps", "3", "--folder", str(tmp_path)]) == 0
