@@ -8,7 +8,7 @@ import numpy as np  # noqa: E402
 import bagua_hvd.tensorflow as hvd  # noqa: E402
 from bagua_hvd.algorithms import Auto  # noqa: E402
 from bagua_hvd.tuning import tuner  # noqa: E402
-from bagua_hvd.tuning.window import POINTS, Window  # noqa: E402
+from bagua_hvd.tuning.window import Window  # noqa: E402
 
 pytestmark = pytest.mark.timeout(200)
 STEPS = 60
@@ -17,7 +17,7 @@ STEPS = 60
 def to_and_fro(auto):
     """block(4) with error feedback is promised to be quick, and is not. Returns a function: plans that were used."""
     plans = []
-    tuner.window = lambda *_: Window(10_000, 9_000, 5_000, (5_000,) * POINTS)
+    tuner.window = lambda *_: Window(10_000, 9_000, 5_000, (5_000,), (1.0,))
     tuner.Tuner.predict = lambda self, figures, measured: [
         figures.step // 2 if plan.name.startswith("block(4)") and plan.bucket_bytes is None else 2 * figures.step
         for plan in self._plans]
