@@ -13,8 +13,9 @@ every communication_interval steps, from the first one on; in the others x_i' = 
     exponential i and i xor 2^k, k = 0, 1, ... ceil(log2 n) - 1 and again; who has no such peer rests. With n a power of
                 two all have the mean of all after log2 n rounds.
     random      in each round one of the pairings of a round robin, the same on all ranks: anyone is equally likely.
+    ring        i - 1, i and i + 1: 1/3 each, in every round; of two ranks the other one 2/3.
 
-Wire per communication: all, 2 N (n-1)/n elements, as a ring; in pairs, N elements to one peer, whatever n.
+Wire per communication: all, 2 N (n-1)/n elements, as a ring; in pairs, N elements to one peer, whatever n; ring 2 N.
 Memory: N elements. Optimizer state, batch-norm statistics and models differ between ranks: hvd.consensus averages
 them.
 Source: Lian et al., arXiv:1705.09056; BAGUA, arXiv:2107.01499; exponential: Ying et al., arXiv:2110.13363. Differs:
@@ -34,16 +35,18 @@ from bagua_hvd.training.model import Model
 from bagua_hvd.training.source import Pending
 
 PAIRS = ("shift_one", "exponential", "random")
-MODES = ("all", *PAIRS)
+MODES = ("all", *PAIRS, "ring")
 
 
 def cycle(mode: str, peers: int) -> tuple[str, int]:
-    """Topology of d_fp_s in a mode of pairs among so many ranks or hosts, and how many rounds it has.
+    """Topology of d_fp_s in a mode with peers among so many ranks or hosts, and how many rounds it has.
 
     They are few: what is asked for again under the same name needs no negotiation.
     """
     if mode == "random":
         return "round_robin", peers - 1 + peers % 2
+    if mode == "ring":
+        return mode, 1
     if mode == "exponential":
         return mode, max((peers - 1).bit_length(), 1)
     return mode, peers // 2 if peers % 2 == 0 else peers
@@ -57,7 +60,7 @@ def round_of(mode: str, peers: int, number: int) -> tuple[str, int]:
 
 @exchange
 def pairing(bucket: Bucket, group: ProcessSet, mode: str, round: int, hierarchical: bool) -> Steps:
-    """The average with this round's peer."""
+    """The average with this round's peer, or both."""
     x = bucket.read()
     topology, round = round_of(mode, host_count(group) if hierarchical else group.size(), round)
     yield d_fp_s(x, group, topology=topology, round=round, hierarchical=hierarchical, name=f"{bucket.name}.{round}")
@@ -68,9 +71,9 @@ class Decentralized(LocalSteps):
     """Averages weights with peers instead of gradients with everyone.
 
     Args:
-        hierarchical: in pairs: hosts are the peers, each with the mean of its ranks. For all it changes nothing but
+        hierarchical: with peers: hosts are the peers, each with the mean of its ranks. For all it changes nothing but
             the way that the bytes take.
-        peer_selection_mode: "all", "shift_one", "exponential" or "random".
+        peer_selection_mode: "all", "shift_one", "exponential", "random" or "ring".
         communication_interval, warmup_steps, kappa: see LocalSteps.
     """
 

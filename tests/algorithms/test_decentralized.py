@@ -42,6 +42,10 @@ def everyone(n, s, xs):
     return [np.mean(xs, 0, np.float64)] * n
 
 
+def both_neighbours(n, s, xs):
+    return [(x + xs[i - 1] + xs[(i + 1) % n]) / F(3) for i, x in enumerate(xs)]
+
+
 def pairs_of_hosts(hosts):
     """shift_one with hosts for peers, each with the mean of its ranks."""
     sizes = [len(members) for members in hosts]
@@ -94,6 +98,8 @@ def all_cases():
             for mode in ("shift_one", "exponential", "random"):
                 algorithm = Decentralized(False, mode, communication_interval=interval)
                 assert_trains_as(algorithm, d_psgd(functools.partial(pairs, mode=mode), interval), apart=True)
+            algorithm = Decentralized(False, "ring", communication_interval=interval)
+            assert_trains_as(algorithm, d_psgd(both_neighbours, interval), apart=True, exact=False)
     for interval in (1, 3):
         algorithm = LowPrecisionDecentralized(hierarchical=False, communication_interval=interval)
         model, optimizer = assert_trains_as(algorithm, after_steps(interval, dcd_psgd), apart=True)

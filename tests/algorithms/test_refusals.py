@@ -22,8 +22,8 @@ from bagua_hvd.algorithms import (  # noqa: E402
 )
 
 WRONG_ARGUMENTS = [
-    (Decentralized, {"peer_selection_mode": "ring"},
-     "peer_selection_mode='ring': expected one of all, shift_one, exponential, random"),
+    (Decentralized, {"peer_selection_mode": "star"},
+     "peer_selection_mode='star': expected one of all, shift_one, exponential, random, ring"),
     (Async, {"peer_selection_mode": "some"}, "expected one of all, shift_one, exponential, random, ring"),
     (Async, {"peer_selection_mode": "shift_one", "codec": hvd.algorithms.ByteGrad}, "takes no codec"),
     (Async, {"sync_interval_ms": -1}, "sync_interval_ms=-1: expected"),
