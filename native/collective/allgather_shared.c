@@ -1,6 +1,6 @@
 // Allgather in shared memory: everyone stages the next piece of its part and copies the others' pieces to their places.
 #include "collective/collective.h"
-#include "run/shared.h"
+#include "collective/passages.h"
 
 // Copies to the vector's destinations, from `place` on.
 static void put(kernel_copy_fn copy, const struct span_list *dst, size_t place, const unsigned char *from, size_t nbytes)
@@ -14,30 +14,21 @@ static void put(kernel_copy_fn copy, const struct span_list *dst, size_t place, 
     }
 }
 
-struct allgather {
-    struct run *run;
-    struct group *group;
-    const unsigned char *src;
-    const struct span_list *dst;
-    const size_t *part;
-    kernel_copy_fn copy;
-};
-
-static size_t piece_bytes(const struct allgather *g, int index, size_t block)
+static size_t piece_bytes(const struct allgather_passage *g, int index, size_t block)
 {
     return shared_piece(g->part[index], block * HOST_SLAB_BYTES, HOST_SLAB_BYTES);
 }
 
 static void stage(void *arg, size_t block)
 {
-    const struct allgather *g = arg;
+    const struct allgather_passage *g = arg;
     span_copy(shared_slab(g->run, g->group, g->group->rank, block), g->src + block * HOST_SLAB_BYTES,
               piece_bytes(g, g->group->rank, block));
 }
 
 static void collect(void *arg, size_t block)
 {
-    const struct allgather *g = arg;
+    const struct allgather_passage *g = arg;
     for (int k = 1; k < g->group->size; k++) {
         int i = (g->group->rank + k) % g->group->size;      // each rank begins with another one
         size_t place = block * HOST_SLAB_BYTES;
@@ -47,20 +38,40 @@ static void collect(void *arg, size_t block)
     }
 }
 
-bhvd_status allgather_shared(struct run *run, struct group *group, const void *src, const struct span_list *dst,
-                             const size_t *part)
+static const struct shared_steps STEPS = {.stage = stage, .collect = collect};
+
+static size_t prepare(struct allgather_passage *g, struct run *run, struct group *group, const void *src, const struct span_list *dst,
+                      const size_t *part)
 {
-    struct allgather g = {run, group, src, dst, part, NULL};
     size_t longest = 0, total = 0, my_place = 0;
     for (int i = 0; i < group->size; i++) {
         longest = part[i] > longest ? part[i] : longest;
         my_place += i < group->rank ? part[i] : 0;
         total += part[i];
     }
-    g.copy = shared_copy(run, total);
-    put(g.copy, dst, my_place, src, part[group->rank]);
+    g->run = run;
+    g->group = group;
+    g->src = src;
+    g->dst = dst;
+    g->part = part;
+    g->copy = shared_copy(run, total);
+    put(g->copy, dst, my_place, src, part[group->rank]);
     run_shared_bytes(run, part[group->rank] * (size_t)(group->size - 1));
     run->payload_received += total - part[group->rank];
-    size_t blocks = group->size > 1 ? shared_blocks(longest) : 0;
-    return shared_run(run, group, blocks, &(struct shared_steps){stage, NULL, collect, .root = 0}, &g);
+    return group->size > 1 ? shared_blocks(longest) : 0;
+}
+
+void allgather_begin(struct allgather_passage *g, struct run *run, struct group *group, int lane, const void *src,
+                     const struct span_list *dst, const size_t *part)
+{
+    const size_t blocks = prepare(g, run, group, src, dst, part);
+    passage_begin(&g->passage, group, lane, blocks, &STEPS, g);
+}
+
+bhvd_status allgather_shared(struct run *run, struct group *group, const void *src, const struct span_list *dst,
+                             const size_t *part)
+{
+    struct allgather_passage g;
+    const size_t blocks = prepare(&g, run, group, src, dst, part);
+    return shared_run(run, group, blocks, &STEPS, &g);
 }

@@ -31,8 +31,9 @@ void schedule_allreduce_doubling(struct schedule *schedule, size_t nbytes, size_
     int added[WINDOW][1 + FOLD_ROUNDS_MAX];
     struct part part;
     (void)element;
-    for (int i = 0; i < WINDOW * (1 + FOLD_ROUNDS_MAX); i++)
-        added[i / (1 + FOLD_ROUNDS_MAX)][i % (1 + FOLD_ROUNDS_MAX)] = STEP_NONE;
+    for (int slot = 0; slot < WINDOW; slot++)
+        for (int round = 0; round <= FOLD_ROUNDS_MAX; round++)
+            added[slot][round] = STEP_NONE;
     for (size_t i = 0; (part = part_segment((struct part){0, nbytes}, i)).nbytes; i++) {
         if (fold.rank < 0)
             fold_aside(schedule, &fold, part);

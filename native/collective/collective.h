@@ -45,15 +45,26 @@ bhvd_status allreduce_links(struct run *run, struct group *group, const struct r
                             const struct span_list *list);
 // The same as a schedule. path: the one over links that is asked for; any other: the cheapest of the three there.
 void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, const struct wire *wire, size_t nbytes, size_t element);
-// In two levels, in a group that has a hierarchy (run/hierarchy.h): reduces within each host, lets `between` work in place on
-// every shard of the vector among its owners, and spreads the result within each host. begin: the shard's place in the
-// vector, in bytes. flight: NULL, or set to what goes on when `between` returns.
-typedef bhvd_status (*hierarchical_fn)(struct run *run, struct group *cross, const struct span_list *shard,
-                                       size_t begin, void *arg, struct flight **flight);
-bhvd_status hierarchical_run(struct run *run, struct group *group, const struct reduction *within,
-                             const struct span_list *list, hierarchical_fn between, void *arg);
-bhvd_status allreduce_hierarchical(struct run *run, struct group *group, const struct reduction *reduction,
-                                   const struct span_list *list);
+// In two levels, in a group that has a hierarchy (run/hierarchy.h): reduces within each host, lets owners of each shard of the
+// vector work on it, and spreads the result within each host.
+struct between {
+    // Plans what they do with it, in place, if they do anything. begin: its place in the vector, in bytes. BHVD_ERR_SYSTEM: the run
+    // has failed.
+    bhvd_status (*plan)(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
+                        const struct between *between, struct plan *plan);
+    struct reduction reduction;         // for it; what is not used may be left 0
+    const struct work *work;            // lives as long as the task
+    size_t shard_nbytes;                // at most
+    int depth;                          // shards begun and not ended, at most BETWEEN_DEPTH
+};
+
+enum { BETWEEN_DEPTH = 4 };
+
+// Makes the plan a task, which takes the list.
+bhvd_status hierarchical_plan(struct plan *plan, struct run *run, struct group *group, const struct reduction *within,
+                              struct span_list *list, const struct between *between);
+bhvd_status allreduce_hierarchical(struct plan *plan, struct run *run, struct group *group, const struct reduction *reduction,
+                                   struct span_list *list);
 
 // Every span is one tensor. The group's size is a power of two. Float dtypes.
 bhvd_status allreduce_adasum(struct run *run, struct group *group, const struct reduction *reduction,

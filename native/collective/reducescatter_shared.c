@@ -1,21 +1,11 @@
 // Reducescatter in shared memory: a block holds an equal piece of every member's part, so that all of them reduce at the
 // same time; member k reduces the k-th piece of all slabs straight into its output.
 #include "collective/collective.h"
-#include "run/shared.h"
-
-struct reducescatter {
-    struct run *run;
-    struct group *group;
-    const struct reduction *reduction;
-    const struct span_list *src;
-    unsigned char *dst;
-    const size_t *part;
-    size_t piece;               // bytes of every member's part in a block
-};
+#include "collective/passages.h"
 
 static void stage(void *arg, size_t block)
 {
-    const struct reducescatter *r = arg;
+    const struct reducescatter_passage *r = arg;
     unsigned char *slab = shared_slab(r->run, r->group, r->group->rank, block);
     size_t begin = 0, offset = block * r->piece;
     for (int i = 0; i < r->group->size; begin += r->part[i++]) {
@@ -29,20 +19,41 @@ static void stage(void *arg, size_t block)
 
 static void collect(void *arg, size_t block)
 {
-    const struct reducescatter *r = arg;
+    const struct reducescatter_passage *r = arg;
     size_t offset = block * r->piece, mine = shared_piece(r->part[r->group->rank], offset, r->piece);
     shared_reduce(r->run, r->group, r->reduction, block, (size_t)r->group->rank * r->piece, NULL, r->dst + offset, mine);
     r->run->payload_received += mine * (size_t)(r->group->size - 1);
 }
 
+static const struct shared_steps STEPS = {.stage = stage, .collect = collect};
+
+static size_t prepare(struct reducescatter_passage *r, struct run *run, struct group *group, const struct reduction *reduction,
+                      const struct span_list *src, void *dst, const size_t *part)
+{
+    size_t longest = 0;
+    r->run = run;
+    r->group = group;
+    r->reduction = reduction;
+    r->src = src;
+    r->dst = dst;
+    r->part = part;
+    r->piece = HOST_SLAB_BYTES / (size_t)group->size / 64 * 64;
+    for (int i = 0; i < group->size; i++)
+        longest = part[i] > longest ? part[i] : longest;
+    return (longest + r->piece - 1) / r->piece;
+}
+
+void reducescatter_begin(struct reducescatter_passage *r, struct run *run, struct group *group, int lane,
+                         const struct reduction *reduction, const struct span_list *src, void *dst, const size_t *part)
+{
+    const size_t blocks = prepare(r, run, group, reduction, src, dst, part);
+    passage_begin(&r->passage, group, lane, blocks, &STEPS, r);
+}
+
 bhvd_status reducescatter_shared(struct run *run, struct group *group, const struct reduction *reduction,
                                  const struct span_list *src, void *dst, const size_t *part)
 {
-    const size_t piece = HOST_SLAB_BYTES / (size_t)group->size / 64 * 64;
-    struct reducescatter r = {run, group, reduction, src, dst, part, piece};
-    size_t longest = 0;
-    for (int i = 0; i < group->size; i++)
-        longest = part[i] > longest ? part[i] : longest;
-    return shared_run(run, group, (longest + piece - 1) / piece,
-                      &(struct shared_steps){stage, NULL, collect, .root = 0}, &r);
+    struct reducescatter_passage r;
+    const size_t blocks = prepare(&r, run, group, reduction, src, dst, part);
+    return shared_run(run, group, blocks, &STEPS, &r);
 }

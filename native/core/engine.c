@@ -155,7 +155,7 @@ static void end_started(void *arg, bhvd_status status)
 {
     struct started *started = arg;
     end_execution(started->ctx, started->execution, status, &started->ctx->run.failure);
-    plan_fini(&started->plan);
+    plan_fini(&started->ctx->run, &started->plan);
     free(started);
 }
 
@@ -164,16 +164,22 @@ static bool start(bhvd_context *ctx, struct execution *execution, struct plan *p
 {
     struct started *started = malloc(sizeof *started);
     if (!started) {
-        plan_fini(plan);
+        plan_fini(&ctx->run, plan);
         return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to start an operation") == BHVD_OK;
     }
     *started = (struct started){ctx, execution, *plan};
     plan = &started->plan;
     if (plan->material.list)
         plan->material.list = &plan->list;
+    if (plan->task) {
+        struct task *task = plan->task;
+        plan->task = NULL;
+        task_start(&ctx->run, task, end_started, started);
+        return true;
+    }
     if (flight_start(&ctx->run, plan->group, &plan->schedule, &plan->material, end_started, started, NULL) == BHVD_OK)
         return true;
-    plan_fini(plan);
+    plan_fini(&ctx->run, plan);
     free(started);
     return false;
 }

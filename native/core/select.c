@@ -102,8 +102,11 @@ static bhvd_status allreduce_run(struct run *run, struct group *group, const str
         return allreduce_adasum(run, group, &reduction, list);
     if (use_shared(run, group))
         return allreduce_shared(run, group, &reduction, list);
-    if (use_hierarchy(run, group))
-        return allreduce_hierarchical(run, group, &reduction, list);
+    if (use_hierarchy(run, group)) {
+        struct plan own = {0};
+        bhvd_status status = allreduce_hierarchical(plan ? plan : &own, run, group, &reduction, list);
+        return status || plan ? status : plan_run(run, &own);
+    }
     return plan ? plan_allreduce(plan, run, group, &reduction, list) : allreduce_links(run, group, &reduction, list);
 }
 

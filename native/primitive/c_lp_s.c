@@ -155,26 +155,6 @@ static void make_plan(struct c_lp_s *x, const struct group *group, const struct 
         schedule_exchange(schedule, &x->codes, NULL, group->size, NULL);
 }
 
-// A shard of the vector, from byte `offset` on, among its owners.
-static bhvd_status exchange_shard(struct run *run, struct group *cross, const struct span_list *shard, size_t offset, void *arg,
-                                  struct flight **flight)
-{
-    const struct work *op = arg;
-    const size_t begin = offset / bhvd_dtype_size(op->tensors[0].dtype);
-    struct c_lp_s x = c_lp_s_of(run, cross, op, shard->nbytes);
-    struct plan plan = {0};
-    (void)flight;
-    x.list = *shard;
-    x.begin = begin;
-    x.prescale = 1.0;                           // done within hosts
-    if (x.worker_error)
-        x.worker_error += begin;
-    if (x.server_error && op->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
-        x.server_error += begin + segments_chunk(&x.codes.cut, (uint64_t)cross->rank).begin;
-    make_plan(&x, cross, NULL, &plan);
-    return plan_run(run, &plan);
-}
-
 static void c_lp_s_free(void *arg)
 {
     struct c_lp_s *x = arg;
@@ -182,27 +162,72 @@ static void c_lp_s_free(void *arg)
     free(x);
 }
 
+// NULL: no memory; the run has failed. Takes the list.
+static struct c_lp_s *create(struct run *run, const struct group *group, const struct work *op, size_t nbytes, struct span_list *list)
+{
+    struct c_lp_s *x = malloc(sizeof *x);
+    if (!x) {
+        run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", op->tensor_count);
+        return NULL;
+    }
+    *x = c_lp_s_of(run, group, op, nbytes);
+    x->list = *list;
+    *list = (struct span_list){0};
+    return x;
+}
+
+// A shard of the vector, from byte `offset` on, among its owners.
+static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t offset,
+                              const struct between *between, struct plan *plan)
+{
+    const struct work *op = between->work;
+    const size_t begin = offset / bhvd_dtype_size(op->tensors[0].dtype);
+    struct span_list list = {0};
+    if (!span_list_add(&list, &(struct tensor){.src = shard->spans[0].src, .dst = shard->spans[0].dst, .nbytes = shard->nbytes}))
+        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a piece of %zu bytes", shard->nbytes);
+    struct c_lp_s *x = create(run, h->cross, op, shard->nbytes, &list);
+    span_list_fini(&list);
+    if (!x)
+        return run->failure.status;
+    x->begin = begin;
+    x->prescale = 1.0;                          // done within hosts
+    if (x->worker_error)
+        x->worker_error += begin;
+    if (x->server_error && op->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
+        x->server_error += begin + segments_chunk(&x->codes.cut, (uint64_t)h->cross->rank).begin;
+    plan->release = c_lp_s_free;
+    make_plan(x, h->cross, NULL, plan);
+    return BHVD_OK;
+}
+
+// Hosts are the ranks, each with its members' sum.
+static bhvd_status among_hosts(struct run *run, struct group *group, struct work *op, struct span_list *list, struct plan *plan)
+{
+    // The mean over hosts of (hosts / n) sums is the mean over ranks, however many each host has; with equally many
+    // (hosts / n) sum is the host's mean.
+    const double weight = op->op == BHVD_OP_AVERAGE ? (double)group->hierarchy->hosts / group->size : 1.0;
+    const struct reduction within = reduction_of(&run->kernels, KERNEL_SUM, op->tensors[0].dtype, op->prescale_factor, weight);
+    const struct between between = primitive_between(plan_shard, op);
+    bhvd_status status = hierarchical_plan(plan, run, group, &within, list, &between);
+    if (!status)
+        plan->task->state = work_state(op);
+    return status;
+}
+
 bhvd_status c_lp_s(struct run *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan)
 {
     struct span_list list = {0};
     bhvd_status status = ready ? BHVD_OK : primitive_spans(run, op, &list);
     if (!status && list.nbytes && primitive_has_levels(group, op->kind, op->hierarchical)) {
-        // The mean over hosts of (hosts / n) sums is the mean over ranks, however many each host has; with equally many
-        // (hosts / n) sum is the host's mean.
-        const double weight = op->op == BHVD_OP_AVERAGE ? (double)group->hierarchy->hosts / group->size : 1.0;
-        const struct reduction within = reduction_of(&run->kernels, KERNEL_SUM, op->tensors[0].dtype, op->prescale_factor, weight);
-        status = hierarchical_run(run, group, &within, &list, exchange_shard, op);
+        status = among_hosts(run, group, op, &list, plan);
     } else if (!status && work_nbytes(op)) {
-        struct c_lp_s *x = malloc(sizeof *x);
+        struct c_lp_s *x = create(run, group, op, work_nbytes(op), &list);
         if (x) {
-            *x = c_lp_s_of(run, group, op, work_nbytes(op));
-            x->list = list;
             plan->release = c_lp_s_free;
             make_plan(x, group, ready, plan);
             plan->material.state = work_state(op);
-            return BHVD_OK;
         }
-        status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", op->tensor_count);
+        status = x ? BHVD_OK : run->failure.status;
     }
     span_list_fini(&list);
     return status;

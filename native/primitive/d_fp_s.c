@@ -30,12 +30,6 @@ struct d_fp_s {
     bool is_weighted;           // the shares differ
 };
 
-// What is averaged between hosts.
-struct between {
-    const struct work *op;
-    const struct hierarchy *hosts;
-};
-
 struct segment {
     const unsigned char *mine, *received;
     void *sum, *wide;           // room, in float32 or float64
@@ -172,34 +166,6 @@ static void make_plan(struct d_fp_s *a, const struct group *group, struct plan *
     schedule_exchange(plan_begin(plan, group), &a->codes, a->peers.index, a->peers.count, NULL);
 }
 
-// A shard of the vector, among hosts.
-static bhvd_status average_shard(struct run *run, struct group *cross, const struct span_list *shard, size_t begin, void *arg,
-                                 struct flight **flight)
-{
-    const struct between *between = arg;
-    struct d_fp_s a = d_fp_s_of(run, cross, between->op, between->hosts);
-    struct plan plan = {0};
-    (void)begin, (void)flight;
-    a.list = *shard;
-    if (!a.peers.count) {
-        keep(shard);
-        return BHVD_OK;
-    }
-    make_plan(&a, cross, &plan);
-    return plan_run(run, &plan);
-}
-
-// Hosts are the peers, each with the mean of its members.
-static bhvd_status average_hosts(struct run *run, struct group *group, const struct span_list *list, const struct work *op)
-{
-    const bool several = group->hierarchy != NULL;
-    struct between between = {op, group->hierarchy};
-    const int members = several ? group->hierarchy->local->size : group->size;
-    const struct reduction mean = reduction_of(&run->kernels, KERNEL_SUM, op->tensors[0].dtype, 1.0, 1.0 / members);
-    return several ? hierarchical_run(run, group, &mean, list, average_shard, &between)
-                   : allreduce_shared(run, group, &mean, list);
-}
-
 static void d_fp_s_free(void *arg)
 {
     struct d_fp_s *a = arg;
@@ -207,24 +173,56 @@ static void d_fp_s_free(void *arg)
     free(a);
 }
 
-bhvd_status d_fp_s(struct run *run, struct group *group, struct work *op, struct plan *plan, struct bhvd_error *error)
+// Takes the list.
+static bhvd_status plan_among(struct run *run, const struct group *group, const struct hierarchy *hosts, const struct work *op,
+                        struct span_list *list, struct plan *plan)
+{
+    struct d_fp_s *a = malloc(sizeof *a);
+    if (!a)
+        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", op->tensor_count);
+    *a = d_fp_s_of(run, group, op, hosts);
+    a->list = *list;
+    *list = (struct span_list){0};
+    plan->release = d_fp_s_free;
+    make_plan(a, group, plan);
+    return BHVD_OK;
+}
+
+// A shard of the vector, among hosts, where it stays what it is if there is nobody to average with.
+static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
+                              const struct between *between, struct plan *out)
+{
+    struct span_list list = {0};
+    (void)begin;
+    if (!peers_of(between->work->topology, h->cross->size, h->cross->rank, between->work->round).count)
+        return BHVD_OK;
+    if (!span_list_add(&list, &(struct tensor){.src = shard->spans[0].src, .dst = shard->spans[0].dst, .nbytes = shard->nbytes}))
+        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a piece of %zu bytes", shard->nbytes);
+    bhvd_status status = plan_among(run, h->cross, h, between->work, &list, out);
+    span_list_fini(&list);
+    return status;
+}
+
+// Hosts are the peers, each with the mean of its members.
+static bhvd_status average_hosts(struct run *run, struct group *group, struct span_list *list, const struct work *op, struct plan *out)
+{
+    const bool several = group->hierarchy != NULL;
+    const struct between between = primitive_between(plan_shard, op);
+    const int members = several ? group->hierarchy->local->size : group->size;
+    const struct reduction mean = reduction_of(&run->kernels, KERNEL_SUM, op->tensors[0].dtype, 1.0, 1.0 / members);
+    return several ? hierarchical_plan(out, run, group, &mean, list, &between) : allreduce_shared(run, group, &mean, list);
+}
+
+bhvd_status d_fp_s(struct run *run, struct group *group, struct work *op, struct plan *out, struct bhvd_error *error)
 {
     struct span_list list = {0};
     bhvd_status status = op->hierarchical ? primitive_check_hosts(run, group, error) : BHVD_OK;
     if (!status)
         status = primitive_spans(run, op, &list);
     if (!status && list.nbytes && primitive_has_levels(group, op->kind, op->hierarchical)) {
-        status = average_hosts(run, group, &list, op);
+        status = average_hosts(run, group, &list, op, out);
     } else if (!status && list.nbytes && peers_of(op->topology, group->size, group->rank, op->round).count) {
-        struct d_fp_s *a = malloc(sizeof *a);
-        if (a) {
-            *a = d_fp_s_of(run, group, op, NULL);
-            a->list = list;
-            plan->release = d_fp_s_free;
-            make_plan(a, group, plan);
-            return BHVD_OK;
-        }
-        status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", op->tensor_count);
+        status = plan_among(run, group, NULL, op, &list, out);
     } else if (!status) {
         keep(&list);
     }

@@ -25,6 +25,11 @@ int primitive_hosts(const struct group *group)
     return group->hierarchy ? group->hierarchy->hosts : shares_memory(group) ? 1 : group->size;
 }
 
+struct between primitive_between(primitive_shard_fn plan, const struct work *op)
+{
+    return (struct between){.plan = plan, .work = op, .shard_nbytes = 16 << 20, .depth = 2};
+}
+
 void primitive_hosts_of(const struct group *group, int32_t *hosts)
 {
     const struct hierarchy *h = group->hierarchy;

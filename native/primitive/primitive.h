@@ -27,6 +27,11 @@ void primitive_hosts_of(const struct group *group, int32_t *hosts);
 // come to the same answer.
 bhvd_status primitive_check_hosts(const struct run *run, const struct group *group, struct bhvd_error *error);
 
+// Between hosts, in two levels: by the function, of few shards at once.
+typedef bhvd_status (*primitive_shard_fn)(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
+                                          const struct between *between, struct plan *plan);
+struct between primitive_between(primitive_shard_fn plan, const struct work *op);
+
 // Codes that something else has made, and decodes: the rank's own, and room for those of which the result is made. Code k of segment
 // s is at k each + s segment. k: of own ones the chunk, where there are several; of results the chunk (C_LP_S by owners), the rank
 // (C_LP_S of all) or the place among the peers (D_LP_S).

@@ -227,7 +227,9 @@ bhvd_status flight_start(struct run *run, const struct group *group, struct sche
         return run_fail(run, BHVD_ERR_SYSTEM, "no memory for %zu steps", count);
     }
     *flight = (struct flight){.run = run, .group = group, .schedule = *schedule, .material = *material, .left = schedule->count,
-                              .execution = material->meeting ? LINK_MEETING | material->meeting : run->connections.started,
+                              .execution = material->meeting     ? LINK_MEETING | material->meeting
+                                           : material->execution ? material->execution
+                                                                 : run->connections.started,
                               .ended = ended, .arg = arg};
     *schedule = (struct schedule){0};
     transfer_queue_init(&flight->moved);
@@ -253,17 +255,24 @@ bhvd_status flight_start(struct run *run, const struct group *group, struct sche
     return BHVD_OK;
 }
 
+bool flight_is_over(const struct flight *flight) { return flight->left == 0; }
+
 static int is_over(struct run *run, void *flight)
 {
     (void)run;
-    return ((const struct flight *)flight)->left == 0;
+    return flight_is_over(flight);
+}
+
+void flight_drop(struct run *run, struct flight *flight)
+{
+    unlink_flight(&run->executor, flight);
+    flight_free(flight);
 }
 
 bhvd_status flight_wait(struct run *run, struct flight *flight)
 {
     bhvd_status status = run_until(run, is_over, flight, -1);
-    unlink_flight(&run->executor, flight);
-    flight_free(flight);
+    flight_drop(run, flight);
     return status;
 }
 
@@ -303,18 +312,85 @@ struct schedule *plan_begin(struct plan *plan, const struct group *group)
 
 bhvd_status plan_run(struct run *run, struct plan *plan)
 {
-    bhvd_status status = flight_run(run, plan->group, &plan->schedule, &plan->material);
-    plan_fini(plan);
+    struct task *task = plan->task;
+    plan->task = NULL;
+    bhvd_status status = task ? task_run(run, task) : flight_run(run, plan->group, &plan->schedule, &plan->material);
+    plan_fini(run, plan);
     return status;
 }
 
-void plan_fini(struct plan *plan)
+void plan_fini(struct run *run, struct plan *plan)
 {
+    if (plan->task)
+        plan->task->destroy(run, plan->task);
     schedule_fini(&plan->schedule);
     span_list_fini(&plan->list);
     if (plan->release)
         plan->release(plan->material.arg);
     *plan = (struct plan){0};
+}
+
+// -------------------------------------------------------------------------------------------------------------- tasks
+
+static void unlink_task(struct executor *executor, const struct task *task)
+{
+    for (struct task **t = &executor->tasks; *t; t = &(*t)->next) {
+        if (*t == task) {
+            *t = task->next;
+            if (!task->next)
+                executor->tasks_tail = t;
+            return;
+        }
+    }
+}
+
+// On the account of its execution.
+static bool advance_task(struct run *run, struct task *task)
+{
+    const struct wire wire_before = run->wire;
+    struct sent *sent_before = run->sent;
+    run->wire = task->wire;
+    run->sent = task->sent;
+    const bool progress = task->advance(run, task);
+    run->wire = wire_before;
+    run->sent = sent_before;
+    return progress;
+}
+
+static void end_task(struct run *run, struct task *task, bhvd_status status)
+{
+    unlink_task(&run->executor, task);
+    if (task->ended)
+        task->ended(task->arg, status);
+    task->destroy(run, task);
+}
+
+void task_start(struct run *run, struct task *task, void (*ended)(void *arg, bhvd_status status), void *arg)
+{
+    task->next = NULL;
+    task->execution = run->connections.started;
+    task->sent = run->sent;
+    task->wire = run->wire;
+    task->ended = ended;
+    task->arg = arg;
+    task->awaited = -1;
+    *run->executor.tasks_tail = task;
+    run->executor.tasks_tail = &task->next;
+    advance_task(run, task);
+}
+
+static int task_is_over(struct run *run, void *task)
+{
+    (void)run;
+    return ((const struct task *)task)->is_over;
+}
+
+bhvd_status task_run(struct run *run, struct task *task)
+{
+    task_start(run, task, NULL, NULL);
+    bhvd_status status = run_until(run, task_is_over, task, -1);
+    end_task(run, task, status);
+    return status;
 }
 
 // ----------------------------------------------------------------------------------------------------------- executor
@@ -341,11 +417,40 @@ bool executor_advance(struct run *run)
             progress = true;
         }
     }
+    for (struct task *task = run->executor.tasks, *next; task && !run->failure.status; task = next) {
+        progress |= advance_task(run, task);
+        next = task->next;
+        if (task->is_over && task->ended && !run->failure.status) {
+            end_task(run, task, BHVD_OK);
+            progress = true;
+        }
+    }
     return progress;
+}
+
+bool executor_has_something(struct run *run)
+{
+    struct task *task = run->executor.tasks;
+    while (task && !task->can_advance(run, task))
+        task = task->next;
+    return task;
+}
+
+int executor_awaits(const struct run *run)
+{
+    const struct task *task = run->executor.tasks;
+    while (task && task->awaited < 0)
+        task = task->next;
+    return task ? task->awaited : -1;
 }
 
 void executor_abort(struct run *run)
 {
+    for (struct task *task = run->executor.tasks, *next; task; task = next) {
+        next = task->next;
+        if (task->ended)
+            end_task(run, task, run->failure.status);
+    }
     for (struct flight *flight = run->executor.head, *next; flight; flight = next) {
         next = flight->next;
         if (flight->ended)
@@ -356,9 +461,12 @@ void executor_abort(struct run *run)
 bool executor_has_state(const struct run *run, const void *state)
 {
     const struct flight *flight = run->executor.head;
+    const struct task *task = run->executor.tasks;
     while (flight && !(state && flight->material.state == state))
         flight = flight->next;
-    return flight;
+    while (task && !(state && task->state == state))
+        task = task->next;
+    return flight || task;
 }
 
 uint64_t executor_oldest(const struct run *run)
@@ -366,7 +474,8 @@ uint64_t executor_oldest(const struct run *run)
     const struct flight *flight = run->executor.head;
     while (flight && flight->execution & LINK_MEETING)
         flight = flight->next;
-    return flight ? flight->execution : 0;
+    const struct task *task = run->executor.tasks;      // whose flights start later than it does
+    return !task ? flight ? flight->execution : 0 : flight && flight->execution < task->execution ? flight->execution : task->execution;
 }
 
 void executor_fini(struct run *run)

@@ -10,6 +10,22 @@
 
 struct flight;
 
+// What goes on beside flights and is more than one schedule: looked at whenever they are. Its first member of whoever has one.
+struct task {
+    struct task *next;
+    uint64_t execution;
+    struct sent *sent;                      // of its execution
+    struct wire wire;                       // and what that was told of the line
+    const void *state;                      // as a material's
+    bool (*advance)(struct run *run, struct task *task);        // does what can be done now; true: something was
+    bool (*can_advance)(struct run *run, struct task *task);    // is there anything to do now?
+    void (*destroy)(struct run *run, struct task *task);
+    void (*ended)(void *arg, bhvd_status status);
+    void *arg;
+    bool is_over;
+    int awaited;                            // the global rank of this host that it waits for; -1: none
+};
+
 static inline unsigned char *place_among(unsigned char *const *spaces, struct place place) { return spaces[place.space] + place.at; }
 
 // What a schedule works on. What it does not use may be left 0.
@@ -21,7 +37,8 @@ struct material {
     void (*act)(void *arg, const struct step *step, unsigned char *const *spaces);      // steps on codes
     void *arg;
     const void *state;                      // memory that outlives the flight, and that no two flights may have at once
-    uint32_t meeting;                       // its messages are this meeting's (core/meeting.h); 0: of the execution that started last
+    uint32_t meeting;                       // its messages are this meeting's (core/meeting.h); 0: an execution's
+    uint64_t execution;                     // whose; 0: of the one that started last
 };
 
 // A flight that has not been started: what can go on beside others.
@@ -32,13 +49,14 @@ struct plan {
     struct material material;               // material.list is `list`, or NULL
     struct span_list list;
     void (*release)(void *arg);             // of material.arg; NULL: it is somebody else's
+    struct task *task;                      // instead of all that
 };
 
 // The schedule is to be written into the plan then.
 struct schedule *plan_begin(struct plan *plan, const struct group *group);
-// Starts it, waits until it is over, and frees what it has.
+// Starts it, or its task, waits until it is over, and frees what it has.
 bhvd_status plan_run(struct run *run, struct plan *plan);
-void plan_fini(struct plan *plan);
+void plan_fini(struct run *run, struct plan *plan);
 
 // Starts what the schedule says, which is the flight's from now on. ended: called when all is done or the run has failed, by
 // whoever lets the executor go on; after it the flight is gone. NULL: the caller waits (flight_wait).
@@ -52,15 +70,28 @@ bhvd_status flight_wait_step(struct run *run, struct flight *flight, int step);
 // Both in one.
 bhvd_status flight_run(struct run *run, const struct group *group, struct schedule *schedule, const struct material *material);
 
+bool flight_is_over(const struct flight *flight);
+// Frees one that nobody is told of, and that is over, or the run has failed.
+void flight_drop(struct run *run, struct flight *flight);
+
+// Starts it, for the execution that started last. ended: as a flight's; after it the task is destroyed.
+void task_start(struct run *run, struct task *task, void (*ended)(void *arg, bhvd_status status), void *arg);
+// Starts it, waits until it is over, and destroys it.
+bhvd_status task_run(struct run *run, struct task *task);
+
 // Does what can be done now, without looking at links. True when something was.
 bool executor_advance(struct run *run);
-// The run has failed: ends all flights that nobody waits for.
+// Is there anything that a task can do now, as far as can be seen in memory?
+bool executor_has_something(struct run *run);
+// The global rank of this host that a task waits for; -1: none does.
+int executor_awaits(const struct run *run);
+// The run has failed: ends all flights and tasks that nobody waits for.
 void executor_abort(struct run *run);
-// Is there a flight with this state?
+// Is there a flight or a task with this state?
 bool executor_has_state(const struct run *run, const void *state);
 // The number of the oldest execution that is under way here, meetings aside; 0: none is.
 uint64_t executor_oldest(const struct run *run);
-static inline bool executor_is_busy(const struct run *run) { return run->executor.head; }
+static inline bool executor_is_busy(const struct run *run) { return run->executor.head || run->executor.tasks; }
 void executor_fini(struct run *run);
 
 #endif

@@ -14,7 +14,9 @@ bool group_init(struct group *group, const struct run *run, const int32_t *ranks
                 uint64_t first_block)
 {
     *group = (struct group){.id = id, .size = size, .rank = rank, .shared = rank >= 0 && id < HOST_AREAS,
-                            .first_block = first_block, .block = first_block};
+                            .first_block = first_block};
+    for (int lane = 0; lane < HOST_LANES; lane++)
+        group->block[lane] = first_block;
     group->ranks = malloc((size_t)size * sizeof *group->ranks);
     group->local_indices = malloc((size_t)size * sizeof *group->local_indices);
     if (!group->ranks || !group->local_indices) {

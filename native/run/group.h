@@ -13,7 +13,9 @@ struct group {
     bool shared;
     int32_t *local_indices;     // by position
     uint64_t first_block;       // of this group in its area, beyond all of an older one
-    uint64_t block;             // the next one, equal on all members between two executions
+    uint64_t block[HOST_LANES]; // the next one of each lane, equal on all members between two passages (shared.h)
+    int lane;                   // of the passage that a step is being done of
+    const void *users[HOST_LANES];      // whose passages go there; NULL: nobody's that goes on beside others
     struct hierarchy *hierarchy;        // hierarchy.h; NULL: one host, or no host holds two members
 };
 

@@ -156,13 +156,13 @@ bool run_links_need_looking(const struct run *run)
     return false;
 }
 
-bool run_links_are_ready(const struct run *run)
+bool run_links_are_ready(struct run *run)
 {
     for (int i = 0; i < run->connections.watch.walked_count; i++) {
         if (link_ready(run->connections.watch.walked[i]))
             return true;
     }
-    return run->connections.watch.due.head || connections_have_arrivals(&run->connections);
+    return run->connections.watch.due.head || connections_have_arrivals(&run->connections) || executor_has_something(run);
 }
 
 bool run_links_wait_for_room(const struct run *run)

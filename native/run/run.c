@@ -11,6 +11,7 @@ void run_init(struct run *run, const struct run_duties *duties, void *owner)
     run->duties = duties;
     run->owner = owner;
     run->executor.tail = &run->executor.head;
+    run->executor.tasks_tail = &run->executor.tasks;
     pthread_mutex_init(&run->failure_lock, NULL);
     kernel_table_init(&run->kernels, cpu_features());
 }

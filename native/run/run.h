@@ -15,7 +15,7 @@
 #include "run/work.h"
 #include "transport/connect.h"
 
-enum { FUSION_KEPT = 4 };
+enum { FUSION_KEPT = LINK_LANES };      // one for each execution that may be on its way
 
 struct fusion_buffer {
     void *data;
@@ -28,9 +28,10 @@ struct stillness {
     uint64_t moved;
 };
 
-// The schedules under way, in the order in which they were started.
+// The schedules under way, in the order in which they were started; and the tasks, in the order of their executions.
 struct executor {
     struct flight *head, **tail;
+    struct task *tasks, **tasks_tail;
     struct stillness still;
 };
 
@@ -106,7 +107,7 @@ bool run_advance_links(struct run *run, bool look_at_sockets);
 // Is something under way over a link that no descriptor tells of?
 bool run_links_need_looking(const struct run *run);
 // Is there something to do that can be seen without a system call?
-bool run_links_are_ready(const struct run *run);
+bool run_links_are_ready(struct run *run);
 // Do frames wait for room in a ring?
 bool run_links_wait_for_room(const struct run *run);
 // Has a rank of this host died? For before and after sleeps: a system call.

@@ -4,31 +4,21 @@ enum {
     LONG_BYTES = 8 << 20        // a longer result is not in the caches when it is used
 };
 
-// A collective under way. Blocks are counted as in the group: since the area's beginning.
-struct passage {
-    struct group *group;
-    const struct shared_steps *steps;
-    uint64_t end;
-    uint64_t done[HOST_COUNTS];         // by this member; `end` for what it need not do
-    uint64_t others[HOST_COUNTS];       // by all other members, when last looked at
-    int slowest;                        // the member that was the least far then
-};
-
-static struct host_counts *counts_of(struct run *run, const struct group *group, int index)
+static struct host_counts *counts_of(struct run *run, const struct passage *passage, int index)
 {
-    return host_memory_counts(&run->connections.host, group->id, group->local_indices[index]);
+    return host_memory_counts(&run->connections.host, passage->group->id, passage->lane, passage->group->local_indices[index]);
 }
 
-static uint64_t count_of(struct run *run, const struct group *group, int index, enum host_count count)
+static uint64_t count_of(struct run *run, const struct passage *passage, int index, enum host_count count)
 {
-    uint64_t done = atomic_load(&counts_of(run, group, index)->done[count]);
-    return done > group->first_block ? done : group->first_block;       // the area may have been another set's
+    uint64_t done = atomic_load(&counts_of(run, passage, index)->done[count]), first = passage->group->first_block;
+    return done > first ? done : first;         // the area may have been another set's
 }
 
 unsigned char *shared_slab(struct run *run, const struct group *group, int index, size_t block)
 {
-    return host_memory_slab(&run->connections.host, group->id, group->local_indices[index],
-                            (int)((group->block + block) % HOST_SLABS));
+    return host_memory_slab(&run->connections.host, group->id, group->lane, group->local_indices[index],
+                            (int)((group->block[group->lane] + block) % HOST_SLABS));
 }
 
 // The step that must have been done, by all, before one may begin with the same block; for staging, which begins with a
@@ -41,7 +31,7 @@ static enum host_count before(const struct passage *passage, enum host_count ste
     case HOST_REDUCED:
         return HOST_STAGED;
     default:
-        return passage->steps->reduce ? HOST_REDUCED : HOST_STAGED;
+        return passage->steps.reduce ? HOST_REDUCED : HOST_STAGED;
     }
 }
 
@@ -51,7 +41,7 @@ static uint64_t limit(enum host_count step, uint64_t done) { return step == HOST
 static bool needs(const struct passage *passage, int index, enum host_count step)
 {
     return index != passage->group->rank &&
-           (!passage->steps->only_root || step == HOST_STAGED || index == passage->steps->root);
+           (!passage->steps.only_root || step == HOST_STAGED || index == passage->steps.root);
 }
 
 static void look_at_others(struct run *run, struct passage *passage, enum host_count step)
@@ -61,7 +51,7 @@ static void look_at_others(struct run *run, struct passage *passage, enum host_c
     for (int i = 0; i < passage->group->size; i++) {
         if (!needs(passage, i, step))
             continue;
-        uint64_t done = count_of(run, passage->group, i, needed);
+        uint64_t done = count_of(run, passage, i, needed);
         if (done < least) {
             least = done;
             passage->slowest = i;
@@ -87,11 +77,11 @@ static void publish(struct run *run, struct passage *passage, enum host_count st
     struct group *group = passage->group;
     const uint64_t block = passage->done[step]++;
     const enum host_count next = step == HOST_COLLECTED                        ? HOST_STAGED
-                                 : step == HOST_STAGED && passage->steps->reduce ? HOST_REDUCED
+                                 : step == HOST_STAGED && passage->steps.reduce ? HOST_REDUCED
                                                                                : HOST_COLLECTED;
-    atomic_store(&counts_of(run, group, group->rank)->done[step], passage->done[step]);
+    atomic_store(&counts_of(run, passage, group->rank)->done[step], passage->done[step]);
     for (int i = 0; i < group->size; i++) {
-        if (i != group->rank && count_of(run, group, i, next) >= limit(next, block))
+        if (i != group->rank && count_of(run, passage, i, next) >= limit(next, block))
             bell_ring(&group_link(run, group, i)->bell, 0);
     }
 }
@@ -101,7 +91,7 @@ static bool waits_for_left(struct run *run, struct passage *passage, enum host_c
 {
     for (int i = 0; i < passage->group->size && passage->done[step] < passage->end; i++) {
         if (needs(passage, i, step) && group_link(run, passage->group, i)->state == LINK_LEFT &&
-            passage->done[step] >= limit(step, count_of(run, passage->group, i, before(passage, step)))) {
+            passage->done[step] >= limit(step, count_of(run, passage, i, before(passage, step)))) {
             *who = i;
             return true;
         }
@@ -109,9 +99,8 @@ static bool waits_for_left(struct run *run, struct passage *passage, enum host_c
     return false;
 }
 
-static int some_may_begin(struct run *run, void *arg)
+int passage_can_advance(struct run *run, struct passage *passage)
 {
-    struct passage *passage = arg;
     int who = 0;
     for (int step = 0; step < HOST_COUNTS; step++) {
         if (may_begin(run, passage, (enum host_count)step))
@@ -127,41 +116,59 @@ static int some_may_begin(struct run *run, void *arg)
     return 0;
 }
 
-static bool is_over(const struct passage *passage)
+bool passage_is_over(const struct passage *passage)
 {
     return passage->done[HOST_STAGED] == passage->end && passage->done[HOST_REDUCED] == passage->end &&
            passage->done[HOST_COLLECTED] == passage->end;
 }
 
+void passage_begin(struct passage *passage, struct group *group, int lane, size_t blocks, const struct shared_steps *steps, void *arg)
+{
+    const uint64_t begin = group->block[lane], end = begin + blocks;
+    *passage = (struct passage){.group = group, .lane = lane, .steps = *steps, .arg = arg, .begin = begin, .end = end,
+                                .done = {begin, steps->reduce ? begin : end, begin}};
+    if (steps->only_root)
+        passage->done[group->rank == steps->root ? HOST_COLLECTED : HOST_STAGED] = end;
+}
+
+bool passage_advance(struct run *run, struct passage *passage)
+{
+    const shared_step_fn functions[HOST_COUNTS] = {passage->steps.stage, passage->steps.reduce, passage->steps.collect};
+    int step = HOST_COLLECTED;          // the last one first: what was read or written just now is in the cache
+    while (step >= 0 && !may_begin(run, passage, (enum host_count)step))
+        step--;
+    if (step < 0)
+        return false;
+    passage->group->lane = passage->lane;
+    if (functions[step])
+        functions[step](passage->arg, (size_t)(passage->done[step] - passage->begin));
+    publish(run, passage, (enum host_count)step);
+    return true;
+}
+
+void passage_end(struct run *run, const struct passage *passage)
+{
+    struct group *group = passage->group;
+    // Also what this member did not do itself: from its counts the others know where it stands.
+    for (int step = 0; step < HOST_COUNTS; step++)
+        atomic_store(&counts_of(run, passage, group->rank)->done[step], passage->end);
+    group->block[passage->lane] = passage->end;
+}
+
+static int can_advance(struct run *run, void *passage) { return passage_can_advance(run, passage); }
+
 bhvd_status shared_run(struct run *run, struct group *group, size_t blocks, const struct shared_steps *steps,
                        void *arg)
 {
-    const shared_step_fn functions[HOST_COUNTS] = {steps->stage, steps->reduce, steps->collect};
-    const bool is_root = group->rank == steps->root;
-    struct passage passage = {.group = group, .steps = steps, .end = group->block + blocks};
+    struct passage passage;
     bhvd_status status = BHVD_OK;
-    for (int step = 0; step < HOST_COUNTS; step++)
-        passage.done[step] = group->block;
-    if (!steps->reduce)
-        passage.done[HOST_REDUCED] = passage.end;
-    if (steps->only_root)
-        passage.done[is_root ? HOST_COLLECTED : HOST_STAGED] = passage.end;
-    while (!status && !is_over(&passage)) {
-        int step = HOST_COLLECTED;      // the last one first: what was read or written just now is in the cache
-        while (step >= 0 && !may_begin(run, &passage, (enum host_count)step))
-            step--;
-        if (step < 0) {
-            status = run_until(run, some_may_begin, &passage, group->ranks[passage.slowest]);
-            continue;
-        }
-        if (functions[step])
-            functions[step](arg, (size_t)(passage.done[step] - group->block));
-        publish(run, &passage, (enum host_count)step);
+    passage_begin(&passage, group, 0, blocks, steps, arg);
+    while (!status && !passage_is_over(&passage)) {
+        if (!passage_advance(run, &passage))
+            status = run_until(run, can_advance, &passage, group->ranks[passage.slowest]);
     }
-    // Also what this member did not do itself: from its counts the others know where it stands.
-    for (int step = 0; step < HOST_COUNTS && !status; step++)
-        atomic_store(&counts_of(run, group, group->rank)->done[step], passage.end);
-    group->block = passage.end;
+    if (!status)
+        passage_end(run, &passage);
     return status;
 }
 

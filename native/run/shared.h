@@ -7,6 +7,9 @@
 // A step of a block begins when the step before it is done on all members. There is no barrier: each member counts the
 // blocks that it has staged, reduced and collected, where all see it, and may be ahead of the others by HOST_SLABS blocks.
 // So a member that gets its core late costs the others nothing as long as they have something else to do.
+//
+// A collective's way through the slabs is a *passage*. Those of one lane follow each other in the same order on all members; those
+// of different lanes know nothing of each other. What runs to its end uses lane 0, what goes on beside others one of the rest.
 #ifndef BHVD_SHARED_H
 #define BHVD_SHARED_H
 
@@ -30,7 +33,29 @@ struct shared_steps {
 // How a member copies what it has collected, of a collective in which it writes `nbytes` in all.
 kernel_copy_fn shared_copy(const struct run *run, size_t nbytes);
 
-// Runs all steps of all blocks.
+// A collective under way. Blocks are counted as in the group: since the area's beginning.
+struct passage {
+    struct group *group;
+    int lane;
+    struct shared_steps steps;
+    void *arg;
+    uint64_t begin, end;
+    uint64_t done[HOST_COUNTS];         // by this member; `end` for what it need not do
+    uint64_t others[HOST_COUNTS];       // by all other members, when last looked at
+    int slowest;                        // the member that was the least far then
+};
+
+// Does nothing yet. The one before it in the lane is over.
+void passage_begin(struct passage *passage, struct group *group, int lane, size_t blocks, const struct shared_steps *steps, void *arg);
+// Does one step of a block, if one may be done now.
+bool passage_advance(struct run *run, struct passage *passage);
+// > 0: one may be done. < 0: none ever will, since a member has left; the run has failed.
+int passage_can_advance(struct run *run, struct passage *passage);
+bool passage_is_over(const struct passage *passage);
+// All its steps are done: the lane is free for the next one.
+void passage_end(struct run *run, const struct passage *passage);
+
+// Runs all steps of all blocks, in lane 0.
 bhvd_status shared_run(struct run *run, struct group *group, size_t blocks, const struct shared_steps *steps,
                        void *arg);
 
@@ -46,7 +71,7 @@ static inline size_t shared_piece(size_t total, size_t offset, size_t most)
 // How many blocks of one slab a vector takes.
 static inline size_t shared_blocks(size_t nbytes) { return (nbytes + HOST_SLAB_BYTES - 1) / HOST_SLAB_BYTES; }
 
-// The slab of a member (by its position) for a block of the running collective, HOST_SLAB_BYTES long.
+// The slab of a member (by its position) for a block of the passage that a step is being done of, HOST_SLAB_BYTES long.
 unsigned char *shared_slab(struct run *run, const struct group *group, int index, size_t block);
 
 // Copies the next `nbytes` from the cursor on to `dst`, in this member's slab, prescaled.

@@ -2,8 +2,8 @@
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "run/executor.h"
 #include "run/pause.h"
-#include "run/run.h"
 
 enum {
     POLLS_PER_LOOK = 256,       // at the clock: takes as long as a poll
@@ -71,10 +71,10 @@ static bhvd_status fail_still(struct run *run, int waiting_for)
 
 void run_look_at_flights(struct run *run)
 {
-    if (!run->executor.head)
+    if (!executor_is_busy(run))
         run->executor.still = (struct stillness){0};
     else if (!run->failure.status && stillness_is_over_limit(run, &run->executor.still))
-        fail_still(run, -1);
+        fail_still(run, executor_awaits(run));
 }
 
 bhvd_status run_until(struct run *run, run_ready_fn ready, void *arg, int waiting_for)

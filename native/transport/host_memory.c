@@ -17,9 +17,9 @@ static size_t areas_offset(int ranks)
 
 static size_t slabs_offset(int ranks) { return round_to_page((size_t)ranks * sizeof(struct host_counts)); }
 
-static size_t area_size(int ranks) { return slabs_offset(ranks) + (size_t)ranks * HOST_SLABS * HOST_SLAB_BYTES; }
+static size_t lane_size(int ranks) { return slabs_offset(ranks) + (size_t)ranks * HOST_SLABS * HOST_SLAB_BYTES; }
 
-size_t host_memory_size(int ranks) { return areas_offset(ranks) + HOST_AREAS * area_size(ranks); }
+size_t host_memory_size(int ranks) { return areas_offset(ranks) + HOST_AREAS * HOST_LANES * lane_size(ranks); }
 
 struct bell_word *host_memory_bell(const struct host_memory *memory, int index)
 {
@@ -37,18 +37,18 @@ struct ring *host_memory_data_ring(const struct host_memory *memory, int from, i
     return (struct ring *)((unsigned char *)host_memory_control_ring(memory, from, to) + CONTROL_STRIDE);
 }
 
-static unsigned char *area_base(const struct host_memory *memory, int area)
+static unsigned char *lane_base(const struct host_memory *memory, int area, int lane)
 {
-    return memory->base + areas_offset(memory->ranks) + area * area_size(memory->ranks);
+    return memory->base + areas_offset(memory->ranks) + (area * HOST_LANES + lane) * lane_size(memory->ranks);
 }
 
-struct host_counts *host_memory_counts(const struct host_memory *memory, int area, int index)
+struct host_counts *host_memory_counts(const struct host_memory *memory, int area, int lane, int index)
 {
-    return (struct host_counts *)area_base(memory, area) + index;
+    return (struct host_counts *)lane_base(memory, area, lane) + index;
 }
 
-unsigned char *host_memory_slab(const struct host_memory *memory, int area, int index, int slab)
+unsigned char *host_memory_slab(const struct host_memory *memory, int area, int lane, int index, int slab)
 {
     size_t n = (size_t)index * HOST_SLABS + slab;
-    return area_base(memory, area) + slabs_offset(memory->ranks) + n * HOST_SLAB_BYTES;
+    return lane_base(memory, area, lane) + slabs_offset(memory->ranks) + n * HOST_SLAB_BYTES;
 }

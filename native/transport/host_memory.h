@@ -13,10 +13,11 @@
 enum {
     HOST_SLAB_BYTES = 256 * 1024,   // two of a rank's slabs and the reader's part of a peer's fit into an L2 cache
     HOST_SLABS = 8,                 // how many blocks a rank may be ahead of the others, see run/shared.h
+    HOST_LANES = 5,                 // of an area, each with slabs and counts of its own: 0 is of what runs to its end
     HOST_AREAS = 64                 // process sets with an id below this have an area
 };
 
-// How far a rank has come in an area: blocks since the area's beginning. Written by that rank alone.
+// How far a rank has come in a lane of an area: blocks since the area's beginning. Written by that rank alone.
 enum host_count { HOST_STAGED, HOST_REDUCED, HOST_COLLECTED, HOST_COUNTS };
 
 struct host_counts {
@@ -34,7 +35,7 @@ size_t host_memory_size(int ranks);
 struct bell_word *host_memory_bell(const struct host_memory *memory, int index);
 struct ring *host_memory_control_ring(const struct host_memory *memory, int from, int to);
 struct ring *host_memory_data_ring(const struct host_memory *memory, int from, int to);
-struct host_counts *host_memory_counts(const struct host_memory *memory, int area, int index);
-unsigned char *host_memory_slab(const struct host_memory *memory, int area, int index, int slab);
+struct host_counts *host_memory_counts(const struct host_memory *memory, int area, int lane, int index);
+unsigned char *host_memory_slab(const struct host_memory *memory, int area, int lane, int index, int slab);
 
 #endif

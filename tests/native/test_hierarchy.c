@@ -23,19 +23,30 @@ struct rank {
 
 static const char SECRET[] = "a hierarchy test's secret";
 
-static void run(bhvd_context *ctx, bhvd_kind kind, const float *src, float *dst, int64_t count)
+static bhvd_handle *post(bhvd_context *ctx, bhvd_kind kind, int number, bhvd_op op, const float *src, float *dst, int64_t count)
 {
     struct bhvd_tensor tensor = {.src = src, .dst = dst, .shape = &count, .ndim = 1, .dtype = BHVD_FLOAT32};
-    char name[32];
-    snprintf(name, sizeof name, "%d.%lld", kind, (long long)count);
+    char name[64];
+    snprintf(name, sizeof name, "%d.%d.%lld", kind, number, (long long)count);
     struct bhvd_args args = {
-        .kind = kind, .name = name, .tensors = &tensor, .tensor_count = 1, .op = BHVD_OP_SUM, .root_rank = 1,
-        .prescale_factor = 1.0, .postscale_factor = 1.0, .device = -1, .blocking = 1};
+        .kind = kind, .name = name, .tensors = &tensor, .tensor_count = 1, .op = op, .root_rank = 1,
+        .prescale_factor = 1.0, .postscale_factor = 1.0, .device = -1, .blocking = number < 0};
     struct bhvd_error error;
     bhvd_handle *handle;
     CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
+    return handle;
+}
+
+static void finish(bhvd_handle *handle)
+{
+    struct bhvd_error error;
     CHECK_STATUS(bhvd_wait(handle, -1, &error), BHVD_OK);
     bhvd_handle_drop(handle);
+}
+
+static void run(bhvd_context *ctx, bhvd_kind kind, const float *src, float *dst, int64_t count)
+{
+    finish(post(ctx, kind, -1, BHVD_OP_SUM, src, dst, count));
 }
 
 static void check_all(const float *values, int64_t count, float expected)
@@ -72,6 +83,19 @@ static void check_shape(bhvd_context *ctx, const struct rank *r)
     CHECK_EQ(total, 1000003 * sizeof(float));
 }
 
+// Sums and maxima in turns are not fused: more executions than may be on their way at once, and than there are lanes.
+static void check_many(bhvd_context *ctx, const struct rank *r, const float *src, float *dst, int64_t count)
+{
+    enum { MANY = 24 };
+    bhvd_handle *handles[MANY];
+    for (int i = 0; i < MANY; i++)
+        handles[i] = post(ctx, BHVD_ALLREDUCE, i, i % 2 ? BHVD_OP_MAX : BHVD_OP_SUM, src, dst + i * count, count - i % 3);
+    for (int i = 0; i < MANY; i++)
+        finish(handles[i]);
+    for (int i = 0; i < MANY; i++)
+        check_all(dst + i * count, count - i % 3, (float)(i % 2 ? r->size : r->size * (r->size + 1) / 2));
+}
+
 static void *run_rank(void *arg)
 {
     struct rank *r = arg;
@@ -105,6 +129,8 @@ static void *run_rank(void *arg)
             run(ctx, BHVD_REDUCESCATTER, src, dst, count * r->size);
             check_all(dst, count, sum);
         }
+        check_many(ctx, r, src, dst, 30000);
+        check_many(ctx, r, src, dst, 5);
     }
     free(src);
     free(dst);

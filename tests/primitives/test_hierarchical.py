@@ -224,6 +224,46 @@ def test_a_joined_rank_sends_zeros():
         assert_same_bits(outs[rank], wanted, rank)
 
 
+@pytest.mark.parametrize("hosts", ["AABB", "ABABA"])
+def test_those_in_flight_together_are_as_one_after_the_other(hosts):
+    """Two that have the same error states among them: the second waits for the first. And vectors of several pieces."""
+    n, counts = len(hosts), [5_000, 300_000, 40_000, 1]
+    most = max(counts)
+
+    def call(rank, context, together):
+        states = [(np.zeros(most, np.float32), np.zeros(most, np.float32)) for _ in range(2)]
+        results = []
+        for step in range(3):
+            running, arrays = [], []
+            for i, count in enumerate(2 * counts):
+                array = values("float32", count, rank + 10 * i + 100 * step)
+                arrays.append(array)
+                if i % 3 == 2:
+                    posted = context.post(native.D_FP_S, f"d{i}", [view(array, "float32", "in place")], round=step,
+                                          topology=native.TOPOLOGY_SHIFT_ONE, hierarchical=1)
+                else:
+                    worker, server = states[i % 2]
+                    posted = context.post(native.C_LP_S, f"c{i}", [view(array, "float32", "in place")], hierarchical=1,
+                                          op=native.OP_AVERAGE, worker_error=vectors.floats(worker[:count]),
+                                          server_error=vectors.floats(server[:count]), **MINMAX.fields())
+                if together:
+                    running.append(posted)
+                else:
+                    posted.wait()
+            for posted in running:
+                posted.wait()
+            results += arrays
+        return [*results, *states[0], *states[1]]
+
+    outs = []
+    for together in (False, True):
+        with World(n, "auto", hosts=[f"{_boot}.{host}" for host in hosts]) as world:
+            outs.append(world.run(lambda rank, context, together=together: call(rank, context, together)))
+    for rank, (one_by_one, at_once) in enumerate(zip(*outs, strict=True)):
+        for i, (wanted, got) in enumerate(zip(one_by_one, at_once, strict=True)):
+            assert_same_bits(got, wanted, (rank, i))
+
+
 def test_sets_without_shared_memory_say_so():
     """The first 64 sets of a job have an area; hosts cannot be peers without one."""
     def call(rank, context):

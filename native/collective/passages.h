@@ -1,0 +1,36 @@
+// Collectives in shared memory as passages (run/shared.h), for what goes on beside others. What they are given lives until they
+// are over.
+#ifndef BHVD_PASSAGES_H
+#define BHVD_PASSAGES_H
+
+#include "run/shared.h"
+
+struct reducescatter_passage {
+    struct passage passage;
+    struct run *run;
+    struct group *group;
+    const struct reduction *reduction;
+    const struct span_list *src;
+    unsigned char *dst;
+    const size_t *part;
+    size_t piece;               // bytes of every member's part in a block
+};
+
+void reducescatter_begin(struct reducescatter_passage *r, struct run *run, struct group *group, int lane,
+                         const struct reduction *reduction, const struct span_list *src, void *dst, const size_t *part);
+
+struct allgather_passage {
+    struct passage passage;
+    struct run *run;
+    struct group *group;
+    const unsigned char *src;
+    const struct span_list *dst;
+    const size_t *part;
+    kernel_copy_fn copy;
+};
+
+// Puts the own part where it belongs.
+void allgather_begin(struct allgather_passage *g, struct run *run, struct group *group, int lane, const void *src,
+                     const struct span_list *dst, const size_t *part);
+
+#endif
