@@ -82,7 +82,8 @@ class Tuner:
         self._measured: Measured | None = None
         self._speeds: Speeds | None = None          # being measured
         self._expected = 0              # us of a step, as it was when the network was measured
-        self._spent = self._elapsed = 0     # us of measuring again, and of training
+        self._spent = self._elapsed = 0     # us of measuring again, and of training until step `_counted`
+        self._counted = 0
         self._since_measured = 0        # windows
         self._until: list[float] = []   # of the figures that are posted
         self._error_ppm = -1            # -1: to be found in this window
@@ -151,6 +152,13 @@ class Tuner:
         self._error_ppm = -1
         self._in(self._window, self._post)
 
+    def _next_window(self, later: int = 0) -> None:
+        if self._windows_max is None or self._windows < self._windows_max:
+            if later:
+                self._in(later, self._begin_window)
+            else:
+                self._begin_window()
+
     def _post(self) -> None:
         assert self._model.timing is not None
         steps = self._model.timing.take()
@@ -170,26 +178,29 @@ class Tuner:
         assert self._measured is not None
         self._windows += 1
         self._since_measured += 1
-        self._elapsed += figures.step * self._window
+        self._elapsed += figures.step * (self._steps - self._counted)
+        self._counted = self._steps
         changed = abs(figures.step - self._expected) * 100 > CHANGED_PERCENT * self._expected
+        limit = LOSSES_PPM.get(self.plan.algorithm.safety)
+        lossy = limit is not None and error_ppm > limit
         if not self._expected:
             self._expected = figures.step
         elif changed or self._since_measured >= PERIOD:
-            if self._spent * SHARE <= self._elapsed:        # else later
+            if self._spent * SHARE <= self._elapsed:
                 self._in(1, self._measure)
                 return
+            if changed and not lossy:       # what is known is of another network: until it may be measured, all stays
+                self._next_window()
+                return
         predicted = self.predict(figures, self._measured)
-        limit = LOSSES_PPM.get(self.plan.algorithm.safety)
         before, before_us = self._hysteresis.plan, self._hysteresis.before_us
         usable = [getattr(plan.algorithm, "warmup_steps", 0) <= self._model.step and self._fits(plan, self._measured)
                   for plan in self._plans]
-        verdict = self._hysteresis.decide(self._model.step + 1, figures.step, predicted, usable,
-                                          limit is not None and error_ppm > limit)
+        verdict = self._hysteresis.decide(self._model.step + 1, figures.step, predicted, usable, lossy)
         self._say(verdict, before, before_us, figures, predicted, error_ppm)
         self._keep()
         if verdict.plan == before:
-            if self._windows_max is None or self._windows < self._windows_max:
-                self._begin_window()
+            self._next_window()
             return
         self._posted = Extremes([crc32(repr(self._hysteresis.numbers()).encode()) % (2**31 - 2)],
                                 f"{self._model.name}.decided", self._model.group)
@@ -208,8 +219,7 @@ class Tuner:
         self.leaving = False
         self.plan = self._plans[self._hysteresis.plan]
         self._expected = 0
-        if self._windows_max is None or self._windows < self._windows_max:
-            self._in(SETTLES, self._begin_window)
+        self._next_window(SETTLES)
 
     # -------------------------------------------------------------------------------------------------------- figures
 

@@ -238,6 +238,27 @@ def test_leaving_error_feedback_sends_what_it_holds(run_ranks, kind, hosts):
     run_ranks(3, with_errors, arguments={"kind": kind}, env=[{"BAGUA_HVD_HOST_ID": host} for host in hosts])
 
 
+def changed_again():
+    """The line changes twice; the second time it may not be measured yet, and what is predicted is of the first."""
+    hvd.init()
+    training = Training(Auto(up_to="E1", window=2))
+    times = [10_000, 20_000, 20_000]
+    tuner.window = lambda *_: Window(times.pop(0) if times else 40_000, 9_000, 5_000, (5_000,), (1.0,))
+    tuner.Tuner.predict = lambda self, figures, measured: [
+        figures.step // 2 if plan.name == "float16" and figures.step == 40_000 else figures.step
+        for plan in self._plans]
+    tuner.SHARE = 10**9
+    for _ in range(60):
+        training.step()
+    assert not training.switches()
+    measured_anew = training.optimizer.algorithm._tuner(training.optimizer.reducer.model)._spent
+    assert measured_anew > 0
+
+
+def test_nothing_is_decided_on_a_line_that_is_not_known(run_ranks):
+    run_ranks(2, changed_again)
+
+
 def without_memory():
     """What keeps errors is predicted to be the quickest, and there is no memory for them."""
     hvd.init()
