@@ -5,7 +5,8 @@
 Appends a record "step" for each cell; needs root, /dev/net/tun and a profile of the model (bench/profiles.py). A cell
 counts where the machine did not matter: processor and the carrier of the packets were busy for less than 70 % of the
 time, no thread stood in the processor's queue for more than half of it, plain TCP had just reached 95 % of what such a
-line can carry, and the median step was at most 1.25 times the shortest. The others are tried again; what remains is
+line can carry, and the median step, of the slowest rank in each, was at most 1.25 times the shortest. The others are
+tried again; what remains is
 said to be not measurable.
 """
 import argparse
@@ -145,11 +146,16 @@ def ms(record):
     return 1e3 / statistics.fmean(rates)
 
 
+def _slowest(record):
+    """Step by step the slowest rank's seconds: one that was late in a step makes the next one short on itself alone."""
+    return list(map(max, zip(*(samples.values for name, samples in record.samples.items()
+                               if name.startswith("step of rank")), strict=False)))
+
+
 def spread(record):
     """(shortest, longest) step of the slowest rank, in ms; of periods, where steps differ."""
     period = _period(record)
-    steps = [samples.values for name, samples in record.samples.items() if name.startswith("step of rank")]
-    slowest = [max(times) for times in zip(*steps, strict=False)]
+    slowest = _slowest(record)
     means = [statistics.fmean(slowest[at:at + period]) for at in range(0, len(slowest), period)]
     return 1e3 * min(means), 1e3 * max(means)
 
@@ -167,7 +173,7 @@ def why_not(record):
         return "queued"
     if record.samples["carrier"].values[0] > BUSY:
         return "carrier"
-    steps = record.samples["step of rank 0"].values
+    steps = _slowest(record)
     if _period(record) == 1 and statistics.median(steps) > STEADY * min(steps):
         return "unsteady"
     return "" if min(record.samples["plain TCP"].values) >= REACHED else "plain TCP"
