@@ -6,8 +6,7 @@ Appends a record "step" for each cell; needs root, /dev/net/tun and a profile of
 counts where the machine did not matter: processor and the carrier of the packets were busy for less than 70 % of the
 time, no thread stood in the processor's queue for more than half of it, plain TCP had just reached 95 % of what such a
 line can carry, and the median step, of the slowest rank in each, was at most 1.25 times the shortest. The others are
-tried again; what remains is
-said to be not measurable.
+tried again; what remains is said to be not measurable.
 """
 import argparse
 import itertools
