@@ -228,14 +228,14 @@ def holds(ranks: str = "4", split: str = "iid") -> str:
 
     order = [row for row in grid.rows() if row in words]
     bad = [row for row in order if words[row] & {"outside", "diverged"}]
-    elsewhere = {row: {verdict.word for (name, key), verdict in judged.items() if name == row and key[0] != "images"}
-                 for row in order}
-    almost = [row for row in order if "open" in words[row] and row not in bad and elsewhere[row] == {"within"}]
+    decided = {row: {verdict.word for (name, key), verdict in judged.items()
+                     if name == row and key[0] != "images" and verdict.seeds > 2} for row in order}
+    almost = [row for row in order if "open" in words[row] and row not in bad and decided[row] == {"within"}]
     return "\n".join([
         f"- Within {100 * grid.MARGIN:g} % on all tasks: {listed(row for row in order if words[row] == {'within'})}.",
-        f"- Open on images, within on all others: {listed(almost)}.",
+        f"- Within on all that have three seeds, but for images, and there not outside: {listed(almost)}.",
         f"- Outside on some: {listed(bad)}.",
-        "- Open on some others, outside on none: "
+        "- Open on others, too, outside on none: "
         + listed(row for row in order if "open" in words[row] and row not in bad + almost) + "."])
 
 
