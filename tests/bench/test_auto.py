@@ -22,14 +22,16 @@ def test_every_plan_can_be_pinned_and_is_found_again():
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(bool(why_impossible()), reason=str(why_impossible()))
 def test_two_hosts(tmp_path, capsys):
     """At 50 Mbit/s a GRU's 11 MB take 1.7 s as they are: all that may, sends codes."""
     command = ["--models", "gru", "--hosts", "2", "--rate", "50mbit", "--ways", auto.EXACT, "auto, up to E1",
                "--seconds", "0.5", "--folder", str(tmp_path)]
     assert auto.main(command) == 0
-    exact, relaxed = records.read(auto.EXPERIMENT, tmp_path)
-    assert (exact.setting["way"], relaxed.setting["way"]) == (auto.EXACT, "auto, up to E1")
+    found = laboratory.newest(auto.EXPERIMENT, tmp_path)        # what does not count is tried once more
+    assert found.keys() == {auto.EXACT, "auto, up to E1"}
+    exact, relaxed = found[auto.EXACT], found["auto, up to E1"]
     assert auto.chosen(relaxed).startswith("block(8)")
     assert laboratory.nbytes(relaxed) < laboratory.nbytes(exact) / 3
     assert "block(8)" in capsys.readouterr().out
