@@ -85,7 +85,8 @@ class Tuner:
         self._spent = self._elapsed = 0     # us of measuring again, and of training until step `_counted`
         self._counted = 0
         self._since_measured = 0        # windows
-        self._until: list[float] = []   # of the figures that are posted
+        self._parts: list[list[Part]] = []      # of the window that has ended last: by plan, its buckets
+        self._until: list[float] = []           # of its figures
         self._error_ppm = -1            # -1: to be found in this window
 
     # ------------------------------------------------------------------------------------------------ what Auto calls
@@ -160,13 +161,14 @@ class Tuner:
                 self._begin_window()
 
     def _post(self) -> None:
-        assert self._model.timing is not None
+        assert self._model.timing is not None and self._measured is not None
         steps = self._model.timing.take()
         if not steps:
             self._begin_window()
             return
         members = {index: member for bucket in self._model.gradients for index, member in bucket.members.items()}
-        self._until = points(end for plan in self._plans for _, end in self._cut(plan))
+        self._parts = self._cut(self._measured.ranks)
+        self._until = points(part.until for parts in self._parts for part in parts)
         figures = window(steps, list(members), [member.nbytes for member in members.values()], self._until)
         self._posted = Extremes([*figures.as_list(), max(0, self._error_ppm)], f"{self._model.name}.window",
                                 self._model.group)
@@ -194,8 +196,9 @@ class Tuner:
                 return
         predicted = self.predict(figures, self._measured)
         before, before_us = self._hysteresis.plan, self._hysteresis.before_us
-        usable = [getattr(plan.algorithm, "warmup_steps", 0) <= self._model.step and self._fits(plan, self._measured)
-                  for plan in self._plans]
+        usable = [getattr(plan.algorithm, "warmup_steps", 0) <= self._model.step and
+                  (plan is self.plan or _fits(parts, self._measured))       # what this one keeps is there
+                  for plan, parts in zip(self._plans, self._parts, strict=True)]
         verdict = self._hysteresis.decide(self._model.step + 1, figures.step, predicted, usable, lossy)
         self._say(verdict, before, before_us, figures, predicted, error_ppm)
         self._keep()
@@ -226,41 +229,22 @@ class Tuner:
     def predict(self, figures: Window, measured: Measured) -> list[int]:
         """us of a step by each plan."""
         overlaps = bool(variables.read("BAGUA_OVERLAP")) and not self._model.delay
-        parts = [self._parts(plan, measured.ranks) for plan in self._plans]
         predictor = Predictor(measured, self._codecs, overlaps, self._seen(figures, measured))
-        return [predictor.step_us(each, figures) for each in parts]
-
-    def _fits(self, plan: Plan, measured: Measured) -> bool:
-        """Whether what a plan keeps takes at most half of the memory that there is; what this one keeps is there."""
-        kept = sum(part.cost.kept for part in self._parts(plan, measured.ranks))
-        return plan is self.plan or 2 * kept <= measured.free_mib * variables.MIB
+        return [predictor.step_us(parts, figures) for parts in self._parts]
 
     def _seen(self, figures: Window, measured: Measured) -> float:
         """Bytes a second that this plan has got through: measuring may have met the line at a bad moment."""
-        now = on_the_lines(self._parts(self.plan, measured.ranks), measured.ranks.ends)
+        now = on_the_lines(self._parts[self._plans.index(self.plan)], measured.ranks.ends)
         return now * 1e6 / max(1, figures.step)
 
-    def _cut(self, plan: Plan) -> list[tuple[list[Member], float]]:
-        """The buckets of a plan: what is in each, and the part of all bytes that is in it and those before it."""
+    def _cut(self, ranks: Ranks) -> list[list[Part]]:
+        """By plan, its buckets."""
         members = {index: member for bucket in self._model.gradients for index, member in bucket.members.items()}
-        whole = sum(member.nbytes for member in members.values())
-        buckets, done = [], 0
-        cut = [list(bucket.members) for bucket in self._model.gradients] if self._model.cut_by_user else \
-            partition({index: members[index] for index in reversed(members)}, plan.bucket_bytes)
-        for indices in cut:
-            inside = [members[index] for index in indices]
-            done += sum(member.nbytes for member in inside)
-            buckets.append((inside, done / max(1, whole)))
-        return buckets
-
-    def _parts(self, plan: Plan, ranks: Ranks) -> list[Part]:
-        parts = []
-        for inside, until in self._cut(plan):
-            dtype, elements = inside[0].dtype, sum(member.count for member in inside)
-            takes = plan.algorithm.takes(dtype)
-            cost = plan.algorithm.cost(elements, dtype, ranks) if takes else allreduced(elements, dtype)
-            parts.append(Part(until, cost))
-        return parts
+        order = {index: members[index] for index in reversed(members)}
+        of_user = [list(bucket.members) for bucket in self._model.gradients] if self._model.cut_by_user else None
+        cuts = {nbytes: [[members[index] for index in indices] for indices in of_user or partition(order, nbytes)]
+                for nbytes in {plan.bucket_bytes for plan in self._plans}}
+        return [_parts(plan, cuts[plan.bucket_bytes], ranks) for plan in self._plans]
 
     def _keep(self) -> None:
         self._model.state.forget(STATE)
@@ -281,6 +265,24 @@ class Tuner:
                     for place, plan in enumerate(self._plans)},
             bucket_bytes=self._plans[before].bucket_bytes, seen=self._seen(figures, self._measured),
         ), first=self._model.group.rank() == 0)
+
+
+def _parts(plan: Plan, cut: Sequence[Sequence[Member]], ranks: Ranks) -> list[Part]:
+    """Of a plan whose buckets hold these."""
+    whole = max(1, sum(member.nbytes for inside in cut for member in inside))
+    parts, done = [], 0
+    for inside in cut:
+        dtype, elements = inside[0].dtype, sum(member.count for member in inside)
+        done += sum(member.nbytes for member in inside)
+        takes = plan.algorithm.takes(dtype)
+        cost = plan.algorithm.cost(elements, dtype, ranks) if takes else allreduced(elements, dtype)
+        parts.append(Part(done / whole, cost))
+    return parts
+
+
+def _fits(parts: Sequence[Part], measured: Measured) -> bool:
+    """Whether what a plan keeps takes at most half of the memory that there is."""
+    return 2 * sum(part.cost.kept for part in parts) <= measured.free_mib * variables.MIB
 
 
 def _losses_ppm(bucket: Bucket, codec: Any) -> int:
