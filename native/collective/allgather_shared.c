@@ -22,26 +22,28 @@ static size_t piece_bytes(const struct allgather_passage *g, int index, size_t b
 static void stage(void *arg, size_t block)
 {
     const struct allgather_passage *g = arg;
-    span_copy(shared_slab(g->run, g->group, g->group->rank, block), g->src + block * HOST_SLAB_BYTES,
-              piece_bytes(g, g->group->rank, block));
+    const struct group *group = g->passage.group;
+    span_copy(shared_slab(g->run, group, group->rank, block), g->src + block * HOST_SLAB_BYTES,
+              piece_bytes(g, group->rank, block));
 }
 
 static void collect(void *arg, size_t block)
 {
     const struct allgather_passage *g = arg;
-    for (int k = 1; k < g->group->size; k++) {
-        int i = (g->group->rank + k) % g->group->size;      // each rank begins with another one
+    const struct group *group = g->passage.group;
+    for (int k = 1; k < group->size; k++) {
+        int i = (group->rank + k) % group->size;      // each rank begins with another one
         size_t place = block * HOST_SLAB_BYTES;
         for (int j = 0; j < i; j++)
             place += g->part[j];
-        put(g->copy, g->dst, place, shared_slab(g->run, g->group, i, block), piece_bytes(g, i, block));
+        put(g->copy, g->dst, place, shared_slab(g->run, group, i, block), piece_bytes(g, i, block));
     }
 }
 
 static const struct shared_steps STEPS = {.stage = stage, .collect = collect};
 
-static size_t prepare(struct allgather_passage *g, struct run *run, struct group *group, const void *src, const struct span_list *dst,
-                      const size_t *part)
+void allgather_begin(struct allgather_passage *g, struct run *run, struct group *group, int lane, const void *src,
+                     const struct span_list *dst, const size_t *part)
 {
     size_t longest = 0, total = 0, my_place = 0;
     for (int i = 0; i < group->size; i++) {
@@ -50,7 +52,6 @@ static size_t prepare(struct allgather_passage *g, struct run *run, struct group
         total += part[i];
     }
     g->run = run;
-    g->group = group;
     g->src = src;
     g->dst = dst;
     g->part = part;
@@ -58,20 +59,13 @@ static size_t prepare(struct allgather_passage *g, struct run *run, struct group
     put(g->copy, dst, my_place, src, part[group->rank]);
     run_shared_bytes(run, part[group->rank] * (size_t)(group->size - 1));
     run->payload_received += total - part[group->rank];
-    return group->size > 1 ? shared_blocks(longest) : 0;
-}
-
-void allgather_begin(struct allgather_passage *g, struct run *run, struct group *group, int lane, const void *src,
-                     const struct span_list *dst, const size_t *part)
-{
-    const size_t blocks = prepare(g, run, group, src, dst, part);
-    passage_begin(&g->passage, group, lane, blocks, &STEPS, g);
+    passage_begin(&g->passage, group, lane, group->size > 1 ? shared_blocks(longest) : 0, &STEPS, g);
 }
 
 bhvd_status allgather_shared(struct run *run, struct group *group, const void *src, const struct span_list *dst,
                              const size_t *part)
 {
     struct allgather_passage g;
-    const size_t blocks = prepare(&g, run, group, src, dst, part);
-    return shared_run(run, group, blocks, &STEPS, &g);
+    allgather_begin(&g, run, group, 0, src, dst, part);
+    return passage_run(run, &g.passage);
 }

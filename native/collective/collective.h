@@ -47,11 +47,15 @@ bhvd_status allreduce_links(struct run *run, struct group *group, const struct r
 void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, const struct wire *wire, size_t nbytes, size_t element);
 // In two levels, in a group that has a hierarchy (run/hierarchy.h): reduces within each host, lets owners of each shard of the
 // vector work on it, and spreads the result within each host.
+struct between;
+
+// Plans what they do with it, in place, if they do anything. begin: its place in the vector, in bytes. BHVD_ERR_SYSTEM: the run
+// has failed.
+typedef bhvd_status (*between_fn)(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
+                                  const struct between *between, struct plan *plan);
+
 struct between {
-    // Plans what they do with it, in place, if they do anything. begin: its place in the vector, in bytes. BHVD_ERR_SYSTEM: the run
-    // has failed.
-    bhvd_status (*plan)(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
-                        const struct between *between, struct plan *plan);
+    between_fn plan;
     struct reduction reduction;         // for it; what is not used may be left 0
     const struct work *work;            // lives as long as the task
     size_t shard_nbytes;                // at most

@@ -8,7 +8,6 @@
 struct reducescatter_passage {
     struct passage passage;
     struct run *run;
-    struct group *group;
     const struct reduction *reduction;
     const struct span_list *src;
     unsigned char *dst;
@@ -22,7 +21,6 @@ void reducescatter_begin(struct reducescatter_passage *r, struct run *run, struc
 struct allgather_passage {
     struct passage passage;
     struct run *run;
-    struct group *group;
     const unsigned char *src;
     const struct span_list *dst;
     const size_t *part;

@@ -6,13 +6,14 @@
 static void stage(void *arg, size_t block)
 {
     const struct reducescatter_passage *r = arg;
-    unsigned char *slab = shared_slab(r->run, r->group, r->group->rank, block);
+    const struct group *group = r->passage.group;
+    unsigned char *slab = shared_slab(r->run, group, group->rank, block);
     size_t begin = 0, offset = block * r->piece;
-    for (int i = 0; i < r->group->size; begin += r->part[i++]) {
+    for (int i = 0; i < group->size; begin += r->part[i++]) {
         size_t n = shared_piece(r->part[i], offset, r->piece);
         struct span_cursor cursor = span_cursor_at(r->src, begin + offset);
         shared_stage(r->reduction, &cursor, slab + (size_t)i * r->piece, n);
-        if (i != r->group->rank)
+        if (i != group->rank)
             run_shared_bytes(r->run, n);
     }
 }
@@ -20,19 +21,19 @@ static void stage(void *arg, size_t block)
 static void collect(void *arg, size_t block)
 {
     const struct reducescatter_passage *r = arg;
-    size_t offset = block * r->piece, mine = shared_piece(r->part[r->group->rank], offset, r->piece);
-    shared_reduce(r->run, r->group, r->reduction, block, (size_t)r->group->rank * r->piece, NULL, r->dst + offset, mine);
-    r->run->payload_received += mine * (size_t)(r->group->size - 1);
+    const struct group *group = r->passage.group;
+    size_t offset = block * r->piece, mine = shared_piece(r->part[group->rank], offset, r->piece);
+    shared_reduce(r->run, group, r->reduction, block, (size_t)group->rank * r->piece, NULL, r->dst + offset, mine);
+    r->run->payload_received += mine * (size_t)(group->size - 1);
 }
 
 static const struct shared_steps STEPS = {.stage = stage, .collect = collect};
 
-static size_t prepare(struct reducescatter_passage *r, struct run *run, struct group *group, const struct reduction *reduction,
-                      const struct span_list *src, void *dst, const size_t *part)
+void reducescatter_begin(struct reducescatter_passage *r, struct run *run, struct group *group, int lane,
+                         const struct reduction *reduction, const struct span_list *src, void *dst, const size_t *part)
 {
     size_t longest = 0;
     r->run = run;
-    r->group = group;
     r->reduction = reduction;
     r->src = src;
     r->dst = dst;
@@ -40,20 +41,13 @@ static size_t prepare(struct reducescatter_passage *r, struct run *run, struct g
     r->piece = HOST_SLAB_BYTES / (size_t)group->size / 64 * 64;
     for (int i = 0; i < group->size; i++)
         longest = part[i] > longest ? part[i] : longest;
-    return (longest + r->piece - 1) / r->piece;
-}
-
-void reducescatter_begin(struct reducescatter_passage *r, struct run *run, struct group *group, int lane,
-                         const struct reduction *reduction, const struct span_list *src, void *dst, const size_t *part)
-{
-    const size_t blocks = prepare(r, run, group, reduction, src, dst, part);
-    passage_begin(&r->passage, group, lane, blocks, &STEPS, r);
+    passage_begin(&r->passage, group, lane, (longest + r->piece - 1) / r->piece, &STEPS, r);
 }
 
 bhvd_status reducescatter_shared(struct run *run, struct group *group, const struct reduction *reduction,
                                  const struct span_list *src, void *dst, const size_t *part)
 {
     struct reducescatter_passage r;
-    const size_t blocks = prepare(&r, run, group, reduction, src, dst, part);
-    return shared_run(run, group, blocks, &STEPS, &r);
+    reducescatter_begin(&r, run, group, 0, reduction, src, dst, part);
+    return passage_run(run, &r.passage);
 }

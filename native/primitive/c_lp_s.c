@@ -183,9 +183,7 @@ static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const 
     const struct work *op = between->work;
     const size_t begin = offset / bhvd_dtype_size(op->tensors[0].dtype);
     struct span_list list = {0};
-    if (!span_list_add(&list, &(struct tensor){.src = shard->spans[0].src, .dst = shard->spans[0].dst, .nbytes = shard->nbytes}))
-        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a piece of %zu bytes", shard->nbytes);
-    struct c_lp_s *x = create(run, h->cross, op, shard->nbytes, &list);
+    struct c_lp_s *x = primitive_shard(run, shard, &list) ? NULL : create(run, h->cross, op, shard->nbytes, &list);
     span_list_fini(&list);
     if (!x)
         return run->failure.status;

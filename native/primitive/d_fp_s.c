@@ -175,7 +175,7 @@ static void d_fp_s_free(void *arg)
 
 // Takes the list.
 static bhvd_status plan_among(struct run *run, const struct group *group, const struct hierarchy *hosts, const struct work *op,
-                        struct span_list *list, struct plan *plan)
+                              struct span_list *list, struct plan *plan)
 {
     struct d_fp_s *a = malloc(sizeof *a);
     if (!a)
@@ -196,9 +196,9 @@ static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const 
     (void)begin;
     if (!peers_of(between->work->topology, h->cross->size, h->cross->rank, between->work->round).count)
         return BHVD_OK;
-    if (!span_list_add(&list, &(struct tensor){.src = shard->spans[0].src, .dst = shard->spans[0].dst, .nbytes = shard->nbytes}))
-        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a piece of %zu bytes", shard->nbytes);
-    bhvd_status status = plan_among(run, h->cross, h, between->work, &list, out);
+    bhvd_status status = primitive_shard(run, shard, &list);
+    if (!status)
+        status = plan_among(run, h->cross, h, between->work, &list, out);
     span_list_fini(&list);
     return status;
 }

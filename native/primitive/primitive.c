@@ -25,9 +25,17 @@ int primitive_hosts(const struct group *group)
     return group->hierarchy ? group->hierarchy->hosts : shares_memory(group) ? 1 : group->size;
 }
 
-struct between primitive_between(primitive_shard_fn plan, const struct work *op)
+struct between primitive_between(between_fn plan, const struct work *op)
 {
     return (struct between){.plan = plan, .work = op, .shard_nbytes = 16 << 20, .depth = 2};
+}
+
+bhvd_status primitive_shard(struct run *run, const struct span_list *shard, struct span_list *list)
+{
+    const struct span *span = &shard->spans[0];
+    return span_list_add(list, &(struct tensor){.src = span->src, .dst = span->dst, .nbytes = span->nbytes})
+               ? BHVD_OK
+               : run_fail(run, BHVD_ERR_SYSTEM, "no memory for a piece of %zu bytes", shard->nbytes);
 }
 
 void primitive_hosts_of(const struct group *group, int32_t *hosts)

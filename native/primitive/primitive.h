@@ -28,9 +28,10 @@ void primitive_hosts_of(const struct group *group, int32_t *hosts);
 bhvd_status primitive_check_hosts(const struct run *run, const struct group *group, struct bhvd_error *error);
 
 // Between hosts, in two levels: by the function, of few shards at once.
-typedef bhvd_status (*primitive_shard_fn)(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
-                                          const struct between *between, struct plan *plan);
-struct between primitive_between(primitive_shard_fn plan, const struct work *op);
+struct between primitive_between(between_fn plan, const struct work *op);
+// A list of a shard's own, which outlives what the function is given: that is the next piece's by then. list: empty; as of
+// primitive_spans.
+bhvd_status primitive_shard(struct run *run, const struct span_list *shard, struct span_list *list);
 
 // Codes that something else has made, and decodes: the rank's own, and room for those of which the result is made. Code k of segment
 // s is at k each + s segment. k: of own ones the chunk, where there are several; of results the chunk (C_LP_S by owners), the rank

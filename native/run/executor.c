@@ -217,6 +217,13 @@ static void wire(struct flight *flight)
     }
 }
 
+static uint64_t execution_of(const struct run *run, const struct material *material)
+{
+    if (material->meeting)
+        return LINK_MEETING | material->meeting;
+    return material->execution ? material->execution : run->connections.started;
+}
+
 bhvd_status flight_start(struct run *run, const struct group *group, struct schedule *schedule, const struct material *material,
                          void (*ended)(void *arg, bhvd_status status), void *arg, struct flight **out)
 {
@@ -227,9 +234,7 @@ bhvd_status flight_start(struct run *run, const struct group *group, struct sche
         return run_fail(run, BHVD_ERR_SYSTEM, "no memory for %zu steps", count);
     }
     *flight = (struct flight){.run = run, .group = group, .schedule = *schedule, .material = *material, .left = schedule->count,
-                              .execution = material->meeting     ? LINK_MEETING | material->meeting
-                                           : material->execution ? material->execution
-                                                                 : run->connections.started,
+                              .execution = execution_of(run, material),
                               .ended = ended, .arg = arg};
     *schedule = (struct schedule){0};
     transfer_queue_init(&flight->moved);
@@ -475,7 +480,9 @@ uint64_t executor_oldest(const struct run *run)
     while (flight && flight->execution & LINK_MEETING)
         flight = flight->next;
     const struct task *task = run->executor.tasks;      // whose flights start later than it does
-    return !task ? flight ? flight->execution : 0 : flight && flight->execution < task->execution ? flight->execution : task->execution;
+    if (!flight || !task)
+        return flight ? flight->execution : task ? task->execution : 0;
+    return flight->execution < task->execution ? flight->execution : task->execution;
 }
 
 void executor_fini(struct run *run)

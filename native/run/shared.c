@@ -157,19 +157,24 @@ void passage_end(struct run *run, const struct passage *passage)
 
 static int can_advance(struct run *run, void *passage) { return passage_can_advance(run, passage); }
 
+bhvd_status passage_run(struct run *run, struct passage *passage)
+{
+    bhvd_status status = BHVD_OK;
+    while (!status && !passage_is_over(passage)) {
+        if (!passage_advance(run, passage))
+            status = run_until(run, can_advance, passage, passage->group->ranks[passage->slowest]);
+    }
+    if (!status)
+        passage_end(run, passage);
+    return status;
+}
+
 bhvd_status shared_run(struct run *run, struct group *group, size_t blocks, const struct shared_steps *steps,
                        void *arg)
 {
     struct passage passage;
-    bhvd_status status = BHVD_OK;
     passage_begin(&passage, group, 0, blocks, steps, arg);
-    while (!status && !passage_is_over(&passage)) {
-        if (!passage_advance(run, &passage))
-            status = run_until(run, can_advance, &passage, group->ranks[passage.slowest]);
-    }
-    if (!status)
-        passage_end(run, &passage);
-    return status;
+    return passage_run(run, &passage);
 }
 
 kernel_copy_fn shared_copy(const struct run *run, size_t nbytes)

@@ -54,8 +54,10 @@ int passage_can_advance(struct run *run, struct passage *passage);
 bool passage_is_over(const struct passage *passage);
 // All its steps are done: the lane is free for the next one.
 void passage_end(struct run *run, const struct passage *passage);
+// Does all its steps, and ends it. On an error it is not ended.
+bhvd_status passage_run(struct run *run, struct passage *passage);
 
-// Runs all steps of all blocks, in lane 0.
+// Begins one in lane 0, and runs it.
 bhvd_status shared_run(struct run *run, struct group *group, size_t blocks, const struct shared_steps *steps,
                        void *arg);
 
