@@ -16,7 +16,6 @@ from bagua_hvd.bench.emulated import Ranks
 from bagua_hvd.bench.hosts import Hosts, why_impossible
 
 EXPERIMENT = "changing"
-WAY = "auto, up to E1"
 STEPS = 150                 # with each rate: more than hysteresis keeps a plan, from the second one's switch on
 SETTLED = 0.5               # of a phase's steps, the last ones: what it came to
 
@@ -66,9 +65,7 @@ def settled_ms(record, phase):
     """Median step of the slowest rank, in the last steps with one rate."""
     steps = record.setting["steps"]
     first = phase * steps + round((1 - SETTLED) * steps)
-    times = [samples.values[first:(phase + 1) * steps] for name, samples in record.samples.items()
-             if name.startswith("step of rank")]
-    return 1e3 * statistics.median(map(max, zip(*times, strict=True)))
+    return 1e3 * statistics.median(laboratory.slowest(record)[first:(phase + 1) * steps])
 
 
 def _best(setting, rate):

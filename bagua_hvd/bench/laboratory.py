@@ -145,7 +145,7 @@ def ms(record):
     return 1e3 / statistics.fmean(rates)
 
 
-def _slowest(record):
+def slowest(record):
     """Step by step the slowest rank's seconds: one that was late in a step makes the next one short on itself alone."""
     return list(map(max, zip(*(samples.values for name, samples in record.samples.items()
                                if name.startswith("step of rank")), strict=False)))
@@ -154,8 +154,8 @@ def _slowest(record):
 def spread(record):
     """(shortest, longest) step of the slowest rank, in ms; of periods, where steps differ."""
     period = _period(record)
-    slowest = _slowest(record)
-    means = [statistics.fmean(slowest[at:at + period]) for at in range(0, len(slowest), period)]
+    steps = slowest(record)
+    means = [statistics.fmean(steps[at:at + period]) for at in range(0, len(steps), period)]
     return 1e3 * min(means), 1e3 * max(means)
 
 
@@ -172,7 +172,7 @@ def why_not(record):
         return "queued"
     if record.samples["carrier"].values[0] > BUSY:
         return "carrier"
-    steps = _slowest(record)
+    steps = slowest(record)
     if _period(record) == 1 and statistics.median(steps) > STEADY * min(steps):
         return "unsteady"
     return "" if min(record.samples["plain TCP"].values) >= REACHED else "plain TCP"

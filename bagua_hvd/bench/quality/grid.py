@@ -34,6 +34,7 @@ FOR_ADAM = ("acco", "local_adam", "qadam", "onebit_adam", "onebit_adam_published
 # Muon, so the candidates are the same for all tasks with Adam. A task that has but one rate has the second of them.
 OWN_OPTIMIZERS: dict[str, tuple[str, tuple[str, ...]]] = {"lamb": ("lamb", ("onebit_lamb",)),
                                                           "muon": (REFERENCE, ("dion",))}
+OWN_ALGORITHMS = {name for exact, others in OWN_OPTIMIZERS.values() for name in (exact, *others)} - {REFERENCE}
 OWN_RATES = (0.01, 0.02, 0.04, 0.08)
 # name in tables -> (algorithm, arguments): beside the names alone, another form that the documentation speaks of.
 # A codec: its function in codecs, and what that is given.
@@ -114,8 +115,8 @@ def serves(algorithm: str, optimizer: str) -> bool:
     if optimizer in OWN_OPTIMIZERS:
         exact, others = OWN_OPTIMIZERS[optimizer]
         return algorithm in (exact, *others)
-    if any(algorithm in (exact, *others) for exact, others in OWN_OPTIMIZERS.values()):
-        return algorithm == REFERENCE
+    if algorithm in OWN_ALGORITHMS:
+        return False
     return optimizer.startswith("adam") or algorithm not in FOR_ADAM
 
 

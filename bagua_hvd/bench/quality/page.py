@@ -79,6 +79,7 @@ def losses(ranks: str = "4", split: str = "iid") -> str:
         lines.append([f"`{row}`", *(_said(judged.get((row, key))) for key in keys), f"{statistics.median(ratios):.2f}"])
     return _table(["%", *(f"{task}, {optimizer}" for task, optimizer in keys), "bytes"], lines)
 
+
 def optimizers(ranks: str = "4", split: str = "iid") -> str:
     """Of algorithms that are optimizers of their own, beside their exact forms; and these beside Adam."""
     found, judged = _results(int(ranks), split), verdicts(int(ranks), split)

@@ -9,6 +9,7 @@ import torch
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
 from bagua_hvd.algorithms import Algorithm, Dion
+from bagua_hvd.bench.quality.grid import OWN_ALGORITHMS
 from bagua_hvd.bench.quality.tasks import Task
 
 UNITS = {                       # of what train() returns
@@ -17,6 +18,8 @@ UNITS = {                       # of what train() returns
     "parameters": "1", "processor_seconds": "s",
 }
 LOOKS = 12                      # at the validation data, in a training
+
+
 class Muon(torch.optim.Adam):
     """What `dion` approximates: a matrix steps along the orthonormal one that is nearest to its momentum; Adam else.
 
@@ -48,7 +51,6 @@ OPTIMIZERS = {
     "adamw": lambda parameters, rate: torch.optim.AdamW(parameters, lr=rate, weight_decay=0.01),
     "muon": lambda parameters, rate: Muon(parameters, lr=rate),
 }
-OF_ADAM = ("lamb", "onebit_lamb", "dion")       # whose steps are not those of the user's Adam, and are made of it
 
 
 def _mean_of(model: torch.nn.Module) -> torch.nn.Module:
@@ -82,7 +84,8 @@ def train(task: Task, optimizer_name: str, rate: float, algorithm: str | Algorit
     """
     torch.manual_seed(seed)
     model = task.make()
-    make = OPTIMIZERS["adam" if algorithm in OF_ADAM else optimizer_name]
+    # These make steps of their own, of the user's Adam.
+    make = OPTIMIZERS["adam" if algorithm in OWN_ALGORITHMS else optimizer_name]
     optimizer = hvd.DistributedOptimizer(
         make(model.parameters(), rate), named_parameters=model.named_parameters(),
         algorithm=algorithms.get(algorithm, **arguments))
