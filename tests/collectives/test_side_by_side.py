@@ -1,4 +1,5 @@
 """Several collectives on their way at once: between two ranks, over sockets, and in two levels."""
+import functools
 import time
 
 import numpy as np
@@ -38,42 +39,27 @@ def test_what_is_on_its_way_goes_on_while_nobody_waits():
         world.run(call)
 
 
-def test_a_small_one_ends_before_a_large_one():
+@pytest.mark.parametrize(("n", "count", "made"), [
+    pytest.param(2, 1, functools.partial(World, 2, "tcp", "ring"), id="over sockets"),
+    pytest.param(4, 1000, functools.partial(World, 4, "auto", hosts=list("AABB")), id="in two levels"),
+])
+def test_a_small_one_ends_before_a_large_one(n, count, made):
     def call(rank, context):
         passed = False
         for attempt in range(20):
-            large, small = np.full(LARGE, 1.0, np.float32), np.full(1, 1.0, np.float32)
+            large, small = np.full(LARGE, 1.0, np.float32), np.full(count, 1.0, np.float32)
             handle = post(context, f"large.{attempt}", large)
             post(context, f"small.{attempt}", small, blocking=True).wait()
             passed = passed or not handle.done()
             handle.wait()
-            assert small[0] == 2 and (large == 2).all()
+            assert (small == n).all() and (large == n).all()
         return passed
 
-    with World(2, "tcp", "ring", fusion_threshold=0) as world:
+    with made(fusion_threshold=0) as world:
         assert all(world.run(call))
 
 
-LEVELS = pytest.mark.parametrize("hosts", ["AABB", "ABABA", "ABBB", "AABBBCC"])
-
-
-def test_in_two_levels_a_small_one_ends_before_a_large_one():
-    def call(rank, context):
-        passed = False
-        for attempt in range(20):
-            large, small = np.full(LARGE, 1.0, np.float32), np.full(1000, 1.0, np.float32)
-            handle = post(context, f"large.{attempt}", large)
-            post(context, f"small.{attempt}", small, blocking=True).wait()
-            passed = passed or not handle.done()
-            handle.wait()
-            assert (small == 4).all() and (large == 4).all()
-        return passed
-
-    with World(4, "auto", hosts=list("AABB"), fusion_threshold=0) as world:
-        assert all(world.run(call))
-
-
-@LEVELS
+@pytest.mark.parametrize("hosts", ["AABB", "ABABA", "ABBB", "AABBBCC"])
 def test_in_two_levels_many_go_on_at_once(hosts):
     """More than there are lanes, of all lengths, in any order, beside what runs to its end, in sets that overlap."""
     n = len(hosts)

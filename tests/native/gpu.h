@@ -20,7 +20,7 @@ static struct gpu gpus[RANKS];
 
 static struct {
     char path[4096];
-    void *library;
+    void *handle;                       // of dlopen()
     int (*init)(unsigned flags);
     int (*stream_create)(void **stream, unsigned flags);
     int (*stream_synchronize)(void *stream);
@@ -33,21 +33,21 @@ static void *gpu_at(const void *memory) { return (void *)((uintptr_t)memory | GP
 
 static void *gpu_function(const char *name)
 {
-    void *function = dlsym(driver.library, name);
+    void *function = dlsym(driver.handle, name);
     CHECK(function);
     return function;
 }
 
 static void gpu_load(void)
 {
-    if (driver.library)
+    if (driver.handle)
         return;
     ssize_t length = readlink("/proc/self/exe", driver.path, sizeof driver.path - 32);
     CHECK(length > 0);
     driver.path[length] = 0;
     strcpy(strrchr(driver.path, '/'), "/fake_cuda.so");
-    driver.library = dlopen(driver.path, RTLD_NOW | RTLD_LOCAL);
-    if (!driver.library)
+    driver.handle = dlopen(driver.path, RTLD_NOW | RTLD_LOCAL);
+    if (!driver.handle)
         check_fail(__FILE__, __LINE__, "%s", dlerror());
     *(void **)&driver.init = gpu_function("cuInit");
     *(void **)&driver.stream_create = gpu_function("cuStreamCreate");

@@ -41,7 +41,7 @@ def run(test, configuration):
         return unavailable
     program = native_programs.program(configuration, test)
     if '"gpu_jobs.h"' in test.read_text():
-        native_programs.library(configuration, "fake_cuda.so", STAND_INS)
+        native_programs.shared_library(configuration, "fake_cuda.so", STAND_INS)
     return native_programs.run([*prefix, program], **environment)
 
 

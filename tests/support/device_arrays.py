@@ -56,11 +56,11 @@ class FakeCuda:
     """The stand-in's own functions, for tests: memory, streams, and what a framework would do with them."""
 
     def __init__(self):
-        self.library = ctypes.CDLL(fake_cuda_path())
-        self.library.fake_cuda_launches.restype = self.library.fake_cuda_link_bytes.restype = ctypes.c_uint64
-        self._check(self.library.cuInit(0))
+        self.handle = ctypes.CDLL(fake_cuda_path())
+        self.handle.fake_cuda_launches.restype = self.handle.fake_cuda_link_bytes.restype = ctypes.c_uint64
+        self._check(self.handle.cuInit(0))
         self.context = ctypes.c_void_p()
-        self._check(self.library.cuDevicePrimaryCtxRetain(ctypes.byref(self.context), 0))
+        self._check(self.handle.cuDevicePrimaryCtxRetain(ctypes.byref(self.context), 0))
 
     @staticmethod
     def _check(code):
@@ -68,57 +68,57 @@ class FakeCuda:
 
     def allocate(self, nbytes):
         out = ctypes.c_void_p()
-        self._check(self.library.cuMemAlloc_v2(ctypes.byref(out), ctypes.c_size_t(nbytes or 1)))
+        self._check(self.handle.cuMemAlloc_v2(ctypes.byref(out), ctypes.c_size_t(nbytes or 1)))
         return out.value
 
     def stream(self):
         out = ctypes.c_void_p()
-        self._check(self.library.cuStreamCreate(ctypes.byref(out), 0))
+        self._check(self.handle.cuStreamCreate(ctypes.byref(out), 0))
         return out.value
 
     def copy(self, dst, src, nbytes, stream):
         """In the order of the stream; the host's memory must live until it is synchronized."""
-        self._check(self.library.cuMemcpyAsync(ctypes.c_void_p(dst), ctypes.c_void_p(src), ctypes.c_size_t(nbytes),
+        self._check(self.handle.cuMemcpyAsync(ctypes.c_void_p(dst), ctypes.c_void_p(src), ctypes.c_size_t(nbytes),
                                                ctypes.c_void_p(stream)))
 
     def synchronize(self, stream):
-        self._check(self.library.cuStreamSynchronize(ctypes.c_void_p(stream)))
+        self._check(self.handle.cuStreamSynchronize(ctypes.c_void_p(stream)))
 
     def copies(self):
-        return self.library.fake_cuda_copies()
+        return self.handle.fake_cuda_copies()
 
     def launches(self):
-        return self.library.fake_cuda_launches()
+        return self.handle.fake_cuda_launches()
 
     def link_bytes(self):
         """How many bytes were asked to be copied between the host and devices."""
-        return self.library.fake_cuda_link_bytes()
+        return self.handle.fake_cuda_link_bytes()
 
     def nccl_groups(self):
         """How many groups the stand-in for NCCL has launched in this process."""
-        return self.library.fake_nccl_groups()
+        return self.handle.fake_nccl_groups()
 
     @contextmanager
     def devices(self, count):
         """Within, there are so many GPUs, not DEVICES."""
-        self.library.fake_cuda_set_devices(count)
+        self.handle.fake_cuda_set_devices(count)
         try:
             yield
         finally:
-            self.library.fake_cuda_set_devices(DEVICES)
+            self.handle.fake_cuda_set_devices(DEVICES)
 
     def hold(self, stream):
         """Stops the stream until the function that it returns is called."""
         event = ctypes.c_void_p()
-        self._check(self.library.cuCtxPushCurrent_v2(self.context))
-        self._check(self.library.cuEventCreate(ctypes.byref(event), 2))
-        self._check(self.library.cuCtxPopCurrent_v2(ctypes.byref(self.context)))
-        self.library.fake_cuda_hold(ctypes.c_void_p(stream), event)
+        self._check(self.handle.cuCtxPushCurrent_v2(self.context))
+        self._check(self.handle.cuEventCreate(ctypes.byref(event), 2))
+        self._check(self.handle.cuCtxPopCurrent_v2(ctypes.byref(self.context)))
+        self.handle.fake_cuda_hold(ctypes.c_void_p(stream), event)
         elsewhere = self.stream()
-        return lambda: self._check(self.library.cuEventRecord(event, ctypes.c_void_p(elsewhere)))
+        return lambda: self._check(self.handle.cuEventRecord(event, ctypes.c_void_p(elsewhere)))
 
     def set_capturing(self, stream, capturing):
-        self.library.fake_cuda_set_capturing(ctypes.c_void_p(stream), int(capturing))
+        self.handle.fake_cuda_set_capturing(ctypes.c_void_p(stream), int(capturing))
 
 
 @functools.cache

@@ -134,7 +134,7 @@ def program(configuration, source, helpers=()):
     return output
 
 
-def library(configuration, name, sources):
+def shared_library(configuration, name, sources):
     """The path of a shared library `name`, made anew if need be; it lies beside the programs. sources: paths."""
     extra = CONFIGURATIONS[configuration]
     with _locked(folder_of(configuration)):
