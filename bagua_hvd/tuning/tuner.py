@@ -11,7 +11,8 @@ from zlib import crc32
 import numpy as np
 
 from bagua_hvd.collectives.facts import Extremes, extremes
-from bagua_hvd.core import variables
+from bagua_hvd.core import native, variables
+from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.log import logger
 from bagua_hvd.training.buckets import Bucket, Member, partition
 from bagua_hvd.training.model import Model
@@ -138,6 +139,16 @@ class Tuner:
     def _in(self, steps: int, act: Callable[[], None]) -> None:
         self._agenda[self._steps + steps] = act
 
+    def _compare(self, numbers: list[int], what: str, then: Callable[[], None]) -> None:
+        """Posts them; `then` waits. Not when a rank has left the job: its training ended in this step, as here."""
+        try:
+            self._posted = Extremes(numbers, f"{self._model.name}.{what}", self._model.group)
+        except HorovodInternalError as error:
+            if error.status != native.ERR_SHUTDOWN:
+                raise
+        else:
+            self._in(LATER, then)
+
     def _measure(self) -> None:
         speeds, self._speeds = (self._speeds or Speeds(self._codecs)).wait(), None
         measured = measure(f"{self._model.name}.measure", self._model.group, speeds)
@@ -170,9 +181,7 @@ class Tuner:
         self._parts = self._cut(self._measured.ranks)
         self._until = points(part.until for parts in self._parts for part in parts)
         figures = window(steps, list(members), [member.nbytes for member in members.values()], self._until)
-        self._posted = Extremes([*figures.as_list(), max(0, self._error_ppm)], f"{self._model.name}.window",
-                                self._model.group)
-        self._in(LATER, self._decide)
+        self._compare([*figures.as_list(), max(0, self._error_ppm)], "window", self._decide)
 
     def _decide(self) -> None:
         *figures, (error_ppm, _) = self._posted.wait()
@@ -205,9 +214,7 @@ class Tuner:
         if verdict.plan == before:
             self._next_window()
             return
-        self._posted = Extremes([crc32(repr(self._hysteresis.numbers()).encode()) % (2**31 - 2)],
-                                f"{self._model.name}.decided", self._model.group)
-        self._in(LATER, self._check)
+        self._compare([crc32(repr(self._hysteresis.numbers()).encode()) % (2**31 - 2)], "decided", self._check)
 
     def _check(self) -> None:
         [(largest, smallest)] = self._posted.wait()

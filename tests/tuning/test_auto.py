@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from bagua_hvd.algorithms import Auto, ByteGrad, DoubleSqueeze, LocalSGD, PowerS
 from bagua_hvd.codecs import sign
 from bagua_hvd.tuning import tuner
 from bagua_hvd.tuning.memory import UNKNOWN_MIB
+from bagua_hvd.tuning.tuner import MEASURED_AFTER, SETTLES
 from bagua_hvd.tuning.window import Window
 
 pytestmark = pytest.mark.timeout(150)
@@ -257,6 +259,27 @@ def changed_again():
 
 def test_nothing_is_decided_on_a_line_that_is_not_known(run_ranks):
     run_ranks(2, changed_again)
+
+
+def the_last_step_ends_a_window(late):
+    """One rank has left the job before the other one says what the window was like."""
+    hvd.init()
+    training = Training(Auto(up_to="E1", window=2))
+    given = tuner.window
+
+    def window(*arguments):
+        time.sleep(2 * (hvd.rank() == late))
+        return given(*arguments)
+
+    tuner.window = window
+    for _ in range(MEASURED_AFTER + SETTLES + 2):
+        training.step()
+    assert training.optimizer.algorithm._tuner(training.optimizer.reducer.model)._until
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_the_last_step_ends_a_window(run_ranks, late):
+    run_ranks(2, the_last_step_ends_a_window, arguments={"late": late})
 
 
 def without_memory():
