@@ -16,7 +16,7 @@ from cffi import FFI
 ROOT = Path(__file__).parent
 NATIVE = Path("native")
 TENSORFLOW = NATIVE / "tensorflow"      # a library of its own, loaded by TensorFlow
-NETWORK = NATIVE / "network"            # another, for the benchmarks
+LABORATORY = NATIVE / "laboratory"      # another, for the benchmarks
 HEADER = NATIVE / "include" / "bagua_hvd.h"
 INCLUDE_DIRS = [str(NATIVE / "include"), str(NATIVE)]
 
@@ -62,7 +62,7 @@ def _sources():
     x86 = sysconfig.get_platform().endswith("-x86_64")
     sources = {None: []}
     for path in sorted((ROOT / NATIVE).rglob("*.c")):
-        if {ROOT / TENSORFLOW, ROOT / NETWORK} & set(path.parents):
+        if {ROOT / TENSORFLOW, ROOT / LABORATORY} & set(path.parents):
             continue
         isa = _isa(path)
         if isa is None or x86:
@@ -100,7 +100,7 @@ def _apart(name, folder):
 
 # The ops for TensorFlow: no header and no library of it is needed, so they are always built.
 TENSORFLOW_OPS = _apart("bagua_hvd.tensorflow._ops", TENSORFLOW)
-BENCH_NETWORK = _apart("bagua_hvd.bench._network", NETWORK)
+BENCH_LABORATORY = _apart("bagua_hvd.bench._laboratory", LABORATORY)
 
 # What the ops of TensorFlow call in Python; see native/tensorflow/core.h.
 CALLBACKS = """

@@ -36,5 +36,5 @@ class BuildInParallel(build_clib):
 
 
 setup(cmdclass={"build_clib": BuildInParallel}, cffi_modules=["build.py:ffibuilder"], libraries=build["LIBRARIES"],
-      ext_modules=[Extension(**build[library]) for library in ("TENSORFLOW_OPS", "BENCH_NETWORK")],
+      ext_modules=[Extension(**build[library]) for library in ("TENSORFLOW_OPS", "BENCH_LABORATORY")],
       options={"bdist_wheel": wheel})

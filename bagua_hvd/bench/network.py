@@ -1,4 +1,4 @@
-"""A network with rates and delays between namespaces: a process that carries their packets (native/network/network.c).
+"""A network with rates and delays between namespaces: a process that carries packets (native/laboratory/network.c).
 
 As a program, `python -m bagua_hvd.bench.network COUNT NAMESPACE... DEVICE...`: that process.
 """
@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
-LIBRARY = Path(__file__).with_name("_network.abi3.so")
+LIBRARY = Path(__file__).with_name("_laboratory.abi3.so")
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 
 

@@ -6,7 +6,7 @@
 #ifndef NETWORK_LINE_H
 #define NETWORK_LINE_H
 
-#include "network/heap.h"
+#include "laboratory/heap.h"
 
 #include <stdbool.h>
 

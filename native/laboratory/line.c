@@ -1,4 +1,4 @@
-#include "network/line.h"
+#include "laboratory/line.h"
 
 bool line_enqueue(struct line *line, struct packet *packet)
 {

@@ -1,4 +1,4 @@
-#include "network/heap.h"
+#include "laboratory/heap.h"
 
 #include <stdlib.h>
 

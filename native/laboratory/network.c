@@ -11,7 +11,7 @@
 // measurement is worth something while that share is far from one.
 //
 // The engine knows nothing of this, nor this of the engine. One thread; ends when its control pipe does.
-#include "network/line.h"
+#include "laboratory/line.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
