@@ -6,7 +6,7 @@
 //
 // Wire: 2 N (h-1)/h elements each way per host of h, however many ranks it holds; a ring over all n ranks sends 2 N (n-1)/n
 // over a host's link, and that in 2 (n-1) hops instead of 2 (h-1). A vector is worked off in pieces, of which a few are on the
-// wire while others are reduced or spread within the hosts; and vectors go on beside each other, as tasks (run/executor.h):
+// wire while others are reduced or spread within the hosts; and vectors go on beside each other, as tasks (run/task.h):
 // none waits for a message or another member while something else can be done.
 #include <stdlib.h>
 

@@ -335,69 +335,6 @@ void plan_fini(struct run *run, struct plan *plan)
     *plan = (struct plan){0};
 }
 
-// -------------------------------------------------------------------------------------------------------------- tasks
-
-static void unlink_task(struct executor *executor, const struct task *task)
-{
-    for (struct task **t = &executor->tasks; *t; t = &(*t)->next) {
-        if (*t == task) {
-            *t = task->next;
-            if (!task->next)
-                executor->tasks_tail = t;
-            return;
-        }
-    }
-}
-
-// On the account of its execution.
-static bool advance_task(struct run *run, struct task *task)
-{
-    const struct wire wire_before = run->wire;
-    struct sent *sent_before = run->sent;
-    run->wire = task->wire;
-    run->sent = task->sent;
-    const bool progress = task->advance(run, task);
-    run->wire = wire_before;
-    run->sent = sent_before;
-    return progress;
-}
-
-static void end_task(struct run *run, struct task *task, bhvd_status status)
-{
-    unlink_task(&run->executor, task);
-    if (task->ended)
-        task->ended(task->arg, status);
-    task->destroy(run, task);
-}
-
-void task_start(struct run *run, struct task *task, void (*ended)(void *arg, bhvd_status status), void *arg)
-{
-    task->next = NULL;
-    task->execution = run->connections.started;
-    task->sent = run->sent;
-    task->wire = run->wire;
-    task->ended = ended;
-    task->arg = arg;
-    task->awaited = -1;
-    *run->executor.tasks_tail = task;
-    run->executor.tasks_tail = &task->next;
-    advance_task(run, task);
-}
-
-static int task_is_over(struct run *run, void *task)
-{
-    (void)run;
-    return ((const struct task *)task)->is_over;
-}
-
-bhvd_status task_run(struct run *run, struct task *task)
-{
-    task_start(run, task, NULL, NULL);
-    bhvd_status status = run_until(run, task_is_over, task, -1);
-    end_task(run, task, status);
-    return status;
-}
-
 // ----------------------------------------------------------------------------------------------------------- executor
 
 static void end_flight(struct run *run, struct flight *flight, bhvd_status status)
@@ -422,40 +359,12 @@ bool executor_advance(struct run *run)
             progress = true;
         }
     }
-    for (struct task *task = run->executor.tasks, *next; task && !run->failure.status; task = next) {
-        progress |= advance_task(run, task);
-        next = task->next;
-        if (task->is_over && task->ended && !run->failure.status) {
-            end_task(run, task, BHVD_OK);
-            progress = true;
-        }
-    }
-    return progress;
-}
-
-bool executor_has_something(struct run *run)
-{
-    struct task *task = run->executor.tasks;
-    while (task && !task->can_advance(run, task))
-        task = task->next;
-    return task;
-}
-
-int executor_awaits(const struct run *run)
-{
-    const struct task *task = run->executor.tasks;
-    while (task && task->awaited < 0)
-        task = task->next;
-    return task ? task->awaited : -1;
+    return tasks_advance(run) || progress;
 }
 
 void executor_abort(struct run *run)
 {
-    for (struct task *task = run->executor.tasks, *next; task; task = next) {
-        next = task->next;
-        if (task->ended)
-            end_task(run, task, run->failure.status);
-    }
+    tasks_abort(run);
     for (struct flight *flight = run->executor.head, *next; flight; flight = next) {
         next = flight->next;
         if (flight->ended)
@@ -466,12 +375,9 @@ void executor_abort(struct run *run)
 bool executor_has_state(const struct run *run, const void *state)
 {
     const struct flight *flight = run->executor.head;
-    const struct task *task = run->executor.tasks;
     while (flight && !(state && flight->material.state == state))
         flight = flight->next;
-    while (task && !(state && task->state == state))
-        task = task->next;
-    return flight || task;
+    return flight || tasks_have_state(run, state);
 }
 
 uint64_t executor_oldest(const struct run *run)

@@ -7,24 +7,9 @@
 #include "run/group.h"
 #include "run/reduction.h"
 #include "run/schedule.h"
+#include "run/task.h"
 
 struct flight;
-
-// What goes on beside flights and is more than one schedule: looked at whenever they are. Its first member of whoever has one.
-struct task {
-    struct task *next;
-    uint64_t execution;
-    struct sent *sent;                      // of its execution
-    struct wire wire;                       // and what that was told of the line
-    const void *state;                      // as a material's
-    bool (*advance)(struct run *run, struct task *task);        // does what can be done now; true: something was
-    bool (*can_advance)(struct run *run, struct task *task);    // is there anything to do now?
-    void (*destroy)(struct run *run, struct task *task);
-    void (*ended)(void *arg, bhvd_status status);
-    void *arg;
-    bool is_over;
-    int awaited;                            // the global rank of this host that it waits for; -1: none
-};
 
 static inline unsigned char *place_among(unsigned char *const *spaces, struct place place) { return spaces[place.space] + place.at; }
 
@@ -74,17 +59,8 @@ bool flight_is_over(const struct flight *flight);
 // Frees one that nobody is told of, and that is over, or the run has failed.
 void flight_drop(struct run *run, struct flight *flight);
 
-// Starts it, for the execution that started last. ended: as a flight's; after it the task is destroyed.
-void task_start(struct run *run, struct task *task, void (*ended)(void *arg, bhvd_status status), void *arg);
-// Starts it, waits until it is over, and destroys it.
-bhvd_status task_run(struct run *run, struct task *task);
-
-// Does what can be done now, without looking at links. True when something was.
+// Does what flights and tasks can do now, without looking at links. True when something was.
 bool executor_advance(struct run *run);
-// Is there anything that a task can do now, as far as can be seen in memory?
-bool executor_has_something(struct run *run);
-// The global rank of this host that a task waits for; -1: none does.
-int executor_awaits(const struct run *run);
 // The run has failed: ends all flights and tasks that nobody waits for.
 void executor_abort(struct run *run);
 // Is there a flight or a task with this state?

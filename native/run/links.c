@@ -162,7 +162,7 @@ bool run_links_are_ready(struct run *run)
         if (link_ready(run->connections.watch.walked[i]))
             return true;
     }
-    return run->connections.watch.due.head || connections_have_arrivals(&run->connections) || executor_has_something(run);
+    return run->connections.watch.due.head || connections_have_arrivals(&run->connections) || tasks_can_advance(run);
 }
 
 bool run_links_wait_for_room(const struct run *run)

@@ -74,7 +74,7 @@ void run_look_at_flights(struct run *run)
     if (!executor_is_busy(run))
         run->executor.still = (struct stillness){0};
     else if (!run->failure.status && stillness_is_over_limit(run, &run->executor.still))
-        fail_still(run, executor_awaits(run));
+        fail_still(run, tasks_await(run));
 }
 
 bhvd_status run_until(struct run *run, run_ready_fn ready, void *arg, int waiting_for)
