@@ -1,5 +1,4 @@
 // Alltoall over links: to each other member what is for it. Wire: what is exchanged, one hop.
-#include "collective/collective.h"
 #include "collective/schedules.h"
 
 void schedule_alltoall(struct schedule *schedule, const size_t *sent, const size_t *received)
@@ -19,12 +18,4 @@ void schedule_alltoall(struct schedule *schedule, const size_t *sent, const size
         for (size_t s = 0; i != me && (cut = part_segment((struct part){to, received[i]}, s)).nbytes; s++)
             schedule_receive(schedule, i, in_space(IN_OUTPUT, cut.begin), cut.nbytes, STEP_NONE);
     }
-}
-
-bhvd_status alltoall_links(struct run *run, struct group *group, const void *src, void *dst, const struct parts *parts)
-{
-    struct schedule schedule;
-    schedule_init(&schedule, group->size, group->rank);
-    schedule_alltoall(&schedule, parts->sent, parts->received);
-    return flight_run(run, group, &schedule, &(struct material){.input = src, .output = dst});
 }

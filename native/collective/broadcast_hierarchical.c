@@ -1,22 +1,62 @@
-// Broadcast in two levels (hierarchy.h): a tree over the members with the root's local index, one on each host, each of
-// which shows every segment to its host as it comes. A host receives the vector once, however many members it holds.
+// Broadcast in two levels (run/levels.h): a tree over the members with the root's local index, one on each host, each of which
+// shows every piece to its host when it has come, and gone on. A host receives the vector once, however many members it holds.
 #include "collective/collective.h"
+#include "collective/passages.h"
+#include "collective/schedules.h"
 #include "run/hierarchy.h"
-#include "run/shared.h"
+#include "run/levels.h"
 
-bhvd_status broadcast_hierarchical(struct run *run, struct group *group, int root, const void *src, void *dst,
+enum { PIECES = 64 };                   // at most: each is a schedule of its own
+
+struct broadcast {
+    struct levels levels;
+    const struct hierarchy *h;
+    int host, index;                    // the root's
+    const unsigned char *src;
+    unsigned char *dst;
+    size_t piece;                       // bytes, whole segments
+    struct broadcast_passage spreading;
+};
+
+static struct part piece_of(const struct broadcast *b, size_t number)
+{
+    return (struct part){number * b->piece, shared_piece(b->levels.nbytes, number * b->piece, b->piece)};
+}
+
+static bhvd_status cross(struct run *run, struct levels *l, size_t number, struct plan *plan)
+{
+    const struct broadcast *b = (struct broadcast *)l;
+    const struct part piece = piece_of(b, number);
+    (void)run;
+    if (b->h->index != b->index)
+        return BHVD_OK;
+    schedule_broadcast(plan_begin(plan, b->h->cross), b->host, piece.nbytes);
+    plan->material = (struct material){.input = b->h->host == b->host ? b->src + piece.begin : NULL, .output = b->dst + piece.begin};
+    return BHVD_OK;
+}
+
+static struct passage *spread(struct run *run, struct levels *l, size_t number)
+{
+    struct broadcast *b = (struct broadcast *)l;
+    const struct part piece = piece_of(b, number);
+    broadcast_begin(&b->spreading, run, l->local, l->lane, b->index, b->dst + piece.begin, b->dst + piece.begin, piece.nbytes);
+    return &b->spreading.passage;
+}
+
+static const struct levels_form FORM = {.cross = cross, .spread = spread};
+
+bhvd_status broadcast_hierarchical(struct plan *plan, struct run *run, struct group *group, int root, const void *src, void *dst,
                                    size_t nbytes)
 {
     const struct hierarchy *h = group->hierarchy;
-    int host, index;
-    hierarchy_find(h, root, &host, &index);
-    if (h->index == index)
-        return broadcast_links(run, h->cross, host, src, dst, nbytes, h->local);
-    bhvd_status status = BHVD_OK;
-    for (size_t offset = 0; offset < nbytes && !status; offset += SCHEDULE_SEGMENT) {
-        size_t left = nbytes - offset;
-        status = broadcast_shared(run, h->local, index, NULL, (char *)dst + offset,
-                                  left < SCHEDULE_SEGMENT ? left : SCHEDULE_SEGMENT);
-    }
-    return status;
+    const size_t piece = levels_piece(nbytes, PIECES), count = (nbytes + piece - 1) / piece;
+    struct broadcast *b = levels_create(run, sizeof *b, &FORM, h->local, nbytes, count, count);
+    if (!b)
+        return run->failure.status;
+    b->h = h;
+    hierarchy_find(h, root, &b->host, &b->index);
+    b->src = src;
+    b->dst = dst;
+    b->piece = piece;
+    return levels_plan(run, &b->levels, true, plan);
 }

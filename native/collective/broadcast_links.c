@@ -1,12 +1,10 @@
 // Broadcast over links by a binomial tree: with ranks counted from the root, rank v has its parent at v without its
 // lowest set bit, and its children at v + 2^k for every 2^k below that bit. ceil(log2 n) hops. Segments are passed on
 // as they come, so that all levels are busy at once.
-#include <stdlib.h>
-
 #include "collective/collective.h"
 #include "collective/schedules.h"
 
-void schedule_broadcast(struct schedule *schedule, int root, size_t nbytes, int *received)
+void schedule_broadcast(struct schedule *schedule, int root, size_t nbytes)
 {
     const int n = schedule->size, me = (schedule->rank - root + n) % n, parent = ((me & (me - 1)) + root) % n;
     int first_child = 1;        // of the largest subtree, which comes first
@@ -20,34 +18,13 @@ void schedule_broadcast(struct schedule *schedule, int root, size_t nbytes, int 
         for (int child = first_child / 2; child; child /= 2)
             if (me + child < n)
                 schedule_send(schedule, (me + child + root) % n, place, part.nbytes, there);
-        if (received)
-            received[s] = there;
     }
 }
 
-bhvd_status broadcast_links(struct run *run, struct group *group, int root, const void *src, void *dst, size_t nbytes,
-                            struct group *local)
+bhvd_status broadcast_links(struct run *run, struct group *group, int root, const void *src, void *dst, size_t nbytes)
 {
-    const size_t segments = (nbytes + SCHEDULE_SEGMENT - 1) / SCHEDULE_SEGMENT;
-    int *received = malloc((segments + 1) * sizeof *received);
-    struct flight *flight;
     struct schedule schedule;
-    if (!received)
-        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for %zu messages", segments);
     schedule_init(&schedule, group->size, group->rank);
-    schedule_broadcast(&schedule, root, nbytes, received);
-    bhvd_status status = flight_start(run, group, &schedule, &(struct material){.input = src, .output = dst}, NULL, NULL, &flight);
-    if (!status) {
-        struct part part;
-        for (size_t s = 0; !status && local && (part = part_segment((struct part){0, nbytes}, s)).nbytes; s++) {
-            char *place = (char *)dst + part.begin;
-            status = flight_wait_step(run, flight, received[s]);
-            if (!status)
-                status = broadcast_shared(run, local, local->rank, place, place, part.nbytes);
-        }
-        bhvd_status waited = flight_wait(run, flight);
-        status = status ? status : waited;
-    }
-    free(received);
-    return status;
+    schedule_broadcast(&schedule, root, nbytes);
+    return flight_run(run, group, &schedule, &(struct material){.input = src, .output = dst});
 }

@@ -1,46 +1,52 @@
 // Broadcast in shared memory: the root stages blocks, the others copy them.
 #include "collective/collective.h"
-#include "run/shared.h"
+#include "collective/passages.h"
 
-struct broadcast {
-    struct run *run;
-    struct group *group;
-    int root;
-    const unsigned char *src;
-    unsigned char *dst;
-    size_t nbytes;
-    kernel_copy_fn copy;
-};
-
-static size_t block_bytes(const struct broadcast *b, size_t block)
+static size_t block_bytes(const struct broadcast_passage *b, size_t block)
 {
     return shared_piece(b->nbytes, block * HOST_SLAB_BYTES, HOST_SLAB_BYTES);
 }
 
+static unsigned char *slab_of_root(const struct broadcast_passage *b, size_t block)
+{
+    return shared_slab(b->run, b->passage.group, b->passage.steps.root, block);
+}
+
 static void stage(void *arg, size_t block)
 {
-    const struct broadcast *b = arg;
-    memcpy(shared_slab(b->run, b->group, b->root, block), b->src + block * HOST_SLAB_BYTES, block_bytes(b, block));
+    const struct broadcast_passage *b = arg;
+    memcpy(slab_of_root(b, block), b->src + block * HOST_SLAB_BYTES, block_bytes(b, block));
 }
 
 static void collect(void *arg, size_t block)
 {
-    const struct broadcast *b = arg;
-    b->copy(b->dst + block * HOST_SLAB_BYTES, shared_slab(b->run, b->group, b->root, block), block_bytes(b, block));
+    const struct broadcast_passage *b = arg;
+    b->copy(b->dst + block * HOST_SLAB_BYTES, slab_of_root(b, block), block_bytes(b, block));
+}
+
+void broadcast_begin(struct broadcast_passage *b, struct run *run, struct group *group, int lane, int root, const void *src,
+                     void *dst, size_t nbytes)
+{
+    b->run = run;
+    b->src = src;
+    b->dst = dst;
+    b->nbytes = nbytes;
+    b->copy = shared_copy(run, nbytes);
+    if (group->rank == root)
+        run_shared_bytes(run, nbytes * (size_t)(group->size - 1));
+    else
+        run->payload_received += nbytes;
+    passage_begin(&b->passage, group, lane, group->size > 1 ? shared_blocks(nbytes) : 0,
+                  &(struct shared_steps){stage, NULL, collect, true, root}, b);
 }
 
 bhvd_status broadcast_shared(struct run *run, struct group *group, int root, const void *src, void *dst,
                              size_t nbytes)
 {
-    struct broadcast b = {run, group, root, src, dst, nbytes, shared_copy(run, nbytes)};
-    size_t blocks = group->size > 1 ? shared_blocks(nbytes) : 0;
-    bhvd_status status = shared_run(run, group, blocks, &(struct shared_steps){stage, NULL, collect, true, root}, &b);
-    if (group->rank == root) {
-        if (dst != src)
-            span_copy(dst, src, nbytes);
-        run_shared_bytes(run, nbytes * (size_t)(group->size - 1));
-    } else {
-        run->payload_received += nbytes;
-    }
+    struct broadcast_passage b;
+    broadcast_begin(&b, run, group, 0, root, src, dst, nbytes);
+    bhvd_status status = passage_run(run, &b.passage);
+    if (group->rank == root && dst != src)
+        span_copy(dst, src, nbytes);
     return status;
 }

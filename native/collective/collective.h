@@ -96,17 +96,14 @@ bhvd_status allgather_hierarchical(struct run *run, struct group *group, const v
 // src and dst: the parts one after the other.
 bhvd_status alltoall_shared(struct run *run, struct group *group, const void *src, void *dst,
                             const struct parts *parts);
-bhvd_status alltoall_links(struct run *run, struct group *group, const void *src, void *dst,
-                              const struct parts *parts);
 
 // root: position in the group. The root's dst may equal src.
 bhvd_status broadcast_shared(struct run *run, struct group *group, int root, const void *src, void *dst,
                              size_t nbytes);
-// local: NULL, or a group in shared memory to which this member shows every segment as it comes.
 bhvd_status broadcast_links(struct run *run, struct group *group, int root, const void *src, void *dst,
-                           size_t nbytes, struct group *local);
-// The group has a hierarchy, and the root's local index exists on every host.
-bhvd_status broadcast_hierarchical(struct run *run, struct group *group, int root, const void *src, void *dst,
+                           size_t nbytes);
+// A task. The group has a hierarchy, and the root's local index exists on every host.
+bhvd_status broadcast_hierarchical(struct plan *plan, struct run *run, struct group *group, int root, const void *src, void *dst,
                                    size_t nbytes);
 
 #endif

@@ -31,4 +31,17 @@ struct allgather_passage {
 void allgather_begin(struct allgather_passage *g, struct run *run, struct group *group, int lane, const void *src,
                      const struct span_list *dst, const size_t *part);
 
+struct broadcast_passage {
+    struct passage passage;
+    struct run *run;
+    const unsigned char *src;
+    unsigned char *dst;
+    size_t nbytes;
+    kernel_copy_fn copy;
+};
+
+// From the root's src to the others' dst.
+void broadcast_begin(struct broadcast_passage *b, struct run *run, struct group *group, int lane, int root, const void *src,
+                     void *dst, size_t nbytes);
+
 #endif

@@ -24,8 +24,7 @@ void schedule_alltoall(struct schedule *schedule, const size_t *sent, const size
 // From the vector, all parts in rank order, to output: part[rank] bytes of the sum. loads: the tensors' values come into the
 // vector first, else they lie in input. Output may begin where input does.
 void schedule_reducescatter(struct schedule *schedule, const size_t *part, bool loads);
-// From the root's input to everybody's output. received: NULL, or filled with the steps after which a segment of the output is
-// there, for as many segments as there are.
-void schedule_broadcast(struct schedule *schedule, int root, size_t nbytes, int *received);
+// From the root's input to everybody's output.
+void schedule_broadcast(struct schedule *schedule, int root, size_t nbytes);
 
 #endif

@@ -102,12 +102,10 @@ static bhvd_status allreduce_run(struct run *run, struct group *group, const str
         return allreduce_adasum(run, group, &reduction, list);
     if (use_shared(run, group))
         return allreduce_shared(run, group, &reduction, list);
-    if (use_hierarchy(run, group)) {
-        struct plan own = {0};
-        bhvd_status status = allreduce_hierarchical(plan ? plan : &own, run, group, &reduction, list);
-        return status || plan ? status : plan_run(run, &own);
-    }
-    return plan ? plan_allreduce(plan, run, group, &reduction, list) : allreduce_links(run, group, &reduction, list);
+    struct plan own = {0}, *made = plan ? plan : &own;
+    bhvd_status status = use_hierarchy(run, group) ? allreduce_hierarchical(made, run, group, &reduction, list)
+                                                   : plan_allreduce(made, run, group, &reduction, list);
+    return status || plan ? status : plan_run(run, &own);
 }
 
 // Fused operations have one dtype; within a group dtypes may differ, and each is reduced by itself, one after the other.
@@ -174,8 +172,7 @@ static bhvd_status execute_reducescatter(struct run *run, struct group *group, s
     }
     if (use_hierarchy(run, group) && group->hierarchy->shards == group->hierarchy->largest)
         return reducescatter_hierarchical(run, group, &reduction, tensor->src, tensor->dst, part);
-    return plan ? plan_reducescatter(plan, group, &reduction, tensor, part)
-                : reducescatter_links(run, group, &reduction, tensor->src, tensor->dst, part);
+    return plan_reducescatter(plan, group, &reduction, tensor, part);
 }
 
 static bhvd_status execute_allgather(struct run *run, struct group *group, struct work *op,
@@ -197,8 +194,6 @@ static bhvd_status execute_allgather(struct run *run, struct group *group, struc
     }
     if (use_hierarchy(run, group))
         return allgather_hierarchical(run, group, tensor->src, tensor->dst, part);
-    if (!plan)
-        return allgather_links(run, group, tensor->src, tensor->dst, part);
     allgather_schedule(plan_begin(plan, group), &run->wire, part);
     plan->material = (struct material){.input = tensor->src, .output = tensor->dst};
     return BHVD_OK;
@@ -223,8 +218,6 @@ static bhvd_status execute_alltoall(struct run *run, struct group *group, struct
         return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->result_nbytes);
     if (use_shared(run, group))
         return alltoall_shared(run, group, tensor->src, tensor->dst, &parts);
-    if (!plan)
-        return alltoall_links(run, group, tensor->src, tensor->dst, &parts);
     schedule_alltoall(plan_begin(plan, group), parts.sent, parts.received);
     plan->material = (struct material){.input = tensor->src, .output = tensor->dst};
     return BHVD_OK;
@@ -248,21 +241,21 @@ static bhvd_status execute_broadcast(struct run *run, struct group *group, struc
     if (use_shared(run, group))
         return broadcast_shared(run, group, root, tensor->src, tensor->dst, tensor->nbytes);
     if (use_hierarchy(run, group) && is_on_every_host(group->hierarchy, root))
-        return broadcast_hierarchical(run, group, root, tensor->src, tensor->dst, tensor->nbytes);
-    if (!plan)
-        return broadcast_links(run, group, root, tensor->src, tensor->dst, tensor->nbytes, NULL);
-    schedule_broadcast(plan_begin(plan, group), root, tensor->nbytes, NULL);
+        return broadcast_hierarchical(plan, run, group, root, tensor->src, tensor->dst, tensor->nbytes);
+    schedule_broadcast(plan_begin(plan, group), root, tensor->nbytes);
     plan->material = (struct material){.input = tensor->src, .output = tensor->dst};
     return BHVD_OK;
 }
 
+// plan: of what may go on beside others; NULL: nothing may. Several tensors come one after the other.
 static bhvd_status execute_tensors(struct run *run, struct process_set *set, struct bhvd_handle *handle, struct nccl_run *gpu,
                                    struct plan *plan)
 {
     struct group *group = &set->group;
     struct work *op = &handle->work;
-    if (group->size == 1 || op->tensor_count != 1)
-        plan = NULL;
+    struct plan own = {0};
+    if (!plan || group->size == 1 || op->tensor_count != 1)
+        plan = &own;
     const size_t n = (size_t)group->size;
     const size_t per_tensor = answer_count(op->kind, group->size);
     size_t *bytes = malloc(2 * n * sizeof *bytes);
@@ -286,6 +279,8 @@ static bhvd_status execute_tensors(struct run *run, struct process_set *set, str
             status = execute_reducescatter(run, group, op, tensor, bytes, gpu, plan);
         else
             status = execute_broadcast(run, group, op, tensor, process_set_index(set, op->root_rank), gpu, plan);
+        if (!status && own.made)
+            status = plan_run(run, &own);
     }
     free(bytes);
     return status;

@@ -159,7 +159,7 @@ static bhvd_status exchange(struct run *run, struct group *set, const void *mine
 static bhvd_status share(struct run *run, struct group *set, void *bytes, size_t nbytes)
 {
     return set->shared ? broadcast_shared(run, set, 0, bytes, bytes, nbytes)
-                       : broadcast_links(run, set, 0, bytes, bytes, nbytes, NULL);
+                       : broadcast_links(run, set, 0, bytes, bytes, nbytes);
 }
 
 // The communicator: the first member makes its id, all join it.

@@ -167,7 +167,7 @@ static bhvd_status broadcast_across(struct nccl_run *x, int host, bool is_source
     if (!status)
         status = wait_for(x, pinned);       // for what is sent, or until the room is free
     if (!status)
-        status = broadcast_links(x->run, x->levels->cross, host, pinned->data, pinned->data, nbytes, NULL);
+        status = broadcast_links(x->run, x->levels->cross, host, pinned->data, pinned->data, nbytes);
     if (status || is_source)
         return status;
     status = nccl_run_copy(x, data, pinned->data, nbytes);

@@ -59,6 +59,29 @@ def test_a_small_one_ends_before_a_large_one(n, count, made):
         assert all(world.run(call))
 
 
+def broadcast(context, name, rank, n):
+    x = np.full(LARGE, float(rank), np.float32)
+    return (context.post(native.BROADCAST, name, [view(x, "float32", "in place")], root_rank=1),
+            lambda: (x == 1).all())
+
+
+@pytest.mark.parametrize("large", [broadcast])
+def test_in_two_levels_a_small_one_ends_before_a_large_one_of_any_kind(large):
+    def call(rank, context):
+        passed = False
+        for attempt in range(20):
+            handle, is_right = large(context, f"large.{attempt}", rank, 4)
+            small = np.full(1000, 1.0, np.float32)
+            post(context, f"small.{attempt}", small, blocking=True).wait()
+            passed = passed or not handle.done()
+            handle.wait()
+            assert (small == 4).all() and is_right()
+        return passed
+
+    with World(4, "auto", hosts=list("AABB"), fusion_threshold=0) as world:
+        assert all(world.run(call))
+
+
 @pytest.mark.parametrize("hosts", ["AABB", "ABABA", "ABBB", "AABBBCC"])
 def test_in_two_levels_many_go_on_at_once(hosts):
     """More than there are lanes, of all lengths, in any order, beside what runs to its end, in sets that overlap."""

@@ -125,7 +125,7 @@ static void write_down(const struct job *job, int rank, struct schedule *schedul
         free(received);
         break;
     case BROADCAST:
-        schedule_broadcast(schedule, job->root, job->nbytes, NULL);
+        schedule_broadcast(schedule, job->root, job->nbytes);
         break;
     case OWNERS:
     case EVERYONE:
