@@ -74,14 +74,12 @@ bhvd_status allreduce_hierarchical(struct plan *plan, struct run *run, struct gr
 bhvd_status allreduce_adasum(struct run *run, struct group *group, const struct reduction *reduction,
                              const struct span_list *list);
 
-// part[i]: bytes of the vector that rank i of the group gets, in rank order; dst: this rank's part. Over links it may be src,
-// which is overwritten when it has been read.
+// part[i]: bytes of the vector that rank i of the group gets, in rank order; dst: this rank's part.
 bhvd_status reducescatter_shared(struct run *run, struct group *group, const struct reduction *reduction,
                                  const struct span_list *src, void *dst, const size_t *part);
-bhvd_status reducescatter_links(struct run *run, struct group *group, const struct reduction *reduction,
-                                   const void *src, void *dst, const size_t *part);
-// The group has a hierarchy, and its hosts hold equally many members.
-bhvd_status reducescatter_hierarchical(struct run *run, struct group *group, const struct reduction *reduction,
+// A task. The group has a hierarchy, and its hosts hold equally many members. The first part is the longest. dst may begin where
+// src does.
+bhvd_status reducescatter_hierarchical(struct plan *plan, struct run *run, struct group *group, const struct reduction *reduction,
                                        const void *src, void *dst, const size_t *part);
 
 // part[i]: bytes that rank i contributes; dst holds all of them, in rank order. src may lie in dst at its place.

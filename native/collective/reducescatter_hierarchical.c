@@ -1,51 +1,118 @@
-// Reducescatter in two levels (hierarchy.h), for hosts that hold equally many members: within each host, member i gets
-// the host's sums of the parts that the i-th members of all hosts are to have; across hosts these exchange and add them.
+// Reducescatter in two levels (run/levels.h), for hosts that hold equally many members: within each host, member i gets the host's
+// sums of the parts that the i-th members of all hosts are to have; across hosts these exchange and add them. A piece is a slice
+// of every part.
 // Wire: N (h-1)/h elements each way per host of h, instead of N for each of its members.
 #include <stdlib.h>
 
 #include "collective/collective.h"
+#include "collective/passages.h"
+#include "collective/schedules.h"
 #include "run/hierarchy.h"
+#include "run/levels.h"
 
-bhvd_status reducescatter_hierarchical(struct run *run, struct group *group, const struct reduction *reduction,
+enum {
+    SUMS_BYTES = 2 << 20,               // that a member has of a piece ...
+    SLICE_MIN_BYTES = 64 << 10,         // unless there are so many hosts that their slices would be shorter
+    DEPTH = 4
+};
+
+struct reducescatter {
+    struct levels levels;
+    const struct hierarchy *h;
+    struct reduction within, across;
+    const unsigned char *src;
+    unsigned char *dst;
+    size_t *part, *place;               // by position: bytes, and where it begins in src
+    size_t slice;                       // bytes, whole cache lines
+    struct fusion_buffer memory;        // the sums of the pieces under way
+    size_t *local_part, *cross_part;    // of a piece: by local member, what all hosts' members with its index get; by host
+    struct span_list list;              // of the piece, in the order of the local members that the slices go through
+    struct reducescatter_passage reducing;
+};
+
+// A slice of the part of this member of the group.
+static struct part slice_of(const struct reducescatter *r, size_t piece, int member)
+{
+    const size_t offset = piece * r->slice;
+    return (struct part){r->place[member] + offset, shared_piece(r->part[member], offset, r->slice)};
+}
+
+static unsigned char *sums_of(const struct reducescatter *r, size_t piece)
+{
+    return (unsigned char *)r->memory.data + piece % r->levels.depth * (size_t)r->h->hosts * r->slice;
+}
+
+static struct passage *reduce(struct run *run, struct levels *l, size_t piece)
+{
+    struct reducescatter *r = (struct reducescatter *)l;
+    const struct hierarchy *h = r->h;
+    r->list.count = r->list.nbytes = 0;
+    for (int index = 0; index < l->local->size; index++) {
+        r->local_part[index] = 0;
+        for (int host = 0; host < h->hosts; host++) {
+            const struct part slice = slice_of(r, piece, hierarchy_member(h, host, index));
+            r->list.spans[r->list.count++] = (struct span){r->src + slice.begin, NULL, slice.nbytes};
+            r->list.nbytes += slice.nbytes;
+            r->local_part[index] += slice.nbytes;
+        }
+    }
+    reducescatter_begin(&r->reducing, run, l->local, l->lane, &r->within, &r->list, sums_of(r, piece), r->local_part);
+    return &r->reducing.passage;
+}
+
+static bhvd_status cross(struct run *run, struct levels *l, size_t piece, struct plan *plan)
+{
+    struct reducescatter *r = (struct reducescatter *)l;
+    (void)run;
+    for (int host = 0; host < r->h->hosts; host++)
+        r->cross_part[host] = slice_of(r, piece, hierarchy_member(r->h, host, r->h->index)).nbytes;
+    schedule_reducescatter(plan_begin(plan, r->h->cross), r->cross_part, false);
+    plan->material = (struct material){.reduction = r->across, .input = sums_of(r, piece), .output = r->dst + piece * r->slice};
+    return BHVD_OK;
+}
+
+static void destroy(struct run *run, struct levels *l)
+{
+    struct reducescatter *r = (struct reducescatter *)l;
+    fusion_return(run, &r->memory);
+    span_list_fini(&r->list);
+    free(r->part);
+}
+
+static const struct levels_form FORM = {.reduce = reduce, .cross = cross, .destroy = destroy};
+
+// Lays out what is by member, and room for the sums. False: no memory.
+static bool lay_out(struct run *run, struct reducescatter *r, const struct group *group, const size_t *part)
+{
+    const size_t n = (size_t)group->size, hosts = (size_t)r->h->hosts;
+    r->part = malloc((2 * n + (size_t)r->h->local->size + hosts) * sizeof *r->part);
+    r->list = (struct span_list){.spans = malloc(n * sizeof(struct span)), .capacity = n};
+    if (!r->part || !r->list.spans)
+        return false;
+    memcpy(r->part, part, n * sizeof *part);
+    r->place = r->part + n;
+    r->cross_part = r->place + n;
+    r->local_part = r->cross_part + hosts;
+    r->place[0] = 0;
+    for (size_t i = 1; i < n; i++)
+        r->place[i] = r->place[i - 1] + part[i - 1];
+    return !r->levels.depth || fusion_borrow(run, r->levels.depth * hosts * r->slice, &r->memory);
+}
+
+bhvd_status reducescatter_hierarchical(struct plan *plan, struct run *run, struct group *group, const struct reduction *reduction,
                                        const void *src, void *dst, const size_t *part)
 {
     const struct hierarchy *h = group->hierarchy;
-    const int members = h->local->size;
-    struct reduction within = *reduction, across = *reduction;
-    within.postscale = across.prescale = 1.0;
-    size_t *sizes = calloc((size_t)(members + h->hosts), sizeof *sizes);
-    size_t *place = malloc((size_t)group->size * sizeof *place);
-    struct span *spans = malloc((size_t)group->size * sizeof *spans);
-    struct span_list list = {spans, 0, (size_t)group->size, 0};
-    bhvd_status status = BHVD_OK;
-    if (!sizes || !place || !spans) {
-        status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", group->size);
-        goto out;
-    }
-    size_t *local_part = sizes, *cross_part = sizes + members, total = 0;
-    for (int i = 0; i < group->size; total += part[i++])
-        place[i] = total;
-    // The vector in the order of the local members that the parts go through.
-    for (int index = 0; index < members; index++) {
-        for (int host = 0; host < h->hosts; host++) {
-            int owner = hierarchy_member(h, host, index);
-            spans[list.count++] = (struct span){(const unsigned char *)src + place[owner], NULL, part[owner]};
-            list.nbytes += part[owner];
-            local_part[index] += part[owner];
-        }
-    }
-    for (int host = 0; host < h->hosts; host++)
-        cross_part[host] = part[hierarchy_member(h, host, h->index)];
-    unsigned char *sums = fusion_acquire(run, 0, local_part[h->index]);
-    if (!sums)
-        status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes", local_part[h->index]);
-    else
-        status = reducescatter_shared(run, h->local, &within, &list, sums, local_part);
-    if (!status)
-        status = reducescatter_links(run, h->cross, &across, sums, dst, cross_part);
-out:
-    free(sizes);
-    free(place);
-    free(spans);
-    return status;
+    const size_t even = SUMS_BYTES / (size_t)h->hosts / 64 * 64, most = even < SLICE_MIN_BYTES ? SLICE_MIN_BYTES : even;
+    const size_t slice = part[0] < most ? (part[0] + 63) / 64 * 64 : most, count = part[0] ? (part[0] + slice - 1) / slice : 0;
+    struct reducescatter *r = levels_create(run, sizeof *r, &FORM, h->local, part[0] * (size_t)group->size, count, DEPTH);
+    if (!r)
+        return run->failure.status;
+    r->h = h;
+    r->within = r->across = *reduction;
+    r->within.postscale = r->across.prescale = 1.0;
+    r->src = src;
+    r->dst = dst;
+    r->slice = slice;
+    return levels_plan(run, &r->levels, lay_out(run, r, group, part), plan);
 }

@@ -1,6 +1,5 @@
 // Reducescatter over links: every member sends each other its part, and adds what it receives in rank order.
 // Wire: N (n-1)/n elements each way, one hop.
-#include "collective/collective.h"
 #include "collective/schedules.h"
 
 // The step after which the sum of one segment of the own part, in rank order and scaled, is in the scratch at `sum`.
@@ -51,24 +50,4 @@ void schedule_reducescatter(struct schedule *schedule, const size_t *part, bool 
     }
     if (mine)
         schedule_copy(schedule, in_space(IN_OUTPUT, 0), in_space(IN_SCRATCH, (size_t)me * mine), mine, all);
-}
-
-bhvd_status reducescatter_links(struct run *run, struct group *group, const struct reduction *reduction, const void *src,
-                                void *dst, const size_t *part)
-{
-    const bool loads = reduction->prescale != 1.0;
-    struct span span = {src, NULL, 0};
-    for (int i = 0; i < group->size; i++)
-        span.nbytes += part[i];
-    const struct span_list list = {&span, 1, 1, span.nbytes};
-    struct schedule schedule;
-    schedule_init(&schedule, group->size, group->rank);
-    schedule_reducescatter(&schedule, part, loads);
-    const struct material material = {
-        .reduction = *reduction,
-        .list = loads ? &list : NULL,
-        .input = src,
-        .output = dst,
-    };
-    return flight_run(run, group, &schedule, &material);
 }

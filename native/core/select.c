@@ -171,7 +171,7 @@ static bhvd_status execute_reducescatter(struct run *run, struct group *group, s
                                     part);
     }
     if (use_hierarchy(run, group) && group->hierarchy->shards == group->hierarchy->largest)
-        return reducescatter_hierarchical(run, group, &reduction, tensor->src, tensor->dst, part);
+        return reducescatter_hierarchical(plan, run, group, &reduction, tensor->src, tensor->dst, part);
     return plan_reducescatter(plan, group, &reduction, tensor, part);
 }
 

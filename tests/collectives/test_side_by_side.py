@@ -65,7 +65,13 @@ def broadcast(context, name, rank, n):
             lambda: (x == 1).all())
 
 
-@pytest.mark.parametrize("large", [broadcast])
+def reducescatter(context, name, rank, n):
+    x, out = np.full(LARGE, rank + 1.0, np.float32), np.empty(LARGE // n, np.float32)
+    return (context.post(native.REDUCESCATTER, name, [view(x, "float32", out)], op=native.OP_SUM),
+            lambda: (out == n * (n + 1) / 2).all())
+
+
+@pytest.mark.parametrize("large", [broadcast, reducescatter])
 def test_in_two_levels_a_small_one_ends_before_a_large_one_of_any_kind(large):
     def call(rank, context):
         passed = False
