@@ -23,8 +23,8 @@ static void stage(void *arg, size_t block)
 {
     const struct allgather_passage *g = arg;
     const struct group *group = g->passage.group;
-    span_copy(shared_slab(g->run, group, group->rank, block), g->src + block * HOST_SLAB_BYTES,
-              piece_bytes(g, group->rank, block));
+    shared_put(g->run, shared_slab(g->run, group, group->rank, block), g->src + block * HOST_SLAB_BYTES,
+               piece_bytes(g, group->rank, block));
 }
 
 static void collect(void *arg, size_t block)

@@ -33,7 +33,7 @@ static size_t chunk_begin(size_t nbytes, int index, int size)
 static void stage(void *arg, size_t block)
 {
     struct allreduce *a = arg;
-    shared_stage(a->reduction, &a->in, shared_slab(a->run, a->group, a->group->rank, block), block_bytes(a, block));
+    shared_stage(a->run, a->reduction, &a->in, shared_slab(a->run, a->group, a->group->rank, block), block_bytes(a, block));
 }
 
 // The own chunk is read where it lies, unless it is to be scaled first.
@@ -46,10 +46,10 @@ static void stage_chunks(void *arg, size_t block)
     unsigned char *slab = shared_slab(a->run, a->group, rank, block);
     const size_t nbytes = block_bytes(a, block);
     const size_t begin = chunk_begin(nbytes, rank, size), end = chunk_begin(nbytes, rank + 1, size);
-    shared_stage(a->reduction, &a->in, slab, own_is_staged(a) ? end : begin);
+    shared_stage(a->run, a->reduction, &a->in, slab, own_is_staged(a) ? end : begin);
     if (!own_is_staged(a))
         span_cursor_skip(&a->in, end - begin);
-    shared_stage(a->reduction, &a->in, slab + end, nbytes - end);
+    shared_stage(a->run, a->reduction, &a->in, slab + end, nbytes - end);
 }
 
 static void reduce_all(void *arg, size_t block)
@@ -77,20 +77,24 @@ static void put(struct allreduce *a, const unsigned char *from, size_t nbytes)
         copy_of(a, src, dst)(dst, from, n);
 }
 
-// The sum also goes to its own destination at once, while it is in the L1 cache.
+// The sum goes to the others and to its own destination, while it is in the L1 cache.
 static void reduce_chunk(void *arg, size_t block)
 {
     struct allreduce *a = arg;
     const int rank = a->group->rank, size = a->group->size;
     unsigned char *slab = shared_slab(a->run, a->group, rank, block);
     const size_t nbytes = block_bytes(a, block), end = chunk_begin(nbytes, rank + 1, size);
+    _Alignas(64) unsigned char sum[SHARED_L1_BYTES];
     const unsigned char *src;
     unsigned char *dst;
     size_t at = chunk_begin(nbytes, rank, size);
     span_cursor_skip(&a->own, at);
     for (size_t n; (n = span_cursor_next(&a->own, shared_piece(end, at, SHARED_L1_BYTES), &src, &dst)); at += n) {
-        shared_reduce(a->run, a->group, a->reduction, block, at, own_is_staged(a) ? NULL : src, slab + at, n);
-        copy_of(a, src, dst)(dst, slab + at, n);
+        unsigned char *to = a->run->writes.streamed ? sum : slab + at;
+        shared_reduce(a->run, a->group, a->reduction, block, at, own_is_staged(a) ? NULL : src, to, n);
+        if (to == sum)
+            shared_put(a->run, slab + at, sum, n);
+        copy_of(a, src, dst)(dst, to, n);
     }
     span_cursor_skip(&a->own, nbytes - end);
 }

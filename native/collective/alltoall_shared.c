@@ -36,7 +36,7 @@ static void stage(void *arg, size_t block)
     for (int to = 0; to < a->group->size; part += sent[to++]) {
         const size_t n = to == me ? 0 : piece_bytes(a, sent[to], block);
         if (n)
-            memcpy(slice_of(a, me, to, block), part + block * a->slice, n);
+            shared_put(a->run, slice_of(a, me, to, block), part + block * a->slice, n);
     }
 }
 

@@ -15,7 +15,7 @@ static unsigned char *slab_of_root(const struct broadcast_passage *b, size_t blo
 static void stage(void *arg, size_t block)
 {
     const struct broadcast_passage *b = arg;
-    memcpy(slab_of_root(b, block), b->src + block * HOST_SLAB_BYTES, block_bytes(b, block));
+    shared_put(b->run, slab_of_root(b, block), b->src + block * HOST_SLAB_BYTES, block_bytes(b, block));
 }
 
 static void collect(void *arg, size_t block)

@@ -12,7 +12,7 @@ static void stage(void *arg, size_t block)
     for (int i = 0; i < group->size; begin += r->part[i++]) {
         size_t n = shared_piece(r->part[i], offset, r->piece);
         struct span_cursor cursor = span_cursor_at(r->src, begin + offset);
-        shared_stage(r->reduction, &cursor, slab + (size_t)i * r->piece, n);
+        shared_stage(r->run, r->reduction, &cursor, slab + (size_t)i * r->piece, n);
         if (i != group->rank)
             run_shared_bytes(r->run, n);
     }

@@ -1,6 +1,6 @@
-// Copies of long results by AVX2, whole cache lines at a time. Past the caches, by non-temporal stores: a line that is written
-// whole this way need not be read first. On Intel's servers those are slow, a core waits for each line; there four pages are
-// copied side by side, so that as many prefetchers run ahead of it.
+// Copies by AVX2, whole cache lines at a time. Past the caches, by non-temporal stores: a line that is written whole this way
+// need not be read first, nor taken from another core that has read it. On Intel's servers such stores are slow, a core waits for each line; there four pages are copied side by side,
+// so that as many prefetchers run ahead of it.
 #include <immintrin.h>
 #include <string.h>
 
@@ -60,4 +60,5 @@ static void long_copy_by_pages(void *dst, const void *src, size_t nbytes) { copy
 void copy_kernels_init_avx2(struct kernel_table *table, unsigned cpu)
 {
     table->long_copy = cpu & CPU_INTEL ? long_copy_by_pages : long_copy_streamed;
+    table->streamed_copy = long_copy_streamed;
 }

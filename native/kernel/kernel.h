@@ -50,6 +50,7 @@ typedef void (*kernel_copy_fn)(void *dst, const void *src, size_t nbytes);
 
 struct kernel_table {
     kernel_copy_fn long_copy;                   // of megabytes
+    kernel_copy_fn streamed_copy;               // of kilobytes, past the caches; NULL: there is none
     kernel_reduce_fn reduce[KERNEL_REDUCTION_COUNT][BHVD_DTYPE_COUNT];
     kernel_scale_fn scale[BHVD_DTYPE_COUNT];
     kernel_to_float_fn to_float[BHVD_DTYPE_COUNT];

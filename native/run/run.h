@@ -46,6 +46,13 @@ struct run_duties {
     void (*failed)(void *owner, const struct bhvd_error *error);    // the first error, once
 };
 
+// How this rank writes what others read in memory that they share: through its caches, or past them (shared.c).
+struct writes {
+    bool streamed;
+    uint32_t count;                     // of those long enough to be looked at
+    int64_t least_ns[2];                // for a MiB, of those looked at last: through, past
+};
+
 struct run {
     struct connections connections;
     struct kernel_table kernels;
@@ -56,6 +63,7 @@ struct run {
     void *owner;
     pthread_mutex_t failure_lock;       // for writing `failure`, and for reading it on other threads
     struct bhvd_error failure;          // why nothing can be executed any more
+    struct writes writes;
     struct fusion_buffer scratch[3];    // fusion.h
     struct fusion_buffer lent[FUSION_KEPT];     // those that are not lent now
     struct executor executor;           // executor.h

@@ -1,7 +1,13 @@
 #include "run/shared.h"
 
+#include "base/clock.h"
+
 enum {
-    LONG_BYTES = 8 << 20        // a longer result is not in the caches when it is used
+    LONG_BYTES = 8 << 20,       // a longer result is not in the caches when it is used
+    STREAMED_BYTES = 4096,      // what is past the caches arrives some 100 ns later
+    TIMED_BYTES = 32 << 10,     // a clock that is looked at twice is nothing beside it
+    TIMED_EVERY = 256, TIMED_FROM = 16, TIMED = 4,  // of so many writes; not the very first ones, into untouched pages
+    WORTH_IT = 4                // times: what is past this rank's caches its readers find in no cache, either
 };
 
 static struct host_counts *counts_of(struct run *run, const struct passage *passage, int index)
@@ -187,20 +193,47 @@ bhvd_status shared_barrier(struct run *run, struct group *group)
     return shared_run(run, group, 1, &(struct shared_steps){0}, NULL);
 }
 
-void shared_stage(const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst, size_t nbytes)
+static void copy_timed(struct run *run, unsigned char *dst, const void *src, size_t nbytes, bool streamed)
 {
-    const size_t element = bhvd_dtype_size(reduction->dtype);
-    const unsigned char *src;
-    unsigned char *unused;
-    if (reduction->prescale == 1.0) {
-        span_pack(cursor, dst, nbytes);
-        return;
+    int64_t *least_ns = &run->writes.least_ns[streamed];
+    const int64_t start_ns = clock_now_ns();
+    (streamed ? run->kernels.streamed_copy : span_copy)(dst, src, nbytes);
+    const int64_t ns = (clock_now_ns() - start_ns) * (1 << 20) / (int64_t)nbytes;
+    *least_ns = *least_ns && *least_ns < ns ? *least_ns : ns;
+}
+
+void shared_put(struct run *run, unsigned char *dst, const void *src, size_t nbytes)
+{
+    struct writes *writes = &run->writes;
+    const uint32_t turn = nbytes >= TIMED_BYTES ? writes->count++ % TIMED_EVERY - TIMED_FROM : TIMED;
+    if (turn < TIMED && run->kernels.streamed_copy) {
+        copy_timed(run, dst, src, nbytes, turn % 2);
+        if (turn == TIMED - 1) {
+            writes->streamed = writes->least_ns[0] > WORTH_IT * writes->least_ns[1];
+            writes->least_ns[0] = writes->least_ns[1] = 0;
+        }
+    } else {
+        (writes->streamed && nbytes >= STREAMED_BYTES ? run->kernels.streamed_copy : span_copy)(dst, src, nbytes);
     }
-    for (size_t n; (n = span_cursor_next(cursor, nbytes, &src, &unused)); nbytes -= n, dst += n)
-        reduction->scale(dst, src, reduction->prescale, n / element);
 }
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+
+void shared_stage(struct run *run, const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst,
+                  size_t nbytes)
+{
+    const size_t element = bhvd_dtype_size(reduction->dtype);
+    const bool scales = reduction->prescale != 1.0;
+    _Alignas(64) unsigned char scaled[SHARED_L1_BYTES];
+    const unsigned char *src;
+    unsigned char *unused;
+    for (size_t n; (n = span_cursor_next(cursor, scales ? min_size(nbytes, SHARED_L1_BYTES) : nbytes, &src, &unused));
+         nbytes -= n, dst += n) {
+        if (scales)
+            reduction->scale(scaled, src, reduction->prescale, n / element);
+        shared_put(run, dst, scales ? scaled : src, n);
+    }
+}
 
 static const unsigned char *values_of(struct run *run, const struct group *group, int index, size_t block,
                                       size_t offset, const unsigned char *own)

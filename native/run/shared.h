@@ -76,8 +76,14 @@ static inline size_t shared_blocks(size_t nbytes) { return (nbytes + HOST_SLAB_B
 // The slab of a member (by its position) for a block of the passage that a step is being done of, HOST_SLAB_BYTES long.
 unsigned char *shared_slab(struct run *run, const struct group *group, int index, size_t block);
 
+// Copies to `dst`, in this member's slab, in the way that is the quicker one: what other cores have in their caches must be taken
+// from them first, line by line, unless it is written past all caches. Within a chip that is nothing, between chips ten times
+// the copy. How far the others' cores are nobody knows, and it changes: so now and then both ways are timed.
+void shared_put(struct run *run, unsigned char *dst, const void *src, size_t nbytes);
+
 // Copies the next `nbytes` from the cursor on to `dst`, in this member's slab, prescaled.
-void shared_stage(const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst, size_t nbytes);
+void shared_stage(struct run *run, const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst,
+                  size_t nbytes);
 
 // dst = postscale * reduction over all members' slabs of the block at `offset`, in rank order. own: this member's values, if
 // not in its slab. dst may be own, or lie in the own slab at the same offset.

@@ -16,7 +16,7 @@ NATIVE = Path(__file__).resolve().parents[2] / "native"
 FLOORS = ["include", "base", "kernel", "transport", "run", "collective", "primitive", "device", "gpu", "core"]
 # Loaded by TensorFlow, and by a process of the benchmarks: nothing of the engine can be reached from these. They may
 # include the public header, and headers of base that need no C file.
-LIBRARIES = ["tensorflow", "network"]
+LIBRARIES = ["tensorflow", "laboratory"]
 SHARED_WITH_LIBRARIES = ["include", "base"]
 HEADER = "bagua_hvd.h"
 

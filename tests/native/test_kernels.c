@@ -31,15 +31,19 @@ static void test_reduce(const struct setting *at)
 
 static void test_copy(const struct setting *at)
 {
+    const kernel_copy_fn copies[] = {at->table->long_copy, at->table->streamed_copy};
     const size_t nbytes = at->count * bhvd_dtype_size((bhvd_dtype)at->dtype);
     struct source src = source_create(nbytes, at->offset);
-    struct result dst = result_create(nbytes, at->offset * 3);
     fill_elements(at->dtype, at->fill, src.data, at->count);
-    at->table->long_copy(dst.data, src.data, nbytes);
-    EXPECT(nbytes == 0 || memcmp(dst.data, src.data, nbytes) == 0, "long_copy, %s", where(at));
-    EXPECT(result_guards_hold(&dst), "long_copy, %s", where(at));
+    for (size_t i = 0; i < sizeof copies / sizeof *copies; i++) {
+        struct result dst = result_create(nbytes, at->offset * 3);
+        if (copies[i])
+            copies[i](dst.data, src.data, nbytes);
+        EXPECT(!copies[i] || nbytes == 0 || memcmp(dst.data, src.data, nbytes) == 0, "copy %zu, %s", i, where(at));
+        EXPECT(result_guards_hold(&dst), "copy %zu, %s", i, where(at));
+        free(dst.memory);
+    }
     free(src.memory);
-    free(dst.memory);
 }
 
 static void test_scale(const struct setting *at)

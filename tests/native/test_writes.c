@@ -1,0 +1,103 @@
+// What ranks write for each other in memory that they share goes through a core's caches or past them, whichever is quicker.
+#include <stdlib.h>
+
+#include "core/context.h"
+#include "job.h"
+#include "run/shared.h"
+
+enum { LONG = 64 << 10, SHORT = 1 << 10, WRITES = 600, LONGEST = 300000 };
+
+static int streamed;
+
+static void copy_in_no_time(void *dst, const void *src, size_t nbytes)
+{
+    (void)dst, (void)src, (void)nbytes;
+    streamed++;
+}
+
+static void copy_slowly(void *dst, const void *src, size_t nbytes)
+{
+    usleep(2000);
+    memcpy(dst, src, nbytes);
+    streamed++;
+}
+
+static int streamed_of(struct run *run, size_t nbytes, int writes)
+{
+    static unsigned char src[LONG], dst[LONG];
+    streamed = 0;
+    for (int i = 0; i < writes; i++)
+        shared_put(run, dst, src, nbytes);
+    return streamed;
+}
+
+TEST(a_rank_writes_past_its_caches_while_that_is_quicker)
+{
+    struct run *run = calloc(1, sizeof *run);
+    kernel_table_init(&run->kernels, 0);
+    CHECK(!run->kernels.streamed_copy);
+    CHECK_EQ(streamed_of(run, LONG, WRITES), 0);
+    run->kernels.streamed_copy = copy_in_no_time;
+    CHECK(streamed_of(run, LONG, WRITES) > WRITES / 4);
+    CHECK(run->writes.streamed);
+    CHECK_EQ(streamed_of(run, SHORT, WRITES), 0);
+    run->kernels.streamed_copy = copy_slowly;
+    CHECK(streamed_of(run, LONG, WRITES) < WRITES);
+    CHECK(!run->writes.streamed);
+    const int looked_at = streamed_of(run, LONG, WRITES);
+    CHECK(looked_at > 0 && looked_at < WRITES / 20);
+    free(run);
+}
+
+// Every rank's values are small whole numbers: any sum of them is exact.
+static float value_of(int rank, int64_t i) { return (float)(rank + i % 1000); }
+
+static void run_kind(struct job *job, bhvd_context *ctx, int rank, int64_t count, double prescale)
+{
+    static const int root = 1;
+    float *src = malloc((size_t)count * sizeof *src), *dst = calloc((size_t)count * RANKS, sizeof *dst);
+    for (int64_t i = 0; i < count; i++)
+        src[i] = value_of(rank, i);
+    struct bhvd_tensor tensor = {.src = src, .dst = job->kind == BHVD_ALLREDUCE || job->kind == BHVD_BROADCAST ? dst : NULL,
+                                 .shape = &count, .ndim = 1, .dtype = BHVD_FLOAT32};
+    char name[64];
+    snprintf(name, sizeof name, "%d.%lld.%g", job->kind, (long long)count, prescale);
+    struct bhvd_args args = {
+        .kind = job->kind, .name = name, .tensors = &tensor, .tensor_count = 1, .op = BHVD_OP_SUM, .root_rank = root,
+        .prescale_factor = prescale, .postscale_factor = 1.0, .device = -1};
+    struct bhvd_error error;
+    bhvd_handle *handle;
+    ctx->run.writes = (struct writes){.streamed = true, .count = 100};     // far from the next look at both ways
+    CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
+    finish(handle, BHVD_OK);
+    const float total = (float)(RANKS * (RANKS - 1) / 2);
+    for (int64_t i = 0; i < count; i++) {
+        const float expected = job->kind == BHVD_BROADCAST ? value_of(root, i)
+                                                           : (total + RANKS * (float)(i % 1000)) * (float)prescale;
+        if (dst[i] != expected) {
+            CHECK_EQ(dst[i], expected);
+            break;
+        }
+    }
+    free(src);
+    free(dst);
+}
+
+static void all_sizes(struct job *job, int rank, bhvd_context *ctx)
+{
+    static const int64_t counts[] = {1, 1500, 5000, 70001, LONGEST};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        run_kind(job, ctx, rank, counts[i], 1.0);
+        if (job->kind == BHVD_ALLREDUCE)
+            run_kind(job, ctx, rank, counts[i], 2.0);
+    }
+}
+
+TEST(what_is_written_past_the_caches_is_there_when_it_is_read)
+{
+    static const bhvd_kind kinds[] = {BHVD_ALLREDUCE, BHVD_BROADCAST};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        struct job job = {.transport = "inproc", .path = "", .body = all_sizes, .kind = kinds[i]};
+        run_this_job(&job);
+    }
+}
