@@ -6,7 +6,7 @@ enum {
     LONG_BYTES = 8 << 20,       // a longer result is not in the caches when it is used
     STREAMED_BYTES = 4096,      // what is past the caches arrives some 100 ns later
     TIMED_BYTES = 32 << 10,     // a clock that is looked at twice is nothing beside it
-    TIMED_EVERY = 256, TIMED_FROM = 16, TIMED = 4,  // of so many writes; not the very first ones, into untouched pages
+    TIMED_EVERY = 512, TIMED_FROM = 64, TIMED = 8,  // of so many writes; not the very first ones, into untouched pages
     WORTH_IT = 4                // times: what is past this rank's caches its readers find in no cache, either
 };
 

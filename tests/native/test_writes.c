@@ -5,7 +5,7 @@
 #include "job.h"
 #include "run/shared.h"
 
-enum { LONG = 64 << 10, SHORT = 1 << 10, WRITES = 600, LONGEST = 300000 };
+enum { LONG = 64 << 10, SHORT = 1 << 10, WRITES = 1200, LONGEST = 300000 };
 
 static int streamed;
 
