@@ -1,102 +1,156 @@
-// Allgather in two levels (hierarchy.h). A part crosses to every other host once: member j sends it to the host's member
+// Allgather in two levels (run/levels.h). A part crosses to every other host once: member j sends it to the host's member
 // j modulo the number of members there. Each host then spreads what its members received in shared memory, its own parts
 // first, while the wire is busy with the others'. Hosts may hold different numbers of members.
 // Wire: (h-1) parts out of every member, instead of one for each member elsewhere.
 #include <stdlib.h>
 
 #include "collective/collective.h"
+#include "collective/passages.h"
 #include "run/hierarchy.h"
-#include "run/shared.h"
+#include "run/levels.h"
 
-struct gathering {
-    struct run *run;
-    struct group *group;
-    const struct hierarchy *h;
-    const size_t *part;
-    unsigned char *dst;
-    size_t *place;                      // by position: where its part begins in dst
-    struct transfer *transfers;
-    size_t *local_part;                 // by local member: what it spreads in one round
-    struct span *local_place;
+enum { SLICES = 16 };                   // of a part, at most
+
+// Members of one host, from `first` on, of whose parts each member here spreads one.
+struct round {
+    int host, first;
 };
 
+// A piece is a slice of the parts of one round; round after round, and within it slice after slice.
+struct allgather {
+    struct levels levels;
+    struct group *group;
+    const struct hierarchy *h;
+    const unsigned char *src;
+    unsigned char *dst;
+    size_t *part, *place;               // by position: bytes, and where it begins in dst
+    size_t slice, slices;               // bytes, whole segments; of every part
+    struct round *rounds;
+    size_t *local_part;                 // of a piece: what each local member spreads, and where it belongs
+    struct span_list list;
+    struct allgather_passage spreading;
+};
+
+static struct round round_of(const struct allgather *g, size_t piece) { return g->rounds[piece / g->slices]; }
+
+// A slice of the part of a position in the group.
+static struct part slice_of(const struct allgather *g, size_t piece, int position)
+{
+    const size_t offset = piece % g->slices * g->slice;
+    return (struct part){offset, shared_piece(g->part[position], offset, g->slice)};
+}
+
+// Whose part a local member spreads; -1: nobody's.
+static int source_of(const struct allgather *g, struct round round, int index)
+{
+    const int member = round.first + index;
+    return member < hierarchy_members_of(g->h, round.host) ? hierarchy_member(g->h, round.host, member) : -1;
+}
+
 // Host by host, its own part goes out, and those of the members come in whose index is this one's modulo the number of members
-// here.
-static void post_across(struct gathering *g, const void *src)
+// here: to the next host from the one before, and so on.
+static bhvd_status cross(struct run *run, struct levels *l, size_t piece, struct plan *plan)
 {
+    const struct allgather *g = (struct allgather *)l;
     const struct hierarchy *h = g->h;
-    struct transfer *next = g->transfers;
-    for (int step = 1; step < h->hosts; step++) {
-        int to = (h->host + step) % h->hosts, from = (h->host + h->hosts - step) % h->hosts;
-        int peer = hierarchy_member(h, to, h->index % hierarchy_members_of(h, to));
-        group_send(g->run, g->group, peer, next++, src, g->part[g->group->rank]);
-        for (int j = h->index; j < hierarchy_members_of(h, from); j += h->local->size) {
-            int other = hierarchy_member(h, from, j);
-            group_receive(g->run, g->group, other, next++, g->dst + g->place[other], g->part[other]);
-        }
-    }
+    const struct round round = round_of(g, piece);
+    const int from = source_of(g, round, h->index), to = (2 * h->host + h->hosts - round.host) % h->hosts;
+    struct part cut;
+    (void)run;
+    if (round.host == h->host)
+        return BHVD_OK;
+    struct schedule *schedule = plan_begin(plan, g->group);
+    const int peer = hierarchy_member(h, to, h->index % hierarchy_members_of(h, to));
+    const struct part own = slice_of(g, piece, g->group->rank);
+    for (size_t s = 0; round.first == 0 && (cut = part_segment(own, s)).nbytes; s++)
+        schedule_send(schedule, peer, in_space(IN_INPUT, cut.begin), cut.nbytes, STEP_NONE);
+    for (size_t s = 0; from >= 0 && (cut = part_segment(slice_of(g, piece, from), s)).nbytes; s++)
+        schedule_receive(schedule, from, in_space(IN_OUTPUT, g->place[from] + cut.begin), cut.nbytes, STEP_NONE);
+    plan->material = (struct material){.input = g->src, .output = g->dst};
+    return BHVD_OK;
 }
 
-// Spreads the parts of one host's members first to first + (local members) - 1, of which each local member holds one.
-static bhvd_status spread(struct gathering *g, int host, int first)
+static struct passage *spread(struct run *run, struct levels *l, size_t piece)
 {
-    const struct hierarchy *h = g->h;
-    const int members = hierarchy_members_of(h, h->host);
-    struct span_list places = {g->local_place, (size_t)members, (size_t)members, 0};
-    unsigned char *mine = g->dst;
-    for (int i = 0; i < members; i++) {
-        bool exists = first + i < hierarchy_members_of(h, host);
-        int other = exists ? hierarchy_member(h, host, first + i) : 0;
-        g->local_part[i] = exists ? g->part[other] : 0;
-        g->local_place[i] = (struct span){NULL, exists ? g->dst + g->place[other] : NULL, g->local_part[i]};
-        places.nbytes += g->local_part[i];
-        if (i == h->index && exists)
-            mine = g->dst + g->place[other];
+    struct allgather *g = (struct allgather *)l;
+    const struct round round = round_of(g, piece);
+    const unsigned char *mine = g->dst;
+    g->list.nbytes = 0;
+    for (int i = 0; i < l->local->size; i++) {
+        const int source = source_of(g, round, i);
+        const struct part slice = source >= 0 ? slice_of(g, piece, source) : (struct part){0, 0};
+        unsigned char *place = source >= 0 ? g->dst + g->place[source] + slice.begin : NULL;
+        g->local_part[i] = slice.nbytes;
+        g->list.spans[i] = (struct span){NULL, place, slice.nbytes};
+        g->list.nbytes += slice.nbytes;
+        if (i == l->local->rank && slice.nbytes)
+            mine = source == g->group->rank ? g->src + slice.begin : place;
     }
-    return allgather_shared(g->run, h->local, mine, &places, g->local_part);
+    allgather_begin(&g->spreading, run, l->local, l->lane, mine, &g->list, g->local_part);
+    return &g->spreading.passage;
 }
 
-static bhvd_status gather(struct gathering *g, const void *src)
+static void destroy(struct run *run, struct levels *l)
 {
-    const struct hierarchy *h = g->h;
-    const int members = hierarchy_members_of(h, h->host);
-    span_copy(g->dst + g->place[g->group->rank], src, g->part[g->group->rank]);
-    post_across(g, src);
-    bhvd_status status = spread(g, h->host, 0);
-    int arrived = 0;
-    for (int step = 1; step < h->hosts && !status; step++) {
-        int host = (h->host + h->hosts - step) % h->hosts, count = 1;       // as posted: one send, these receives
-        for (int j = h->index; j < hierarchy_members_of(h, host); j += members)
-            count++;
-        status = run_transfers(g->run, g->transfers + arrived, count);
-        arrived += count;
-        for (int first = 0; first < hierarchy_members_of(h, host) && !status; first += members)
-            status = spread(g, host, first);
-    }
-    return status;
+    struct allgather *g = (struct allgather *)l;
+    (void)run;
+    span_list_fini(&g->list);
+    free(g->part);
+    free(g->rounds);
 }
 
-bhvd_status allgather_hierarchical(struct run *run, struct group *group, const void *src, void *dst,
+static const struct levels_form FORM = {.cross = cross, .spread = spread, .destroy = destroy};
+
+// NULL: no memory. Its own host first.
+static struct round *rounds_of(const struct hierarchy *h, int ranks, size_t *count)
+{
+    struct round *rounds = malloc((size_t)ranks * sizeof *rounds);
+    *count = 0;
+    for (int step = 0; step < h->hosts && rounds; step++) {
+        const int host = (h->host + h->hosts - step) % h->hosts;
+        for (int first = 0; first < hierarchy_members_of(h, host); first += h->local->size)
+            rounds[(*count)++] = (struct round){host, first};
+    }
+    return rounds;
+}
+
+// Lays out what is by member. False: no memory.
+static bool lay_out(struct allgather *g, const size_t *part)
+{
+    const size_t n = (size_t)g->group->size, members = (size_t)g->h->local->size;
+    g->part = malloc((2 * n + members) * sizeof *g->part);
+    g->list = (struct span_list){.spans = malloc(members * sizeof(struct span)), .count = members, .capacity = members};
+    if (!g->part || !g->list.spans)
+        return false;
+    memcpy(g->part, part, n * sizeof *part);
+    g->place = g->part + n;
+    g->local_part = g->place + n;
+    g->place[0] = 0;
+    for (size_t i = 1; i < n; i++)
+        g->place[i] = g->place[i - 1] + part[i - 1];
+    return true;
+}
+
+bhvd_status allgather_hierarchical(struct plan *plan, struct run *run, struct group *group, const void *src, void *dst,
                                    const size_t *part)
 {
     const struct hierarchy *h = group->hierarchy;
-    struct gathering g = {.run = run, .group = group, .h = h, .part = part, .dst = dst};
-    g.place = malloc((size_t)group->size * sizeof *g.place);
-    g.transfers = malloc(2 * (size_t)group->size * sizeof *g.transfers);
-    g.local_part = malloc((size_t)h->local->size * sizeof *g.local_part);
-    g.local_place = malloc((size_t)h->local->size * sizeof *g.local_place);
-    bhvd_status status;
-    if (!g.place || !g.transfers || !g.local_part || !g.local_place) {
-        status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", group->size);
-    } else {
-        size_t total = 0;
-        for (int i = 0; i < group->size; total += part[i++])
-            g.place[i] = total;
-        status = gather(&g, src);
+    size_t longest = 0, total = 0, count;
+    for (int i = 0; i < group->size; total += part[i++])
+        longest = part[i] > longest ? part[i] : longest;
+    struct round *rounds = rounds_of(h, group->size, &count);
+    const size_t slice = levels_piece(longest, SLICES), slices = (longest + slice - 1) / slice;
+    struct allgather *g = levels_create(run, sizeof *g, &FORM, h->local, total, count * slices, count * slices);
+    if (!g) {
+        free(rounds);
+        return run->failure.status;
     }
-    free(g.place);
-    free(g.transfers);
-    free(g.local_part);
-    free(g.local_place);
-    return status;
+    g->group = group;
+    g->h = h;
+    g->src = src;
+    g->dst = dst;
+    g->slice = slice;
+    g->slices = slices;
+    g->rounds = rounds;
+    return levels_plan(run, &g->levels, rounds && lay_out(g, part), plan);
 }

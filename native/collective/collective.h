@@ -87,8 +87,8 @@ bhvd_status allgather_shared(struct run *run, struct group *group, const void *s
                              const struct span_list *dst, const size_t *part);
 bhvd_status allgather_links(struct run *run, struct group *group, const void *src, void *dst,
                                const size_t *part);
-// The group has a hierarchy.
-bhvd_status allgather_hierarchical(struct run *run, struct group *group, const void *src, void *dst,
+// A task. The group has a hierarchy.
+bhvd_status allgather_hierarchical(struct plan *plan, struct run *run, struct group *group, const void *src, void *dst,
                                    const size_t *part);
 
 // src and dst: the parts one after the other.

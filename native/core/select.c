@@ -193,7 +193,7 @@ static bhvd_status execute_allgather(struct run *run, struct group *group, struc
         return allgather_shared(run, group, tensor->src, &(struct span_list){&whole, 1, 1, whole.nbytes}, part);
     }
     if (use_hierarchy(run, group))
-        return allgather_hierarchical(run, group, tensor->src, tensor->dst, part);
+        return allgather_hierarchical(plan, run, group, tensor->src, tensor->dst, part);
     allgather_schedule(plan_begin(plan, group), &run->wire, part);
     plan->material = (struct material){.input = tensor->src, .output = tensor->dst};
     return BHVD_OK;

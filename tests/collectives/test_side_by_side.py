@@ -59,19 +59,27 @@ def test_a_small_one_ends_before_a_large_one(n, count, made):
         assert all(world.run(call))
 
 
-def broadcast(context, name, rank, n):
-    x = np.full(LARGE, float(rank), np.float32)
+# Each posts its kind, and returns the handle, and what says afterwards whether the result is right. count: a multiple
+# of n.
+def broadcast(context, name, rank, n, count=LARGE):
+    x = np.full(count, float(rank), np.float32)
     return (context.post(native.BROADCAST, name, [view(x, "float32", "in place")], root_rank=1),
             lambda: (x == 1).all())
 
 
-def reducescatter(context, name, rank, n):
-    x, out = np.full(LARGE, rank + 1.0, np.float32), np.empty(LARGE // n, np.float32)
+def reducescatter(context, name, rank, n, count=LARGE):
+    x, out = np.full(count, rank + 1.0, np.float32), np.empty(count // n, np.float32)
     return (context.post(native.REDUCESCATTER, name, [view(x, "float32", out)], op=native.OP_SUM),
             lambda: (out == n * (n + 1) / 2).all())
 
 
-@pytest.mark.parametrize("large", [broadcast, reducescatter])
+def allgather(context, name, rank, n, count=LARGE):
+    x, out = np.full(count // n, float(rank), np.float32), np.empty((n, count // n), np.float32)
+    return (context.post(native.ALLGATHER, name, [view(x, "float32", out)]),
+            lambda: (out == np.arange(n)[:, np.newaxis]).all())
+
+
+@pytest.mark.parametrize("large", [broadcast, reducescatter, allgather])
 def test_in_two_levels_a_small_one_ends_before_a_large_one_of_any_kind(large):
     def call(rank, context):
         passed = False
@@ -90,9 +98,11 @@ def test_in_two_levels_a_small_one_ends_before_a_large_one_of_any_kind(large):
 
 @pytest.mark.parametrize("hosts", ["AABB", "ABABA", "ABBB", "AABBBCC"])
 def test_in_two_levels_many_go_on_at_once(hosts):
-    """More than there are lanes, of all lengths, in any order, beside what runs to its end, in sets that overlap."""
+    """More than there are lanes, of all kinds and lengths, in any order, beside what runs to its end, in sets that
+    overlap."""
     n = len(hosts)
     counts = [1, 1000, 300_000, 70_000, 3, 1_500_000, 500, 20_000]
+    kinds = [(kind, count * n) for kind in (broadcast, reducescatter, allgather) for count in (1, 1000, 200_000)]
     some = [0, 1, n - 1]
 
     def call(rank, context):
@@ -102,21 +112,25 @@ def test_in_two_levels_many_go_on_at_once(hosts):
         for round in range(3):
             arrays = [np.full(count, rank + i + 1.0, np.float32) for i, count in enumerate(3 * counts)]
             set_arrays = [np.full(count, rank + i + 1.0, np.float32) for i, count in enumerate(counts)]
-            gathered = [np.empty(n * 1000, np.float32) for _ in range(3)]
+            gathered = [np.empty(n * 1000, np.float32) for _ in range(2)]
             rows = np.full(1000, rank, np.float32)
-            running = []
-            for i in order.permutation(len(arrays) + len(set_arrays) + len(gathered)):
-                if i < len(arrays):
-                    running.append(post(context, f"x{i}", arrays[i]))
-                elif i < len(arrays) + len(set_arrays):
-                    i -= len(arrays)
-                    if rank in some:
-                        running.append(post(context, f"y{i}", set_arrays[i], process_set=added.value))
-                else:
-                    i -= len(arrays) + len(set_arrays)
-                    running.append(context.post(native.ALLGATHER, f"g{i}", [view(rows, "float32", gathered[i])]))
+            running, checks = [], []
+            posts = [functools.partial(post, context, f"x{i}", x) for i, x in enumerate(arrays)]
+            if rank in some:
+                posts += [functools.partial(post, context, f"y{i}", x, process_set=added.value)
+                          for i, x in enumerate(set_arrays)]
+            posts += [functools.partial(kind, context, f"z{i}", rank, n, count)
+                      for i, (kind, count) in enumerate(kinds)]
+            # Two tensors, one after the other.
+            posts.append(functools.partial(context.post, native.ALLGATHER, "g",
+                                           [view(rows, "float32", x) for x in gathered]))
+            for i in order.permutation(len(posts)):
+                posted = posts[i]()
+                running.append(posted[0] if isinstance(posted, tuple) else posted)
+                checks += posted[1:] if isinstance(posted, tuple) else []
             for handle in running:
                 handle.wait()
+            assert all(is_right() for is_right in checks)
             for i, array in enumerate(arrays):
                 assert (array == n * (n + 1) / 2 + n * i).all(), (round, i)
             for i, array in enumerate(set_arrays if rank in some else []):
