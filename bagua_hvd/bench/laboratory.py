@@ -201,7 +201,8 @@ def main(arguments=None):
     parser.add_argument("--delay", nargs="+", type=float, default=[0.0], metavar="MS", help="one way; default 0")
     parser.add_argument("--slow", type=float, default=1.0, help="how much longer the last rank computes; default 1")
     parser.add_argument("--pace", type=float, default=1.0, help="how many times faster all ranks compute; default 1")
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS, metavar="WAY", help="; ".join(WAYS))
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS, metavar="WAY",
+                        help="; ".join(WAYS).replace("%", "%%"))
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="variables of the ranks")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each cell, about; default 4")
     parser.add_argument("--experiment", default="step", help="name of the records; default step")

@@ -528,7 +528,7 @@ def main(arguments=None):
     parser.add_argument("--parameters", type=float, help="instead: so many, in 50 layers")
     parser.add_argument("--step-ms", type=float, default=100.0, help="of these: what a step computes; default 100")
     parser.add_argument("--ways", nargs="+", default=list(laboratory.WAYS), choices=laboratory.WAYS, metavar="WAY",
-                        help="; ".join(laboratory.WAYS))
+                        help="; ".join(laboratory.WAYS).replace("%", "%%"))
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement, about; default 4")
     parser.add_argument("--predict", action="store_true", help="measure nothing")
     parser.add_argument("--small", action="store_true", help=f"2 hosts, a million parameters, {', '.join(SMALL)}")
