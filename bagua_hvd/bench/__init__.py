@@ -7,6 +7,7 @@
     negotiation  what agreeing on an operation costs, over the number of ranks
     world        `python -m bagua_hvd.bench.world`: start-up, descriptors and memory of large worlds
     train        `python -m bagua_hvd.bench.train`: what communication adds to a training step
+    collectives  records of collectives and training steps; the tables of docs/performance.md
     algorithms   `python -m bagua_hvd.bench.algorithms`: steps per second with each algorithm
     codecs       `python -m bagua_hvd.bench.codecs`: encoding and decoding beside memcpy
     profiles     when the gradients of real models are ready

@@ -16,7 +16,7 @@ from contextlib import nullcontext
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
 from bagua_hvd import algorithms, primitives  # noqa: E402
-from bagua_hvd.bench import device, hosts, negotiation, report, rounds  # noqa: E402
+from bagua_hvd.bench import collectives, device, hosts, negotiation, records, report, rounds  # noqa: E402
 from bagua_hvd.bench.rank import ITEM_NBYTES, OPS, cases, measure  # noqa: E402
 from bagua_hvd.bench.results import describe  # noqa: E402
 from bagua_hvd.core import native, variables  # noqa: E402
@@ -110,6 +110,9 @@ def _build_parser():
                         help="cuda: instead, what a GPU does: copies and kernels; in a job, allreduces of its tensors")
     parser.add_argument("--json", metavar="FILE", help="also write everything, samples included, to this file")
     parser.add_argument("--plot", metavar="FILE", help="also draw time over size into this file (needs matplotlib)")
+    parser.add_argument("--record", action="store_true",
+                        help="append a record \"collectives\" for each case and backend, and those of plain TCP")
+    parser.add_argument("--folder", default=str(records.FOLDER), help="of the records")
     return parser
 
 
@@ -145,6 +148,8 @@ def _check(options):
         raise ValueError("--backends mpi: not in a running job; run `python -m bagua_hvd.bench` without baguarun")
     if options.algorithm or options.codec:
         _check_relaxed(options)
+    if options.record:
+        _check_record(options, job_size)
     for file in filter(None, (options.json, options.plot)):
         folder = os.path.dirname(file) or "."
         if not os.access(folder, os.W_OK) or os.path.isdir(file):
@@ -181,6 +186,13 @@ def _check_negotiation(options, job_size):
     if job_size or options.hosts or options.op or options.many:
         raise ValueError("--negotiation starts jobs of its own on this host: no baguarun, --hosts, --op or --many")
     options.negotiation = options.negotiation or [2, 4, 8, 16, 32]
+
+
+def _check_record(options, job_size):
+    if job_size:
+        raise ValueError("--record: not in a running job; run `python -m bagua_hvd.bench` without baguarun")
+    if options.negotiation is not None or options.device == "cuda":
+        raise ValueError("--record is for collectives and --ceiling: leave out --negotiation and --device cuda")
 
 
 def _check_relaxed(options):
@@ -293,14 +305,20 @@ def _run_on(options, where):
     if options.ceiling and speaks:
         from bagua_hvd.bench import ceiling as machine_ceiling
 
-        ceiling = report.ceiling_rows(machine_ceiling.measure(where))
+        with rounds.OthersCpu() as cpu:
+            lines = machine_ceiling.measure(where)
+        if options.record:
+            collectives.record_ceiling(options, facts["environment"], lines, cpu.used)
+        ceiling = report.ceiling_rows(lines)
         print("\n" + report.table(report.CEILING_COLUMNS, list(map(report.ceiling_cells, ceiling)), left=2), flush=True)
     if options.op or options.many:
         if speaks:
             print(report.method_line(options, in_job), flush=True)
         results, others = _measure_in_job(options) if in_job else _measure_fresh(options, where)
-        results = {_label(name, options): times for name, times in results.items()}
+        results, others = ({_label(name, options): of for name, of in found.items()} for found in (results, others))
         rows = report.rows(results, cases(options, options.np), options.np)
+        if options.record:
+            collectives.record(options, facts["environment"], cases(options, options.np), results, others)
         if speaks:
             print("\n" + report.table(report.COLUMNS, [row.cells() for row in rows], left=3), flush=True)
             if busy := report.others_line(others):

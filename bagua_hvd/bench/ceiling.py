@@ -17,6 +17,7 @@ from bagua_hvd.bench.rank import KIB, MIB
 FORK = multiprocessing.get_context("fork")
 ANSWER_SECONDS = 60
 LINK_PORT = 5777
+LOOPBACK, LINK = (f"{what}, both ways at once" for what in ("loopback TCP", "TCP between two hosts"))
 TCP_CASES = ((4, 2000), (KIB, 2000), (MIB, 200), (16 * MIB, 20), (64 * MIB, 8))      # bytes, repeats
 
 
@@ -110,8 +111,7 @@ def _between(hosts):
 def measure(hosts=None):
     """(what, bytes, [seconds]) for every line of the table: of the link between `hosts`, or else of this machine."""
     if hosts:
-        what = "TCP between two hosts, both ways at once"
-        return [(what, nbytes, samples)
+        return [(LINK, nbytes, samples)
                 for (nbytes, _), samples in zip(TCP_CASES, _between(hosts), strict=True)]
     lines = []
     for nbytes in (256 * KIB, 16 * MIB, 64 * MIB):
@@ -120,7 +120,7 @@ def measure(hosts=None):
             what = "memcpy, 1 process" if count == 1 else f"memcpy, each of {count} processes"
             lines.append((what, nbytes, [sample for samples in answers for sample in samples]))
     for nbytes, repeats in TCP_CASES:
-        lines.append(("loopback TCP, both ways at once", nbytes, _tcp(nbytes, repeats + 2)))
+        lines.append((LOOPBACK, nbytes, _tcp(nbytes, repeats + 2)))
     return lines
 
 

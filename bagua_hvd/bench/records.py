@@ -85,7 +85,7 @@ def _machine():
 
 def _command():
     module = getattr(sys.modules["__main__"], "__spec__", None)
-    program = ["-m", module.name] if module else [os.path.basename(sys.argv[0])]
+    program = ["-m", module.name.removesuffix(".__main__")] if module else [os.path.basename(sys.argv[0])]
     return shlex.join(["python", *program, *sys.argv[1:]])
 
 

@@ -74,6 +74,11 @@ def rows(results, cases, size):
     return found
 
 
+def exposed(none, median):
+    """The part of a step of `median` that one without communication, of `none`, does not need."""
+    return max(0.0, 1 - none / median)
+
+
 def ceiling_rows(lines):
     """The table and the JSON of ceiling.measure()."""
     found = []

@@ -19,7 +19,7 @@ import time
 from contextlib import nullcontext
 
 from bagua_hvd import algorithms
-from bagua_hvd.bench import report, rounds
+from bagua_hvd.bench import collectives, records, report, rounds
 from bagua_hvd.bench.hosts import Hosts, why_impossible
 from bagua_hvd.bench.results import leave
 from bagua_hvd.bench.traffic import Traffic
@@ -122,7 +122,7 @@ def _lines(results, models):
             samples = [1e3 * sample for samples in times[kind] for sample in samples]
             median = statistics.median(samples)
             none = median if name == "none" else none
-            exposed = "-" if none is None or name == "none" else f"{max(0.0, 1 - none / median):.0%}"
+            exposed = "-" if none is None or name == "none" else f"{report.exposed(none, median):.0%}"
             milliseconds = (f"{value:.1f}" for value in (median, min(samples), max(samples)))
             yield kind, name, f"{1e3 / median:.2f}", *milliseconds, exposed
 
@@ -140,7 +140,12 @@ def _parse():
     parser.add_argument("--rounds", type=int, default=3, help="of fresh ranks a backend, in turn; default 3")
     parser.add_argument("--steps", type=int, default=20, help="timed, per round; default 20")
     parser.add_argument("--warmup-steps", type=int, default=5, help="not timed; default 5")
+    parser.add_argument("--record", action="store_true",
+                        help="append a record \"training\" for each model and backend")
+    parser.add_argument("--folder", default=str(records.FOLDER), help="of the records")
     options = parser.parse_args()
+    if options.record and variables.given("HOROVOD_SIZE"):
+        parser.error("--record: not in a running job, it starts ranks of its own; run it without baguarun")
     os.environ["BAGUA_EXACT_STEPS"] = "0"       # what is timed are relaxed steps
     if "tcp" in options.backends and options.np != 2:
         parser.error(f"tcp is traffic between two ranks, not {options.np}")
@@ -155,7 +160,8 @@ def _parse():
 
 def main():
     options = _parse()
-    print(report.machine_line(report.machine()), flush=True)
+    facts = report.machine()
+    print(report.machine_line(facts), flush=True)
     with Hosts(options.hosts, options.rate) if options.hosts else nullcontext() as hosts:
         options.first_host = hosts.address_of(0) if hosts else "127.0.0.1"
         results, others = rounds.interleaved(
@@ -164,6 +170,10 @@ def main():
     print("\n" + report.table(COLUMNS, list(_lines(results, options.models)), left=2))
     if busy := report.others_line(others):
         print("\n" + busy)
+    if options.record:
+        # This one is the program's own (see _parse), not the user's choice.
+        environment = {name: value for name, value in facts["environment"].items() if name != "BAGUA_EXACT_STEPS"}
+        collectives.record_training(options, environment, results, others, OURS)
     return 0
 
 
