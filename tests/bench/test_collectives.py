@@ -9,6 +9,8 @@ import pytest
 from bagua_hvd.bench import ceiling, collectives, records
 from bagua_hvd.bench.rank import MIB, Case
 
+pytestmark = pytest.mark.timeout(300)
+
 # The tables are of what was measured without variables that change it.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "BAGUA_"))}
 QUIET, BUSY = [0.0, 0.09], [0.0, 0.11]
