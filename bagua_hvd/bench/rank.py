@@ -25,6 +25,7 @@ ITEM_NBYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32":
 RELATIVE_ERROR = {"float16": 2.0 ** -10, "bfloat16": 2.0 ** -7}
 # Values of the pattern are whole numbers in (rank + 1) + [0, PATTERN): small, so that sums are exact.
 PATTERN = 7
+SETTLE_SECONDS = 0.1
 
 
 class Case(NamedTuple):
@@ -201,6 +202,13 @@ def _prepare(backend, case, options, checks):
     return call, lambda: tensor.copy_(source), lambda result: checks.check(case.op, case.count, result)
 
 
+def _settle():
+    """Keeps the core busy: ranks that have begun on the same one take turns there until the kernel parts them."""
+    until = time.monotonic() + SETTLE_SECONDS
+    while time.monotonic() < until:
+        pass
+
+
 def measure(name, backend, options):
     """Seconds a call on this rank, by Case.key, one number for each sample. Raises WrongResult."""
     import torch
@@ -208,6 +216,7 @@ def measure(name, backend, options):
     torch.set_num_threads(1)
     checks = checker(name, options, backend.rank, backend.size)
     times = {}
+    _settle()
     for case in cases(options, backend.size):
         call, refill, check = _prepare(backend, case, options, checks)
         # Twice: the first call of a name is negotiated, later ones may come from a cache. And it warms up.

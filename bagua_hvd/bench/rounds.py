@@ -2,8 +2,10 @@
 
 baguarun starts the ranks of bagua and gloo, mpiexec those of MPI. Either dies with this process, and its ranks with it.
 """
+import functools
 import importlib.util
 import json
+import math
 import os
 import resource
 import shutil
@@ -14,6 +16,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from bagua_hvd.bench import cores
 from bagua_hvd.bench.hosts import mpi_environment
 from bagua_hvd.core import variables
 from bagua_hvd.runner import exec_worker
@@ -21,6 +24,10 @@ from bagua_hvd.runner import exec_worker
 ROUND_TIMEOUT_SECONDS = 900
 # Longer than baguarun itself gives its ranks to end.
 STOP_SECONDS = 20
+# A round counts while a line takes at most this many times as long from core to core as it ever did.
+FARTHER = 1.5
+PATIENCE_SECONDS = 20
+REPEATED = 4
 MPI_DTYPES = ("float32", "float64", "int32", "int64")
 
 
@@ -157,13 +164,43 @@ class OthersCpu:
             self.used = max(0.0, used / elapsed)
 
 
+class _Nearness:
+    """Whether the cores are as near to each other as they were: a virtual machine's host may move one for a while."""
+
+    def __init__(self):
+        self._least_ns = math.inf
+
+    def _is_near(self):
+        measured = [cores.round_trip_ns() for _ in range(5)]
+        now_ns = min((ns for ns in measured if ns is not None), default=0)      # one core is near itself
+        self._least_ns = min(self._least_ns, now_ns)
+        return now_ns <= FARTHER * self._least_ns
+
+    def run(self, run):
+        """What run() returned while they were near, before and after, of REPEATED times; else, the last time."""
+        for _ in range(REPEATED):
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while not (near := self._is_near()) and time.monotonic() < deadline:
+                time.sleep(0.2)
+            result = run()
+            if near and self._is_near():
+                break
+        return result
+
+
 def slowest(by_rank):
     """{Case.key: [seconds]}: of each sample the rank that took longest."""
     return {key: [max(sample) for sample in zip(*(times[key] for times in by_rank), strict=True)] for key in by_rank[0]}
 
 
+def _watched(run, name):
+    with OthersCpu() as cpu:
+        times = run(name)
+    return times, cpu.used
+
+
 def interleaved(names, options, run):
-    """Measures every backend once a round.
+    """Measures every backend once a round, and again where a round was moved apart: see _Nearness.
 
     Args:
         run: from a backend's name to what slowest() returns.
@@ -172,11 +209,11 @@ def interleaved(names, options, run):
     """
     results: dict[str, dict] = {name: {} for name in names}
     others: dict[str, list[float]] = {name: [] for name in names}
+    near = _Nearness()
     for number in range(1, options.rounds + 1):
         for name in names:
-            with OthersCpu() as cpu:
-                times = run(name)
-            others[name].append(cpu.used)
+            times, used = near.run(functools.partial(_watched, run, name))
+            others[name].append(used)
             for key, samples in times.items():
                 results[name].setdefault(key, []).append(samples)
             if sys.stderr.isatty() and variables.read("HOROVOD_RANK") == 0:

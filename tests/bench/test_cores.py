@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from bagua_hvd.bench import cores
+from bagua_hvd.bench import cores, rounds
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -17,3 +17,24 @@ def test_a_round_trip_takes_as_long_as_caches_and_schedulers_let_it():
 def test_one_core_has_no_distance(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     assert cores.round_trip_ns() is None
+
+
+def test_a_round_that_was_moved_apart_is_repeated(monkeypatch):
+    measured = iter([50] * 10 + [50] * 5 + [300] * 5 + [300] * 5 + [60] * 10)
+    monkeypatch.setattr(cores, "round_trip_ns", lambda: next(measured))
+    monkeypatch.setattr(rounds.time, "sleep", lambda seconds: None)
+    near, runs = rounds._Nearness(), []
+    for number in range(2):
+        near.run(lambda number=number: runs.append(number))
+    assert runs == [0, 1, 1]
+    assert next(measured, None) is None
+
+
+def test_cores_that_stay_apart_do_not_stop_a_measurement(monkeypatch):
+    distances = iter([50] * 10)
+    monkeypatch.setattr(cores, "round_trip_ns", lambda: next(distances, 300))
+    monkeypatch.setattr(rounds, "PATIENCE_SECONDS", 0)
+    near, runs = rounds._Nearness(), []
+    for number in range(2):
+        assert near.run(lambda number=number: runs.append(number) or number) == number
+    assert runs == [0] + [1] * rounds.REPEATED
