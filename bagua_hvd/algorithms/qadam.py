@@ -47,6 +47,7 @@ class QAdam(Algorithm):
     uses_adam = True
     replaces_step = True
     codec = minmax_uint8
+    default_warmup_steps = 100      # where neither the script nor the optimizer says
 
     def __init__(self, hierarchical: bool = True, warmup_steps: int | None = None, bounded: bool = True) -> None:
         self.hierarchical = hierarchical
@@ -54,11 +55,11 @@ class QAdam(Algorithm):
         self.warmup_steps = None if warmup_steps is None else positive("warmup_steps", warmup_steps)
 
     def prepare(self, model: Model) -> None:
-        positive("warmup_steps", model.adam().warmup_steps or 100)
+        positive("warmup_steps", model.adam().warmup_steps or self.default_warmup_steps)
 
     def _frozen_for(self, model: Model) -> int:
         """Steps since the warm-up; negative within it."""
-        return model.step - (self.warmup_steps or model.adam().warmup_steps or 100)
+        return model.step - (self.warmup_steps or model.adam().warmup_steps or self.default_warmup_steps)
 
     def frozen(self, model: Model) -> bool:
         """Whether the warm-up is over."""

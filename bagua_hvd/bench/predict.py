@@ -2,8 +2,8 @@
 
 The picture is coarse: buckets cross a line one after the other, each from when its last gradient is there; a bucket is
 agreed on in a round trip, and each of its rounds of messages waits for the latency once. Coding takes no time. How far
-this is from measurements stands beside them (bench/tradeoff.py). The simulator (bench/simulator.py) knows schedules of
-allreduces step by step.
+this is from measurements stands beside them (bench/tradeoff/page.py). The simulator (bench/simulator.py) knows
+schedules of allreduces step by step.
 """
 import functools
 import math

@@ -7,10 +7,13 @@ import sys
 
 import pytest
 
-from bagua_hvd.bench import laboratory, predict, records, tradeoff
+from bagua_hvd.bench import laboratory, predict, records
 from bagua_hvd.bench.hosts import why_impossible
 from bagua_hvd.bench.predict import FRAMING, Network
 from bagua_hvd.bench.profiles import Profile
+from bagua_hvd.bench.tradeoff import page, to_quality
+from bagua_hvd.bench.tradeoff.__main__ import SMALL
+from bagua_hvd.bench.tradeoff.winners import winner
 
 # Two gradients of 4 MB each, a bucket each with BUCKET_NBYTES of 5 MB.
 PROFILE = Profile("two", 0.010, 0.040, 0.005, [("b", (1000, 1000), 0.010), ("a", (1000, 1000), 0.040)])
@@ -31,8 +34,8 @@ def test_a_line_that_is_free_hides_all_but_the_last_bucket(monkeypatch):
 
 
 def test_the_least_relaxed_of_those_that_are_quick():
-    assert tradeoff.winner(PROFILE, Network(2, 1e12)) == "gradient_allreduce"
-    assert tradeoff.winner(PROFILE, Network(2, 1e3)) == "async"
+    assert winner(PROFILE, Network(2, 1e12)) == "gradient_allreduce"
+    assert winner(PROFILE, Network(2, 1e3)) == "async"
 
 
 def test_time_to_quality_is_time_per_step_times_steps(monkeypatch):
@@ -42,15 +45,15 @@ def test_time_to_quality_is_time_per_step_times_steps(monkeypatch):
         "gradient_allreduce": base, **dict.fromkeys(("bytegrad", "choco", "async", "topk"), record)})
     monkeypatch.setattr(laboratory, "ms", milliseconds.get)
     monkeypatch.setattr(laboratory, "why_not", lambda record: "")
-    monkeypatch.setattr(tradeoff, "trainings", lambda way, task: {"bytegrad": [(0.0, 1.25)], "choco": [(0.5, 0.6)],
-                                                                  "async": [(math.inf, 0.0)]}.get(way, []))
-    assert tradeoff.sooner("gradient_allreduce", "1gbit") == 1.0
-    assert tradeoff.speed_to_quality("bytegrad", "1gbit") == "3.2x"
-    assert tradeoff.speed_to_quality("choco", "1gbit") == "1.5x"        # 0.5 exact, 0.6 in a quarter of the time
-    assert tradeoff.speed_to_quality("async", "1gbit") == "never"
-    assert tradeoff.sooner("topk", "1gbit") is None         # no record of its quality
+    monkeypatch.setattr(to_quality, "trainings", lambda way, task: {"bytegrad": [(0.0, 1.25)], "choco": [(0.5, 0.6)],
+                                                                    "async": [(math.inf, 0.0)]}.get(way, []))
+    assert to_quality.sooner("gradient_allreduce", "1gbit") == 1.0
+    assert page.speed_to_quality("bytegrad", "1gbit") == "3.2x"
+    assert page.speed_to_quality("choco", "1gbit") == "1.5x"        # 0.5 exact, 0.6 in a quarter of the time
+    assert page.speed_to_quality("async", "1gbit") == "never"
+    assert to_quality.sooner("topk", "1gbit") is None         # no record of its quality
     monkeypatch.setattr(laboratory, "why_not", lambda found: "unsteady" if found is record else "")
-    assert tradeoff.speed_to_quality("bytegrad", "1gbit") == "?"
+    assert page.speed_to_quality("bytegrad", "1gbit") == "?"
 
 
 def test_steps_to_quality_are_of_the_same_arguments(monkeypatch):
@@ -70,27 +73,27 @@ def test_steps_to_quality_are_of_the_same_arguments(monkeypatch):
         record for record in found if all(record.setting[name] == value for name, value in setting.items())])
     grid = importlib.import_module("bagua_hvd.bench.quality.grid")
     monkeypatch.setattr(grid, "defaults", lambda algorithm: {"communication_interval": 2, **kappa})
-    tradeoff.trainings.cache_clear()
+    to_quality.trainings.cache_clear()
     # 30 steps, where gradient_allreduce took 20; of them 0 to 3, 5, 7, 9, 11, 15, 19, 23 and 27 are exact.
-    assert tradeoff.trainings("local_sgd") == [(12 / 20, 18 / 20), (math.inf, 0.0)]
-    assert tradeoff.trainings("local_sgd", "images") == [] == tradeoff.trainings("none")
-    tradeoff.trainings.cache_clear()
+    assert to_quality.trainings("local_sgd") == [(12 / 20, 18 / 20), (math.inf, 0.0)]
+    assert to_quality.trainings("local_sgd", "images") == [] == to_quality.trainings("none")
+    to_quality.trainings.cache_clear()
 
 
 def test_what_a_step_late_hides(monkeypatch):
-    ms = {"none": [100.0, 102.0], "gradient_allreduce": [141.0], tradeoff.LATE: [105.0, 103.0, 900.0]}
+    ms = {"none": [100.0, 102.0], "gradient_allreduce": [141.0], page.LATE: [105.0, 103.0, 900.0]}
     found = [records.Record("late", {"way": way, "rate": "2gbit"}, {"ms": records.Samples("ms", [each])}, "", None, {},
                             "", True) for way, all_of_them in ms.items() for each in all_of_them]
     monkeypatch.setattr(records, "read", lambda experiment, model: found)
     monkeypatch.setattr(laboratory, "ms", lambda record: record.samples["ms"].values[0])
     monkeypatch.setattr(laboratory, "why_not", lambda record: "queued" if laboratory.ms(record) == 900 else "")
-    cells = [cell.strip() for cell in tradeoff.hidden().splitlines()[-1].split("|")]
+    cells = [cell.strip() for cell in page.hidden().splitlines()[-1].split("|")]
     assert cells[1:-1] == ["2gbit", "1x", "101", "141", "104", "92%", "90%, 95%"]
 
 
 def test_published_figures(monkeypatch):
-    monkeypatch.setattr(tradeoff, "speed", lambda way, hosts, rate: f"{way} {hosts} {rate}")
-    line, = (line for line in tradeoff.published().splitlines() if "Low-precision" in line)
+    monkeypatch.setattr(page, "speed", lambda way, hosts, rate: f"{way} {hosts} {rate}")
+    line, = (line for line in page.published().splitlines() if "Low-precision" in line)
     cells = [cell.strip() for cell in line.split("|")[1:-1]]
     way = "low_precision_decentralized"
     # 16,000 images where Horovod had 4,500; 2,570 s an epoch and 735; 7 bytes of each weight and rank, and 2.
@@ -114,7 +117,7 @@ def test_the_small_form(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| way" in done.stdout and "the least relaxed within 10 % of the quickest, predicted: " in done.stdout
     found = laboratory.newest("tradeoff", tmp_path)
-    assert set(found) == set(tradeoff.SMALL)
+    assert set(found) == set(SMALL)
     # Sleeping cannot be quicker than it was told; bytes are what the formulas say, whatever else the machine does.
     assert all(laboratory.ms(record) >= 20 for record in found.values())
     for way in ("gradient_allreduce", "bytegrad"):
