@@ -27,8 +27,9 @@ TWO_HOSTS: dict[str, dict[str, Any]] = {
     shown: {"nbytes": 64 * MIB, "hosts": 2, "rate": rate}
     for shown, rate in (("1 Gbit/s", "1gbit"), ("10 Gbit/s", "10gbit"))}
 TCP: dict[str, Any] = {"op": "exchange", "dtype": None, "in_place": None}
-# Where MPICH is quicker, or was.
-LOSSES: dict[str, dict[str, Any]] = {
+# Single figures in the text, most of them where MPICH is quicker, or was.
+CASES: dict[str, dict[str, Any]] = {
+    "64MiB": {"nbytes": 64 * MIB},
     "4B": {"nbytes": 4}, "1KiB": {"nbytes": KIB}, "4B-4-ranks": {"nbytes": 4, "ranks": 4},
     **{f"{op}-{shown}": {"op": op, "nbytes": nbytes} for op in ("alltoall", "allgather")
        for shown, nbytes in (("4KiB", 4 * KIB), ("64MiB", 64 * MIB))},
@@ -164,13 +165,13 @@ def tcp_to_gloo(rate, folder=records.FOLDER):
 
 
 def ours(case, folder=records.FOLDER):
-    """Our time for one of LOSSES."""
-    return _shown(_seconds(_newest(folder, backend="bagua", **LOSSES[case])))
+    """Our time for one of CASES."""
+    return _shown(_seconds(_newest(folder, backend="bagua", **CASES[case])))
 
 
 def theirs(case, folder=records.FOLDER):
     """MPICH's."""
-    return _shown(_seconds(_newest(folder, backend="mpi", **LOSSES[case])))
+    return _shown(_seconds(_newest(folder, backend="mpi", **CASES[case])))
 
 
 def _runs(backend, folder, **where):
@@ -241,7 +242,7 @@ def conditions(folder=records.FOLDER):
     """A sentence: machines, revisions and days of all records from which the two pages are made."""
     tables = _on_one_host(folder), _between_two(folder), _trained(folder)
     used = [found for rows in tables for row in rows.values() for found in row]
-    used += [_newest(folder, backend=backend, **case) for case in LOSSES.values() for backend in ("bagua", "mpi")]
+    used += [_newest(folder, backend=backend, **case) for case in CASES.values() for backend in ("bagua", "mpi")]
     used = list({(found.date, str(found.setting)): found for found in used if found}.values())
     if not used:
         return NOTHING

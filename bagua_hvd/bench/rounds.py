@@ -177,7 +177,7 @@ class _Nearness:
         return now_ns <= FARTHER * self._least_ns
 
     def run(self, run):
-        """What run() returned while they were near, before and after, of REPEATED times; else, the last time."""
+        """What run() returned while they were near, before and after; else, the last time of REPEATED."""
         for _ in range(REPEATED):
             deadline = time.monotonic() + PATIENCE_SECONDS
             while not (near := self._is_near()) and time.monotonic() < deadline:
@@ -200,7 +200,7 @@ def _watched(run, name):
 
 
 def interleaved(names, options, run):
-    """Measures every backend once a round, and again where a round was moved apart: see _Nearness.
+    """Measures every backend once a round, and on one host again where it was moved apart: see _Nearness.
 
     Args:
         run: from a backend's name to what slowest() returns.
@@ -212,7 +212,8 @@ def interleaved(names, options, run):
     near = _Nearness()
     for number in range(1, options.rounds + 1):
         for name in names:
-            times, used = near.run(functools.partial(_watched, run, name))
+            watched = functools.partial(_watched, run, name)
+            times, used = watched() if options.hosts else near.run(watched)
             others[name].append(used)
             for key, samples in times.items():
                 results[name].setdefault(key, []).append(samples)
