@@ -17,6 +17,8 @@ from bagua_hvd.tuning.window import Window
 
 AT_ONCE = 8             # buckets that may be on their way (native/core/window.h)
 AGREED_HOPS = 2
+RATE_KNOWN_TO = 2.0     # times: what measuring takes for the rate of a far line may be as far from it
+_HALVINGS = 8           # of the distance to that
 
 
 class Part(NamedTuple):
@@ -57,10 +59,31 @@ class Predictor:
 
     def step_us(self, parts: Sequence[Part], window: Window) -> int:
         """us of a step in which these buckets travel, in the order in which they are ready."""
+        return self._step_us(parts, [self._on_line_and_after(part.cost) for part in parts], window)
+
+    def rate(self, parts: Sequence[Part], window: Window) -> float:
+        """Bytes a second that a line carries, if these buckets have taken window.step.
+
+        As many as are known; more, at most RATE_KNOWN_TO times as many, where these would make them take longer.
+        """
+        known = self._network.bytes_per_s
+        times = [self._on_line_and_after(part.cost) for part in parts]
+        low, high = 1.0, RATE_KNOWN_TO
+        if self._step_us(parts, times, window) <= window.step:
+            return known
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            quicker = [((line - codes) / middle + codes, after, codes) for line, after, codes in times]
+            if self._step_us(parts, quicker, window) > window.step:
+                low = middle
+            else:
+                high = middle
+        return known * high
+
+    def _step_us(self, parts: Sequence[Part], times: Sequence[tuple[float, float, float]], window: Window) -> int:
         free = computed = 0.0
         done = [0.0] * AT_ONCE          # when so many buckets, and all before them, were there; the last AT_ONCE
-        for part in parts:
-            line, after, codes = self._on_line_and_after(part.cost)
+        for part, (line, after, codes) in zip(parts, times, strict=True):
             ready = window.ready_at(part.until) if self._overlaps else window.backward
             agreed = ready * 1e-6 + computed + AGREED_HOPS * self._network.latency_s
             free = max(free, agreed, done[0]) + line

@@ -19,7 +19,8 @@ class Decision(NamedTuple):
         model: its name. step: steps made. effective: the first step by another plan. why: see Verdict; "first": nothing
             was decided before with this network.
         plan, before: from then on, and in the window. measured_us: of a step in it; before_us: before the plan that was
-            on trial. predicted_us: by `plan`. others: of every plan, as predicted. bucket_bytes: in the window.
+            on trial. predicted_us: by `plan`. others: of every plan, as predicted, corrected by what is known of plans;
+            uncorrected: without that. bucket_bytes: in the window.
         error_ppm: of the codes, 0: not known. nbytes: of all gradients. network: as measured.
     """
 
@@ -36,6 +37,7 @@ class Decision(NamedTuple):
     nbytes: int
     network: Measured
     others: dict[str, int]
+    uncorrected: dict[str, int]
     bucket_bytes: int | None
     seen: float = 0.0
 

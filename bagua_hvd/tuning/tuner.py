@@ -86,6 +86,7 @@ class Tuner:
         self._spent = self._elapsed = 0     # us of measuring again, and of training until step `_counted`
         self._counted = 0
         self._since_measured = 0        # windows
+        self._carried = self._seen = 0.0    # bytes a second: by exact steps since then, and what counts
         self._parts: list[list[Part]] = []      # of the window that has ended last: by plan, its buckets
         self._until: list[float] = []           # of its figures
         self._error_ppm = -1            # -1: to be found in this window
@@ -156,6 +157,7 @@ class Tuner:
             self._spent += measured.spent
         self._measured = measured
         self._expected = self._since_measured = 0
+        self._carried = 0.0
         self._in(SETTLES, self._begin_window)
 
     def _begin_window(self) -> None:
@@ -236,13 +238,17 @@ class Tuner:
     def predict(self, figures: Window, measured: Measured) -> list[int]:
         """us of a step by each plan."""
         overlaps = bool(variables.read("BAGUA_OVERLAP")) and not self._model.delay
-        predictor = Predictor(measured, self._codecs, overlaps, self._seen(figures, measured))
+        used = self._parts[self._plans.index(self.plan)]
+        # What this plan has got through: measuring may have met the line at a bad moment.
+        seen = on_the_lines(used, measured.ranks.ends) * 1e6 / max(1, figures.step)
+        predictor = Predictor(measured, self._codecs, overlaps, seen)
+        # Of a step by codes bytes are the smaller part: what is wrong with the rest of it would be taken for a rate.
+        if self.plan.algorithm.safety == 0:
+            self._carried = predictor.rate(used, figures)
+        self._seen = max(seen, self._carried)
+        if self._seen > seen:
+            predictor = Predictor(measured, self._codecs, overlaps, self._seen)
         return [predictor.step_us(parts, figures) for parts in self._parts]
-
-    def _seen(self, figures: Window, measured: Measured) -> float:
-        """Bytes a second that this plan has got through: measuring may have met the line at a bad moment."""
-        now = on_the_lines(self._parts[self._plans.index(self.plan)], measured.ranks.ends)
-        return now * 1e6 / max(1, figures.step)
 
     def _cut(self, ranks: Ranks) -> list[list[Part]]:
         """By plan, its buckets."""
@@ -270,7 +276,8 @@ class Tuner:
             network=self._measured,
             others={str(plan): self._hysteresis.corrected(place, predicted)
                     for place, plan in enumerate(self._plans)},
-            bucket_bytes=self._plans[before].bucket_bytes, seen=self._seen(figures, self._measured),
+            uncorrected=dict(zip(map(str, self._plans), predicted, strict=True)),
+            bucket_bytes=self._plans[before].bucket_bytes, seen=self._seen,
         ), first=self._model.group.rank() == 0)
 
 

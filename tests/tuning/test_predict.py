@@ -1,8 +1,12 @@
 """Predictions and decisions as functions: deterministic, monotone, within what is allowed."""
+from itertools import accumulate
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagua_hvd.algorithms import ByteGrad, GradientAllReduce
 from bagua_hvd.core import native
 from bagua_hvd.primitives import block, float16, minmax_uint8
 from bagua_hvd.training.timing import StepTimes
@@ -10,8 +14,9 @@ from bagua_hvd.tuning import memory
 from bagua_hvd.tuning.cost import Ranks, allreduced, coded
 from bagua_hvd.tuning.hysteresis import FIRST_PERCENT, GAIN_PERCENT, STAYS_STEPS, Hysteresis
 from bagua_hvd.tuning.network import MOST_US, SIZES, Measured, longer, waits
-from bagua_hvd.tuning.predict import AGREED_HOPS, AT_ONCE, Part, Predictor, on_the_lines
+from bagua_hvd.tuning.predict import AGREED_HOPS, AT_ONCE, RATE_KNOWN_TO, Part, Predictor, on_the_lines
 from bagua_hvd.tuning.speeds import Speeds
+from bagua_hvd.tuning.tuner import Plan, Tuner
 from bagua_hvd.tuning.window import POINTS, Window, points, window
 
 CODECS = float16, block(8), minmax_uint8
@@ -108,6 +113,55 @@ def test_a_line_carries_what_training_has_sent():
     seen = Predictor(slow, CODECS, seen=50e6).step_us(parts, STEP)
     assert seen < step_us(parts, large=400_000) / 4
     assert seen == pytest.approx(1e6 * 4 * (1 << 20) / 50e6, rel=0.3)
+
+
+@pytest.mark.parametrize("slower", [0.7, 1.0, 1.2, 1.6, 3.0])
+def test_a_step_tells_the_rate(slower):
+    """Of a line that was measured so many times too slow: at most twice the rate; where it was too quick it stays."""
+    parts, true = exact(), measured(large=50_000)
+    known = measured(large=round(50_000 * slower))
+    was = known.network().bytes_per_s
+    took = Predictor(true, CODECS).step_us(parts, STEP)
+    assert Predictor(known, CODECS).rate(parts, STEP._replace(step=took)) == \
+        pytest.approx(min(max(was, true.network().bytes_per_s), RATE_KNOWN_TO * was), rel=0.03)
+
+
+class Gru(Tuner):
+    """Of a model with 7 gradients, 10.9 MB, on two hosts 1 Gbit/s and 20 ms away: exact plans and one of codes."""
+
+    SIZES = (8000, 8_826_880, 2_048_000), (8000, 4_096_000, 6144, 3_145_728, 1_579_008, 2_048_000)
+    UNTIL = tuple(done / 10_882_880 for done in (8000, 4_104_000, 4_110_144, 7_255_872, 8_834_880, 10_882_880))
+
+    def __init__(self):
+        self._model, self._codecs, self._carried = SimpleNamespace(delay=0), [block(8)], 0.0
+        self._plans = [Plan("exact", GradientAllReduce(), None), Plan("exact", GradientAllReduce(), 2 << 20),
+                       Plan("codes", ByteGrad(codec=block(8)), None)]
+        self._parts = [[
+            Part(done / sum(sizes), plan.algorithm.cost(size // 4, native.FLOAT32, Ranks(2, 2)))
+            for size, done in zip(sizes, accumulate(sizes), strict=True)
+        ] for plan, sizes in zip(self._plans, (*self.SIZES, self.SIZES[0]), strict=True)]
+        self.plan = self._plans[0]
+
+    def figures(self, step):
+        return Window(step, 34_700, 32_900, (9200, 12_500, 31_200, 31_300, 32_700, 32_800), self.UNTIL)
+
+
+@pytest.mark.parametrize("lesser, large, mbit", [
+    (81_000, 151_000, 752), (81_000, 142_000, 863), (78_000, 125_000, 1120),
+])
+def test_what_is_wrong_with_a_rate_decides_nothing(lesser, large, mbit):
+    """As measured: 170 ms a step, 150 in buckets of 2 MiB, 135 by codes. Of a line that was measured too slow no others
+    than the plan in use were known, and it stayed.
+    """
+    known = Measured(Ranks(2, 2), 40_724, 8 << 20, large, (300,), (300,), 0, False, 2 << 20, lesser)
+    assert known.network().bytes_per_s * 8e-6 == pytest.approx(mbit, rel=0.03)
+    gru = Gru()
+    predicted = gru.predict(gru.figures(170_000), known)
+    assert predicted == pytest.approx([170_000, 150_000, 135_000], rel=0.06)
+    hysteresis = Hysteresis(kinds=(0, 0, 1))
+    for number in (1, 2):
+        verdict = hysteresis.decide(25 * number, 170_000, predicted, (True, True, False))
+    assert (verdict.plan, verdict.why) == (1, "gain")
 
 
 def test_a_line_that_hides_nothing():
