@@ -5,6 +5,18 @@
 
 #include "run/shared.h"
 
+struct allreduce_passage {
+    struct passage passage;
+    struct run *run;
+    const struct reduction *reduction;
+    struct span_cursor in, own, out;
+    size_t nbytes;
+    kernel_copy_fn copy;
+};
+
+void allreduce_begin(struct allreduce_passage *a, struct run *run, struct group *group, int lane, const struct reduction *reduction,
+                     const struct span_list *list);
+
 struct reducescatter_passage {
     struct passage passage;
     struct run *run;

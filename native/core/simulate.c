@@ -75,7 +75,7 @@ static void write_primitive(const struct bhvd_simulated *what, const struct wire
     if (scatters)
         schedule_scatter_gather(schedule, &codes);
     else
-        schedule_exchange(schedule, &codes, is_central ? NULL : peers.index, is_central ? schedule->size : peers.count, NULL);
+        schedule_exchange(schedule, &codes, is_central ? NULL : peers.index, is_central ? schedule->size : peers.count);
 }
 
 static void write_down(const void *arg, int execution, struct schedule *schedule)

@@ -152,7 +152,7 @@ static void make_plan(struct c_lp_s *x, const struct group *group, const struct 
     if (x->scatters)
         schedule_scatter_gather(schedule, &x->codes);
     else
-        schedule_exchange(schedule, &x->codes, NULL, group->size, NULL);
+        schedule_exchange(schedule, &x->codes, NULL, group->size);
 }
 
 static void c_lp_s_free(void *arg)

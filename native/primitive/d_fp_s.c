@@ -163,7 +163,7 @@ static void make_plan(struct d_fp_s *a, const struct group *group, struct plan *
         a->codes.own = (struct code_lay){IN_INPUT, 0, 0, PLAIN_SEGMENT_NBYTES, false};
         plan->material.input = a->list.spans[0].src;
     }
-    schedule_exchange(plan_begin(plan, group), &a->codes, a->peers.index, a->peers.count, NULL);
+    schedule_exchange(plan_begin(plan, group), &a->codes, a->peers.index, a->peers.count);
 }
 
 static void d_fp_s_free(void *arg)

@@ -28,17 +28,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "collective/passages.h"
 #include "primitive/coded.h"
 #include "primitive/peers.h"
 #include "run/hierarchy.h"
-#include "run/shared.h"
+#include "run/levels.h"
+
+enum { PIECES = 32 };       // segments that hosts have under way at once, at most: what a long line holds
 
 struct d_lp_s {
     struct run *run;
     const struct work *op;
     struct encoder encoder;
     struct codes codes;
-    struct span_list list, results;     // of values, and of results: the first may be given other places
+    struct span_list list, results;     // of values, and of results
+    size_t begin;                       // element of the operation's vector that the first value is
     struct peers peers;
     double before[1 + REPLICAS], after[1 + REPLICAS];   // the operation's, hosts counted for their ranks
 };
@@ -95,9 +99,15 @@ static void mix(const struct d_lp_s *x, const struct room *room, void *dst, cons
     }
 }
 
+// Where values are in the operation's vector.
+static size_t element_of(const struct d_lp_s *x, const struct part *values)
+{
+    return x->begin + values->begin / x->encoder.element;
+}
+
 static void encode(struct d_lp_s *x, const struct room *room, const struct part *values, unsigned char *code)
 {
-    const size_t begin = values->begin / x->encoder.element, count = values->nbytes / x->encoder.element;
+    const size_t begin = element_of(x, values), count = values->nbytes / x->encoder.element;
     const void *value = span_source(&x->list, values->begin, values->nbytes, x->encoder.value);
     if (x->op->mixes_before) {
         mix(x, room, x->encoder.value, value, x->before, begin, count);
@@ -108,16 +118,17 @@ static void encode(struct d_lp_s *x, const struct room *room, const struct part 
 
 static void store_result(const struct d_lp_s *x, const struct room *room, const struct part *values)
 {
-    void *to = span_target(&x->results, values->begin, values->nbytes, room->result);
-    mix(x, room, to, span_source(&x->list, values->begin, values->nbytes, x->encoder.value), x->after,
-        values->begin / x->encoder.element, values->nbytes / x->encoder.element);
-    span_store(&x->results, values->begin, values->nbytes, to);
+    const size_t begin = element_of(x, values), place = begin * x->encoder.element;
+    void *to = span_target(&x->results, place, values->nbytes, room->result);
+    mix(x, room, to, span_source(&x->list, values->begin, values->nbytes, x->encoder.value), x->after, begin,
+        values->nbytes / x->encoder.element);
+    span_store(&x->results, place, values->nbytes, to);
 }
 
 // replicas += D(codes); peers NULL: there are none.
 static void combine(struct d_lp_s *x, const struct part *values, const unsigned char *own, const unsigned char *peers)
 {
-    const size_t begin = values->begin / x->encoder.element, count = values->nbytes / x->encoder.element;
+    const size_t begin = element_of(x, values), count = values->nbytes / x->encoder.element;
     const unsigned char *last = peers + (x->peers.count ? (size_t)(x->peers.count - 1) * x->codes.received.each : 0);
     const unsigned char *codes[REPLICAS] = {own, x->peers.count ? peers : own, x->peers.count ? last : own};
     struct room room;
@@ -166,24 +177,10 @@ static void make_plan(struct d_lp_s *x, const struct group *group, const struct 
     plan->material = (struct material){.act = act, .arg = x, .state = work_state(x->op)};
     if (ready)
         coded_use_ready(&x->codes, plan, ready);
-    schedule_exchange(schedule, &x->codes, x->peers.index, x->peers.count, NULL);
+    schedule_exchange(schedule, &x->codes, x->peers.index, x->peers.count);
 }
 
 // ------------------------------------------------------------------------------------------------------------ of hosts
-
-// The mean of the host's members, in scratch memory, takes the place of the values.
-static bhvd_status mean_of_host(const struct d_lp_s *x, struct group *local, struct span_list *list, struct span *mean)
-{
-    void *vector = fusion_acquire(x->run, 0, list->nbytes);
-    if (!vector)
-        return run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes", list->nbytes);
-    size_t at = 0;
-    for (size_t i = 0; i < list->count; at += list->spans[i++].nbytes)
-        list->spans[i].dst = (unsigned char *)vector + at;
-    const struct reduction reduction = reduction_of(&x->run->kernels, KERNEL_SUM, x->encoder.dtype, 1.0, 1.0 / local->size);
-    *mean = (struct span){vector, vector, list->nbytes};
-    return allreduce_shared(x->run, local, &reduction, list);
-}
 
 // Weights of mixes, as they are between these hosts: what a smaller neighbour's replica loses is the own one's.
 static void weigh(const struct hierarchy *h, const struct peers *peers, double *weights)
@@ -199,81 +196,148 @@ static void weigh(const struct hierarchy *h, const struct peers *peers, double *
     }
 }
 
-// All codes of a host: the own one of each segment, then those of the peers. Its leader makes and receives them.
-struct host_codes {
-    unsigned char *data;
-    size_t segment, segments;           // bytes of each, and how many
-    struct flight *flight;              // of the leader; else NULL
-    int *came;                          // by segment, the step of the flight
+// A segment, from when the host's mean of it is made until all members have combined its codes: the own one, then those of the
+// peers, which the leader makes and receives.
+struct piece {
+    struct d_lp_s x;
+    struct span mean;
+    unsigned char *codes;
 };
 
-static bhvd_status start_leader(struct d_lp_s *x, const struct group *group, const struct hierarchy *h, struct host_codes *host)
-{
-    struct schedule schedule;
-    int peers[PEERS_MAX] = {0};
-    for (int p = 0; p < x->peers.count; p++)
-        peers[p] = hierarchy_member(h, x->peers.index[p], 0);
-    x->codes.encodes = true;
-    x->codes.decodes = false;
-    x->codes.slots = host->segments;
-    x->codes.own = (struct code_lay){IN_OUTPUT, 0, 0, host->segment, false};
-    x->codes.results = (struct code_lay){IN_OUTPUT, x->codes.received.each, x->codes.received.each, host->segment, false};
-    schedule_init(&schedule, group->size, group->rank);
-    schedule_exchange(&schedule, &x->codes, peers, x->peers.count, host->came);
-    return flight_start(x->run, group, &schedule, &(struct material){.output = host->data, .act = act, .arg = x}, NULL, NULL,
-                        &host->flight);
-}
+// A task in two levels (run/levels.h).
+struct host_ring {
+    struct levels levels;
+    struct d_lp_s all;
+    const struct group *group;
+    int leaders[PEERS_MAX];             // of the peers: positions in the group
+    struct reduction mean;
+    struct span_list list;              // of the piece that is being reduced, from values to their mean
+    struct fusion_buffer memory;
+    size_t code_nbytes;                 // bytes that a code has at most
+    struct allreduce_passage reducing;
+    struct broadcast_passage spreading;
+    struct piece pieces[PIECES];
+};
 
-// What the leader has goes to the other members, who all do the same with it.
-static bhvd_status spread(struct d_lp_s *x, struct group *local, const struct host_codes *host)
+static struct piece *piece_at(struct host_ring *ring, size_t number) { return &ring->pieces[number % ring->levels.depth]; }
+
+static struct passage *reduce(struct run *run, struct levels *l, size_t number)
 {
-    bhvd_status status = BHVD_OK;
-    for (size_t s = 0; s < host->segments && !status; s++) {
-        const struct segment_part part = segments_part(&x->codes.cut, 0, s);
-        unsigned char *own = host->data + s * host->segment;
-        if (host->flight)
-            status = flight_wait_step(x->run, host->flight, host->came[s]);
-        if (!status)
-            status = broadcast_shared(x->run, local, 0, own, own, host->segment);
-        if (!status)
-            combine(x, &(struct part){part.begin * x->codes.element, part.count * x->codes.element}, own,
-                    own + x->codes.received.each);
+    struct host_ring *ring = (struct host_ring *)l;
+    struct piece *piece = piece_at(ring, number);
+    const size_t element = ring->all.codes.element;
+    const struct segment_part part = segments_part(&ring->all.codes.cut, 0, number);
+    struct span_cursor cursor = span_cursor_at(&ring->all.list, part.begin * element);
+    struct span *next = ring->list.spans;
+    unsigned char *unused, *mean = piece->mean.dst;
+    piece->x = ring->all;
+    piece->x.begin = part.begin;
+    piece->x.codes.cut = (struct segments){part.count, 1, ENCODER_SEGMENT};
+    piece->x.codes.arg = &piece->x.encoder;
+    piece->mean.nbytes = part.count * element;
+    piece->x.list = (struct span_list){&piece->mean, 1, 1, piece->mean.nbytes};
+    for (size_t left = piece->mean.nbytes, n; (n = span_cursor_next(&cursor, left, &next->src, &unused)); left -= n, next++) {
+        next->dst = mean;
+        next->nbytes = n;
+        mean += n;
     }
-    return status;
+    ring->list.count = (size_t)(next - ring->list.spans);
+    ring->list.nbytes = piece->mean.nbytes;
+    allreduce_begin(&ring->reducing, run, l->local, l->lane, &ring->mean, &ring->list);
+    return &ring->reducing.passage;
 }
 
-static bhvd_status run_hosts(struct run *run, struct group *group, struct work *op, struct span_list *list,
-                             const struct span_list *results)
+static bhvd_status cross(struct run *run, struct levels *l, size_t number, struct plan *plan)
 {
-    const struct hierarchy *h = group->hierarchy;
+    struct host_ring *ring = (struct host_ring *)l;
+    struct piece *piece = piece_at(ring, number);
+    (void)run;
+    if (l->local->rank)
+        return BHVD_OK;
+    schedule_exchange(plan_begin(plan, ring->group), &piece->x.codes, ring->leaders, piece->x.peers.count);
+    plan->material = (struct material){.output = piece->codes, .act = act, .arg = &piece->x};
+    return BHVD_OK;
+}
+
+// What the leader has goes to the other members ...
+static struct passage *spread(struct run *run, struct levels *l, size_t number)
+{
+    struct host_ring *ring = (struct host_ring *)l;
+    unsigned char *codes = piece_at(ring, number)->codes;
+    const size_t nbytes = (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
+    broadcast_begin(&ring->spreading, run, l->local, l->lane, 0, codes, codes, nbytes);
+    return &ring->spreading.passage;
+}
+
+// ... who all do the same with it.
+static void end(struct run *run, struct levels *l, size_t number)
+{
+    struct host_ring *ring = (struct host_ring *)l;
+    struct piece *piece = piece_at(ring, number);
+    (void)run;
+    combine(&piece->x, &(struct part){0, piece->mean.nbytes}, piece->codes, piece->codes + ring->code_nbytes);
+}
+
+static void destroy(struct run *run, struct levels *l)
+{
+    struct host_ring *ring = (struct host_ring *)l;
+    fusion_return(run, &ring->memory);
+    span_list_fini(&ring->list);
+    span_list_fini(&ring->all.list);
+    span_list_fini(&ring->all.results);
+}
+
+static const struct levels_form FORM = {.reduce = reduce, .cross = cross, .spread = spread, .end = end, .destroy = destroy};
+
+// Room for means and codes. False: no memory.
+static bool lay_out(struct run *run, struct host_ring *ring)
+{
+    struct codes *codes = &ring->all.codes;
+    const size_t longest = segments_part(&codes->cut, 0, 0).count, spans = ring->all.list.count;
+    const size_t mean = encoder_align(longest * codes->element);
+    ring->code_nbytes = encoder_stride(&ring->all.encoder, longest);
+    codes->encodes = true;
+    codes->decodes = false;
+    codes->slots = 1;
+    codes->own = (struct code_lay){IN_OUTPUT, 0, 0, 0, false};
+    codes->results = (struct code_lay){IN_OUTPUT, ring->code_nbytes, ring->code_nbytes, 0, false};
+    codes->received.each = ring->code_nbytes;
+    const size_t room = mean + (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
+    ring->list = (struct span_list){.spans = malloc(spans * sizeof(struct span)), .capacity = spans};
+    if (!ring->list.spans || !fusion_borrow(run, ring->levels.depth * room, &ring->memory))
+        return false;
+    for (size_t i = 0; i < ring->levels.depth; i++) {
+        unsigned char *place = (unsigned char *)ring->memory.data + i * room;
+        ring->pieces[i].mean = (struct span){place, place, 0};
+        ring->pieces[i].codes = place + mean;
+    }
+    return true;
+}
+
+// Takes the lists.
+static bhvd_status plan_hosts(struct run *run, struct group *group, const struct work *op, struct span_list *list,
+                              struct span_list *results, struct plan *plan)
+{
+    const struct hierarchy *h = group->hierarchy;       // NULL: one host
     struct group *local = h ? h->local : group;
     struct d_lp_s x = d_lp_s_of(run, op, h ? h->hosts : 1, h ? h->host : 0);
-    struct span mean;
-    x.codes.arg = &x.encoder;
-    x.codes.received.each = encoder_stride(&x.encoder, segments_part(&x.codes.cut, 0, 0).count);
-    x.results = *results;
+    struct host_ring *ring = levels_create(run, sizeof *ring, &FORM, local, list->nbytes, segments_in_chunk(&x.codes.cut), PIECES);
+    if (!ring)
+        return run->failure.status;
     if (h && op->replicas[0]) {
         weigh(h, &x.peers, x.before);
         weigh(h, &x.peers, x.after);
     }
-    bhvd_status status = mean_of_host(&x, local, list, &mean);
-    x.list = (struct span_list){&mean, 1, 1, list->nbytes};
-    struct host_codes host = {.segment = (size_t)(1 + x.peers.count) * x.codes.received.each,
-                              .segments = segments_in_chunk(&x.codes.cut)};
-    host.data = fusion_acquire(run, 1, host.segments * host.segment);
-    host.came = malloc(host.segments * sizeof *host.came);
-    if (!status && (!host.data || !host.came))
-        status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for codes of %zu bytes", host.segments * host.segment);
-    if (!status && local->rank == 0)
-        status = start_leader(&x, group, h, &host);
-    if (!status)
-        status = spread(&x, local, &host);
-    if (host.flight) {
-        const bhvd_status over = flight_wait(run, host.flight);
-        status = status ? status : over;
-    }
-    free(host.came);
-    return status;
+    for (int p = 0; p < x.peers.count; p++)
+        ring->leaders[p] = hierarchy_member(h, x.peers.index[p], 0);
+    x.list = *list;
+    x.results = *results;
+    *list = *results = (struct span_list){0};
+    ring->all = x;
+    ring->group = group;
+    ring->mean = reduction_of(&run->kernels, KERNEL_SUM, x.encoder.dtype, 1.0, 1.0 / local->size);
+    ring->levels.task.state = work_state(op);
+    return levels_plan(run, &ring->levels, lay_out(run, ring), plan);
 }
 
 // --------------------------------------------------------------------------------------------------------------------
@@ -296,7 +360,7 @@ bhvd_status d_lp_s(struct run *run, struct group *group, struct work *op, const 
             status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", op->tensor_count);
     }
     if (!status && list.nbytes && primitive_has_levels(group, op->kind, op->hierarchical)) {
-        status = run_hosts(run, group, op, &list, &results);
+        status = plan_hosts(run, group, op, &list, &results, plan);
     } else if (!status && list.nbytes) {
         struct d_lp_s *x = malloc(sizeof *x);
         if (x) {

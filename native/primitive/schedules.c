@@ -144,7 +144,7 @@ void schedule_scatter_gather(struct schedule *schedule, const struct codes *code
 
 // ----------------------------------------------------------------------------------------------------------- exchange
 
-void schedule_exchange(struct schedule *schedule, const struct codes *codes, const int *peers, int count, int *came)
+void schedule_exchange(struct schedule *schedule, const struct codes *codes, const int *peers, int count)
 {
     const size_t segments = segments_in_chunk(&codes->cut);
     const struct code_lay *theirs = codes->decodes ? &codes->received : &codes->results;
@@ -170,8 +170,6 @@ void schedule_exchange(struct schedule *schedule, const struct codes *codes, con
         if (codes->decodes)
             there = schedule_combine(schedule, code_at(codes, theirs, 0, s), own, nbytes, values_of(codes, part),
                                      codes->encodes ? there : schedule_both(schedule, there, sent));
-        if (came)
-            came[s] = there;
         freed.after[s % SLOTS_MAX] = s + codes->slots < segments ? schedule_both(schedule, there, sent) : STEP_NONE;
     }
 }

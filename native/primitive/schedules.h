@@ -38,7 +38,6 @@ void schedule_scatter_gather(struct schedule *schedule, const struct codes *code
 
 // Everyone sends the code of its whole vector, one chunk, to its peers, and combines it with theirs. own: k is 0. received, results: k
 // is the place among the peers. peers NULL: everyone, in rank order; this rank's place is left out.
-// came: NULL, or filled with the steps after which all codes of a segment are there.
-void schedule_exchange(struct schedule *schedule, const struct codes *codes, const int *peers, int count, int *came);
+void schedule_exchange(struct schedule *schedule, const struct codes *codes, const int *peers, int count);
 
 #endif

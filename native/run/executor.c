@@ -16,7 +16,6 @@ struct flown {
     int waits;                  // for so many others
     int next[STEP_WAITS];       // for each that it waits for: the next edge from there, counted as STEP_WAITS step + index
     int first;                  // edge to one that waits for this
-    bool done;
 };
 
 struct flight {
@@ -119,7 +118,6 @@ static void begin(struct flight *flight, int index)
 
 static void end(struct flight *flight, int index)
 {
-    flight->steps[index].done = true;
     flight->left--;
     for (int edge = flight->steps[index].first; edge != STEP_NONE;) {
         const int waiting = edge / STEP_WAITS;
@@ -279,23 +277,6 @@ bhvd_status flight_wait(struct run *run, struct flight *flight)
     bhvd_status status = run_until(run, is_over, flight, -1);
     flight_drop(run, flight);
     return status;
-}
-
-struct awaited {
-    const struct flight *flight;
-    int step;
-};
-
-static int step_is_done(struct run *run, void *arg)
-{
-    const struct awaited *awaited = arg;
-    (void)run;
-    return awaited->flight->steps[awaited->step].done;
-}
-
-bhvd_status flight_wait_step(struct run *run, struct flight *flight, int step)
-{
-    return run_until(run, step_is_done, &(struct awaited){flight, step}, -1);
 }
 
 bhvd_status flight_run(struct run *run, const struct group *group, struct schedule *schedule, const struct material *material)

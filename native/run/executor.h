@@ -50,8 +50,6 @@ bhvd_status flight_start(struct run *run, const struct group *group, struct sche
                          void (*ended)(void *arg, bhvd_status status), void *arg, struct flight **out);
 // Waits until it is over, and frees it.
 bhvd_status flight_wait(struct run *run, struct flight *flight);
-// Waits for one of its steps.
-bhvd_status flight_wait_step(struct run *run, struct flight *flight, int step);
 // Both in one.
 bhvd_status flight_run(struct run *run, const struct group *group, struct schedule *schedule, const struct material *material);
 

@@ -5,8 +5,9 @@ import time
 import numpy as np
 import pytest
 
-from bagua_hvd.core import native
+from bagua_hvd.core import native, vectors
 from bagua_hvd.core.exceptions import HorovodInternalError
+from low_precision import CODECS
 from world import World, view
 
 LARGE = 16 << 20            # elements: far more than sockets hold
@@ -79,7 +80,16 @@ def allgather(context, name, rank, n, count=LARGE):
             lambda: (out == np.arange(n)[:, np.newaxis]).all())
 
 
-@pytest.mark.parametrize("large", [broadcast, reducescatter, allgather])
+def d_lp_s(context, name, rank, n, count=LARGE // 4, hosts="AABB"):
+    """What is the same everywhere is encoded without loss: a replica becomes its host's mean."""
+    mean = np.mean([other + 1.0 for other in range(n) if hosts[other] == hosts[rank]])
+    x, replicas = np.full(count, rank + 1.0, np.float32), [np.zeros(count, np.float32) for _ in range(3)]
+    return (context.post(native.D_LP_S, name, [view(x, "float32", "in place")], hierarchical=1,
+                         replicas=[vectors.floats(x) for x in replicas], **CODECS[0].fields()),
+            lambda: np.allclose(replicas[0], mean, rtol=1e-6))
+
+
+@pytest.mark.parametrize("large", [broadcast, reducescatter, allgather, d_lp_s])
 def test_in_two_levels_a_small_one_ends_before_a_large_one_of_any_kind(large):
     def call(rank, context):
         passed = False
@@ -102,7 +112,8 @@ def test_in_two_levels_many_go_on_at_once(hosts):
     overlap."""
     n = len(hosts)
     counts = [1, 1000, 300_000, 70_000, 3, 1_500_000, 500, 20_000]
-    kinds = [(kind, count * n) for kind in (broadcast, reducescatter, allgather) for count in (1, 1000, 200_000)]
+    kinds = [(kind, count * n) for count in (1, 1000, 200_000)
+             for kind in (broadcast, reducescatter, allgather, functools.partial(d_lp_s, hosts=hosts))]
     some = [0, 1, n - 1]
 
     def call(rank, context):

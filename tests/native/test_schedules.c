@@ -91,9 +91,9 @@ static void write_codes(const struct job *job, int rank, struct schedule *schedu
     if (job->kind == OWNERS)
         schedule_scatter_gather(schedule, &codes);
     else if (job->kind == EVERYONE)
-        schedule_exchange(schedule, &codes, NULL, job->n, NULL);
+        schedule_exchange(schedule, &codes, NULL, job->n);
     else
-        schedule_exchange(schedule, &codes, peers, peers_of(job, rank, peers), NULL);
+        schedule_exchange(schedule, &codes, peers, peers_of(job, rank, peers));
 }
 
 static void write_down(const struct job *job, int rank, struct schedule *schedule)
