@@ -152,7 +152,7 @@ def method_line(options, in_job):
     return (f"{options.np} rank{'s' * (options.np > 1)}{where}, {options.dtype}, {place}, {how}; one thread a rank; a "
             "sample is the slowest rank's time for one blocking call (small sizes: mean of a batch), Python's share "
             "included; every result was checked."
-            + ("" if options.hosts else " A round during which the cores were farther apart is repeated."))
+            + ("" if options.hosts or in_job else " A round during which the cores were farther apart is repeated."))
 
 
 def others_line(others):

@@ -200,7 +200,7 @@ def _watched(run, name):
 
 
 def interleaved(names, options, run):
-    """Measures every backend once a round, and on one host again where it was moved apart: see _Nearness.
+    """Measures every backend once a round; fresh ranks of one host again where it was moved apart: see _Nearness.
 
     Args:
         run: from a backend's name to what slowest() returns.
@@ -209,11 +209,13 @@ def interleaved(names, options, run):
     """
     results: dict[str, dict] = {name: {} for name in names}
     others: dict[str, list[float]] = {name: [] for name in names}
+    # Every rank of a job comes here with the others: none may repeat a round by itself.
+    repeats = not options.hosts and not variables.given("HOROVOD_SIZE")
     near = _Nearness()
     for number in range(1, options.rounds + 1):
         for name in names:
             watched = functools.partial(_watched, run, name)
-            times, used = watched() if options.hosts else near.run(watched)
+            times, used = near.run(watched) if repeats else watched()
             others[name].append(used)
             for key, samples in times.items():
                 results[name].setdefault(key, []).append(samples)

@@ -1,4 +1,5 @@
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,3 +39,19 @@ def test_cores_that_stay_apart_do_not_stop_a_measurement(monkeypatch):
     for number in range(2):
         assert near.run(lambda number=number: runs.append(number) or number) == number
     assert runs == [0] + [1] * rounds.REPEATED
+
+
+@pytest.mark.parametrize("hosts, job", [(None, False), (2, False), (None, True)])
+def test_only_who_starts_the_ranks_repeats_a_round(monkeypatch, hosts, job):
+    """In a job every rank measures with the others: one that began again by itself would wait for them for ever."""
+    distances = iter([50] * 5 + [300] * 5)
+    monkeypatch.setattr(cores, "round_trip_ns", lambda: next(distances, 50))
+    monkeypatch.setattr(rounds, "PATIENCE_SECONDS", 0)
+    monkeypatch.delenv("HOROVOD_SIZE", raising=False)
+    if job:
+        monkeypatch.setenv("HOROVOD_SIZE", "2")
+    runs = []
+    results, others = rounds.interleaved(["bagua"], SimpleNamespace(hosts=hosts, rounds=1),
+                                         lambda name: runs.append(name) or {"case": [1.0]})
+    assert len(runs) == (2 if not hosts and not job else 1)
+    assert results == {"bagua": {"case": [[1.0]]}} and len(others["bagua"]) == 1
