@@ -122,12 +122,8 @@ static bool lay_out(struct allgather *g, const size_t *part)
     g->list = (struct span_list){.spans = malloc(members * sizeof(struct span)), .count = members, .capacity = members};
     if (!g->part || !g->list.spans)
         return false;
-    memcpy(g->part, part, n * sizeof *part);
-    g->place = g->part + n;
+    g->place = parts_keep(g->part, part, n);
     g->local_part = g->place + n;
-    g->place[0] = 0;
-    for (size_t i = 1; i < n; i++)
-        g->place[i] = g->place[i - 1] + part[i - 1];
     return true;
 }
 

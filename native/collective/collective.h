@@ -1,4 +1,4 @@
-// Collectives over a group of ranks, each to its end. Words: docs/glossary.md. All are called by the engine, in the same order on
+// Collectives over a group of ranks, each to its end, or as a plan that the engine lets go on beside others. Words: docs/glossary.md. All are called by the engine, in the same order on
 // all ranks.
 //
 //     ..._shared        all members on one host: blocks staged in shared memory (run/shared.h)
@@ -73,6 +73,17 @@ bhvd_status allreduce_hierarchical(struct plan *plan, struct run *run, struct gr
 // Every span is one tensor. The group's size is a power of two. Float dtypes.
 bhvd_status allreduce_adasum(struct run *run, struct group *group, const struct reduction *reduction,
                              const struct span_list *list);
+
+// Keeps the bytes of n members' parts, and behind them where each begins: 2 n numbers. Returns the latter.
+static inline size_t *parts_keep(size_t *kept, const size_t *part, size_t n)
+{
+    size_t *place = kept + n, at = 0;
+    for (size_t i = 0; i < n; at += part[i++]) {
+        kept[i] = part[i];
+        place[i] = at;
+    }
+    return place;
+}
 
 // part[i]: bytes of the vector that rank i of the group gets, in rank order; dst: this rank's part.
 bhvd_status reducescatter_shared(struct run *run, struct group *group, const struct reduction *reduction,

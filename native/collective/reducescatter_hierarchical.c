@@ -89,13 +89,9 @@ static bool lay_out(struct run *run, struct reducescatter *r, const struct group
     r->list = (struct span_list){.spans = malloc(n * sizeof(struct span)), .capacity = n};
     if (!r->part || !r->list.spans)
         return false;
-    memcpy(r->part, part, n * sizeof *part);
-    r->place = r->part + n;
+    r->place = parts_keep(r->part, part, n);
     r->cross_part = r->place + n;
     r->local_part = r->cross_part + hosts;
-    r->place[0] = 0;
-    for (size_t i = 1; i < n; i++)
-        r->place[i] = r->place[i - 1] + part[i - 1];
     return !r->levels.depth || fusion_borrow(run, r->levels.depth * hosts * r->slice, &r->memory);
 }
 

@@ -272,18 +272,15 @@ void flight_drop(struct run *run, struct flight *flight)
     flight_free(flight);
 }
 
-bhvd_status flight_wait(struct run *run, struct flight *flight)
-{
-    bhvd_status status = run_until(run, is_over, flight, -1);
-    flight_drop(run, flight);
-    return status;
-}
-
 bhvd_status flight_run(struct run *run, const struct group *group, struct schedule *schedule, const struct material *material)
 {
     struct flight *flight;
     bhvd_status status = flight_start(run, group, schedule, material, NULL, NULL, &flight);
-    return status ? status : flight_wait(run, flight);
+    if (status)
+        return status;
+    status = run_until(run, is_over, flight, -1);
+    flight_drop(run, flight);
+    return status;
 }
 
 // -------------------------------------------------------------------------------------------------------------- plans

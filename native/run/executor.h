@@ -44,13 +44,11 @@ bhvd_status plan_run(struct run *run, struct plan *plan);
 void plan_fini(struct run *run, struct plan *plan);
 
 // Starts what the schedule says, which is the flight's from now on. ended: called when all is done or the run has failed, by
-// whoever lets the executor go on; after it the flight is gone. NULL: the caller waits (flight_wait).
+// whoever lets the executor go on; after it the flight is gone. NULL: the caller looks (flight_is_over), and drops it.
 // BHVD_ERR_SYSTEM: no memory; the run has failed, and ended is not called.
 bhvd_status flight_start(struct run *run, const struct group *group, struct schedule *schedule, const struct material *material,
                          void (*ended)(void *arg, bhvd_status status), void *arg, struct flight **out);
-// Waits until it is over, and frees it.
-bhvd_status flight_wait(struct run *run, struct flight *flight);
-// Both in one.
+// Starts it, waits until it is over, and frees it.
 bhvd_status flight_run(struct run *run, const struct group *group, struct schedule *schedule, const struct material *material);
 
 bool flight_is_over(const struct flight *flight);
