@@ -4,8 +4,8 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdint.h>
-#include <time.h>
+
+#include "base/clock.h"
 
 enum { ROUNDS = 2000, WARM_UP = 200 };
 
@@ -13,13 +13,6 @@ struct ball {
     _Alignas(64) atomic_int at;     // the player who has it
     int cores[2];
 };
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 static void stay_on(int core)
 {
@@ -51,9 +44,9 @@ static void *first(void *arg)
     struct ball *ball = arg;
     stay_on(ball->cores[0]);
     play(ball, 0, WARM_UP);
-    const int64_t start = now_ns();
+    const int64_t start = clock_now_ns();
     play(ball, 0, ROUNDS);
-    return (void *)(intptr_t)((now_ns() - start) / ROUNDS);
+    return (void *)(intptr_t)((clock_now_ns() - start) / ROUNDS);
 }
 
 // Nanoseconds from one core to another and back, between threads that stay there; -1: not to be had.

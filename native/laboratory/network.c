@@ -26,8 +26,9 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "base/clock.h"
 
 enum { HOSTS = 256, PACKET_NBYTES = sizeof(struct virtio_net_hdr) + 65536, READS = 16, ETHERNET_NBYTES = 14 };
 enum { LINE_FREE, ARRIVAL, DELIVERY };      // kinds of events; of a host's two lines up is hosts[i].up
@@ -44,13 +45,6 @@ struct network {
     struct packet *unused;
     uint64_t packets, nbytes, dropped, late_ns, latest_ns;
 };
-
-static int64_t now_ns(clockid_t clock)
-{
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 static void drop(struct network *self, struct packet *packet)
 {
@@ -97,7 +91,7 @@ static void enqueue(struct network *self, struct line *line, struct packet *pack
 
 static void deliver(struct network *self, struct packet *packet, int64_t at_ns)
 {
-    uint64_t late_ns = (uint64_t)(now_ns(CLOCK_MONOTONIC) - at_ns);
+    uint64_t late_ns = (uint64_t)(clock_now_ns() - at_ns);
     self->late_ns += late_ns;
     self->latest_ns = late_ns > self->latest_ns ? late_ns : self->latest_ns;
     if (write(self->hosts[packet->to].tun, packet->data, packet->nbytes) < 0) {
@@ -113,7 +107,7 @@ static void deliver(struct network *self, struct packet *packet, int64_t at_ns)
 static int64_t advance(struct network *self)
 {
     while (self->events.count) {
-        if (self->events.entries[0].key > now_ns(CLOCK_MONOTONIC))
+        if (self->events.entries[0].key > clock_now_ns())
             return self->events.entries[0].key;
         struct heap_entry event = heap_pop(&self->events);
         if (event.kind == LINE_FREE)
@@ -162,7 +156,7 @@ static void receive(struct network *self, struct host *host)
         }
         packet->nbytes = (unsigned)got;
         if (read_headers(self, packet))
-            enqueue(self, &host->up, packet, now_ns(CLOCK_MONOTONIC));
+            enqueue(self, &host->up, packet, clock_now_ns());
         else
             drop(self, packet);
     }
@@ -185,7 +179,7 @@ static void command(struct network *self, const char *text)
         set(&self->hosts[host].down, down, down_delay);
     }
     printf("{\"clock_s\": %.6f, \"cpu_s\": %.6f, \"packets\": %llu, \"bytes\": %llu, \"dropped\": %llu, \"late_s\": %.6f, "
-           "\"latest_s\": %.6f}\n", (double)now_ns(CLOCK_MONOTONIC) / 1e9, (double)now_ns(CLOCK_PROCESS_CPUTIME_ID) / 1e9,
+           "\"latest_s\": %.6f}\n", (double)clock_now_ns() / 1e9, (double)clock_thread_ns() / 1e9,
            (unsigned long long)self->packets, (unsigned long long)self->nbytes, (unsigned long long)self->dropped,
            (double)self->late_ns / 1e9, (double)self->latest_ns / 1e9);
     fflush(stdout);
@@ -226,7 +220,7 @@ static void carry(struct network *self)
     char text[4096];
     size_t held = 0;
     for (;;) {
-        int64_t next_ns = advance(self), wait_ns = next_ns < 0 ? 1000000000 : next_ns - now_ns(CLOCK_MONOTONIC);
+        int64_t next_ns = advance(self), wait_ns = next_ns < 0 ? 1000000000 : next_ns - clock_now_ns();
         struct timespec wait = {0};
         if (wait_ns > 0)
             wait = (struct timespec){wait_ns / 1000000000, wait_ns % 1000000000};

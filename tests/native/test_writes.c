@@ -55,11 +55,10 @@ static float value_of(int rank, int64_t i) { return (float)(rank + i % 1000); }
 static void run_kind(struct job *job, bhvd_context *ctx, int rank, int64_t count, double prescale)
 {
     static const int root = 1;
-    float *src = malloc((size_t)count * sizeof *src), *dst = calloc((size_t)count * RANKS, sizeof *dst);
+    float *src = malloc((size_t)count * sizeof *src), *dst = calloc((size_t)count, sizeof *dst);
     for (int64_t i = 0; i < count; i++)
         src[i] = value_of(rank, i);
-    struct bhvd_tensor tensor = {.src = src, .dst = job->kind == BHVD_ALLREDUCE || job->kind == BHVD_BROADCAST ? dst : NULL,
-                                 .shape = &count, .ndim = 1, .dtype = BHVD_FLOAT32};
+    struct bhvd_tensor tensor = {.src = src, .dst = dst, .shape = &count, .ndim = 1, .dtype = BHVD_FLOAT32};
     char name[64];
     snprintf(name, sizeof name, "%d.%lld.%g", job->kind, (long long)count, prescale);
     struct bhvd_args args = {
