@@ -16,6 +16,7 @@ from contextlib import nullcontext
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
 from bagua_hvd import algorithms, primitives  # noqa: E402
+from bagua_hvd.bench import ceiling as machine_ceiling  # noqa: E402
 from bagua_hvd.bench import collectives, device, hosts, negotiation, records, report, rounds  # noqa: E402
 from bagua_hvd.bench.rank import ITEM_NBYTES, OPS, cases, measure  # noqa: E402
 from bagua_hvd.bench.results import describe  # noqa: E402
@@ -303,8 +304,6 @@ def _run_on(options, where):
     if speaks:
         print(report.machine_line(facts), flush=True)
     if options.ceiling and speaks:
-        from bagua_hvd.bench import ceiling as machine_ceiling
-
         with rounds.OthersCpu() as cpu:
             lines = machine_ceiling.measure(where)
         if options.record:
