@@ -1,10 +1,11 @@
 """What algorithms with error feedback share: local momentum, a warm-up in full precision, the memory of errors.
 
     m_i <- mu m_i + g_i                         mu = 0: the gradient itself
-    g   = mean_i m_i                            in the exact steps (exact_steps.py)
+    g   = mean_i m_i                            in the exact steps (exact_steps.py; of codes of 8 bits)
     g   = C_LP_S(m_i; Q, e_i, f_k)              in the others
 
-    g   = mean_i m_i + e_i,  e_i <- 0           empties_errors: in every other exact step after the warm-up
+    g   = mean_i m_i + e_i,  e_i <- 0           empties_errors: in every other exact step after the warm-up (but for
+                                                what those codes lose)
 
 The last is for codecs that let whole elements wait, and them long: with top-k and 3 %, 33 steps of those that all
 take part in. It costs no bytes. But such a step says nothing of Adam's variance: exact() leaves it out.
@@ -18,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from bagua_hvd.algorithms.base import Safety, error_state, without_loss
-from bagua_hvd.algorithms.exact_steps import ExactSteps, count, is_exact
+from bagua_hvd.algorithms.exact_steps import ExactSteps, codec_for, count, is_exact, mean_of_gradients
 from bagua_hvd.codecs import Codec
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.primitives import c_fp_s, c_lp_s
+from bagua_hvd.primitives import c_lp_s
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 from bagua_hvd.tuning.cost import Cost, Ranks, coded
@@ -66,7 +67,7 @@ class ErrorFeedback(ExactSteps):
 
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
         if self.empties(bucket.model):
-            return self.leave(bucket, group)
+            return self._by(codec_for(bucket) or without_loss(bucket), "scatter_gather", bucket, group)
         return self._by(self.codec, self.exchange, bucket, group)
 
     def leave(self, bucket: Bucket, group: ProcessSet) -> Any:
@@ -85,7 +86,7 @@ class ErrorFeedback(ExactSteps):
             if np.isfinite(moved).all():        # or it would stay so, when loss scaling has skipped the step
                 m[:] = moved
         if self.exact(bucket.model):
-            return c_fp_s(bucket, group, average=self.average)
+            return mean_of_gradients(bucket, group, self.average)
         error = error_state(bucket, group, self.hierarchical)
         return c_lp_s(
             bucket, group, codec=codec, error=error, average=self.average,

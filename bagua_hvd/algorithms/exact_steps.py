@@ -1,17 +1,40 @@
-"""Steps in full precision among relaxed ones, when nobody says how long a training is.
+"""Steps of which nothing is withheld among relaxed ones, when nobody says how long a training is.
 
-Of the steps t = 0, 1, ... those of T_v average gradients as gradient_allreduce does:
+Of the steps t = 0, 1, ... those of T_v average gradients, all elements of all ranks:
 
     T_v     the first kappa steps, then kappa more at intervals of 2, of 4, of 8, ...
+    g       = mean_i D(Q(g_i))              Q: 8-bit floats (float8), encoded again on the way back; or g = mean_i g_i
 
-About kappa log2(t / kappa) of the first t steps: a third of 300 steps with kappa = 32, a tenth of 2,000, and ever less.
-They teach Adam its variance, which it then has of nothing else (training/variance.py).
+About kappa log2(t / kappa) of the first t steps: half of 300 steps with kappa = 64, a sixth of 2,000, and ever less.
+They teach Adam its variance, which it then has of nothing else (training/variance.py). For that it takes many of them,
+and of each element a few bits: Q keeps the three first bits of a number, however small it is beside its neighbours.
 
-Source: T_v is that of 0/1 Adam, Lu et al., arXiv:2202.06009. The algorithms' own papers have no such steps: kappa=0.
+Wire: 2 N (n-1)/n bytes per rank in such a step.
+Source: T_v is that of 0/1 Adam, Lu et al., arXiv:2202.06009. The algorithms' own papers have no such steps: kappa=0;
+where they have, and in 0/1 Adam, full precision: BAGUA_EXACT_BITS=32.
 """
 from bagua_hvd.algorithms.base import Algorithm, not_negative
+from bagua_hvd.codecs import Codec, float8
 from bagua_hvd.core import variables
+from bagua_hvd.core.context import Posted
+from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.primitives import c_fp_s, c_lp_s
+from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
+
+
+def codec_for(bucket: Bucket) -> Codec | None:
+    """What an exact step encodes a bucket with; None: with nothing."""
+    codec = float8() if variables.read("BAGUA_EXACT_BITS") == 8 else None
+    return codec if codec and codec.takes(bucket.dtype) else None
+
+
+def mean_of_gradients(bucket: Bucket, group: ProcessSet, average: bool = True) -> Posted:
+    """Begins what an exact step does with a bucket of gradients; within hosts in full precision."""
+    codec = codec_for(bucket)
+    if codec is None:
+        return c_fp_s(bucket, group, average=average)
+    return c_lp_s(bucket, group, codec=codec, average=average, hierarchical=variables.read("BAGUA_HIERARCHY"))
 
 
 def count(t: int, kappa: int) -> int:
@@ -32,9 +55,9 @@ class ExactSteps(Algorithm):
     """Relaxed but for some steps.
 
     Args:
-        warmup_steps: steps in full precision in the beginning.
-        kappa: of T_v, which are in full precision, too; 0: none are, and Adam's variance is left alone. None: what
-            BAGUA_EXACT_STEPS says, 32.
+        warmup_steps: exact steps in the beginning.
+        kappa: of T_v, which are exact, too; 0: none are, and Adam's variance is left alone. None: what
+            BAGUA_EXACT_STEPS says, 64.
     """
 
     def __init__(self, warmup_steps: float = 0, kappa: int | None = None) -> None:

@@ -1,6 +1,6 @@
 """What algorithms share that leave gradients where they are and communicate weights: an interval, and a warm-up.
 
-For the first warmup_steps steps gradients are averaged as in gradient_allreduce. From then on ranks step by themselves,
+For the first warmup_steps steps gradients are averaged as in exact steps. From then on ranks step by themselves,
 and every communication_interval-th step communicates; gradients are averaged now and then still (exact_steps.py). Early
 in a training ranks drift apart fastest and gain most from the mean gradient: so local steps may begin late, where the
 learning rate first decays (post-local SGD, Lin et al., arXiv:1808.07217).
@@ -8,9 +8,8 @@ learning rate first decays (post-local SGD, Lin et al., arXiv:1808.07217).
 from typing import Any
 
 from bagua_hvd.algorithms.base import Safety, positive
-from bagua_hvd.algorithms.exact_steps import ExactSteps
+from bagua_hvd.algorithms.exact_steps import ExactSteps, mean_of_gradients
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 
@@ -36,7 +35,7 @@ class LocalSteps(ExactSteps):
         return self.exact(model)
 
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
-        return c_fp_s(bucket, group)
+        return mean_of_gradients(bucket, group)
 
     def begins_interval(self, model: Model) -> Any:
         """Whether this is the first local step, or one whole intervals after it."""

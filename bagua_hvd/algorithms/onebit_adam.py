@@ -13,20 +13,10 @@ gives those of small v, whose m is small, a large m and an even larger m / sqrt(
 nowhere small, which takes very long warm-ups. v is frozen and equal on all ranks, so dividing by p changes nothing
 else. Bias corrections as in QAdam, so that steps do not jump where v is frozen.
 """
-import numpy as np
-
 from bagua_hvd.algorithms.onebit_adam_published import OneBitAdamPublished
-from bagua_hvd.training.buckets import Bucket
-from bagua_hvd.training.source import Pending
 
 
 class OneBitAdam(OneBitAdamPublished):
     """Adam with 1-bit steps; optimizers and arguments as for QAdam."""
 
-    def exchange(self, bucket: Bucket, m: np.ndarray, p: np.ndarray) -> Pending:
-        m /= p
-        return super().exchange(bucket, m, p)
-
-    def received(self, m: np.ndarray, p: np.ndarray) -> np.ndarray:
-        unpacked: np.ndarray = m * p
-        return unpacked
+    in_steps = True

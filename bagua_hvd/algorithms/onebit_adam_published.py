@@ -31,7 +31,7 @@ class OneBitAdamPublished(QAdam):
     def __init__(self, hierarchical: bool = False, warmup_steps: int | None = None, bounded: bool = True) -> None:
         super().__init__(hierarchical, warmup_steps, bounded)
 
-    def exchange(self, bucket: Bucket, m: np.ndarray, p: np.ndarray) -> Pending:
+    def exchange(self, bucket: Bucket, m: np.ndarray) -> Pending:
         group = bucket.model.group
         return c_lp_s(
             m, group, codec=self.codec, name=bucket.name, hierarchical=self.hierarchical,

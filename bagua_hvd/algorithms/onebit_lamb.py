@@ -55,25 +55,20 @@ class OneBitLamb(OneBitAdamPublished):
         self.r_threshold, self.r_min, self.r_max = r_threshold, r_min, r_max
 
     def step(self, model: Model) -> bool:
-        if not self.frozen(model):
-            for bucket in model.gradients:
-                self._learn(bucket, lamb_step(bucket, self.c_min, self.c_max))
-            return True
-        if not model.pending:
-            for operation in [self._begin(bucket, bucket.flat(bucket.gradients)) for bucket in model.gradients]:
-                operation.wait()
+        if self.frozen(model):
+            return super().step(model)
         for bucket in model.gradients:
-            self._compressed_step(bucket)
+            self._learn(bucket, lamb_step(bucket, self.c_min, self.c_max))
         return True
 
     def _learn(self, bucket: Bucket, c: np.ndarray) -> None:
         average = bucket.state.keep("c", c.copy, shared=True)
         average[:] = self.c_beta * average + (1 - self.c_beta) * c
 
-    def exchange(self, bucket: Bucket, m: np.ndarray, p: np.ndarray) -> Pending:
+    def exchange(self, bucket: Bucket, m: np.ndarray) -> Pending:
         for s, part in zip(self._scales(bucket), bucket.slices(), strict=True):
             m[part] /= s
-        return super().exchange(bucket, m, p)
+        return super().exchange(bucket, m)
 
     def _scales(self, bucket: Bucket) -> np.ndarray:
         """s of each tensor; asked for first when the warm-up has just ended."""
@@ -86,10 +81,9 @@ class OneBitLamb(OneBitAdamPublished):
         kept: np.ndarray = bucket.state.keep("s", make, shared=True)
         return kept
 
-    def _compressed_step(self, bucket: Bucket) -> None:
-        sent, p = bucket.model.pending[bucket.name]
+    def compressed_step(self, bucket: Bucket, m: np.ndarray) -> None:
         adam, state = FlatAdam(bucket), bucket.state
-        before, adam.m, x = adam.m, sent.m, adam.weights()
+        before, adam.m, x, p = adam.m, m, adam.weights(), adam.denominator(self._frozen_for(bucket.model))
         v = state.keep("v", adam.v.copy, shared=True)
         r = state.keep("r", lambda: np.ones(len(adam.members)), shared=True)
         for (_, part), s in zip(adam.members, self._scales(bucket), strict=True):

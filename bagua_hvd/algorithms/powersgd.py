@@ -21,7 +21,7 @@ import functools
 import numpy as np
 
 from bagua_hvd.algorithms.base import Safety, positive
-from bagua_hvd.algorithms.exact_steps import ExactSteps
+from bagua_hvd.algorithms.exact_steps import ExactSteps, mean_of_gradients
 from bagua_hvd.algorithms.exchange import Steps, exchange
 from bagua_hvd.core.context import Posted
 from bagua_hvd.job.process_sets import ProcessSet
@@ -65,7 +65,7 @@ class PowerSGD(ExactSteps):
 
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Pending:
         if self.exact(bucket.model):
-            return c_fp_s(bucket, group)
+            return mean_of_gradients(bucket, group)
         return self._low_rank(bucket, group)
 
     @exchange

@@ -19,12 +19,16 @@ on after the warm-up; v's bias correction is frozen with v, or the steps would g
 lost; m is 0 where v is; steps are bounded, since an element with hardly a gradient in the warm-up makes steps of
 hundreds of learning rates as soon as it has one (bounded=False: it may).
 """
+from collections.abc import Sequence
+
 import numpy as np
 
 from bagua_hvd.algorithms.base import Algorithm, Safety, positive
+from bagua_hvd.algorithms.exact_steps import mean_of_gradients
+from bagua_hvd.core.native import TensorView
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.primitives import c_fp_s, c_lp_s, minmax_uint8
-from bagua_hvd.training.adam import AdamMember, FlatAdam
+from bagua_hvd.primitives import c_lp_s, minmax_uint8
+from bagua_hvd.training import adam
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 from bagua_hvd.training.source import Pending
@@ -47,6 +51,7 @@ class QAdam(Algorithm):
     uses_adam = True
     replaces_step = True
     codec = minmax_uint8
+    in_steps = False                # whether what travels is m / (sqrt(v) / ... + eps)
     default_warmup_steps = 100      # where neither the script nor the optimizer says
 
     def __init__(self, hierarchical: bool = True, warmup_steps: int | None = None, bounded: bool = True) -> None:
@@ -73,37 +78,15 @@ class QAdam(Algorithm):
         return self.codec.takes(dtype)
 
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Pending:
-        return self._begin(bucket, bucket.read()) if self.frozen(bucket.model) else c_fp_s(bucket, group)
+        return self._begin(bucket, bucket.views) if self.frozen(bucket.model) else mean_of_gradients(bucket, group)
 
-    def _begin(self, bucket: Bucket, g: np.ndarray) -> Pending:
+    def _begin(self, bucket: Bucket, gradients: Sequence[TensorView]) -> Pending:
         """Posts m_i of a bucket."""
-        adam = FlatAdam(bucket)
-        p = self.preconditioner(adam, self._frozen_for(bucket.model))
-        bucket.model.pending[bucket.name] = adam, p
-        x = adam.weights() if any(member.weight_decay for member, _ in adam.members) else None
-        for member, part in adam.members:
-            if x is not None and member.weight_decay and not member.decoupled:
-                g[part] += member.weight_decay * x[part]
-            adam.m[part] = member.beta1 * adam.m[part] + (1 - member.beta1) * g[part]
-        adam.m[adam.v == 0] = 0
-        self.bound(adam, p)
-        return self.exchange(bucket, adam.m, p)
+        m = adam.momentum(bucket, gradients, self._frozen_for(bucket.model), self.in_steps, self.bounded)
+        bucket.model.pending[bucket.name] = m
+        return self.exchange(bucket, m)
 
-    def preconditioner(self, adam: FlatAdam, frozen_for: int) -> np.ndarray:
-        """sqrt(v) / sqrt(1 - beta2^T) + eps, flat. Keras means (sqrt(v) + eps) / sqrt(1 - beta2^T)."""
-        p: np.ndarray = np.sqrt(adam.v)
-        for member, part in adam.members:
-            correction = np.sqrt(1 - member.beta2**(member.step - frozen_for))
-            p[part] = p[part] / correction + (member.eps / correction if member.eps_corrected else member.eps)
-        return p
-
-    def bound(self, adam: FlatAdam, p: np.ndarray) -> None:
-        """Cuts m to what makes the longest step."""
-        for member, part in adam.members if self.bounded else ():
-            longest = (1 - member.beta1 ** (member.step + 1)) * member.longest_step * p[part]
-            np.clip(adam.m[part], -longest, longest, out=adam.m[part])
-
-    def exchange(self, bucket: Bucket, m: np.ndarray, p: np.ndarray) -> Pending:
+    def exchange(self, bucket: Bucket, m: np.ndarray) -> Pending:
         """Begins m <- C_LP_S(m)."""
         return c_lp_s(m, bucket.model.group, codec=self.codec, name=bucket.name, hierarchical=self.hierarchical)
 
@@ -111,24 +94,12 @@ class QAdam(Algorithm):
         if not self.frozen(model):
             return False
         if not model.pending:
-            for operation in [self._begin(bucket, bucket.flat(bucket.gradients)) for bucket in model.gradients]:
+            for operation in [self._begin(bucket, bucket.gradients) for bucket in model.gradients]:
                 operation.wait()
         for bucket in model.gradients:
-            adam, p = model.pending[bucket.name]
-            x = adam.weights()
-            adam.m = self.received(adam.m, p)
-            adam.m[adam.v == 0] = 0     # again: some codecs have no 0
-            self.bound(adam, p)
-            for member, part in adam.members:
-                x[part] -= self.update(member, adam.m[part], p[part], x[part])
-            adam.save(x)
+            self.compressed_step(bucket, model.pending[bucket.name])
         return True
 
-    def received(self, m: np.ndarray, p: np.ndarray) -> np.ndarray:
-        """m as the optimizer keeps it."""
-        return m
-
-    def update(self, member: AdamMember, m: np.ndarray, p: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """What is taken from x."""
-        update: np.ndarray = member.lr / (1 - member.beta1 ** (member.step + 1)) * m / p
-        return update + member.lr * member.weight_decay * x if member.decoupled else update
+    def compressed_step(self, bucket: Bucket, m: np.ndarray) -> None:
+        """Updates the weights by m, which is there."""
+        adam.step(bucket, m, self._frozen_for(bucket.model), self.in_steps, self.bounded)

@@ -22,7 +22,7 @@ is measured from 0 and over all ranks: so a tensor of one element does not vanis
 import numpy as np
 
 from bagua_hvd.algorithms.base import Safety
-from bagua_hvd.algorithms.exact_steps import ExactSteps
+from bagua_hvd.algorithms.exact_steps import ExactSteps, mean_of_gradients
 from bagua_hvd.algorithms.exchange import Steps, exchange
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s, c_lp_s, ternary
@@ -57,7 +57,7 @@ class TernGrad(ExactSteps):
 
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Pending:
         if self.exact(bucket.model):
-            return c_fp_s(bucket, group, average=self.average)
+            return mean_of_gradients(bucket, group, self.average)
         return self._ternary(bucket, group)
 
     @exchange

@@ -25,10 +25,10 @@ import numpy as np
 
 from bagua_hvd.algorithms.averaging import mean
 from bagua_hvd.algorithms.base import Safety, error_state, positive
-from bagua_hvd.algorithms.exact_steps import count
+from bagua_hvd.algorithms.exact_steps import count, mean_of_gradients
 from bagua_hvd.algorithms.qadam import QAdam
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.primitives import c_fp_s, c_lp_s, sign_rms
+from bagua_hvd.primitives import c_lp_s, sign_rms
 from bagua_hvd.training.adam import FlatAdam
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
@@ -85,7 +85,7 @@ class ZeroOneAdam(QAdam):
         return self.updates_variance(model.step)
 
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Pending:
-        return c_fp_s(bucket, group)
+        return mean_of_gradients(bucket, group)
 
     def step(self, model: Model) -> bool:
         t = model.step
@@ -114,22 +114,25 @@ class ZeroOneAdam(QAdam):
             if member.weight_decay and not member.decoupled:
                 g[part] += member.weight_decay * x[part]
             adam.m[part] = member.beta1 * adam.m[part] + (1 - member.beta1) * g[part]
-        return adam, g, x, self.preconditioner(adam, t - self.updates(t))
+        return adam, g, x, adam.denominator(t - self.updates(t))
 
     def _with_variance(self, bucket: Bucket, t: int) -> None:
         adam, g, x, _ = self._begun(bucket, t)
         for member, part in adam.members:
             adam.v[part] = member.beta2 * adam.v[part] + (1 - member.beta2) * g[part] * g[part]
-        p = self.preconditioner(adam, t - self.updates(t + 1))
+        p = adam.denominator(t - self.updates(t + 1))
         for member, part in adam.members:
-            x[part] -= self.update(member, adam.m[part], p[part], x[part])
+            decay = member.lr * member.weight_decay if member.decoupled else 0
+            x[part] -= member.lr / (1 - member.beta1 ** (member.step + 1)) * adam.m[part] / p[part] + decay * x[part]
         adam.save(x, variance=True)
 
     def _begin_local(self, bucket: Bucket, t: int) -> tuple[FlatAdam, np.ndarray, np.ndarray, Pending | None]:
         """(Adam's state with m_i, x_i after the rank's own step, p, the operation if the ranks meet)."""
         adam, _, x, p = self._begun(bucket, t)
         adam.m[adam.v == 0] = 0
-        self.bound(adam, p)
+        for member, part in adam.members if self.bounded else ():
+            longest = (1 - member.beta1 ** (member.step + 1)) * member.longest_step * p[part]
+            np.clip(adam.m[part], -longest, longest, out=adam.m[part])
         state, count = bucket.state, len(adam.members)
         if self.synchronizes(t - 1) or "x" not in state and not state.loaded("x"):
             state["x"], state["u"], state["gamma"] = x.copy(), np.zeros_like(x), np.zeros((2, count))

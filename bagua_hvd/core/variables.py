@@ -181,9 +181,11 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
                  "File of rank 0 for what auto knew in each window: lines of JSON."),
         Variable("BAGUA_DEFAULT_BUCKET_SIZE", integer(1, 2**63 - 1), 10 * MIB,
                  "Bytes of gradients that travel together."),
-        Variable("BAGUA_EXACT_STEPS", integer(0), 32,
-                 "Relaxed algorithms are exact in so many first steps and in as many more at intervals of 2, of 4, "
-                 "..., of which Adam has its variance. 0: as in their papers."),
+        Variable("BAGUA_EXACT_STEPS", integer(0), 64,
+                 "Relaxed algorithms average whole gradients in so many first steps and in as many more at intervals "
+                 "of 2, of 4, ..., of which Adam has its variance. 0: as in their papers."),
+        Variable("BAGUA_EXACT_BITS", Kind("8 or 32", lambda text: {"8": 8, "32": 32}[text]), 8,
+                 "In how many bits an element travels in these steps and in warm-ups; 32: in full precision."),
         Variable("BAGUA_OVERLAP", FLAG, True,
                  "0: optimizers begin to communicate only when the backward pass has ended."),
         Variable("BAGUA_FUSION", FLAG, True,

@@ -181,6 +181,59 @@ def unpack_add(tensors: Sequence[TensorView], flat: np.ndarray) -> None:
     _to_device(tensors[0].placement if tensors else None, rooms, tensors)
 
 
+def adam_momentum(m: Sequence[TensorView], v: Sequence[TensorView], g: Sequence[TensorView],
+                  x: Sequence[TensorView] | None, numbers: Sequence[dict[str, float]], in_steps: bool,
+                  sent: np.ndarray) -> None:
+    """bhvd_adam_momentum: m's new values into `sent`, a flat float32 or float64 array. x: None without weight decay.
+
+    Args:
+        m, v, g, x: TensorViews of `sent.size` elements each, of dtypes as for pack().
+        numbers: of each, the fields of a struct bhvd_adam.
+    Raises:
+        ValueError: sizes or dtypes do not fit.
+    """
+    lists = [_on_host(each) for each in (m, v, g, *(() if x is None else (x,)))]
+    _compute(lib.bhvd_adam_momentum, [*lists, *([None] if x is None else [])], "struct bhvd_adam[]", numbers, sent,
+             in_steps)
+
+
+def adam_step(m: Sequence[TensorView], v: Sequence[TensorView], x: Sequence[TensorView],
+              numbers: Sequence[dict[str, float]], in_steps: bool, sent: np.ndarray) -> None:
+    """bhvd_adam_step: new values into m and x; arguments and errors as for adam_momentum()."""
+    lists = [_on_host(each) for each in (m, v, x)]
+    _compute(lib.bhvd_adam_step, lists, "struct bhvd_adam[]", numbers, sent, in_steps)
+    for rooms, tensors in ((lists[0], m), (lists[2], x)):
+        _to_device(tensors[0].placement if tensors else None, rooms, tensors)
+
+
+def adam_variance(v: Sequence[TensorView], g: Sequence[TensorView], numbers: Sequence[dict[str, float]],
+                  exact: np.ndarray, own: np.ndarray) -> None:
+    """bhvd_adam_variance: new values into v, `exact` and `own`; numbers: the fields of a struct bhvd_adam_variance."""
+    lists = [_on_host(each) for each in (v, g)]
+    array_view(own)
+    if own.size != exact.size or own.dtype != exact.dtype:
+        raise ValueError(f"variances of {exact.dtype}{list(exact.shape)} and {own.dtype}{list(own.shape)}")
+    _compute(lib.bhvd_adam_variance, lists, "struct bhvd_adam_variance[]", numbers, exact, None,
+             ffi.cast(VOID_POINTER, own.ctypes.data))
+    _to_device(v[0].placement if v else None, lists[0], v)
+
+
+def _compute(function: Callable[..., int], lists: Sequence[Sequence[TensorView] | None], kind: str,
+             numbers: Sequence[dict[str, float]], flat: np.ndarray, in_steps: bool | None, *more: Any) -> None:
+    """Calls one of the three. lists: None: NULL."""
+    view = array_view(flat)
+    for tensors in lists:
+        if tensors is not None and (sum(map(count_of, tensors)) != flat.size or len(tensors) != len(numbers)):
+            raise ValueError(f"{len(tensors)} tensors of {sum(map(count_of, tensors))} elements do not fit a flat array "
+                             f"of {flat.size}, and what is known of {len(numbers)}")
+    arrays = [(NULL, None) if tensors is None else tensor_array(tensors) for tensors in lists]
+    flags = [] if in_steps is None else [in_steps]
+    if function(*(array for array, _ in arrays), ffi.new(kind, list(numbers)), len(numbers), *flags, view.dtype,
+                ffi.cast(VOID_POINTER, view.src), *more) != OK:
+        names = sorted({dtype_name(tensor.dtype) for tensors in lists for tensor in tensors or ()})
+        raise ValueError(f"tensors of {', '.join(names)} cannot be computed with as {flat.dtype}")
+
+
 def _to_device(placement: Any, rooms: Sequence[TensorView], tensors: Sequence[TensorView]) -> None:
     """Copies what is in rooms to where the results of tensors on a GPU belong. placement None: it is there."""
     if placement is not None:

@@ -1,8 +1,11 @@
 """Adam's state and hyperparameters, for algorithms that update the weights in the optimizer's place."""
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from bagua_hvd.core import vectors
 from bagua_hvd.core.native import TensorView
 from bagua_hvd.training.buckets import Bucket
 
@@ -30,6 +33,14 @@ class AdamMember(NamedTuple):
         """Of one element, in learning rates, whatever its gradients: Kingma and Ba, arXiv:1412.6980, section 2.1."""
         return float(max(1.0, (1 - self.beta1) / (1 - self.beta2) ** 0.5))
 
+    def denominator(self, updates: int) -> tuple[float, float]:
+        """(c, e) of p = sqrt(v) / c + e, by which it divides, when v has been updated so often.
+
+        Keras means (sqrt(v) + eps) / c.
+        """
+        correction = math.sqrt(1 - self.beta2 ** updates)
+        return correction, self.eps / correction if self.eps_corrected else self.eps
+
 
 class Adam:
     """An Adam optimizer of a front end.
@@ -55,6 +66,55 @@ class Adam:
         raise NotImplementedError
 
 
+def members_of(bucket: Bucket) -> list[AdamMember]:
+    """Of each of a bucket's weights, in the order of the layout."""
+    adam: Adam = bucket.model.source.adam()
+    return [adam.member(index) for index in bucket.members]
+
+
+def _numbers(member: AdamMember, frozen_for: int, bounded: bool) -> dict[str, float]:
+    """A struct bhvd_adam, for the next step; v is frozen since so many."""
+    corrected = 1 - member.beta1 ** (member.step + 1)
+    correction, eps = member.denominator(member.step - frozen_for)
+    return {
+        "beta1": member.beta1, "correction": correction, "eps": eps,
+        "longest": corrected * member.longest_step if bounded else math.inf,
+        "weight_decay": 0.0 if member.decoupled else member.weight_decay,
+        "rate": member.lr / corrected, "decay": member.lr * member.weight_decay if member.decoupled else 0.0,
+    }
+
+
+def momentum(bucket: Bucket, gradients: Sequence[TensorView], frozen_for: int, in_steps: bool,
+             bounded: bool) -> np.ndarray:
+    """beta1 m + (1 - beta1) g of a bucket's weights, 0 where v is; flat, until the next call. The optimizer keeps its m.
+
+    Args:
+        gradients: g; weight decay is added where it is not decoupled.
+        frozen_for: how often the weights have been updated and v has not.
+        in_steps: whether it is divided by p = sqrt(v) / sqrt(1 - beta2^T) + eps.
+        bounded: whether it is cut to what makes Adam's longest step.
+    """
+    members = members_of(bucket)
+    numbers = [_numbers(member, frozen_for, bounded) for member in members]
+    decays = any(each["weight_decay"] for each in numbers)
+    sent = bucket.workspace("momentum", bucket.count, bucket.flat_dtype)
+    vectors.adam_momentum([member.m for member in members], [member.v for member in members], gradients,
+                          bucket.weights if decays else None, numbers, in_steps, sent)
+    return sent
+
+
+def step(bucket: Bucket, sent: np.ndarray, frozen_for: int, in_steps: bool, bounded: bool) -> None:
+    """Adam's step by what momentum() has given: sets weights and m, and counts a step of each; arguments as there."""
+    members = members_of(bucket)
+    numbers = [_numbers(member, frozen_for, bounded) for member in members]
+    vectors.adam_step([member.m for member in members], [member.v for member in members], bucket.weights, numbers,
+                      in_steps, sent)
+    source = bucket.model.source
+    for index in bucket.members:
+        source.weight_written(index)
+        source.adam().stepped(index)
+
+
 class FlatAdam:
     """Adam's state of a bucket's weights as flat arrays, of which each weight has a slice.
 
@@ -75,6 +135,14 @@ class FlatAdam:
         self.m: np.ndarray = bucket.flat([member.m for member in members])
         self.v: np.ndarray = bucket.flat([member.v for member in members])
 
+    def denominator(self, frozen_for: int) -> np.ndarray:
+        """p = sqrt(v) / sqrt(1 - beta2^T) + eps, flat; arguments as for momentum()."""
+        p: np.ndarray = np.sqrt(self.v)
+        for member, part in self.members:
+            correction, eps = member.denominator(member.step - frozen_for)
+            p[part] = p[part] / correction + eps
+        return p
+
     def weights(self) -> np.ndarray:
         """A copy of the weights as they are now, x."""
         return self._bucket.flat(self._bucket.weights)
@@ -89,9 +157,3 @@ class FlatAdam:
         for index in bucket.members:
             bucket.model.source.weight_written(index)
             self._adam.stepped(index)
-
-    def save_variance(self) -> None:
-        """Sets the optimizer's v alone, and counts no step."""
-        self._bucket.set_flat([member.v for member, _ in self.members], self.v)
-        for index in self._bucket.members:
-            self._adam.moments_written(index)

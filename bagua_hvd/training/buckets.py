@@ -101,15 +101,14 @@ class Bucket:
         return crc32(members.encode()) << 32 | number % (1 << 32)
 
     def flat(self, views: Sequence[TensorView], tail: int = 0, workspace: str | None = None) -> np.ndarray:
-        """A copy of tensors shaped as the members: a flat array, float64 for float64, else float32.
+        """A copy of tensors shaped as the members: a flat array of flat_dtype.
 
         Args:
             tail: elements to append, uninitialized.
             workspace: None: an array of its own; a name: the one of workspace().
         """
-        dtype = np.float64 if self.dtype == native.FLOAT64 else np.float32
         count = self.count + tail
-        values = self.workspace(workspace, count, dtype) if workspace else np.empty(count, dtype)
+        values = self.workspace(workspace, count, self.flat_dtype) if workspace else np.empty(count, self.flat_dtype)
         vectors.pack(views, values[:self.count])
         return values
 
@@ -139,8 +138,7 @@ class Bucket:
 
     def add(self, values: np.ndarray) -> None:
         """Adds a flat array to this step's views: read() + values, rounded to their dtype; one pass over memory."""
-        wide = np.float64 if self.dtype == native.FLOAT64 else np.float32
-        vectors.unpack_add(self.views, values.astype(wide, copy=False))
+        vectors.unpack_add(self.views, values.astype(self.flat_dtype, copy=False))
 
     @property
     def gradients(self) -> list[TensorView]:
@@ -163,6 +161,11 @@ class Bucket:
         index, member = next(iter(self.members.items()))
         view = self._views[index]
         return member.dtype if view is None else view.dtype
+
+    @property
+    def flat_dtype(self) -> type[np.floating[Any]]:
+        """NumPy's, of flat copies: float64 for float64, else float32."""
+        return np.float64 if self.dtype == native.FLOAT64 else np.float32
 
     @property
     def count(self) -> int:

@@ -24,7 +24,8 @@ et al., arXiv:2102.02888. Differs: the bounds; the optimizer makes its own step,
 """
 import numpy as np
 
-from bagua_hvd.training.adam import FlatAdam
+from bagua_hvd.core import vectors
+from bagua_hvd.training.adam import FlatAdam, members_of
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 
@@ -43,29 +44,29 @@ def share(model: Model, exact: bool) -> None:
 
 
 def _share(bucket: Bucket, T: int, exact: bool, n: int) -> None:
+    def fits(kept: np.ndarray) -> bool:
+        return kept.size == bucket.count and kept.dtype == bucket.flat_dtype
+
     try:
-        adam = FlatAdam(bucket)
+        v = bucket.state.keep("variance", lambda: _corrected(bucket), True, fits)
+        w = bucket.state.keep("own variance", lambda: _corrected(bucket), fits=fits)
+        members = members_of(bucket)        # last: a member's views are good until it is asked for again
     except ValueError:          # some weight has not been updated yet
         return
-    v = bucket.state.keep("variance", lambda: _corrected(adam), True, lambda kept: kept.size == adam.v.size)
-    w = bucket.state.keep("own variance", lambda: _corrected(adam), fits=lambda kept: kept.size == adam.v.size)
-    g = bucket.flat(bucket.gradients)
-    for member, part in adam.members:
-        beta2, t = member.beta2, member.step + 1
-        square = g[part] * g[part]
-        if exact:
-            v[part] += (1 - beta2) / (1 - beta2 ** T) * (square - v[part])
-        w[part] += (1 - beta2) / (1 - beta2 ** t) * (square - w[part])
-        used = np.clip(v[part], w[part] / n, w[part])
-        # To which the optimizer adds the gradient itself.
-        adam.v[part] = np.maximum((1 - beta2 ** t) * used - (1 - beta2) * square, 0) / beta2
-    adam.save_variance()
+    numbers = []
+    for member in members:
+        corrections = 1 - member.beta2 ** T, 1 - member.beta2 ** (member.step + 1)
+        numbers.append({"beta2": member.beta2, "exact_rate": (1 - member.beta2) / corrections[0] if exact else 0.0,
+                        "own_rate": (1 - member.beta2) / corrections[1], "correction": corrections[1], "ranks": n})
+    vectors.adam_variance([member.v for member in members], bucket.gradients, numbers, v, w)
+    for index in bucket.members:
+        bucket.model.source.adam().moments_written(index)
 
 
-def _corrected(adam: FlatAdam) -> np.ndarray:
+def _corrected(bucket: Bucket) -> np.ndarray:
     """The optimizer's own."""
-    v: np.ndarray = adam.v.copy()
+    adam = FlatAdam(bucket)
     for member, part in adam.members:
         if member.step:
-            v[part] /= 1 - member.beta2 ** member.step
-    return v
+            adam.v[part] /= 1 - member.beta2 ** member.step
+    return adam.v

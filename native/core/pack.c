@@ -1,41 +1,33 @@
 // Tensors as one flat vector and back: for algorithms that compute on flat arrays.
 #include "base/dtype.h"
-#include "kernel/kernel.h"
+#include "core/flat.h"
 
 #include <string.h>
 
-static size_t count_of(const struct bhvd_tensor *tensor)
-{
-    size_t count = 1;
-    for (int d = 0; d < tensor->ndim; d++)
-        count *= (size_t)tensor->shape[d];
-    return count;
-}
-
-// The casts to and from float32, best of this CPU. False: there is no such flat form of these tensors.
-static bool find_casts(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, struct kernel_table *table)
+bool flat_find_casts(struct flat_casts *casts, const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat)
 {
     for (size_t t = 0; t < count; t++) {
         if (!dtype_is_valid(tensors[t].dtype) || (tensors[t].dtype != (int32_t)flat &&
                                                   (flat != BHVD_FLOAT32 || !dtype_is_floating(tensors[t].dtype))))
             return false;
     }
-    cast_kernels_init(table, cpu_features());
+    casts->flat = flat;
+    cast_kernels_init(&casts->table, cpu_features());
     return true;
 }
 
 bhvd_status bhvd_pack(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, void *dst)
 {
-    struct kernel_table table;
+    struct flat_casts casts;
     unsigned char *to = dst;
-    if (!find_casts(tensors, count, flat, &table))
+    if (!flat_find_casts(&casts, tensors, count, flat))
         return BHVD_ERR_UNSUPPORTED;
     for (size_t t = 0; t < count; t++) {
-        const size_t n = count_of(&tensors[t]), nbytes = n * bhvd_dtype_size(flat);
+        const size_t n = flat_count(&tensors[t]), nbytes = n * bhvd_dtype_size(flat);
         if (n && tensors[t].dtype == (int32_t)flat)
             memcpy(to, tensors[t].src, nbytes);
         else if (n)
-            table.to_float[tensors[t].dtype]((float *)to, tensors[t].src, n);
+            casts.table.to_float[tensors[t].dtype]((float *)to, tensors[t].src, n);
         to += nbytes;
     }
     return BHVD_OK;
@@ -43,16 +35,16 @@ bhvd_status bhvd_pack(const struct bhvd_tensor *tensors, size_t count, bhvd_dtyp
 
 bhvd_status bhvd_unpack(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, const void *src)
 {
-    struct kernel_table table;
+    struct flat_casts casts;
     const unsigned char *from = src;
-    if (!find_casts(tensors, count, flat, &table))
+    if (!flat_find_casts(&casts, tensors, count, flat))
         return BHVD_ERR_UNSUPPORTED;
     for (size_t t = 0; t < count; t++) {
-        const size_t n = count_of(&tensors[t]), nbytes = n * bhvd_dtype_size(flat);
+        const size_t n = flat_count(&tensors[t]), nbytes = n * bhvd_dtype_size(flat);
         if (n && tensors[t].dtype == (int32_t)flat)
             memcpy(tensors[t].dst, from, nbytes);
         else if (n)
-            table.from_float[tensors[t].dtype](tensors[t].dst, (const float *)from, n);
+            casts.table.from_float[tensors[t].dtype](tensors[t].dst, (const float *)from, n);
         from += nbytes;
     }
     return BHVD_OK;
@@ -73,17 +65,17 @@ static void add_wide(const struct kernel_table *table, const struct bhvd_tensor 
 
 bhvd_status bhvd_unpack_add(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, const void *src)
 {
-    struct kernel_table table;
+    struct flat_casts casts;
     const unsigned char *from = src;
-    if (!find_casts(tensors, count, flat, &table) || !dtype_is_floating((int32_t)flat))
+    if (!flat_find_casts(&casts, tensors, count, flat) || !dtype_is_floating((int32_t)flat))
         return BHVD_ERR_UNSUPPORTED;
-    reduce_kernels_init(&table, cpu_features());
+    reduce_kernels_init(&casts.table, cpu_features());
     for (size_t t = 0; t < count; t++) {
-        const size_t n = count_of(&tensors[t]);
+        const size_t n = flat_count(&tensors[t]);
         if (n && tensors[t].dtype == (int32_t)flat)
-            table.reduce[KERNEL_SUM][flat](tensors[t].dst, tensors[t].src, from, n);
+            casts.table.reduce[KERNEL_SUM][flat](tensors[t].dst, tensors[t].src, from, n);
         else if (n)
-            add_wide(&table, &tensors[t], (const float *)from, n);
+            add_wide(&casts.table, &tensors[t], (const float *)from, n);
         from += n * bhvd_dtype_size(flat);
     }
     return BHVD_OK;

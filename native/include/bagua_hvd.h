@@ -417,6 +417,34 @@ bhvd_status bhvd_unpack(const struct bhvd_tensor *tensors, size_t count, bhvd_dt
 /* dst = src + the vector's elements, of floating dtypes; where they differ, added in float32 and rounded once. */
 bhvd_status bhvd_unpack_add(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, const void *src);
 
+/* Adam whose momentum travels (algorithms/qadam.py): of one weight, with p = sqrt(v) / correction + eps. */
+struct bhvd_adam {
+    double beta1, correction, eps;
+    double longest;             /* an element of m is at most as large as longest p; infinity: no bound */
+    double weight_decay;        /* times x is added to the gradient */
+    double rate;                /* the learning rate by Adam's correction of m */
+    double decay;               /* of x in a step, decoupled: the learning rate times the weight decay; else 0 */
+};
+/* sent = beta1 m + (1 - beta1) (g + weight_decay x), 0 where v is, bounded; in_steps: by p. Tensors are lists of `count`; sent
+ * and arithmetic are of dtype `flat`, float32 or float64, as for bhvd_pack. x: NULL where no weight_decay is. */
+bhvd_status bhvd_adam_momentum(const struct bhvd_tensor *m, const struct bhvd_tensor *v, const struct bhvd_tensor *g,
+                               const struct bhvd_tensor *x, const struct bhvd_adam *by, size_t count, int in_steps,
+                               bhvd_dtype flat, void *sent);
+/* m = sent, times p where in_steps, 0 where v is, bounded; x -= rate m / p + decay x. */
+bhvd_status bhvd_adam_step(const struct bhvd_tensor *m, const struct bhvd_tensor *v, const struct bhvd_tensor *x,
+                           const struct bhvd_adam *by, size_t count, int in_steps, bhvd_dtype flat, const void *sent);
+
+/* Adam's variance among relaxed steps (training/variance.py): of one weight, in step t. */
+struct bhvd_adam_variance {
+    double beta2;
+    double exact_rate;          /* by which g^2 enters `exact`: 0 in a relaxed step */
+    double own_rate, correction, ranks;     /* by which it enters `own`; 1 - beta2^t; n */
+};
+/* exact += exact_rate (g^2 - exact), own += own_rate (g^2 - own), flat vectors; v becomes that of which the optimizer will make
+ * min(max(exact, own / ranks), own), bias corrected. */
+bhvd_status bhvd_adam_variance(const struct bhvd_tensor *v, const struct bhvd_tensor *g, const struct bhvd_adam_variance *by,
+                               size_t count, bhvd_dtype flat, void *exact, void *own);
+
 /* ----------------------------------------------------------------------------------------------------- devices ---- */
 
 typedef enum bhvd_device_kind {

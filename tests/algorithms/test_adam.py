@@ -73,7 +73,7 @@ def run(algorithm, codec, feedback, make_optimizer, hosts=None, scaled=False):
             def bound(m, p, most=longest if optimizer.algorithm.bounded else np.inf):
                 return np.minimum(np.maximum(m, -most * p), most * p)
 
-            p = (np.sqrt(v) / np.sqrt(1 - BETA2**WARMUP) + EPS).astype(F)
+            p = np.sqrt(v) / F(np.sqrt(1 - BETA2**WARMUP)) + F(EPS)
             for b, at in enumerate(places):
                 l2 = [g[at] if decoupled or not decay else g[at] + decay * x[at] for g in gs]
                 m_i = [BETA1 * before[at] + (1 - BETA1) * g for g in l2]

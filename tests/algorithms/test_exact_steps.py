@@ -35,8 +35,8 @@ def test_default_is_the_variable(monkeypatch):
     monkeypatch.delenv("BAGUA_EXACT_STEPS")
     for name in RELAXED + ASYNCHRONOUS:
         algorithm = algorithms.get(name)
-        begins = 96 if name in ASYNCHRONOUS else 32       # asynchronous ranks can make none later
-        assert algorithm.kappa == 32 and algorithm.warmup_steps == begins and algorithm.shares_variance, name
+        begins = 96 if name in ASYNCHRONOUS else 64       # asynchronous ranks can make none later
+        assert algorithm.kappa == 64 and algorithm.warmup_steps == begins and algorithm.shares_variance, name
     assert algorithms.get("topk", kappa=0, warmup_steps=3).warmup_steps == 3
     with pytest.raises(ValueError, match="kappa=-1: expected an integer"):
         algorithms.get("topk", kappa=-1)
@@ -171,7 +171,7 @@ def others():
         assert not any("variance" in bucket.state for bucket in optimizer.reducer.buckets)
     for name in ASYNCHRONOUS:
         model = make_model(start(0, False))
-        optimizer = hvd.DistributedOptimizer(adam_of(model), algorithm=algorithms.get(name, kappa=1))        # 3 exact
+        optimizer = hvd.DistributedOptimizer(adam_of(model), algorithm=algorithms.get(name, kappa=2))        # 3 exact
         for t in range(3 + 5 * (hvd.rank() + 1)):       # as many as each likes
             optimizer.zero_grad()
             backward(model, gradient(hvd.rank(), t, flat(model)))

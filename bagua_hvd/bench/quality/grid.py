@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from bagua_hvd import algorithms, codecs
+from bagua_hvd.algorithms import QAdam
+from bagua_hvd.algorithms.exact_steps import ExactSteps
 from bagua_hvd.bench import records
 from bagua_hvd.bench.quality.tasks import TASKS
 from bagua_hvd.core import variables
@@ -80,6 +82,8 @@ def defaults(algorithm: str) -> dict[str, Any]:
     values = {name: given[name].default if inspect.ismethod(value) else value for name, value in values.items()}
     if getattr(made, "empties_errors", False):
         values["empties_errors"] = True
+    if isinstance(made, ExactSteps | QAdam):
+        values["exact_bits"] = variables.TABLE["BAGUA_EXACT_BITS"].default
     return {name: value if isinstance(value, int | float | str | None) else getattr(value, "__name__", str(value))
             for name, value in values.items()}
 

@@ -15,7 +15,8 @@ from bagua_hvd.bench.quality.training import UNITS, train
 
 def run(cells_file: str, folder: str, command: str, until: float) -> None:
     """Makes the trainings of a file, a list of Cells; none begins after the time `until`, as time.time()."""
-    os.environ.pop("BAGUA_EXACT_STEPS", None)       # defaults are what is tried
+    for name in ("BAGUA_EXACT_STEPS", "BAGUA_EXACT_BITS"):
+        os.environ.pop(name, None)                  # defaults are what is tried
     hvd.init()
     torch.set_num_threads(1)
     tasks: dict[str, Task] = {}
