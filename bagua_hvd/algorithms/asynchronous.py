@@ -17,8 +17,8 @@ travels how many have.
 What rounds leave behind (replicas, say) is in no checkpoint: ranks that save at different moments would not fit
 together. After a resume it begins anew, by one exchange in full precision.
 
-For the first warmup_steps steps gradients are averaged as in exact steps (exact_steps.py); for at least 3/2 kappa, since
-ranks that step when they like can make none later.
+For the first warmup_steps steps gradients are averaged as in exact steps (exact_steps.py); for at least 3/2 kappa,
+since ranks that step when they like can make none later.
 
 Source: BAGUA, arXiv:2107.01499. Differs: no thread and no lock; all floating dtypes; a bound on staleness.
 """

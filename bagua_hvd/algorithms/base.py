@@ -108,7 +108,7 @@ class Algorithm:
         return True
 
     def exact(self, model: Model | None) -> bool:
-        """Whether gradients of this step become their mean over the ranks in full precision; the same on all ranks."""
+        """Whether gradients of this step become their mean over the ranks, nothing withheld; the same on all ranks."""
         return False
 
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Pending:

@@ -1,4 +1,4 @@
-"""What algorithms with error feedback share: local momentum, a warm-up in full precision, the memory of errors.
+"""What algorithms with error feedback share: local momentum, exact steps, the memory of errors.
 
     m_i <- mu m_i + g_i                         mu = 0: the gradient itself
     g   = mean_i m_i                            in the exact steps (exact_steps.py; of codes of 8 bits)

@@ -1,7 +1,8 @@
 """QAdam: Adam whose momentum travels as bytes once its variance has settled.
 
-Warm-up, the first warmup_steps steps: gradients are averaged, and the user's Adam makes its step. From then on v is
-frozen, and with the gradient g_i of rank i (weight decay lambda x added to it, unless decoupled)
+Warm-up, the first warmup_steps steps: gradients are averaged as in exact steps (exact_steps.py), and the user's Adam
+makes its step. From then on v is frozen, and with the gradient g_i of rank i (weight decay lambda x added to it, unless
+decoupled)
 
     m_i = beta1 m + (1 - beta1) g_i
     m   = C_LP_S(m_i)                               8 bits; the same on all ranks
@@ -13,7 +14,7 @@ decay (AdamW): x = x - gamma lambda x before. Where v = 0, an element has had no
 embedding that was never used): m stays 0 there, or the division by sqrt(v) would blow up its first gradient.
 
 Wire after the warm-up: 2 N (n-1)/n bytes, as ByteGrad.
-Memory: none beyond Adam's, but 12 N bytes during a step.
+Memory: 4 N bytes beyond Adam's, of what travels.
 Source: Tang et al. (1-bit Adam), arXiv:2102.02888; BAGUA, arXiv:2107.01499.  Differs from BAGUA's: weight decay goes
 on after the warm-up; v's bias correction is frozen with v, or the steps would grow; the gradient of step T is not
 lost; m is 0 where v is; steps are bounded, since an element with hardly a gradient in the warm-up makes steps of

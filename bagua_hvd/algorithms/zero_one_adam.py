@@ -5,14 +5,14 @@ Step t = 0, 1, ...; T_v are the steps that update v, T_u those after which the r
     m_i <- beta1 m_i + (1 - beta1) g_i          x_i <- x_i - gamma m_i / p          u_i <- u_i + gamma m_i
     t in T_u:   u = C_LP_S(u_i; sign_rms, e_i, f_k)
                 m_i <- u / sum(gamma since t')          x_i <- x_t' - u / p         u_i <- 0
-    t in T_v:   Adam's step with g = mean_i g_i in full precision, v <- beta2 v + (1 - beta2) g^2
+    t in T_v:   Adam's step with g = mean_i g_i (exact_steps.py), v <- beta2 v + (1 - beta2) g^2
 
 gamma is the learning rate by 1 - beta1^(t+1); p = sqrt(v) / sqrt(1 - beta2^T) + eps, where T counts the updates of v.
 
     T_v     the first kappa steps, then kappa more at intervals of 2, of 4, ...; none from step variance_steps on
     T_u     all steps before that; then at intervals of 1 for local_scaler steps, of 2 for as many, ..., of max_interval
 
-Wire: 8 N (n-1)/n bytes per rank in T_v, N/4 (n-1)/n in the rest of T_u, none in other steps.
+Wire: 2 N (n-1)/n bytes per rank in T_v, N/4 (n-1)/n in the rest of T_u, none in other steps.
 State: 8 N bytes of u_i and x_t', and 4 (N + N/n) of errors.
 Source: Lu et al., arXiv:2202.06009, algorithm 1; DeepSpeed's ZeroOneAdam until 0.19.  Differs: bias corrections; what
 T_v sends makes m, too, as in DeepSpeed, instead of being sent once more in bits; the decoupled weight decay of local

@@ -40,6 +40,8 @@ WAYS: dict[str, tuple[str, dict, int]] = {
     **{name: (name, {}, 1) for name in ("gradient_allreduce", "bytegrad", "qsgd", "terngrad")},
     **{f"{name}, delay": (name, {"delay": 1}, 1) for name in ("gradient_allreduce", "bytegrad")},
     **{f"bytegrad, block({bits})": ("bytegrad", {"codec": ["block", bits]}, 1) for bits in (8, 4)},
+    "bytegrad, float8": ("bytegrad", {"codec": ["float8"]}, 1),
+    "bytegrad, float8, Adam": ("bytegrad", {"codec": ["float8"], "optimizer": "adam"}, 1),
     **{name: (name, WARM, 1) for name in ("doublesqueeze", "ef_signsgd", "topk")},
     "doublesqueeze, block(4)": ("doublesqueeze", {"codec": ["block", 4], **WARM}, 1),
     "topk, 10 %": ("topk", {"ratio": 0.1, **WARM}, 1),

@@ -86,7 +86,7 @@ def _numbers(member: AdamMember, frozen_for: int, bounded: bool) -> dict[str, fl
 
 def momentum(bucket: Bucket, gradients: Sequence[TensorView], frozen_for: int, in_steps: bool,
              bounded: bool) -> np.ndarray:
-    """beta1 m + (1 - beta1) g of a bucket's weights, 0 where v is; flat, until the next call. The optimizer keeps its m.
+    """beta1 m + (1 - beta1) g of a bucket's weights, 0 where v is; flat, until the next call. m stays as it is.
 
     Args:
         gradients: g; weight decay is added where it is not decoupled.

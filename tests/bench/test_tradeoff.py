@@ -39,17 +39,18 @@ def test_the_least_relaxed_of_those_that_are_quick():
 
 
 def test_time_to_quality_is_time_per_step_times_steps(monkeypatch):
-    base, record = object(), object()
-    milliseconds = {base: 400.0, record: 100.0}
+    base, exact, record = object(), object(), object()
+    milliseconds = {base: 400.0, exact: 200.0, record: 100.0}
     monkeypatch.setattr(laboratory, "newest", lambda **_: {
-        "gradient_allreduce": base, **dict.fromkeys(("bytegrad", "choco", "async", "topk"), record)})
+        "gradient_allreduce": base, "bytegrad, float8": exact,
+        **dict.fromkeys(("bytegrad", "choco", "async", "topk"), record)})
     monkeypatch.setattr(laboratory, "ms", milliseconds.get)
     monkeypatch.setattr(laboratory, "why_not", lambda record: "")
     monkeypatch.setattr(to_quality, "trainings", lambda way, task: {"bytegrad": [(0.0, 1.25)], "choco": [(0.5, 0.6)],
                                                                     "async": [(math.inf, 0.0)]}.get(way, []))
     assert to_quality.sooner("gradient_allreduce", "1gbit") == 1.0
     assert page.speed_to_quality("bytegrad", "1gbit") == "3.2x"
-    assert page.speed_to_quality("choco", "1gbit") == "1.5x"        # 0.5 exact, 0.6 in a quarter of the time
+    assert page.speed_to_quality("choco", "1gbit") == "2.5x"        # 0.5 in half of the time, 0.6 in a quarter of it
     assert page.speed_to_quality("async", "1gbit") == "never"
     assert to_quality.sooner("topk", "1gbit") is None         # no record of its quality
     monkeypatch.setattr(laboratory, "why_not", lambda found: "unsteady" if found is record else "")

@@ -129,3 +129,36 @@ TEST(flat_vectors)
     tensors[1].dtype = BHVD_INT32;
     CHECK_STATUS(bhvd_unpack(tensors, 3, BHVD_FLOAT32, flat), BHVD_ERR_UNSUPPORTED);
 }
+
+// Where each reads and writes, past a block; tests/kernels/test_adam.py has the values.
+TEST(adam_on_tensors)
+{
+    enum { LONG = 1500 };
+    const int64_t count = LONG, one = 1;
+    float *m = floats(LONG, 1), *v = floats(LONG, 4), *g = floats(LONG, 2), *x = floats(LONG, 8), *sent = floats(LONG + 1, 0),
+          *exact = floats(LONG + 1, 4), *own = floats(LONG + 1, 4);
+    uint16_t half[4] = {0x3c00, 0x4400, 0x4000, 0x4800};       // 1, 4, 2, 8
+    float *const of[4] = {m, v, g, x};
+    struct bhvd_tensor tensors[4][2];
+    for (int i = 0; i < 4; i++) {
+        tensors[i][0] = (struct bhvd_tensor){of[i], of[i], &count, 1, BHVD_FLOAT32};
+        tensors[i][1] = (struct bhvd_tensor){&half[i], &half[i], &one, 1, BHVD_FLOAT16};
+    }
+    const struct bhvd_adam by[2] = {{0.5, 1, 0, 100, 0.25, 0.5, 0}, {0.5, 1, 0, 100, 0.25, 0.5, 0}};
+    CHECK_STATUS(bhvd_adam_momentum(tensors[0], tensors[1], tensors[2], tensors[3], by, 2, 1, BHVD_FLOAT32, sent), BHVD_OK);
+    for (int i = 0; i < LONG + 1; i++)
+        CHECK(sent[i] == (0.5f * 1 + 0.5f * (2 + 0.25f * 8)) / 2);
+    CHECK_STATUS(bhvd_adam_step(tensors[0], tensors[1], tensors[3], by, 2, 1, BHVD_FLOAT32, sent), BHVD_OK);
+    for (int i = 0; i < LONG; i++)
+        CHECK(m[i] == 2.5f && x[i] == 8 - 0.5f * 2.5f / 2);
+    CHECK(half[0] == 0x4100 && half[3] == 0x4760);             // 2.5; 7.375
+    const struct bhvd_adam_variance variance[2] = {{0.5, 0.25, 0.25, 0.75, 2}, {0.5, 0.25, 0.25, 0.75, 2}};
+    CHECK_STATUS(bhvd_adam_variance(tensors[1], tensors[2], variance, 2, BHVD_FLOAT32, exact, own), BHVD_OK);
+    for (int i = 0; i < LONG; i++)
+        CHECK(exact[i] == 4 && own[i] == 4 && v[i] == (0.75f * 4 - 0.5f * 4) / 0.5f);
+    CHECK(half[1] == 0x4000);
+    CHECK_STATUS(bhvd_adam_step(tensors[0], tensors[1], tensors[3], by, 2, 1, BHVD_FLOAT64, sent), BHVD_ERR_UNSUPPORTED);
+    float *const all[7] = {m, v, g, x, sent, exact, own};
+    for (int i = 0; i < 7; i++)
+        free(all[i]);
+}

@@ -7,7 +7,7 @@
 Measured: bench/laboratory.py, real communication of ranks that sleep for computing. Predicted: bench/predict.py. The
 map is a prediction, always: for each bandwidth and latency the least relaxed way within 10 % of the quickest. Time to
 quality is time per step, times the steps that were needed relative to gradient_allreduce (records "quality"), of which
-exact ones take as long as its own.
+exact ones take as long as those of "bytegrad, float8".
 
 With --pictures it draws those of the documentation from its records.
 """
@@ -21,10 +21,10 @@ from bagua_hvd.bench import laboratory, predict, profiles, report
 from bagua_hvd.bench.hosts import why_impossible
 from bagua_hvd.bench.network import bytes_per_s
 from bagua_hvd.bench.tradeoff.pictures import draw_documentation, draw_steps, row_of
-from bagua_hvd.bench.tradeoff.to_quality import relative_time
+from bagua_hvd.bench.tradeoff.to_quality import exact_way, relative_time
 from bagua_hvd.bench.tradeoff.winners import draw_map, winner
 
-SMALL = ("none", "gradient_allreduce", "bytegrad", "async")
+SMALL = ("none", "gradient_allreduce", "bytegrad", "bytegrad, float8", "async")
 COLUMNS = ("way", "ms per step", "shortest to longest", "MB sent", "speed", "to quality")
 
 
@@ -60,9 +60,10 @@ def _predicted(options, profile):
 
 def _lines(rows):
     """rows: (way, ms, shortest, longest, bytes)."""
-    base = next((row[1] for row in rows if row[0] == "gradient_allreduce"), None)
+    known = {way: middle for way, middle, *_ in rows}
+    base = known.get("gradient_allreduce")
     for way, middle, low, high, sent in rows:
-        times = relative_time(way, middle, base) if base else None
+        times = relative_time(way, middle, known.get(exact_way(way)), base) if base else None
         yield (way, f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{sent / 1e6:.2f}",
                f"{base / middle:.2f}x" if base else "-",
                "?" if times is None else f"{1 / times:.2f}x" if times < math.inf else "never")

@@ -1,7 +1,7 @@
 """Time to quality: time per step, times the steps that were needed relative to gradient_allreduce.
 
-Times are the laboratory's records, steps those of the trainings of bench/quality. An algorithm's exact steps take as
-long as gradient_allreduce's own.
+Times are the laboratory's records, steps those of the trainings of bench/quality. An algorithm's exact steps, which
+send 8-bit floats, take as long as bytegrad's with these.
 """
 import functools
 import importlib
@@ -20,8 +20,13 @@ def is_for_adam(way):
     return said.get("optimizer") == "adam" or (name in algorithms.names() and algorithms.get(name).uses_adam)
 
 
+def exact_way(way):
+    """The way whose steps take as long as the exact ones of this way."""
+    return "bytegrad, float8, Adam" if is_for_adam(way) else "bytegrad, float8"
+
+
 def _exact_steps(algorithm, told, steps):
-    """How many of the first steps an algorithm makes as gradient_allreduce does. told: all its arguments."""
+    """How many of the first steps of an algorithm are exact. told: all its arguments."""
     warmup = told.get("warmup_steps", 0)
     if warmup is None:                                  # qadam and its kin; nor did the optimizer say it
         warmup = QAdam.default_warmup_steps
@@ -66,15 +71,17 @@ def trainings(way, task=None):
     return found
 
 
-def relative_time(way, relaxed, exact, task=None):
+def relative_time(way, relaxed, exact, base, task=None):
     """Time until the loss of gradient_allreduce, relative to its own; None: no record says.
 
-    relaxed, exact: time of a step of each kind.
+    relaxed, exact, base: time of a step of each kind, and of gradient_allreduce. exact: None, nobody knows.
     """
     if way in ("gradient_allreduce", "ddp"):            # DDP's averages are exact, too
-        return relaxed / exact
-    times = [first + rest * relaxed / exact for first, rest in trainings(way, task)]
-    return statistics.median(times) if times else None
+        return relaxed / base
+    found = trainings(way, task)
+    if not found or (exact is None and any(first for first, _ in found)):
+        return None
+    return statistics.median((first * exact if first else 0) + rest * relaxed for first, rest in found) / base
 
 
 def sooner(way, rate, hosts=2, model="resnet18", task=None, pace=1.0):
@@ -84,8 +91,11 @@ def sooner(way, rate, hosts=2, model="resnet18", task=None, pace=1.0):
     """
     found = laboratory.newest(rate=rate, hosts=int(hosts), delay_ms=0.0, slow=1.0, model=model, environment={},
                               pace=pace)
-    record, base = found.get(way), found.get("gradient_allreduce, Adam" if is_for_adam(way) else "gradient_allreduce")
-    if record is None or base is None or laboratory.why_not(record) or laboratory.why_not(base):
-        return None
-    times = relative_time(way, laboratory.ms(record), laboratory.ms(base), task)
+
+    def time(way):
+        record = found.get(way)
+        return None if record is None or laboratory.why_not(record) else laboratory.ms(record)
+
+    relaxed, base = time(way), time("gradient_allreduce, Adam" if is_for_adam(way) else "gradient_allreduce")
+    times = None if relaxed is None or base is None else relative_time(way, relaxed, time(exact_way(way)), base, task)
     return None if times is None else 1 / times
