@@ -21,9 +21,10 @@ HEADER = NATIVE / "include" / "bagua_hvd.h"
 INCLUDE_DIRS = [str(NATIVE / "include"), str(NATIVE)]
 
 # -ffp-contract=off: a fused multiply-add would make SIMD and scalar kernels, CPU and GPU, differ in the last bit.
+# -fno-trapping-math: nobody asks for the exceptions of what a vector computes and does not choose.
 FLAGS = [
     "-std=c11", "-D_GNU_SOURCE", "-O3", "-g", "-Wall", "-Wextra", "-fvisibility=hidden", "-ffp-contract=off",
-    "-fno-math-errno", "-Werror=implicit-function-declaration",
+    "-fno-math-errno", "-fno-trapping-math", "-Werror=implicit-function-declaration",
 ]
 ISA_FLAGS = {
     "avx2": ["-mavx2", "-mf16c", "-mfma"],

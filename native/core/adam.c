@@ -1,9 +1,6 @@
-// Adam's arithmetic on tensors where they lie: each pass over memory is one loop, where NumPy would make ten.
-#include "base/dtype.h"
+// Adam's arithmetic on tensors where they lie: one pass over memory, where NumPy would make ten.
 #include "core/flat.h"
-#include "kernel/loops.h"
-
-#include <math.h>
+#include "kernel/adam.h"
 
 enum { BLOCK = 1024 };      // elements that stay in the cache while they are converted
 
@@ -31,67 +28,20 @@ static void store(const struct flat_casts *casts, const struct bhvd_tensor *tens
         casts->table.from_float[tensor->dtype](to, from, n);
 }
 
-// A NaN stays one: it is not beyond any bound.
-#define BOUNDED(x, longest) ((x) < -(longest) ? -(longest) : (x) > (longest) ? (longest) : (x))
-
-#define ADAM_LOOPS(real, element, root)                                                                                   \
-    static void momentum_##real(any_##element *sent, const any_##element *m, const any_##element *g,                      \
-                                const any_##element *v, const any_##element *x, const struct bhvd_adam *by, int in_steps, \
-                                size_t count)                                                                             \
-    {                                                                                                                     \
-        const real beta1 = (real)by->beta1, fresh = (real)(1 - by->beta1), decay = (real)by->weight_decay,                \
-                   correction = (real)by->correction, eps = (real)by->eps, longest = (real)by->longest;                   \
-        INDEPENDENT for (size_t i = 0; i < count; i++) {                                                                  \
-            const real p = root(v[i]) / correction + eps, gradient = x ? g[i] + decay * x[i] : g[i],                      \
-                       moved = v[i] == 0 ? 0 : beta1 * m[i] + fresh * gradient, bound = longest * p,                      \
-                       bounded = BOUNDED(moved, bound);                                                                   \
-            sent[i] = in_steps ? bounded / p : bounded;                                                                   \
-        }                                                                                                                 \
-    }                                                                                                                     \
-    static void step_##real(any_##element *x, any_##element *m, const any_##element *sent, const any_##element *v,        \
-                            const any_##element *x_before, const struct bhvd_adam *by, int in_steps, size_t count)        \
-    {                                                                                                                     \
-        const real correction = (real)by->correction, eps = (real)by->eps, longest = (real)by->longest,                   \
-                   rate = (real)by->rate, decay = (real)by->decay;                                                        \
-        INDEPENDENT for (size_t i = 0; i < count; i++) {                                                                  \
-            const real p = root(v[i]) / correction + eps, received = in_steps ? sent[i] * p : sent[i],                    \
-                       known = v[i] == 0 ? 0 : received, bound = longest * p, bounded = BOUNDED(known, bound);            \
-            m[i] = bounded;                                                                                               \
-            x[i] = x_before[i] - (rate * bounded / p + decay * x_before[i]);                                              \
-        }                                                                                                                 \
-    }                                                                                                                     \
-    static void variance_##real(any_##element *used, any_##element *exact, any_##element *own, const any_##element *g,    \
-                                const struct bhvd_adam_variance *by, size_t count)                                        \
-    {                                                                                                                     \
-        const real exact_rate = (real)by->exact_rate, own_rate = (real)by->own_rate, share = (real)by->ranks,             \
-                   correction = (real)by->correction, fresh = (real)(1 - by->beta2), beta2 = (real)by->beta2;             \
-        INDEPENDENT for (size_t i = 0; i < count; i++) {                                                                  \
-            const real square = g[i] * g[i], v = exact_rate > 0 ? exact[i] + exact_rate * (square - exact[i]) : exact[i],\
-                       w = own[i] + own_rate * (square - own[i]), least = w / share, above = v >= least ? v : least,      \
-                       within = above <= w ? above : w, rest = correction * within - fresh * square;                      \
-            exact[i] = v;                                                                                                 \
-            own[i] = w;                                                                                                   \
-            used[i] = (rest < 0 ? 0 : rest) / beta2;                                                                      \
-        }                                                                                                                 \
-    }
-ADAM_LOOPS(float, f32, sqrtf)
-ADAM_LOOPS(double, f64, sqrt)
-
-// Calls f(float) or f(double).
-#define OF_FLAT(casts, f, ...) ((casts)->flat == BHVD_FLOAT64 ? f##_double(__VA_ARGS__) : f##_float(__VA_ARGS__))
-
 // Of every block of every tensor: `t` and the elements i ... i + n - 1, which lie at `at` in a flat vector.
 #define FOR_EACH_BLOCK(tensors, count)                                                                        \
     for (size_t t = 0, at = 0, of; t < (count) && (of = flat_count(&(tensors)[t]), true); at += of, t++)      \
         for (size_t i = 0, n; i < of && (n = of - i < BLOCK ? of - i : BLOCK); i += n)
 
-static bool find(struct flat_casts *casts, const struct bhvd_tensor *const *lists, size_t count, bhvd_dtype flat)
+static bool find(struct flat_casts *casts, struct adam_kernels *kernels, const struct bhvd_tensor *const *lists, size_t count,
+                 bhvd_dtype flat)
 {
     if (flat != BHVD_FLOAT32 && flat != BHVD_FLOAT64)
         return false;
     for (; *lists; lists++)
         if (!flat_find_casts(casts, *lists, count, flat))
             return false;
+    adam_kernels_init(kernels, flat, cpu_features());
     return true;
 }
 
@@ -100,16 +50,17 @@ bhvd_status bhvd_adam_momentum(const struct bhvd_tensor *m, const struct bhvd_te
                                bhvd_dtype flat, void *sent)
 {
     struct flat_casts casts;
+    struct adam_kernels kernels;
     const struct bhvd_tensor *lists[] = {m, v, g, x, NULL};
     float room[4][BLOCK];
-    if (!find(&casts, lists, count, flat))
+    if (!find(&casts, &kernels, lists, count, flat))
         return BHVD_ERR_UNSUPPORTED;
     FOR_EACH_BLOCK (m, count) {
         const void *ms = load(&casts, &m[t], i, n, room[0]), *vs = load(&casts, &v[t], i, n, room[1]),
                    *gs = load(&casts, &g[t], i, n, room[2]),
                    *xs = x && by[t].weight_decay != 0 ? load(&casts, &x[t], i, n, room[3]) : NULL;
         void *to = (char *)sent + (at + i) * bhvd_dtype_size(flat);
-        OF_FLAT(&casts, momentum, to, ms, gs, vs, xs, &by[t], in_steps, n);
+        kernels.momentum(to, ms, gs, vs, xs, &by[t], in_steps, n);
     }
     return BHVD_OK;
 }
@@ -118,15 +69,16 @@ bhvd_status bhvd_adam_step(const struct bhvd_tensor *m, const struct bhvd_tensor
                            const struct bhvd_adam *by, size_t count, int in_steps, bhvd_dtype flat, const void *sent)
 {
     struct flat_casts casts;
+    struct adam_kernels kernels;
     const struct bhvd_tensor *lists[] = {m, v, x, NULL};
     float room[3][BLOCK];
-    if (!find(&casts, lists, count, flat))
+    if (!find(&casts, &kernels, lists, count, flat))
         return BHVD_ERR_UNSUPPORTED;
     FOR_EACH_BLOCK (m, count) {
         const void *vs = load(&casts, &v[t], i, n, room[0]), *before = load(&casts, &x[t], i, n, room[1]),
                    *from = (const char *)sent + (at + i) * bhvd_dtype_size(flat);
         void *ms = place(&casts, &m[t], i, room[2]), *xs = place(&casts, &x[t], i, room[1]);
-        OF_FLAT(&casts, step, xs, ms, from, vs, before, &by[t], in_steps, n);
+        kernels.step(xs, ms, from, vs, before, &by[t], in_steps, n);
         store(&casts, &m[t], i, n, ms);
         store(&casts, &x[t], i, n, xs);
     }
@@ -137,15 +89,16 @@ bhvd_status bhvd_adam_variance(const struct bhvd_tensor *v, const struct bhvd_te
                                size_t count, bhvd_dtype flat, void *exact, void *own)
 {
     struct flat_casts casts;
+    struct adam_kernels kernels;
     const struct bhvd_tensor *lists[] = {v, g, NULL};
     float room[2][BLOCK];
-    if (!find(&casts, lists, count, flat))
+    if (!find(&casts, &kernels, lists, count, flat))
         return BHVD_ERR_UNSUPPORTED;
     FOR_EACH_BLOCK (v, count) {
         const void *gs = load(&casts, &g[t], i, n, room[0]);
         const size_t offset = (at + i) * bhvd_dtype_size(flat);
         void *used = place(&casts, &v[t], i, room[1]);
-        OF_FLAT(&casts, variance, used, (void *)((char *)exact + offset), (void *)((char *)own + offset), gs, &by[t], n);
+        kernels.variance(used, (char *)exact + offset, (char *)own + offset, gs, &by[t], n);
         store(&casts, &v[t], i, n, used);
     }
     return BHVD_OK;

@@ -2,6 +2,8 @@
 #ifndef BHVD_CORE_FLAT_H
 #define BHVD_CORE_FLAT_H
 
+#include <stdbool.h>
+
 #include "kernel/kernel.h"
 
 struct flat_casts {

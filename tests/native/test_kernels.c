@@ -1,5 +1,6 @@
 // Every entry of the kernel table, for every feature set this CPU runs, against the scalar definitions; and these
 // against values worked out by hand. Codecs: test_codecs.c.
+#include "kernel/adam.h"
 #include "kernel_inputs.h"
 
 static void test_reduce(const struct setting *at)
@@ -93,6 +94,51 @@ static void test_cast(const struct setting *at)
     free(wide.memory), free(wide_expected.memory), free(narrow.memory), free(narrow_expected.memory);
 }
 
+// All three passes, of vectors and of what is left behind the last one: the loops of both are the same source.
+static void test_adam(const struct setting *at, unsigned cpu)
+{
+    static const struct bhvd_adam by = {0.9, 0.3, 1e-8, 0.8, 0.5, 0.1, 0.25};
+    const size_t nbytes = at->count * bhvd_dtype_size((bhvd_dtype)at->dtype);
+    struct source in[4];
+    struct adam_kernels kernels[2];
+    struct result out[2][2];
+    for (int i = 0; i < 4; i++) {
+        in[i] = source_create(nbytes, at->offset * (size_t)i);
+        fill_elements(at->dtype, at->fill, in[i].data, at->count);
+    }
+    adam_kernels_init(&kernels[0], (bhvd_dtype)at->dtype, 0);
+    adam_kernels_init(&kernels[1], (bhvd_dtype)at->dtype, cpu);
+    for (int pass = 0; pass < 8; pass++) {
+        const bool in_steps = pass & 1;
+        const struct bhvd_adam_variance shared = {0.99, in_steps ? 0.25 : 0, 0.25, 0.03, 3};
+        for (int k = 0; k < 2; k++) {
+            const size_t offset = k ? at->offset * 3 : 0;
+            out[k][0] = result_create(nbytes, offset);
+            out[k][1] = result_create(nbytes, offset);
+            if (pass < 4)
+                kernels[k].momentum(out[k][0].data, in[0].data, in[1].data, in[2].data, pass & 2 ? in[3].data : NULL, &by,
+                                    in_steps, at->count);
+            else if (pass < 6)
+                kernels[k].step(out[k][0].data, out[k][1].data, in[0].data, in[2].data, in[3].data, &by, in_steps, at->count);
+            else if (nbytes > 0) {
+                struct source own = source_create(nbytes, at->offset);
+                memcpy(out[k][1].data, in[2].data, nbytes);
+                memcpy(own.data, in[3].data, nbytes);
+                kernels[k].variance(out[k][0].data, out[k][1].data, own.data, in[1].data, &shared, at->count);
+                free(own.memory);
+            }
+        }
+        for (int i = 0; i < 2; i++) {
+            EXPECT(same_elements(at->dtype, out[1][i].data, out[0][i].data, at->count, 1), "pass %d, result %d, %s", pass, i,
+                   where(at));
+            EXPECT(result_guards_hold(&out[0][i]) && result_guards_hold(&out[1][i]), "pass %d, %s", pass, where(at));
+            free(out[0][i].memory), free(out[1][i].memory);
+        }
+    }
+    for (int i = 0; i < 4; i++)
+        free(in[i].memory);
+}
+
 static void test_against_scalar(const char *isa, unsigned cpu)
 {
     struct kernel_table scalar, table;
@@ -108,6 +154,8 @@ static void test_against_scalar(const char *isa, unsigned cpu)
                     test_reduce(&at);
                     test_scale(&at);
                     test_cast(&at);
+                    if (at.dtype == BHVD_FLOAT32 || at.dtype == BHVD_FLOAT64)
+                        test_adam(&at, cpu);
                 }
 }
 

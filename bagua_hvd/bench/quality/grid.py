@@ -51,7 +51,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Tasks of a question of their own, which are in no comparison of all: which rows they are for; a variant, for no other.
 OWN: dict[str, tuple[str, ...]] = {
-    "long": (REFERENCE, "streaming_diloco sparing", "bytegrad", "onebit_adam", "ef_signsgd", "doublesqueeze")}
+    "long": (REFERENCE, "streaming_diloco sparing", "streaming_diloco", "async", "choco", "bytegrad", "onebit_adam",
+             "ef_signsgd", "doublesqueeze")}
 
 
 class Cell(NamedTuple):

@@ -231,7 +231,7 @@ def time_to_quality():
     return report.table(("", *places, "trainings"), lines, left=1) if lines else "Nothing measured yet."
 
 
-def speed_to_quality(way, rate, hosts="2", task=None):
-    """sooner(), for a sentence. A "+" stands for a comma and a space."""
-    times = sooner(way.replace("+", ", "), rate, hosts, task=task)
+def speed_to_quality(way, rate, hosts="2", task=None, **network):
+    """sooner(), for a sentence. A "+" stands for a comma and a space. network: pace, delay, slow."""
+    times = sooner(way.replace("+", ", "), rate, hosts, task=task, **{name: float(n) for name, n in network.items()})
     return "?" if times is None else f"{times:.1f}x" if times else "never"

@@ -9,8 +9,8 @@ from bagua_hvd.bench.tradeoff.winners import draw_map
 
 DOCS = records.ROOT / "docs"
 MAPPED = "resnet18", "vgg11", "lstm", "transformer"
-QUALITY_CURVE = ("ddp", "gradient_allreduce", "bytegrad", "terngrad", "topk", "doublesqueeze", "choco",
-                 "decentralized, shift_one")
+QUALITY_CURVE = ("ddp", "gradient_allreduce", "bytegrad", "terngrad", "topk", "doublesqueeze",
+                 "onebit_adam, wait_in_step", "choco", "decentralized, shift_one")
 RATES = ("100mbit", "300mbit", "1gbit", "2gbit")
 
 

@@ -84,12 +84,12 @@ def relative_time(way, relaxed, exact, base, task=None):
     return statistics.median((first * exact if first else 0) + rest * relaxed for first, rest in found) / base
 
 
-def sooner(way, rate, hosts=2, model="resnet18", task=None, pace=1.0):
-    """How many times sooner than gradient_allreduce at its loss, without delay; None: no record says.
+def sooner(way, rate, hosts=2, model="resnet18", task=None, pace=1.0, delay=0.0, slow=1.0):
+    """How many times sooner than gradient_allreduce at its loss; None: no record says. Arguments: laboratory.run().
 
     Where Adam is computed, it is in both times.
     """
-    found = laboratory.newest(rate=rate, hosts=int(hosts), delay_ms=0.0, slow=1.0, model=model, environment={},
+    found = laboratory.newest(rate=rate, hosts=int(hosts), delay_ms=delay, slow=slow, model=model, environment={},
                               pace=pace)
 
     def time(way):
