@@ -67,6 +67,7 @@ WAYS: dict[str, tuple[str, dict, int]] = {
     # Which have no period; but steps differ, by what arrives in them.
     **{name: (name, {"sync_interval_ms": 100, **WARM}, 4) for name in (
         "async", "async_low_precision", "async_decentralized", "async_low_precision_decentralized")},
+    "async, at once": ("async", {"sync_interval_ms": 0, **WARM}, 4),        # one round follows the other: the default
 }
 
 

@@ -78,7 +78,8 @@ def sends(way: str, n: int, count: float, factors: tuple[float, float] = (0, 0))
         "streaming_diloco": Sends(exact * BLOCK4 / 4, 2, LATE, 4),
         "streaming_diloco, 8": Sends(exact * BLOCK4 / 4, 2, LATE, 2), "push_sum": Sends(4 * count, 1, STEP),
         **{name: Sends(0, 0, HIDDEN) for name in (
-            "async", "async_low_precision", "async_decentralized", "async_low_precision_decentralized")},
+            "async", "async, at once", "async_low_precision", "async_decentralized",
+            "async_low_precision_decentralized")},
     }
     return known[way]
 

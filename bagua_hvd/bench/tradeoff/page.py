@@ -216,18 +216,27 @@ def summary():
     return report.table(("", *(f"{hosts} hosts, {rate}" for hosts, rate in places)), lines, left=1)
 
 
-def time_to_quality():
-    """sooner(), of all ways whose quality has been measured; a dash: their speed has not."""
-    of = {"1gbit": ("1gbit", 1.0), "1gbit, computing 10x": ("1gbit", 10.0), "100mbit": ("100mbit", 1.0)}
-    places = {f"{name}, {hosts} hosts": (rate, hosts, pace) for name, (rate, pace) in of.items() for hosts in (2, 4)}
+# Column -> where: arguments of sooner().
+NEAR = {f"{name}, {hosts} hosts": {"hosts": hosts, **network} for name, network in {
+    "1gbit": {"rate": "1gbit"}, "1gbit, computing 10x": {"rate": "1gbit", "pace": 10.0}, "100mbit": {"rate": "100mbit"},
+}.items() for hosts in (2, 4)}
+FAR = {**{f"100mbit, {hosts} hosts": {"rate": "100mbit", "hosts": hosts} for hosts in (2, 4, 8)},
+       "1gbit, 2 hosts, computing 10x": {"rate": "1gbit", "hosts": 2, "pace": 10.0},
+       "1gbit, 20 ms, 4 hosts, computing 10x": {"rate": "1gbit", "hosts": 4, "delay": 20.0, "pace": 10.0},
+       "1gbit, 4 hosts, one 4x slower": {"rate": "1gbit", "hosts": 4, "slow": 4.0}}
 
-    def cell(way, rate, hosts, pace):
-        times = sooner(way, rate, hosts, pace=pace)
+
+def time_to_quality(task=None):
+    """sooner(), of all ways whose quality has been measured, NEAR, or of one task FAR; a dash: their speed has not."""
+    places = FAR if task else NEAR
+
+    def cell(way, place):
+        times = sooner(way, task=task, **place)
         return "-" if times is None else f"{times:.1f}x" if times else "never"
 
     apart = {"gradient_allreduce", "lamb", "onebit_lamb", "dion"}      # these are other optimizers
-    lines = [(f"`{way}`", *(cell(way, *place) for place in places.values()), str(len(trainings(way))))
-             for way, (algorithm, *_) in laboratory.WAYS.items() if algorithm not in apart and trainings(way)]
+    lines = [(f"`{way}`", *(cell(way, place) for place in places.values()), str(len(trainings(way, task))))
+             for way, (algorithm, *_) in laboratory.WAYS.items() if algorithm not in apart and trainings(way, task)]
     return report.table(("", *places, "trainings"), lines, left=1) if lines else "Nothing measured yet."
 
 
