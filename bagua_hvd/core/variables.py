@@ -98,6 +98,12 @@ def _base64(text):
         raise ValueError from None
 
 
+def _bits(text):
+    if text not in ("8", "32"):
+        raise ValueError
+    return int(text)
+
+
 TEXT = Kind("text", str)
 FLAG = Kind("0 or 1", lambda text: int(text) > 0)
 NUMBER = Kind("a number", _number)
@@ -184,8 +190,9 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("BAGUA_EXACT_STEPS", integer(0), 64,
                  "Relaxed algorithms average whole gradients in so many first steps and in as many more at intervals "
                  "of 2, of 4, ..., of which Adam has its variance. 0: as in their papers."),
-        Variable("BAGUA_EXACT_BITS", Kind("8 or 32", lambda text: {"8": 8, "32": 32}[text]), 8,
-                 "In how many bits an element travels in these steps and in warm-ups; 32: in full precision."),
+        Variable("BAGUA_EXACT_BITS", Kind("8 or 32", _bits), None,
+                 "In how many bits an element travels in these steps and in warm-ups; 32: in full precision. Missing: "
+                 "8, and 32 where all ranks are on one host."),
         Variable("BAGUA_OVERLAP", FLAG, True,
                  "0: optimizers begin to communicate only when the backward pass has ended."),
         Variable("BAGUA_FUSION", FLAG, True,

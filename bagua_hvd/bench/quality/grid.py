@@ -30,6 +30,7 @@ LEVEL = 0.05
 SEEDS = (0, 1, 2, 3, 4)
 TUNING = (1000,)
 RANKS = (4, 8, 16)
+EXACT_BITS = 8              # as between hosts, though ranks are on one
 SPLITS = ("iid", "skewed")
 FOR_ADAM = ("acco", "local_adam", "qadam", "onebit_adam", "onebit_adam_published", "zero_one_adam")
 # optimizer -> (exact form, those compared with it). A step's length is a part of a weight's size in LAMB and fixed in
@@ -84,7 +85,7 @@ def defaults(algorithm: str) -> dict[str, Any]:
     if getattr(made, "empties_errors", False):
         values["empties_errors"] = True
     if isinstance(made, ExactSteps | QAdam):
-        values["exact_bits"] = variables.TABLE["BAGUA_EXACT_BITS"].default
+        values["exact_bits"] = EXACT_BITS
     return {name: value if isinstance(value, int | float | str | None) else getattr(value, "__name__", str(value))
             for name, value in values.items()}
 

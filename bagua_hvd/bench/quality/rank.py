@@ -8,15 +8,15 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd.bench import records
-from bagua_hvd.bench.quality.grid import EXPERIMENT, Cell, with_codec
+from bagua_hvd.bench.quality.grid import EXACT_BITS, EXPERIMENT, Cell, with_codec
 from bagua_hvd.bench.quality.tasks import TASKS, Task
 from bagua_hvd.bench.quality.training import UNITS, train
 
 
 def run(cells_file: str, folder: str, command: str, until: float) -> None:
     """Makes the trainings of a file, a list of Cells; none begins after the time `until`, as time.time()."""
-    for name in ("BAGUA_EXACT_STEPS", "BAGUA_EXACT_BITS"):
-        os.environ.pop(name, None)                  # defaults are what is tried
+    os.environ.pop("BAGUA_EXACT_STEPS", None)       # defaults are what is tried
+    os.environ["BAGUA_EXACT_BITS"] = str(EXACT_BITS)
     hvd.init()
     torch.set_num_threads(1)
     tasks: dict[str, Task] = {}
