@@ -5,6 +5,7 @@ Milliseconds per step are those of bench/laboratory.py. Each public function is 
 """
 import importlib
 import statistics
+from typing import Any
 
 from bagua_hvd.bench import laboratory, predict, profiles, records, report
 from bagua_hvd.bench.network import bytes_per_s
@@ -217,13 +218,19 @@ def summary():
 
 
 # Column -> where: arguments of sooner().
-NEAR = {f"{name}, {hosts} hosts": {"hosts": hosts, **network} for name, network in {
-    "1gbit": {"rate": "1gbit"}, "1gbit, computing 10x": {"rate": "1gbit", "pace": 10.0}, "100mbit": {"rate": "100mbit"},
-}.items() for hosts in (2, 4)}
-FAR = {**{f"100mbit, {hosts} hosts": {"rate": "100mbit", "hosts": hosts} for hosts in (2, 4, 8)},
-       "1gbit, 2 hosts, computing 10x": {"rate": "1gbit", "hosts": 2, "pace": 10.0},
-       "1gbit, 20 ms, 4 hosts, computing 10x": {"rate": "1gbit", "hosts": 4, "delay": 20.0, "pace": 10.0},
-       "1gbit, 4 hosts, one 4x slower": {"rate": "1gbit", "hosts": 4, "slow": 4.0}}
+Places = dict[str, dict[str, Any]]
+NEAR: Places = {
+    f"{name}, {hosts} hosts": {"rate": rate, "hosts": hosts, "pace": pace}
+    for name, rate, pace in (("1gbit", "1gbit", 1.0), ("1gbit, computing 10x", "1gbit", 10.0),
+                             ("100mbit", "100mbit", 1.0))
+    for hosts in (2, 4)
+}
+FAR: Places = {
+    **{f"100mbit, {hosts} hosts": {"rate": "100mbit", "hosts": hosts} for hosts in (2, 4, 8)},
+    "1gbit, 2 hosts, computing 10x": {"rate": "1gbit", "hosts": 2, "pace": 10.0},
+    "1gbit, 20 ms, 4 hosts, computing 10x": {"rate": "1gbit", "hosts": 4, "delay": 20.0, "pace": 10.0},
+    "1gbit, 4 hosts, one 4x slower": {"rate": "1gbit", "hosts": 4, "slow": 4.0},
+}
 
 
 def time_to_quality(task=None):
