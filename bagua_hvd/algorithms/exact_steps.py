@@ -28,7 +28,7 @@ from bagua_hvd.training.model import Model
 def codec_for(bucket: Bucket) -> Codec | None:
     """What an exact step encodes a bucket with, the same on all ranks; None: with nothing."""
     on_one_host = local_size() == size()
-    if (variables.read("BAGUA_EXACT_BITS") or (32 if on_one_host else 8)) == 32:
+    if (variables.read("BAGUA_EXACT_BITS") or ("32" if on_one_host else "8")) == "32":
         return None
     codec = float8() if bucket.views[0].placement is None else minmax_uint8
     return codec if codec.takes(bucket.dtype) else None

@@ -32,9 +32,9 @@ def check_bounds(lowest: float, highest: float) -> None:
 
 
 def preconditioner(member: AdamMember, v: np.ndarray, updates: int) -> np.ndarray:
-    """sqrt(v) / sqrt(1 - beta2^updates) + eps. Keras means (sqrt(v) + eps) / sqrt(1 - beta2^updates)."""
-    correction = np.sqrt(1 - member.beta2**updates)
-    p: np.ndarray = np.sqrt(v) / correction + (member.eps / correction if member.eps_corrected else member.eps)
+    """sqrt(v) / sqrt(1 - beta2^updates) + eps; float64."""
+    correction, eps = member.denominator(updates)
+    p: np.ndarray = np.sqrt(v) / np.float64(correction) + eps
     return p
 
 

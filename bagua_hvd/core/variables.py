@@ -98,12 +98,6 @@ def _base64(text):
         raise ValueError from None
 
 
-def _bits(text):
-    if text not in ("8", "32"):
-        raise ValueError
-    return int(text)
-
-
 TEXT = Kind("text", str)
 FLAG = Kind("0 or 1", lambda text: int(text) > 0)
 NUMBER = Kind("a number", _number)
@@ -190,7 +184,7 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("BAGUA_EXACT_STEPS", integer(0), 64,
                  "Relaxed algorithms average whole gradients in so many first steps and in as many more at intervals "
                  "of 2, of 4, ..., of which Adam has its variance. 0: as in their papers."),
-        Variable("BAGUA_EXACT_BITS", Kind("8 or 32", _bits), None,
+        Variable("BAGUA_EXACT_BITS", choice("8", "32"), None,
                  "In how many bits an element travels in these steps and in warm-ups; 32: in full precision. Missing: "
                  "8, and 32 where all ranks are on one host."),
         Variable("BAGUA_OVERLAP", FLAG, True,

@@ -130,7 +130,7 @@ class FlatAdam:
         self._adam: Adam = bucket.model.source.adam()
         for index in bucket.members if begin else ():
             self._adam.begin(index)
-        members = [self._adam.member(index) for index in bucket.members]
+        members = members_of(bucket)
         self.members = list(zip(members, bucket.slices(), strict=True))
         self.m: np.ndarray = bucket.flat([member.m for member in members])
         self.v: np.ndarray = bucket.flat([member.v for member in members])
