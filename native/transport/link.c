@@ -108,8 +108,7 @@ void link_fini(struct link *link)
         free(lane);
     }
     for (int i = 0; i < LINK_STREAMS_MAX; i++)
-        if (link->streams[i].receiving && link->streams[i].receiving->is_stray)
-            free(link->streams[i].receiving);
+        free(link->streams[i].unexpected);
     bytes_fini(&link->control_out);
     bytes_fini(&link->control_in);
 }
@@ -187,12 +186,6 @@ static struct lane *take_lane(struct link *link, uint64_t execution)
         return NULL;
     lane_init(lane, (uint32_t)execution);
     return lane;
-}
-
-// Of a message that comes.
-static struct lane *lane_of(struct link *link, const struct transfer_header *header)
-{
-    return take_lane(link, header->execution | (is_of_meeting(header) ? LINK_MEETING : 0));
 }
 
 void link_end_meeting(struct link *link, uint64_t meeting)
@@ -277,15 +270,15 @@ static struct transfer *take_numbered(struct transfer_queue *queue, uint32_t num
 static bool claim_stray_on_its_way(struct link *link, struct transfer *transfer)
 {
     for (int i = 0; i < link->stream_count; i++) {
-        struct transfer *stray = link->streams[i].receiving;
-        if (stray && stray->is_stray && stray->header.execution == transfer->header.execution &&
-            stray->header.number == transfer->header.number) {
+        struct transfer *stray = link->streams[i].unexpected;
+        if (stray && stray->header.execution == transfer->header.execution && stray->header.number == transfer->header.number) {
             if (stray->size != transfer->size)
                 break_link(link);
             if (transfer->size && !link->is_broken)
                 memcpy(transfer->buffer, stray->buffer, stray->moved);
             transfer->moved = stray->moved;
             link->streams[i].receiving = transfer;
+            link->streams[i].unexpected = NULL;
             free(stray);
             return true;
         }
@@ -376,6 +369,13 @@ static bool is_long_over(const struct link *link, const struct transfer_header *
     return !is_of_meeting(header) && (uint32_t)*link->started - header->execution >= LINK_LANES;
 }
 
+// The lane of a message that comes. NULL: the peer sent a message that fits no execution, or no memory.
+static struct lane *lane_for(struct link *link, const struct transfer_header *header)
+{
+    return is_long_over(link, header) ? NULL
+                                      : take_lane(link, header->execution | (is_of_meeting(header) ? LINK_MEETING : 0));
+}
+
 // Could a message that somebody expects be behind one that nobody does? One of the same execution cannot.
 static bool others_are_expected(const struct link *link, const struct lane *lane)
 {
@@ -394,7 +394,7 @@ static bhvd_status find_receiver(struct link *link, struct stream *stream)
     const struct transfer_header *header = &stream->incoming;
     if (!has_started(link, header))
         return BHVD_OK;
-    struct lane *lane = is_long_over(link, header) ? NULL : lane_of(link, header);
+    struct lane *lane = lane_for(link, header);
     if (!lane)
         return BHVD_ERR_SYSTEM;
     stream->receiving = take_numbered(&lane->receives, header->number);
@@ -409,9 +409,8 @@ static bhvd_status find_receiver(struct link *link, struct stream *stream)
     struct transfer *stray = malloc(sizeof *stray + header->size);
     if (!stray)
         return BHVD_ERR_SYSTEM;
-    *stray = (struct transfer){
-        .buffer = (unsigned char *)(stray + 1), .size = header->size, .header = *header, .is_stray = true};
-    stream->receiving = stray;
+    *stray = (struct transfer){.buffer = (unsigned char *)(stray + 1), .size = header->size, .header = *header};
+    stream->receiving = stream->unexpected = stray;
     return BHVD_OK;
 }
 
@@ -480,10 +479,17 @@ static bhvd_status advance_receives(struct link *link, struct stream *stream, bo
         }
         stream->receiving = NULL;
         stream->incoming_moved = 0;
-        if (t->is_stray)
-            transfer_queue_append(&lane_of(link, &t->header)->strays, t);
-        else
+        if (t != stream->unexpected) {
             finish(t, &link->receives);
+            continue;
+        }
+        stream->unexpected = NULL;
+        struct lane *lane = lane_for(link, &t->header);
+        if (!lane) {
+            free(t);
+            return BHVD_ERR_SYSTEM;
+        }
+        transfer_queue_append(&lane->strays, t);
     }
     return BHVD_OK;
 }

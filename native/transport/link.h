@@ -53,7 +53,6 @@ struct transfer {
     struct transfer_header header;
     struct transfer_queue *finished;            // where it goes when it is done; NULL: nowhere
     bool done;
-    bool is_stray;
 };
 
 struct transfer_queue {
@@ -68,6 +67,7 @@ struct stream {
     struct transfer_header incoming;
     size_t incoming_moved;                      // of the header that is being read
     struct transfer *receiving;                 // what belongs to it, once it is complete; NULL: nobody expects it yet
+    struct transfer *unexpected;                // `receiving`, while the message is the stream's own; else NULL
     bool is_early;                              // and nobody did at the last look
 };
 
@@ -124,7 +124,7 @@ typedef bhvd_status (*link_frame_fn)(void *arg, struct link *link, uint8_t type,
 void link_init(struct link *link, int rank, const uint64_t *started);
 // Closes the descriptors.
 void link_close(struct link *link);
-// The same, and frees buffers; transfers are the caller's.
+// The same, and frees buffers and unexpected messages. Does not look at the callers' transfers, which may be gone.
 void link_fini(struct link *link);
 
 // Queues a control frame and tries to write it at once. lazy: an idle peer need not be woken for it. BHVD_ERR_SYSTEM: no memory,

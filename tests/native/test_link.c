@@ -245,3 +245,57 @@ TEST(numbers_go_on_beyond_32_bits)
         CHECK(receives[i].done && in[i][0] == i);
     pair_fini(&pair);
 }
+
+// After a failure the executor has freed its transfers, and the link is freed later: with a message half received, expected or not.
+TEST(a_link_is_freed_after_the_transfers_of_its_owner)
+{
+    for (int is_expected = 0; is_expected < 2; is_expected++) {
+        struct pair pair;
+        struct transfer *send = malloc(sizeof *send), *receive = malloc(sizeof *receive), *other = malloc(sizeof *other);
+        unsigned char *out = calloc(1, LINK_STRAY_MAX), *in = malloc(LINK_STRAY_MAX);
+        pair_init(&pair, 4, 4);
+        link_post_send(&pair.a.link, 4, send, out, LINK_STRAY_MAX);
+        if (is_expected)
+            link_post_recv(&pair.b.link, 4, receive, in, LINK_STRAY_MAX);
+        else
+            link_post_recv(&pair.b.link, 3, other, in, LENGTH);
+        for (int i = 0; i < LOOKS; i++) {
+            bool progress = false;
+            if (i < 1)
+                CHECK_STATUS(link_advance(&pair.a.link, on_frame, NULL, &progress), BHVD_OK);
+            CHECK_STATUS(link_advance(&pair.b.link, on_frame, NULL, &progress), BHVD_OK);
+        }
+        const struct transfer *receiving = pair.b.link.streams[0].receiving;
+        CHECK(receiving && receiving->moved < receiving->size && (receiving == receive) == is_expected);
+        free(send);
+        free(receive);
+        free(other);
+        free(out);
+        free(in);
+        pair_fini(&pair);
+    }
+}
+
+// A message that nobody expected is complete when its lane belongs to a later execution: only a broken peer sends such.
+TEST(an_unexpected_message_of_an_execution_that_is_over_is_an_error)
+{
+    struct pair pair;
+    struct transfer send, other, later;
+    unsigned char *out = calloc(1, LINK_STRAY_MAX), in[2][LENGTH];
+    bool progress = false;
+    pair_init(&pair, 4, 4);
+    link_post_send(&pair.a.link, 4, &send, out, LINK_STRAY_MAX);
+    link_post_recv(&pair.b.link, 3, &other, in[0], LENGTH);
+    CHECK_STATUS(link_advance(&pair.a.link, on_frame, NULL, &progress), BHVD_OK);
+    for (int i = 0; i < LOOKS; i++)
+        CHECK_STATUS(link_advance(&pair.b.link, on_frame, NULL, &progress), BHVD_OK);
+    CHECK(pair.b.link.streams[0].unexpected);
+    pair.b.started = 4 + LINK_LANES;
+    link_post_recv(&pair.b.link, 4 + LINK_LANES, &later, in[1], LENGTH);
+    bhvd_status status = BHVD_OK;
+    for (int i = 0; i < LOOKS && !status; i++)
+        status = look(&pair);
+    CHECK_STATUS(status, BHVD_ERR_SYSTEM);
+    free(out);
+    pair_fini(&pair);
+}

@@ -42,7 +42,7 @@ CONFIGURATIONS = {
     "coverage": ["--coverage", "-fprofile-update=atomic", "-O0"],
 }
 ENVIRONMENT = {
-    "ASAN_OPTIONS": "detect_leaks=1",
+    "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1",
     "TSAN_OPTIONS": "halt_on_error=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
 }
