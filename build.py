@@ -16,7 +16,7 @@ from cffi import FFI
 ROOT = Path(__file__).parent
 NATIVE = Path("native")
 TENSORFLOW = NATIVE / "tensorflow"      # a library of its own, loaded by TensorFlow
-LABORATORY = NATIVE / "laboratory"      # another, for the benchmarks
+LABORATORY = NATIVE / "laboratory" / "network"      # another, for the benchmarks
 HEADER = NATIVE / "include" / "bagua_hvd.h"
 INCLUDE_DIRS = [str(NATIVE / "include"), str(NATIVE)]
 

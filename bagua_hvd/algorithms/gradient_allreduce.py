@@ -21,7 +21,7 @@ class GradientAllReduce(Algorithm):
 
     Args:
         hierarchical: ask for reduction within hosts first. On one host it is the same as flat; between hosts the core
-            chooses (native/core/select.c), and neither changes the result beyond rounding.
+            chooses (native/core/execution/select.c), and neither changes the result beyond rounding.
         average: False for the sum.
     """
 

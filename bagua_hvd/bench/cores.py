@@ -1,4 +1,4 @@
-"""How far this process' cores are from each other (native/laboratory/cores.c)."""
+"""How far this process' cores are from each other (native/laboratory/network/cores.c)."""
 import ctypes
 import os
 

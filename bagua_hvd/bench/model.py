@@ -34,7 +34,7 @@ ALGORITHMS = {
 RATES = ("100mbit", "1gbit", "10gbit")
 # A rank 0 that coordinates for longer than this part of a step is a bottleneck; steps a second.
 BOTTLENECK, STEPS = 0.1, 10
-FANOUT = 16                     # native/core/tree.h
+FANOUT = 16                     # native/core/negotiation/tree.h
 
 
 def seconds(algorithm: str, hosts: int, nbytes: list[int], network: Network) -> float | None:

@@ -1,4 +1,4 @@
-"""A network with rates and delays between namespaces: a process that carries packets (native/laboratory/network.c).
+"""A network with rates and delays between namespaces: a process that carries packets (native/laboratory/network).
 
 As a program, `python -m bagua_hvd.bench.network COUNT NAMESPACE... DEVICE...`: that process.
 """

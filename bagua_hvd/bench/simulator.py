@@ -1,4 +1,4 @@
-"""What allreduces between hosts would take: the core simulates all ranks' schedules (native/run/simulator.h).
+"""What allreduces between hosts would take: the core simulates all ranks' schedules (native/laboratory/simulation).
 
     python -m bagua_hvd.bench.simulator --hosts 2 4 --rate 100mbit 1gbit --latency 0 5 20 --sizes 4 65536 1048576
 

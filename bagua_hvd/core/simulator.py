@@ -1,4 +1,4 @@
-"""What operations between hosts would take: the core simulates all ranks' schedules (native/run/simulator.h).
+"""What operations between hosts would take: the core simulates all ranks' schedules (native/laboratory/simulation).
 
 Times are of operations that are agreed on first. `python -m bagua_hvd.bench.simulator` prints tables of them.
 """

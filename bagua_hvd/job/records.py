@@ -1,7 +1,7 @@
 """What the core says becomes records of logging, in a thread that waits for it.
 
 The engine cannot call Python: it would wait for the GIL with its lock held, and who has the GIL may wait for the
-engine. So it puts what it says into a queue (native/core/log.h), and this thread, which sleeps in the core without the
+engine. So it puts what it says into a queue (core/telemetry), and this thread, which sleeps in the core without the
 GIL, takes it out. One kind is no text for people: that other ranks wait for this one; it is told with its stacks.
 """
 import sys

@@ -15,7 +15,7 @@ from bagua_hvd.tuning.cost import Cost
 from bagua_hvd.tuning.network import Measured, on_the_line
 from bagua_hvd.tuning.window import Window
 
-AT_ONCE = 8             # buckets that may be on their way (native/core/window.h)
+AT_ONCE = 8             # buckets that may be on their way (native/core/negotiation/window.h)
 AGREED_HOPS = 2
 RATE_KNOWN_TO = 2.0     # times: what measuring takes for the rate of a far line may be as far from it
 _HALVINGS = 8           # of the distance to that

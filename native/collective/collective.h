@@ -12,7 +12,7 @@
 #include "run/executor.h"
 #include "run/work.h"
 
-// How an allreduce is done: chosen in core/select.c and allreduce_links.c, or forced by BAGUA_HVD_ALLREDUCE.
+// How an allreduce is done: chosen in core/execution/select.c and allreduce_links.c, or forced by BAGUA_HVD_ALLREDUCE.
 enum allreduce_path {
     ALLREDUCE_CHOSEN,
     ALLREDUCE_SHARED,           // shared memory: groups on one host

@@ -22,7 +22,7 @@ struct material {
     void (*act)(void *arg, const struct step *step, unsigned char *const *spaces);      // steps on codes
     void *arg;
     const void *state;                      // memory that outlives the flight, and that no two flights may have at once
-    uint32_t meeting;                       // its messages are this meeting's (core/meeting.h); 0: an execution's
+    uint32_t meeting;                       // its messages are this meeting's (core/negotiation/meeting.h); 0: an execution's
     uint64_t execution;                     // whose; 0: of the one that started last
 };
 

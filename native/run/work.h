@@ -1,4 +1,4 @@
-// What an operation is to do, as its execution sees it: tensors and parameters. It belongs to whoever made it (core/operation.h).
+// What an operation is to do, as its execution sees it: tensors and parameters. It belongs to whoever made it (core/context/operation.h).
 #ifndef BHVD_WORK_H
 #define BHVD_WORK_H
 

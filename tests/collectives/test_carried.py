@@ -1,4 +1,4 @@
-"""Small allreduces over sockets whose agreement is known travel with their negotiation: core/carried.h."""
+"""Small allreduces over sockets whose agreement is known travel with their negotiation: core/negotiation/carried.h."""
 import threading
 
 import numpy as np

@@ -17,7 +17,7 @@ FLOAT32 = 7
 
 
 def request(kind, name, shape=(6,), process_set=1, splits=(), codec=1, op=1, dtype=FLOAT32):
-    """As native/core/request.h says. shape None: no tensor."""
+    """As native/core/message/request.h says. shape None: no tensor."""
     tensors = b"" if shape is None else struct.pack(f"<BB{len(shape)}q", dtype, len(shape), *shape)
     return struct.pack("<IH", process_set, len(name)) + name + struct.pack(
         "<BBBdBBqBqqddI", kind, op, codec, 0, 0, 0, 0, 0, -1, 0, 1, 1, int(shape is not None)
@@ -31,7 +31,7 @@ def asked(*requests):
 
 
 def answer_head(process_set, count):
-    """As native/core/response.c says: number, window, the wire's hop and byte, then for whom and how many."""
+    """As core/negotiation/response.c says: number, window, the wire's hop and byte, then for whom and how many."""
     return struct.pack("<qBIIII", 1, 1, 0, 0, process_set, count)
 
 
@@ -49,7 +49,7 @@ def answered(*items, process_set=1, count=None):
 
 
 def reason(status=5, cause=1, rank=2):
-    """As native/core/reason.h says, behind its status."""
+    """As native/core/message/reason.h says, behind its status."""
     return struct.pack("<BBIH", status, cause, rank, 3) + b"why"
 
 
@@ -59,7 +59,7 @@ def error(name, process_set=1, status=3, cause=0):
 
 
 def rank_set(ranks):
-    """As native/core/rank_set.h says; ranks that follow each other are given one by one: that is malformed."""
+    """As native/core/message/rank_set.h says; ranks that follow each other are given one by one: that is malformed."""
     return struct.pack("<I", len(ranks)) + b"".join(struct.pack("<II", rank, 1) for rank in ranks)
 
 

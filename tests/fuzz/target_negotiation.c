@@ -8,9 +8,9 @@
 //     arrive at once.
 #include "fuzz.h"
 
-#include "core/answer.h"
-#include "core/context.h"
-#include "core/engine.h"
+#include "core/negotiation/answer.h"
+#include "core/context/context.h"
+#include "core/execution/engine.h"
 #include "transport/ring.h"
 
 enum { RANKS = 3, OPERATIONS = 8, ELEMENTS = 6, FRAMES_MAX = 40 };

@@ -10,8 +10,8 @@
 
 #include <unistd.h>
 
-#include "core/context.h"
-#include "core/operation.h"
+#include "core/context/context.h"
+#include "core/context/operation.h"
 
 enum { RANKS = 2, OPERATIONS_MAX = 12, TENSORS_MAX = 4, DIMS_MAX = 300, SPLITS_MAX = 8, ELEMENTS_MAX = 2048, COUNT = 5,
        SECONDS_MAX = 60 };

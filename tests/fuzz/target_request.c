@@ -1,7 +1,7 @@
 // A request as the coordinator reads it: the parser, what it yields, and the comparison with another one.
 #include "fuzz.h"
 
-#include "core/request.h"
+#include "core/message/request.h"
 
 // What was parsed, read completely.
 static void look_at(const struct request *request)

@@ -1,4 +1,4 @@
-"""Adam's arithmetic of the core (native/core/adam.c) against NumPy: dtypes, NaN, blocks and what is left of them."""
+"""Adam's arithmetic of the core (kernel/adam_update.c) against NumPy: dtypes, NaN, blocks and what is left of them."""
 import math
 
 import ml_dtypes

@@ -5,7 +5,7 @@
 
 #include <sys/socket.h>
 
-#include "core/context.h"
+#include "core/context/context.h"
 #include "gpu/nccl.h"
 #include "gpu.h"
 

@@ -12,7 +12,7 @@
 
 #include "check.h"
 
-#include "core/engine.h"
+#include "core/execution/engine.h"
 #include "transport/ring.h"
 
 enum { RANKS_MAX = 4, TENSORS = 3, STEPS = TENSORS + 2, DEPTH_MAX = 128, SEEN = 1 << 20 };

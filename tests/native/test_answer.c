@@ -3,8 +3,8 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "core/answer.h"
-#include "core/context.h"
+#include "core/negotiation/answer.h"
+#include "core/context/context.h"
 
 enum { MANY = 3000, COLUMNS = 2, ROW_BYTES = 12 };      // n * n numbers of 8 bytes are no frame from 2,897 ranks on
 

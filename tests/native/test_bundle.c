@@ -2,10 +2,10 @@
 // malformed is refused. And the sets of ranks that they name.
 #include "check.h"
 
-#include "core/bundle.h"
-#include "core/cached_run.h"
-#include "core/carried.h"
-#include "core/negotiation.h"
+#include "core/message/bundle.h"
+#include "core/message/cached_run.h"
+#include "core/negotiation/carried.h"
+#include "core/negotiation/negotiation.h"
 
 enum { RANKS = 200 };
 

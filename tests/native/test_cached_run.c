@@ -1,8 +1,8 @@
 // Runs of cached ids: consecutive ones become one item, whatever else is in the frame; malformed runs are refused.
 #include "check.h"
 
-#include "core/cached_run.h"
-#include "core/negotiation.h"
+#include "core/message/cached_run.h"
+#include "core/negotiation/negotiation.h"
 
 enum { RUN_BYTES = 9 };
 

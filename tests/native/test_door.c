@@ -5,7 +5,7 @@
 #include <sys/socket.h>
 
 #include "base/clock.h"
-#include "core/context.h"
+#include "core/context/context.h"
 #include "job.h"
 #include "transport/auth.h"
 #include "transport/socket.h"

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 
-#include "core/context.h"
+#include "core/context/context.h"
 #include "job.h"
 
 // Impatient: that a rank is at an earlier operation is known after a second, when its next heartbeat has come.

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "core/context.h"
+#include "core/context/context.h"
 #include "run/hierarchy.h"
 
 enum { RANKS_MAX = 5, ROUNDS = 3 };

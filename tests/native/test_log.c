@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "core/context.h"
-#include "core/log.h"
+#include "core/context/context.h"
+#include "core/telemetry/log.h"
 
 enum { WRITERS = 4, RECORDS = 5000, BOUND = 256, LIMIT_MS = 60000 };
 

@@ -3,7 +3,7 @@
 
 #include "base/clock.h"
 #include "base/thread.h"
-#include "core/context.h"
+#include "core/context/context.h"
 #include "job.h"
 #include "transport/probe.h"
 #include "transport/socket.h"

@@ -1,9 +1,9 @@
-// Which operations that are ready are fused: core/ready.c.
+// Which operations that are ready are fused: core/negotiation/ready.c.
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "check.h"
-#include "core/ready.c"
+#include "core/negotiation/ready.c"
 
 enum { MANY = 5000, THRESHOLD = 64 };
 

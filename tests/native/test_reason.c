@@ -1,7 +1,7 @@
 // Whose failure it is, in fields for programs: as ranks tell each other, and as every rank of a job hears it.
 #include "base/status.h"
-#include "core/context.h"
-#include "core/reason.h"
+#include "core/context/context.h"
+#include "core/message/reason.h"
 #include "job.h"
 
 static bool arrives(bhvd_status status, bhvd_cause cause, int rank, size_t cut)

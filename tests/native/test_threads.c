@@ -3,7 +3,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include "core/context.h"
+#include "core/context/context.h"
 #include "job.h"
 
 // The signals that a thread blocks; false if the thread has ended since it was listed, as those do that only connect.

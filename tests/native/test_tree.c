@@ -2,7 +2,7 @@
 // than the fan-out on its host and as many on others; and what rank 0 adopts is its own.
 #include "check.h"
 
-#include "core/tree.h"
+#include "core/negotiation/tree.h"
 
 enum { RANKS_MAX = 300 };
 

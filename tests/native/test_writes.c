@@ -1,7 +1,7 @@
 // What ranks write for each other in memory that they share goes through a core's caches or past them, whichever is quicker.
 #include <stdlib.h>
 
-#include "core/context.h"
+#include "core/context/context.h"
 #include "job.h"
 #include "run/shared.h"
 

@@ -1,4 +1,4 @@
-"""What was asked for twice stands: peers meet without the coordinator (native/core/meeting.h)."""
+"""What was asked for twice stands: peers meet without the coordinator (native/core/negotiation/meeting.h)."""
 import random
 import threading
 import time

@@ -1,0 +1,65 @@
+// Did what ended operations put on a GPU end well? Operations end when their work is enqueued (gpu/nccl.h,
+// gpu/staging.h), so who keeps their results, in a checkpoint for instance, asks here first.
+//
+// Once the streams have come to their end, it is known: a failure aborts communicators only after the context has failed, so
+// a stream that a failure freed is never taken for one that did its work.
+#include <time.h>
+
+#include "base/status.h"
+#include "core/execution/communicators.h"
+#include "device/device.h"
+
+enum { LOOK_AGAIN_NS = 50000 };
+
+static bhvd_status failure_of(bhvd_context *ctx, struct bhvd_error *error)
+{
+    *error = run_failure(&ctx->run);
+    if (error->status == BHVD_ERR_SHUTDOWN)     // this rank left, and had ended what it had begun
+        error_clear(error);
+    return error->status;
+}
+
+// Errors that NCCL has and that nobody has seen yet. Who runs the engine looks itself.
+static void look(bhvd_context *ctx)
+{
+    if (pthread_mutex_trylock(&ctx->engine_lock))
+        return;
+    if (!ctx->run.failure.status)
+        communicators_look(ctx);
+    pthread_mutex_unlock(&ctx->engine_lock);
+}
+
+// The end of what the stream holds now, or a failure of the context, whichever is first.
+static int wait_for(bhvd_context *ctx, struct bhvd_device *device, void *event, void *stream, struct bhvd_error *error)
+{
+    const struct timespec pause = {0, LOOK_AGAIN_NS};
+    int code = device->ops->event_record(device, event, stream);
+    while (!code && (code = device->ops->event_query(device, event)) == DEVICE_NOT_READY && !failure_of(ctx, error)) {
+        nanosleep(&pause, NULL);
+        code = 0;
+    }
+    return code == DEVICE_NOT_READY ? 0 : code;
+}
+
+bhvd_status bhvd_context_wait_gpu(bhvd_context *ctx, bhvd_device *device, struct bhvd_error *error)
+{
+    struct bhvd_error unused;
+    void *event = NULL;
+    if (!error)
+        error = &unused;
+    error_clear(error);
+    if (ctx->abandoned)
+        return error_set(error, BHVD_ERR_SHUTDOWN, "the GPU belongs to the parent of this forked process");
+    int code = device->ops->event_create(device, &event);
+    if (!code)
+        code = wait_for(ctx, device, event, device->to_host, error);
+    if (!code)
+        code = wait_for(ctx, device, event, device->from_host, error);
+    if (event)
+        device->ops->event_destroy(device, event);
+    if (!code)
+        look(ctx);
+    if (failure_of(ctx, error))                 // the reason, where the driver only has a consequence
+        return error->status;
+    return code ? device_failed(device, code, "what operations put on it failed", error) : BHVD_OK;
+}

@@ -1,0 +1,141 @@
+// What callers do with operations: the public functions.
+#include "base/clock.h"
+#include "base/status.h"
+#include "core/context/context.h"
+#include "core/api/progress.h"
+#include "device/buffer.h"
+#include "gpu/staging.h"
+#include "run/result_memory.h"
+
+bhvd_status bhvd_post(bhvd_context *ctx, const struct bhvd_args *args, bhvd_handle **out, struct bhvd_error *error)
+{
+    struct bhvd_error unused;
+    struct bhvd_handle *op;
+    *out = NULL;
+    if (!error)
+        error = &unused;
+    bhvd_status status = operation_create(ctx, args, &op, error);
+    if (status)
+        return status;
+    status = operation_enqueue(ctx, op, error);
+    if (status) {
+        atomic_store(&op->references, 1);
+        operation_drop(op);
+        return status;
+    }
+    progress_posted(ctx, args->blocking != 0);
+    *out = op;
+    error_clear(error);
+    return BHVD_OK;
+}
+
+bhvd_status bhvd_wait(bhvd_handle *op, int timeout_ms, struct bhvd_error *error)
+{
+    if (!operation_is_over(op) && op->ctx->abandoned)
+        return error_set(error, BHVD_ERR_SHUTDOWN, "operation '%.*s' belongs to the parent of this forked process",
+                         (int)op->work.name_size, op->work.name);
+    if (!operation_is_over(op))
+        progress_wait(op, clock_deadline_ns(timeout_ms));
+    if (!operation_is_over(op))
+        return error_set(error, BHVD_IN_PROGRESS, "operation '%.*s' is in progress", (int)op->work.name_size, op->work.name);
+    if (error)
+        *error = op->error;
+    return op->error.status;
+}
+
+bhvd_status bhvd_post_tensor(bhvd_context *ctx, int kind, const char *name, int process_set, uintptr_t src, uintptr_t dst,
+                             const int64_t *shape, int ndim, int dtype, int op, int root_rank, double prescale_factor,
+                             double postscale_factor, int account, int wait_ms, struct bhvd_result *result,
+                             bhvd_handle **out, struct bhvd_error *error)
+{
+    const struct bhvd_tensor tensor = {
+        .src = (const void *)src,
+        .dst = (void *)dst,
+        .shape = shape,
+        .ndim = ndim,
+        .dtype = dtype,
+    };
+    const struct bhvd_args args = {
+        .kind = kind,
+        .process_set = process_set,
+        .name = name,
+        .tensors = &tensor,
+        .tensor_count = 1,
+        .op = op,
+        .root_rank = root_rank,
+        .prescale_factor = prescale_factor,
+        .postscale_factor = postscale_factor,
+        .blocking = wait_ms != 0,
+        .device = -1,
+        .account = account,
+    };
+    bhvd_handle *posted;
+    *result = (struct bhvd_result){0};
+    *out = NULL;
+    bhvd_status status = bhvd_post(ctx, &args, &posted, error);
+    if (!status)
+        status = wait_ms ? bhvd_wait(posted, wait_ms, error) : BHVD_IN_PROGRESS;
+    if (!status)
+        status = bhvd_result_take(posted, 0, result);
+    if (status == BHVD_IN_PROGRESS)
+        *out = posted;
+    else
+        bhvd_handle_drop(posted);
+    return status;
+}
+
+int bhvd_poll(bhvd_handle *op) { return operation_is_over(op); }
+
+int64_t bhvd_handle_value(bhvd_handle *op) { return op->value; }
+
+void bhvd_handle_drop(bhvd_handle *op) { operation_drop(op); }
+
+bhvd_status bhvd_result(bhvd_handle *op, size_t index, struct bhvd_result *out)
+{
+    if (!operation_is_over(op) || op->error.status || index >= op->work.tensor_count)
+        return BHVD_ERR_ARGUMENT;
+    const struct tensor *tensor = &op->work.tensors[index];
+    *out = (struct bhvd_result){tensor->result, tensor->result_nbytes, tensor->result_dim0, 0};
+    if (op->work.staging && op->work.staging->places[index].result) {
+        out->data = op->work.staging->places[index].result->data;
+        out->on_device = 1;
+    }
+    return BHVD_OK;
+}
+
+bhvd_status bhvd_result_take(bhvd_handle *op, size_t index, struct bhvd_result *out)
+{
+    bhvd_status status = bhvd_result(op, index, out);
+    if (!status && out->on_device)
+        return BHVD_ERR_ARGUMENT;
+    if (!status)
+        op->work.tensors[index].result = NULL;
+    return status;
+}
+
+void bhvd_result_free(void *data) { result_memory_release(data); }
+
+bhvd_status bhvd_received_splits(bhvd_handle *op, size_t index, int32_t *splits, size_t count)
+{
+    if (!operation_is_over(op) || op->error.status || index >= op->work.tensor_count || !op->received_splits ||
+        count != op->received_size)
+        return BHVD_ERR_ARGUMENT;
+    memcpy(splits, op->received_splits + index * count, count * sizeof *splits);
+    return BHVD_OK;
+}
+
+bhvd_status bhvd_handle_join(bhvd_handle *op, void *stream, struct bhvd_error *error)
+{
+    if (!operation_is_over(op))
+        return error_set(error, BHVD_ERR_ARGUMENT, "the operation has not ended: wait for it first");
+    if (op->error.status || !op->work.staging)
+        return op->error.status;
+    return staging_join(op->work.staging, stream, error);
+}
+
+bhvd_status bhvd_result_copy(bhvd_handle *op, size_t index, void *dst, void *stream, struct bhvd_error *error)
+{
+    if (!operation_is_over(op) || op->error.status)
+        return error_set(error, BHVD_ERR_ARGUMENT, "the operation has no result %zu on a GPU", index);
+    return staging_copy_result(&op->work, index, dst, stream, error);
+}

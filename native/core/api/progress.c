@@ -1,0 +1,229 @@
+#include "core/api/progress.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/futex.h"
+#include "base/status.h"
+#include "base/thread.h"
+#include "core/execution/communicators.h"
+#include "core/execution/engine.h"
+#include "run/executor.h"
+#include "run/pause.h"
+#include "transport/channel_mpi.h"
+
+enum {
+    HANDOVER_ROUNDS = 50,       // another thread runs the engine: it may be done in a moment
+    IDLE_ROUNDS = 200,          // the progress thread looks a little longer before it sleeps: posts come in bursts
+    GOODBYE_MS = 1000,          // for the last frames to be written
+    SLICE_NS = 100000           // of the progress thread; the kernel's shortest
+};
+
+static enum bell_state bell_asleep(bhvd_context *ctx)
+{
+    return atomic_load(&ctx->outstanding) || run_links_wait_for_room(&ctx->run) ? BELL_ASLEEP : BELL_IDLE;
+}
+
+// Must the progress thread wake for what is there now? Under engine_lock.
+static bool engine_has_work(bhvd_context *ctx)
+{
+    if (ctx->run.failure.status)
+        return false;
+    if (atomic_load(&ctx->posted_count) || engine_has_next(ctx))
+        return true;
+    // With only the global set nothing can happen before this rank posts: leave the others' requests where they are.
+    if (bell_asleep(ctx) == BELL_IDLE && ctx->sets.generation <= 1)
+        return false;
+    return run_links_are_ready(&ctx->run);
+}
+
+// Linux since 6.12 takes a thread's time slice from here. With a short one the kernel lets the progress thread, when it
+// wakes, in before the computation that has the core; it gets no more of the core for it. Elsewhere nothing changes.
+static void ask_for_short_slice(void)
+{
+    struct {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime, deadline, period;
+    } attributes = {.size = sizeof attributes, .policy = SCHED_OTHER, .runtime = SLICE_NS};
+    attributes.nice = getpriority(PRIO_PROCESS, 0);
+    if (sched_getscheduler(0) == SCHED_OTHER)       // another policy is the user's choice
+        syscall(SYS_sched_setattr, 0, &attributes, 0);
+}
+
+static void *progress_main(void *arg)
+{
+    bhvd_context *ctx = arg;
+    ask_for_short_slice();
+    while (!atomic_load(&ctx->closed)) {
+        pthread_mutex_lock(&ctx->engine_lock);
+        pause_set_bell(&ctx->run, BELL_AWAKE);
+        // Only now, since a waiting thread may have held the engine and be asleep on the same bell: it would miss it.
+        bell_drain(&ctx->run.connections.bell);
+        // What is on its way to another host wakes this thread; a computation has better use for the core meanwhile.
+        const int limit = executor_is_busy(&ctx->run) && pause_is_patient(&ctx->run) ? 1 : IDLE_ROUNDS;
+        for (int rounds = 0; rounds < limit && !atomic_load(&ctx->closed); rounds++) {
+            bool progress = engine_poll(ctx, rounds % SOCKET_ROUNDS == 0);
+            while (engine_has_next(ctx)) {
+                engine_execute_next(ctx);
+                progress = true;
+            }
+            if (progress)
+                rounds = -1;            // at least one more look: what was started may be over already
+            else if (atomic_load(&ctx->outstanding) == 0)
+                break;
+            else
+                pause_processor();
+        }
+        run_look_at_liveness(&ctx->run);
+        engine_look_around(ctx);
+        pause_set_bell(&ctx->run, bell_asleep(ctx));
+        bool work = engine_has_work(ctx);
+        const bool links_too = !ctx->run.failure.status;
+        bool looking = engine_needs_looking(ctx);
+        pthread_mutex_unlock(&ctx->engine_lock);
+        if (!work && !atomic_load(&ctx->closed))
+            pause_in_poll(&ctx->run.connections, links_too, ctx->heartbeat.interval_ms, looking);
+    }
+    return NULL;
+}
+
+static void engine_release(bhvd_context *ctx)
+{
+    // The progress thread sleeps in poll(): from now on bells are for it.
+    pause_set_bell(&ctx->run, bell_asleep(ctx));
+    // And what is on its way now was not when it chose what to sleep on.
+    bool work = engine_has_work(ctx) || ctx->staged_head || executor_is_busy(&ctx->run);
+    pthread_mutex_unlock(&ctx->engine_lock);
+    if (work)
+        bell_ring(&ctx->run.connections.bell, 0);
+}
+
+// What engine_run may not sleep through: its operation is done, or there is one to execute.
+static int has_to_act(struct run *run, void *arg)
+{
+    const struct bhvd_handle *op = arg;
+    (void)run;
+    return operation_is_over(op) || engine_has_next(op->ctx);
+}
+
+static void engine_run(bhvd_context *ctx, struct bhvd_handle *op, int64_t deadline_ns)
+{
+    int rounds = 0;
+    while (!operation_is_over(op) && !atomic_load(&ctx->closed)) {
+        bool progress = engine_poll(ctx, rounds % SOCKET_ROUNDS == 0);
+        if (engine_has_next(ctx)) {
+            engine_execute_next(ctx);
+            progress = true;
+        }
+        if (progress) {
+            rounds = 0;
+            continue;
+        }
+        if (rounds >= ctx->run.spin_limit && deadline_ns != CLOCK_NEVER && clock_now_ns() >= deadline_ns)
+            return;
+        pause_engine(&ctx->run, &rounds, deadline_ns, has_to_act, op);
+    }
+}
+
+static void wait_for(bhvd_context *ctx, struct bhvd_handle *op, int64_t deadline_ns)
+{
+    while (!operation_is_over(op)) {
+        if (atomic_load(&ctx->closed)) {
+            operation_sleep(op, deadline_ns);      // progress_stop ends it
+        } else if (pthread_mutex_trylock(&ctx->engine_lock) == 0) {
+            pause_set_bell(&ctx->run, BELL_AWAKE);
+            engine_run(ctx, op, deadline_ns);
+            engine_release(ctx);
+        } else {
+            // Another thread is at it. It may have looked for posts just before ours and be about to sleep.
+            bell_ring(&ctx->run.connections.bell, 0);
+            for (int i = 0; i < HANDOVER_ROUNDS && !operation_is_over(op); i++)
+                sched_yield();
+            operation_sleep(op, deadline_ns);
+        }
+        if (deadline_ns != CLOCK_NEVER && clock_now_ns() >= deadline_ns)
+            return;
+    }
+}
+
+void progress_wait(struct bhvd_handle *op, int64_t deadline_ns)
+{
+    atomic_fetch_add(&op->ctx->run.waiting, 1);
+    wait_for(op->ctx, op, deadline_ns);
+    atomic_fetch_sub(&op->ctx->run.waiting, 1);
+}
+
+void progress_posted(bhvd_context *ctx, bool blocking)
+{
+    if (!blocking)
+        bell_ring(&ctx->run.connections.bell, 0);
+}
+
+bhvd_status progress_start(bhvd_context *ctx, struct bhvd_error *error)
+{
+    pause_init(&ctx->run);
+    if (thread_create(&ctx->progress_thread, progress_main, ctx) != 0)
+        return error_set(error, BHVD_ERR_SYSTEM, "the progress thread could not be started");
+    ctx->progress_thread_runs = true;
+    return BHVD_OK;
+}
+
+// A goodbye may be stuck behind other frames: gives the peers a moment to read them.
+static void flush_goodbyes(bhvd_context *ctx)
+{
+    int64_t deadline_ns = clock_deadline_ns(GOODBYE_MS);
+    for (int rank = 0; rank < ctx->options.size; rank++) {
+        struct link *link = &ctx->run.connections.links[rank];
+        while (rank != ctx->options.rank && link->state == LINK_OPEN && link->control_out.size &&
+               clock_now_ns() < deadline_ns && link_flush(link) == BHVD_OK)
+            sched_yield();
+    }
+}
+
+// The others count on what was agreed on: on this rank's part of it, and on its bytes that have not reached them yet; and on
+// what it relays.
+static void finish_agreed(bhvd_context *ctx)
+{
+    int64_t deadline_ns = clock_deadline_ns(ctx->options.timeout_ms);
+    ctx->staged_head = NULL;            // nobody has heard of these
+    relay_leave(ctx);
+    for (;;) {
+        while (engine_has_next(ctx))
+            engine_execute_next(ctx);
+        const bool is_busy = engine_is_busy(ctx) && !ctx->run.failure.status;
+        if ((!is_busy && !engine_needs_looking(ctx) && relay_is_free(ctx)) || clock_now_ns() >= deadline_ns)
+            return;
+        if (!engine_poll(ctx, true))
+            sched_yield();
+    }
+}
+
+void progress_stop(bhvd_context *ctx)
+{
+    if (atomic_exchange(&ctx->closed, true))
+        return;
+    bell_ring(&ctx->run.connections.bell, 0);
+    uint64_t one = 1;
+    ssize_t written = write(ctx->run.connections.bell.fd, &one, sizeof one);
+    (void)written;
+    if (ctx->progress_thread_runs)
+        pthread_join(ctx->progress_thread, NULL);
+    pthread_mutex_lock(&ctx->engine_lock);
+    finish_agreed(ctx);
+    context_fail(ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
+    executor_abort(&ctx->run);
+    negotiation_leave(ctx);
+    flush_goodbyes(ctx);
+    communicators_close_all(ctx);
+    mpi_disconnect(&ctx->run.connections);          // while MPI still runs
+    connections_close(&ctx->run.connections);
+    pthread_mutex_unlock(&ctx->engine_lock);
+}

@@ -1,0 +1,81 @@
+// The state of one rank, and who may touch which part of it:
+//
+//     posting side    any thread, under `post_lock`: posted operations, names in flight, failure
+//     engine          whoever holds `engine_lock` (progress.h): links, negotiation, cache, executions
+//     process sets    written by the engine, read by any thread, under `sets_lock`; so is, under its own, who stalls
+#ifndef BHVD_CONTEXT_H
+#define BHVD_CONTEXT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "bagua_hvd.h"
+#include "base/table.h"
+#include "core/negotiation/coordinator.h"
+#include "core/health/heartbeat.h"
+#include "core/telemetry/log.h"
+#include "core/negotiation/meeting.h"
+#include "core/context/process_set.h"
+#include "core/negotiation/relay.h"
+#include "core/negotiation/response_cache.h"
+#include "core/telemetry/timeline.h"
+#include "run/run.h"
+
+// Written by the engine, read by any thread at any time.
+struct engine_counters {
+    _Atomic uint64_t operations, executions, cache_hits, cache_misses, coordinator_ns, negotiation_messages;
+};
+
+struct bhvd_context {
+    struct bhvd_context_options options;        // without strings and secret
+    struct run run;                             // what executes; its failure is why nothing more can be executed
+
+    pthread_mutex_t post_lock;
+    struct bhvd_handle *posted_head, **posted_tail;
+    _Atomic uint32_t posted_count;              // of the list, so that the engine looks without the lock
+    struct table names;                         // operations in flight on this rank, by set and name
+    struct bhvd_error closing;                  // why nothing more can be posted; BHVD_OK while usable
+    struct bhvd_error first_loss;               // how the first operation ended that another rank ended
+    _Atomic uint32_t outstanding;               // posted and not ended
+    _Atomic bool closed;                        // shutdown asked for
+
+    pthread_mutex_t engine_lock;
+    pthread_t progress_thread;
+    bool progress_thread_runs;
+    struct coordinator coordinator;
+    struct relay relay;
+    struct meetings meetings;
+    struct bytes request_frame;                 // the requests being announced
+    bool said_goodbye;
+    bool failed_elsewhere;                      // another rank's goodbye told of the failure
+    struct response_cache cache;
+    struct timeline timeline;
+    struct bhvd_handle *staged_head;            // their tensors are on the way from a GPU (gpu/staging.h)
+    struct execution *executions_head, **executions_tail;
+    uint64_t executing;                         // the number of the one that runs to its end; 0: none
+    struct heartbeat heartbeat;
+    _Atomic bool measures_coordinator;
+    _Atomic uint64_t measured;                  // the wire of the last execution: its hop in the upper half
+    struct engine_counters counters;            // links count bytes too, see bhvd_context_counters
+    _Atomic uint64_t accounts[BHVD_ACCOUNTS][3];        // as struct bhvd_sent
+    struct log log;                             // what is said to people, from any thread
+    struct stalled stalled;
+    bool abandoned;                             // in a child after fork
+
+    pthread_mutex_t sets_lock;
+    struct process_set_table sets;
+};
+
+// From now on nothing can be posted; ends, with this error, the operations that the coordinator has not answered.
+// Those that it has answered are still executed: every member counts on the others for them. Engine only.
+void context_close(bhvd_context *ctx, const struct bhvd_error *error);
+
+// Marks the context unusable, ends every operation in flight with this error, and returns its status. Engine only.
+// The first failure stays: later ones are consequences. No rank is blamed: see run_blame.
+bhvd_status context_fail(bhvd_context *ctx, bhvd_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+// run->duties->failed of a context's run: what context_fail, and every run_fail below, comes to.
+void context_failed(void *ctx, const struct bhvd_error *error);
+
+#endif

@@ -1,0 +1,87 @@
+// How a context ends: nothing more can be posted (closed), or executed either (failed); operations in flight hear why.
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include "base/status.h"
+#include "core/execution/communicators.h"
+#include "core/context/context.h"
+
+// Operations in flight, linked by `next`: all but those of the running execution, or only the unanswered ones.
+static struct bhvd_handle *take_in_flight(bhvd_context *ctx, bool unanswered_only)
+{
+    struct bhvd_handle *list = NULL;
+    pthread_mutex_lock(&ctx->post_lock);
+    ctx->posted_head = NULL;
+    ctx->posted_tail = &ctx->posted_head;
+    ctx->staged_head = NULL;
+    atomic_store(&ctx->posted_count, 0);
+    for (size_t i = 0; i < ctx->names.bucket_count; i++) {
+        for (struct table_node *node = ctx->names.buckets[i]; node; node = node->next) {
+            struct bhvd_handle *op = TABLE_CONTAINER(node, struct bhvd_handle, by_name);
+            if (!op->executing && !(unanswered_only && op->answered)) {
+                op->next = list;
+                list = op;
+            }
+        }
+    }
+    pthread_mutex_unlock(&ctx->post_lock);
+    return list;
+}
+
+static void end_in_flight(bhvd_context *ctx, bool unanswered_only, const struct bhvd_error *error)
+{
+    for (struct bhvd_handle *op = take_in_flight(ctx, unanswered_only), *next; op; op = next) {
+        next = op->next;
+        operation_end(op, error);
+    }
+}
+
+// The first reason stays: later ones are consequences. False when there was one.
+static bool set_once(bhvd_context *ctx, struct bhvd_error *reason, const struct bhvd_error *error)
+{
+    pthread_mutex_lock(&ctx->post_lock);
+    bool first = !reason->status;
+    if (first)
+        *reason = *error;
+    pthread_mutex_unlock(&ctx->post_lock);
+    return first;
+}
+
+void context_close(bhvd_context *ctx, const struct bhvd_error *error)
+{
+    if (set_once(ctx, &ctx->closing, error))
+        end_in_flight(ctx, true, error);
+}
+
+bhvd_status context_fail(bhvd_context *ctx, bhvd_status status, const char *format, ...)
+{
+    struct bhvd_error error;
+    va_list args;
+    va_start(args, format);
+    error_vset(&error, status, format, args);
+    va_end(args);
+    return run_fail_with(&ctx->run, &error);
+}
+
+void context_failed(void *arg, const struct bhvd_error *error)
+{
+    bhvd_context *ctx = arg;
+    set_once(ctx, &ctx->closing, error);
+    log_say(ctx, error->status == BHVD_ERR_SHUTDOWN ? BHVD_LOG_DEBUG : BHVD_LOG_INFO, "nothing is executed any more: %s",
+            error->message);
+    for (struct execution *execution = ctx->executions_head, *next; execution; execution = next) {
+        next = execution->next;
+        for (int i = 0; i < execution->count; i++) {
+            if (execution->works[i]->phantom)
+                operation_drop(operation_of(execution->works[i]));
+        }
+        free(execution);
+    }
+    ctx->executions_head = NULL;
+    ctx->executions_tail = &ctx->executions_head;
+    end_in_flight(ctx, false, error);
+    if (error->status != BHVD_ERR_SHUTDOWN) {
+        negotiation_leave(ctx);
+        communicators_abort(ctx);       // what waits for a peer on the GPU would wait for ever
+    }
+}

@@ -1,0 +1,104 @@
+// An operation: what bhvd_post was given, from posting to its end. It is the public bhvd_handle.
+// Held by the caller's handle and, while it runs, by the engine.
+#ifndef BHVD_OPERATION_H
+#define BHVD_OPERATION_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "bagua_hvd.h"
+#include "base/bytes.h"
+#include "base/table.h"
+#include "run/work.h"
+
+enum { OPERATION_KINDS = BHVD_PROCESS_SET_REMOVE + 1 };
+
+// Whether it ended, and if not, whether anyone sleeps for it: to wake somebody is a system call.
+enum operation_state { OPERATION_RUNS, OPERATION_RUNS_AWAITED, OPERATION_ENDED };
+
+struct completion;
+
+struct bhvd_handle {
+    atomic_int references;
+    bhvd_context *ctx;
+    struct bhvd_handle *next;           // in the list of posted operations
+    struct table_node by_name;          // in ctx->names
+    struct work work;                   // its name lies inside `request`, its tensors behind
+    uint32_t process_set;               // its number
+    int account;                        // on which its bytes are counted
+    int32_t *splits;
+    size_t split_count;
+    struct bytes request;               // as it travels, see core/message/request.h; equal bytes mean an equal request
+    struct cache_entry *cached;         // the entry it was announced by, or that its response made
+    const int64_t *agreed;              // what the response adds, see core/negotiation/negotiation.h
+    size_t agreed_count;
+    int64_t *agreed_owned;              // to be freed; NULL when `agreed` lies in `cached`
+    unsigned char *carried;             // the sum that came with the answer (carried.h); NULL: it is to be executed
+    bool on_gpu;                        // on all members; a phantom's own memory is the host's nevertheless
+    int32_t *received_splits;           // alltoall: received_size entries for each tensor
+    size_t received_size;
+    int64_t value;
+    bool announced, answered;           // the coordinator was told; its answer came (engine only)
+    bool meets;                         // neither: its neighbours were told (meeting.h)
+    bool executing;                     // its execution runs: only that ends it
+    _Atomic uint32_t state;             // futex word, of enum operation_state
+    struct completion *_Atomic completion;      // core/context/completions.h; NULL: nobody is told when it ends
+    struct bhvd_error error;
+    struct tensor tensors[];
+};
+
+static inline struct bhvd_handle *operation_of(struct work *work)
+{
+    return (struct bhvd_handle *)(void *)((char *)work - offsetof(struct bhvd_handle, work));
+}
+
+struct operation_key {
+    uint32_t process_set;       // its number, which is never reused
+    uint16_t name_size;
+    const char *name;
+};
+
+// Copies the arguments; checks all that one rank can know by itself (spec: which exception, where).
+bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, struct bhvd_handle **out,
+                             struct bhvd_error *error);
+// Ends it: from now on bhvd_wait returns. The engine's reference is dropped, and the name is free again.
+void operation_end(struct bhvd_handle *operation, const struct bhvd_error *error);
+// Posts it. BHVD_ERR_ARGUMENT: one of this name is in flight; else the error that closed the context.
+bhvd_status operation_enqueue(bhvd_context *ctx, struct bhvd_handle *operation, struct bhvd_error *error);
+void operation_drop(struct bhvd_handle *operation);
+// From when this is true, `error` is final.
+static inline bool operation_is_over(const struct bhvd_handle *operation)
+{
+    return atomic_load(&operation->state) == OPERATION_ENDED;
+}
+// Sleeps, mostly until another thread has ended it; CLOCK_NEVER: no deadline.
+void operation_sleep(struct bhvd_handle *operation, int64_t deadline_ns);
+// Ends all operations in flight on a process set that is being removed.
+void operation_end_set(bhvd_context *ctx, uint32_t process_set);
+
+uint64_t operation_hash(const struct operation_key *key);
+// The operation in flight with this key, or NULL. Takes post_lock.
+struct bhvd_handle *operation_find(bhvd_context *ctx, const struct operation_key *key);
+
+// Elements of one tensor at most: products with element sizes stay far from overflow.
+#define OPERATION_COUNT_MAX (1LL << 56)
+// Of `count` elements so far, with one more dimension: the product of those that are not 0, so that all others are possible
+// too, whichever is 0. -1: impossible.
+static inline int64_t operation_count(int64_t count, int64_t dim)
+{
+    return dim < 0 || __builtin_mul_overflow(count, dim ? dim : 1, &count) || count > OPERATION_COUNT_MAX ? -1 : count;
+}
+bool operation_needs_tensors(bhvd_kind kind);
+
+// alltoall: rows of the tensor that this rank sends to member i of `size`.
+static inline int64_t operation_split(const struct bhvd_handle *op, const struct tensor *tensor, int i, int size)
+{
+    return op->splits ? op->splits[i] : tensor->dim0 / size;
+}
+
+// The kind's word in error messages: "ALLREDUCE" and "Allreduce".
+const char *operation_kind_name(bhvd_kind kind, bhvd_op op);
+const char *operation_kind_word(bhvd_kind kind);
+
+#endif

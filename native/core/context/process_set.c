@@ -1,0 +1,154 @@
+#include "core/context/process_set.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/status.h"
+#include "core/context/context.h"
+#include "primitive/primitive.h"
+#include "run/hierarchy.h"
+
+struct process_set *process_set_get(const struct process_set_table *table, uint32_t id)
+{
+    return id < PROCESS_SET_MAX ? table->sets[id] : NULL;
+}
+
+struct process_set *process_set_find(const struct process_set_table *table, uint32_t number)
+{
+    for (int i = 0; i < table->high; i++) {
+        if (table->sets[i] && table->sets[i]->number == number)
+            return table->sets[i];
+    }
+    return NULL;
+}
+
+// ranks rising. -1: it is not among them.
+static int index_in(const int32_t *ranks, int size, int rank)
+{
+    if (rank >= 0 && rank < size && ranks[rank] == rank)
+        return rank;                    // so it is in the global set
+    int low = 0, high = size;
+    while (low < high) {
+        int middle = low + (high - low) / 2;
+        if (ranks[middle] < rank)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < size && ranks[low] == rank ? low : -1;
+}
+
+int process_set_index(const struct process_set *set, int global_rank)
+{
+    return index_in(set->group.ranks, set->group.size, global_rank);
+}
+
+static void process_set_destroy(struct process_set *set)
+{
+    if (set)
+        group_fini(&set->group);
+    free(set);
+}
+
+struct process_set *process_set_of(const struct process_set_table *table, const int32_t *ranks, int size)
+{
+    for (int i = 0; i < table->high; i++) {
+        struct process_set *set = table->sets[i];
+        if (set && set->group.size == size && memcmp(set->group.ranks, ranks, (size_t)size * sizeof *ranks) == 0)
+            return set;
+    }
+    return NULL;
+}
+
+bhvd_status process_set_add(bhvd_context *ctx, const int32_t *ranks, int size, int *id, struct bhvd_error *error)
+{
+    struct process_set_table *table = &ctx->sets;
+    const struct process_set *same = process_set_of(table, ranks, size);
+    if (same)
+        return error_set(error, BHVD_ERR_ARGUMENT, "Attempted to add a duplicate process set: set %d has these "
+                         "%d ranks already.", same->group.id, size);
+    int free_id = 0;
+    while (free_id < PROCESS_SET_MAX && table->sets[free_id])
+        free_id++;
+    if (free_id == PROCESS_SET_MAX)
+        return error_set(error, BHVD_ERR_ARGUMENT, "there are %d process sets already; remove one", PROCESS_SET_MAX);
+    struct process_set *set = calloc(1, sizeof *set);
+    if (set)
+        set->number = (uint32_t)++table->generation;
+    // Blocks in an area are counted from its generation on, beyond all of an older set.
+    if (!set || !group_init(&set->group, &ctx->run, ranks, size, index_in(ranks, size, ctx->options.rank), free_id,
+                            table->generation << 40) || hierarchy_create(&ctx->run, &set->group)) {
+        process_set_destroy(set);
+        return error_set(error, BHVD_ERR_SYSTEM, "no memory for a process set of %d ranks", size);
+    }
+    table->sets[free_id] = set;
+    table->high = free_id >= table->high ? free_id + 1 : table->high;
+    *id = free_id;
+    return BHVD_OK;
+}
+
+void process_set_remove(bhvd_context *ctx, uint32_t id)
+{
+    struct process_set *set = process_set_get(&ctx->sets, id);
+    if (set) {
+        ctx->sets.sets[id] = NULL;
+        process_set_destroy(set);
+    }
+}
+
+void process_set_table_fini(struct process_set_table *table)
+{
+    for (int i = 0; i < PROCESS_SET_MAX; i++) {
+        process_set_destroy(table->sets[i]);
+        table->sets[i] = NULL;
+    }
+}
+
+int bhvd_process_set_size(bhvd_context *ctx, int id)
+{
+    pthread_mutex_lock(&ctx->sets_lock);
+    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+    int size = set ? set->group.size : -1;
+    pthread_mutex_unlock(&ctx->sets_lock);
+    return size;
+}
+
+int bhvd_process_set_rank(bhvd_context *ctx, int id)
+{
+    pthread_mutex_lock(&ctx->sets_lock);
+    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+    int rank = set ? set->group.rank : -2;
+    pthread_mutex_unlock(&ctx->sets_lock);
+    return rank;
+}
+
+int bhvd_process_set_hosts(bhvd_context *ctx, int id)
+{
+    pthread_mutex_lock(&ctx->sets_lock);
+    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+    int hosts = set && set->group.rank >= 0 ? primitive_hosts(&set->group) : -1;
+    pthread_mutex_unlock(&ctx->sets_lock);
+    return hosts;
+}
+
+int bhvd_process_set_hosts_of(bhvd_context *ctx, int id, int32_t *hosts, int capacity)
+{
+    pthread_mutex_lock(&ctx->sets_lock);
+    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+    const int size = set && set->group.rank >= 0 ? set->group.size : -1;
+    if (size >= 0 && size <= capacity)
+        primitive_hosts_of(&set->group, hosts);
+    pthread_mutex_unlock(&ctx->sets_lock);
+    return size;
+}
+
+int bhvd_process_set_ranks(bhvd_context *ctx, int id, int32_t *ranks, int capacity)
+{
+    pthread_mutex_lock(&ctx->sets_lock);
+    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+    int size = set ? set->group.size : -1;
+    if (set && capacity > 0)
+        memcpy(ranks, set->group.ranks, (size_t)(capacity < size ? capacity : size) * sizeof *ranks);
+    pthread_mutex_unlock(&ctx->sets_lock);
+    return size;
+}

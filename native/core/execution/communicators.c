@@ -1,0 +1,54 @@
+#include "core/execution/communicators.h"
+
+#include "gpu/nccl.h"
+
+void communicators_look(bhvd_context *ctx)
+{
+    for (int id = 0; id < ctx->sets.high && !ctx->run.failure.status; id++) {
+        const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+        if (set)
+            nccl_look(&ctx->run, set->nccl);
+    }
+}
+
+void communicators_abort(bhvd_context *ctx)
+{
+    for (int id = 0; id < ctx->sets.high; id++) {
+        struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+        if (set)
+            nccl_abort(set->nccl);
+    }
+}
+
+// Posting threads look at it.
+static struct nccl_group *exchange(bhvd_context *ctx, struct process_set *set, struct nccl_group *group)
+{
+    pthread_mutex_lock(&ctx->sets_lock);
+    struct nccl_group *before = set->nccl;
+    set->nccl = group;
+    pthread_mutex_unlock(&ctx->sets_lock);
+    return before;
+}
+
+bhvd_status communicators_agree(bhvd_context *ctx, struct process_set *set, const struct work *op)
+{
+    struct nccl_group *group;
+    if (set->nccl)
+        return BHVD_OK;
+    bhvd_status status = nccl_agree(&ctx->run, &set->group, op, ctx->options.nccl_levels, &group);
+    exchange(ctx, set, group);
+    if (status)
+        nccl_abort(group);                      // the context failed before the set had the communicator
+    return status;
+}
+
+void communicators_close(bhvd_context *ctx, struct process_set *set) { nccl_close(exchange(ctx, set, NULL)); }
+
+void communicators_close_all(bhvd_context *ctx)
+{
+    for (int id = 0; id < ctx->sets.high; id++) {
+        struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+        if (set)
+            communicators_close(ctx, set);
+    }
+}

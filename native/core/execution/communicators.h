@@ -1,0 +1,17 @@
+// NCCL's communicators of all process sets: a set agrees on one in its first execution on GPUs. Engine only.
+#ifndef BHVD_COMMUNICATORS_H
+#define BHVD_COMMUNICATORS_H
+
+#include "core/context/context.h"
+
+// Fails the context where NCCL reports an error.
+void communicators_look(bhvd_context *ctx);
+// Ends what is on the GPU, at once.
+void communicators_abort(bhvd_context *ctx);
+// The set agrees, unless it has.
+bhvd_status communicators_agree(bhvd_context *ctx, struct process_set *set, const struct work *op);
+// The set ends, or all do: waits a moment for what is on the GPU.
+void communicators_close(bhvd_context *ctx, struct process_set *set);
+void communicators_close_all(bhvd_context *ctx);
+
+#endif

@@ -1,0 +1,271 @@
+#include "core/execution/engine.h"
+
+#include <stdlib.h>
+
+#include "base/status.h"
+#include "core/execution/communicators.h"
+#include "core/execution/select.h"
+#include "gpu/staging.h"
+#include "run/executor.h"
+
+// Leaves in the list the operations that can be announced: those whose tensors are in the host's memory. The others wait
+// in ctx->staged_head, in the order in which they were posted.
+static struct bhvd_handle *keep_ready(bhvd_context *ctx, struct bhvd_handle *posted)
+{
+    struct bhvd_handle *staged = ctx->staged_head, *ready = NULL, **ready_tail = &ready, **staged_tail = &ctx->staged_head;
+    struct bhvd_handle *lists[] = {staged, posted};
+    ctx->staged_head = NULL;
+    for (int i = 0; i < 2; i++) {
+        for (struct bhvd_handle *op = lists[i], *next; op; op = next) {
+            struct bhvd_error error;
+            const int is_ready = op->work.staging ? staging_is_ready(op->work.staging, &error) : 1;
+            struct bhvd_handle ***tail = is_ready ? &ready_tail : &staged_tail;
+            next = op->next;
+            op->next = NULL;
+            if (is_ready < 0) {
+                context_fail(ctx, error.status, "rank %d: %s", ctx->options.rank, error.message);
+                return NULL;
+            }
+            **tail = op;
+            *tail = &op->next;
+        }
+    }
+    return ready;
+}
+
+static bool take_posted(bhvd_context *ctx)
+{
+    if (atomic_load(&ctx->posted_count) == 0 && !ctx->staged_head)
+        return false;
+    pthread_mutex_lock(&ctx->post_lock);
+    struct bhvd_handle *posted = ctx->posted_head;
+    ctx->posted_head = NULL;
+    ctx->posted_tail = &ctx->posted_head;
+    atomic_store(&ctx->posted_count, 0);
+    pthread_mutex_unlock(&ctx->post_lock);
+    posted = keep_ready(ctx, posted);
+    if (posted && negotiation_request(ctx, posted) && !ctx->run.failure.status)
+        context_fail(ctx, BHVD_ERR_SYSTEM, "an operation could not be announced; this process may be out of memory");
+    return posted != NULL;
+}
+
+bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
+{
+    bool progress = false;
+    if (ctx->run.failure.status) {
+        executor_abort(&ctx->run);
+        return false;
+    }
+    progress = take_posted(ctx);
+    progress |= run_advance_links(&ctx->run, look_at_sockets);
+    if (ctx->meetings.changed && !ctx->run.failure.status)
+        progress |= meetings_start(ctx);
+    if (!ctx->run.failure.status && ctx->coordinator.ready_head) {
+        if (coordinator_respond(ctx) && !ctx->run.failure.status)
+            context_fail(ctx, BHVD_ERR_SYSTEM, "an operation could not be answered; this process may be out of memory");
+        progress = true;
+    }
+    if (!ctx->run.failure.status)
+        relay_flush(ctx);
+    heartbeat_look(ctx, false);
+    return progress;
+}
+
+void engine_look_around(bhvd_context *ctx)
+{
+    heartbeat_look(ctx, true);
+    communicators_look(ctx);
+    stall_check(ctx);
+    meetings_look(ctx);
+    run_look_at_flights(&ctx->run);
+}
+
+bool engine_needs_looking(bhvd_context *ctx)
+{
+    return ctx->staged_head || ctx->run.waits_for_gpu || run_links_need_looking(&ctx->run);
+}
+
+// ---------------------------------------------------------------------------------------- what a run asks of its owner
+
+static bhvd_status on_frame(void *ctx, struct link *link, uint8_t type, struct bytes_reader payload)
+{
+    return negotiation_frame(ctx, link, type, payload);
+}
+
+static bool poll_engine(void *ctx, bool look_at_sockets) { return engine_poll(ctx, look_at_sockets); }
+
+static void keep_alive(void *ctx) { heartbeat_look(ctx, true); }
+
+static void look_around(void *ctx) { engine_look_around(ctx); }
+
+static bool needs_looking(void *ctx) { return engine_needs_looking(ctx); }
+
+static bool others_are_earlier(void *ctx) { return heartbeat_others_are_earlier(ctx); }
+
+const struct run_duties engine_duties = {
+    .on_frame = on_frame,
+    .poll = poll_engine,
+    .keep_alive = keep_alive,
+    .look_around = look_around,
+    .needs_looking = needs_looking,
+    .others_are_earlier = others_are_earlier,
+    .failed = context_failed,
+};
+
+// ------------------------------------------------------------------------------------------------------------ executions
+
+// On the accounts of the operations: each one's share of what was fused is that of its bytes.
+static void count_sent(bhvd_context *ctx, const struct execution *execution)
+{
+    const uint64_t sent[] = {execution->sent.shm, execution->sent.tcp, execution->sent.mpi};
+    uint64_t total = 0, until = 0, counted[3] = {0};
+    for (int i = 0; i < execution->count; i++)
+        total += work_nbytes(execution->works[i]);
+    for (int i = 0; i < execution->count; i++) {
+        until += work_nbytes(execution->works[i]);
+        for (int medium = 0; medium < 3; medium++) {
+            const uint64_t upto = until == total ? sent[medium] : (uint64_t)((double)sent[medium] * (double)until / (double)total);
+            if (upto != counted[medium])
+                ctx->accounts[operation_of(execution->works[i])->account][medium] += upto - counted[medium];
+            counted[medium] = upto;
+        }
+    }
+}
+
+static void end_execution(bhvd_context *ctx, struct execution *execution, bhvd_status status, const struct bhvd_error *error)
+{
+    count_sent(ctx, execution);
+    for (int i = 0; i < execution->count; i++)
+        timeline_operation_end(ctx, operation_of(execution->works[i]), status != BHVD_OK);
+    for (int i = 0; i < execution->count; i++) {
+        operation_of(execution->works[i])->executing = false;
+        operation_end(operation_of(execution->works[i]), status ? error : NULL);
+    }
+    free(execution);
+}
+
+// An execution that goes on beside others.
+struct started {
+    bhvd_context *ctx;
+    struct execution *execution;
+    struct plan plan;
+};
+
+static void end_started(void *arg, bhvd_status status)
+{
+    struct started *started = arg;
+    end_execution(started->ctx, started->execution, status, &started->ctx->run.failure);
+    plan_fini(&started->ctx->run, &started->plan);
+    free(started);
+}
+
+// False: it could not be started, and the run has failed.
+static bool start(bhvd_context *ctx, struct execution *execution, struct plan *plan)
+{
+    struct started *started = malloc(sizeof *started);
+    if (!started) {
+        plan_fini(&ctx->run, plan);
+        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to start an operation") == BHVD_OK;
+    }
+    *started = (struct started){ctx, execution, *plan};
+    plan = &started->plan;
+    if (plan->material.list)
+        plan->material.list = &plan->list;
+    if (plan->task) {
+        struct task *task = plan->task;
+        plan->task = NULL;
+        task_start(&ctx->run, task, end_started, started);
+        return true;
+    }
+    if (flight_start(&ctx->run, plan->group, &plan->schedule, &plan->material, end_started, started, NULL) == BHVD_OK)
+        return true;
+    plan_fini(&ctx->run, plan);
+    free(started);
+    return false;
+}
+
+// What is kept from one operation to the next, errors and replicas, only one may use at a time.
+static bool waits_for_state(const bhvd_context *ctx, const struct work *work)
+{
+    return executor_has_state(&ctx->run, work_state(work));
+}
+
+bool engine_has_next(const bhvd_context *ctx)
+{
+    const struct execution *next = ctx->executions_head;
+    const uint64_t oldest = executor_oldest(&ctx->run);
+    const bool is_alone = next && next->after + 1 == next->number;     // beside meetings, too
+    return next && !ctx->run.failure.status && (!oldest || oldest > next->after) && !waits_for_state(ctx, next->works[0]) &&
+           !(is_alone && executor_is_busy(&ctx->run));
+}
+
+bool engine_is_busy(const bhvd_context *ctx) { return ctx->executions_head || executor_is_busy(&ctx->run); }
+
+static void begin_execution(bhvd_context *ctx, struct execution *execution)
+{
+    for (int i = 0; i < execution->count; i++) {
+        operation_of(execution->works[i])->executing = true;
+        timeline_operation_begin(ctx, operation_of(execution->works[i]));
+    }
+    ctx->counters.executions++;
+    ctx->run.sent = &execution->sent;
+}
+
+// Starts what has a plan. False: the execution is over.
+static bool go_on(bhvd_context *ctx, struct execution *execution, struct plan *plan, bhvd_status status, struct bhvd_error *error)
+{
+    if (!status && plan->made && start(ctx, execution, plan))
+        return true;
+    if (ctx->run.failure.status) {
+        status = ctx->run.failure.status;
+        *error = ctx->run.failure;
+    }
+    end_execution(ctx, execution, status, error);
+    return false;
+}
+
+void engine_execute_meeting(bhvd_context *ctx, struct bhvd_handle *op, uint32_t id, const struct wire *wire)
+{
+    struct execution *execution = malloc(sizeof *execution + sizeof execution->works[0]);
+    const struct wire wire_before = ctx->run.wire;
+    struct sent *sent_before = ctx->run.sent;
+    struct bhvd_error error = {0};
+    struct plan plan = {0};
+    if (!execution) {
+        context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to start an operation");
+        return;
+    }
+    *execution = (struct execution){.process_set = op->process_set, .count = 1};
+    execution->works[0] = &op->work;
+    op->answered = true;
+    begin_execution(ctx, execution);
+    ctx->run.wire = *wire;                       // this may be in the middle of another execution
+    bhvd_status status = select_meeting(ctx, op, &plan, &error);
+    ctx->run.wire = wire_before;
+    plan.material.meeting = id;
+    go_on(ctx, execution, &plan, status, &error);
+    ctx->run.sent = sent_before;
+}
+
+void engine_execute_next(bhvd_context *ctx)
+{
+    struct execution *execution = ctx->executions_head;
+    struct bhvd_error error = {0};
+    struct plan plan = {0};
+    ctx->executions_head = execution->next;
+    if (!ctx->executions_head)
+        ctx->executions_tail = &ctx->executions_head;
+    begin_execution(ctx, execution);
+    ctx->executing = execution->number;
+    ctx->run.connections.started = execution->number;
+    ctx->run.wire = execution->wire;
+    ctx->measured = (uint64_t)execution->wire.hop_ns << 32 | execution->wire.byte_ps;
+    bhvd_status status = select_execute(ctx, execution, &plan, &error);
+    ctx->executing = 0;
+    const bool goes_on = go_on(ctx, execution, &plan, status, &error);
+    ctx->run.sent = NULL;
+    if (goes_on)
+        return;
+    if (!ctx->run.failure.status)
+        relay_flush(ctx);                       // a process set was added or removed: that can answer others' requests
+}

@@ -1,0 +1,27 @@
+// The engine: moves what can be moved, and executes what is agreed on. Whoever calls this holds ctx->engine_lock
+// (progress.h).
+#ifndef BHVD_ENGINE_H
+#define BHVD_ENGINE_H
+
+#include "core/context/context.h"
+
+// One look at everything that can move. True when something did. Never blocks, executes nothing.
+bool engine_poll(bhvd_context *ctx, bool look_at_sockets);
+// Would an engine that sleeps miss what moves: something that no descriptor tells of?
+bool engine_needs_looking(bhvd_context *ctx);
+// At the clock: whose heartbeat is due or missing, what NCCL says, which operations wait too long.
+void engine_look_around(bhvd_context *ctx);
+
+// What a context's run asks of it.
+extern const struct run_duties engine_duties;
+
+// Is there an execution that may start now: those that must be over before it are?
+bool engine_has_next(const bhvd_context *ctx);
+// Starts it, and executes it to its end unless it can go on beside others.
+void engine_execute_next(bhvd_context *ctx);
+// Starts an operation whose neighbours are there (meeting.h).
+void engine_execute_meeting(bhvd_context *ctx, struct bhvd_handle *op, uint32_t id, const struct wire *wire);
+// Has any been agreed on, or started, that is not over?
+bool engine_is_busy(const bhvd_context *ctx);
+
+#endif

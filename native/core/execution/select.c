@@ -1,0 +1,430 @@
+// Runs an execution: the only place that decides which algorithm serves which case.
+// gpu: the execution goes by NCCL; NULL: what there is, is in the host's memory.
+#include "core/execution/select.h"
+
+#include <stdlib.h>
+
+#include "base/status.h"
+#include "collective/collective.h"
+#include "collective/schedules.h"
+#include "core/negotiation/answer.h"
+#include "core/execution/communicators.h"
+#include "gpu/nccl.h"
+#include "gpu/staged_codes.h"
+#include "gpu/staging.h"
+#include "primitive/primitive.h"
+#include "run/hierarchy.h"
+#include "run/shared.h"
+
+// ------------------------------------------------------------------------------------------------------- allreduce
+
+// Shared memory where it is possible, two levels where there are two.
+static bool use_shared(const struct run *run, const struct group *group)
+{
+    return group->shared && !(group->size > 1 && allreduce_is_forced_over_links(run));
+}
+
+static bool use_hierarchy(const struct run *run, const struct group *group)
+{
+    return group->hierarchy && !allreduce_is_forced_over_links(run);
+}
+
+static enum kernel_reduction kernel_reduction_of(bhvd_op op)
+{
+    switch (op) {
+    case BHVD_OP_MIN: return KERNEL_MIN;
+    case BHVD_OP_MAX: return KERNEL_MAX;
+    case BHVD_OP_PRODUCT: return KERNEL_PRODUCT;
+    default: return KERNEL_SUM;
+    }
+}
+
+struct reduction reduction_by(const struct run *run, const struct work *op, bhvd_dtype dtype, int size)
+{
+    // Average is a sum, with the size taken out of the second factor (one multiplication, not two).
+    return reduction_of(&run->kernels, kernel_reduction_of(op->op), dtype, op->prescale_factor, work_sum_factor(op, size));
+}
+
+// One rank: a copy, scaled twice as it would be among several.
+static bhvd_status allreduce_alone(const struct reduction *reduction, const struct span_list *list)
+{
+    const size_t element = bhvd_dtype_size(reduction->dtype);
+    for (size_t i = 0; i < list->count; i++) {
+        const struct span *span = &list->spans[i];
+        if (span->nbytes && span->dst != span->src)
+            memcpy(span->dst, span->src, span->nbytes);
+        if (reduction->prescale != 1.0)
+            reduction->scale(span->dst, span->dst, reduction->prescale, span->nbytes / element);
+        if (reduction->postscale != 1.0)
+            reduction->scale(span->dst, span->dst, reduction->postscale, span->nbytes / element);
+    }
+    return BHVD_OK;
+}
+
+// ------------------------------------------------------------------------------------------------------------ plans
+
+static bhvd_status plan_allreduce(struct plan *plan, struct run *run, const struct group *group,
+                                  const struct reduction *reduction, struct span_list *list)
+{
+    allreduce_schedule(plan_begin(plan, group), (enum allreduce_path)run->allreduce_path, &run->wire, list->nbytes,
+                       bhvd_dtype_size(reduction->dtype));
+    plan->list = *list;
+    *list = (struct span_list){0};
+    plan->material = (struct material){.reduction = *reduction, .list = &plan->list};
+    return BHVD_OK;
+}
+
+static bhvd_status plan_reducescatter(struct plan *plan, const struct group *group, const struct reduction *reduction,
+                                      const struct tensor *tensor, const size_t *part)
+{
+    const bool loads = reduction->prescale != 1.0;
+    schedule_reducescatter(plan_begin(plan, group), part, loads);
+    plan->material = (struct material){
+        .reduction = *reduction,
+        .list = loads ? &plan->list : NULL,
+        .input = tensor->src,
+        .output = tensor->dst,
+    };
+    const struct tensor source = {.src = tensor->src, .nbytes = tensor->nbytes};
+    plan->schedule.failed |= !span_list_add(&plan->list, &source);
+    return BHVD_OK;
+}
+
+static bhvd_status allreduce_run(struct run *run, struct group *group, const struct work *op,
+                                 bhvd_dtype dtype, struct span_list *list, struct plan *plan)
+{
+    struct reduction reduction = reduction_by(run, op, dtype, group->size);
+    if (list->nbytes == 0)
+        return BHVD_OK;
+    if (group->size == 1)
+        return allreduce_alone(&reduction, list);
+    if (op->op == BHVD_OP_ADASUM)
+        return allreduce_adasum(run, group, &reduction, list);
+    if (use_shared(run, group))
+        return allreduce_shared(run, group, &reduction, list);
+    struct plan own = {0}, *made = plan ? plan : &own;
+    bhvd_status status = use_hierarchy(run, group) ? allreduce_hierarchical(made, run, group, &reduction, list)
+                                                   : plan_allreduce(made, run, group, &reduction, list);
+    return status || plan ? status : plan_run(run, &own);
+}
+
+// Fused operations have one dtype; within a group dtypes may differ, and each is reduced by itself, one after the other.
+static bhvd_status execute_allreduce(struct run *run, struct group *group, struct work *const *works, int count,
+                                     struct nccl_run *gpu, struct plan *plan)
+{
+    bhvd_status status = BHVD_OK;
+    bool present[BHVD_DTYPE_COUNT] = {false};
+    int dtypes = 0;
+    for (int i = 0; i < count; i++) {
+        struct work *op = works[i];
+        for (size_t t = 0; t < op->tensor_count; t++) {
+            if (tensor_allocate_result(&op->tensors[t], op->tensors[t].dim0))
+                return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", op->tensors[t].nbytes);
+            if (operation_of(op)->carried)
+                memcpy(op->tensors[t].dst, operation_of(op)->carried, op->tensors[t].nbytes);
+            dtypes += !present[op->tensors[t].dtype];
+            present[op->tensors[t].dtype] = true;
+        }
+    }
+    for (int dtype = 0; dtype < BHVD_DTYPE_COUNT && !status; dtype++) {
+        if (!present[dtype])
+            continue;
+        struct span_list list = {0};
+        if (gpu) {
+            struct reduction reduction = reduction_by(run, works[0], dtype, group->size);
+            status = nccl_allreduce(gpu, works[0]->op, &reduction);
+            continue;
+        }
+        for (int i = 0; i < count && !status; i++) {
+            const struct work *op = works[i];
+            for (size_t t = 0; t < op->tensor_count && !status && !operation_of(works[i])->carried; t++) {
+                if (op->tensors[t].dtype == (bhvd_dtype)dtype && !span_list_add(&list, &op->tensors[t]))
+                    status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for %d fused operations", count);
+            }
+        }
+        if (!status)
+            status = allreduce_run(run, group, works[0], dtype, &list, dtypes == 1 ? plan : NULL);
+        span_list_fini(&list);
+    }
+    return status;
+}
+
+// ------------------------------------------------------------------------------------- one tensor after the other
+
+// Rows of dim 0 that rank `index` gets of a reducescatter: the first ranks one more when it does not divide.
+static int64_t rows_of(int64_t dim0, int index, int size) { return dim0 / size + (index < dim0 % size); }
+
+static bhvd_status execute_reducescatter(struct run *run, struct group *group, struct work *op,
+                                         struct tensor *tensor, size_t *part, struct nccl_run *gpu, struct plan *plan)
+{
+    struct reduction reduction = reduction_by(run, op, tensor->dtype, group->size);
+    for (int i = 0; i < group->size; i++)
+        part[i] = (size_t)rows_of(tensor->dim0, i, group->size) * tensor->row_nbytes;
+    if (gpu)
+        return nccl_reducescatter(gpu, op, (size_t)(tensor - op->tensors),
+                                  rows_of(tensor->dim0, group->rank, group->size), &reduction, part);
+    if (tensor_allocate_result(tensor, rows_of(tensor->dim0, group->rank, group->size)))
+        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", part[group->rank]);
+    if (use_shared(run, group)) {
+        struct span whole = {tensor->src, NULL, tensor->nbytes};
+        return reducescatter_shared(run, group, &reduction, &(struct span_list){&whole, 1, 1, whole.nbytes}, tensor->dst,
+                                    part);
+    }
+    if (use_hierarchy(run, group) && group->hierarchy->shards == group->hierarchy->largest)
+        return reducescatter_hierarchical(plan, run, group, &reduction, tensor->src, tensor->dst, part);
+    return plan_reducescatter(plan, group, &reduction, tensor, part);
+}
+
+static bhvd_status execute_allgather(struct run *run, struct group *group, struct work *op,
+                                     struct tensor *tensor, const int64_t *dim0, size_t *part, struct nccl_run *gpu,
+                                     struct plan *plan)
+{
+    int64_t rows = 0;
+    for (int i = 0; i < group->size; i++) {
+        part[i] = (size_t)dim0[i] * tensor->row_nbytes;
+        rows += dim0[i];
+    }
+    if (gpu)
+        return nccl_allgather(gpu, op, (size_t)(tensor - op->tensors), rows, part);
+    if (tensor_allocate_result(tensor, rows))
+        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->result_nbytes);
+    if (use_shared(run, group)) {
+        struct span whole = {NULL, tensor->dst, tensor->result_nbytes};
+        return allgather_shared(run, group, tensor->src, &(struct span_list){&whole, 1, 1, whole.nbytes}, part);
+    }
+    if (use_hierarchy(run, group))
+        return allgather_hierarchical(plan, run, group, tensor->src, tensor->dst, part);
+    allgather_schedule(plan_begin(plan, group), &run->wire, part);
+    plan->material = (struct material){.input = tensor->src, .output = tensor->dst};
+    return BHVD_OK;
+}
+
+static bhvd_status execute_alltoall(struct run *run, struct group *group, struct bhvd_handle *op,
+                                    struct tensor *tensor, const int64_t *agreed, int32_t *received, size_t *bytes,
+                                    struct nccl_run *gpu, struct plan *plan)
+{
+    const int n = group->size;
+    const struct parts parts = {bytes, bytes + n, (size_t)agreed[n] * tensor->row_nbytes};
+    int64_t rows = 0;
+    for (int i = 0; i < n; i++) {
+        bytes[i] = (size_t)operation_split(op, tensor, i, n) * tensor->row_nbytes;
+        bytes[n + i] = (size_t)agreed[i] * tensor->row_nbytes;
+        received[i] = (int32_t)agreed[i];
+        rows += agreed[i];
+    }
+    if (gpu)
+        return nccl_alltoall(gpu, &op->work, (size_t)(tensor - op->work.tensors), rows, &parts);
+    if (tensor_allocate_result(tensor, rows))
+        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->result_nbytes);
+    if (use_shared(run, group))
+        return alltoall_shared(run, group, tensor->src, tensor->dst, &parts);
+    schedule_alltoall(plan_begin(plan, group), parts.sent, parts.received);
+    plan->material = (struct material){.input = tensor->src, .output = tensor->dst};
+    return BHVD_OK;
+}
+
+// Whether every host has a member with the local index of this one.
+static bool is_on_every_host(const struct hierarchy *h, int position)
+{
+    int host, index;
+    hierarchy_find(h, position, &host, &index);
+    return index < h->shards;
+}
+
+static bhvd_status execute_broadcast(struct run *run, struct group *group, struct work *op, struct tensor *tensor, int root,
+                                     struct nccl_run *gpu, struct plan *plan)
+{
+    if (gpu)
+        return nccl_broadcast(gpu, op, (size_t)(tensor - op->tensors), root);
+    if (tensor_allocate_result(tensor, tensor->dim0))
+        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", tensor->nbytes);
+    if (use_shared(run, group))
+        return broadcast_shared(run, group, root, tensor->src, tensor->dst, tensor->nbytes);
+    if (use_hierarchy(run, group) && is_on_every_host(group->hierarchy, root))
+        return broadcast_hierarchical(plan, run, group, root, tensor->src, tensor->dst, tensor->nbytes);
+    schedule_broadcast(plan_begin(plan, group), root, tensor->nbytes);
+    plan->material = (struct material){.input = tensor->src, .output = tensor->dst};
+    return BHVD_OK;
+}
+
+// plan: of what may go on beside others; NULL: nothing may. Several tensors come one after the other.
+static bhvd_status execute_tensors(struct run *run, struct process_set *set, struct bhvd_handle *handle, struct nccl_run *gpu,
+                                   struct plan *plan)
+{
+    struct group *group = &set->group;
+    struct work *op = &handle->work;
+    struct plan own = {0};
+    if (!plan || group->size == 1 || op->tensor_count != 1)
+        plan = &own;
+    const size_t n = (size_t)group->size;
+    const size_t per_tensor = answer_count(op->kind, group->size);
+    size_t *bytes = malloc(2 * n * sizeof *bytes);
+    if (op->kind == BHVD_ALLTOALL)
+        handle->received_splits = malloc(op->tensor_count * n * sizeof *handle->received_splits);
+    handle->received_size = n;
+    bhvd_status status = BHVD_OK;
+    if (!bytes || (op->kind == BHVD_ALLTOALL && !handle->received_splits))
+        status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", group->size);
+    else if (handle->agreed_count != per_tensor * op->tensor_count)
+        status = run_fail(run, BHVD_ERR_SYSTEM, "the coordinator's answer about '%.*s' does not fit it", (int)op->name_size,
+                          op->name);
+    for (size_t t = 0; t < op->tensor_count && !status; t++) {
+        struct tensor *tensor = &op->tensors[t];
+        const int64_t *agreed = handle->agreed + t * per_tensor;
+        if (op->kind == BHVD_ALLGATHER)
+            status = execute_allgather(run, group, op, tensor, agreed, bytes, gpu, plan);
+        else if (op->kind == BHVD_ALLTOALL)
+            status = execute_alltoall(run, group, handle, tensor, agreed, handle->received_splits + t * n, bytes, gpu, plan);
+        else if (op->kind == BHVD_REDUCESCATTER)
+            status = execute_reducescatter(run, group, op, tensor, bytes, gpu, plan);
+        else
+            status = execute_broadcast(run, group, op, tensor, process_set_index(set, op->root_rank), gpu, plan);
+        if (!status && own.made)
+            status = plan_run(run, &own);
+    }
+    free(bytes);
+    return status;
+}
+
+// ----------------------------------------------------------------------------------------------------- process sets
+
+static bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_handle *op, struct bhvd_error *error)
+{
+    int id = -1;
+    bhvd_status status = BHVD_OK;
+    for (size_t i = 0; i < op->split_count && !status; i++) {
+        if (op->splits[i] < 0 || op->splits[i] >= ctx->options.size || (i && op->splits[i] == op->splits[i - 1]))
+            status = error_set(error, BHVD_ERR_ARGUMENT, "a process set needs different ranks from 0 to %d, not %d",
+                               ctx->options.size - 1, op->splits[i]);
+    }
+    pthread_mutex_lock(&ctx->sets_lock);
+    const struct process_set *same =
+        op->work.root_rank ? process_set_of(&ctx->sets, op->splits, (int)op->split_count) : NULL;
+    if (!status && same)
+        id = same->group.id;
+    else if (!status)
+        status = process_set_add(ctx, op->splits, (int)op->split_count, &id, error);
+    pthread_mutex_unlock(&ctx->sets_lock);
+    op->value = id;
+    bhvd_status added = coordinator_set_added(ctx);
+    return status ? status : added;
+}
+
+static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_handle *op, struct bhvd_error *error)
+{
+    int id = op->work.root_rank;
+    op->value = id > 0 && process_set_get(&ctx->sets, (uint32_t)id) != NULL;
+    if (!op->value)
+        return BHVD_OK;
+    struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+    const uint32_t number = set->number;
+    bhvd_status status = BHVD_OK;
+    // Its area may be given to another set: not before all members have read what lies there. While this rank waits for
+    // them it still announces operations on the set, so those are ended afterwards.
+    if (set->group.shared && set->group.size > 1)
+        status = shared_barrier(&ctx->run, &set->group);
+    else if (set->group.hierarchy)
+        status = shared_barrier(&ctx->run, set->group.hierarchy->local);
+    if (!status)
+        status = coordinator_set_removed(ctx, number);
+    communicators_close(ctx, set);
+    meetings_forget_set(ctx, number);
+    pthread_mutex_lock(&ctx->sets_lock);
+    process_set_remove(ctx, (uint32_t)id);
+    pthread_mutex_unlock(&ctx->sets_lock);
+    operation_end_set(ctx, number);
+    (void)error;
+    return status;
+}
+
+// By NCCL, in one level or two, where a set has agreed on it and it takes such an operation; else in the host's memory, *gpu NULL.
+static bhvd_status begin(bhvd_context *ctx, struct process_set *set, const struct execution *execution, struct nccl_run **gpu)
+{
+    const struct work *op = execution->works[0];
+    *gpu = NULL;
+    if (!operation_of(execution->works[0])->on_gpu)
+        return BHVD_OK;
+    bhvd_status status = communicators_agree(ctx, set, op);
+    const struct nccl_facts facts = nccl_facts_of(set->nccl, &set->group, op->kind, op->hierarchical);
+    const enum nccl_way way = nccl_way_of(&facts, op);
+    if (status || way == WAY_HOST)
+        return status;
+    return nccl_begin(&ctx->run, &set->group, set->nccl, way, execution->works, execution->count, gpu);
+}
+
+// Means are encoded on the host; their errors may be on a GPU where NCCL took such operations before.
+static bhvd_status fetch_server_error(struct run *run, const struct work *op)
+{
+    struct bhvd_error error;
+    if (!op->server_mirror || !bhvd_mirror_fetch(op->server_mirror, &error))
+        return BHVD_OK;
+    return run_fail(run, error.status, "rank %d: %s", run->connections.rank, error.message);
+}
+
+// A primitive's plan, run to its end where nothing may or need go on beside it: within a host there is no latency to hide.
+static bhvd_status finish(struct run *run, const struct group *group, struct plan *plan, bool on_gpu, bhvd_status status)
+{
+    return !status && plan->made && (on_gpu || group->shared) ? plan_run(run, plan) : status;
+}
+
+static bhvd_status execute_primitive(struct run *run, struct group *group, struct work *op, struct nccl_run *gpu,
+                                     struct plan *plan, struct bhvd_error *error)
+{
+    if (gpu)
+        return op->kind == BHVD_C_LP_S ? nccl_c_lp_s(gpu, op) : nccl_d_lp_s(gpu, op);
+    const bool is_ready = op->staging && op->staging->codes;
+    const struct ready_codes ready = is_ready ? staged_codes_ready(op->staging->codes) : (struct ready_codes){0};
+    if (op->kind == BHVD_D_LP_S)
+        return d_lp_s(run, group, op, is_ready ? &ready : NULL, plan, error);
+    bhvd_status status = fetch_server_error(run, op);
+    return status ? status : c_lp_s(run, group, op, is_ready ? &ready : NULL, plan);
+}
+
+static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set, const struct execution *execution,
+                                      struct plan *plan, struct bhvd_error *error)
+{
+    struct run *run = &ctx->run;
+    struct work *op = execution->works[0];
+    struct nccl_run *gpu;
+    const bool on_gpu = operation_of(op)->on_gpu, is_primitive = op->kind == BHVD_C_LP_S || op->kind == BHVD_D_LP_S;
+    bhvd_status status = begin(ctx, set, execution, &gpu);
+    if (!status && is_primitive)
+        status = finish(run, &set->group, plan, on_gpu,
+                        execute_primitive(run, &set->group, op, gpu, plan, error));
+    else if (!status && op->kind == BHVD_ALLREDUCE)
+        status = execute_allreduce(run, &set->group, execution->works, execution->count, gpu, on_gpu ? NULL : plan);
+    else if (!status)
+        status = execute_tensors(run, set, operation_of(op), gpu, on_gpu ? NULL : plan);
+    return nccl_end(gpu, status);
+}
+
+bhvd_status select_meeting(bhvd_context *ctx, struct bhvd_handle *op, struct plan *plan, struct bhvd_error *error)
+{
+    struct group *group = &process_set_find(&ctx->sets, op->process_set)->group;
+    return op->work.kind == BHVD_D_FP_S ? d_fp_s(&ctx->run, group, &op->work, plan, error)
+                                        : d_lp_s(&ctx->run, group, &op->work, NULL, plan, error);
+}
+
+bhvd_status select_execute(bhvd_context *ctx, const struct execution *execution, struct plan *plan, struct bhvd_error *error)
+{
+    struct process_set *set = process_set_find(&ctx->sets, execution->process_set);
+    struct bhvd_handle *op = operation_of(execution->works[0]);
+    if (!set || set->group.rank < 0)
+        return error_set(error, BHVD_ERR_UNSUPPORTED, "the process set was removed while '%.*s' was in flight",
+                         (int)op->work.name_size, op->work.name);
+    switch (op->work.kind) {
+    case BHVD_D_FP_S:
+        return finish(&ctx->run, &set->group, plan, op->on_gpu, d_fp_s(&ctx->run, &set->group, &op->work, plan, error));
+    case BHVD_BARRIER:
+        return BHVD_OK;
+    case BHVD_JOIN:
+        op->value = op->agreed_count ? op->agreed[0] : -1;
+        return BHVD_OK;
+    case BHVD_PROCESS_SET_ADD:
+        return execute_process_set_add(ctx, op, error);
+    case BHVD_PROCESS_SET_REMOVE:
+        return execute_process_set_remove(ctx, op, error);
+    default:
+        return execute_collective(ctx, set, execution, plan, error);
+    }
+}

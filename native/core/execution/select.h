@@ -1,0 +1,18 @@
+// Runs executions.
+#ifndef BHVD_SELECT_H
+#define BHVD_SELECT_H
+
+#include "core/context/context.h"
+#include "run/executor.h"
+
+// Chooses the algorithm, and fills results and values; or, when that is one over links alone, only makes the plan: it can go on
+// beside other executions. error: filled when it cannot be done and the context stays usable.
+bhvd_status select_execute(bhvd_context *ctx, const struct execution *execution, struct plan *plan, struct bhvd_error *error);
+
+// The same of an operation whose neighbours are there (meeting.h).
+bhvd_status select_meeting(bhvd_context *ctx, struct bhvd_handle *op, struct plan *plan, struct bhvd_error *error);
+
+// How the values of so many ranks become one.
+struct reduction reduction_by(const struct run *run, const struct work *op, bhvd_dtype dtype, int size);
+
+#endif

@@ -1,0 +1,159 @@
+#include "core/health/heartbeat.h"
+
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "core/context/context.h"
+#include "run/executor.h"
+
+enum {
+    INTERVAL_MAX_MS = 1000,
+    INTERVALS = 8,                      // heartbeats within the limit, at least
+    LATE_INTERVALS = 3,                 // a heartbeat waits in a ring for its reader, is counted at the reader's next look,
+                                        // and the silence noticed at a later one: the limit holds from the fault itself
+    POLLS_PER_LOOK = 256                // looking at the clock takes as long as a poll of the engine
+};
+
+bhvd_status heartbeat_init(bhvd_context *ctx)
+{
+    struct heartbeat *h = &ctx->heartbeat;
+    int timeout_ms = ctx->options.heartbeat_timeout_ms;
+    h->interval_ms = timeout_ms > 0 && timeout_ms / INTERVALS < INTERVAL_MAX_MS ? timeout_ms / INTERVALS + 1
+                                                                                 : INTERVAL_MAX_MS;
+    int silence_ms = timeout_ms - LATE_INTERVALS * h->interval_ms;
+    h->silence_ns = timeout_ms > 0 ? (int64_t)(silence_ms > 1 ? silence_ms : 1) * 1000000 : 0;
+    int64_t limit_ns = (int64_t)ctx->options.timeout_ms * 1000000;
+    h->away_ns = (h->silence_ns && h->silence_ns < limit_ns ? h->silence_ns : limit_ns) / 2;
+    ctx->run.sleep_ms = h->interval_ms;
+    h->ranks = calloc((size_t)ctx->options.size, sizeof *h->ranks);
+    h->looked_ns = clock_now_ns();
+    for (int rank = 0; h->ranks && rank < ctx->options.size; rank++)
+        h->ranks[rank].at_ns = h->looked_ns;
+    return h->ranks ? BHVD_OK : BHVD_ERR_SYSTEM;
+}
+
+void heartbeat_fini(bhvd_context *ctx) { free(ctx->heartbeat.ranks); }
+
+// The oldest that is under way; 0: none is.
+static uint64_t oldest_started(const bhvd_context *ctx)
+{
+    const uint64_t oldest = executor_oldest(&ctx->run);
+    return oldest ? oldest : ctx->executing;
+}
+
+static uint64_t own_execution(const bhvd_context *ctx)
+{
+    const uint64_t started = oldest_started(ctx);
+    if (started)
+        return started;
+    return ctx->executions_head ? ctx->executions_head->number : 0;
+}
+
+static bool listens_to(const bhvd_context *ctx, int rank)
+{
+    return rank != ctx->options.rank && (rank == COORDINATOR || ctx->options.rank == COORDINATOR) &&
+           ctx->run.connections.links[rank].state == LINK_OPEN;
+}
+
+static uint64_t earliest_execution(const bhvd_context *ctx)
+{
+    uint64_t earliest = own_execution(ctx);
+    for (int rank = 0; rank < ctx->options.size && ctx->options.rank == COORDINATOR; rank++) {
+        uint64_t execution = ctx->heartbeat.ranks[rank].execution;
+        if (listens_to(ctx, rank) && execution && (!earliest || execution < earliest))
+            earliest = execution;
+    }
+    return earliest;
+}
+
+static void listen_to(bhvd_context *ctx, int rank, int64_t now_ns, bool was_away)
+{
+    const struct link *link = &ctx->run.connections.links[rank];
+    struct heard *heard = &ctx->heartbeat.ranks[rank];
+    uint64_t received = link->payload_received + link->frames_received;
+    if (received != heard->received || was_away) {
+        heard->received = received;
+        heard->at_ns = now_ns;
+    } else if (ctx->heartbeat.silence_ns && now_ns - heard->at_ns >= ctx->heartbeat.silence_ns) {
+        run_blame(&ctx->run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, rank,
+                  "rank %d was lost: nothing came from it for %.1f s. Its process was stopped, or its host or the network "
+                  "between broke down. The limit, %g s, is set by BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank,
+                  (double)(now_ns - heard->at_ns) / 1e9, ctx->options.heartbeat_timeout_ms / 1000.0);
+    }
+}
+
+// Both the operations' messages and the frames of negotiation are told of.
+static void expect_acknowledgement(bhvd_context *ctx, int rank, int64_t now_ns)
+{
+    const struct heartbeat *h = &ctx->heartbeat;
+    struct link *link = &ctx->run.connections.links[rank];
+    struct heard *heard = &h->ranks[rank];
+    uint64_t sent = link->payload_sent + link->sends.done + link->control_sent;
+    if (!h->silence_ns || sent == heard->acknowledged)
+        return;
+    int64_t silence_ns = link_silence_ns(link, now_ns);
+    if (silence_ns < 0) {
+        heard->acknowledged = sent;
+    } else if (silence_ns >= h->silence_ns && now_ns - ctx->run.returned_ns >= h->silence_ns) {
+        run_blame(&ctx->run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, rank,
+                  "rank %d was lost: its host acknowledged nothing for %.1f s of what was sent to it. Its host or the network "
+                  "between broke down. The limit, %g s, is set by BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank,
+                  (double)silence_ns / 1e9, ctx->options.heartbeat_timeout_ms / 1000.0);
+    }
+}
+
+static void speak_to(bhvd_context *ctx, int rank, const struct bytes *payload)
+{
+    struct link *link = &ctx->run.connections.links[rank];
+    // What waits to be written says as much; and what nobody reads must not grow. A connection that is broken is noticed
+    // where it is read, after the goodbye that may explain it.
+    if (link->control_out.size == 0)
+        link_send_frame(link, FRAME_HEARTBEAT, payload, true);
+}
+
+void heartbeat_look(bhvd_context *ctx, bool now)
+{
+    struct heartbeat *h = &ctx->heartbeat;
+    if (ctx->options.size == 1 || ctx->run.failure.status || (!now && ++h->polls % POLLS_PER_LOOK))
+        return;
+    int64_t now_ns = clock_now_ns();
+    bool was_away = now_ns - h->looked_ns >= h->away_ns;
+    h->looked_ns = now_ns;
+    if (was_away)
+        ctx->run.returned_ns = now_ns;
+    if (now_ns < h->next_ns && !was_away)
+        return;
+    h->next_ns = now_ns + (int64_t)h->interval_ms * 1000000;
+    struct bytes payload = {0};
+    bytes_put_i64(&payload, (int64_t)earliest_execution(ctx));
+    for (int rank = 0; rank < ctx->options.size && !ctx->run.failure.status; rank++) {
+        if (listens_to(ctx, rank)) {
+            speak_to(ctx, rank, &payload);
+            listen_to(ctx, rank, now_ns, was_away);
+        }
+        if (rank != ctx->options.rank && ctx->run.connections.links[rank].state == LINK_OPEN && !ctx->run.failure.status)
+            expect_acknowledgement(ctx, rank, now_ns);
+    }
+    bytes_fini(&payload);
+}
+
+bhvd_status heartbeat_take(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
+{
+    uint64_t execution = (uint64_t)bytes_take_i64(&payload);
+    if (payload.failed || (link->rank != COORDINATOR && ctx->options.rank != COORDINATOR))
+        return BHVD_ERR_SYSTEM;
+    ctx->heartbeat.ranks[link->rank].execution = execution;
+    return BHVD_OK;
+}
+
+bool heartbeat_others_are_earlier(const bhvd_context *ctx)
+{
+    uint64_t earliest = 0;
+    if (!ctx->heartbeat.silence_ns)
+        return false;                   // nobody would notice that the rank that is said to be there was stopped
+    if (ctx->options.rank == COORDINATOR)
+        earliest = earliest_execution(ctx);
+    else if (listens_to(ctx, COORDINATOR))
+        earliest = ctx->heartbeat.ranks[COORDINATOR].execution;
+    return earliest && earliest < oldest_started(ctx);
+}

@@ -1,0 +1,222 @@
+// The stall check: operations that some ranks asked for and others did not, for too long. Rank 0 says which ranks are
+// missing, and what each asked for last; and it tells them, so that they can say where they are. First texts: Horovod's.
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "core/context/context.h"
+
+enum { LOOK_EVERY_NS = 1000000000, LINE_BYTES = 1024 };
+
+struct late {
+    struct bhvd_stalled said;
+    bool over_limit;                    // misses something for longer than the shutdown time
+};
+
+struct stall {
+    int64_t now_ns, warning_ns, shutdown_ns;
+    bool warn, shut_down;
+    struct late *late;                  // by global rank
+};
+
+static void note_missing(struct late *late, const struct pending *pending, bool over_limit)
+{
+    struct bhvd_stalled *said = &late->said;
+    late->over_limit |= over_limit;
+    if (said->operations < BHVD_STALLED_NAMES)
+        snprintf(said->names[said->operations], sizeof said->names[0], "%.*s", (int)pending->key.name_size, pending->key.name);
+    said->operations++;
+}
+
+static void visit_stalled(bhvd_context *ctx, struct pending *pending, void *arg)
+{
+    struct stall *stall = arg;
+    const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
+    int64_t waited_ns = stall->now_ns - pending->since_ns;
+    if (!set || waited_ns < stall->warning_ns)
+        return;
+    bool over_limit = stall->shutdown_ns > 0 && waited_ns >= stall->shutdown_ns;
+    if (stall->now_ns - pending->warned_ns >= stall->warning_ns) {
+        stall->warn = true;
+        pending->warned_ns = stall->now_ns;
+    }
+    stall->shut_down |= over_limit;
+    const struct request *first = pending->requests[pending->first];
+    for (int i = 0; i < pending->size; i++) {
+        if (request_is_of_members(first) && !request_lists(first, set->group.ranks[i]))
+            continue;
+        if (!pending->requests[i] && !ctx->coordinator.joined[set->group.ranks[i]])
+            note_missing(&stall->late[set->group.ranks[i]], pending, over_limit);
+    }
+}
+
+__attribute__((format(printf, 2, 3))) static void add(struct bytes *report, const char *format, ...)
+{
+    char line[LINE_BYTES + 32];
+    va_list args;
+    va_start(args, format);
+    int size = vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    bytes_put(report, line, size < (int)sizeof line ? (size_t)size : sizeof line - 1);
+}
+
+static void add_names(struct bytes *text, const struct bhvd_stalled *said)
+{
+    for (int i = 0; i < BHVD_STALLED_NAMES && i < said->operations; i++)
+        add(text, "%s%s", i ? ", " : "", said->names[i]);
+    if (said->operations > BHVD_STALLED_NAMES)
+        add(text, " ...");
+}
+
+static void add_seen(struct bytes *report, int rank, const struct seen *seen, int64_t now_ns)
+{
+    if (seen->last)
+        add(report, "\nRank %d asked for '%.*s' %.1f s ago, its operation number %llu, and for nothing since.", rank,
+            seen->last->key.name_size > 100 ? 100 : (int)seen->last->key.name_size, seen->last->key.name,
+            (double)(now_ns - seen->at_ns) / 1e9, (unsigned long long)seen->operations);
+    else
+        add(report, "\nRank %d has asked for nothing yet.", rank);
+}
+
+static void say_report(bhvd_context *ctx, const struct stall *stall)
+{
+    struct bytes report = {0};
+    add(&report, "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are "
+                 "waiting for remainder of ranks for more than %lld seconds. This may indicate that different ranks are "
+                 "trying to submit different tensors or that only subset of ranks is submitting tensors, which will cause "
+                 "deadlock.\nMissing ranks:", (long long)(stall->warning_ns / 1000000000));
+    for (int rank = 0; rank < ctx->options.size; rank++) {
+        const struct late *late = &stall->late[rank];
+        if (!late->said.operations)
+            continue;
+        add(&report, "\n%d%s: [", rank, late->over_limit ? "!" : "");
+        add_names(&report, &late->said);
+        add(&report, "]");
+    }
+    for (int rank = 0; rank < ctx->options.size; rank++) {
+        if (stall->late[rank].said.operations)
+            add_seen(&report, rank, &ctx->coordinator.seen[rank], stall->now_ns);
+    }
+    if (!report.failed)
+        log_put(&ctx->log, BHVD_LOG_WARNING, __FILE__, __LINE__, report.data, report.size);
+    bytes_fini(&report);
+    if (stall->shut_down)
+        log_say(ctx, BHVD_LOG_ERROR, "One or more rank (marked by \"!\") is stalled for longer than %lld seconds. Will "
+                "shutdown.", (long long)(stall->shutdown_ns / 1000000000));
+}
+
+static void take_late(bhvd_context *ctx, const void *names, size_t size)
+{
+    log_put(&ctx->log, BHVD_LOG_LATE, __FILE__, __LINE__, names, size < LINE_BYTES ? size : LINE_BYTES);
+}
+
+bhvd_status stall_take_late(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
+{
+    if (link->rank != COORDINATOR)
+        return BHVD_ERR_SYSTEM;
+    take_late(ctx, payload.at, (size_t)(payload.end - payload.at));
+    return BHVD_OK;
+}
+
+// A rank that is told says where it is (bagua_hvd/job/records.py).
+static void tell_missing(bhvd_context *ctx, const struct stall *stall)
+{
+    for (int rank = 0; rank < ctx->options.size; rank++) {
+        const struct bhvd_stalled *said = &stall->late[rank].said;
+        struct bytes text = {0};
+        add_names(&text, said);
+        if (said->operations && rank == COORDINATOR)
+            take_late(ctx, text.data, text.size);
+        else if (said->operations && ctx->run.connections.links[rank].state == LINK_OPEN)
+            link_send_frame(&ctx->run.connections.links[rank], FRAME_LATE, &text, false);     // what broke is found in reading
+        bytes_fini(&text);
+    }
+}
+
+// For bhvd_context_stalled.
+static void keep(bhvd_context *ctx, const struct late *late)
+{
+    struct bhvd_stalled *ranks = NULL, *before = ctx->stalled.ranks;
+    int count = 0, kept = 0;
+    for (int rank = 0; rank < ctx->options.size; rank++)
+        count += late[rank].said.operations > 0;
+    if (count)
+        ranks = malloc((size_t)count * sizeof *ranks);
+    for (int rank = 0; ranks && rank < ctx->options.size; rank++) {
+        if (late[rank].said.operations) {
+            ranks[kept] = late[rank].said;
+            ranks[kept++].rank = rank;
+        }
+    }
+    pthread_mutex_lock(&ctx->stalled.lock);
+    ctx->stalled.ranks = ranks;
+    ctx->stalled.count = kept;
+    pthread_mutex_unlock(&ctx->stalled.lock);
+    free(before);
+}
+
+int bhvd_context_stalled(bhvd_context *ctx, struct bhvd_stalled *out, int capacity)
+{
+    pthread_mutex_lock(&ctx->stalled.lock);
+    int count = ctx->stalled.count < capacity ? ctx->stalled.count : capacity;
+    if (count)
+        memcpy(out, ctx->stalled.ranks, (size_t)count * sizeof *out);
+    pthread_mutex_unlock(&ctx->stalled.lock);
+    return count;
+}
+
+static void shut_down(bhvd_context *ctx, const struct stall *stall)
+{
+    char ranks[128] = "";
+    size_t used = 0;
+    int stalled = 0, last = -1;
+    for (int rank = 0; rank < ctx->options.size; rank++) {
+        if (!stall->late[rank].over_limit)
+            continue;
+        stalled++;
+        last = rank;
+        if (used < sizeof ranks)
+            used += (size_t)snprintf(ranks + used, sizeof ranks - used, "%s%d", used ? ", " : "", rank);
+    }
+    struct bhvd_error reason;
+    error_set(&reason, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. One or more ranks (%s) are stalled for longer "
+              "than %lld seconds (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS).", ranks,
+              (long long)(stall->shutdown_ns / 1000000000));
+    error_blame(&reason, BHVD_CAUSE_TIMEOUT, stalled == 1 ? last : -1);
+    context_close(ctx, &reason);
+    reason = ctx->closing;
+    negotiation_leave(ctx);
+    run_fail_with(&ctx->run, &reason);
+}
+
+void stall_check(bhvd_context *ctx)
+{
+    struct coordinator *c = &ctx->coordinator;
+    if (ctx->options.rank != 0 || ctx->options.stall_warning_ms <= 0 || ctx->run.failure.status ||
+        (c->pending.count == 0 && ctx->stalled.count == 0))
+        return;
+    int64_t now_ns = clock_now_ns();
+    if (now_ns < c->next_stall_check_ns)
+        return;
+    c->next_stall_check_ns = now_ns + LOOK_EVERY_NS;
+    struct stall stall = {
+        .now_ns = now_ns,
+        .warning_ns = (int64_t)ctx->options.stall_warning_ms * 1000000,
+        .shutdown_ns = (int64_t)ctx->options.stall_shutdown_ms * 1000000,
+        .late = calloc((size_t)ctx->options.size, sizeof *stall.late),
+    };
+    if (!stall.late)
+        return;
+    coordinator_visit(ctx, visit_stalled, &stall);
+    keep(ctx, stall.late);
+    if (stall.warn || stall.shut_down) {
+        say_report(ctx, &stall);
+        tell_missing(ctx, &stall);
+    }
+    if (stall.shut_down)
+        shut_down(ctx, &stall);
+    free(stall.late);
+}

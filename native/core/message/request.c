@@ -1,0 +1,298 @@
+#include "core/message/request.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/status.h"
+
+void request_write(struct bytes *out, uint32_t process_set, const struct bhvd_args *args)
+{
+    size_t name_size = strlen(args->name);
+    bytes_put_u32(out, process_set);
+    bytes_put_u16(out, (uint16_t)name_size);
+    bytes_put(out, args->name, name_size);
+    bytes_put_u8(out, (uint8_t)args->kind);
+    bytes_put_u8(out, (uint8_t)args->op);
+    bytes_put_u8(out, (uint8_t)args->codec);
+    bytes_put_f64(out, args->codec_options.parameter);
+    bytes_put_u8(out, (uint8_t)args->exchange);
+    bytes_put_u8(out, (uint8_t)args->topology);
+    bytes_put_i64(out, args->round);
+    bytes_put_u8(out, args->hierarchical != 0);
+    bytes_put_i64(out, args->device);
+    bytes_put_i64(out, args->root_rank);
+    bytes_put_f64(out, args->prescale_factor);
+    bytes_put_f64(out, args->postscale_factor);
+    bytes_put_u32(out, (uint32_t)args->tensor_count);
+    for (size_t t = 0; t < args->tensor_count; t++) {
+        const struct bhvd_tensor *tensor = &args->tensors[t];
+        bytes_put_u8(out, (uint8_t)tensor->dtype);
+        bytes_put_u8(out, (uint8_t)tensor->ndim);
+        bytes_put(out, tensor->shape, (size_t)tensor->ndim * sizeof(int64_t));
+    }
+    bytes_put_u32(out, (uint32_t)args->split_count);
+    for (size_t i = 0; i < args->split_count; i++)
+        bytes_put_i64(out, args->splits[i]);
+}
+
+bool request_read_key(const unsigned char *bytes, size_t size, struct operation_key *key)
+{
+    struct bytes_reader r = {bytes, bytes + size, false};
+    key->process_set = bytes_take_u32(&r);
+    key->name_size = bytes_take_u16(&r);
+    key->name = (const char *)bytes_take(&r, key->name_size);
+    return !r.failed;
+}
+
+static bool shape_is_possible(const struct request_tensor *tensor)
+{
+    int64_t count = 1;
+    for (int d = 0; d < tensor->ndim && count >= 0; d++)
+        count = operation_count(count, request_dim(tensor, d));
+    return count >= 0;
+}
+
+struct request *request_parse(const unsigned char *bytes, size_t size)
+{
+    // Two passes: the first checks and counts, the second (over the copy) points into it.
+    struct request *request = NULL;
+    unsigned char *copy = NULL;
+    const unsigned char *base = bytes;
+    for (int pass = 0; pass < 2; pass++) {
+        struct bytes_reader r = {base, base + size, false};
+        struct request head = {.references = 1, .size = size, .bytes = copy};
+        head.key.process_set = bytes_take_u32(&r);
+        head.key.name_size = bytes_take_u16(&r);
+        head.key.name = (const char *)bytes_take(&r, head.key.name_size);
+        head.kind = bytes_take_u8(&r);
+        head.op = bytes_take_u8(&r);
+        head.codec = bytes_take_u8(&r);
+        head.codec_parameter = bytes_take_f64(&r);
+        head.exchange = bytes_take_u8(&r);
+        head.topology = bytes_take_u8(&r);
+        head.round = bytes_take_i64(&r);
+        head.hierarchical = bytes_take_u8(&r) != 0;
+        head.device = bytes_take_i64(&r);
+        head.root_rank = bytes_take_i64(&r);
+        head.prescale_factor = bytes_take_f64(&r);
+        head.postscale_factor = bytes_take_f64(&r);
+        head.tensor_count = bytes_take_u32(&r);
+        if (r.failed || head.kind > BHVD_PROCESS_SET_REMOVE || head.op > BHVD_OP_PRODUCT ||
+            head.codec >= BHVD_CODEC_COUNT || head.exchange > BHVD_EXCHANGE_ALLGATHER ||
+            head.topology > BHVD_TOPOLOGY_ROUND_ROBIN ||
+            size > REQUEST_BYTES_MAX || head.tensor_count > size / 2)       // a tensor takes two bytes at least
+            goto malformed;
+        if (pass) {
+            request = malloc(sizeof *request + head.tensor_count * sizeof request->tensors[0]);
+            if (!request)
+                goto malformed;
+        }
+        if (operation_needs_tensors(head.kind) != (head.tensor_count > 0))
+            goto malformed;
+        for (uint32_t t = 0; t < head.tensor_count; t++) {
+            struct request_tensor tensor = {.dtype = bytes_take_u8(&r), .ndim = bytes_take_u8(&r)};
+            tensor.dims = bytes_take(&r, tensor.ndim * sizeof(int64_t));
+            if (r.failed || tensor.dtype >= BHVD_DTYPE_COUNT || !shape_is_possible(&tensor))
+                goto malformed;
+            if (pass)
+                request->tensors[t] = tensor;
+        }
+        head.split_count = bytes_take_u32(&r);
+        head.splits = bytes_take(&r, head.split_count * sizeof(int64_t));
+        if (r.failed || r.at != r.end)
+            goto malformed;
+        if (pass) {
+            memcpy(request, &head, sizeof head);
+            return request;
+        }
+        copy = malloc(size);
+        if (!copy)
+            return NULL;
+        memcpy(copy, bytes, size);
+        base = copy;
+    }
+malformed:
+    free(request);
+    free(copy);
+    return NULL;
+}
+
+void request_hold(struct request *request) { request->references++; }
+
+void request_drop(struct request *request)
+{
+    if (!request || --request->references)
+        return;
+    free(request->bytes);
+    free(request);
+}
+
+static int64_t read_i64(const unsigned char *p, size_t i)
+{
+    int64_t v;
+    memcpy(&v, p + i * sizeof v, sizeof v);
+    return v;
+}
+
+int64_t request_dim(const struct request_tensor *tensor, int i) { return read_i64(tensor->dims, (size_t)i); }
+
+int64_t request_split(const struct request *request, uint32_t i) { return read_i64(request->splits, i); }
+
+bool request_is_of_members(const struct request *request)
+{
+    return request->kind == BHVD_PROCESS_SET_ADD && request->root_rank != 0;
+}
+
+bool request_lists(const struct request *request, int rank)
+{
+    for (uint32_t i = 0; i < request->split_count; i++) {
+        if (request_split(request, i) == rank)
+            return true;
+    }
+    return false;
+}
+
+size_t request_nbytes(const struct request *request)
+{
+    size_t nbytes = 0;
+    for (uint32_t t = 0; t < request->tensor_count; t++) {
+        size_t count = 1;
+        for (int d = 0; d < request->tensors[t].ndim; d++)
+            count *= (size_t)request_dim(&request->tensors[t], d);
+        nbytes += count * bhvd_dtype_size(request->tensors[t].dtype);
+    }
+    return nbytes;
+}
+
+void request_format_shape(char *out, size_t size, const struct request_tensor *tensor)
+{
+    size_t at = (size_t)snprintf(out, size, "[");
+    for (int d = 0; d < tensor->ndim && at < size; d++)
+        at += (size_t)snprintf(out + at, size - at, "%s%" PRId64, d ? ", " : "", request_dim(tensor, d));
+    if (at < size)
+        snprintf(out + at, size - at, "]");
+}
+
+// What follows Horovod's sentence: which operation, which ranks.
+struct facts {
+    char text[256];
+};
+
+static struct facts facts(const struct request *one, int one_rank, int other_rank)
+{
+    struct facts f;
+    snprintf(f.text, sizeof f.text, "(%s '%.*s', ranks %d and %d)",
+             operation_kind_word(one->kind), one->key.name_size > 150 ? 150 : (int)one->key.name_size, one->key.name,
+             one_rank, other_rank);
+    return f;
+}
+
+static bhvd_status compare_shapes(const struct request *one, int one_rank, const struct request *other, int other_rank,
+                                  struct bhvd_error *error)
+{
+    const char *kind = operation_kind_name(one->kind, one->op);
+    bool first_dim_free = one->kind == BHVD_ALLGATHER || one->kind == BHVD_ALLTOALL;
+    for (uint32_t t = 0; t < one->tensor_count; t++) {
+        const struct request_tensor *a = &one->tensors[t], *b = &other->tensors[t];
+        if (!first_dim_free) {
+            if (a->ndim == b->ndim && memcmp(a->dims, b->dims, a->ndim * sizeof(int64_t)) == 0)
+                continue;
+            char a_shape[200], b_shape[200];
+            request_format_shape(a_shape, sizeof a_shape, a);
+            request_format_shape(b_shape, sizeof b_shape, b);
+            return error_set(error, BHVD_ERR_MISMATCH,
+                             "Mismatched %s tensor shapes: One rank sent a tensor of shape %s, but another rank sent "
+                             "a tensor of shape %s. %s",
+                             kind, a_shape, b_shape, facts(one, one_rank, other_rank).text);
+        }
+        if (a->ndim != b->ndim)
+            return error_set(error, BHVD_ERR_MISMATCH,
+                             "Mismatched %s tensor shapes: One rank sent a tensor of rank %d, but another rank sent a "
+                             "tensor of rank %d. %s",
+                             kind, a->ndim, b->ndim, facts(one, one_rank, other_rank).text);
+        for (int d = 1; d < a->ndim; d++) {
+            if (request_dim(a, d) != request_dim(b, d))
+                return error_set(error, BHVD_ERR_MISMATCH,
+                                 "Mismatched %s tensor shapes: One rank sent a tensor with dimension %d equal to "
+                                 "%" PRId64 ", but another rank sent a tensor with dimension %d equal to %" PRId64
+                                 ". %s",
+                                 kind, d, request_dim(a, d), d, request_dim(b, d),
+                                 facts(one, one_rank, other_rank).text);
+        }
+    }
+    return BHVD_OK;
+}
+
+// Not a number is the same as itself here.
+static bool differ(double a, double b) { return a != b && (a == a || b == b); }
+
+bhvd_status request_compare(const struct request *one, int one_rank, const struct request *other, int other_rank,
+                            struct bhvd_error *error)
+{
+    const char *kind = operation_kind_name(one->kind, one->op);
+    uint32_t common = one->tensor_count < other->tensor_count ? one->tensor_count : other->tensor_count;
+    for (uint32_t t = 0; t < common; t++) {
+        if (one->tensors[t].dtype != other->tensors[t].dtype)
+            return error_set(error, BHVD_ERR_MISMATCH,
+                             "Mismatched data types: One rank had type %s, but another rank had type %s. %s",
+                             bhvd_dtype_name(one->tensors[t].dtype), bhvd_dtype_name(other->tensors[t].dtype),
+                             facts(one, one_rank, other_rank).text);
+    }
+    if (one->kind != other->kind || (one->op == BHVD_OP_ADASUM) != (other->op == BHVD_OP_ADASUM))
+        return error_set(error, BHVD_ERR_MISMATCH,
+                         "Mismatched operations: One rank did an %s, but another rank did an %s. %s", kind,
+                         operation_kind_name(other->kind, other->op), facts(one, one_rank, other_rank).text);
+    if (one->tensor_count != other->tensor_count)
+        return error_set(error, BHVD_ERR_MISMATCH,
+                         "Mismatched %s groups: One rank sent %u tensors, but another rank sent %u tensors. %s", kind,
+                         one->tensor_count, other->tensor_count, facts(one, one_rank, other_rank).text);
+    bhvd_status status = compare_shapes(one, one_rank, other, other_rank, error);
+    if (status)
+        return status;
+    if (differ(one->prescale_factor, other->prescale_factor) || differ(one->postscale_factor, other->postscale_factor))
+        return error_set(error, BHVD_ERR_MISMATCH,
+                         "Mismatched prescale and/or postscale factors: One rank sent factors (%g, %g), but another "
+                         "rank sent factors (%g, %g). %s",
+                         one->prescale_factor, one->postscale_factor, other->prescale_factor, other->postscale_factor,
+                         facts(one, one_rank, other_rank).text);
+    if (one->op != other->op)
+        return error_set(error, BHVD_ERR_MISMATCH,
+                         "Mismatched reduction operation: One rank sent reduction op %d, but another rank sent "
+                         "reduction op %d. %s",
+                         one->op, other->op, facts(one, one_rank, other_rank).text);
+    if (one->codec != other->codec || differ(one->codec_parameter, other->codec_parameter) ||
+        one->exchange != other->exchange)
+        return error_set(error, BHVD_ERR_MISMATCH,
+                         "Mismatched codecs: One rank sent codec %d with parameter %g and exchange %d, but another rank "
+                         "sent codec %d with parameter %g and exchange %d. %s",
+                         one->codec, one->codec_parameter, one->exchange, other->codec, other->codec_parameter,
+                         other->exchange, facts(one, one_rank, other_rank).text);
+    if (one->hierarchical != other->hierarchical)
+        return error_set(error, BHVD_ERR_MISMATCH,
+                         "Mismatched %s levels: One rank asked for a hierarchical one, but another rank for a flat one. %s",
+                         kind, facts(one, one_rank, other_rank).text);
+    if (one->topology != other->topology || one->round != other->round)
+        return error_set(error, BHVD_ERR_MISMATCH,
+                         "Mismatched %s rounds: One rank sent topology %d and round %" PRId64
+                         ", but another rank sent topology %d and round %" PRId64 ". %s",
+                         kind, one->topology, one->round, other->topology, other->round,
+                         facts(one, one_rank, other_rank).text);
+    if (one->kind == BHVD_PROCESS_SET_ADD &&
+        (one->split_count != other->split_count ||
+         memcmp(one->splits, other->splits, one->split_count * sizeof(int64_t)) != 0))
+        return error_set(error, BHVD_ERR_MISMATCH, "Mismatched process sets: ranks %d and %d tried to add different "
+                         "ranks ('%.*s').", one_rank, other_rank, (int)one->key.name_size, one->key.name);
+    if (one->root_rank != other->root_rank)
+        return error_set(error, BHVD_ERR_MISMATCH,
+                         "Mismatched %s root ranks: One rank specified root rank %" PRId64
+                         ", but another rank specified root rank %" PRId64 ". %s",
+                         kind, one->root_rank, other->root_rank, facts(one, one_rank, other_rank).text);
+    if ((one->device < 0) != (other->device < 0))
+        return error_set(error, BHVD_ERR_MISMATCH,
+                         "Mismatched %s CPU/GPU device selection: One rank specified device %s, but another rank "
+                         "specified device %s. %s",
+                         kind, one->device < 0 ? "CPU" : "GPU", other->device < 0 ? "CPU" : "GPU",
+                         facts(one, one_rank, other_rank).text);
+    return BHVD_OK;
+}

@@ -1,0 +1,79 @@
+#include "core/negotiation/answer.h"
+
+#include "base/dtype.h"
+
+// The rows of `count` ranks: none negative, and together of a size that memory can have.
+static bool can_be_held(const int64_t *rows, int count, size_t row_nbytes)
+{
+    size_t nbytes;
+    int64_t sum = 0;
+    for (int i = 0; i < count; i++) {
+        if (rows[i] < 0 || __builtin_add_overflow(sum, rows[i], &sum))
+            return false;
+    }
+    return !__builtin_mul_overflow((size_t)sum, row_nbytes, &nbytes) && nbytes <= PTRDIFF_MAX;
+}
+
+static bool agrees_gathered(const struct process_set *set, const struct tensor *tensor, const int64_t *dim0)
+{
+    return dim0[set->group.rank] == tensor->dim0 && can_be_held(dim0, set->group.size, tensor->row_nbytes);
+}
+
+// What this rank sends it has checked itself.
+static bool agrees_exchanged(const struct process_set *set, const struct bhvd_handle *op, const struct tensor *tensor,
+                             const int64_t *received)
+{
+    const int64_t longest = received[set->group.size];
+    size_t nbytes;
+    for (int i = 0; i < set->group.size; i++) {
+        if (received[i] > longest || operation_split(op, tensor, i, set->group.size) > longest)
+            return false;
+    }
+    return longest <= INT32_MAX && received[set->group.rank] == operation_split(op, tensor, set->group.rank, set->group.size) &&
+           !__builtin_mul_overflow((size_t)longest, tensor->row_nbytes, &nbytes) &&
+           can_be_held(received, set->group.size, tensor->row_nbytes);
+}
+
+bool answer_agrees(const struct process_set *set, const struct bhvd_handle *op, const int64_t *agreed, size_t count)
+{
+    if (op->work.kind == BHVD_JOIN)
+        return count == 1 && agreed[0] >= 0 && agreed[0] < set->group.size;
+    const size_t per_tensor = answer_count(op->work.kind, set->group.size);
+    if (set->group.rank < 0 || count != per_tensor * op->work.tensor_count)
+        return false;
+    for (size_t t = 0; t < op->work.tensor_count && per_tensor; t++) {
+        const int64_t *of_tensor = agreed + t * per_tensor;
+        if (!(op->work.kind == BHVD_ALLGATHER ? agrees_gathered(set, &op->work.tensors[t], of_tensor)
+                                         : agrees_exchanged(set, op, &op->work.tensors[t], of_tensor)))
+            return false;
+    }
+    return true;
+}
+
+bool answer_continues(const struct execution *execution, const struct bhvd_handle *op)
+{
+    if (op->process_set != execution->process_set)
+        return false;
+    if (execution->count == 0)
+        return true;
+    const struct work *first = execution->works[0];
+    return first->kind == BHVD_ALLREDUCE && op->work.kind == BHVD_ALLREDUCE && op->work.op == first->op &&
+           op->work.prescale_factor == first->prescale_factor && op->work.postscale_factor == first->postscale_factor;
+}
+
+bool answer_has_zeros(const struct request *request)
+{
+    struct bhvd_codec_options options = {.parameter = request->codec_parameter};
+    bool low_precision = request->kind == BHVD_C_LP_S, floats_only = low_precision || request->op == BHVD_OP_ADASUM;
+    if ((request->kind != BHVD_ALLREDUCE && !low_precision) || (low_precision && request->op > BHVD_OP_SUM))
+        return false;
+    for (uint32_t t = 0; t < request->tensor_count; t++) {
+        bhvd_dtype dtype = request->tensors[t].dtype;
+        if (floats_only && !dtype_is_floating(dtype))
+            return false;
+        if (low_precision && (dtype != request->tensors[0].dtype ||
+                              !bhvd_encoded_size(request->codec, dtype, 1, &options)))
+            return false;
+    }
+    return true;
+}

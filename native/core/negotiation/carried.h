@@ -1,0 +1,37 @@
+// Small allreduces between hosts whose agreement is known: their values travel with the request, and the sum with the answer. One
+// round trip in all, where an execution over links would follow the answer.
+//
+//     out = postscale (prescale x_0 + prescale x_1 + ...)      added by the coordinator, in rank order; average: / n
+//
+// What some member asks for in another way (in full, since it is new or has changed; not at all, since it has joined) is
+// executed as ever: then nobody's values are used.
+#ifndef BHVD_CARRIED_H
+#define BHVD_CARRIED_H
+
+#include "core/context/context.h"
+
+enum { CARRIED_BYTES = 512 };       // of a tensor, at most
+
+// Do the operation's values go with its request, when that is said by an id?
+bool carried_takes(const bhvd_context *ctx, const struct bhvd_handle *op);
+// Values, or a sum, of the operation that this id stands for: as it is said, in requests and answers alike (ITEM_CARRIED).
+struct carried {
+    uint32_t id;
+    uint16_t nbytes;
+    const unsigned char *values;        // NULL: malformed
+};
+
+void carried_put(struct bytes *out, uint32_t id, const void *values, size_t nbytes);
+// What follows the tag.
+struct carried carried_take(struct bytes_reader *r);
+
+// Coordinator: the values of the member at this position, whose request is noted already. False: they do not fit it, or no memory.
+bool carried_add(struct pending *pending, int member, const struct carried *item);
+// Have all members said theirs?
+static inline bool carried_is_whole(const struct pending *pending) { return pending->carried_count == pending->size; }
+// Says the sum of all.
+void carried_put_sum(const struct run *run, const struct pending *pending, struct bytes *out);
+// Member: keeps the sum that its answer brought. False: it does not fit the operation, or no memory.
+bool carried_keep_sum(struct bhvd_handle *op, const struct carried *item);
+
+#endif

@@ -1,0 +1,444 @@
+#include "core/negotiation/coordinator.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "core/negotiation/carried.h"
+#include "core/context/context.h"
+#include "core/negotiation/ready.h"
+#include "core/message/reason.h"
+#include "core/negotiation/response.h"
+
+bhvd_status coordinator_init(bhvd_context *ctx)
+{
+    struct coordinator *c = &ctx->coordinator;
+    c->ready_tail = &c->ready_head;
+    c->wire.byte_ps = ctx->run.connections.byte_ps;
+    for (int rank = 0; rank < ctx->options.size; rank++) {
+        const int64_t hop_ns = ctx->run.connections.links[rank].round_trip_ns / 2;
+        if (c->wire.hop_ns < hop_ns)
+            c->wire.hop_ns = hop_ns < UINT32_MAX ? (uint32_t)hop_ns : UINT32_MAX;
+    }
+    c->joined = calloc((size_t)ctx->options.size, sizeof *c->joined);
+    c->left = calloc((size_t)ctx->options.size, sizeof *c->left);
+    c->seen = calloc((size_t)ctx->options.size, sizeof *c->seen);
+    return c->joined && c->left && c->seen ? BHVD_OK : BHVD_ERR_SYSTEM;
+}
+
+static bool any_left(const bhvd_context *ctx, const struct process_set *set, struct bhvd_error *error)
+{
+    const struct coordinator *c = &ctx->coordinator;
+    for (int i = 0; c->left_count && i < set->group.size; i++) {
+        if (c->left[set->group.ranks[i]]) {
+            reason_left(error, set->group.ranks[i]);
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_complete(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
+{
+    const struct request *first = pending->requests[pending->first];
+    int ready = pending->ready_count;
+    if (request_is_of_members(first))
+        return ready == (int)first->split_count;
+    for (int i = 0; ctx->coordinator.joined_count && i < set->group.size; i++)
+        ready += !pending->requests[i] && ctx->coordinator.joined[set->group.ranks[i]];
+    return ready == set->group.size;
+}
+
+void coordinator_visit(bhvd_context *ctx, void (*visit)(bhvd_context *, struct pending *, void *), void *arg)
+{
+    struct table *table = &ctx->coordinator.pending;
+    for (size_t i = 0; i < table->bucket_count; i++) {
+        for (struct table_node *node = table->buckets[i], *next; node; node = next) {
+            next = node->next;
+            visit(ctx, TABLE_CONTAINER(node, struct pending, by_name), arg);
+        }
+    }
+}
+
+static bool can_never_be(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
+{
+    struct bhvd_error error;
+    const struct request *first = pending->requests[pending->first];
+    for (int i = 0; i < pending->size; i++) {
+        const struct request *request = pending->requests[i];
+        if (request ? request != first && request_compare(first, 0, request, 0, &error)
+                    : ctx->coordinator.joined[set->group.ranks[i]])
+            return true;
+    }
+    return false;
+}
+
+// Where members have parted others may never ask: what cannot be done is refused without them.
+static bool is_to_be_refused(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
+{
+    return pending->is_of_parted && can_never_be(ctx, pending, set);
+}
+
+static void visit_joined(bhvd_context *ctx, struct pending *pending, void *arg)
+{
+    const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
+    (void)arg;
+    if (set && (is_complete(ctx, pending, set) || is_to_be_refused(ctx, pending, set)))
+        ready_put(&ctx->coordinator, pending);
+}
+
+static bhvd_status take_join(bhvd_context *ctx, int rank, const struct request *request)
+{
+    struct coordinator *c = &ctx->coordinator;
+    if (c->joined[rank])
+        return BHVD_OK;
+    c->joined[rank] = true;
+    c->joined_count++;
+    c->last_joined = rank;
+    coordinator_visit(ctx, visit_joined, NULL);
+    if (c->joined_count < ctx->options.size)
+        return BHVD_OK;
+    // What ranks posted before they joined comes before the end of the join.
+    bhvd_status status = ready_answer(ctx);
+    if (status)
+        return status;
+    memset(c->joined, 0, (size_t)ctx->options.size * sizeof *c->joined);
+    c->joined_count = 0;
+    response_begin(c, request->key.process_set, 1, 0, true);
+    response_put_head(&c->out, &request->key, 0, BHVD_OK);
+    bytes_put_u32(&c->out, 1);
+    bytes_put_i64(&c->out, c->last_joined);
+    bytes_put_u32(&c->out, 0);
+    return response_send(ctx, process_set_get(&ctx->sets, 0));
+}
+
+static bhvd_status keep_early(struct coordinator *c, int rank, struct request *request)
+{
+    struct early_request *early = malloc(sizeof *early), **tail = &c->early;
+    if (!early)
+        return BHVD_ERR_SYSTEM;
+    *early = (struct early_request){NULL, rank, request};
+    request_hold(request);
+    while (*tail)
+        tail = &(*tail)->next;
+    *tail = early;
+    return BHVD_OK;
+}
+
+static void note_seen(struct seen *seen, struct request *request)
+{
+    request_hold(request);
+    request_drop(seen->last);
+    seen->last = request;
+    seen->operations++;
+}
+
+// Rank `rank` has asked for it as the last.
+static void note_last(struct seen *seen, const struct pending *pending)
+{
+    if (pending->size < 2)
+        return;
+    seen->last_asked++;
+    seen->waited_ns += seen->at_ns > pending->asked_ns ? (uint64_t)(seen->at_ns - pending->asked_ns) : 0;
+}
+
+// Rank `rank` asks for `request`; by the id of `entry`, or in full when that is NULL.
+static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *request, struct coordinator_entry *entry)
+{
+    struct coordinator *c = &ctx->coordinator;
+    const struct process_set *set = process_set_find(&ctx->sets, request->key.process_set);
+    struct bhvd_error error;
+    note_seen(&c->seen[rank], request);
+    if (!set)       // a set that is gone: the rank learns it from its own removal
+        return c->additions ? keep_early(c, rank, request) : BHVD_OK;
+    if (any_left(ctx, set, &error))
+        return response_refuse(ctx, rank, &request->key, &error);
+    int index = process_set_index(set, rank);
+    bool for_all = request->kind == BHVD_JOIN || request->kind >= BHVD_PROCESS_SET_ADD;
+    if (index < 0 || (for_all && set->group.id != 0) || (request_is_of_members(request) && !request_lists(request, rank)))
+        return BHVD_ERR_SYSTEM;
+    if (request->kind == BHVD_JOIN)
+        return take_join(ctx, rank, request);
+    struct pending *pending = entry ? entry->cached.user : NULL;
+    if (!pending)
+        pending = pending_find(&c->pending, &request->key);
+    if (!pending) {
+        pending = pending_create(&c->pending, set, index, request);
+        if (!pending)
+            return BHVD_ERR_SYSTEM;
+        pending->entry = entry;
+        if (entry)
+            entry->cached.user = pending;
+        timeline_negotiation_begin(ctx, &pending->key, operation_kind_name(request->kind, request->op));
+    } else if (pending->entry != entry && pending->entry) {
+        pending->entry->cached.user = NULL;
+        pending->entry = NULL;
+    }
+    if (pending->requests[index])
+        return BHVD_ERR_SYSTEM;
+    pending->requests[index] = request;
+    request_hold(request);
+    pending->ready_count++;
+    timeline_rank_ready(ctx, &pending->key, rank);
+    if (is_complete(ctx, pending, set)) {
+        note_last(&c->seen[rank], pending);
+        ready_put(c, pending);
+    }
+    pending->asked_ns = c->seen[rank].at_ns;
+    return BHVD_OK;
+}
+
+static bhvd_status take_cached_request(bhvd_context *ctx, int rank, uint32_t id)
+{
+    // Looked up for each rank: what another one asks can end an agreement, and with it the entry.
+    struct coordinator_entry *entry = coordinator_cache_find_id(&ctx->cache, id);
+    const struct process_set *set = entry ? process_set_find(&ctx->sets, entry->cached.key.process_set) : NULL;
+    int index = set ? process_set_index(set, rank) : -1;
+    ctx->coordinator.asking = rank;
+    if (index < 0)
+        return response_send_stale(ctx, rank, id);
+    if (!entry->cached.user)                    // the first rank that asks: the others' asking makes it no newer
+        coordinator_cache_use(&ctx->cache, entry);
+    return take_request(ctx, rank, entry->requests[index], entry);
+}
+
+// Of each id all ranks, so that none of them is far ahead of the others.
+static bhvd_status take_cached_run(bhvd_context *ctx, const int *ranks, int count, const struct cached_run *run)
+{
+    bhvd_status status = BHVD_OK;
+    for (uint32_t i = 0; i < run->count && !status; i++) {
+        for (int j = 0; j < count && !status; j++)
+            status = take_cached_request(ctx, ranks[j], run->id + i);
+    }
+    return status;
+}
+
+static void look_at_parted(bhvd_context *ctx, const struct operation_key *key)
+{
+    struct pending *pending = pending_find(&ctx->coordinator.pending, key);
+    const struct process_set *set = process_set_find(&ctx->sets, key->process_set);
+    if (!pending || !set)
+        return;                             // all have asked
+    pending->is_of_parted = true;
+    if (is_to_be_refused(ctx, pending, set))
+        ready_put(&ctx->coordinator, pending);
+}
+
+// Most ranks ask for exactly what another has asked for: they share its request, which saves the time to read and
+// compare it, and, in the cache, n - 1 copies of it.
+static struct request *read_request(struct coordinator *c, const unsigned char *bytes, size_t size)
+{
+    struct operation_key key;
+    if (request_read_key(bytes, size, &key)) {
+        const struct pending *pending = pending_find(&c->pending, &key);
+        struct request *first = pending ? pending->requests[pending->first] : NULL;
+        if (first && first->size == size && memcmp(first->bytes, bytes, size) == 0) {
+            request_hold(first);
+            return first;
+        }
+    }
+    return request_parse(bytes, size);
+}
+
+static bhvd_status take_full_request(bhvd_context *ctx, const int *ranks, int count, const unsigned char *bytes, size_t size,
+                                     bool has_parted)
+{
+    bhvd_status status = BHVD_OK;
+    for (int i = 0; i < count && !status; i++) {
+        struct request *request = read_request(&ctx->coordinator, bytes, size);
+        ctx->coordinator.asking = ranks[i];
+        status = request ? take_request(ctx, ranks[i], request, NULL) : BHVD_ERR_SYSTEM;
+        if (!status && has_parted)
+            look_at_parted(ctx, &request->key);
+        request_drop(request);
+    }
+    return status;
+}
+
+// By an id, with values. What is not known any more will be asked for in full, without.
+static bhvd_status take_carried(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader *r)
+{
+    const struct carried item = carried_take(r);
+    if (!item.values || count != 1)
+        return BHVD_ERR_SYSTEM;
+    bhvd_status status = take_cached_request(ctx, ranks[0], item.id);
+    const struct coordinator_entry *entry = status ? NULL : coordinator_cache_find_id(&ctx->cache, item.id);
+    struct pending *pending = entry ? entry->cached.user : NULL;
+    const struct process_set *set = pending ? process_set_find(&ctx->sets, pending->key.process_set) : NULL;
+    const int member = set ? process_set_index(set, ranks[0]) : -1;
+    if (member >= 0 && pending->requests[member] && !carried_add(pending, member, &item))
+        return BHVD_ERR_SYSTEM;
+    return status;
+}
+
+static bhvd_status take_detached(bhvd_context *ctx, const int *ranks, int count)
+{
+    bhvd_status status = BHVD_OK;
+    for (int i = 0; i < count && !status; i++) {
+        ctx->coordinator.asking = ranks[i];
+        status = relay_take_detached(ctx, ranks[i]);
+    }
+    return status;
+}
+
+static bhvd_status take_items(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader r)
+{
+    bhvd_status status = BHVD_OK;
+    while (r.at < r.end && !status) {
+        enum item_tag tag = bytes_take_u8(&r);
+        if (tag == ITEM_CACHED) {
+            struct cached_run run = cached_run_take(&r);
+            if (!r.failed)
+                status = take_cached_run(ctx, ranks, count, &run);
+        } else if (tag == ITEM_FULL || tag == ITEM_PARTED) {
+            uint32_t size = bytes_take_u32(&r);
+            const unsigned char *bytes = bytes_take(&r, size);
+            status = bytes ? take_full_request(ctx, ranks, count, bytes, size, tag == ITEM_PARTED) : BHVD_ERR_SYSTEM;
+        } else if (tag == ITEM_CARRIED) {
+            status = take_carried(ctx, ranks, count, &r);
+        } else {
+            status = tag == ITEM_DETACHED ? take_detached(ctx, ranks, count) : BHVD_ERR_SYSTEM;
+        }
+        if (r.failed)
+            return BHVD_ERR_SYSTEM;
+    }
+    return status;
+}
+
+static bhvd_status take_requests(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader payload)
+{
+    const int64_t now_ns = ctx->options.stall_warning_ms > 0 ? clock_now_ns() : 0;     // else nobody asks
+    for (int i = 0; i < count; i++)
+        ctx->coordinator.seen[ranks[i]].at_ns = now_ns;
+    return take_items(ctx, ranks, count, payload);
+}
+
+bhvd_status coordinator_take_requests(bhvd_context *ctx, int rank, struct bytes_reader payload)
+{
+    if (!ctx->measures_coordinator)
+        return take_requests(ctx, &rank, 1, payload);
+    int64_t started_ns = clock_thread_ns();
+    bhvd_status status = take_requests(ctx, &rank, 1, payload);
+    ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
+    return status;
+}
+
+bhvd_status coordinator_take_bundled(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader items)
+{
+    ctx->coordinator.asking = ranks[0];
+    bhvd_status status = take_requests(ctx, ranks, count, items);
+    if (status == BHVD_ERR_SYSTEM && !ctx->run.failure.status)
+        return run_fail_protocol(&ctx->run, ctx->coordinator.asking);
+    return status;
+}
+
+static void end_pending(bhvd_context *ctx, struct pending *pending, const struct bhvd_error *error)
+{
+    struct coordinator *c = &ctx->coordinator;
+    const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
+    table_remove(&c->pending, &pending->by_name);
+    for (int i = 0; set && i < pending->size; i++) {
+        if (pending->requests[i])
+            response_refuse(ctx, set->group.ranks[i], &pending->key, error);
+    }
+    pending_free(pending);
+}
+
+static void visit_left(bhvd_context *ctx, struct pending *pending, void *arg)
+{
+    const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
+    struct bhvd_error error;
+    (void)arg;
+    if (set && any_left(ctx, set, &error))
+        end_pending(ctx, pending, &error);
+}
+
+void coordinator_take_goodbye(bhvd_context *ctx, int rank)
+{
+    struct coordinator *c = &ctx->coordinator;
+    c->left[rank] = true;
+    if (c->left_count++ == 0)
+        c->first_left = rank;
+    coordinator_visit(ctx, visit_left, NULL);
+    if (c->joined_count) {
+        // Joins can no longer complete: who waits in one must hear it.
+        struct operation_key key = {process_set_get(&ctx->sets, 0)->number, sizeof JOIN_NAME - 1, JOIN_NAME};
+        struct bhvd_error error;
+        any_left(ctx, process_set_get(&ctx->sets, 0), &error);
+        for (int i = 0; i < ctx->options.size; i++) {
+            if (c->joined[i])
+                response_refuse(ctx, i, &key, &error);
+            c->joined[i] = false;
+        }
+        c->joined_count = 0;
+    }
+}
+
+bhvd_status coordinator_set_added(bhvd_context *ctx)
+{
+    struct coordinator *c = &ctx->coordinator;
+    if (ctx->options.rank != COORDINATOR)
+        return BHVD_OK;
+    c->additions--;
+    struct early_request *early = c->early;
+    bhvd_status status = BHVD_OK;
+    c->early = NULL;
+    while (early) {
+        struct early_request *next = early->next;
+        if (!status)
+            status = take_request(ctx, early->rank, early->request, NULL);
+        request_drop(early->request);
+        free(early);
+        early = next;
+    }
+    return status;
+}
+
+struct removed_set {
+    uint32_t id;
+    struct bhvd_error error;
+};
+
+static void visit_removed(bhvd_context *ctx, struct pending *pending, void *arg)
+{
+    struct removed_set *removed = arg;
+    if (pending->key.process_set == removed->id)
+        end_pending(ctx, pending, &removed->error);
+}
+
+bhvd_status coordinator_set_removed(bhvd_context *ctx, uint32_t process_set)
+{
+    if (ctx->options.rank != COORDINATOR)
+        return BHVD_OK;
+    struct removed_set removed = {.id = process_set};
+    error_set(&removed.error, BHVD_ERR_UNSUPPORTED, "process set %u was removed while the operation was in flight",
+              process_set);
+    coordinator_visit(ctx, visit_removed, &removed);
+    coordinator_cache_forget_set(&ctx->cache, process_set);
+    return BHVD_OK;
+}
+
+static void free_pending_node(struct table_node *node, void *arg)
+{
+    (void)arg;
+    pending_free(TABLE_CONTAINER(node, struct pending, by_name));
+}
+
+void coordinator_fini(bhvd_context *ctx)
+{
+    struct coordinator *c = &ctx->coordinator;
+    table_clear(&c->pending, free_pending_node, NULL);
+    ready_fini(c);
+    for (struct early_request *early = c->early, *next; early; early = next) {
+        next = early->next;
+        request_drop(early->request);
+        free(early);
+    }
+    bytes_fini(&c->out);
+    for (int rank = 0; c->seen && rank < ctx->options.size; rank++)
+        request_drop(c->seen[rank].last);
+    free(c->seen);
+    free(c->joined);
+    free(c->left);
+}

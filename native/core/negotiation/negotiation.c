@@ -1,0 +1,439 @@
+#include "core/negotiation/negotiation.h"
+
+#include <stdlib.h>
+
+#include "base/status.h"
+#include "core/negotiation/answer.h"
+#include "core/message/cached_run.h"
+#include "core/negotiation/carried.h"
+#include "core/context/context.h"
+#include "core/message/reason.h"
+#include "run/result_memory.h"
+
+static void put_in_full(bhvd_context *ctx, struct bytes *out, enum item_tag tag, const struct bhvd_handle *op)
+{
+    ctx->counters.cache_misses++;
+    bytes_put_u8(out, (uint8_t)tag);
+    bytes_put_u32(out, (uint32_t)op->request.size);
+    bytes_put(out, op->request.data, op->request.size);
+}
+
+static void put_request(bhvd_context *ctx, struct bytes *out, struct cached_run *run, struct bhvd_handle *op)
+{
+    struct operation_key key = {op->process_set, op->work.name_size, op->work.name};
+    struct cache_entry *entry = ctx->cache.capacity ? response_cache_find(&ctx->cache, &key) : NULL;
+    if (entry && !entry->cached.user && entry->request.size == op->request.size &&
+        memcmp(entry->request.data, op->request.data, op->request.size) == 0) {
+        entry->cached.user = op;
+        op->cached = entry;
+        response_cache_use(&ctx->cache, entry);
+        ctx->counters.cache_hits++;
+        if (carried_takes(ctx, op)) {
+            carried_put(out, entry->cached.id, op->work.tensors[0].src, op->work.tensors[0].nbytes);
+        } else {
+            cached_run_put(run, out, entry->cached.id);
+        }
+    } else {
+        put_in_full(ctx, out, ITEM_FULL, op);
+    }
+}
+
+bhvd_status negotiation_send(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *payload, bool lazy)
+{
+    struct link *link = &ctx->run.connections.links[rank];
+    if (link->state != LINK_OPEN)
+        return BHVD_OK;                     // it left: it needs no answer, and its goodbye ended what it could be asked
+    ctx->counters.negotiation_messages++;
+    bhvd_status status = link_send_frame(link, type, payload, lazy);
+    // A connection that is broken is noticed where it is read, after the goodbye that may explain it.
+    if (status == BHVD_ERR_PEER_LOST)
+        return BHVD_OK;
+    return status ? context_fail(ctx, status, "no memory for a message of %zu bytes to rank %d, or one that is too long",
+                                       payload->size, rank) : BHVD_OK;
+}
+
+static bhvd_status send_requests(bhvd_context *ctx, const struct bytes *out)
+{
+    if (out->failed)
+        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to negotiate an operation");
+    if (ctx->options.rank == COORDINATOR)
+        return coordinator_take_requests(ctx, COORDINATOR, bytes_read(out));
+    return relay_announce(ctx, out);
+}
+
+bhvd_status negotiation_request(bhvd_context *ctx, struct bhvd_handle *posted)
+{
+    struct bytes *out = &ctx->request_frame;
+    struct cached_run run = {0};
+    bhvd_status status = BHVD_OK;
+    out->size = 0;
+    for (struct bhvd_handle *op = posted, *next; op && !status; op = next) {
+        next = op->next;
+        if (!process_set_find(&ctx->sets, op->process_set)) {
+            struct bhvd_error error;
+            error_set(&error, BHVD_ERR_UNSUPPORTED, "the process set was removed while '%.*s' was in flight",
+                      (int)op->work.name_size, op->work.name);
+            operation_end(op, &error);
+            continue;
+        }
+        if (op->work.kind == BHVD_JOIN)
+            meetings_part(ctx);
+        op->announced = true;
+        const enum meeting_way way = meetings_take(ctx, op);
+        if (way == MEETING_NONE)
+            put_request(ctx, out, &run, op);
+        else if (way == MEETING_PARTED)
+            put_in_full(ctx, out, ITEM_PARTED, op);
+        if (out->size >= REQUEST_FRAME_BYTES || (!next && out->size)) {
+            status = send_requests(ctx, out);
+            out->size = 0;
+            run = (struct cached_run){0};
+        }
+    }
+    return status || out->size == 0 ? status : send_requests(ctx, out);
+}
+
+bhvd_status negotiation_ask_parted(bhvd_context *ctx, struct bhvd_handle *op)
+{
+    struct bytes out = {0};
+    put_in_full(ctx, &out, ITEM_PARTED, op);
+    bhvd_status status = send_requests(ctx, &out);
+    bytes_fini(&out);
+    return status;
+}
+
+bhvd_status negotiation_take_stale(bhvd_context *ctx, struct bytes_reader r)
+{
+    struct cache_entry *entry = response_cache_find_id(&ctx->cache, bytes_take_u32(&r));
+    if (r.failed || !entry || !entry->cached.user)
+        return BHVD_OK;                     // answered meanwhile, or never asked: nothing waits for it
+    struct bhvd_handle *op = entry->cached.user;
+    if (op->answered)
+        return BHVD_ERR_SYSTEM;             // by this very id
+    response_cache_forget(&ctx->cache, entry);
+    struct bytes out = {0};
+    struct cached_run run = {0};
+    put_request(ctx, &out, &run, op);
+    bhvd_status status = send_requests(ctx, &out);
+    bytes_fini(&out);
+    return status;
+}
+
+static bool read_agreed(struct bytes_reader *r, struct bhvd_handle *op)
+{
+    size_t count = bytes_take_u32(r);
+    const unsigned char *values = bytes_take(r, count * sizeof(int64_t));
+    if (!values)
+        return false;
+    op->agreed_owned = malloc((count + 1) * sizeof(int64_t));
+    if (!op->agreed_owned)
+        return false;
+    memcpy(op->agreed_owned, values, count * sizeof(int64_t));
+    op->agreed = op->agreed_owned;
+    op->agreed_count = count;
+    return true;
+}
+
+// A rank takes part in what it did not post: in an allreduce after it joined, with zeros; in adding a process set that
+// its members alone asked for.
+static struct bhvd_handle *phantom_create(bhvd_context *ctx, const struct request *request)
+{
+    struct bhvd_handle *op = calloc(1, sizeof *op + request->tensor_count * sizeof op->tensors[0]);
+    if (!op)
+        return NULL;
+    op->ctx = ctx;
+    op->work.phantom = true;
+    atomic_init(&op->references, 1);
+    op->work.kind = request->kind;
+    op->process_set = request->key.process_set;
+    op->work.op = request->op;
+    op->work.codec = request->codec;
+    op->work.codec_options.parameter = request->codec_parameter;
+    op->work.exchange = request->exchange;
+    op->work.hierarchical = request->hierarchical;
+    op->on_gpu = request->device >= 0;
+    op->work.prescale_factor = request->prescale_factor;
+    op->work.postscale_factor = request->postscale_factor;
+    op->work.root_rank = (int)request->root_rank;
+    if (request_is_of_members(request)) {
+        op->splits = malloc((request->split_count + 1) * sizeof *op->splits);
+        for (uint32_t i = 0; op->splits && i < request->split_count; i++) {
+            const int64_t rank = request_split(request, i);
+            op->splits[op->split_count++] = rank < 0 || rank > INT32_MAX ? -1 : (int32_t)rank;
+        }
+        if (!op->splits) {
+            operation_drop(op);
+            return NULL;
+        }
+    }
+    op->work.tensor_count = request->tensor_count;
+    op->work.tensors = op->tensors;
+    for (uint32_t t = 0; t < request->tensor_count; t++) {
+        struct tensor *tensor = &op->work.tensors[t];
+        tensor->dtype = request->tensors[t].dtype;
+        tensor->count = 1;
+        for (int d = 0; d < request->tensors[t].ndim; d++)
+            tensor->count *= (size_t)request_dim(&request->tensors[t], d);
+        tensor->nbytes = tensor->count * bhvd_dtype_size(tensor->dtype);
+        tensor->result = result_memory_acquire(tensor->nbytes + 1);
+        if (!tensor->result) {
+            operation_drop(op);
+            return NULL;
+        }
+        memset(tensor->result, 0, tensor->nbytes + 1);
+        tensor->src = tensor->dst = tensor->result;
+    }
+    return op;
+}
+
+// Ends the operation, if this rank has asked for it and waits for the answer.
+static bhvd_status take_error(const bhvd_context *ctx, struct bhvd_handle *op, bhvd_status status, struct bytes_reader *r)
+{
+    struct bhvd_error error;
+    if (!reason_take(r, status, ctx->options.size, &error) || (op && op->answered))
+        return BHVD_ERR_SYSTEM;
+    if (op && op->announced)
+        operation_end(op, &error);
+    return BHVD_OK;
+}
+
+// Reads one answered operation. *out NULL: nothing to execute here (an error answer, or not concerned).
+static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struct bytes_reader *r,
+                                  struct bhvd_handle **out)
+{
+    struct operation_key key = {.process_set = process_set};
+    key.name_size = bytes_take_u16(r);
+    key.name = (const char *)bytes_take(r, key.name_size);
+    uint32_t id = bytes_take_u32(r);
+    bhvd_status status = (bhvd_status)bytes_take_u8(r);
+    struct bhvd_handle *op = r->failed ? NULL : operation_find(ctx, &key);
+    if (op && op->meets)
+        op = NULL;                          // others have parted; this rank has not
+    *out = NULL;
+    if (status)
+        return take_error(ctx, op, status, r);
+    struct bhvd_handle agreed = {0};
+    if (!read_agreed(r, &agreed))
+        return BHVD_ERR_SYSTEM;
+    uint32_t request_size = bytes_take_u32(r);
+    const unsigned char *bytes = bytes_take(r, request_size);
+    const struct process_set *set = process_set_find(&ctx->sets, process_set);
+    if (!op && set && bytes && request_size) {
+        struct request *request = request_parse(bytes, request_size);
+        op = request && (answer_has_zeros(request) || request_is_of_members(request)) ? phantom_create(ctx, request) : NULL;
+        request_drop(request);
+        if (!op) {
+            free(agreed.agreed_owned);
+            return BHVD_ERR_SYSTEM;
+        }
+    }
+    if (op && (op->answered || !(op->announced || op->work.phantom) || !set ||
+               !answer_agrees(set, op, agreed.agreed, agreed.agreed_count))) {
+        if (op->work.phantom)
+            operation_drop(op);
+        free(agreed.agreed_owned);
+        return BHVD_ERR_SYSTEM;
+    }
+    if (op) {
+        op->agreed_owned = agreed.agreed_owned;
+        op->agreed = agreed.agreed;
+        op->agreed_count = agreed.agreed_count;
+        if (id && !op->work.phantom)
+            response_cache_store(&ctx->cache, id, op, op->agreed, op->agreed_count);
+        *out = op;
+    } else {
+        free(agreed.agreed_owned);
+    }
+    return BHVD_OK;
+}
+
+// NULL: ended here meanwhile, as everywhere: its process set was removed.
+static struct bhvd_handle *take_cached(bhvd_context *ctx, uint32_t id)
+{
+    struct cache_entry *entry = response_cache_find_id(&ctx->cache, id);
+    struct bhvd_handle *op = entry ? entry->cached.user : NULL;
+    if (op) {
+        op->agreed = entry->agreed;
+        op->agreed_count = entry->agreed_count;
+    }
+    return op;
+}
+
+// False: it has been answered before, or does not belong there.
+static bool add_to_execution(struct execution *execution, struct bhvd_handle *op)
+{
+    if (!op)
+        return true;
+    if (op->answered || !answer_continues(execution, op))
+        return false;
+    op->answered = true;
+    execution->works[execution->count++] = &op->work;
+    return true;
+}
+
+// Reads answers about `count` operations.
+static bhvd_status take_items(bhvd_context *ctx, struct bytes_reader *r, uint32_t count, struct execution *execution)
+{
+    while (count) {
+        struct bhvd_handle *op;
+        const uint8_t tag = bytes_take_u8(r);
+        if (tag == ITEM_CARRIED) {
+            const struct carried item = carried_take(r);
+            op = take_cached(ctx, item.id);
+            if (!item.values || (op && !carried_keep_sum(op, &item)) || !add_to_execution(execution, op))
+                return BHVD_ERR_SYSTEM;
+            count--;
+        } else if (tag == ITEM_STANDING) {
+            const uint32_t id = bytes_take_u32(r);
+            op = take_cached(ctx, id);
+            if (r->failed || (op && meetings_agree(ctx, op, id, &execution->wire)) || !add_to_execution(execution, op))
+                return BHVD_ERR_SYSTEM;
+            count--;
+        } else if (tag == ITEM_CACHED) {
+            struct cached_run run = cached_run_take(r);
+            if (r->failed || run.count > count)
+                return BHVD_ERR_SYSTEM;
+            for (uint32_t i = 0; i < run.count; i++) {
+                if (!add_to_execution(execution, take_cached(ctx, run.id + i)))
+                    return BHVD_ERR_SYSTEM;
+            }
+            count -= run.count;
+        } else {
+            if (take_full_item(ctx, execution->process_set, r, &op) || r->failed)
+                return BHVD_ERR_SYSTEM;
+            if (!add_to_execution(execution, op)) {
+                if (op->work.phantom)
+                    operation_drop(op);
+                return BHVD_ERR_SYSTEM;
+            }
+            count--;
+        }
+    }
+    return BHVD_OK;
+}
+
+bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader r)
+{
+    uint64_t number = (uint64_t)bytes_take_i64(&r);
+    uint8_t window = bytes_take_u8(&r);
+    const uint32_t hop_ns = bytes_take_u32(&r), byte_ps = bytes_take_u32(&r);
+    uint32_t process_set = bytes_take_u32(&r);
+    uint32_t count = bytes_take_u32(&r);
+    // Each is said in a few bytes, or by an id that this rank knows.
+    if (r.failed || window == 0 || window > LINK_LANES || number < window || count > (uint64_t)(r.end - r.at) + ctx->cache.own.by_id.count)
+        return BHVD_ERR_SYSTEM;
+    struct execution *execution = malloc(sizeof *execution + count * sizeof execution->works[0]);
+    if (!execution)
+        return BHVD_ERR_SYSTEM;
+    *execution = (struct execution){.number = number, .after = number - window, .wire = {hop_ns, byte_ps},
+                                     .process_set = process_set};
+    bhvd_status status = take_items(ctx, &r, count, execution);
+    if (status || execution->count == 0) {
+        for (int i = 0; i < execution->count; i++) {
+            if (execution->works[i]->phantom)
+                operation_drop(operation_of(execution->works[i]));       // nobody else knows it
+        }
+        free(execution);
+        return status;
+    }
+    *ctx->executions_tail = execution;
+    ctx->executions_tail = &execution->next;
+    return BHVD_OK;
+}
+
+bhvd_status negotiation_take_end(bhvd_context *ctx, struct bytes_reader r)
+{
+    struct bhvd_error reason;
+    if (r.at == r.end)
+        reason_left(&reason, COORDINATOR);
+    else if (!reason_take(&r, bytes_take_u8(&r), ctx->options.size, &reason) || r.at != r.end)
+        return BHVD_ERR_SYSTEM;
+    ctx->failed_elsewhere = !ctx->run.failure.status && reason.status != BHVD_ERR_SHUTDOWN;
+    if (reason.status != BHVD_ERR_SHUTDOWN)
+        return run_fail_with(&ctx->run, &reason);
+    context_close(ctx, &reason);
+    return BHVD_OK;
+}
+
+static bhvd_status take_goodbye(bhvd_context *ctx, struct link *link, struct bytes_reader r)
+{
+    bool is_failure = r.at < r.end && *r.at != BHVD_ERR_SHUTDOWN;
+    bhvd_status status = BHVD_OK;
+    link->state = LINK_LEFT;
+    if (link->rank == COORDINATOR && !is_failure)
+        status = relay_take_goodbye(ctx, r);
+    else if (link->rank == COORDINATOR || r.at < r.end)
+        status = negotiation_take_end(ctx, r);
+    else
+        status = relay_take_parents_goodbye(ctx, link);
+    if (!status)
+        meetings_take_goodbye(ctx, link->rank);
+    if (!status && ctx->options.rank == COORDINATOR)
+        coordinator_take_goodbye(ctx, link->rank);
+    return status;
+}
+
+// Frames of negotiation proper.
+static bhvd_status take_negotiation(bhvd_context *ctx, struct link *link, uint8_t type, struct bytes_reader payload)
+{
+    ctx->counters.negotiation_messages++;
+    if (type == FRAME_UP)
+        return relay_take_up(ctx, link, payload);
+    if (type == FRAME_DOWN)
+        return relay_take_down(ctx, link, payload);
+    if (type == FRAME_LEAVING)
+        return relay_take_leaving(ctx, link, payload);
+    return type == FRAME_CLOSING ? relay_take_closing(ctx, link, payload) : BHVD_ERR_SYSTEM;
+}
+
+bhvd_status negotiation_frame(bhvd_context *ctx, struct link *link, uint8_t type, struct bytes_reader payload)
+{
+    if (link->state != LINK_OPEN)
+        return BHVD_OK;                     // after its goodbye: it has ended all that this could be about
+    if (type == FRAME_GOODBYE)
+        return take_goodbye(ctx, link, payload);
+    if (type == FRAME_HEARTBEAT)
+        return heartbeat_take(ctx, link, payload);
+    if (type == FRAME_LATE)
+        return stall_take_late(ctx, link, payload);
+    if (type == FRAME_MEET)
+        return meetings_take_meet(ctx, link, payload);
+    if (type == FRAME_PART)
+        return meetings_take_part(ctx, link, payload);
+    return take_negotiation(ctx, link, type, payload);
+}
+
+// Why this rank leaves, if somebody else has to know: a status and a sentence that names a rank. Else nothing.
+static void put_reason(const bhvd_context *ctx, struct bytes *out)
+{
+    struct bhvd_error error = ctx->run.failure;
+    bool failed = error.status && error.status != BHVD_ERR_SHUTDOWN;
+    if (failed && !ctx->failed_elsewhere && error.status != BHVD_ERR_PEER_LOST) {
+        error_set(&error, error.status, "rank %d failed: %.900s", ctx->options.rank, ctx->run.failure.message);
+        error_blame(&error, BHVD_CAUSE_FAILED, ctx->options.rank);
+    } else if (!failed && !error.status && ctx->closing.status) {
+        error = ctx->closing;
+    } else if (!failed && ctx->coordinator.left_count) {
+        reason_left(&error, ctx->coordinator.first_left);
+    } else if (!failed) {
+        return;
+    }
+    bytes_put_u8(out, (uint8_t)error.status);
+    reason_put(out, &error);
+}
+
+void negotiation_leave(bhvd_context *ctx)
+{
+    struct bytes reason = {0};
+    if (ctx->said_goodbye)
+        return;
+    ctx->said_goodbye = true;
+    relay_flush(ctx);                       // what a child was promised comes before
+    put_reason(ctx, &reason);
+    for (int rank = 0; rank < ctx->options.size; rank++) {
+        struct link *link = &ctx->run.connections.links[rank];
+        if (rank != ctx->options.rank && link->state == LINK_OPEN)
+            link_send_frame(link, FRAME_GOODBYE, &reason, false);
+    }
+    bytes_fini(&reason);
+}

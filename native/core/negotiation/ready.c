@@ -1,0 +1,233 @@
+#include "core/negotiation/ready.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "core/negotiation/carried.h"
+#include "core/context/context.h"
+#include "core/negotiation/response.h"
+
+// What is fused stands behind its head, and heads in the list, in the order in which they became complete. An operation joins the
+// first of so many latest heads with which it goes together; more kinds of them at once are hardly to be seen.
+enum { OPEN_HEADS = 16 };
+
+struct open_heads {
+    struct pending *heads[OPEN_HEADS];      // the oldest first
+    int count;
+};
+
+static void append(struct coordinator *c, struct pending *pending)
+{
+    pending->next_ready = NULL;
+    *c->ready_tail = pending;
+    c->ready_tail = &pending->next_ready;
+}
+
+static struct pending *take_all(struct coordinator *c)
+{
+    struct pending *all = c->ready_head;
+    c->ready_head = NULL;
+    c->ready_tail = &c->ready_head;
+    return all;
+}
+
+void ready_put(struct coordinator *c, struct pending *pending)
+{
+    table_remove(&c->pending, &pending->by_name);
+    append(c, pending);
+}
+
+static struct pending *find_head(const struct open_heads *open, const struct pending *pending, size_t nbytes, size_t threshold)
+{
+    for (int i = 0; i < open->count; i++) {
+        if (nbytes <= threshold - open->heads[i]->fused_nbytes &&
+            pending->requests[pending->first]->size <= REQUEST_BYTES_MAX - open->heads[i]->fused_said && pending_is_fusable(open->heads[i], pending))
+            return open->heads[i];
+    }
+    return NULL;
+}
+
+static void open_head(struct open_heads *open, struct pending *head)
+{
+    if (open->count == OPEN_HEADS)
+        memmove(open->heads, open->heads + 1, (size_t)--open->count * sizeof *open->heads);
+    open->heads[open->count++] = head;
+}
+
+static void fuse(struct coordinator *c, size_t threshold)
+{
+    struct open_heads open = {.count = 0};
+    for (struct pending *p = take_all(c), *next; p; p = next) {
+        const size_t nbytes = request_nbytes(p->requests[p->first]);
+        struct pending *head = find_head(&open, p, nbytes, threshold);
+        next = p->next_ready;
+        if (head) {
+            *head->fused_tail = p;
+            head->fused_tail = &p->next_fused;
+            head->fused_nbytes += nbytes;
+            head->fused_said += p->requests[p->first]->size;
+            head->fused_count++;
+            continue;
+        }
+        p->fused_tail = &p->next_fused;
+        p->fused_nbytes = nbytes;
+        p->fused_said = p->requests[p->first]->size;
+        p->fused_count = 1;
+        append(c, p);
+        if (nbytes < threshold && pending_is_fusable(p, p))
+            open_head(&open, p);
+    }
+}
+
+// Answers those that cannot be done.
+static bhvd_status refuse(bhvd_context *ctx)
+{
+    struct coordinator *c = &ctx->coordinator;
+    bhvd_status status = BHVD_OK;
+    for (struct pending *p = take_all(c), *next; p; p = next) {
+        struct bhvd_error error;
+        const struct process_set *set = process_set_find(&ctx->sets, p->key.process_set);
+        next = p->next_ready;
+        // all by one id: checked when the id was given
+        if (status ||
+            (set && ((p->entry && p->ready_count == p->size) || !pending_check(p, set, c->last_joined, &error)))) {
+            append(c, p);
+            continue;
+        }
+        if (set) {
+            timeline_negotiation_end(ctx, &p->key);
+            timeline_refusal(ctx, &p->key, error.message);
+            status = response_refuse_all(ctx, set, &p->key, &error);
+        }
+        pending_free(p);
+    }
+    return status;
+}
+
+// What comes before what was agreed on. False: everything is said, by an id.
+static bool put_answer_head(bhvd_context *ctx, struct bytes *out, const struct pending *pending)
+{
+    const struct request *first = pending->requests[pending->first];
+    const bool all = pending->ready_count == pending->size;
+    uint32_t id = 0;
+    if (all && pending->entry && carried_is_whole(pending)) {
+        carried_put_sum(&ctx->run, pending, out);
+        return false;
+    }
+    if (all && pending->entry && meetings_may_stand(ctx, process_set_find(&ctx->sets, pending->key.process_set), first)) {
+        bytes_put_u8(out, ITEM_STANDING);
+        bytes_put_u32(out, pending->entry->cached.id);
+        return false;
+    }
+    if (all && pending->entry) {
+        cached_run_put(&ctx->coordinator.run, out, pending->entry->cached.id);
+        return false;
+    }
+    // Process sets are not cached: the same name, asked again, is not the same thing done again.
+    if (all && ctx->cache.capacity && first->kind < BHVD_PROCESS_SET_ADD)
+        id = coordinator_cache_store(&ctx->cache, pending->requests, pending->size);
+    response_put_head(out, &pending->key, id, BHVD_OK);
+    return true;
+}
+
+static void put_answer(bhvd_context *ctx, struct bytes *out, const struct pending *pending)
+{
+    const struct request *first = pending->requests[pending->first];
+    const bool all = pending->ready_count == pending->size;
+    if (!put_answer_head(ctx, out, pending))
+        return;
+    pending_put_agreed(out, pending, 0, NULL);
+    bytes_put_u32(out, all ? 0 : (uint32_t)first->size);        // joined ranks learn what it is about
+    if (!all)
+        bytes_put(out, first->bytes, first->size);
+    if (first->kind == BHVD_PROCESS_SET_ADD)
+        ctx->coordinator.additions++;
+}
+
+// An alltoall, which tells every member something else; this rank last, as in all answers.
+static bhvd_status answer_each(bhvd_context *ctx, const struct process_set *set, const struct pending *pending)
+{
+    const struct request *first = pending->requests[pending->first];
+    struct bytes *out = &ctx->coordinator.out;
+    bhvd_status status = BHVD_OK;
+    response_begin(&ctx->coordinator, pending->key.process_set, 1, request_nbytes(first), false);
+    if (!put_answer_head(ctx, out, pending))
+        return response_send(ctx, set);
+    int64_t *longest = malloc(first->tensor_count * sizeof *longest);
+    const size_t head_size = out->size;
+    for (uint32_t t = 0; t < first->tensor_count && longest; t++)
+        longest[t] = pending_longest(pending, t);
+    for (int i = 1; i <= set->group.size && !status && longest; i++) {
+        const int member = i % set->group.size;     // where this rank is one, it is the first
+        out->size = head_size;
+        pending_put_agreed(out, pending, member, longest);
+        bytes_put_u32(out, 0);
+        status = response_send_to(ctx, set->group.ranks[member]);
+    }
+    if (!longest)
+        status = context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to answer an operation");
+    free(longest);
+    return status;
+}
+
+// Process sets come and go while nothing is on its way, and who has passed a barrier counts on what came before it; Adasum's messages
+// are as long as its tensors.
+static bool is_alone(const struct request *request)
+{
+    return request->kind == BHVD_BARRIER || request->kind == BHVD_PROCESS_SET_ADD || request->kind == BHVD_PROCESS_SET_REMOVE || request->op == BHVD_OP_ADASUM;
+}
+
+bhvd_status ready_answer(bhvd_context *ctx)
+{
+    struct coordinator *c = &ctx->coordinator;
+    if (!c->ready_head)
+        return BHVD_OK;
+    timeline_cycle(ctx);
+    bhvd_status status = refuse(ctx);
+    fuse(c, (size_t)ctx->options.fusion_threshold);
+    while (!status && c->ready_head) {
+        struct pending *head = c->ready_head;
+        const struct process_set *set = process_set_find(&ctx->sets, head->key.process_set);
+        c->ready_head = head->next_ready;
+        if (head->requests[head->first]->kind == BHVD_ALLTOALL) {
+            timeline_negotiation_end(ctx, &head->key);
+            status = answer_each(ctx, set, head);
+            pending_free(head);
+            continue;
+        }
+        response_begin(c, head->key.process_set, (uint32_t)head->fused_count, head->fused_nbytes,
+                       is_alone(head->requests[head->first]));
+        for (struct pending *p = head, *next; p; p = next) {
+            next = p->next_fused;
+            timeline_negotiation_end(ctx, &p->key);
+            put_answer(ctx, &c->out, p);
+            pending_free(p);
+        }
+        status = response_send(ctx, set);
+    }
+    if (!c->ready_head)
+        c->ready_tail = &c->ready_head;
+    return status;
+}
+
+bhvd_status coordinator_respond(bhvd_context *ctx)
+{
+    if (!ctx->measures_coordinator)
+        return ready_answer(ctx);
+    int64_t started_ns = clock_thread_ns();
+    bhvd_status status = ready_answer(ctx);
+    ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
+    return status;
+}
+
+void ready_fini(struct coordinator *c)
+{
+    for (struct pending *head = take_all(c), *next_head; head; head = next_head) {
+        next_head = head->next_ready;
+        for (struct pending *p = head, *next; p; p = next) {
+            next = p->next_fused;
+            pending_free(p);
+        }
+    }
+}

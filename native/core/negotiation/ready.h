@@ -1,0 +1,13 @@
+// Operations that all members have asked for: those that cannot be done are refused, the others fused, and answered.
+#ifndef BHVD_READY_H
+#define BHVD_READY_H
+
+#include "core/negotiation/coordinator.h"
+
+// Of the coordinator's pending ones, from now on ready.
+void ready_put(struct coordinator *c, struct pending *pending);
+// Answers all that are ready. In time linear in their number.
+bhvd_status ready_answer(bhvd_context *ctx);
+void ready_fini(struct coordinator *c);
+
+#endif

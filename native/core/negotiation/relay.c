@@ -1,0 +1,257 @@
+#include "core/negotiation/relay.h"
+
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "core/context/context.h"
+
+bhvd_status relay_init(bhvd_context *ctx)
+{
+    struct relay *relay = &ctx->relay;
+    const int size = ctx->options.size, rank = ctx->options.rank;
+    relay->ranks = malloc((size_t)size * sizeof *relay->ranks);
+    if (!relay->ranks || !rank_set_init(&relay->myself, size) || !rank_set_init(&relay->named, size) ||
+        !rank_set_init(&relay->part, size) ||
+        tree_init(&relay->tree, ctx->run.connections.host_of, size, rank, ctx->options.negotiation_fanout))
+        return BHVD_ERR_SYSTEM;
+    rank_set_add(&relay->myself, rank);
+    relay->parent = relay->tree.parents[rank];
+    return BHVD_OK;
+}
+
+void relay_fini(bhvd_context *ctx)
+{
+    struct relay *relay = &ctx->relay;
+    tree_fini(&relay->tree);
+    bundle_fini(&relay->bundle);
+    rank_set_fini(&relay->myself);
+    rank_set_fini(&relay->named);
+    rank_set_fini(&relay->part);
+    free(relay->ranks);
+    bytes_fini(&relay->early);
+    bytes_fini(&relay->last_words);
+}
+
+static bhvd_status no_memory(bhvd_context *ctx)
+{
+    return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to relay the negotiation of other ranks");
+}
+
+// -------------------------------------------------------------------------------------------------------------- up
+
+static bhvd_status flush_up(bhvd_context *ctx)
+{
+    struct relay *relay = &ctx->relay;
+    if (relay->moving || relay->parent < 0 || bundle_is_empty(&relay->bundle))
+        return BHVD_OK;
+    // An idle parent has not posted yet: what it is told now, it reads when it posts. It is a member of set 0; for other sets
+    // it may have nothing of its own to wait for, so those requests do wake it.
+    bhvd_status status = negotiation_send(ctx, relay->parent, FRAME_UP, bundle_write(&relay->bundle), ctx->sets.generation <= 1);
+    bundle_clear(&relay->bundle);
+    return status;
+}
+
+// What nobody else says need not be taken apart.
+static bhvd_status collect(bhvd_context *ctx, const struct rank_set *from, struct bytes_reader items)
+{
+    struct bundle *bundle = &ctx->relay.bundle;
+    if (ctx->relay.tree.child_count == 0)
+        bundle_put_whole(bundle, from, items);
+    else if (!bundle_put(bundle, from, items))
+        return BHVD_ERR_SYSTEM;
+    if (bundle->out.failed)
+        return no_memory(ctx);
+    bool is_full = bundle->out.size >= REQUEST_FRAME_BYTES || bundle->run_count >= BUNDLE_RUNS_MAX;
+    return is_full ? flush_up(ctx) : BHVD_OK;
+}
+
+bhvd_status relay_announce(bhvd_context *ctx, const struct bytes *items)
+{
+    return collect(ctx, &ctx->relay.myself, bytes_read(items));
+}
+
+static bhvd_status coordinate(bhvd_context *ctx, const struct rank_set *from, struct bytes_reader items)
+{
+    int *ranks = ctx->relay.ranks, count = 0;
+    for (int rank = rank_set_next(from, 0); rank >= 0; rank = rank_set_next(from, rank + 1))
+        ranks[count++] = rank;
+    return coordinator_take_bundled(ctx, ranks, count, items);
+}
+
+static bhvd_status take_groups(bhvd_context *ctx, const struct link *link, struct bytes_reader r)
+{
+    struct rank_set *from = &ctx->relay.named;
+    while (r.at < r.end) {
+        // Looked up each time: a group can move ranks to another child.
+        const struct tree_child *child = tree_child(&ctx->relay.tree, link->rank);
+        rank_set_take(&r, from);
+        uint32_t size = bytes_take_u32(&r);
+        const unsigned char *items = bytes_take(&r, size);
+        if (!items || !child || rank_set_is_empty(from) || !rank_set_contains(&child->below, from))
+            return BHVD_ERR_SYSTEM;
+        struct bytes_reader group = {items, items + size, false};
+        bhvd_status status = ctx->options.rank == COORDINATOR ? coordinate(ctx, from, group) : collect(ctx, from, group);
+        if (status)
+            return status;
+    }
+    return BHVD_OK;
+}
+
+bhvd_status relay_take_up(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
+{
+    if (!ctx->measures_coordinator || ctx->options.rank != COORDINATOR)
+        return take_groups(ctx, link, payload);
+    int64_t started_ns = clock_thread_ns();
+    bhvd_status status = take_groups(ctx, link, payload);
+    ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
+    return status;
+}
+
+// ------------------------------------------------------------------------------------------------------------ down
+
+static bhvd_status flush_child(bhvd_context *ctx, struct tree_child *child)
+{
+    if (child->out.failed)
+        return no_memory(ctx);
+    if (child->out.size == 0)
+        return BHVD_OK;
+    bool measures = ctx->measures_coordinator && ctx->options.rank == COORDINATOR;
+    int64_t started_ns = measures ? clock_thread_ns() : 0;
+    bhvd_status status = negotiation_send(ctx, child->rank, FRAME_DOWN, &child->out, false);
+    child->out.size = 0;
+    if (measures)
+        ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
+    return status;
+}
+
+static bhvd_status flush_down(bhvd_context *ctx)
+{
+    bhvd_status status = BHVD_OK;
+    for (int i = 0; i < ctx->relay.tree.child_count && !status; i++)
+        status = flush_child(ctx, &ctx->relay.tree.children[i]);
+    return status;
+}
+
+bhvd_status relay_flush(bhvd_context *ctx)
+{
+    bhvd_status status = flush_down(ctx);
+    return status ? status : flush_up(ctx);
+}
+
+// receivers NULL: all.
+static bhvd_status put_down(bhvd_context *ctx, struct tree_child *child, const struct rank_set *receivers, enum frame_type type,
+                            const void *payload, size_t size)
+{
+    struct bytes *out = &child->out;
+    if (receivers)
+        rank_set_put(out, receivers);
+    else
+        bytes_put_u32(out, 0);
+    bytes_put_u8(out, (uint8_t)type);
+    bytes_put_u32(out, (uint32_t)size);
+    bytes_put(out, payload, size);
+    return out->size >= REQUEST_FRAME_BYTES || out->failed ? flush_child(ctx, child) : BHVD_OK;
+}
+
+// To those of the receivers that are below. NULL: all.
+static bhvd_status pass_down(bhvd_context *ctx, const struct rank_set *receivers, enum frame_type type, const void *payload,
+                             size_t size)
+{
+    struct rank_set *part = &ctx->relay.part;
+    bhvd_status status = BHVD_OK;
+    for (int i = 0; i < ctx->relay.tree.child_count && !status; i++) {
+        struct tree_child *child = &ctx->relay.tree.children[i];
+        if (!receivers) {
+            status = put_down(ctx, child, NULL, type, payload, size);
+            continue;
+        }
+        rank_set_copy(part, receivers);
+        rank_set_intersect(part, &child->below);
+        if (!rank_set_is_empty(part))
+            status = put_down(ctx, child, part, type, payload, size);
+    }
+    return status;
+}
+
+bhvd_status relay_send_to_set(bhvd_context *ctx, const struct process_set *set, enum frame_type type,
+                              const struct bytes *payload)
+{
+    struct rank_set *receivers = &ctx->relay.named;
+    if (set->group.size == ctx->options.size)
+        return pass_down(ctx, NULL, type, payload->data, payload->size);
+    rank_set_clear(receivers);
+    for (int i = 0; i < set->group.size; i++)
+        rank_set_add(receivers, set->group.ranks[i]);
+    return pass_down(ctx, receivers, type, payload->data, payload->size);
+}
+
+bhvd_status relay_send_to(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *payload)
+{
+    struct tree_child *child = tree_child_towards(&ctx->relay.tree, rank);
+    struct rank_set *receiver = &ctx->relay.part;
+    rank_set_clear(receiver);
+    rank_set_add(receiver, rank);
+    return put_down(ctx, child, receiver, type, payload->data, payload->size);
+}
+
+// What comes down knows nothing of this rank's position, but nobody outside of it may be named.
+static bool are_below(struct relay *relay, const struct rank_set *receivers)
+{
+    struct rank_set *others = &relay->part;
+    rank_set_copy(others, receivers);
+    rank_set_subtract(others, &relay->myself);
+    for (int i = 0; i < relay->tree.child_count; i++)
+        rank_set_subtract(others, &relay->tree.children[i].below);
+    return rank_set_is_empty(others);
+}
+
+// A child that was told that it is the coordinator's now is this rank's no more.
+static bhvd_status release_child(bhvd_context *ctx, const struct rank_set *moved)
+{
+    struct tree_child *child = tree_child(&ctx->relay.tree, rank_set_next(moved, 0));
+    bhvd_status status = child ? flush_child(ctx, child) : BHVD_OK;     // else a child's child
+    if (child)
+        tree_remove_child(&ctx->relay.tree, child->rank);
+    return status;
+}
+
+static bhvd_status take_item(bhvd_context *ctx, struct bytes_reader *r)
+{
+    struct relay *relay = &ctx->relay;
+    struct rank_set *receivers = &relay->named;
+    rank_set_take(r, receivers);
+    enum frame_type type = bytes_take_u8(r);
+    uint32_t size = bytes_take_u32(r);
+    const unsigned char *payload = bytes_take(r, size);
+    int first = rank_set_next(receivers, 0);
+    bool for_all = first < 0, for_this = for_all || rank_set_has(receivers, ctx->options.rank);
+    bool for_one = !for_all && rank_set_next(receivers, first + 1) < 0;
+    if (!payload || !are_below(relay, receivers) || (type == FRAME_MOVED && !for_one))
+        return BHVD_ERR_SYSTEM;
+    bhvd_status status = pass_down(ctx, for_all ? NULL : receivers, type, payload, size);
+    if (!status && type == FRAME_MOVED && !for_this)
+        status = release_child(ctx, receivers);
+    if (status || !for_this)
+        return status;
+    struct bytes_reader mine = {payload, payload + size, false};
+    return type == FRAME_RESPONSE ? negotiation_take_response(ctx, mine)
+           : type == FRAME_STALE  ? negotiation_take_stale(ctx, mine)
+           : type == FRAME_MOVED  ? relay_take_moved(ctx)
+                                  : BHVD_ERR_SYSTEM;
+}
+
+bhvd_status relay_take_down(bhvd_context *ctx, struct link *link, struct bytes_reader r)
+{
+    struct relay *relay = &ctx->relay;
+    if (relay->moving && link->rank == COORDINATOR) {
+        bytes_put_u32(&relay->early, (uint32_t)(r.end - r.at));
+        bytes_put(&relay->early, r.at, (size_t)(r.end - r.at));
+        return relay->early.failed ? no_memory(ctx) : BHVD_OK;
+    }
+    if (link->rank != relay->parent)
+        return BHVD_ERR_SYSTEM;
+    bhvd_status status = BHVD_OK;
+    while (r.at < r.end && !status)
+        status = take_item(ctx, &r);
+    return status;
+}

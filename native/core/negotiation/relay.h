@@ -1,0 +1,62 @@
+// Negotiation in a tree (docs/decisions/0023): ranks announce to their parent, and hear answers from it. A rank with
+// children is a relay: it bundles what goes up and passes on what comes down, and neither counts nor knows process sets.
+// What it collects goes on its way in relay_flush, at the end of each turn of the engine. A star is a tree without relays.
+//
+//     UP        bundle.h
+//     DOWN      items, each: the set of ranks that it is for (none: all below, and the receiver), u8 frame type, u32 size,
+//               that frame's payload: RESPONSE, STALE, or MOVED (no payload)
+//     LEAVING, CLOSING, and the items DETACHED and MOVED: handover.c
+#ifndef BHVD_RELAY_H
+#define BHVD_RELAY_H
+
+#include "core/message/bundle.h"
+#include "core/negotiation/negotiation.h"
+#include "core/context/process_set.h"
+#include "core/negotiation/tree.h"
+
+struct relay {
+    int parent;                         // -1: this rank is the coordinator
+    struct tree tree;
+    struct bundle bundle;               // of this rank and those below, on the way up
+    struct rank_set myself;
+    struct rank_set named, part;        // by the item that is being read; of it, what concerns one child
+    int *ranks;                         // the same as a list
+    // This rank's parent leaves:
+    bool moving;                        // said DETACHED, not yet heard MOVED: nothing goes up
+    struct bytes early;                 // DOWNs of the coordinator that came before: u32 size, payload
+    // The coordinator left:
+    bool coordinator_left;              // answers may still be on the way through the parent
+    struct bytes last_words;            // its reason
+};
+
+bhvd_status relay_init(bhvd_context *ctx);
+void relay_fini(bhvd_context *ctx);
+
+// Announces what this rank asks for.
+bhvd_status relay_announce(bhvd_context *ctx, const struct bytes *items);
+// At the coordinator: an answer or notice for members of a set other than this rank, or for one rank.
+bhvd_status relay_send_to_set(bhvd_context *ctx, const struct process_set *set, enum frame_type type,
+                              const struct bytes *payload);
+bhvd_status relay_send_to(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *payload);
+// Sends what was collected, up and down.
+bhvd_status relay_flush(bhvd_context *ctx);
+
+bhvd_status relay_take_up(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
+bhvd_status relay_take_down(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
+
+// This rank wants to leave: hands over those that it relays for.
+void relay_leave(bhvd_context *ctx);
+// True when nobody needs this rank as a relay any more.
+bool relay_is_free(const bhvd_context *ctx);
+bhvd_status relay_take_leaving(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
+// At the coordinator: all that the rank announced through its old parent has come.
+bhvd_status relay_take_detached(bhvd_context *ctx, int rank);
+bhvd_status relay_take_moved(bhvd_context *ctx);
+
+// The coordinator left, and says so directly: the end for its children, who pass it on; others wait for what their parent says.
+bhvd_status relay_take_goodbye(bhvd_context *ctx, struct bytes_reader reason);
+bhvd_status relay_take_closing(bhvd_context *ctx, struct link *link, struct bytes_reader reason);
+// Another rank left: a failure, if it was to relay for this one still.
+bhvd_status relay_take_parents_goodbye(bhvd_context *ctx, const struct link *link);
+
+#endif

@@ -1,0 +1,88 @@
+#include "core/negotiation/response.h"
+
+#include "core/context/context.h"
+#include "core/negotiation/window.h"
+#include "core/message/reason.h"
+
+void response_put_head(struct bytes *out, const struct operation_key *key, uint32_t id, bhvd_status status)
+{
+    bytes_put_u8(out, ITEM_FULL);
+    bytes_put_u16(out, key->name_size);
+    bytes_put(out, key->name, key->name_size);
+    bytes_put_u32(out, id);
+    bytes_put_u8(out, (uint8_t)status);
+}
+
+static void put_error(struct bytes *out, const struct operation_key *key, const struct bhvd_error *error)
+{
+    response_put_head(out, key, 0, error->status);
+    reason_put(out, error);
+}
+
+// Of the execution that is being answered, whose number is the last.
+static uint8_t put_in_window(struct coordinator *c, size_t nbytes)
+{
+    size_t newest_first[LINK_LANES] = {0};
+    int count = 0;
+    c->nbytes_of[c->response_number % LINK_LANES] = nbytes;
+    for (; count < LINK_LANES && (uint64_t)count < c->response_number; count++)
+        newest_first[count] = c->nbytes_of[(c->response_number - (uint64_t)count) % LINK_LANES];
+    return (uint8_t)window_of(newest_first, count);
+}
+
+void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count, size_t nbytes, bool alone)
+{
+    struct bytes *out = &c->out;
+    out->size = 0;
+    c->run = (struct cached_run){0};
+    bytes_put_i64(out, (int64_t)++c->response_number);
+    bytes_put_u8(out, put_in_window(c, alone ? WINDOW_ALONE : nbytes));
+    bytes_put_u32(out, c->wire.hop_ns);
+    bytes_put_u32(out, c->wire.byte_ps);
+    bytes_put_u32(out, process_set);
+    bytes_put_u32(out, count);
+}
+
+bhvd_status response_send(bhvd_context *ctx, const struct process_set *set)
+{
+    struct bytes *out = &ctx->coordinator.out;
+    if (out->failed)
+        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to answer an operation");
+    bhvd_status status = relay_send_to_set(ctx, set, FRAME_RESPONSE, out);
+    if (!status && set->group.rank >= 0)
+        status = negotiation_take_response(ctx, bytes_read(out));
+    return status;
+}
+
+bhvd_status response_send_to(bhvd_context *ctx, int rank)
+{
+    struct bytes *out = &ctx->coordinator.out;
+    if (out->failed)
+        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to answer an operation");
+    return rank == COORDINATOR ? negotiation_take_response(ctx, bytes_read(out)) : relay_send_to(ctx, rank, FRAME_RESPONSE, out);
+}
+
+bhvd_status response_refuse_all(bhvd_context *ctx, const struct process_set *set, const struct operation_key *key,
+                                const struct bhvd_error *error)
+{
+    response_begin(&ctx->coordinator, key->process_set, 1, 0, false);
+    put_error(&ctx->coordinator.out, key, error);
+    return response_send(ctx, set);
+}
+
+bhvd_status response_refuse(bhvd_context *ctx, int rank, const struct operation_key *key, const struct bhvd_error *error)
+{
+    response_begin(&ctx->coordinator, key->process_set, 1, 0, false);
+    put_error(&ctx->coordinator.out, key, error);
+    return response_send_to(ctx, rank);
+}
+
+bhvd_status response_send_stale(bhvd_context *ctx, int rank, uint32_t id)
+{
+    struct bytes out = {0};
+    bytes_put_u32(&out, id);
+    bhvd_status status = rank == COORDINATOR ? negotiation_take_stale(ctx, bytes_read(&out))
+                                             : relay_send_to(ctx, rank, FRAME_STALE, &out);
+    bytes_fini(&out);
+    return status;
+}

@@ -1,0 +1,70 @@
+// The response cache: what was agreed once for a name need not be said again. Ids are handed out by the coordinator and
+// never reused, so a stale one can be recognized and answered with "say it in full"; no rank needs to know what another
+// has forgotten. Both sides keep at most `capacity` entries, least recently used out first. Engine only.
+#ifndef BHVD_RESPONSE_CACHE_H
+#define BHVD_RESPONSE_CACHE_H
+
+#include "core/message/request.h"
+
+// What both kinds of entries begin with: found by name and by id, in the order of their use.
+struct cached {
+    struct table_node by_name, by_id;
+    struct cached *older, *newer;
+    uint32_t id;
+    struct operation_key key;               // name inside a request
+    void *user;                             // what is in flight under this entry, which then is not evicted: an operation
+};                                          // (bhvd_handle) on a member, a negotiation (pending) at the coordinator
+
+struct cached_list {
+    struct table by_name, by_id;
+    struct cached *oldest, *newest;
+};
+
+// NULL: none.
+struct cached *cached_list_find(const struct cached_list *list, const struct operation_key *key);
+struct cached *cached_list_find_id(const struct cached_list *list, uint32_t id);
+// Its id and key are set; it becomes the newest. False: no memory.
+bool cached_list_insert(struct cached_list *list, struct cached *entry);
+void cached_list_remove(struct cached_list *list, struct cached *entry);
+// forget: removes the entry, and frees it.
+void cached_list_fini(struct cached_list *list, void (*forget)(struct cached_list *list, struct cached *entry));
+
+// A member's entry: "my request for this name was `request`, the agreement about it has this id".
+struct cache_entry {
+    struct cached cached;
+    struct bytes request;
+    int64_t *agreed;
+    size_t agreed_count;
+};
+
+// The coordinator's entry: every member's request under this id.
+struct coordinator_entry {
+    struct cached cached;
+    int size;
+    struct request *requests[];             // by set rank
+};
+
+struct response_cache {
+    size_t capacity;                        // of each list
+    struct cached_list own, coordinator;
+    uint32_t next_id;
+};
+
+void response_cache_fini(struct response_cache *cache);
+
+struct cache_entry *response_cache_find(struct response_cache *cache, const struct operation_key *key);
+struct cache_entry *response_cache_find_id(struct response_cache *cache, uint32_t id);
+// Replaces what was known about the name. NULL: no room (all in flight) or no memory; then it is just not cached.
+struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t id, const struct bhvd_handle *operation,
+                                         const int64_t *agreed, size_t agreed_count);
+void response_cache_forget(struct response_cache *cache, struct cache_entry *entry);
+void response_cache_use(struct response_cache *cache, struct cache_entry *entry);
+
+struct coordinator_entry *coordinator_cache_find_id(struct response_cache *cache, uint32_t id);
+// Takes references to the requests. Returns the new id, 0 when it could not be stored.
+uint32_t coordinator_cache_store(struct response_cache *cache, struct request *const *requests, int size);
+void coordinator_cache_use(struct response_cache *cache, struct coordinator_entry *entry);
+// Forgets all entries of a process set that is removed.
+void coordinator_cache_forget_set(struct response_cache *cache, uint32_t process_set);
+
+#endif

@@ -1,0 +1,146 @@
+#include "core/negotiation/tree.h"
+
+#include <stdlib.h>
+
+#include "base/status.h"
+
+bhvd_status tree_fanout(const struct bhvd_context_options *options, int *fanout, struct bhvd_error *error)
+{
+    const char *name = options->negotiation ? options->negotiation : "";
+    int wanted = options->negotiation_fanout ? options->negotiation_fanout : TREE_FANOUT;
+    if (wanted < 1)
+        return error_set(error, BHVD_ERR_ARGUMENT, "BAGUA_HVD_NEGOTIATION_FANOUT=%d: a relay needs 1 child or more", wanted);
+    if (strcmp(name, "star") == 0)
+        *fanout = 0;
+    else if (strcmp(name, "tree") == 0)
+        *fanout = wanted;
+    else if (!name[0])
+        *fanout = options->size > TREE_STAR_RANKS ? wanted : 0;
+    else
+        return error_set(error, BHVD_ERR_ARGUMENT, "BAGUA_HVD_NEGOTIATION is \"%s\"; known are star, tree", name);
+    return BHVD_OK;
+}
+
+bool tree_parents(const int *host_of, int size, int fanout, int *parents)
+{
+    int *room = calloc(3 * (size_t)size + 1, sizeof *room);
+    if (!room)
+        return false;
+    int *by_host = room;                // ranks, host by host
+    int *first = room + size, *seen = first + size + 1;         // of each host: its place there; how many of it were met
+    for (int rank = 0; rank < size; rank++)
+        first[host_of[rank] + 1]++;
+    for (int host = 0; host < size; host++)
+        first[host + 1] += first[host];
+    for (int rank = 0; rank < size; rank++) {
+        const int host = host_of[rank], before = seen[host]++;
+        by_host[first[host] + before] = rank;
+        if (fanout == 0)
+            parents[rank] = rank ? 0 : -1;
+        else if (before)
+            parents[rank] = by_host[first[host] + (before - 1) / fanout];
+        else
+            parents[rank] = host ? by_host[first[(host - 1) / fanout]] : -1;
+    }
+    free(room);
+    return true;
+}
+
+bool tree_choose(const struct bhvd_context_options *options, const int *host_of, bool *talks_to)
+{
+    int fanout = 0, *parents = malloc((size_t)options->size * sizeof *parents);
+    const bool there = parents && !tree_fanout(options, &fanout, NULL) && tree_parents(host_of, options->size, fanout, parents);
+    for (int other = 0; other < options->size && there; other++)
+        talks_to[other] = other == 0 || options->rank == 0 || parents[other] == options->rank || parents[options->rank] == other;
+    free(parents);
+    return there;
+}
+
+static bhvd_status add_child(struct tree *tree, int rank, int size)
+{
+    struct tree_child *children = realloc(tree->children, (size_t)(tree->child_count + 1) * sizeof *children);
+    if (!children)
+        return BHVD_ERR_SYSTEM;
+    tree->children = children;
+    struct tree_child *child = &children[tree->child_count];
+    *child = (struct tree_child){.rank = rank};
+    if (!rank_set_init(&child->below, size))
+        return BHVD_ERR_SYSTEM;
+    tree->child_count++;
+    return BHVD_OK;
+}
+
+bhvd_status tree_init(struct tree *tree, const int *host_of, int size, int rank, int fanout)
+{
+    tree->parents = malloc((size_t)size * sizeof *tree->parents);
+    tree->towards = malloc((size_t)size * sizeof *tree->towards);
+    if (!tree->parents || !tree->towards || !tree_parents(host_of, size, fanout, tree->parents))
+        return BHVD_ERR_SYSTEM;
+    for (int other = 0; other < size; other++) {            // a parent comes before its children
+        const int parent = tree->parents[other];
+        tree->towards[other] = other == rank || parent < 0 ? -1 : parent == rank ? tree->child_count : tree->towards[parent];
+        if (other != rank && parent == rank && add_child(tree, other, size))
+            return BHVD_ERR_SYSTEM;
+        if (tree->towards[other] >= 0)
+            rank_set_add(&tree->children[tree->towards[other]].below, other);
+    }
+    return BHVD_OK;
+}
+
+static void child_fini(struct tree_child *child)
+{
+    rank_set_fini(&child->below);
+    bytes_fini(&child->out);
+}
+
+void tree_fini(struct tree *tree)
+{
+    for (int i = 0; i < tree->child_count; i++)
+        child_fini(&tree->children[i]);
+    free(tree->children);
+    free(tree->parents);
+    free(tree->towards);
+    *tree = (struct tree){0};
+}
+
+struct tree_child *tree_child(struct tree *tree, int rank)
+{
+    struct tree_child *child = tree_child_towards(tree, rank);
+    return child && child->rank == rank ? child : NULL;
+}
+
+struct tree_child *tree_child_towards(struct tree *tree, int rank)
+{
+    const int index = tree->towards[rank];
+    return index < 0 ? NULL : &tree->children[index];
+}
+
+static void point_at(struct tree *tree, const struct rank_set *ranks, int index)
+{
+    for (int rank = rank_set_next(ranks, 0); rank >= 0; rank = rank_set_next(ranks, rank + 1))
+        tree->towards[rank] = index;
+}
+
+void tree_remove_child(struct tree *tree, int rank)
+{
+    struct tree_child *child = tree_child(tree, rank), *last = &tree->children[--tree->child_count];
+    point_at(tree, &last->below, (int)(child - tree->children));
+    point_at(tree, &child->below, -1);
+    child_fini(child);
+    *child = *last;
+}
+
+bhvd_status tree_adopt(struct tree *tree, int rank)
+{
+    const int from_index = tree->towards[rank];
+    if (add_child(tree, rank, tree->children[from_index].below.size))
+        return BHVD_ERR_SYSTEM;
+    struct rank_set *from = &tree->children[from_index].below, *below = &tree->children[tree->child_count - 1].below;
+    for (int other = rank_set_next(from, rank); other >= 0; other = rank_set_next(from, other + 1)) {
+        if (other == rank || rank_set_has(below, tree->parents[other]))
+            rank_set_add(below, other);
+    }
+    rank_set_subtract(from, below);
+    point_at(tree, below, tree->child_count - 1);
+    return BHVD_OK;
+}

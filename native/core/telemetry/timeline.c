@@ -1,0 +1,240 @@
+#include "core/telemetry/timeline.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "core/context/context.h"
+
+enum { EVENT_BYTES = 2048, NAME_BYTES = 512 };
+
+static const char CLOSING[] = "\n]\n";
+
+struct process {
+    struct table_node by_name;
+    struct operation_key key;
+    int pid;
+    char name[];
+};
+
+static bool process_has_key(const struct table_node *node, const void *arg)
+{
+    const struct operation_key *a = &TABLE_CONTAINER(node, struct process, by_name)->key, *b = arg;
+    return a->process_set == b->process_set && a->name_size == b->name_size &&
+           memcmp(a->name, b->name, a->name_size) == 0;
+}
+
+static void free_process(struct table_node *node, void *arg)
+{
+    (void)arg;
+    free(TABLE_CONTAINER(node, struct process, by_name));
+}
+
+static void timeline_close(struct timeline *t)
+{
+    if (t->open)
+        close(t->fd);
+    t->open = false;
+    table_clear(&t->processes, free_process, NULL);
+    free(t->path);
+    t->path = NULL;
+}
+
+void timeline_fini(struct timeline *t) { timeline_close(t); }
+
+// After an event was not written as a whole: what came before it stays a list.
+static void close_bracket(struct timeline *t)
+{
+    size_t size = sizeof CLOSING - 1;
+    if (t->end && pwrite(t->fd, CLOSING, size, t->end) == (ssize_t)size && ftruncate(t->fd, t->end + (off_t)size) != 0)
+        log_put_format(t->log, BHVD_LOG_WARNING, __FILE__, __LINE__, "the timeline %s has half an event at its end: %s",
+                       t->path, strerror(errno));
+}
+
+// Writes the event over the closing bracket, and a new bracket behind it, in one call: the file is never half an event.
+static void write_event(struct timeline *t, const char *event)
+{
+    char text[EVENT_BYTES + 16];
+    int size = snprintf(text, sizeof text, "%s%s", t->end ? ",\n" : "[\n", event);
+    memcpy(text + size, CLOSING, sizeof CLOSING - 1);
+    size_t nbytes = (size_t)size + sizeof CLOSING - 1;
+    errno = 0;
+    if (pwrite(t->fd, text, nbytes, t->end) != (ssize_t)nbytes) {
+        log_put_format(t->log, BHVD_LOG_WARNING, __FILE__, __LINE__, "the timeline %s ends here: %s", t->path,
+                       strerror(errno ? errno : ENOSPC));
+        close_bracket(t);
+        timeline_close(t);
+        return;
+    }
+    t->end += size;
+}
+
+__attribute__((format(printf, 2, 3))) static void add_event(struct timeline *t, const char *format, ...)
+{
+    char event[EVENT_BYTES];
+    va_list args;
+    if (!t->open)
+        return;
+    va_start(args, format);
+    int size = vsnprintf(event, sizeof event, format, args);
+    va_end(args);
+    if (size < EVENT_BYTES)
+        write_event(t, event);
+}
+
+static double now_us(const struct timeline *t) { return (double)(clock_now_ns() - t->start_ns) / 1000.0; }
+
+// A name as the inside of a JSON string, cut at NAME_BYTES.
+static void escape(char *out, const char *name, size_t size)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < size && at + 8 < NAME_BYTES; i++) {
+        unsigned char c = (unsigned char)name[i];
+        if (c == '"' || c == '\\')
+            out[at++] = '\\';
+        if (c < 0x20)
+            at += (size_t)sprintf(out + at, "\\u%04x", c);
+        else
+            out[at++] = (char)c;
+    }
+    out[at] = '\0';
+}
+
+static int pid_of(bhvd_context *ctx, const struct operation_key *key)
+{
+    struct timeline *t = &ctx->timeline;
+    uint64_t hash = operation_hash(key);
+    struct table_node *node = table_find(&t->processes, hash, process_has_key, key);
+    if (node)
+        return TABLE_CONTAINER(node, struct process, by_name)->pid;
+    struct process *process = malloc(sizeof *process + key->name_size);
+    if (!process)
+        return 0;
+    memcpy(process->name, key->name, key->name_size);
+    process->key = (struct operation_key){key->process_set, key->name_size, process->name};
+    process->pid = ++t->next_pid;
+    if (!table_insert(&t->processes, &process->by_name, hash)) {
+        free(process);
+        return 0;
+    }
+    int pid = process->pid;
+    char name[NAME_BYTES];
+    escape(name, key->name, key->name_size);
+    add_event(t, "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"%s\"}}", pid, name);
+    add_event(t, "{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"sort_index\":%d}}", pid, pid);
+    return pid;
+}
+
+static void add_begin(bhvd_context *ctx, const struct operation_key *key, const char *prefix, const char *name)
+{
+    int pid = pid_of(ctx, key);
+    add_event(&ctx->timeline, "{\"name\":\"%s%s\",\"ph\":\"B\",\"ts\":%.3f,\"pid\":%d}", prefix, name,
+              now_us(&ctx->timeline), pid);
+}
+
+void timeline_negotiation_begin(bhvd_context *ctx, const struct operation_key *key, const char *kind)
+{
+    if (ctx->timeline.open)
+        add_begin(ctx, key, "NEGOTIATE_", kind);
+}
+
+void timeline_rank_ready(bhvd_context *ctx, const struct operation_key *key, int rank)
+{
+    if (ctx->timeline.open)
+        add_event(&ctx->timeline, "{\"name\":\"%d\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":0,\"pid\":%d}", rank,
+                  now_us(&ctx->timeline), pid_of(ctx, key));
+}
+
+void timeline_negotiation_end(bhvd_context *ctx, const struct operation_key *key)
+{
+    if (ctx->timeline.open)
+        add_event(&ctx->timeline, "{\"ph\":\"E\",\"ts\":%.3f,\"pid\":%d}", now_us(&ctx->timeline), pid_of(ctx, key));
+}
+
+void timeline_refusal(bhvd_context *ctx, const struct operation_key *key, const char *message)
+{
+    char text[NAME_BYTES];
+    if (!ctx->timeline.open)
+        return;
+    escape(text, message, strlen(message));
+    add_begin(ctx, key, "", "ERROR");
+    add_event(&ctx->timeline,
+              "{\"ph\":\"E\",\"ts\":%.3f,\"pid\":%d,\"args\":{\"dtype\":\"\",\"shape\":\"\",\"message\":\"%s\"}}",
+              now_us(&ctx->timeline), pid_of(ctx, key), text);
+}
+
+static struct operation_key key_of(const struct bhvd_handle *op)
+{
+    return (struct operation_key){op->process_set, op->work.name_size, op->work.name};
+}
+
+void timeline_operation_begin(bhvd_context *ctx, const struct bhvd_handle *op)
+{
+    if (!ctx->timeline.open || op->work.phantom)
+        return;
+    struct operation_key key = key_of(op);
+    add_begin(ctx, &key, "", operation_kind_name(op->work.kind, op->work.op));
+}
+
+void timeline_operation_end(bhvd_context *ctx, const struct bhvd_handle *op, bool failed)
+{
+    if (!ctx->timeline.open || op->work.phantom)
+        return;
+    struct operation_key key = key_of(op);
+    char shape[256] = "";
+    const char *dtype = "";
+    struct request *request = request_parse(op->request.data, op->request.size);
+    if (request && request->tensor_count) {
+        dtype = bhvd_dtype_name(request->tensors[0].dtype);
+        request_format_shape(shape, sizeof shape, &request->tensors[0]);
+    }
+    request_drop(request);
+    add_event(&ctx->timeline, "{\"ph\":\"E\",\"ts\":%.3f,\"pid\":%d,\"args\":{\"dtype\":\"%s\",\"shape\":\"%s\"%s}}",
+              now_us(&ctx->timeline), pid_of(ctx, &key), dtype, shape, failed ? ",\"error\":true" : "");
+}
+
+void timeline_cycle(bhvd_context *ctx)
+{
+    if (ctx->timeline.open && ctx->timeline.mark_cycles)
+        add_event(&ctx->timeline, "{\"name\":\"CYCLE_START\",\"ph\":\"i\",\"ts\":%.3f,\"pid\":0,\"s\":\"g\"}",
+                  now_us(&ctx->timeline));
+}
+
+static bhvd_status timeline_open(struct timeline *t, const char *path, bool mark_cycles, struct bhvd_error *error)
+{
+    struct timespec wall;
+    timeline_close(t);
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return error_set(error, BHVD_ERR_SYSTEM, "the timeline %s cannot be written: %s", path, strerror(errno));
+    *t = (struct timeline){.open = true, .mark_cycles = mark_cycles, .fd = fd, .path = strdup(path), .log = t->log,
+                           .start_ns = clock_now_ns()};
+    clock_gettime(CLOCK_REALTIME, &wall);
+    add_event(t, "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":0,\"args\":{\"start_time_since_epoch_in_micros\":%lld}}",
+              (long long)wall.tv_sec * 1000000 + wall.tv_nsec / 1000);
+    return BHVD_OK;
+}
+
+bhvd_status bhvd_timeline_start(bhvd_context *ctx, const char *path, int mark_cycles, struct bhvd_error *error)
+{
+    struct timeline *t = &ctx->timeline;
+    bhvd_status status = BHVD_OK;
+    error_clear(error);
+    pthread_mutex_lock(&ctx->engine_lock);
+    if (ctx->options.rank == 0 && !(t->open && t->path && strcmp(t->path, path) == 0))
+        status = timeline_open(t, path, mark_cycles != 0, error);
+    pthread_mutex_unlock(&ctx->engine_lock);
+    return status;
+}
+
+void bhvd_timeline_stop(bhvd_context *ctx)
+{
+    pthread_mutex_lock(&ctx->engine_lock);
+    timeline_close(&ctx->timeline);
+    pthread_mutex_unlock(&ctx->engine_lock);
+}
