@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "run/executor.h"
+#include "transport/socket.h"
 
 static void fail_link(struct run *run, const struct link *link, bhvd_status status)
 {
@@ -23,7 +24,8 @@ static void fail_left(struct run *run, const struct link *link)
 static void update(struct run *run, struct link *link)
 {
     if (!run->failure.status && watch_update(&run->connections.watch, link))
-        run_fail(run, BHVD_ERR_SYSTEM, "the connection to rank %d cannot be watched: %s", link->rank, strerror(errno));
+        run_fail(run, BHVD_ERR_SYSTEM, "the connection to rank %d cannot be watched: %s%s", link->rank, strerror(errno),
+                 socket_remedy(errno));
 }
 
 // A link that a message was to go over could not be opened.
@@ -46,10 +48,12 @@ static void take_arrivals(struct run *run)
     struct bhvd_error error;
     for (struct link *link; !run->failure.status && connections_have_arrivals(&run->connections);) {
         link = connections_take(&run->connections, &error);
+        if (error.status && link)
+            fail_opening(run, link, &error);
+        else if (error.status)
+            run_fail_with(run, &error);
         if (!link)
             continue;
-        if (error.status)
-            fail_opening(run, link, &error);
         update(run, link);
         link_note(link);
     }

@@ -231,9 +231,12 @@ static bhvd_status welcome(struct connecting *k, struct arrival *arrival)
         *k->error = arrival->error;
     } else if (!arrival->is_local) {
         use_arrival(&k->c->links[arrival->rank], arrival);
-    } else if (connecting_shares_memory(k, arrival->rank) && k->c->links[arrival->rank].liveness_fd < 0 &&
-               local_join(k, arrival->rank, arrival->control, clock_deadline_ns(HANDSHAKE_MS)) == BHVD_OK) {
-        arrival->control = -1;
+    } else if (connecting_shares_memory(k, arrival->rank) && k->c->links[arrival->rank].liveness_fd < 0) {
+        const bhvd_status joined = local_join(k, arrival->rank, arrival->control, clock_deadline_ns(HANDSHAKE_MS));
+        if (!joined)
+            arrival->control = -1;
+        else if (joined == BHVD_ERR_SYSTEM)
+            status = joined;            // this rank lacks something; one that hung up comes again
     }
     arrival_close(arrival);
     free(arrival);
@@ -468,13 +471,14 @@ bhvd_status connections_init(struct connections *c, const struct bhvd_context_op
     if (!inproc)
         c->bell.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (!inproc && c->bell.fd < 0)
-        status = error_set(error, BHVD_ERR_SYSTEM, "cannot make an eventfd: %s", strerror(errno));
+        status = error_set(error, BHVD_ERR_SYSTEM, "cannot make an eventfd: %s%s", strerror(errno), socket_remedy(errno));
     else
         status = inproc         ? inproc_connect(c, options->inproc_world, error)
                  : c->size == 1 ? connect_alone(c, error)
                                 : connect_network(c, options, chooses, error);
     if (!status && watch_init(&c->watch, c->links, c->size, c->rank))
-        status = error_set(error, BHVD_ERR_SYSTEM, "the connections to %d ranks cannot be watched: %s", c->size, strerror(errno));
+        status = error_set(error, BHVD_ERR_SYSTEM, "the connections to %d ranks cannot be watched: %s%s", c->size,
+                           strerror(errno), socket_remedy(errno));
     if (status)
         connections_fini(c);
     return status;
@@ -501,14 +505,15 @@ struct link *connections_take(struct connections *c, struct bhvd_error *error)
     struct arrival *arrival = door_take(c->door);
     struct link *link = NULL;
     error_clear(error);
-    if (arrival && arrival->rank >= 0 && !arrival->is_local) {
+    if (!arrival)
+        return NULL;
+    *error = arrival->error;
+    if (arrival->rank >= 0 && !arrival->is_local) {
         link = &c->links[arrival->rank];
         link->is_opening = false;
-        *error = arrival->error;
         use_arrival(link, arrival);
     }
-    if (arrival)
-        arrival_close(arrival);
+    arrival_close(arrival);
     free(arrival);
     return link;
 }

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "transport/socket.h"
 
 static struct sockaddr_un local_address(const char *name, socklen_t *size)
 {
@@ -29,7 +30,7 @@ bhvd_status local_listen(struct connecting *k, const char *name)
     k->local_listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (k->local_listener < 0 || bind(k->local_listener, (struct sockaddr *)&address, size) != 0 ||
         listen(k->local_listener, SOMAXCONN) != 0)
-        return error_set(k->error, BHVD_ERR_SYSTEM, "cannot listen on a UNIX socket: %s", strerror(errno));
+        return error_set(k->error, BHVD_ERR_SYSTEM, "cannot listen on a UNIX socket: %s%s", strerror(errno), socket_remedy(errno));
     return BHVD_OK;
 }
 
@@ -39,7 +40,7 @@ bhvd_status local_connect(struct connecting *k, int rank, int *out)
     struct sockaddr_un address = local_address(k->cards[rank].local_name, &size);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
-        return error_set(k->error, BHVD_ERR_SYSTEM, "cannot make a UNIX socket: %s", strerror(errno));
+        return error_set(k->error, BHVD_ERR_SYSTEM, "cannot make a UNIX socket: %s%s", strerror(errno), socket_remedy(errno));
     // A full backlog makes connect() wait on a blocking UNIX socket, which is what we want, for a moment.
     struct timeval limit = {.tv_sec = HANDSHAKE_MS / 1000};
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
@@ -81,6 +82,7 @@ static bhvd_status send_fds(int socket_fd, const int *fds, int count, int64_t de
     }
 }
 
+// BHVD_ERR_SYSTEM: they came, and this process has no room for them.
 static bhvd_status receive_fds(int socket_fd, int *fds, int count, int64_t deadline_ns)
 {
     char byte;
@@ -95,6 +97,8 @@ static bhvd_status receive_fds(int socket_fd, int *fds, int count, int64_t deadl
         ssize_t n = recvmsg(socket_fd, &message, MSG_CMSG_CLOEXEC);
         if (n == 1) {
             struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+            if (message.msg_flags & MSG_CTRUNC)
+                return BHVD_ERR_SYSTEM;
             if (!header || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN((size_t)count * sizeof(int)))
                 return BHVD_ERR_PEER_LOST;
             memcpy(fds, CMSG_DATA(header), (size_t)count * sizeof(int));
@@ -160,6 +164,8 @@ bhvd_status local_join(struct connecting *k, int rank, int fd, int64_t deadline_
     bhvd_status status = send_fds(fd, sent, sends, deadline_ns);
     if (!status)
         status = receive_fds(fd, received, expects, deadline_ns);
+    if (status == BHVD_ERR_SYSTEM)
+        error_set(k->error, status, "its descriptors cannot be taken: %s%s", strerror(EMFILE), socket_remedy(EMFILE));
     if (!status && expects == 2) {
         k->memory_fd = received[1];
         status = map_host_memory(k);

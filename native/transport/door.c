@@ -178,14 +178,14 @@ static bool let_in(struct door *door, const struct hello *hello, int fd, bool lo
     return true;
 }
 
-// Out of descriptors: said once, for who waits for all to come; later ones come again.
+// Said once: the job ends by it.
 static void complain(struct door *door, bool *said)
 {
     struct arrival *arrival = *said ? NULL : malloc(sizeof *arrival);
     if (arrival) {
         arrival_init(arrival, -1);
-        error_set(&arrival->error, BHVD_ERR_SYSTEM, "the connections of the other ranks cannot be accepted: %s; raise the limit of "
-                  "open files (ulimit -n)", strerror(errno));
+        error_set(&arrival->error, BHVD_ERR_SYSTEM, "the connections of the other ranks cannot be accepted: %s%s", strerror(errno),
+                  socket_remedy(errno));
         put(door, arrival);
     }
     *said = true;

@@ -35,7 +35,7 @@ struct door_options {
 
 struct arrival {
     struct arrival *next;
-    int rank;                           // -1: nobody; nothing can be accepted any more, and error says why
+    int rank;                           // -1: nobody; nothing can be accepted, and error says why
     bool is_local;                      // `control` is a UNIX connection, to be joined (connect_local.h)
     int control, streams[LINK_STREAMS_MAX];     // descriptors, -1: not of this arrival
     int stream_count;                   // with control: agreed between the two

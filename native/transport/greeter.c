@@ -1,5 +1,6 @@
 #include "transport/greeter.h"
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,7 @@ struct stranger {
 struct greeter {
     struct greeter_options options;
     int64_t accept_again_ns;
+    int64_t lacking_since_ns;   // descriptors or memory; 0: nothing is lacking
     int unserved;               // strangers that were waited for, and have not had their turn
     int count;
     struct stranger strangers[GREETER_STRANGERS_MAX];       // in the order they came
@@ -112,6 +114,18 @@ static enum progress read_from(struct greeter *greeter, struct stranger *s)
     }
 }
 
+// There is no stranger whose descriptor would help.
+static bhvd_status pause_accepting(struct greeter *greeter)
+{
+    const int64_t now_ns = clock_now_ns();
+    const int failure = errno;
+    greeter->accept_again_ns = now_ns + ACCEPT_PAUSE_MS * INT64_C(1000000);
+    if (!greeter->lacking_since_ns)
+        greeter->lacking_since_ns = now_ns;
+    errno = failure;
+    return now_ns - greeter->lacking_since_ns < GREETER_LACKING_MS * INT64_C(1000000) ? BHVD_OK : BHVD_ERR_SYSTEM;
+}
+
 static bhvd_status accept_some(struct greeter *greeter, int listener)
 {
     for (int i = 0; i < ACCEPT_BATCH; i++) {
@@ -119,12 +133,11 @@ static bhvd_status accept_some(struct greeter *greeter, int listener)
         bhvd_status status = socket_accept(greeter->options.listeners[listener], 0, &fd, NULL);
         if (status == BHVD_ERR_TIMEOUT)
             break;
-        if (status && greeter->count == 0) {
-            greeter->accept_again_ns = clock_deadline_ns(ACCEPT_PAUSE_MS);
-            return status;
-        }
+        if (status && greeter->count == 0)
+            return pause_accepting(greeter);
         if (status || greeter->count == GREETER_STRANGERS_MAX)
             drop(greeter, 0);
+        greeter->lacking_since_ns = status ? greeter->lacking_since_ns : 0;
         if (!status)
             greeter->strangers[greeter->count++] = (struct stranger){
                 .fd = fd, .listener = listener, .deadline_ns = clock_deadline_ns(GREETER_STRANGER_MS)};

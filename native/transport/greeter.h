@@ -12,7 +12,7 @@
 #include "bagua_hvd.h"
 
 enum {
-    GREETER_STRANGERS_MAX = 256, GREETER_STRANGER_MS = 5000, GREETER_LISTENERS_MAX = 2, GREETER_NAME_MAX = 40,
+    GREETER_STRANGERS_MAX = 256, GREETER_STRANGER_MS = 5000, GREETER_LACKING_MS = 3000, GREETER_LISTENERS_MAX = 2, GREETER_NAME_MAX = 40,
     GREETER_POLLS_MAX = GREETER_LISTENERS_MAX + GREETER_STRANGERS_MAX
 };
 
@@ -35,8 +35,7 @@ void greeter_destroy(struct greeter *greeter);
 int greeter_poll(struct greeter *greeter, struct pollfd *polls, int64_t *wake_ns);
 // After the wait, with these entries, until it is not BHVD_OK: the next who has proven the secret and said its name. name: NULL if
 // there is none. *fd is the caller's, *listener the index of the listener that it came through. BHVD_ERR_TIMEOUT: nobody any
-// more. BHVD_ERR_SYSTEM, with errno: so too, and out of descriptors, without a stranger whose descriptor would help; nobody is
-// accepted for a moment.
+// more. BHVD_ERR_SYSTEM, with errno: so too, and this process has had no descriptor or memory to accept one for GREETER_LACKING_MS.
 bhvd_status greeter_next(struct greeter *greeter, struct pollfd *polls, void *name, int *fd, int *listener);
 
 #endif

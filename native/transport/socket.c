@@ -14,6 +14,20 @@
 
 enum { NO_MEMORY_PAUSE_MS = 100 };      // of the kernel's: do not spin
 
+const char *socket_remedy(int failure)
+{
+    switch (failure) {
+    case EMFILE:
+        return "; raise the limit of open files (ulimit -n)";
+    case EADDRINUSE:
+        return "; another process has this port: stop it, or choose another port (0: any free one)";
+    case EADDRNOTAVAIL:
+        return "; no interface of this machine has this address";
+    default:
+        return "";
+    }
+}
+
 static bhvd_status address_parse(const char *host, int port, struct sockaddr_in *out, struct bhvd_error *error)
 {
     *out = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
@@ -53,18 +67,14 @@ bhvd_status socket_listen(const char *host, int port, int *fd, int *bound_port, 
         return status;
     int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (s < 0)
-        return error_set(error, BHVD_ERR_SYSTEM, "cannot make a socket to listen on %s:%d: %m", host, port);
+        return error_set(error, BHVD_ERR_SYSTEM, "cannot make a socket to listen on %s:%d: %m%s", host, port, socket_remedy(errno));
 
     // On Linux this only skips the wait for old connections to vanish; two listeners still exclude each other.
     setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
     socklen_t length = sizeof address;
     if (bind(s, (struct sockaddr *)&address, sizeof address) || listen(s, SOMAXCONN)
         || getsockname(s, (struct sockaddr *)&address, &length)) {
-        const char *remedy = errno == EADDRINUSE      ? "; another process has this port: stop it, or choose another "
-                                                        "port (0: any free one)"
-                             : errno == EADDRNOTAVAIL ? "; no interface of this machine has this address"
-                                                      : "";
-        status = error_set(error, BHVD_ERR_SYSTEM, "cannot listen on %s:%d: %m%s", host, port, remedy);
+        status = error_set(error, BHVD_ERR_SYSTEM, "cannot listen on %s:%d: %m%s", host, port, socket_remedy(errno));
         close(s);
         return status;
     }
@@ -88,7 +98,7 @@ bhvd_status socket_accept(int listen_fd, int64_t deadline_ns, int *fd, struct bh
                 return error_set(error, BHVD_ERR_TIMEOUT, "no connection came within the time given");
             break;
         case EBADF: case EINVAL: case ENOTSOCK: case EOPNOTSUPP: case EMFILE: case ENFILE: case ENOBUFS: case ENOMEM:
-            return error_set(error, BHVD_ERR_SYSTEM, "cannot accept a connection: %m");
+            return error_set(error, BHVD_ERR_SYSTEM, "cannot accept a connection: %m%s", socket_remedy(errno));
         default:
             break;      // the connection that was about to come failed (accept(2) passes its error on): take the next
         }
@@ -115,7 +125,7 @@ bhvd_status socket_connect_by(const char *host, int port, const char *congestion
         return status;
     int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (s < 0)
-        return error_set(error, BHVD_ERR_SYSTEM, "cannot make a socket to connect to %s:%d: %m", host, port);
+        return error_set(error, BHVD_ERR_SYSTEM, "cannot make a socket to connect to %s:%d: %m%s", host, port, socket_remedy(errno));
 
     if (congestion)
         setsockopt(s, IPPROTO_TCP, TCP_CONGESTION, congestion, (socklen_t)strlen(congestion));

@@ -33,6 +33,9 @@ static inline bhvd_status socket_connect(const char *host, int port, int64_t dea
 // One that leaves no spaces between the packets of a young connection, as BBR does.
 #define SOCKET_UNSPACED "reno"
 
+// What to do about an error of the system, to be put behind its text; "" when there is nothing.
+const char *socket_remedy(int failure);
+
 // Move what fits now, at most `size` (> 0) bytes; *moved may be 0. BHVD_ERR_PEER_LOST: broken or, for read, at its end.
 bhvd_status socket_read(int fd, void *dst, size_t size, size_t *moved);
 bhvd_status socket_write(int fd, const void *src, size_t size, size_t *moved);

@@ -1,5 +1,6 @@
 // Losing a rank, as processes do: survivors destroy their contexts, with messages half received, and begin anew.
 // BHVD_CHAOS_RUNS: how many jobs the chaos test runs, each from its own seed; 1 by default.
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -7,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "check.h"
@@ -50,9 +52,8 @@ static struct bhvd_context_options options_of(int rank, int size, const char *tr
 
 // -------------------------------------------------------------------------------------------------------- half received
 
-static bhvd_status reduce(bhvd_context *ctx, bhvd_op op, float *data, struct bhvd_error *error)
+static bhvd_status reduce(bhvd_context *ctx, bhvd_op op, float *data, int64_t count, struct bhvd_error *error)
 {
-    const int64_t count = HALF_RECEIVED;
     const struct bhvd_tensor tensor = {.src = data, .dst = data, .shape = &count, .ndim = 1, .dtype = BHVD_FLOAT32};
     const struct bhvd_args args = {.kind = BHVD_ALLREDUCE, .name = "x", .tensors = &tensor, .tensor_count = 1, .op = op,
                                    .prescale_factor = 1, .postscale_factor = 1, .device = -1};
@@ -97,7 +98,7 @@ static void lose_the_peer(bhvd_op op)
     pthread_t killer;
     if (rank == 0)
         CHECK_EQ(pthread_create(&killer, NULL, stop_then_kill, ctx), 0);
-    const bhvd_status status = reduce(ctx, op, data, &error);
+    const bhvd_status status = reduce(ctx, op, data, HALF_RECEIVED, &error);
     if (rank == 1)
         pause();
     pthread_join(killer, NULL);
@@ -112,6 +113,57 @@ static void lose_the_peer(bhvd_op op)
 TEST(a_context_is_destroyed_with_a_message_half_received) { lose_the_peer(BHVD_OP_SUM); }
 
 TEST(a_context_is_destroyed_with_adasum_half_received) { lose_the_peer(BHVD_OP_ADASUM); }
+
+// ------------------------------------------------------------------------------------------------------- descriptors
+
+// Rank 1 has none left when rank 2 first connects to it, in the first allreduce.
+static void lack_descriptors(int rank, bhvd_rendezvous *rendezvous)
+{
+    struct bhvd_error error;
+    bhvd_context *ctx;
+    float *data = calloc(1 << 20, sizeof *data);
+    struct bhvd_context_options options = options_of(rank, 3, "tcp", "descriptors");
+    options.allreduce_path = "ring";
+    CHECK_STATUS(bhvd_context_create(&options, &ctx, &error), BHVD_OK);
+    if (rank == 1) {
+        const int lowest = open("/dev/null", O_RDONLY);
+        CHECK_EQ(setrlimit(RLIMIT_NOFILE, &(struct rlimit){(rlim_t)lowest, (rlim_t)lowest}), 0);
+    }
+    board->steps[rank] = 1;
+    while (board->steps[1] == 0)
+        usleep(1000);
+    CHECK_STATUS(reduce(ctx, BHVD_OP_SUM, data, 1 << 20, &error), BHVD_ERR_SYSTEM);
+    CHECK_STR_EQ(error.message + (rank == 1 ? 0 : strlen("rank 1 failed: ")),
+                 "the connections of the other ranks cannot be accepted: Too many open files; raise the limit of open files "
+                 "(ulimit -n)");
+    CHECK_EQ(error.rank, rank == 1 ? -1 : 1);
+    bhvd_context_destroy(ctx);
+    free(data);
+    bhvd_rendezvous_destroy(rendezvous);
+}
+
+TEST(every_rank_hears_that_one_has_no_descriptors)
+{
+    pid_t pids[2];
+    struct bhvd_error error;
+    bhvd_rendezvous *rendezvous;
+    board = shared_memory(sizeof *board);
+    for (int i = 0; i < 2; i++) {
+        if (!(pids[i] = fork())) {
+            lack_descriptors(1 + i, NULL);
+            exit(0);
+        }
+    }
+    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, SECRET, sizeof SECRET, &rendezvous, &error), BHVD_OK);
+    board->port = bhvd_rendezvous_port(rendezvous);
+    lack_descriptors(0, rendezvous);
+    for (int i = 0; i < 2; i++) {
+        int status;
+        CHECK_EQ(waitpid(pids[i], &status, 0), pids[i]);
+        CHECK_EQ(status, 0);
+    }
+    munmap(board, sizeof *board);
+}
 
 // ---------------------------------------------------------------------------------------------------------------- chaos
 
