@@ -16,7 +16,6 @@ from cffi import FFI
 ROOT = Path(__file__).parent
 NATIVE = Path("native")
 TENSORFLOW = NATIVE / "tensorflow"      # a library of its own, loaded by TensorFlow
-LABORATORY = NATIVE / "laboratory" / "network"      # another, for the benchmarks
 HEADER = NATIVE / "include" / "bagua_hvd.h"
 INCLUDE_DIRS = [str(NATIVE / "include"), str(NATIVE)]
 
@@ -63,7 +62,7 @@ def _sources():
     x86 = sysconfig.get_platform().endswith("-x86_64")
     sources = {None: []}
     for path in sorted((ROOT / NATIVE).rglob("*.c")):
-        if {ROOT / TENSORFLOW, ROOT / LABORATORY} & set(path.parents):
+        if ROOT / TENSORFLOW in path.parents:
             continue
         isa = _isa(path)
         if isa is None or x86:
@@ -88,20 +87,14 @@ LIBRARIES = [
     for isa, files in SOURCES.items()
 ]
 
-
-
-def _apart(name, folder):
-    """A library that is no Python module: there is no Python in it, and one file name serves all versions."""
-    return {
-        "name": name, "sources": sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).glob("*.c")),
-        "include_dirs": INCLUDE_DIRS, "extra_compile_args": FLAGS, "libraries": ["pthread", "dl"], "depends": HEADERS,
-        "py_limited_api": True,
-    }
-
-
-# The ops for TensorFlow: no header and no library of it is needed, so they are always built.
-TENSORFLOW_OPS = _apart("bagua_hvd.tensorflow._ops", TENSORFLOW)
-BENCH_LABORATORY = _apart("bagua_hvd.bench._laboratory", LABORATORY)
+# The ops for TensorFlow: a library, no Python module, so that one file serves all versions of Python. No header and no
+# library of TensorFlow is needed, so it is always built.
+TENSORFLOW_OPS = {
+    "name": "bagua_hvd.tensorflow._ops",
+    "sources": sorted(str(path.relative_to(ROOT)) for path in (ROOT / TENSORFLOW).glob("*.c")),
+    "include_dirs": INCLUDE_DIRS, "extra_compile_args": FLAGS, "libraries": ["pthread", "dl"], "depends": HEADERS,
+    "py_limited_api": True,
+}
 
 # What the ops of TensorFlow call in Python; see native/tensorflow/core.h.
 CALLBACKS = """

@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the cffi module, the C libraries under it, the libraries apart, kernels for GPUs.
+"""What pyproject.toml cannot say: the cffi module, the C libraries under it, TensorFlow's ops, kernels for GPUs.
 
 See build.py.
 """
@@ -36,5 +36,5 @@ class BuildInParallel(build_clib):
 
 
 setup(cmdclass={"build_clib": BuildInParallel}, cffi_modules=["build.py:ffibuilder"], libraries=build["LIBRARIES"],
-      ext_modules=[Extension(**build[library]) for library in ("TENSORFLOW_OPS", "BENCH_LABORATORY")],
+      ext_modules=[Extension(**build["TENSORFLOW_OPS"])],
       options={"bdist_wheel": wheel})

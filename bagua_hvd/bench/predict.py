@@ -1,16 +1,19 @@
-"""What a training step would take: predicted from a model's profile, a network and what an algorithm sends.
+"""What a training step would take: predicted from a model's size, a network and what an algorithm sends.
 
-The picture is coarse: buckets cross a line one after the other, each from when its last gradient is there; a bucket is
-agreed on in a round trip, and each of its rounds of messages waits for the latency once. Coding takes no time. How far
-this is from measurements stands beside them (bench/tradeoff/page.py). The simulator (bench/simulator.py) knows
-schedules of allreduces step by step.
+    python -m bagua_hvd.bench.predict --hosts 8 --rate 1gbit --delay 5 --parameters 110e6 --step-ms 200
+
+The picture is coarse: buckets cross a link one after the other, each from when its last gradient is ready; a bucket is
+agreed on in a round trip, and each of its rounds of messages waits for the latency once. Coding takes no time.
+docs/results/tradeoff.md shows predictions beside measurements.
 """
+import argparse
 import functools
 import math
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bagua_hvd.bench.profiles import Profile
+from bagua_hvd.bench import report
 
 FRAMING = 1514 / 1448
 BUCKET_NBYTES = 10 << 20
@@ -18,6 +21,38 @@ DDP_NBYTES = 25 << 20
 BLOCK8, BLOCK4 = (8 + 32 / 256) / 32, (4 + 32 / 256) / 32       # of float32's bytes
 GRADIENTS, STEP, HIDDEN = "while gradients come", "after the backward pass", "beside the training"
 LATE = "until the next step's end"
+UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+# Those of the first page, with their defaults.
+WAYS = ("gradient_allreduce", "bytegrad", "powersgd", "onebit_adam", "diloco, 16", "streaming_diloco", "async")
+COLUMNS = ("algorithm", "ms per step", "speed", "MB sent per step and rank")
+
+
+def bytes_per_s(rate: str) -> float:
+    """Of a rate such as 10gbit; 0: "none". Raises ValueError."""
+    if rate == "none":
+        return 0.0
+    if rate[-4:] not in UNITS:
+        raise ValueError(f"{rate!r} is not a rate such as 100mbit, 1gbit or 10gbit")
+    return float(rate[:-4]) * UNITS[rate[-4:]] / 8
+
+
+@dataclass(eq=False)
+class Profile:
+    """Of one step on one rank; seconds. gradients: (name, shape, when it is ready), the first ready first."""
+
+    model: str
+    forward_s: float
+    backward_s: float
+    step_s: float
+    gradients: list[tuple[str, tuple[int, ...], float]]
+
+    @property
+    def computing_s(self):
+        return self.forward_s + self.backward_s + self.step_s
+
+    @functools.cached_property
+    def parameters(self):
+        return sum(math.prod(shape) for _, shape, _ in self.gradients)
 
 
 @dataclass(frozen=True)
@@ -128,3 +163,42 @@ def step_s(way: str, profile: Profile, network: Network) -> float:
         free = max(free, ready) + said.nbytes * count / total * FRAMING / network.bytes_per_s
         done = max(done, free + wait)
     return profile.forward_s + done + profile.step_s
+
+
+def even_profile(parameters: float, computing_s: float, layers: int = 50) -> Profile:
+    """Of a model of equal square layers, whose backward pass takes 60 % of the time of a step."""
+    width = math.isqrt(round(parameters / layers))
+    return Profile(f"{layers} layers", 0.3 * computing_s, 0.6 * computing_s, 0.1 * computing_s,
+                   [(f"layer{i}", (width, width), 0.6 * computing_s * (i + 1) / layers) for i in range(layers)])
+
+
+def _lines(profile: Profile, network: Network):
+    exact = step_s("gradient_allreduce", profile, network)
+    for way in WAYS:
+        seconds = step_s(way, profile, network)
+        said = sends(way, network.hosts, profile.parameters, factors(profile))
+        yield way, f"{1e3 * seconds:.1f}", f"{exact / seconds:.2f}x", f"{said.nbytes / said.period / 1e6:.2f}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The program. Returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bagua_hvd.bench.predict", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=4, help="with one rank each; default 4")
+    parser.add_argument("--rate", default="1gbit", help="of each host's link; default 1gbit")
+    parser.add_argument("--delay", type=float, default=0.0, metavar="MS", help="from host to host, one way; default 0")
+    parser.add_argument("--parameters", type=float, default=25e6, help="of the model; default 25e6")
+    parser.add_argument("--step-ms", type=float, default=100.0, help="a step without communication; default 100")
+    options = parser.parse_args(arguments)
+    if options.hosts < 2 or options.parameters < 1 or options.step_ms <= 0 or options.delay < 0:
+        parser.error("--hosts wants 2 or more, --parameters and --step-ms more than 0, --delay 0 or more")
+    try:
+        network = Network(options.hosts, bytes_per_s(options.rate), options.delay / 1e3)
+    except ValueError as error:
+        parser.error(f"--rate: {error}")
+    print(report.table(COLUMNS, list(_lines(even_profile(options.parameters, options.step_ms / 1e3), network)), left=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

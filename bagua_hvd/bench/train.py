@@ -1,12 +1,11 @@
-"""What communication adds to a training step: `python -m bagua_hvd.bench.train [--hosts 2 --rate 10gbit]`.
+"""What communication adds to a training step: `python -m bagua_hvd.bench.train`.
 
 Two models of about 10 million parameters train with SGD and momentum on data of their own on each rank: a multilayer
 perceptron (batch 64) and a convolutional network (batch 32 of 3x32x32). "none" is the same without communication;
 *exposed* is the part of a step that none does not need, that is, communication that the computation does not hide.
 "late" is bagua with delay=1, gloo is torch's DistributedDataParallel. "barrier" is none with a barrier at the end of
-each step: what it alone costs that ranks need the memory's bandwidth at the same time and wait for the slower one.
-"tcp", between two ranks, is none beside a process that moves the gradients' bytes while the backward pass runs, and
-does nothing with them: what the network alone costs. A sample is the slowest rank's time for one step.
+each step: what it alone costs that ranks need the memory's bandwidth at the same time and wait for the slower one. A
+sample is the slowest rank's time for one step.
 
 As a program with a backend's name, a folder and options: one rank of one round.
 """
@@ -16,18 +15,16 @@ import os
 import statistics
 import sys
 import time
-from contextlib import nullcontext
 
 from bagua_hvd import algorithms
-from bagua_hvd.bench import collectives, records, report, rounds
-from bagua_hvd.bench.hosts import Hosts, why_impossible
+from bagua_hvd.bench import report, rounds
+from bagua_hvd.bench.__main__ import run
 from bagua_hvd.bench.results import leave
-from bagua_hvd.bench.traffic import Traffic
 from bagua_hvd.core import variables
 
 MODELS = ("mlp", "cnn")
-BACKENDS = ("none", "bagua", "gloo", "late", "barrier", "tcp")
-WITHOUT = ("none", "barrier", "tcp")        # communication of the training
+BACKENDS = ("none", "bagua", "gloo", "late", "barrier")
+WITHOUT = ("none", "barrier")        # communication of the training
 OURS = ("bagua", "late")
 COLUMNS = ("model", "backend", "steps/s", "median ms", "min", "max", "exposed")
 
@@ -71,28 +68,15 @@ def _times(name, kind, backend, options):
     compute, optimizer = _wrapped(name, model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), options)
     torch.manual_seed(1 + backend.rank)
     batch, labels = torch.randn(shape), torch.randint(0, 10, shape[:1])
-    nbytes = sum(parameter.nbytes for parameter in model.parameters())
-    with Traffic(backend.rank, options.first_host, nbytes) if name == "tcp" else nullcontext() as traffic:
-        return _timed(compute, optimizer, batch, labels, backend, traffic, name == "barrier", options)
-
-
-def _timed(compute, optimizer, batch, labels, backend, traffic, in_step, options):
-    from torch import nn
-
     times = []
     for step in range(options.warmup_steps + options.steps):
         if step == options.warmup_steps:
             backend.barrier()
         started = time.perf_counter()
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(compute(batch), labels)
-        if traffic:
-            traffic.begin()
-        loss.backward()
-        if traffic:
-            traffic.end()
+        nn.functional.cross_entropy(compute(batch), labels).backward()
         optimizer.step()
-        if in_step:
+        if name == "barrier":
             backend.barrier()
         times.append(time.perf_counter() - started)
     return times[options.warmup_steps:]
@@ -127,12 +111,10 @@ def _lines(results, models):
             yield kind, name, f"{1e3 / median:.2f}", *milliseconds, exposed
 
 
-def _parse():
+def build_parser():
     parser = argparse.ArgumentParser(prog="python -m bagua_hvd.bench.train", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-np", type=int, default=2, help="ranks; default 2")
-    parser.add_argument("--hosts", type=int, default=0, help="spread the ranks over so many network namespaces (root)")
-    parser.add_argument("--rate", default="10gbit", help="of each host's link, as tc writes it; default 10gbit")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="default: both")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS[:3],
                         help="default: none bagua gloo")
@@ -140,44 +122,35 @@ def _parse():
     parser.add_argument("--rounds", type=int, default=3, help="of fresh ranks a backend, in turn; default 3")
     parser.add_argument("--steps", type=int, default=20, help="timed, per round; default 20")
     parser.add_argument("--warmup-steps", type=int, default=5, help="not timed; default 5")
-    parser.add_argument("--record", action="store_true",
-                        help="append a record \"training\" for each model and backend")
-    parser.add_argument("--folder", default=str(records.FOLDER), help="of the records")
+    return parser
+
+
+def parse_options(parser):
+    """The options, checked. Wrong ones end the process with one sentence and exit code 2."""
     options = parser.parse_args()
-    if options.record and variables.given("HOROVOD_SIZE"):
-        parser.error("--record: not in a running job, it starts ranks of its own; run it without baguarun")
-    os.environ["BAGUA_EXACT_STEPS"] = "0"       # what is timed are relaxed steps
-    if "tcp" in options.backends and options.np != 2:
-        parser.error(f"tcp is traffic between two ranks, not {options.np}")
+    if variables.given("HOROVOD_SIZE"):
+        parser.error("this program starts ranks of its own: run it without baguarun")
     try:
         algorithms.get(options.algorithm)
     except ValueError as error:
         parser.error(str(error))
-    if options.hosts and (problem := why_impossible()):
-        parser.error(problem)
     return options
 
 
-def main():
-    options = _parse()
-    facts = report.machine()
-    print(report.machine_line(facts), flush=True)
-    with Hosts(options.hosts, options.rate) if options.hosts else nullcontext() as hosts:
-        options.first_host = hosts.address_of(0) if hosts else "127.0.0.1"
-        results, others = rounds.interleaved(
-            options.backends, options,
-            lambda name: rounds.slowest(rounds.run_round(name, options, hosts, "bagua_hvd.bench.train")))
+def measure_and_print(options, where=None, guard=None):
+    """As that of bagua_hvd.bench.__main__."""
+    os.environ["BAGUA_EXACT_STEPS"] = "0"       # what is timed are relaxed steps
+    print(report.machine_line(report.machine()), flush=True)
+    results, others = rounds.interleaved(
+        options.backends, options,
+        lambda name: rounds.slowest(rounds.run_round(name, options, where, "bagua_hvd.bench.train")), guard)
     print("\n" + report.table(COLUMNS, list(_lines(results, options.models)), left=2))
     if busy := report.others_line(others):
         print("\n" + busy)
-    if options.record:
-        # This one is the program's own (see _parse), not the user's choice.
-        environment = {name: value for name, value in facts["environment"].items() if name != "BAGUA_EXACT_STEPS"}
-        collectives.record_training(options, environment, results, others, OURS)
-    return 0
+    return results, others
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 4 and sys.argv[3].startswith("{"):
         sys.exit(_rank(sys.argv[1], sys.argv[2], argparse.Namespace(**json.loads(sys.argv[3]))))
-    sys.exit(main())
+    sys.exit(run(measure_and_print, parse_options(build_parser())))

@@ -1,6 +1,6 @@
-"""What operations between hosts would take: the core simulates all ranks' schedules (native/laboratory/simulation).
+"""What operations between hosts would take: the core simulates all ranks' schedules (native/simulation).
 
-Times are of operations that are agreed on first. `python -m bagua_hvd.bench.simulator` prints tables of them.
+Times are of operations that are agreed on first. `python -m tests.laboratory.simulator` prints tables of them.
 """
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

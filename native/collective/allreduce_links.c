@@ -18,7 +18,7 @@ bhvd_status allreduce_path_parse(const char *name, enum allreduce_path *path, st
 
 // What an allreduce between hosts costs, in nanoseconds: a hop, as measured when they were connected but at least what the ranks
 // themselves need for one; a byte on the wire each way, measured too; a byte added (in the cache: these are short
-// vectors), as `python -m bagua_hvd.bench --hosts` has shown it, see docs/performance.md; and the wire that idles where a round
+// vectors), as `python -m tests.laboratory --hosts` has shown it, see docs/performance.md; and the wire that idles where a round
 // begins when all of the one before has come: hosts are not equally late, and another connection has to gather speed. Only the
 // ratios matter, and those little.
 enum { ADD_PS = 40, IDLE_PERCENT = 10 };

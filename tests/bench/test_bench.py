@@ -1,7 +1,6 @@
 """python -m bagua_hvd.bench: values, format and failures. Never a time."""
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(240)
 
 from bagua_hvd.bench import __main__ as bench  # noqa: E402
-from bagua_hvd.bench import hosts, report  # noqa: E402
+from bagua_hvd.bench import report  # noqa: E402
 from bagua_hvd.bench.rank import OPS, Case, Checker, cases, plan, resnet50_counts  # noqa: E402
 from bagua_hvd.bench.results import WrongResult  # noqa: E402
 from bagua_hvd.bench.rounds import slowest  # noqa: E402
@@ -99,13 +98,6 @@ def test_failing_rank_is_one_message_and_leaves_nothing(tmp_path):
     (["--algorithm", "bytegrab"], "Did you mean 'bytegrad'?"),
     (["--in-place", "--out-of-place"], "not allowed with"),
     (["--json", "/nonexistent/file.json"], "cannot be written"),
-    (["--plot", "figure.xyz"], "--plot"),
-    (["--rate", "1gbit"], "--rate shapes the links between hosts: give --hosts too"),
-    (["--delay", "5"], "--delay shapes the links between hosts: give --hosts too"),
-    (["--hosts", "2", "--delay", "-1"], "'-1' is not a number of milliseconds, 0 to 9999"),
-    (["--hosts", "2", "--delay", "soon"], "'soon' is not a number of milliseconds"),
-    (["--hosts", "2", "-n", "3"], "--hosts 2: 3 ranks cannot be spread evenly over them"),
-    (["--hosts", "2", "--rate", "fast"], "--rate: 'fast' is not a rate such as 1gbit, nor none"),
 ])
 def test_bad_options(arguments, sentence, capsys, monkeypatch):
     monkeypatch.delenv("HOROVOD_SIZE", raising=False)
@@ -114,49 +106,6 @@ def test_bad_options(arguments, sentence, capsys, monkeypatch):
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1
-
-
-@pytest.mark.parametrize(("user", "tools", "sentence"), [
-    (0, [], "--hosts needs ip and tc, which are not installed: install iproute2"),
-    (0, ["ip"], "--hosts needs tc, which is not installed: install iproute2"),
-    (1000, ["ip", "tc"], "--hosts makes network namespaces, which only root may: run it with sudo"),
-])
-def test_hosts_that_cannot_be_made(user, tools, sentence, capsys, monkeypatch):
-    monkeypatch.setattr("shutil.which", lambda name: name if name in tools else None)
-    monkeypatch.setattr("os.geteuid", lambda: user)
-    with pytest.raises(SystemExit) as ended:
-        bench.parse_options(["--hosts", "2"])
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
-    assert sentence in error and error.count("\n") == 1
-
-
-def _orphans():
-    """Namespaces whose makers have ended. Those of other tests, which run now, are theirs."""
-    names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.split()
-    return [name for name in names if (maker := re.match(rf"{hosts.PREFIX}(\d+)-", name))
-            and not Path("/proc", maker[1]).exists()]
-
-
-def _can_make_hosts():
-    if hosts.why_impossible():
-        return False
-    probe = "ip link add probe type bridge && tc qdisc add dev probe root tbf rate 1gbit burst 256kb latency 50ms"
-    return subprocess.run(["unshare", "--net", "sh", "-c", probe], capture_output=True).returncode == 0
-
-
-@pytest.mark.skipif(not _can_make_hosts(), reason="network namespaces need root, iproute2 and a kernel with bridges")
-@pytest.mark.long
-@pytest.mark.parametrize(("backends", "delay"), [("bagua", ["--delay", 1]), ("bagua", []), ("bagua,gloo", [])])
-def test_ranks_on_hosts_of_their_own(backends, delay):
-    """Real namespaces: the ranks of one share memory, those of two meet over the shaped link, and nothing is left."""
-    ended = run("bagua_hvd.bench", "--hosts", 2, "-n", 4, "--rate", "1gbit", "--sizes", "4,64K", "--backends", backends,
-                "--rounds", 1, "--iterations", 2, *delay)
-    assert ended.returncode == 0, ended.stderr
-    assert "4 ranks on 2 hosts, links 1gbit" + (", 1 ms one way," if delay else ",") in ended.stdout
-    assert [line[:3] for line in rows_of(ended.stdout)[1:]] == [
-        ["allreduce", size, backend] for size in ("4 B", "64 KiB") for backend in backends.split(",")]
-    assert _orphans() == []
 
 
 def test_options_of_a_job(capsys, monkeypatch):

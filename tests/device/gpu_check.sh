@@ -46,12 +46,12 @@ step nccl1 $python -m pytest -v -s tests/device/test_gpu.py -k nccl
 gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
 if [ "$gpus" -gt 1 ]; then
     step "nccl$gpus" env NCCL_DEBUG=INFO $run -np "$gpus" $python tests/device/gpu_training.py
-    step "nccl${gpus}allreduce" $run -np "$gpus" $python -m bagua_hvd.bench --device cuda
+    step "nccl${gpus}allreduce" $run -np "$gpus" $python -m tests.laboratory.device
 fi
 # Bandwidths: a copy, encode and decode of 256 MiB (to aim for: 80 % of the copy), pack of ResNet-50's gradients (70 %).
-step bench $python -m bagua_hvd.bench --device cuda
+step bench $python -m tests.laboratory.device
 for ranks in 1 2 4; do
-    step "allreduce$ranks" env BAGUA_HVD_NCCL=0 $run -np $ranks $python -m bagua_hvd.bench --device cuda
+    step "allreduce$ranks" env BAGUA_HVD_NCCL=0 $run -np $ranks $python -m tests.laboratory.device
 done
 for ranks in 2 4; do
     step "training$ranks" $run -np $ranks $python tests/device/gpu_training.py

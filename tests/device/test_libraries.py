@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bagua_hvd.bench import __main__ as bench
 from bagua_hvd.core import device
 from bagua_hvd.core.exceptions import HorovodInternalError
 from device_arrays import ROOT, fake_cuda, fake_cuda_path, missing_gpu
+from tests.laboratory import device as laboratory
 
 NCCL = next((path for path in device.nccl_files({}).split(":") if path), None)
 
@@ -79,12 +79,7 @@ print(opened() - before)
     assert done.stdout.strip() == "set()"
 
 
-@pytest.mark.skipif(not missing_gpu(), reason="there is a GPU, and the bench measures it")
-def test_the_bench_says_what_is_missing(capsys):
-    with pytest.raises(SystemExit) as ended:
-        bench.parse_options(["--device", "cuda"])
-    assert ended.value.code == 2
-    assert "bench: error: --device cuda: " in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        bench.parse_options(["--device", "cuda", "--many"])
-    assert "a measurement of its own" in capsys.readouterr().err
+@pytest.mark.skipif(not missing_gpu(), reason="there is a GPU, and the laboratory measures it")
+def test_the_laboratory_says_what_is_missing():
+    with pytest.raises(SystemExit, match="nothing can be measured here: "):
+        laboratory.main()

@@ -2,7 +2,7 @@
 import subprocess
 from dataclasses import dataclass
 
-from bagua_hvd.bench.hosts import Hosts
+from tests.laboratory.hosts import Hosts
 
 
 def _run(*command):

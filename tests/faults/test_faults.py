@@ -7,10 +7,10 @@ from queue import SimpleQueue
 
 import pytest
 
-from bagua_hvd.bench.hosts import why_impossible
 from faults import FAULTS
 from job import SIZE, make_zygote
 from network import Network
+from tests.laboratory.hosts import why_impossible
 from trial import run
 
 LIMIT_SECONDS = 10

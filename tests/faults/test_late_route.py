@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from bagua_hvd.bench.hosts import why_impossible
 from network import Network
+from tests.laboratory.hosts import why_impossible
 
 PROGRAM = """
 import os, pathlib, sys
@@ -26,8 +26,8 @@ def test_a_route_that_comes_late(tmp_path):
         route = ["ip", "-n", second.namespace, "route"]
         subprocess.run([*route, "add", "unreachable", f"{first.address}/32"], check=True)
         job = subprocess.Popen(
-            [sys.executable, "-m", "bagua_hvd.runner.launch", "-np", "2", sys.executable, "-m", "bagua_hvd.bench.hosts",
-             sys.executable, "-c", PROGRAM, str(tmp_path)],
+            [sys.executable, "-m", "bagua_hvd.runner.launch", "-np", "2", sys.executable, "-m",
+             "tests.laboratory.hosts", sys.executable, "-c", PROGRAM, str(tmp_path)],
             env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
             while len(list(tmp_path.iterdir())) < 2 and job.poll() is None:

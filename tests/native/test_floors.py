@@ -14,10 +14,10 @@ import native_programs
 NATIVE = Path(__file__).resolve().parents[2] / "native"
 # From the ground up. The public header stands on nothing.
 FLOORS = ["include", "base", "kernel", "transport", "run", "collective", "primitive", "device", "gpu", "core",
-          "laboratory/simulation"]
-# Loaded by TensorFlow, and by a process of the benchmarks: nothing of the engine can be reached from these. They may
-# include the public header, and headers of base that need no C file.
-LIBRARIES = ["tensorflow", "laboratory/network"]
+          "simulation"]
+# Loaded by TensorFlow: nothing of the engine can be reached from it. It may include the public header, and headers of
+# base that need no C file.
+LIBRARIES = ["tensorflow"]
 SHARED_WITH_LIBRARIES = ["include", "base"]
 HEADER = "bagua_hvd.h"
 

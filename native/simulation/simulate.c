@@ -1,0 +1,149 @@
+// The simulator over allreduces and primitives between hosts, agreed on before if asked for.
+#include <stdlib.h>
+
+#include "base/status.h"
+#include "collective/collective.h"
+#include "core/negotiation/carried.h"
+#include "core/negotiation/tree.h"
+#include "core/negotiation/window.h"
+#include "primitive/encoder.h"
+#include "primitive/peers.h"
+#include "primitive/schedules.h"
+#include "simulation/simulator.h"
+
+enum { AGREEING_NBYTES = 32 };      // about what known names take as a control frame
+
+struct operations {
+    enum allreduce_path path;
+    const struct bhvd_simulated *all;
+    struct wire wire;
+    bool agrees;                // execution 0 is that
+};
+
+// In a star or, about as core/negotiation/tree.c makes it, a tree. Requests to the parent when the children's are there, answers to
+// the children.
+static void agree(struct schedule *schedule)
+{
+    const int n = schedule->size, fanout = n > TREE_STAR_RANKS ? TREE_FANOUT : n, rank = schedule->rank;
+    const int64_t first = (int64_t)fanout * rank + 1;
+    const struct place place = in_space(IN_SCRATCH, 0);
+    int done = STEP_NONE;
+    for (int64_t child = first; child < first + fanout && child < n; child++)
+        done = schedule_both(schedule, done, schedule_receive(schedule, (int)child, place, AGREEING_NBYTES, STEP_NONE));
+    if (rank) {
+        const int parent = (rank - 1) / fanout;
+        done = schedule_send(schedule, parent, place, AGREEING_NBYTES, done);
+        done = schedule_receive(schedule, parent, place, AGREEING_NBYTES, done);
+    }
+    for (int64_t child = first; child < first + fanout && child < n; child++)
+        schedule_send(schedule, (int)child, place, AGREEING_NBYTES, done);
+}
+
+// It has come with the answer.
+static bool is_carried(const struct operations *operations, int size, const struct bhvd_simulated *operation)
+{
+    return operations->agrees && operation->kind == BHVD_ALLREDUCE && operations->path == ALLREDUCE_CHOSEN &&
+           size <= TREE_STAR_RANKS && operation->nbytes <= CARRIED_BYTES;
+}
+
+static size_t size_encoded(const void *operation, size_t count)
+{
+    const struct bhvd_simulated *what = operation;
+    const struct bhvd_codec_options options = {.parameter = what->codec_parameter};
+    return bhvd_encoded_size((bhvd_codec)what->codec, (bhvd_dtype)what->dtype, count, &options);
+}
+
+static size_t size_as_it_is(const void *operation, size_t count)
+{
+    return count * bhvd_dtype_size((bhvd_dtype)((const struct bhvd_simulated *)operation)->dtype);
+}
+
+// As c_lp_s.c, d_fp_s.c and d_lp_s.c do.
+static void write_primitive(const struct bhvd_simulated *what, const struct wire *wire, struct schedule *schedule)
+{
+    const size_t n = (size_t)schedule->size, element = bhvd_dtype_size((bhvd_dtype)what->dtype);
+    const bool is_coded = what->kind != BHVD_D_FP_S, is_central = what->kind == BHVD_C_LP_S;
+    const bool scatters = is_central && what->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
+    struct codes codes = {.cut = {what->nbytes / element, scatters ? n : 1, is_coded ? ENCODER_SEGMENT : PLAIN_SEGMENT_NBYTES / element},
+                          .element = element, .size = is_coded ? size_encoded : size_as_it_is, .arg = what};
+    const struct peers peers = peers_of(what->kind == BHVD_D_LP_S ? BHVD_TOPOLOGY_RING : (bhvd_topology)what->topology,
+                                        schedule->size, schedule->rank, what->round);
+    if (!codes.cut.count || (!is_central && !peers.count))
+        return;
+    codes_in_scratch(&codes, scatters ? n : 1, is_central ? n : PEERS_MAX, codes.size(what, segments_part(&codes.cut, 0, 0).count),
+                     wire);
+    if (scatters)
+        schedule_scatter_gather(schedule, &codes);
+    else
+        schedule_exchange(schedule, &codes, is_central ? NULL : peers.index, is_central ? schedule->size : peers.count);
+}
+
+static void write_down(const void *arg, int execution, struct schedule *schedule)
+{
+    const struct operations *operations = arg;
+    if (operations->agrees && execution-- == 0) {
+        agree(schedule);
+        return;
+    }
+    const struct bhvd_simulated *what = &operations->all[execution];
+    if (what->kind != BHVD_ALLREDUCE)
+        write_primitive(what, &operations->wire, schedule);
+    else if (!is_carried(operations, schedule->size, what))
+        allreduce_schedule(schedule, operations->path, &operations->wire, what->nbytes, bhvd_dtype_size((bhvd_dtype)what->dtype));
+}
+
+static int window(const void *arg, int execution)
+{
+    const struct operations *operations = arg;
+    const int first = operations->agrees;
+    size_t newest_first[LINK_LANES] = {0};
+    int count = 0;
+    for (; count < LINK_LANES && execution - count >= first; count++)
+        newest_first[count] = operations->all[execution - count - first].nbytes;
+    return count ? window_of(newest_first, count) : 1;
+}
+
+static bhvd_status check(const struct bhvd_simulated *what, struct bhvd_error *error)
+{
+    const size_t element = bhvd_dtype_size((bhvd_dtype)what->dtype);
+    const bool is_coded = what->kind == BHVD_C_LP_S || what->kind == BHVD_D_LP_S;
+    if (what->kind != BHVD_ALLREDUCE && what->kind != BHVD_D_FP_S && !is_coded)
+        return error_set(error, BHVD_ERR_ARGUMENT, "allreduces and primitives are simulated, not operations of kind %d", what->kind);
+    if (element == 0 || what->nbytes % element)
+        return error_set(error, BHVD_ERR_ARGUMENT, "%zu bytes are no elements of %zu", what->nbytes, element);
+    if (is_coded && !size_encoded(what, 1))
+        return error_set(error, BHVD_ERR_ARGUMENT, "codec %d with parameter %g does not encode dtype %d", what->codec,
+                         what->codec_parameter, what->dtype);
+    if (what->topology < BHVD_TOPOLOGY_SHIFT_ONE || what->topology > BHVD_TOPOLOGY_ROUND_ROBIN || what->round < 0)
+        return error_set(error, BHVD_ERR_ARGUMENT, "no topology %d, or no round %d", what->topology, what->round);
+    return BHVD_OK;
+}
+
+bhvd_status bhvd_simulate(int size, const char *path, const struct bhvd_simulated *operations, size_t count, int agrees,
+                          const struct bhvd_network *network, double *seconds, struct bhvd_error *error)
+{
+    struct operations what = {.all = operations, .agrees = agrees != 0};
+    bhvd_status status = allreduce_path_parse(path, &what.path, error);
+    if (status)
+        return status;
+    if (what.path == ALLREDUCE_SHARED || what.path == ALLREDUCE_HIERARCHICAL)
+        return error_set(error, BHVD_ERR_ARGUMENT, "%s is no path between hosts with one rank each", path);
+    if (size < 2 || count > (size_t)INT32_MAX - 1 || !(network->latency_s >= 0) || !(network->bytes_per_s > 0) ||
+        (network->slow_rank >= 0 && (!(network->slow_latency_s >= 0) || !(network->slow_bytes_per_s > 0))))
+        return error_set(error, BHVD_ERR_ARGUMENT, "a simulation takes at least two hosts, latencies of at least 0 and lines of more "
+                         "than 0 bytes a second");
+    for (size_t i = 0; i < count && !status; i++)
+        status = check(&operations[i], error);
+    if (status)
+        return status;
+    const double hop_ns = network->latency_s * 1e9, byte_ps = 1e12 / network->bytes_per_s;
+    what.wire = (struct wire){hop_ns < UINT32_MAX ? (uint32_t)hop_ns : UINT32_MAX,
+                              byte_ps < UINT32_MAX ? (uint32_t)byte_ps : UINT32_MAX};
+    const struct simulated simulated = {size, (int)count + what.agrees, write_down, window, &what};
+    status = simulate(&simulated, network, seconds);
+    if (status == BHVD_ERR_UNSUPPORTED)
+        return error_set(error, status, "%d hosts do more than %d steps on this path: take fewer hosts or another path", size,
+                         SIMULATOR_STEPS_MAX);
+    return status ? error_set(error, status, status == BHVD_ERR_SYSTEM ? "no memory for the steps of %d hosts"
+                                                                       : "some of %d hosts waits for ever", size) : BHVD_OK;
+}

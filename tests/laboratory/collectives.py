@@ -1,0 +1,255 @@
+"""The records of the collectives and of training steps, and what docs/performance.md and performance-limits.md say.
+
+    python -m bagua_hvd.bench --record          appends a record "collectives" for each case and backend
+    python -m bagua_hvd.bench.train --record    a record "training" for each model and backend
+
+Of records with equal settings the newest counts. Times are medians of the samples of all rounds. Plain TCP (--ceiling)
+is the backend "tcp", whose op is "exchange": two processes send each other nbytes, both at once.
+"""
+import statistics
+from typing import Any
+
+from bagua_hvd.bench import report
+from bagua_hvd.bench.rank import ITEM_NBYTES, KIB, MIB, human_nbytes, resnet50_counts
+from tests.laboratory import ceiling, records
+
+# Cores that other programs may use in each round of a record that is not `shared`.
+QUIET = 0.1
+# What the tables' cases have, unless they say otherwise.
+USUAL: dict[str, Any] = {
+    "op": "allreduce", "dtype": "float32", "ranks": 2, "hosts": 0, "rate": None, "delay_ms": None, "in_place": True,
+    "environment": {}}
+SHOWN = {"bagua": "bagua_hvd", "gloo": "gloo", "mpi": "MPICH"}
+MANY = ITEM_NBYTES["float32"] * sum(resnet50_counts())
+ONE_HOST: dict[str, dict[str, Any]] = {
+    **{human_nbytes(nbytes): {"nbytes": nbytes} for nbytes in (4, 64 * KIB, MIB, 64 * MIB)},
+    f"ResNet-50's 161 gradients, {MANY / MIB:.1f} MiB": {"op": "many", "nbytes": MANY}}
+TWO_HOSTS: dict[str, dict[str, Any]] = {
+    shown: {"nbytes": 64 * MIB, "hosts": 2, "rate": rate}
+    for shown, rate in (("1 Gbit/s", "1gbit"), ("10 Gbit/s", "10gbit"))}
+TCP: dict[str, Any] = {"op": "exchange", "dtype": None, "in_place": None}
+# Single figures in the text, most of them where MPICH is quicker, or was.
+CASES: dict[str, dict[str, Any]] = {
+    "64MiB": {"nbytes": 64 * MIB},
+    "4B": {"nbytes": 4}, "1KiB": {"nbytes": KIB}, "4B-4-ranks": {"nbytes": 4, "ranks": 4},
+    **{f"{op}-{shown}": {"op": op, "nbytes": nbytes} for op in ("alltoall", "allgather")
+       for shown, nbytes in (("4KiB", 4 * KIB), ("64MiB", 64 * MIB))},
+    "4B-2-hosts": {"nbytes": 4, "hosts": 2, "rate": "1gbit"},
+}
+TRAINED: dict[str, dict[str, Any]] = {
+    f"{where}, {what}": {"model": model, "hosts": hosts, "rate": rate}
+    for where, hosts, rate in (("one host", 0, None), ("2 hosts, 10 Gbit/s", 2, "10gbit"))
+    for what, model in (("perceptron", "mlp"), ("convolutions", "cnn"))}
+NOTHING = "Nothing run yet."
+
+
+def _append(experiment, setting, name, rounds, others, folder):
+    """rounds: [round: [seconds]]. others: [round: cores that other programs used, None: not known]."""
+    known = [used for used in others if used is not None]
+    quiet = bool(others) and len(known) == len(others) and max(known) < QUIET
+    samples = {name: ("s", [sample for samples in rounds for sample in samples]),
+               "samples in each round": ("1", list(map(len, rounds)))}
+    if known:
+        samples["others"] = "cores", known
+    return records.append(experiment, setting, samples, shared=not quiet, folder=folder)
+
+
+def _setting(options, environment, **more):
+    return {"dtype": options.dtype, "ranks": options.np, "hosts": options.hosts or 0,
+            "rate": options.rate and options.rate.lower(), "delay_ms": options.delay, "in_place": options.in_place,
+            "environment": environment, **more}
+
+
+def record(options, environment, cases, results, others):
+    """Appends a record for each case and backend.
+
+    Args:
+        options: of the program. environment: variables that change what is measured.
+        results, others: what rounds.interleaved() returns.
+    """
+    for case in cases:
+        for backend, times in results.items():
+            _append("collectives", _setting(options, environment, op=case.op, nbytes=case.nbytes, backend=backend),
+                    "call", times[case.key], others[backend], options.folder)
+
+
+def record_ceiling(options, environment, lines, others):
+    """Appends a record for each line of ceiling.measure() that is TCP's, of the chosen sizes.
+
+    Args:
+        others: cores that other programs used in all of it, or None.
+    """
+    for what, nbytes, samples in lines:
+        if what in (ceiling.LOOPBACK, ceiling.LINK) and nbytes in options.sizes:
+            setting = _setting(options, environment, nbytes=nbytes, backend="tcp", **TCP) | {"ranks": 2}
+            _append("collectives", setting, "call", [samples], [others], options.folder)
+
+
+def record_training(options, environment, results, others, ours):
+    """Appends a record for each model and backend; that without communication first, the others are compared with it.
+
+    Args:
+        ours: backends that have the algorithm of the options; what else trains has None.
+    """
+    for model in options.models:
+        for backend in sorted(results, key=lambda backend: backend != "none"):
+            setting = {"model": model, "backend": backend, "ranks": options.np, "hosts": options.hosts or 0,
+                       "rate": options.rate.lower() if options.hosts else None,
+                       "algorithm": options.algorithm if backend in ours else None, "environment": environment}
+            _append("training", setting, "step", results[backend][model], others[backend], options.folder)
+
+
+def _newest(folder, **setting):
+    """A record, or None."""
+    return next(reversed(records.read("collectives", folder, **{**USUAL, **setting})), None)
+
+
+def _seconds(found):
+    """The median, or None."""
+    return found and statistics.median(found.samples["call" if found.experiment == "collectives" else "step"].values)
+
+
+def _shown(seconds):
+    if seconds is None:
+        return "-"
+    if seconds < 1e-3:
+        return f"{report.microseconds(1e6 * seconds)} us"
+    return f"{1e3 * seconds:.{1 if seconds >= 1e-2 else 2}f} ms"
+
+
+def _table(head, rows):
+    """rows: {label: [record or None]}."""
+    if not any(found for row in rows.values() for found in row):
+        return NOTHING
+    return report.table(head, [(label, *(_shown(_seconds(found)) for found in row)) for label, row in rows.items()],
+                        left=1)
+
+
+def _on_one_host(folder):
+    return {label: [_newest(folder, backend=backend, **case) for backend in SHOWN] for label, case in ONE_HOST.items()}
+
+
+def _between_two(folder):
+    return {label: [*(_newest(folder, backend=backend, **case) for backend in ("bagua", "gloo")),
+                    _newest(folder, backend="tcp", **case, **TCP)] for label, case in TWO_HOSTS.items()}
+
+
+def one_host(folder=records.FOLDER):
+    """Allreduces in shared memory, beside gloo and MPICH."""
+    return _table(("allreduce, float32", *SHOWN.values()), _on_one_host(folder))
+
+
+def two_hosts(folder=records.FOLDER):
+    """Allreduces of 64 MiB by the rate of the links, beside gloo and plain TCP."""
+    return _table(("allreduce of 64 MiB", "bagua_hvd", "gloo", "plain TCP, both ways at once"), _between_two(folder))
+
+
+def _speed(mine, theirs):
+    return _seconds(theirs) / _seconds(mine) if mine and theirs else None
+
+
+def faster_than_gloo(folder=records.FOLDER):
+    """The least and the most times as fast, of all allreduces on one host that were measured: "7 to 270"."""
+    cases = {(found.setting["op"], found.setting["nbytes"]) for op in ("allreduce", "many")
+             for found in records.read("collectives", folder, **{**USUAL, "op": op, "backend": "bagua"})}
+    pairs = ([_newest(folder, op=op, nbytes=nbytes, backend=backend) for backend in ("bagua", "gloo")]
+             for op, nbytes in cases)
+    speeds = [speed for speed in (_speed(*pair) for pair in pairs) if speed]
+    return " to ".join(dict.fromkeys(f"{speed:.0f}" for speed in (min(speeds), max(speeds)))) if speeds else "-"
+
+
+def tcp_to_gloo(rate, folder=records.FOLDER):
+    """How many times as fast as gloo's allreduce of 64 MiB between two hosts plain TCP is: what none can surpass."""
+    case = {"nbytes": 64 * MIB, "hosts": 2, "rate": rate}
+    speed = _speed(_newest(folder, backend="tcp", **case, **TCP), _newest(folder, backend="gloo", **case))
+    return f"{speed:.1f}x" if speed else "-"
+
+
+def ours(case, folder=records.FOLDER):
+    """Our time for one of CASES."""
+    return _shown(_seconds(_newest(folder, backend="bagua", **CASES[case])))
+
+
+def theirs(case, folder=records.FOLDER):
+    """MPICH's."""
+    return _shown(_seconds(_newest(folder, backend="mpi", **CASES[case])))
+
+
+def _runs(backend, folder, **where):
+    """[(record without communication, record with it)] of each run, oldest first."""
+    algorithm = "gradient_allreduce" if backend == "bagua" else None
+    none, runs = {}, []
+    for found in records.read("training", folder, ranks=2, environment={}, **where):
+        if found.setting["backend"] == "none":
+            none[found.command] = found
+        elif (found.setting["backend"], found.setting["algorithm"]) == (backend, algorithm) and found.command in none:
+            runs.append((none[found.command], found))
+    return runs
+
+
+def _exposed(none, found):
+    return report.exposed(_seconds(none), _seconds(found))
+
+
+def _last(runs):
+    return runs[-1] if runs else (None, None)
+
+
+def _trained(folder):
+    """{label: (without, with us, without, with gloo)}, records of the newest runs."""
+    return {label: (*_last(_runs("bagua", folder, **case)), *_last(_runs("gloo", folder, **case)))
+            for label, case in TRAINED.items()}
+
+
+def training(folder=records.FOLDER):
+    """Steps without communication, with ours and gloo's, and what of these is exposed: each by its own run."""
+    rows = _trained(folder)
+    if not any(found for row in rows.values() for found in row):
+        return NOTHING
+    lines = []
+    for label, (none, mine, beside, gloo) in rows.items():
+        cells = [_shown(_seconds(none or beside))]
+        for without, found in ((none, mine), (beside, gloo)):
+            cells += [_shown(_seconds(found)), f"{_exposed(without, found):.0%}" if found else "-"]
+        lines.append((label, *cells))
+    return report.table(("", "without", "bagua_hvd", "exposed", "gloo (DDP)", "exposed"), lines, left=1)
+
+
+def exposed(model, hosts="0", rate=None, backend="bagua", folder=records.FOLDER):
+    """The part of a step that the step without communication does not need, in the newest run."""
+    runs = _runs(backend, folder, model=model, hosts=int(hosts), rate=rate)
+    return f"{_exposed(*runs[-1]):.0%}" if runs else "-"
+
+
+def exposed_by_run(model, folder=records.FOLDER):
+    """The least and the most exposed on one host, of all runs on the newest one's processor: "10% to 24% in 3 runs"."""
+    runs = _runs("bagua", folder, model=model, hosts=0, rate=None)
+    if not runs:
+        return "-"
+    parts = [_exposed(none, found) for none, found in runs if found.machine["cpu"] == runs[-1][1].machine["cpu"]]
+    span = " to ".join(dict.fromkeys(f"{part:.0%}" for part in (min(parts), max(parts))))
+    return f"{span} in {len(parts)} run{'s' * (len(parts) > 1)}"
+
+
+def _machine(found):
+    machine = found.machine
+    versions = [f"{name} {machine['versions'][name]}" for name in ("Python", "torch", "mpich")
+                if name in machine["versions"]]
+    return (f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB "
+            f"({', '.join([machine['system'], *versions])})")
+
+
+def conditions(folder=records.FOLDER):
+    """A sentence: machines, revisions and days of all records from which the two pages are made."""
+    tables = _on_one_host(folder), _between_two(folder), _trained(folder)
+    used = [found for rows in tables for row in rows.values() for found in row]
+    used += [_newest(folder, backend=backend, **case) for case in CASES.values() for backend in ("bagua", "mpi")]
+    used = list({(found.date, str(found.setting)): found for found in used if found}.values())
+    if not used:
+        return NOTHING
+    machines = " and ".join(dict.fromkeys(map(_machine, used)))
+    revisions = ", ".join(dict.fromkeys(f"`{found.revision}`" for found in used))
+    days = sorted(found.date.split()[0] for found in used)
+    alone = sum(not found.shared for found in used)
+    return (f"{machines}, revision {revisions}, {' to '.join(dict.fromkeys((days[0], days[-1])))}; "
+            f"other programs used less than {QUIET} cores in every round of {alone} of {len(used)} measurements.")

@@ -1,0 +1,283 @@
+// A network between "hosts" of this machine, for measurements: a process that carries packets between TUN devices.
+//
+// Every host is a network namespace whose only link is a TUN device. The process reads the packets that a host sends,
+// keeps each for as long as two lines would take, the sender's up and the receiver's down, each with a rate and a delay of
+// its own, and gives it to the receiver's device. Not every kernel has netem; TUN devices most have. TCP's segments come
+// in large pieces, as to a network card that cuts them up itself, and are counted as the frames of MTU 1500 that it would
+// send: so 1 Gbit/s costs a few percent of a core.
+//
+// Time is virtual: a packet's way is computed from when it came and what was before it, so that waking late makes a
+// packet late, and the rate stays what it is. `report` says how late, and what share of a core all this took: a
+// measurement is worth something while that share is far from one.
+//
+// The engine knows nothing of this, nor this of the engine. One thread; ends when its control pipe does.
+<<<<<<<< HEAD:native/laboratory/network/network.c
+#include "laboratory/network/line.h"
+========
+#include "line.h"
+>>>>>>>> da36ee4 (The laboratory moves out of the package, to tests/laboratory: bagua_hvd.bench is what users measure on their own cluster, 7,518 -> 1,496 lines):tests/laboratory/native/network.c
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/if_tun.h>
+#include <linux/virtio_net.h>
+#include <net/if.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+enum { HOSTS = 256, PACKET_NBYTES = sizeof(struct virtio_net_hdr) + 65536, READS = 16, ETHERNET_NBYTES = 14 };
+enum { LINE_FREE, ARRIVAL, DELIVERY };      // kinds of events; of a host's two lines up is hosts[i].up
+
+struct host {
+    int tun;
+    struct line up, down;
+};
+
+struct network {
+    struct host hosts[HOSTS];
+    int count;
+    struct heap events;
+    struct packet *unused;
+    uint64_t packets, nbytes, dropped, late_ns, latest_ns;
+};
+
+static void drop(struct network *self, struct packet *packet)
+{
+    packet->next = self->unused;
+    self->unused = packet;
+}
+
+static void lose(struct network *self, struct packet *packet)
+{
+    self->dropped++;
+    drop(self, packet);
+}
+
+// Lets the next packet onto a line.
+static void proceed(struct network *self, struct line *line, int64_t at_ns)
+{
+    int64_t begin_ns;
+    struct packet *packet = line_start(line, at_ns, &begin_ns);
+    if (!packet)
+        return;
+    struct line *down = &self->hosts[packet->to].down;
+    int failed;
+    if (line == down) {
+        int64_t arrived_ns = line->free_ns > packet->leaves_ns ? line->free_ns : packet->leaves_ns;
+        failed = heap_push(&self->events, arrived_ns, packet, DELIVERY);
+    } else {
+        // Its first byte is there, and may go on; its last one cannot before it has come.
+        packet->leaves_ns = line->free_ns + line->delay_ns + down->delay_ns;
+        failed = heap_push(&self->events, begin_ns + line->delay_ns + down->delay_ns, packet, ARRIVAL);
+    }
+    if (failed)
+        lose(self, packet);
+    if (heap_push(&self->events, line->free_ns, line, LINE_FREE))
+        line->busy = false;
+}
+
+static void enqueue(struct network *self, struct line *line, struct packet *packet, int64_t at_ns)
+{
+    if (!line_enqueue(line, packet))
+        lose(self, packet);
+    else if (!line->busy)
+        proceed(self, line, at_ns);
+}
+
+static void deliver(struct network *self, struct packet *packet, int64_t at_ns)
+{
+    uint64_t late_ns = (uint64_t)(clock_now_ns() - at_ns);
+    self->late_ns += late_ns;
+    self->latest_ns = late_ns > self->latest_ns ? late_ns : self->latest_ns;
+    if (write(self->hosts[packet->to].tun, packet->data, packet->nbytes) < 0) {
+        lose(self, packet);
+        return;
+    }
+    self->packets++;
+    self->nbytes += packet->wire_nbytes;
+    drop(self, packet);
+}
+
+// What happens until now, in its order. Returns when the next thing does, or -1.
+static int64_t advance(struct network *self)
+{
+    while (self->events.count) {
+        if (self->events.entries[0].key > clock_now_ns())
+            return self->events.entries[0].key;
+        struct heap_entry event = heap_pop(&self->events);
+        if (event.kind == LINE_FREE)
+            proceed(self, event.what, event.key);
+        else if (event.kind == DELIVERY)
+            deliver(self, event.what, event.key);
+        else
+            enqueue(self, &self->hosts[((struct packet *)event.what)->to].down, event.what, event.key);
+    }
+    return -1;
+}
+
+// Where the packet goes, its flow and its length. False: it goes nowhere.
+static bool read_headers(const struct network *self, struct packet *packet)
+{
+    const struct virtio_net_hdr *card = (const void *)packet->data;
+    const unsigned char *ip = packet->data + sizeof *card;
+    if (packet->nbytes < sizeof *card + 40 || ip[0] >> 4 != 4)
+        return false;
+    packet->to = ip[19] - 1;            // the last byte of the address
+    if (packet->to < 0 || packet->to >= self->count)
+        return false;
+    unsigned header = (ip[0] & 15) * 4u, length = packet->nbytes - (unsigned)sizeof *card, frames = 1;
+    if (header + 20 > length)
+        return false;
+    packet->flow = (ip[15] * 31u + ip[header] * 7u + ip[header + 1] + ip[header + 2] * 13u + ip[header + 3] * 3u) % LINE_FLOWS;
+    header += (ip[header + 12] >> 4) * 4u;          // TCP's, if it is cut up
+    if (card->gso_type != VIRTIO_NET_HDR_GSO_NONE && card->gso_size && length > header)
+        frames = (length - header + card->gso_size - 1u) / card->gso_size;
+    packet->wire_nbytes = length + (frames - 1) * header + frames * ETHERNET_NBYTES;
+    return true;
+}
+
+static void receive(struct network *self, struct host *host)
+{
+    for (int i = 0; i < READS; i++) {
+        struct packet *packet = self->unused;
+        if (packet)
+            self->unused = packet->next;
+        else if (!(packet = malloc(sizeof *packet + PACKET_NBYTES)))
+            return;
+        ssize_t got = read(host->tun, packet->data, PACKET_NBYTES);
+        if (got <= 0) {
+            drop(self, packet);
+            return;
+        }
+        packet->nbytes = (unsigned)got;
+        if (read_headers(self, packet))
+            enqueue(self, &host->up, packet, clock_now_ns());
+        else
+            drop(self, packet);
+    }
+}
+
+static void set(struct line *line, double bytes_per_s, double delay_s)
+{
+    line->ns_per_byte = bytes_per_s > 0 ? 1e9 / bytes_per_s : 0;
+    line->delay_ns = (int64_t)(delay_s * 1e9);
+}
+
+// A line "HOST UP-RATE UP-DELAY DOWN-RATE DOWN-DELAY" (bytes per second, 0: no limit; seconds) changes a host's link;
+// any other changes nothing. Each is answered by a report.
+static void command(struct network *self, const char *text)
+{
+    int host;
+    double up, up_delay, down, down_delay;
+    if (sscanf(text, "%d %lf %lf %lf %lf", &host, &up, &up_delay, &down, &down_delay) == 5 && host >= 0 && host < self->count) {
+        set(&self->hosts[host].up, up, up_delay);
+        set(&self->hosts[host].down, down, down_delay);
+    }
+    printf("{\"clock_s\": %.6f, \"cpu_s\": %.6f, \"packets\": %llu, \"bytes\": %llu, \"dropped\": %llu, \"late_s\": %.6f, "
+           "\"latest_s\": %.6f}\n", (double)clock_now_ns() / 1e9, (double)clock_thread_ns() / 1e9,
+           (unsigned long long)self->packets, (unsigned long long)self->nbytes, (unsigned long long)self->dropped,
+           (double)self->late_ns / 1e9, (double)self->latest_ns / 1e9);
+    fflush(stdout);
+    self->latest_ns = 0;
+}
+
+// A TUN device in the namespace, or in this process' own for "": its descriptor, or -1.
+static int open_device(const char *namespace, const char *name)
+{
+    char path[256];
+    snprintf(path, sizeof path, "/run/netns/%s", namespace);
+    int home = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC), there = -1, tun = -1;
+    if (home < 0 || (*namespace && ((there = open(path, O_RDONLY | O_CLOEXEC)) < 0 || setns(there, CLONE_NEWNET))))
+        goto out;
+    struct ifreq request = {.ifr_flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR};
+    snprintf(request.ifr_name, sizeof request.ifr_name, "%s", name);
+    tun = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
+    if (tun >= 0 && (ioctl(tun, TUNSETIFF, &request) || ioctl(tun, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4))) {
+        close(tun);
+        tun = -1;
+    }
+    if (setns(home, CLONE_NEWNET))
+        abort();
+out:
+    if (there >= 0)
+        close(there);
+    if (home >= 0)
+        close(home);
+    return tun;
+}
+
+static void carry(struct network *self)
+{
+    struct pollfd sources[HOSTS + 1];
+    for (int i = 0; i < self->count; i++)
+        sources[i] = (struct pollfd){.fd = self->hosts[i].tun, .events = POLLIN};
+    sources[self->count] = (struct pollfd){.fd = STDIN_FILENO, .events = POLLIN};
+    char text[4096];
+    size_t held = 0;
+    for (;;) {
+        int64_t next_ns = advance(self), wait_ns = next_ns < 0 ? 1000000000 : next_ns - clock_now_ns();
+        struct timespec wait = {0};
+        if (wait_ns > 0)
+            wait = (struct timespec){wait_ns / 1000000000, wait_ns % 1000000000};
+        if (ppoll(sources, (nfds_t)self->count + 1, &wait, NULL) < 0 && errno != EINTR)
+            return;
+        for (int i = 0; i < self->count; i++)
+            if (sources[i].revents)
+                receive(self, &self->hosts[i]);
+        if (!sources[self->count].revents)
+            continue;
+        ssize_t got = read(STDIN_FILENO, text + held, sizeof text - 1 - held);
+        if (got <= 0)
+            return;
+        text[held += (size_t)got] = 0;
+        char *line = text, *end;
+        for (; (end = strchr(line, '\n')); line = end + 1) {
+            *end = 0;
+            command(self, line);
+        }
+        held -= (size_t)(line - text);
+        memmove(text, line, held);
+    }
+}
+
+// Makes device names[i] in namespace namespaces[i], answers with a report, obeys commands on stdin. 0; or errno.
+__attribute__((visibility("default"))) int network_run(int count, const char *const *namespaces, const char *const *names)
+{
+    struct network *self = count <= HOSTS ? calloc(1, sizeof *self) : NULL;
+    if (!self)
+        return ENOMEM;
+    int result = 0;
+    for (; self->count < count && !result; self->count++)
+        if ((self->hosts[self->count].tun = open_device(namespaces[self->count], names[self->count])) < 0)
+            result = errno;
+    // Before the ranks, where these are scheduled in real time.
+    struct sched_param priority;
+    if (sched_getscheduler(0) == SCHED_RR && !sched_getparam(0, &priority)) {
+        priority.sched_priority++;
+        sched_setscheduler(0, SCHED_RR, &priority);
+    }
+    prctl(PR_SET_TIMERSLACK, 1);
+    if (!result) {
+        command(self, "");
+        carry(self);
+    }
+    for (int i = 0; i < self->count; i++) {
+        if (self->hosts[i].tun >= 0)
+            close(self->hosts[i].tun);
+        heap_fini(&self->hosts[i].up.waiting);
+        heap_fini(&self->hosts[i].down.waiting);
+    }
+    // Packets still on their way are freed with the process, which ends here.
+    heap_fini(&self->events);
+    free(self);
+    return result;
+}

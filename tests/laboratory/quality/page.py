@@ -1,0 +1,254 @@
+"""docs/results/quality.md, from the records: whose loss is within the margin, at which bytes, after how many steps."""
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+from tests.laboratory import records
+from tests.laboratory.quality import grid
+from tests.laboratory.quality.equivalence import Verdict, judge
+from tests.laboratory.quality.tasks import TASKS
+
+Key = tuple[str, str]           # task, optimizer
+MARKS = {"within": "", "outside": " **x**", "open": " ?", "diverged": "**diverged**"}
+
+
+def _keys(own: bool | None = False) -> list[Key]:
+    """own: with the optimizers that algorithms are, and no others; None: with all."""
+    return [(task, optimizer) for task in TASKS if task not in grid.OWN for optimizer in grid.optimizers(task)
+            if own in (None, optimizer in grid.OWN_OPTIMIZERS)]
+
+
+def _results(ranks: int, split: str) -> dict[tuple[str, Key], dict[int, records.Record]]:
+    """By row and task: the record of each seed; the latest, if there are several."""
+    found: dict[tuple[str, Key], dict[int, records.Record]] = {}
+    for record in grid.recorded(ranks=ranks, split=split):
+        said, row = record.setting, grid.row_of(record.setting)
+        if row is not None and said["seed"] in grid.SEEDS:
+            found.setdefault((row, (said["task"], said["optimizer"])), {})[said["seed"]] = record
+    return found
+
+
+def _value(record: records.Record, name: str) -> float:
+    return record.samples[name].values[0]
+
+
+def _ratios(mine: dict[int, records.Record], exact: dict[int, records.Record], name: str) -> list[float]:
+    return [_value(mine[seed], name) / _value(exact[seed], name) for seed in sorted(mine.keys() & exact.keys())]
+
+
+def verdicts(ranks: int, split: str) -> dict[tuple[str, Key], Verdict]:
+    """By row and task, for those that have a seed in common with the reference."""
+    found = _results(ranks, split)
+    judged = {}
+    for (row, key), mine in found.items():
+        if key[0] in grid.OWN:
+            continue
+        exact = grid.reference(key[1])
+        ratios = _ratios(mine, found.get((exact, key), {}), "test_loss")
+        if ratios and row != exact:
+            judged[row, key] = judge(ratios, grid.MARGIN, grid.LEVEL)
+    return judged
+
+
+def _said(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return ""
+    if verdict.word == "diverged":
+        return MARKS["diverged"]
+    spread = f" ± {100 * verdict.spread:.1f}" if verdict.spread == verdict.spread else ""
+    return f"{100 * verdict.change:+.1f}{spread}{MARKS[verdict.word]}"
+
+
+def _table(head: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] + ["---:"] * (len(head) - 1), *lines])
+
+
+def losses(ranks: str = "4", split: str = "iid") -> str:
+    """Percent by which the test loss is above gradient_allreduce's."""
+    found, judged = _results(int(ranks), split), verdicts(int(ranks), split)
+    keys = [key for key in _keys() if any(key == other for _, other in judged)]
+    if not keys:
+        return "No trainings yet."
+    lines = []
+    for row in grid.rows():
+        if not any((row, key) in judged for key in keys):
+            continue
+        ratios = [ratio for key in keys for ratio in
+                  _ratios(found.get((row, key), {}), found.get((grid.REFERENCE, key), {}), "bytes_per_step")]
+        lines.append([f"`{row}`", *(_said(judged.get((row, key))) for key in keys), f"{statistics.median(ratios):.2f}"])
+    return _table(["%", *(f"{task}, {optimizer}" for task, optimizer in keys), "bytes"], lines)
+
+
+def optimizers(ranks: str = "4", split: str = "iid") -> str:
+    """Of algorithms that are optimizers of their own, beside their exact forms; and these beside Adam."""
+    found, judged = _results(int(ranks), split), verdicts(int(ranks), split)
+    tasks = list(dict.fromkeys(key[0] for key in _keys(True) if (grid.reference(key[1]), key) in found))
+    if not tasks:
+        return "No trainings yet."
+    lines = []
+    for optimizer, (exact, others) in grid.OWN_OPTIMIZERS.items():
+        cells = []
+        for task in tasks:
+            adam = next(key for key in _keys() if key[0] == task and key[1].startswith("adam"))
+            ratios = _ratios(found.get((exact, (task, optimizer)), {}), found.get((grid.REFERENCE, adam), {}),
+                             "test_loss")
+            cells.append(_said(judge(ratios, grid.MARGIN, grid.LEVEL)._replace(word="within")) if ratios else "")
+        lines.append([f"{optimizer.upper() if exact == optimizer else optimizer.title()}, to Adam", *cells, ""])
+        for row in others:
+            sent = [ratio for task in tasks for ratio in _ratios(
+                found.get((row, (task, optimizer)), {}), found.get((exact, (task, optimizer)), {}), "bytes_per_step")]
+            lines.append([f"`{row}`, to {lines[-1][0].split(',')[0]}",
+                          *(_said(judged.get((row, (task, optimizer)))) for task in tasks),
+                          f"{statistics.median(sent):.2f}" if sent else ""])
+    return _table(["%", *tasks, "bytes"], lines)
+
+
+def seeds(task: str, ranks: str = "4", split: str = "iid") -> str:
+    """Of one task, percent by which each seed's test loss is above gradient_allreduce's, and accuracy, and bytes."""
+    found = _results(int(ranks), split)
+    keys = [key for key in _keys(None) if key[0] == task and (grid.reference(key[1]), key) in found]
+    lines = []
+    for row in grid.rows():
+        for key in keys:
+            mine, exact = found.get((row, key), {}), found[grid.reference(key[1]), key]
+            common = sorted(mine.keys() & exact.keys())
+            if row == grid.reference(key[1]) or not common:
+                continue
+            above = [100 * (ratio - 1) for ratio in _ratios(mine, exact, "test_loss")]
+            points = [100 * (_value(mine[seed], "test_accuracy") - _value(exact[seed], "test_accuracy"))
+                      for seed in common]
+            lines.append([f"`{row}`", ", ".join(f"{each:+.1f}" for each in above),
+                          ", ".join(f"{each:+.1f}" for each in points),
+                          f"{statistics.median(_ratios(mine, exact, 'bytes_per_step')):.2f}"])
+    if not lines:
+        return "No trainings yet."
+    return _table([f"{task}, seeds in turn", "loss, %", "accuracy, points", "bytes"], lines)
+
+
+def own(task: str, ranks: str = "4", split: str = "iid") -> str:
+    """Of a task of its own, percent by which each seed's test loss is above gradient_allreduce's, and bytes."""
+    found, lines = _results(int(ranks), split), []
+    for key in ((task, optimizer) for optimizer in TASKS[task]().optimizers):
+        exact = found.get((grid.REFERENCE, key), {})
+        for row in grid.OWN[task][1:]:
+            mine = found.get((row, key), {})
+            ratios = _ratios(mine, exact, "test_loss")
+            if not ratios:
+                continue
+            verdict = judge(ratios, grid.MARGIN, grid.LEVEL)
+            less = [1 / ratio for ratio in _ratios(mine, exact, "bytes_per_step")]
+            lines.append([f"`{row}`", ", ".join(f"{100 * (ratio - 1):+.1f}" for ratio in ratios),
+                          f"{100 * verdict.change:+.1f}", verdict.word, f"{min(less):.0f}"])
+    if not lines:
+        return "No trainings yet."
+    head = [f"{task}, seeds in turn", "loss, %", "mean", f"of {100 * grid.MARGIN:g} %", "times fewer bytes"]
+    return _table(head, lines)
+
+
+def missed(task: str, ranks: str = "4", split: str = "iid") -> str:
+    """Whose mean over the seeds there are is beyond the margin in a task, and whose loss of any one seed is."""
+    found, words = _results(int(ranks), split), dict[str, list[str]](mean=[], seed=[])
+    for row in grid.rows():
+        for key in _keys(None):
+            exact = grid.reference(key[1])
+            ratios = _ratios(found.get((row, key), {}), found.get((exact, key), {}), "test_loss")
+            if key[0] == task and ratios and row != exact:
+                if statistics.mean(ratios) > 1 + grid.MARGIN:
+                    words["mean"].append(f"`{row}`")
+                if max(ratios) > 1 + grid.MARGIN:
+                    words["seed"].append(f"`{row}`")
+    return (f"in the mean of the seeds: {', '.join(words['mean']) or 'none'}; "
+            f"in any one seed: {', '.join(words['seed']) or 'none'}")
+
+
+def reference(ranks: str = "4", split: str = "iid") -> str:
+    """What the exact ones reach, with which rate, and how many seeds there are."""
+    found, lines = _results(int(ranks), split), []
+    for key in _keys(None):
+        if mine := found.get((grid.reference(key[1]), key)):
+            each: dict[str, list[float]] = {
+                name: [_value(record, name) for record in mine.values()] for name in ("test_loss", "test_accuracy")}
+            one: Any = next(iter(mine.values()))
+            spread = f" ± {statistics.stdev(each['test_loss']):.3f}" if len(mine) > 1 else ""
+            lines.append([f"{key[0]}, {key[1]}", f"{one.setting['rate']:g}", str(one.setting["steps"]),
+                          f"{_value(one, 'parameters'):.0f}", f"{statistics.mean(each['test_loss']):.3f}{spread}",
+                          f"{100 * statistics.mean(each['test_accuracy']):.1f} %", str(len(mine))])
+    if not lines:
+        return "No trainings yet."
+    return _table(["", "learning rate", "steps", "parameters", "test loss, nats", "accuracy", "seeds"], lines)
+
+
+def steps_to(record: records.Record, target: float) -> float | None:
+    """Steps until the validation loss was there, linearly between two looks; None: it was not."""
+    steps, curve = (record.samples[name].values for name in ("curve_steps", "curve"))
+    before: tuple[float, float] | None = None
+    for step, loss in zip(steps, curve, strict=True):
+        if loss <= target:
+            if before is None or before[1] == loss:
+                return step
+            return before[0] + (step - before[0]) * (before[1] - target) / (before[1] - loss)
+        before = step, loss
+    return None
+
+
+def steps(ranks: str = "4", split: str = "iid") -> str:
+    """Steps to quality, relative to gradient_allreduce's: until the validation loss is within the margin of its last.
+
+    A dash: some seed did not come there.
+    """
+    found = _results(int(ranks), split)
+    keys = [key for key in _keys() if (grid.REFERENCE, key) in found]
+    lines = []
+    for row in grid.rows():
+        cells = []
+        for key in keys:
+            exact, mine = found[grid.REFERENCE, key], found.get((row, key), {})
+            ratios = []
+            for seed in sorted(mine.keys() & exact.keys()):
+                target = exact[seed].samples["curve"].values[-1] * (1 + grid.MARGIN)
+                needed, base = steps_to(mine[seed], target), steps_to(exact[seed], target)
+                ratios.append(needed / base if needed and base else float("inf"))
+            cells.append("" if not ratios else f"{statistics.mean(ratios):.2f}" if max(ratios) < float("inf") else "-")
+        if row != grid.REFERENCE and any(cells):
+            lines.append([f"`{row}`", *cells])
+    if not lines:
+        return "No trainings yet."
+    return _table(["steps, relative", *(f"{task}, {optimizer}" for task, optimizer in keys)], lines)
+
+
+def holds(ranks: str = "4", split: str = "iid") -> str:
+    """Which rows are within the margin on all tasks, and which are not on some."""
+    judged = verdicts(int(ranks), split)
+    words: dict[str, set[str]] = {}
+    for (row, _), verdict in judged.items():
+        words.setdefault(row, set()).add(verdict.word)
+
+    def listed(rows: Iterable[str]) -> str:
+        return ", ".join(f"`{row}`" for row in rows) or "none"
+
+    order = [row for row in grid.rows() if row in words]
+    bad = [row for row in order if words[row] & {"outside", "diverged"}]
+    decided = {row: {verdict.word for (name, key), verdict in judged.items()
+                     if name == row and key[0] != "images" and verdict.seeds > 2} for row in order}
+    almost = [row for row in order if "open" in words[row] and row not in bad and decided[row] == {"within"}]
+    return "\n".join([
+        f"- Within {100 * grid.MARGIN:g} % on all tasks: {listed(row for row in order if words[row] == {'within'})}.",
+        f"- Within on all that have three seeds, but for images, and there not outside: {listed(almost)}.",
+        f"- Outside on some: {listed(bad)}.",
+        "- Open on others, too, outside on none: "
+        + listed(row for row in order if "open" in words[row] and row not in bad + almost) + "."])
+
+
+def worst(row: str, ranks: str = "4", split: str = "iid") -> str:
+    """On how many tasks a row is within the margin, and outside, and its largest mean. A "+" stands for a space."""
+    row = row.replace("+", " ")
+    judged = {key: verdict for (name, key), verdict in verdicts(int(ranks), split).items() if name == row}
+    if not judged:
+        return "not trained yet"
+    key = max(judged, key=lambda key: judged[key].change)
+    far = "diverged" if judged[key].word == "diverged" else f"{100 * judged[key].change:+.0f} %"
+    words = [verdict.word for verdict in judged.values()]
+    outside = sum(word in ("outside", "diverged") for word in words)
+    on = f"within on {words.count('within')} of {len(words)}" + (f", outside on {outside}" if outside else "")
+    return f"{on}, at worst {far} ({', '.join(key)})"

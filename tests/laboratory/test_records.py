@@ -1,0 +1,36 @@
+"""tests.laboratory.records: what is appended is read back, and the documentation says what the records give."""
+import sys
+import types
+
+from tests.laboratory import records
+
+
+def test_what_is_appended_is_read_back(tmp_path):
+    for hosts, seconds in ((2, [0.5, 0.25]), (4, [1.0])):
+        records.append("trial", {"hosts": hosts, "rate": "1gbit"}, {"step": ("s", seconds)}, folder=tmp_path)
+    first, second = records.read("trial", tmp_path, rate="1gbit")
+    assert first.samples == {"step": records.Samples("s", [0.5, 0.25])}
+    assert records.read("trial", tmp_path, hosts=4) == [second]
+    assert records.read("trial", tmp_path, hosts=8) == records.read("trial", tmp_path, peers=2) == []
+    assert records.read("another", tmp_path) == []
+    assert first.shared and first.command and first.machine["cores"] and first.machine["memory_gib"]
+
+
+def test_a_part_is_made_from_records(tmp_path, monkeypatch):
+    module = types.ModuleType("tests.laboratory.trial")
+    module.figure = lambda times: str(2 * int(times))
+    module.table = lambda: "| a |\n|---|\n| 1 |"
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    page = tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
+    page.write_text("It is <!-- from trial.figure times=4 -->?<!-- end --> times.\n"
+                    "<!-- from trial.table -->\nold\n<!-- end -->\n")
+    (old, new), = records.pages(tmp_path).values()
+    assert old == page.read_text()
+    assert new == ("It is <!-- from trial.figure times=4 -->8<!-- end --> times.\n"
+                   "<!-- from trial.table -->\n| a |\n|---|\n| 1 |\n<!-- end -->\n")
+
+
+def test_the_documentation_says_what_the_records_give():
+    differing = [str(path) for path, (old, new) in records.pages().items() if old != new]
+    assert not differing, "run `python -m tests.laboratory.records`"

@@ -1,0 +1,30 @@
+"""`python -m tests.laboratory.tradeoff`: what each algorithm buys, on one network and over all of them.
+
+    __main__      the command line: a network, measured or told; its table and its pictures
+    page          the tables and figures of the documentation, from the records
+    to_quality    time per step times the steps that were needed
+    winners       the least relaxed way that is nearly the quickest, predicted; the map
+    pictures      of steps and of time to quality; those of the documentation
+"""
+from tests.laboratory.tradeoff.page import (
+    ablation,
+    bytes_sent,
+    hidden,
+    latency,
+    milliseconds,
+    pace,
+    pace_apart,
+    prediction_error,
+    published,
+    speed,
+    speed_to_quality,
+    straggler,
+    summary,
+    throughput,
+    time_to_quality,
+    which,
+)
+
+__all__ = ["ablation", "bytes_sent", "hidden", "latency", "milliseconds", "pace", "pace_apart", "prediction_error",
+           "published", "speed", "speed_to_quality", "straggler", "summary", "throughput", "time_to_quality",
+           "which"]       # what tests/laboratory/records.py asks for

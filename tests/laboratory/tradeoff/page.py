@@ -1,0 +1,254 @@
+"""The tables and figures of docs/results/tradeoff.md and of other pages, from the records.
+
+Milliseconds per step are those of step_times.py. Each public function is a part that a page asks for by
+`<!-- from tradeoff.FUNCTION ... -->`, and its arguments are the texts that stand there (records.py).
+"""
+import importlib
+import statistics
+from typing import Any
+
+from bagua_hvd.bench import predict, report
+from bagua_hvd.bench.predict import bytes_per_s
+from tests.laboratory import profiles, records, step_times
+from tests.laboratory.tradeoff.to_quality import is_for_adam, sooner, trainings
+
+# way -> row of the quality with the same arguments.
+WHICH = {**{name: name for name in ("bytegrad", "qsgd", "powersgd", "terngrad", "topk")}, "topk, 10 %": "topk 10 %",
+         "ef_signsgd": "ef_signsgd", "doublesqueeze": "doublesqueeze",
+         "doublesqueeze, block(4)": "doublesqueeze block(4)",
+         "qadam, wait_in_step": "qadam", "onebit_adam, wait_in_step": "onebit_adam", "decentralized": "decentralized",
+         "decentralized, shift_one": "decentralized shift_one",
+         **{name: name for name in ("low_precision_decentralized", "choco", "push_sum")},
+         "local_sgd, 2": "local_sgd", "local_adam, 12": "local_adam", "diloco, 8": "diloco",
+         "streaming_diloco, 8": "streaming_diloco"}
+LATE = "gradient_allreduce, delay"
+# What BAGUA's authors have published: images per second of VGG16 over 10 Gbit/s, and seconds per epoch of BERT-Large
+# over 1 Gbit/s, on 16 machines of 8 GPUs. Read off figures of their documentation; None: not there. Theirs -> our way.
+HOROVOD = 4500, 2570
+PUBLISHED = {
+    "allreduce": ("gradient_allreduce", 4500, None), "Decentralized": ("decentralized, shift_one", 4700, 1505),
+    "Low-precision decentralized": ("low_precision_decentralized", 16000, 735),
+    "ByteGrad": ("bytegrad", 19700, 700), "QAdam": ("qadam, wait_in_step", 17800, None),
+    "QAdam, 1 bit": ("onebit_adam, wait_in_step", None, 75), "Async": ("async", 28950, 61)}
+# Of summary() and of the picture above it.
+FEW = ("ddp", "gradient_allreduce", "bytegrad", "doublesqueeze", "decentralized, shift_one", "local_sgd", "async")
+
+
+def _cell(record, base):
+    """Of a table: milliseconds, and how many times faster than gradient_allreduce."""
+    if record is None:
+        return ""
+    if why := step_times.why_not(record):
+        return f"not measurable ({why})"
+    faster = step_times.ms(base) / step_times.ms(record) if base and not step_times.why_not(base) else None
+    return f"{step_times.ms(record):.0f}" + (f" ({faster:.1f}x)" if faster else "")
+
+
+def _table(columns, first="ms per step"):
+    """columns: {heading: {way: record}}. None where nothing was measured."""
+    ways = [way for way in step_times.WAYS if any(way in found for found in columns.values())]
+    if not ways:
+        return "Nothing measured yet."
+    lines = [(f"`{way}`", *(_cell(found.get(way), found.get("gradient_allreduce")) for found in columns.values()))
+             for way in ways]
+    return report.table((first, *columns), lines, left=1)
+
+
+def throughput(rate, model="resnet18"):
+    """ms per step over the number of hosts, without delay."""
+    return _table({f"{hosts} hosts": step_times.newest(
+        rate=rate, hosts=hosts, delay_ms=0.0, slow=1.0, model=model, environment={}) for hosts in (2, 4, 8)})
+
+
+def latency(hosts="4", rate="1gbit", model="resnet18"):
+    """ms per step over the delay."""
+    return _table({f"{delay:g} ms": step_times.newest(
+        rate=rate, hosts=int(hosts), delay_ms=delay, slow=1.0, model=model, environment={})
+        for delay in (0.0, 5.0, 20.0)})
+
+
+def straggler(hosts="4", rate="1gbit", model="resnet18"):
+    """ms per step where the last rank computes longer."""
+    return _table({f"one {slow:g}x slower" if slow > 1 else "all alike": step_times.newest(
+        rate=rate, hosts=int(hosts), delay_ms=0.0, slow=slow, model=model, environment={}) for slow in (1.0, 2.0, 4.0)})
+
+
+def pace_apart(hosts="4", rate="1gbit", pace="10", model="resnet18"):
+    """ms per step with quicker computing, far from each other, and with one rank that computes longer."""
+    places = {"alike, near": (0.0, 1.0), "20 ms": (20.0, 1.0), "one 4x slower": (0.0, 4.0)}
+    near, *apart = columns = [step_times.newest(
+        rate=rate, hosts=int(hosts), delay_ms=delay, slow=slow, model=model, environment={}, pace=float(pace))
+        for delay, slow in places.values()]
+    for way in set(near).difference(*apart):
+        del near[way]
+    return _table(dict(zip(places, columns, strict=True)))
+
+
+def pace(rate="1gbit", pace="10", model="resnet18"):
+    """ms per step where computing takes so many times less."""
+    return _table({f"{hosts} hosts": step_times.newest(
+        rate=rate, hosts=hosts, delay_ms=0.0, slow=1.0, model=model, environment={}, pace=float(pace))
+        for hosts in (2, 4, 8)})
+
+
+def hidden(model="resnet18"):
+    """Of what gradient_allreduce exposes, the share that delay=1 hides; medians of the runs that count.
+
+    Exposed is what a step takes longer than one without communication. Records "late".
+    """
+    runs: dict[tuple[float, str], dict[str, list[float]]] = {}
+    for record in records.read("late", model=model):
+        if not step_times.why_not(record):
+            said = record.setting
+            each = runs.setdefault((said.get("pace", 1.0), said["rate"]), {})
+            each.setdefault(said["way"], []).append(step_times.ms(record))
+    lines = []
+    for (pace, rate), of in sorted(runs.items()):
+        if not {"none", "gradient_allreduce", LATE} <= of.keys():
+            continue
+        none, exact, late = (statistics.median(of[way]) for way in ("none", "gradient_allreduce", LATE))
+        lines.append((rate, f"{pace:g}x", f"{none:.0f}", f"{exact:.0f}", f"{late:.0f}",
+                      f"{(exact - late) / (exact - none):.0%}",
+                      ", ".join(f"{(exact - each) / (exact - none):.0%}" for each in of[LATE])))
+    if not lines:
+        return "Nothing measured yet."
+    head = "rate", "computing", "`none`", "`gradient_allreduce`", "`delay=1`", "hidden", "each run"
+    return report.table(head, lines, left=1)
+
+
+def ablation(hosts="2", per_host="2", rate="1gbit", model="resnet18"):
+    """ms per step with one optimization of the engine taken away."""
+    columns = {"all": {}, "no overlap": {"BAGUA_OVERLAP": "0"}, "no fusion": {"BAGUA_FUSION": "0"},
+               "no hierarchy": {"BAGUA_HIERARCHY": "0"}}
+    found = {name: step_times.newest(rate=rate, hosts=int(hosts), per_host=int(per_host), delay_ms=0.0, model=model,
+                                     environment=variables) for name, variables in columns.items()}
+    ways = [way for way in step_times.WAYS if way in found["all"]]
+    if not ways:
+        return "Nothing measured yet."
+    lines = []
+    for way in ways:
+        base = found["all"][way]
+        cells = []
+        for name, records_of in found.items():
+            record = records_of.get(way)
+            if record is None or step_times.why_not(record):
+                cells.append(_cell(record, None))
+            else:
+                more = step_times.ms(record) / step_times.ms(base) - 1
+                cells.append(f"{step_times.ms(record):.0f}" + (f" ({more:+.0%})" if name != "all" else ""))
+        lines.append((f"`{way}`", *cells))
+    return report.table(("ms per step", *found), lines, left=1)
+
+
+def bytes_sent(hosts="8", model="resnet18"):
+    """MB on the wire for each rank and step, beside what the formulas say."""
+    found = step_times.newest(rate="1gbit", hosts=int(hosts), delay_ms=0.0, slow=1.0, model=model, environment={})
+    profile = profiles.load(model)
+    lines = []
+    for way in step_times.WAYS:
+        if way in found and way != "none":
+            said = predict.sends(way, int(hosts), profile.parameters, predict.factors(profile))
+            wire = f"{said.nbytes / said.period * predict.FRAMING / 1e6:.2f}" if said.nbytes else "by the clock"
+            lines.append((f"`{way}`", f"{step_times.nbytes(found[way]) / 1e6:.2f}", wire))
+    return report.table(("MB on the wire", "measured", "formula"), lines, left=1) if lines else "Nothing measured yet."
+
+
+def _compared():
+    """(record, predicted ms) of all that count, but those whose optimizer is Adam, whose arithmetic is not slept."""
+    for record in records.read("step", environment={}, slow=1.0, per_host=1):
+        said = record.setting
+        if step_times.why_not(record) or is_for_adam(said["way"]) or "pace" in said:
+            continue
+        network = predict.Network(said["hosts"], bytes_per_s(said["rate"]), said["delay_ms"] / 1e3)
+        yield record, 1e3 * predict.step_s(said["way"], profiles.load(said["model"]), network)
+
+
+def prediction_error(quantile="0.5"):
+    """Of all measured cells, the error of the prediction: so many of them have a smaller one."""
+    errors = sorted(abs(predicted / step_times.ms(record) - 1) for record, predicted in _compared())
+    return f"{100 * errors[min(len(errors) - 1, int(float(quantile) * len(errors)))]:.0f} %" if errors else "?"
+
+
+def speed(way, hosts, rate, delay="0", slow="1", over="gradient_allreduce", pace="1"):
+    """How many times as fast as another way. A "+" stands for a comma and a space."""
+    found = step_times.newest(rate=rate, hosts=int(hosts), delay_ms=float(delay), slow=float(slow), model="resnet18",
+                              environment={}, pace=float(pace))
+    ways = [found.get(name.replace("+", ", ")) for name in (way, over)]
+    if any(record is None or step_times.why_not(record) for record in ways):
+        return "-"
+    return f"{step_times.ms(ways[1]) / step_times.ms(ways[0]):.1f}x"
+
+
+def milliseconds(way, hosts, rate):
+    """Of a step."""
+    record = step_times.newest(rate=rate, hosts=int(hosts), delay_ms=0.0, slow=1.0, model="resnet18",
+                               environment={}).get(way)
+    return f"{step_times.ms(record):.0f}" if record and not step_times.why_not(record) else "?"
+
+
+def which():
+    """How many times as fast as gradient_allreduce, and whether its loss is kept: ways that are rows of the quality."""
+    quality = importlib.import_module("tests.laboratory.quality")
+    places = {"2 hosts, 100 Mbit/s": (2, "100mbit", 1), "8 hosts, 100 Mbit/s": (8, "100mbit", 1),
+              "2 hosts, 1 Gbit/s, computing 10x as fast": (2, "1gbit", 10)}
+    lines = [(f"`{way}`", *(speed(way, hosts, rate, pace=pace) for hosts, rate, pace in places.values()),
+              quality.worst(row))
+             for way, row in WHICH.items()]
+    return report.table(("times as fast", *places, "of the loss, within 5 %"), lines, left=1)
+
+
+def published():
+    """How many times as fast as exact averages: what BAGUA's authors have published, and what is measured here."""
+    profile, lines = profiles.load("resnet18"), []
+    for theirs, (way, images, seconds) in PUBLISHED.items():
+        exact, ours = (predict.sends(name, 8, profile.parameters) for name in ("gradient_allreduce", way))
+        lines.append((theirs, f"{images / HOROVOD[0]:.1f}x" if images else "",
+                      f"{HOROVOD[1] / seconds:.1f}x" if seconds else "", f"`{way}`",
+                      f"{exact.nbytes / ours.nbytes:.1f}x" if ours.nbytes else "any",
+                      *(speed(way, hosts, "100mbit") for hosts in ("2", "4", "8"))))
+    lines.append(("", "", "", "`none`", "any", *(speed("none", hosts, "100mbit") for hosts in ("2", "4", "8"))))
+    return report.table(("published", "VGG16, 10 Gbit/s", "BERT-Large, 1 Gbit/s", "here", "fewer bytes, 8 hosts",
+                         "2 hosts", "4 hosts", "8 hosts"), lines, left=1)
+
+
+def summary():
+    """How many times as fast as gradient_allreduce: a few ways, by hosts and bandwidth."""
+    places = [(hosts, rate) for rate in ("1gbit", "100mbit") for hosts in ("2", "4", "8")]
+    lines = [(f"`{way}`", *(speed(way, *place) for place in places)) for way in FEW if way != "gradient_allreduce"]
+    return report.table(("", *(f"{hosts} hosts, {rate}" for hosts, rate in places)), lines, left=1)
+
+
+# Column -> where: arguments of sooner().
+Places = dict[str, dict[str, Any]]
+NEAR: Places = {
+    f"{name}, {hosts} hosts": {"rate": rate, "hosts": hosts, "pace": pace}
+    for name, rate, pace in (("1gbit", "1gbit", 1.0), ("1gbit, computing 10x", "1gbit", 10.0),
+                             ("100mbit", "100mbit", 1.0))
+    for hosts in (2, 4)
+}
+FAR: Places = {
+    **{f"100mbit, {hosts} hosts": {"rate": "100mbit", "hosts": hosts} for hosts in (2, 4, 8)},
+    "1gbit, 2 hosts, computing 10x": {"rate": "1gbit", "hosts": 2, "pace": 10.0},
+    "1gbit, 20 ms, 4 hosts, computing 10x": {"rate": "1gbit", "hosts": 4, "delay": 20.0, "pace": 10.0},
+    "1gbit, 4 hosts, one 4x slower": {"rate": "1gbit", "hosts": 4, "slow": 4.0},
+}
+
+
+def time_to_quality(task=None):
+    """sooner(), of all ways whose quality has been measured, NEAR, or of one task FAR; a dash: their speed has not."""
+    places = FAR if task else NEAR
+
+    def cell(way, place):
+        times = sooner(way, task=task, **place)
+        return "-" if times is None else f"{times:.1f}x" if times else "never"
+
+    apart = {"gradient_allreduce", "lamb", "onebit_lamb", "dion"}      # these are other optimizers
+    lines = [(f"`{way}`", *(cell(way, place) for place in places.values()), str(len(trainings(way, task))))
+             for way, (algorithm, *_) in step_times.WAYS.items() if algorithm not in apart and trainings(way, task)]
+    return report.table(("", *places, "trainings"), lines, left=1) if lines else "Nothing measured yet."
+
+
+def speed_to_quality(way, rate, hosts="2", task=None, **network):
+    """sooner(), for a sentence. A "+" stands for a comma and a space. network: pace, delay, slow."""
+    times = sooner(way.replace("+", ", "), rate, hosts, task=task, **{name: float(n) for name, n in network.items()})
+    return "?" if times is None else f"{times:.1f}x" if times else "never"

@@ -1,0 +1,119 @@
+"""Pictures of steps and of time to quality; and those of the documentation, from its records."""
+from contextlib import contextmanager
+
+from bagua_hvd.bench import predict
+from bagua_hvd.bench.predict import bytes_per_s
+from tests.laboratory import profiles, records, step_times
+from tests.laboratory.tradeoff.page import FEW
+from tests.laboratory.tradeoff.to_quality import sooner
+from tests.laboratory.tradeoff.winners import draw_map
+
+DOCS = records.ROOT / "docs"
+MAPPED = "resnet18", "vgg11", "lstm", "transformer"
+QUALITY_CURVE = ("ddp", "gradient_allreduce", "bytegrad", "terngrad", "topk", "doublesqueeze",
+                 "onebit_adam, wait_in_step", "choco", "decentralized, shift_one")
+RATES = ("100mbit", "300mbit", "1gbit", "2gbit")
+
+
+def row_of(record):
+    """Of draw_steps(): (way, ms, shortest, longest, bytes)."""
+    return record.setting["way"], step_times.ms(record), *step_times.spread(record), step_times.nbytes(record)
+
+
+def draw_steps(path, columns, ylabel="ms per step", title=""):
+    """Bars with their spread. columns: {heading: [(way, ms, shortest, longest, bytes)]}."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(columns), figsize=(4.2 * len(columns) + 1, 4.6), squeeze=False)
+    for (heading, rows), panel in zip(columns.items(), panels[0], strict=True):
+        middles = [row[1] for row in rows]
+        errors = [[max(0.0, row[1] - row[2]) for row in rows], [max(0.0, row[3] - row[1]) for row in rows]]
+        panel.barh([row[0] for row in rows], middles, xerr=errors, color="#4f8fd0", ecolor="#76808a", height=0.7)
+        panel.invert_yaxis()
+        panel.tick_params(labelsize=7)
+        panel.set(xlabel=ylabel)
+        panel.set_title(heading, fontsize=9)
+        panel.grid(axis="x", alpha=0.3)
+    figure.suptitle(title, fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+@contextmanager
+def _over_bandwidth(path, mbits, ylabel, values, title):
+    """Gives the panel of a figure in this file; both axes are logarithmic.
+
+    Args:
+        mbits, values: that the axes name. values: {value: what it is called}.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams["svg.fonttype"] = "none"
+    pyplot.rcParams["svg.hashsalt"] = "bagua_hvd"       # the same records make the same file
+    figure, panel = pyplot.subplots(figsize=(7, 3.6))
+    yield panel
+    panel.set(xscale="log", yscale="log", xlabel="Mbit/s", ylabel=ylabel, title=title)
+    panel.set_xticks(mbits, [f"{mbit:,}" for mbit in mbits])
+    panel.set_yticks(list(values), list(values.values()))
+    panel.minorticks_off()
+    panel.title.set_fontsize(9)
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize=7, ncols=2, frameon=False, loc="upper right")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None} if str(path).endswith("svg") else None)
+    pyplot.close(figure)
+
+
+def draw_curve(path, hosts=2, model="resnet18"):
+    """ms per step over the bandwidth: points measured, lines predicted."""
+    import numpy as np
+
+    profile, rates = profiles.load(model), np.logspace(7.7, 10, 60)
+    title = f"{model}, {profile.parameters / 1e6:.1f} M parameters, {hosts} hosts: points measured, lines predicted"
+    values = {value: f"{value:,}" for value in (250, 500, 1000, 2000, 4000, 8000)}
+    with _over_bandwidth(path, [100, 300, 1000, 2000, 10000], "ms per step", values, title) as panel:
+        for way in FEW:
+            line, = panel.plot(rates / 1e6, [1e3 * predict.step_s(way, profile, predict.Network(hosts, rate / 8))
+                                             for rate in rates], alpha=0.4)
+            for rate in RATES:
+                record = step_times.newest(rate=rate, hosts=hosts, delay_ms=0.0, slow=1.0, model=model,
+                                           environment={}).get(way)
+                if record and not step_times.why_not(record):
+                    middle, (low, high) = step_times.ms(record), step_times.spread(record)
+                    panel.errorbar(8e-6 * bytes_per_s(rate), middle, [[max(0, middle - low)], [max(0, high - middle)]],
+                                   marker="o", markersize=5, color=line.get_color())
+            panel.plot([], [], marker="o", color=line.get_color(), label=way)
+
+
+def draw_time_to_quality(path, hosts=2, model="resnet18"):
+    """sooner() over the bandwidth: points measured, joined. Ways for which no record says it are left out."""
+    title = f"time to the loss of gradient_allreduce: {model} on {hosts} hosts"
+    values = {value: f"{value}x" for value in (1, 2, 4, 8, 16)}
+    with _over_bandwidth(path, [100, 300, 1000, 2000], "times as soon", values, title) as panel:
+        for way in QUALITY_CURVE:
+            points = [(8e-6 * bytes_per_s(rate), times) for rate in RATES
+                      if (times := sooner(way, rate, hosts, model))]        # neither unknown nor never
+            if points:
+                panel.plot(*zip(*points, strict=True), marker="o", markersize=5, label=way)
+
+
+def draw_documentation():
+    """The pictures of the documentation, from its records."""
+    draw_curve(DOCS / "tradeoff.svg")
+    draw_time_to_quality(DOCS / "time-to-quality.svg")
+    draw_map(DOCS / "results" / "tradeoff-map.png", [profiles.load(model) for model in MAPPED])
+    columns = {}
+    for rate in ("1gbit", "100mbit"):
+        found = step_times.newest(rate=rate, hosts=8, delay_ms=0.0, slow=1.0, model="resnet18", environment={})
+        if rows := [row_of(found[way]) for way in step_times.WAYS
+                    if way in found and not step_times.why_not(found[way])]:
+            columns[f"8 hosts, {rate}"] = rows
+    if columns:
+        draw_steps(DOCS / "results" / "tradeoff-steps.png", columns, title="measured; lines: shortest to longest step")

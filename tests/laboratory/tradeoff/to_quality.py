@@ -1,0 +1,101 @@
+"""Time to quality: time per step, times the steps that were needed relative to gradient_allreduce.
+
+Times are the laboratory's records, steps those of the trainings of bench/quality. An algorithm's exact steps, which
+send 8-bit floats, take as long as bytegrad's with these.
+"""
+import functools
+import importlib
+import math
+import statistics
+
+from bagua_hvd import algorithms
+from bagua_hvd.algorithms.exact_steps import is_exact
+from bagua_hvd.algorithms.qadam import QAdam
+from tests.laboratory import records, step_times
+
+
+def is_for_adam(way):
+    """Whether its optimizer is Adam, whose arithmetic no rank of the laboratory sleeps."""
+    name, said, _ = step_times.WAYS[way]
+    return said.get("optimizer") == "adam" or (name in algorithms.names() and algorithms.get(name).uses_adam)
+
+
+def exact_way(way):
+    """The way whose steps take as long as the exact ones of this way."""
+    return "bytegrad, float8, Adam" if is_for_adam(way) else "bytegrad, float8"
+
+
+def _exact_steps(algorithm, told, steps):
+    """How many of the first steps of an algorithm are exact. told: all its arguments."""
+    warmup = told.get("warmup_steps", 0)
+    if warmup is None:                                  # qadam and its kin; nor did the optimizer say it
+        warmup = QAdam.default_warmup_steps
+    kappa = 0 if algorithm.startswith("async") else told.get("kappa", 0)
+    return sum(step < warmup or is_exact(step, kappa) for step in range(steps))
+
+
+@functools.cache
+def trainings(way, task=None):
+    """Of all trainings (of a task): exact and relaxed steps until gradient_allreduce's loss, in parts of its steps.
+
+    Infinite: it was never there. They are told what the way is, but for what changes no training on these hosts, and
+    for the warm-up, which is left out where time is measured.
+    """
+    try:
+        grid, page = (importlib.import_module(f"tests.laboratory.quality.{name}") for name in ("grid", "page"))
+    except ImportError:
+        return []
+    algorithm, said, _ = step_times.WAYS[way]
+    if algorithm not in algorithms.names():
+        return []
+    same = ("hierarchical", "wait_in_step")
+    arguments = {name: value for name, value in said.items() if name not in (*same, "warmup_steps")}
+
+    def told(setting):
+        whole = grid.whole(algorithm, setting["arguments"], setting["defaults"])
+        return {name: value for name, value in whole.items() if name not in same}
+
+    wanted = told({"arguments": arguments, "defaults": grid.defaults(algorithm)})
+    found, asked = [], {"task": task} if task else {}
+    for record in records.read("quality", algorithm=algorithm, ranks=4, split="iid", **asked):
+        if told(record.setting) != wanted:
+            continue
+        key = {name: record.setting[name] for name in ("task", "optimizer", "rate", "ranks", "split", "seed")}
+        for exact in records.read("quality", algorithm="gradient_allreduce", **key)[-1:]:
+            target = 1.05 * exact.samples["curve"].values[-1]
+            steps, base = page.steps_to(record, target), page.steps_to(exact, target)
+            if not base:
+                continue
+            first = _exact_steps(algorithm, wanted, math.ceil(steps)) if steps else math.inf
+            found.append((first / base, (steps - first) / base if steps else 0.0))
+    return found
+
+
+def relative_time(way, relaxed, exact, base, task=None):
+    """Time until the loss of gradient_allreduce, relative to its own; None: no record says.
+
+    relaxed, exact, base: time of a step of each kind, and of gradient_allreduce. exact: None, nobody knows.
+    """
+    if way in ("gradient_allreduce", "ddp"):            # DDP's averages are exact, too
+        return relaxed / base
+    found = trainings(way, task)
+    if not found or (exact is None and any(first for first, _ in found)):
+        return None
+    return statistics.median((first * exact if first else 0) + rest * relaxed for first, rest in found) / base
+
+
+def sooner(way, rate, hosts=2, model="resnet18", task=None, pace=1.0, delay=0.0, slow=1.0):
+    """How many times sooner than gradient_allreduce at its loss; None: no record says. Arguments: step_times.run().
+
+    Where Adam is computed, it is in both times.
+    """
+    found = step_times.newest(rate=rate, hosts=int(hosts), delay_ms=delay, slow=slow, model=model, environment={},
+                              pace=pace)
+
+    def time(way):
+        record = found.get(way)
+        return None if record is None or step_times.why_not(record) else step_times.ms(record)
+
+    relaxed, base = time(way), time("gradient_allreduce, Adam" if is_for_adam(way) else "gradient_allreduce")
+    times = None if relaxed is None or base is None else relative_time(way, relaxed, time(exact_way(way)), base, task)
+    return None if times is None else 1 / times
