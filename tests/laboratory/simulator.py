@@ -1,4 +1,4 @@
-"""What allreduces between hosts would take: the core simulates all ranks' schedules (native/laboratory/simulation).
+"""What allreduces between hosts would take: the core simulates all ranks' schedules (native/simulation).
 
     python -m tests.laboratory.simulator --hosts 2 4 --rate 100mbit 1gbit --latency 0 5 20 --sizes 4 65536 1048576
 

@@ -1,8 +1,4 @@
-<<<<<<<< HEAD:native/laboratory/network/line.c
-#include "laboratory/network/line.h"
-========
 #include "line.h"
->>>>>>>> da36ee4 (The laboratory moves out of the package, to tests/laboratory: bagua_hvd.bench is what users measure on their own cluster, 7,518 -> 1,496 lines):tests/laboratory/native/line.c
 
 bool line_enqueue(struct line *line, struct packet *packet)
 {

@@ -6,11 +6,7 @@
 #ifndef NETWORK_LINE_H
 #define NETWORK_LINE_H
 
-<<<<<<<< HEAD:native/laboratory/network/line.h
-#include "laboratory/network/heap.h"
-========
 #include "heap.h"
->>>>>>>> da36ee4 (The laboratory moves out of the package, to tests/laboratory: bagua_hvd.bench is what users measure on their own cluster, 7,518 -> 1,496 lines):tests/laboratory/native/line.h
 
 #include <stdbool.h>
 

@@ -11,11 +11,7 @@
 // measurement is worth something while that share is far from one.
 //
 // The engine knows nothing of this, nor this of the engine. One thread; ends when its control pipe does.
-<<<<<<<< HEAD:native/laboratory/network/network.c
-#include "laboratory/network/line.h"
-========
 #include "line.h"
->>>>>>>> da36ee4 (The laboratory moves out of the package, to tests/laboratory: bagua_hvd.bench is what users measure on their own cluster, 7,518 -> 1,496 lines):tests/laboratory/native/network.c
 
 #include <arpa/inet.h>
 #include <errno.h>
