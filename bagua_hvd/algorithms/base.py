@@ -100,6 +100,11 @@ class Algorithm:
         return type(self).gradients_travel is Algorithm.gradients_travel and not (
             self.uses_weights or self.uses_adam or self.replaces_step or self.models_differ or self.asynchronous)
 
+    @property
+    def runs_alone(self) -> bool:
+        """Whether it changes the training of a single rank, too: it replaces the step, or has a momentum of its own."""
+        return self.replaces_step
+
     def prepare(self, model: Model) -> None:
         """When an optimizer takes it up: raises ValueError for what it cannot serve, warns of what is unwise."""
 

@@ -54,6 +54,10 @@ class ErrorFeedback(ExactSteps):
         self.average = average
         self.hierarchical = hierarchical
 
+    @property
+    def runs_alone(self) -> bool:
+        return self.momentum > 0
+
     def takes(self, dtype: int) -> bool:
         return self.codec.takes(dtype)
 

@@ -86,6 +86,10 @@ class StreamingDiLoCo(LocalSteps):
         self.error_decay = error_decay
         self.hierarchical = hierarchical
 
+    @property
+    def runs_alone(self) -> bool:
+        return self.outer_momentum > 0 or self.outer_lr != 1 or self.mixing > 0
+
     def before_step(self, model: Model) -> None:
         if model.step < self.warmup_steps:
             return

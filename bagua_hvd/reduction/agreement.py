@@ -1,6 +1,8 @@
 """What the ranks tell each other of one optimizer before its first gradients travel: one small allreduce."""
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
+from zlib import crc32
 
 from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.core import native
@@ -11,13 +13,45 @@ from bagua_hvd.training.model import Model
 from bagua_hvd.training.source import Source
 
 DIFFERENT_VARIABLES = "Ranks have gradients for different variables, {counts}; this rank has them for {names}"
+DIFFERENT_NAMES = (
+    "Ranks disagree on gradient {place}: on rank {one} it is that of {first}, on rank {other} that of {second}. List "
+    "the same variables in the same order on all ranks, with equal names, dtypes and shapes"
+)
 _NAMES_SHOWN = 8
+_NAME_BYTES = 200
+_NUMBERED = re.compile(r"(.*)_(\d+)")
 
 
 def listed(names: Sequence[str]) -> str:
     """Names in a sentence, not too many of them."""
     return ", ".join(names if len(names) <= _NAMES_SHOWN else
                      [*names[:_NAMES_SHOWN], f"{len(names) - _NAMES_SHOWN} more"])
+
+
+def _number(value: str) -> int:
+    """A hash that Extremes takes."""
+    return crc32(value.encode()) % (2**31 - 1)
+
+
+def _described(members: Sequence[Member]) -> list[str]:
+    """What ranks compare of each member: its name, dtype and shape.
+
+    Keras counts the layers of a process: dense_7. A rank that has made other models before has other numbers, so their
+    order is compared, not their values.
+    """
+    names = [[_numbered(part) for part in member.name.split("/")] for member in members]
+    numbers: dict[str, set[int]] = {}
+    for base, number in (part for parts in names for part in parts):
+        numbers.setdefault(base, set()).add(number)
+    places = {base: {number: place for place, number in enumerate(sorted(found))} for base, found in numbers.items()}
+    known = ["/".join(f"{base}_{places[base][number]}" for base, number in parts) for parts in names]
+    return [f"{name} {member.dtype} {member.shape}" for name, member in zip(known, members, strict=True)]
+
+
+def _numbered(part: str) -> tuple[str, int]:
+    """A layer's name and its number: that of dense_7 is 7, that of dense 0."""
+    match = _NUMBERED.fullmatch(part)
+    return (match[1], int(match[2])) if match else (part, 0)
 
 
 class Agreed(NamedTuple):
@@ -50,16 +84,20 @@ def agree(name: str, group: ProcessSet, members: Sequence[Member], source: Sourc
     present = [int(rank == group.rank()) for rank in range(size)]
     sparse = [source.sparse_dim(index) for index in range(count)]
     places = {index: place for place, index in enumerate(order)}
+    described = _described(members)
     try:
         facts = extremes([*present, *sparse, *(places[index] for index in range(count)), model.step,
-                          *map(int, model.kinds_of_state()), source.fingerprint()], f"{name}.facts", group)
+                          *map(int, model.kinds_of_state()), _number("\n".join(described)), source.fingerprint()],
+                         f"{name}.facts", group)
     except HorovodInternalError as error:
         if error.status != native.ERR_MISMATCH:
             raise
         # There are more facts on some ranks than on others, and all ranks have heard it.
         raise _different_variables(name, group, members) from error
-    largest, smallest = facts.pop()
-    if largest != smallest:
+    facts, of_names, of_prints = facts[:-2], *facts[-2:]
+    if of_names[0] != of_names[1]:
+        raise _different_names(name, group, members, described)
+    if of_prints[0] != of_prints[1]:
         raise _different_variables(name, group, members)
     of_ranks, of_sparse, of_places = facts[:size], facts[size:size + count], facts[size + count:-3]
     step, own, kept = facts[-3:]
@@ -73,15 +111,39 @@ def agree(name: str, group: ProcessSet, members: Sequence[Member], source: Sourc
     )
 
 
+def _different_names(name: str, group: ProcessSet, members: Sequence[Member],
+                     described: Sequence[str]) -> HorovodInternalError:
+    """The error that names the first gradient of which ranks have different ones; collective."""
+    hashes = [_number(each) for each in described]
+    found = extremes(hashes, f"{name}.names", group)
+    place = next((place for place, (largest, smallest) in enumerate(found) if largest != smallest), 0)
+    # The first rank that has the smallest hash, and the first that has the largest.
+    size, ranks = group.size(), group.ranks or ()
+    claims = [size - group.rank() if hashes[place] == hash else 0 for hash in reversed(found[place])]
+    pair = sorted(size - claim for claim, _ in extremes(claims, f"{name}.disagree", group))
+    member = members[place]
+    mine = f"'{member.name}' ({native.dtype_name(member.dtype)}{list(member.shape)})".encode()[:_NAME_BYTES]
+    texts = [byte for position in pair
+             for byte in (mine if position == group.rank() else b"").ljust(_NAME_BYTES, b"\0")]
+    said = bytes(largest for largest, _ in extremes(texts, f"{name}.named", group))
+    first, second = (text.rstrip(b"\0").decode(errors="replace") for text in (said[:_NAME_BYTES], said[_NAME_BYTES:]))
+    return _mismatch(DIFFERENT_NAMES.format(place=place, one=ranks[pair[0]], first=first, other=ranks[pair[1]],
+                                            second=second))
+
+
+def _mismatch(sentence: str) -> HorovodInternalError:
+    error = HorovodInternalError(sentence)
+    error.status = native.ERR_MISMATCH
+    return error
+
+
 def _different_variables(name: str, group: ProcessSet, members: Sequence[Member]) -> HorovodInternalError:
     """The error that says so, with what all ranks tell each other for it; collective."""
     mine = [len(members) if rank == group.rank() else 0 for rank in range(group.size())]
     counts = [largest for largest, _ in extremes(mine, f"{name}.counts", group)]
     known = [(count, rank) for count, rank in zip(counts, group.ranks or (), strict=True) if count > 0]
     (fewest, one), (most, other) = min(known), max(known)
-    error = HorovodInternalError(DIFFERENT_VARIABLES.format(
+    return _mismatch(DIFFERENT_VARIABLES.format(
         counts=f"{most} on each" if fewest == most else f"{fewest} on rank {one} and {most} on rank {other}",
         names=listed([member.name for member in members]),
     ))
-    error.status = native.ERR_MISMATCH
-    return error

@@ -69,7 +69,8 @@ class GradientOptions(NamedTuple):
         """Whether there is anything to do; decided anew when the job is."""
         if not self.process_set.included():
             return False
-        return basics.size() > 1 or basics.runtime.options.elastic
+        alone = self.algorithm is not None and self.algorithm.runs_alone
+        return basics.size() > 1 or basics.runtime.options.elastic or alone
 
     def grouped(self, variables, of=lambda variable: variable):
         """`groups`, of variables or weak references to them, as lists of indices into `variables`, or None.

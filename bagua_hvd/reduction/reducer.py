@@ -129,9 +129,9 @@ class Reducer:
         self._overlaps = variables.read("BAGUA_OVERLAP") and not delay
         self._operations = {}       # by a number that is the same on all ranks
         self._travelling = None     # with delay=1: as _Travelling
-        self._step_ends()
         self._agreed = None         # runtime.changes when the ranks told each other their facts
         self.model = Model("weights", source, group, algorithm)
+        self._step_ends()
         self.model.delay = delay
         self.model.cut_by_user = groups is not None or bool(delay) or not variables.read("BAGUA_FUSION")
         self._layout = Layout(self.model, prescale_factor, postscale_factor)
@@ -160,6 +160,24 @@ class Reducer:
         self._agreed = None
         self._begin_window()
 
+    def reduce_added(self, first):
+        """Reduces the gradients from `first` on in full precision: no hook has seen their first backward pass.
+
+        Collective. Raises: HorovodInternalError: ranks disagreed, or one was lost.
+        """
+        buckets = [bucket for bucket in self.buckets if any(index >= first for index in bucket.members)]
+        try:
+            for bucket in buckets:
+                for index in bucket.members:
+                    bucket.place(index, self._source.prepare(index))
+            for operation in [c_fp_s(bucket, self.group, average=self.algorithm.average) for bucket in buckets]:
+                operation.wait()
+            self._source.finish()
+        finally:
+            self._source.discard()
+            for bucket in buckets:
+                bucket.clear()
+
     def set_passes(self, passes):
         """Changes the backward passes of a window; counting begins anew."""
         self._passes = self._passes_left = passes
@@ -172,7 +190,7 @@ class Reducer:
     def _step_ends(self):
         self._begun = False         # the algorithm has heard of the step
         self._prepared = False      # before_step has been done
-        self._again = False         # a window of this step has been communicated
+        self.model.window = 0
         self._cleared = False       # and its gradients have been zeroed
 
     def _begin_window(self):
@@ -249,7 +267,7 @@ class Reducer:
         if self.model.delay and self.model.not_made:         # it was skipped
             self._step_ends()
         self.model.communication_begins()
-        self.model.continues = self._again and not self._cleared and self._source.holds_reduced()
+        self.model.continues = self.model.window > 0 and not self._cleared and self._source.holds_reduced()
         if self.model.delay and self.model.continues:
             raise ValueError(ADDED_TO_LATE)
         if not self._begun:
@@ -261,7 +279,7 @@ class Reducer:
         else:
             self._travel = self.algorithm.gradients_travel(self.model)
         self.model.hook = "communicate"
-        if self._again and self._travel and not self.model.delay:
+        if self.model.window and self._travel and not self.model.delay:
             self._layout.name_buckets(".again")
 
     @_counted
@@ -281,7 +299,7 @@ class Reducer:
             HorovodInternalError: on all ranks, that their gradients are for different variables.
         """
         model, layout = self.model, self._layout
-        self._again = False     # ranks that are new here know of no window before
+        model.window = 0        # ranks that are new here know of no window before
         had_state = model.kinds_of_state()[0]
         model.settle()
         settled = self._ready is None or model.kinds_of_state()[1]
@@ -321,14 +339,14 @@ class Reducer:
         if bucket is None:
             self._post_sparse(index)
         else:
-            bucket.place(index, self._source.view(index))
+            bucket.place(index, self._source.prepare(index))
         self._placed[index] = True
         if bucket is not None and bucket.missing == 0:
             self._post(bucket)
 
     @_counted
     def _post_sparse(self, index):
-        name = f"{self._layout.name}.{self._layout.members[index].name}" + ".again" * self._again
+        name = f"{self._layout.name}.{self._layout.members[index].name}" + ".again" * (self.model.window > 0)
         self._operations[len(self.buckets) + index] = self._source.communicate(index, name)
 
     @_counted
@@ -466,10 +484,11 @@ class Reducer:
             self._source.finish()
             done = True
         finally:
-            if self._again:
+            if self.model.window:
                 self._layout.name_buckets()
             if done:
-                self._again, self._cleared = True, False
+                self.model.window += 1
+                self._cleared = False
                 self._begin_window()
             else:
                 self._forget_operations()

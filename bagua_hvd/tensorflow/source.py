@@ -104,6 +104,11 @@ class TensorFlowSource(adam.HasAdam, Source):
             return self._views[index]
         raise RuntimeError("the step before this one was given up half way, and so is this one; the next one works")
 
+    def gradient(self, index):
+        return self.view(index)
+
+    prepare = gradient
+
     def weight(self, index):
         return self.view(self.layout.weight + index) if self._views else self._outside_view(index)
 

@@ -9,6 +9,7 @@ A backward pass within a backward pass (reentrant checkpointing) is part of the 
 
 Hooks run on whatever thread the engine has for the device; one pass at a time.
 """
+import gc
 import sys
 import threading
 import weakref
@@ -19,15 +20,21 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 from torch.autograd.function import BackwardCFunction
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from bagua_hvd.job.basics import Sum
 from bagua_hvd.torch.compiled import uncompiled
-from bagua_hvd.torch.mpi_ops import grouped_allreduce_
 
 _WITHIN_BACKWARD = BackwardCFunction.apply.__code__
 _BACKWARD = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 _engine = Variable._execution_engine
 _ended = threading.local()      # Backwards whose window ended with the pass that is ending on this thread
+_hooked: Any = WeakTensorKeyDictionary()        # of each parameter weak references to the Backwards with hooks on it
+
+SHARED = (
+    "{name} is in two DistributedOptimizers, and both would reduce its gradient: delete one of them, or run this "
+    "backward pass within no_sync() of the other"
+)
 
 
 def _outer_pass():
@@ -79,19 +86,46 @@ class Backward:
         self._wait_in_step = wait_in_step
         self._frozen = frozen
         self._end: Callable[[], Any] = _nothing         # of the pass under way: a weak reference
-        self._met = []              # parameters whose first gradient has come in it
+        # Of Backwards with hooks on parameters of this one the name of one of those.
+        self._others: weakref.WeakKeyDictionary[Backward, str] = weakref.WeakKeyDictionary()
         self.register(0)
 
     def register(self, first):
         """Hooks for parameter `first` of the TorchSource and those behind it, which get gradients of zeros."""
-        handles = []
+        handles, nodes = [], []
         for index, parameter in enumerate(self._source.parameters[first:], first):
             if parameter.grad is None:
-                handles.append(_zeros(parameter, self._first_came))
+                handles.append(self._source.begin_with_zeros(index, _accumulation(parameter)))
             if self._source.op == Sum:
-                handles.append(parameter.register_hook(self._before_accumulation(index)))
+                nodes.append(_accumulation(parameter))
+                handles.append(nodes[-1].register_prehook(self._before_accumulation(index)))
             handles.append(parameter.register_post_accumulate_grad_hook(self._after_accumulation(index)))
-        weakref.finalize(self._reducer(), _remove, handles).atexit = False
+            self._meet_others(parameter, self._source.names[index])
+        weakref.finalize(self._reducer(), _remove, handles, nodes).atexit = False
+
+    def _meet_others(self, parameter, name):
+        others = [other for reference in _hooked.get(parameter, ()) if (other := reference()) is not None]
+        for other in others:
+            self._others[other] = other._others[self] = name
+        _hooked[parameter] = [weakref.ref(each) for each in (*others, self)]
+
+    def _reduces(self):
+        reducer = self._reducer()
+        return reducer is not None and not reducer.accumulating
+
+    def _shared(self):
+        """The name of a parameter whose gradient another optimizer is about to reduce as well, or None."""
+        if not self._reduces():
+            return None
+        return next((name for other, name in self._others.items() if other._reduces()), None)
+
+    def _check_others(self):
+        """ValueError: two optimizers are about to reduce one gradient."""
+        if self._shared() is not None:
+            gc.collect()        # an optimizer that was replaced may be part of a cycle
+            name = self._shared()
+            if name is not None:
+                raise ValueError(SHARED.format(name=name))
 
     def add(self, named):
         """Parameters that come later, as (name, parameter); alike on all ranks."""
@@ -100,9 +134,6 @@ class Backward:
         self._reducer().add([self._source.add(name, parameter)
                              for name, parameter in named if parameter.requires_grad])
         self.register(first)
-
-    def _first_came(self, parameter):
-        self._met.append(parameter)
 
     def _after_accumulation(self, index):
         @uncompiled
@@ -122,6 +153,8 @@ class Backward:
 
     def _await_end(self):
         """Asks the engine to call when this pass ends. Returns the _End, or None: the optimizer is gone."""
+        if self._others:
+            self._check_others()
         reducer = self._reducer()
         if reducer is None:
             return None
@@ -133,11 +166,6 @@ class Backward:
     def pass_ended(self):
         """Called by the engine, within the pass."""
         self._end = _nothing
-        met, self._met = self._met, []
-        for parameter in met:
-            # Not within the hook itself. Also a removed one would cost a microsecond in every pass.
-            if not parameter._backward_hooks:
-                parameter._backward_hooks = None
         reducer = self._reducer()
         if reducer is None:
             return
@@ -184,18 +212,10 @@ class Backward:
                 f"{found[0]} was frozen when the optimizer was made and requires a gradient now, which "
                 f"{type(reducer.algorithm).__name__} cannot take in: unfreeze it before DistributedOptimizer(...)"
             )
-        parameters = [self._frozen.pop(name) for name in found]
+        synchronized, first = reducer.synchronized, len(self._source.parameters)
+        self.add([(name, self._frozen.pop(name)) for name in found])
         if reducer.algorithm.gradients_travel(reducer.model):
-            for parameter in parameters:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter, requires_grad=False)
-                elif parameter.grad.is_sparse:
-                    parameter.grad = parameter.grad.to_dense()
-            # Their hooks were not there: this once they travel by themselves.
-            grouped_allreduce_([parameter.grad for parameter in parameters], op=self._source.op,
-                               name=f"gradients.{reducer.number}.unfrozen", process_set=self._source.process_set)
-        synchronized = reducer.synchronized
-        self.add(list(zip(found, parameters, strict=True)))
+            reducer.reduce_added(first)
         reducer.synchronized = synchronized
 
 
@@ -217,27 +237,13 @@ def _complete():
         raise failure
 
 
-def _zeros(parameter, first_came):
-    """Gives the parameter a gradient of zeros, which makes room when the first one comes: that may be sparse.
-
-    first_came: function of the parameter that is called then.
-    """
-    parameter.grad = zeros = torch.zeros_like(parameter, requires_grad=False)
-    owner: Callable[[], Any] = weakref.ref(parameter)
-    made, version = weakref.ref(zeros), zeros._version
-
-    @uncompiled
-    def first_one_comes(_):
-        handle.remove()
-        gradient, parameter = made(), owner()
-        if gradient is not None and parameter.grad is gradient and gradient._version == version:
-            parameter.grad = None
-        first_came(parameter)
-
-    handle = parameter.register_hook(first_one_comes)
-    return handle
+def _accumulation(parameter):
+    """The node of the graph that adds to `p.grad`. torch.autograd.grad() does not run it, and it dies unless held."""
+    with torch.enable_grad():
+        return parameter.view_as(parameter).grad_fn.next_functions[0][0]
 
 
-def _remove(handles):
+def _remove(handles, nodes):
+    """nodes: those that some handles are of."""
     for handle in handles:
         handle.remove()

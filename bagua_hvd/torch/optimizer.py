@@ -4,6 +4,7 @@ What is here is what only torch has: closures, GradScaler and LR schedulers. Hoo
 torch/backward.py, the gradients themselves in torch/source.py; when and how they travel is reduction/reducer.py and
 algorithms/.
 """
+import inspect
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
@@ -221,16 +222,27 @@ class _Distributed(Wrapped):
             loss = super().step(closure=self._reducing(closure, reducer), **kwargs)
         else:
             self._ready_for_step(reducer)
-            if not reducer.step():
+            if self.algorithm.replaces_step:
+                result = self._replaced_step(**kwargs)
+            else:
+                reducer.step()
                 result = super().step(**kwargs)
-                loss = result if loss is None else loss
+            loss = result if loss is None else loss
         protocol.synchronized_by_user = False
         self._take_back_if_skipped(reducer.model)
         reducer.stepped()
         return loss
 
-    # Hooks around the step are run by the wrapped class's step, once, on reduced gradients.
+    # Hooks around the step are run by the wrapped class's step or _replaced_step(), once, on reduced gradients.
     step.hooked = True      # torch.optim reads it
+
+    @torch.optim.Optimizer.profile_hook_step
+    def _replaced_step(self, **kwargs):
+        """The algorithm's step or the class's own, which only the algorithm knows: so hooks are run here, once."""
+        if self.reducer is not None and self.reducer.step():
+            return None
+        own = super().step.__func__
+        return getattr(own, "__wrapped__", own)(self, **kwargs)
 
     def _ready_for_step(self, reducer):
         if self._protocol.synchronizes:
@@ -283,6 +295,16 @@ class _Distributed(Wrapped):
             self.reducer.reset()
             state = args[0] if args else kwargs["state_dict"]
             self.reducer.load_state_dict(of_this_rank(state, self.process_set))
+
+
+def _check_step(optimizer, algorithm):
+    """ValueError: the algorithm would bypass a step() that is not torch's."""
+    cls = type(optimizer)
+    if algorithm.replaces_step and not inspect.unwrap(cls.step).__module__.startswith("torch.optim."):
+        raise ValueError(
+            f"{type(algorithm).__name__} makes the optimizer's step itself and would bypass {cls.__name__}.step(): "
+            "take an optimizer of torch.optim, or an algorithm that leaves the step to the optimizer"
+        )
 
 
 def _check_passes(passes):
@@ -339,6 +361,8 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer,
     _check_passes(backward_passes_per_step)
     options = GradientOptions(compression, sparse_as_dense, op, gradient_predivide_factor,
                               groups_of(num_groups, groups), process_set, algorithm, delay=delay).check()
+    if options.algorithm is not None:
+        _check_step(optimizer, options.algorithm)
     named = parameters_by_name(optimizer, named_parameters)
     if op == Adasum and options.communicates:
         return wrapped_class(optimizer, DistributedAdasum)(optimizer, named, compression, backward_passes_per_step)

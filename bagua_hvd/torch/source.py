@@ -9,6 +9,7 @@ import torch
 
 from bagua_hvd.collectives import rules
 from bagua_hvd.job.basics import Sum
+from bagua_hvd.torch.compiled import uncompiled
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.frontend import DTYPES, frontend
 from bagua_hvd.training.adam import Adam, AdamMember
@@ -107,6 +108,10 @@ class TorchAdam(Adam):
         self._optimizer().state[self._parameters[index]]["step"] += 1
 
 
+def _nothing():
+    return None
+
+
 def _references(parameter):
     return sys.getrefcount(parameter.grad)
 
@@ -147,6 +152,7 @@ class TorchSource(Source):
         self._adam = None           # a TorchAdam, made when first asked for
         self._reduced = None        # (a parameter, weak reference to its reduced gradient)
         self._sums = {}             # index -> weak reference to a gradient that is a sum over the ranks
+        self._untouched = {}        # index -> (weak reference to a gradient of zeros, its version, what adds to it)
 
     def add(self, name, parameter):
         """Appends a parameter; returns its Member."""
@@ -156,7 +162,39 @@ class TorchSource(Source):
             raise ValueError(f"Tensor type {frontend.type_name(parameter)} is not supported. (Parameter {name}.)")
         return Member(name, tuple(parameter.shape), DTYPES[parameter.dtype], parameter.device)
 
-    def view(self, index):
+    def begin_with_zeros(self, index, accumulation):
+        """Gives a parameter a gradient of zeros, which makes room for the first one that comes: that may be sparse.
+
+        Args:
+            accumulation: the parameter's AccumulateGrad node.
+        Returns:
+            The handle of a hook.
+        """
+        parameter = self.parameters[index]
+        parameter.grad = zeros = torch.zeros_like(parameter, requires_grad=False)
+        self._untouched[index] = weakref.ref(zeros), zeros._version, accumulation
+
+        @uncompiled
+        def first_one_comes(_):
+            handle.remove()
+            made, version, _node = self._untouched.pop(index, (_nothing, 0, None))
+            gradient = made()
+            if gradient is not None and parameter.grad is gradient and gradient._version == version:
+                parameter.grad = None
+
+        handle = accumulation.register_prehook(first_one_comes)
+        return handle
+
+    def gradient(self, index):
+        parameter = self.parameters[index]
+        gradient = parameter.grad
+        if gradient is None:
+            gradient = torch.zeros_like(parameter, requires_grad=False)
+        dense = gradient.to_dense() if gradient.is_sparse else gradient
+        dense = dense.detach().contiguous()
+        return frontend.view(dense, dense)
+
+    def prepare(self, index):
         parameter = self.parameters[index]
         if self._sums:
             self.take_share(index)
@@ -236,6 +274,7 @@ class TorchSource(Source):
                 parameter.grad = reduced.to_sparse(self._sparse_dims[index])
             elif reduced is not parameter.grad:
                 parameter.grad.copy_(reduced)
+        self._untouched.clear()     # the core writes no versions: zeros may hold what other ranks have sent
         parameter = next((parameter for parameter in self.parameters if parameter.grad is not None), None)
         self._reduced = None if parameter is None else (parameter, weakref.ref(parameter.grad))
         if self.op == Sum:

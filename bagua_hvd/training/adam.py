@@ -66,9 +66,11 @@ class Adam:
         raise NotImplementedError
 
 
-def members_of(bucket: Bucket) -> list[AdamMember]:
-    """Of each of a bucket's weights, in the order of the layout."""
+def members_of(bucket: Bucket, begin: bool = False) -> list[AdamMember]:
+    """Of each of a bucket's weights, in the order of the layout. begin: makes the state where it is not there yet."""
     adam: Adam = bucket.model.source.adam()
+    for index in bucket.members if begin else ():
+        adam.begin(index)
     return [adam.member(index) for index in bucket.members]
 
 
@@ -128,9 +130,7 @@ class FlatAdam:
     def __init__(self, bucket: Bucket, begin: bool = False) -> None:
         self._bucket = bucket
         self._adam: Adam = bucket.model.source.adam()
-        for index in bucket.members if begin else ():
-            self._adam.begin(index)
-        members = members_of(bucket)
+        members = members_of(bucket, begin)
         self.members = list(zip(members, bucket.slices(), strict=True))
         self.m: np.ndarray = bucket.flat([member.m for member in members])
         self.v: np.ndarray = bucket.flat([member.v for member in members])

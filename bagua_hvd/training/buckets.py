@@ -95,9 +95,11 @@ class Bucket:
     def seed(self, number: int) -> int:
         """For codecs that round at random: another one for each number below 2^32, and for other members.
 
-        Not of the bucket's name, which counts optimizers: a training that is resumed or repeated draws the same ones.
+        And for each window of a step. Not of the bucket's name, which counts optimizers: a training that is resumed or
+        repeated draws the same ones.
         """
-        members = ",".join(member.name for member in self.members.values())
+        window = self.model.window if self.model else 0
+        members = ",".join([*(member.name for member in self.members.values()), *map(str, [window] * bool(window))])
         return crc32(members.encode()) << 32 | number % (1 << 32)
 
     def flat(self, views: Sequence[TensorView], tail: int = 0, workspace: str | None = None) -> np.ndarray:
@@ -143,7 +145,7 @@ class Bucket:
     @property
     def gradients(self) -> list[TensorView]:
         """Views of the members' gradients as they are now, to be read. Those that are not there are zeros."""
-        return [self.model.source.view(index) for index in self.members]
+        return [self.model.source.gradient(index) for index in self.members]
 
     @property
     def weights(self) -> list[TensorView]:

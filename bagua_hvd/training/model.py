@@ -39,6 +39,7 @@ class Model:
         delay: how many steps after it was sent a gradient is applied, 0 or 1.
         late: of each bucket of gradients, by its place, what travels or has arrived: Late. With delay=1.
         pending: what an algorithm has begun in this step; {} when the next one begins.
+        window: how often gradients have been communicated in this step before.
         continues: whether the gradients being communicated are those communicated before in this step, and what another
             backward pass has added to them.
         hook: the method of the algorithm that runs, None outside of steps. "communicate": until synchronize() returns.
@@ -59,6 +60,7 @@ class Model:
         self.late = State("gradients on their way")
         self.pending: dict[str, Any] = {}
         self.hook: str | None = None
+        self.window = 0
         self.continues = False
         self.cut_by_user = False
         self.timing: Timing | None = None

@@ -27,8 +27,15 @@ class Source(ABC):
     """
 
     @abstractmethod
-    def view(self, index: int) -> TensorView:
-        """What travels for gradient `index`: a TensorView, of zeros when there is no gradient."""
+    def prepare(self, index: int) -> TensorView:
+        """Prepares gradient `index` for communication, which reads and writes the TensorView that this returns.
+
+        Without a gradient it is zeros. Once for each communication of the gradient; finish() or discard() follows.
+        """
+
+    @abstractmethod
+    def gradient(self, index: int) -> TensorView:
+        """The TensorView of gradient `index` as it is now, to be read only; zeros when there is none."""
 
     def hand_over(self, indices: Iterable[int],
                   memory: list[TensorView] | None) -> tuple[list[TensorView], list[TensorView]] | None:
@@ -93,8 +100,10 @@ class Source(ABC):
 class NoSource(Source):
     """Of a step that is not there: before the first one, and where hooks see nothing but buckets."""
 
-    def view(self, index: int) -> TensorView:
+    def prepare(self, index: int) -> TensorView:
         raise RuntimeError("there is no step, so there are no gradients outside of buckets")
+
+    gradient = prepare
 
     def weight(self, index: int) -> TensorView:
         raise RuntimeError("there is no step, so there are no weights")

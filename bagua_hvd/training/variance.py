@@ -47,12 +47,9 @@ def _share(bucket: Bucket, T: int, exact: bool, n: int) -> None:
     def fits(kept: np.ndarray) -> bool:
         return kept.size == bucket.count and kept.dtype == bucket.flat_dtype
 
-    try:
-        v = bucket.state.keep("variance", lambda: _corrected(bucket), True, fits)
-        w = bucket.state.keep("own variance", lambda: _corrected(bucket), fits=fits)
-        members = members_of(bucket)        # last: a member's views are good until it is asked for again
-    except ValueError:          # some weight has not been updated yet
-        return
+    v = bucket.state.keep("variance", lambda: _corrected(bucket), True, fits)
+    w = bucket.state.keep("own variance", lambda: _corrected(bucket), fits=fits)
+    members = members_of(bucket, begin=True)        # last: a member's views are good until it is asked for again
     numbers = []
     for member in members:
         corrections = 1 - member.beta2 ** T, 1 - member.beta2 ** (member.step + 1)
@@ -65,7 +62,7 @@ def _share(bucket: Bucket, T: int, exact: bool, n: int) -> None:
 
 def _corrected(bucket: Bucket) -> np.ndarray:
     """The optimizer's own."""
-    adam = FlatAdam(bucket)
+    adam = FlatAdam(bucket, begin=True)     # a weight that is frozen has none
     for member, part in adam.members:
         if member.step:
             adam.v[part] /= 1 - member.beta2 ** member.step

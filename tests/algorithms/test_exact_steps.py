@@ -202,6 +202,50 @@ def test_others(run_ranks):
     run_ranks(2, others, timeout=60)
 
 
+def one_is_frozen():
+    """A weight without a step leaves the variance of the others in its bucket as it is without that weight."""
+    hvd.init()
+    weights = {}
+    for frozen in (False, True):
+        a, b = torch.nn.Parameter(torch.zeros(5)), torch.nn.Parameter(torch.ones(5))
+        optimizer = hvd.DistributedOptimizer(adam_of(torch.nn.ParameterList([a, b] if frozen else [a])),
+                                             algorithm=algorithms.TopK(kappa=KAPPA), groups=1)
+        b.requires_grad_(False)
+        for t in range(8):
+            optimizer.zero_grad()
+            (a * torch.from_numpy(gradient(hvd.rank(), t, np.zeros(COUNT, F))[:5])).sum().backward()
+            optimizer.step()
+        assert all("variance" in bucket.state for bucket in optimizer.reducer.buckets)
+        assert torch.equal(b.detach(), torch.ones(5))
+        weights[frozen] = a.detach().clone()
+    torch.testing.assert_close(weights[True], weights[False])
+
+
+def test_one_is_frozen(run_ranks):
+    run_ranks(2, one_is_frozen)
+
+
+def windows_of_a_step():
+    """Each draws numbers of its own."""
+    hvd.init()
+    parameter = torch.nn.Parameter(torch.zeros(1000))
+    algorithm = algorithms.QSGD(levels=2)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], 0.1), algorithm=algorithm)
+    values, drawn = torch.rand(1000), []
+    for _step in range(2):
+        for _ in range(3):
+            optimizer.zero_grad()
+            (parameter * values).sum().backward()
+            drawn.append(parameter.grad.clone())
+        optimizer.step()
+    for i in range(6):
+        assert not any(torch.equal(drawn[i], drawn[j]) for j in range(i))
+
+
+def test_windows_of_a_step(run_ranks):
+    run_ranks(2, windows_of_a_step)
+
+
 def bytes_sent():
     """Exact steps cost what gradient_allreduce costs, and no others do."""
     hvd.init()

@@ -23,8 +23,10 @@ def reducer_in_every_way(algorithm):
         def __init__(self):
             self.views = {}
 
-        def view(self, index):
+        def prepare(self, index):
             return self.views[index]
+
+        gradient = prepare
 
         def weight(self, index):
             raise NotImplementedError

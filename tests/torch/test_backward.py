@@ -134,6 +134,94 @@ def test_several_passes(run_ranks):
     run_ranks(2, several_passes)
 
 
+def gradients_taken_between_backward_and_step():
+    """torch.autograd.grad() adds nothing to `p.grad`: sums stay what they are, and zeros are replaced by what comes."""
+    hvd.init()
+    rank, n = hvd.rank(), hvd.size()
+    p, rows = nn.Parameter(torch.ones(3)), nn.Embedding(4, 2, sparse=True)
+    opt = hvd.DistributedOptimizer(torch.optim.SGD([p, *rows.parameters()], lr=1.0), op=hvd.Sum)
+    torch.autograd.grad((p ** 2).sum() + rows(torch.tensor([0])).sum(), [p, rows.weight])
+    (p * (rank + 1) + rows(torch.tensor([1])).sum()).sum().backward()
+    total = n * (n + 1) / 2
+    if rank == 0:
+        torch.autograd.grad((p ** 2).sum(), [p])
+    assert torch.equal(p.grad, torch.full((3,), total)) and rows.weight.grad.is_sparse
+    opt.step()
+    torch.testing.assert_close(p.detach(), torch.full((3,), 1 - total))
+
+
+def test_gradients_taken_between_backward_and_step(run_ranks):
+    run_ranks(2, gradients_taken_between_backward_and_step)
+
+
+def sums_and_the_variance_of_adam():
+    """Where the variance is made of the gradients that the optimizer will see, these stay as they are."""
+    hvd.init()
+    for algorithm in (hvd.algorithms.TopK(ratio=1.0, average=False, kappa=3), hvd.algorithms.DoubleSqueeze(
+            codec=hvd.algorithms.ByteGrad().codec, average=False, kappa=3)):
+        p = nn.Parameter(torch.zeros(64))
+        opt = hvd.DistributedOptimizer(torch.optim.Adam([p], lr=0.1), op=hvd.Sum, algorithm=algorithm)
+        for _ in range(6):
+            opt.zero_grad()
+            (p * (hvd.rank() + 1)).sum().backward()
+            reduced, before = p.grad.clone(), p.detach().clone()
+            opt.step()
+            assert torch.equal(p.grad, reduced)
+            torch.testing.assert_close(before - p.detach(), torch.full((64,), 0.1), rtol=1e-3, atol=0)
+
+
+def test_sums_and_the_variance_of_adam(run_ranks):
+    run_ranks(2, sums_and_the_variance_of_adam)
+
+
+def first_touched_in_the_second_pass():
+    """By then the zeros that stood for the gradient hold what other ranks had."""
+    hvd.init()
+    for op in (hvd.Average, hvd.Sum):
+        a, b = (nn.Parameter(torch.ones(3)) for _ in "ab")
+        opt = hvd.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0), named_parameters=[("a", a), ("b", b)], op=op)
+        (a.sum() + (b * 10).sum() if hvd.rank() == 0 else a.sum()).backward()
+        (a.sum() + (b * 2).sum()).backward()
+        assert torch.equal(b.grad, torch.full((3,), (10 / hvd.size() + 2) * (hvd.size() if op == hvd.Sum else 1)))
+        opt.step()
+
+
+def test_first_touched_in_the_second_pass(run_ranks):
+    run_ranks(2, first_touched_in_the_second_pass)
+
+
+def one_parameter_in_two_optimizers():
+    hvd.init()
+    p, q, shared = (nn.Parameter(torch.zeros(5)) for _ in range(3))
+    base = torch.optim.SGD([shared], lr=1.0)
+
+    def loss():
+        return (p.sum() + q.sum() + shared.sum()) * (hvd.rank() + 1)
+
+    for first, second in ((torch.optim.SGD([p, shared], lr=1.0), torch.optim.SGD([q, shared], lr=1.0)), (base, base)):
+        one, other = hvd.DistributedOptimizer(first), hvd.DistributedOptimizer(second)
+        with pytest.raises(ValueError, match=r"noname.0.\d is in two DistributedOptimizers, and both would reduce"):
+            loss().backward()
+        for each in (one, other):
+            each.reducer.reset()
+            each.zero_grad()
+        with other.no_sync():
+            loss().backward()
+        assert torch.equal(shared.grad, torch.full((5,), (hvd.size() + 1) / 2))
+        # One that is replaced counts no more, even before the garbage is collected.
+        other.cycle = other
+        del other, each
+        one.zero_grad()
+        loss().backward()
+        assert torch.equal(shared.grad, torch.full((5,), (hvd.size() + 1) / 2))
+        one.step()
+        del one
+
+
+def test_one_parameter_in_two_optimizers(run_ranks):
+    run_ranks(2, one_parameter_in_two_optimizers)
+
+
 def weights_stay_until_the_step():
     """Algorithms that average weights write them in step(): a second pass is through the weights of the first."""
     hvd.init()
@@ -609,6 +697,36 @@ def unfrozen_later():
 
 def test_unfrozen_later(run_ranks):
     run_ranks(2, unfrozen_later)
+
+
+def unfrozen_before_several_passes():
+    """Also with gradients that are not contiguous, and in more than one pass before the step."""
+    hvd.init()
+    rank, n = hvd.rank(), hvd.size()
+    for op in (hvd.Average, hvd.Sum):
+        model = nn.Sequential(nn.Conv2d(3, 3, 2), nn.Conv2d(3, 3, 2)).to(memory_format=torch.channels_last)
+        hvd.broadcast_parameters(model.state_dict(), 0)
+        model[0].requires_grad_(False)
+        opt = wrap(model, lr=0.0, op=op)
+        x = torch.ones(1, 3, 4, 4).to(memory_format=torch.channels_last)
+        for step in range(3):
+            if step == 1:
+                model[0].requires_grad_(True)
+            opt.zero_grad()
+            for passes in (1, 2):
+                (model(x).sum() * (rank + 1)).backward()
+                (one,) = torch.autograd.grad(model(x).sum(), [model[1].weight])
+                expected = [one]
+                if step:
+                    expected += torch.autograd.grad(model(x).sum(), [model[0].weight])
+                for parameter, each in zip((model[1].weight, model[0].weight), expected, strict=False):
+                    times = passes * n * (n + 1) / 2 / (1 if op == hvd.Sum else n)
+                    torch.testing.assert_close(parameter.grad, times * each)
+            opt.step()
+
+
+def test_unfrozen_before_several_passes(run_ranks):
+    run_ranks(2, unfrozen_before_several_passes)
 
 
 def frozen_later():
