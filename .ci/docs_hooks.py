@@ -77,11 +77,9 @@ def on_startup(**_):
 
 
 def on_config(config):
-    """Decisions are listed by the titles of their files, in the order of their numbers."""
+    """Decisions have a menu of their own, by the titles of their pages."""
     pages = sorted(Path(config["docs_dir"]).glob("decisions/*.md"))
     titles = {page: page.read_text().partition("\n")[0].removeprefix("# ").replace("`", "") for page in pages}
-    if nameless := [page.name for page, title in titles.items() if not title.startswith(f"{int(page.name[:4])}. ")]:
-        raise ValueError(f"the first line of a decision is '# NUMBER. TITLE', not so in {', '.join(nameless)}")
     config["nav"].append({"Decisions": [{title: f"decisions/{page.name}"} for page, title in titles.items()]})
     return config
 
@@ -92,12 +90,20 @@ def on_page_markdown(markdown, page, config, files):
             f"::: {path}" for path in public_names(all_of[1])), markdown, flags=re.MULTILINE)
     if any(block["title"] for block in BLOCK.finditer(markdown)):
         markdown = run_page(markdown, page, config, files)
-    return DECISION.sub(lambda named: link(named, page, files), EQUATION.sub(mathml, markdown))
+    return DECISION.sub(lambda named: link(named, page, config), EQUATION.sub(mathml, markdown))
 
 
-def link(named, page, files):
-    """The words as a link to the decision of that number, which there must be."""
-    uri, = (file.src_uri for file in files if file.src_uri.startswith(f"decisions/{int(named[1]):04}-"))
+@functools.cache
+def decisions(folder):
+    """{number: page}, by headings such as "## 6, 38. Title"."""
+    return {number: path.name for path in Path(folder, "decisions").glob("*.md")
+            for numbers in re.findall(r"^##? ([\d, ]+)\. ", path.read_text(), re.MULTILINE)
+            for number in map(int, numbers.split(","))}
+
+
+def link(named, page, config):
+    """The words as a link to the page that has the decision of that number, which there must be."""
+    uri = f"decisions/{decisions(config['docs_dir'])[int(named[1])]}"
     return f"[{named[0]}]({os.path.relpath(uri, Path(page.file.src_uri).parent)})"
 
 

@@ -4,7 +4,7 @@
     hvd.algorithms.Auto(up_to="E1")                                                and codes without memory
     hvd.algorithms.Auto(allow=["bytegrad", hvd.algorithms.DoubleSqueeze()])        and these
 
-Every hook is the chosen algorithm's. How it is chosen: tuning/tuner.py; docs/decisions/0048-the-choice-of-algorithm.md.
+Every hook is the chosen algorithm's. How it is chosen: tuning/tuner.py; docs/decisions/algorithms.md.
 
 Wire: that of the algorithm chosen; besides at most 416 bytes in some 25 steps, and what measuring takes: some
 allreduces of up to 8 MiB at first, and again as often as makes 1 % of the run.

@@ -25,7 +25,7 @@ clears its own state (Reducer.synchronize does so by itself; after a failure els
 Reducer.reset()).
 
 Deadlock: wait() blocks a thread of TensorFlow, but only when all puts it needs have been made; within a graph the waits
-are in program order, the same on all ranks. See docs/decisions/0009-tensorflow-ops.md.
+are in program order, the same on all ranks. See docs/decisions/frontends.md.
 """
 import itertools
 import threading

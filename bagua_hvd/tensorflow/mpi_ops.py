@@ -1,7 +1,7 @@
 """The collectives over TensorFlow's tensors, in all of Horovod's forms. The rules are in collectives/rules.py.
 
 Here is what only TensorFlow has: IndexedSlices, numbers of the job as ops, name scopes. All of them serve eager code,
-tf.function, sessions of tf.compat.v1, and functions compiled by XLA (docs/decisions/0010-collectives-in-xla.md).
+tf.function, sessions of tf.compat.v1, and functions compiled by XLA (docs/decisions/frontends.md).
 """
 from collections.abc import Sequence
 from typing import Any

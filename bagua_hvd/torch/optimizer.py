@@ -71,7 +71,7 @@ class _Distributed(Wrapped):
     # GradScaler.unscale_(optimizer) looks for infinities, and this read is all that it does with the optimizer before.
     # So it is here that the ranks agree on an overflow where gradients stay, or one would skip the step and the others
     # wait for it. To communicate at everyone's reading would be wrong: one rank that logs its learning rate must not
-    # wait for the others. docs/decisions/0038-gradients-are-reduced-after-backward.md
+    # wait for the others. docs/decisions/frontends.md
     @property
     def param_groups(self):
         """The parameter groups. A GradScaler that reads them synchronizes, as step() would."""

@@ -1,4 +1,4 @@
-"""Negotiation in a tree of relays: the same results as in a star, whoever relays for whom; see docs/decisions/0023."""
+"""Negotiation in a tree of relays: the same results as in a star, whoever relays for whom (decision 23)."""
 import threading
 
 import numpy as np

@@ -1,6 +1,6 @@
 """The folders of native/ are floors: what a file includes or calls lies on its own floor or below.
 
-docs/decisions/0037-floors.md says why.
+docs/decisions/engine.md says why.
 """
 import re
 import shutil

@@ -1,5 +1,5 @@
 // How a rank leaves the tree without taking answers with it: a relay, whose children become the coordinator's, and the
-// coordinator itself. Every step is a message behind all earlier ones on the same way (docs/decisions/0023).
+// coordinator itself. Every step is a message behind all earlier ones on the same way (docs/decisions/engine.md).
 #include "core/context/context.h"
 
 void relay_leave(bhvd_context *ctx)

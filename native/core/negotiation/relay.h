@@ -1,4 +1,4 @@
-// Negotiation in a tree (docs/decisions/0023): ranks announce to their parent, and hear answers from it. A rank with
+// Negotiation in a tree (docs/decisions/engine.md): ranks announce to their parent, and hear answers from it. A rank with
 // children is a relay: it bundles what goes up and passes on what comes down, and neither counts nor knows process sets.
 // What it collects goes on its way in relay_flush, at the end of each turn of the engine. A star is a tree without relays.
 //
