@@ -25,7 +25,7 @@ LONGEST = [HERE / name for name in (
     "examples/test_tensorflow2_digits.py", "runner/test_engines.py", "runner/test_run_mpi.py",
     "runner/test_mpi_transport.py", "collectives/test_collectives.py", "hostile/test_running_job.py",
     "primitives/test_c_lp_s.py", "torch_distributed/test_torch_tests.py", "lightning/test_trainer.py",
-    "torch/test_matrix.py", "bench/test_bench.py", "examples/test_convergence.py")]
+    "torch/test_matrix.py", "bench/test_bench.py")]
 assert all(path.exists() for path in LONGEST)
 
 
@@ -36,7 +36,7 @@ LONG_FIXTURES = {"ssh_hosts", "namespaces"}
 LONG_FILES = [HERE / name for name in (
     "elastic/test_digits.py", "runner/test_run_ssh.py", "runner/test_slurm.py", "soak/test_soak.py",
     *(f"examples/test_{name}.py" for name in (
-        "convergence", "keras_several_hosts", "lightning_digits", "torch_cached_dataset", "torch_char_lm",
+        "keras_several_hosts", "lightning_digits", "torch_cached_dataset", "torch_char_lm",
         "torch_ddp_digits", "torch_elastic_digits", "torch_load_balancing")))]
 LONG_FOLDERS = {HERE / "ray", HERE / "spark"}
 SHORT = {"test_ranks_of_two_hosts", "test_a_lost_connection", "test_hosts_come_and_go"}    # of the farms, all the same
