@@ -12,8 +12,15 @@ from typing import Any
 import keras
 
 from bagua_hvd._keras import legacy, values
-from bagua_hvd._keras.optimizer import innermost
+from bagua_hvd._keras.optimizer import distributions, innermost
+from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.job import basics
+
+UNEQUAL_STEPS = (
+    "{callback}: an epoch has {least} steps on one rank and {most} on another, so ranks would be in different epochs "
+    "in the same step: give all ranks as many batches, or pass steps_per_epoch to fit()"
+)
+_MOST_STEPS = 2**31 - 3
 
 
 class Callback(keras.callbacks.Callback):
@@ -27,6 +34,22 @@ class Callback(keras.callbacks.Callback):
 
     def _implements_predict_batch_hooks(self):
         return False
+
+    def _check_steps(self):
+        """Compares the steps of an epoch between the ranks that train this model together, collectively.
+
+        Not where Keras does not know them on some rank, nor for algorithms whose ranks run at their own pace.
+
+        Raises:
+            ValueError: on all ranks, that they are not equal.
+        """
+        for options in (distribution.reduction.options for distribution in distributions(self.model.optimizer)):
+            if not options.communicates or getattr(options.algorithm, "asynchronous", False):
+                continue
+            steps = min(_steps(self.params or {}) or 0, _MOST_STEPS)
+            (most, least), = extremes([steps], f"{type(self).__name__}.steps", options.process_set)
+            if least and most != least:
+                raise ValueError(UNEQUAL_STEPS.format(callback=type(self).__name__, least=least, most=most))
 
 
 class BroadcastGlobalVariablesCallback(Callback):
@@ -74,10 +97,15 @@ class MetricAverageCallback(Callback):
 
     Args:
         device: accepted for Horovod's sake.
+    Raises:
+        ValueError: when training begins, ranks have epochs of different lengths.
     """
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        self._check_steps()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         logs = {} if logs is None else logs
@@ -102,7 +130,8 @@ class LearningRateScheduleCallback(Callback):
         momentum_correction: see the module; for optimizers that have a `momentum`.
         steps_per_epoch: batches in an epoch, to compute fractions; None: as Keras says.
     Raises:
-        ValueError: no initial_lr; or, when training begins, steps_per_epoch is needed and Keras does not know it.
+        ValueError: no initial_lr; or, when training begins, steps_per_epoch is needed and Keras does not know it, or
+            ranks have epochs of different lengths.
     """
 
     def __init__(self, initial_lr: float, multiplier: float | Callable[[int], float], start_epoch: int = 0,
@@ -140,6 +169,7 @@ class LearningRateScheduleCallback(Callback):
                 f"Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter to "
                 f"the {type(self).__name__}()."
             )
+        self._check_steps()
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self.current_epoch = epoch

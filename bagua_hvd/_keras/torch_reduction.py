@@ -10,6 +10,7 @@ from bagua_hvd._keras.torch_source import KerasTorchSource, parameter_of
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.job.basics import Adasum
 from bagua_hvd.reduction.reducer import Reducer
+from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.mpi_ops import grouped_allreduce
 from bagua_hvd.training.model import Model
@@ -42,6 +43,7 @@ class Reduction(Numbered):
         for reducer in self._reducers.values():
             reducer.reset()
 
+    @eager
     def __call__(self, gradients, variables):
         options = self.options
         self._used = None
@@ -89,12 +91,15 @@ class Reduction(Numbered):
         return Reducer(source, members, options.algorithm, options.process_set, 1,
                        options.grouped(variables, parameter_of), **options.how, number=number)
 
-    def update(self, apply, instead):
-        if self._used is None or not self._used.step():
-            apply()
-        else:
-            instead()
+    @eager
+    def _updates(self):
+        """Whether the algorithm has updated the weights."""
+        return self._used is not None and self._used.step()
 
+    def update(self, apply, instead):
+        (instead if self._updates() else apply)()
+
+    @eager
     def stepped(self):
         if self._used is not None:
             self._used.stepped()

@@ -58,6 +58,7 @@ class Bridge:
         self._wait = wait
         self._lock = threading.Lock()
         self.failure = None
+        self._graphs = weakref.WeakSet()        # graphs with an exchange in them, and those around these
         self._id = next(_ids)
         _bridges[self._id] = self
 
@@ -73,17 +74,30 @@ class Bridge:
         indices = range(len(tensors)) if indices is None else indices
         if not tensors:
             return []
-        if compiled_by_xla():
-            return xla.exchange(self._id, tensors, indices)
         if tf.executing_eagerly():
             # All are there: one op, for each costs more here than what it does.
             return list(ops.bagua_hvd_bridge_exchange(tensors, bridge=self._id, indices=list(indices)))
+        again = self._enter(tf.compat.v1.get_default_graph())
+        if compiled_by_xla():
+            return xla.exchange(self._id, tensors, indices, again)
         buffers = []
         for index, tensor in zip(indices, tensors, strict=True):
             buffer = ops.bagua_hvd_bridge_put(tensor, bridge=self._id, index=index, name="HorovodBridgePut")
-            run_independently(buffer)
+            if not again:
+                run_independently(buffer)
             buffers.append(buffer)
         return list(ops.bagua_hvd_bridge_wait(buffers, bridge=self._id, name="HorovodBridgeWait"))
+
+    def _enter(self, graph):
+        """Notes an exchange in this graph. Returns whether there was one: then puts must come after its wait.
+
+        As ops in program order they do. Not in graphs of tf.compat.v1, of which a session may run either exchange.
+        """
+        again = graph in self._graphs
+        while graph is not None:
+            self._graphs.add(graph)
+            graph = getattr(graph, "outer_graph", None)
+        return again
 
     def _call(self, function, *arguments):
         with self._lock:

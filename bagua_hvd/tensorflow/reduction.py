@@ -56,6 +56,16 @@ def dense(gradient, sparse_as_dense):
     return tf.convert_to_tensor(gradient)
 
 
+def _rows_summed(slices):
+    """IndexedSlices that have each index once, in the order in which they came.
+
+    Optimizers square gradients: where an index comes twice, those of Keras 3 square each of its rows.
+    """
+    indices, places = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices))
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
 def _divided(gradient, divisor):
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values / divisor, gradient.indices, gradient.dense_shape)
@@ -131,8 +141,9 @@ class Reduction(Numbered):
             local: further variables that are not reduced, a ByIdentity.
         """
         self._used = None
+        gradients = list(map(self._prepared, gradients))
         if not self.options.communicates:
-            return list(gradients)
+            return gradients
         reduced, places = self._local_ones(gradients, variables, local)
         travelling = [index for index in places if gradients[index] is not None]
         present = sum(gradient is not None for gradient in gradients)
@@ -144,13 +155,15 @@ class Reduction(Numbered):
         one_by_one([gradients[index] for index in travelling])
         by_step = []
         for index in travelling:
-            gradient = self._prepared(gradients[index])
+            gradient = gradients[index]
             if self.options.delay and isinstance(gradient, tf.IndexedSlices):
                 raise ValueError(NOT_LATE.format(what="IndexedSlices", remedy="Pass sparse_as_dense=True."))
             of_variable = isinstance(native_variable(variables[index]), tf.Variable)
             if self.options.delay and not of_variable:
                 raise ValueError(NOT_LATE.format(what="the gradient of a tensor", remedy=OTHER_TAPE))
-            if isinstance(gradient, tf.IndexedSlices) or not of_variable:
+            if isinstance(gradient, tf.IndexedSlices):
+                reduced[index] = _rows_summed(self._reduce_alone(gradient, f"gradient.{index}"))
+            elif not of_variable:
                 reduced[index] = self._reduce_alone(gradient, f"gradient.{index}")
             else:
                 by_step.append((index, gradient))
@@ -190,9 +203,13 @@ class Reduction(Numbered):
         return self.options.process_set.size()
 
     def _prepared(self, gradient):
+        """IndexedSlices as dense tensors where they travel as such, else with each index once; others as they are."""
+        if not isinstance(gradient, tf.IndexedSlices):
+            return gradient
         # Algorithms on weights have all of them in buckets, and then the gradients too.
-        dense = self.options.sparse_as_dense or self._looks.any or compiled_by_xla()
-        return tf.convert_to_tensor(gradient) if dense and isinstance(gradient, tf.IndexedSlices) else gradient
+        if self.options.sparse_as_dense or self._looks.any or compiled_by_xla():
+            return tf.convert_to_tensor(gradient)
+        return _rows_summed(gradient)
 
     def _reduce_alone(self, gradient, name):
         # Average of rows that are gathered is their sum divided by the ranks; predivision changes rounding only.

@@ -59,15 +59,17 @@ def _nbytes(dtype, shape):
 
 def _wait(target, text, running, dtypes, shapes):
     *outputs, _tokens[tf.compat.v1.get_default_graph()] = _call(
-        target, text, [*running, _token()], [*dtypes, tf.int64], [*shapes, [1]]
+        target, text, [*running, *_after()], [*dtypes, tf.int64], [*shapes, [1]]
     )
     return outputs
 
 
-def _token():
-    """Of the wait before."""
-    token = _tokens.get(tf.compat.v1.get_default_graph())
-    return tf.zeros([1], tf.int64) if token is None else token
+def _after():
+    """The token of the wait before, in this graph or one around it, as a list of operands; [] if there was none."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and graph not in _tokens:
+        graph = getattr(graph, "outer_graph", None)
+    return [] if graph is None else [_tokens[graph]]
 
 
 def collective(kind, tensors, shapes, name, process_set_id, op=native.OP_SUM, root_rank=0, prescale_factor=1.0,
@@ -87,16 +89,17 @@ def collective(kind, tensors, shapes, name, process_set_id, op=native.OP_SUM, ro
     text = " ".join(map(str, (kind, process_set_id, op, root_rank, prescale_factor, postscale_factor, len(tensors),
                               *described, name)))
     # Join and barrier come after what stands before them: data says so, for XLA knows no other order.
-    after = [] if tensors else [_token()]
+    after = [] if tensors else _after()
     running, _ = _call("post", text, [*tensors, *after], [tf.int64, tf.int64], [[1], [1]])
     dtypes = [tensor.dtype for tensor in tensors]
     return _wait("wait", "", [running], dtypes or [tf.int32], shapes or [[]])
 
 
-def exchange(bridge_id, tensors, indices):
-    """The twin of Bridge.exchange."""
+def exchange(bridge_id, tensors, indices, again):
+    """The twin of Bridge.exchange. again: puts come after the wait before."""
+    after = _after() if again else []
     running = [
-        _call("put", f"{bridge_id} {index} {_describe(tensor)}", [tensor], [tf.int64, tf.int64], [[1], [1]])[0]
+        _call("put", f"{bridge_id} {index} {_describe(tensor)}", [tensor, *after], [tf.int64, tf.int64], [[1], [1]])[0]
         for index, tensor in zip(indices, tensors, strict=True)
     ]
     shapes = [_static_shape(tensor) for tensor in tensors]
