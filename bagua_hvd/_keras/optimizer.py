@@ -213,6 +213,25 @@ def _apply_scaled(self, grads, trainable_variables=None):
     )
 
 
+# On torch's backend, Keras 3.16 trains by DistributedDataParallel where torch has a process group.
+_make_ddp = getattr(keras.Model, "_initialize_ddp", None)
+
+
+def _make_ddp_for_others(self):
+    """Not around a model whose optimizer reduces gradients itself: they would travel twice, once in full."""
+    if distributions(getattr(self, "optimizer", None)):
+        object.__setattr__(self, "ddp_model", None)
+    else:
+        _make_ddp(self)
+
+
+def _adapt_keras():
+    """Changes what Keras does with distributed optimizers where they cannot themselves; again and again is once."""
+    keras.optimizers.LossScaleOptimizer.apply = _apply_scaled
+    if _make_ddp is not None:
+        keras.Model._initialize_ddp = _make_ddp_for_others
+
+
 def _not_scaled(options):
     return ValueError(NOT_SCALED.format(name="delay=1" if options.delay else type(options.algorithm).__name__))
 
@@ -273,8 +292,7 @@ def wrap(optimizer, options, passes=1, average_aggregated=False):
         raise ValueError(f"expected a keras.optimizers.Optimizer, not {optimizer!r}")
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and options.keeps_gradients:
         raise _not_scaled(options)
-    if keras.optimizers.LossScaleOptimizer.apply is _scaled_apply:
-        keras.optimizers.LossScaleOptimizer.apply = _apply_scaled
+    _adapt_keras()
     cls = _subclass(type(optimizer), (options, passes, average_aggregated))
     wrapped = cls.__new__(cls)
     wrapped.__dict__.update(optimizer.__dict__)

@@ -42,6 +42,7 @@ from bagua_hvd.tensorflow.native_ops import ops, release
 
 _bridges: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 _ids = itertools.count()
+_WAITING = {"BaguaHvdBridgeWait", "If", "Case", "While", "StatefulPartitionedCall"}
 
 
 class Bridge:
@@ -77,26 +78,25 @@ class Bridge:
         if tf.executing_eagerly():
             # All are there: one op, for each costs more here than what it does.
             return list(ops.bagua_hvd_bridge_exchange(tensors, bridge=self._id, indices=list(indices)))
-        again = self._enter(tf.compat.v1.get_default_graph())
+        graph = tf.compat.v1.get_default_graph()
+        again = self._enter(graph)
         if compiled_by_xla():
             return xla.exchange(self._id, tensors, indices, again)
         buffers = []
-        for index, tensor in zip(indices, tensors, strict=True):
-            buffer = ops.bagua_hvd_bridge_put(tensor, bridge=self._id, index=index, name="HorovodBridgePut")
-            if not again:
+        with tf.control_dependencies(_waits(graph) if again else []):
+            for index, tensor in zip(indices, tensors, strict=True):
+                buffer = ops.bagua_hvd_bridge_put(tensor, bridge=self._id, index=index, name="HorovodBridgePut")
                 run_independently(buffer)
-            buffers.append(buffer)
+                buffers.append(buffer)
         return list(ops.bagua_hvd_bridge_wait(buffers, bridge=self._id, name="HorovodBridgeWait"))
 
     def _enter(self, graph):
-        """Notes an exchange in this graph. Returns whether there was one: then puts must come after its wait.
-
-        As ops in program order they do. Not in graphs of tf.compat.v1, of which a session may run either exchange.
-        """
+        """Notes an exchange in this graph. Returns whether there was one, here or in a condition or loop of it."""
         again = graph in self._graphs
-        while graph is not None:
+        # In a graph of tf.compat.v1 nothing is noted: a session may run either of two exchanges.
+        while hasattr(graph, "outer_graph"):
             self._graphs.add(graph)
-            graph = getattr(graph, "outer_graph", None)
+            graph = graph.outer_graph
         return again
 
     def _call(self, function, *arguments):
@@ -108,6 +108,11 @@ class Bridge:
                 raise
             if function is self._wait:
                 self.failure = None
+
+
+def _waits(graph):
+    """The ops of a graph that wait for an exchange, or may do so within: puts of the next one must come after them."""
+    return [op for op in graph.get_operations() if op.type in _WAITING]
 
 
 def _status(error):

@@ -11,6 +11,7 @@ import bagua_hvd.tensorflow.keras as hvd
 from keras_training import assert_same_everywhere, data_of, flat, make_model
 
 STEPS = 4
+ALONE = hvd.ProcessSet([0])
 
 
 def fit(model, callbacks, epochs=1, **options):
@@ -128,6 +129,26 @@ def learning_rates():
     np.testing.assert_allclose(corrected.velocities[STEPS], 3.0 * plain.velocities[STEPS], rtol=1e-4)
 
 
+def unequal_steps():
+    """Schedules and averages by epochs need epochs of equal lengths, and say so before the first step."""
+    x, y = data_of(hvd.rank(), 20 + 5 * hvd.rank())
+
+    def run(callback, **options):
+        model = make_model()
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), **options), "mse")
+        model.fit(x, y, batch_size=5, epochs=2, verbose=0, callbacks=[callback])
+        return model
+
+    for callback in (hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 0.1 ** epoch),
+                     hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2),
+                     hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2, steps_per_epoch=4),
+                     hvd.callbacks.MetricAverageCallback()):
+        with pytest.raises(ValueError, match="4 steps on one rank and 5 on another"):
+            run(callback)
+    # Ranks that train apart have epochs of their own.
+    run(hvd.callbacks.LearningRateScheduleCallback(0.1, 0.5), process_set=ALONE)
+
+
 class Halving(keras.optimizers.SGD):
     """An optimizer that Keras does not know."""
 
@@ -241,8 +262,8 @@ def elastic():
 
 
 def run_cells(folder):
-    hvd.init()
-    for cell in (broadcast_and_metrics, plain_values, learning_rates, saving, loudly, elastic):
+    hvd.init(process_sets=[ALONE])
+    for cell in (broadcast_and_metrics, plain_values, learning_rates, unequal_steps, saving, loudly, elastic):
         print(cell.__name__, flush=True)
         cell(folder) if cell is saving else cell()
 

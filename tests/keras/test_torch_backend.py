@@ -1,4 +1,5 @@
 """KERAS_BACKEND=torch: the same front end, through the torch Reducer."""
+import functools
 import itertools
 import os
 
@@ -65,6 +66,66 @@ def fit():
 @pytest.mark.parametrize("n", [2, 3])
 def test_fit(run_ranks, n):
     run_ranks(n, fit, **BACKEND)
+
+
+def compiled(algorithm):
+    """torch.compile around the whole step, reduction included: the same as without it."""
+    import keras
+    import torch
+
+    import bagua_hvd.keras as hvd
+
+    hvd.init()
+    torch.compile = functools.partial(torch.compile, backend="eager")       # what it traces matters, not its code
+    x, y = data_of(hvd.rank())
+    weights = []
+    for jit in (False, True):
+        model = make_model()
+        opt = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), algorithm=getattr(hvd.algorithms, algorithm)())
+        model.compile(opt, "mse", jit_compile=jit)
+        model.fit(x, y, batch_size=10, epochs=2, verbose=0, shuffle=False)
+        assert_same_everywhere(hvd, model)
+        weights.append(model.get_weights())
+    for eager, found in zip(*weights, strict=True):
+        np.testing.assert_allclose(found, eager, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["GradientAllreduce", pytest.param("QAdam", marks=pytest.mark.long)])
+def test_compiled(run_ranks, algorithm):
+    run_ranks(2, compiled, arguments={"algorithm": algorithm}, **BACKEND)
+
+
+def group_of_torch():
+    """Keras 3.16 lets DistributedDataParallel average gradients where torch has a group: not beside this optimizer."""
+    import keras
+    import torch.distributed
+
+    import bagua_hvd.keras as hvd
+
+    hvd.init()
+    torch.distributed.init_process_group("gloo", init_method=os.environ["GROUP"], rank=hvd.rank(),
+                                         world_size=hvd.size())
+    x, y = data_of(hvd.rank())
+    model = make_model()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), op=hvd.Sum), "mse")
+    own = []
+
+    class Gradients(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            own.append(getattr(self.model, "ddp_model", None))
+
+    model.fit(x, y, batch_size=5, epochs=1, verbose=0, shuffle=False, callbacks=[Gradients()])
+    assert own == [None] * 4
+    # Other optimizers are Keras' own business.
+    model = make_model()
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(x, y, batch_size=5, epochs=1, verbose=0)
+    assert (getattr(model, "ddp_model", None) is not None) == hasattr(keras.Model, "_initialize_ddp")
+    torch.distributed.destroy_process_group()
+
+
+def test_group_of_torch(run_ranks, tmp_path):
+    run_ranks(2, group_of_torch, **{**BACKEND, "env": {**BACKEND["env"], "GROUP": f"file://{tmp_path}/group"}})
 
 
 def details(folder):

@@ -19,7 +19,8 @@ def table(folder=records.FOLDER):
     for record in _newest(folder):
         said = record.setting
         frameworks = [f"{shown} {said[name]}" for name, shown in (
-            ("torch", "PyTorch"), ("tensorflow_cpu", "TensorFlow"), ("keras", "Keras")) if name in said]
+            ("torch", "PyTorch"), ("tensorflow_cpu", "TensorFlow"), ("keras", "Keras"),
+            ("keras_nightly", "Keras nightly")) if name in said]
         counts = (f"{record.samples[name].values[0]:.0f}" for name in ("passed", "failed", "skipped"))
         lines.append((said["python"], ", ".join(frameworks), said["tests"], *counts, record.revision or "?",
                       record.date.split()[0]))
