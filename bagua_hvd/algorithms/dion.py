@@ -84,7 +84,7 @@ class Dion(Algorithm):
         x, mu = adam.weights(), self.momentum
         momentum = bucket.state.zeros_like("momentum", g)
         matrices, rest, Bs, Qs = [], [], [], []
-        for (index, tensor), (member, part) in zip(bucket.members.items(), adam.members, strict=True):
+        for place, ((index, tensor), (member, part)) in enumerate(zip(bucket.members.items(), adam.members, strict=True)):
             if not member.decoupled:
                 g[part] += member.weight_decay * x[part]
             rows = tensor.shape[0] if len(tensor.shape) > 1 else 0
@@ -96,7 +96,7 @@ class Dion(Algorithm):
             matrices.append((member, part))
             Bs.append((momentum[part] + g[part]).reshape(rows, columns))
             first = functools.partial(self._first, index, columns, rank, g.dtype)
-            Qs.append(bucket.state.keep(f"Q.{index}", first, shared=True))
+            Qs.append(bucket.state.keep(f"Q.{place}", first, shared=True))
 
         means, operation = mean_of([*(B @ Q for B, Q in zip(Bs, Qs, strict=True)), *(g[part] for _, part in rest)],
                                    bucket, group, "P")

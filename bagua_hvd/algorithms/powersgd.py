@@ -73,7 +73,7 @@ class PowerSGD(ExactSteps):
         g = bucket.read()
         error = bucket.state.zeros_like("error", g, scaled=True)
         of_matrices, of_vectors, Ms, Qs = [], [], [], []
-        for (index, member), part in zip(bucket.members.items(), bucket.slices(), strict=True):
+        for place, ((index, member), part) in enumerate(zip(bucket.members.items(), bucket.slices(), strict=True)):
             rows = member.shape[0] if len(member.shape) > 1 else 0
             columns = member.count // rows if rows else 0
             if rows * columns <= self.rank * (rows + columns):
@@ -83,7 +83,7 @@ class PowerSGD(ExactSteps):
             g[part] += error[part]
             Ms.append(g[part].reshape(rows, columns))
             first = functools.partial(self._first, index, columns, g.dtype)
-            Qs.append(bucket.state.keep(f"Q.{index}", first, shared=True))
+            Qs.append(bucket.state.keep(f"Q.{place}", first, shared=True))
 
         products = [M @ Q for M, Q in zip(Ms, Qs, strict=True)]
         means, operation = mean_of([*products, *(g[part] for part in of_vectors)], bucket, group, "P")

@@ -90,14 +90,19 @@ class Layout:
         return True
 
     def restore(self, plan: Sequence[Sequence[int]], limit: int | None = None) -> bool:
-        """Cuts the buckets as they were, if the members are those, and the user has not grouped them: then True.
+        """Cuts the buckets as in a checkpoint. Returns whether it did; the user's groups stay as they are.
 
-        limit: what they were cut by.
+        Args:
+            plan: the indices in each bucket. Members that it lacks are in buckets of their own, behind.
+            limit: what the buckets were cut by.
         """
-        if self._grouped or sorted(self.bucketed()) != sorted(index for indices in plan for index in indices):
+        planned = {index for indices in plan for index in indices}
+        kinds = [{(self.members[index].dtype, self.members[index].device) for index in indices} for indices in plan]
+        if self._grouped or not planned <= set(self.bucketed()) or any(len(kind) > 1 for kind in kinds):
             return False
         self.limit = limit
-        self._cut(plan)
+        rest = {index: self.members[index] for index in reversed(self.bucketed()) if index not in planned}
+        self._cut([*plan, *partition(rest, limit)])
         return True
 
     def _cut(self, plan: Iterable[Sequence[int]]) -> None:

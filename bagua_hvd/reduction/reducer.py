@@ -38,7 +38,7 @@ from bagua_hvd.reduction.layout import Layout
 from bagua_hvd.reduction.numbers import optimizer_number
 from bagua_hvd.training import variance
 from bagua_hvd.training.late import Late
-from bagua_hvd.training.model import Model
+from bagua_hvd.training.model import Model, with_own
 
 TOO_MANY_PASSES = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
@@ -604,25 +604,54 @@ class Reducer:
     def state_dict(self):
         """The algorithm's state on this rank, {} when it has none. Raises: see arrive()."""
         self.arrive()
-        state = self.model.state_dict()
-        if not any(state["states"]) and not self.algorithm.counts_steps:
-            return {}
+        return self._state_dict() if self.model.kinds_of_state()[1] or self.algorithm.counts_steps else {}
+
+    def shared_state_dict(self):
+        """The step, the buckets, and what of the state is equal on all ranks. Raises: see arrive()."""
+        self.arrive()
+        return self._state_dict(own=False)
+
+    def _state_dict(self, own=True):
         # The state lies by buckets, and these are without the sparse gradients.
         sparse = {i: self._source.sparse_dim(i) for i, bucket in enumerate(self._layout.bucket_of) if bucket is None}
-        return {"algorithm": type(self.algorithm).__name__, "state": state, "sparse": sparse,
-                "buckets": [list(bucket.members) for bucket in self.buckets], "bucket_bytes": self._layout.limit}
+        return {"algorithm": type(self.algorithm).__name__, "state": self.model.state_dict(own), "sparse": sparse,
+                "bucket_bytes": self._layout.limit}
 
-    def load_state_dict(self, state):
-        """Takes up a state_dict(); to be called alike on all ranks. One of another algorithm is passed over."""
+    def agree_again(self):
+        """The ranks tell each other their facts again, in the next step; to be called alike on all ranks."""
         self._agreed = None
+
+    def adopt(self, shared, place):
+        """Takes up the shared_state_dict() of another rank, and forgets what is pending; collective.
+
+        What is of one rank only stays if the states of all ranks go with that, else none does.
+
+        place: see load_state_dict().
+        """
+        mine = self.state_dict()
+        state = with_own(shared["state"], mine["state"]) if mine else None
+        self.reset()
+        self.load_state_dict({**shared, "state": state or shared["state"]}, place)
+        # Numbers may differ still: see share_numbers().
+        if extremes([int(state is not None)], "optimizer_state.own", self.group)[0][1] == 0:
+            self.model.drop_state(shared=False)
+
+    def load_state_dict(self, state, place=lambda index: index):
+        """Takes up a state_dict(); to be called alike on all ranks. One of another algorithm is passed over.
+
+        place: function of a gradient's index in the state: its index here.
+        """
+        if self.algorithm.relaxed or self.model.delay:      # others keep nothing, so ranks need not load alike
+            self.agree_again()
         if self.model.delay:
             with suppress(HorovodInternalError):        # it is of the training that is left
                 self.arrive()
             self.model.late.drop(shared=True)
         if state.get("algorithm") == type(self.algorithm).__name__:
             for index, sparse_dim in state["sparse"].items():
-                self._set_sparse(index, sparse_dim)
-            if self._layout.restore(state["buckets"], state.get("bucket_bytes")):
+                self._set_sparse(place(index), sparse_dim)
+            plan = [list(map(place, indices)) for indices, _ in state["state"]["gradients"]]
+            if self._layout.restore(plan, state["bucket_bytes"]):
                 self._unposted = list(self.buckets)
                 self._ready = None
-            self.model.load_state_dict(state["state"])
+            self.model.load_state_dict(state["state"], place)

@@ -12,7 +12,7 @@ from bagua_hvd.job.process_sets import global_process_set
 from bagua_hvd.reduction.numbers import optimizer_number
 from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.mpi_ops import grouped_allreduce_
-from bagua_hvd.torch.wrapping import Wrapped, count_step, take_over
+from bagua_hvd.torch.wrapping import Wrapped
 
 
 class DistributedAdasum(Wrapped):
@@ -23,7 +23,7 @@ class DistributedAdasum(Wrapped):
     process_set = global_process_set
 
     def __init__(self, optimizer, named, compression, backward_passes_per_step):
-        take_over(self, optimizer, named)
+        super().__init__(optimizer, named)
         self.compression = compression
         self.backward_passes_per_step = backward_passes_per_step
         self.op = Adasum
@@ -52,7 +52,7 @@ class DistributedAdasum(Wrapped):
         Raises:
             HorovodInternalError: ranks disagreed, or one was lost; the parameters are those of before the step.
         """
-        count_step(self)
+        self._count_step()
         if closure is not None:
             kwargs["closure"] = closure
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]

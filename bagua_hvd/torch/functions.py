@@ -77,7 +77,7 @@ class _TensorFacts:
 @eager
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
                               model: torch.nn.Module | None = None) -> None:
-    """Gives every rank the root's optimizer state and hyperparameters.
+    """Gives every rank the root's optimizer state and hyperparameters, and what its algorithm keeps for all ranks.
 
     The root describes its state in one pickled object (so Python numbers, tuples, bools and None keep their types), the
     others make room, and the tensors follow in place. A fresh root leaves every rank with a fresh optimizer.
@@ -98,7 +98,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     is_root = basics.rank() == root_rank
     description = broadcast_object(_describe(optimizer, parameters) if is_root else None, root_rank, "optimizer_state")
-    groups, states = description
+    groups, states, shared = description
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     if [count for count, _ in groups] != sizes:
         raise ValueError(
@@ -112,6 +112,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
         for parameter, state in zip(parameters, states, strict=True):
             _make_room(optimizer, parameter, state)
     _broadcast_tensors(_tensors_of(optimizer, parameters, groups, states), root_rank)
+    if hasattr(optimizer, "adopt"):
+        optimizer.adopt(shared)
 
 
 def _is_facts(value):
@@ -119,7 +121,10 @@ def _is_facts(value):
 
 
 def _describe(optimizer, parameters):
-    """The root's groups as (number of parameters, options), and its states, by parameter; tensors as _TensorFacts."""
+    """The root's groups as (number of parameters, options), its states, by parameter, and its algorithm's shared state.
+
+    Tensors are _TensorFacts.
+    """
 
     def plain(values):
         return {
@@ -128,7 +133,8 @@ def _describe(optimizer, parameters):
         }
 
     groups = [(len(group["params"]), plain(group)) for group in optimizer.param_groups]
-    return groups, [plain(optimizer.state[p]) if p in optimizer.state else None for p in parameters]
+    states = [plain(optimizer.state[p]) if p in optimizer.state else None for p in parameters]
+    return groups, states, optimizer.shared_state() if hasattr(optimizer, "adopt") else None
 
 
 def _make_room(optimizer, parameter, state):

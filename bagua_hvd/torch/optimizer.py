@@ -8,7 +8,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 
@@ -25,9 +25,9 @@ from bagua_hvd.torch.backward import Backward
 from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.mpi_ops import allreduce, allreduce_async_
-from bagua_hvd.torch.rank_states import STATE_KEY, of_this_rank
+from bagua_hvd.torch.rank_states import STATE_KEY, of_this_rank, places, with_kept
 from bagua_hvd.torch.source import TorchSource
-from bagua_hvd.torch.wrapping import Wrapped, count_step, parameters_by_name, take_over, wrapped_class
+from bagua_hvd.torch.wrapping import Wrapped, parameters_by_name, wrapped_class
 from bagua_hvd.training.model import Model
 
 
@@ -43,18 +43,20 @@ class _Protocol:
 
 
 class _Distributed(Wrapped):
-    """What DistributedOptimizer puts before the class of the optimizer it is given."""
+    """See DistributedOptimizer."""
 
     def __init__(self, optimizer, named, options, backward_passes_per_step, wait_in_step):
-        take_over(self, optimizer, named)
+        super().__init__(optimizer, named)
         self.backward_passes_per_step = backward_passes_per_step
         self.op = options.op
         self.gradient_predivide_factor = options.gradient_predivide_factor
         self.sparse_as_dense = options.sparse_as_dense
         self.process_set = options.process_set
         self.algorithm = options.algorithm
-        self.reducer: Reducer | None = None
         self._protocol = _Protocol()
+        self._groups = len(optimizer.param_groups)
+        kept = of_this_rank(self.__dict__, options.process_set)     # loaded before the optimizer was wrapped
+        optimizer.param_groups[0].pop(STATE_KEY, None)
         self._source = source = TorchSource(self, options.compression, self.sparse_as_dense, self.op, self.process_set)
         trained = [pair for pair in named if pair[1].requires_grad]
         members = [source.add(name, parameter) for name, parameter in trained]
@@ -67,6 +69,7 @@ class _Distributed(Wrapped):
         self.reducer = reducer
         self._backward = Backward(reducer, source, wait_in_step,
                                   {name: parameter for name, parameter in named if not parameter.requires_grad})
+        self._take_up(kept, reducer.load_state_dict)
 
     # GradScaler.unscale_(optimizer) looks for infinities, and this read is all that it does with the optimizer before.
     # So it is here that the ranks agree on an overflow where gradients stay, or one would skip the step and the others
@@ -86,7 +89,7 @@ class _Distributed(Wrapped):
 
     @param_groups.setter
     def param_groups(self, groups):
-        self.__dict__["param_groups"] = groups
+        self.__dict__["param_groups"] = self._given.param_groups = groups
 
     def _complete(self, agree):
         """Synchronizes on behalf of something that needs reduced gradients before the step, which then says nothing.
@@ -119,7 +122,8 @@ class _Distributed(Wrapped):
     def add_param_group(self, param_group):
         """As the class's own; the group's gradients are communicated too. To be called alike on all ranks."""
         super().add_param_group(param_group)
-        group = len(self.param_groups) - 1
+        self._groups = len(self.param_groups)
+        group = self._groups - 1
         named = [(f"noname.{group}.{i}", parameter) for i, parameter in enumerate(self.param_groups[-1]["params"])]
         self._parameter_names.update({parameter: name for name, parameter in named})
         if self.reducer is not None:
@@ -162,28 +166,6 @@ class _Distributed(Wrapped):
                                   postscale_factor=self.gradient_predivide_factor, process_set=self.process_set)
         return handle, None
 
-    def no_sync(self):
-        """Within it, backward passes only add to the local gradients: nothing is sent, nothing is counted.
-
-            for i, batch in enumerate(batches):
-                with contextlib.nullcontext() if i % k == k - 1 else optimizer.no_sync():
-                    loss_of(batch).backward()
-                if i % k == k - 1:
-                    optimizer.step()
-                    optimizer.zero_grad()
-
-        does what backward_passes_per_step=k does, with a k that may change: the first backward pass after it sends the
-        sum of all. With backward_passes_per_step=m, m passes outside of it make a window, as ever, and what was
-        accumulated within it travels with them. A step() that follows it directly sends what there is.
-
-        It also is for a backward pass that touches these gradients without meaning them, as a generator's does with the
-        discriminator's: `with discriminator_optimizer.no_sync(): generator_loss.backward()`.
-
-        Raises:
-            RuntimeError: from step() or synchronize() within it, when there is anything to send.
-        """
-        return nullcontext() if self.reducer is None else self.reducer.no_sync()
-
     @contextmanager
     def skip_synchronize(self):
         """Within it, step() does not synchronize: synchronize() has been called."""
@@ -202,8 +184,13 @@ class _Distributed(Wrapped):
                 times, such as LBFGS, sees reduced gradients each time, and LBFGS the mean (op=Sum: the sum) of the
                 ranks' losses, so that all of them go the same way.
         """
-        count_step(self)
+        self._count_step()
         reducer, protocol = self.reducer, self._protocol
+        if len(self._given.param_groups) != self._groups:
+            raise RuntimeError(
+                "a parameter group was added to the optimizer that DistributedOptimizer wraps, and its gradients are "
+                "not reduced: call add_param_group() of the DistributedOptimizer"
+            )
         if reducer is None:
             return super().step(**kwargs) if closure is None else super().step(closure=closure, **kwargs)
         if protocol.synchronizes and protocol.synchronized_by_user and reducer.synchronized:
@@ -280,21 +267,45 @@ class _Distributed(Wrapped):
         return super().zero_grad(*args, **kwargs)
 
     def state_dict(self):
-        """The class's own, and under "bagua_hvd" the algorithm's state on this rank, if it has any."""
-        state = super().state_dict()
-        own = self.reducer.state_dict() if self.reducer is not None else None
-        if own:
-            state[STATE_KEY] = own
-        return state
+        """The class's own, and the algorithm's state on this rank as "bagua_hvd" in the first of its param_groups."""
+        state, reducer = super().state_dict(), self.reducer
+        if reducer is None or not (self.algorithm.relaxed or reducer.model.delay):
+            return state
+        return with_kept(state, self._named(reducer.state_dict()))
 
     def load_state_dict(self, *args, **kwargs):
         """As the class's own; also forgets pending communication, and takes up the algorithm's state, if any."""
         super().load_state_dict(*args, **kwargs)
+        self.param_groups[0].pop(STATE_KEY, None)
         self._protocol.forget()
         if self.reducer is not None:
             self.reducer.reset()
-            state = args[0] if args else kwargs["state_dict"]
-            self.reducer.load_state_dict(of_this_rank(state, self.process_set))
+            kept = of_this_rank(args[0] if args else kwargs["state_dict"], self.process_set)
+            self._take_up(kept, self.reducer.load_state_dict)
+
+    def shared_state(self):
+        """What adopt() takes: None where this rank reduces nothing."""
+        return self.reducer and (self.process_set.process_set_id, self._named(self.reducer.shared_state_dict()))
+
+    def adopt(self, shared):
+        """Takes up the shared_state() of one rank of the job; collective. Of another process set only the fact."""
+        if self.reducer is None:
+            return
+        if shared is None or shared[0] != self.process_set.process_set_id:
+            self.reducer.agree_again()
+        else:
+            self._take_up(shared[1], self.reducer.adopt)
+
+    def _named(self, kept):
+        return {**kept, "names": self._source.names} if kept else kept
+
+    def _take_up(self, kept, load):
+        """Gives `load` what an algorithm kept, and where it belongs. ValueError: of other parameters."""
+        if kept.get("algorithm") != type(self.algorithm).__name__:
+            kept = {"algorithm": None, "names": []}     # not taken up
+        unnamed = {f"noname.{g}.{i}": self._parameter_names[parameter]
+                   for g, group in enumerate(self.param_groups) for i, parameter in enumerate(group["params"])}
+        load(kept, places(kept, self._source.names, unnamed).__getitem__)
 
 
 def _check_step(optimizer, algorithm):

@@ -1,13 +1,39 @@
-"""One checkpoint for all ranks: what an algorithm keeps on each of them, gathered into one file and taken out again."""
+"""What an algorithm keeps, in the state_dict of its optimizer.
+
+It lies in the first parameter group, as bytes: what rebuilds a state_dict from its groups and states, such as
+torch.distributed.checkpoint, keeps it, and can load it into an optimizer that has made no step.
+"""
+import io
+import pickle
 from typing import Any
 
 from bagua_hvd.collectives.rules import begin
 from bagua_hvd.core import objects
 from bagua_hvd.job import basics
 
-# The one key that DistributedOptimizer adds to a state_dict, and only when its algorithm has state.
+# The one key that DistributedOptimizer adds to a state_dict, and only with an algorithm that may have state.
 STATE_KEY = "bagua_hvd"
 _OF_RANKS = "of_ranks"
+
+
+class _Plain(pickle.Unpickler):
+    """Of dicts, lists, numbers, strings and bytes: a checkpoint may come from anybody."""
+
+    def find_class(self, module, name):
+        raise pickle.UnpicklingError(f"the state of an algorithm in the checkpoint holds a {module}.{name}, which "
+                                     "bagua_hvd never saves")
+
+
+def with_kept(state: dict, kept: dict) -> dict:
+    """A copy of an optimizer's state_dict() that also has what its algorithm keeps."""
+    first, *others = state["param_groups"]
+    return {**state, "param_groups": [{**first, STATE_KEY: pickle.dumps(kept, 4)}, *others]}
+
+
+def kept_in(state: dict) -> dict:
+    """What with_kept() has put into a state_dict; {}: nothing."""
+    kept = state["param_groups"][0].get(STATE_KEY)
+    return _Plain(io.BytesIO(kept)).load() if kept else {}
 
 
 def gathered(state: dict, process_set: Any) -> dict:
@@ -20,15 +46,36 @@ def gathered(state: dict, process_set: Any) -> dict:
     if basics.size() == 1 or not process_set.included():
         return state
     context, id = begin(process_set)
-    of_ranks = objects.allgather_object(context, state.get(STATE_KEY), "rank_states", id)
-    return {**state, STATE_KEY: {_OF_RANKS: of_ranks}} if any(of_ranks) else state
+    of_ranks = objects.allgather_object(context, kept_in(state), "rank_states", id)
+    return with_kept(state, {_OF_RANKS: of_ranks}) if any(of_ranks) else state
 
 
 def of_this_rank(state: dict, process_set: Any) -> dict:
     """What this rank takes up of the algorithm's state in a state_dict: its own, or rank 0's where it has none."""
-    own = state.get(STATE_KEY) or {}
-    if _OF_RANKS not in own:
-        return own
-    of_ranks = own[_OF_RANKS]
+    kept = kept_in(state)
+    of_ranks = kept.get(_OF_RANKS)
+    if of_ranks is None:
+        return kept
     place = process_set.rank() if process_set.included() else 0
-    return of_ranks[place if place < len(of_ranks) else 0] or {}
+    own: dict = of_ranks[place if place < len(of_ranks) else 0]
+    return own
+
+
+def places(kept: dict, names: list, unnamed: dict) -> list:
+    """Of each parameter that a state names, its index among `names`.
+
+    Args:
+        names: of the optimizer's parameters. unnamed: these names, by those in a state that was saved without names.
+    Raises:
+        ValueError: a parameter of the state is not among them.
+    """
+    index_of = {name: index for index, name in enumerate(names)}
+    found = [index_of.get(name, index_of.get(unnamed.get(name))) for name in kept["names"]]
+    if None in found:
+        missing = kept["names"][found.index(None)]
+        raise ValueError(
+            f"the checkpoint has what {kept['algorithm']} kept for a parameter {missing}, and this optimizer has none "
+            f"of this name: pass the named_parameters that it was saved with, or delete "
+            f'"{STATE_KEY}" from the first of its param_groups, and the algorithm begins anew'
+        )
+    return found

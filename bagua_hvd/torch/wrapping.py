@@ -1,11 +1,77 @@
 """What every wrapped torch optimizer is made of: its class, what it has of the given one, its parameters' names."""
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 # What stands before an optimizer's class has its methods above; that class need not be one of torch's.
 if TYPE_CHECKING:
-    from torch.optim import Optimizer as Wrapped
+    from torch.optim import Optimizer as _Optimizer
 else:
-    Wrapped = object
+    _Optimizer = object
+
+
+class Wrapped(_Optimizer):
+    """What DistributedOptimizer puts before the class of the optimizer it is given; subclasses communicate.
+
+    Parameter groups and state are those of the given optimizer, also after load_state_dict(): LR schedulers may refer
+    to either. The class's own __init__ is not called, since its parameters are unknown. Patched methods stay with the
+    given optimizer: an LR scheduler's step.
+
+    Args:
+        optimizer: the given one. named: (name, parameter) pairs of all its parameters.
+    Attributes:
+        reducer: its Reducer; None where it has none. algorithm: its Algorithm; None with op=Adasum.
+    """
+
+    reducer: Any        # not here: a proxy of the class must ask the optimizer
+    algorithm: Any
+
+    def __init__(self, optimizer, named):
+        own = type(self).__mro__[1]
+        self.__dict__.update({name: value for name, value in optimizer.__dict__.items() if not hasattr(own, name)})
+        self.__dict__["param_groups"] = optimizer.param_groups
+        self.reducer = self.algorithm = None
+        self._given = optimizer
+        self._parameter_names = {parameter: name for name, parameter in named}
+
+    def __setstate__(self, state):
+        # load_state_dict() ends here, and replaces the groups and the state by new ones.
+        super().__setstate__(state)
+        self._given.__dict__.update(param_groups=self.__dict__["param_groups"], state=self.state)
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError(
+            "a DistributedOptimizer cannot be copied or pickled, because the other ranks would not know of the copy: "
+            "save its state_dict(), or copy the optimizer before it is wrapped"
+        )
+
+    def no_sync(self):
+        """Within it, backward passes only add to the local gradients: nothing is sent, nothing is counted.
+
+            for i, batch in enumerate(batches):
+                with contextlib.nullcontext() if i % k == k - 1 else optimizer.no_sync():
+                    loss_of(batch).backward()
+                if i % k == k - 1:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        does what backward_passes_per_step=k does, with a k that may change: the first backward pass after it sends the
+        sum of all. With backward_passes_per_step=m, m passes outside of it make a window, as ever, and what was
+        accumulated within it travels with them. A step() that follows it directly sends what there is.
+
+        It also is for a backward pass that touches these gradients without meaning them, as a generator's does with the
+        discriminator's: `with discriminator_optimizer.no_sync(): generator_loss.backward()`.
+
+        Does nothing with op=Adasum, which communicates in step() only.
+
+        Raises:
+            RuntimeError: from step() or synchronize() within it, when there is anything to send.
+        """
+        return nullcontext() if self.reducer is None else self.reducer.no_sync()
+
+    def _count_step(self):
+        """Tells LR schedulers that were made before the optimizer was wrapped that it makes steps."""
+        self._given._opt_called = True
+        self._given._step_count = getattr(self._given, "_step_count", 0) + 1      # up to torch 2.2
 
 
 def wrapped_class(optimizer, mixin):
@@ -16,24 +82,6 @@ def wrapped_class(optimizer, mixin):
     cls = type(optimizer)
     return type(cls.__name__, (mixin, cls), {
         "__doc__": cls.__doc__, "__module__": mixin.__module__, "__qualname__": f"horovod.{cls.__name__}"})
-
-
-def take_over(wrapped, optimizer, names):
-    """Makes `wrapped` have what the optimizer has, without the class's own __init__, whose parameters are unknown.
-
-    Hyperparameters and state are shared. Patched methods stay with the given one: an LR scheduler's step.
-    """
-    mixin = type(wrapped).__mro__[1]
-    wrapped.__dict__.update({name: value for name, value in optimizer.__dict__.items() if not hasattr(mixin, name)})
-    wrapped.__dict__["param_groups"] = list(optimizer.param_groups)
-    wrapped._given = optimizer
-    wrapped._parameter_names = {parameter: name for name, parameter in names}
-
-
-def count_step(wrapped):
-    """Tells LR schedulers that were made before the optimizer was wrapped that it makes steps."""
-    wrapped._given._opt_called = True
-    wrapped._given._step_count = getattr(wrapped._given, "_step_count", 0) + 1      # up to torch 2.2
 
 
 def parameters_by_name(optimizer, named_parameters):

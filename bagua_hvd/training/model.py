@@ -1,4 +1,6 @@
 """What one optimizer trains, as its algorithm sees it: gradients, weights, the optimizer's own state, the step."""
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from bagua_hvd.core import variables
@@ -237,19 +239,65 @@ class Model:
         for state in self._states():
             state.drop(shared)
 
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint of this rank, made of dicts, lists, numbers and bytes. "states" may hold nothing."""
-        states = [state.state_dict() for state in self._states()]       # by place: names are of this process only
-        rank, size = self._place or (self.group.rank(), self.group.size())      # known after shutdown(), too
-        return {"step": self.step, "rank": rank, "size": size, "states": states,
-                "loss_scale": self._loss_scale}
+    def state_dict(self, own: bool = True) -> dict[str, Any]:
+        """For a checkpoint of this rank, made of dicts, lists, numbers and bytes. Buckets are known by their members.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up a state_dict(). What was of another rank, or of another number of ranks, is passed over."""
+        own: with what is of this rank only.
+        """
+        rank, size = self._place or (self.group.rank(), self.group.size())      # known after shutdown(), too
+        gradients, weights = ([[list(bucket.members), bucket.state.state_dict(own)] for bucket in buckets]
+                              for buckets in (self.gradients, self.weights))
+        return {"step": self.step, "rank": rank, "size": size, "loss_scale": self._loss_scale,
+                "model": self.state.state_dict(own), "gradients": gradients, "weights": weights,
+                "late": self.late.state_dict(own)}
+
+    def load_state_dict(self, state: dict[str, Any], place: Callable[[int], int]) -> None:
+        """Takes up a state_dict(). What was of another rank, or of another number of ranks, is passed over.
+
+        place: function of a member's index in the state: its index here.
+        """
         self.step = state["step"]
-        self._loss_scale = state.get("loss_scale")
+        self._loss_scale = state["loss_scale"]
         self._before, self._unscaled, self._made_a_step = None, False, False
         self._place = self.group.rank(), self.group.size()
         own = (state["rank"], state["size"]) == self._place
-        for target, loaded in zip(self._states(), state["states"], strict=False):
-            target.load_state_dict(loaded, own)
+        gradients, weights = ([(tuple(map(place, indices)), kept) for indices, kept in state[what]]
+                              for what in ("gradients", "weights"))
+        self._restore_weights([indices for indices, _ in weights])
+        self.state.load_state_dict(state["model"], own)
+        for buckets, saved in ((self.gradients, dict(gradients)), (self.weights, dict(weights))):
+            for bucket in buckets:
+                bucket.state.load_state_dict(saved.pop(tuple(bucket.members), {}), own)
+            if any(kept.get("shared") or own and kept.get("own") for kept in saved.values()):
+                warnings.warn(f"the buckets of {self.name} are others than in the checkpoint: what the algorithm kept "
+                              "with those begins anew", stacklevel=2)
+        same = [tuple(bucket.members) for bucket in self.gradients] == [indices for indices, _ in gradients]
+        self.late.load_state_dict(state["late"] if same else {}, own)
+
+    def _restore_weights(self, plan: Sequence[Sequence[int]]) -> None:
+        """Cuts the weights into buckets by members' indices; other members are in buckets behind."""
+        members = {index: member for bucket in self.weights for index, member in bucket.members.items()}
+        if plan == [tuple(bucket.members) for bucket in self.weights]:
+            return
+        self.weights = []
+        for indices in plan:
+            self.add({index: members.pop(index) for index in indices})
+        self.add(members)
+
+
+def with_own(shared: dict[str, Any], mine: dict[str, Any]) -> dict[str, Any] | None:
+    """A Model.state_dict(): what is equal on all ranks from one, what is of this rank only from another.
+
+    Returns:
+        None: they do not go together, for they are of different steps or buckets.
+    """
+    def merged(of_all: Any, own: Any) -> Any:
+        return {**of_all, **({"own": own["own"]} if "own" in own else {})}
+
+    state = {**shared, "rank": mine["rank"], "size": mine["size"], "model": merged(shared["model"], mine["model"])}
+    for what in ("gradients", "weights"):
+        if [indices for indices, _ in shared[what]] != [indices for indices, _ in mine[what]]:
+            return None
+        state[what] = [[indices, merged(of_all, own)]
+                       for (indices, of_all), (_, own) in zip(shared[what], mine[what], strict=True)]
+    return state if mine["step"] == shared["step"] else None

@@ -156,14 +156,14 @@ class State:
         self._values = {name: value for name, value in self._values.items() if name in keep}
         self._loaded = {name: value for name, value in self._loaded.items() if name in keep}
 
-    def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Dicts, lists, numbers and bytes; {} when nothing is kept."""
+    def state_dict(self, own: bool = True) -> dict[str, dict[str, Any]]:
+        """Dicts, lists, numbers and bytes; {} when nothing is kept. own: with what is of this rank only."""
         kept: dict[str, dict[str, Any]] = {"own": {}, "shared": {}}
         for name, value in self._values.items():
             kept["shared" if name in self._shared else "own"][name] = _dumped(value)
         for name, dumped in self._loaded.items():
             kept["shared" if name in self._shared else "own"][name] = dumped
-        return {kind: values for kind, values in kept.items() if values}
+        return {kind: values for kind, values in kept.items() if values and (own or kind == "shared")}
 
     def load_state_dict(self, state: dict[str, dict[str, Any]], own: bool) -> None:
         """Takes up a state_dict() as values are asked for; own: whether it is of this very rank."""

@@ -56,16 +56,17 @@ def equation(scaled=False):
         large, places = matrices(r), buckets_of(optimizer)
         assert 0 < len(large) < len(SHAPES)
         bucket_of = {index: bucket for bucket in optimizer.reducer.buckets for index in bucket.members}
+        name_of = {index: f"Q.{list(bucket.members).index(index)}" for index, bucket in bucket_of.items()}
         for index, (_, _, columns) in large.items():
             q = np.random.default_rng(index).standard_normal((columns, r)).astype(F)
-            bucket_of[index].state.keep(f"Q.{index}", lambda q=q: q, shared=True)
+            bucket_of[index].state.keep(name_of[index], lambda q=q: q, shared=True)
 
         # Every step from the E and Q that there are: the power iteration magnifies rounding from step to step.
         sgd, before, under_scale = SGD(), np.zeros((n, COUNT)), Scaled(model, optimizer)
         for t in range(10):
             x = flat(model)
             gs = np.stack([gradient(i, t, x) for i in range(n)]).astype(float)
-            qs = {index: bucket_of[index].state[f"Q.{index}"].astype(float) for index in large}
+            qs = {index: bucket_of[index].state[name_of[index]].astype(float) for index in large}
             take_step(model, optimizer, t, gradient(me, t, x), under_scale if scaled else None)
             g, lost, after = gs.mean(0), np.zeros((n, COUNT)), errors(optimizer, places)
             for index, (at, rows, columns) in large.items() if t >= warmup else ():

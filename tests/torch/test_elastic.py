@@ -162,6 +162,21 @@ def test_any_keyword_may_need_a_handler(one_rank):
     assert discriminator.weight.equal(weight) and state.model is None
 
 
+def test_what_has_a_state_dict_is_restored_by_it(one_rank):
+    model, optimizer = make_training()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    state = TorchState(model, optimizer, scheduler=scheduler, kind=torch.optim.lr_scheduler.StepLR)
+    train(model, optimizer)
+    scheduler.step()
+    state.save()
+    kept = scheduler.get_last_lr()
+    scheduler.step()
+    state.restore()
+    assert state.scheduler is scheduler and scheduler.optimizer is optimizer
+    assert scheduler.get_last_lr() == kept == [optimizer.param_groups[0]["lr"]]
+    assert state.kind is torch.optim.lr_scheduler.StepLR        # a class has no state of its own
+
+
 def test_handler_registry(one_rank):
     class Counter:
         n = 0
@@ -321,8 +336,33 @@ def synchronization():
     assert hvd.is_initialized()
 
 
+def schedulers():
+    """Of a rank that joins: its scheduler and GradScaler take rank 0's condition, and stay bound to its optimizer."""
+    hvd.init()
+    model, optimizer = make_training()
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0 if hvd.rank() else 8.0)
+    if hvd.rank() == 0:
+        for _ in range(3):
+            optimizer._opt_called = True        # rank 0 has trained; the other is new
+            scheduler.step()
+    state = TorchState(model, optimizer, scheduler=scheduler, scaler=scaler)
+    state.sync()
+    assert state.scheduler is scheduler and scheduler.optimizer is optimizer
+    for _ in range(2):
+        train(model, optimizer)
+        state.scheduler.step()
+    rates = hvd.allgather_object((optimizer.param_groups[0]["lr"], scheduler.last_epoch, scaler.get_scale()))
+    assert rates[0] == rates[1] and rates[0][1:] == (5, 8.0), rates
+    state.restore()
+    assert scheduler.last_epoch == 3
+    assert optimizer.param_groups[0]["lr"] == scheduler.get_last_lr()[0] == 8 * rates[0][0] / 2
+
+
 def both():
     synchronization()
+    schedulers()
     hvd.shutdown()
     elastic_training()
 

@@ -1,4 +1,4 @@
-"""The state of torch training: handlers for objects that know how to be saved and sent, pickle for the rest."""
+"""The state of torch training: by state_dict() for objects that have one, pickle for the rest."""
 import copy
 import functools
 from typing import Any
@@ -44,8 +44,8 @@ class StateHandler:
         self.save()
 
 
-class _StateDictHandler(StateHandler):
-    """By the object's state_dict() and load_state_dict()."""
+class StateDictHandler(StateHandler):
+    """For whatever has state_dict() and load_state_dict(): LR schedulers, a GradScaler, data loaders."""
 
     def __init__(self, value):
         super().__init__(value)
@@ -58,8 +58,14 @@ class _StateDictHandler(StateHandler):
         # A copy: optimizers keep the tensors that they are given, and would change them.
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
+    def sync(self) -> None:
+        state = broadcast_object(self.value.state_dict(), root_rank=0, name="elastic.state_dict")
+        if basics.rank() != 0:
+            self.value.load_state_dict(state)
+        self.save()
 
-class ModelStateHandler(_StateDictHandler):
+
+class ModelStateHandler(StateDictHandler):
     """For torch.nn.Module."""
 
     def sync(self) -> None:
@@ -67,7 +73,7 @@ class ModelStateHandler(_StateDictHandler):
         self.save()
 
 
-class OptimizerStateHandler(_StateDictHandler):
+class OptimizerStateHandler(StateDictHandler):
     """For torch.optim.Optimizer, distributed or not."""
 
     def sync(self) -> None:
@@ -75,12 +81,8 @@ class OptimizerStateHandler(_StateDictHandler):
         self.save()
 
 
-class SamplerStateHandler(_StateDictHandler):
+class SamplerStateHandler(StateDictHandler):
     """For ElasticSampler and LoadBalancingDistributedSampler."""
-
-    def sync(self) -> None:
-        self.value.load_state_dict(broadcast_object(self.value.state_dict(), root_rank=0, name="elastic.sampler"))
-        self.save()
 
     def reset(self) -> None:
         self.value.reset()
@@ -107,7 +109,11 @@ def set_handler_registry(registry: Any) -> None:
 
 def _handler_class(value):
     """The StateHandler class for the value, or None: it is to be pickled."""
-    return next((handler for type_, handler in get_handler_registry() if isinstance(value, type_)), None)
+    registered = next((handler for type_, handler in get_handler_registry() if isinstance(value, type_)), None)
+    if registered is not None or isinstance(value, type):
+        return registered
+    has_both = all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
+    return StateDictHandler if has_both else None
 
 
 def _numbered(handler):
@@ -120,8 +126,9 @@ def _numbered(handler):
 class TorchState(ObjectState):
     """Model, optimizer and whatever else training needs in order to go on, as attributes.
 
-    Modules, optimizers and our samplers are saved and sent as such; see get_handler_registry() for more types. Other
-    values are pickled; see ObjectState. Assigning another module or optimizer to its attribute replaces and saves it.
+    Modules, optimizers, and whatever else has state_dict() and load_state_dict() (LR schedulers, a GradScaler,
+    samplers) are saved and sent by these; see get_handler_registry() for other ways. Other values are pickled; see
+    ObjectState. Assigning another such object to its attribute replaces and saves it.
 
     Args:
         model, optimizer: may be None. kwargs: further attributes with their first values.
