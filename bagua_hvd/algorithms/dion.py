@@ -84,7 +84,8 @@ class Dion(Algorithm):
         x, mu = adam.weights(), self.momentum
         momentum = bucket.state.zeros_like("momentum", g)
         matrices, rest, Bs, Qs = [], [], [], []
-        for place, ((index, tensor), (member, part)) in enumerate(zip(bucket.members.items(), adam.members, strict=True)):
+        tensors = enumerate(bucket.members.items())
+        for (place, (index, tensor)), (member, part) in zip(tensors, adam.members, strict=True):
             if not member.decoupled:
                 g[part] += member.weight_decay * x[part]
             rows = tensor.shape[0] if len(tensor.shape) > 1 else 0
