@@ -33,12 +33,10 @@ static void fail_opening(struct run *run, const struct link *link, const struct 
 {
     if (link->state == LINK_LEFT)
         fail_left(run, link);
-    else if (error->status == BHVD_ERR_PEER_LOST)
-        fail_link(run, link, error->status);
-    else if (error->status == BHVD_ERR_TIMEOUT)
+    else if (error->status == BHVD_ERR_PEER_LOST || error->status == BHVD_ERR_TIMEOUT)
         run_blame(run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, link->rank,
-                  "rank %d was lost: its host acknowledged nothing (%.700s). Its host or the network between broke down. The limit is "
-                  "set by BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", link->rank, error->message);
+                  "%.700s. Rank %d has ended, or its host or the network between broke down: see whether a firewall closes the ports "
+                  "between the two hosts", error->message, link->rank);
     else
         run_fail_with(run, error);
 }

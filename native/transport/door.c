@@ -310,7 +310,7 @@ bhvd_status door_call(struct door *door, int rank, int64_t deadline_ns, struct a
     if (!status)
         return BHVD_OK;
     const struct bhvd_error why = *error;
-    return error_set(error, status, "no connection to rank %d: %.900s", rank, why.message);
+    return error_set(error, status, "no connection from rank %d to rank %d: %.900s", door->options.rank, rank, why.message);
 }
 
 bhvd_status door_greet_local(struct door *door, int fd, int64_t deadline_ns, struct bhvd_error *error)
@@ -334,7 +334,8 @@ static void *open_main(void *arg)
             status = connect_channel(call, CHANNEL_STREAM + (uint32_t)i, &arrival->stream_count, &arrival->streams[i], &error);
         if (status) {
             arrival_close(arrival);
-            error_set(&arrival->error, status, "no connection to rank %d: %.900s", call->rank, error.message);
+            error_set(&arrival->error, status, "no connection from rank %d to rank %d: %.900s", door->options.rank, call->rank,
+                      error.message);
         }
         put(door, arrival);
     }

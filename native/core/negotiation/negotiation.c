@@ -349,6 +349,11 @@ bhvd_status negotiation_take_end(bhvd_context *ctx, struct bytes_reader r)
     else if (!reason_take(&r, bytes_take_u8(&r), ctx->options.size, &reason) || r.at != r.end)
         return BHVD_ERR_SYSTEM;
     ctx->failed_elsewhere = !ctx->run.failure.status && reason.status != BHVD_ERR_SHUTDOWN;
+    if (reason.rank == ctx->options.rank && (reason.cause == BHVD_CAUSE_ENDED || reason.cause == BHVD_CAUSE_SILENT)) {
+        const struct bhvd_error theirs = reason;
+        error_set(&reason, theirs.status, "the other ranks go on without rank %d, this one: %.900s", reason.rank, theirs.message);
+        error_blame(&reason, theirs.cause, theirs.rank);
+    }
     if (reason.status != BHVD_ERR_SHUTDOWN)
         return run_fail_with(&ctx->run, &reason);
     context_close(ctx, &reason);
