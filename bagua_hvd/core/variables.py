@@ -213,9 +213,9 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
                  "Agreements that are remembered, so that a repeated operation costs a few bytes; 0: none."),
         Variable("HOROVOD_DYNAMIC_PROCESS_SETS", FLAG, False,
                  "1: process sets may be added and removed after init()."),
-        Variable("HOROVOD_GLOO_IFACE", TEXT, None,
-                 "Network interfaces to use, by comma; the first that has an IPv4 address. Missing: the one towards "
-                 "the rendezvous."),
+        Variable("HOROVOD_GLOO_IFACE", names("network interfaces"), None,
+                 "Network interfaces to use, by comma, on every host: the first that has an IPv4 address. Missing: "
+                 "baguarun tries; without it, the one towards the rendezvous."),
         Variable("BAGUA_HVD_HOST_ID", TEXT, None,
                  "What tells hosts apart: ranks with equal text share memory. Missing: found by themselves."),
     ),
@@ -262,6 +262,8 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("BAGUA_HVD_EXCHANGE", choice("file", "mpi", "store"), None,
                  "How ranks that mpirun, srun or torchrun started find each other. Missing: whichever can."),
         Variable("BAGUA_HVD_MPI_LIBRARY", TEXT, None, "File of the MPI library. Missing: that of mpirun."),
+        Variable("BAGUA_HVD_EXCLUDE_ENV", names("environment variables"), None,
+                 "What baguarun does not send to other hosts; * stands for any text."),
         Variable("BAGUA_HVD_SSH_COMMAND", TEXT, "ssh", "What baguarun calls for ssh, options included."),
     ),
     "Set by baguarun for its ranks": (

@@ -16,6 +16,7 @@ import secrets
 import socket
 from contextlib import suppress
 
+from bagua_hvd.core import variables
 from bagua_hvd.job import messages
 
 _MAGIC = b"BVHe\x01\0\0\0"
@@ -27,17 +28,27 @@ MESSAGE_MAX = 1 << 16
 CONNECTED, ACCEPTED = b"c", b"a"
 
 
-# A host that vanished without a word is noticed in so many seconds, whether something is on its way to it or not. A
-# process that is only stopped is not lost: the kernel answers for it.
-_LOST_SECONDS = 20
 _PROBE_SECONDS = 5
+_NEVER_SECONDS = 1_000_000
+
+
+def silence_seconds(environ=None):
+    """For how long launcher and hosts may hear nothing of each other: the limits of the ranks come first.
+
+    Twice theirs: after a cut, TCP may wait as long again before it tries once more.
+    """
+    heartbeat = variables.read("BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", environ) or _NEVER_SECONDS
+    return 2 * max(heartbeat, variables.read("HOROVOD_GLOO_TIMEOUT_SECONDS", environ)) + 10
 
 
 def watch(connection):
-    """Has the system end a TCP connection whose other host does not answer any more."""
+    """Has the system end a TCP connection whose other host does not answer any more, for longer than silence_seconds().
+
+    A process that is only stopped is not lost: the kernel answers for it.
+    """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", _PROBE_SECONDS), ("TCP_KEEPINTVL", _PROBE_SECONDS),
-                        ("TCP_USER_TIMEOUT", 1000 * _LOST_SECONDS)):
+                        ("TCP_USER_TIMEOUT", int(1000 * silence_seconds()))):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

@@ -147,11 +147,11 @@ def _listen_host(read, options):
     addresses = {
         name: [a.address for a in found if a.family == socket.AF_INET] for name, found in psutil.net_if_addrs().items()
     }
-    for interface in interfaces.split(","):
-        if addresses.get(interface.strip()):
-            return addresses[interface.strip()][0]
+    for interface in interfaces:
+        if addresses.get(interface):
+            return addresses[interface][0]
     known = ", ".join(sorted(name for name, found in addresses.items() if found))
-    raise ValueError(f"environment variable HOROVOD_GLOO_IFACE={interfaces!r}: expected one of {known}")
+    raise ValueError(f"environment variable HOROVOD_GLOO_IFACE={','.join(interfaces)!r}: expected one of {known}")
 
 
 def local_address_towards(host):

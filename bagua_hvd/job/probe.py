@@ -5,6 +5,7 @@ meant: it returns HMAC(key, its name, the caller's nonce). The key is of one job
 """
 import fcntl
 import hmac
+import math
 import os
 import selectors
 import socket
@@ -16,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 _NONCE_NBYTES = 32
 _SIOCGIFADDR = 0x8915
 _TIMEOUT_SECONDS = 3
-_PARALLEL = 32
+_PARALLEL = 64
 _CALLERS_MAX = 256
 _PAUSE_SECONDS = 0.01
 
@@ -118,20 +119,22 @@ class Target:
         self._thread.join()
 
 
-def _reaches(target, key):
+def _reaches(target, key, deadline):
     name, address, port = target
     nonce = os.urandom(_NONCE_NBYTES)
     proof = _proof(key, name, nonce)
     try:
-        with socket.create_connection((address, port), _TIMEOUT_SECONDS) as connection:
+        seconds = min(_TIMEOUT_SECONDS, max(0.001, deadline - time.monotonic()))
+        with socket.create_connection((address, port), seconds) as connection:
             connection.sendall(nonce)
             return hmac.compare_digest(connection.recv(len(proof), socket.MSG_WAITALL), proof)
     except OSError:
         return False
 
 
-def reachable(targets, key):
-    """Those of targets, [[name, address, port], ...], that this host reaches, in their order."""
+def reachable(targets, key, timeout=math.inf):
+    """Those of targets, [[name, address, port], ...], that this host reaches within a time, in their order."""
+    deadline = time.monotonic() + timeout
     with ThreadPoolExecutor(_PARALLEL) as pool:
-        reached = pool.map(lambda target: _reaches(target, key), targets)
+        reached = pool.map(lambda target: _reaches(target, key, deadline), targets)
         return [target for target, success in zip(targets, reached, strict=True) if success]

@@ -123,6 +123,8 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
              default="found by trying", rivals="nics"),
         Flag("--network-interface", "one of them; may be repeated", names("network interfaces"), "A", dest="nic",
              rivals="nics", more={"action": "append"}),
+        Flag("--exclude-env", "variables that other hosts do not get; * stands for any text",
+             names("environment variables"), "A,B*", "BAGUA_HVD_EXCLUDE_ENV"),
         Flag("--disable-cache", "no effect: hosts are checked at every start"),
         Flag("--gloo", "the default: baguarun starts the ranks itself", dest="use_gloo", rivals="controller"),
         Flag("--mpi", "mpirun starts the ranks", dest="use_mpi", rivals="controller"),

@@ -128,8 +128,8 @@ def worker_environment(env, slot, address, port, secret_key, interface=LOOPBACK)
         "HOROVOD_GLOO_IFACE": interface,
         HOROVOD_SECRET_KEY: secret_key.decode(),
         reporting.PIPE: "",         # see processes.Process
-        "PYTHONUNBUFFERED": "1",
     })
+    result.setdefault("PYTHONUNBUFFERED", "1")
     return result
 
 

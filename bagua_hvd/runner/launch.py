@@ -131,7 +131,7 @@ def _host_options(args, env):
     """HostOptions. UsageError: a flag or a variable that only the launcher reads is wrong."""
     try:
         variables.read("BAGUA_HVD_GRACE_SECONDS", env)
-        return host_options(args.ssh_port, args.ssh_identity_file, args.start_timeout, args.nics)
+        return host_options(env, args.ssh_port, args.ssh_identity_file, args.nics)
     except ValueError as error:
         raise UsageError(str(error)) from None
 

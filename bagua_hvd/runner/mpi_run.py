@@ -70,7 +70,9 @@ def _open_mpi(args, hosts, env):
     if args.tcp_flag:
         start += ["--mca", "pml", "ob1", "--mca", "btl", "^openib"]
     if args.nics:
-        start += ["--mca", "btl_tcp_if_include", ",".join(args.nics), "-x", f"NCCL_SOCKET_IFNAME={','.join(args.nics)}"]
+        start += ["--mca", "btl_tcp_if_include", ",".join(args.nics)]
+        if "NCCL_SOCKET_IFNAME" not in env:
+            start += ["-x", f"NCCL_SOCKET_IFNAME={','.join(args.nics)}"]
     ssh = (["-p", str(args.ssh_port)] if args.ssh_port else []) + \
           (["-i", args.ssh_identity_file] if args.ssh_identity_file else [])
     if ssh:

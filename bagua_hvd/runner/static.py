@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import reporting
+from bagua_hvd.job.channel import silence_seconds
 from bagua_hvd.job.host_hash import host_hash
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import make_secret_key
 from bagua_hvd.runner.dashboard import Dashboard
 from bagua_hvd.runner.job import (
-    LOOPBACK,
     Interrupted,
     OutputOptions,
     WorkerFailed,
@@ -24,7 +24,7 @@ from bagua_hvd.runner.output import Console, Descriptor
 from bagua_hvd.runner.reports import Reports
 from bagua_hvd.runner.spawner import Spawner
 from bagua_hvd.runner.ssh.connection import SshOptions
-from bagua_hvd.runner.ssh.network import Place, find_places
+from bagua_hvd.runner.ssh.network import find_places, local_place
 from bagua_hvd.runner.ssh.spawner import SshSpawner
 from bagua_hvd.runner.supervisor import Supervisor, Task
 
@@ -39,19 +39,22 @@ class HostOptions:
     nics: list | None = None
 
 
-def host_options(ssh_port=None, ssh_identity_file=None, start_timeout=None, nics=None):
+def host_options(env, ssh_port=None, ssh_identity_file=None, nics=None):
     """HostOptions of the flags.
 
     Args:
-        start_timeout: seconds; None: HOROVOD_START_TIMEOUT, or 30.
+        env: the launcher's environment, with what its flags set.
+        nics: names of allowed interfaces; None: those of HOROVOD_GLOO_IFACE, unless an outer job's launcher set it.
     Raises:
-        ValueError: the identity file cannot be read, or the variable is no number.
+        ValueError: the identity file cannot be read, or a variable is malformed.
     """
     if ssh_identity_file is not None and not os.access(ssh_identity_file, os.R_OK):
         raise ValueError(f"ssh identity file {ssh_identity_file}: no such file, or not readable")
-    timeout = max(1, int(start_timeout or variables.read("HOROVOD_START_TIMEOUT")))
+    timeout = max(1, int(variables.read("HOROVOD_START_TIMEOUT", env)))
     identity_file = None if ssh_identity_file is None else os.fspath(ssh_identity_file)
-    return HostOptions(SshOptions(ssh_port, identity_file, timeout), nics)
+    if nics is None and "HOROVOD_RANK" not in env:
+        nics = variables.read("HOROVOD_GLOO_IFACE", env)
+    return HostOptions(SshOptions(ssh_port, identity_file, timeout, silence_seconds(env)), nics)
 
 
 def run_static(command, slots, env, output=None, verbose=False, console=None, options=None, files=None,
@@ -99,8 +102,9 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
         places, address = _find_places(hosts, local, options)
         rendezvous = stack.enter_context(Rendezvous(base64.b64decode(secret_key), address))
         if verbose:
-            console.say(f"baguarun: the ranks meet at {rendezvous.host}:{rendezvous.port}; command: "
-                        + shlex.join(command))
+            meeting = ", ".join(f"{place.rendezvous}:{rendezvous.port} (by {place.interface} of {name})"
+                                for name, place in places.items())
+            console.say(f"baguarun: the ranks meet at {meeting}; command: {shlex.join(command)}")
         for host in hosts if files else ():
             files.send(host)
         tasks = []
@@ -108,14 +112,16 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
             place = places[slot.hostname]
             environment = worker_environment(env, slot, place.rendezvous, rendezvous.port, secret_key, place.interface)
             if remote:
-                environment["NCCL_SOCKET_IFNAME"] = place.interface
+                environment.setdefault("NCCL_SOCKET_IFNAME", place.interface)
             stdout, stderr = forwarders(console, slot, output)
             stderr = reports.filter(slot.rank, slot.rank, stderr)
             tasks.append(Task(slot.rank, command, environment, stdout, stderr, slot.hostname))
             if verbose:
                 console.say(f"baguarun: {describe(slot)}")
-        outcome = Supervisor(console, spawner=spawner, survivors_seconds=survivors,
-                             find_cause=reports.cause, on_end=rendezvous.rank_ended).run(tasks)
+        supervisor = Supervisor(console, spawner=spawner, survivors_seconds=survivors, find_cause=reports.cause,
+                                on_end=rendezvous.rank_ended)
+        ssh.say = lambda text: supervisor.call_soon(lambda: console.say(f"baguarun: {text}"))
+        outcome = supervisor.run(tasks)
         failed = None
         if outcome.failed is not None:
             failed = WorkerFailed(outcome.failed, outcome.exit_codes[outcome.failed])
@@ -145,7 +151,7 @@ def describe(slot):
 def _find_places(hosts, local, options):
     """({host: Place}, address to bind the rendezvous to)."""
     if not hosts:
-        return dict.fromkeys(local, Place(LOOPBACK, "127.0.0.1")), "127.0.0.1"
+        return dict.fromkeys(local, local_place(options.nics)), "127.0.0.1"
     places, one_address = find_places(hosts, local, options.nics, options.ssh.timeout_seconds)
     # Hosts that know the launcher by different addresses are let in everywhere; all must prove the job's secret.
     return places, next(iter(places.values())).rendezvous if one_address else _EVERY_INTERFACE

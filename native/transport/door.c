@@ -242,7 +242,7 @@ static bool is_somebody_else(bhvd_status status, int failure)
 static int patience_ms(const struct call *call, bhvd_status status, int failure)
 {
     if (status == BHVD_ERR_PEER_LOST)
-        return -1;                      // no route, or hung up, as upon strangers: as long as there is time
+        return -1;                      // no route, or hung up upon, as strangers are: as long as there is time
     if (status == BHVD_ERR_TIMEOUT || call->at_start)
         return 0;
     return is_somebody_else(status, failure) ? REFUSED_MS : SYSTEM_MS;
@@ -286,7 +286,8 @@ static bhvd_status connect_channel(const struct call *call, uint32_t channel, in
         const int patience = patience_ms(call, status, failure);
         const int64_t now_ns = clock_now_ns();
         failing_ns = failing_ns ? failing_ns : now_ns;
-        if (atomic_load(&call->door->closed) || now_ns >= call->deadline_ns ||
+        const int64_t end_ns = failure ? call->connect_deadline_ns : call->deadline_ns;
+        if (atomic_load(&call->door->closed) || now_ns >= end_ns ||
             (patience >= 0 && now_ns >= failing_ns + (int64_t)patience * 1000000))
             return is_somebody_else(status, failure) && !call->at_start ? BHVD_ERR_PEER_LOST : status;
         poll(NULL, 0, RETRY_MS);

@@ -7,6 +7,7 @@ from bagua_hvd.runner.elastic.discovery import FixedHosts, HostManager
 from bagua_hvd.runner.elastic.driver import NO_HOSTS_LEFT, ElasticDriver
 from bagua_hvd.runner.elastic.settings import ElasticSettings
 from bagua_hvd.runner.job import WorkerFailed
+from bagua_hvd.runner.ssh.network import NoRoute
 
 
 class Job:
@@ -14,6 +15,7 @@ class Job:
 
     def __init__(self, hosts, cooldown_range=None, survivors_seconds=0, **settings):
         self.now = 0.0
+        self.closed = None      # two hosts that do not reach each other
         manager = HostManager(FixedHosts({}), cooldown_range, lambda: self.now, lambda low, high: 0)
         self.driver = ElasticDriver(ElasticSettings(**settings), manager, self, lambda: self.now,
                                     survivors_seconds)
@@ -38,6 +40,8 @@ class Job:
         pass
 
     def interface(self, host, hosts):
+        if self.closed is not None and self.closed <= set(hosts):
+            raise NoRoute("these two do not reach each other", self.closed)
         return "lo"
 
     def say(self, text):
@@ -456,3 +460,47 @@ def test_workers_that_wait_hear_that_the_job_has_ended():
     job.wait(5)
     (number, message), = job.take("refused")
     assert number == 0 and message.reason.startswith("The elastic job has ended: Timed out waiting for minimum")
+
+
+@pytest.mark.parametrize("limits, said", [
+    ({"reset_limit": 2}, "number of resets during elastic job exceeded limit: 2"),
+    ({"elastic_timeout": 20}, "Timed out waiting")])
+def test_starts_that_never_join_are_limited(limits, said):
+    job = Job({"a": 1}, cooldown_range=(1, 2), min_num_proc=1, **limits)
+    for _ in range(40):
+        newest = max(job.hosts)
+        if newest in job.driver._workers:
+            job.end(newest, 1)
+        job.wait(1)
+    assert said in str(job.driver.failure)
+    assert len(job.hosts) <= 20
+    assert isinstance(job.driver.failure.__cause__, WorkerFailed)
+
+
+def test_starts_that_fail_while_others_train_do_not_end_the_job():
+    job = running({"a": 1}, cooldown_range=(1, 2), min_num_proc=1, reset_limit=1, elastic_timeout=20)
+    job.find({"a": 1, "b": 1})
+    for _ in range(30):
+        newest = max(job.hosts)
+        if newest and newest in job.driver._workers:
+            job.end(newest, 1)
+        job.wait(1)
+    assert job.driver.failure is None
+
+
+def test_a_host_that_does_not_reach_another_is_left_out():
+    job = Job({"a": 1, "b": 1, "c": 1}, min_num_proc=2)
+    job.closed = {"a", "c"}
+    job.join(0, 1, 2)
+    job.wait(1)
+    assert job.ranks() == {0: 0, 1: 1}
+    assert any("these two do not reach each other" in line for line in job.said)
+
+
+def test_too_few_hosts_that_reach_each_other():
+    job = Job({"a": 1, "b": 1}, min_num_proc=2, hosts_are_fixed=True)
+    job.closed = {"a", "b"}
+    job.join(0, 1)
+    job.wait(1)
+    assert "Timed out waiting for minimum number of slots" in str(job.driver.failure)
+    assert "these two do not reach each other" in str(job.driver.failure)

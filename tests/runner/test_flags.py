@@ -23,7 +23,7 @@ FLAGS = """
     --num-nccl-streams --thread-affinity --gloo-timeout-seconds --log-level --log-with-timestamp
     --log-without-timestamp --no-log-hide-timestamp --log-hide-timestamp -prefix-timestamp
     --prefix-output-with-timestamp -H --hosts -hostfile --hostfile --host-discovery-script --gloo --mpi --jsrun
-    -h --help --help-environment --algorithm --auto-log --as-horovod --dashboard --dry-run --grace-seconds
+    -h --help --help-environment --algorithm --auto-log --as-horovod --dashboard --dry-run --exclude-env --grace-seconds
 """.split()
 
 

@@ -22,15 +22,24 @@ def test_parse_hosts_refuses(text):
         parse_hosts(text)
 
 
-def test_parse_hosts_and_slots_refuses_a_host_named_twice():
-    with pytest.raises(ValueError, match="twice"):
-        parse_hosts_and_slots("a:2,a:1")
+def test_a_host_named_twice_has_all_its_slots():
+    assert parse_hosts_and_slots("a:2,b:1,a:1") == (["a", "b"], {"a": 3, "b": 1})
+    assert _numbers(get_host_assignments(parse_hosts("a:1,b:1,a:1"), 3)) == [
+        ("a", 0, 0, 0, 3, 2, 2), ("b", 1, 0, 1, 3, 1, 2), ("a", 2, 1, 0, 3, 2, 1)]
+
+
+@pytest.mark.parametrize("text, remedy", [
+    ("[::1]:1", "IPv6 addresses are not supported"), ("fd88::2", "IPv6 addresses are not supported"),
+    ("tom@a:2", "the user in ~/.ssh/config")])
+def test_what_cannot_be_a_host_says_what_to_do(text, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        parse_hosts(text)
 
 
 def test_parse_host_files(tmp_path):
     path = tmp_path / "hosts"
-    path.write_text("# ours\na slots=2\n\nb  slots = 4  # big\nc\nd:3\n")
-    assert parse_host_files(path) == "a:2,b:4,c:1,d:3"
+    path.write_text("# ours\na slots=2\n\nb  slots = 4  # big\nc\nd:3\ne slots=2 max_slots=4\nf max-slots=8\n")
+    assert parse_host_files(path) == "a:2,b:4,c:1,d:3,e:2,f:1"
     path.write_text("a slots=2\nb slots two\n")
     with pytest.raises(ValueError, match="line 2"):
         parse_host_files(path)

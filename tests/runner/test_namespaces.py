@@ -1,7 +1,9 @@
 """baguarun on three hosts: network namespaces, in which no shared memory or loopback can stand in for the network."""
 import json
 import re
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -70,24 +72,32 @@ def test_a_port_that_is_closed_between_two_hosts(launcher, namespaces):
     assert "host h1 reaches host h2 at none of 10.0.0.3 (eth0), 127.0.0.1 (lo): open the ports" in done.stderr
 
 
-def test_a_host_that_is_cut_off(launcher, namespaces, tmp_path):
-    """Nobody is told: the ssh client and the agent find out by themselves, here in seconds."""
-    hasty = tmp_path / "hasty"
-    hasty.write_text(f"""#!/bin/bash
-agent=${{@: -1}}
-exec {namespaces.environment["BAGUA_HVD_SSH_COMMAND"]} -o ServerAliveInterval=1 "${{@:1:$#-1}}" \\
-    "${{agent/import main;/import main; main.__globals__[\\"SILENCE_SECONDS\\"] = 8;}}"
-""")
-    hasty.chmod(0o755)
+def test_a_host_that_is_cut_off(launcher, namespaces):
+    """Nobody is told: the ssh client and the agent find out by themselves, as the limits of the ranks say."""
     popen = launcher.start("-np", 2, "-H", "h0:1,h2:1", sys.executable, "-c",
-                           "import time; print('up'); time.sleep(600)", env={"BAGUA_HVD_SSH_COMMAND": str(hasty)},
-                           prefix=namespaces.enter(0))
+                           "import time; print('up'); time.sleep(600)", prefix=namespaces.enter(0), env={
+                               **namespaces.environment, "BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS": "1",
+                               "HOROVOD_GLOO_TIMEOUT_SECONDS": "1"})
     for _ in range(2):
         assert popen.stdout.readline().endswith(b"up\n")
     namespaces.cut(2)
     _, stderr = popen.communicate(timeout=120)
     assert popen.returncode == 255 and b"the connection to host h2 was lost" in stderr
     wait_until(lambda: not launcher.processes(), 120)
+
+
+def test_a_suspended_launcher_hears_why_the_agents_stopped_their_ranks(launcher, namespaces):
+    popen = launcher.start("-np", 1, "-H", "h2:1", sys.executable, "-c",
+                           "import time; print('up'); time.sleep(600)", prefix=namespaces.enter(0), env={
+                               **namespaces.environment, "BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS": "1",
+                               "HOROVOD_GLOO_TIMEOUT_SECONDS": "1"})
+    assert popen.stdout.readline().endswith(b"up\n")
+    popen.send_signal(signal.SIGSTOP)
+    time.sleep(15)
+    popen.send_signal(signal.SIGCONT)
+    _, stderr = popen.communicate(timeout=120)
+    assert popen.returncode == 128 + signal.SIGTERM
+    assert b"baguarun: host h2: nothing came from the launcher for 12 s, so its ranks are stopped: " in stderr
 
 
 TRAIN = """

@@ -2,6 +2,8 @@
 import concurrent.futures
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -41,6 +43,49 @@ def test_a_loop_that_does_not_connect():
         Reach(None, HostOptions(), lambda function: future).find("far.invalid")
 
 
+def test_hosts_are_connected_to_side_by_side_by_one_attempt_each(monkeypatch):
+    """A dead host with four slots keeps a live one waiting for nothing, and is tried once."""
+    attempts, dead = [], threading.Event()
+
+    class Host:
+        ready, host_hash = True, None
+
+        def __init__(self, name):
+            self.name = name
+            self.error = None
+            attempts.append(name)
+
+        def wait_ready(self, timeout):
+            if self.name == "dead.invalid":
+                dead.wait(60)
+                self.error = "no answer"
+            return self.error is None
+
+    class Ssh:
+        @staticmethod
+        def host(name):
+            return Host(name)
+
+    def call(function):
+        future = concurrent.futures.Future()
+        future.set_result(function())
+        return future
+
+    monkeypatch.setattr(network.Network, "join", lambda *arguments: None)
+    monkeypatch.setattr(network.Network, "likely_interface", lambda self, name: "eth0")
+    monkeypatch.setattr(network.Network, "rendezvous", lambda self, name, among: "10.0.0.1")
+    reach = Reach(Ssh, HostOptions(), call)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(reach.find, "dead.invalid") for _ in range(4)]
+        assert reach.find("live.invalid") == network.Place("eth0", "10.0.0.1")
+        time.sleep(0.2)         # all four have come
+        dead.set()
+        for future in waiting:
+            with pytest.raises(RuntimeError, match="no answer"):
+                future.result(30)
+    assert sorted(attempts) == ["dead.invalid", "live.invalid"]
+
+
 def test_a_worker_that_cannot_be_started_is_told_whatever_the_error():
     class NoReach:
         def find(self, host):
@@ -77,7 +122,7 @@ def test_an_agents_request_that_fails_is_answered(talk):
 
 
 def test_a_file_that_an_agent_cannot_store(talk):
-    begin = {"version": "x", "folder": "/", "environment": {}}
+    begin = {"version": "x", "folder": "/", "environment": {}, "silence_seconds": 30}
     answers = talk((Kind.BEGIN, 0, begin), (Kind.PUT, 0, b"function\0content"),
                    (Kind.START, 3, {"name": "3", "command": ["true"], "environment": {}}), until=Kind.EXIT)
     assert answers[Kind.EXIT] == [3, b"255"]

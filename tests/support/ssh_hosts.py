@@ -145,7 +145,7 @@ class Namespaces:
         if os.geteuid() != 0 or not all(shutil.which(name) for name in ("ip", "nsenter", "unshare")):
             pytest.skip("needs root, and ip, nsenter and unshare: hosts are network namespaces")
         _make_keys(folder)
-        self._servers, self._holders = [], []
+        self._servers, self._holders, self._networks = [], [], 0
         try:
             self._make(folder, count)
         except BaseException:
@@ -193,14 +193,44 @@ class Namespaces:
         """What to put before a command that is to run on host i."""
         return _entering(self._holders[i + 1].pid)
 
+    def network(self, interface, hosts):
+        """Joins some hosts by a further network, 10.0.N.0/24 on a bridge of its own."""
+        self._networks += 1
+        switch, prefix = self._holders[0].pid, f"10.0.{self._networks}"
+        self._run(switch, f"ip link add {interface} type bridge", f"ip link set {interface} up")
+        for i in hosts:
+            self._run(switch, f"ip link add {interface}{i} type veth peer name {interface} netns "
+                      f"{self._holders[i + 1].pid}", f"ip link set {interface}{i} master {interface} up")
+            self._run(self._holders[i + 1].pid, f"ip address add {prefix}.{i + 1}/24 dev {interface}",
+                      f"ip link set {interface} up")
+
+    def received(self, i, interface):
+        """Bytes that have come to host i by an interface."""
+        path = f"/sys/class/net/{interface}/statistics/rx_bytes"
+        code = f"mount -t sysfs none /sys; cat {path}"
+        return int(subprocess.run([*self.enter(i), "unshare", "--mount", "sh", "-c", code], check=True,
+                                  capture_output=True, text=True).stdout)
+
     def cut(self, i):
         """Ends all traffic to and from host i, without a word to anybody."""
         self._run(self._holders[0].pid, f"ip link set port{i} down")
 
-    def separate(self, i, j):
-        """Has hosts i and j not reach each other any more."""
+    def mend(self, i):
+        """Takes cut() back."""
+        self._run(self._holders[0].pid, f"ip link set port{i} up")
+
+    def separate(self, i, j, silently=False):
+        """Has hosts i and j not reach each other any more. silently: packets vanish, instead of being refused."""
         for one, other in ((i, j), (j, i)):
-            self._run(self._holders[one + 1].pid, f"ip route add blackhole 10.0.0.{other + 1}/32")
+            self._run(self._holders[one + 1].pid,
+                      f"ip neighbor replace 10.0.0.{other + 1} lladdr 02:00:00:00:00:99 dev eth0 nud permanent"
+                      if silently else f"ip route add unreachable 10.0.0.{other + 1}/32")
+
+    def rejoin(self, i, j, silently=False):
+        """Takes separate() back."""
+        for one, other in ((i, j), (j, i)):
+            self._run(self._holders[one + 1].pid, f"ip neighbor del 10.0.0.{other + 1} dev eth0"
+                      if silently else f"ip route del unreachable 10.0.0.{other + 1}/32")
 
     def close(self):
         for server in self._servers:

@@ -83,8 +83,8 @@ class Membership:
             return Meeting(self._rendezvous.port, shown, ["127.0.0.1"])
         key = make_secret_key()
         self._target = probe.Target(_RANK_0, base64.b64decode(key))
-        return Meeting(self._rendezvous.port, shown, [address for _, address in probe.addresses(_nics())],
-                       self._target.port, key.decode())
+        addresses = [address for _, address in probe.addresses(variables.read("HOROVOD_GLOO_IFACE"))]
+        return Meeting(self._rendezvous.port, shown, addresses, self._target.port, key.decode())
 
     def met(self):
         """To be called when all ranks have met: the message is no longer needed."""
@@ -94,11 +94,6 @@ class Membership:
         if self._exchange is not None:
             self._exchange.close()
         self._target = self._exchange = None
-
-
-def _nics():
-    given = variables.read("HOROVOD_GLOO_IFACE")
-    return [name.strip() for name in given.split(",")] if given else None
 
 
 def _exchange(placement, one_host, timeout):
@@ -128,7 +123,7 @@ def _exchange(placement, one_host, timeout):
 
 def _own_address(one_host):
     """Rank 0's address for its own connections, and for those of other hosts to it."""
-    return "127.0.0.1" if one_host else probe.addresses(_nics())[0][1]
+    return "127.0.0.1" if one_host else probe.addresses(variables.read("HOROVOD_GLOO_IFACE"))[0][1]
 
 
 def _meeting(content):

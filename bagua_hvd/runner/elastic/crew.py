@@ -102,9 +102,9 @@ class Crew:
         env.update({"HOROVOD_ELASTIC": "1", DRIVER: f"{place.rendezvous}:{self._service.port}", WORKER: str(number)})
         if is_local(host):
             # Several names of this host stand for several hosts.
-            env["BAGUA_HVD_HOST_ID"] = host
+            env.setdefault("BAGUA_HVD_HOST_ID", host)
         else:
-            env["NCCL_SOCKET_IFNAME"] = place.interface
+            env.setdefault("NCCL_SOCKET_IFNAME", place.interface)
         output = tuple(_RankOutput(lambda rank, stream=stream: self._forwarder(number, rank, stream), slot.rank)
                        for stream in ("stdout", "stderr"))
         worker = self._workers.start(host, env, self._command, output, slot.rank)
@@ -135,7 +135,7 @@ class Crew:
             self._dashboard.seat(slot)
 
     def interface(self, host, hosts):
-        """By which a worker of `host` connects with those of `hosts`."""
+        """By which a worker of `host` connects with those of `hosts`. NoRoute: there is none."""
         return self._reach.interface(host, hosts)
 
     def send(self, number, message):

@@ -32,6 +32,7 @@ from bagua_hvd.job.elastic_worker import Assignment, HostsUpdated, HostUpdateRes
 from bagua_hvd.runner.elastic.constants import RESET_LIMIT_EXCEEDED_MESSAGE
 from bagua_hvd.runner.elastic.placement import assign, fit
 from bagua_hvd.runner.job import WorkerFailed
+from bagua_hvd.runner.ssh.network import NoRoute
 
 # News that arrives while a worker resets is dropped there: so it is repeated until it has led to a meeting.
 _REPEAT_SECONDS = 1
@@ -40,6 +41,7 @@ _FAILED_MEETINGS_MAX = 3
 _FAREWELL_SECONDS = 30
 
 _KILLED = 128 + signal.SIGKILL
+_NO_ROUTE = 255         # ssh's own, as that of hosts that are not reached
 
 NO_HOSTS_LEFT = "No hosts from previous set remaining, unable to broadcast state."
 
@@ -125,8 +127,10 @@ class ElasticDriver:
         self._state_exists = False      # all members of a meeting had the job's state at once
         self._ending = False            # a worker ended with 0
         self._failures = []             # _Failures since the last meeting
+        self._lost_by = ""              # the sentence of the last one
         self._failed_meetings = 0       # in a row, and
         self._failed_meeting = None     # the last of them
+        self._failed_starts = 0         # while nobody runs: workers that ended before they came to init()
         self._first_arrival = None      # at the first meeting
         self._lacking_since = None      # workers wait for something that does not come
         self._news = None               # (what, timestamp, when sent last)
@@ -203,6 +207,8 @@ class ElasticDriver:
         if exit_code == 0:
             self._ending = True
             return
+        if worker.phase is Phase.STARTING and not self._running():
+            self._failed_starts += 1
         self._failed(worker, exit_code, f"a worker on {worker.host} ended with exit code {exit_code}"
                      + (f" ({note})" if note else ""), note, because_of)
 
@@ -217,6 +223,7 @@ class ElasticDriver:
         for other in self._live():
             if other.host == worker.host:
                 self._let_end(other)
+        self._lost_by = f" The last host was lost since {said}."
         self._crew.say(f"baguarun: {said}: the host is blacklisted.")
 
     def _note_failure(self, worker, exit_code, note, because_of):
@@ -348,33 +355,52 @@ class ElasticDriver:
             if not self._running():
                 self._fail(RuntimeError(NO_HOSTS_LEFT))
             return
-        limit = self._settings.reset_limit
-        if limit is not None and self.meetings > limit:
-            self._fail(RuntimeError(RESET_LIMIT_EXCEEDED_MESSAGE.format(limit)))
+        if self._exceeds_limit(self.meetings):
             return
         for worker in self._live():
             if worker.phase is Phase.WAITING and worker not in members:
                 self._dismiss(worker)
-        self._assign(members, hosts)
+        places = list(dict.fromkeys(worker.host for worker in members))
+        try:
+            interfaces = {host: self._crew.interface(host, places) for host in places}
+        except NoRoute as error:
+            self._leave_out([host for host in places if host in error.hosts][-1], error)
+            return
+        self._assign(members, hosts, interfaces)
 
-    def _assign(self, members, hosts):
+    def _exceeds_limit(self, changes):
+        """Ends the job where it has changed too often. Starts that fail while nobody runs are changes, too."""
+        limit = self._settings.reset_limit
+        if limit is None or changes + self._failed_starts <= limit:
+            return False
+        self._fail(RuntimeError(RESET_LIMIT_EXCEEDED_MESSAGE.format(limit)))
+        return True
+
+    def _leave_out(self, host, error):
+        """A host that does not reach another one is not used; with too few left, the job ends."""
+        for worker in self._live():
+            if worker.host == host:
+                self._failed(worker, _NO_ROUTE, str(error), str(error))
+                return
+
+    def _assign(self, members, hosts, interfaces):
         self.meetings += 1
         skip_sync = all(worker.skip_sync and worker.has_state for worker in members)
         for worker in self._workers.values():
             if worker not in members:       # whatever it knows is out of date from now on
                 worker.rank, worker.has_state = None, False
-        places = list(dict.fromkeys(worker.host for worker in members))
         for worker, slot in assign(members, list(hosts)).items():
             self._enter(worker, Phase.RUNNING)
             worker.rank = worker.label = slot.rank
             self._crew.place(worker.number, slot)
             environment = environment_of(slot)
-            environment["HOROVOD_GLOO_IFACE"] = self._crew.interface(worker.host, places)
+            environment["HOROVOD_GLOO_IFACE"] = interfaces[worker.host]
             self._crew.send(worker.number, Assignment(environment, f"elastic.{self.meetings}", skip_sync))
         self._news = self._lacking_since = None
+        self._failed_starts = 0
         self._failures.clear()
         if self.meetings > 1:
-            self._crew.say(f"baguarun: the job goes on with size {len(members)}, on {', '.join(places)}.")
+            self._crew.say(f"baguarun: the job goes on with size {len(members)}, on {', '.join(interfaces)}.")
 
     def _give_up(self, staying, hosts, now):
         """Ends the job when nothing can come of it any more, or has not for too long."""
@@ -389,10 +415,12 @@ class ElasticDriver:
         if not live and self._failures and self._hosts.all_lost:
             self._fail(_cause(self._failures))
             return
+        if self._failed_starts and self._exceeds_limit(max(0, self.meetings - 1)):
+            return
         needed = self._settings.min_num_proc if self._begun else self._settings.num_proc
         slots = sum(hosts.values())
         waiting = any(worker.phase is Phase.WAITING and (worker.has_state or not self._running()) for worker in live)
-        if not (waiting or not live):
+        if live and not waiting and not (self._failed_starts and not self._running()):
             self._lacking_since = None
             return
         if self._lacking_since is None:
@@ -406,7 +434,7 @@ class ElasticDriver:
             self._fail(RuntimeError(
                 f"Timed out waiting for minimum number of slots to become available: {needed} needed, {slots} "
                 f"available, {how_long}. Give the job more hosts, a lower --min-np, a --blacklist-cooldown-range, or a "
-                "longer --elastic-timeout."))
+                f"longer --elastic-timeout.{self._lost_by}"))
         elif waited:
             missing = [worker for worker in staying if worker.phase is not Phase.WAITING]
             where = ", ".join(dict.fromkeys(worker.host for worker in missing))

@@ -1,15 +1,14 @@
 """By which interface each host takes part, and where it meets the launcher: found out when a host is used first."""
 import concurrent.futures
 import threading
+import time
 
-from bagua_hvd.runner.job import LOOPBACK, is_local
-from bagua_hvd.runner.ssh.network import Place, find_places
-
-_HERE = "localhost"
+from bagua_hvd.runner.job import is_local
+from bagua_hvd.runner.ssh.network import LAUNCHER, Network, NoRoute, Place, local_place
 
 
 class Reach:
-    """The Places of hosts.
+    """The Places of hosts. Hosts are connected to side by side, each by one attempt however many wait for it.
 
     Args:
         ssh: SshSpawner. options: HostOptions.
@@ -23,43 +22,73 @@ class Reach:
         self._call = call
         self._on_connected = on_connected
         self._lock = threading.Lock()
-        self._places = {}           # name -> (RemoteHost, Place)
-        self._among_others = Place(LOOPBACK, "127.0.0.1")      # this host's, once there is another one
+        self._attempts: dict[str, concurrent.futures.Future[Place]] = {}     # those that are under way
+        self._remotes = {}          # name -> RemoteHost
+        self._network = Network(options.nics)
+        self._probing = threading.Lock()
+        self._here = local_place(options.nics)
 
     def find(self, host):
-        """The Place of a host, which is connected to if need be. Blocks.
+        """The Place of a host with the launcher's, which is connected to if need be. Blocks.
 
         Raises:
             RuntimeError, ConnectionError: it cannot be used; the sentence says why.
         """
         if is_local(host):
-            return Place(LOOPBACK, "127.0.0.1")
-        with self._lock:        # one host at a time
-            timeout = self._options.ssh.timeout_seconds
+            return self._here
+        with self._lock:
+            mine = host not in self._attempts
+            attempt = self._attempts.setdefault(host, concurrent.futures.Future())
+        if mine:
             try:
-                remote = self._call(lambda: self._ssh.host(host)).result(timeout)
-            except concurrent.futures.TimeoutError:     # no TimeoutError before Python 3.11
-                raise RuntimeError(f"host {host} was not connected to: baguarun did nothing for {timeout} s; does "
-                                   "anybody read its output?") from None
-            known = self._places.get(host)
-            if known is not None and known[0] is remote:
-                return known[1]
-            remote.wait_ready(timeout)
-            if remote.error is not None:
+                attempt.set_result(self._connect(host))
+            except Exception as error:
+                attempt.set_exception(error)
+            with self._lock:
+                del self._attempts[host]
+        return attempt.result()
+
+    def _connect(self, host):
+        timeout = self._options.ssh.timeout_seconds
+        end = time.monotonic() + timeout
+        try:
+            remote = self._call(lambda: self._ssh.host(host)).result(timeout)
+        except concurrent.futures.TimeoutError:     # no TimeoutError before Python 3.11
+            raise RuntimeError(f"host {host} was not connected to: baguarun did nothing for {timeout} s; does "
+                               "anybody read its output?") from None
+        if self._remotes.get(host) is not remote:
+            if not remote.wait_ready(max(0, end - time.monotonic())):
                 raise RuntimeError(remote.error)
-            places, _ = find_places([remote], [_HERE], self._options.nics, timeout)
+            self._join(remote, timeout)
             if self._on_connected is not None:
                 self._on_connected(remote)
-            self._among_others = places[_HERE]
-            self._places[host] = remote, places[host]
-            return places[host]
+            self._remotes[host] = remote
+        return Place(self._network.likely_interface(host), self._network.rendezvous(host, [host]))
+
+    def _join(self, remote, timeout):
+        with self._probing:
+            while True:
+                others = [other for other in self._remotes.values() if other.name != remote.name and other.ready]
+                try:
+                    self._network.join([remote], others, timeout)
+                    return
+                except ConnectionError:
+                    if not remote.ready or all(other.ready for other in others):
+                        raise
 
     def remote(self, host):
         """The RemoteHost on which find() was successful last; None: the host is this one."""
-        return None if is_local(host) else self._places[host][0]
+        return None if is_local(host) else self._remotes[host]
 
     def interface(self, host, hosts):
-        """The interface by which the workers of `host` connect with those of `hosts`. Never blocks."""
-        if not is_local(host):
-            return self._places[host][1].interface
-        return LOOPBACK if all(map(is_local, hosts)) else self._among_others.interface
+        """The interface by which the workers of `host` connect with those of `hosts`. Never blocks.
+
+        NoRoute: there is none; its `hosts` are names of other hosts than the launcher's.
+        """
+        among = [LAUNCHER if is_local(name) else name for name in hosts]
+        if set(among) == {LAUNCHER}:
+            return self._here.interface
+        try:
+            return self._network.interface(LAUNCHER if is_local(host) else host, list(dict.fromkeys(among)))
+        except NoRoute as error:
+            raise NoRoute(str(error), error.hosts - {LAUNCHER}) from None

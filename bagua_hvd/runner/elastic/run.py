@@ -135,6 +135,7 @@ def run_elastic(command, discovery, settings, env, output=None, console=None, co
         rendezvous = stack.enter_context(Rendezvous(secret, address))
         service = stack.enter_context(Service(secret, lambda *event: events.put(event), WORKER_SAYS, address))
         workers = Workers(console, spawner, survivors_seconds=survivors)
+        ssh.say = lambda text: workers.say(f"baguarun: {text}")
         reach = Reach(ssh, options, workers.call, files.send if files else None)
         crew = Crew(command, env, output, workers, reach, service, rendezvous, secret_key, console,
                     lambda number, *how: events.put(("ended", number, how)), table, files)

@@ -1,8 +1,8 @@
 """The end of a connection on the host: runs processes for the launcher, and ends them when the launcher is gone.
 
 sshd starts it with the launcher's frames as its input; its output carries frames back. When the input ends, or nothing
-came for SILENCE_SECONDS (a lost network), everything is stopped: SIGTERM, then SIGKILL. What kills the agent itself
-kills its processes, too: see processes.Guard. Needs nothing but Python's own modules.
+came for longer than the launcher said at the beginning (a lost network), everything is stopped: SIGTERM, then SIGKILL.
+What kills the agent itself kills its processes, too: see processes.Guard. Needs nothing but Python's own modules.
 """
 import base64
 import json
@@ -24,7 +24,7 @@ from bagua_hvd.runner.processes import Guard
 from bagua_hvd.runner.ssh.frames import MAGIC, Begin, Kind, Reader, Ready, Start, pack
 from bagua_hvd.runner.supervisor import Supervisor, Task
 
-SILENCE_SECONDS = 30
+_FIRST_SECONDS = 30.0        # until the launcher has said how long it may be silent
 _READ_NBYTES = 1 << 16
 
 
@@ -79,10 +79,11 @@ class Agent:
         self._reader = Reader()
         self._frames = []
         self._heard = time.monotonic()
+        self._silence_seconds = _FIRST_SECONDS
         self._ended = False
         self._processes = {}        # number -> process
         self._environment = {}
-        self._target = None
+        self._targets = {}          # key -> probe.Target
         self._folder: str | None = None
         self._folder_guard: Guard | None = None
         self._not_stored = None     # why not, of the first file that could not be
@@ -93,7 +94,8 @@ class Agent:
             self._output.write(MAGIC)
             self._supervisor.run([])
         finally:
-            self._stop_listening()
+            for key in list(self._targets):
+                self._stop_listening(key)
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
             if self._folder_guard is not None:
@@ -121,7 +123,13 @@ class Agent:
 
     def _should_stop(self):
         self._pump()
-        return self._ended or time.monotonic() > self._heard + SILENCE_SECONDS
+        if not self._ended and time.monotonic() > self._heard + self._silence_seconds:
+            self._ended = True
+            # Read when the network is back.
+            self._send(Kind.SAY, 0, f"nothing came from the launcher for {self._silence_seconds:g} s, so its ranks are "
+                       "stopped: the network was cut, or baguarun suspended. The limit follows "
+                       "BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS and HOROVOD_GLOO_TIMEOUT_SECONDS".encode())
+        return self._ended
 
     def _handle(self):
         self._pump()
@@ -137,10 +145,14 @@ class Agent:
             self._supervisor.stop()
 
     def _on_begin(self, number, payload):
-        problem, begin = None, fill(Begin, payload)
-        if begin.version != __version__:
-            problem = (f"has bagua_hvd {__version__} in {os.path.dirname(os.path.dirname(__file__))}, the launcher "
-                       f"{begin.version}: install the same on every host")
+        if payload.get("version") != __version__:
+            where = os.path.dirname(os.path.dirname(__file__))
+            self._send(Kind.READY, 0, Ready(
+                f"has bagua_hvd {__version__} in {where}, the launcher {payload.get('version')}: install the same on "
+                "every host", host_hash()))
+            return
+        begin, problem = fill(Begin, payload), None
+        self._silence_seconds = begin.silence_seconds
         try:
             os.chdir(begin.folder)
         except OSError as error:
@@ -200,16 +212,17 @@ class Agent:
         threading.Thread(target=work, name=name, daemon=True).start()
 
     def _listen(self, name, key, nics):
-        self._target = probe.Target(name, base64.b64decode(key))
-        return {"port": self._target.port, "addresses": probe.addresses(nics)}
+        target = self._targets[key] = probe.Target(name, base64.b64decode(key))
+        return {"port": target.port, "addresses": probe.addresses(nics)}
 
-    def _stop_listening(self):
-        if self._target is not None:
-            self._target.close()
+    def _stop_listening(self, key):
+        target = self._targets.pop(key, None)
+        if target is not None:
+            target.close()
 
     @staticmethod
-    def _reachable(targets, key):
-        return probe.reachable(targets, base64.b64decode(key))
+    def _reachable(targets, key, timeout):
+        return probe.reachable(targets, base64.b64decode(key), timeout)
 
     # ---- files --------------------------------------------------------------------------------------------------
 

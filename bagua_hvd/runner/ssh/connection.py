@@ -4,11 +4,14 @@ The ssh client is a process of this host. A thread reads what comes from it and 
 through a pipe, so that the supervisor reads local and remote processes alike; another thread writes, so that a slow
 network keeps nobody waiting, and tells the host from time to time that the launcher lives.
 """
+import fnmatch
 import json
+import math
 import os
 import queue
 import selectors
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,24 +34,48 @@ _READ_NBYTES = 1 << 16
 _WORDS_MAX_NBYTES = 1 << 16
 _ROOT = str(Path(__file__).resolve().parents[3])
 _AGENT = "import sys; sys.path[0] = {root!r}; from bagua_hvd.runner.ssh.agent import main; main()"
-# Of the launcher's host alone, as is every name that ends in CUDA_VISIBLE_DEVICES.
-_NOT_FORWARDED = ("BASH_FUNC_", "SSH_")
-_NOT_FORWARDED_NAMES = {"OLDPWD", "PWD", "HOSTNAME"}
+# Of the launcher's host, or its process in another launcher's job, alone: patterns of names.
+_NOT_FORWARDED = (
+    "BASH_FUNC_*", "SSH_*", "OLDPWD", "PWD", "HOSTNAME", "*CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+    "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_*", "OMPI_*", "PMI_*", "PMIX_*", "MPI_LOCAL*",
+    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASK_PID", "SLURM_GTIDS", "SLURMD_NODENAME")
+EXCLUDE = "BAGUA_HVD_EXCLUDE_ENV"
+
+
+def ssh_command():
+    """The program that stands for ssh, with its options. RuntimeError: there is no such program."""
+    text = variables.read("BAGUA_HVD_SSH_COMMAND")
+    try:
+        command = shlex.split(text)
+    except ValueError as error:
+        raise RuntimeError(f"environment variable BAGUA_HVD_SSH_COMMAND={text!r}: {str(error).lower()}") from None
+    if not shutil.which(command[0]):
+        remedy = "install OpenSSH's client" if command == ["ssh"] else "correct BAGUA_HVD_SSH_COMMAND"
+        raise RuntimeError(f"{command[0]!r} is no program in PATH, and other hosts are reached by it: {remedy}")
+    return command
 
 
 @dataclass(frozen=True)
 class SshOptions:
-    """How hosts are reached: what the flags say. BAGUA_HVD_SSH_COMMAND replaces `ssh`, and may hold options."""
+    """How hosts are reached: what the flags say. BAGUA_HVD_SSH_COMMAND replaces `ssh`, and may hold options.
+
+    Attributes:
+        timeout_seconds: for the connection. silence_seconds: launcher and host that hear nothing of each other for so
+            long give each other up.
+    """
 
     port: int | None = None
     identity_file: str | None = None
     timeout_seconds: int = 30
+    silence_seconds: float = 70
 
     def command(self, host, remote_command=None):
         """The arguments of the ssh client. What stands in BAGUA_HVD_SSH_COMMAND has precedence."""
-        command = shlex.split(variables.read("BAGUA_HVD_SSH_COMMAND"))
+        command = ssh_command()
         for option in ("BatchMode=yes", "StrictHostKeyChecking=accept-new", "ControlMaster=no",
-                       "ClearAllForwardings=yes", "ServerAliveInterval=5", "ServerAliveCountMax=3",
+                       "ClearAllForwardings=yes", f"ServerAliveInterval={_PING_SECONDS}",
+                       f"ServerAliveCountMax={math.ceil(self.silence_seconds / _PING_SECONDS)}",
                        f"ConnectTimeout={self.timeout_seconds}"):
             command += ["-o", option]
         command += ["-T", "-x", "-a"] + (["-p", str(self.port)] if self.port else [])
@@ -57,17 +84,17 @@ class SshOptions:
 
     def trial(self, host):
         """A command that a user may try."""
-        command = shlex.split(variables.read("BAGUA_HVD_SSH_COMMAND"))
+        command = ssh_command()
         command += ["-p", str(self.port)] if self.port else []
         command += ["-i", self.identity_file] if self.identity_file else []
         return shlex.join([*command, host, "true"])
 
 
 def forwarded(environment):
-    """What of the launcher's environment other hosts get: not what is of one host, and no exported shell functions."""
+    """What of the launcher's environment other hosts get: not what belongs to one host, nor what EXCLUDE names."""
+    patterns = [*_NOT_FORWARDED, *(variables.read(EXCLUDE, environment) or [])]
     return {name: value for name, value in environment.items()
-            if not (name.startswith(_NOT_FORWARDED) or name in _NOT_FORWARDED_NAMES
-                    or name.endswith("CUDA_VISIBLE_DEVICES"))}
+            if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
 
 
 class RemoteProcess:
@@ -146,7 +173,7 @@ class RemoteHost:
         OSError: no ssh client, no more processes or descriptors.
     """
 
-    def __init__(self, name, options, environment):
+    def __init__(self, name, options, environment, say=lambda text: None):
         self.name = name
         self.error = None
         self.host_hash = None
@@ -158,12 +185,12 @@ class RemoteHost:
         self._count = 0
         self._words = b""           # what ssh and the agent wrote to stderr
         self._ready = threading.Event()
-        self.say = lambda text: None
+        self._say = say
         # The quotes are for the login shell of the host, whichever that is.
         remote = f"exec {shlex.quote(sys.executable)} -S -c {shlex.quote(_AGENT.format(root=_ROOT))}"
         self._ssh = Process(name, options.command(name, remote), dict(environment), stdin=subprocess.PIPE)
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self.send(Kind.BEGIN, 0, Begin(__version__, os.getcwd(), self._environment))
+        self.send(Kind.BEGIN, 0, Begin(__version__, os.getcwd(), self._environment, options.silence_seconds))
         self._threads = [threading.Thread(target=work, name=f"{work.__name__} {name}", daemon=True)
                          for work in (self._write, self._read)]
         for thread in self._threads:
@@ -297,7 +324,8 @@ class RemoteHost:
             if process is not None:
                 process.feed(kind, payload)
         elif kind == Kind.SAY:
-            self.say(payload.decode(errors="replace").rstrip("\n"))
+            said = payload.decode(errors="replace").rstrip("\n").removeprefix("baguarun: ")
+            self._say(f"host {self.name}: {said}")
         elif kind == Kind.CONTENT:
             self._requests.pop(number).set_result(payload[1:] if payload else None)
         elif kind == Kind.ANSWER:

@@ -37,11 +37,15 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Begin:
-    """The payload of BEGIN: the launcher's version, working directory and environment."""
+    """The payload of BEGIN: the launcher's version, working directory and environment.
+
+    silence_seconds: a launcher of which nothing came for so long is given up.
+    """
 
     version: str
     folder: str
     environment: dict[str, str]
+    silence_seconds: float
 
 
 @dataclass(frozen=True)

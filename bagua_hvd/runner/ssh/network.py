@@ -1,20 +1,29 @@
-"""Which interface each host uses, and where the launcher is met: found by trying.
+"""Which interface each host uses, and at which address it reaches the launcher: found by trying.
 
-Every host tries the addresses of the next one (the last those of the first) and of the launcher's host. An interface is
-taken when it was reached, in the order in which the host lists them.
+A link opens between any two ranks, so every host tries the addresses of every other one, and of the launcher's host. A
+host uses its first interface, in its own order, whose address all others reach.
 """
 import base64
 import concurrent.futures
 import secrets
+import time
 from dataclasses import dataclass
+from typing import Any
 
 from bagua_hvd.job import probe
+from bagua_hvd.runner.job import LOOPBACK
 
-_LAUNCHER = "launcher's host"
+LAUNCHER = "launcher's host"
+# For the answer of a host, within the limit of all.
+_ANSWER_SECONDS = 2
 
 
 class NoRoute(RuntimeError):
-    """Hosts do not reach each other; the sentence says which, and where it was tried."""
+    """Hosts do not reach each other; the sentence says which, and where it was tried. hosts: their names."""
+
+    def __init__(self, sentence, hosts):
+        super().__init__(sentence)
+        self.hosts = hosts
 
 
 @dataclass(frozen=True)
@@ -30,109 +39,161 @@ class Place:
     rendezvous: str
 
 
+def local_place(nics=None):
+    """The Place of this host in a job without others. NoRoute: it has none of the allowed interfaces."""
+    if not nics:
+        return Place(LOOPBACK, "127.0.0.1")
+    found = probe.addresses(nics)
+    if not found:
+        raise _no_interface("localhost", nics)
+    return Place(found[0][0], "127.0.0.1")
+
+
 class _Here:
-    """This host, with the requests that an agent understands."""
+    """The launcher's host, with the requests that an agent understands."""
 
     def __init__(self):
         self._target = None
 
     def request(self, function, **arguments):
         """A future, done."""
-        return _Done(getattr(self, "_" + function)(**arguments))
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future.set_result(getattr(self, "_" + function)(**arguments))
+        return future
 
     def _listen(self, name, key, nics):
         self._target = probe.Target(name, base64.b64decode(key))
         return {"port": self._target.port, "addresses": probe.addresses(nics)}
 
     @staticmethod
-    def _reachable(targets, key):
-        return probe.reachable(targets, base64.b64decode(key))
+    def _reachable(targets, key, timeout):
+        return probe.reachable(targets, base64.b64decode(key), timeout)
 
-    def stop_listening(self):
-        """Idempotent."""
+    def _stop_listening(self, key):
         if self._target is not None:
             self._target.close()
 
 
-@dataclass(frozen=True)
-class _Done:
-    value: object
+class Network:
+    """Which hosts reach each other at which addresses, as far as that was tried. Hosts may join.
 
-    def result(self, timeout=None):
-        """The value."""
-        return self.value
+    Args:
+        nics: names of allowed interfaces; None: all.
+    """
+
+    def __init__(self, nics=None):
+        self._nics = nics
+        self._addresses = {}        # host -> [(interface, address), ...] in the host's order
+        self._reached = {}          # (who tried, host) -> addresses
+
+    def join(self, newcomers, others, timeout):
+        """Tries all pairs in which a newcomer takes part, and the launcher's host.
+
+        Args:
+            newcomers, others: RemoteHosts, ready; those that have joined before are others.
+            timeout: seconds for all of it.
+        Raises:
+            NoRoute: a host did not answer in time, or has no allowed interface. ConnectionError: a connection was lost.
+            RuntimeError: a host cannot say which addresses it has.
+        """
+        deadline = time.monotonic() + timeout
+        key = base64.b64encode(secrets.token_bytes(32)).decode()
+        # The launcher's own part blocks, so it comes last.
+        hosts = {**{host.name: host for host in [*newcomers, *others]}, LAUNCHER: _Here()}
+        names = {host.name for host in newcomers}
+        try:
+            asked = {name: host.request("listen", name=name, key=key, nics=self._nics) for name, host in hosts.items()}
+            found = {name: _answer(name, future, deadline, timeout) for name, future in asked.items()}
+            for name, each in found.items():
+                self._addresses[name] = list(map(tuple, each["addresses"]))
+                if not each["addresses"]:
+                    raise _no_interface(name, self._nics)
+            pairs = {name: [other for other in hosts if other != name and names & {name, other}] for name in hosts}
+            seconds = max(0.1, deadline - time.monotonic() - _ANSWER_SECONDS)
+            asked = {
+                name: host.request("reachable", key=key, timeout=seconds, targets=[
+                    [other, address, found[other]["port"]]
+                    for other in pairs[name] for _, address in self._addresses[other]])
+                for name, host in hosts.items()
+            }
+            for name, future in asked.items():
+                self._reached.update({(name, other): set() for other in pairs[name]})
+                for other, address, _ in _answer(name, future, deadline, timeout):
+                    self._reached[name, other].add(address)
+        finally:
+            for host in hosts.values():
+                host.request("stop_listening", key=key)
+
+    def place(self, name, among):
+        """The Place of a host in a job of the hosts `among`; all may be LAUNCHER. NoRoute: there is none."""
+        return Place(self.interface(name, among), self.rendezvous(name, among))
+
+    def interface(self, name, among):
+        """The first interface of a host whose address all hosts of `among` reach. NoRoute: there is none."""
+        others = [other for other in among if other != name]
+        missed = {(interface, address): [other for other in others if address not in self._reached[other, name]]
+                  for interface, address in self._addresses[name]}
+        for (interface, _), by in missed.items():
+            if not by:
+                return interface
+        for other in others:
+            if not self._reached[other, name]:
+                raise self._no_route(other, name)
+        tried = "; ".join(f"{address} ({interface}) not from {', '.join(by)}"
+                          for (interface, address), by in missed.items())
+        raise NoRoute(f"no address of host {name} is reached from all other hosts ({tried}): connect them by one "
+                      "network, and name its interface by --network-interfaces", {name, *others})
+
+    def likely_interface(self, name):
+        """The interface of a host that most others reach, before it is known with which of them it will be in a job."""
+        reached = [by for (_, host), by in self._reached.items() if host == name]
+        return max(self._addresses[name], key=lambda pair: sum(pair[1] in by for by in reached))[0]
+
+    def rendezvous(self, name, among):
+        """The launcher's address for a host; for the launcher's own ranks, that of the first other host in `among`."""
+        if name == LAUNCHER:
+            name = next(other for other in among if other != LAUNCHER)
+        for _, address in self._addresses[LAUNCHER]:
+            if address in self._reached[name, LAUNCHER]:
+                return address
+        raise self._no_route(name, LAUNCHER)
+
+    def _no_route(self, source, name):
+        addresses = self._addresses[name]
+        if all(address.startswith("127.") for _, address in addresses):
+            return NoRoute(f"host {name} has no IPv4 address but loopback, and ranks connect by IPv4: give it one that "
+                           f"host {source} reaches", {source, name})
+        tried = ", ".join(f"{address} ({interface})" for interface, address in addresses)
+        return NoRoute(f"host {source} reaches host {name} at none of {tried}: open the ports between the hosts, or "
+                       "name the interface they share by --network-interfaces", {source, name})
 
 
-def _targets(name, found):
-    return [[name, address, found["port"]] for _, address in found["addresses"]]
+def _no_interface(name, nics):
+    given = f" of {','.join(nics)}" if nics else ""
+    return NoRoute(f"host {name} has no interface{given} with an IPv4 address: name others by --network-interfaces or "
+                   "HOROVOD_GLOO_IFACE", {name})
 
 
-def _first(found, reached, name):
-    """(interface, address): the first of the host's that were reached; None: none was."""
-    reached = {address for target, address, _ in reached if target == name}
-    return next((pair for pair in map(tuple, found["addresses"]) if pair[1] in reached), None)
-
-
-def _no_route(source, name, found, nics):
-    tried = ", ".join(f"{address} ({nic})" for nic, address in found["addresses"])
-    if not tried:
-        given = f" of {','.join(nics)}" if nics else ""
-        return NoRoute(f"host {name} has no interface{given} with an IPv4 address: name others by --network-interfaces")
-    return NoRoute(f"host {source} reaches host {name} at none of {tried}: open the ports between the hosts, or name "
-                   "the interface they share by --network-interfaces")
-
-
-def _answer(name, future, timeout):
+def _answer(name, future, deadline, timeout):
     try:
-        return future.result(timeout)
+        return future.result(max(0, deadline - time.monotonic()))
     except concurrent.futures.TimeoutError:     # no TimeoutError before Python 3.11
         raise NoRoute(f"host {name} did not say within {timeout} s which addresses it has and reaches: see whether it "
-                      "is overloaded, or raise --start-timeout") from None
+                      "is overloaded, or raise --start-timeout", {name}) from None
 
 
 def find_places(remote, local, nics, timeout):
-    """({host: Place}, whether all hosts meet the launcher at one address).
+    """({host: Place}, whether all hosts meet the launcher at one address) of a job that no host joins later.
 
     Args:
         remote: RemoteHosts, ready, in the order of the ranks.
-        local: names by which ranks of this host run, in this order; they come before the remote ones.
-        nics: names of allowed interfaces; None: all.
-    Raises:
-        NoRoute: a host does not reach another one, or did not answer in time. ConnectionError: a connection was lost.
-        RuntimeError: a host cannot say which addresses it has.
+        local: names by which ranks of this host run.
+        nics, timeout, errors: as Network.
     """
-    key = base64.b64encode(secrets.token_bytes(32)).decode()
-    here = _Here()
-    try:
-        hosts = {_LAUNCHER: here, **{host.name: host for host in remote}}
-        asked = {name: host.request("listen", name=name, key=key, nics=nics) for name, host in hosts.items()}
-        found = {name: _answer(name, future, timeout) for name, future in asked.items()}
-        ring = ([_LAUNCHER] if local else []) + [host.name for host in remote]
-        following = dict(zip(ring, ring[1:] + ring[:1], strict=True))
-        asked = {
-            name: hosts[name].request("reachable", key=key, targets=_targets(_LAUNCHER, found[_LAUNCHER])
-                                      + _targets(following[name], found[following[name]]))
-            for name in ring
-        }
-        reached = {name: _answer(name, future, timeout) for name, future in asked.items()}
-        for host in remote:
-            host.request("stop_listening")
-    finally:
-        here.stop_listening()
-    return _places(ring, following, local, found, reached, nics)
-
-
-def _places(ring, following, local, found, reached, nics):
-    def first(source, name):
-        pair = _first(found[name], reached[source], name)
-        if pair is None:
-            raise _no_route(source, name, found[name], nics)
-        return pair
-
-    interfaces = {following[name]: first(name, following[name])[0] for name in ring}
-    meeting = {name: first(name, _LAUNCHER)[1] for name in ring if name != _LAUNCHER}
-    # The launcher's own ranks meet where the others do.
-    meeting[_LAUNCHER] = next(iter(meeting.values()))
-    places = {name: Place(interfaces[name], meeting[name]) for name in ring}
-    places.update({name: places[_LAUNCHER] for name in local})
-    return places, len(set(meeting.values())) == 1
+    network = Network(nics)
+    network.join(remote, [], timeout)
+    among = ([LAUNCHER] if local else []) + [host.name for host in remote]
+    places = {name: network.place(name, among) for name in among}
+    meeting = {place.rendezvous for place in places.values()}
+    places.update({name: places[LAUNCHER] for name in local})
+    return places, len(meeting) == 1

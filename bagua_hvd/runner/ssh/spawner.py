@@ -21,12 +21,15 @@ class SshSpawner:
     Args:
         options: SshOptions.
         environment: the launcher's; None: os.environ.
+    Attributes:
+        say: called in any thread with a line of a host's agent.
     """
 
     def __init__(self, options=None, environment=None):
         self._options = options or SshOptions()
         self._environment = dict(os.environ if environment is None else environment)
         self._hosts = {}
+        self.say = lambda text: None
 
     def __enter__(self):
         return self
@@ -45,7 +48,7 @@ class SshSpawner:
             host.close(0)
             host = None
         if host is None:
-            host = self._hosts[name] = RemoteHost(name, self._options, self._environment)
+            host = self._hosts[name] = RemoteHost(name, self._options, self._environment, lambda text: self.say(text))
         return host
 
     def connect(self, names, report=lambda text: None):

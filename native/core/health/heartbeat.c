@@ -96,9 +96,9 @@ static void expect_acknowledgement(bhvd_context *ctx, int rank, int64_t now_ns)
         heard->acknowledged = sent;
     } else if (silence_ns >= h->silence_ns && now_ns - ctx->run.returned_ns >= h->silence_ns) {
         run_blame(&ctx->run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, rank,
-                  "rank %d was lost: its host acknowledged nothing for %.1f s of what was sent to it. Its host or the network "
+                  "rank %d was lost: its host acknowledged nothing for %.1f s of what rank %d sent to it. Its host or the network "
                   "between broke down. The limit, %g s, is set by BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank,
-                  (double)silence_ns / 1e9, ctx->options.heartbeat_timeout_ms / 1000.0);
+                  (double)silence_ns / 1e9, ctx->options.rank, ctx->options.heartbeat_timeout_ms / 1000.0);
     }
 }
 

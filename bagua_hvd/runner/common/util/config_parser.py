@@ -85,5 +85,6 @@ def set_env_from_args(env, args):
             continue
         if flag.kind is SWITCH:
             value = int(bool(value) != flag.variable.startswith("!"))
-        env[flag.variable.lstrip("!")] = str(value * flag.unit if flag.unit != 1 else value)
+        text = ",".join(value) if isinstance(value, list) else str(value * flag.unit if flag.unit != 1 else value)
+        env[flag.variable.lstrip("!")] = text
     return env

@@ -1,10 +1,12 @@
 """Hosts with slots, and the plan that gives every rank its place."""
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-_HOST = re.compile(r"(?P<name>[\w.-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<slots>\d+))?", re.ASCII)
-_HOST_FILE_LINE = re.compile(r"(?P<name>\S+?)(?::(?P<colon>\d+)|\s+slots\s*=\s*(?P<slots>\d+))?", re.ASCII)
+_HOST = re.compile(r"(?P<name>[\w.-]+)(?::(?P<slots>\d+))?", re.ASCII)
+# As Open MPI's, whose max_slots says nothing to a job that names its number of ranks.
+_HOST_FILE_LINE = re.compile(
+    r"(?P<name>\S+?)(?::(?P<colon>\d+)|\s+slots\s*=\s*(?P<slots>\d+))?(?:\s+max[_-]slots\s*=\s*\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,11 @@ class HostInfo:
     def from_string(host_string: str) -> "HostInfo":
         """From `name:slots`, or `name` for one slot. ValueError: another form, or no slots."""
         match = _HOST.fullmatch(host_string.strip())
+        if "@" in host_string:
+            raise ValueError(f"host {host_string!r}: give its name alone, and the user in ~/.ssh/config (Host, User)")
+        if "[" in host_string or host_string.count(":") > 1:
+            raise ValueError(f"host {host_string!r}: expected name:slots; IPv6 addresses are not supported, ranks "
+                             "connect by IPv4: give a name or an IPv4 address")
         if not match:
             raise ValueError(f"host {host_string!r}: expected name:slots, such as localhost:4")
         slots = int(match["slots"] or 1)
@@ -55,12 +62,11 @@ def parse_hosts(hosts_string: str) -> list[HostInfo]:
 
 
 def parse_hosts_and_slots(hosts: str) -> tuple[list[str], dict[str, int]]:
-    """([names in order], {name: slots}) of `h1:2,h2:4`. ValueError: malformed, or a host named twice."""
-    infos = parse_hosts(hosts)
-    slots = {info.hostname: info.slots for info in infos}
-    if len(slots) < len(infos):
-        raise ValueError(f"hosts {hosts!r} name a host twice: name it once, with all its slots")
-    return list(slots), slots
+    """([names in order], {name: slots}) of `h1:2,h2:4`; a name given twice has all its slots. ValueError: malformed."""
+    slots: Counter[str] = Counter()
+    for info in parse_hosts(hosts):
+        slots[info.hostname] += info.slots
+    return list(slots), dict(slots)
 
 
 def parse_host_files(filename):
@@ -96,9 +102,7 @@ def get_host_assignments(hosts, min_num_proc, max_num_proc=None):
     if available < min_num_proc:
         raise ValueError(f"Requested more processes ({min_num_proc}) than there are available slots ({available})")
     size = available if max_num_proc is None else min(available, max_num_proc)
-    # Numbers: one name given twice is two hosts.
-    numbers = [number for number, host in enumerate(hosts) for _ in range(host.slots)][:size]
-    return [replace(slot, hostname=hosts[slot.hostname].hostname) for slot in slots_on(numbers)]
+    return slots_on([host.hostname for host in hosts for _ in range(host.slots)][:size])
 
 
 def slots_on(hosts):
