@@ -7,6 +7,8 @@
     qsgd(levels)          8                   stochastic     sign(x) l n / levels, n = ||x||_2 of 512: right in the mean
     block(bits, size)     8 or 4              either         a multiple of max |x| / 127 (/ 7) over `size` elements, or
                                                              one of 256 (16) levels between minimum and maximum
+    rotated(bits, size)   1, 2, 3 or 4        nearest        a normal's levels of randomly rotated blocks of `size`
+                                                             elements: nearly right in the mean
     float8(format, size)  8                   nearest        an e4m3 or e5m2 number times a scale of the block
     float16, bfloat16     16                  nearest        x
     topk(ratio)           64 ratio (float32)  biased         x where |x| is among the largest, else 0
@@ -15,8 +17,9 @@
 
 Biased ones are for use with error feedback. Each takes float16, bfloat16, float32 and float64 (float32: only that);
 what is encoded at a time is called a chunk here. A NaN or infinity is never lost: its chunk (qsgd: its 512 elements;
-block, float8: its block; topk of 2 bits: what is kept of its chunk) decodes to NaN; topk, float16 and bfloat16 keep it
-as it is. Formulas, sources and bytes: native/kernel/<codec>.h (float16, bfloat16: half.h; block, float8: blocks.h).
+block, rotated, float8: its block; topk of 2 bits: what is kept of its chunk) decodes to NaN; topk, float16 and bfloat16
+keep it as it is. Formulas, sources and bytes: native/kernel/<codec>.h (float16, bfloat16: half.h; block, float8:
+blocks.h).
 """
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,6 +29,9 @@ import numpy as np
 from bagua_hvd.core import native
 from bagua_hvd.core.native import ffi, lib
 from bagua_hvd.core.vectors import DTYPES, native_order
+
+_RANDOM = (lib.BHVD_CODEC_TERNARY, lib.BHVD_CODEC_QSGD, lib.BHVD_CODEC_ROTATED1, lib.BHVD_CODEC_ROTATED2,
+           lib.BHVD_CODEC_ROTATED3, lib.BHVD_CODEC_ROTATED4)
 
 
 class Codec(NamedTuple):
@@ -41,7 +47,7 @@ class Codec(NamedTuple):
     stochastic: bool = False
 
     def options(self, seed: int = 0) -> Any:
-        """The native struct bhvd_codec_options. seed: of stochastic rounding, 0 <= seed < 2^64."""
+        """The native struct bhvd_codec_options. seed: see encode; 0 <= seed < 2^64."""
         return ffi.new("struct bhvd_codec_options *", self.fields(seed))
 
     def fields(self, seed: int) -> dict[str, Any]:
@@ -56,7 +62,7 @@ class Codec(NamedTuple):
     @property
     def random(self) -> bool:
         """Whether encoding depends on the seed."""
-        return self.stochastic or self.number in (lib.BHVD_CODEC_TERNARY, lib.BHVD_CODEC_QSGD)
+        return self.stochastic or self.number in _RANDOM
 
     def takes(self, dtype: int) -> bool:
         """Whether it encodes elements of the native dtype."""
@@ -71,7 +77,7 @@ class Codec(NamedTuple):
 
         Args:
             array: float16, float32, float64, or bfloat16 as ml_dtypes defines it; any shape, read in C order.
-            seed: of stochastic rounding; equal seeds give equal bytes.
+            seed: of stochastic rounding, or of the rotation; equal seeds give equal bytes.
         Returns:
             uint8, shape (encoded_size,).
         Raises:
@@ -173,7 +179,24 @@ def block(bits: int = 8, size: int = 256, scale: str = "absmax", stochastic: boo
     if scale not in ("absmax", "minmax"):
         raise ValueError(f"block(scale={scale!r}): expected 'absmax' or 'minmax'")
     name = f"block{bits}" + ("_minmax" if scale == "minmax" else "")
-    return Codec(name, getattr(lib, f"BHVD_CODEC_{name.upper()}"), _block_size("block", size), bool(stochastic))
+    return Codec(name, getattr(lib, f"BHVD_CODEC_{name.upper()}"), _size("block", size, 64, 512), bool(stochastic))
+
+
+def rotated(bits: int = 2, size: int = 512) -> Codec:
+    """Blocks of `size` elements, randomly rotated, each with a scale of its own (float32).
+
+    The rotation makes any block nearly normal, so few levels do. Nothing need be remembered from step to step. Elements
+    that are 0 do not stay exactly 0, unless all of a block are. float64 is encoded as float32.
+
+    Args:
+        bits: of an element, 1, 2, 3 or 4.
+        size: 256, 512, 1024 or 2048.
+    Raises:
+        ValueError: one is something else.
+    """
+    if bits not in (1, 2, 3, 4) or isinstance(bits, bool):
+        raise ValueError(f"rotated(bits={bits!r}): expected 1, 2, 3 or 4")
+    return Codec(f"rotated{int(bits)}", getattr(lib, f"BHVD_CODEC_ROTATED{int(bits)}"), _size("rotated", size, 256, 2048))
 
 
 def float8(format: str = "e4m3", size: int = 256) -> Codec:
@@ -187,12 +210,13 @@ def float8(format: str = "e4m3", size: int = 256) -> Codec:
     """
     if format not in ("e4m3", "e5m2"):
         raise ValueError(f"float8(format={format!r}): expected 'e4m3' or 'e5m2'")
-    return Codec(f"float8_{format}", getattr(lib, f"BHVD_CODEC_FLOAT8_{format.upper()}"), _block_size("float8", size))
+    return Codec(f"float8_{format}", getattr(lib, f"BHVD_CODEC_FLOAT8_{format.upper()}"), _size("float8", size, 64, 512))
 
 
-def _block_size(codec: str, size: int) -> float:
-    if size not in (64, 128, 256, 512):
-        raise ValueError(f"{codec}(size={size!r}): expected 64, 128, 256 or 512")
+def _size(codec: str, size: int, smallest: int, largest: int) -> float:
+    sizes = [smallest << k for k in range((largest // smallest).bit_length())]
+    if size not in sizes:
+        raise ValueError(f"{codec}(size={size!r}): expected {', '.join(map(str, sizes[:-1]))} or {largest}")
     return float(size)
 
 

@@ -16,6 +16,7 @@ void codec_kernels_init(struct kernel_table *table, unsigned cpu)
     half_kernels_init(table, cpu);
     topk_kernels_init(table, cpu);
     blocks_kernels_init(table, cpu);
+    rotated_kernels_init(table, cpu);
 }
 
 // The codec's kernels for this dtype, best of this CPU, and *options for them; false when it does not take the dtype.

@@ -40,12 +40,18 @@ CODEC_INLINE struct codec_key codec_key(uint64_t seed, uint64_t index)
     return key;
 }
 
-CODEC_INLINE float codec_uniform(struct codec_key key, uint32_t index)
+// x of w.
+CODEC_INLINE uint32_t codec_word(struct codec_key key, uint32_t w)
 {
-    uint32_t x = (index >> 5 << 4 | (index & 15)) ^ key.a;
+    uint32_t x = w ^ key.a;
     x = (x ^ x >> 16) * CODEC_RANDOM_MULTIPLIER_1;
     x = (x ^ x >> 15 ^ key.b) * CODEC_RANDOM_MULTIPLIER_2;
-    x ^= x >> 15;
+    return x ^ x >> 15;
+}
+
+CODEC_INLINE float codec_uniform(struct codec_key key, uint32_t index)
+{
+    const uint32_t x = codec_word(key, index >> 5 << 4 | (index & 15));
     return (float)((x >> (index & 16) & 0xffff) << 1 | 1) * 0x1p-17f;
 }
 

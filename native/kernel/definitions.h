@@ -5,11 +5,12 @@
 #include "kernel/kernel.h"
 
 // <encoder>_encode_f32_scalar, <decoder>_decode_f32_scalar, <decoder>_decode_add_f32_scalar, and for the other types.
-#define CODEC_DEFINITION(table, codec, version, encoded_size, encoder, decoder, dtype, element)    \
+#define CODEC_DEFINITION(table, codec, number, size_of, encoder, decoder, dtype, element)    \
     (table)->codecs[codec][dtype] = (struct kernel_codec)                                           \
     {                                                                                               \
-        encoded_size, encoder##_encode_##element##_scalar, decoder##_decode_##element##_scalar,     \
-            decoder##_decode_add_##element##_scalar, version                                        \
+        .encoded_size = size_of,      .encode = encoder##_encode_##element##_scalar,                \
+        .decode = decoder##_decode_##element##_scalar,                                              \
+        .decode_add = decoder##_decode_add_##element##_scalar, .version = number                    \
     }
 #define CODEC_DEFINITIONS(table, codec, version, encoded_size, encoder, decoder)                            \
     do {                                                                                                    \

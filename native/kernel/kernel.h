@@ -6,6 +6,8 @@
 #ifndef BHVD_KERNEL_H
 #define BHVD_KERNEL_H
 
+#include <stdbool.h>
+
 #include "bagua_hvd.h"
 
 // CPU_AVX2 implies F16C and FMA present (FMA is not used: see below). CPU_INTEL: the maker.
@@ -37,12 +39,25 @@ typedef void (*kernel_decode_add_fn)(float *dst, const void *src, size_t count,
 typedef void (*kernel_to_float_fn)(float *dst, const void *src, size_t count);
 typedef void (*kernel_from_float_fn)(void *dst, const float *src, size_t count);
 
+// Of a codec that quantizes coefficients of a linear transform: codes whose coefficients can be added, so that a sum of codes is
+// encoded again without being transformed, or transformed back once. Coefficients are float32. encode is NULL: no such codec.
+struct kernel_transform {
+    size_t (*count)(size_t count, const struct bhvd_codec_options *options);        // coefficients of so many elements
+    bool (*are_alike)(const void *a, const void *b);                                // codes of the same transform
+    void (*add)(float *sum, const void *src, size_t count, const struct bhvd_codec_options *options);
+    // Encodes as the code `like` is encoded. Overwrites the coefficients.
+    void (*encode)(void *dst, float *coefficients, size_t count, const void *like, const struct bhvd_codec_options *options);
+    // dst = the elements, in the dtype. Overwrites the coefficients.
+    void (*invert)(void *dst, float *coefficients, size_t count, const void *like, const struct bhvd_codec_options *options);
+};
+
 struct kernel_codec {
     kernel_encoded_size_fn encoded_size;        // NULL, as all members: the codec does not take this dtype
     kernel_encode_fn encode;
     kernel_decode_fn decode;
     kernel_decode_add_fn decode_add;
     uint8_t version;                            // in the header of its codes; 0: they have none
+    struct kernel_transform transform;
 };
 
 // dst = src, of `nbytes` bytes, without overlap.
@@ -87,5 +102,6 @@ void qsgd_kernels_init(struct kernel_table *table, unsigned cpu);
 void half_kernels_init(struct kernel_table *table, unsigned cpu);
 void topk_kernels_init(struct kernel_table *table, unsigned cpu);
 void blocks_kernels_init(struct kernel_table *table, unsigned cpu);
+void rotated_kernels_init(struct kernel_table *table, unsigned cpu);
 
 #endif

@@ -5,7 +5,8 @@
 //     mix(h, v) = finalizer of splitmix64 (h + (v + 1) * 0x9e3779b97f4a7c15), all modulo 2^64
 //
 // seed: the caller's; rank: the position in the process set; pass: 0, a rank's own values, 1, a mean that it owns; begin: the
-// place of the segment's first element in the operation's vector. Decoding needs no seed: ranks may give different ones.
+// place of the segment's first element in the operation's vector. Decoding needs no seed: ranks may give different ones. Codecs that
+// rotate: encoder.h.
 #ifndef BHVD_KERNEL_SEGMENTS_H
 #define BHVD_KERNEL_SEGMENTS_H
 

@@ -26,6 +26,8 @@ void half_kernels_init_avx2(struct kernel_table *table);
 void topk_kernels_init_avx2(struct kernel_table *table);
 void blocks_kernels_init_avx2(struct kernel_table *table);
 void blocks_kernels_init_avx512(struct kernel_table *table);
+void rotated_kernels_init_avx2(struct kernel_table *table);
+void rotated_kernels_init_avx512(struct kernel_table *table);
 void adam_kernels_init_avx2(struct adam_kernels *kernels, bhvd_dtype flat);
 
 // The processor itself is asked: where a compiler brings no libgcc, __builtin_cpu_supports says no to everything. A feature
@@ -66,6 +68,8 @@ static inline void half_kernels_init_avx2(struct kernel_table *table) { (void)ta
 static inline void topk_kernels_init_avx2(struct kernel_table *table) { (void)table; }
 static inline void blocks_kernels_init_avx2(struct kernel_table *table) { (void)table; }
 static inline void blocks_kernels_init_avx512(struct kernel_table *table) { (void)table; }
+static inline void rotated_kernels_init_avx2(struct kernel_table *table) { (void)table; }
+static inline void rotated_kernels_init_avx512(struct kernel_table *table) { (void)table; }
 static inline void adam_kernels_init_avx2(struct adam_kernels *kernels, bhvd_dtype flat) { (void)kernels, (void)flat; }
 static inline unsigned variants_cpu_features(void) { return 0; }
 

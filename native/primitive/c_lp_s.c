@@ -15,6 +15,10 @@
 // ALLGATHER. out = mean_i D(Q(v_i)), computed by every rank from all codes, by the same rules; no second loss.
 // Wire: (n-1) |Q(N)| bytes each way per rank.
 //
+// A codec that quantizes coefficients of a transform (kernel/rotated.h): codes of ranks with the same seed have the same transform.
+// Then the sum is taken over coefficients. SCATTER_GATHER encodes it again as they are, without rounding it to the dtype, unless
+// there is a server error; else it is transformed back once. With different seeds all is as for other codecs.
+//
 // Hierarchical: the ranks are hosts, and x is the host's mean, times its share of the ranks where hosts have different
 // numbers of them. Every shard of the vector (run/hierarchy.h) is a vector of its own, whose owners exchange it;
 // error states lie at the places of the elements. Wire: as above with n hosts, per host, and N elements within hosts for
@@ -39,13 +43,21 @@ struct c_lp_s {
 // Working memory of one step.
 struct room {
     void *values;                       // a segment in the dtype
-    float *sum;
+    float *sum;                         // of its elements, or of the codes' coefficients
+};
+
+// What a sum is of: NULL, of elements; else of coefficients of this transform, as in the code `like`.
+struct sum_of {
+    const struct kernel_transform *transform;
+    const unsigned char *like;
 };
 
 static bool make_room(struct c_lp_s *x, struct room *room)
 {
     const size_t longest = segments_part(&x->codes.cut, 0, 0).count;
-    const size_t values = encoder_align(longest * x->encoder.element), floats = encoder_align(longest * sizeof(float));
+    const struct kernel_transform *transform = encoder_transform(&x->encoder);
+    const size_t sums = transform ? transform->count(longest, &x->encoder.options) : longest;
+    const size_t values = encoder_align(longest * x->encoder.element), floats = encoder_align(sums * sizeof(float));
     unsigned char *memory = fusion_acquire(x->run, SCRATCH_OF_STEPS, values + floats + encoder_scratch_size(&x->encoder, longest));
     if (!memory) {
         run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for codes of %zu elements", longest);
@@ -69,25 +81,49 @@ static void encode(struct c_lp_s *x, const struct part *values, unsigned char *c
                    x->begin + begin);
 }
 
-// sum = factor * sum_i D(code of rank i), in rank order
-static void add(const struct c_lp_s *x, float *sum, const unsigned char *own, const unsigned char *received, size_t count)
+static const unsigned char *code_of(const struct c_lp_s *x, int i, const unsigned char *own, const unsigned char *received)
 {
-    memset(sum, 0, count * sizeof *sum);
-    for (int i = 0; i < x->size; i++)
-        x->encoder.codec->decode_add(sum, i == x->rank ? own : received + (size_t)i * x->codes.received.each, count,
-                                     &x->encoder.options);
-    if (x->factor != 1.0)
-        x->run->kernels.scale[BHVD_FLOAT32](sum, sum, x->factor, count);
+    return i == x->rank ? own : received + (size_t)i * x->codes.received.each;
 }
 
-// code = Q(mean + server error)
-static void recode(struct c_lp_s *x, const struct part *values, const float *sum, unsigned char *code)
+// sum = factor * sum_i D(code of rank i), in rank order; or of their coefficients, if they are all of one transform
+static struct sum_of add(const struct c_lp_s *x, float *sum, const unsigned char *own, const unsigned char *received, size_t count)
+{
+    const struct encoder *e = &x->encoder;
+    struct sum_of of = {encoder_transform(e), own};
+    for (int i = 0; i < x->size && of.transform; i++)
+        if (!of.transform->are_alike(own, code_of(x, i, own, received)))
+            of.transform = NULL;
+    const size_t sums = of.transform ? of.transform->count(count, &e->options) : count;
+    memset(sum, 0, sums * sizeof *sum);
+    for (int i = 0; i < x->size; i++)
+        (of.transform ? of.transform->add : e->codec->decode_add)(sum, code_of(x, i, own, received), count, &e->options);
+    if (x->factor != 1.0)
+        x->run->kernels.scale[BHVD_FLOAT32](sum, sum, x->factor, sums);
+    return of;
+}
+
+// to = the sum, in the dtype. Overwrites the sum.
+static void end_sum(const struct c_lp_s *x, void *to, float *sum, struct sum_of of, size_t count)
+{
+    if (of.transform)
+        of.transform->invert(to, sum, count, of.like, &x->encoder.options);
+    else
+        x->encoder.kernels->from_float[x->encoder.dtype](to, sum, count);
+}
+
+// code = Q(mean + server error). Overwrites the sum.
+static void recode(struct c_lp_s *x, const struct part *values, float *sum, struct sum_of of, unsigned char *code)
 {
     const size_t begin = values->begin / x->encoder.element, count = values->nbytes / x->encoder.element;
     const size_t chunk = segments_chunk(&x->codes.cut, (uint64_t)x->rank).begin;
+    if (of.transform && !x->server_error) {
+        of.transform->encode(code, sum, count, of.like, &x->encoder.options);
+        return;
+    }
     const void *mean = sum;
-    if (x->encoder.dtype != BHVD_FLOAT32) {
-        x->encoder.kernels->from_float[x->encoder.dtype](x->encoder.value, sum, count);
+    if (of.transform || x->encoder.dtype != BHVD_FLOAT32) {
+        end_sum(x, x->encoder.value, sum, of, count);
         mean = x->encoder.value;
     }
     encoder_encode(&x->encoder, code, mean, count, x->server_error ? x->server_error + (begin - chunk) : NULL, ENCODER_MEAN,
@@ -99,21 +135,22 @@ static void act(void *arg, const struct step *step, unsigned char *const *spaces
     struct c_lp_s *x = arg;
     const struct part *values = &step->values;
     const size_t count = values->nbytes / x->encoder.element;
+    struct sum_of of = {0};
     struct room room;
     if (!make_room(x, &room))
         return;
     if (step->kind == STEP_RECODE || step->kind == STEP_COMBINE)
-        add(x, room.sum, place_among(spaces, step->other), place_among(spaces, step->from), count);
+        of = add(x, room.sum, place_among(spaces, step->other), place_among(spaces, step->from), count);
     if (step->kind == STEP_ENCODE) {
         encode(x, values, place_among(spaces, step->to));
     } else if (step->kind == STEP_RECODE) {
-        recode(x, values, room.sum, place_among(spaces, step->to));
+        recode(x, values, room.sum, of, place_among(spaces, step->to));
     } else {
         void *to = span_target(&x->list, values->begin, values->nbytes, room.values);
         if (step->kind == STEP_DECODE)
             x->encoder.codec->decode(to, place_among(spaces, step->from), count, &x->encoder.options);
         else
-            x->encoder.kernels->from_float[x->encoder.dtype](to, room.sum, count);
+            end_sum(x, to, room.sum, of, count);
         span_store(&x->list, values->begin, values->nbytes, to);
     }
 }

@@ -4,7 +4,8 @@
 // encoded while another is on the wire; and a smaller segment has a smaller range, which quantizes better. The number is
 // the same for all transports, so results do not depend on them.
 //
-// What a codec that rounds at random gets as its seed: kernel/segments.h.
+// What a codec that rounds at random gets as its seed: kernel/segments.h. One that rotates (struct kernel_transform) gets that of
+// rank 0's values on all ranks and in both passes, so that codes of ranks which were given the same seed can be added as they are.
 #ifndef BHVD_ENCODER_H
 #define BHVD_ENCODER_H
 
@@ -28,6 +29,12 @@ struct encoder {
 };
 
 struct encoder encoder_init(const struct kernel_table *kernels, const struct work *op, int rank);
+// The codec's transform; NULL: it has none.
+static inline const struct kernel_transform *encoder_transform(const struct encoder *e)
+{
+    return e->codec->transform.encode ? &e->codec->transform : NULL;
+}
+
 // Encoding needs scratch for segments of `count` elements: so many bytes, 64-byte aligned.
 size_t encoder_scratch_size(const struct encoder *e, size_t count);
 void encoder_set_scratch(struct encoder *e, unsigned char *scratch, size_t count);

@@ -21,6 +21,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         options.parameter = 64 << (choice & 3);
         options.stochastic = choice >> 2 & 1;
     }
+    if (codec >= BHVD_CODEC_ROTATED1)
+        options.parameter = 256 << (choice & 3);
     size_t nbytes = bhvd_encoded_size(codec, dtype, count, &options);
     if (nbytes == 0)
         return 0;

@@ -22,6 +22,9 @@ static const struct case_of_codec {
     {"block4_minmax", BHVD_CODEC_BLOCK4_MINMAX, {64}}, {"block4_minmax at random", BHVD_CODEC_BLOCK4_MINMAX, {0, 7, 1}},
     {"topk_2bit", BHVD_CODEC_TOPK_2BIT, {0, 0}},       {"topk_2bit 0.3", BHVD_CODEC_TOPK_2BIT, {0.3, 0}},
     {"topk_2bit 1", BHVD_CODEC_TOPK_2BIT, {1, 0}},
+    {"rotated1", BHVD_CODEC_ROTATED1, {0, 7}},         {"rotated2", BHVD_CODEC_ROTATED2, {0, 7}},
+    {"rotated3", BHVD_CODEC_ROTATED3, {256, 7}},       {"rotated4", BHVD_CODEC_ROTATED4, {2048, UINT64_MAX}},
+    {"rotated1 256", BHVD_CODEC_ROTATED1, {256, 0}},   {"rotated2 1024", BHVD_CODEC_ROTATED2, {1024, 7}},
     {"float8_e4m3", BHVD_CODEC_FLOAT8_E4M3, {0, 0}},   {"float8_e5m2", BHVD_CODEC_FLOAT8_E5M2, {128, 0}},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
@@ -53,6 +56,43 @@ static void test_decoding(const struct setting *at, const struct case_of_codec *
     free(codes.memory), free(expected.memory), free(decoded.memory), free(sum_expected.memory), free(sum.memory);
 }
 
+// Adds the code's coefficients twice, once more scaled, and encodes them, and transforms them back.
+static void test_transform(const struct setting *at, const struct case_of_codec *of, const void *code, size_t nbytes)
+{
+    const struct kernel_transform *transform = &at->table->codecs[of->codec][at->dtype].transform;
+    const struct kernel_transform *scalar = &at->scalar->codecs[of->codec][at->dtype].transform;
+    if (!scalar->encode)
+        return;
+    const size_t sums = scalar->count(at->count, &of->options), size = bhvd_dtype_size((bhvd_dtype)at->dtype);
+    struct result expected = result_create(4 * sums, 0), sum = result_create(4 * sums, 4);
+    struct result code_expected = result_create(nbytes, 0), encoded = result_create(nbytes, at->offset);
+    struct result back_expected = result_create(at->count * size, 0), back = result_create(at->count * size, at->offset);
+    for (int encodes = 0; encodes < 2; encodes++) {
+        memset(expected.data, 0, 4 * sums), memset(sum.data, 0, 4 * sums);
+        for (int i = 0; i < 2; i++) {
+            scalar->add((float *)(void *)expected.data, code, at->count, &of->options);
+            transform->add((float *)(void *)sum.data, code, at->count, &of->options);
+        }
+        at->scalar->scale[BHVD_FLOAT32](expected.data, expected.data, 0.3, sums);
+        at->scalar->scale[BHVD_FLOAT32](sum.data, sum.data, 0.3, sums);
+        EXPECT(same_elements(BHVD_FLOAT32, sum.data, expected.data, sums, 1), "add, %s, %s", of->name, where(at));
+        EXPECT(result_guards_hold(&sum), "add, %s, %s", of->name, where(at));
+        if (encodes) {
+            scalar->encode(code_expected.data, (float *)(void *)expected.data, at->count, code, &of->options);
+            transform->encode(encoded.data, (float *)(void *)sum.data, at->count, code, &of->options);
+        } else {
+            scalar->invert(back_expected.data, (float *)(void *)expected.data, at->count, code, &of->options);
+            transform->invert(back.data, (float *)(void *)sum.data, at->count, code, &of->options);
+        }
+    }
+    EXPECT(memcmp(encoded.data, code_expected.data, nbytes) == 0, "encode again, %s, %s", of->name, where(at));
+    EXPECT(scalar->are_alike(encoded.data, code), "the key, %s, %s", of->name, where(at));
+    EXPECT(same_elements(at->dtype, back.data, back_expected.data, at->count, 0), "invert, %s, %s", of->name, where(at));
+    EXPECT(result_guards_hold(&encoded) && result_guards_hold(&back), "%s, %s", of->name, where(at));
+    free(expected.memory), free(sum.memory), free(code_expected.memory), free(encoded.memory);
+    free(back_expected.memory), free(back.memory);
+}
+
 // As fill_elements; of a large source only the first elements are drawn, which then repeat.
 static void fill_source(const struct setting *at, void *data)
 {
@@ -81,6 +121,7 @@ static void test_codec(const struct setting *at, const struct case_of_codec *of)
     EXPECT(memcmp(expected.data, encoded.data, nbytes) == 0, "encode, %s, %s", of->name, where(at));
     EXPECT(result_guards_hold(&encoded) && result_guards_hold(&expected), "encode, %s, %s", of->name, where(at));
     test_decoding(at, of, expected.data, nbytes);
+    test_transform(at, of, expected.data, nbytes);
     free(src.memory), free(expected.memory), free(encoded.memory);
 }
 
@@ -96,6 +137,7 @@ static void test_hostile(const struct setting *at, const struct case_of_codec *o
     for (size_t i = 0; i < nbytes; i++)
         bytes[i] = random_bits() % 4 == 0 ? 0xff : (unsigned char)random_bits();
     test_decoding(at, of, bytes, nbytes);
+    test_transform(at, of, bytes, nbytes);
     free(bytes);
 }
 
@@ -160,7 +202,7 @@ TEST(decode_add_is_decode)
 // The public functions, with what they refuse.
 TEST(public_functions)
 {
-    char bytes[128] = {0};
+    char bytes[256] = {0};
     float x = 1, sum = 2;
     const struct bhvd_codec_options whole = {1, 0}, wrong = {-1, 0}, nan = {NAN, 0}, half_a_level = {1.5, 0}, odd = {96, 0};
     EXPECT(bhvd_encoded_size(BHVD_CODEC_MINMAX_UINT8, BHVD_FLOAT32, 33, NULL) == 32 + 64, "header and two blocks");
@@ -185,6 +227,9 @@ TEST(public_functions)
     EXPECT(bhvd_encoded_size(BHVD_CODEC_BLOCK4, BHVD_FLOAT16, 257, NULL) == 32 + 32 + 160, "half as many");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_BLOCK4_MINMAX, BHVD_FLOAT64, 513, NULL) == 32 + 64 + 288, "two numbers a block");
     EXPECT(bhvd_encoded_size(BHVD_CODEC_FLOAT8_E5M2, BHVD_FLOAT32, 33, &odd) == 0, "no size of a block");
+    EXPECT(bhvd_encoded_size(BHVD_CODEC_ROTATED3, BHVD_FLOAT32, 1, NULL) == 32 + 32 + 96, "header, scale, three parts");
+    EXPECT(bhvd_encoded_size(BHVD_CODEC_ROTATED1, BHVD_FLOAT16, 8 * 512 + 257, NULL) == 32 + 64 + 9 * 64, "nine blocks");
+    EXPECT(bhvd_encoded_size(BHVD_CODEC_ROTATED2, BHVD_FLOAT32, 33, &odd) == 0, "no size of a block");
     EXPECT(bhvd_encode(BHVD_CODEC_MINMAX_UINT8, BHVD_INT32, bytes, &x, 1, NULL) == BHVD_ERR_UNSUPPORTED, "integers");
     EXPECT(bhvd_encode(BHVD_CODEC_NONE, BHVD_FLOAT32, bytes, &x, 1, NULL) == BHVD_ERR_UNSUPPORTED, "no codec");
     EXPECT(bhvd_encode(BHVD_CODEC_QSGD, BHVD_FLOAT32, bytes, &x, 1, &wrong) == BHVD_ERR_ARGUMENT, "levels");
@@ -201,8 +246,10 @@ TEST(public_functions)
         x = 3;
         EXPECT(bhvd_encode(codec, BHVD_FLOAT32, bytes, &x, 1, NULL) == BHVD_OK, "codec %d", codec);
         x = 0;
-        EXPECT(bhvd_decode(codec, BHVD_FLOAT32, &x, bytes, 1, NULL) == BHVD_OK && x == 3, "codec %d", codec);
-        EXPECT(bhvd_decode_add(codec, BHVD_FLOAT32, &sum, bytes, 1, NULL) == BHVD_OK && sum == 5, "codec %d", codec);
+        EXPECT(bhvd_decode(codec, BHVD_FLOAT32, &x, bytes, 1, NULL) == BHVD_OK && fabsf(x - 3) < 1e-5f,
+               "codec %d", codec);
+        EXPECT(bhvd_decode_add(codec, BHVD_FLOAT32, &sum, bytes, 1, NULL) == BHVD_OK && fabsf(sum - 5) < 1e-5f,
+               "codec %d", codec);
         EXPECT(bhvd_encode(codec, BHVD_FLOAT32, bytes, NULL, 0, NULL) == BHVD_OK, "no elements, codec %d", codec);
         EXPECT(bhvd_decode(codec, BHVD_FLOAT32, NULL, bytes, 0, NULL) == BHVD_OK, "no elements, codec %d", codec);
     }

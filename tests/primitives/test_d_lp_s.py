@@ -11,7 +11,7 @@ import pytest
 from bagua_hvd.core import native, vectors
 from bagua_hvd.core.exceptions import HorovodInternalError
 from floats import FLOATS, assert_same_bits, load, store, unaligned
-from low_precision import CODECS, SEGMENT, encoded_bytes, segment_seed, segments
+from low_precision import CODECS, SEGMENT, encoded_bytes, seed_of, segments
 from world import World, view
 
 MINMAX = CODECS[0]
@@ -23,7 +23,7 @@ def decoded(codec, dtype, value, seed, rank):
     """D(Q(value)), as the wide values that replicas take in."""
     out = np.empty_like(value)
     for part in segments(0, len(value)):
-        out[part] = codec.round_trip(dtype, value[part], segment_seed(seed, rank, 0, part.start))
+        out[part] = codec.round_trip(dtype, value[part], seed_of(codec, seed, rank, 0, part.start))
     return load(dtype, out)
 
 

@@ -13,7 +13,7 @@ import two_levels
 from bagua_hvd.core import native, vectors
 from bagua_hvd.core.exceptions import HorovodInternalError
 from floats import FLOATS, assert_same_bits, load, store, wide
-from low_precision import CODECS, segment_seed, segments
+from low_precision import CODECS, seed_of, segments
 from two_levels import means, members_of, of_host, scaled, shards, within
 from world import World, view
 
@@ -177,7 +177,7 @@ def test_d_lp_s(world, codec):
         for host, (members, mean) in enumerate(zip(hosts, means(dtype, inputs, hosts), strict=True)):
             own = np.zeros(count, np.float32)
             for step, part in itertools.product(range(2), segments(0, count)):
-                seed = segment_seed(10 * step + members[0], host, 0, part.start)
+                seed = seed_of(codec, 10 * step + members[0], host, 0, part.start)
                 own[part] = own[part] + load(dtype, codec.round_trip(dtype, mean[part], seed))
             owns.append(own)
         for rank, (own, left, right) in enumerate(world.run(call)):

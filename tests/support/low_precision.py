@@ -2,6 +2,7 @@
 from typing import NamedTuple
 
 import numpy as np
+import rotated
 from bagua_hvd._native import ffi, lib
 
 from floats import load, store
@@ -17,6 +18,18 @@ class Codec(NamedTuple):
     number: int
     parameter: float = 0.0
     stochastic: bool = False
+
+    @property
+    def rotates(self):
+        return self.name.startswith("rotated")
+
+    @property
+    def bits(self):
+        return int(self.name[-1])
+
+    @property
+    def block(self):
+        return int(self.parameter or 512)
 
     def size(self, dtype, count):
         """Bytes of an encoded segment; 0: the codec does not take the dtype."""
@@ -35,9 +48,13 @@ class Codec(NamedTuple):
 
     def round_trip(self, dtype, stored, seed):
         """D(Q(stored)), stored."""
-        code, decoded = self.encode(dtype, stored, seed), np.empty_like(stored)
+        return self.decode(dtype, self.encode(dtype, stored, seed), stored)
+
+    def decode(self, dtype, code, like):
+        """As many elements as `like`, a stored array, has."""
+        decoded = np.empty_like(like)
         to, src = ffi.from_buffer(decoded), ffi.from_buffer(code)
-        status = lib.bhvd_decode(self.number, DTYPES[dtype], to, src, stored.size, self.options(0))
+        status = lib.bhvd_decode(self.number, DTYPES[dtype], to, src, like.size, self.options(0))
         assert status == lib.BHVD_OK
         return decoded
 
@@ -50,7 +67,8 @@ class Codec(NamedTuple):
 CODECS = [Codec(name, getattr(lib, f"BHVD_CODEC_{name.upper()}"), *parameter) for name, *parameter in [
     ("minmax_uint8",), ("sign",), ("sign_rms",), ("ternary",), ("qsgd",), ("qsgd", 3), ("float16",), ("bfloat16",),
     ("float32",), ("block8",), ("block4", 64, True), ("block8_minmax", 512, True), ("block4_minmax", 128),
-    ("float8_e4m3", 128), ("float8_e5m2", 64), ("topk",), ("topk", 0.25), ("topk_2bit",),
+    ("float8_e4m3", 128), ("float8_e5m2", 64), ("rotated1", 256), ("rotated2",), ("rotated3", 2048), ("rotated4", 1024),
+    ("topk",), ("topk", 0.25), ("topk_2bit",),
     ("topk_2bit", 0.25),
 ]]
 
@@ -67,6 +85,11 @@ def segment_seed(seed, rank, is_mean, begin):
     return mix(mix(mix(seed, rank), is_mean), begin)
 
 
+def seed_of(codec, seed, rank, is_mean, begin):
+    """Codecs that rotate have the same signs on all ranks of the same seed, and in both passes."""
+    return segment_seed(seed, 0, 0, begin) if codec.rotates else segment_seed(seed, rank, is_mean, begin)
+
+
 def segments(begin, end):
     """Slices of at most SEGMENT elements."""
     return [slice(at, min(at + SEGMENT, end)) for at in range(begin, end, SEGMENT)]
@@ -78,24 +101,56 @@ def chunks(count, n):
     return [(int(begin), int(end)) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def lossy(codec, dtype, value, error, seed):
-    """D(Q(value + error)), stored. error: float32, updated in place, or None."""
+def encoded(codec, dtype, value, error, seed):
+    """Q(value + error). error: float32, updated in place, or None."""
     if error is None:
-        return codec.round_trip(dtype, value, seed)
+        return codec.encode(dtype, value, seed)
     wanted = load(dtype, value).astype(F) + error
-    decoded = codec.round_trip(dtype, store(dtype, wanted), seed)
+    code = codec.encode(dtype, store(dtype, wanted), seed)
+    decoded = codec.decode(dtype, code, value)
     error[:] = np.where(np.isfinite(lost := wanted - load(dtype, decoded).astype(F)), lost, 0)
-    return decoded
+    return code
 
 
-def summed(codec, dtype, inputs, part, seeds, worker_errors, factor, offset):
-    """factor * sum_i D(Q(v_i)) of one segment: in float32, in rank order."""
-    total = np.zeros(part.stop - part.start, F)
-    for i, x in enumerate(inputs):
-        error = worker_errors[i][part] if worker_errors else None
-        decoded = lossy(codec, dtype, x[part], error, segment_seed(seeds[i], i, 0, offset + part.start))
-        total = (total + load(dtype, decoded)).astype(F)
+def lossy(codec, dtype, value, error, seed):
+    """D(Q(value + error)), stored."""
+    return codec.decode(dtype, encoded(codec, dtype, value, error, seed), value)
+
+
+def codes(codec, dtype, inputs, part, seeds, worker_errors, offset):
+    """Q(v_i) of one segment."""
+    return [encoded(codec, dtype, x[part], worker_errors[i][part] if worker_errors else None,
+                    seed_of(codec, seeds[i], i, 0, offset + part.start)) for i, x in enumerate(inputs)]
+
+
+def summed(codec, dtype, like, part, factor):
+    """factor times the sum of codes of one segment, stored: in float32, in rank order."""
+    total = np.zeros(part.size, F)
+    for code in like:
+        total = (total + load(dtype, codec.decode(dtype, code, part))).astype(F)
+    return store(dtype, total * F(factor) if factor != 1 else total)
+
+
+def coefficients_summed(codec, like, part, factor):
+    total = sum(rotated.z_of(code, codec.bits, part.size, codec.block) for code in like)
     return total * F(factor) if factor != 1 else total
+
+
+def adds_coefficients(codec, like):
+    return codec.rotates and len({rotated.key_of(code) for code in like}) == 1
+
+
+def from_floats(dtype, x):
+    """Stored; no float16 becomes an infinity."""
+    return store(dtype, np.clip(x, -65504, 65504) if dtype == "float16" else x)
+
+
+def mean(codec, dtype, like, part, factor):
+    """Of codes, stored."""
+    if not adds_coefficients(codec, like):
+        return summed(codec, dtype, like, part, factor)
+    z = coefficients_summed(codec, like, part, factor)
+    return from_floats(dtype, rotated.inverse(z, rotated.key_of(like[0]), part.size, codec.block))
 
 
 def scatter_gather(codec, dtype, inputs, seeds, factor, worker_errors=None, server_errors=None, offset=0):
@@ -106,17 +161,23 @@ def scatter_gather(codec, dtype, inputs, seeds, factor, worker_errors=None, serv
     out = np.empty_like(inputs[0])
     for k, (begin, end) in enumerate(chunks(len(out), len(inputs))):
         for part in segments(begin, end):
-            total = summed(codec, dtype, inputs, part, seeds, worker_errors, factor, offset)
+            like = codes(codec, dtype, inputs, part, seeds, worker_errors, offset)
+            if adds_coefficients(codec, like) and not server_errors:
+                z, key = coefficients_summed(codec, like, out[part], factor), rotated.key_of(like[0])
+                code = rotated.encode_coefficients(z, codec.bits, key, out[part].size, codec.block)
+                out[part] = from_floats(dtype, rotated.decode(code, codec.bits, out[part].size, codec.block))
+                continue
             error = server_errors[k][part.start - begin:part.stop - begin] if server_errors else None
-            seed = segment_seed(seeds[k], k, 1, offset + part.start)
-            out[part] = lossy(codec, dtype, store(dtype, total), error, seed)
+            seed = seed_of(codec, seeds[k], k, 1, offset + part.start)
+            out[part] = lossy(codec, dtype, mean(codec, dtype, like, out[part], factor), error, seed)
     return out
 
 
 def allgather(codec, dtype, inputs, seeds, factor, worker_errors=None, offset=0):
     out = np.empty_like(inputs[0])
     for part in segments(0, len(out)):
-        out[part] = store(dtype, summed(codec, dtype, inputs, part, seeds, worker_errors, factor, offset))
+        like = codes(codec, dtype, inputs, part, seeds, worker_errors, offset)
+        out[part] = mean(codec, dtype, like, out[part], factor)
     return out
 
 

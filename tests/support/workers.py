@@ -19,7 +19,7 @@ import bagua_hvd.torch as hvd
 import two_levels
 from floats import assert_same_bits
 from low_precision import Codec as Oracle
-from low_precision import allgather, scatter_gather, segment_seed, segments
+from low_precision import allgather, scatter_gather, seed_of, segments
 from two_levels import means
 
 F = np.float32
@@ -252,7 +252,7 @@ def decoded(codec, value, seed, i):
     """D(Q(value)) of worker i's own values."""
     out = np.empty_like(value)
     for part in segments(0, len(value)):
-        out[part] = Oracle(*codec).round_trip("float32", value[part], segment_seed(seed, i, 0, part.start))
+        out[part] = Oracle(*codec).round_trip("float32", value[part], seed_of(Oracle(*codec), seed, i, 0, part.start))
     return out
 
 

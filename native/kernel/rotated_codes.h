@@ -1,0 +1,269 @@
+// Codecs rotated1 to rotated4, block after block, whatever the instruction set and the element type. The includer defines, for ISA,
+//     squares(a, d)                             the sum of squares of a block; all blocks are float32
+//     quantize(levels, codes, a, d, s)          writes the codes; returns sum_i |a_i| L[q_i]. s: the root mean square
+//     dequantize(levels, a, codes, d, t, adds)  a = z, or a += z
+// and, for each element type, NAME(rotated_io_<element>).
+#include <float.h>
+
+// Not inlined, or each codec would have one for each element type.
+#define SHARED static __attribute__((noinline))
+
+struct coder {
+    const struct rotated_levels *levels;
+    float (*quantize)(uint8_t *codes, const float *a, size_t d, float s);
+    void (*dequantize)(float *a, const uint8_t *codes, size_t d, float t);
+    void (*add)(float *a, const uint8_t *codes, size_t d, float t);
+};
+
+#define ROTATED_CODER(codec, name, levels)                                                                          \
+    SHARED float NAME(name##_quantize)(uint8_t *codes, const float *a, size_t d, float s)                           \
+    {                                                                                                               \
+        return quantize(&levels, codes, a, d, s);                                                                   \
+    }                                                                                                               \
+    SHARED void NAME(name##_dequantize)(float *a, const uint8_t *codes, size_t d, float t)                          \
+    {                                                                                                               \
+        dequantize(&levels, a, codes, d, t, 0);                                                                     \
+    }                                                                                                               \
+    SHARED void NAME(name##_add)(float *a, const uint8_t *codes, size_t d, float t)                                 \
+    {                                                                                                               \
+        dequantize(&levels, a, codes, d, t, 1);                                                                     \
+    }                                                                                                               \
+    static const struct coder NAME(name##_coder) = {&levels, NAME(name##_quantize), NAME(name##_dequantize),        \
+                                                    NAME(name##_add)};
+ROTATED_EACH(ROTATED_CODER)
+
+struct io {
+    size_t size;
+    // a = H (signs src), filled up with zeros.
+    void (*forward)(float *a, const char *src, size_t count, size_t d, const uint32_t *signs);
+    // dst = signs H a as elements, and, in float32, dst += that. Overwrites a.
+    void (*inverse)(char *dst, size_t count, float *a, size_t d, const uint32_t *signs);
+    void (*inverse_add)(char *dst, size_t count, float *a, size_t d, const uint32_t *signs);
+    void (*store_one)(void *p, float x);
+};
+static const struct io COEFFICIENTS = {.size = sizeof(float)};
+
+// A chunk's parts.
+struct codes {
+    int bits;
+    size_t count, size;
+    char *scales;
+    uint8_t *codes;
+};
+
+INLINE struct codes codes_at(const struct coder *coder, const void *code, size_t count,
+                             const struct bhvd_codec_options *options)
+{
+    const size_t size = rotated_size(options->parameter);
+    char *scales = (char *)(uintptr_t)code + CODEC_HEADER;
+    return (struct codes){coder->levels->bits, count, size, scales, (uint8_t *)scales + rotated_scales_size(count, size)};
+}
+
+INLINE uint8_t *codes_of_block(const struct codes *at, size_t begin)
+{
+    return at->codes + begin / 8 * (size_t)at->bits;
+}
+
+INLINE char *scale_of_block(const struct codes *at, size_t begin)
+{
+    return at->scales + begin / at->size * sizeof(float);
+}
+
+// Multiplies a by a power of two, so that the largest |a_i| comes to lie in [1, 2). Returns it; 0: all are; NaN: one is not finite.
+SHARED double normalize(float *a, size_t d)
+{
+    float largest = 0;
+    int exponent;
+    for (size_t i = 0; i < d; i++) {
+        if (!(fabsf(a[i]) <= FLT_MAX))
+            return (double)NAN;
+        largest = fabsf(a[i]) > largest ? fabsf(a[i]) : largest;
+    }
+    if (largest == 0)
+        return 0;
+    frexp((double)largest, &exponent);
+    const double factor = ldexp(1, 1 - exponent);
+    for (size_t i = 0; i < d; i++)
+        a[i] = (float)(a[i] * factor);
+    return factor;
+}
+
+// t of a block of which the coefficients are a / unit.
+SHARED float encode_block(const struct coder *coder, uint8_t *codes, float *a, size_t d, double unit)
+{
+    float sum = squares(a, d);
+    if (!rotated_is_regular(sum)) {
+        const double factor = normalize(a, d);
+        if (!(factor > 0)) {
+            memset(codes, 0, d / 8 * (size_t)coder->levels->bits);
+            return (float)factor;
+        }
+        unit *= factor;
+        sum = squares(a, d);
+    }
+    return rotated_scale((double)sum / coder->quantize(codes, a, d, sqrtf(sum / (float)d)) / unit);
+}
+
+// Before the blocks, and after them.
+INLINE void encode_begin(const struct codes *at)
+{
+    if (at->count)
+        memset(at->codes - CODEC_BLOCK, 0, CODEC_BLOCK);        // the scales' padding
+}
+
+INLINE void encode_end(void *dst, uint64_t seed, int is_finite)
+{
+    codec_header_init(dst, ROTATED_VERSION, is_finite);
+    memcpy(dst, &seed, sizeof seed);
+}
+
+SHARED void encode(const struct coder *coder, const struct io *io, void *dst, const void *src, size_t count,
+                   const struct bhvd_codec_options *options)
+{
+    const struct codes at = codes_at(coder, dst, count, options);
+    int is_finite = 1;
+    encode_begin(&at);
+    for (size_t begin = 0; begin < count; begin += at.size) {
+        const size_t left = count - begin, d = rotated_block(left, at.size);
+        _Alignas(64) float a[ROTATED_LARGEST_BLOCK];
+        uint32_t signs[ROTATED_LARGEST_BLOCK / 32];
+        rotated_signs(signs, options->seed, begin, d);
+        io->forward(a, (const char *)src + begin * io->size, left < d ? left : d, d, signs);
+        const float t = encode_block(coder, codes_of_block(&at, begin), a, d, (double)d);
+        store_f32(scale_of_block(&at, begin), t);
+        is_finite &= t == t;
+    }
+    encode_end(dst, options->seed, is_finite);
+}
+
+// Elements that are all 0, or all NaN.
+INLINE void fill(const struct io *io, char *dst, size_t count, float value, int adds)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (!adds)
+            io->store_one(dst + i * io->size, value);
+        else if (value != value)
+            store_f32(dst + i * sizeof(float), value);
+    }
+}
+
+SHARED void decode(const struct coder *coder, const struct io *io, void *dst, const void *src, size_t count,
+                   const struct bhvd_codec_options *options, int adds)
+{
+    const struct codes at = codes_at(coder, src, count, options);
+    const uint64_t key = rotated_key(src);
+    for (size_t begin = 0; begin < count; begin += at.size) {
+        const size_t left = count - begin, d = rotated_block(left, at.size), here = left < d ? left : d;
+        const float t = load_f32(scale_of_block(&at, begin));
+        char *to = (char *)dst + begin * (adds ? sizeof(float) : io->size);
+        _Alignas(64) float a[ROTATED_LARGEST_BLOCK];
+        uint32_t signs[ROTATED_LARGEST_BLOCK / 32];
+        if (t == 0 || !rotated_is_bounded(t)) {
+            fill(io, to, here, t == 0 ? 0 : (float)NAN, adds);
+            continue;
+        }
+        rotated_signs(signs, key, begin, d);
+        coder->dequantize(a, codes_of_block(&at, begin), d, t);
+        (adds ? io->inverse_add : io->inverse)(to, here, a, d, signs);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------ struct kernel_transform
+
+SHARED void coefficients_add(const struct coder *coder, float *sum, const void *src, size_t count,
+                             const struct bhvd_codec_options *options)
+{
+    const struct codes at = codes_at(coder, src, count, options);
+    for (size_t begin = 0; begin < count; begin += at.size) {
+        const size_t d = rotated_block(count - begin, at.size);
+        const float t = load_f32(scale_of_block(&at, begin));
+        if (!rotated_is_bounded(t))
+            fill(&COEFFICIENTS, (char *)(sum + begin), d, (float)NAN, 1);
+        else if (t != 0)
+            coder->add(sum + begin, codes_of_block(&at, begin), d, t);
+    }
+}
+
+SHARED void coefficients_encode(const struct coder *coder, void *dst, float *coefficients, size_t count,
+                                const void *like, const struct bhvd_codec_options *options)
+{
+    const struct codes at = codes_at(coder, dst, count, options);
+    int is_finite = 1;
+    encode_begin(&at);
+    for (size_t begin = 0; begin < count; begin += at.size) {
+        const float t = encode_block(coder, codes_of_block(&at, begin), coefficients + begin,
+                                     rotated_block(count - begin, at.size), 1);
+        store_f32(scale_of_block(&at, begin), t);
+        is_finite &= t == t;
+    }
+    encode_end(dst, rotated_key(like), is_finite);
+}
+
+SHARED void invert(const struct io *io, void *dst, float *coefficients, size_t count, const void *like,
+                   const struct bhvd_codec_options *options)
+{
+    const size_t size = rotated_size(options->parameter);
+    for (size_t begin = 0; begin < count; begin += size) {
+        const size_t left = count - begin, d = rotated_block(left, size), here = left < d ? left : d;
+        char *to = (char *)dst + begin * io->size;
+        uint32_t signs[ROTATED_LARGEST_BLOCK / 32];
+        int is_bounded = 1, is_zero = 1;
+        for (size_t i = begin; i < begin + d; i++) {
+            is_bounded &= rotated_is_bounded(coefficients[i]);
+            is_zero &= coefficients[i] == 0;
+        }
+        if (is_zero || !is_bounded) {
+            fill(io, to, here, is_zero ? 0 : (float)NAN, 0);
+            continue;
+        }
+        rotated_signs(signs, rotated_key(like), begin, d);
+        io->inverse(to, here, coefficients + begin, d, signs);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------------- table
+
+// The functions of a codec for an element type: <name>_encode_<element>_<isa> ...; rotated_io_<element>_<isa> is there.
+#define ROTATED_FUNCTIONS_OF(name, element)                                                                 \
+    static void NAME(JOIN(name##_encode, element))(void *dst, const void *src, size_t count,                        \
+                                                   const struct bhvd_codec_options *options)                        \
+    {                                                                                                               \
+        encode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, count, options);                                \
+    }                                                                                                               \
+    static void NAME(JOIN(name##_decode, element))(void *dst, const void *src, size_t count,                        \
+                                                   const struct bhvd_codec_options *options)                        \
+    {                                                                                                               \
+        decode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, count, options, 0);                             \
+    }                                                                                                               \
+    static void NAME(JOIN(name##_decode_add, element))(float *dst, const void *src, size_t count,                   \
+                                                       const struct bhvd_codec_options *options)                    \
+    {                                                                                                               \
+        decode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, count, options, 1);                             \
+    }                                                                                                               \
+    static void NAME(JOIN(name##_invert, element))(void *dst, float *coefficients, size_t count, const void *like,  \
+                                                   const struct bhvd_codec_options *options)                        \
+    {                                                                                                               \
+        invert(&NAME(JOIN(rotated_io, element)), dst, coefficients, count, like, options);                          \
+    }
+
+// What has to do with coefficients alone.
+#define ROTATED_COEFFICIENTS(codec, name, levels)                                                                   \
+    static void NAME(name##_coefficients_add)(float *sum, const void *src, size_t count,                            \
+                                              const struct bhvd_codec_options *options)                             \
+    {                                                                                                               \
+        coefficients_add(&NAME(name##_coder), sum, src, count, options);                                                        \
+    }                                                                                                               \
+    static void NAME(name##_coefficients_encode)(void *dst, float *coefficients, size_t count, const void *like,    \
+                                                 const struct bhvd_codec_options *options)                          \
+    {                                                                                                               \
+        coefficients_encode(&NAME(name##_coder), dst, coefficients, count, like, options);                                      \
+    }
+
+#define ROTATED_TABLE_OF(codec, name, dtype, element)                                                               \
+    kernel_codec_set(&table->codecs[codec][dtype], NAME(JOIN(name##_encode, element)),                              \
+                     NAME(JOIN(name##_decode, element)), NAME(JOIN(name##_decode_add, element)));                   \
+    table->codecs[codec][dtype].transform = (struct kernel_transform)                                               \
+    {                                                                                                               \
+        rotated_coefficients, rotated_are_alike, NAME(name##_coefficients_add), NAME(name##_coefficients_encode),   \
+            NAME(JOIN(name##_invert, element))                                                                      \
+    };

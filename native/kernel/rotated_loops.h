@@ -1,0 +1,50 @@
+// Elements of codecs rotated1 to rotated4, one at a time. What the includer defines: for_each_element.h.
+#define LOAD JOIN(load, ELEMENT)
+#define STORE JOIN(store, ELEMENT)
+#define ROTATED(name) NAME(JOIN(rotated_##name, ELEMENT))
+
+// A float16, of which the largest is the end, and others, for which it is far away.
+INLINE void ROTATED(store_one)(void *p, float x)
+{
+    const float largest = (float)(LARGEST < FLT_MAX ? LARGEST : FLT_MAX);
+    STORE(p, x > largest ? largest : x < -largest ? -largest : x);
+}
+
+SHARED void ROTATED(forward)(float *a, const char *src, size_t count, size_t d, const uint32_t *signs)
+{
+    for (size_t i = 0; i < d; i++)
+        a[i] = i < count ? flipped((float)LOAD(src + SIZE * i), signs, i) : flipped(0, signs, i);
+    transform(a, d);
+}
+
+SHARED void ROTATED(inverse)(char *dst, size_t count, float *a, size_t d, const uint32_t *signs)
+{
+    transform(a, d);
+    for (size_t i = 0; i < count; i++)
+        ROTATED(store_one)(dst + SIZE * i, flipped(a[i], signs, i));
+}
+
+SHARED void ROTATED(inverse_add)(char *dst, size_t count, float *a, size_t d, const uint32_t *signs)
+{
+    transform(a, d);
+    for (size_t i = 0; i < count; i++) {
+        char element[SIZE];
+        ROTATED(store_one)(element, flipped(a[i], signs, i));
+        store_f32(dst + 4 * i, (float)(load_f32(dst + 4 * i) + LOAD(element)));
+    }
+}
+
+static const struct io ROTATED(io) = {SIZE, ROTATED(forward), ROTATED(inverse), ROTATED(inverse_add),
+                                      ROTATED(store_one)};
+#define ROTATED_FUNCTIONS(codec, name, levels) ROTATED_FUNCTIONS_OF(name, ELEMENT)
+ROTATED_EACH(ROTATED_FUNCTIONS)
+
+#undef LOAD
+#undef STORE
+#undef ROTATED
+#undef ROTATED_FUNCTIONS
+#undef ELEMENT
+#undef REAL
+#undef REAL_MAX
+#undef LARGEST
+#undef SIZE

@@ -1,0 +1,342 @@
+// Codecs rotated1 to rotated4 by vectors of float32, for rotated_avx2.c and rotated_avx512.c: a block stays in the nearest cache.
+// The includer has the vectors of vectors.h, and defines
+//     vec_within(x)            the butterflies of the distances 1, 2, ... LANES / 2
+//     mask, vec_greater(a, b), vec_is_negative(x)    lanes where a > b, and where the sign is set
+//     vec_choose(m, a, b)      b in the lanes of m, else a
+//     vec_lookup(table, n)     lane by lane the entry n mod 8 of a table of 8 or 16
+//     whole                    a 32-bit number for each lane: whole_set1, whole_or; WHOLE_ZERO
+//     whole_left(n, k), whole_right(n, k)    shifted
+//     whole_or_where(n, m, k)  n | k in the lanes of m, else n
+//     words_store(p, n), words_load(p, n)    the lower 16 bits of 16 / LANES wholes, side by side
+//     vec_numbered(table, n, k, b)    z of the b-bit numbers from bit k of n on, b = 1, 2, 4; others lie above
+enum { ROWS = 16 / LANES, EACH = ROTATED_SUMS / LANES };
+
+#define UNROLLED _Pragma("GCC unroll 16")
+
+INLINE uint32_t lanes_of(const uint32_t *signs, size_t i)
+{
+    return LANES == 8 ? ((const any_u8 *)signs)[i / 8] : ((const any_u16 *)signs)[i / 16];
+}
+
+#define BUTTERFLY(a, b)                         \
+    do {                                        \
+        const vec sum = vec_add(a, b);          \
+        b = vec_sub(a, b);                      \
+        a = sum;                                \
+    } while (0)
+
+// The butterflies of log2(n) distances, of n = 2, 4 or 8 vectors.
+INLINE void butterflies(vec *r, int n)
+{
+    UNROLLED for (int h = 1; h < n; h *= 2)
+        UNROLLED for (int i = 0; i < n; i++)
+            if (!(i & h))
+                BUTTERFLY(r[i], r[i + h]);
+}
+
+// The distances from h on, n - 1 of which are one pass.
+INLINE void pass(float *a, size_t d, size_t h, int n)
+{
+    for (size_t begin = 0; begin < d; begin += (size_t)n * h)
+        for (size_t i = begin; i < begin + h; i += LANES) {
+            vec r[8];
+            UNROLLED for (int k = 0; k < n; k++)
+                r[k] = vec_load(a + i + (size_t)k * h);
+            butterflies(r, n);
+            UNROLLED for (int k = 0; k < n; k++)
+                vec_store(a + i + (size_t)k * h, r[k]);
+        }
+}
+
+// The distances from 8 LANES on.
+INLINE void passes(float *a, size_t d)
+{
+    size_t h = 8 * LANES;
+    for (; d / h >= 8; h *= 8)
+        pass(a, d, h, 8);
+    if (d / h == 4)
+        pass(a, d, h, 4);
+    else if (d / h == 2)
+        pass(a, d, h, 2);
+}
+
+// Zeros after the last element: a whole block, which is read instead.
+INLINE const char *filled_up(char *block, const char *src, size_t count, size_t d, size_t size)
+{
+    if (count >= d)
+        return src;
+    memcpy(block, src, count * size);
+    memset(block + count * size, 0, (d - count) * size);
+    return block;
+}
+
+INLINE void forward(float *a, const char *src, size_t count, size_t d, const uint32_t *signs, const struct element *element)
+{
+    char block[ROTATED_LARGEST_BLOCK * sizeof(float)];
+    const char *from = filled_up(block, src, count, d, element->size);
+    for (size_t i = 0; i < d; i += 8 * LANES) {
+        vec r[8];
+        UNROLLED for (int k = 0; k < 8; k++) {
+            const size_t at = i + (size_t)k * LANES;
+            r[k] = vec_within(vec_negate(element->load(from + at * element->size), lanes_of(signs, at)));
+        }
+        butterflies(r, 8);
+        UNROLLED for (int k = 0; k < 8; k++)
+            vec_store(a + i + (size_t)k * LANES, r[k]);
+    }
+    passes(a, d);
+}
+
+INLINE void transform(float *a, size_t d)
+{
+    for (size_t i = 0; i < d; i += 8 * LANES) {
+        vec r[8];
+        UNROLLED for (int k = 0; k < 8; k++)
+            r[k] = vec_within(vec_load(a + i + (size_t)k * LANES));
+        butterflies(r, 8);
+        UNROLLED for (int k = 0; k < 8; k++)
+            vec_store(a + i + (size_t)k * LANES, r[k]);
+    }
+    passes(a, d);
+}
+
+// The element: no float16 becomes an infinity.
+INLINE vec element_of(const float *a, size_t i, const uint32_t *signs, const struct element *element)
+{
+    const vec x = vec_negate(vec_load(a + i), lanes_of(signs, i));
+    if (element->largest > 65504)
+        return x;
+    return vec_max(vec_min(x, vec_set1(element->largest)), vec_set1(-element->largest));
+}
+
+INLINE void inverse(char *dst, size_t count, float *a, size_t d, const uint32_t *signs, const struct element *element)
+{
+    char block[ROTATED_LARGEST_BLOCK * sizeof(float)], *to = count == d ? dst : block;
+    transform(a, d);
+    for (size_t i = 0; i < d; i += 2 * LANES)
+        element->store_two(to + i * element->size, element_of(a, i, signs, element),
+                           element_of(a, i + LANES, signs, element));
+    if (count != d)
+        memcpy(dst, block, count * element->size);
+}
+
+INLINE void inverse_add(char *dst, size_t count, float *a, size_t d, const uint32_t *signs, const struct element *element)
+{
+    char block[ROTATED_LARGEST_BLOCK * sizeof(float)], *to = count == d ? dst : block;
+    transform(a, d);
+    filled_up(block, dst, count, d, sizeof(float));
+    for (size_t i = 0; i < d; i += LANES)
+        vec_store(to + 4 * i, vec_add(vec_load(to + 4 * i), element->round(element_of(a, i, signs, element))));
+    if (count != d)
+        memcpy(dst, block, count * sizeof(float));
+}
+
+INLINE float sums_of(vec *sums)
+{
+    float parts[LANES];
+    for (int w = EACH / 2; w > 0; w /= 2)
+        for (int p = 0; p < w; p++)
+            sums[p] = vec_add(sums[p], sums[p + w]);
+    vec_store(parts, sums[0]);
+    for (int w = LANES / 2; w > 0; w /= 2)
+        for (int j = 0; j < w; j++)
+            parts[j] += parts[j + w];
+    return parts[0];
+}
+
+INLINE float squares(const float *a, size_t d)
+{
+    vec sums[EACH];
+    for (int p = 0; p < EACH; p++)
+        sums[p] = vec_set1(0);
+    for (size_t i = 0; i < d; i += ROTATED_SUMS)
+        UNROLLED for (int p = 0; p < EACH; p++) {
+            const vec x = vec_load(a + i + (size_t)p * LANES);
+            sums[p] = vec_add(sums[p], vec_mul(x, x));
+        }
+    return sums_of(sums);
+}
+
+// Thresholds, times s, and levels.
+struct quantizer {
+    vec threshold[3];           // of 1 to 3 bits
+    vec middle, above, below;   // of 4: between the halves, the quarters, the eighths: entries for the number found so far
+    vec level;                  // all of them
+    vec least, next;            // of 1 and 2 bits
+};
+
+INLINE vec table_of(const float *entries, int count, float factor)
+{
+    float table[16];
+    for (int i = 0; i < 16; i++)
+        table[i] = entries[i % count];
+    return vec_mul(vec_load(table), vec_set1(factor));
+}
+
+INLINE struct quantizer quantizer_of(const struct rotated_levels *levels, float s)
+{
+    const float *t = levels->threshold;
+    const float quarters[] = {t[1], t[1], t[1], t[1], t[5], t[5], t[5], t[5]};
+    const float eighths[] = {t[0], t[0], t[2], t[2], t[4], t[4], t[6], t[6]};
+    struct quantizer with = {.level = table_of(levels->level, 8, 1), .least = vec_set1(levels->level[0]),
+                             .next = vec_set1(levels->level[1])};
+    for (int k = 0; k < 3; k++)
+        with.threshold[k] = vec_set1(t[k] * s);
+    with.middle = vec_set1(t[3] * s);
+    with.above = table_of(quarters, 8, s);
+    with.below = table_of(eighths, 8, s);
+    return with;
+}
+
+// The level of the magnitude m. Its number into n, from bit k on.
+INLINE vec level_of(int bits, const struct quantizer *with, vec m, whole *n, int k)
+{
+    if (bits == 1)
+        return with->least;
+    if (bits == 2) {
+        const mask is_next = vec_greater(m, with->threshold[0]);
+        *n = whole_or_where(*n, is_next, 1 << k);
+        return vec_choose(is_next, with->least, with->next);
+    }
+    whole q = WHOLE_ZERO;
+    if (bits == 3) {
+        const mask is_above = vec_greater(m, with->threshold[1]);
+        q = whole_or_where(q, is_above, 2);
+        q = whole_or_where(q, vec_greater(m, vec_choose(is_above, with->threshold[0], with->threshold[2])), 1);
+    } else {
+        q = whole_or_where(q, vec_greater(m, with->middle), 4);
+        q = whole_or_where(q, vec_greater(m, vec_lookup(with->above, q)), 2);
+        q = whole_or_where(q, vec_greater(m, vec_lookup(with->below, q)), 1);
+    }
+    *n = whole_or(*n, whole_left(q, k));
+    return vec_lookup(with->level, q);
+}
+
+// One part of b-bit numbers. Of 3 bits, signs go into signs instead, from bit `row` on.
+INLINE void quantize_part(const struct rotated_levels *levels, const struct quantizer *with, uint8_t *codes, const float *a,
+                          vec *sums, whole *signs, int row)
+{
+    const int bits = levels->bits, b = bits == 3 ? 2 : bits;
+    whole n[ROWS] = {WHOLE_ZERO};
+    for (int v = 0; v < ROWS; v++)
+        n[v] = WHOLE_ZERO;
+    UNROLLED for (int k = 0; k < 16 / b; k++)
+        UNROLLED for (int v = 0; v < ROWS; v++) {
+            const int i = 16 * k + LANES * v;
+            const vec x = vec_load(a + i), m = vec_abs(x);
+            const vec level = level_of(bits, with, m, &n[v], b * k);
+            vec *sum = &sums[i / LANES % EACH];
+            *sum = vec_add(*sum, vec_mul(m, level));
+            if (bits == 3)
+                signs[v] = whole_or_where(signs[v], vec_is_negative(x), 1 << (row + k));
+            else
+                n[v] = whole_or_where(n[v], vec_is_negative(x), 1 << (b * k + b - 1));
+        }
+    words_store(codes, n);
+}
+
+INLINE float quantize(const struct rotated_levels *levels, uint8_t *codes, const float *a, size_t d, float s)
+{
+    const int bits = levels->bits, parts = bits == 3 ? 2 : bits;
+    const struct quantizer with = quantizer_of(levels, s);
+    vec sums[EACH];
+    for (int p = 0; p < EACH; p++)
+        sums[p] = vec_set1(0);
+    for (size_t i = 0; i < d; i += ROTATED_UNIT, codes += bits * ROTATED_PART) {
+        whole signs[ROWS];
+        for (int v = 0; v < ROWS; v++)
+            signs[v] = WHOLE_ZERO;
+        UNROLLED for (int p = 0; p < parts; p++)
+            quantize_part(levels, &with, codes + p * ROTATED_PART, a + i + (size_t)(p * ROTATED_UNIT / parts), sums, signs,
+                          p * 16 / parts);
+        if (bits == 3)
+            words_store(codes + 2 * ROTATED_PART, signs);
+    }
+    return sums_of(sums);
+}
+
+// The levels of a part's numbers, times t.
+INLINE vec levels_table(const struct rotated_levels *levels, float t)
+{
+    const float *level = levels->level;
+    const float one[] = {level[0], -level[0]}, two[] = {level[0], level[1], -level[0], -level[1]};
+    float four[16];
+    for (int i = 0; i < 16; i++)
+        four[i] = i < 8 ? level[i] : -level[i - 8];
+    if (levels->bits == 4)
+        return table_of(four, 16, t);
+    return levels->bits == 1 ? table_of(one, 2, t) : levels->bits == 2 ? table_of(two, 4, t) : table_of(level, 4, t);
+}
+
+INLINE void dequantize_part(const struct rotated_levels *levels, vec table, float *a, const uint8_t *codes, const whole *signs,
+                            int row, int adds)
+{
+    const int bits = levels->bits, b = bits == 3 ? 2 : bits;
+    whole n[ROWS];
+    words_load(codes, n);
+    UNROLLED for (int k = 0; k < 16 / b; k++)
+        UNROLLED for (int v = 0; v < ROWS; v++) {
+            float *at = a + 16 * k + LANES * v;
+            vec z = vec_numbered(table, n[v], b * k, b);
+            if (bits == 3)
+                z = vec_flipped(z, whole_left(signs[v], 31 - row - k));
+            vec_store(at, adds ? vec_add(vec_load(at), z) : z);
+        }
+}
+
+INLINE void dequantize(const struct rotated_levels *levels, float *a, const uint8_t *codes, size_t d, float t, int adds)
+{
+    const int bits = levels->bits, parts = bits == 3 ? 2 : bits;
+    const vec table = levels_table(levels, t);
+    for (size_t i = 0; i < d; i += ROTATED_UNIT, codes += bits * ROTATED_PART) {
+        whole signs[ROWS];
+        if (bits == 3)
+            words_load(codes + 2 * ROTATED_PART, signs);
+        UNROLLED for (int p = 0; p < parts; p++)
+            dequantize_part(levels, table, a + i + (size_t)(p * ROTATED_UNIT / parts), codes + p * ROTATED_PART, signs,
+                            p * 16 / parts, adds);
+    }
+}
+
+#include "kernel/rotated_codes.h"
+
+#define ROTATED_IO(element)                                                                                         \
+    SHARED void NAME(rotated_forward_##element)(float *a, const char *src, size_t count, size_t d,                  \
+                                                const uint32_t *signs)                                              \
+    {                                                                                                               \
+        forward(a, src, count, d, signs, &element);                                                                 \
+    }                                                                                                               \
+    SHARED void NAME(rotated_inverse_##element)(char *dst, size_t count, float *a, size_t d, const uint32_t *signs) \
+    {                                                                                                               \
+        inverse(dst, count, a, d, signs, &element);                                                                 \
+    }                                                                                                               \
+    SHARED void NAME(rotated_inverse_add_##element)(char *dst, size_t count, float *a, size_t d,                    \
+                                                    const uint32_t *signs)                                          \
+    {                                                                                                               \
+        inverse_add(dst, count, a, d, signs, &element);                                                             \
+    }                                                                                                               \
+    static const struct io NAME(rotated_io_##element) = {                                                           \
+        sizeof(element##_memory), NAME(rotated_forward_##element), NAME(rotated_inverse_##element),                 \
+        NAME(rotated_inverse_add_##element), store_##element};
+typedef float f32_memory;
+typedef uint16_t f16_memory, bf16_memory;
+ROTATED_IO(f32)
+ROTATED_IO(f16)
+ROTATED_IO(bf16)
+
+#define ROTATED_VECTORS(codec, name, levels)    \
+    ROTATED_FUNCTIONS_OF(name, f32)             \
+    ROTATED_FUNCTIONS_OF(name, f16)             \
+    ROTATED_FUNCTIONS_OF(name, bf16)
+ROTATED_EACH(ROTATED_VECTORS)
+ROTATED_EACH(ROTATED_COEFFICIENTS)
+
+#define ROTATED_TABLE(codec, name, levels)              \
+    ROTATED_TABLE_OF(codec, name, BHVD_FLOAT32, f32)    \
+    ROTATED_TABLE_OF(codec, name, BHVD_FLOAT16, f16)    \
+    ROTATED_TABLE_OF(codec, name, BHVD_BFLOAT16, bf16)
+
+void NAME(rotated_kernels_init)(struct kernel_table *table)
+{
+    ROTATED_EACH(ROTATED_TABLE)
+}
