@@ -7,7 +7,7 @@
     qsgd(levels)          8                   stochastic     sign(x) l n / levels, n = ||x||_2 of 512: right in the mean
     block(bits, size)     8 or 4              either         a multiple of max |x| / 127 (/ 7) over `size` elements, or
                                                              one of 256 (16) levels between minimum and maximum
-    rotated(bits, size)   1, 2, 3 or 4        nearest        a normal's levels of randomly rotated blocks of `size`
+    rotated(bits, block)  1, 2, 3 or 4        nearest        a normal's levels of randomly rotated blocks of `block`
                                                              elements: nearly right in the mean
     float8(format, size)  8                   nearest        an e4m3 or e5m2 number times a scale of the block
     float16, bfloat16     16                  nearest        x
@@ -179,24 +179,25 @@ def block(bits: int = 8, size: int = 256, scale: str = "absmax", stochastic: boo
     if scale not in ("absmax", "minmax"):
         raise ValueError(f"block(scale={scale!r}): expected 'absmax' or 'minmax'")
     name = f"block{bits}" + ("_minmax" if scale == "minmax" else "")
-    return Codec(name, getattr(lib, f"BHVD_CODEC_{name.upper()}"), _size("block", size, 64, 512), bool(stochastic))
+    return Codec(name, getattr(lib, f"BHVD_CODEC_{name.upper()}"), _size("block(size", size, 64, 512), bool(stochastic))
 
 
-def rotated(bits: int = 2, size: int = 512) -> Codec:
-    """Blocks of `size` elements, randomly rotated, each with a scale of its own (float32).
+def rotated(bits: int = 2, block: int = 512) -> Codec:
+    """Blocks of `block` elements, randomly rotated, each with a scale of its own (float32).
 
     The rotation makes any block nearly normal, so few levels do. Nothing need be remembered from step to step. Elements
     that are 0 do not stay exactly 0, unless all of a block are. float64 is encoded as float32.
 
     Args:
         bits: of an element, 1, 2, 3 or 4.
-        size: 256, 512, 1024 or 2048.
+        block: 256, 512, 1024 or 2048.
     Raises:
         ValueError: one is something else.
     """
     if bits not in (1, 2, 3, 4) or isinstance(bits, bool):
         raise ValueError(f"rotated(bits={bits!r}): expected 1, 2, 3 or 4")
-    return Codec(f"rotated{int(bits)}", getattr(lib, f"BHVD_CODEC_ROTATED{int(bits)}"), _size("rotated", size, 256, 2048))
+    number = getattr(lib, f"BHVD_CODEC_ROTATED{int(bits)}")
+    return Codec(f"rotated{int(bits)}", number, _size("rotated(block", block, 256, 2048))
 
 
 def float8(format: str = "e4m3", size: int = 256) -> Codec:
@@ -210,13 +211,14 @@ def float8(format: str = "e4m3", size: int = 256) -> Codec:
     """
     if format not in ("e4m3", "e5m2"):
         raise ValueError(f"float8(format={format!r}): expected 'e4m3' or 'e5m2'")
-    return Codec(f"float8_{format}", getattr(lib, f"BHVD_CODEC_FLOAT8_{format.upper()}"), _size("float8", size, 64, 512))
+    number = getattr(lib, f"BHVD_CODEC_FLOAT8_{format.upper()}")
+    return Codec(f"float8_{format}", number, _size("float8(size", size, 64, 512))
 
 
-def _size(codec: str, size: int, smallest: int, largest: int) -> float:
+def _size(argument: str, size: int, smallest: int, largest: int) -> float:
     sizes = [smallest << k for k in range((largest // smallest).bit_length())]
     if size not in sizes:
-        raise ValueError(f"{codec}(size={size!r}): expected {', '.join(map(str, sizes[:-1]))} or {largest}")
+        raise ValueError(f"{argument}={size!r}): expected {', '.join(map(str, sizes[:-1]))} or {largest}")
     return float(size)
 
 

@@ -32,6 +32,7 @@ from bagua_hvd.codecs import (  # with the primitives that take them
     float32,
     minmax_uint8,
     qsgd,
+    rotated,
     sign,
     sign_rms,
     ternary,
@@ -51,7 +52,7 @@ TOPOLOGIES = {"shift_one": native.TOPOLOGY_SHIFT_ONE, "ring": native.TOPOLOGY_RI
 
 __all__ = [
     "Codec", "ErrorState", "Replicas", "bfloat16", "block", "c_fp_s", "c_lp_s", "d_fp_s", "d_lp_s", "float8", "float16",
-    "float32", "minmax_uint8", "push", "qsgd", "sign", "sign_rms", "ternary", "topk",
+    "float32", "minmax_uint8", "push", "qsgd", "rotated", "sign", "sign_rms", "ternary", "topk",
 ]
 
 _seeds = itertools.count(1)
@@ -272,8 +273,9 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
         average: False for the sum.
         exchange: "scatter_gather": every rank averages its chunk, and encodes it again; "allgather": everyone's codes
             to everyone, encoded once; less traffic for very small codes (top-k) or few ranks.
-        seed: of a codec that rounds at random, 0 <= seed < 2^64; None: a new one for each call. It is mixed with rank
-            and place (native/kernel/segments.h).
+        seed: of a codec that rounds at random or rotates, 0 <= seed < 2^64; None: a new one for each call. It is mixed
+            with rank and place (native/kernel/segments.h). Give rotated() the same one on all ranks: they need fewer
+            transforms then.
         prescale_factor, postscale_factor, out, name: as for c_fp_s().
         hierarchical: sum in full precision within hosts, codes between them. On one host it is as without.
     Returns:

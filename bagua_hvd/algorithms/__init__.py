@@ -29,6 +29,7 @@ from bagua_hvd.algorithms.powersgd import PowerSGD
 from bagua_hvd.algorithms.push_sum import PushSum
 from bagua_hvd.algorithms.qadam import QAdam
 from bagua_hvd.algorithms.qsgd import QSGD
+from bagua_hvd.algorithms.rotated import Rotated
 from bagua_hvd.algorithms.streaming_diloco import StreamingDiLoCo
 from bagua_hvd.algorithms.terngrad import TernGrad
 from bagua_hvd.algorithms.topk import TopK
@@ -37,6 +38,7 @@ from bagua_hvd.algorithms.zero_one_adam import ZeroOneAdam
 register("auto", Auto)
 register("gradient_allreduce", GradientAllReduce)
 register("bytegrad", ByteGrad)
+register("rotated", Rotated)
 register("decentralized", Decentralized)
 register("low_precision_decentralized", LowPrecisionDecentralized)
 register("qadam", QAdam)
@@ -68,6 +70,6 @@ __all__ = [
     "Acco", "Algorithm", "Async", "AsyncDecentralized", "AsyncLowPrecision", "AsyncLowPrecisionDecentralized", "Auto",
     "ByteGrad", "Choco", "Decentralized", "DiLoCo", "Dion", "DoubleSqueeze", "EFSignSGD", "GradientAllReduce", "Lamb",
     "LocalAdam", "LocalSGD", "LowPrecisionDecentralized", "OneBitAdam", "OneBitAdamPublished", "OneBitLamb", "PowerSGD",
-    "PushSum", "QAdam", "QSGD", "Safety", "StreamingDiLoCo", "TernGrad", "TopK", "ZeroOneAdam", "choose", "get",
-    "names", "register",
+    "PushSum", "QAdam", "QSGD", "Rotated", "Safety", "StreamingDiLoCo", "TernGrad", "TopK", "ZeroOneAdam", "choose",
+    "get", "names", "register",
 ]

@@ -26,6 +26,7 @@ import numpy as np
 
 from bagua_hvd.algorithms.base import Algorithm, Safety, positive
 from bagua_hvd.algorithms.exact_steps import mean_of_gradients
+from bagua_hvd.codecs import Codec
 from bagua_hvd.core.native import TensorView
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_lp_s, minmax_uint8
@@ -43,6 +44,7 @@ class QAdam(Algorithm):
         warmup_steps: T, steps of plain Adam, 1 or more; about a fifth of all. None: that of the optimizer, if it has
             such an attribute (hvd.QAdamOptimizer), else 100.
         bounded: no element makes a longer step than any of Adam's own. False: as published.
+        codec: of bagua_hvd.codecs, such as rotated(2). None: minmax_uint8.
     """
 
     safety = Safety.E2
@@ -55,7 +57,10 @@ class QAdam(Algorithm):
     in_steps = False                # whether what travels is m / (sqrt(v) / ... + eps)
     default_warmup_steps = 100      # where neither the script nor the optimizer says
 
-    def __init__(self, hierarchical: bool = True, warmup_steps: int | None = None, bounded: bool = True) -> None:
+    def __init__(self, hierarchical: bool = True, warmup_steps: int | None = None, bounded: bool = True,
+                 codec: Codec | None = None) -> None:
+        if codec is not None:
+            self.codec = codec
         self.hierarchical = hierarchical
         self.bounded = bounded
         self.warmup_steps = None if warmup_steps is None else positive("warmup_steps", warmup_steps)
@@ -89,7 +94,8 @@ class QAdam(Algorithm):
 
     def exchange(self, bucket: Bucket, m: np.ndarray) -> Pending:
         """Begins m <- C_LP_S(m)."""
-        return c_lp_s(m, bucket.model.group, codec=self.codec, name=bucket.name, hierarchical=self.hierarchical)
+        return c_lp_s(m, bucket.model.group, codec=self.codec, name=bucket.name, hierarchical=self.hierarchical,
+                      seed=bucket.seed(bucket.step))
 
     def step(self, model: Model) -> bool:
         if not self.frozen(model):

@@ -53,6 +53,13 @@ def run(algorithm, codec, feedback, make_optimizer, hosts=None, scaled=False):
     optimizer = hvd.DistributedOptimizer(make_optimizer(model), algorithm=algorithm)
     decay, decoupled = optimizer.param_groups[0]["weight_decay"], isinstance(optimizer, torch.optim.AdamW)
     places, errors = buckets_of(optimizer), Errors(two_levels=hosts is not None)
+    seeds, exchange = {}, optimizer.algorithm.exchange
+
+    def seen(bucket, m):
+        seeds[bucket.name] = bucket.seed(bucket.step)
+        return exchange(bucket, m)
+
+    optimizer.algorithm.exchange = seen
     m = v = np.zeros_like(start(0, False))
     under_scale, cut = Scaled(model, optimizer), 0
     silent, every_third = dyadic(9) < -0.8, np.arange(len(m)) % 3 == 0
@@ -83,7 +90,7 @@ def run(algorithm, codec, feedback, make_optimizer, hosts=None, scaled=False):
                     unit = p[at] if isinstance(optimizer.algorithm, OneBitAdam) else F(1)
                     m[at] = c_lp_s(codec, [value / unit for value in m_i], 0, of_bucket, hosts=hosts) * unit
                 else:
-                    m[at] = c_lp_s(codec, m_i, hosts=hosts)
+                    m[at] = c_lp_s(codec, m_i, seeds[optimizer.reducer.buckets[b].name], hosts=hosts)
             m[v == 0] = 0
             cut += int((m != bound(m, p)).sum())
             m = bound(m, p)
@@ -113,6 +120,7 @@ def equations():
     for make in adams:
         run(QAdam(warmup_steps=WARMUP), codecs.minmax_uint8, False, make)
     run(QAdam(warmup_steps=WARMUP, bounded=False), codecs.minmax_uint8, False, adams[0])
+    run(QAdam(warmup_steps=WARMUP, codec=codecs.rotated(2)), codecs.rotated(2), False, adams[0])
     for make in adams[::2]:
         run(OneBitAdam(warmup_steps=WARMUP), codecs.sign_rms, True, make)
         # All of a bucket have an m of the same size: where v is small it is cut.

@@ -1,6 +1,6 @@
 """Gradient averaging by codes against the equations, bit for bit.
 
-bytegrad, doublesqueeze, ef_signsgd, qsgd, terngrad, topk:
+bytegrad, doublesqueeze, ef_signsgd, qsgd, rotated, terngrad, topk:
 
     v_i = g_i + e_i                     e_i <- v_i - D(Q(v_i))
     u   = mean_i D(Q(v_i)) + f          f   <- u - D(Q(u))          g = D(Q(u)), chunk by chunk
@@ -13,7 +13,7 @@ import pytest
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
-from bagua_hvd.algorithms import QSGD, ByteGrad, DoubleSqueeze, EFSignSGD, TernGrad, TopK
+from bagua_hvd.algorithms import QSGD, ByteGrad, DoubleSqueeze, EFSignSGD, Rotated, TernGrad, TopK
 from two_levels import LAYOUTS, environments, members_of
 from workers import BUCKETS, Errors, F, assert_trains_as, by_gradients, c_lp_s, seeds
 
@@ -43,6 +43,9 @@ CASES = [
     (lambda: ByteGrad(codec=codecs.block(stochastic=True)),
      lambda: by_codes(codecs.block(stochastic=True), False, seeded=True)),
     (lambda: ByteGrad(codec=codecs.float8()), lambda: by_codes(codecs.float8(), False)),
+    (Rotated, lambda: by_codes(codecs.rotated(2), False, seeded=True)),
+    (lambda: Rotated(4, block=256), lambda: by_codes(codecs.rotated(4, 256), False, seeded=True)),
+    (lambda: Rotated(1, error_feedback=True), lambda: by_codes(codecs.rotated(1), True, seeded=True)),
     (DoubleSqueeze, lambda: by_codes(codecs.sign, True)),
     (lambda: DoubleSqueeze(codecs.topk(0.1)), lambda: by_codes(codecs.topk(0.1), True)),
     (lambda: DoubleSqueeze(codecs.ternary), lambda: by_codes(codecs.ternary, True, seeded=True)),
@@ -97,6 +100,7 @@ def cases_in_two_levels(hosts):
         (lambda: ByteGrad(hierarchical=True), codecs.minmax_uint8, False, False),
         (lambda: ByteGrad(hierarchical=True, error_feedback=True), codecs.minmax_uint8, True, False),
         (lambda: DoubleSqueeze(hierarchical=True), codecs.sign, True, False),
+        (lambda: Rotated(3, hierarchical=True), codecs.rotated(3), False, True),
         (lambda: QSGD(hierarchical=True), codecs.qsgd(127), False, True),
     ]:
         assert_trains_as(make(), by_codes(codec, feedback, seeded, hosts=hosts))

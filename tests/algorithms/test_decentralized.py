@@ -107,7 +107,8 @@ def all_cases():
         algorithm = Choco(gamma=0.25, communication_interval=interval)
         assert_trains_as(algorithm, after_steps(interval, choco(codecs.sign, 0.25)), apart=True)
         assert_replicas_agree(optimizer)
-    assert_trains_as(Choco(codecs.qsgd(15), 0.3), after_steps(1, choco(codecs.qsgd(15), 0.3)), apart=True)
+    for codec in (codecs.qsgd(15), codecs.rotated(2, 256)):
+        assert_trains_as(Choco(codec, 0.3), after_steps(1, choco(codec, 0.3)), apart=True)
     # The warm-up's mean gradient is added up in any order, so from there on nearly equal.
     algorithm = Decentralized(communication_interval=2, warmup_steps=3)
     assert_trains_as(algorithm, d_psgd(everyone, 2, 3), apart=True, exact=False)

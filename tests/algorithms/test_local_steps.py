@@ -99,6 +99,7 @@ def streaming_diloco(interval, count, tau, alpha, eta, mu, codec, feedback=False
 STREAMS = ((4, 3, 1, 0.5, 0.7, 0.9, codecs.block(4, 64)), (3, 1, 0, 0.0, 0.7, 0.0, codecs.topk(0.1), True, 0.5),
            (5, 4, 2, 0.25, 0.5, 0.5, codecs.block(8, 64, stochastic=True), True, 1.0),
            (2, 1, 1, 0.0, 0.7, 0.0, codecs.topk(0.1, bits=2), True, 0.95),
+           (4, 2, 1, 0.0, 0.7, 0.5, codecs.rotated(2)),
            (3, 2, 2, 0.5, 1.0, 0.5, None, False, 1.0, 2))
 
 

@@ -17,6 +17,7 @@ from bagua_hvd.algorithms import (  # noqa: E402
     OneBitAdam,
     PowerSGD,
     QAdam,
+    Rotated,
     TernGrad,
     TopK,
 )
@@ -42,6 +43,8 @@ WRONG_ARGUMENTS = [
     (QAdam, {"warmup_steps": 0}, "warmup_steps=0: expected"),
     (OneBitAdam, {"warmup_steps": float("inf")}, "warmup_steps=inf: expected"),
     (QSGD, {"levels": 200}, "levels=200"),
+    (Rotated, {"bits": 5}, "bits=5.: expected 1, 2, 3 or 4"),
+    (Rotated, {"block": 100}, "block=100.: expected 256, 512, 1024 or 2048"),
     (TopK, {"ratio": 0}, "ratio=0"),
     (TopK, {"bits": 4}, "bits=4.: expected 2 or None"),
     (TernGrad, {"clip": 0}, "clip=0: expected"),

@@ -26,6 +26,7 @@ SENT = {
     "auto": lambda n: 8 * N * (n - 1) / n,
     "gradient_allreduce": lambda n: 8 * N * (n - 1) / n,
     "bytegrad": lambda n: 2 * N * (n - 1) / n,
+    "rotated": lambda n: N / 2 * (n - 1) / n * (1 + 1 / 32),
     "doublesqueeze": lambda n: N / 4 * (n - 1) / n,
     "ef_signsgd": lambda n: N / 8 * (n - 1),
     "qsgd": lambda n: 2 * N * (n - 1) / n * (1 + 1 / 128),

@@ -1,4 +1,4 @@
-"""Codecs rotated1 to rotated4 against the equations in NumPy (tests/support/rotated.py) and bytes worked out by hand."""
+"""Codecs rotated1 to rotated4 against the equations in NumPy (support/rotated.py) and bytes worked out by hand."""
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -39,8 +39,8 @@ def check_equation(bits, element, stored, seed=1, size=512):
     return element.load(decoded)
 
 
-# A single element, number 21, of 256: |y| is the same everywhere, so the square root of the mean square, s, is it too, and q is
-# the number of thresholds below 1. H has -1 in row i, column 21, where i and 21 have an odd number of ones in common.
+# A single element, number 21, of 256: |y| = s everywhere, so q is the number of thresholds below 1. H has -1 in row i,
+# column 21, where i and 21 have an odd number of ones in common.
 @pytest.mark.parametrize(("bits", "q", "level"), [(1, 0, 0.7978845608), (2, 1, 1.5104176085), (3, 1, 0.7560052813),
                                                   (4, 3, 0.9423404565)])
 def test_golden_bytes(bits, q, level):
@@ -66,7 +66,7 @@ def test_golden_bytes(bits, q, level):
 
 
 def test_golden_bytes_of_two_bits_are_as_they_were():
-    """The element above alone, with a key whose sign of it is known: whoever changes the generator changes the bytes."""
+    """A single element with a key whose words are known: whoever changes the generator changes the bytes."""
     x = np.zeros(256, F)
     x[0] = 1
     assert words(7, np.arange(2)).tolist() == GOLDEN_WORDS
@@ -162,8 +162,8 @@ def test_a_block_of_zeros_stays_zero(element):
 def test_the_mean_of_ten_thousand_rotations_is_the_element(bits):
     """Each block has signs of its own: so many blocks with the same elements are so many draws.
 
-    What is left of the mean is the draws' noise, and a bias, of which this bounds the energy relative to the elements': of
-    normal ones nothing is found, of lognormal ones (sigma 1.5) it is as much as the table says.
+    What is left of the mean is the draws' noise, and a bias, of which this bounds the energy, relative to that of the
+    elements: of normal ones nothing is found; of lognormal ones (sigma 1.5) it is below what the table says.
     """
     draws, random = 10_000, np.random.default_rng(4)
     for sigma, bound in ((0, 0), (1.5, {1: 1e-3, 2: 2e-4, 3: 2e-5, 4: 2e-6}[bits])):
@@ -195,8 +195,8 @@ def test_refuses_other_numbers_of_bits(bits):
 
 
 @pytest.mark.parametrize("size", [0, 128, 300, 4096, -512])
-def test_refuses_other_sizes(size):
-    with pytest.raises(ValueError, match=r"rotated\(size=.*\): expected 256, 512, 1024 or 2048"):
+def test_refuses_other_blocks(size):
+    with pytest.raises(ValueError, match=r"rotated\(block=.*\): expected 256, 512, 1024 or 2048"):
         codecs.rotated(2, size)
 
 

@@ -19,6 +19,9 @@ SCATTER_GATHER, ALLGATHER = native.EXCHANGE_SCATTER_GATHER, native.EXCHANGE_ALLG
 EXCHANGES = [SCATTER_GATHER, ALLGATHER]
 COUNTS = [0, 1, 7, 1000]
 MINMAX = CODECS[0]
+ROTATED = [codec for codec in CODECS if codec.rotates]
+# bits -> bound of the bias's energy, relative to the mean's: of normal values, and of lognormal ones (sigma 1.5)
+BIAS = {1: (0.015, 0.06), 2: (5e-4, 3e-3), 3: (3e-5, 1e-4), 4: (1e-5, 1e-5)}
 
 _names = itertools.count()
 
@@ -63,6 +66,53 @@ def test_equals_the_equation(world, exchange, codec):
         for outs in world.run(call):
             for out in outs:
                 assert_same_bits(out, wanted, (dtype, count))
+
+
+@pytest.mark.parametrize("codec", ROTATED, ids=lambda c: f"{c.name}-{c.parameter}")
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_codes_of_one_rotation_are_added_as_they_are(world, exchange, codec):
+    """With the same seed on all ranks: coefficients are summed, and the sum is encoded again or rotated back once."""
+    n = world.n
+    for dtype, count in [*itertools.product(FLOATS, COUNTS), ("float32", 70_001), ("float16", 1500)]:
+        inputs = [values(dtype, count, rank) for rank in range(n)]
+        if count == 1500:
+            inputs[-1][3], inputs[0][700:] = np.nan, 65504      # a block is NaN; another at the end of the range
+        seeds, name = [5] * n, f"c.{next(_names)}"
+
+        def call(rank, context, dtype=dtype, inputs=inputs, name=name):
+            array = inputs[rank].copy()
+            post(context, name, [view(array, dtype, "in place")], codec, exchange, 5).wait()
+            return array
+
+        wanted = expected(exchange, codec, dtype, inputs, 1 / n, seeds=seeds)
+        for out in world.run(call):
+            assert_same_bits(out, wanted, (dtype, count))
+            assert count != 1500 or np.isnan(out[:100]).all()
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+def test_bias_of_both_passes(bits):
+    """The mean of 10,000 rotations, on 4 ranks that have half of their values' energy in common.
+
+    Blocks have signs of their own, so that as many blocks of the same values are as many draws. The owner's quantizer
+    sees a sum of levels, and not a rotated vector: this leaves a bias, with at most so much of the energy of the mean.
+    """
+    n, draws, random = 4, 10_000, np.random.default_rng(6)
+    codec = next(codec for codec in ROTATED if codec.bits == bits)._replace(parameter=512)
+    for sigma, bound in zip((0, 1.5), BIAS[bits], strict=True):
+        drawn = random.standard_normal((n + 1, 512)) * np.exp(sigma * random.standard_normal((n + 1, 512)))
+        each = (np.sqrt(0.5) * (drawn[:n] + drawn[n])).astype(np.float32)
+
+        def call(rank, context, each=each):
+            array = np.tile(each[rank], draws)
+            post(context, "biased", [view(array, "float32", "in place")], codec, seed=3).wait()
+            return array
+
+        with World(n) as world:
+            results = world.run(call)[0].reshape(draws, 512).astype(np.float64)
+        mean = each.mean(0, dtype=np.float64)
+        noise = results.var(0, ddof=1).sum() / draws
+        assert ((results.mean(0) - mean) ** 2).sum() - noise < bound * (mean**2).sum() + 0.3 * noise
 
 
 def test_every_codec_takes_float32():

@@ -122,7 +122,8 @@ def assembled(found, bits, key, count, size):
     code[16], code[17] = 1, np.isnan(scales).any()
     code[32:32 + scales.nbytes] = scales.view(np.uint8)
     if count:
-        code[-coefficients(count, size) * bits // 8:] = np.concatenate([codes_of(numbers, bits) for _, numbers in found])
+        codes = np.concatenate([codes_of(numbers, bits) for _, numbers in found])
+        code[-codes.size:] = codes
     return code
 
 
@@ -138,7 +139,8 @@ def encode(x, bits, key, size=512):
 
 
 def encode_coefficients(z, bits, key, count, size=512):
-    return assembled([quantize(z[begin:begin + d], bits, 1) for begin, d in blocks(count, size)], bits, key, count, size)
+    found = [quantize(z[begin:begin + d], bits, 1) for begin, d in blocks(count, size)]
+    return assembled(found, bits, key, count, size)
 
 
 def key_of(code):

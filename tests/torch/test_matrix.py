@@ -21,7 +21,7 @@ from bagua_hvd.algorithms import ByteGrad, DoubleSqueeze
 from every_algorithm import ADAM, ARGUMENTS, ASYNC, LOCAL
 from every_algorithm import NAMES as ALGORITHMS
 
-COARSE = {"doublesqueeze", "ef_signsgd", "qsgd", "terngrad", "topk", "powersgd"} | ADAM
+COARSE = {"doublesqueeze", "ef_signsgd", "qsgd", "rotated", "terngrad", "topk", "powersgd"} | ADAM
 # What goes to neighbours needs every rank: join() is refused, by an error on all ranks that go on.
 NO_JOIN = {"low_precision_decentralized", "choco", "push_sum"}
 # Of the other algorithms `make test` tries each with one cell.

@@ -91,8 +91,9 @@ def all_alike(training):
 
 
 def test_classes():
-    classes = {"gradient_allreduce": 0, "bytegrad": 1, "qsgd": 1, "terngrad": 1, "doublesqueeze": 2, "ef_signsgd": 2,
-               "topk": 2, "powersgd": 2, "qadam": 2, "onebit_adam": 2, "onebit_adam_published": 2, "zero_one_adam": 3,
+    classes = {"gradient_allreduce": 0, "bytegrad": 1, "rotated": 1, "qsgd": 1, "terngrad": 1, "doublesqueeze": 2,
+               "ef_signsgd": 2, "topk": 2, "powersgd": 2, "qadam": 2, "onebit_adam": 2, "onebit_adam_published": 2,
+               "zero_one_adam": 3,
                "decentralized": 3, "low_precision_decentralized": 3, "choco": 3, "local_sgd": 3, "diloco": 3,
                "streaming_diloco": 3, "async": 4, "async_low_precision": 4, "async_decentralized": 4,
                "async_low_precision_decentralized": 4,

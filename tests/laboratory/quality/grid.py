@@ -80,6 +80,8 @@ def defaults(algorithm: str) -> dict[str, Any]:
     unset = "kappa" in given and given["kappa"].default is None
     made = algorithms.get(algorithm, **({"kappa": kappa} if unset else {}))
     values = {each.name: getattr(made, each.name, each.default) for each in given.values()}
+    if "codec" in given and given["codec"].default is None:     # the algorithm's own, which no argument has chosen
+        values["codec"] = None
     # What has an argument's name and is a method is no value of it.
     values = {name: given[name].default if inspect.ismethod(value) else value for name, value in values.items()}
     if getattr(made, "empties_errors", False):
