@@ -2,12 +2,13 @@
 and how a message lies in the stream.
 
     both ways     hello, 40 bytes: magic, version, nonce
-    both ways     proof: HMAC-SHA256(secret, role || own nonce || peer's nonce)
+    both ways     proof: HMAC-SHA256(secret, role || magic, version || port || own nonce || peer's nonce)
     then          messages: JSON objects, one in a line of at most MESSAGE_MAX bytes
 
-The proof is that of native/transport/auth.h, under another magic: roles tell the sides apart, so a reflected message
-proves nothing, and fresh nonces make a repeated one worthless. Nothing else of a stranger is parsed. What follows is
-not encrypted, and holds no secret.
+The port (u32) is that of the side that accepted. As in native/transport/auth.h, roles tell the sides apart, so a
+reflected message proves nothing, fresh nonces make a repeated one worthless, and magic and port are in the proof, so it
+cannot be passed on to another port. Nothing else of a stranger is parsed. What follows is not encrypted, and holds no
+secret.
 """
 import hashlib
 import hmac
@@ -19,7 +20,7 @@ from contextlib import suppress
 from bagua_hvd.core import variables
 from bagua_hvd.job import messages
 
-_MAGIC = b"BVHe\x01\0\0\0"
+_MAGIC = b"BVHe\x02\0\0\0"
 _NONCE_SIZE = 32
 HELLO_SIZE = len(_MAGIC) + _NONCE_SIZE
 PROOF_SIZE = hashlib.sha256().digest_size
@@ -61,17 +62,18 @@ class Handshake:
     """One side of it, without the sending: send `hello`; receive the peer's, send answer(); receive it, check() it.
 
     Args:
-        secret: bytes. role: CONNECTED or ACCEPTED.
+        secret: bytes. role: CONNECTED or ACCEPTED. port: of the side that accepted.
     """
 
-    def __init__(self, secret, role):
+    def __init__(self, secret, role, port):
         self._secret = secret
         self._role = role
+        self._bound = _MAGIC + port.to_bytes(4, "little")
         self.hello = _MAGIC + secrets.token_bytes(_NONCE_SIZE)
         self._expected = None
 
     def _proof(self, role, own, other):
-        return hmac.digest(self._secret, role + own[len(_MAGIC):] + other[len(_MAGIC):], "sha256")
+        return hmac.digest(self._secret, role + self._bound + own[len(_MAGIC):] + other[len(_MAGIC):], "sha256")
 
     def answer(self, peer_hello):
         """The proof to send. NotAuthenticated: the peer speaks something else."""
@@ -82,7 +84,7 @@ class Handshake:
         return self._proof(self._role, self.hello, peer_hello)
 
     def check(self, peer_proof):
-        """NotAuthenticated: the peer has another secret."""
+        """NotAuthenticated: the peer has another secret, or means another port."""
         if not hmac.compare_digest(peer_proof, self._expected):
             raise NotAuthenticated("the other side has another secret (_HOROVOD_SECRET_KEY)")
 
@@ -116,7 +118,7 @@ class Connection:
         self._socket = socket.create_connection((host, port), timeout)
         try:
             self._file = self._socket.makefile("rb")
-            handshake = Handshake(secret, CONNECTED)
+            handshake = Handshake(secret, CONNECTED, port)
             self._socket.sendall(handshake.hello)
             self._socket.sendall(handshake.answer(self._exactly(HELLO_SIZE)))
             handshake.check(self._exactly(PROOF_SIZE))

@@ -1,9 +1,10 @@
 """Listens for processes that prove to know the job's secret: an asyncio server in a thread of its own.
 
 A stranger may say 72 bytes of handshake, for a few seconds, and nothing of them is interpreted before the proof. When
-there are _STRANGERS_MAX, one more takes the place of the one that has waited longest. See job/channel.py.
+there are _STRANGERS_MAX, one more takes the place of a random one. See job/channel.py.
 """
 import asyncio
+import random
 import threading
 
 from bagua_hvd.job import channel
@@ -25,7 +26,7 @@ class Server:
 
     def __init__(self, secret, host, name):
         self._secret = secret
-        self._strangers = {}        # their tasks, in the order they came; a dict for its order
+        self._strangers = set()     # their tasks
         self.loop = asyncio.new_event_loop()
         self._server = self.loop.run_until_complete(
             asyncio.start_server(self._serve, host, 0, limit=channel.MESSAGE_MAX))
@@ -54,17 +55,18 @@ class Server:
 
     async def _admit(self, reader, writer):
         if len(self._strangers) >= _STRANGERS_MAX:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            oldest.cancel()
-        self._strangers[asyncio.current_task()] = None
+            evicted = random.choice(list(self._strangers))      # in a flood, the oldest would always be a worker's
+            self._strangers.discard(evicted)
+            evicted.cancel()
+        self._strangers.add(asyncio.current_task())
         try:
             await asyncio.wait_for(self._handshake(reader, writer), HANDSHAKE_SECONDS)
         finally:
-            self._strangers.pop(asyncio.current_task(), None)
+            self._strangers.discard(asyncio.current_task())
 
     async def _handshake(self, reader, writer):
-        handshake = channel.Handshake(self._secret, channel.ACCEPTED)
+        port = writer.get_extra_info("sockname")[1]
+        handshake = channel.Handshake(self._secret, channel.ACCEPTED, port)
         writer.write(handshake.hello)
         writer.write(handshake.answer(await reader.readexactly(channel.HELLO_SIZE)))
         handshake.check(await reader.readexactly(channel.PROOF_SIZE))

@@ -113,7 +113,7 @@ static bool advance_due(struct run *run)
     for (struct link *link; (link = link_queue_pop(&now)) && !run->failure.status;) {
         const bool is_needed = traffic_is_pending(&link->sends) || traffic_is_pending(&link->receives);
         if (is_needed && connections_open(&run->connections, link))
-            run_fail(run, BHVD_ERR_SYSTEM, "no memory, or no thread, to connect to rank %d", link->rank);
+            run_fail(run, BHVD_ERR_SYSTEM, "no memory to connect to rank %d", link->rank);
         const bool moved = advance(run, link, true);
         progress |= moved;
         update(run, link);

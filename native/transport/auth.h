@@ -1,10 +1,13 @@
-// Mutual proof that both ends of a connected stream socket know the job's secret, before a byte of it is parsed.
+// Mutual proof that both ends of a connected stream socket know the job's secret and mean the same connection, before another byte of
+// it is parsed.
 //
-// Each side sends a hello (magic, version, a 32-byte random nonce), then the proof HMAC-SHA256(secret, role || own
-// nonce || peer's nonce), and verifies the other's in constant time. The role byte differs between the side that
-// connected and the one that accepted, so that a reflected message proves nothing; the nonces are fresh, so that a
-// replayed one proves nothing either. The secret itself never travels. What follows is not encrypted
-// (docs/security.md).
+//     both ways    hello: magic, version (4 bytes each), the sender's rank (u32; 2^32 - 1: it has none), a random nonce (32 bytes)
+//     both ways    proof: HMAC-SHA256(secret, role, purpose, caller, callee, port, own nonce, peer's nonce)
+//
+// Role and purpose are a byte each, the others u32, little-endian. The proof is checked in constant time. The role differs between the
+// side that connected (the caller) and the one that accepted (the callee), so a reflected message proves nothing; nonces are fresh, so a
+// replayed one proves nothing. The purpose, both ranks and the callee's port are in the proof, so a stranger that a rank connects to by
+// mistake cannot pass the handshake on to another port. The secret never travels. What follows is not encrypted (docs/security.md).
 //
 // A side sends its proof before it has verified the other's, so both learn that their secrets differ.
 #ifndef BHVD_AUTH_H
@@ -17,27 +20,39 @@
 #include "base/hmac.h"
 
 enum auth_role { AUTH_CONNECTED = 'c', AUTH_ACCEPTED = 'a' };
+enum auth_purpose { AUTH_RENDEZVOUS = 'r', AUTH_CHANNEL = 'c', AUTH_LOCAL = 'l' };
+enum { AUTH_NO_RANK = -1 };
+
+// What a connection is for. The side that accepts learns the caller from its hello.
+struct auth_binding {
+    enum auth_purpose purpose;
+    int32_t caller, callee;
+    int32_t port;                           // of the callee's listener; 0: a UNIX socket
+};
 
 // Blocks until both sides are convinced, at most until deadline_ns (base/clock.h). fd may be blocking or not, and keeps
 // its mode. On any error the caller closes fd.
-// BHVD_ERR_AUTH: the other side has another secret. BHVD_ERR_TIMEOUT. BHVD_ERR_PEER_LOST: it hung up or sent garbage.
+// BHVD_ERR_AUTH: the other side has another secret, or means another connection. BHVD_ERR_TIMEOUT. BHVD_ERR_PEER_LOST: it hung up or sent garbage.
 // BHVD_ERR_SYSTEM: the machine gave no random bytes.
-bhvd_status auth_handshake(int fd, enum auth_role role, const void *secret, size_t secret_size, int64_t deadline_ns,
-                           struct bhvd_error *error);
+bhvd_status auth_handshake(int fd, enum auth_role role, const struct auth_binding *binding, const void *secret, size_t secret_size,
+                           int64_t deadline_ns, struct bhvd_error *error);
+// Says why bytes of a handshake did not come. Returns status.
+bhvd_status auth_explain(bhvd_status status, struct bhvd_error *error);
 
-// The same handshake without its waits, for a server that must not block on one peer (rendezvous.c). In this order:
+// The same handshake without its waits, for who must not block on one peer. In this order:
 // begin, send hello; receive the peer's hello, send proof; receive the peer's proof.
-enum { AUTH_NONCE_SIZE = 32, AUTH_HELLO_SIZE = 8 + AUTH_NONCE_SIZE, AUTH_PROOF_SIZE = SHA256_SIZE };
+enum { AUTH_NONCE_SIZE = 32, AUTH_HELLO_SIZE = 12 + AUTH_NONCE_SIZE, AUTH_PROOF_SIZE = SHA256_SIZE };
 
 struct auth {
     enum auth_role role;
+    struct auth_binding binding;
     uint8_t hello[AUTH_HELLO_SIZE];         // to send, after auth_begin
     uint8_t proof[AUTH_PROOF_SIZE];         // to send, after auth_receive_hello
     uint8_t expected[AUTH_PROOF_SIZE];      // what only a peer that knows the secret can send
 };
 
 // BHVD_ERR_SYSTEM.
-bhvd_status auth_begin(struct auth *auth, enum auth_role role, struct bhvd_error *error);
+bhvd_status auth_begin(struct auth *auth, enum auth_role role, const struct auth_binding *binding, struct bhvd_error *error);
 // BHVD_ERR_PEER_LOST: not a hello of this version.
 bhvd_status auth_receive_hello(struct auth *auth, const uint8_t peer_hello[AUTH_HELLO_SIZE], const void *secret,
                                size_t secret_size, struct bhvd_error *error);

@@ -189,7 +189,7 @@ static bhvd_status connect_local(struct connecting *k, int rank)
     int fd = -1;
     bhvd_status status = local_connect(k, rank, &fd);
     if (!status)
-        status = door_greet_local(k->c->door, fd, k->deadline_ns, k->error);
+        status = door_greet_local(k->c->door, rank, fd, k->deadline_ns, k->error);
     if (!status)
         status = local_join(k, rank, fd, k->deadline_ns);
     if (!status)
@@ -215,9 +215,10 @@ static bhvd_status connect_local_again(struct connecting *k, int rank)
 
 static int first_missing(const struct connecting *k)
 {
-    for (int rank = k->c->rank + 1; rank < k->c->size; rank++) {
+    for (int rank = 0; rank < k->c->size; rank++) {
         const struct link *link = &k->c->links[rank];
-        if (connecting_shares_memory(k, rank) ? link->liveness_fd < 0 : k->talks_to[rank] && link->control.fd < 0)
+        if (rank != k->c->rank &&
+            (connecting_shares_memory(k, rank) ? link->liveness_fd < 0 : k->talks_to[rank] && link->control.fd < 0))
             return rank;
     }
     return -1;
@@ -238,12 +239,12 @@ static bhvd_status welcome(struct connecting *k, struct arrival *arrival)
         else if (joined == BHVD_ERR_SYSTEM)
             status = joined;            // this rank lacks something; one that hung up comes again
     }
-    arrival_close(arrival);
-    free(arrival);
+    arrival_destroy(arrival);
     return status;
 }
 
-static bhvd_status await_higher(struct connecting *k)
+// Of the links to lower ranks the connector says itself that there is no time left.
+static bhvd_status await_all(struct connecting *k)
 {
     bhvd_status status = BHVD_OK;
     for (int missing; !status && (missing = first_missing(k)) >= 0;) {
@@ -251,21 +252,12 @@ static bhvd_status await_higher(struct connecting *k)
         struct pollfd bell = {.fd = k->c->bell.fd, .events = POLLIN};
         if (arrival)
             status = welcome(k, arrival);
-        else if (clock_remaining_ms(k->deadline_ns) == 0)
+        else if (clock_remaining_ms(k->deadline_ns) == 0 && missing > k->c->rank)
             status = error_set(k->error, BHVD_ERR_TIMEOUT, "rank %d did not connect within %.0f s", missing,
                                k->options->start_timeout_ms / 1000.0);
-        else if (poll(&bell, 1, clock_remaining_ms(k->deadline_ns)) > 0)
+        else if (poll(&bell, 1, clock_remaining_ms(k->deadline_ns) ? clock_remaining_ms(k->deadline_ns) : RETRY_MS) > 0)
             bell_drain(&k->c->bell);
     }
-    return status;
-}
-
-static bhvd_status connect_control(struct connecting *k, int rank)
-{
-    struct arrival arrival;
-    bhvd_status status = door_call(k->c->door, rank, k->deadline_ns, &arrival, k->error);
-    if (!status)
-        use_arrival(&k->c->links[rank], &arrival);
     return status;
 }
 
@@ -284,13 +276,13 @@ static bhvd_status connect_all(struct connecting *k)
     // The memory comes from the lowest rank of the host, which is also the first that the others connect to.
     if (c->local_index == 0)
         status = local_make_memory(k);
-    for (int rank = 0; rank < c->rank && !status; rank++) {
+    for (int rank = 0; rank < c->rank && !status; rank++)
+        if (!connecting_shares_memory(k, rank) && k->talks_to[rank] && door_open_control(c->door, rank, k->deadline_ns))
+            status = error_set(k->error, BHVD_ERR_SYSTEM, "no memory for a connection to rank %d", rank);
+    for (int rank = 0; rank < c->rank && !status; rank++)
         if (connecting_shares_memory(k, rank))
             status = connect_local_again(k, rank);
-        else if (k->talks_to[rank])
-            status = connect_control(k, rank);
-    }
-    return status ? status : await_higher(k);
+    return status ? status : await_all(k);
 }
 
 static int first_rank_of(const struct connections *c, int host)
@@ -347,6 +339,7 @@ static bhvd_status open_door(struct connecting *k)
     const int silence_ms = options->heartbeat_timeout_ms > 0 ? options->heartbeat_timeout_ms / 8 * 7 : options->timeout_ms;
     bhvd_status status = door_create(&(struct door_options){
         .rank = options->rank, .size = size, .tcp_listener = k->tcp_listener, .local_listener = k->local_listener,
+        .tcp_port = k->cards[options->rank].port,
         .secret = options->secret, .secret_size = options->secret_size, .addresses = addresses, .by_mpi = uses_mpi(options),
         .bell_fd = k->c->bell.fd, .connect_ms = silence_ms, .open_ms = options->timeout_ms}, &k->c->door, k->error);
     k->tcp_listener = k->local_listener = -1;
@@ -513,8 +506,7 @@ struct link *connections_take(struct connections *c, struct bhvd_error *error)
         link->is_opening = false;
         use_arrival(link, arrival);
     }
-    arrival_close(arrival);
-    free(arrival);
+    arrival_destroy(arrival);
     return link;
 }
 

@@ -34,7 +34,7 @@ void connections_close(struct connections *c);
 void connections_fini(struct connections *c);
 
 // Something is to go over a link that lacks channels: connects them, where that is this rank's part, and does not wait.
-// BHVD_ERR_SYSTEM: no memory, or no thread.
+// BHVD_ERR_SYSTEM: no memory.
 bhvd_status connections_open(struct connections *c, struct link *link);
 // The link that a connection has come of, or an attempt at one: then `error` says how it failed. NULL: none, or nobody's; `error` says
 // so if this rank can accept no connection any more.

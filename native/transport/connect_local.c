@@ -53,6 +53,10 @@ bhvd_status local_connect(struct connecting *k, int rank, int *out)
         return error_set(k->error, BHVD_ERR_PEER_LOST, "rank %d on this host cannot be reached: %s", rank,
                          strerror(errno));
     }
+    if (!socket_is_of_this_user(fd)) {
+        close(fd);
+        return error_set(k->error, BHVD_ERR_SYSTEM, "rank %d on this host runs as another user: start all ranks of a host as one", rank);
+    }
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     *out = fd;
     return BHVD_OK;

@@ -4,10 +4,10 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "transport/auth.h"
 #include "transport/socket.h"
 
 enum {
@@ -82,7 +82,7 @@ static bool say(const struct stranger *s, const uint8_t *data, size_t size)
 static bool advance(struct greeter *greeter, struct stranger *s)
 {
     const struct greeter_options *options = &greeter->options;
-    if (s->stage == HELLO && (auth_begin(&s->auth, AUTH_ACCEPTED, NULL) ||
+    if (s->stage == HELLO && (auth_begin(&s->auth, AUTH_ACCEPTED, &options->bindings[s->listener], NULL) ||
                               auth_receive_hello(&s->auth, s->message, options->secret, options->secret_size, NULL) ||
                               !say(s, s->auth.hello, sizeof s->auth.hello) ||
                               !say(s, s->auth.proof, sizeof s->auth.proof)))
@@ -94,27 +94,34 @@ static bool advance(struct greeter *greeter, struct stranger *s)
     return true;
 }
 
-enum progress { WAITS, READY, GONE };
-
-static enum progress read_from(struct greeter *greeter, struct stranger *s)
+// BHVD_OK: it has proven the secret and said its name. BHVD_IN_PROGRESS: not yet. Else it is to be dropped.
+static bhvd_status read_from(struct greeter *greeter, struct stranger *s)
 {
     for (;;) {
-        size_t moved;
-        while (s->moved < wanted(greeter, s)) {
-            if (socket_read(s->fd, s->message + s->moved, wanted(greeter, s) - s->moved, &moved))
-                return GONE;
-            if (moved == 0)
-                return WAITS;
-            s->moved += moved;
-        }
-        if (s->stage == NAME)
-            return READY;
+        bhvd_status status = socket_read_part(s->fd, s->message, wanted(greeter, s), &s->moved);
+        if (status || s->stage == NAME)
+            return status;
         if (!advance(greeter, s))
-            return GONE;
+            return BHVD_ERR_AUTH;
     }
 }
 
-// There is no stranger whose descriptor would help.
+// Makes room. False: all have proven the secret.
+static bool evict_one(struct greeter *greeter)
+{
+    unsigned random = 0;
+    int evictable[GREETER_STRANGERS_MAX], count = 0;
+    for (int i = 0; i < greeter->count; i++)
+        if (greeter->strangers[i].stage < NAME)
+            evictable[count++] = i;
+    if (!count)
+        return false;
+    (void)!getrandom(&random, sizeof random, GRND_NONBLOCK);
+    drop(greeter, evictable[random % (unsigned)count]);
+    return true;
+}
+
+// There is no stranger to evict.
 static bhvd_status pause_accepting(struct greeter *greeter)
 {
     const int64_t now_ns = clock_now_ns();
@@ -123,24 +130,28 @@ static bhvd_status pause_accepting(struct greeter *greeter)
     if (!greeter->lacking_since_ns)
         greeter->lacking_since_ns = now_ns;
     errno = failure;
-    return now_ns - greeter->lacking_since_ns < GREETER_LACKING_MS * INT64_C(1000000) ? BHVD_OK : BHVD_ERR_SYSTEM;
+    return now_ns - greeter->lacking_since_ns >= GREETER_LACKING_MS * INT64_C(1000000) ? BHVD_ERR_SYSTEM : BHVD_OK;
 }
 
 static bhvd_status accept_some(struct greeter *greeter, int listener)
 {
+    const bool is_local = greeter->options.bindings[listener].purpose == AUTH_LOCAL;
     for (int i = 0; i < ACCEPT_BATCH; i++) {
         int fd;
         bhvd_status status = socket_accept(greeter->options.listeners[listener], 0, &fd, NULL);
         if (status == BHVD_ERR_TIMEOUT)
             break;
-        if (status && greeter->count == 0)
+        if (status && !evict_one(greeter))
             return pause_accepting(greeter);
-        if (status || greeter->count == GREETER_STRANGERS_MAX)
-            drop(greeter, 0);
-        greeter->lacking_since_ns = status ? greeter->lacking_since_ns : 0;
-        if (!status)
-            greeter->strangers[greeter->count++] = (struct stranger){
-                .fd = fd, .listener = listener, .deadline_ns = clock_deadline_ns(GREETER_STRANGER_MS)};
+        if (status)
+            continue;
+        greeter->lacking_since_ns = 0;
+        if ((is_local && !socket_is_of_this_user(fd)) || (greeter->count == GREETER_STRANGERS_MAX && !evict_one(greeter))) {
+            close(fd);
+            continue;
+        }
+        greeter->strangers[greeter->count++] = (struct stranger){
+            .fd = fd, .listener = listener, .deadline_ns = clock_deadline_ns(GREETER_STRANGER_MS)};
     }
     return BHVD_OK;
 }
@@ -160,23 +171,21 @@ int greeter_poll(struct greeter *greeter, struct pollfd *polls, int64_t *wake_ns
     return GREETER_LISTENERS_MAX + greeter->count;
 }
 
-bhvd_status greeter_next(struct greeter *greeter, struct pollfd *polls, void *name, int *fd, int *listener)
+bhvd_status greeter_next(struct greeter *greeter, struct pollfd *polls, struct greeted *out)
 {
     const int64_t now_ns = clock_now_ns();
     // From the last to the first, so that those who go do not move those who are still to come.
     while (greeter->unserved > 0) {
         const int i = --greeter->unserved;
         struct stranger *s = &greeter->strangers[i];
-        const enum progress progress = polls[GREETER_LISTENERS_MAX + i].revents ? read_from(greeter, s) : WAITS;
-        if (progress == READY) {
-            if (name)
-                memcpy(name, s->message, greeter->options.name_size);
-            *fd = s->fd;
-            *listener = s->listener;
+        const bhvd_status status = polls[GREETER_LISTENERS_MAX + i].revents ? read_from(greeter, s) : BHVD_IN_PROGRESS;
+        if (!status) {
+            *out = (struct greeted){.fd = s->fd, .listener = s->listener, .rank = s->auth.binding.caller};
+            memcpy(out->name, s->message, greeter->options.name_size);
             forget(greeter, i);
             return BHVD_OK;
         }
-        if (progress == GONE || s->deadline_ns <= now_ns)
+        if (status != BHVD_IN_PROGRESS || s->deadline_ns <= now_ns)
             drop(greeter, i);
     }
     for (int i = 0; i < GREETER_LISTENERS_MAX; i++) {

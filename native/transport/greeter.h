@@ -1,7 +1,7 @@
 // Accepts connections, and lets those who prove the job's secret say who they are. Strangers are served side by side: a
-// slow, silent or hostile one delays nobody, is dropped after GREETER_STRANGER_MS, and their number is bounded; one more
-// evicts the one that has waited longest, whom a rank in earnest takes as a reason to come again (connect.c). Nothing
-// is said to who says nothing. It never waits itself: who has one waits, for what it names and whatever else. One thread.
+// slow, silent or hostile one delays nobody, is dropped after GREETER_STRANGER_MS, and their number is bounded. One more evicts a
+// random one that has not proven the secret, so that a flood cannot keep a rank out, which comes again (connector.h). Nothing is said
+// to who says nothing. It never waits itself: who has one waits, for what it names and whatever else. One thread.
 #ifndef BHVD_GREETER_H
 #define BHVD_GREETER_H
 
@@ -10,20 +10,30 @@
 #include <stdint.h>
 
 #include "bagua_hvd.h"
+#include "transport/auth.h"
 
 enum {
-    GREETER_STRANGERS_MAX = 256, GREETER_STRANGER_MS = 5000, GREETER_LACKING_MS = 3000, GREETER_LISTENERS_MAX = 2, GREETER_NAME_MAX = 40,
+    GREETER_STRANGERS_MAX = 256, GREETER_STRANGER_MS = 5000, GREETER_LACKING_MS = 3000, GREETER_LISTENERS_MAX = 2, GREETER_NAME_MAX = 44,
     GREETER_POLLS_MAX = GREETER_LISTENERS_MAX + GREETER_STRANGERS_MAX
 };
 
 struct greeter_options {
     int listeners[GREETER_LISTENERS_MAX];       // non-blocking; -1: none
+    struct auth_binding bindings[GREETER_LISTENERS_MAX];        // what their connections are for. AUTH_LOCAL: of this user only
     const void *secret;                         // these bytes must outlive the greeter
     size_t secret_size;
     size_t name_size;                           // bytes that a peer says after its proof, at most GREETER_NAME_MAX; 0: none
 };
 
 struct greeter;
+
+// One who has proven the secret and said its name.
+struct greeted {
+    int fd;                                     // the receiver's
+    int listener;                               // the index of the listener that it came through
+    int32_t rank;                               // as it was proven
+    unsigned char name[GREETER_NAME_MAX];
+};
 
 // NULL: no memory.
 struct greeter *greeter_create(const struct greeter_options *options);
@@ -33,9 +43,9 @@ void greeter_destroy(struct greeter *greeter);
 // What is to be waited for: fills in at most GREETER_POLLS_MAX entries, returns how many, and lowers *wake_ns to when it has
 // something to do in any case.
 int greeter_poll(struct greeter *greeter, struct pollfd *polls, int64_t *wake_ns);
-// After the wait, with these entries, until it is not BHVD_OK: the next who has proven the secret and said its name. name: NULL if
-// there is none. *fd is the caller's, *listener the index of the listener that it came through. BHVD_ERR_TIMEOUT: nobody any
-// more. BHVD_ERR_SYSTEM, with errno: so too, and this process has had no descriptor or memory to accept one for GREETER_LACKING_MS.
-bhvd_status greeter_next(struct greeter *greeter, struct pollfd *polls, void *name, int *fd, int *listener);
+// After the wait, with these entries, until it is not BHVD_OK: the next who has proven the secret and said its name.
+// BHVD_ERR_TIMEOUT: nobody any more. BHVD_ERR_SYSTEM, with errno: so too, and this process has had no descriptor or memory to accept
+// one for GREETER_LACKING_MS.
+bhvd_status greeter_next(struct greeter *greeter, struct pollfd *polls, struct greeted *out);
 
 #endif

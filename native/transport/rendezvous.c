@@ -32,14 +32,15 @@ static bhvd_status name_server(const struct exchange *x, const struct bhvd_error
 // Tries until the server is up and convinced; what it may have dropped before then it has not acted upon.
 static bhvd_status client_connect(const struct exchange *x, int *fd, struct bhvd_error *error)
 {
+    const struct auth_binding binding = {AUTH_RENDEZVOUS, (int32_t)x->rank, AUTH_NO_RANK, x->address->port};
     for (int pause_ms = RETRY_FIRST_MS;; pause_ms = pause_ms * 2 < RETRY_MAX_MS ? pause_ms * 2 : RETRY_MAX_MS) {
         struct bhvd_error last;
         bool connected = false;
         bhvd_status status = socket_connect(x->address->host, x->address->port, x->deadline_ns, fd, &last);
         if (!status) {
             connected = true;
-            status = auth_handshake(*fd, AUTH_CONNECTED, x->address->secret, x->address->secret_size, x->deadline_ns,
-                                    &last);
+            status = auth_handshake(*fd, AUTH_CONNECTED, &binding, x->address->secret, x->address->secret_size,
+                                    x->deadline_ns, &last);
             if (!status)
                 return BHVD_OK;
             close(*fd);

@@ -173,14 +173,14 @@ static bool reserve_connection(struct bhvd_rendezvous *server)
 // polls: the greeter's are from there on.
 static void let_in(struct bhvd_rendezvous *server, size_t polls)
 {
-    int fd, listener;
-    while (!greeter_next(server->greeter, server->polls + polls, NULL, &fd, &listener)) {
+    struct greeted greeted;
+    while (!greeter_next(server->greeter, server->polls + polls, &greeted)) {
         struct connection *c = reserve_connection(server) ? calloc(1, sizeof *c) : NULL;
         if (!c) {
-            close(fd);
+            close(greeted.fd);
             continue;
         }
-        c->fd = fd;
+        c->fd = greeted.fd;
         c->deadline_ns = clock_deadline_ns(REQUEST_TIME_MS);
         connection_expect(c, HEAD, REQUEST_HEAD_SIZE);
         server->connections[server->count++] = c;
@@ -294,7 +294,9 @@ bhvd_status bhvd_rendezvous_create(const char *host, int port, const void *secre
     if (status)
         goto fail;
 
-    server->greeter = greeter_create(&(struct greeter_options){{server->listen_fd, -1}, server->secret, secret_size, 0});
+    server->greeter = greeter_create(&(struct greeter_options){
+        .listeners = {server->listen_fd, -1}, .bindings = {{AUTH_RENDEZVOUS, AUTH_NO_RANK, AUTH_NO_RANK, server->port}},
+        .secret = server->secret, .secret_size = secret_size});
     if (!server->greeter) {
         status = error_set(error, BHVD_ERR_SYSTEM, "out of memory for the rendezvous server");
         goto fail;

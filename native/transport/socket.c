@@ -12,7 +12,11 @@
 #include "base/clock.h"
 #include "base/status.h"
 
-enum { NO_MEMORY_PAUSE_MS = 100 };      // of the kernel's: do not spin
+enum {
+    NO_MEMORY_PAUSE_MS = 100,       // of the kernel's: do not spin
+    KEEPALIVE_SECONDS = 30,         // of silence: firewalls forget a connection after minutes
+    KEEPALIVE_PROBES = 10           // without a reply until it is broken
+};
 
 const char *socket_remedy(int failure)
 {
@@ -39,10 +43,15 @@ static bhvd_status address_parse(const char *host, int port, struct sockaddr_in 
     return BHVD_OK;
 }
 
-// Small messages go out at once: whoever waits for one has nothing else to do.
-static void set_nodelay(int fd)
+// Small messages go out at once: whoever waits for one has nothing else to do. A connection that is idle for long, as in an
+// evaluation, stays known to the firewalls on its way.
+static void set_options(int fd)
 {
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &(int){KEEPALIVE_SECONDS}, sizeof(int));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &(int){KEEPALIVE_SECONDS}, sizeof(int));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &(int){KEEPALIVE_PROBES}, sizeof(int));
 }
 
 bhvd_status socket_await(int fd, short events, int64_t deadline_ns)
@@ -88,7 +97,7 @@ bhvd_status socket_accept(int listen_fd, int64_t deadline_ns, int *fd, struct bh
     for (;;) {
         int s = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (s >= 0) {
-            set_nodelay(s);
+            set_options(s);
             *fd = s;
             return BHVD_OK;
         }
@@ -116,8 +125,14 @@ static bool is_connected_with_itself(int fd)
            && here.sin_addr.s_addr == there.sin_addr.s_addr;
 }
 
-bhvd_status socket_connect_by(const char *host, int port, const char *congestion, int64_t deadline_ns, int *fd,
-                              struct bhvd_error *error)
+static bhvd_status explain_connect(int failure, const char *host, int port, struct bhvd_error *error)
+{
+    const bool no_route = failure == EHOSTUNREACH || failure == ENETUNREACH;
+    errno = failure;
+    return error_set(error, no_route ? BHVD_ERR_PEER_LOST : BHVD_ERR_SYSTEM, "cannot connect to %s:%d: %m", host, port);
+}
+
+bhvd_status socket_connect_begin(const char *host, int port, const char *congestion, int *fd, struct bhvd_error *error)
 {
     struct sockaddr_in address;
     bhvd_status status = address_parse(host, port, &address, error);
@@ -126,38 +141,44 @@ bhvd_status socket_connect_by(const char *host, int port, const char *congestion
     int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (s < 0)
         return error_set(error, BHVD_ERR_SYSTEM, "cannot make a socket to connect to %s:%d: %m%s", host, port, socket_remedy(errno));
-
     if (congestion)
         setsockopt(s, IPPROTO_TCP, TCP_CONGESTION, congestion, (socklen_t)strlen(congestion));
-
     // Interrupted by a signal, a connect goes on by itself, as it does when it says EINPROGRESS.
-    int failure = connect(s, (struct sockaddr *)&address, sizeof address) ? errno : 0;
-    if (failure == EINPROGRESS || failure == EINTR) {
-        status = socket_await(s, POLLOUT, deadline_ns);
-        if (status == BHVD_ERR_TIMEOUT) {
-            status = error_set(error, BHVD_ERR_TIMEOUT, "%s:%d did not answer a connection attempt", host, port);
-            goto fail;
-        }
-        socklen_t size = sizeof failure;
-        if (status || getsockopt(s, SOL_SOCKET, SO_ERROR, &failure, &size))
-            failure = errno;
+    if (connect(s, (struct sockaddr *)&address, sizeof address) == 0 || errno == EINPROGRESS || errno == EINTR) {
+        *fd = s;
+        return BHVD_OK;
     }
-    if (failure == 0 && is_connected_with_itself(s))
+    const int failure = errno;
+    close(s);
+    return explain_connect(failure, host, port, error);
+}
+
+bhvd_status socket_connect_complete(int fd, const char *host, int port, struct bhvd_error *error)
+{
+    int failure = 0;
+    socklen_t size = sizeof failure;
+    if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &failure, &size))
+        failure = errno;
+    if (failure == 0 && is_connected_with_itself(fd))
         failure = ECONNREFUSED;
     if (failure) {
-        bool no_route = failure == EHOSTUNREACH || failure == ENETUNREACH;
-        errno = failure;
-        status = error_set(error, no_route ? BHVD_ERR_PEER_LOST : BHVD_ERR_SYSTEM, "cannot connect to %s:%d: %m", host, port);
-        goto fail;
+        close(fd);
+        return explain_connect(failure, host, port, error);
     }
-    set_nodelay(s);
-    *fd = s;
+    set_options(fd);
     return BHVD_OK;
+}
 
-fail:
-    close(s);
-    errno = failure;
-    return status;
+bhvd_status socket_connect(const char *host, int port, int64_t deadline_ns, int *fd, struct bhvd_error *error)
+{
+    bhvd_status status = socket_connect_begin(host, port, NULL, fd, error);
+    if (status)
+        return status;
+    if (socket_await(*fd, POLLOUT, deadline_ns) == BHVD_ERR_TIMEOUT) {
+        close(*fd);
+        return error_set(error, BHVD_ERR_TIMEOUT, "%s:%d did not answer a connection attempt", host, port);
+    }
+    return socket_connect_complete(*fd, host, port, error);
 }
 
 bhvd_status socket_read(int fd, void *dst, size_t size, size_t *moved)
@@ -180,16 +201,28 @@ bhvd_status socket_write(int fd, const void *src, size_t size, size_t *moved)
     return n >= 0 || errno == EAGAIN ? BHVD_OK : BHVD_ERR_PEER_LOST;
 }
 
-bhvd_status socket_read_full(int fd, void *dst, size_t size, int64_t deadline_ns)
+bhvd_status socket_read_part(int fd, void *dst, size_t size, size_t *done)
 {
-    for (size_t done = 0, moved; done < size; done += moved) {
-        bhvd_status status = socket_read(fd, (char *)dst + done, size - done, &moved);
-        if (!status && moved == 0)
-            status = socket_await(fd, POLLIN, deadline_ns);
-        if (status)
-            return status;
+    while (*done < size) {
+        size_t moved;
+        bhvd_status status = socket_read(fd, (char *)dst + *done, size - *done, &moved);
+        if (status || moved == 0)
+            return status ? status : BHVD_IN_PROGRESS;
+        *done += moved;
     }
     return BHVD_OK;
+}
+
+bhvd_status socket_read_full(int fd, void *dst, size_t size, int64_t deadline_ns)
+{
+    size_t done = 0;
+    bhvd_status status;
+    while ((status = socket_read_part(fd, dst, size, &done)) == BHVD_IN_PROGRESS) {
+        status = socket_await(fd, POLLIN, deadline_ns);
+        if (status)
+            break;
+    }
+    return status;
 }
 
 bhvd_status socket_write_full(int fd, const void *src, size_t size, int64_t deadline_ns)
@@ -212,6 +245,13 @@ void socket_poll(struct pollfd *polls, size_t count, int64_t deadline_ns)
         polls[i].revents = 0;
     if (errno != EINTR)
         poll(NULL, 0, NO_MEMORY_PAUSE_MS);
+}
+
+bool socket_is_of_this_user(int fd)
+{
+    struct ucred peer;
+    socklen_t size = sizeof peer;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
 }
 
 int64_t socket_round_trip_ns(int fd)

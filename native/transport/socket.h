@@ -7,6 +7,7 @@
 #define BHVD_SOCKET_H
 
 #include <poll.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -22,13 +23,11 @@ bhvd_status socket_accept(int listen_fd, int64_t deadline_ns, int *fd, struct bh
 // One attempt. BHVD_ERR_PEER_LOST: no route to it at the moment. BHVD_ERR_SYSTEM, with errno: refused, or
 // no descriptor. BHVD_ERR_TIMEOUT: no reply.
 // BHVD_ERR_ARGUMENT: not numeric.
+bhvd_status socket_connect(const char *host, int port, int64_t deadline_ns, int *fd, struct bhvd_error *error);
+// The same without its wait: begin; then, when it can be written to, complete, which closes it on an error. No BHVD_ERR_TIMEOUT.
 // congestion: the algorithm of congestion control; NULL, or unknown: the usual one.
-bhvd_status socket_connect_by(const char *host, int port, const char *congestion, int64_t deadline_ns, int *fd,
-                              struct bhvd_error *error);
-static inline bhvd_status socket_connect(const char *host, int port, int64_t deadline_ns, int *fd, struct bhvd_error *error)
-{
-    return socket_connect_by(host, port, NULL, deadline_ns, fd, error);
-}
+bhvd_status socket_connect_begin(const char *host, int port, const char *congestion, int *fd, struct bhvd_error *error);
+bhvd_status socket_connect_complete(int fd, const char *host, int port, struct bhvd_error *error);
 
 // One that leaves no spaces between the packets of a young connection, as BBR does.
 #define SOCKET_UNSPACED "reno"
@@ -40,10 +39,16 @@ const char *socket_remedy(int failure);
 bhvd_status socket_read(int fd, void *dst, size_t size, size_t *moved);
 bhvd_status socket_write(int fd, const void *src, size_t size, size_t *moved);
 
+// Reads what has come of a message of `size` bytes, of which *done are there. BHVD_IN_PROGRESS: not all of it has.
+bhvd_status socket_read_part(int fd, void *dst, size_t size, size_t *done);
+
 // Until one of these events of poll(), an error or a hang-up. BHVD_ERR_TIMEOUT, BHVD_ERR_PEER_LOST.
 bhvd_status socket_await(int fd, short events, int64_t deadline_ns);
 // Until one of them has an event; none may have, by the deadline or before.
 void socket_poll(struct pollfd *polls, size_t count, int64_t deadline_ns);
+
+// Of a UNIX socket: is the other side a process of this user?
+bool socket_is_of_this_user(int fd);
 
 // Between the two kernels, as far as the connection knows; 0: it does not.
 int64_t socket_round_trip_ns(int fd);

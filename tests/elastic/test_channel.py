@@ -125,14 +125,23 @@ def test_strangers_learn_nothing_and_cause_nothing(service, data):
 
 
 def test_a_reflected_proof_is_none():
-    side = channel.Handshake(SECRET, channel.CONNECTED)
+    side = channel.Handshake(SECRET, channel.CONNECTED, 4242)
     proof = side.answer(side.hello)     # the peer sends back what it gets
     with pytest.raises(channel.NotAuthenticated):
         side.check(proof)
-    other = channel.Handshake(SECRET, channel.ACCEPTED)
+    other = channel.Handshake(SECRET, channel.ACCEPTED, 4242)
     right = other.answer(side.hello)
     side.answer(other.hello)
     side.check(right)
+
+
+def test_a_handshake_that_is_passed_on_to_another_port_proves_nothing():
+    side = channel.Handshake(SECRET, channel.CONNECTED, 4242)
+    other = channel.Handshake(SECRET, channel.ACCEPTED, 4243)
+    to_other, to_side = side.answer(other.hello), other.answer(side.hello)
+    for receiver, proof in ((side, to_side), (other, to_other)):
+        with pytest.raises(channel.NotAuthenticated):
+            receiver.check(proof)
 
 
 @pytest.mark.parametrize("line", [b"x" * (channel.MESSAGE_MAX + 10), b"[1]\n", b"{\n", b"\xff\n"])

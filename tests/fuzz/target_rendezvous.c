@@ -18,6 +18,7 @@
 enum { CONNECTIONS = 3, PIECES_MAX = 60 };
 
 static const char SECRET[] = "a fuzzer's secret";
+#define BINDING (struct auth_binding){AUTH_RENDEZVOUS, 0, AUTH_NO_RANK, 1}
 
 static struct bhvd_rendezvous *make_server(void)
 {
@@ -27,7 +28,8 @@ static struct bhvd_rendezvous *make_server(void)
                                        .secret = malloc(sizeof SECRET), .secret_size = sizeof SECRET,
                                        .scopes.answer = connection_answer};
     memcpy(server->secret, SECRET, sizeof SECRET);
-    server->greeter = greeter_create(&(struct greeter_options){{server->listen_fd, -1}, server->secret, sizeof SECRET, 0});
+    server->greeter = greeter_create(&(struct greeter_options){
+        .listeners = {server->listen_fd, -1}, .bindings = {BINDING}, .secret = server->secret, .secret_size = sizeof SECRET});
     // The kernel finds an address.
     REQUIRE(server->greeter && bind(server->listen_fd, (struct sockaddr *)&nowhere, sizeof nowhere.sun_family) == 0 &&
             listen(server->listen_fd, CONNECTIONS) == 0 && reserve_connection(server));
@@ -58,7 +60,7 @@ static struct connection *prove(struct bhvd_rendezvous *server, int far)
 {
     struct auth auth;
     uint8_t hello[AUTH_HELLO_SIZE], proof[AUTH_PROOF_SIZE];
-    REQUIRE(!auth_begin(&auth, AUTH_CONNECTED, NULL));
+    REQUIRE(!auth_begin(&auth, AUTH_CONNECTED, &BINDING, NULL));
     REQUIRE(send(far, auth.hello, sizeof auth.hello, 0) == sizeof auth.hello);
     greet(server);
     REQUIRE(recv(far, hello, sizeof hello, 0) == sizeof hello && recv(far, proof, sizeof proof, 0) == sizeof proof);
@@ -133,7 +135,7 @@ static void attack_handshake(struct supply *s)
         REQUIRE(send(pair[1], s->at, size, 0) == (ssize_t)size);
     shutdown(pair[1], SHUT_WR);
     enum auth_role role = size % 2 ? AUTH_CONNECTED : AUTH_ACCEPTED;
-    REQUIRE(auth_handshake(pair[0], role, SECRET, sizeof SECRET, clock_deadline_ns(1000), &error) != BHVD_OK);
+    REQUIRE(auth_handshake(pair[0], role, &BINDING, SECRET, sizeof SECRET, clock_deadline_ns(1000), &error) != BHVD_OK);
     close(pair[0]);
     close(pair[1]);
 }

@@ -29,7 +29,7 @@ def attack(address, secret, magic, proven_says):
     """All at once; returns with 1,000 idle connections made and unmade, and none of the attackers left."""
     connection, recorded = attacks.proven(address, secret, magic)
     connection.close()
-    with attacks.idle(address, IDLE), attacks.idle(address, 50, magic + bytes(32)):
+    with attacks.idle(address, IDLE), attacks.idle(address, 50, attacks.hello_of(magic)):
         for seed in range(5):
             attacks.strangers(address, seed)
         attacks.replay(address, recorded)
@@ -117,5 +117,5 @@ def test_elastic(launcher):
 def magic_of(address):
     """Which protocol is spoken there: the service of an elastic job says its hello first, the core answers one."""
     with attacks.connect(address) as connection:
-        connection.sendall(attacks.CORE + bytes(32))
+        connection.sendall(attacks.hello_of(attacks.CORE))
         return attacks.exactly(connection, len(attacks.CORE))

@@ -13,6 +13,7 @@
 struct side {
     int fd;
     enum auth_role role;
+    struct auth_binding binding;
     const char *secret;
     bhvd_status status;
     struct bhvd_error error;
@@ -23,7 +24,7 @@ static void *run_side(void *arg)
 {
     struct side *s = arg;
     s->error.message[0] = '\0';
-    s->status = auth_handshake(s->fd, s->role, s->secret, strlen(s->secret), clock_deadline_ns(5000), &s->error);
+    s->status = auth_handshake(s->fd, s->role, &s->binding, s->secret, strlen(s->secret), clock_deadline_ns(5000), &s->error);
     return NULL;
 }
 
@@ -47,6 +48,8 @@ static void handshake(struct side sides[2])
     close(fds[1]);
 }
 
+static const struct auth_binding ANY = {AUTH_CHANNEL, 2, 1, 4242};
+
 TEST(equal_secrets_convince_both_sides)
 {
     struct side sides[2] = {{.role = AUTH_CONNECTED, .secret = "job 7"}, {.role = AUTH_ACCEPTED, .secret = "job 7"}};
@@ -65,6 +68,35 @@ TEST(different_secrets_are_reported_to_both_sides)
         CHECK_STR_CONTAINS(sides[i].error.message, "_HOROVOD_SECRET_KEY");
         CHECK_STR_CONTAINS(sides[i].error.message, "secret differs");
     }
+}
+
+// A stranger that passes a handshake on, from a port that a rank takes for another's, convinces neither side.
+TEST(a_handshake_for_another_purpose_rank_or_port_does_not_convince)
+{
+    static const struct auth_binding others[] = {
+        {AUTH_RENDEZVOUS, 2, 1, 4242}, {AUTH_LOCAL, 2, 1, 4242}, {AUTH_CHANNEL, 2, 0, 4242}, {AUTH_CHANNEL, 2, 1, 4243}};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        struct side sides[2] = {{.role = AUTH_CONNECTED, .binding = ANY, .secret = "s"},
+                                {.role = AUTH_ACCEPTED, .binding = others[i], .secret = "s"}};
+        handshake(sides);
+        CHECK_STATUS(sides[0].status, BHVD_ERR_AUTH);
+        CHECK_STATUS(sides[1].status, BHVD_ERR_AUTH);
+    }
+}
+
+// Whoever changes the caller's rank on the way convinces neither.
+TEST(another_callers_hello_does_not_convince)
+{
+    struct auth a, b;
+    uint8_t hello[AUTH_HELLO_SIZE];
+    CHECK_STATUS(auth_begin(&a, AUTH_CONNECTED, &ANY, NULL), BHVD_OK);
+    CHECK_STATUS(auth_begin(&b, AUTH_ACCEPTED, &ANY, NULL), BHVD_OK);
+    memcpy(hello, a.hello, sizeof hello);
+    hello[8] = 3;
+    CHECK_STATUS(auth_receive_hello(&a, b.hello, "s", 1, NULL), BHVD_OK);
+    CHECK_STATUS(auth_receive_hello(&b, hello, "s", 1, NULL), BHVD_OK);
+    CHECK_STATUS(auth_receive_proof(&a, b.proof, NULL), BHVD_ERR_AUTH);
+    CHECK_STATUS(auth_receive_proof(&b, a.proof, NULL), BHVD_ERR_AUTH);
 }
 
 TEST(two_sides_of_one_role_do_not_convince)
@@ -98,16 +130,17 @@ TEST(a_reflected_handshake_does_not_convince)
 TEST(the_proof_is_the_documented_one)
 {
     struct auth a, b;
-    CHECK_STATUS(auth_begin(&a, AUTH_CONNECTED, NULL), BHVD_OK);
-    CHECK_STATUS(auth_begin(&b, AUTH_ACCEPTED, NULL), BHVD_OK);
+    CHECK_STATUS(auth_begin(&a, AUTH_CONNECTED, &ANY, NULL), BHVD_OK);
+    CHECK_STATUS(auth_begin(&b, AUTH_ACCEPTED, &(struct auth_binding){AUTH_CHANNEL, AUTH_NO_RANK, 1, 4242}, NULL), BHVD_OK);
     CHECK(memcmp(a.hello, b.hello, AUTH_HELLO_SIZE) != 0);
-    CHECK_MEM_EQ(a.hello, "BHVD\1\0\0\0", 8);
+    CHECK_MEM_EQ(a.hello, "BHVD\2\0\0\0\2\0\0\0", 12);
     CHECK_STATUS(auth_receive_hello(&a, b.hello, "key", 3, NULL), BHVD_OK);
     CHECK_STATUS(auth_receive_hello(&b, a.hello, "key", 3, NULL), BHVD_OK);
 
-    uint8_t message[1 + 2 * AUTH_NONCE_SIZE] = {'c'}, proof[AUTH_PROOF_SIZE];
-    memcpy(message + 1, a.hello + 8, AUTH_NONCE_SIZE);
-    memcpy(message + 1 + AUTH_NONCE_SIZE, b.hello + 8, AUTH_NONCE_SIZE);
+    CHECK_EQ(b.binding.caller, 2);
+    uint8_t message[14 + 2 * AUTH_NONCE_SIZE] = {'c', 'c', 2, 0, 0, 0, 1, 0, 0, 0, 4242 & 255, 4242 >> 8}, proof[AUTH_PROOF_SIZE];
+    memcpy(message + 14, a.hello + 12, AUTH_NONCE_SIZE);
+    memcpy(message + 14 + AUTH_NONCE_SIZE, b.hello + 12, AUTH_NONCE_SIZE);
     hmac_sha256(proof, "key", 3, message, sizeof message);
     CHECK_MEM_EQ(a.proof, proof, AUTH_PROOF_SIZE);
     CHECK_STATUS(auth_receive_proof(&b, proof, NULL), BHVD_OK);
@@ -124,7 +157,7 @@ TEST(garbage_and_other_versions_are_named)
     struct auth a;
     struct bhvd_error error;
     uint8_t hello[AUTH_HELLO_SIZE] = "GET / HTTP/1.1\r\n";
-    CHECK_STATUS(auth_begin(&a, AUTH_ACCEPTED, &error), BHVD_OK);
+    CHECK_STATUS(auth_begin(&a, AUTH_ACCEPTED, &ANY, &error), BHVD_OK);
     CHECK_STATUS(auth_receive_hello(&a, hello, "s", 1, &error), BHVD_ERR_PEER_LOST);
     CHECK_STR_CONTAINS(error.message, "another program");
     memcpy(hello, a.hello, sizeof hello);
@@ -139,7 +172,7 @@ TEST(a_silent_peer_ends_at_the_deadline)
     pair(fds);
     struct bhvd_error error;
     int64_t start = check_now_ms();
-    CHECK_STATUS(auth_handshake(fds[0], AUTH_CONNECTED, "s", 1, clock_deadline_ns(100), &error), BHVD_ERR_TIMEOUT);
+    CHECK_STATUS(auth_handshake(fds[0], AUTH_CONNECTED, &ANY, "s", 1, clock_deadline_ns(100), &error), BHVD_ERR_TIMEOUT);
     CHECK(check_now_ms() - start >= 100);
     CHECK(check_now_ms() - start < 3000);
     CHECK_EQ(fcntl(fds[0], F_GETFL) & O_NONBLOCK, 0);
@@ -152,15 +185,15 @@ TEST(a_peer_that_hangs_up_is_lost)
     for (size_t sent = 0; sent < AUTH_HELLO_SIZE + AUTH_PROOF_SIZE; sent += 13) {
         int fds[2];
         pair(fds);
-        uint8_t bytes[AUTH_HELLO_SIZE + AUTH_PROOF_SIZE] = {'B', 'H', 'V', 'D', 1};
+        uint8_t bytes[AUTH_HELLO_SIZE + AUTH_PROOF_SIZE] = {'B', 'H', 'V', 'D', 2};
         struct bhvd_error error;
         CHECK_STATUS(socket_write_full(fds[1], bytes, sent, clock_deadline_ns(1000)), BHVD_OK);
         shutdown(fds[1], SHUT_WR);
-        CHECK_STATUS(auth_handshake(fds[0], AUTH_CONNECTED, "s", 1, CLOCK_NEVER, &error), BHVD_ERR_PEER_LOST);
+        CHECK_STATUS(auth_handshake(fds[0], AUTH_CONNECTED, &ANY, "s", 1, CLOCK_NEVER, &error), BHVD_ERR_PEER_LOST);
         CHECK_STR_CONTAINS(error.message, "hung up");
         close(fds[1]);
         // Neither does writing to nobody raise SIGPIPE.
-        CHECK_STATUS(auth_handshake(fds[0], AUTH_CONNECTED, "s", 1, CLOCK_NEVER, &error), BHVD_ERR_PEER_LOST);
+        CHECK_STATUS(auth_handshake(fds[0], AUTH_CONNECTED, &ANY, "s", 1, CLOCK_NEVER, &error), BHVD_ERR_PEER_LOST);
         close(fds[0]);
     }
 }

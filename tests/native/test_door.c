@@ -1,4 +1,5 @@
 // Links are opened when a message is first to go over them, from either side; and who is not there any more, or is nobody.
+#include <dirent.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <stdlib.h>
@@ -7,10 +8,10 @@
 #include "base/clock.h"
 #include "core/context/context.h"
 #include "job.h"
-#include "transport/auth.h"
+#include "transport/connector.h"
 #include "transport/socket.h"
 
-enum { STEPS = 20, MAGIC = 0x34484742, STRANGER_MS = 10000 };
+enum { STEPS = 20, STRANGER_MS = 10000 };
 
 static void meet(struct job *job, int nth)
 {
@@ -138,6 +139,86 @@ TEST(links_are_opened_from_both_sides_at_once)
         run_job("tcp", "ring", NULL, all_at_once);
 }
 
+// ------------------------------------------------------------------------------------------------------------------- threads
+
+enum { MANY = 20 };
+
+struct many {
+    bhvd_rendezvous *rendezvous;
+    _Atomic int ready, done;
+};
+
+struct one_of_many {
+    struct many *all;
+    int rank;
+    pthread_t thread;
+};
+
+static int thread_count(void)
+{
+    int count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    while (readdir(tasks))
+        count++;
+    closedir(tasks);
+    return count;
+}
+
+static void *exchange_with_all(void *arg)
+{
+    struct one_of_many *one = arg;
+    char host[32];
+    snprintf(host, sizeof host, "host %d", one->rank);
+    const struct bhvd_context_options options = {
+        .rank = one->rank, .size = MANY, .transport = "tcp", .rendezvous_host = "127.0.0.1",
+        .rendezvous_port = bhvd_rendezvous_port(one->all->rendezvous), .scope = "many", .listen_host = "127.0.0.1", .host_id = host,
+        .secret = SECRET, .secret_size = sizeof SECRET, .fusion_threshold = 1 << 20, .cache_capacity = 16, .start_timeout_ms = 60000,
+        .timeout_ms = 60000};
+    struct bhvd_error error;
+    bhvd_context *ctx;
+    float values[MANY] = {0};
+    const int64_t shape = MANY;
+    const struct bhvd_tensor tensor = {.src = values, .shape = &shape, .ndim = 1, .dtype = BHVD_FLOAT32};
+    const struct bhvd_args args = {.kind = BHVD_ALLTOALL, .name = "all", .tensors = &tensor, .tensor_count = 1, .device = -1};
+    bhvd_handle *handle;
+    CHECK_STATUS(bhvd_context_create(&options, &ctx, &error), BHVD_OK);
+    one->all->ready++;
+    while (one->all->ready <= MANY)
+        usleep(1000);
+    CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
+    finish(handle, BHVD_OK);
+    one->all->done++;
+    while (one->all->done < MANY)
+        usleep(1000);
+    bhvd_context_destroy(ctx);
+    return NULL;
+}
+
+TEST(a_link_that_is_opened_takes_no_thread)
+{
+    struct many all = {0};
+    struct one_of_many ranks[MANY];
+    struct bhvd_error error;
+    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, SECRET, sizeof SECRET, &all.rendezvous, &error), BHVD_OK);
+    for (int rank = 0; rank < MANY; rank++) {
+        ranks[rank] = (struct one_of_many){.all = &all, .rank = rank};
+        CHECK_EQ(pthread_create(&ranks[rank].thread, NULL, exchange_with_all, &ranks[rank]), 0);
+    }
+    while (all.ready < MANY)
+        usleep(1000);
+    const int before = thread_count();
+    int most = before;
+    all.ready++;
+    while (all.done < MANY) {
+        const int count = thread_count();
+        most = count > most ? count : most;
+    }
+    for (int rank = 0; rank < MANY; rank++)
+        pthread_join(ranks[rank].thread, NULL);
+    CHECK_EQ(most, before);
+    bhvd_rendezvous_destroy(all.rendezvous);
+}
+
 // ---------------------------------------------------------------------------------------------------------------- strangers
 
 static int next_listener(int fd)
@@ -153,14 +234,32 @@ static int next_listener(int fd)
     return -1;
 }
 
-static int knock(int listener)
+static int port_of(int listener)
 {
     struct sockaddr_in address;
     socklen_t size = sizeof address;
-    int fd;
     CHECK_EQ(getsockname(listener, (struct sockaddr *)&address, &size), 0);
-    CHECK_STATUS(socket_connect("127.0.0.1", ntohs(address.sin_port), clock_deadline_ns(STRANGER_MS), &fd, NULL), BHVD_OK);
+    return ntohs(address.sin_port);
+}
+
+static int knock(int listener)
+{
+    int fd;
+    CHECK_STATUS(socket_connect("127.0.0.1", port_of(listener), clock_deadline_ns(STRANGER_MS), &fd, NULL), BHVD_OK);
     return fd;
+}
+
+// Whoever listens there: a rank, or the rendezvous.
+static int prove_as(int listener, int caller)
+{
+    for (int callee = AUTH_NO_RANK; callee < RANKS; callee++) {
+        const struct auth_binding binding = {callee < 0 ? AUTH_RENDEZVOUS : AUTH_CHANNEL, caller, callee, port_of(listener)};
+        const int fd = knock(listener);
+        if (!auth_handshake(fd, AUTH_CONNECTED, &binding, SECRET, sizeof SECRET, clock_deadline_ns(STRANGER_MS), NULL))
+            return fd;
+        close(fd);
+    }
+    check_fail(__FILE__, __LINE__, "nobody takes the secret");
 }
 
 static void expect_hang_up(int fd)
@@ -175,19 +274,21 @@ static void bother_everyone(void)
     int doors = 0;
     for (int listener = 0; (listener = next_listener(listener)) >= 0; listener++, doors++) {
         int fd = knock(listener);
-        CHECK(auth_handshake(fd, AUTH_CONNECTED, "no secret", 9, clock_deadline_ns(STRANGER_MS), NULL) != BHVD_OK);
+        CHECK(auth_handshake(fd, AUTH_CONNECTED, &(struct auth_binding){0}, "no secret", 9, clock_deadline_ns(STRANGER_MS), NULL) != BHVD_OK);
         close(fd);
         fd = knock(listener);
         char garbage[64] = "GET / HTTP/1.0";
         CHECK_STATUS(socket_write_full(fd, garbage, sizeof garbage, clock_deadline_ns(STRANGER_MS)), BHVD_OK);
         expect_hang_up(fd);
         // It knows the secret, and says a name that nobody has whom this rank lets in.
-        static const int names[][4] = {{MAGIC, 0, 0, 1}, {MAGIC, RANKS, 0, 1}, {MAGIC, -1, 2, 1}, {MAGIC, 2, 99, 1}, {MAGIC + 1, 2, 0, 1},
-                                       {MAGIC, 2, 1, 1}};
+        static const struct {
+            int rank;
+            struct hello hello;
+        } names[] = {{0, {HELLO_MAGIC, 0, 1}}, {RANKS, {HELLO_MAGIC, 0, 1}}, {-1, {HELLO_MAGIC, 2, 1}}, {2, {HELLO_MAGIC, 99, 1}},
+                     {2, {HELLO_MAGIC + 1, 0, 1}}, {2, {HELLO_MAGIC, 1, 1}}};
         for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-            fd = knock(listener);
-            CHECK_STATUS(auth_handshake(fd, AUTH_CONNECTED, SECRET, sizeof SECRET, clock_deadline_ns(STRANGER_MS), NULL), BHVD_OK);
-            CHECK_STATUS(socket_write_full(fd, names[i], sizeof names[i], clock_deadline_ns(STRANGER_MS)), BHVD_OK);
+            fd = prove_as(listener, names[i].rank);
+            CHECK_STATUS(socket_write_full(fd, &names[i].hello, sizeof names[i].hello, clock_deadline_ns(STRANGER_MS)), BHVD_OK);
             char rest[64] = "the rendezvous waits for a longer one";
             size_t moved;
             socket_write(fd, rest, sizeof rest, &moved);

@@ -380,10 +380,17 @@ static int attach(const bhvd_rendezvous *server)
     return fd;
 }
 
+// What a rank means that connects to the server.
+static struct auth_binding binding_to(const bhvd_rendezvous *server)
+{
+    return (struct auth_binding){AUTH_RENDEZVOUS, 0, AUTH_NO_RANK, bhvd_rendezvous_port(server)};
+}
+
 static int attach_authenticated(const bhvd_rendezvous *server)
 {
     int fd = attach(server);
-    CHECK_STATUS(auth_handshake(fd, AUTH_CONNECTED, secret, sizeof secret, clock_deadline_ns(QUICK_MS), NULL), BHVD_OK);
+    const struct auth_binding binding = binding_to(server);
+    CHECK_STATUS(auth_handshake(fd, AUTH_CONNECTED, &binding, secret, sizeof secret, clock_deadline_ns(QUICK_MS), NULL), BHVD_OK);
     return fd;
 }
 
@@ -516,7 +523,8 @@ TEST(a_replayed_handshake_is_dropped)
 
     // What an observer of a good handshake has seen.
     int fd = attach(server);
-    CHECK_STATUS(auth_begin(&auth, AUTH_CONNECTED, NULL), BHVD_OK);
+    const struct auth_binding binding = binding_to(server);
+    CHECK_STATUS(auth_begin(&auth, AUTH_CONNECTED, &binding, NULL), BHVD_OK);
     CHECK_STATUS(socket_write_full(fd, auth.hello, sizeof auth.hello, deadline_ns), BHVD_OK);
     CHECK_STATUS(socket_read_full(fd, hello, sizeof hello, deadline_ns), BHVD_OK);
     CHECK_STATUS(auth_receive_hello(&auth, hello, secret, sizeof secret, NULL), BHVD_OK);
@@ -612,7 +620,8 @@ TEST(out_of_descriptors_strangers_are_evicted)
     int connected = connect(mine, (struct sockaddr *)&address, sizeof address);
     CHECK(connected == 0 || errno == EINPROGRESS);
     int64_t deadline_ns = clock_deadline_ns(QUICK_MS);
-    CHECK_STATUS(auth_handshake(mine, AUTH_CONNECTED, secret, sizeof secret, deadline_ns, NULL), BHVD_OK);
+    const struct auth_binding binding = binding_to(server);
+    CHECK_STATUS(auth_handshake(mine, AUTH_CONNECTED, &binding, secret, sizeof secret, deadline_ns, NULL), BHVD_OK);
     close(mine);
     for (int i = 0; i < fillers; i++)
         close(filler[i]);
@@ -623,13 +632,62 @@ TEST(out_of_descriptors_strangers_are_evicted)
     bhvd_rendezvous_destroy(server);
 }
 
+struct relay {
+    const bhvd_rendezvous *server;
+    int listener;
+    bhvd_status ended;                  // how the server's side ended
+    pthread_t thread;
+};
+
+static void pass_on(int from, int to, size_t size)
+{
+    uint8_t bytes[AUTH_HELLO_SIZE + AUTH_PROOF_SIZE];
+    CHECK_STATUS(socket_read_full(from, bytes, size, clock_deadline_ns(QUICK_MS)), BHVD_OK);
+    CHECK_STATUS(socket_write_full(to, bytes, size, clock_deadline_ns(QUICK_MS)), BHVD_OK);
+}
+
+// A stranger that has no secret, at a port that a rank takes for the rendezvous.
+static void *run_relay(void *arg)
+{
+    struct relay *relay = arg;
+    int victim;
+    uint8_t byte;
+    CHECK_STATUS(socket_accept(relay->listener, clock_deadline_ns(QUICK_MS), &victim, NULL), BHVD_OK);
+    const int server = attach(relay->server);
+    pass_on(victim, server, AUTH_HELLO_SIZE);
+    pass_on(server, victim, AUTH_HELLO_SIZE + AUTH_PROOF_SIZE);
+    pass_on(victim, server, AUTH_PROOF_SIZE);
+    relay->ended = socket_read_full(server, &byte, 1, clock_deadline_ns(QUICK_MS));
+    close(victim);
+    close(server);
+    return NULL;
+}
+
+TEST(a_handshake_that_is_passed_on_convinces_neither_side)
+{
+    int port;
+    struct bhvd_error error;
+    struct relay relay = {.server = start()};
+    const struct rendezvous_blob mine = {.size = 1};
+    struct rendezvous_blob all;
+    CHECK_STATUS(socket_listen("127.0.0.1", 0, &relay.listener, &port, &error), BHVD_OK);
+    CHECK_EQ(pthread_create(&relay.thread, NULL, run_relay, &relay), 0);
+    const struct rendezvous_address address = {"127.0.0.1", port, secret, sizeof secret};
+    CHECK_STATUS(rendezvous_exchange(&address, "s", 0, 1, &mine, &all, clock_deadline_ns(QUICK_MS), &error), BHVD_ERR_AUTH);
+    pthread_join(relay.thread, NULL);
+    CHECK_STATUS(relay.ended, BHVD_ERR_PEER_LOST);
+    close(relay.listener);
+    bhvd_rendezvous_destroy((bhvd_rendezvous *)relay.server);
+}
+
 // A byte now and then extends nothing: the limit counts from the connection.
 TEST(slow_bytes_delay_nobody_and_are_dropped)
 {
     enum { SLOW = 20 };
     bhvd_rendezvous *server = start();
     struct auth auth;
-    CHECK_STATUS(auth_begin(&auth, AUTH_CONNECTED, NULL), BHVD_OK);
+    const struct auth_binding binding = binding_to(server);
+    CHECK_STATUS(auth_begin(&auth, AUTH_CONNECTED, &binding, NULL), BHVD_OK);
     int fds[SLOW];
     int64_t begin = check_now_ms();
     for (int i = 0; i < SLOW; i++)
@@ -687,7 +745,8 @@ static int attach_narrow(const bhvd_rendezvous *server)
     setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &(int){4096}, sizeof(int));
     setsockopt(fd, IPPROTO_TCP, TCP_MAXSEG, &(int){536}, sizeof(int));
     CHECK_EQ(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
-    CHECK_STATUS(auth_handshake(fd, AUTH_CONNECTED, secret, sizeof secret, clock_deadline_ns(QUICK_MS), NULL), BHVD_OK);
+    const struct auth_binding binding = binding_to(server);
+    CHECK_STATUS(auth_handshake(fd, AUTH_CONNECTED, &binding, secret, sizeof secret, clock_deadline_ns(QUICK_MS), NULL), BHVD_OK);
     return fd;
 }
 

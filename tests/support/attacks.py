@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 
 # How a hello begins: native/transport/auth.c, job/channel.py.
-CORE, ELASTIC = b"BHVD\x01\0\0\0", b"BVHe\x01\0\0\0"
-HELLO_SIZE, PROOF_SIZE = 40, 32
+CORE, ELASTIC = b"BHVD\x02\0\0\0", b"BVHe\x02\0\0\0"
+HELLO_MAX, PROOF_SIZE = 44, 32
 _SECONDS = 60       # far longer than a busy machine takes; who hangs up does so long before
 
 
@@ -75,13 +75,20 @@ def exactly(connection, size):
     return data
 
 
+def hello_of(magic, nonce=bytes(32)):
+    """How a peer begins; the core says that it is rank 0."""
+    return magic + (bytes(4) if magic == CORE else b"") + nonce
+
+
 def proven(address, secret, magic):
-    """(a connection that has proven the secret, what was said on it): a peer that turned bad."""
+    """(a connection to a rendezvous or driver that has proven the secret, what it said): a peer that turned bad."""
     connection = connect(address)
-    hello = magic + os.urandom(32)
+    hello = hello_of(magic, os.urandom(32))
     connection.sendall(hello)
-    theirs = exactly(connection, HELLO_SIZE)
-    proof = hmac.digest(secret, b"c" + hello[8:] + theirs[8:], hashlib.sha256)
+    theirs = exactly(connection, len(hello))
+    port = struct.pack("<I", address[1])
+    bound = b"cr" + bytes(4) + b"\xff" * 4 + port if magic == CORE else b"c" + magic + port
+    proof = hmac.digest(secret, bound + hello[-32:] + theirs[-32:], hashlib.sha256)
     connection.sendall(proof)
     exactly(connection, PROOF_SIZE)
     return connection, hello + proof
@@ -90,20 +97,20 @@ def proven(address, secret, magic):
 def strangers(address, seed):
     """Noise, parts of a handshake, wrong and reflected proofs. They learn nothing but a hello and a proof."""
     choice = random.Random(seed)
-    hello = choice.choice([CORE, ELASTIC]) + choice.randbytes(32)
+    hello = hello_of(choice.choice([CORE, ELASTIC]), choice.randbytes(32))
     said = [
         [choice.randbytes(choice.choice([1, 39, 41, 1000, 200_000])) for _ in range(3)],
-        [hello[:choice.randrange(1, HELLO_SIZE)]],
+        [hello[:choice.randrange(1, len(hello))]],
         [hello],
         [hello, choice.randbytes(PROOF_SIZE)],
         [hello, bytes(PROOF_SIZE), choice.randbytes(1000)],
-        [CORE[:4] + b"\2\0\0\0" + bytes(32)],
+        [CORE[:4] + b"\1\0\0\0" + bytes(36)],
         [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"],
         [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + choice.randbytes(500)],
         [struct.pack("<I", 0xFFFFFFFF) * 64],
     ]
     for pieces in said:
-        assert len(say(address, *pieces)) <= HELLO_SIZE + PROOF_SIZE
+        assert len(say(address, *pieces)) <= HELLO_MAX + PROOF_SIZE
     for magic in (CORE, ELASTIC):
         reflect(address, magic)
 
@@ -111,21 +118,22 @@ def strangers(address, seed):
 def reflect(address, magic):
     """Sends back what the other side sends, as if it were its own."""
     with connect(address) as connection:
-        connection.sendall(magic + bytes(32))
+        hello = hello_of(magic)
+        connection.sendall(hello)
         theirs = b""
         try:
-            while len(theirs) < HELLO_SIZE + PROOF_SIZE and (more := connection.recv(4096)):
+            while len(theirs) < len(hello) + PROOF_SIZE and (more := connection.recv(4096)):
                 theirs += more
-            connection.sendall(theirs[HELLO_SIZE:] or bytes(PROOF_SIZE))
+            connection.sendall(theirs[len(hello):] or bytes(PROOF_SIZE))
         except ConnectionError:
             pass        # another protocol's hello
-        assert len(theirs) <= HELLO_SIZE + PROOF_SIZE
+        assert len(theirs) <= HELLO_MAX + PROOF_SIZE
         assert heard(connection) == b""
 
 
 def replay(address, recorded):
     """Says again what a rank said that proved the secret."""
-    assert len(say(address, recorded, b"\0" * 1000)) <= HELLO_SIZE + PROOF_SIZE
+    assert len(say(address, recorded, b"\0" * 1000)) <= HELLO_MAX + PROOF_SIZE
 
 
 def scan(address, count):

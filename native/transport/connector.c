@@ -1,0 +1,358 @@
+#include "transport/connector.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "transport/socket.h"
+
+enum {
+    RETRY_MS = 50,
+    REFUSED_MS = 1000,                  // whose news comes by another way within that: how did it end?
+    SYSTEM_MS = 5000,                   // this process lacks descriptors or memory, perhaps for a moment
+    FAR_NS = 2000000,                   // a round trip to another site
+    FAR_STREAMS = 4
+};
+
+enum stage { PAUSED, CONNECTING, HELLO, PROOF, ANSWER };
+
+// A call that is served. Of its channels one is being connected.
+struct attempt {
+    struct call *call;                  // NULL: no attempt
+    struct arrival *arrival;            // what is connected of it
+    uint32_t channel;
+    enum stage stage;
+    int fd;                             // -1: PAUSED
+    int poll;                           // the index of its entry; -1: none
+    int64_t wake_ns;                    // PAUSED: until then; else the stage's limit
+    int64_t failing_since_ns;           // 0: the last thing went well
+    struct auth auth;
+    size_t moved;                       // of the stage's message
+    uint8_t message[AUTH_HELLO_SIZE];
+};
+
+struct connector {
+    struct connector_options options;
+    struct call *head, **tail;          // that wait for their turn
+    int unserved;                       // attempts that were waited for, and have not had their turn
+    struct attempt attempts[CONNECTOR_POLLS_MAX];
+};
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
+struct arrival *arrival_create(int rank)
+{
+    struct arrival *arrival = malloc(sizeof *arrival);
+    if (!arrival)
+        return NULL;
+    *arrival = (struct arrival){.rank = rank, .control = -1};
+    for (int i = 0; i < LINK_STREAMS_MAX; i++)
+        arrival->streams[i] = -1;
+    return arrival;
+}
+
+static void arrival_close(struct arrival *arrival)
+{
+    close_fd(&arrival->control);
+    for (int i = 0; i < LINK_STREAMS_MAX; i++)
+        close_fd(&arrival->streams[i]);
+}
+
+void arrival_destroy(struct arrival *arrival)
+{
+    if (arrival)
+        arrival_close(arrival);
+    free(arrival);
+}
+
+// ------------------------------------------------------------------------------------------------------------- attempts
+
+// What the kernel lets one connection have under way (4 MB mostly) fills a link of a Gbit/s up to 30 ms; and what is lost costs one of
+// several connections less of its speed.
+static int streams_for(int64_t round_trip_ns) { return round_trip_ns >= FAR_NS ? FAR_STREAMS : 1; }
+
+// The rank is not there any more: nobody is, or another program that has its port now.
+static bool is_somebody_else(bhvd_status status, int failure)
+{
+    return status == BHVD_ERR_AUTH || failure == ECONNREFUSED || failure == ECONNRESET;
+}
+
+// How long what goes wrong may go on so.
+static int patience_ms(const struct call *call, bhvd_status status, int failure)
+{
+    if (status == BHVD_ERR_PEER_LOST)
+        return -1;                      // no route, or hung up upon, as strangers are: as long as there is time
+    if (status == BHVD_ERR_TIMEOUT || call->is_at_start)
+        return 0;
+    return is_somebody_else(status, failure) ? REFUSED_MS : SYSTEM_MS;
+}
+
+static void pause_until(struct attempt *a, int64_t wake_ns)
+{
+    close_fd(&a->fd);
+    a->stage = PAUSED;
+    a->wake_ns = wake_ns;
+}
+
+// What went wrong is tried again after a pause, or the call ends with it. failure: an errno, or 0. Returns whether it has ended.
+static bool fail(struct attempt *a, int own_rank, int failure, const struct bhvd_error *error)
+{
+    const int patience = patience_ms(a->call, error->status, failure);
+    const int64_t now_ns = clock_now_ns();
+    a->failing_since_ns = a->failing_since_ns ? a->failing_since_ns : now_ns;
+    pause_until(a, now_ns + RETRY_MS * INT64_C(1000000));
+    const int64_t end_ns = failure ? a->call->connect_deadline_ns : a->call->deadline_ns;
+    if (now_ns < end_ns && (patience < 0 || now_ns < a->failing_since_ns + (int64_t)patience * 1000000))
+        return false;
+    const bool is_gone = is_somebody_else(error->status, failure) && !a->call->is_at_start;
+    arrival_close(a->arrival);
+    error_set(&a->arrival->error, is_gone ? BHVD_ERR_PEER_LOST : error->status, "no connection from rank %d to rank %d: %.900s", own_rank,
+              a->call->rank, error->message);
+    return true;
+}
+
+static void enter(struct attempt *a, enum stage stage)
+{
+    a->stage = stage;
+    a->moved = 0;
+    a->wake_ns = stage == CONNECTING ? a->call->connect_deadline_ns : a->call->deadline_ns;
+}
+
+// These few bytes are the first that the socket takes: it takes them at once.
+static bhvd_status say(const struct attempt *a, const void *data, size_t size)
+{
+    size_t moved;
+    bhvd_status status = socket_write(a->fd, data, size, &moved);
+    return status || moved == size ? status : BHVD_ERR_PEER_LOST;
+}
+
+static bhvd_status begin_handshake(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
+{
+    const struct auth_binding binding = {AUTH_CHANNEL, connector->options.rank, a->call->rank,
+                                         connector->options.addresses[a->call->rank].port};
+    bhvd_status status = auth_begin(&a->auth, AUTH_CONNECTED, &binding, error);
+    if (status)
+        return status;
+    enter(a, HELLO);
+    status = say(a, a->auth.hello, sizeof a->auth.hello);
+    return status ? auth_explain(status, error) : BHVD_OK;
+}
+
+static bhvd_status say_channel(const struct connector *connector, struct attempt *a)
+{
+    struct arrival *arrival = a->arrival;
+    if (!arrival->stream_count)
+        arrival->stream_count = connector->options.by_mpi ? 1 : streams_for(socket_round_trip_ns(a->fd));
+    enter(a, ANSWER);
+    return say(a, &(struct hello){HELLO_MAGIC, a->channel, (uint32_t)arrival->stream_count}, sizeof(struct hello));
+}
+
+// The stage's message is complete.
+static bhvd_status take_message(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
+{
+    bhvd_status status;
+    if (a->stage == HELLO) {
+        status = auth_receive_hello(&a->auth, a->message, connector->options.secret, connector->options.secret_size, error);
+        if (status)
+            return status;
+        enter(a, PROOF);
+        status = say(a, a->auth.proof, sizeof a->auth.proof);
+    } else {
+        status = auth_receive_proof(&a->auth, a->message, error);
+        if (status)
+            return status;
+        status = say_channel(connector, a);
+    }
+    return status ? auth_explain(status, error) : BHVD_OK;
+}
+
+static size_t wanted(const struct attempt *a)
+{
+    return a->stage == HELLO ? AUTH_HELLO_SIZE : a->stage == PROOF ? AUTH_PROOF_SIZE : 1;
+}
+
+// BHVD_OK: the channel is connected. BHVD_IN_PROGRESS: not yet.
+static bhvd_status converse(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
+{
+    for (;;) {
+        bhvd_status status = socket_read_part(a->fd, a->message, wanted(a), &a->moved);
+        if (status == BHVD_IN_PROGRESS || (!status && a->stage == ANSWER))
+            return status;
+        if (status)
+            return a->stage == ANSWER ? error_set(error, status, "it broke while it was made") : auth_explain(status, error);
+        status = take_message(connector, a, error);
+        if (status)
+            return status;
+    }
+}
+
+static bhvd_status connect_begin(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
+{
+    const struct address *address = &connector->options.addresses[a->call->rank];
+    enter(a, CONNECTING);
+    // On a control channel the line may be measured (probe.h).
+    return socket_connect_begin(address->host, address->port, a->channel == CHANNEL_CONTROL ? SOCKET_UNSPACED : NULL, &a->fd, error);
+}
+
+static bhvd_status connect_complete(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
+{
+    const struct address *address = &connector->options.addresses[a->call->rank];
+    const int fd = a->fd;
+    a->fd = -1;
+    bhvd_status status = socket_connect_complete(fd, address->host, address->port, error);
+    if (status)
+        return status;
+    a->fd = fd;
+    return BHVD_OK;
+}
+
+static bhvd_status give_up_waiting(const struct connector *connector, const struct attempt *a, struct bhvd_error *error)
+{
+    const struct address *address = &connector->options.addresses[a->call->rank];
+    if (a->stage != CONNECTING)
+        return auth_explain(BHVD_ERR_TIMEOUT, error);
+    return error_set(error, BHVD_ERR_TIMEOUT, "%s:%d did not answer a connection attempt", address->host, address->port);
+}
+
+// The channel is connected. False: it was the last.
+static bool next_channel(struct attempt *a)
+{
+    struct arrival *arrival = a->arrival;
+    if (a->channel == CHANNEL_CONTROL) {
+        arrival->control = a->fd;
+        arrival->round_trip_ns = socket_round_trip_ns(a->fd);
+    } else {
+        arrival->streams[a->channel - CHANNEL_STREAM] = a->fd;
+    }
+    a->fd = -1;
+    a->failing_since_ns = 0;
+    a->channel = a->channel == CHANNEL_CONTROL ? CHANNEL_STREAM : a->channel + 1;
+    pause_until(a, 0);
+    return !a->call->is_at_start && a->channel < CHANNEL_STREAM + (uint32_t)arrival->stream_count;
+}
+
+// Whether the call has ended, well or not.
+static bool advance(const struct connector *connector, struct attempt *a, bool has_event)
+{
+    for (;; has_event = false) {
+        struct bhvd_error error = {0};
+        bhvd_status status = BHVD_IN_PROGRESS;
+        int failure = 0;
+        errno = 0;
+        if (a->stage == PAUSED) {
+            if (a->wake_ns > clock_now_ns())
+                return false;
+            status = connect_begin(connector, a, &error);
+            failure = status ? errno : 0;
+            status = status ? status : BHVD_IN_PROGRESS;
+        } else if (has_event && a->stage == CONNECTING) {
+            status = connect_complete(connector, a, &error);
+            failure = status ? errno : 0;
+            status = status ? status : begin_handshake(connector, a, &error);
+            status = status ? status : BHVD_IN_PROGRESS;
+        } else if (has_event) {
+            status = converse(connector, a, &error);
+        } else if (a->wake_ns <= clock_now_ns()) {
+            status = give_up_waiting(connector, a, &error);
+        }
+        if (status == BHVD_IN_PROGRESS)
+            return false;
+        if (status)
+            return fail(a, connector->options.rank, failure, &error);
+        if (!next_channel(a))
+            return true;
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------ connector
+
+struct connector *connector_create(const struct connector_options *options)
+{
+    struct connector *connector = calloc(1, sizeof *connector);
+    if (!connector)
+        return NULL;
+    connector->options = *options;
+    connector->tail = &connector->head;
+    return connector;
+}
+
+static struct arrival *end_attempt(struct attempt *a)
+{
+    struct arrival *arrival = a->arrival;
+    close_fd(&a->fd);
+    free(a->call);
+    *a = (struct attempt){.fd = -1};
+    return arrival;
+}
+
+void connector_destroy(struct connector *connector)
+{
+    for (int i = 0; connector && i < CONNECTOR_POLLS_MAX; i++)
+        if (connector->attempts[i].call)
+            arrival_destroy(end_attempt(&connector->attempts[i]));
+    for (struct call *call = connector ? connector->head : NULL, *next; call; call = next) {
+        next = call->next;
+        free(call);
+    }
+    free(connector);
+}
+
+void connector_add(struct connector *connector, struct call *call)
+{
+    call->next = NULL;
+    *connector->tail = call;
+    connector->tail = &call->next;
+}
+
+// The next call takes the free place. Without memory it waits until there is some.
+static void take_turn(struct connector *connector, struct attempt *a)
+{
+    struct call *call = connector->head;
+    struct arrival *arrival = call ? arrival_create(call->rank) : NULL;
+    if (!arrival)
+        return;
+    connector->head = call->next;
+    if (!connector->head)
+        connector->tail = &connector->head;
+    arrival->stream_count = call->control_is_missing ? connector->options.addresses[call->rank].streams : call->stream_count;
+    *a = (struct attempt){.call = call, .arrival = arrival, .fd = -1,
+                          .channel = call->control_is_missing ? CHANNEL_CONTROL : CHANNEL_STREAM};
+}
+
+// Only descriptors, since poll() takes no more entries than this process may have descriptors.
+int connector_poll(struct connector *connector, struct pollfd *polls, int64_t *wake_ns)
+{
+    int count = 0;
+    for (int i = 0; i < CONNECTOR_POLLS_MAX; i++) {
+        struct attempt *a = &connector->attempts[i];
+        if (!a->call)
+            take_turn(connector, a);
+        a->poll = -1;
+        if (!a->call)
+            continue;
+        if (a->fd >= 0) {
+            a->poll = count;
+            polls[count++] = (struct pollfd){.fd = a->fd, .events = a->stage == CONNECTING ? POLLOUT : POLLIN};
+        }
+        *wake_ns = a->wake_ns < *wake_ns ? a->wake_ns : *wake_ns;
+    }
+    connector->unserved = CONNECTOR_POLLS_MAX;
+    return count;
+}
+
+struct arrival *connector_next(struct connector *connector, const struct pollfd *polls)
+{
+    while (connector->unserved > 0) {
+        struct attempt *a = &connector->attempts[--connector->unserved];
+        if (a->call && advance(connector, a, a->poll >= 0 && polls[a->poll].revents))
+            return end_attempt(a);
+    }
+    return NULL;
+}

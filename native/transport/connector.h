@@ -1,0 +1,81 @@
+// Connects to other ranks without waiting: who has one waits, for what it names and whatever else. Several links at a time; of one link
+// the channels are connected one after the other. An attempt that fails is repeated for as long as that may help. One thread.
+#ifndef BHVD_CONNECTOR_H
+#define BHVD_CONNECTOR_H
+
+#include <poll.h>
+#include <stdbool.h>
+
+#include "transport/auth.h"
+#include "transport/link.h"
+
+enum { CONNECTOR_POLLS_MAX = 64 };      // links that are connected at a time; others wait for their turn
+
+// CHANNEL_STREAM + i is stream i.
+enum channel_kind { CHANNEL_CONTROL = 0, CHANNEL_LOCAL = 1, CHANNEL_STREAM = 2 };
+
+// The first bytes on an authenticated connection; a byte is the answer.
+struct hello {
+    uint32_t magic, channel;
+    uint32_t streams;                   // to this rank; on its control channel, which comes first
+};
+enum { HELLO_MAGIC = 0x35484742 };      // "BGH5"
+
+// Where a rank is reached, and how many streams it and this rank have asked for; 0: neither did.
+struct address {
+    char host[16];                      // numeric IPv4
+    int port, streams;
+};
+
+// Connections of a rank.
+struct arrival {
+    struct arrival *next;
+    int rank;                           // -1: nobody; nothing can be accepted, and error says why
+    bool is_local;                      // `control` is a UNIX connection, to be joined (connect_local.h)
+    int control, streams[LINK_STREAMS_MAX];     // descriptors, -1: not of this arrival
+    int stream_count;                   // with control: agreed between the two
+    int64_t round_trip_ns;
+    struct bhvd_error error;            // of an attempt that has failed. BHVD_ERR_PEER_LOST: nobody is there any more;
+                                        // BHVD_ERR_TIMEOUT: its host answers nothing
+};
+
+// NULL: no memory.
+struct arrival *arrival_create(int rank);
+// Closes the descriptors. arrival_destroy(NULL) is fine.
+void arrival_destroy(struct arrival *arrival);
+
+// A link, or a part of it, that is to be connected.
+struct call {
+    struct call *next;
+    int rank;
+    bool is_at_start;                   // the control channel alone; and who refuses then has ended, and nobody else will tell
+    bool control_is_missing;
+    int stream_count;                   // as agreed, when control is there
+    int64_t connect_deadline_ns;        // until the other host answers;
+    int64_t deadline_ns;                // until all is done
+};
+
+struct connector_options {
+    int rank;                           // this one
+    bool by_mpi;                        // streams are MPI's
+    const struct address *addresses;    // by rank. These and the secret must outlive the connector
+    const void *secret;
+    size_t secret_size;
+};
+
+struct connector;
+
+// NULL: no memory.
+struct connector *connector_create(const struct connector_options *options);
+// Gives up what it is about. connector_destroy(NULL) is fine.
+void connector_destroy(struct connector *connector);
+// The call is the connector's from now on.
+void connector_add(struct connector *connector, struct call *call);
+
+// What is to be waited for: fills in at most CONNECTOR_POLLS_MAX entries, returns how many, and lowers *wake_ns to when it has something
+// to do in any case.
+int connector_poll(struct connector *connector, struct pollfd *polls, int64_t *wake_ns);
+// After the wait, with these entries, until it is NULL: the next whose link is connected, or cannot be. The receiver's.
+struct arrival *connector_next(struct connector *connector, const struct pollfd *polls);
+
+#endif
