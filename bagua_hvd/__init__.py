@@ -11,4 +11,5 @@ def __getattr__(name):
         from bagua_hvd.runner import run
 
         return run
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    frontend = ": import a front end, such as `import bagua_hvd.torch as hvd`, or bagua_hvd.tensorflow, bagua_hvd.keras"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}" + frontend * (not name.startswith("_")))

@@ -5,6 +5,7 @@ Variables of other engines (mpirun, srun, torchrun) are read where they are told
 """
 import base64
 import binascii
+import difflib
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MIB = 1 << 20
+_NEAR = 0.88        # of difflib's ratio: a letter or two
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 
@@ -287,6 +289,8 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("HOROVOD_CONTROLLER", TEXT, None, "gloo, for scripts that look; another value changes nothing.",
                  "scripts"),
         Variable("HOROVOD_CPU_OPERATIONS", TEXT, None, "As HOROVOD_CONTROLLER.", "scripts"),
+        _launcher("BAGUA_HVD_JOB", TEXT, None,
+                  "What still has it is ended with the job; who starts a process that is to live on leaves it out."),
         _launcher("BAGUA_HVD_RUN_FOLDER", TEXT, None, "Where run(function) keeps function and results."),
     ),
     "Without effect, accepted for Horovod's sake": (
@@ -322,6 +326,19 @@ def without_effect(environ: Mapping[str, str] | None = None) -> list[str]:
         text = (os.environ if environ is None else environ).get(variable.name, "").strip()
         if variable.setter == "none" and text and not (variable.kind is FLAG and text == "0"):
             found.append(f"{variable.name}={text} has {variable.without_effect}")
+    return found
+
+
+def misspelt(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Sentences about variables that have the name of none in the table, and nearly that of one."""
+    found = []
+    for name in sorted(os.environ if environ is None else environ):
+        if name.startswith(("BAGUA_", "HOROVOD_", "_HOROVOD_")) and name not in TABLE \
+                and not name.startswith("HOROVOD_GPU_"):        # of Horovod's build
+            near = [known for known in TABLE if known.startswith(name + "_")] or difflib.get_close_matches(
+                name, TABLE, 1, _NEAR)
+            if near:
+                found.append(f"environment variable {name} is unknown and has no effect. Did you mean {near[0]}?")
     return found
 
 

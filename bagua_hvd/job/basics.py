@@ -88,11 +88,11 @@ def init(comm: Sequence[int] | None = None,
             try:
                 _start(comm, process_sets, scope)
                 return
-            except (_MeetingFailed, HorovodInternalError) as error:
+            except (InitializationFailed, HorovodInternalError) as error:
                 failure = str(error)    # somebody was lost meanwhile, most likely: the driver arranges another meeting
 
 
-class _MeetingFailed(ValueError):
+class InitializationFailed(ValueError):
     """The ranks did not find each other, or could not connect."""
 
 
@@ -104,7 +104,7 @@ def _start(comm, process_sets, scope=None):
     options = environment.read_options(_launcher_environment())
     log.configure(options.rank)
     if options.rank == 0 and runtime.inits == 1:
-        for sentence in variables.without_effect():
+        for sentence in [*variables.without_effect(), *variables.misspelt()]:
             logger.warning("%s", sentence)
     _check_comm(comm, options)
     static_sets = _static_sets(process_sets, options)
@@ -117,9 +117,9 @@ def _start(comm, process_sets, scope=None):
     try:
         started = Context(options)
     except HorovodInternalError as error:
-        raise _MeetingFailed(f"Horovod initialization failed. {error}") from error
+        raise InitializationFailed(f"Horovod initialization failed. {error}") from None
     except ValueError as error:
-        raise ValueError(f"Horovod initialization failed. {error}") from error
+        raise ValueError(f"Horovod initialization failed. {error}") from None
     logger.info("rank %d of %d is in the job (%s): transport %s", options.rank, options.size, options.scope,
                 options.transport)
     runtime.restart_numbers()
@@ -170,7 +170,7 @@ def _launcher_environment():
         try:
             runtime.membership = join.join(variables.read("HOROVOD_START_TIMEOUT"))
         except RuntimeError as error:
-            raise ValueError(f"Horovod initialization failed. {error}") from error
+            raise ValueError(f"Horovod initialization failed. {error}") from None
     return os.environ if runtime.membership is None else {**os.environ, **runtime.membership.variables}
 
 

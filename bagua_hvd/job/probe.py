@@ -46,13 +46,15 @@ class Target:
 
     Strangers who say nothing delay nobody: they are dropped after _TIMEOUT_SECONDS, or for a newer one.
 
+    Args:
+        host: the address to listen at; default all.
     Attributes:
         port.
     """
 
-    def __init__(self, name, key):
+    def __init__(self, name, key, host="0.0.0.0"):
         self._name, self._key = name, key
-        self._socket = socket.create_server(("0.0.0.0", 0), backlog=256)
+        self._socket = socket.create_server((host, 0), backlog=256)
         self._socket.setblocking(False)
         self.port = self._socket.getsockname()[1]
         self._callers = {}          # connection -> (until when it may speak, its nonce so far), in the order they came

@@ -107,6 +107,18 @@ def _check_algorithm(name):
                              f"BAGUA_ALGORITHM={name}") from None
 
 
+def _warn_of_algorithm(name):
+    """Warns where BAGUA_ALGORITHM names none of the package's own: the script may register it."""
+    try:
+        from bagua_hvd import algorithms
+
+        algorithms.get(name)
+    except ImportError:
+        return
+    except ValueError as error:
+        _warn(f"BAGUA_ALGORITHM={name}: {error} Unless the script registers it, the job will fail.")
+
+
 def _plan(args):
     """SlotInfos for args.num_proc ranks. UsageError: malformed hosts, or too few slots."""
     try:
@@ -214,6 +226,8 @@ def _run(args):
         return
     if args.algorithm is not None:
         _check_algorithm(args.algorithm)
+    elif variables.given("BAGUA_ALGORITHM"):
+        _warn_of_algorithm(variables.read("BAGUA_ALGORITHM"))
     if args.use_mpi:
         _run_mpi(args)
         return

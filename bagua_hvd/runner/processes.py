@@ -1,7 +1,8 @@
 """One process of a job with all that it starts, and the guard.
 
 Every process leads a session of its own. It stays unreaped (a zombie) until release(), so its session's number cannot
-meanwhile become somebody else's, and signals to the session reach ours only.
+meanwhile become somebody else's, and signals to the session reach ours only. What leaves the session (setsid, a
+daemon) is known by the variable MARK of its environment, which holds a text that no other job has.
 
 The guard is a child in its own session that reads the sessions' numbers from a pipe. A launcher that ends without
 saying so, by SIGKILL for instance, closes the pipe, and the guard kills what is left: the workers' children too, which
@@ -17,6 +18,8 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 
 _EXEC = os.path.join(os.path.dirname(os.path.abspath(__file__)), "exec_worker.py")
+MARK = "BAGUA_HVD_JOB"
+_MARK = b"mark "
 _DONE = b"done\n"
 _FOLDER = b"folder "
 _POLL_SECONDS = 0.02
@@ -32,8 +35,16 @@ def _is_zombie(pid):
         return True
 
 
-def session_members(sessions):
-    """The running processes of these sessions. Empty where there is no /proc."""
+def _carries(pid, mark):
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return f"{MARK}={mark}".encode() in file.read().split(b"\0")
+    except OSError:
+        return False        # ended, or another user's
+
+
+def members(sessions, mark=None):
+    """The running processes of these sessions, and those that carry the mark. Empty where there is no /proc."""
     found: list[int] = []
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -41,7 +52,7 @@ def session_members(sessions):
         return found
     for pid in pids:
         try:
-            if os.getsid(pid) in sessions and not _is_zombie(pid):
+            if (os.getsid(pid) in sessions or (mark and _carries(pid, mark))) and not _is_zombie(pid):
                 found.append(pid)
         except OSError:
             pass        # ended meanwhile
@@ -55,12 +66,12 @@ def _ignoring_absence(send, pid, signum):
         pass
 
 
-def signal_sessions(sessions, signum):
-    """Sends the signal to every process of these sessions, leaders' process groups first."""
+def signal_sessions(sessions, signum, mark=None):
+    """Sends the signal to every member, leaders' process groups first."""
     for session in sessions:
         _ignoring_absence(os.killpg, session, signum)
-    for pid in session_members(sessions):
-        # Those that a shell with job control moved into groups of their own.
+    for pid in members(sessions, mark):
+        # Those that a shell with job control moved into groups of their own, and daemons.
         if _group(pid) not in sessions:
             _ignoring_absence(os.kill, pid, signum)
 
@@ -72,14 +83,14 @@ def _group(pid):
         return None
 
 
-def kill_sessions(sessions: Iterable[int]) -> None:
-    """SIGKILL, until none is left: one that forks while it is looked for is found the next time."""
-    signal_sessions(sessions, signal.SIGKILL)
+def kill_sessions(sessions: Iterable[int], mark: str | None = None) -> None:
+    """SIGKILL, until no member is left: one that forks while it is looked for is found the next time."""
+    signal_sessions(sessions, signal.SIGKILL, mark)
     for _ in range(100):
-        if not session_members(sessions):
+        if not members(sessions, mark):
             return
         time.sleep(_POLL_SECONDS)
-        signal_sessions(sessions, signal.SIGKILL)
+        signal_sessions(sessions, signal.SIGKILL, mark)
 
 
 def _pipe(on_error, theirs):
@@ -164,9 +175,13 @@ class Process:
 
 
 class Guard:
-    """Outlives the launcher, kills the sessions and removes the folders it was told of. A context manager: close()."""
+    """Outlives the launcher, kills the sessions and removes the folders it was told of. A context manager: close().
 
-    def __init__(self):
+    Args:
+        mark: of processes that die with the launcher, too.
+    """
+
+    def __init__(self, mark=None):
         # Not the job's secret; but without what the loader needs, many a Python does not start.
         env = {name: os.environ[name] for name in _FOR_THE_LOADER if name in os.environ}
         self._popen = subprocess.Popen(
@@ -174,6 +189,8 @@ class Guard:
             start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         assert self._popen.stdin is not None        # PIPE
         self._stdin = self._popen.stdin
+        if mark is not None:
+            self._tell(_MARK + mark.encode() + b"\n")
 
     def watch(self, session):
         """From now on this session dies with the launcher."""
@@ -203,15 +220,17 @@ class Guard:
 
 
 def _guard():
-    sessions, folders = set(), []
+    sessions, folders, mark = set(), [], None
     for line in sys.stdin.buffer:
         if line == _DONE:
             return
         if line.startswith(_FOLDER):
             folders.append(line[len(_FOLDER):-1])
+        elif line.startswith(_MARK):
+            mark = line[len(_MARK):-1].decode()
         else:
             sessions.add(int(line))
-    kill_sessions(sessions)
+    kill_sessions(sessions, mark)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 

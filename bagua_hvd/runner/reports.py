@@ -103,6 +103,18 @@ class Reports:
             process = self.because_of[process]
         return process
 
+    def circumstances(self, outcome):
+        """What is known of other ranks about the failure of outcome.failed, as text that follows its sentence."""
+        cause = self.because_of.get(outcome.failed)
+        if cause is None:
+            before = list(outcome.exit_codes)[:list(outcome.exit_codes).index(outcome.failed)]
+            early = [rank for rank in before if outcome.exit_codes[rank] == 0]
+            ranks = ", ".join(map(str, early))
+            return f". Before that, rank {ranks} had ended with exit code 0" if early else ""
+        if outcome.exit_codes.get(cause) == 0:
+            return f". It needed rank {cause}, which ended with exit code 0"
+        return f". It needed rank {cause}, which did not do its part" if cause not in outcome.failures else ""
+
     def repeat_traceback(self, console, failed):
         """That of the failure which made the others fail comes last, where it is looked for. failed: WorkerFailed."""
         text = self._buried_traceback(failed.process)
@@ -116,9 +128,13 @@ class Reports:
         """The last traceback of a process, with those that led to it, if others have written to stderr since: bytes."""
         text = bytes(self._words[process])
         begins = [match.start() for match in _TRACEBACK.finditer(text)]
-        if not begins or self._spoke_last == process:
+        # What ends with the same sentence is no other.
+        if not begins or self._last_line(process) == self._last_line(self._spoke_last):
             return b""
         begin = begins.pop()
         while begins and text[:begin].rstrip().endswith(_GOES_ON):
             begin = begins.pop()
         return text[begin:]
+
+    def _last_line(self, process):
+        return bytes(self._words[process]).rstrip().rpartition(b"\n")[2]

@@ -3,10 +3,12 @@
 A spawner belongs to the thread that runs the supervisor's loop. What it starts has the members of processes.Process
 that the loop uses: name, stdout, stderr, exit_code, note, open_pidfd(), poll(), signal(), release().
 """
+import os
+import secrets
 from contextlib import ExitStack
 
 from bagua_hvd.job.reporting import PIPE
-from bagua_hvd.runner.processes import Guard, Process, kill_sessions, session_members, signal_sessions
+from bagua_hvd.runner.processes import MARK, Guard, Process, kill_sessions, members, signal_sessions
 
 
 class LocalSpawner:
@@ -14,10 +16,11 @@ class LocalSpawner:
 
     def __init__(self):
         self._sessions: set[int] = set()
+        self._mark = secrets.token_hex(16)
         self._guard: Guard          # inside
 
     def __enter__(self):
-        self._guard = Guard()
+        self._guard = Guard(self._mark)
         return self
 
     def __exit__(self, *exception):
@@ -25,23 +28,23 @@ class LocalSpawner:
 
     def start(self, task):
         """The running Process of a supervisor.Task. OSError: no more processes or descriptors."""
-        wanted = (task.env or {}).get(PIPE) == ""
-        process = Process(task.name, task.command, task.env, pipe_variable=PIPE if wanted else None)
+        env = {**(os.environ if task.env is None else task.env), MARK: self._mark}
+        process = Process(task.name, task.command, env, pipe_variable=PIPE if env.get(PIPE) == "" else None)
         self._sessions.add(process.pid)
         self._guard.watch(process.pid)
         return process
 
     def signal_all(self, signum):
         """Sends the signal to every process, with all that it started."""
-        signal_sessions(self._sessions, signum)
+        signal_sessions(self._sessions, signum, self._mark)
 
     def any_left(self):
-        """Whether a process runs, or something that one left in the background."""
-        return bool(session_members(self._sessions))
+        """Whether a process runs, or something that one left in the background, a daemon too."""
+        return bool(members(self._sessions, self._mark))
 
     def kill_all(self):
         """SIGKILL for everything that runs; returns when nothing does."""
-        kill_sessions(self._sessions)
+        kill_sessions(self._sessions, self._mark)
 
 
 class Spawner:

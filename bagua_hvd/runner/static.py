@@ -124,7 +124,7 @@ def run_static(command, slots, env, output=None, verbose=False, console=None, op
         outcome = supervisor.run(tasks)
         failed = None
         if outcome.failed is not None:
-            failed = WorkerFailed(outcome.failed, outcome.exit_codes[outcome.failed])
+            failed = WorkerFailed(outcome.failed, outcome.exit_codes[outcome.failed], reports.circumstances(outcome))
         if not files and failed is not None:
             reports.repeat_traceback(console, failed)
         for host in hosts if files else ():

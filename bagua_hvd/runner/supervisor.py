@@ -4,7 +4,7 @@ One loop in one thread around selectors. Processes come from a spawner, which ma
 a failure the others have `survivors_seconds` to end by themselves, with their own errors and what they save. The order
 of a stop: SIGTERM to every process and its session, after `grace_seconds` SIGKILL.
 Whichever way run() ends, also by an exception, no process of the job is left; what ranks put in the background ends
-with the job. A child that leaves its session (a daemon) is not found, and lives on.
+with the job, a daemon too, unless it has dropped the variable processes.MARK.
 """
 import os
 import selectors

@@ -1,6 +1,7 @@
 """One script, unchanged, started by baguarun, mpiexec, mpirun, torchrun, srun-like variables, and by itself."""
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +139,52 @@ def test_slurm_on_three_hosts(namespaces, environment, tmp_path):
     assert list((tmp_path / ".bagua_hvd").iterdir()) == []
 
 
+def slurm_ranks(size, environment, tmp_path, script=SCRIPT, **variables):
+    """Popens of the ranks of a step of Slurm on this host, by srun's variables."""
+    (tmp_path / "script.py").write_text(script)
+    names = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(size),
+             "SLURM_STEP_NUM_NODES": "1", "BAGUA_HVD_EXCHANGE": "file", **variables}
+    return [subprocess.Popen([sys.executable, str(tmp_path / "script.py")], stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True,
+                             env={**environment, **names, "SLURM_PROCID": str(rank)}) for rank in range(size)]
+
+
+def sums(popens):
+    outputs = [popen.communicate(timeout=120) for popen in popens]
+    assert [popen.returncode for popen in popens] == [0] * len(popens), outputs
+    return [json.loads(stdout)[-1] for stdout, _ in outputs]
+
+
+def test_two_clusters_with_one_home_keep_their_ranks_apart(environment, tmp_path):
+    west = slurm_ranks(2, environment, tmp_path, SLURM_CLUSTER_NAME="west")
+    east = slurm_ranks(3, environment, tmp_path, SLURM_CLUSTER_NAME="east")
+    assert (sums(west), sums(east)) == ([3.0] * 2, [7.0] * 3)
+
+
+@pytest.mark.parametrize("who", ["killed", "another job's"])
+def test_a_message_that_was_left_over_is_looked_at_again(who, environment, tmp_path, monkeypatch):
+    """Of a rank 0 that was killed before the others came, in the same step; or of another job."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    job = detect({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}).job
+    stale = {"port": free_port(), "secret": "c2VjcmV0", "addresses": ["127.0.0.1"], "probe_port": free_port(),
+             "key": "a2V5", "job": job if who == "killed" else "slurm-8-0"}
+    FileExchange(job, True).send(json.dumps(stale).encode())
+    first, *others = reversed(slurm_ranks(2, environment, tmp_path, "import sys, time\n"
+                                          "import os; os.environ['SLURM_PROCID'] == '0' and time.sleep(3)\n" + SCRIPT))
+    assert sums([first, *others]) == [3.0] * 2
+
+
+def test_a_port_that_is_in_use_is_named_with_its_remedy(environment, tmp_path):
+    pytest.importorskip("torch")
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        port = server.getsockname()[1]
+        done = run([sys.executable], SCRIPT, {**environment, "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                                              "MASTER_PORT": str(port)}, tmp_path)
+    assert done.returncode == 1
+    assert f"127.0.0.1:{port}: MASTER_PORT is in use on this host; set another one" in done.stderr
+
+
 MPI_FLAGS = {
     "mpich": ["-hosts", "{hosts}", "-launcher", "ssh", "-launcher-exec", "{rsh}", "-iface", "eth0", "-genvall"],
     "openmpi": ["-H", "{hosts}", "--mca", "plm_ssh_agent", "{rsh}", "--bind-to", "none", "--prtemca", "prte_if_include",
@@ -176,6 +223,8 @@ OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM
     (OPEN_MPI, Placement("openmpi", 3, 8, 4, "openmpi-prterun-x-5@1")),
     (SLURM, Placement("slurm", 2, 6, None, "slurm-12-3")),
     ({**SLURM, "SLURM_STEP_NUM_NODES": "1"}, Placement("slurm", 2, 6, 6, "slurm-12-3")),
+    ({**SLURM, "SLURM_CLUSTER_NAME": "west", "SLURM_STEP_LAUNCHER_PORT": "41"},
+     Placement("slurm", 2, 6, None, "slurm-west-12-3-41")),
     ({**SLURM, **HYDRA}, Placement("hydra", 1, 4, 2, None)),        # hydra's proxies are steps of Slurm
     ({**SLURM, **OPEN_MPI, **TORCHRUN}, Placement("torchrun", 1, 2, 1, None)),
 ])

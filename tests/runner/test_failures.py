@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import bagua_hvd
+from launcher import wait_until
 
 WORKER = Path(__file__).with_name("summing_worker.py")
 LAST = re.compile(r"The first process to do so was: Process name: (\d+), Exit code: (\d+)")
@@ -160,3 +161,86 @@ def test_of_a_function(capfd):
     with pytest.raises(RuntimeError, match="Horovod detected that one or more processes exited with non-zero status.*"
                                            "Process name: 1, Exit code: 7"):
         bagua_hvd.run(function, num_proc=3)
+
+
+OTHERS = """
+import os, signal, sys
+import numpy as np
+from bagua_hvd.core import native, vectors
+from bagua_hvd.job import basics
+action = sys.argv[1]
+mine = os.environ["HOROVOD_RANK"] == "1"
+if mine and action == "skips init":
+    sys.exit(0)
+basics.init()
+if mine and action == "leaves early":
+    sys.exit(0)
+if mine:
+    os.kill(os.getpid(), signal.SIGSTOP)
+values = np.ones(3, np.float32)
+basics.context().post(native.ALLREDUCE, "sum", [vectors.array_view(values)], op=native.OP_SUM, blocking=True).wait()
+"""
+
+
+@pytest.mark.parametrize("action, last", [
+    ("skips init", "Exit code: 1. Before that, rank 1 had ended with exit code 0"),
+    ("leaves early", "Exit code: 1. It needed rank 1, which ended with exit code 0"),
+    ("is stopped", "Exit code: 1. It needed rank 1, which did not do its part")])
+def test_the_last_line_names_a_rank_that_did_not_fail(launcher, action, last):
+    popen = launcher.start("-np", 2, sys.executable, "-c", OTHERS, action,
+                           env={"BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS": "4"})
+    stderr = popen.communicate(timeout=100)[1].decode()
+    assert stderr.splitlines()[-1].endswith(last), stderr
+    assert "direct cause" not in stderr
+
+
+def test_equal_tracebacks_are_not_repeated(launcher):
+    code = "from bagua_hvd.collectives import rules; rules.begin(None)"
+    popen = launcher.start("-np", 2, sys.executable, "-c", code)
+    stderr = popen.communicate(timeout=100)[1].decode()
+    assert stderr.count("Traceback") == 2 and "had written" not in stderr, stderr
+
+
+def test_misspelt_names_are_told(launcher):
+    code = "from bagua_hvd.job import basics; basics.init()"
+    done = launcher.run("-np", 2, sys.executable, "-c", code, env={"BAGUA_ALGORTIHM": "x", "BAGUA_ALGORITHM": "bytegrd",
+                                                                  "BAGUA_HVD_HEARTBEAT_TIMEOUT": "3"})
+    assert done.returncode == 0
+    assert done.stderr.count("BAGUA_ALGORTIHM is unknown and has no effect. Did you mean BAGUA_ALGORITHM?") == 1
+    assert "Did you mean BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS?" in done.stderr
+    assert "baguarun: warning: BAGUA_ALGORITHM=bytegrd: unknown algorithm 'bytegrd'. Did you mean 'bytegrad'?" \
+        in done.stderr
+    with pytest.raises(AttributeError, match="import bagua_hvd.torch as hvd"):
+        bagua_hvd.init()
+
+
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+print("begun", flush=True)
+time.sleep(float(os.environ.get("TEST_SLEEP", "0")))
+"""
+
+
+def test_daemons_end_with_the_job(launcher):
+    assert launcher.run("-np", 2, sys.executable, "-c", DAEMON).returncode == 0     # which looks for what is left
+
+
+def test_daemons_end_with_a_launcher_that_is_killed(launcher):
+    popen = launcher.start("-np", 2, sys.executable, "-c", DAEMON, env={"TEST_SLEEP": "600"})
+    for _ in range(2):
+        assert popen.stdout.readline().endswith(b"begun\n")
+    popen.kill()
+    wait_until(lambda: not launcher.processes())
+
+
+def test_a_daemon_without_the_jobs_variable_lives_on(launcher):
+    popen = launcher.start("-np", 1, "env", "-u", "BAGUA_HVD_JOB", sys.executable, "-c", DAEMON)
+    assert popen.wait(60) == 0
+    assert len(launcher.processes()) == 1
+    launcher.close()

@@ -30,7 +30,8 @@ _ENGINES = (
     ("hydra", "MPI_LOCALRANKID", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", ()),
     # Set by srun, and not by sbatch for the batch script itself.
     ("slurm", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", None,
-     ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")),
+     # Clusters that share a home may number alike; the port is that of this srun.
+     ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_LAUNCHER_PORT")),
     ("pmi", "PMI_RANK", "PMI_RANK", "PMI_SIZE", None, ("PMI_JOBID",)),
     ("env", "MASTER_PORT", "RANK", "WORLD_SIZE", None, ()),
 )

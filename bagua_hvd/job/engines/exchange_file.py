@@ -51,7 +51,11 @@ class FileExchange:
 
     Args:
         job: the job's name; None: that of the process which started the ranks, on one host only.
+    Attributes:
+        may_change: what is read may be left over from a rank 0 that was killed, and be replaced.
     """
+
+    may_change = True
 
     def __init__(self, job, one_host):
         if job is None and not one_host:

@@ -60,6 +60,8 @@ class StoreExchange(StoreMessage):
             store = TCPStore(address, port, is_master=not agent and placement.rank == 0, wait_for_workers=False,
                              timeout=timedelta(seconds=timeout), multi_tenant=True)
         except RuntimeError as error:
-            raise NoExchange(f"torch's store at {address}:{port}: {str(error).splitlines()[0]}") from None
+            in_use = "EADDRINUSE" in str(error)
+            why = "MASTER_PORT is in use on this host; set another one" if in_use else str(error).splitlines()[0]
+            raise NoExchange(f"torch's store at {address}:{port}: {why}") from None
         # The agent's store outlives a restart of the ranks.
         super().__init__(store, f"bagua_hvd/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}")

@@ -6,6 +6,7 @@ learn both from its message, and try its addresses.
 import atexit
 import base64
 import json
+import time
 from dataclasses import dataclass
 
 from bagua_hvd.core import variables
@@ -21,6 +22,7 @@ from bagua_hvd.job.secret import HOROVOD_SECRET_KEY, make_secret_key
 
 _EVERY_INTERFACE = "0.0.0.0"
 _RANK_0 = "rank 0"
+_AGAIN_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,20 @@ class Meeting:
 
     Attributes:
         port: of the rendezvous. secret: base64 text; "": each has it already. addresses: of rank 0.
-        probe_port, key: by which to try the addresses; None: there is one address, and it is right.
+        probe_port, key: by which to try the addresses, and whether this rank 0 is still there.
+        job: its name, as Placement's.
     """
 
     port: int
     secret: str
     addresses: list[str]
-    probe_port: int | None = None
-    key: str | None = None
+    probe_port: int
+    key: str
+    job: str | None
+
+
+class _Stale(NoExchange):
+    """Rank 0's message is that of another rank 0, perhaps."""
 
 
 class Membership:
@@ -63,28 +71,26 @@ class Membership:
         atexit.register(self.met)
         if placement.rank == 0:
             self._exchange = exchange
-            message = self._host(one_host)
+            message = self._host(one_host, placement.job)
             exchange.send(json.dumps(vars(message)).encode())
             address = _own_address(one_host)
         else:
-            message = _meeting(exchange.receive(timeout))
-            address = _reached_address(message)
+            message, address = _find_rank_0(exchange, placement.job, timeout)
         # A secret that the user gave to all ranks is better than one that came through the engine.
         self.variables.update({
             HOROVOD_SECRET_KEY: _given_secret() or message.secret,
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": address, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(message.port)})
 
-    def _host(self, one_host):
+    def _host(self, one_host, job):
         given = _given_secret()
         secret = given or make_secret_key().decode()
-        self._rendezvous = Rendezvous(base64.b64decode(secret), "127.0.0.1" if one_host else _EVERY_INTERFACE)
-        shown = "" if given else secret
-        if one_host:
-            return Meeting(self._rendezvous.port, shown, ["127.0.0.1"])
+        listen = "127.0.0.1" if one_host else _EVERY_INTERFACE
+        self._rendezvous = Rendezvous(base64.b64decode(secret), listen)
         key = make_secret_key()
-        self._target = probe.Target(_RANK_0, base64.b64decode(key))
-        addresses = [address for _, address in probe.addresses(variables.read("HOROVOD_GLOO_IFACE"))]
-        return Meeting(self._rendezvous.port, shown, addresses, self._target.port, key.decode())
+        self._target = probe.Target(_RANK_0, base64.b64decode(key), listen)
+        addresses = ["127.0.0.1"] if one_host else [
+            address for _, address in probe.addresses(variables.read("HOROVOD_GLOO_IFACE"))]
+        return Meeting(self._rendezvous.port, "" if given else secret, addresses, self._target.port, key.decode(), job)
 
     def met(self):
         """To be called when all ranks have met: the message is no longer needed."""
@@ -139,13 +145,26 @@ def _given_secret():
     return base64.b64encode(variables.read(HOROVOD_SECRET_KEY)).decode()
 
 
+def _find_rank_0(exchange, job, timeout):
+    """(Meeting, rank 0's address as this host reaches it). A message that may be left over is looked at again."""
+    end = time.monotonic() + timeout
+    while True:
+        message = _meeting(exchange.receive(max(0, end - time.monotonic())))
+        try:
+            if message.job != job:
+                raise _Stale(f"rank 0's message is for the job {message.job}, and this is {job}")
+            return message, _reached_address(message)
+        except _Stale:
+            if not getattr(exchange, "may_change", False) or time.monotonic() > end:
+                raise
+        time.sleep(_AGAIN_SECONDS)
+
+
 def _reached_address(message):
-    if message.key is None:
-        return message.addresses[0]
     targets = [[_RANK_0, address, message.probe_port] for address in message.addresses]
     reached = probe.reachable(targets, base64.b64decode(message.key))
     if not reached:
-        raise NoExchange(f"this host reaches rank 0 at none of {', '.join(message.addresses)}: open the ports "
+        raise _Stale(f"this host reaches rank 0 at none of {', '.join(message.addresses)}: open the ports "
                          "between the hosts, or name the interface they share in HOROVOD_GLOO_IFACE")
     return reached[0][1]
 
