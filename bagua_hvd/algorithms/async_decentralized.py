@@ -17,7 +17,7 @@ Source: Lian et al. (AD-PSGD), arXiv:1710.06952. Differs: peers in turn.
 """
 from functools import partial
 
-from bagua_hvd.algorithms.asynchronous import Asynchronous, Rounds
+from bagua_hvd.algorithms.asynchronous import AnyRounds, Asynchronous
 from bagua_hvd.algorithms.decentralized import PAIRS, cycle, round_of
 from bagua_hvd.algorithms.exchange import Exchange, Steps, exchange
 from bagua_hvd.algorithms.meetings import Meetings
@@ -64,7 +64,7 @@ class AsyncDecentralized(Asynchronous):
         require_peers(model.group, f"async with peer_selection_mode={self.peer_selection_mode!r}")
         super().prepare(model)
 
-    def rounds_of(self, model: Model) -> Rounds | Meetings:
+    def rounds_of(self, model: Model) -> AnyRounds:
         mode = self.peer_selection_mode
         if mode == "ring" or self.hierarchical:
             return super().rounds_of(model)

@@ -10,11 +10,10 @@ from bagua_hvd.algorithms.async_decentralized import MODES as PEERS
 from bagua_hvd.algorithms.async_decentralized import AsyncDecentralized
 from bagua_hvd.algorithms.async_low_precision import AsyncLowPrecision
 from bagua_hvd.algorithms.async_low_precision_decentralized import AsyncLowPrecisionDecentralized
-from bagua_hvd.algorithms.asynchronous import Asynchronous, Rounds
+from bagua_hvd.algorithms.asynchronous import AnyRounds, Asynchronous
 from bagua_hvd.algorithms.averaging import Mean
 from bagua_hvd.algorithms.decentralized import PAIRS
 from bagua_hvd.algorithms.exchange import Exchange, Steps, exchange
-from bagua_hvd.algorithms.meetings import Meetings
 from bagua_hvd.codecs import Codec
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.training.buckets import Bucket
@@ -70,7 +69,7 @@ class Async(Asynchronous):
             self._other.prepare(model)
         super().prepare(model)
 
-    def rounds_of(self, model: Model) -> Rounds | Meetings:
+    def rounds_of(self, model: Model) -> AnyRounds:
         return super().rounds_of(model) if self._other is None else self._other.rounds_of(model)
 
     def difference(self, bucket: Bucket, group: ProcessSet, number: int, state: State) -> Exchange:

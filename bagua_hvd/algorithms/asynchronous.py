@@ -23,27 +23,46 @@ since ranks that step when they like can make none later.
 Source: BAGUA, arXiv:2107.01499. Differs: no thread and no lock; all floating dtypes; a bound on staleness.
 """
 import time
+import warnings
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
 import numpy as np
 
 from bagua_hvd.algorithms.base import Safety, positive
 from bagua_hvd.algorithms.exchange import Exchange
 from bagua_hvd.algorithms.local import LocalSteps
-from bagua_hvd.algorithms.meetings import Meetings
 from bagua_hvd.algorithms.patience import Patience
 from bagua_hvd.core.context import Posted
+from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.runtime import runtime
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 from bagua_hvd.training.state import State
 
 
+class AnyRounds(Protocol):
+    """What begins and ends the rounds of a model: Rounds, Meetings, NoRounds."""
+
+    def advance(self, interval_s: float, max_staleness: int | None) -> None:
+        """After a step."""
+
+    def stop(self, interval_s: float) -> None:
+        """See Asynchronous.abort()."""
+
+    def resume(self) -> None:
+        """See Asynchronous.resume()."""
+
+
 class Asynchronous(LocalSteps):
     """Averages weights in the background, by difference().
 
-    Ranks may make different numbers of steps. Before evaluation, a checkpoint, or the end, on all ranks:
+    Ranks may make different numbers of steps. When one leaves the job, the others go on without
+    averaging. Before evaluation, a checkpoint, or the end, on all ranks:
 
         optimizer.algorithm.abort()         rounds under way end, none begins
         hvd.consensus(model)                the mean of the models
@@ -90,17 +109,31 @@ class Asynchronous(LocalSteps):
 
     def after_step(self, model: Model) -> None:
         if model.step + 1 >= self.warmup_steps:
-            self._rounds(model).advance(self.sync_interval_ms / 1000, self.max_staleness)
+            with self._peers_may_leave(model):
+                self._rounds(model).advance(self.sync_interval_ms / 1000, self.max_staleness)
 
-    def rounds_of(self, model: Model) -> "Rounds | Meetings":
+    def rounds_of(self, model: Model) -> AnyRounds:
         """What begins and ends this algorithm's rounds: of all ranks together, unless it says otherwise."""
         return Rounds(model, self)
 
-    def _rounds(self, model: Model) -> "Rounds | Meetings":
+    def _rounds(self, model: Model) -> AnyRounds:
         if "rounds" not in model.scratch:
             model.scratch["rounds"] = self.rounds_of(model)
-        rounds: Rounds | Meetings = model.scratch["rounds"]
+        rounds: AnyRounds = model.scratch["rounds"]
         return rounds
+
+    @contextmanager
+    def _peers_may_leave(self, model: Model) -> Iterator[None]:
+        """Ranks end when they like: those that are left go on, without rounds. Elastic jobs begin anew instead."""
+        try:
+            yield
+        except HorovodInternalError as error:
+            if error.cause != "left" or runtime.options.elastic:
+                raise
+            model.scratch["rounds"] = NoRounds(model.scratch["rounds"])
+            warnings.warn(
+                f"rank {error.rank} has left the job, so this rank trains on by itself: to average up to the end, "
+                "call optimizer.algorithm.abort() on all ranks when they have made their steps", stacklevel=2)
 
     def abort(self) -> None:
         """Ends the rounds of all ranks, with a last one together; none begins until resume().
@@ -108,7 +141,8 @@ class Asynchronous(LocalSteps):
         Collective; ranks that have not called it yet go on training meanwhile. Again: nothing happens.
         """
         for model in sorted(self._models, key=lambda model: model.name):
-            self._rounds(model).stop(self.sync_interval_ms / 1000)
+            with self._peers_may_leave(model):
+                self._rounds(model).stop(self.sync_interval_ms / 1000)
 
     def resume(self) -> None:
         """Rounds begin again. To be called on all ranks."""
@@ -184,6 +218,22 @@ class Rounds:
 
     def resume(self) -> None:
         self.running, self.stopped = True, False
+
+
+class NoRounds:
+    """What is left of rounds when a rank has left the job. They may be on their way still, and keep their memory."""
+
+    def __init__(self, before: AnyRounds) -> None:
+        self._before = before
+
+    def advance(self, interval_s: float, max_staleness: int | None) -> None:
+        """There are none."""
+
+    def stop(self, interval_s: float) -> None:
+        """There are none."""
+
+    def resume(self) -> None:
+        """None begins again."""
 
 
 _in_use: weakref.WeakSet[Model] = weakref.WeakSet()

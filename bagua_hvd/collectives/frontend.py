@@ -35,6 +35,10 @@ class Frontend(ABC):
     def wrap_result(self, nbytes, shape, dtype, owner):
         """A tensor over the `nbytes` of `owner` (native.buffer), which it keeps alive; not copied. 0: owner is None."""
 
+    def typed(self, tensor, like):
+        """A result in bytes as what it is: for a tensor `like`, which view() may have taken as bytes."""
+        return tensor
+
     @abstractmethod
     def int32_tensor(self, values, like=None):
         """A 1-D int32 tensor of the Python ints, on the device of tensor `like` when that is a tensor."""

@@ -242,6 +242,8 @@ def _wrap(frontend, operation, index, view, like):
         return tensor
     nbytes, dim0, owner = operation.result(index)
     tensor = frontend.wrap_result(nbytes, (dim0, *view.shape[1:]), view.dtype, owner)
+    if view.dtype == native.UINT8:
+        tensor = frontend.typed(tensor, like)
     return tensor if view.placement is None else view.placement.adopt(tensor)
 
 

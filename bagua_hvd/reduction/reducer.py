@@ -45,6 +45,11 @@ TOO_MANY_PASSES = (
     "backward_passes_per_step to accumulate gradients locally. (Gradient of {name}.)"
 )
 
+GROWS = (
+    "{name} is used both within a reentrant checkpoint and outside of it, and its gradient was on its way when the "
+    "checkpoint added to it: pass use_reentrant=False to torch.utils.checkpoint"
+)
+
 ADDED_TO_LATE = (
     "with delay=1 gradients hold the average of the step before, to which another backward pass has added its own: "
     "call zero_grad() or step() before it, or make it part of the window, by no_sync() or backward_passes_per_step"
@@ -224,21 +229,24 @@ class Reducer:
         finally:
             self.accumulating = outer
 
-    def gradient_ready(self, index):
+    def gradient_ready(self, index, whole=True):
         """A backward pass has accumulated gradient `index`.
 
+        Args:
+            whole: this pass adds nothing more to it. Else it travels when the window has ended.
         Raises:
             AssertionError: it was ready in the last pass of this window already, and may be on its way.
         """
         if self._ready_now[index]:
-            raise AssertionError(TOO_MANY_PASSES.format(name=self._layout.members[index].name))
+            sentence = TOO_MANY_PASSES if whole else GROWS
+            raise AssertionError(sentence.format(name=self._layout.members[index].name))
         self.synchronized = self._settled = False
         if self.accumulating:
             return
         self.pending = True
         if self.model.timing is not None:
             self.model.timing.ready(index)
-        last_pass = self._passes_left <= 1
+        last_pass = self._passes_left <= 1 and whole
         self._ready_now[index] = last_pass
         if self._agreed != runtime.changes:
             if self._ready is not None:

@@ -5,7 +5,8 @@
 
 so that `p.grad` is the reduced gradient after `backward()`. With wait_in_step nobody waits here.
 
-A backward pass within a backward pass (reentrant checkpointing) is part of the outer one: what ends there ends nothing.
+A backward pass within a backward pass (reentrant checkpointing) is part of the outer one: what ends there ends nothing,
+and its gradients travel when the outer one has ended, since a module that is used again adds to them.
 
 Hooks run on whatever thread the engine has for the device; one pass at a time.
 """
@@ -28,6 +29,7 @@ from bagua_hvd.torch.compiled import uncompiled
 _WITHIN_BACKWARD = BackwardCFunction.apply.__code__
 _BACKWARD = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 _engine = Variable._execution_engine
+_graph_task = torch._C._current_graph_task_id
 _ended = threading.local()      # Backwards whose window ended with the pass that is ending on this thread
 _hooked: Any = WeakTensorKeyDictionary()        # of each parameter weak references to the Backwards with hooks on it
 
@@ -38,7 +40,7 @@ SHARED = (
 
 
 def _outer_pass():
-    """Whether the pass that ends on this thread is within another: (True, its node that began this one, or None)."""
+    """Whether the pass under way on this thread is within another: (True, its node that began this one, or None)."""
     frame: FrameType | None = sys._getframe(1)
     passes = 0
     while frame is not None:
@@ -56,18 +58,21 @@ def _nothing():
 class _End:
     """What the engine calls when a pass ends. Only the engine holds it: it dies with a pass that fails.
 
-    gradient_ready: the Reducer's, which lives as long as the pass does.
+    gradient_ready: the Reducer's, which lives as long as the pass does. task: the engine's number of the pass; None:
+    the pass is within another, in which gradients may grow after it has ended.
     """
 
-    __slots__ = ("__weakref__", "_backward", "gradient_ready")
+    __slots__ = ("__weakref__", "_backward", "_outer", "gradient_ready", "task")
 
     def __init__(self, backward, reducer):
         self._backward = backward
+        self._outer = _outer_pass()
+        self.task = None if self._outer[0] else _graph_task()
         self.gradient_ready = reducer.gradient_ready
 
     @uncompiled
     def __call__(self):
-        self._backward.pass_ended()
+        self._backward.pass_ended(*self._outer)
 
 
 class Backward:
@@ -140,7 +145,7 @@ class Backward:
         def gradient_accumulated(parameter):
             end = self._end() or self._await_end()
             if end is not None:
-                end.gradient_ready(index)
+                end.gradient_ready(index, _graph_task() == end.task)
 
         return gradient_accumulated
 
@@ -163,13 +168,12 @@ class Backward:
         _engine.queue_callback(end)
         return end
 
-    def pass_ended(self):
-        """Called by the engine, within the pass."""
+    def pass_ended(self, within, node):
+        """Called by the engine, within the pass. within, node: see _outer_pass()."""
         self._end = _nothing
         reducer = self._reducer()
         if reducer is None:
             return
-        within, node = _outer_pass()
         if within:
             self._await_outer(node)
         elif reducer.pass_ended() and not self._wait_in_step:

@@ -22,6 +22,10 @@ DTYPES = {
 }
 if hasattr(torch, "uint16"):
     DTYPES[torch.uint16] = native.UINT16
+# What the core has no arithmetic for, but can carry: as bytes, in one dimension more.
+_MOVED = {dtype for name in ("complex32", "complex64", "complex128", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2",
+                             "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+          if (dtype := getattr(torch, name, None)) is not None}
 TORCH_DTYPES = {code: dtype for dtype, code in DTYPES.items()}
 
 
@@ -35,6 +39,11 @@ def _numpy_dtypes():
 
 
 _NUMPY_DTYPES = _numpy_dtypes()
+
+
+def _bytes_of(tensor):
+    """Its memory, each element as one more dimension of bytes."""
+    return tensor.detach().unsqueeze(-1).view(torch.uint8)
 
 
 def check_memory(tensor):
@@ -80,7 +89,7 @@ class TorchFrontend(Frontend):
     def view(self, tensor, output=None):
         dtype = DTYPES.get(tensor.dtype)
         if dtype is None or tensor.layout is not strided or not tensor.is_contiguous() or tensor.is_neg():
-            self._refuse(tensor)
+            return self._view_of_bytes(tensor, output)
         if not tensor.is_cpu:
             return self._placement(tensor, output).view(tensor, output, dtype)
         src = tensor.data_ptr()
@@ -90,11 +99,28 @@ class TorchFrontend(Frontend):
             return tensor_view((src, 0, tensor.shape, dtype, tensor))
         return tensor_view((src, output.data_ptr(), tensor.shape, dtype, (tensor, output)))
 
+    def _view_of_bytes(self, tensor, output):
+        if (tensor.dtype not in _MOVED or tensor.layout is not strided or not tensor.is_contiguous()
+                or tensor.is_neg() or tensor.is_conj()):
+            self._refuse(tensor)
+        src = _bytes_of(tensor)
+        return self.view(src, src if output is tensor else None if output is None else _bytes_of(output))
+
+    def typed(self, tensor, like):
+        return tensor if like.dtype in DTYPES else tensor.view(like.dtype).squeeze(-1)
+
+    @staticmethod
+    def moves(dtype):
+        """Whether collectives that only move values take the dtype."""
+        return dtype in DTYPES or dtype in _MOVED
+
     def _refuse(self, tensor):
-        if tensor.dtype not in DTYPES or tensor.layout is not strided:
+        if not self.moves(tensor.dtype) or tensor.layout is not strided:
             raise ValueError(f"Tensor type {self.type_name(tensor)} is not supported.")
         if tensor.is_neg():
             raise ValueError("Tensor is the negative of what its memory holds: call .resolve_neg() on it first.")
+        if tensor.is_conj():
+            raise ValueError("Tensor is the conjugate of what its memory holds: call .resolve_conj() on it first.")
         raise ValueError("Tensor is required to be contiguous. Call .contiguous() on it first.")
 
     def _placement(self, tensor, output):

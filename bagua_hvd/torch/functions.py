@@ -9,7 +9,7 @@ from bagua_hvd.core.util import doc_from
 from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.torch.compiled import eager
-from bagua_hvd.torch.frontend import check_memory
+from bagua_hvd.torch.frontend import check_memory, frontend
 from bagua_hvd.torch.mpi_ops import broadcast_async_, synchronize
 
 
@@ -22,7 +22,8 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
             all ranks. None entries are passed over. Tensors that are not contiguous (channels_last) are welcome.
         root_rank: global rank.
     Raises:
-        ValueError: params is something else, such as a generator: use list(model.named_parameters()).
+        ValueError: params is something else, such as a generator: use list(model.named_parameters()). Or an entry
+            cannot be broadcast (sparse, no tensor, not initialized), which the sentence names; then nothing was sent.
         HorovodInternalError: ranks disagree about the tensors, or a rank was lost.
     """
     if isinstance(params, Mapping):
@@ -34,27 +35,35 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     _broadcast_tensors(named, root_rank)
 
 
-def _check_writable(tensor):
+def _refusal(tensor):
+    """Why it cannot be broadcast in place, or None."""
+    if not isinstance(tensor, torch.Tensor):
+        return f"it is a {type(tensor).__name__}, not a tensor; broadcast it by hvd.broadcast_object"
+    if torch.nn.parameter.is_lazy(tensor):
+        return "it is not initialized; run a forward pass of its lazy module first"
+    if tensor.layout is not torch.strided:
+        return f"it is sparse ({frontend.type_name(tensor)}); broadcast it by hvd.broadcast_object"
+    if not frontend.moves(tensor.dtype):
+        return f"tensor type {frontend.type_name(tensor)} is not supported"
     if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        raise ValueError("an expanded tensor cannot be broadcast to: its elements share memory; call .contiguous()")
-    check_memory(tensor)
+        return "it is an expanded tensor, whose elements share memory; call .contiguous()"
+    return None
 
 
 def _broadcast_tensors(named, root_rank):
-    named, running = list(named), []
-    for _, tensor in named:
-        if tensor is not None and not tensor.is_contiguous():
-            _check_writable(tensor)
+    named, running = [(name, tensor) for name, tensor in named if tensor is not None], []
+    for place, (name, tensor) in enumerate(named):      # before anything is sent, for which the other ranks would wait
+        reason = _refusal(tensor)
+        if reason is not None:
+            raise ValueError(f"{name or f'tensor number {place}'} cannot be broadcast: {reason}")
+        if not tensor.is_contiguous():
+            check_memory(tensor)
     for name, tensor in named:
-        if tensor is None:
-            continue
-        contiguous = tensor.detach()
-        if not contiguous.is_contiguous():
-            contiguous = contiguous.contiguous()
+        contiguous = tensor.detach().resolve_conj().resolve_neg().contiguous()
         running.append((broadcast_async_(contiguous, root_rank, name), contiguous, tensor))
     for handle, contiguous, tensor in running:
         synchronize(handle)
-        if contiguous.data_ptr() != tensor.data_ptr():
+        if contiguous.data_ptr() != tensor.data_ptr() or tensor.is_conj() or tensor.is_neg():
             with torch.no_grad():
                 tensor.copy_(contiguous)
 

@@ -27,6 +27,8 @@ from bagua_hvd.torch.mpi_ops import Sum, allgather, allreduce_, size
 class SyncBatchNorm(_BatchNorm):
     """Batch normalization over the batches of all ranks in training; in eval mode and with one rank as torch's own.
 
+    So in eval mode without running statistics each rank normalizes by its own batch, and nothing is communicated.
+
     All ranks must run it forward, and backward, equally often; a rank without data passes a batch of size 0.
 
     Args:

@@ -14,6 +14,7 @@ import torch
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
 from bagua_hvd.algorithms import Async, AsyncDecentralized, AsyncLowPrecision, AsyncLowPrecisionDecentralized
+from bagua_hvd.algorithms.asynchronous import NoRounds
 from two_levels import LAYOUTS, environments, means, members_of, of_host
 from workers import (
     BUCKETS,
@@ -215,6 +216,36 @@ def preserved():
 @pytest.mark.parametrize("n", [2, 4])
 def test_rounds_preserve_the_mean(run_ranks, n):
     run_ranks(n, preserved, timeout=100)
+
+
+def left(mode):
+    """The first rank to finish leaves the job; the others make all their steps, and abort() returns."""
+    hvd.init()
+    model = make_model(start(hvd.rank(), True))
+    optimizer = wrap(model, Async(mode, kappa=0))
+
+    def take_step():
+        optimizer.zero_grad()
+        backward(model, np.zeros_like(flat(model)))
+        optimizer.step()
+
+    if hvd.rank() == 0:
+        for _ in range(20):
+            take_step()
+        return
+    take_step()
+    with pytest.warns(UserWarning, match="rank 0 has left the job, so this rank trains on by itself"):
+        while not isinstance(optimizer.reducer.model.scratch["rounds"], NoRounds):
+            take_step()
+    take_step()
+    optimizer.algorithm.abort()
+    optimizer.algorithm.resume()
+    take_step()
+
+
+@pytest.mark.parametrize("mode", ["all", "shift_one", "ring"])
+def test_the_first_rank_to_finish(run_ranks, mode):
+    run_ranks(2, left, arguments={"mode": mode}, timeout=60)
 
 
 def stopped_before_the_first_round():

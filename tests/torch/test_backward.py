@@ -345,6 +345,43 @@ def checkpointing(reentrant):
     assert_same_everywhere(layers)
 
 
+def used_again():
+    """A module in several reentrant checkpoints of a pass: its gradient is whole when the outer pass has ended."""
+    hvd.init()
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(3, 3) for _ in range(3)])
+    plain = nn.ModuleList([nn.Linear(3, 3) for _ in range(3)])
+    plain.load_state_dict(model.state_dict())
+    opt = wrap(model)
+
+    def segment(x, *layers):
+        return checkpoint(nn.Sequential(*layers), x, use_reentrant=True)
+
+    def both(x, layers):                        # in two checkpoints, and the last one's layer nowhere else
+        return segment(segment(x, layers[0], layers[1]), layers[1], layers[2])
+
+    def within_first(x, layers):                # its part outside comes after that within
+        return layers[2](segment(layers[0](x), layers[0], layers[1]))
+
+    for function in (both, within_first, both):
+        opt.zero_grad()
+        plain.zero_grad()
+        function(torch.full((1, 3), hvd.rank() + 1.0, requires_grad=True) * 1.0, model).square().sum().backward()
+        for rank in range(hvd.size()):
+            x = torch.full((1, 3), rank + 1.0, requires_grad=True) * 1.0
+            (function(x, plain).square().sum() / hvd.size()).backward()
+        torch.testing.assert_close(gradient(model), gradient(plain))
+        opt.step()
+        plain.load_state_dict(model.state_dict())
+    x = torch.ones(1, 3, requires_grad=True) * 1.0
+    with pytest.raises(AssertionError, match=r"2\.bias is used both within a reentrant .*use_reentrant=False"):
+        model[2](segment(x, model[1], model[2])).sum().backward()
+
+
+def test_a_module_in_several_reentrant_checkpoints(run_ranks):
+    run_ranks(2, used_again, timeout=60)
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing(run_ranks, reentrant):
     run_ranks(2, checkpointing, arguments={"reentrant": reentrant})

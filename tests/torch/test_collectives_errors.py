@@ -35,7 +35,7 @@ def mistakes_of_one_rank():
             with pytest.raises(ValueError, match="Tensor type torch.* is not supported"):
                 call(torch.ones(2).to(dtype))
     with pytest.raises(ValueError, match="is not supported"):
-        hvd.broadcast(torch.ones(2, dtype=torch.complex64), 0)
+        hvd.broadcast(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), 0)
     with pytest.raises(ValueError, match="is not supported"):
         hvd.allreduce(one.to_sparse())
     for call in (hvd.allreduce, hvd.allreduce_async_, hvd.allgather, hvd.alltoall, hvd.reducescatter,
