@@ -16,6 +16,26 @@ DTYPES = {
     tf.bool: native.BOOL,
     tf.bfloat16: native.BFLOAT16,
 }
+# What the core has no arithmetic for travels as something that holds its values.
+_STAND_INS = {tf.uint32: tf.int32, tf.uint64: tf.int64}
+
+
+def to_travel(tensor):
+    """What collectives that only move values are given for the tensor, of another shape where it is complex."""
+    if tensor.dtype.is_complex:
+        return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)       # XLA casts no bits of complex numbers
+    if tensor.dtype in _STAND_INS:
+        return tf.bitcast(tensor, _STAND_INS[tensor.dtype])
+    return tf.cast(tensor, tf.bfloat16) if tensor.dtype.name.startswith("float8") else tensor
+
+
+def travelled(tensor, dtype):
+    """The inverse."""
+    if dtype.is_complex:
+        return tf.complex(tensor[..., 0], tensor[..., 1])
+    if dtype in _STAND_INS:
+        return tf.bitcast(tensor, dtype)
+    return tensor if tensor.dtype == dtype else tf.cast(tensor, dtype)
 
 
 def native_dtype(dtype):

@@ -8,14 +8,12 @@ from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.core.util import doc_from
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.tensorflow import collective_ops
-from bagua_hvd.tensorflow.dtypes import DTYPES
+from bagua_hvd.tensorflow.dtypes import DTYPES, to_travel, travelled
 from bagua_hvd.tensorflow.graphs import as_written, public
 from bagua_hvd.tensorflow.variables import native_variable
 
 _AT_ONCE = "Runs at once, in graphs too."
 _SESSION = "for Horovod's sake."
-# What no collective takes travels as something of the same size; Keras seeds its random numbers with uint32.
-_STAND_INS = {tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 
 @public
@@ -45,28 +43,15 @@ def broadcast_(variables: Any, root_rank: int, name: str | None = None,
     numbers = [index for index, value in enumerate(values) if value.dtype != tf.string]
     if not numbers:
         return values
-    travelling = [_to_travel(values[index], variables[index].name) for index in numbers]
+    travelling = [to_travel(values[index]) for index in numbers]
+    for index, tensor in zip(numbers, travelling, strict=True):
+        if tensor.dtype not in DTYPES:
+            raise ValueError(f"variable {variables[index].name} cannot be broadcast: its dtype is {tensor.dtype.name}")
     received = collective_ops.broadcast(travelling, root_rank, name, registered_id(process_set),
                                         label="HorovodBroadcastVariables")
     for index, value in zip(numbers, received, strict=True):
-        values[index] = tf.convert_to_tensor(variables[index].assign(_travelled(value, values[index].dtype)))
+        values[index] = tf.convert_to_tensor(variables[index].assign(travelled(value, values[index].dtype)))
     return values
-
-
-def _to_travel(tensor, name):
-    if tensor.dtype.is_complex:
-        return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)       # XLA casts no bits of complex numbers
-    dtype = _STAND_INS.get(tensor.dtype, tensor.dtype)
-    if dtype not in DTYPES:
-        raise ValueError(f"variable {name} cannot be broadcast: its dtype is {tensor.dtype.name}")
-    return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
-
-
-def _travelled(tensor, dtype):
-    """The inverse."""
-    if dtype.is_complex:
-        return tf.complex(tensor[..., 0], tensor[..., 1])
-    return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
 
 
 @public

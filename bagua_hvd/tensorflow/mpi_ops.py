@@ -19,6 +19,7 @@ from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.job.surface import *  # noqa: F403  (of this module, too)
 from bagua_hvd.tensorflow import collective_ops
 from bagua_hvd.tensorflow.compression import Compression
+from bagua_hvd.tensorflow.dtypes import to_travel, travelled
 from bagua_hvd.tensorflow.graphs import as_written, form_of, public
 
 _basics = basics
@@ -124,7 +125,9 @@ def grouped_allreduce(tensors: Sequence[Any], average: bool | None = None, devic
 @form_of(rules.allgather, _DIFFERENTIABLE, ignore_name_scope=_SCOPE)
 def allgather(tensor: Any, name: str | None = None, ignore_name_scope: bool = False,
               process_set: ProcessSet = global_process_set) -> Any:
-    return collective_ops.allgather([_dense(tensor)], name, registered_id(process_set), ignore_name_scope)[0]
+    tensor = _dense(tensor)
+    [gathered] = collective_ops.allgather([to_travel(tensor)], name, registered_id(process_set), ignore_name_scope)
+    return travelled(gathered, tensor.dtype)
 
 
 @form_of(rules.grouped_allgather, _DIFFERENTIABLE + _LIST, ignore_name_scope=_SCOPE)
@@ -132,15 +135,19 @@ def grouped_allgather(tensors: Sequence[Any], name: str | None = None, ignore_na
                       process_set: ProcessSet = global_process_set) -> Any:
     if not tensors:
         return tensors
-    return collective_ops.allgather([_dense(tensor) for tensor in tensors], name, registered_id(process_set),
-                                    ignore_name_scope, label="HorovodGroupedAllgather")
+    tensors = [_dense(tensor) for tensor in tensors]
+    gathered = collective_ops.allgather([to_travel(tensor) for tensor in tensors], name, registered_id(process_set),
+                                        ignore_name_scope, label="HorovodGroupedAllgather")
+    return [travelled(result, tensor.dtype) for result, tensor in zip(gathered, tensors, strict=True)]
 
 
 @form_of(rules.broadcast, _DIFFERENTIABLE, ignore_name_scope=_SCOPE)
 def broadcast(tensor: Any, root_rank: int, name: str | None = None, ignore_name_scope: bool = False,
               process_set: ProcessSet = global_process_set) -> Any:
-    return collective_ops.broadcast([_dense(tensor)], root_rank, name, registered_id(process_set),
-                                    ignore_name_scope)[0]
+    tensor = _dense(tensor)
+    [received] = collective_ops.broadcast([to_travel(tensor)], root_rank, name, registered_id(process_set),
+                                          ignore_name_scope)
+    return travelled(received, tensor.dtype)
 
 
 def _int32_splits(splits):
@@ -158,8 +165,10 @@ def _int32_splits(splits):
 def alltoall(tensor: Any, splits: Any = None, name: str | None = None, ignore_name_scope: bool = False,
              process_set: ProcessSet = global_process_set) -> Any:
     rows = _int32_splits(splits) if splits is not None else None
-    output, received = collective_ops.alltoall(_dense(tensor), rows, name, registered_id(process_set),
+    tensor = _dense(tensor)
+    output, received = collective_ops.alltoall(to_travel(tensor), rows, name, registered_id(process_set),
                                                ignore_name_scope)
+    output = travelled(output, tensor.dtype)
     return output if splits is None else (output, received)
 
 

@@ -7,7 +7,8 @@ SCATTERED = ["int32", "int64", "float16", "float32", "float64", "bfloat16"]
 # for their own dtype, truncated, as dense tensors have it.
 DIVIDED = {"uint8": "float32", "int8": "float32", "uint16": "float32", "int16": "float32", "int32": "float64",
            "int64": "float64"}
-MOVED = ["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool", "bfloat16"]
+MOVED = ["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool", "bfloat16",
+         "uint32", "uint64", "complex64", "float8_e4m3fn"]
 
 
 def values():
@@ -25,7 +26,7 @@ def values():
 
     def of(other, dtype):
         """What rank `other` passes in, as TensorFlow has it and as NumPy: bool is 0 and 1."""
-        tensor = tf.cast(base + other, dtype)
+        tensor = tf.cast(tf.cast(base + other, tf.float32), dtype)
         return tensor, np.asarray(tf.cast(tensor, tf.float64))
 
     def check(actual, expected, dtype):
