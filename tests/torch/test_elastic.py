@@ -175,6 +175,10 @@ def test_what_has_a_state_dict_is_restored_by_it(one_rank):
     assert state.scheduler is scheduler and scheduler.optimizer is optimizer
     assert scheduler.get_last_lr() == kept == [optimizer.param_groups[0]["lr"]]
     assert state.kind is torch.optim.lr_scheduler.StepLR        # a class has no state of its own
+    for several in ([scheduler], {"lr": scheduler}, (1, model)):
+        with pytest.raises(ValueError, match="several holds a (StepLR|Linear), which is saved .* pass each by itself"):
+            TorchState(model, several=several)
+    assert TorchState(history=[1.0, {"a": 2}]).history == [1.0, {"a": 2}]
 
 
 def test_handler_registry(one_rank):

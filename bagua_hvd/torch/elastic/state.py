@@ -116,6 +116,15 @@ def _handler_class(value):
     return StateDictHandler if has_both else None
 
 
+def _check_plain(name, value):
+    """ValueError: the value holds what must not be pickled, for its copies would refer to copies of other objects."""
+    entries = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    for entry in entries:
+        if _handler_class(entry) is not None:
+            raise ValueError(f"TorchState: {name} holds a {type(entry).__name__}, which is saved and sent by its "
+                             "state_dict() only as an argument of its own: pass each by itself")
+
+
 def _numbered(handler):
     """What communicates under a number for the handler's object, or None; see share_numbers()."""
     if hasattr(handler.value, "renumber"):
@@ -132,6 +141,8 @@ class TorchState(ObjectState):
 
     Args:
         model, optimizer: may be None. kwargs: further attributes with their first values.
+    Raises:
+        ValueError: a list or dict holds a module, an optimizer, or anything else that has a state_dict().
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
@@ -154,6 +165,8 @@ class TorchState(ObjectState):
     def _handle(self, name, value):
         """Finds the handler of a value that was assigned; what was None may have become an optimizer."""
         handler, handler_class = self._handlers.get(name), _handler_class(value)
+        if handler_class is None:
+            _check_plain(name, value)
         if handler is None and handler_class is None:
             return
         if handler is not None and type(handler) is handler_class:
