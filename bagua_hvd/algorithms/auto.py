@@ -23,7 +23,7 @@ from bagua_hvd.algorithms.gradient_allreduce import GradientAllReduce
 from bagua_hvd.core import native, variables
 from bagua_hvd.core.variables import MIB
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.primitives import block, c_fp_s, float16
+from bagua_hvd.primitives import block, c_fp_s, float16, rotated
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 from bagua_hvd.training.source import Pending
@@ -34,7 +34,8 @@ from bagua_hvd.tuning.tuner import Plan, Tuner
 EXACT = "gradient_allreduce"
 # What each class adds that needs no argument of the user's.
 DEFAULTS: dict[Safety, dict[str, dict[str, Any]]] = {
-    Safety.E1: {"float16": {"codec": float16}, "block(8)": {"codec": block(8)}},
+    Safety.E1: {"float16": {"codec": float16}, "block(8)": {"codec": block(8)},
+                "rotated(2)": {"codec": rotated(2)}},
     Safety.E2: {"block(4) with error feedback": {"codec": block(4), "error_feedback": True}},
 }
 BUCKET_BYTES = None, 2 * MIB, 40 * MIB

@@ -30,6 +30,7 @@ CHANGED_PERCENT = 25                                # a step that is so much lon
 SHARE = 100                                         # measuring again takes one part of so many
 PERIOD = 40                                         # windows after which the network is measured again
 LOSSES_PPM = {1: 100_000, 2: 1_000_000}             # of a gradient's norm, by Algorithm.safety
+NOISE_PPM = 1_000_000                               # the same of a codec that is right in the mean over its seeds
 _SAMPLE = 1 << 18                                   # elements of which losses are known
 _PLANS_MAX, _STEPS_MAX = 1 << 7, 1 << 24            # what fits in 31 bits
 STATE = "choice of algorithm"
@@ -194,7 +195,8 @@ class Tuner:
         self._elapsed += figures.step * (self._steps - self._counted)
         self._counted = self._steps
         changed = abs(figures.step - self._expected) * 100 > CHANGED_PERCENT * self._expected
-        limit = LOSSES_PPM.get(self.plan.algorithm.safety)
+        codec = getattr(self.plan.algorithm, "codec", None)
+        limit = NOISE_PPM if codec is not None and codec.random else LOSSES_PPM.get(self.plan.algorithm.safety)
         lossy = limit is not None and error_ppm > limit
         if not self._expected:
             self._expected = figures.step

@@ -466,7 +466,7 @@ def refusals():
     parameter = torch.nn.Parameter(torch.zeros(3))
     sgd = torch.optim.SGD([parameter], lr=0.1)
     late = [QSGD, ByteGrad, DoubleSqueeze, EFSignSGD, PowerSGD, TernGrad, TopK, algorithms.Auto,
-            algorithms.GradientAllReduce]
+            algorithms.GradientAllReduce, algorithms.Rotated]
     for name in algorithms.names():
         if type(algorithms.get(name)) in late:
             continue

@@ -104,13 +104,15 @@ def test_each_rank_encodes_where_it_can(world):
 
 @pytest.mark.parametrize("n, transport", [(2, "shm")])
 def test_what_goes_by_way_of_the_host(world):
-    """A codec without kernels; results on the host, with errors that were on the device a step before."""
+    """Codecs without kernels; results on the host, with errors that were on the device a step before."""
     device = fake_device_with_kernels()
-    float16 = next(codec for codec in CODECS if codec.name == "float16")
+    float16, rotated = (next(codec for codec in CODECS if codec.name == name) for name in ("float16", "rotated2"))
 
     def call(rank, context):
         placement, error, expected = FakePlacement(device), ErrorState(50, 2), ErrorState(50, 2)
         results = train(rank, context, device, float16, "float32", [(50,)], True)
+        for errors in (False, True):
+            results += train(rank, context, device, rotated, "float32", [(700,)], errors)
         for step in range(2):
             (host,) = values("float32", [(50,)], rank, 2, step)
             array, out = placement.array(host.copy()), np.zeros(50, np.float32)
@@ -232,12 +234,12 @@ def test_every_codec_by_nccl(world, codec):
 def test_errors_move_between_nccl_and_the_host(world):
     """Results on the host, by NCCL; codecs that NCCL's ranks have no kernels for; errors read in between."""
     devices = [own_device(rank) for rank in range(2)]
-    float16, block4 = (next(codec for codec in CODECS if codec.name == name) for name in ("float16", "block4"))
+    float16, rotated = (next(codec for codec in CODECS if codec.name == name) for name in ("float16", "rotated2"))
 
     def call(rank, context):
         placement, error, expected = FakePlacement(devices[rank]), ErrorState(50, 2), ErrorState(50, 2)
         results = []
-        for step, codec in enumerate([CODED[1], CODED[1], float16, block4, CODED[1], CODED[1]]):
+        for step, codec in enumerate([CODED[1], CODED[1], float16, rotated, CODED[1], CODED[1]]):
             (host,) = values("float32", [(50,)], rank, 2, step)
             array, out = placement.array(host.copy()), np.zeros(50, np.float32)
             to_host = step in (1, 5)

@@ -242,7 +242,7 @@ def rendezvous():
 
 
 def codecs():
-    for codec, dtype, features in itertools.product(range(1, 16), (6, 7, 8, 10), (0, 3)):
+    for codec, dtype, features in itertools.product(range(1, 21), (6, 7, 8, 10), (0, 3)):
         yield struct.pack("<BBBBH", codec, dtype, features, 20, 100) + bytes(16) + b"\1" + bytes(15) + bytes(range(256))
 
 

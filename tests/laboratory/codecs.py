@@ -26,7 +26,7 @@ CODECS = {
     "block(4, stochastic=True)": codecs.block(4, stochastic=True),
     'block(8, scale="minmax")': codecs.block(8, scale="minmax"),
     'block(4, scale="minmax")': codecs.block(4, scale="minmax"), 'float8("e4m3")': codecs.float8("e4m3"),
-    'float8("e5m2")': codecs.float8("e5m2"),
+    'float8("e5m2")': codecs.float8("e5m2"), **{f"rotated({bits})": codecs.rotated(bits) for bits in (1, 2, 3, 4)},
 }
 TIMED = "encode", "decode", "copy"
 
@@ -76,6 +76,8 @@ def speeds():
         return "Nothing measured yet."
     lines = []
     for name in CODECS:
+        if not all(f"{name}: bytes" in run.samples for run in runs):
+            continue
         found = [_speeds(run.samples[f"{name}: bytes"].values[0],
                          [run.samples[f"{name}: {what}"].values for what in TIMED]) for run in runs]
         lines.append((f"`{name}`", *(", ".join(cells) for cells in zip(*(

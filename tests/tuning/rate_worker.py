@@ -20,7 +20,7 @@ optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-3
                                      algorithm=Auto(up_to="E1", window=4))
 batch = torch.randn(4, WIDTH)
 plans: list[str] = []
-while len(plans) < MOST and (len(plans) < FALLS_AFTER or "block(8)" not in plans[-1]):
+while len(plans) < MOST and (len(plans) < FALLS_AFTER or "rotated(2)" not in plans[-1]):
     if len(plans) == FALLS_AFTER:
         subprocess.run(["tc", "qdisc", "change", "dev", "eth0", "root", "tbf", "rate", sys.argv[1], "burst", "256kb",
                         "latency", "50ms"], check=True)

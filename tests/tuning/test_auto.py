@@ -106,8 +106,8 @@ def test_classes():
 
 def test_what_may_be_chosen():
     assert list(Auto().algorithms) == ["gradient_allreduce"]
-    assert list(Auto(up_to="E1").algorithms) == ["gradient_allreduce", "float16", "block(8)"]
-    assert list(Auto(up_to="E2").algorithms)[3:] == ["block(4) with error feedback"]
+    assert list(Auto(up_to="E1").algorithms) == ["gradient_allreduce", "float16", "block(8)", "rotated(2)"]
+    assert list(Auto(up_to="E2").algorithms)[4:] == ["block(4) with error feedback"]
     assert list(Auto(allow=[DoubleSqueeze(), "bytegrad", ByteGrad(hierarchical=False)]).algorithms) == \
         ["gradient_allreduce", "bytegrad", "ByteGrad", "DoubleSqueeze"]
     assert not Auto().relaxed and Auto(up_to="E1").relaxed and Auto(up_to="E2").safety == Safety.E2
@@ -316,6 +316,21 @@ def losing():
 def test_codes_that_lose_too_much_are_left(run_ranks):
     outputs = run_ranks(2, losing)
     assert "codes of bytegrad lose" in outputs[0].output and "codes of bytegrad" not in outputs[1].output
+
+
+def noisy():
+    """rotated loses a third of a gradient's norm, but other parts of it in every step: it may stay."""
+    hvd.init()
+    training = Training(Auto(up_to="E1", window=2))
+    predict(lambda plan: plan.name == "rotated(2)" and plan.bucket_bytes is None)
+    for _ in range(30):
+        training.step()
+    all_alike(training)
+    assert [name for _, name in training.switches()] == ["rotated(2)"]
+
+
+def test_noise_of_codes_is_no_loss(run_ranks):
+    run_ranks(2, noisy)
 
 
 def explained(folder):

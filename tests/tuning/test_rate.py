@@ -22,5 +22,5 @@ def test_a_rate_that_falls(tmp_path):
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert first["plans"] == second["plans"]
     before, after = first["plans"][11], first["plans"][-1]
-    assert before.startswith("gradient_allreduce") and after.startswith("block(8)"), first
+    assert before.startswith("gradient_allreduce") and after.startswith("rotated(2)"), first
     assert "predicted" in first["why"]
