@@ -358,6 +358,14 @@ bool executor_has_state(const struct run *run, const void *state)
     return flight || tasks_have_state(run, state);
 }
 
+bool executor_has_group(const struct run *run, const struct group *group)
+{
+    const struct flight *flight = run->executor.head;
+    while (flight && flight->group != group)
+        flight = flight->next;
+    return flight;
+}
+
 uint64_t executor_oldest(const struct run *run)
 {
     const struct flight *flight = run->executor.head;

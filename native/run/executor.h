@@ -61,6 +61,8 @@ bool executor_advance(struct run *run);
 void executor_abort(struct run *run);
 // Is there a flight or a task with this state?
 bool executor_has_state(const struct run *run, const void *state);
+// Is there a flight of this group?
+bool executor_has_group(const struct run *run, const struct group *group);
 // The number of the oldest execution that is under way here, meetings aside; 0: none is.
 uint64_t executor_oldest(const struct run *run);
 static inline bool executor_is_busy(const struct run *run) { return run->executor.head || run->executor.tasks; }

@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "base/clock.h"
+
 bool span_list_add(struct span_list *list, const struct tensor *tensor)
 {
     if (list->count == list->capacity) {
@@ -104,11 +106,12 @@ void span_store(const struct span_list *list, size_t offset, size_t nbytes, cons
     span_unpack(&cursor, from, nbytes);
 }
 
-enum { SMALLEST = 8192 };
+enum { SMALLEST = 8192, TOO_LARGE = 8 };
 
 // Contents are lost.
 static bool grow(struct fusion_buffer *buffer, size_t size)
 {
+    buffer->used_ns = clock_now_ns();
     if (buffer->size >= size && buffer->data)
         return true;
     size_t rounded = SMALLEST;
@@ -125,15 +128,22 @@ void *fusion_acquire(struct run *run, int number, size_t size)
     return grow(&run->scratch[number], size) ? run->scratch[number].data : NULL;
 }
 
-// The smallest that is large enough; else the largest, which grows, so that there are not ever more of them.
+// The smallest that is large enough and not far too large, so that one that was large once is idle and given back; else the largest
+// that is too small, which grows, so that there are not ever more of them; else the smallest.
 bool fusion_borrow(struct run *run, size_t size, struct fusion_buffer *out)
 {
-    struct fusion_buffer *best = &run->lent[0];
-    for (int i = 1; i < FUSION_KEPT; i++) {
+    const size_t limit = TOO_LARGE * (size > SMALLEST ? size : SMALLEST);
+    struct fusion_buffer *fitting = NULL, *small = NULL, *least = &run->lent[0];
+    for (int i = 0; i < FUSION_KEPT; i++) {
         struct fusion_buffer *other = &run->lent[i];
-        if (best->size < size ? other->size > best->size : other->size >= size && other->size < best->size)
-            best = other;
+        if (other->size >= size && other->size <= limit && (!fitting || other->size < fitting->size))
+            fitting = other;
+        if (other->size < size && (!small || other->size > small->size))
+            small = other;
+        if (other->size < least->size)
+            least = other;
     }
+    struct fusion_buffer *best = fitting ? fitting : small ? small : least;
     *out = *best;
     *best = (struct fusion_buffer){0};
     return grow(out, size);
@@ -143,6 +153,7 @@ bool fusion_borrow(struct run *run, size_t size, struct fusion_buffer *out)
 void fusion_return(struct run *run, struct fusion_buffer *buffer)
 {
     struct fusion_buffer *smallest = &run->lent[0];
+    buffer->used_ns = clock_now_ns();
     for (int i = 1; i < FUSION_KEPT; i++)
         if (run->lent[i].size < smallest->size)
             smallest = &run->lent[i];
@@ -153,6 +164,22 @@ void fusion_return(struct run *run, struct fusion_buffer *buffer)
         free(buffer->data);
     }
     *buffer = (struct fusion_buffer){0};
+}
+
+static void trim(struct fusion_buffer *buffer, int64_t now_ns)
+{
+    if (now_ns - buffer->used_ns < FUSION_IDLE_MS * INT64_C(1000000))
+        return;
+    free(buffer->data);
+    *buffer = (struct fusion_buffer){0};
+}
+
+void fusion_trim(struct run *run, int64_t now_ns)
+{
+    for (size_t i = 0; i < sizeof run->scratch / sizeof *run->scratch; i++)
+        trim(&run->scratch[i], now_ns);
+    for (int i = 0; i < FUSION_KEPT; i++)
+        trim(&run->lent[i], now_ns);
 }
 
 void fusion_fini(struct run *run)

@@ -59,6 +59,9 @@ void *fusion_acquire(struct run *run, int number, size_t size);
 // Memory for what goes on beside others: 64-byte aligned, kept between operations. False: no memory.
 bool fusion_borrow(struct run *run, size_t size, struct fusion_buffer *out);
 void fusion_return(struct run *run, struct fusion_buffer *buffer);       // NULL data: nothing happens
+// Frees what has not been used for FUSION_IDLE_MS. Nothing runs to its end now.
+enum { FUSION_IDLE_MS = 10000 };
+void fusion_trim(struct run *run, int64_t now_ns);
 void fusion_fini(struct run *run);
 
 #endif

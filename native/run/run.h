@@ -20,6 +20,7 @@ enum { FUSION_KEPT = LINK_LANES };      // one for each execution that may be on
 struct fusion_buffer {
     void *data;
     size_t size;
+    int64_t used_ns;                    // when it was used last
 };
 
 // How long nothing has moved that an operation needs.

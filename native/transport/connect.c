@@ -26,7 +26,6 @@
 #include "transport/socket.h"
 
 enum {
-    CARD_MAGIC = 0x42484742,            // "BGHB", also tells the byte order
     RETRY_MS = 50,
     PROBED = 2                          // hosts, whose lines to rank 0 are measured
 };
@@ -64,7 +63,8 @@ static bhvd_status fill_card(struct connecting *k, struct card *card)
 {
     const struct bhvd_context_options *options = k->options;
     int port;
-    *card = (struct card){.magic = CARD_MAGIC, .rank = options->rank};
+    *card = (struct card){.magic = CARD_MAGIC, .protocol = CARD_PROTOCOL, .rank = options->rank};
+    snprintf(card->version, sizeof card->version, "%s", bhvd_version());
     bhvd_status status = socket_listen(options->listen_host, 0, &k->tcp_listener, &port, k->error);
     if (status)
         return status;
@@ -90,6 +90,45 @@ static bhvd_status fill_card(struct connecting *k, struct card *card)
     return BHVD_OK;
 }
 
+static void take_card(struct card *card, const struct rendezvous_blob *blob)
+{
+    memcpy(card, blob->data, sizeof *card);
+    card->version[sizeof card->version - 1] = '\0';
+    card->host[sizeof card->host - 1] = '\0';
+    card->host_id[sizeof card->host_id - 1] = '\0';
+    card->local_name[sizeof card->local_name - 1] = '\0';
+    card->allreduce_path[sizeof card->allreduce_path - 1] = '\0';
+    card->negotiation[sizeof card->negotiation - 1] = '\0';
+}
+
+// All ranks have the same cards, so all say the same.
+static bhvd_status check_card(const struct connecting *k, int rank, size_t nbytes)
+{
+    const struct card *card = &k->cards[rank], *first = &k->cards[0];
+    if (card->magic != CARD_MAGIC)
+        return error_set(k->error, BHVD_ERR_MISMATCH, "rank %d runs a version of bagua_hvd before 0.2, or has another byte order: install "
+                         "the same version on every host", rank);
+    if (strcmp(card->version, first->version) != 0 || card->protocol != first->protocol)
+        return error_set(k->error, BHVD_ERR_MISMATCH, "rank 0 runs bagua_hvd %s (protocol %u), but rank %d runs %s (protocol %u): install "
+                         "the same version on every host", first->version, first->protocol, rank, card->version, card->protocol);
+    if (nbytes != sizeof *card || card->rank != rank || card->streams < 0 || card->streams > LINK_STREAMS_MAX)
+        return error_set(k->error, BHVD_ERR_MISMATCH, "rank %d sent an address that cannot be read", rank);
+    if (strcmp(card->allreduce_path, first->allreduce_path) != 0)
+        return error_set(k->error, BHVD_ERR_MISMATCH,
+                         "BAGUA_HVD_ALLREDUCE is \"%s\" on rank 0 but \"%s\" on rank %d: give all ranks the same",
+                         first->allreduce_path, card->allreduce_path, rank);
+    if (strcmp(card->negotiation, first->negotiation) != 0 || card->negotiation_fanout != first->negotiation_fanout)
+        return error_set(k->error, BHVD_ERR_MISMATCH,
+                         "BAGUA_HVD_NEGOTIATION is \"%s\" and BAGUA_HVD_NEGOTIATION_FANOUT %d on rank 0 but \"%s\" "
+                         "and %d on rank %d: give all ranks the same", first->negotiation, first->negotiation_fanout,
+                         card->negotiation, card->negotiation_fanout, rank);
+    if (card->uses_mpi != first->uses_mpi)
+        return error_set(k->error, BHVD_ERR_MISMATCH,
+                         "transport \"mpi\" is used by rank %d but not by rank %d: give all ranks the same "
+                         "BAGUA_HVD_TRANSPORT", card->uses_mpi ? rank : 0, card->uses_mpi ? 0 : rank);
+    return BHVD_OK;
+}
+
 static bhvd_status exchange_cards(struct connecting *k, const struct card *mine)
 {
     const struct bhvd_context_options *options = k->options;
@@ -105,33 +144,10 @@ static bhvd_status exchange_cards(struct connecting *k, const struct card *mine)
     memcpy(blob.data, mine, sizeof *mine);
     bhvd_status status = rendezvous_exchange(&address, options->scope, options->rank, options->size, &blob, all,
                                              k->deadline_ns, k->error);
-    for (int rank = 0; rank < options->size && !status; rank++) {
-        struct card *card = &k->cards[rank];
-        memcpy(card, all[rank].data, sizeof *card);
-        card->host[sizeof card->host - 1] = '\0';
-        card->host_id[sizeof card->host_id - 1] = '\0';
-        card->local_name[sizeof card->local_name - 1] = '\0';
-        card->allreduce_path[sizeof card->allreduce_path - 1] = '\0';
-        card->negotiation[sizeof card->negotiation - 1] = '\0';
-        if (all[rank].size != sizeof *card || card->magic != CARD_MAGIC || card->rank != rank || card->streams < 0 ||
-            card->streams > LINK_STREAMS_MAX)
-            status = error_set(k->error, BHVD_ERR_MISMATCH,
-                               "rank %d runs another version of bagua_hvd or another byte order", rank);
-        else if (strcmp(card->allreduce_path, k->cards[0].allreduce_path) != 0)
-            status = error_set(k->error, BHVD_ERR_MISMATCH,
-                               "BAGUA_HVD_ALLREDUCE is \"%s\" on rank 0 but \"%s\" on rank %d: give all ranks the same",
-                               k->cards[0].allreduce_path, card->allreduce_path, rank);
-        else if (strcmp(card->negotiation, k->cards[0].negotiation) != 0 ||
-                 card->negotiation_fanout != k->cards[0].negotiation_fanout)
-            status = error_set(k->error, BHVD_ERR_MISMATCH,
-                               "BAGUA_HVD_NEGOTIATION is \"%s\" and BAGUA_HVD_NEGOTIATION_FANOUT %d on rank 0 but \"%s\" "
-                               "and %d on rank %d: give all ranks the same", k->cards[0].negotiation,
-                               k->cards[0].negotiation_fanout, card->negotiation, card->negotiation_fanout, rank);
-        else if (card->uses_mpi != k->cards[0].uses_mpi)
-            status = error_set(k->error, BHVD_ERR_MISMATCH,
-                               "transport \"mpi\" is used by rank %d but not by rank %d: give all ranks the same "
-                               "BAGUA_HVD_TRANSPORT", card->uses_mpi ? rank : 0, card->uses_mpi ? 0 : rank);
-    }
+    for (int rank = 0; rank < options->size; rank++)
+        take_card(&k->cards[rank], &all[rank]);
+    for (int rank = 0; rank < options->size && !status; rank++)
+        status = check_card(k, rank, all[rank].size);
     free(all);
     return status;
 }

@@ -8,13 +8,19 @@
 #include "transport/connect.h"
 
 enum {
+    CARD_MAGIC = 0x43484742,            // "BGHC", also tells the byte order
     HANDSHAKE_MS = 5000,                // what a rank that has proven itself may take for the rest
     ID_SIZE = 192
 };
 
-// What a rank tells the others about itself.
+// To be raised by each change of what ranks say to each other.
+enum { CARD_PROTOCOL = 2 };
+
+// What a rank tells the others about itself. The first three are there in every version, so that versions can be compared.
 struct card {
     uint32_t magic;
+    uint32_t protocol;
+    char version[24];                   // of the package
     int32_t rank, port;
     int32_t streams;                    // at most so many to each peer
     char host[16];                      // numeric IPv4

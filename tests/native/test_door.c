@@ -8,7 +8,9 @@
 #include "base/clock.h"
 #include "core/context/context.h"
 #include "job.h"
+#include "transport/connect_local.h"
 #include "transport/connector.h"
+#include "transport/rendezvous.h"
 #include "transport/socket.h"
 
 enum { STEPS = 20, STRANGER_MS = 10000 };
@@ -48,6 +50,18 @@ static void sum_of_ones(bhvd_context *ctx)
     CHECK(value == RANKS);
 }
 
+// Both of its connections, and a firewall will not forget either.
+static void check_open(const struct link link)
+{
+    CHECK(link.state == LINK_OPEN && !link.lacks_streams);
+    const int fds[] = {link.control.fd, link.streams[0].channel.fd};
+    for (int i = 0; i < 2; i++) {
+        int is_kept_alive = 0;
+        socklen_t size = sizeof is_kept_alive;
+        CHECK(getsockopt(fds[i], SOL_SOCKET, SO_KEEPALIVE, &is_kept_alive, &size) == 0 && is_kept_alive);
+    }
+}
+
 static void opens_when_needed(struct job *job, int rank, bhvd_context *ctx)
 {
     finish(post(ctx, BHVD_BARRIER, "negotiates", NULL), BHVD_OK);
@@ -64,7 +78,7 @@ static void opens_when_needed(struct job *job, int rank, bhvd_context *ctx)
         sum_of_ones(ctx);
     for (int other = 0; other < RANKS; other++)
         if (other != rank)
-            CHECK(seen(ctx, other).state == LINK_OPEN && !seen(ctx, other).lacks_streams);
+            check_open(seen(ctx, other));
     meet(job, 2);
 }
 
@@ -216,6 +230,47 @@ TEST(a_link_that_is_opened_takes_no_thread)
     for (int rank = 0; rank < MANY; rank++)
         pthread_join(ranks[rank].thread, NULL);
     CHECK_EQ(most, before);
+    bhvd_rendezvous_destroy(all.rendezvous);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ versions
+
+// Two ranks of this version and one of another, which has more to say.
+static void *create_and_fail(void *arg)
+{
+    struct one_of_many *one = arg;
+    const struct bhvd_context_options options = {
+        .rank = one->rank, .size = 3, .transport = "tcp", .rendezvous_host = "127.0.0.1",
+        .rendezvous_port = bhvd_rendezvous_port(one->all->rendezvous), .scope = "versions", .listen_host = "127.0.0.1",
+        .secret = SECRET, .secret_size = sizeof SECRET, .start_timeout_ms = 60000, .timeout_ms = 60000};
+    struct bhvd_error error;
+    bhvd_context *ctx;
+    CHECK_STATUS(bhvd_context_create(&options, &ctx, &error), BHVD_ERR_MISMATCH);
+    char expected[200];
+    snprintf(expected, sizeof expected, "rank 0 runs bagua_hvd %s (protocol %d), but rank 2 runs 99.1 (protocol 77): install the same "
+             "version on every host", bhvd_version(), CARD_PROTOCOL);
+    CHECK_STR_EQ(error.message, expected);
+    return NULL;
+}
+
+TEST(another_version_is_named_on_every_rank)
+{
+    struct many all = {0};
+    struct one_of_many ranks[2];
+    struct bhvd_error error;
+    CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, SECRET, sizeof SECRET, &all.rendezvous, &error), BHVD_OK);
+    for (int rank = 0; rank < 2; rank++) {
+        ranks[rank] = (struct one_of_many){.all = &all, .rank = rank};
+        CHECK_EQ(pthread_create(&ranks[rank].thread, NULL, create_and_fail, &ranks[rank]), 0);
+    }
+    struct rendezvous_blob *blobs = calloc(3, sizeof *blobs), mine = {.size = sizeof(struct card) + 100};
+    const struct card card = {.magic = CARD_MAGIC, .protocol = 77, .version = "99.1"};
+    const struct rendezvous_address address = {"127.0.0.1", bhvd_rendezvous_port(all.rendezvous), SECRET, sizeof SECRET};
+    memcpy(mine.data, &card, sizeof card);
+    CHECK_STATUS(rendezvous_exchange(&address, "versions", 2, 3, &mine, blobs, clock_deadline_ns(60000), &error), BHVD_OK);
+    for (int rank = 0; rank < 2; rank++)
+        pthread_join(ranks[rank].thread, NULL);
+    free(blobs);
     bhvd_rendezvous_destroy(all.rendezvous);
 }
 

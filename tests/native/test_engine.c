@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/context/context.h"
 #include "job.h"
 
 enum { COUNT = 5000, ROUNDS = 4, OPERATIONS = 24 };
@@ -14,7 +15,8 @@ static bhvd_status try_post(bhvd_context *ctx, bhvd_kind kind, const char *name,
     struct bhvd_tensor tensor = {.src = src, .dst = dst, .shape = &count, .ndim = 1, .dtype = BHVD_FLOAT32};
     struct bhvd_args args = {
         .kind = kind, .name = name, .tensors = &tensor, .tensor_count = count >= 0, .op = BHVD_OP_SUM,
-        .prescale_factor = 1.0, .postscale_factor = 1.0, .codec = BHVD_CODEC_MINMAX_UINT8, .device = -1};
+        .prescale_factor = 1.0, .postscale_factor = 1.0, .codec = BHVD_CODEC_MINMAX_UINT8, .topology = BHVD_TOPOLOGY_RING,
+        .device = -1};
     struct bhvd_error error;
     return bhvd_post(ctx, &args, handle, &error);
 }
@@ -122,6 +124,68 @@ static void one_leaves_early(struct job *job, int rank, bhvd_context *ctx)
     else
         CHECK_STATUS(status, BHVD_ERR_SHUTDOWN);
 }
+
+// ------------------------------------------------------------------------------------------------- persistent pairwise averages
+
+static bhvd_handle *average(bhvd_context *ctx, const char *name, float *values, int64_t count)
+{
+    return post(ctx, BHVD_D_FP_S, name, values, values, count, BHVD_OK);
+}
+
+// A name that is asked for in ever other ways is given back each time.
+static void agrees_again_and_again(struct job *job, int rank, bhvd_context *ctx)
+{
+    enum { CHANGES = 20, TIMES = 4 };
+    float x[CHANGES + 1] = {0};
+    (void)job;
+    for (int change = 0; change < CHANGES; change++)
+        for (int i = 0; i < TIMES; i++)
+            finish(average(ctx, "changes", x, 1 + change), BHVD_OK);
+    finish(post(ctx, BHVD_BARRIER, "all", NULL, NULL, -1, BHVD_OK), BHVD_OK);
+    if (rank == 0) {
+        pthread_mutex_lock(&ctx->engine_lock);
+        CHECK_EQ(ctx->meetings.agreed, 1);
+        pthread_mutex_unlock(&ctx->engine_lock);
+    }
+    finish(post(ctx, BHVD_BARRIER, "looked", NULL, NULL, -1, BHVD_OK), BHVD_OK);
+}
+
+// What starts alone does not wait until no average is under way.
+static void averages_without_a_pause(struct job *job, int rank, bhvd_context *ctx)
+{
+    enum { NAMES = 4, LONG = 20000, LEAST = 30, MOST = 4000 };
+    float *x = calloc(NAMES * LONG, sizeof *x);
+    bhvd_handle *handles[NAMES], *barrier = NULL;
+    char name[NAMES][8];
+    int turns = 0;
+    for (int i = 0; i < NAMES; i++) {
+        snprintf(name[i], sizeof name[i], "x%d", i);
+        handles[i] = average(ctx, name[i], x + i * LONG, LONG);
+    }
+    for (; turns < MOST; turns++) {
+        const int i = turns % NAMES;
+        finish(handles[i], BHVD_OK);
+        handles[i] = average(ctx, name[i], x + i * LONG, LONG);
+        if (turns == LEAST)
+            barrier = post(ctx, BHVD_BARRIER, "alone", NULL, NULL, -1, BHVD_OK);
+        // All stop at the same turn, which is ahead of all of them.
+        int stop = atomic_load(&job->ready);
+        struct bhvd_error error;
+        if (stop && turns == stop)
+            break;
+        if (!stop && turns > LEAST && bhvd_wait(barrier, 0, &error) == BHVD_OK)
+            atomic_compare_exchange_strong(&job->ready, &stop, turns + 4 * NAMES);
+    }
+    CHECK(turns < MOST);
+    (void)rank;
+    for (int i = 0; i < NAMES; i++)
+        finish(handles[i], BHVD_OK);
+    finish(barrier, BHVD_OK);
+    free(x);
+}
+
+TEST(a_pairwise_average_that_changes_is_given_back) { run_job("tcp", "", NULL, agrees_again_and_again); }
+TEST(pairwise_averages_do_not_keep_others_from_starting) { run_job("tcp", "", NULL, averages_without_a_pause); }
 
 TEST(mixed_operations_on_every_path) { on_every_path(mixed_operations); }
 TEST(the_job_goes_on_after_a_mismatch) { on_every_path(mismatch_then_agreement); }

@@ -1,6 +1,7 @@
 // What the core's threads leave to the process: its signals, and, when it forks, a child that frees nothing that they use.
 #include <dirent.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "core/context/context.h"
@@ -112,3 +113,69 @@ static void fork_meanwhile(struct job *job, int rank, bhvd_context *ctx)
 }
 
 TEST(a_forked_child_frees_nothing_that_a_thread_may_have_been_changing) { run_job("tcp", "", NULL, fork_meanwhile); }
+
+// ------------------------------------------------------------------------------------------------------------------ switches
+
+enum { OPERATIONS = 600 };
+
+static long voluntary_switches(const char *thread)
+{
+    char path[300], line[200];
+    long count = 0;
+    snprintf(path, sizeof path, "/proc/self/task/%s/status", thread);
+    FILE *file = fopen(path, "r");
+    while (file && fgets(line, sizeof line, file) && sscanf(line, "voluntary_ctxt_switches: %ld", &count) != 1) {
+    }
+    if (file)
+        fclose(file);
+    return count;
+}
+
+// Of all threads of this process that are not named here.
+static long switches_of_others(const _Atomic int *callers)
+{
+    long sum = 0;
+    DIR *threads = opendir("/proc/self/task");
+    for (struct dirent *entry; (entry = readdir(threads));) {
+        bool is_caller = entry->d_name[0] == '.' || atoi(entry->d_name) == getpid();
+        for (int i = 0; i < RANKS; i++)
+            is_caller |= atoi(entry->d_name) == callers[i];
+        sum += is_caller ? 0 : voluntary_switches(entry->d_name);
+    }
+    closedir(threads);
+    return sum;
+}
+
+static _Atomic int callers[RANKS];
+
+static void reduce_while_blocking(bhvd_context *ctx, int times)
+{
+    float x = 1;
+    const int64_t count = 1;
+    const struct bhvd_tensor tensor = {.src = &x, .dst = &x, .shape = &count, .ndim = 1, .dtype = BHVD_FLOAT32};
+    const struct bhvd_args args = {.kind = BHVD_ALLREDUCE, .name = "x", .tensors = &tensor, .tensor_count = 1, .op = BHVD_OP_MAX,
+                                   .prescale_factor = 1, .postscale_factor = 1, .device = -1, .blocking = 1};
+    struct bhvd_error error;
+    for (int i = 0; i < times; i++) {
+        bhvd_handle *handle;
+        CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
+        finish(handle, BHVD_OK);
+    }
+}
+
+// A nap ends a thousand times a second at most, whatever the operations do.
+static void block_for_many(struct job *job, int rank, bhvd_context *ctx)
+{
+    callers[rank] = (int)syscall(SYS_gettid);
+    reduce_while_blocking(ctx, 20);
+    const int64_t start_ms = check_now_ms();
+    const long before = switches_of_others(callers);
+    reduce_while_blocking(ctx, OPERATIONS);
+    const long switches = switches_of_others(callers) - before;
+    CHECK(switches < OPERATIONS / 2 + RANKS * (check_now_ms() - start_ms));
+    atomic_fetch_add(&job->ready, 1);
+    while (atomic_load(&job->ready) < RANKS)
+        usleep(1000);
+}
+
+TEST(a_blocking_operation_does_not_wake_the_progress_thread) { run_job("tcp", "", NULL, block_for_many); }

@@ -20,6 +20,7 @@
 enum {
     HANDOVER_ROUNDS = 50,       // another thread runs the engine: it may be done in a moment
     IDLE_ROUNDS = 200,          // the progress thread looks a little longer before it sleeps: posts come in bursts
+    NAP_MAX_MS = 16,            // of the progress thread while another runs the engine
     GOODBYE_MS = 1000,          // for the last frames to be written
     SLICE_NS = 100000           // of the progress thread; the kernel's shortest
 };
@@ -58,12 +59,27 @@ static void ask_for_short_slice(void)
         syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 
+// A thread that waits for its operation runs the engine, and the sockets that woke this thread woke that one too. It rings the bell
+// when it leaves work behind (engine_release), so this thread need not be there for each of its operations.
+static bool take_engine(bhvd_context *ctx, int *nap_ms)
+{
+    if (pthread_mutex_trylock(&ctx->engine_lock) == 0) {
+        *nap_ms = 1;
+        return true;
+    }
+    pause_in_poll(&ctx->run.connections, false, *nap_ms, false);
+    *nap_ms = 2 * *nap_ms < NAP_MAX_MS ? 2 * *nap_ms : NAP_MAX_MS;
+    return false;
+}
+
 static void *progress_main(void *arg)
 {
     bhvd_context *ctx = arg;
+    int nap_ms = 1;
     ask_for_short_slice();
     while (!atomic_load(&ctx->closed)) {
-        pthread_mutex_lock(&ctx->engine_lock);
+        if (!take_engine(ctx, &nap_ms))
+            continue;
         pause_set_bell(&ctx->run, BELL_AWAKE);
         // Only now, since a waiting thread may have held the engine and be asleep on the same bell: it would miss it.
         bell_drain(&ctx->run.connections.bell);
@@ -84,6 +100,7 @@ static void *progress_main(void *arg)
         }
         run_look_at_liveness(&ctx->run);
         engine_look_around(ctx);
+        fusion_trim(&ctx->run, clock_now_ns());
         pause_set_bell(&ctx->run, bell_asleep(ctx));
         bool work = engine_has_work(ctx);
         const bool links_too = !ctx->run.failure.status;

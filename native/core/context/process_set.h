@@ -17,6 +17,7 @@ struct process_set {
     struct group group;         // ranks rising; its id is the user's, reused after a removal
     uint32_t number;            // never reused: what requests, answers and executions say
     struct nccl_group *nccl;    // gpu/nccl.h; NULL: not agreed on yet
+    int persistent;             // coordinator: pairwise operations that it answers no more (meeting.h)
 };
 
 struct process_set_table {

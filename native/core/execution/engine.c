@@ -194,9 +194,7 @@ bool engine_has_next(const bhvd_context *ctx)
 {
     const struct execution *next = ctx->executions_head;
     const uint64_t oldest = executor_oldest(&ctx->run);
-    const bool is_alone = next && next->after + 1 == next->number;     // beside meetings, too
-    return next && !ctx->run.failure.status && (!oldest || oldest > next->after) && !waits_for_state(ctx, next->works[0]) &&
-           !(is_alone && executor_is_busy(&ctx->run));
+    return next && !ctx->run.failure.status && (!oldest || oldest > next->after) && !waits_for_state(ctx, next->works[0]);
 }
 
 bool engine_is_busy(const bhvd_context *ctx) { return ctx->executions_head || executor_is_busy(&ctx->run); }

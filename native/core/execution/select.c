@@ -310,6 +310,8 @@ static bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_handle
     return status ? status : added;
 }
 
+static int is_unused(struct run *run, void *group) { return !executor_has_group(run, group); }
+
 static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_handle *op, struct bhvd_error *error)
 {
     int id = op->work.root_rank;
@@ -325,10 +327,13 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_han
         status = shared_barrier(&ctx->run, &set->group);
     else if (set->group.hierarchy)
         status = shared_barrier(&ctx->run, set->group.hierarchy->local);
-    if (!status)
-        status = coordinator_set_removed(ctx, number);
-    communicators_close(ctx, set);
+    // Pairwise averages of its members may have started meanwhile.
     meetings_forget_set(ctx, number);
+    if (!status)
+        status = run_until(&ctx->run, is_unused, &set->group, -1);
+    if (!status)
+        status = coordinator_set_removed(ctx, set);
+    communicators_close(ctx, set);
     pthread_mutex_lock(&ctx->sets_lock);
     process_set_remove(ctx, (uint32_t)id);
     pthread_mutex_unlock(&ctx->sets_lock);

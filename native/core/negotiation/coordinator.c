@@ -217,9 +217,11 @@ static bhvd_status take_cached_run(bhvd_context *ctx, const int *ranks, int coun
 static void look_at_parted(bhvd_context *ctx, const struct operation_key *key)
 {
     struct pending *pending = pending_find(&ctx->coordinator.pending, key);
-    const struct process_set *set = process_set_find(&ctx->sets, key->process_set);
+    struct process_set *set = process_set_find(&ctx->sets, key->process_set);
     if (!pending || !set)
         return;                             // all have asked
+    if (!pending->is_of_parted)
+        meetings_release(ctx, set, 1);
     pending->is_of_parted = true;
     if (is_to_be_refused(ctx, pending, set))
         ready_put(&ctx->coordinator, pending);
@@ -407,8 +409,9 @@ static void visit_removed(bhvd_context *ctx, struct pending *pending, void *arg)
         end_pending(ctx, pending, &removed->error);
 }
 
-bhvd_status coordinator_set_removed(bhvd_context *ctx, uint32_t process_set)
+bhvd_status coordinator_set_removed(bhvd_context *ctx, struct process_set *set)
 {
+    const uint32_t process_set = set->number;
     if (ctx->options.rank != COORDINATOR)
         return BHVD_OK;
     struct removed_set removed = {.id = process_set};
@@ -416,6 +419,7 @@ bhvd_status coordinator_set_removed(bhvd_context *ctx, uint32_t process_set)
               process_set);
     coordinator_visit(ctx, visit_removed, &removed);
     coordinator_cache_forget_set(&ctx->cache, process_set);
+    meetings_release(ctx, set, set->persistent);
     return BHVD_OK;
 }
 

@@ -69,7 +69,7 @@ bhvd_status coordinator_respond(bhvd_context *ctx);
 // After a process set was added or removed by an execution: takes the requests that came too early; ends those that wait
 // for a set that is gone. Nothing on other ranks.
 bhvd_status coordinator_set_added(bhvd_context *ctx);
-bhvd_status coordinator_set_removed(bhvd_context *ctx, uint32_t process_set);
+bhvd_status coordinator_set_removed(bhvd_context *ctx, struct process_set *set);
 
 // Calls visit for every operation that is not complete. visit may end it.
 void coordinator_visit(bhvd_context *ctx, void (*visit)(bhvd_context *, struct pending *, void *), void *arg);

@@ -99,14 +99,25 @@ void meetings_fini(struct meetings *meetings) { cached_list_fini(&meetings->all,
 
 // ------------------------------------------------------------------------------------------------------------ standing
 
-bool meetings_may_stand(bhvd_context *ctx, const struct process_set *set, const struct request *request)
+bool meetings_may_stand(bhvd_context *ctx, struct process_set *set, const struct request *request)
 {
     if ((request->kind != BHVD_D_FP_S && request->kind != BHVD_D_LP_S) || request->device >= 0)
         return false;
     if (request->hierarchical &&
         (set->group.rank < 0 || primitive_has_levels(&set->group, request->kind, true) || set->group.shared))
         return false;
-    return request_nbytes(request) && set->group.size > 1 && ctx->meetings.agreed < STANDING_MAX && ++ctx->meetings.agreed;
+    if (!request_nbytes(request) || set->group.size == 1 || ctx->meetings.agreed == STANDING_MAX)
+        return false;
+    ctx->meetings.agreed++;
+    set->persistent++;
+    return true;
+}
+
+void meetings_release(bhvd_context *ctx, struct process_set *set, int count)
+{
+    count = count < set->persistent ? count : set->persistent;
+    set->persistent -= count;
+    ctx->meetings.agreed -= count;
 }
 
 static struct peers peers_of_work(const struct work *work, const struct group *group)

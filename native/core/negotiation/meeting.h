@@ -27,14 +27,16 @@ struct meetings {
     struct cached_list all;
     struct standing *waiting;           // whose operation has not started
     bool changed;                       // one of them may start now
-    int agreed;                         // coordinator: how many it has answered as standing
+    int agreed;                         // coordinator: how many stand
     int64_t next_look_ns;
 };
 
 void meetings_fini(struct meetings *meetings);
 
 // Coordinator: may what all members ask for stand from now on?
-bool meetings_may_stand(bhvd_context *ctx, const struct process_set *set, const struct request *request);
+bool meetings_may_stand(bhvd_context *ctx, struct process_set *set, const struct request *request);
+// Coordinator: `count` of them are asked for again, or their set is removed.
+void meetings_release(bhvd_context *ctx, struct process_set *set, int count);
 // Member: it stands; the operation that it was answered for is executed as ever.
 bhvd_status meetings_agree(bhvd_context *ctx, const struct bhvd_handle *op, uint32_t id, const struct wire *wire);
 

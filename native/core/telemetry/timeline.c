@@ -89,18 +89,35 @@ __attribute__((format(printf, 2, 3))) static void add_event(struct timeline *t, 
 
 static double now_us(const struct timeline *t) { return (double)(clock_now_ns() - t->start_ns) / 1000.0; }
 
-// A name as the inside of a JSON string, cut at NAME_BYTES.
+// Bytes of the UTF-8 character that begins there; 0: none does.
+static size_t utf8_size(const char *text, size_t left)
+{
+    const unsigned char first = (unsigned char)text[0];
+    const size_t size = first < 0x80 ? 1 : first >= 0xc2 && first < 0xe0 ? 2 : (first & 0xf0) == 0xe0 ? 3 : first >= 0xf0 && first < 0xf5 ? 4 : 0;
+    if (size > left)
+        return 0;
+    for (size_t i = 1; i < size; i++)
+        if (((unsigned char)text[i] & 0xc0) != 0x80)
+            return 0;
+    return size;
+}
+
+// A name as the inside of a JSON string, cut at NAME_BYTES between two characters. '?' for what is no UTF-8.
 static void escape(char *out, const char *name, size_t size)
 {
     size_t at = 0;
-    for (size_t i = 0; i < size && at + 8 < NAME_BYTES; i++) {
-        unsigned char c = (unsigned char)name[i];
+    for (size_t i = 0, step; i < size && at + 8 < NAME_BYTES; i += step) {
+        const unsigned char c = (unsigned char)name[i];
+        const size_t character = utf8_size(name + i, size - i);
+        step = character ? character : 1;
         if (c == '"' || c == '\\')
             out[at++] = '\\';
         if (c < 0x20)
             at += (size_t)sprintf(out + at, "\\u%04x", c);
+        else if (!character)
+            out[at++] = '?';
         else
-            out[at++] = (char)c;
+            at = (size_t)((char *)mempcpy(out + at, name + i, character) - out);
     }
     out[at] = '\0';
 }
