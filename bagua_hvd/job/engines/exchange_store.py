@@ -1,38 +1,94 @@
-"""Rank 0's message for the others in torch's store at MASTER_ADDR:MASTER_PORT. The one module here that needs torch.
+"""Rank 0's message for the others in a store of torch's. The one module here that needs torch.
 
-torchrun's agent keeps that store; where ranks were started with torch's variables and no agent, rank 0 does, until all
+torchrun's agent keeps such a store; where ranks were started with torch's variables and no agent, rank 0 does, until all
 have met. The store does not authenticate those who connect: whoever reaches MASTER_PORT can read the message, as
 whatever torch.distributed keeps there.
 """
 import os
+import time
+import uuid
 from datetime import timedelta
 
 from bagua_hvd.job.engines.exchange_file import NoExchange
 
+_POLL_SECONDS = 0.005, 0.1          # at first, at last
+
+
+def attempt(store, rank, size, seconds):
+    """A part of the store, empty at first, for this attempt of the ranks to run together; all of them call this.
+
+    A store keeps what earlier attempts wrote: torchrun's agent has one for all restarts, and a group that is destroyed
+    may be made again. So rank 0 chooses a new name for each attempt. A rank asks for it under a key that is new, too;
+    rank 0 answers whoever asks, dead ranks of earlier attempts as well, until all ranks confirm the name.
+
+    Raises:
+        RuntimeError: a rank did not call within `seconds`.
+    """
+    from torch.distributed import PrefixStore
+
+    if size == 1:
+        return store
+    if rank == 0:
+        name = f"bagua_hvd/{uuid.uuid4().hex}"
+        _answer(store, name, set(range(1, size)), seconds)
+        return PrefixStore(name, store)
+    asked = uuid.uuid4().hex
+    store.set(f"bagua_hvd/ask/{rank}", asked)
+    try:
+        store.wait([f"bagua_hvd/answer/{asked}"], timedelta(seconds=seconds))
+    except RuntimeError as error:
+        raise RuntimeError(f"rank 0 left no message in torch's store within {seconds:g} s: did it call init()? "
+                           f"({str(error).splitlines()[0]})") from None
+    name = store.get(f"bagua_hvd/answer/{asked}").decode()
+    store.set(f"{name}/has/{rank}", "")
+    return PrefixStore(name, store)
+
+
+def _answer(store, name, missing, seconds):
+    deadline, pause = time.monotonic() + seconds, _POLL_SECONDS[0]
+    answered = {}
+    while True:
+        for rank in sorted(missing):
+            if store.check([f"bagua_hvd/ask/{rank}"]):
+                asked = store.get(f"bagua_hvd/ask/{rank}").decode()
+                if answered.get(rank) != asked:
+                    store.set(f"bagua_hvd/answer/{asked}", name)
+                    answered[rank] = asked
+                elif store.check([f"{name}/has/{rank}"]):
+                    missing.discard(rank)
+        if not missing:
+            return
+        if time.monotonic() > deadline:
+            named = ", ".join(map(str, sorted(missing)))
+            raise RuntimeError(f"{'rank' if len(missing) == 1 else 'ranks'} {named} left no message in torch's store within "
+                               f"{seconds:g} s: did every rank call init()?")
+        time.sleep(pause)
+        pause = min(2 * pause, _POLL_SECONDS[1])
+
 
 class StoreMessage:
-    """A message in a store of torch's, under a key of its own."""
+    """A message in a store of torch's, in a part that attempt() has made."""
 
-    def __init__(self, store, key):
+    def __init__(self, store):
         self._store = store
-        self._key = key
 
     def send(self, message):
         """Rank 0: bytes for all others."""
-        self._store.set(self._key, message)
+        self._store.set("message", message)
 
     def receive(self, timeout):
-        """The others: the bytes. NoExchange: there are none after the timeout."""
+        """The others: the bytes. NoExchange: there are none after `timeout` seconds."""
         try:
-            return bytes(self._store.get(self._key))
+            self._store.wait(["message"], timedelta(seconds=timeout))
         except RuntimeError as error:
             raise NoExchange(f"rank 0 left no message in torch's store within {timeout:g} s: did it call init()? "
                              f"({str(error).splitlines()[0]})") from None
+        return bytes(self._store.get("message"))
 
     def close(self):
         """Rank 0, when all have received."""
         try:
-            self._store.delete_key(self._key)
+            self._store.delete_key("message")
         except RuntimeError:    # a store that keeps what it has, or whose host is gone
             pass
         self._store = None
@@ -63,5 +119,4 @@ class StoreExchange(StoreMessage):
             in_use = "EADDRINUSE" in str(error)
             why = "MASTER_PORT is in use on this host; set another one" if in_use else str(error).splitlines()[0]
             raise NoExchange(f"torch's store at {address}:{port}: {why}") from None
-        # The agent's store outlives a restart of the ranks.
-        super().__init__(store, f"bagua_hvd/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}")
+        super().__init__(attempt(store, placement.rank, placement.size, timeout))

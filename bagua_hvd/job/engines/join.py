@@ -94,7 +94,10 @@ class Membership:
 
     def met(self):
         """To be called when all ranks have met: the message is no longer needed."""
+        atexit.unregister(self.met)
         self.spent = self.scope is not None
+        if self.spent and self._rendezvous is not None:
+            self._rendezvous.close()
         if self._target is not None:
             self._target.close()
         if self._exchange is not None:
@@ -189,5 +192,5 @@ def join(timeout):
 
 def join_group(store, rank, size, timeout):
     """The Membership of this process among the ranks that share a store of torch's; collective. As join()."""
-    placement, exchange = meet(store, rank, size)
+    placement, exchange = meet(store, rank, size, timeout)
     return Membership(placement, timeout, exchange)

@@ -5,10 +5,8 @@ What the environment says does not matter then: a group may have been made by fi
 import sys
 
 from bagua_hvd.job.engines.detect import Placement
-from bagua_hvd.job.engines.exchange_store import StoreMessage
+from bagua_hvd.job.engines.exchange_store import StoreMessage, attempt
 from bagua_hvd.job.host_hash import host_hash
-
-_PREFIX = "bagua_hvd/"
 
 
 def default_group():
@@ -19,15 +17,14 @@ def default_group():
     return distributed.distributed_c10d._get_default_store(), distributed.get_rank(), distributed.get_world_size()
 
 
-def meet(store, rank, size):
+def meet(store, rank, size, timeout):
     """(Placement, exchange) for a Membership, collective over the ranks that share the store.
 
     Raises:
-        RuntimeError: a rank did not come within the store's timeout.
+        RuntimeError: a rank did not come within `timeout` seconds.
     """
-    # Ranks may have been in other jobs before: they count what they did with this store only.
-    meeting = f"{_PREFIX}{store.add(f'{_PREFIX}meetings/{rank}', 1)}"
+    store = attempt(store, rank, size, timeout)
     mine = host_hash()
-    store.set(f"{meeting}/host/{rank}", mine)
-    hosts = [store.get(f"{meeting}/host/{other}").decode() for other in range(size)]
-    return Placement("torch.distributed", rank, size, hosts.count(mine), None), StoreMessage(store, meeting)
+    store.set(f"host/{rank}", mine)
+    hosts = [store.get(f"host/{other}").decode() for other in range(size)]
+    return Placement("torch.distributed", rank, size, hosts.count(mine), None), StoreMessage(store)

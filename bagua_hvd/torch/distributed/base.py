@@ -3,13 +3,16 @@ import itertools
 import os
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
+from bagua_hvd.core import native
 from bagua_hvd.job import basics, process_sets
 from bagua_hvd.torch.distributed.options import Options
 from bagua_hvd.torch.distributed.point_to_point import PointToPoint
 from bagua_hvd.torch.distributed.tensors import write_back
 from bagua_hvd.torch.distributed.works import Waiter, Work
+from bagua_hvd.torch.frontend import frontend
 
 
 class Group(dist.ProcessGroup):
@@ -22,7 +25,7 @@ class Group(dist.ProcessGroup):
 
     def __init__(self, store, rank, ranks, timeout, options=None, started=None):
         super().__init__(rank, len(ranks))
-        self._rank, self._ranks, self._store = rank, ranks, store
+        self._rank, self._ranks = rank, ranks
         self._started = started
         self.options = Options() if options is None else options
         if not isinstance(self.options, Options):
@@ -35,16 +38,20 @@ class Group(dist.ProcessGroup):
         # Where the parts of group ranks lie among those of the set, which are in the order of the job; None: there.
         order = sorted(range(len(ranks)), key=ranks.__getitem__)
         self._places: list[int] | None = None if order == sorted(order) else [order.index(i) for i in range(len(ranks))]
-        self._key = self._agree_on_key() if len(ranks) > 1 else os.urandom(6).hex()
+        self._key = self._agree_on_key()
+        # The one given may hold what an earlier attempt of the job, or another group of this name, has left there.
+        self._store = dist.PrefixStore(f"bagua_hvd/{self._key}", store)
         self._numbers = itertools.count()
         self._waiter = Waiter()
         self._point_to_point = PointToPoint(self._context, self._key, rank, ranks, self._id)
 
     def _agree_on_key(self):
-        # Another group may have had the same name in this job, and left operations behind.
-        if self._rank == 0:
-            self._store.set("bagua_hvd/key", os.urandom(6).hex())
-        return self._store.get("bagua_hvd/key").decode()
+        """A name that no other group has or had, chosen by the group's first rank."""
+        key = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
+        if len(self._ranks) > 1:
+            self._post(native.BROADCAST, "c10d.key", [frontend.view(key, key)], root_rank=self._ranks[0],
+                       blocking=True).wait()
+        return bytes(key.tolist()).hex()
 
     def _seconds(self, opts):
         timeout = getattr(opts, "timeout", None)

@@ -118,7 +118,7 @@ class ProcessGroup(Reductions, Movements):
         if self._rank not in ranks:
             return None
         name = group_name or "split." + "_".join(map(str, ranks))
-        store = dist.PrefixStore(f"{name}/{self._key}", self._store)
+        store = dist.PrefixStore(name, self._store)
         timeout = timeout or timedelta(seconds=self._timeout)
         group = ProcessGroup(store, ranks.index(self._rank), [self._ranks[rank] for rank in ranks], timeout,
                              opts or self.options)
@@ -163,5 +163,5 @@ class ProcessGroup(Reductions, Movements):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         seconds = timeout.total_seconds() if timeout else self._timeout
-        store = dist.PrefixStore(f"monitored/{self._key}/{next(self._numbers)}", self._store)
+        store = dist.PrefixStore(f"monitored/{next(self._numbers)}", self._store)
         monitored.barrier(store, self._rank, len(self._ranks), seconds, wait_all_ranks)
