@@ -1,7 +1,8 @@
-"""Calls functions when operations have ended, on a thread of its own.
+"""Calls functions when operations have ended, on threads of its own.
 
-For who must not wait: futures, chains of operations. The thread sleeps in the core and is told of each operation that
-ends, in whatever order. Whoever can wait should: a caller that waits for one operation makes the progress itself.
+For futures and chains of operations, whose owners must not wait. The threads sleep in the core, which wakes one for
+each operation that ends. While all of them run callbacks there is one more, so a callback may take long, or wait for
+another operation. Whoever can wait should: a caller that waits for one operation makes the progress itself.
 """
 import itertools
 import os
@@ -14,7 +15,7 @@ from bagua_hvd.core.native import ERR_ARGUMENT, NULL, OK, lib
 
 
 class _Completions:
-    """The list of the core, and the thread that takes from it. Lives as long as the process."""
+    """The list of the core, and the threads that take from it. Lives as long as the process."""
 
     def __init__(self) -> None:
         self._list = lib.bhvd_completions_create()
@@ -22,26 +23,44 @@ class _Completions:
             raise MemoryError("no memory for a list of ended operations")
         self._callbacks: dict[int, Callable[[], object]] = {}       # by number
         self._numbers = itertools.count()
-        threading.Thread(target=self._run, name="bagua_hvd completions", daemon=True).start()
+        self._lock = threading.Lock()
+        self._idle = 0              # threads that run no callback
+        self._ready()
 
     def add(self, handle: Any, callback: Callable[[], object]) -> None:
+        """handle: None: the callback is due at once."""
         number = next(self._numbers)
         self._callbacks[number] = callback
-        status = lib.bhvd_completions_add(self._list, handle, number)
+        if handle is None:
+            status = lib.bhvd_completions_put(self._list, number)
+        else:
+            status = lib.bhvd_completions_add(self._list, handle, number)
         if status != OK:
             del self._callbacks[number]
             if status == ERR_ARGUMENT:
                 raise ValueError("somebody else is told already when this operation ends")
             raise MemoryError("no memory to be told when an operation ends")
 
+    def _ready(self) -> None:
+        self._idle += 1
+        threading.Thread(target=self._run, name="bagua_hvd completions", daemon=True).start()
+
     def _run(self) -> None:
         while True:
             callback = self._callbacks.pop(lib.bhvd_completions_next(self._list, -1))
+            with self._lock:
+                self._idle -= 1
+                if not self._idle:
+                    self._ready()
             try:
                 callback()
             except BaseException as error:  # of one callback: the others are to be called, too
                 sys.unraisablehook(_Unraisable(error, callback))    # type: ignore[arg-type]
             del callback
+            with self._lock:
+                if self._idle >= _IDLE_MAX:
+                    return
+                self._idle += 1
 
 
 class _Unraisable:
@@ -50,6 +69,7 @@ class _Unraisable:
         self.err_msg, self.object = "Exception ignored when an operation ended", callback
 
 
+_IDLE_MAX = 2           # threads that callbacks which took long have left behind end
 _lock = threading.Lock()
 _completions: _Completions | None = None
 
@@ -57,7 +77,8 @@ _completions: _Completions | None = None
 def when_ended(handle: Any, callback: Callable[[], object]) -> None:
     """Calls callback() once the operation of a native handle has ended, well or not; soon, if it has already.
 
-    On the thread of all callbacks: it must not block. One callback for a handle; the handle may be dropped before.
+    On a thread of this module. It may block; callbacks run at the same time, in any order. One callback for a handle;
+    the handle may be dropped before.
     """
     global _completions
     with _lock:
@@ -66,9 +87,14 @@ def when_ended(handle: Any, callback: Callable[[], object]) -> None:
     _completions.add(handle, callback)
 
 
+def call(callback: Callable[[], object]) -> None:
+    """Calls callback() soon, on a thread of this module, as when_ended() does."""
+    when_ended(None, callback)
+
+
 def _after_fork_in_child() -> None:
     global _completions, _lock
-    _completions, _lock = None, threading.Lock()    # the thread did not come along
+    _completions, _lock = None, threading.Lock()    # the threads did not come along
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -113,7 +113,7 @@ def check_ranks(ranks: list[int] | None, size: int, known: Sequence[list[int] | 
 
 def is_registered(id: Any) -> bool:
     """Whether the running job has a set of this id."""
-    return id == 0 or id in _registered
+    return id == 0 or id in _registered or id in _of_members
 
 
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
@@ -141,7 +141,7 @@ def register(context: Any, process_set: ProcessSet, size: int) -> None:
         _registered[process_set.process_set_id] = process_set
 
 
-_of_members: dict[tuple, ProcessSet] = {}       # by ranks; those that their members alone have asked for
+_of_members: dict[int, ProcessSet] = {}         # by id; those that their members alone have asked for
 
 
 def ask_among_members(context: Any, ranks: list[int]) -> Any:
@@ -166,14 +166,14 @@ def of_members(context: Any, ranks: list[int], size: int) -> ProcessSet:
     if len(ranks) == size:
         return global_process_set
     with _lock:
-        known = _of_members.get(tuple(ranks))
+        known = next((known for known in _of_members.values() if known.ranks == ranks), None)
     if known is None:
         operation = ask_among_members(context, ranks)
         operation.wait()
         known = ProcessSet(ranks)
         known.process_set_id = operation.value
         with _lock:
-            _of_members[tuple(ranks)] = known
+            _of_members[operation.value] = known
     return known
 
 

@@ -374,7 +374,7 @@ int64_t bhvd_handle_value(bhvd_handle *handle);
 /* Gives the handle back. An operation still running goes on; its tensors must live until then. drop(NULL) is fine. */
 void bhvd_handle_drop(bhvd_handle *handle);
 
-/* A list of what has ended, for a thread that waits for many operations. NULL: no memory. */
+/* A list of what has ended, for threads that wait for many operations. NULL: no memory. */
 bhvd_completions *bhvd_completions_create(void);
 /* When the operation has ended, or now if it has, `number` is put into the list. One list for a handle, which may be
  * dropped before. Thread-safe. Errors: BHVD_ERR_ARGUMENT, it waits to be put into a list already; BHVD_ERR_SYSTEM. */
@@ -382,7 +382,7 @@ bhvd_status bhvd_completions_add(bhvd_completions *list, bhvd_handle *handle, in
 /* Puts a number into the list that is no operation's, so that who waits hears of something else. Thread-safe. */
 bhvd_status bhvd_completions_put(bhvd_completions *list, int64_t number);
 /* Takes the number that came first; waits for one timeout_ms at most (negative: for ever). -1: there was none. The
- * calling thread executes nothing meanwhile, as bhvd_wait does. For one thread at a time. */
+ * calling thread executes nothing meanwhile, unlike one in bhvd_wait. Thread-safe: each number goes to one thread. */
 int64_t bhvd_completions_next(bhvd_completions *list, int timeout_ms);
 /* Nobody may be in another call with it; operations that were added may be in flight. destroy(NULL) is fine. */
 void bhvd_completions_destroy(bhvd_completions *list);

@@ -45,6 +45,38 @@ TEST(everything_once_inproc) { run_job("inproc", "", NULL, add_while_they_end); 
 
 TEST(everything_once_shm) { run_job("shm", "", NULL, add_while_they_end); }
 
+struct takers {
+    bhvd_completions *list;
+    atomic_int times[OPERATIONS];
+};
+
+static void *take_until_the_end(void *arg)
+{
+    struct takers *takers = arg;
+    for (int64_t number; (number = bhvd_completions_next(takers->list, 60000)) < OPERATIONS;) {
+        CHECK(number >= 0);
+        atomic_fetch_add(&takers->times[number], 1);
+    }
+    return NULL;
+}
+
+TEST(each_number_goes_to_one_of_several_threads)
+{
+    struct takers takers = {bhvd_completions_create(), {0}};
+    pthread_t threads[3];
+    for (int i = 0; i < 3; i++)
+        CHECK(pthread_create(&threads[i], NULL, take_until_the_end, &takers) == 0);
+    for (int i = 0; i < OPERATIONS; i++)
+        CHECK_STATUS(bhvd_completions_put(takers.list, i), BHVD_OK);
+    for (int i = 0; i < 3; i++)
+        CHECK_STATUS(bhvd_completions_put(takers.list, OPERATIONS), BHVD_OK);
+    for (int i = 0; i < 3; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < OPERATIONS; i++)
+        CHECK(atomic_load(&takers.times[i]) == 1);
+    bhvd_completions_destroy(takers.list);
+}
+
 static void destroy_early(struct job *job, int rank, bhvd_context *ctx)
 {
     (void)job;

@@ -1,7 +1,7 @@
 """Rank 0's message for the others in a store of torch's. The one module here that needs torch.
 
-torchrun's agent keeps such a store; where ranks were started with torch's variables and no agent, rank 0 does, until all
-have met. The store does not authenticate those who connect: whoever reaches MASTER_PORT can read the message, as
+torchrun's agent keeps such a store. Where ranks were started with torch's variables and no agent, rank 0 keeps it until
+all have met. The store does not authenticate those who connect: whoever reaches MASTER_PORT can read the message, as
 whatever torch.distributed keeps there.
 """
 import os
@@ -59,9 +59,9 @@ def _answer(store, name, missing, seconds):
         if not missing:
             return
         if time.monotonic() > deadline:
-            named = ", ".join(map(str, sorted(missing)))
-            raise RuntimeError(f"{'rank' if len(missing) == 1 else 'ranks'} {named} left no message in torch's store within "
-                               f"{seconds:g} s: did every rank call init()?")
+            named = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, sorted(missing)))}"
+            raise RuntimeError(f"{named} left no message in torch's store within {seconds:g} s: did every rank call "
+                               "init()?")
         time.sleep(pause)
         pause = min(2 * pause, _POLL_SECONDS[1])
 

@@ -1,4 +1,5 @@
 """What all operations of a group stand on: its ranks, the names of operations, how they are posted and become works."""
+import inspect
 import itertools
 import os
 from datetime import timedelta
@@ -8,6 +9,7 @@ import torch.distributed as dist
 
 from bagua_hvd.core import native
 from bagua_hvd.job import basics, process_sets
+from bagua_hvd.torch.compiled import uncompiled
 from bagua_hvd.torch.distributed.options import Options
 from bagua_hvd.torch.distributed.point_to_point import PointToPoint
 from bagua_hvd.torch.distributed.tensors import write_back
@@ -44,6 +46,13 @@ class Group(dist.ProcessGroup):
         self._numbers = itertools.count()
         self._waiter = Waiter()
         self._point_to_point = PointToPoint(self._context, self._key, rank, ranks, self._id)
+
+    def __init_subclass__(cls, **keywords):
+        """No compiler can trace what the methods of a group do; DDP calls some within compiled models."""
+        super().__init_subclass__(**keywords)
+        for name, method in list(vars(cls).items()):
+            if inspect.isfunction(method):
+                setattr(cls, name, uncompiled(method))
 
     def _agree_on_key(self):
         """A name that no other group has or had, chosen by the group's first rank."""

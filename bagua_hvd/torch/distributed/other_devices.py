@@ -18,19 +18,33 @@ class OtherDevices(Group):
 
     _backends: dict[str, str] | None = None     # by device
 
-    def _other(self, tensor):
-        """The group for the device of the tensor, None when that is this one."""
+    def _map_backends(self):
+        """The backend of each device; empty: the group is not registered yet."""
         if self._backends is None:
             config = dist.distributed_c10d._world.pg_backend_config.get(self)
-            if config is None:          # not registered yet
-                return None
+            if config is None:
+                return {}
             self._backends = dist.BackendConfig(dist.Backend(config)).get_device_backend_map()
             self._others: dict[str, dist.ProcessGroup] = {}     # by backend
-        backend = self._backends.get(tensor.device.type, "bagua")
+        return self._backends
+
+    @property
+    def _device_types(self):        # torch asks, to find out whether the group serves the CPU
+        return [torch.device(name) for name in self._map_backends()]
+
+    def _get_backend(self, device):
+        return self._other_on(device) or self
+
+    def _other(self, tensor):
+        """The group for the device of the tensor, None when that is this one."""
+        return self._other_on(tensor.device)
+
+    def _other_on(self, device):
+        backend = self._map_backends().get(device.type, "bagua")
         if backend == "bagua":
             return None
         if backend not in self._others:
-            self._others[backend] = self._make(backend, tensor.device)
+            self._others[backend] = self._make(backend, device)
         return self._others[backend]
 
     def _make(self, backend, device):

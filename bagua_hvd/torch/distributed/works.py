@@ -1,7 +1,7 @@
 """What an operation of c10d returns: something to wait for, to ask, or to hang a future on.
 
 A caller that waits does so in the core, whose progress its thread then makes. Only who asks for a future needs the
-thread of core/completions.py.
+threads of core/completions.py.
 """
 import threading
 from concurrent import futures
@@ -10,6 +10,7 @@ import torch
 from torch._C._distributed_c10d import Work as _Work
 from torch.futures import Future
 
+from bagua_hvd.core import completions
 from bagua_hvd.core.context import Posted
 
 
@@ -37,7 +38,8 @@ class _Waited:
         return bool(futures.wait([self._future], min(seconds, threading.TIMEOUT_MAX)).done)
 
     def when_ended(self, callback):
-        self._future.add_done_callback(lambda _: callback())
+        # Not on the waiter's thread: the callback may wait for an operation that comes after this one.
+        self._future.add_done_callback(lambda _: completions.call(callback))
 
 
 class Work(_Work):

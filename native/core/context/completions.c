@@ -1,4 +1,4 @@
-// One list serves one thread that takes from it and any number that add. An operation whose completion is in the list or
+// Any number of threads add to a list and take from it. An operation whose completion is in the list or
 // on its way into it holds a reference, so that the list may be destroyed while operations are in flight.
 #include "core/context/completions.h"
 
@@ -6,7 +6,6 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "base/futex.h"
 #include "base/status.h"
 #include "core/context/operation.h"
 
@@ -19,8 +18,9 @@ struct completion {
 struct bhvd_completions {
     atomic_int references;
     pthread_mutex_t lock;
+    pthread_cond_t added;
+    int sleepers;                       // threads that wait until the list is not empty
     struct completion *first, **last;   // ended, in this order
-    _Atomic uint32_t awaited;           // futex word: 1 while somebody sleeps until the list is not empty
 };
 
 bhvd_completions *bhvd_completions_create(void)
@@ -29,31 +29,25 @@ bhvd_completions *bhvd_completions_create(void)
     if (!list)
         return NULL;
     atomic_init(&list->references, 1);
-    atomic_init(&list->awaited, 0);
     pthread_mutex_init(&list->lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&list->added, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     list->last = &list->first;
     return list;
-}
-
-static struct completion *take(bhvd_completions *list)
-{
-    pthread_mutex_lock(&list->lock);
-    struct completion *completion = list->first;
-    if (completion) {
-        list->first = completion->next;
-        if (!list->first)
-            list->last = &list->first;
-    }
-    pthread_mutex_unlock(&list->lock);
-    return completion;
 }
 
 static void drop(bhvd_completions *list)
 {
     if (atomic_fetch_sub(&list->references, 1) != 1)
         return;
-    for (struct completion *completion; (completion = take(list));)
-        free(completion);
+    for (struct completion *next; list->first; list->first = next) {
+        next = list->first->next;
+        free(list->first);
+    }
+    pthread_cond_destroy(&list->added);
     pthread_mutex_destroy(&list->lock);
     free(list);
 }
@@ -65,9 +59,9 @@ static void put(struct completion *completion)
     pthread_mutex_lock(&list->lock);
     *list->last = completion;
     list->last = &completion->next;
+    if (list->sleepers)
+        pthread_cond_signal(&list->added);
     pthread_mutex_unlock(&list->lock);
-    if (atomic_exchange(&list->awaited, 0))
-        futex_wake_all(&list->awaited);
     drop(list);
 }
 
@@ -115,21 +109,28 @@ bhvd_status bhvd_completions_put(bhvd_completions *list, int64_t number)
     return BHVD_OK;
 }
 
+// Returns false at the deadline. The lock is held.
+static bool sleep_until(bhvd_completions *list, int64_t deadline_ns)
+{
+    if (deadline_ns == CLOCK_NEVER)
+        return pthread_cond_wait(&list->added, &list->lock) == 0;
+    const struct timespec deadline = {deadline_ns / 1000000000, deadline_ns % 1000000000};
+    return pthread_cond_timedwait(&list->added, &list->lock, &deadline) == 0;
+}
+
 int64_t bhvd_completions_next(bhvd_completions *list, int timeout_ms)
 {
     const int64_t deadline_ns = clock_deadline_ns(timeout_ms);
-    struct completion *completion;
-    while (!(completion = take(list))) {
-        atomic_store(&list->awaited, 1);
-        if ((completion = take(list)))  // put before it could see the mark
-            break;
-        futex_wait(&list->awaited, 1, deadline_ns);
-        if (timeout_ms >= 0 && clock_now_ns() >= deadline_ns && !(completion = take(list)))
-            return -1;
-        if (completion)
-            break;
-    }
-    int64_t number = completion->number;
+    pthread_mutex_lock(&list->lock);
+    list->sleepers++;
+    while (!list->first && sleep_until(list, deadline_ns))
+        ;
+    list->sleepers--;
+    struct completion *completion = list->first;
+    if (completion && !(list->first = completion->next))
+        list->last = &list->first;
+    pthread_mutex_unlock(&list->lock);
+    int64_t number = completion ? completion->number : -1;
     free(completion);
     return number;
 }

@@ -1,0 +1,94 @@
+"""What hangs on the end of an operation: it may take long, wait for other operations, and fail."""
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from bagua_hvd.torch.distributed import Options
+from torch_group import start
+
+SECONDS = 30        # until a test gives up: a limit, no measurement
+
+
+def nested(file, algorithm):
+    """A collective within then(), six deep, by the work and by its future."""
+    rank, size = start(file, pg_options=Options(algorithm=algorithm, min_bytes=0) if algorithm else None)
+    deep = 6
+
+    def more(left):
+        tensor = torch.ones(3)
+        work = dist.all_reduce(tensor, async_op=True)
+        if not left:
+            work.wait()
+            return tensor[0].item()
+        return work.get_future().then(lambda future: future.value()[0][0].item() + more(left - 1)).wait()
+
+    ends, results = threading.Event(), []
+    threading.Thread(target=lambda: (results.append(more(deep)), ends.set()), daemon=True).start()
+    assert ends.wait(SECONDS) and results == [size * (deep + 1)]
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def slow(file):
+    """Callbacks that wait until the operations after theirs have ended, and one that raises."""
+    start(file)
+    go_on = threading.Event()
+    works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(7)]
+    results = []
+
+    def hang(work):         # torch calls it at once, on this thread, where the future has completed already
+        results.append(work.get_future().then(lambda _: go_on.wait(SECONDS)).wait())
+
+    threads = [threading.Thread(target=hang, args=(work,)) for work in works[:5]]
+    for thread in threads:
+        thread.start()
+    failing = works[5].get_future().then(lambda _: 1 / 0)
+    ended = threading.Event()
+    works[6].get_future().add_done_callback(lambda _: ended.set())
+    assert ended.wait(SECONDS)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        failing.wait()
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 5
+    dist.barrier()
+    deadline = time.monotonic() + SECONDS
+    while [thread.name for thread in threading.enumerate()].count("bagua_hvd completions") > 3:
+        assert time.monotonic() < deadline      # the threads of the five end
+        time.sleep(0.01)
+    dist.destroy_process_group()
+
+
+def torchs_powersgd(file):
+    """torch's own hook: it waits for a collective within then()."""
+    rank, size = start(file)
+    torch.manual_seed(0)
+    net = DistributedDataParallel(nn.Linear(40, 30))
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=30, start_powerSGD_iter=2)
+    net.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    for step in range(4):
+        net.zero_grad()
+        x = torch.randn(size, 4, 40, generator=torch.Generator().manual_seed(step))
+        net(x[rank]).pow(2).mean().backward()
+    reference = nn.Linear(40, 30)
+    reference.load_state_dict(net.module.state_dict())
+    reference(x).pow(2).mean().backward()
+    assert torch.allclose(net.module.weight.grad, reference.weight.grad, atol=1e-5)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("algorithm", [None, "bytegrad", "terngrad"])
+def test_collectives_within_then(run_group, algorithm):
+    run_group(2, nested, algorithm=algorithm)
+
+
+@pytest.mark.parametrize("function", [slow, torchs_powersgd])
+def test_three_ranks(run_group, function):
+    run_group(3, function)
