@@ -7,6 +7,8 @@
 The gradients travel by bagua_hvd, whose ranks find each other by torch.distributed's store (or by the launcher), not by
 DDP's process group. The bucket is one training/buckets.py: DDP's memory, which the core reads and writes in place.
 """
+import functools
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +17,12 @@ import torch.distributed as dist
 
 from bagua_hvd import algorithms
 from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.core import native
 from bagua_hvd.job import basics
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.reduction.numbers import optimizer_number
+from bagua_hvd.torch.distributed import sparse
+from bagua_hvd.torch.distributed.options import besides_gradients
 from bagua_hvd.torch.distributed.start import process_set_of
 from bagua_hvd.torch.distributed.works import Waiter, Work
 from bagua_hvd.torch.frontend import frontend
@@ -26,8 +31,6 @@ from bagua_hvd.training.buckets import Bucket, Member
 from bagua_hvd.training.model import Model
 from bagua_hvd.training.source import NoSource
 
-# What an algorithm does besides communicating gradients; a hook sees nothing but these.
-_BESIDES = ("step", "before_step", "after_step", "backward_begins", "gradients_travel")
 _FOR_EVER = 365 * 86400.0
 
 
@@ -44,10 +47,9 @@ def hook(algorithm: str | Algorithm | type[Algorithm] | None = None, **arguments
         ValueError: unknown algorithm, or one that does more than communicate gradients: see wrap_optimizer().
     """
     chosen = algorithms.get(algorithm, **arguments) if arguments else algorithms.choose(algorithm, average=True)
-    besides = [name for name in _BESIDES if getattr(type(chosen), name) is not getattr(algorithms.Algorithm, name)]
-    if besides or chosen.uses_weights:
+    if besides := besides_gradients(chosen):
         raise ValueError(
-            f"{type(chosen).__name__} does more than communicate gradients ({', '.join(besides) or 'weights'}): use "
+            f"{type(chosen).__name__} does more than communicate gradients ({besides}): use "
             "bagua_hvd.torch.ddp.wrap_optimizer(optimizer, model, algorithm) in place of a hook"
         )
     return Hook(chosen)
@@ -61,12 +63,18 @@ class State:
 
     Args:
         process_group: that of the model; None: the default group. It is not pickled.
+        scaler: the torch.amp.GradScaler that scales the model's loss; None: none does. Algorithms that keep errors
+            multiply them when its scale changes, and forget those of a pass with infinite gradients. It is not pickled.
     Attributes:
         step: backward passes communicated so far.
+    Raises:
+        ValueError: from the first backward pass, by an algorithm that keeps errors: a GradScaler is there, and
+            `scaler` was not given.
     """
 
-    def __init__(self, process_group: Any = None) -> None:
+    def __init__(self, process_group: Any = None, scaler: torch.amp.GradScaler | None = None) -> None:
         self._process_group = process_group
+        self._scaler = scaler
         self._forget({})
 
     def _forget(self, loaded):
@@ -74,6 +82,9 @@ class State:
         self._model: Model | None = None
         self._buckets: dict[tuple, Bucket] = {}     # by (index, shapes): DDP cuts its buckets anew after the first step
         self._used: set[tuple] = set()              # of these, in this step
+        self._scale: float = loaded.get("loss_scale", 1.0)      # of what buckets keep
+        self._before: list[tuple] = []              # (State, Snapshot): what they kept before this step
+        self._overflow = False                      # in this step
         self._waiter = Waiter()
 
     @property
@@ -84,16 +95,43 @@ class State:
         group = process_set_of(self._process_group)
         self._number = optimizer_number(group.process_set_id)
         self._inits = basics.runtime.inits
-        model = self._model = Model(f"ddp.{self._number}", NoSource(), group, algorithm)
-        model.step = self._loaded.get("step", 0)
-        return model
+        if algorithm.remembers_gradients and self._scaler is None:
+            _check_no_scaler(algorithm)
+        self._model = Model(f"ddp.{self._number}", NoSource(), group, algorithm)
+        self._model.step = self._loaded.get("step", 0)
+
+    def _model_of(self, algorithm):
+        if self._model is None or self._inits != basics.runtime.inits:
+            self._begin(algorithm)
+        return self._model
+
+    def _sparse(self, tensor, index, algorithm):
+        """Begins to average a sparse gradient: its entries are gathered. (name, operation, what is left to do)."""
+        model = self._model_of(algorithm)
+        name = f"{model.name}.{index}.sparse"
+        operation, finish = sparse.begin(
+            tensor, lambda views: basics.context().post(native.ALLGATHER, name, views,
+                                                        process_set=model.group.process_set_id), model.group.size())
+        return name, operation, finish
+
+    def _dense(self, given, algorithm):
+        """Begins to communicate a GradBucket: (name, operation, what is left to do)."""
+        bucket, model = self._bucket(given, algorithm), self._model
+        if algorithm.takes(bucket.dtype):
+            operation = algorithm.communicate(bucket, model.group)
+        else:
+            operation = c_fp_s(bucket, model.group, average=algorithm.average)
+        finish = None
+        if self._scaler is not None and algorithm.remembers_gradients:
+            finish = functools.partial(self._look_for_overflow, given.buffer())
+        return bucket.name, self._waiter(operation), finish
 
     def _bucket(self, given, algorithm):
-        """(Bucket, its Model) of a GradBucket, with the views of this step."""
-        model = self._model
-        if model is None or self._inits != basics.runtime.inits:
-            model = self._begin(algorithm)
-        gradients = [g if g.is_contiguous() else g.as_strided((g.numel(),), (1,)) for g in given.gradients()]
+        """The Bucket of a GradBucket, with the views of this step."""
+        model = self._model_of(algorithm)
+        if self._scaler is not None and not self._used:
+            self._follow_scale()
+        gradients = _parts(given)
         key = given.index(), tuple(tuple(gradient.shape) for gradient in gradients)
         views = [frontend.view(gradient, gradient) for gradient in gradients]
         bucket = self._buckets.get(key)
@@ -102,24 +140,42 @@ class State:
                        for index, (view, gradient) in enumerate(zip(views, gradients, strict=True))}
             bucket = self._buckets[key] = Bucket(f"{model.name}.{given.index()}", members, model=model)
             self._take_up(key, bucket, model.group)
+            self._before.append((bucket.state, bucket.state.snapshot()))
         bucket.clear()
         for index, view in enumerate(views):
             bucket.place(index, view)
         self._used.add(key)
-        return bucket, model
+        return bucket
+
+    def _follow_scale(self):
+        """A backward pass begins: what buckets keep gets the unit of its gradients."""
+        states = [bucket.state for bucket in self._buckets.values()]
+        if self._overflow:          # the scaler has skipped that step: what was sent then is lost
+            for state, before in self._before:
+                state.restore(before)
+        self._overflow = False
+        scale = self._scaler.get_scale()
+        for state in states:
+            state.scale(scale / self._scale)
+        self._scale = scale
+        self._before = [(state, state.snapshot()) for state in states]
+
+    def _look_for_overflow(self, reduced):
+        self._overflow |= not bool(torch.isfinite(reduced).all())
 
     def _take_up(self, key, bucket, group):
         kept = self._loaded.get("buckets", {}).pop(key, None)
         if kept is not None:
             of = self._loaded["rank"], self._loaded["size"]
             bucket.state.load_state_dict(kept, of == (group.rank(), group.size()))
+            bucket.state.scale(self._scale / self._loaded.get("loss_scale", 1.0))
 
-    def _communicated(self, model):
+    def _communicated(self):
         """All buckets of a backward pass are on their way."""
         for key in self._buckets.keys() - self._used:
             del self._buckets[key]
         self._used = set()
-        model.step += 1
+        self._model.step += 1
         basics.runtime.steps += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,7 +184,7 @@ class State:
             return dict(self._loaded)
         group = self._model.group
         waiting = self._loaded.get("buckets", {})
-        return {"step": self._model.step, "rank": group.rank(), "size": group.size(),
+        return {"step": self._model.step, "rank": group.rank(), "size": group.size(), "loss_scale": self._scale,
                 "buckets": {**waiting, **{key: bucket.state.state_dict() for key, bucket in self._buckets.items()}}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -139,8 +195,29 @@ class State:
         return self.state_dict()
 
     def __setstate__(self, state):
-        self._process_group = None
+        self._process_group = self._scaler = None
         self.load_state_dict(state)
+
+
+def _check_no_scaler(algorithm):
+    """Errors in the unit of a loss scale that nobody tells of would be applied many times over."""
+    if any(issubclass(type(thing), torch.amp.GradScaler) and thing.is_enabled() for thing in gc.get_objects()):
+        raise ValueError(
+            f"{type(algorithm).__name__} keeps errors between steps, and this process has a GradScaler: register the "
+            "hook with bagua_hvd.torch.ddp.State(scaler=scaler); where it scales another model's loss, with "
+            "State(scaler=torch.amp.GradScaler(enabled=False))"
+        )
+
+
+def _parts(given):
+    """The gradients of a GradBucket, contiguous; the whole bucket as one where they leave out a part of it.
+
+    DDP gives views of the first half of the memory of complex gradients, which lie there as pairs of real numbers.
+    """
+    parts = given.gradients()
+    if sum(part.numel() for part in parts) != given.buffer().numel():
+        return [given.buffer()]
+    return [part if part.is_contiguous() else part.as_strided((part.numel(),), (1,)) for part in parts]
 
 
 class _Bucketful(Work):
@@ -163,14 +240,14 @@ class Hook:
             if self._state is None:
                 self._state = State()
             state = self._state
-        ours, model = state._bucket(bucket, self.algorithm)
-        if self.algorithm.takes(ours.dtype):
-            operation = self.algorithm.communicate(ours, model.group)
+        buffer = bucket.buffer()
+        if buffer.is_sparse:
+            name, operation, finish = state._sparse(buffer, bucket.index(), self.algorithm)
         else:
-            operation = c_fp_s(ours, model.group, average=self.algorithm.average)
+            name, operation, finish = state._dense(bucket, self.algorithm)
         if bucket.is_last():
-            state._communicated(model)
-        return _Bucketful(state._waiter(operation), [bucket.buffer()], ours.name, _FOR_EVER).get_future()
+            state._communicated()
+        return _Bucketful(operation, [buffer], name, _FOR_EVER, finish).get_future()
 
 
 def wrap_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module,
@@ -179,13 +256,15 @@ def wrap_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module,
 
     For all algorithms: those of weights (decentralized, asynchronous, local SGD) and those that step themselves (qadam,
     onebit_adam). From now on the model synchronizes no gradients, as within its no_sync(); its own no_sync() is the
-    optimizer's. Buffers are broadcast as ever.
+    optimizer's. Buffers are broadcast before each forward pass in training, as DDP does. The model can be neither
+    pickled nor joined (model.join()).
 
     Args:
         optimizer: of the model's parameters. model: a DistributedDataParallel.
         algorithm, arguments: see hvd.DistributedOptimizer.
     Raises:
-        ValueError: the model is no DistributedDataParallel, or has a communication hook; and as DistributedOptimizer.
+        ValueError: the model is no DistributedDataParallel, has a communication hook, or static_graph=True; and as
+            DistributedOptimizer.
     """
     from torch.nn.parallel import DistributedDataParallel
 
@@ -194,12 +273,41 @@ def wrap_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module,
                          "hvd.DistributedOptimizer is enough")
     if model._comm_hooks:
         raise ValueError("the model has a communication hook, which would never be called: take one or the other")
+    if model.static_graph:
+        raise ValueError("static_graph=True plans how DDP reduces gradients, and here the optimizer reduces them: "
+                         "leave it out")
     group = process_set_of(model.process_group)
     wrapped = DistributedOptimizer(optimizer, named_parameters=model.module.named_parameters(), algorithm=algorithm,
                                    process_set=group, **arguments)
     model.require_backward_grad_sync = False
-    model.no_sync = wrapped.no_sync
+    model.no_sync = _NoSync(wrapped)
+    model.join_hook = _refuse_to_join
+    model.register_forward_pre_hook(_synchronize_buffers)
     return wrapped
+
+
+def _synchronize_buffers(model, _):
+    """DDP itself broadcasts buffers only before a forward pass that follows one with reduced gradients."""
+    model.require_forward_param_sync = model.training and torch.is_grad_enabled()
+
+
+def _refuse_to_join(**_):
+    raise RuntimeError("model.join() makes up for DDP's reductions, and here the optimizer reduces the gradients: a "
+                       "rank without batches calls optimizer.step() as often as the others instead")
+
+
+class _NoSync:
+    """The optimizer's no_sync(), as the model's. It keeps the model from being copied without its optimizer."""
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+
+    def __call__(self):
+        return self._optimizer.no_sync()
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("this DistributedDataParallel has an optimizer that communicates for it, which cannot be "
+                        "pickled or copied with it: save model.module, or its state_dict()")
 
 
 __all__ = ["Hook", "State", "hook", "wrap_optimizer"]

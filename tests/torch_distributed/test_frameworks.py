@@ -63,9 +63,11 @@ def fully_sharded(file, folder):
     for name, parameter in model.named_parameters():
         assert torch.allclose(parameter.full_tensor(), expected[name], atol=1e-5), name
     dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=folder)
+    saved = dcp.async_save({"model": get_model_state_dict(model)}, checkpoint_id=folder + " later")
+    saved.result()
     fresh = sharded()
     state = {"model": get_model_state_dict(fresh)}
-    dcp.load(state, checkpoint_id=folder)
+    dcp.load(state, checkpoint_id=folder + " later")
     set_model_state_dict(fresh, state["model"])
     for name, parameter in fresh.named_parameters():
         assert torch.allclose(parameter.full_tensor(), expected[name], atol=1e-5), name
@@ -77,6 +79,16 @@ def replicated(file):
     model = nn.parallel.DistributedDataParallel(net(), bucket_cap_mb=0.001)
     trained(model, rank, 5)
     expected = alone(size, 5)
+    for name, parameter in model.module.named_parameters():
+        assert torch.allclose(parameter, expected[name], atol=1e-6), name
+    dist.destroy_process_group()
+
+
+def compiled(file):
+    rank, size = start(file)
+    model = nn.parallel.DistributedDataParallel(net())
+    trained(torch.compile(model, backend="aot_eager"), rank, 3)
+    expected = alone(size, 3)
     for name, parameter in model.module.named_parameters():
         assert torch.allclose(parameter, expected[name], atol=1e-6), name
     dist.destroy_process_group()
@@ -102,6 +114,10 @@ def metrics(file):
 
 def test_fsdp_and_its_checkpoint(run_group, tmp_path):
     run_group(2, fully_sharded, folder=str(tmp_path / "checkpoint"))
+
+
+def test_compiled_ddp(run_group):
+    run_group(2, compiled)
 
 
 def test_ddp_with_many_buckets(run_group):

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 import bagua_hvd.torch as hvd
+from bagua_hvd import algorithms
 from bagua_hvd.algorithms import PowerSGD, TernGrad
 from bagua_hvd.torch.distributed import Options, process_set_of
 from torch_group import start
@@ -35,6 +36,10 @@ def groups(file):
     again = dist.new_group([1, 2, 3])
     if rank:
         assert process_set_of(again).ranks == [1, 2, 3] and dist.get_group_rank(again, rank) == rank - 1
+        ours = process_set_of(again)
+        assert hvd.allreduce(torch.ones(2), op=hvd.Sum, process_set=ours)[0] == 3
+        net = torch.nn.Linear(2, 2)
+        hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), process_set=ours)
         tensor = torch.full((2,), float(rank))
         dist.broadcast(tensor, 2, group=again)
         assert (tensor == 2).all()
@@ -179,6 +184,22 @@ def options(file):
     counts = torch.full((1 << 12,), rank)
     dist.all_reduce(counts)
     assert (counts == sum(range(size))).all()
+    numbered = dist.new_group(pg_options=Options(algorithm="qsgd", min_bytes=0))
+    draws = []
+    for _ in range(16):         # other random numbers each time, so that errors average out
+        draws.append(large.clone())
+        dist.all_reduce(draws[-1], dist.ReduceOp.AVG, group=numbered)
+    mean = torch.stack(draws).mean(0)
+    exact = torch.linspace(0, 1, len(large)) + sum(range(size)) / size
+    assert (mean - exact).norm() < 0.5 * (draws[0] - exact).norm()
+    with pytest.warns(UserWarning, match="apply to all_reduce only: reduce_scatter and all_gather"):
+        dist.reduce_scatter_single(torch.empty(4), torch.ones(4 * size), group=numbered)
+    for name in algorithms.names():
+        if name in ("gradient_allreduce", "bytegrad", "qsgd", "terngrad"):
+            Options(algorithm=name)
+        else:
+            with pytest.raises(ValueError, match="does more than communicate gradients|keeps errors between steps"):
+                Options(algorithm=name)
     exact = dist.new_group(pg_options=Options())
     tensor = large.clone()
     dist.all_reduce(tensor, group=exact)
@@ -190,9 +211,8 @@ def options(file):
         wait(dist.all_reduce(reduced, group=terngrad, async_op=True))
         assert torch.equal(reduced, size * signs)
     for algorithm in ("doublesqueeze", PowerSGD(warmup_steps=0)):
-        keeps_state = dist.new_group(pg_options=Options(algorithm=algorithm, min_bytes=0))
-        with pytest.raises(ValueError, match="keeps 'error' between steps"):
-            dist.all_reduce(large.view(64, 64), group=keeps_state)
+        with pytest.raises(ValueError, match="keeps errors between steps, and all_reduce does not know"):
+            Options(algorithm=algorithm)
     with pytest.raises(ValueError, match="an algorithm or a codec, not both"):
         Options(algorithm="bytegrad", codec=object())
     with pytest.raises(ValueError, match="are bagua_hvd.torch.distributed.Options, not"):

@@ -149,6 +149,117 @@ def around(file):
     dist.destroy_process_group()
 
 
+def scaled(file):
+    """Errors under a loss scale that changes: as much of the gradient is applied as without, also after an overflow."""
+    rank, size = start(file)
+
+    class Weighted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(512))
+
+        def forward(self, c):
+            return (self.w * c).sum()
+
+    c = torch.rand(512, generator=torch.Generator().manual_seed(3)) + 0.5
+
+    def trained(factor, overflow=None):
+        net = DistributedDataParallel(Weighted())
+        optimizer = torch.optim.SGD(net.parameters(), 1.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=10**9)
+        hook = ddp.hook("topk", ratio=0.05, kappa=0)
+        if overflow is None:
+            net.register_comm_hook(None, hook)
+            with pytest.raises(ValueError, match=r"keeps errors .*ddp.State\(scaler=scaler\)"):
+                scaler.scale(net(c)).backward()
+            net = DistributedDataParallel(Weighted())
+            optimizer = torch.optim.SGD(net.parameters(), 1.0)
+        net.register_comm_hook(ddp.State(scaler=scaler), hook)
+        for step in range(40):
+            optimizer.zero_grad()
+            loss = net(c * float("inf") if step == overflow and rank == 1 else c)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update(scaler.get_scale() * factor if step != overflow else None)
+        return net.module.w.detach()
+
+    constant = trained(1.0)
+    assert 0.5 < (-constant / (40 * c)).mean() <= 1.01
+    for factor in (2.0, 0.5):
+        assert torch.allclose(trained(factor), constant, rtol=1e-4), factor
+    lost = trained(1.0, 7)
+    assert lost.isfinite().all() and 0.5 < (-lost / (39 * c)).mean() <= 1.01
+    dist.destroy_process_group()
+
+
+def parts(file):
+    """Complex and sparse gradients."""
+    rank, size = start(file)
+    for name in ("gradient_allreduce", "bytegrad"):
+        torch.manual_seed(0)
+        net = nn.Linear(6, 6, dtype=torch.complex64)
+        reference = copy.deepcopy(net)
+        wrapped = DistributedDataParallel(net)
+        wrapped.register_comm_hook(None, ddp.hook(name))
+        for step in range(3):
+            x = torch.randn(size, 5, 6, dtype=torch.complex64, generator=torch.Generator().manual_seed(step))
+            net.zero_grad(), reference.zero_grad()
+            (wrapped(x[rank]).abs() ** 2).mean().backward()
+            (reference(x.reshape(-1, 6)).abs() ** 2).mean().backward()
+            for ours, theirs in zip(net.parameters(), reference.parameters(), strict=True):
+                apart = (ours.grad - theirs.grad).abs().max() / theirs.grad.abs().max()
+                assert apart < (0.02 if name == "bytegrad" else 1e-5), (name, step, apart)
+        net = nn.Sequential(nn.Embedding(30, 4, sparse=True), nn.Flatten(), nn.Linear(12, 2))
+        wrapped = DistributedDataParallel(net)
+        wrapped.register_comm_hook(None, ddp.hook(name))
+        for step in range(3):
+            x = torch.randint(0, 30, (size, 5, 3), generator=torch.Generator().manual_seed(step))
+            net.zero_grad()
+            wrapped(x[rank]).pow(2).mean().backward()
+            mine = net[0].weight.grad
+            reference = copy.deepcopy(net)
+            reference.zero_grad()
+            reference(x.reshape(-1, 3)).pow(2).mean().backward()
+            assert mine.is_sparse and torch.allclose(mine.to_dense(), reference[0].weight.grad.to_dense(), atol=1e-6)
+    dist.destroy_process_group()
+
+
+def in_ddps_place(file):
+    """What a model does whose gradients are its optimizer's."""
+    rank, size = start(file)
+    with pytest.raises(ValueError, match="static_graph=True .* leave it out"):
+        static = model(static_graph=True)
+        ddp.wrap_optimizer(torch.optim.SGD(static.parameters(), 0.1), static, "decentralized")
+    torch.manual_seed(0)
+    net = DistributedDataParallel(nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
+    optimizer = ddp.wrap_optimizer(torch.optim.SGD(net.parameters(), 0.1), net, "decentralized")
+    train(net, optimizer, rank, 4)
+    net(next(batches(rank, 1))[0])      # brings rank 0's buffers, and then changes them
+    everyones = [None] * size
+    dist.all_gather_object(everyones, net.module[1].num_batches_tracked.item())
+    assert everyones == [5] * size
+    reference = net.module[1].running_mean.clone()
+    with torch.no_grad():
+        net.module[1].running_mean.fill_(rank + 1.0)
+    net.train()
+    net(torch.zeros(4, 12))
+    means = [torch.empty_like(reference) for _ in range(size)]
+    dist.all_gather(means, net.module[1].running_mean)
+    assert all(torch.allclose(mean, means[0], atol=1e-2) for mean in means)     # weights differ a little
+    if rank == 0:                       # an evaluation asks nothing of the other ranks
+        net.eval()
+        net(torch.zeros(4, 12))
+        net.train()
+    with pytest.raises(RuntimeError, match="calls optimizer.step.. as often as the others"), net.join():
+        pass
+    for copied in (lambda: pickle.dumps(net), lambda: copy.deepcopy(net)):
+        with pytest.raises(TypeError, match="save model.module, or its state_dict"):
+            copied()
+    pickle.dumps(net.module)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 @pytest.mark.parametrize("backend", ["bagua", "gloo"])
 def test_every_algorithm(run_group, backend):
     run_group(2, every_algorithm, backend=backend)
@@ -160,3 +271,8 @@ def test_state_goes_on(run_group):
 
 def test_around_hooks(run_group):
     run_group(3, around)
+
+
+@pytest.mark.parametrize("function", [scaled, parts, in_ddps_place])
+def test_two_ranks(run_group, function):
+    run_group(2, function)

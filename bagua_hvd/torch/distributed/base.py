@@ -68,7 +68,7 @@ class Group(dist.ProcessGroup):
 
     def _begin(self, what):
         """The name of the next operation, and what sentences call it."""
-        number = next(self._numbers)
+        self._number = number = next(self._numbers)
         return f"c10d.{self._key}.{number}", f"{what} number {number} of a group of {len(self._ranks)} ranks"
 
     def _post(self, kind, name, views=(), **fields):

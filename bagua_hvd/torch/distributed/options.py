@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from bagua_hvd import algorithms
+from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.codecs import Codec
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_lp_s
@@ -12,22 +13,29 @@ from bagua_hvd.torch.frontend import frontend
 from bagua_hvd.training.buckets import Bucket, Member
 from bagua_hvd.training.state import State
 
+_KEEPS = ("keeps errors between steps, and all_reduce does not know which tensor is which: register "
+          "bagua_hvd.torch.ddp.hook(...) on the model instead")
+
 
 class _NoState(State):
     def keep(self, name, *_, **__):
-        raise ValueError(
-            f"the algorithm keeps {name!r} between steps, and all_reduce does not know which tensor is which: register "
-            "bagua_hvd.torch.ddp.hook(...) on the model instead"
-        )
+        raise ValueError(f"the algorithm {_KEEPS} ({name!r})")
 
 
-def _bucket_of(tensor, name):
-    """A Bucket of one contiguous tensor, in place."""
-    view = frontend.view(tensor, tensor)
-    bucket = Bucket(name, {0: Member("tensor", tuple(tensor.shape), view.dtype, tensor.device)})
-    bucket.state = _NoState(name)
-    bucket.place(0, view)
-    return bucket
+class _Call(Bucket):
+    """The tensor of one all_reduce. Its number in the group stands for the step."""
+
+    step: int = 0       # type: ignore[assignment]  # a property of other buckets
+
+
+# What an algorithm may do besides communicating gradients: neither an all_reduce nor a hook of DDP can.
+_BESIDES = ("step", "before_step", "after_step", "backward_begins", "gradients_travel")
+
+
+def besides_gradients(algorithm: Algorithm) -> str:
+    """What the algorithm does besides communicating gradients, as text; "": nothing."""
+    besides = [name for name in _BESIDES if getattr(type(algorithm), name) is not getattr(Algorithm, name)]
+    return ", ".join(besides) or ("weights" if algorithm.uses_weights else "")
 
 
 @dataclass
@@ -39,8 +47,11 @@ class Options:
             between two steps ("bytegrad", "qsgd", "terngrad"); others as a hook, bagua_hvd.torch.ddp.
         codec: of bagua_hvd.codecs, for c_lp_s(); in place of an algorithm.
         min_bytes: smaller tensors go in full precision: losses, counts, flags.
+
+    Both apply to all_reduce only. reduce_scatter and all_gather, which FSDP uses, move full precision.
+
     Raises:
-        ValueError: both, or an unknown algorithm.
+        ValueError: both, an unknown algorithm, or one that does more than communicate gradients, or keeps anything.
     """
 
     algorithm: Any = None
@@ -52,12 +63,31 @@ class Options:
             raise ValueError("Options takes an algorithm or a codec, not both")
         if self.algorithm is not None:
             self.algorithm = algorithms.get(self.algorithm)
+            name, besides = type(self.algorithm).__name__, besides_gradients(self.algorithm)
+            if besides:
+                raise ValueError(f"{name} does more than communicate gradients ({besides}): use "
+                                 "bagua_hvd.torch.ddp.wrap_optimizer(optimizer, model, algorithm) in place of Options")
+            if self.algorithm.remembers_gradients:
+                raise ValueError(f"{name} {_KEEPS}")
 
-    def communicate(self, tensor: torch.Tensor, name: str, process_set: ProcessSet, average: bool) -> Any:
-        """What is to be waited for, which reduces the tensor in place; None: in full precision."""
+    @property
+    def relaxed(self) -> bool:
+        """Whether anything travels in less than full precision."""
+        return self.algorithm is not None or self.codec is not None
+
+    def communicate(self, tensor: torch.Tensor, name: str, number: int, process_set: ProcessSet,
+                    average: bool) -> Any:
+        """What is to be waited for, which reduces the tensor in place; None: in full precision.
+
+        number: of the call in its group, for algorithms that round at random.
+        """
         if tensor.numel() * tensor.element_size() < self.min_bytes or not tensor.is_floating_point():
             return None
-        bucket = _bucket_of(tensor, name)
+        view = frontend.view(tensor, tensor)
+        bucket = _Call(name, {0: Member("tensor", tuple(tensor.shape), view.dtype, tensor.device)})
+        bucket.step = number
+        bucket.state = _NoState(name)
+        bucket.place(0, view)
         if self.codec is not None:
             return c_lp_s(bucket, process_set, codec=self.codec, average=average)
         if self.algorithm is None or not self.algorithm.takes(bucket.dtype):

@@ -1,4 +1,5 @@
 """The operations of a group that sum, or reduce otherwise. What the core cannot is gathered, and reduced here."""
+import warnings
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from bagua_hvd.torch.frontend import frontend
 
 class Reductions(OtherDevices):
     """allreduce, reduce and reduce_scatter, with the names and arguments of c10d."""
+
+    _warned = False     # that pg_options do not apply
 
     def allreduce(self, given: Tensors, opts: Any = None) -> Work:
         opts = dist.AllreduceOptions() if opts is None else opts
@@ -55,7 +58,8 @@ class Reductions(OtherDevices):
     def _relaxed(self, name, sources, native_op):
         if len(sources) > 1 or native_op not in (native.OP_SUM, native.OP_AVERAGE):
             return None
-        operation = self.options.communicate(sources[0], name, self._set, native_op == native.OP_AVERAGE)
+        operation = self.options.communicate(sources[0], name, self._number, self._set,
+                                             native_op == native.OP_AVERAGE)
         return None if operation is None else self._waiter(operation)
 
     def _gather_and_reduce(self, name, sources, outputs, op, what, opts):
@@ -100,6 +104,10 @@ class Reductions(OtherDevices):
 
     def _reduce_scatter(self, outputs, sources, opts, what):
         size, op = len(self._ranks), opts.reduceOp
+        if self.options.relaxed and not self._warned:
+            self._warned = True
+            warnings.warn("pg_options of \"bagua\" apply to all_reduce only: reduce_scatter and all_gather, which FSDP "
+                          "uses, move full precision", stacklevel=3)
         wholes = [rows_of(source, size) if tensors.reduces_natively(sources, op) else source.view(size, -1)
                   for source in sources]
         for whole, output in zip(wholes, outputs, strict=True):

@@ -17,20 +17,29 @@ def allreduce(group, tensor, opts):
     if kind not in (ReduceOp.RedOpType.SUM, ReduceOp.RedOpType.AVG):
         raise ValueError(f"sparse tensors are reduced by SUM and AVG only, not {opts.reduceOp}")
     name, what = group._begin("all_reduce of a sparse tensor")
+    operation, finish = begin(tensor, lambda views: group._post(native.ALLGATHER, name, views),
+                              group.size() if kind == ReduceOp.RedOpType.AVG else 1)
+    return group._work(operation, [tensor], what, opts, finish)
+
+
+def begin(tensor, post, divisor):
+    """Begins to sum a tensor: (operation, what is left to do at its end: the sum / divisor goes into the tensor).
+
+    post: posts the allgather of views.
+    """
     source = tensor.detach().coalesce()
     # allgather concatenates along the first dimension: one row for each entry.
     parts = source.indices().t().contiguous(), source.values().contiguous()
-    operation = group._post(native.ALLGATHER, name, [frontend.view(part) for part in parts])
+    operation = post([frontend.view(part) for part in parts])
 
     def finish():
         indices, values = (_gathered(operation, index, part) for index, part in enumerate(parts))
-        if kind == ReduceOp.RedOpType.AVG:
-            values = values / group.size()
-        total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False).coalesce()
+        total = torch.sparse_coo_tensor(indices.t(), values / divisor if divisor > 1 else values, tensor.shape,
+                                        check_invariants=False).coalesce()
         with torch.no_grad():       # a detached one would be another tensor, of the same entries
             tensor.copy_(total)
 
-    return group._work(operation, [tensor], what, opts, finish)
+    return operation, finish
 
 
 def _gathered(operation, index, like):
