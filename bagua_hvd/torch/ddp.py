@@ -97,12 +97,13 @@ class State:
         self._inits = basics.runtime.inits
         if algorithm.remembers_gradients and self._scaler is None:
             _check_no_scaler(algorithm)
-        self._model = Model(f"ddp.{self._number}", NoSource(), group, algorithm)
-        self._model.step = self._loaded.get("step", 0)
+        model = Model(f"ddp.{self._number}", NoSource(), group, algorithm)
+        model.step = self._loaded.get("step", 0)
+        return model
 
     def _model_of(self, algorithm):
         if self._model is None or self._inits != basics.runtime.inits:
-            self._begin(algorithm)
+            self._model = self._begin(algorithm)
         return self._model
 
     def _sparse(self, tensor, index, algorithm):
@@ -116,11 +117,12 @@ class State:
 
     def _dense(self, given, algorithm):
         """Begins to communicate a GradBucket: (name, operation, what is left to do)."""
-        bucket, model = self._bucket(given, algorithm), self._model
+        group = self._model_of(algorithm).group
+        bucket = self._bucket(given, algorithm)
         if algorithm.takes(bucket.dtype):
-            operation = algorithm.communicate(bucket, model.group)
+            operation = algorithm.communicate(bucket, group)
         else:
-            operation = c_fp_s(bucket, model.group, average=algorithm.average)
+            operation = c_fp_s(bucket, group, average=algorithm.average)
         finish = None
         if self._scaler is not None and algorithm.remembers_gradients:
             finish = functools.partial(self._look_for_overflow, given.buffer())
@@ -130,7 +132,7 @@ class State:
         """The Bucket of a GradBucket, with the views of this step."""
         model = self._model_of(algorithm)
         if self._scaler is not None and not self._used:
-            self._follow_scale()
+            self._follow_scale(self._scaler.get_scale())
         gradients = _parts(given)
         key = given.index(), tuple(tuple(gradient.shape) for gradient in gradients)
         views = [frontend.view(gradient, gradient) for gradient in gradients]
@@ -147,14 +149,13 @@ class State:
         self._used.add(key)
         return bucket
 
-    def _follow_scale(self):
+    def _follow_scale(self, scale):
         """A backward pass begins: what buckets keep gets the unit of its gradients."""
         states = [bucket.state for bucket in self._buckets.values()]
         if self._overflow:          # the scaler has skipped that step: what was sent then is lost
             for state, before in self._before:
                 state.restore(before)
         self._overflow = False
-        scale = self._scaler.get_scale()
         for state in states:
             state.scale(scale / self._scale)
         self._scale = scale
@@ -170,12 +171,12 @@ class State:
             bucket.state.load_state_dict(kept, of == (group.rank(), group.size()))
             bucket.state.scale(self._scale / self._loaded.get("loss_scale", 1.0))
 
-    def _communicated(self):
+    def _communicated(self, algorithm):
         """All buckets of a backward pass are on their way."""
         for key in self._buckets.keys() - self._used:
             del self._buckets[key]
         self._used = set()
-        self._model.step += 1
+        self._model_of(algorithm).step += 1
         basics.runtime.steps += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -246,7 +247,7 @@ class Hook:
         else:
             name, operation, finish = state._dense(bucket, self.algorithm)
         if bucket.is_last():
-            state._communicated()
+            state._communicated(self.algorithm)
         return _Bucketful(operation, [buffer], name, _FOR_EVER, finish).get_future()
 
 

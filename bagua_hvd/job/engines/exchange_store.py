@@ -46,7 +46,7 @@ def attempt(store, rank, size, seconds):
 
 def _answer(store, name, missing, seconds):
     deadline, pause = time.monotonic() + seconds, _POLL_SECONDS[0]
-    answered = {}
+    answered: dict[int, str] = {}
     while True:
         for rank in sorted(missing):
             if store.check([f"bagua_hvd/ask/{rank}"]):

@@ -25,7 +25,7 @@ class _NoState(State):
 class _Call(Bucket):
     """The tensor of one all_reduce. Its number in the group stands for the step."""
 
-    step: int = 0       # type: ignore[assignment]  # a property of other buckets
+    step = 0        # a property of other buckets
 
 
 # What an algorithm may do besides communicating gradients: neither an all_reduce nor a hook of DDP can.
