@@ -156,6 +156,9 @@ class TorchSource(Source):
 
     def add(self, name, parameter):
         """Appends a parameter; returns its Member."""
+        if hasattr(parameter, "to_local"):
+            raise ValueError(f"parameter {name} is a DTensor (fully_shard, tensor parallelism), which has no memory of "
+                             "its own: use the torch optimizer as it is, since the module reduces the gradients")
         self.names.append(name)
         self.parameters.append(parameter)
         if parameter.dtype not in DTYPES:

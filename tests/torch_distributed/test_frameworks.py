@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import bagua_hvd.torch as hvd
 from torch_group import start
 
 
@@ -58,6 +59,9 @@ def fully_sharded(file, folder):
                 fully_shard(layer, mesh=mesh)
         return fully_shard(model, mesh=mesh)
 
+    for algorithm in ("gradient_allreduce", "diloco", "streaming_diloco", "decentralized"):
+        with pytest.raises(ValueError, match="parameter noname.0.0 is a DTensor .*: use the torch optimizer as it is"):
+            hvd.DistributedOptimizer(torch.optim.SGD(sharded().parameters(), 0.1), algorithm=algorithm)
     model = trained(sharded(), rank, 5)
     expected = alone(size, 5)
     for name, parameter in model.named_parameters():
