@@ -21,7 +21,8 @@ typedef void (*kernel_reduce_fn)(void *dst, const void *a, const void *b, size_t
 
 // dst[i] = src[i] * factor. dst may equal src. float32: factor rounded to float32 first, then a float32 product;
 // float16, bfloat16: product in float32, rounded to nearest even; float64: in double; integers: product in double,
-// truncated towards zero, saturated at the type's limits; bool: copied unchanged.
+// truncated towards zero, saturated at the type's limits, and where the factor is that of a mean (1 / n in double) the
+// quotient by n; bool: copied unchanged.
 typedef void (*kernel_scale_fn)(void *dst, const void *src, double factor, size_t count);
 
 // Codecs. options: never NULL; all zeros are the defaults. Layouts: kernel/codec.h and kernel/<codec>.h.

@@ -5,6 +5,14 @@
 #include "kernel/kernel.h"
 #include "kernel/loops.h"
 
+// n where the factor is the nearest double to 1 / n, as that of a mean over n ranks is: then 49 * (1. / 49), which is below 1,
+// must not become 0. Else 0.
+static inline double scale_divisor(double factor)
+{
+    const double n = factor >= 0x1p-31 && factor <= 0.5 ? (double)(int64_t)(1.0 / factor + 0.5) : 0.0;
+    return n > 0 && 1.0 / n == factor ? n : 0.0;
+}
+
 static void NAME(scale_f32)(void *to, const void *from, double factor, size_t count)
 {
     any_f32 *dst = to;
@@ -23,16 +31,23 @@ static void NAME(scale_f64)(void *to, const void *from, double factor, size_t co
 }
 
 // Integers: the conversion from double truncates. A NaN product (infinite factor, element 0) gives 0.
+#define SCALE_INTEGERS(expression, low, high)                                                         \
+    INDEPENDENT for (size_t i = 0; i < count; i++)                                                    \
+    {                                                                                                 \
+        const double product = (expression), number = product == product ? product : 0.0;             \
+        const double above = number > (low) ? number : (low);                                         \
+        dst[i] = (__typeof__(dst[0] + 0))(above < (high) ? above : (high));                           \
+    }
 #define SCALE_INTEGER(element, low, high)                                                             \
     static void NAME(scale_##element)(void *to, const void *from, double factor, size_t count)        \
     {                                                                                                 \
         any_##element *dst = to;                                                                      \
         const any_##element *src = from;                                                              \
-        INDEPENDENT for (size_t i = 0; i < count; i++) {                                              \
-            const double product = src[i] * factor, number = product == product ? product : 0.0;      \
-            const double above = number > (low) ? number : (low);                                     \
-            dst[i] = (__typeof__(dst[0] + 0))(above < (high) ? above : (high));                       \
-        }                                                                                             \
+        const double divisor = scale_divisor(factor);                                                 \
+        if (divisor > 0)                                                                              \
+            SCALE_INTEGERS(src[i] / divisor, low, high)                                               \
+        else                                                                                          \
+            SCALE_INTEGERS(src[i] * factor, low, high)                                                \
     }
 SCALE_INTEGER(u8, 0.0, (double)UINT8_MAX)
 SCALE_INTEGER(i8, (double)INT8_MIN, (double)INT8_MAX)
@@ -45,9 +60,12 @@ static void NAME(scale_i64)(void *to, const void *from, double factor, size_t co
 {
     any_i64 *dst = to;
     const any_i64 *src = from;
+    const int64_t divisor = (int64_t)scale_divisor(factor);
     for (size_t i = 0; i < count; i++) {
         const double product = (double)src[i] * factor;
-        if (product >= 0x1p63)
+        if (divisor > 0)
+            dst[i] = src[i] / divisor;
+        else if (product >= 0x1p63)
             dst[i] = INT64_MAX;
         else if (product < -0x1p63)
             dst[i] = INT64_MIN;

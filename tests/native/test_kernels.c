@@ -185,6 +185,16 @@ TEST(definitions)
         for (int op = 0; op < KERNEL_REDUCTION_COUNT; op++)
             EXPECT(scalar.reduce[op][dtype] != NULL, "%s", bhvd_dtype_name((bhvd_dtype)dtype));
     }
+    // Means of whole numbers are whole, whatever the number of ranks: 49 * (1. / 49) < 1.
+    for (int n = 2; n < 5000; n++) {
+        SCALE_CHECK(BHVD_INT32, int32_t, n, 1.0 / n, 1);
+        SCALE_CHECK(BHVD_INT32, int32_t, -7 * n - 1, 1.0 / n, -7);
+        SCALE_CHECK(BHVD_INT64, int64_t, INT64_C(1000000000001) * n, 1.0 / n, INT64_C(1000000000001));
+        SCALE_CHECK(BHVD_UINT16, uint16_t, n, 1.0 / n, 1);
+    }
+    SCALE_CHECK(BHVD_UINT8, uint8_t, 49, 1.0 / 49, 1);
+    SCALE_CHECK(BHVD_INT8, int8_t, -98, 1.0 / 49, -2);
+    SCALE_CHECK(BHVD_INT16, int16_t, 98, 1.0 / 49, 2);
     REDUCE_CHECK(KERNEL_SUM, BHVD_UINT8, uint8_t, 255, 1, 0);
     REDUCE_CHECK(KERNEL_SUM, BHVD_INT8, int8_t, 127, 1, -128);
     REDUCE_CHECK(KERNEL_SUM, BHVD_INT32, int32_t, INT32_MAX, 1, INT32_MIN);

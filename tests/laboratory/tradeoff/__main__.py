@@ -12,6 +12,7 @@ exact ones take as long as those of "bytegrad, float8".
 With --pictures it draws those of the documentation from its records.
 """
 import argparse
+import importlib.util
 import math
 import statistics
 import sys
@@ -78,6 +79,8 @@ def main(arguments=None):
     parser.add_argument("--output", metavar="FOLDER", help="for pictures and records")
     parser.add_argument("--pictures", action="store_true", help="draw those of the documentation, and nothing else")
     options = parser.parse_args(arguments)
+    if (options.pictures or options.output) and importlib.util.find_spec("matplotlib") is None:
+        parser.error("pictures need matplotlib: install it, or leave out --output and --pictures")
     if options.pictures:
         draw_documentation()
         return 0
