@@ -140,16 +140,22 @@ class Model:
     def communication_begins(self) -> None:
         """Gradients are about to be communicated, for the first time in this step or once more."""
         self.skipped()
-        states = self._states_of_gradients()
-        keeps = any(any(state.kinds()) for state in states)
-        scale, before = self.source.loss_scale() if keeps else None, self._loss_scale or 1.0
-        if scale is not None:
-            if scale != before:
-                for state in states:
-                    state.scale(scale / before)
-            self._loss_scale = scale
+        self._follow_scale()
         if self._before is None and (self._loss_scale is not None or not self._made_a_step):
             self._before = [(bucket.state, bucket.state.snapshot()) for bucket in self.gradients]
+
+    def _follow_scale(self) -> None:
+        """Brings what is kept of gradients to the unit that they have now."""
+        states = self._states_of_gradients()
+        scale = self.source.loss_scale() if any(any(state.kinds()) for state in states) else None
+        if scale is None:
+            return
+        before = self._loss_scale or 1.0
+        if scale != before:
+            self.skipped()      # the scale is updated after the step, if one is made
+            for state in states:
+                state.scale(scale / before)
+        self._loss_scale = scale
 
     @property
     def remembers_gradients(self) -> bool:
@@ -197,8 +203,10 @@ class Model:
 
     def skipped(self) -> None:
         """If that step has not been made, it is skipped."""
-        if self._unscaled and not self.delay:
-            self.take_back()
+        if self._unscaled:
+            self.window = 0
+            if not self.delay:
+                self.take_back()
         self._unscaled = False
 
     def arrived(self) -> None:
@@ -244,6 +252,7 @@ class Model:
 
         own: with what is of this rank only.
         """
+        self._follow_scale()    # as a GradScaler has it that is saved now, too
         rank, size = self._place or (self.group.rank(), self.group.size())      # known after shutdown(), too
         gradients, weights = ([[list(bucket.members), bucket.state.state_dict(own)] for bucket in buckets]
                               for buckets in (self.gradients, self.weights))

@@ -36,14 +36,14 @@ def scaler_of(scale=1024.0):
     return torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3)
 
 
-def resumed():
-    """With the scaler's state it goes on bit by bit; without, in one sentence."""
+def resumed(saved_after, scale):
+    """With the scaler's state it goes on bit by bit; without, in one sentence. After 6 steps the scale has grown."""
     hvd.init()
     model, scaler = make_model(start(0, False)), scaler_of()
     optimizer = wrap(model)
-    train(model, optimizer, scaler, range(5))
+    train(model, optimizer, scaler, range(saved_after))
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), scaler.state_dict()))
-    train(model, optimizer, scaler, range(5, 8))
+    train(model, optimizer, scaler, range(saved_after, 9))
 
     def load(scaler):
         other = make_model(np.zeros_like(start(0, False)))
@@ -54,13 +54,13 @@ def resumed():
 
     same = load(scaler_of(1.0))
     same[2].load_state_dict(saved[2])
-    train(*same, range(5, 8))
+    train(*same, range(saved_after, 9))
     assert_same_bits(flat(same[0]), flat(model), "resumed")
-    for another, scale in ((scaler_of(8.0), "8"), (None, "1")):
+    for another, begins in ((scaler_of(8.0), "8"), (None, "1")):
         other = load(another)
         before = flat(other[0])
-        with pytest.raises(ValueError, match=f"a loss scale of 2048, and this training begins with {scale}: load"):
-            train(*other, range(5, 6))
+        with pytest.raises(ValueError, match=f"a loss scale of {scale}, and this training begins with {begins}: load"):
+            train(*other, range(saved_after, saved_after + 1))
         assert_same_bits(flat(other[0]), before, "nothing was changed")
     # In one process the scaler is known, as when an elastic job restores: the scale may be another by then.
     before, ends = copy.deepcopy((model.state_dict(), optimizer.state_dict())), []
@@ -73,8 +73,9 @@ def resumed():
     assert_same_bits(*ends, "another scale")
 
 
-def test_resumed(run_ranks):
-    run_ranks(2, resumed, timeout=60)
+@pytest.mark.parametrize(("saved_after", "scale"), [(5, 2048), (6, 4096)])
+def test_resumed(run_ranks, saved_after, scale):
+    run_ranks(2, resumed, arguments={"saved_after": saved_after, "scale": scale}, timeout=60)
 
 
 def fused():

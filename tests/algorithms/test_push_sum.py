@@ -98,6 +98,7 @@ def consensus_in_spite_of_failing_links():
     assert abs(x[-1] - 1) > 1e-3            # so a plain mean of what comes would not be right
     with pytest.raises(ValueError, match="expected ranks from 0 to 3, each once, and not"):
         push(x, hvd.global_process_set, [rank], "wrong")
+    del optimizer           # one parameter is in one optimizer
     wrong = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.0), algorithm=PushSum(lambda round, i, n: [n]))
     wrong.zero_grad()
     parameter.sum().backward()
