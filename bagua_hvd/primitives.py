@@ -43,7 +43,7 @@ from bagua_hvd.core import native, vectors
 from bagua_hvd.core.context import Posted
 from bagua_hvd.core.native import TensorView
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.job.runtime import context
+from bagua_hvd.job.runtime import context, runtime
 from bagua_hvd.training.buckets import Bucket
 
 EXCHANGES = {"scatter_gather": native.EXCHANGE_SCATTER_GATHER, "allgather": native.EXCHANGE_ALLGATHER}
@@ -252,7 +252,7 @@ def c_fp_s(bucket: Any, group: ProcessSet, average: bool = True, prescale_factor
         An Operation.
     """
     values = _values(bucket, name, out)
-    return context().post(
+    return (runtime.context or context()).post(
         native.ALLREDUCE, values.name, values.views, process_set=_id(group),
         op=native.OP_AVERAGE if average else native.OP_SUM,
         prescale_factor=values.prescale_factor * prescale_factor,
@@ -291,7 +291,7 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
             f"the error state does not fit {values.count} elements over {group.size()} ranks, "
             f"hierarchical={hierarchical}: make a new ErrorState"
         )
-    return context().post(
+    return (runtime.context or context()).post(
         native.C_LP_S, values.name, values.views, process_set=id,
         op=native.OP_AVERAGE if average else native.OP_SUM,
         prescale_factor=values.prescale_factor * prescale_factor,
@@ -320,7 +320,7 @@ def d_fp_s(bucket: Any, group: ProcessSet, topology: str = "shift_one", round: i
         An Operation.
     """
     values = _values(bucket, name, out)
-    return context().post(
+    return (runtime.context or context()).post(
         native.D_FP_S, values.name, values.views, process_set=_id(group),
         topology=_choice(TOPOLOGIES, topology, "topology"), round=round, hierarchical=hierarchical,
     )
@@ -351,7 +351,7 @@ def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Replicas, see
         ValueError: the replicas do not fit.
     """
     sent = _values(values, name, None)
-    return context().post(
+    return (runtime.context or context()).post(
         native.D_LP_S, sent.name, sent.views, process_set=_id(group),
         hierarchical=hierarchical, owner=replicas,
         before=before, after=after, **replicas.fields(sent.count), **_codec_fields(codec, seed),
@@ -402,4 +402,4 @@ def push(values: np.ndarray, group: ProcessSet, peers: Sequence[int], name: str)
     rows: np.ndarray = np.repeat(values[None], len(peers), axis=0)
     view = vectors.array_view(rows)._replace(dst=0)
     splits = [int(peer in peers) for peer in range(size)]
-    return Pushed(context().post(native.ALLTOALL, name, [view], process_set=_id(group), splits=splits), rows)
+    return Pushed((runtime.context or context()).post(native.ALLTOALL, name, [view], process_set=_id(group), splits=splits), rows)

@@ -352,8 +352,9 @@ class Context:
             "blocking": blocking, "device": -1, "account": account.get(), **primitive,
         })
         if tensors:
-            if any(view.placement is not placement for view in tensors):
-                raise ValueError(f"the tensors of '{name}' lie on different devices: move them to one")
+            for view in tensors:
+                if view.placement is not placement:
+                    raise ValueError(f"the tensors of '{name}' lie on different devices: move them to one")
             array = tensor_array(tensors)
             args.tensors = array[0]
         if splits is not None:

@@ -161,7 +161,10 @@ def message_of(error: Any) -> str:
 
 def tensor_array(tensors: Sequence[TensorView]) -> tuple[Any, Any]:
     """The native array over `tensors`, and what must live as long as it."""
-    shapes = ffi.new(_INT64S, [d for view in tensors for d in view.shape] or 1)
+    dims: list[int] = []
+    for view in tensors:
+        dims += view.shape
+    shapes = ffi.new(_INT64S, dims or 1)
     at = int(ffi.cast(UINTPTR, shapes))
     fields: list[int] = []
     for view in tensors:

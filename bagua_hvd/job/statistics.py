@@ -194,6 +194,13 @@ def record(algorithm_name: str) -> AlgorithmStatistics:
                                                                                    AlgorithmStatistics())
 
 
+def counter_of(algorithm_name: str) -> tuple[AlgorithmStatistics, int]:
+    """The record() of an algorithm and the account of what it posts; both until the next init()."""
+    counter = record(algorithm_name)
+    number = list(runtime.algorithms).index(algorithm_name) + 1
+    return counter, number if number < ACCOUNTS else 0
+
+
 class counted:
     """Within it, what this thread posts is communication of this algorithm: on the account of its place among them.
 
@@ -203,9 +210,7 @@ class counted:
     __slots__ = ("_number", "_token")
 
     def __init__(self, algorithm_name: str) -> None:
-        record(algorithm_name)
-        number = list(runtime.algorithms).index(algorithm_name) + 1
-        self._number = number if number < ACCOUNTS else 0
+        self._number = counter_of(algorithm_name)[1]
 
     def __enter__(self) -> None:
         self._token = account.set(self._number)

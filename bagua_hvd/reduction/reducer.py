@@ -27,8 +27,10 @@ import warnings
 from contextlib import contextmanager, suppress
 from time import perf_counter_ns
 
+from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.core import native, variables
+from bagua_hvd.core.context import account
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job import statistics
 from bagua_hvd.job.runtime import runtime
@@ -60,8 +62,14 @@ def _counted(method):
     """What a Reducer's method posts, or goes on with, counts as its algorithm's: see hvd.statistics()."""
     @functools.wraps(method)
     def on_account(self, *arguments):
-        with statistics.counted(type(self.algorithm).__name__):
+        if self._counts_since != runtime.inits:
+            self._counts_since = runtime.inits
+            self._counter, self._account = statistics.counter_of(type(self.algorithm).__name__)
+        token = account.set(self._account)
+        try:
             return method(self, *arguments)
+        finally:
+            account.reset(token)
 
     return on_account
 
@@ -125,6 +133,11 @@ class Reducer:
         self.algorithm = algorithm
         self.group = group
         self.synchronizations = 0
+        self._counts_since = None   # runtime.inits when there were these
+        self._counter, self._account = statistics.AlgorithmStatistics(), 0
+        # Hooks of the algorithm's own; the others do nothing, and are not called.
+        self._has = {name for name in ("gradients_travel", "backward_begins", "takes")
+                     if getattr(type(algorithm), name) is not getattr(Algorithm, name)}
         self.accumulating = False
         self._source = source
         self._passes = passes
@@ -208,7 +221,7 @@ class Reducer:
         self._passes_left = self._passes
         self._ready_now = [False] * len(self._layout.members)
         self._placed = [False] * len(self._layout.members)
-        self._unposted = list(self.buckets)
+        self._unposted = list(self.model.gradients)
         self._advancing = []        # operations that have advance(), see algorithms/exchange.py
         if not self.model.delay:
             self._forget_operations()
@@ -217,7 +230,7 @@ class Reducer:
 
     def _forget_operations(self):
         self._operations = {}
-        for bucket in self.buckets:
+        for bucket in self.model.gradients:
             bucket.clear()
 
     @contextmanager
@@ -279,13 +292,12 @@ class Reducer:
         if self.model.delay and self.model.continues:
             raise ValueError(ADDED_TO_LATE)
         if not self._begun:
-            self._begun = True
             self.model.pending = {}
-            self._travel = self.algorithm.gradients_travel(self.model)
+        self._travel = "gradients_travel" not in self._has or self.algorithm.gradients_travel(self.model)
+        if not self._begun and "backward_begins" in self._has:
             self.model.hook = "backward_begins"
             self.algorithm.backward_begins(self.model)
-        else:
-            self._travel = self.algorithm.gradients_travel(self.model)
+        self._begun = True
         self.model.hook = "communicate"
         if self.model.window and self._travel and not self.model.delay:
             self._layout.name_buckets(".again")
@@ -362,13 +374,13 @@ class Reducer:
         if bucket.members:
             if self.model.delay:
                 self._exchange_for_late(bucket)
-            self._statistics().gradient_bytes += bucket.count * native.dtype_size(bucket.dtype)
-            if self.algorithm.takes(bucket.dtype):
+            self._counter.gradient_bytes += bucket.nbytes
+            if "takes" not in self._has or self.algorithm.takes(bucket.dtype):
                 operation = self.algorithm.communicate(bucket, self.group)
             else:
                 self._note(f"buckets such as {bucket.name}", "go by gradient_allreduce for their dtype")
                 operation = c_fp_s(bucket, self.group, average=self.algorithm.average)
-            self._operations[self.buckets.index(bucket)] = operation
+            self._operations[self.model.gradients.index(bucket)] = operation
             if self._advancing:
                 self._advance()
             if hasattr(operation, "advance"):
@@ -418,7 +430,8 @@ class Reducer:
         if self.synchronized or self.accumulating or self._failure is not None or self._sent:
             return
         try:
-            self.arrive()
+            if self._travelling is not None:
+                self.arrive()
             self._post_rest()
             if self.model.delay:
                 self._sent = True
@@ -592,17 +605,14 @@ class Reducer:
         self.model.hook = None
         self.model.stepped()
         runtime.steps += 1
-        self._statistics().steps += 1
+        self._counter.steps += 1
         self._exposed(started)
         if not self.model.cut_by_user and self._layout.resize(self.algorithm.bucket_bytes(self.model)):
             self._unposted = list(self.buckets)
 
-    def _statistics(self):
-        return statistics.record(type(self.algorithm).__name__)
-
     def _exposed(self, started):
         """The caller has waited since `started`."""
-        self._statistics().exposed_ms += (perf_counter_ns() - started) / 1e6
+        self._counter.exposed_ms += (perf_counter_ns() - started) / 1e6
 
     def cleared(self):
         """The gradients have been zeroed: they are no longer those that were communicated."""

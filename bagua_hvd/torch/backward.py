@@ -51,10 +51,6 @@ def _outer_pass():
     return passes > 1, None
 
 
-def _nothing():
-    return None
-
-
 class _End:
     """What the engine calls when a pass ends. Only the engine holds it: it dies with a pass that fails.
 
@@ -90,7 +86,7 @@ class Backward:
         self._source = source
         self._wait_in_step = wait_in_step
         self._frozen = frozen
-        self._end: Callable[[], Any] = _nothing         # of the pass under way: a weak reference
+        self._end: Callable[[], Any] | None = None      # of the pass under way: a weak reference
         # Of Backwards with hooks on parameters of this one the name of one of those.
         self._others: weakref.WeakKeyDictionary[Backward, str] = weakref.WeakKeyDictionary()
         self.register(0)
@@ -143,7 +139,7 @@ class Backward:
     def _after_accumulation(self, index):
         @uncompiled
         def gradient_accumulated(parameter):
-            end = self._end() or self._await_end()
+            end = (None if self._end is None else self._end()) or self._await_end()
             if end is not None:
                 end.gradient_ready(index, _graph_task() == end.task)
 
@@ -170,7 +166,7 @@ class Backward:
 
     def pass_ended(self, within, node):
         """Called by the engine, within the pass. within, node: see _outer_pass()."""
-        self._end = _nothing
+        self._end = None
         reducer = self._reducer()
         if reducer is None:
             return
@@ -188,7 +184,7 @@ class Backward:
         def goes_on(_):
             for handle in handles:
                 handle.remove()
-            if self._end() is None:
+            if self._end is None or self._end() is None:
                 self._await_end()
 
         following = [function for function, _ in node.next_functions if function] if node is not None else []
@@ -199,7 +195,8 @@ class Backward:
         reducer = self._reducer()
         if reducer is not None:
             reducer.synchronize()
-            self.take_in_unfrozen()
+            if self._frozen:
+                self.take_in_unfrozen()
 
     def take_in_unfrozen(self):
         """Lets parameters take part that were frozen and now require a gradient. All ranks have unfrozen the same ones.
@@ -225,16 +222,18 @@ class Backward:
 
 @uncompiled
 def _complete():
-    backwards = _ended.__dict__.pop("backwards", ())
-    reducers = [backward._reducer() for backward in backwards]
-    places = sorted((reducer.group.process_set_id, reducer.number, place)
-                    for place, reducer in enumerate(reducers) if reducer is not None)
+    ended = []
+    for backward in _ended.__dict__.pop("backwards", ()):
+        reducer = backward._reducer()
+        if reducer is not None:
+            ended.append((reducer.group.process_set_id, reducer.number, len(ended), reducer, backward))
+    ended.sort()
     failure = None
-    for *_, place in places:
-        reducers[place].post()
-    for *_, place in places:
+    for *_, reducer, _backward in ended:
+        reducer.post()
+    for *_, backward in ended:
         try:
-            backwards[place].complete()
+            backward.complete()
         except Exception as error:
             failure = failure or error
     if failure is not None:

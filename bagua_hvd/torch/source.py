@@ -278,8 +278,11 @@ class TorchSource(Source):
             elif reduced is not parameter.grad:
                 parameter.grad.copy_(reduced)
         self._untouched.clear()     # the core writes no versions: zeros may hold what other ranks have sent
-        parameter = next((parameter for parameter in self.parameters if parameter.grad is not None), None)
-        self._reduced = None if parameter is None else (parameter, weakref.ref(parameter.grad))
+        self._reduced = None
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                self._reduced = parameter, weakref.ref(parameter.grad)
+                break
         if self.op == Sum:
             self._sums = {index: weakref.ref(parameter.grad) for index, parameter in enumerate(self.parameters)
                           if parameter.grad is not None}

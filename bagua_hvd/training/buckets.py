@@ -62,24 +62,28 @@ class Bucket:
         self.state = State(name)
         self._workspaces: dict[Any, np.ndarray] = {}
         self._members_count = sum(member.count for member in members.values())
+        self._members_nbytes = sum(member.nbytes for member in members.values())
         self.clear()
 
     def clear(self) -> None:
         """Lets go of the views: a new step."""
         self._views: dict[int, TensorView | None] = dict.fromkeys(self.members)
         self.missing = len(self._views)
-        self._reshaped = False      # a view has another shape than its member, by compression
+        self._reshaped = False      # a view has another shape or dtype than its member, by compression
 
     def place(self, index: int, view: TensorView) -> None:
         """The tensor of member `index` in this step."""
         self._views[index] = view
         self.missing -= 1
-        if view.shape != self.members[index].shape:
+        member = self.members[index]
+        if view.shape != member.shape or view.dtype != member.dtype:
             self._reshaped = True
 
     def remove(self, index: int) -> None:
         """Takes a member out for good; it must not have been placed in this step."""
-        self._members_count -= self.members.pop(index).count
+        member = self.members.pop(index)
+        self._members_count -= member.count
+        self._members_nbytes -= member.nbytes
         del self._views[index]
         self.missing -= 1
 
@@ -178,6 +182,11 @@ class Bucket:
             member.count if (view := self._views[index]) is None else math.prod(view.shape)
             for index, member in self.members.items()
         )
+
+    @property
+    def nbytes(self) -> int:
+        """Of what travels, before an algorithm encodes it."""
+        return self.count * native.dtype_size(self.dtype) if self._reshaped else self._members_nbytes
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {[member.name for member in self.members.values()]})"

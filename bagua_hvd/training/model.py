@@ -146,9 +146,9 @@ class Model:
 
     def _follow_scale(self) -> None:
         """Brings what is kept of gradients to the unit that they have now."""
-        states = self._states_of_gradients()
-        scale = self.source.loss_scale() if any(any(state.kinds()) for state in states) else None
-        if scale is None:
+        scale = self.source.loss_scale()
+        states = [] if scale is None else self._states_of_gradients()
+        if scale is None or not any(any(state.kinds()) for state in states):
             return
         before = self._loss_scale or 1.0
         if scale != before:
