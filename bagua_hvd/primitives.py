@@ -402,4 +402,4 @@ def push(values: np.ndarray, group: ProcessSet, peers: Sequence[int], name: str)
     rows: np.ndarray = np.repeat(values[None], len(peers), axis=0)
     view = vectors.array_view(rows)._replace(dst=0)
     splits = [int(peer in peers) for peer in range(size)]
-    return Pushed((runtime.context or context()).post(native.ALLTOALL, name, [view], process_set=_id(group), splits=splits), rows)
+    return Pushed(context().post(native.ALLTOALL, name, [view], process_set=_id(group), splits=splits), rows)

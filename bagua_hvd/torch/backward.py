@@ -222,7 +222,7 @@ class Backward:
 
 @uncompiled
 def _complete():
-    ended = []
+    ended: list[tuple[int, int, int, Any, Backward]] = []
     for backward in _ended.__dict__.pop("backwards", ()):
         reducer = backward._reducer()
         if reducer is not None:

@@ -90,7 +90,7 @@ def compiled(algorithm):
         np.testing.assert_allclose(found, eager, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("algorithm", ["GradientAllreduce", pytest.param("QAdam", marks=pytest.mark.long)])
+@pytest.mark.parametrize("algorithm", ["GradientAllReduce", pytest.param("QAdam", marks=pytest.mark.long)])
 def test_compiled(run_ranks, algorithm):
     run_ranks(2, compiled, arguments={"algorithm": algorithm}, **BACKEND)
 

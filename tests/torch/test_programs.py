@@ -118,6 +118,11 @@ def draw_program(seed, n):
         if t and draw.random() < 0.15:
             step["add"] = [draw.randrange(len(optimizers))]
         steps.append(step)
+    # What an algorithm keeps is known by names, and refused where a parameter of it is frozen or has another one.
+    changes = any(p["frozen"] for p in parameters) or any(s["freeze"] or s["unfreeze"] or s["add"] for s in steps)
+    if changes and any(each["algorithm"] != "gradient_allreduce" or each["delay"] for each in optimizers):
+        for step in steps:
+            step["reload"] = step["reload"] and "same"
     return {"seed": seed, "n": n, "optimizers": optimizers, "parameters": parameters, "steps": steps, "scaled": scaled,
             "dtypes": dtypes}
 
