@@ -99,7 +99,8 @@ def draw_program(seed, n):
         for each in optimizers:
             each["passes"] = 1 if any(other["delay"] for other in optimizers) else optimizers[0]["passes"]
     # A rank without a batch communicates in step(): one optimizer's weights, while others wait for another's gradients.
-    may_idle = n > 1 and not scaled and len({(each["passes"], each["local"]) for each in optimizers}) == 1
+    kinds = {(each["passes"], each["local"], each["wait_in_step"]) for each in optimizers}
+    may_idle = n > 1 and not scaled and len(kinds) == 1
     steps = []
     for t in range(draw.randrange(3, 7)):
         kind = "window" if once else draw.choice(("window", "window", "part", "several", "no_sync"))
