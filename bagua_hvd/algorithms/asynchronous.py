@@ -5,8 +5,7 @@ weights. While it is on its way training goes on. After the first step that find
 
     x_i += A(s)_i - s_i
 
-so that the local steps made in between are kept. What A is, each algorithm says in a file of its own: async_mean.py,
-async_low_precision.py, async_decentralized.py, async_low_precision_decentralized.py. Here is when rounds begin and end.
+so that the local steps made in between are kept. What A is, async_average.py says; here is when rounds begin and end.
 
 Snapshot and addition are made by the thread that trains, between a step and the next forward pass: weights never
 change between forward and backward, a forward pass without a backward pass is nothing special, and there is no lock.

@@ -195,6 +195,17 @@ def without_loss(bucket: Bucket) -> Codec:
 
 
 _registry: dict[str, type[Algorithm]] = {}
+# What a first page shows, the mildest first.
+_MENU = ("auto", "gradient_allreduce", "bytegrad", "rotated", "powersgd", "onebit_adam", "diloco", "async")
+_RESEARCH = ("lamb", "local_adam", "push_sum", "terngrad", "zero_one_adam")
+# Names of earlier versions, and what has taken their place.
+_RETIRED = {
+    "acco": 'gradient_allreduce with delay=1', "dion": '"powersgd"', "ef_signsgd": '"doublesqueeze"',
+    "onebit_lamb": '"onebit_adam"', "onebit_adam_published": "OneBitAdam(published=True)",
+    "qsgd": "ByteGrad(codec=codecs.qsgd())", "async_decentralized": 'Async("shift_one")',
+    "async_low_precision": "Async(codec=codecs.minmax_uint8)",
+    "async_low_precision_decentralized": 'Async("ring", codec=codecs.minmax_uint8)',
+}
 
 
 def register(name: str, cls: type[Algorithm]) -> None:
@@ -214,6 +225,22 @@ def names() -> list[str]:
     return sorted(_registry)
 
 
+def menu() -> list[str]:
+    """The names to choose from first, the mildest first."""
+    return [name for name in _MENU if name in _registry]
+
+
+def _unknown(name: str) -> ValueError:
+    if name in _RETIRED:
+        return ValueError(f"the algorithm {name!r} is gone: use {_RETIRED[name]}")
+    if name in _RESEARCH:
+        return ValueError(f"the algorithm {name!r} is known after `import bagua_hvd.algorithms.research`, which says "
+                          "what to use instead")
+    close = difflib.get_close_matches(name, names(), n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return ValueError(f"unknown algorithm {name!r}.{hint} Known: {', '.join(names())}.")
+
+
 def get(algorithm: object, **arguments: Any) -> Algorithm:
     """The Algorithm meant by a registered name, a class or an instance.
 
@@ -227,9 +254,7 @@ def get(algorithm: object, **arguments: Any) -> Algorithm:
         return algorithm
     if isinstance(algorithm, str):
         if algorithm not in _registry:
-            close = difflib.get_close_matches(algorithm, names(), n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"unknown algorithm {algorithm!r}.{hint} Known: {', '.join(names())}.")
+            raise _unknown(algorithm)
         algorithm = _registry[algorithm]
     if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
         return algorithm(**arguments)

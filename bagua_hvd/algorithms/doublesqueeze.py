@@ -2,30 +2,101 @@
 
 Rank i of n holds the bucket g_i, its error e_i, and the error f_k of the chunk k that it owns (k = i):
 
-    v_i = g_i + e_i                             e_i <- v_i - D(Q(v_i))
+    m_i <- mu m_i + g_i                         mu = 0: the gradient itself
+    v_i = m_i + e_i                             e_i <- v_i - D(Q(v_i))
     u   = mean_i D(Q(v_i))[k] + f_k             f_k <- u - D(Q(u))
-    g   = concat_k D(Q(u))
+    g   = concat_k D(Q(u))                      in exact steps (exact_steps.py): g = mean_i m_i
 
-What is lost in one step is sent in the next ones, so biased codecs such as sign converge, too.
+What is lost in one step is sent in the next ones, so biased codecs such as sign converge, too. With mu > 0 leave the
+optimizer's own momentum out: momentum before the codec smooths what is encoded, after it adds up the codec's noise.
+
+Codecs that let whole elements wait (top-k) empty their errors in every other exact step after the warm-up:
+
+    g   = mean_i v_i,  e_i <- 0                 which says nothing of Adam's variance: exact() leaves such steps out
 
 Wire: two codes of N (n-1)/n elements; with sign N/4 bytes.
 State: 4 (N + N/n) bytes, with momentum 4 N more; in the optimizer's state_dict.
 Source: Tang et al., arXiv:1905.05957.
 """
-from bagua_hvd.algorithms.error_feedback import ErrorFeedback
+from typing import Any
+
+import numpy as np
+
+from bagua_hvd.algorithms.base import Safety, error_state, without_loss
+from bagua_hvd.algorithms.exact_steps import ExactSteps, codec_for, count, is_exact, mean_of_gradients
 from bagua_hvd.codecs import Codec
-from bagua_hvd.primitives import sign
+from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.primitives import c_lp_s, sign
+from bagua_hvd.training.buckets import Bucket
+from bagua_hvd.training.model import Model
+from bagua_hvd.tuning.cost import Cost, Ranks, coded
 
 
-class DoubleSqueeze(ErrorFeedback):
-    """Averages gradients through any codec, with error feedback on both passes.
+class DoubleSqueeze(ExactSteps):
+    """Averages gradients through a codec, and sends what it lost in the next step.
 
     Args:
-        codec: of bagua_hvd.primitives; sign: one bit for each element.
-        momentum, warmup_steps, average, hierarchical, kappa: see ErrorFeedback.
+        codec: of bagua_hvd.codecs; sign: one bit for each element.
+        momentum: mu, 0 <= mu < 1.
+        warmup_steps, kappa: see ExactSteps.
+        average: False for the sum.
+        hierarchical: full precision within hosts, codes between them.
     """
 
-    def __init__(self, codec: Codec = sign, momentum: float = 0.0, warmup_steps: float = 0,
-                 average: bool = True, hierarchical: bool = False, kappa: int | None = None) -> None:
-        super().__init__(codec, "scatter_gather", momentum, warmup_steps, average, hierarchical,
-                         kappa)
+    safety = Safety.E2
+    remembers_gradients = True
+    empties_errors = False
+    exchange: Any = "scatter_gather"        # of c_lp_s()
+
+    def __init__(self, codec: Codec = sign, momentum: float = 0.0, warmup_steps: float = 0, average: bool = True,
+                 hierarchical: bool = False, kappa: int | None = None) -> None:
+        super().__init__(warmup_steps, kappa)
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum={momentum!r}: expected 0 <= momentum < 1")
+        self.codec = codec
+        self.momentum = momentum
+        self.average = average
+        self.hierarchical = hierarchical
+
+    @property
+    def runs_alone(self) -> bool:
+        return self.momentum > 0
+
+    def takes(self, dtype: int) -> bool:
+        return self.codec.takes(dtype)
+
+    def exact(self, model: Model | None) -> bool:
+        return super().exact(model) and not self.empties(model)
+
+    def empties(self, model: Model | None) -> bool:
+        """Whether this step sends, beside gradients, all that codes have withheld; the same on all ranks."""
+        return (self.empties_errors and model is not None and model.step >= self.warmup_steps
+                and is_exact(model.step, self.kappa) and count(model.step, self.kappa) % 2 == 0)
+
+    def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
+        if self.empties(bucket.model):
+            return self._by(codec_for(bucket) or without_loss(bucket), "scatter_gather", bucket, group)
+        return self._by(self.codec, self.exchange, bucket, group)
+
+    def leave(self, bucket: Bucket, group: ProcessSet) -> Any:
+        return self._by(without_loss(bucket), "scatter_gather", bucket, group)
+
+    def cost(self, elements: int, dtype: int, ranks: Ranks) -> Cost:
+        return coded(self.codec, elements, dtype, ranks, self.hierarchical, self.exchange, error_feedback=True)
+
+    def _by(self, codec: Codec, exchange: Any, bucket: Bucket, group: ProcessSet) -> Any:
+        if self.momentum:
+            gradient = bucket.read()
+            m = bucket.state.zeros_like("momentum", gradient, scaled=True)
+            # A further pass before the step has added its gradients to the mean of what was sent: to mean_i m_i.
+            moved = gradient if bucket.model and bucket.model.continues else self.momentum * m + gradient
+            bucket.write(moved)
+            if np.isfinite(moved).all():        # or it would stay so, when loss scaling has skipped the step
+                m[:] = moved
+        if self.exact(bucket.model):
+            return mean_of_gradients(bucket, group, self.average)
+        error = error_state(bucket, group, self.hierarchical)
+        return c_lp_s(
+            bucket, group, codec=codec, error=error, average=self.average,
+            exchange=exchange, hierarchical=self.hierarchical, seed=bucket.seed(bucket.step),
+        )

@@ -1,22 +1,45 @@
 """1-bit Adam: Adam whose momentum travels as one bit per element, with error feedback, once its variance has settled.
 
-As published (onebit_adam_published.py), but what travels is the momentum in units of the step that it makes,
-p = sqrt(v) + eps:
+As QAdam (qadam.py), but with 1 bit, and with errors e_i, and f_k of the chunk k = i. What travels is the momentum in
+units of the step that it makes, p = sqrt(v) + eps:
 
     u = C_LP_S(m_i / p; sign_rms, e_i, f_k)     D(Q(u)) = (||u||_2 / sqrt(N)) sign(u), in both passes with its error
     m = p u
 
 Wire after the warm-up: N/4 (n-1)/n bytes per rank.
 State: 4 (N + N/n) bytes of errors.
-Source: Tang et al., arXiv:2102.02888. Differs: there m itself is encoded (u = m). One scale for all elements then
-gives those of small v, whose m is small, a large m and an even larger m / sqrt(v): training diverges unless v is
-nowhere small, which takes very long warm-ups. v is frozen and equal on all ranks, so dividing by p changes nothing
-else. Bias corrections as in QAdam, so that steps do not jump where v is frozen.
+Source: Tang et al., arXiv:2102.02888, algorithm 1. Differs: there m itself is encoded (published=True). One scale for
+all elements then gives those of small v a momentum that is too large, and training diverges unless v is nowhere small,
+which takes very long warm-ups. v is frozen and equal on all ranks, so dividing by p changes nothing else. Bias
+corrections as in QAdam; one scale for a bucket; m is 0 where v is; steps are bounded as there.
 """
-from bagua_hvd.algorithms.onebit_adam_published import OneBitAdamPublished
+import numpy as np
+
+from bagua_hvd.algorithms.base import error_state
+from bagua_hvd.algorithms.qadam import QAdam
+from bagua_hvd.primitives import c_lp_s, sign_rms
+from bagua_hvd.training.buckets import Bucket
+from bagua_hvd.training.source import Pending
 
 
-class OneBitAdam(OneBitAdamPublished):
-    """Adam with 1-bit steps; optimizers and arguments as for QAdam."""
+class OneBitAdam(QAdam):
+    """Adam with 1-bit steps; optimizers as for QAdam.
 
-    in_steps = True
+    Args:
+        published: encode the momentum itself.
+        hierarchical, warmup_steps, bounded: see QAdam.
+    """
+
+    codec = sign_rms
+
+    def __init__(self, hierarchical: bool = False, warmup_steps: int | None = None, bounded: bool = True,
+                 published: bool = False) -> None:
+        super().__init__(hierarchical, warmup_steps, bounded)
+        self.in_steps = not published
+
+    def exchange(self, bucket: Bucket, m: np.ndarray) -> Pending:
+        group = bucket.model.group
+        return c_lp_s(
+            m, group, codec=self.codec, name=bucket.name, hierarchical=self.hierarchical,
+            error=error_state(bucket, group, self.hierarchical, scaled=False),
+        )

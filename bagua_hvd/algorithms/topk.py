@@ -13,22 +13,22 @@ Wire: (n-1) k (8 bytes: index and value) per rank; with ratio 0.01 a fiftieth of
 State: 4 N bytes.
 Source: Aji and Heafield, arXiv:1704.05021; Stich et al., arXiv:1809.07599.
 """
-from bagua_hvd.algorithms.error_feedback import ErrorFeedback
+from bagua_hvd.algorithms.doublesqueeze import DoubleSqueeze
 from bagua_hvd.primitives import topk
 
 
-class TopK(ErrorFeedback):
+class TopK(DoubleSqueeze):
     """Averages the largest gradients, and remembers the others.
 
     Args:
         ratio: k / N, 0 < ratio <= 1; at least one element of each bucket travels.
         bits: of a value, 2; None: values as they are.
-        momentum, warmup_steps, average, hierarchical, kappa: see ErrorFeedback.
+        momentum, warmup_steps, average, hierarchical, kappa: see DoubleSqueeze.
     """
 
     empties_errors = True
+    exchange = "allgather"      # every rank adds up all codes: nothing is encoded twice
 
     def __init__(self, ratio: float = 0.03, momentum: float = 0.0, warmup_steps: float = 0, average: bool = True,
                  hierarchical: bool = False, bits: int | None = None, kappa: int | None = None) -> None:
-        super().__init__(topk(ratio, bits), "allgather", momentum, warmup_steps, average, hierarchical,
-                         kappa)
+        super().__init__(topk(ratio, bits), momentum, warmup_steps, average, hierarchical, kappa)

@@ -74,17 +74,8 @@ class Sends(NamedTuple):
     period: int = 1
 
 
-class Factors(NamedTuple):
-    """Of a model. thin: rows and columns of all matrices; quarter: elements of what Dion averages, of a quarter of
-    their ranks."""
-
-    thin: float = 0.0
-    quarter: float = 0.0
-
-
-def sends(way: str, n: int, count: float, factors: tuple[float, float] = (0, 0)) -> Sends:
-    """factors: see Factors. Raises KeyError: an unknown way."""
-    thin, quarter = factors
+def sends(way: str, n: int, count: float, thin: float = 0) -> Sends:
+    """thin: rows and columns of all matrices. Raises KeyError: an unknown way."""
     part, log, ring = (n - 1) / n, max(1, math.ceil(math.log2(n))), min(2, n - 1)
     exact = 8 * count * part
     known = {
@@ -92,16 +83,11 @@ def sends(way: str, n: int, count: float, factors: tuple[float, float] = (0, 0))
         **{name: Sends(exact, 2 * log) for name in ("ddp", "gradient_allreduce", "gradient_allreduce, Adam")},
         "ddp, fp16 hook": Sends(exact / 2, 2 * log), "ddp, PowerSGD hook": Sends(8 * part * 4 * thin, 4 * log, STEP),
         "bytegrad": Sends(exact / 4, 2), "bytegrad, delay": Sends(exact / 4, 2, LATE),
-        "gradient_allreduce, delay": Sends(exact, 2 * log, LATE), "qsgd": Sends(exact / 4 * (1 + 1 / 32), 2),
-        "terngrad": Sends(count / 4 * (n - 1), 1 + 2 * log), "doublesqueeze": Sends(exact / 32, 2),
-        "ef_signsgd": Sends(count / 8 * (n - 1), 1), "topk": Sends(0.08 * count * (n - 1), 1),
+        "gradient_allreduce, delay": Sends(exact, 2 * log, LATE),
+        "doublesqueeze": Sends(exact / 32, 2), "topk": Sends(0.08 * count * (n - 1), 1),
         "powersgd": Sends(8 * part * 4 * thin, 4 * log),
         "qadam": Sends(exact / 4, 2, STEP), "qadam, wait_in_step": Sends(exact / 4, 2),
         "onebit_adam": Sends(exact / 32, 2, STEP), "onebit_adam, wait_in_step": Sends(exact / 32, 2),
-        "onebit_adam_published": Sends(exact / 32, 2, STEP), "onebit_lamb": Sends(exact / 32, 2, STEP),
-        "zero_one_adam": Sends(exact / 32, 2, STEP, 16), "lamb": Sends(exact, 2 * log),
-        "acco": Sends(exact, 2 * log, LATE), "dion": Sends(8 * part * quarter, 4 * log, STEP),
-        "local_adam, 12": Sends(3 * exact, 2 * log, STEP, 12),
         **{f"bytegrad, {codec}": Sends(exact * BLOCK8, 2) for codec in ("block(8)", "float8", "float8, Adam")},
         "bytegrad, block(4)": Sends(exact * BLOCK4, 2),
         "doublesqueeze, block(4)": Sends(exact * BLOCK4, 2), "topk, 10 %": Sends(0.8 * count * (n - 1), 1),
@@ -111,10 +97,8 @@ def sends(way: str, n: int, count: float, factors: tuple[float, float] = (0, 0))
         "diloco, 16": Sends(exact, 2 * log, STEP, 16), "diloco, 8": Sends(exact, 2 * log, STEP, 8),
         # A quarter of the model in 4 bits every fourth step, or second, which may travel for one step.
         "streaming_diloco": Sends(exact * BLOCK4 / 4, 2, LATE, 4),
-        "streaming_diloco, 8": Sends(exact * BLOCK4 / 4, 2, LATE, 2), "push_sum": Sends(4 * count, 1, STEP),
-        **{name: Sends(0, 0, HIDDEN) for name in (
-            "async", "async, at once", "async_low_precision", "async_decentralized",
-            "async_low_precision_decentralized")},
+        "streaming_diloco, 8": Sends(exact * BLOCK4 / 4, 2, LATE, 2),
+        **{name: Sends(0, 0, HIDDEN) for name in ("async", "async, at once")},
     }
     return known[way]
 
@@ -134,21 +118,15 @@ def _buckets(profile: Profile, nbytes: int) -> list[tuple[int, float]]:
 
 
 @functools.cache
-def factors(profile: Profile) -> Factors:
-    """Of its matrices."""
-    thin = quarter = 0
-    for _, shape, _ in profile.gradients:
-        rows, columns = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (0, 0)
-        rank = math.ceil(min(rows, columns) / 4)
-        thin += rows + columns
-        quarter += min(math.prod(shape), rank * (rows + columns) or math.prod(shape))
-    return Factors(thin, quarter)
+def thin(profile: Profile) -> int:
+    """Rows and columns of all its matrices."""
+    return sum(shape[0] + math.prod(shape[1:]) for _, shape, _ in profile.gradients if len(shape) > 1)
 
 
 def step_s(way: str, profile: Profile, network: Network) -> float:
     """Seconds of a step."""
     n, total = network.hosts, profile.parameters
-    said = sends(way, n, total, factors(profile))
+    said = sends(way, n, total, thin(profile))
     if said.when == HIDDEN:
         return profile.computing_s
     wait = (said.rounds + 2) * network.latency_s
@@ -176,7 +154,7 @@ def _lines(profile: Profile, network: Network):
     exact = step_s("gradient_allreduce", profile, network)
     for way in WAYS:
         seconds = step_s(way, profile, network)
-        said = sends(way, network.hosts, profile.parameters, factors(profile))
+        said = sends(way, network.hosts, profile.parameters, thin(profile))
         yield way, f"{1e3 * seconds:.1f}", f"{exact / seconds:.2f}x", f"{said.nbytes / said.period / 1e6:.2f}"
 
 

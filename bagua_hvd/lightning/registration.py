@@ -1,4 +1,4 @@
-"""The names of the strategies: "bagua" and "bagua_<algorithm>", each also with its way to start processes."""
+"""The names of the strategies: "bagua", and "bagua_<algorithm>" for the menu's; each with every start method, too."""
 from bagua_hvd import algorithms
 from bagua_hvd.lightning.fabric import BaguaFabricStrategy
 from bagua_hvd.lightning.packages import of_fabric, of_pytorch
@@ -11,7 +11,7 @@ def register() -> None:
     """Registers what is not registered yet."""
     for registry, cls in ((of_pytorch("strategies").StrategyRegistry, BaguaStrategy),
                           (of_fabric("strategies").STRATEGY_REGISTRY, BaguaFabricStrategy)):
-        for algorithm in (None, *algorithms.names()):
+        for algorithm in (None, *algorithms.menu()):
             for ending, start_method in _START_METHODS.items():
                 name = f"bagua_{algorithm}{ending}" if algorithm else f"bagua{ending}"
                 if name not in registry:

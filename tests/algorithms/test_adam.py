@@ -1,11 +1,12 @@
-"""qadam, onebit_adam and onebit_adam_published against their equations.
+"""qadam and onebit_adam against their equations.
 
 In the warm-up, Adam on the mean gradient. Then, v frozen after T updates, with the weight decay of Adam (L2) in g_i:
 
     m_i = beta1 m + (1 - beta1) g_i         m = C_LP_S(m_i)
     x   = x - gamma / (1 - beta1^t) m / p, p = sqrt(v) / sqrt(1 - beta2^T) + eps    (AdamW: x -= gamma lambda x before)
 
-onebit_adam: m = p C_LP_S(m_i / p), onebit_adam_published: m = C_LP_S(m_i), both with errors. Where v = 0, m = 0.
+onebit_adam: m = p C_LP_S(m_i / p), as published: m = C_LP_S(m_i), both with errors.
+Where v = 0, m = 0.
 Unless bounded=False m_i and m are cut to (1 - beta1^t) p c, where c = max(1, (1 - beta1) / sqrt(1 - beta2)).
 """
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
-from bagua_hvd.algorithms import OneBitAdam, OneBitAdamPublished, QAdam
+from bagua_hvd.algorithms import OneBitAdam, QAdam
 from floats import assert_same_bits
 from two_levels import LAYOUTS, environments, members_of
 from workers import (
@@ -87,7 +88,7 @@ def run(algorithm, codec, feedback, make_optimizer, hosts=None, scaled=False):
                 m_i = [bound(np.where(v[at] == 0, F(0), value), p[at]) for value in m_i]
                 if feedback:
                     of_bucket = errors.of(b, n, len(at))
-                    unit = p[at] if isinstance(optimizer.algorithm, OneBitAdam) else F(1)
+                    unit = p[at] if optimizer.algorithm.in_steps else F(1)
                     m[at] = c_lp_s(codec, [value / unit for value in m_i], 0, of_bucket, hosts=hosts) * unit
                 else:
                     m[at] = c_lp_s(codec, m_i, seeds[optimizer.reducer.buckets[b].name], hosts=hosts)
@@ -124,8 +125,8 @@ def equations():
     for make in adams[::2]:
         run(OneBitAdam(warmup_steps=WARMUP), codecs.sign_rms, True, make)
         # All of a bucket have an m of the same size: where v is small it is cut.
-        assert run(OneBitAdamPublished(warmup_steps=WARMUP), codecs.sign_rms, True, make)
-        assert not run(OneBitAdamPublished(warmup_steps=WARMUP, bounded=False), codecs.sign_rms, True, make)
+        assert run(OneBitAdam(published=True, warmup_steps=WARMUP), codecs.sign_rms, True, make)
+        assert not run(OneBitAdam(published=True, warmup_steps=WARMUP, bounded=False), codecs.sign_rms, True, make)
     run("qadam", codecs.minmax_uint8, False,
         lambda model: hvd.QAdamOptimizer(model.parameters(), warmup_steps=WARMUP, **arguments))
 
@@ -143,7 +144,7 @@ def equations_under_a_loss_scale():
 
     run(QAdam(warmup_steps=WARMUP), codecs.minmax_uint8, False, adam, scaled=True)
     run(OneBitAdam(warmup_steps=WARMUP), codecs.sign_rms, True, adam, scaled=True)
-    run(OneBitAdamPublished(warmup_steps=WARMUP), codecs.sign_rms, True, adam, scaled=True)
+    run(OneBitAdam(published=True, warmup_steps=WARMUP), codecs.sign_rms, True, adam, scaled=True)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])

@@ -6,6 +6,7 @@ With sync_interval_ms=0 and max_staleness=1 a round begins after every step and 
 """
 import itertools
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
-from bagua_hvd.algorithms import Async, AsyncDecentralized, AsyncLowPrecision, AsyncLowPrecisionDecentralized
+from bagua_hvd.algorithms import Async
 from bagua_hvd.algorithms.asynchronous import NoRounds
 from two_levels import LAYOUTS, environments, means, members_of, of_host
 from workers import (
@@ -118,11 +119,12 @@ def equations():
     hvd.init()
     assert_trains_as(Async(**EVERY_STEP), rounds(to_mean), apart=True, exact=False)
     assert_trains_as(Async(warmup_steps=3, **EVERY_STEP), rounds(to_mean, 3), exact=False)
-    assert_trains_as(AsyncLowPrecision(**EVERY_STEP), rounds(to_mean_by_codes()), apart=True)
+    assert_trains_as(Async(codec=codecs.minmax_uint8, **EVERY_STEP), rounds(to_mean_by_codes()), apart=True)
     if hvd.size() > 1:          # one rank has no peer
-        assert_trains_as(AsyncLowPrecisionDecentralized(**EVERY_STEP), rounds(to_neighbours_by_codes()), apart=True)
-        assert_trains_as(AsyncDecentralized(**EVERY_STEP), rounds(to_peer), apart=True)
-        assert_trains_as(AsyncDecentralized("ring", **EVERY_STEP), rounds(to_neighbours), apart=True, exact=False)
+        assert_trains_as(Async("ring", codec=codecs.minmax_uint8, **EVERY_STEP), rounds(to_neighbours_by_codes()),
+                         apart=True)
+        assert_trains_as(Async("shift_one", **EVERY_STEP), rounds(to_peer), apart=True)
+        assert_trains_as(Async("ring", **EVERY_STEP), rounds(to_neighbours), apart=True, exact=False)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
@@ -134,11 +136,10 @@ def cases_in_two_levels(hosts):
     hvd.init()
     for make, delta, exact in [
         (lambda: Async(hierarchical=True, **EVERY_STEP), to_mean, False),
-        (lambda: AsyncLowPrecision(hierarchical=True, **EVERY_STEP), to_mean_by_codes(hosts), True),
-        (lambda: AsyncDecentralized(hierarchical=True, **EVERY_STEP), to_host(hosts), True),
-        (lambda: AsyncDecentralized("random", hierarchical=True, **EVERY_STEP), to_host(hosts, "random"), True),
+        (lambda: Async(codec=codecs.minmax_uint8, hierarchical=True, **EVERY_STEP), to_mean_by_codes(hosts), True),
+        (lambda: Async("shift_one", hierarchical=True, **EVERY_STEP), to_host(hosts), True),
+        (lambda: Async("random", hierarchical=True, **EVERY_STEP), to_host(hosts, "random"), True),
         (lambda: Async("ring", hierarchical=True, **EVERY_STEP), to_neighbour_hosts(hosts), False),
-        (lambda: AsyncLowPrecisionDecentralized(hierarchical=True, **EVERY_STEP), to_neighbours_by_codes(hosts), True),
         (lambda: Async("ring", codec=codecs.minmax_uint8, hierarchical=True, **EVERY_STEP),
          to_neighbours_by_codes(hosts), True),
     ]:
@@ -151,7 +152,8 @@ def test_equal_their_equations_between_hosts(run_ranks, letters):
               env=environments(letters, BUCKETS), timeout=110)
 
 
-KINDS = [Async, AsyncLowPrecision, AsyncDecentralized, AsyncLowPrecisionDecentralized]
+KINDS = [Async, partial(Async, codec=codecs.minmax_uint8), partial(Async, "shift_one"),
+         partial(Async, "ring", codec=codecs.minmax_uint8)]
 
 
 def wrap(model, algorithm, lr=0.25):
@@ -209,7 +211,7 @@ def preserved():
         optimizer.algorithm.abort()
         last = hvd.allgather(torch.from_numpy(flat(model))[None]).numpy()
         level = np.ptp(first) / 255
-        np.testing.assert_allclose(last.mean(0), first.mean(0), atol=level if kind is AsyncLowPrecision else 1e-5)
+        np.testing.assert_allclose(last.mean(0), first.mean(0), atol=level if kind is KINDS[1] else 1e-5)
         assert np.ptp(last, 0).max() < np.ptp(first, 0).max() / 2, kind
 
 

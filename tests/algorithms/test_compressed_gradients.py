@@ -1,6 +1,6 @@
 """Gradient averaging by codes against the equations, bit for bit.
 
-bytegrad, doublesqueeze, ef_signsgd, qsgd, rotated, terngrad, topk:
+bytegrad, doublesqueeze, rotated, terngrad, topk:
 
     v_i = g_i + e_i                     e_i <- v_i - D(Q(v_i))
     u   = mean_i D(Q(v_i)) + f          f   <- u - D(Q(u))          g = D(Q(u)), chunk by chunk
@@ -13,7 +13,8 @@ import pytest
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
-from bagua_hvd.algorithms import QSGD, ByteGrad, DoubleSqueeze, EFSignSGD, Rotated, TernGrad, TopK
+from bagua_hvd.algorithms import ByteGrad, DoubleSqueeze, Rotated, TopK
+from bagua_hvd.algorithms.research import TernGrad
 from two_levels import LAYOUTS, environments, members_of
 from workers import BUCKETS, Errors, F, assert_trains_as, by_gradients, c_lp_s, seeds
 
@@ -49,9 +50,8 @@ CASES = [
     (DoubleSqueeze, lambda: by_codes(codecs.sign, True)),
     (lambda: DoubleSqueeze(codecs.topk(0.1)), lambda: by_codes(codecs.topk(0.1), True)),
     (lambda: DoubleSqueeze(codecs.ternary), lambda: by_codes(codecs.ternary, True, seeded=True)),
-    (EFSignSGD, lambda: by_codes(codecs.sign, True, by_allgather=True)),
-    (QSGD, lambda: by_codes(codecs.qsgd(127), False, seeded=True)),
-    (lambda: QSGD(levels=4), lambda: by_codes(codecs.qsgd(4), False, seeded=True)),
+    (lambda: ByteGrad(codec=codecs.qsgd()), lambda: by_codes(codecs.qsgd(127), False, seeded=True)),
+    (lambda: ByteGrad(codec=codecs.qsgd(4)), lambda: by_codes(codecs.qsgd(4), False, seeded=True)),
     (TernGrad, lambda: terngrad(2.5)),
     (lambda: TernGrad(clip=1), lambda: terngrad(1)),
     (lambda: TernGrad(clip=30), lambda: terngrad(30)),
@@ -101,10 +101,10 @@ def cases_in_two_levels(hosts):
         (lambda: ByteGrad(hierarchical=True, error_feedback=True), codecs.minmax_uint8, True, False),
         (lambda: DoubleSqueeze(hierarchical=True), codecs.sign, True, False),
         (lambda: Rotated(3, hierarchical=True), codecs.rotated(3), False, True),
-        (lambda: QSGD(hierarchical=True), codecs.qsgd(127), False, True),
+        (lambda: ByteGrad(codec=codecs.qsgd()), codecs.qsgd(127), False, True),
     ]:
         assert_trains_as(make(), by_codes(codec, feedback, seeded, hosts=hosts))
-    for make, codec in ((EFSignSGD, codecs.sign), (TopK, codecs.topk(0.03))):
+    for make, codec in ((TopK, codecs.topk(0.03)),):
         assert_trains_as(make(hierarchical=True), by_codes(codec, True, by_allgather=True, hosts=hosts))
     assert_trains_as(TopK(0.1, bits=2, hierarchical=True), by_codes(codecs.topk(0.1, 2), True, True, True, hosts))
     assert_trains_as(TernGrad(hierarchical=True), terngrad(2.5, hosts))

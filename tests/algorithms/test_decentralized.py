@@ -11,12 +11,12 @@ import torch
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
 from bagua_hvd.algorithms import (
-    AsyncLowPrecisionDecentralized,
+    Async,
     Choco,
     Decentralized,
     LowPrecisionDecentralized,
-    PushSum,
 )
+from bagua_hvd.algorithms.research import PushSum
 from two_levels import LAYOUTS, environments, means, members_of, of_host
 from workers import BUCKETS, SGD, F, ReplicaSet, assert_trains_as, gradient, pairs, seeds
 
@@ -151,7 +151,7 @@ def drawn_together():
     wanted = hvd.allreduce(first, op=hvd.Average)
     for algorithm in (Choco(codecs.qsgd(), 0.8, hierarchical=True), PushSum(hierarchical=True),
                       LowPrecisionDecentralized(hierarchical=True), Decentralized(True, "shift_one"),
-                      AsyncLowPrecisionDecentralized(hierarchical=True, max_staleness=1)):
+                      Async("ring", codec=codecs.minmax_uint8, hierarchical=True, max_staleness=1)):
         parameter = torch.nn.Parameter(first.clone())
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.0), algorithm=algorithm)
         for _ in range(60):

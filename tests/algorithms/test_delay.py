@@ -15,7 +15,8 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms, codecs
-from bagua_hvd.algorithms import QSGD, Algorithm, ByteGrad, DoubleSqueeze, EFSignSGD, PowerSGD, TernGrad, TopK
+from bagua_hvd.algorithms import Algorithm, ByteGrad, DoubleSqueeze, PowerSGD, TopK
+from bagua_hvd.algorithms.research import TernGrad
 from bagua_hvd.torch.rank_states import with_kept
 from floats import assert_same_bits
 from workers import (
@@ -465,7 +466,7 @@ def refusals():
     hvd.init()
     parameter = torch.nn.Parameter(torch.zeros(3))
     sgd = torch.optim.SGD([parameter], lr=0.1)
-    late = [QSGD, ByteGrad, DoubleSqueeze, EFSignSGD, PowerSGD, TernGrad, TopK, algorithms.Auto,
+    late = [ByteGrad, DoubleSqueeze, PowerSGD, TernGrad, TopK, algorithms.Auto,
             algorithms.GradientAllReduce, algorithms.Rotated]
     for name in algorithms.names():
         if type(algorithms.get(name)) in late:

@@ -10,7 +10,7 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
-from bagua_hvd.algorithms import DoubleSqueeze, EFSignSGD, TopK
+from bagua_hvd.algorithms import DoubleSqueeze, TopK
 from workers import (
     BUCKETS,
     Errors,
@@ -38,7 +38,7 @@ def error_feedback(codec, mu, warmup, by_allgather):
 
 
 CASES = [
-    (DoubleSqueeze, codecs.sign, False), (EFSignSGD, codecs.sign, True),
+    (DoubleSqueeze, codecs.sign, False),
     (lambda **arguments: TopK(ratio=0.3, **arguments), codecs.topk(0.3), True),
 ]
 

@@ -10,16 +10,12 @@ import pytest
 import torch
 
 import bagua_hvd.torch as hvd
-from bagua_hvd import codecs
-from bagua_hvd.algorithms import Lamb, OneBitLamb
+from bagua_hvd.algorithms.research import Lamb
 from workers import (
     BUCKETS,
     SHAPES,
-    Errors,
     F,
     Scaled,
-    buckets_of,
-    c_lp_s,
     dyadic,
     flat,
     gradient,
@@ -31,7 +27,7 @@ from workers import start as first
 
 LR, BETA1, BETA2, EPS, DECAY = 0.01, 0.9, 0.99, 1e-8, 0.5
 C = 0.02, 1.5
-WARMUP, STEPS, BETA3, THRESHOLD, R = 4, 14, 0.8, 0.05, (0.8, 1.2)
+WARMUP, STEPS = 4, 14
 ENDS = np.cumsum([0, *map(math.prod, SHAPES)])
 TENSORS = [slice(begin, end) for begin, end in zip(ENDS, ENDS[1:], strict=False)]
 
@@ -52,57 +48,30 @@ def run(algorithm, decoupled, scaled=False):
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
     optimizer = kind(model.parameters(), lr=LR, betas=(BETA1, BETA2), eps=EPS, weight_decay=DECAY)
     optimizer = hvd.DistributedOptimizer(optimizer, algorithm=algorithm)
-    places, errors, under_scale = buckets_of(optimizer), Errors(), Scaled(model, optimizer)
+    under_scale = Scaled(model, optimizer)
     m, v = np.zeros_like(flat(model)), np.zeros_like(flat(model))
-    averages, rs, seen = [None] * len(TENSORS), [1.0] * len(TENSORS), set()
+    seen = set()
     silent = dyadic(9) < -0.8
     for t in range(STEPS):
         x = flat(model)
         gs = [np.where(silent & (t < WARMUP), F(0), gradient(i, t, dyadic(8, t)) * F(0.25 + t % 3)) for i in range(n)]
         take_step(model, optimizer, t, gs[rank], under_scale if scaled else None)
         l2 = 0 if decoupled else F(DECAY) * x
-        compressed = isinstance(algorithm, OneBitLamb) and t >= WARMUP
-        before, frozen = m, None
-        if compressed:
-            if t == WARMUP:
-                frozen_v = v.copy()
-                scales = [np.linalg.norm(m[part]) / math.sqrt(max(1, m[part].size)) for part in TENSORS]
-                units = np.concatenate([np.full(part.stop - part.start, s if s > 0 else 1, F)
-                                        for part, s in zip(TENSORS, scales, strict=True)])
-            m = np.empty_like(before)
-            for b, at in enumerate(places):
-                m_i = [F(BETA1) * before[at] + F(1 - BETA1) * (g + l2)[at] for g in gs]
-                m_i = [np.where(frozen_v[at] == 0, F(0), each) / units[at] for each in m_i]
-                m[at] = c_lp_s(codecs.sign_rms, m_i, 0, errors.of(b, n, len(at))) * units[at]
-            m[frozen_v == 0] = 0
-            g = (m - BETA1 * before.astype(float)) / (1 - BETA1)
-            frozen = denominator(frozen_v, WARMUP)
-        else:
-            g = np.mean(gs, 0, np.float64) + l2
-            m = (BETA1 * before + (1 - BETA1) * g).astype(F)
+        g = np.mean(gs, 0, np.float64) + l2
+        m = (BETA1 * m + (1 - BETA1) * g).astype(F)
         v = BETA2 * v + (1 - BETA2) * g * g
         p, wanted = denominator(v, t + 1), x.astype(float)
-        for k, part in enumerate(TENSORS):
-            u = m[part] / (1 - BETA1 ** (t + 1)) / (p if frozen is None else frozen)[part]
+        for part in TENSORS:
+            u = m[part] / (1 - BETA1 ** (t + 1)) / p[part]
             u = u + (DECAY * x[part] if decoupled else 0)
-            if compressed:
-                r = max([0, *(frozen[part] / p[part])])
-                r = min(max(r, (1 - THRESHOLD) * rs[k]), (1 + THRESHOLD) * rs[k])
-                rs[k] = min(max(r, R[0]), R[1])
-                seen.add("highest" if rs[k] == R[1] else "lowest" if rs[k] == R[0] else "between")
-                scale = rs[k] * averages[k]
-            else:
-                scale = clipped(x[part], u)
-                seen.add("c at a bound" if scale in C else "c")
-                averages[k] = scale if t == 0 else BETA3 * averages[k] + (1 - BETA3) * scale
+            scale = clipped(x[part], u)
+            seen.add("c at a bound" if scale in C else "c")
             wanted[part] -= LR * scale * u
         np.testing.assert_allclose(flat(model), wanted, rtol=2e-5, atol=2e-6 * abs(wanted).max(), err_msg=f"step {t}")
         after = of_adam(optimizer, "exp_avg")
         np.testing.assert_allclose(after, m, rtol=1e-5, atol=1e-6 * abs(m).max(), err_msg=f"step {t}")
         assert {int(state["step"]) for state in optimizer.state.values()} == {t + 1}
-        m = after
-        if not compressed:
-            v = of_adam(optimizer, "exp_avg_sq")
+        m, v = after, of_adam(optimizer, "exp_avg_sq")
     everyone = hvd.allgather(torch.from_numpy(flat(model))[None])
     assert (everyone == everyone[0]).all()
     return seen
@@ -112,9 +81,6 @@ def equations():
     hvd.init()
     for decoupled, scaled in ((False, False), (True, False), (True, True)):
         assert run(Lamb(*C), decoupled, scaled) >= {"c", "c at a bound"}
-        algorithm = OneBitLamb(warmup_steps=WARMUP, c_beta=BETA3, c_min=C[0], c_max=C[1], r_threshold=THRESHOLD,
-                               r_min=R[0], r_max=R[1])
-        assert run(algorithm, decoupled, scaled) >= {"c", "between", "highest"}
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
@@ -126,11 +92,6 @@ def test_arguments():
     for wrong in ({"c_min": 2, "c_max": 1}, {"c_min": 0}):
         with pytest.raises(ValueError, match="expected 0 < c_min <= c_max"):
             Lamb(**wrong)
-        with pytest.raises(ValueError, match="expected 0 < c_min <= c_max"):
-            OneBitLamb(**wrong)
-    for wrong in ({"r_min": 2}, {"r_max": 0.5}, {"r_threshold": 1}):
-        with pytest.raises(ValueError, match="expected 0 < r_min <= 1 <= r_max and 0 < r_threshold < 1"):
-            OneBitLamb(**wrong)
 
 
 def of_keras():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.algorithms import PushSum
+from bagua_hvd.algorithms.research import PushSum
 from bagua_hvd.primitives import push
 from two_levels import LAYOUTS, environments, members_of
 from workers import BUCKETS, SGD, F, assert_trains_as, gradient

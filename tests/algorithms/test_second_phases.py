@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.algorithms import PowerSGD, TernGrad
+from bagua_hvd.algorithms import PowerSGD
+from bagua_hvd.algorithms.research import TernGrad
 from bagua_hvd.core.context import Context
 
 LAYERS, WIDTH = 3, 32

@@ -23,7 +23,7 @@ from torch_char_lm import Transformer, characters  # noqa: E402
 
 CONTEXT, BATCH, SHOWN = 64, 32, 10
 # Made for Adam, or for their own optimizer.
-ADAM = {"dion", "lamb", "onebit_adam", "onebit_adam_published", "onebit_lamb", "qadam", "zero_one_adam"}
+ADAM = {"onebit_adam", "qadam"}
 
 
 def make_optimizer(name, model, algorithm):
@@ -40,7 +40,7 @@ def train(name, data, vocabulary, device, steps):
     """The loss of every step, as the mean over the ranks, and the seconds that all took."""
     torch.manual_seed(1)
     model = Transformer(vocabulary, CONTEXT, width=64).to(device)
-    arguments = {"warmup_steps": steps // 3} if name in ADAM - {"dion", "lamb", "zero_one_adam"} else {}
+    arguments = {"warmup_steps": steps // 3} if name in ADAM else {}
     optimizer = make_optimizer(name, model, algorithms.get(name, **arguments))
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     choice, window = torch.Generator().manual_seed(hvd.rank()), torch.arange(CONTEXT + 1)

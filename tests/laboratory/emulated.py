@@ -145,7 +145,6 @@ class _Rank:
         kind = "adam" if algorithm.uses_adam else kind
         optimizer = hvd.DistributedOptimizer(_optimizer(torch, model, pace, kind), model.named_parameters(),
                                              algorithm=algorithm, wait_in_step=early, delay=self._delay)
-        self._delay = self._delay or int(way == "acco")     # what a step has begun, the next one waits for
         return model, optimizer
 
     def _ddp(self, way, model):

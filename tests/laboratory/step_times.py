@@ -37,23 +37,19 @@ Ways = Mapping[str, tuple[str, dict, int]]
 WAYS: dict[str, tuple[str, dict, int]] = {
     "none": ("none", {}, 1), "ddp": ("ddp", {}, 1), "ddp, fp16 hook": ("ddp_fp16", {}, 1),
     "ddp, PowerSGD hook": ("ddp_powersgd", {}, 1),
-    **{name: (name, {}, 1) for name in ("gradient_allreduce", "bytegrad", "qsgd", "terngrad")},
+    **{name: (name, {}, 1) for name in ("gradient_allreduce", "bytegrad")},
     **{f"{name}, delay": (name, {"delay": 1}, 1) for name in ("gradient_allreduce", "bytegrad")},
     **{f"bytegrad, block({bits})": ("bytegrad", {"codec": ["block", bits]}, 1) for bits in (8, 4)},
     "bytegrad, float8": ("bytegrad", {"codec": ["float8"]}, 1),
     "bytegrad, float8, Adam": ("bytegrad", {"codec": ["float8"], "optimizer": "adam"}, 1),
-    **{name: (name, WARM, 1) for name in ("doublesqueeze", "ef_signsgd", "topk")},
+    **{name: (name, WARM, 1) for name in ("doublesqueeze", "topk")},
     "doublesqueeze, block(4)": ("doublesqueeze", {"codec": ["block", 4], **WARM}, 1),
     "topk, 10 %": ("topk", {"ratio": 0.1, **WARM}, 1),
     "powersgd": ("powersgd", {"rank": 4, **WARM}, 1),
     "gradient_allreduce, Adam": ("gradient_allreduce", {"optimizer": "adam"}, 1),
     "qadam": ("qadam", WARM, 1), "onebit_adam": ("onebit_adam", WARM, 1),
-    "onebit_adam_published": ("onebit_adam_published", WARM, 1),
     "qadam, wait_in_step": ("qadam", {"wait_in_step": True, **WARM}, 1),
     "onebit_adam, wait_in_step": ("onebit_adam", {"wait_in_step": True, **WARM}, 1),
-    "zero_one_adam": ("zero_one_adam", {"variance_steps": 1, "kappa": 1, "local_scaler": 1, "max_interval": 16}, 16),
-    "lamb": ("lamb", {}, 1), "onebit_lamb": ("onebit_lamb", WARM, 1), "acco": ("acco", {}, 2), "dion": ("dion", {}, 1),
-    "local_adam, 12": ("local_adam", {"communication_interval": 12, **WARM}, 12),
     "decentralized": ("decentralized", WARM, 1),
     "decentralized, shift_one": ("decentralized", {"peer_selection_mode": "shift_one", **WARM}, 1),
     "low_precision_decentralized": ("low_precision_decentralized", WARM, 1), "choco": ("choco", WARM, 1),
@@ -63,10 +59,8 @@ WAYS: dict[str, tuple[str, dict, int]] = {
     "diloco, 16": ("diloco", {"communication_interval": 16, **WARM}, 16),
     "streaming_diloco, 8": ("streaming_diloco", {"communication_interval": 8, "mixing": 0.0, **WARM}, 8),
     "streaming_diloco": ("streaming_diloco", {"communication_interval": 16, "mixing": 0.5, **WARM}, 16),
-    "push_sum": ("push_sum", WARM, 1),
     # Which have no period; but steps differ, by what arrives in them.
-    **{name: (name, {"sync_interval_ms": 100, **WARM}, 4) for name in (
-        "async", "async_low_precision", "async_decentralized", "async_low_precision_decentralized")},
+    "async": ("async", {"sync_interval_ms": 100, **WARM}, 4),
     "async, at once": ("async", {"sync_interval_ms": 0, **WARM}, 4),        # one round follows the other: the default
 }
 

@@ -1,11 +1,12 @@
 """What tests of all registered algorithms need to know of each: arguments by which a few steps show what it does."""
 from bagua_hvd import algorithms
+from bagua_hvd.algorithms import research  # noqa: F401  (registers its names)
 
 NAMES = tuple(algorithms.names())
 ASYNC = {name for name in NAMES if algorithms.get(name).asynchronous}
 ADAM = {name for name in NAMES if algorithms.get(name).uses_adam}
 # Whose gradients stay on their ranks, but for warm-ups.
-LOCAL = {name for name in NAMES if algorithms.get(name).models_differ} | {"dion", "acco"}
+LOCAL = {name for name in NAMES if algorithms.get(name).models_differ}
 ARGUMENTS = {
     "zero_one_adam": {"variance_steps": 3, "kappa": 3, "local_scaler": 2, "max_interval": 2},
     "powersgd": {"rank": 1, "warmup_steps": 0}, "diloco": {"communication_interval": 2, "outer_momentum": 0.5},

@@ -8,7 +8,8 @@ import torch.distributed as dist
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
-from bagua_hvd.algorithms import PowerSGD, TernGrad
+from bagua_hvd.algorithms import PowerSGD
+from bagua_hvd.algorithms.research import TernGrad
 from bagua_hvd.torch.distributed import Options, process_set_of
 from torch_group import start
 

@@ -14,12 +14,10 @@ from bagua_hvd.torch import ddp
 from torch_group import start
 
 BEYOND_GRADIENTS = {
-    "acco", "async", "async_decentralized", "async_low_precision", "async_low_precision_decentralized", "auto", "choco",
-    "decentralized", "diloco", "dion", "lamb", "local_adam", "local_sgd", "low_precision_decentralized", "onebit_adam",
-    "onebit_adam_published", "onebit_lamb", "push_sum", "qadam", "streaming_diloco", "zero_one_adam"}
+    "async", "auto", "choco", "decentralized", "diloco", "lamb", "local_adam", "local_sgd",
+    "low_precision_decentralized", "onebit_adam", "push_sum", "qadam", "streaming_diloco", "zero_one_adam"}
 # Whose models are equal after each step.
-APART = {"async", "async_decentralized", "async_low_precision", "async_low_precision_decentralized", "choco",
-         "decentralized", "diloco", "local_adam", "local_sgd", "push_sum", "streaming_diloco"}
+APART = {"async", "choco", "decentralized", "diloco", "local_adam", "local_sgd", "push_sum", "streaming_diloco"}
 
 
 def model(**options):

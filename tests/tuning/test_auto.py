@@ -91,14 +91,12 @@ def all_alike(training):
 
 
 def test_classes():
-    classes = {"gradient_allreduce": 0, "bytegrad": 1, "rotated": 1, "qsgd": 1, "terngrad": 1, "doublesqueeze": 2,
-               "ef_signsgd": 2, "topk": 2, "powersgd": 2, "qadam": 2, "onebit_adam": 2, "onebit_adam_published": 2,
-               "zero_one_adam": 3,
+    classes = {"gradient_allreduce": 0, "bytegrad": 1, "rotated": 1, "terngrad": 1, "doublesqueeze": 2,
+               "topk": 2, "powersgd": 2, "qadam": 2, "onebit_adam": 2, "zero_one_adam": 3,
                "decentralized": 3, "low_precision_decentralized": 3, "choco": 3, "local_sgd": 3, "diloco": 3,
-               "streaming_diloco": 3, "async": 4, "async_low_precision": 4, "async_decentralized": 4,
-               "async_low_precision_decentralized": 4,
-               "auto": 0, "lamb": 0, "onebit_lamb": 2, "dion": 2, "push_sum": 3, "local_adam": 3,
-               "acco": 2}
+               "streaming_diloco": 3, "async": 4, "auto": 0, "lamb": 0, "push_sum": 3, "local_adam": 3}
+    from bagua_hvd.algorithms import research  # noqa: F401  (its names)
+
     assert {name: algorithms.get(name).safety for name in algorithms.names()} == classes
     assert ByteGrad(error_feedback=True).safety == Safety.E2
     assert algorithms.Algorithm.safety == Safety.E4         # who says nothing
@@ -114,7 +112,7 @@ def test_what_may_be_chosen():
     assert Auto(average=False).algorithms["gradient_allreduce"].average is False
 
 
-NAMED = st.lists(st.sampled_from(["bytegrad", "qsgd", "terngrad", "doublesqueeze", "ef_signsgd", "topk",
+NAMED = st.lists(st.sampled_from(["bytegrad", "doublesqueeze", "topk",
                                   "gradient_allreduce"]), max_size=4)
 
 

@@ -7,7 +7,6 @@ LEVEL. It is named without arguments, and has no rate of its own: a user changes
 The rate of an optimizer is the one of its candidates with which gradient_allreduce has the lowest validation loss, on
 4 ranks, over the seeds TUNING, which serve nothing else; as many candidates for all.
 
-Algorithms that are an optimizer of their own (OWN_OPTIMIZERS) are compared with its exact form, and have its rate.
 """
 import inspect
 import json
@@ -32,12 +31,10 @@ TUNING = (1000,)
 RANKS = (4, 8, 16)
 EXACT_BITS = 8              # as between hosts, though ranks are on one
 SPLITS = ("iid", "skewed")
-FOR_ADAM = ("acco", "local_adam", "qadam", "onebit_adam", "onebit_adam_published", "zero_one_adam")
-# optimizer -> (exact form, those compared with it). A step's length is a part of a weight's size in LAMB and fixed in
-# Muon, so the candidates are the same for all tasks with Adam. A task that has but one rate has the second of them.
-OWN_OPTIMIZERS: dict[str, tuple[str, tuple[str, ...]]] = {"lamb": ("lamb", ("onebit_lamb",)),
-                                                          "muon": (REFERENCE, ("dion",))}
-OWN_ALGORITHMS = {name for exact, others in OWN_OPTIMIZERS.values() for name in (exact, *others)} - {REFERENCE}
+FOR_ADAM = ("qadam", "onebit_adam")
+# optimizer -> what trains with it beside exact averages: MuLoCo, arXiv:2505.23725. A step's length is fixed in Muon, so
+# the candidates are the same for all tasks with Adam. A task that has but one rate has the second of them.
+OWN_OPTIMIZERS = {"muon": ("local_sgd", "diloco", "streaming_diloco")}
 OWN_RATES = (0.01, 0.02, 0.04, 0.08)
 # name in tables -> (algorithm, arguments): beside the names alone, another form that the documentation speaks of.
 # A codec: its function in codecs, and what that is given.
@@ -53,7 +50,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 # Tasks of a question of their own, which are in no comparison of all: which rows they are for; a variant, for no other.
 OWN: dict[str, tuple[str, ...]] = {
     "long": (REFERENCE, "streaming_diloco sparing", "streaming_diloco", "async", "choco", "bytegrad", "onebit_adam",
-             "ef_signsgd", "doublesqueeze")}
+             "doublesqueeze")}
 
 
 class Cell(NamedTuple):
@@ -113,18 +110,10 @@ def optimizers(task: str) -> dict[str, tuple[float, ...]]:
     return given | dict.fromkeys(OWN_OPTIMIZERS, rates)
 
 
-def reference(optimizer: str) -> str:
-    """The row that others with this optimizer are compared with."""
-    return OWN_OPTIMIZERS[optimizer][0] if optimizer in OWN_OPTIMIZERS else REFERENCE
-
-
 def serves(algorithm: str, optimizer: str) -> bool:
     """Whether the algorithm is to go with the optimizer."""
     if optimizer in OWN_OPTIMIZERS:
-        exact, others = OWN_OPTIMIZERS[optimizer]
-        return algorithm in (exact, *others)
-    if algorithm in OWN_ALGORITHMS:
-        return False
+        return algorithm in (REFERENCE, *OWN_OPTIMIZERS[optimizer])
     return optimizer.startswith("adam") or algorithm not in FOR_ADAM
 
 
@@ -192,7 +181,7 @@ def best_rate(task: str, optimizer: str, found: Iterable[records.Record]) -> flo
 
 def tuning(tasks: Iterable[str]) -> list[Cell]:
     """The trainings that choose rates."""
-    return [Cell(task, optimizer, rate, reference(optimizer), {}, 4, "iid", seed)
+    return [Cell(task, optimizer, rate, REFERENCE, {}, 4, "iid", seed)
             for task in tasks for optimizer, rates in optimizers(task).items() if len(rates) > 1
             for rate in rates for seed in TUNING]
 
@@ -210,11 +199,11 @@ def cells(tasks: Iterable[str], names: Iterable[str], ranks: int, splits: Iterab
     for seed in seeds:
         for split in splits:
             for (task, optimizer), rate in rates.items():
-                exact = reference(optimizer)
+                exact = REFERENCE
                 others = [name for name in names
                           if name != exact and serves(meant[name][0], optimizer) and meant_for(name, task)]
                 # gradient_allreduce, which comes by itself, is no reason to train with Muon.
-                asked = exact in names and (exact != REFERENCE or optimizer not in OWN_OPTIMIZERS)
+                asked = exact in names and optimizer not in OWN_OPTIMIZERS
                 if not (others or asked) or (split == "skewed" and not TASKS[task]().classes):
                     continue
                 if rate is None:

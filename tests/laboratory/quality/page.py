@@ -43,7 +43,7 @@ def verdicts(ranks: int, split: str) -> dict[tuple[str, Key], Verdict]:
     for (row, key), mine in found.items():
         if key[0] in grid.OWN:
             continue
-        exact = grid.reference(key[1])
+        exact = grid.REFERENCE
         ratios = _ratios(mine, found.get((exact, key), {}), "test_loss")
         if ratios and row != exact:
             judged[row, key] = judge(ratios, grid.MARGIN, grid.LEVEL)
@@ -81,39 +81,33 @@ def losses(ranks: str = "4", split: str = "iid") -> str:
 
 
 def optimizers(ranks: str = "4", split: str = "iid") -> str:
-    """Of algorithms that are optimizers of their own, beside their exact forms; and these beside Adam."""
+    """Exact averages with other optimizers, beside Adam; and others with these, beside exact averages."""
     found, judged = _results(int(ranks), split), verdicts(int(ranks), split)
-    tasks = list(dict.fromkeys(key[0] for key in _keys(True) if (grid.reference(key[1]), key) in found))
+    exact = {key: seeds for (row, key), seeds in found.items() if row == grid.REFERENCE}
+    tasks = list(dict.fromkeys(task for task, optimizer in exact if optimizer in grid.OWN_OPTIMIZERS))
     if not tasks:
         return "No trainings yet."
+    adam = {task: next(key for key in _keys() if key[0] == task and key[1].startswith("adam")) for task in tasks}
     lines = []
-    for optimizer, (exact, others) in grid.OWN_OPTIMIZERS.items():
-        cells = []
-        for task in tasks:
-            adam = next(key for key in _keys() if key[0] == task and key[1].startswith("adam"))
-            ratios = _ratios(found.get((exact, (task, optimizer)), {}), found.get((grid.REFERENCE, adam), {}),
-                             "test_loss")
-            cells.append(_said(judge(ratios, grid.MARGIN, grid.LEVEL)._replace(word="within")) if ratios else "")
-        lines.append([f"{optimizer.upper() if exact == optimizer else optimizer.title()}, to Adam", *cells, ""])
-        for row in others:
-            sent = [ratio for task in tasks for ratio in _ratios(
-                found.get((row, (task, optimizer)), {}), found.get((exact, (task, optimizer)), {}), "bytes_per_step")]
-            lines.append([f"`{row}`, to {lines[-1][0].split(',')[0]}",
-                          *(_said(judged.get((row, (task, optimizer)))) for task in tasks),
-                          f"{statistics.median(sent):.2f}" if sent else ""])
-    return _table(["%", *tasks, "bytes"], lines)
+    for optimizer, others in grid.OWN_OPTIMIZERS.items():
+        ratios = [_ratios(exact.get((task, optimizer), {}), exact.get(adam[task], {}), "test_loss") for task in tasks]
+        lines.append([f"{optimizer.title()}, to Adam", *(
+            _said(judge(each, grid.MARGIN, grid.LEVEL)._replace(word="within")) if each else "" for each in ratios)])
+        lines += [[f"`{row}`, to {optimizer.title()}", *(_said(judged.get((row, (task, optimizer)))) for task in tasks)]
+                  for row in others if any((row, (task, optimizer)) in judged for task in tasks)]
+    return _table(["%", *tasks], lines)
 
 
 def seeds(task: str, ranks: str = "4", split: str = "iid") -> str:
     """Of one task, percent by which each seed's test loss is above gradient_allreduce's, and accuracy, and bytes."""
     found = _results(int(ranks), split)
-    keys = [key for key in _keys(None) if key[0] == task and (grid.reference(key[1]), key) in found]
+    keys = [key for key in _keys(None) if key[0] == task and (grid.REFERENCE, key) in found]
     lines = []
     for row in grid.rows():
         for key in keys:
-            mine, exact = found.get((row, key), {}), found[grid.reference(key[1]), key]
+            mine, exact = found.get((row, key), {}), found[grid.REFERENCE, key]
             common = sorted(mine.keys() & exact.keys())
-            if row == grid.reference(key[1]) or not common:
+            if row == grid.REFERENCE or not common:
                 continue
             above = [100 * (ratio - 1) for ratio in _ratios(mine, exact, "test_loss")]
             points = [100 * (_value(mine[seed], "test_accuracy") - _value(exact[seed], "test_accuracy"))
@@ -151,7 +145,7 @@ def missed(task: str, ranks: str = "4", split: str = "iid") -> str:
     found, words = _results(int(ranks), split), dict[str, list[str]](mean=[], seed=[])
     for row in grid.rows():
         for key in _keys(None):
-            exact = grid.reference(key[1])
+            exact = grid.REFERENCE
             ratios = _ratios(found.get((row, key), {}), found.get((exact, key), {}), "test_loss")
             if key[0] == task and ratios and row != exact:
                 if statistics.mean(ratios) > 1 + grid.MARGIN:
@@ -166,7 +160,7 @@ def reference(ranks: str = "4", split: str = "iid") -> str:
     """What the exact ones reach, with which rate, and how many seeds there are."""
     found, lines = _results(int(ranks), split), []
     for key in _keys(None):
-        if mine := found.get((grid.reference(key[1]), key)):
+        if mine := found.get((grid.REFERENCE, key)):
             each: dict[str, list[float]] = {
                 name: [_value(record, name) for record in mine.values()] for name in ("test_loss", "test_accuracy")}
             one: Any = next(iter(mine.values()))

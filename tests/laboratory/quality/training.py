@@ -8,8 +8,7 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
-from bagua_hvd.algorithms import Algorithm, Dion
-from tests.laboratory.quality.grid import OWN_ALGORITHMS
+from bagua_hvd.algorithms import Algorithm
 from tests.laboratory.quality.tasks import Task
 
 UNITS = {                       # of what train() returns
@@ -21,27 +20,27 @@ LOOKS = 12                      # at the validation data, in a training
 
 
 class Muon(torch.optim.Adam):
-    """What `dion` approximates: a matrix steps along the orthonormal one that is nearest to its momentum; Adam else.
+    """A matrix steps along the orthonormal one that is nearest to its momentum; Adam for other weights.
 
-    Which are matrices, their momentum and the length of their steps are as in Dion, named without arguments.
+    A weight is a matrix if a factorization of a quarter of its rank would have fewer elements.
     """
 
-    dion = Dion()
+    rank_fraction, momentum, scale = 0.25, 0.95, 0.2
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         matrices = {}
         for x in self.param_groups[0]["params"]:
             rows, columns = (x.shape[0], x.numel() // x.shape[0]) if x.dim() > 1 else (1, 1)
-            rank = math.ceil(self.dion.rank_fraction * min(rows, columns))
+            rank = math.ceil(self.rank_fraction * min(rows, columns))
             if rows * columns > rank * (rows + columns):
                 matrices[x], x.grad = x.grad.view(rows, columns), None
         super().step(closure)
         for x, g in matrices.items():
             momentum = self.state.setdefault(x, {"momentum": torch.zeros_like(g)})["momentum"]
-            momentum.mul_(self.dion.momentum).add_(g)
+            momentum.mul_(self.momentum).add_(g)
             u, _, v = torch.linalg.svd(momentum, full_matrices=False)
-            x.sub_(self.param_groups[0]["lr"] * self.dion.scale * math.sqrt(max(g.shape)) * (u @ v).view(x.shape))
+            x.sub_(self.param_groups[0]["lr"] * self.scale * math.sqrt(max(g.shape)) * (u @ v).view(x.shape))
             x.grad = g.view(x.shape)
 
 
@@ -85,7 +84,7 @@ def train(task: Task, optimizer_name: str, rate: float, algorithm: str | Algorit
     torch.manual_seed(seed)
     model = task.make()
     # These make steps of their own, of the user's Adam.
-    make = OPTIMIZERS["adam" if algorithm in OWN_ALGORITHMS else optimizer_name]
+    make = OPTIMIZERS[optimizer_name]
     optimizer = hvd.DistributedOptimizer(
         make(model.parameters(), rate), named_parameters=model.named_parameters(),
         algorithm=algorithms.get(algorithm, **arguments))

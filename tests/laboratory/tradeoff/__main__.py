@@ -46,7 +46,7 @@ def _predicted(options, profile):
     network = predict.Network(options.hosts, bytes_per_s(options.rate), options.delay / 1e3)
     for way in options.ways:
         milliseconds = 1e3 * predict.step_s(way, profile, network)
-        said = predict.sends(way, network.hosts, profile.parameters, predict.factors(profile))
+        said = predict.sends(way, network.hosts, profile.parameters, predict.thin(profile))
         yield way, milliseconds, milliseconds, milliseconds, said.nbytes / said.period
 
 

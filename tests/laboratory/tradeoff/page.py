@@ -13,13 +13,13 @@ from tests.laboratory import profiles, records, step_times
 from tests.laboratory.tradeoff.to_quality import is_for_adam, sooner, trainings
 
 # way -> row of the quality with the same arguments.
-WHICH = {**{name: name for name in ("bytegrad", "qsgd", "powersgd", "terngrad", "topk")}, "topk, 10 %": "topk 10 %",
-         "ef_signsgd": "ef_signsgd", "doublesqueeze": "doublesqueeze",
+WHICH = {**{name: name for name in ("bytegrad", "powersgd", "topk")}, "topk, 10 %": "topk 10 %",
+         "doublesqueeze": "doublesqueeze",
          "doublesqueeze, block(4)": "doublesqueeze block(4)",
          "qadam, wait_in_step": "qadam", "onebit_adam, wait_in_step": "onebit_adam", "decentralized": "decentralized",
          "decentralized, shift_one": "decentralized shift_one",
-         **{name: name for name in ("low_precision_decentralized", "choco", "push_sum")},
-         "local_sgd, 2": "local_sgd", "local_adam, 12": "local_adam", "diloco, 8": "diloco",
+         **{name: name for name in ("low_precision_decentralized", "choco")},
+         "local_sgd, 2": "local_sgd", "diloco, 8": "diloco",
          "streaming_diloco, 8": "streaming_diloco"}
 LATE = "gradient_allreduce, delay"
 # What BAGUA's authors have published: images per second of VGG16 over 10 Gbit/s, and seconds per epoch of BERT-Large
@@ -147,7 +147,7 @@ def bytes_sent(hosts="8", model="resnet18"):
     lines = []
     for way in step_times.WAYS:
         if way in found and way != "none":
-            said = predict.sends(way, int(hosts), profile.parameters, predict.factors(profile))
+            said = predict.sends(way, int(hosts), profile.parameters, predict.thin(profile))
             wire = f"{said.nbytes / said.period * predict.FRAMING / 1e6:.2f}" if said.nbytes else "by the clock"
             lines.append((f"`{way}`", f"{step_times.nbytes(found[way]) / 1e6:.2f}", wire))
     return report.table(("MB on the wire", "measured", "formula"), lines, left=1) if lines else "Nothing measured yet."
@@ -157,7 +157,8 @@ def _compared():
     """(record, predicted ms) of all that count, but those whose optimizer is Adam, whose arithmetic is not slept."""
     for record in records.read("step", environment={}, slow=1.0, per_host=1):
         said = record.setting
-        if step_times.why_not(record) or is_for_adam(said["way"]) or "pace" in said:
+        if (said["way"] not in step_times.WAYS or step_times.why_not(record) or is_for_adam(said["way"])
+                or "pace" in said):
             continue
         network = predict.Network(said["hosts"], bytes_per_s(said["rate"]), said["delay_ms"] / 1e3)
         yield record, 1e3 * predict.step_s(said["way"], profiles.load(said["model"]), network)
@@ -242,9 +243,9 @@ def time_to_quality(task=None):
         times = sooner(way, task=task, **place)
         return "-" if times is None else f"{times:.1f}x" if times else "never"
 
-    apart = {"gradient_allreduce", "lamb", "onebit_lamb", "dion"}      # these are other optimizers
     lines = [(f"`{way}`", *(cell(way, place) for place in places.values()), str(len(trainings(way, task))))
-             for way, (algorithm, *_) in step_times.WAYS.items() if algorithm not in apart and trainings(way, task)]
+             for way, (algorithm, *_) in step_times.WAYS.items()
+             if algorithm != "gradient_allreduce" and trainings(way, task)]
     return report.table(("", *places, "trainings"), lines, left=1) if lines else "Nothing measured yet."
 
 

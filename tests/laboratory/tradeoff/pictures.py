@@ -10,7 +10,7 @@ from tests.laboratory.tradeoff.winners import draw_map
 
 DOCS = records.ROOT / "docs"
 MAPPED = "resnet18", "vgg11", "lstm", "transformer"
-QUALITY_CURVE = ("ddp", "gradient_allreduce", "bytegrad", "terngrad", "topk", "doublesqueeze",
+QUALITY_CURVE = ("ddp", "gradient_allreduce", "bytegrad", "topk", "doublesqueeze",
                  "onebit_adam, wait_in_step", "choco", "decentralized, shift_one")
 RATES = ("100mbit", "300mbit", "1gbit", "2gbit")
 

@@ -21,8 +21,8 @@ differ much, H_v > H_m can diverge: others' momentum is divided by the variance 
 import numpy as np
 
 from bagua_hvd.algorithms.base import positive
-from bagua_hvd.algorithms.lamb import direction, preconditioner
 from bagua_hvd.algorithms.local import LocalSteps
+from bagua_hvd.algorithms.research.lamb import direction, preconditioner
 from bagua_hvd.core.context import Posted
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.training.adam import FlatAdam
