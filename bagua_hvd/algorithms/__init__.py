@@ -46,6 +46,6 @@ register("streaming_diloco", StreamingDiLoCo)
 
 __all__ = [
     "Algorithm", "Async", "Auto", "ByteGrad", "Choco", "Decentralized", "DiLoCo", "DoubleSqueeze", "GradientAllReduce",
-    "LocalSGD", "LowPrecisionDecentralized", "OneBitAdam", "PowerSGD", "QAdam", "Rotated", "Safety", "StreamingDiLoCo", "TopK",
-    "choose", "get", "menu", "names", "register",
+    "LocalSGD", "LowPrecisionDecentralized", "OneBitAdam", "PowerSGD", "QAdam", "Rotated", "Safety", "StreamingDiLoCo",
+    "TopK", "choose", "get", "menu", "names", "register",
 ]

@@ -197,7 +197,7 @@ def without_loss(bucket: Bucket) -> Codec:
 _registry: dict[str, type[Algorithm]] = {}
 # What a first page shows, the mildest first.
 _MENU = ("auto", "gradient_allreduce", "bytegrad", "rotated", "powersgd", "onebit_adam", "diloco", "async")
-_RESEARCH = ("lamb", "local_adam", "push_sum", "terngrad", "zero_one_adam")
+RESEARCH = ("lamb", "local_adam", "push_sum", "terngrad", "zero_one_adam")
 # Names of earlier versions, and what has taken their place.
 _RETIRED = {
     "acco": 'gradient_allreduce with delay=1', "dion": '"powersgd"', "ef_signsgd": '"doublesqueeze"',
@@ -233,7 +233,7 @@ def menu() -> list[str]:
 def _unknown(name: str) -> ValueError:
     if name in _RETIRED:
         return ValueError(f"the algorithm {name!r} is gone: use {_RETIRED[name]}")
-    if name in _RESEARCH:
+    if name in RESEARCH:
         return ValueError(f"the algorithm {name!r} is known after `import bagua_hvd.algorithms.research`, which says "
                           "what to use instead")
     close = difflib.get_close_matches(name, names(), n=1)

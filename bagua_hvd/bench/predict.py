@@ -18,12 +18,13 @@ from bagua_hvd.bench import report
 FRAMING = 1514 / 1448
 BUCKET_NBYTES = 10 << 20
 DDP_NBYTES = 25 << 20
-BLOCK8, BLOCK4 = (8 + 32 / 256) / 32, (4 + 32 / 256) / 32       # of float32's bytes
+BLOCK8, BLOCK4, ROTATED2 = (8 + 32 / 256) / 32, (4 + 32 / 256) / 32, (2 + 32 / 512) / 32        # of float32's bytes
 GRADIENTS, STEP, HIDDEN = "while gradients come", "after the backward pass", "beside the training"
 LATE = "until the next step's end"
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 # Those of the first page, with their defaults.
-WAYS = ("gradient_allreduce", "bytegrad", "powersgd", "onebit_adam", "diloco, 16", "streaming_diloco", "async")
+WAYS = (
+    "gradient_allreduce", "bytegrad", "rotated", "powersgd", "onebit_adam", "diloco, 16", "streaming_diloco", "async")
 COLUMNS = ("algorithm", "ms per step", "speed", "MB sent per step and rank")
 
 
@@ -89,6 +90,7 @@ def sends(way: str, n: int, count: float, thin: float = 0) -> Sends:
         "qadam": Sends(exact / 4, 2, STEP), "qadam, wait_in_step": Sends(exact / 4, 2),
         "onebit_adam": Sends(exact / 32, 2, STEP), "onebit_adam, wait_in_step": Sends(exact / 32, 2),
         **{f"bytegrad, {codec}": Sends(exact * BLOCK8, 2) for codec in ("block(8)", "float8", "float8, Adam")},
+        "rotated": Sends(exact * ROTATED2, 2),
         "bytegrad, block(4)": Sends(exact * BLOCK4, 2),
         "doublesqueeze, block(4)": Sends(exact * BLOCK4, 2), "topk, 10 %": Sends(0.8 * count * (n - 1), 1),
         "decentralized": Sends(exact, 2 * log), "decentralized, shift_one": Sends(4 * count, 1),

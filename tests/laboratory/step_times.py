@@ -37,7 +37,7 @@ Ways = Mapping[str, tuple[str, dict, int]]
 WAYS: dict[str, tuple[str, dict, int]] = {
     "none": ("none", {}, 1), "ddp": ("ddp", {}, 1), "ddp, fp16 hook": ("ddp_fp16", {}, 1),
     "ddp, PowerSGD hook": ("ddp_powersgd", {}, 1),
-    **{name: (name, {}, 1) for name in ("gradient_allreduce", "bytegrad")},
+    **{name: (name, {}, 1) for name in ("gradient_allreduce", "bytegrad", "rotated")},
     **{f"{name}, delay": (name, {"delay": 1}, 1) for name in ("gradient_allreduce", "bytegrad")},
     **{f"bytegrad, block({bits})": ("bytegrad", {"codec": ["block", bits]}, 1) for bits in (8, 4)},
     "bytegrad, float8": ("bytegrad", {"codec": ["float8"]}, 1),

@@ -38,7 +38,7 @@ def fabric(folder):
         _, theirs, _ = train(ddp(cluster_environment=ours.BaguarunEnvironment()), **options)
         _, model, _ = train("bagua", **options)
         assert torch.allclose(weights(theirs), weights(model), atol=2e-5), options
-    for name in algorithms.names():
+    for name in algorithms.menu():
         before = Model().loss(next(iter(data(64, 64)))).item()
         run, model, optimizer = train(f"bagua_{name}", 12)
         run.save(f"{folder}/{name}.ckpt", {"model": model, "optimizer": optimizer})

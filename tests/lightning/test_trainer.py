@@ -161,7 +161,7 @@ def test_two_ranks(run_ranks, function):
     run_ranks(2, function)
 
 
-@pytest.mark.parametrize("names", [SOME, pytest.param(algorithms.names(), marks=pytest.mark.long)], ids=["some", "all"])
+@pytest.mark.parametrize("names", [SOME, pytest.param(algorithms.menu(), marks=pytest.mark.long)], ids=["some", "all"])
 def test_algorithms(run_ranks, names):
     run_ranks(2, train_with, arguments={"names": list(names)})
 
