@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from bagua_hvd.algorithms.research import TernGrad
 from bagua_hvd.torch.distributed import Options
 from torch_group import start
 
@@ -84,7 +85,7 @@ def torchs_powersgd(file):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("algorithm", [None, "bytegrad", "terngrad"])
+@pytest.mark.parametrize("algorithm", [None, "bytegrad", TernGrad])
 def test_collectives_within_then(run_group, algorithm):
     run_group(2, nested, algorithm=algorithm)
 

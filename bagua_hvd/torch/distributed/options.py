@@ -44,7 +44,7 @@ class Options:
 
     Args:
         algorithm: a name, class or instance of bagua_hvd.algorithms that communicates gradients and keeps nothing
-            between two steps ("bytegrad", "qsgd", "terngrad"); others as a hook, bagua_hvd.torch.ddp.
+            between two steps ("bytegrad", "rotated"); others as a hook, bagua_hvd.torch.ddp.
         codec: of bagua_hvd.codecs, for c_lp_s(); in place of an algorithm.
         min_bytes: smaller tensors go in full precision: losses, counts, flags.
 
