@@ -5,8 +5,9 @@ but for the learning rate, which may be a variable or a schedule.
 """
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+from zlib import crc32
 
 import keras
 
@@ -60,10 +61,11 @@ def learning_rate(optimizer):
     return rate(optimizer.iterations) if callable(rate) else rate
 
 
-class HasAdam:
-    """A Source whose optimizer is served as a KerasAdam, made once.
+class KerasSource:
+    """A Source of variables of Keras, whose optimizer is served as a KerasAdam, made once.
 
     Attributes:
+        places: of the variables in the list whose gradients were given, which is the same on all ranks.
         _optimizer, _variables: weak references. _passes, _moment, _number: as KerasAdam's arguments.
     """
 
@@ -73,6 +75,10 @@ class HasAdam:
     _moment: Callable[[str, int], TensorView]
     _number: Callable[[str], float]
     _adam: Adam | None = None
+    places: Sequence[int] = ()
+
+    def fingerprint(self):
+        return crc32(repr(list(self.places)).encode()) % (2**31 - 1)
 
     def adam(self):
         optimizer = self._optimizer()

@@ -1,16 +1,7 @@
 """What the backend that Keras runs on supplies. Everything else in this folder is the same on all of them.
 
-TensorFlow's front end is built on this folder, and registers what it has for Keras; torch's lies below. A reduction is
-an object with
-
-    reduction(gradients, variables)     reduced gradients, in their order; None where there was None
-    update(apply, instead)              calls apply(), or instead() where the algorithm has updated the weights
-    stepped()                           the weights are new
-    dense(gradient)                     a gradient that can be added up
-    native(variable)                    the backend's variable behind one of Keras
-    register_local(variable)            from now on this one is not reduced
-    reset()                             forget what is pending
-    number, renumber(numbers)           see numbering.py
+TensorFlow's front end is built on this folder, and registers what it has for Keras; torch's lies below. For reductions
+see reduction.py.
 """
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -27,7 +18,7 @@ class Backend:
     Attributes:
         make_reduction: function of (options, optimizer=, passes=); see make_reduction().
         Compression: classes none and fp16.
-        shared_reductions: what beside optimizers has numbers; see numbering.py.
+        shared_reductions: what beside optimizers has numbers; see reduction.py.
         translated_errors: makes a context in which a failed collective raises HorovodInternalError.
         broadcast_global_variables: function of the root, for graphs of TensorFlow 1; None: there are none.
         wrap_legacy, load_legacy_model: wrap() and load_model() of optimizer.py for tf_keras; None: it cannot be served.
@@ -98,7 +89,7 @@ def as_written(function):
 
 
 def shared_reductions():
-    """What beside optimizers has numbers; see numbering.py."""
+    """What beside optimizers has numbers; see reduction.py."""
     return _current().shared_reductions
 
 

@@ -7,6 +7,7 @@ passes it over. There the state lies as bytes:
     tree        JSON, in UTF-8: dicts as [[key, value], ...] under "dict", bytes as their number under "bytes"
     0, 1, ...   the bytes
 """
+import functools
 import json
 from typing import Any
 
@@ -69,13 +70,10 @@ class HasDistribution:
     _settings: tuple        # what the class of the distribution is given, beside the optimizer; in the subclass
     _distribution_class: type[Any]
 
-    @property
+    @functools.cached_property      # which does not go through __setattr__, where Keras tracks what it is to save
     def distribution(self):
         """Made when first asked for, so that from_config() of the class needs to know nothing of it."""
-        if "_distribution" not in self.__dict__:
-            # Not through __setattr__, which tracks what Keras is to save.
-            self.__dict__["_distribution"] = self._distribution_class(self, *self._settings)
-        return self.__dict__["_distribution"]
+        return self._distribution_class(self, *self._settings)
 
     def algorithm_state_dict(self):
         """What the algorithm keeps on this rank, made of dicts, lists, numbers and bytes; {} when it keeps nothing."""

@@ -1,4 +1,13 @@
-"""Elastic training with Keras: the state of a model and its optimizer, and the callbacks that keep it up to date."""
+"""Elastic training: `@hvd.elastic.run` around a function of a KerasState. The loop is in job/elastic.py.
+
+    state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+
+    @hvd.elastic.run
+    def train(state):
+        model.fit(dataset, epochs=epochs - state.epoch, callbacks=[
+            hvd.elastic.UpdateBatchStateCallback(state), hvd.elastic.UpdateEpochStateCallback(state),
+            hvd.elastic.CommitStateCallback(state)])
+"""
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +20,8 @@ from bagua_hvd.core import objects
 from bagua_hvd.job import basics
 from bagua_hvd.job.elastic import ObjectState, reset, run_fn
 from bagua_hvd.reduction.numbers import share_numbers
+
+__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
 
 
 def _broadcast_object(obj):
@@ -146,19 +157,30 @@ class UpdateEpochStateCallback(Callback):
         self.state.epoch = self._offset + epoch + 1
 
 
-def run(func: Callable[..., Any]) -> Any:
-    """Decorator: `func` goes on when ranks are lost or the hosts change.
+def runs(translated: Callable[[], Any]) -> Callable[[Callable[..., Any]], Any]:
+    """A front end's decorator `run`. translated: makes a context that turns its errors into HorovodInternalError."""
 
-    Before the first call of `func` and after every change, the state is synchronized from rank 0. No collective may be
-    called before that: ranks that join later begin there.
+    def run(func: Callable[..., Any]) -> Any:
+        """Decorator: `func` goes on when ranks are lost or the hosts change.
 
-    Args:
-        func: function whose first argument is the state, such as a KerasState.
-    """
+        Before the first call of `func` and after every change, the state is synchronized from rank 0. No collective may
+        be called before that: ranks that join later begin there.
 
-    @functools.wraps(func)
-    def translated(state, *args, **kwargs):
-        with translated_errors():
-            return func(state, *args, **kwargs)
+        Args:
+            func: function whose first argument is the state, such as a KerasState.
+        Returns:
+            A function with the same arguments and result. Exceptions other than HorovodInternalError,
+            HostsUpdatedInterrupt, and the errors of the framework that a lost rank causes pass through it.
+        """
 
-    return run_fn(translated, reset)
+        @functools.wraps(func)
+        def within(state, *args, **kwargs):
+            with translated():
+                return func(state, *args, **kwargs)
+
+        return run_fn(within, reset)
+
+    return run
+
+
+run = runs(translated_errors)

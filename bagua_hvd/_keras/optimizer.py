@@ -10,7 +10,6 @@ backward passes, loss scaling, serialization under the name of the original clas
 tensorflow/tf_keras.py.
 """
 import zipfile
-from contextlib import contextmanager
 
 import keras
 from keras import ops
@@ -46,14 +45,6 @@ class _Distribution:
         self.reduced = False
         self._counter: keras.Variable | None = None
         self._sums = ByIdentity(self.reduction.native)      # by variable: what this window's passes have added up
-
-    @contextmanager
-    def applying(self):
-        self.reduced = True
-        try:
-            yield
-        finally:
-            self.reduced = False
 
     def build(self, variables):
         """Makes the variables that accumulation needs. They are no optimizer variables: a checkpoint is the class's.
@@ -119,8 +110,11 @@ class _Distribution:
         gradients = self.reduction(gradients, variables)
 
         def by_optimizer():
-            with self.applying():
+            self.reduced = True
+            try:
                 apply(gradients)
+            finally:
+                self.reduced = False
 
         def by_algorithm():
             """What else apply() does."""

@@ -1,105 +1,90 @@
 """Reduction of gradients for Keras on its torch backend: the Reducer and the torch front end, inside apply()."""
-import functools
 import weakref
 
 import torch
 
-from bagua_hvd._keras import adam
-from bagua_hvd._keras.numbering import Numbered
-from bagua_hvd._keras.torch_source import KerasTorchSource, parameter_of
-from bagua_hvd.core.identity import ByIdentity
+from bagua_hvd._keras import adam, reduction
 from bagua_hvd.job.basics import Adasum
 from bagua_hvd.reduction.reducer import Reducer
 from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.compression import Compression
+from bagua_hvd.torch.frontend import frontend
 from bagua_hvd.torch.mpi_ops import grouped_allreduce
-from bagua_hvd.training.model import Model
+from bagua_hvd.torch.source import TorchSource
 
 
-class Reduction(Numbered):
-    """See _keras/backend.py. One Reducer for each list of variables that have gradients."""
+def parameter_of(variable):
+    """torch's parameter behind a variable of Keras."""
+    return getattr(variable, "value", variable)
 
-    def __init__(self, options, optimizer, passes):
-        super().__init__()
-        self.options = options
-        self._optimizer = weakref.ref(optimizer)
+
+class KerasTorchSource(adam.KerasSource, TorchSource):
+    """Gradients and weights are torch's, the optimizer and its state are Keras'."""
+
+    def __init__(self, optimizer, passes, variables, compression, options):
+        super().__init__(optimizer, compression, options.sparse_as_dense, options.op, options.process_set)
         self._passes = passes
-        if options.algorithm is not None:
-            options.algorithm.prepare(Model("unused", adam.Unbuilt(optimizer), options.process_set, options.algorithm))
-        self._local = ByIdentity(parameter_of)
-        self._reducers = {}         # ids of parameters -> Reducer, which keeps them alive
-        self._used = None           # the Reducer of the step under way
+        self._variables = [weakref.ref(variable) for variable in variables]
 
-    native = staticmethod(parameter_of)
+    def _moment(self, which, index):
+        m, v = adam.moments(self._optimizer(), self._variables[index]())
+        tensor = parameter_of(m if which == "m" else v).detach()
+        return frontend.view(tensor, tensor)
 
-    @staticmethod
-    def dense(gradient):
-        return gradient.to_dense() if gradient.is_sparse else gradient
+    def _number(self, name):
+        optimizer = self._optimizer()
+        return float(optimizer.iterations if name == "iterations" else adam.learning_rate(optimizer))
 
-    def register_local(self, variable):
-        self._local.add(variable)
 
-    def reset(self):
-        for reducer in self._reducers.values():
-            reducer.reset()
+class Step:
+    """See Reduction; it keeps the parameters of the variables alive."""
 
-    @eager
-    def __call__(self, gradients, variables):
-        options = self.options
-        self._used = None
-        if not options.communicates:
-            return list(gradients)
-        reduced = list(gradients)
-        travelling = []
-        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            if gradient is not None and variable not in self._local:
-                travelling.append(index)
-            elif gradient is not None and options.scale_local_gradients:
-                reduced[index] = gradient / options.process_set.size()
-        if options.op == Adasum:
-            sums = grouped_allreduce([gradients[index] for index in travelling], op=Adasum)
-        else:
-            sums = self._reduce([gradients[index] for index in travelling], [variables[index] for index in travelling])
-        for index, gradient in zip(travelling, sums, strict=True):
-            reduced[index] = gradient
-        return reduced
+    def __init__(self, options, variables, optimizer, passes, number):
+        compression = Compression.none if options.compression is None else options.compression
+        self._parameters = list(map(parameter_of, variables))
+        self.source = KerasTorchSource(optimizer, passes, variables, compression, options)
+        members = [
+            self.source.add(getattr(variable, "path", f"variable.{i}"), parameter)
+            for i, (variable, parameter) in enumerate(zip(variables, self._parameters, strict=True))
+        ]
+        self.reducer = Reducer(self.source, members, options.algorithm, options.process_set, 1,
+                               options.grouped(variables, parameter_of), **options.how, number=number)
 
     @torch.no_grad()
-    def _reduce(self, gradients, variables):
-        parameters = [parameter_of(variable) for variable in variables]
-        key = tuple(map(id, parameters))
-        reducer = self._reducers.get(key)
-        if reducer is None:
-            reducer = self._reducers[key] = self.make(functools.partial(self._make_reducer, variables))
-        for parameter, gradient in zip(parameters, gradients, strict=True):
+    def exchange(self, gradients):
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
             if parameter.grad is not gradient:
                 parameter.grad = gradient.to(parameter.dtype)
-        for index in range(len(parameters)):
-            reducer.gradient_ready(index)
-        reducer.synchronize()
-        self._used = reducer
-        return [parameter.grad for parameter in parameters]
-
-    def _make_reducer(self, variables, number):
-        options = self.options
-        compression = Compression.none if options.compression is None else options.compression
-        source = KerasTorchSource(self._optimizer(), self._passes, variables, compression, options)
-        members = [
-            source.add(getattr(variable, "path", f"variable.{i}"), parameter_of(variable))
-            for i, variable in enumerate(variables)
-        ]
-        return Reducer(source, members, options.algorithm, options.process_set, 1,
-                       options.grouped(variables, parameter_of), **options.how, number=number)
-
-    @eager
-    def _updates(self):
-        """Whether the algorithm has updated the weights."""
-        return self._used is not None and self._used.step()
+        for index in range(len(gradients)):
+            self.reducer.gradient_ready(index)
+        self.reducer.synchronize()
+        return [parameter.grad for parameter in self._parameters]
 
     def update(self, apply, instead):
         (instead if self._updates() else apply)()
 
     @eager
+    def _updates(self):
+        """Whether the algorithm has updated the weights."""
+        return self.reducer.step()
+
+    @eager
     def stepped(self):
-        if self._used is not None:
-            self._used.stepped()
+        self.reducer.stepped()
+        return []
+
+
+class Reduction(reduction.Reduction):
+    """On torch. Nothing of it is compiled but what applies the gradients."""
+
+    native = staticmethod(parameter_of)
+    __call__ = eager(reduction.Reduction.__call__)
+
+    def dense(self, gradient):
+        return gradient.to_dense() if gradient.is_sparse else gradient
+
+    def _make_step(self, variables, number):
+        return Step(self.options, variables, self._optimizer(), self._passes, number)
+
+    def _adasum(self, gradients):
+        return grouped_allreduce(gradients, op=Adasum)

@@ -67,7 +67,7 @@ class GradientOptions(NamedTuple):
     @property
     def communicates(self):
         """Whether there is anything to do; decided anew when the job is."""
-        if not self.process_set.included():
+        if self.process_set is not global_process_set and not self.process_set.included():
             return False
         alone = self.algorithm is not None and self.algorithm.runs_alone
         return basics.size() > 1 or basics.runtime.options.elastic or alone

@@ -71,7 +71,7 @@ class Bridge:
             tensors: a list of dense tensors; no gradient flows through.
             indices: what put() is told for each of them; None: 0, 1, ...
         """
-        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        tensors = list(map(tf.convert_to_tensor, tensors))
         indices = range(len(tensors)) if indices is None else indices
         if not tensors:
             return []
@@ -131,13 +131,13 @@ def _message(error):
     return str(error) if plain else f"{type(error).__name__}: {error}"
 
 
-def _guarded(id, error, call):
-    """Runs call(bridge) for native code: what it raises is written to the native `error`."""
+def _run(id, error, function, *arguments):
+    """Calls a bridge's function, by its name, for native code: what it raises is written to the native `error`."""
     try:
         bridge = _bridges.get(id)
         if bridge is None:
             raise HorovodInternalError("the optimizer or tape that this graph was traced with is gone")
-        call(bridge)
+        bridge._call(getattr(bridge, function), *arguments)
     except BaseException as raised:
         return native.fill_error(error, _status(raised), _message(raised))
     return native.OK
@@ -149,9 +149,9 @@ def _python_put(id, index, tensor, memory, error):
     owner = ffi.gc(memory, release)
     address = int(ffi.cast("uintptr_t", tensor.dst))
     view = TensorView(address, address, tuple(tensor.shape[0:tensor.ndim]), tensor.dtype, owner)
-    return _guarded(id, error, lambda bridge: bridge._call(bridge._put, index, view))
+    return _run(id, error, "_put", index, view)
 
 
 @ffi.def_extern(name="bhvd_python_wait", error=native.ERR_SYSTEM)
 def _python_wait(id, error):
-    return _guarded(id, error, lambda bridge: bridge._call(bridge._wait))
+    return _run(id, error, "_wait")

@@ -7,15 +7,14 @@
 """
 import functools
 import re
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from bagua_hvd._keras.elastic import KerasState
+from bagua_hvd._keras.elastic import KerasState, runs
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job import basics
-from bagua_hvd.job.elastic import ObjectState, reset, run_fn
+from bagua_hvd.job.elastic import ObjectState
 from bagua_hvd.reduction.numbers import share_numbers
 from bagua_hvd.tensorflow.functions import broadcast_object, broadcast_variables
 from bagua_hvd.tensorflow.reduction import shared_reductions
@@ -23,27 +22,6 @@ from bagua_hvd.tensorflow.reduction import shared_reductions
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
 _OPERATION = re.compile("Horovod(Allreduce|Allgather|Broadcast)")
-
-
-def run(func: Callable[..., Any]) -> Any:
-    """Decorator: `func` goes on when ranks are lost or the hosts change.
-
-    Before the first call of `func` and after every change, the state is synchronized from rank 0. No collective may be
-    called before that: ranks that join later begin there.
-
-    Args:
-        func: function whose first argument is the state, such as a TensorFlowKerasState.
-    Returns:
-        A function with the same arguments and result. Exceptions other than HorovodInternalError,
-        HostsUpdatedInterrupt, and the errors of TensorFlow that a lost rank causes pass through it.
-    """
-
-    @functools.wraps(func)
-    def translated(state, *args, **kwargs):
-        with translated_errors():
-            return func(state, *args, **kwargs)
-
-    return run_fn(translated, reset)
 
 
 class translated_errors:
@@ -67,6 +45,9 @@ class translated_errors:
                 lost, first = HorovodInternalError(error.message), basics.context().first_loss()
                 lost.rank, lost.cause = first.rank, first.cause
                 raise lost from error
+
+
+run = runs(translated_errors)
 
 
 class TensorFlowKerasState(KerasState):

@@ -3,30 +3,25 @@
     gradients = reduction(gradients, variables)
 
 puts into the step a bridge to a Reducer: each gradient goes to Python as soon as it exists, so that
-its bucket travels while the backward pass computes others; one op waits for all. What a graph may not know is decided
-when it is traced: which gradients there are, and which of them are sparse.
+its bucket travels while the backward pass computes others; one op waits for all. Which gradients there are, and which
+of them are sparse, is decided when a graph is traced.
 
-Reducers number themselves when they are made, and their operations carry that number. So they are made once for each
-list of variables, however often functions are traced anew: ranks trace at different times (the last batch of an epoch
-is smaller on some), but meet lists of variables in the same order.
+What is the same on all backends of Keras is in bagua_hvd/_keras/reduction.py.
 """
 import weakref
 
+import keras
 import tensorflow as tf
 
-from bagua_hvd._keras.adam import Unbuilt
-from bagua_hvd._keras.numbering import Numbered
-from bagua_hvd.core.identity import ByIdentity
+from bagua_hvd._keras import reduction
 from bagua_hvd.job import basics
 from bagua_hvd.job.basics import Adasum
 from bagua_hvd.reduction.options import check_groups
 from bagua_hvd.tensorflow.compression import Compression
 from bagua_hvd.tensorflow.graphs import compiled_by_xla, one_by_one
 from bagua_hvd.tensorflow.mpi_ops import allreduce, grouped_allreduce, size_op
-from bagua_hvd.tensorflow.running_step import Looks, RunningStep
-from bagua_hvd.tensorflow.step import TracedStep
+from bagua_hvd.tensorflow.step import Step, Uses
 from bagua_hvd.tensorflow.variables import native_variable
-from bagua_hvd.training.model import Model
 
 TAPE_SEES_NO_WEIGHTS = (
     "{name} communicates weights, which a tape does not see: take the gradients of a plain tf.GradientTape, and apply "
@@ -66,189 +61,121 @@ def _rows_summed(slices):
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def _divided(gradient, divisor):
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values / divisor, gradient.indices, gradient.dense_shape)
-    return gradient / divisor
-
-
-class Reduction(Numbered):
-    """Reduces lists of gradients; see also _keras/backend.py.
+class Reduction(reduction.Reduction):
+    """On TensorFlow.
 
     Args:
-        options: GradientOptions, checked.
-        weights: whether stepped() will be called after every step, as algorithms need it that look at weights.
-        optimizer: of Keras, whose steps are made by update(); held weakly. passes: its backward passes for each step.
+        weights: whether stepped() will be called after every step, as algorithms need it that read weights.
+        options, optimizer, passes: see bagua_hvd/_keras/reduction.py.
     Raises:
         ValueError: the algorithm cannot be served.
     """
 
-    def __init__(self, options, weights=False, optimizer=None, passes=1):
-        super().__init__()
-        self.options = options
-        self._optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
-        self._passes = passes
-        algorithm = options.algorithm
-        self._looks = Looks(algorithm, optimizer)
-        if algorithm is not None:
-            if not weights and self._looks.any:
-                raise ValueError(TAPE_SEES_NO_WEIGHTS.format(name=type(algorithm).__name__))
-            if self._looks.updates and optimizer is None:
-                raise ValueError(NO_STEP_TO_REPLACE.format(name=type(algorithm).__name__))
-            algorithm.prepare(Model("unused", Unbuilt(optimizer), options.process_set, algorithm))
-        self._used = None       # the TracedStep under way, where an algorithm looks at weights
-        self.compression = options.compression or Compression.none
-        self._local = ByIdentity(native_variable)       # variables that are not reduced
-        self._steps = {}        # ids of variables -> RunningStep, as long as all of them live
-
     native = staticmethod(native_variable)
+
+    def __init__(self, options, weights=False, optimizer=None, passes=1):
+        self.compression = options.compression or Compression.none
+        self._uses = Uses(options.algorithm, optimizer)
+        if options.algorithm is not None:
+            name = type(options.algorithm).__name__
+            if not weights and self._uses.any:
+                raise ValueError(TAPE_SEES_NO_WEIGHTS.format(name=name))
+            if self._uses.updates and optimizer is None:
+                raise ValueError(NO_STEP_TO_REPLACE.format(name=name))
+        super().__init__(options, optimizer, passes)
 
     def dense(self, gradient):
         return dense(gradient, self.options.sparse_as_dense)
 
-    def register_local(self, variable):
-        self._local.add(variable)
+    def _make_step(self, variables, number):
+        return Step(self.options, list(map(native_variable, variables)), self._optimizer(), self._passes, number)
 
-    def reset(self):
-        for step in self._steps.values():
-            step.reducer.reset()
+    def _adasum(self, gradients):
+        return grouped_allreduce(gradients, op=Adasum, compression=self.compression)
 
-    def update(self, apply, instead):
-        """Calls apply(), which applies the gradients that were reduced last; or, where the algorithm has updated the
-        weights, instead(). Returns what comes after either; see TracedStep.update()."""
-        if self._used is None:
-            return apply()
-        return self._used.update(apply, instead)
+    def _size(self, gradient):
+        if basics.runtime.options.elastic:      # it may change while a function stays
+            return tf.cast(size_op(self.options.process_set.process_set_id), gradient.dtype)
+        return super()._size(gradient)
+
+    def _divided(self, gradient):
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(self._divided(gradient.values), gradient.indices, gradient.dense_shape)
+        return super()._divided(gradient)
 
     def stepped(self):
-        """The optimizer has applied the gradients. Returns operations that have to run for the algorithm, in graphs.
+        """See above.
 
         Raises:
-            RuntimeError: they were not given to this object before, so that the algorithm has not seen the step.
+            RuntimeError: the gradients were not given to this object before, so the algorithm has not seen the step.
         """
-        if self._used is None:
-            if self._looks.any and self.options.communicates and not self._local:
-                raise RuntimeError(STEP_NOT_SEEN.format(name=type(self.options.algorithm).__name__))
-            return []
-        step, self._used = self._used, None
-        return step.stepped()
+        if self._uses.any and self._used is None and self.options.communicates and not self._has_local:
+            raise RuntimeError(STEP_NOT_SEEN.format(name=type(self.options.algorithm).__name__))
+        return super().stepped()
 
     def __call__(self, gradients, variables, local=()):
-        """Reduced gradients, in their order; None where there was None.
-
-        Args:
-            gradients: tensors, IndexedSlices or None. variables: what they are gradients of, variables or tensors.
-            local: further variables that are not reduced, a ByIdentity.
-        """
-        self._used = None
-        gradients = list(map(self._prepared, gradients))
-        if not self.options.communicates:
-            return gradients
-        reduced, places = self._local_ones(gradients, variables, local)
-        travelling = [index for index in places if gradients[index] is not None]
-        present = sum(gradient is not None for gradient in gradients)
-        if self._looks.updates and len(travelling) < present:
-            raise ValueError(
-                f"{type(self.options.algorithm).__name__} updates all weights itself: it does not go with variables "
-                "that are not reduced"
-            )
-        one_by_one([gradients[index] for index in travelling])
-        by_step = []
-        for index in travelling:
-            gradient = gradients[index]
-            if self.options.delay and isinstance(gradient, tf.IndexedSlices):
-                raise ValueError(NOT_LATE.format(what="IndexedSlices", remedy="Pass sparse_as_dense=True."))
-            of_variable = isinstance(native_variable(variables[index]), tf.Variable)
-            if self.options.delay and not of_variable:
-                raise ValueError(NOT_LATE.format(what="the gradient of a tensor", remedy=OTHER_TAPE))
+        gradients = list(gradients)
+        for index, gradient in enumerate(gradients):
             if isinstance(gradient, tf.IndexedSlices):
-                reduced[index] = _rows_summed(self._reduce_alone(gradient, f"gradient.{index}"))
-            elif not of_variable:
-                reduced[index] = self._reduce_alone(gradient, f"gradient.{index}")
-            else:
-                by_step.append((index, gradient))
-        results = self._reduce([gradient for _, gradient in by_step], [variables[index] for index, _ in by_step],
-                               [places[index] for index, _ in by_step])
-        for (index, _), result in zip(by_step, results, strict=True):
-            reduced[index] = result
+                # Algorithms on weights have all of them in buckets, and then the gradients too.
+                as_dense = self.options.sparse_as_dense or self._uses.any or compiled_by_xla()
+                gradients[index] = tf.convert_to_tensor(gradient) if as_dense else _rows_summed(gradient)
+        return super().__call__(gradients, variables, local)
+
+    def _reduce(self, gradients, variables, places):
+        if not tf.executing_eagerly():
+            one_by_one(gradients)
+        alone = {}      # by place: those that travel in no bucket
+        for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            if isinstance(gradient, tf.IndexedSlices) or not isinstance(variable, (tf.Variable, keras.Variable)):
+                alone[place] = self._reduce_alone(gradient, f"gradient.{places[place]}")
+        if not alone:
+            return self._reduce_together(gradients, variables, places)
+        together = [place for place in range(len(gradients)) if place not in alone]
+        reduced = self._reduce_together(*([values[place] for place in together]
+                                          for values in (gradients, variables, places)))
+        results = {**alone, **dict(zip(together, reduced, strict=True))}
+        return [results[place] for place in range(len(gradients))]
+
+    def _reduce_together(self, gradients, variables, places):
+        if self.compression is Compression.none or self.options.op == Adasum:
+            reduced = super()._reduce(gradients, variables, places)
+        else:
+            compressed = list(map(self.compression.compress, gradients))
+            reduced = super()._reduce([gradient for gradient, _ in compressed], variables, places)
+            reduced = [self.compression.decompress(gradient, context)
+                       for gradient, (_, context) in zip(reduced, compressed, strict=True)]
+        if not tf.executing_eagerly():
+            for gradient, result in zip(gradients, reduced, strict=True):
+                result.set_shape(gradient.shape)
+        if not self._uses.any:
+            self._used = None       # nothing is to be done after the step
         return reduced
+
+    def _reduce_alone(self, gradient, name):
+        sparse = isinstance(gradient, tf.IndexedSlices)
+        if self.options.delay:
+            raise ValueError(NOT_LATE.format(what="IndexedSlices", remedy="Pass sparse_as_dense=True.") if sparse else
+                             NOT_LATE.format(what="the gradient of a tensor", remedy=OTHER_TAPE))
+        reduced = self._allreduce(gradient, name)
+        return _rows_summed(reduced) if sparse else reduced
+
+    def _allreduce(self, tensor, name):
+        # Average of rows that are gathered is their sum divided by the ranks; predivision changes rounding only.
+        return allreduce(tensor, op=self.options.op, compression=self.compression, name=name,
+                         process_set=self.options.process_set)
 
     def jacobians(self, jacobians, variables, local):
         """The same for Jacobian matrices. Each travels by itself and as it is, for its shape is not its variable's."""
+        jacobians = list(jacobians)
         if not self.options.communicates:
-            return list(jacobians)
+            return jacobians
         if self.options.delay:
             raise ValueError(NOT_LATE.format(what="Jacobian matrices", remedy=OTHER_TAPE))
-        reduced, places = self._local_ones(jacobians, variables, local)
-        for index in places:
+        for index in self._places(jacobians, variables, local):
             if jacobians[index] is not None:
-                reduced[index] = self._reduce_alone(jacobians[index], f"jacobian.{index}")
-        return reduced
-
-    def _local_ones(self, gradients, variables, local):
-        """The gradients, with those of variables that are not reduced as they are to be; and the others by index: their
-        places among all variables that are reduced, with and without a gradient."""
-        reduced = list(gradients)
-        places: dict[int, int] = {}
-        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            if variable not in self._local and variable not in local:
-                places[index] = len(places)
-            elif gradient is not None and self.options.scale_local_gradients:
-                reduced[index] = _divided(gradient, self._size(gradient.dtype))
-        return reduced, places
-
-    def _size(self, dtype):
-        if basics.runtime.options.elastic:      # it may change while a function stays
-            return tf.cast(size_op(self.options.process_set.process_set_id), dtype)
-        return self.options.process_set.size()
-
-    def _prepared(self, gradient):
-        """IndexedSlices as dense tensors where they travel as such, else with each index once; others as they are."""
-        if not isinstance(gradient, tf.IndexedSlices):
-            return gradient
-        # Algorithms on weights have all of them in buckets, and then the gradients too.
-        if self.options.sparse_as_dense or self._looks.any or compiled_by_xla():
-            return tf.convert_to_tensor(gradient)
-        return _rows_summed(gradient)
-
-    def _reduce_alone(self, gradient, name):
-        # Average of rows that are gathered is their sum divided by the ranks; predivision changes rounding only.
-        return allreduce(gradient, op=self.options.op, compression=self.compression, name=name,
-                         process_set=self.options.process_set)
-
-    def _reduce(self, gradients, variables, places):
-        if not gradients:
-            return []
-        if self.options.op == Adasum:
-            return grouped_allreduce(gradients, op=Adasum, compression=self.compression)
-        compressed, contexts = zip(*map(self.compression.compress, gradients), strict=True)
-        variables = list(map(native_variable, variables))
-        running = self._running_step(variables)
-        running.source.places = places
-        step = TracedStep(running, variables)
-        exchanged = step.exchange(compressed)
-        if self._looks.any:
-            self._used = step
-        results = []
-        for gradient, result, context in zip(gradients, exchanged, contexts, strict=True):
-            result = self.compression.decompress(result, context)
-            result.set_shape(gradient.shape)
-            results.append(result)
-        return results
-
-    def _running_step(self, variables):
-        key = tuple(map(id, variables))
-        step = self._steps.get(key)
-        if step is None:
-            def make_reducer(number):
-                self._steps[key] = RunningStep(self.options, variables, self._optimizer(), self._passes, number)
-                return self._steps[key].reducer
-
-            self.make(make_reducer)
-            step = self._steps[key]
-            for variable in variables:
-                weakref.finalize(variable, self._steps.pop, key, None).atexit = False
-        return step
+                jacobians[index] = self._allreduce(jacobians[index], f"jacobian.{index}")
+        return jacobians
 
 
 class _Weakly:
@@ -271,7 +198,7 @@ class _SharedReductions:
 
     def __init__(self):
         self._reductions = {}
-        self._promised = []         # numbers, see Numbered, of those that are made next
+        self._promised = []         # numbers, of those that are made next
 
     def get(self, options):
         """The Reduction of options that are not checked yet. It does not keep the variables in `groups` alive."""
@@ -286,9 +213,9 @@ class _SharedReductions:
             options = options._replace(groups=[[each.reference for each in group] for group in groups])
         key = options._replace(groups=groups)
         if key not in self._reductions:
-            reduction = self._reductions[key] = Reduction(options.check())
+            made = self._reductions[key] = Reduction(options.check())
             if self._promised:
-                reduction.renumber(self._promised.pop(0))
+                made.renumber(self._promised.pop(0))
             for each in named:
                 weakref.finalize(each.reference(), self._forget, key, named).atexit = False
         return self._reductions[key]
@@ -300,11 +227,11 @@ class _SharedReductions:
 
     @property
     def number(self):
-        return [reduction.number for reduction in self._reductions.values()] + self._promised
+        return [each.number for each in self._reductions.values()] + self._promised
 
     def renumber(self, numbers):
-        for reduction, mine in zip(self._reductions.values(), numbers, strict=False):
-            reduction.renumber(mine)
+        for each, mine in zip(self._reductions.values(), numbers, strict=False):
+            each.renumber(mine)
         self._promised = numbers[len(self._reductions):]
 
 

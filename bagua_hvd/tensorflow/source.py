@@ -4,8 +4,6 @@ Weights go over the bridge only for algorithms that look at them, and back only 
 moments only for those that look at them (Algorithm.uses_weights, uses_adam).
 """
 import weakref
-from contextlib import contextmanager
-from zlib import crc32
 
 import numpy as np
 import tensorflow as tf
@@ -26,7 +24,7 @@ class Layout:
         self.decision = 4 * count + 2       # whether the algorithm has updated the weights
 
 
-class TensorFlowSource(adam.HasAdam, Source):
+class TensorFlowSource(adam.KerasSource, Source):
     """Of some variables, in whatever step is under way.
 
     Args:
@@ -34,8 +32,9 @@ class TensorFlowSource(adam.HasAdam, Source):
         passes: its backward passes for each step.
     Attributes:
         layout: a Layout.
-        places: of the variables in the list whose gradients were asked for, which is the same on all ranks.
         beside: indices of what goes over the bridge beside the gradients.
+        views: by index, the memory of what the bridge has brought in this step.
+        held: discard() does nothing.
     """
 
     def __init__(self, variables, optimizer, passes):
@@ -43,12 +42,11 @@ class TensorFlowSource(adam.HasAdam, Source):
         self._variables = [weakref.ref(variable) for variable in variables]
         self._passes = passes
         self.layout = Layout(len(variables))
-        self.places = []
         self.beside: frozenset[int] = frozenset()
-        self._views = {}            # by index
+        self.views = {}
+        self.held = False
         self._waiting = []          # gradients that are there before all that is beside them is
         self._shown = 0             # how much of that is there
-        self._held = False
         self._outside = {}          # by index: copies of weights that are looked at outside of steps
 
     @property
@@ -56,21 +54,19 @@ class TensorFlowSource(adam.HasAdam, Source):
         """Keras' optimizer, or None."""
         return self._optimizer()
 
+    @property
+    def variables(self):
+        """Those that it was given."""
+        return [variable() for variable in self._variables]
+
     # --------------------------------------------------------------------------------------- what bridges bring ----
 
-    def __contains__(self, index):
-        return index in self._views
-
-    def keep(self, index, view):
-        """The memory of `index` in this step."""
-        self._views[index] = view
-
     def put(self, index, view):
-        """The same, before the optimizer's step. Returns the gradients that are ready now.
+        """The memory of `index`, before the optimizer's step. Returns the gradients that are ready now.
 
         Algorithms may look at weights when the first gradient is ready, and the graph shows them in any order.
         """
-        self.keep(index, view)
+        self.views[index] = view
         if index < self.layout.count:
             self._waiting.append(index)
         else:
@@ -80,37 +76,24 @@ class TensorFlowSource(adam.HasAdam, Source):
         ready, self._waiting = self._waiting, []
         return ready
 
-    @contextmanager
-    def held(self):
-        """Within it discard() does nothing: for step(), which comes after the Reducer is done with its views."""
-        self._held = True
-        try:
-            yield
-        finally:
-            self._held = False
-            self.discard()
-
     def decide(self):
         """The algorithm has updated the weights."""
-        ffi.cast("int32_t *", self.view(self.layout.decision).dst)[0] = 1
+        ffi.cast("int32_t *", self._view(self.layout.decision).dst)[0] = 1
 
     # --------------------------------------------------------------------------------- what the Reducer asks for ----
 
-    def fingerprint(self):
-        return crc32(repr(self.places).encode()) % (2**31 - 1)
-
-    def view(self, index):
-        if index in self._views:
-            return self._views[index]
+    def gradient(self, index):
+        if index in self.views:
+            return self.views[index]
         raise RuntimeError("the step before this one was given up half way, and so is this one; the next one works")
 
-    def gradient(self, index):
-        return self.view(index)
+    prepare = _view = gradient
 
-    prepare = gradient
+    def finish(self):
+        pass
 
     def weight(self, index):
-        return self.view(self.layout.weight + index) if self._views else self._outside_view(index)
+        return self._view(self.layout.weight + index) if self.views else self._outside_view(index)
 
     def weight_written(self, index):
         if index in self._outside:
@@ -124,13 +107,13 @@ class TensorFlowSource(adam.HasAdam, Source):
         return array_view(values)
 
     def _moment(self, which, index):
-        return self.view((self.layout.m if which == "m" else self.layout.v) + index)
+        return self._view((self.layout.m if which == "m" else self.layout.v) + index)
 
     def _number(self, name):
-        return ffi.cast("double *", self.view(self.layout.numbers[name]).dst)[0]
+        return ffi.cast("double *", self._view(self.layout.numbers[name]).dst)[0]
 
     def discard(self):
-        if not self._held:
-            self._views = {}
+        if not self.held:
+            self.views = {}
             self._waiting = []
             self._shown = 0

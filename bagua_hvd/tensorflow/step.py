@@ -1,66 +1,108 @@
-"""A step as it is traced, or made in eager mode: the ops that bring it to its algorithm, and what that made of it back.
+"""A step of some variables: the ops that bring it to its algorithm, and back what that made of it; and what they call.
 
     gradients, weights, moments  ->  backward_begins, communicate, before_step, step  ->  the same     exchange()
     the optimizer applies the gradients, unless the algorithm has updated the weights                  update()
     weights                      ->  after_step                                       ->  weights      stepped()
 
-What happens when these ops run is in running_step.py, and where it lies then in source.py. Whether the algorithm or the
-optimizer updates the weights is known only then, so the graph has both and a condition: a number that goes over the
-bridge with the rest.
+The three trace these ops, or run them in eager mode. When they run, Bridges call the functions at the end; what they
+have brought lies in a TensorFlowSource. Whether the algorithm or the optimizer updates the weights is known only then,
+so the graph has both and a condition: a number that goes over the bridge with the rest.
 """
 import tensorflow as tf
 
 from bagua_hvd._keras import adam
+from bagua_hvd.reduction.reducer import Reducer
+from bagua_hvd.tensorflow.bridge import Bridge
+from bagua_hvd.tensorflow.dtypes import native_dtype
+from bagua_hvd.tensorflow.source import TensorFlowSource
 from bagua_hvd.tensorflow.variables import native_variable
+from bagua_hvd.training.buckets import Member
 
 
-class TracedStep:
-    """One tracing of a step, or one step in eager mode.
+class Uses:
+    """What of a step an algorithm, or None, uses, as it declares, beside Keras' optimizer, or None.
 
-    Args:
-        running: the RunningStep. variables: its tf.Variables.
+    Attributes:
+        shown: it reads weights before the optimizer's step. written: it writes them there. after: it reads and writes
+            them after the step. updates: it may update them in the optimizer's place. any: one of these.
+        adam: it reads the optimizer's Adam. variance: Adam's variance is set before its step; with tf_keras, whose
+            gradients may be reduced before there is one, where the algorithm reads weights.
     """
 
-    def __init__(self, running, variables):
-        self._running = running
-        self._source = running.source
-        self._variables = variables
-        self._results: dict[int, tf.Tensor] = {}        # of exchange(), by index, but for the gradients
+    def __init__(self, algorithm, optimizer):
+        uses = set() if algorithm is None else set(algorithm.uses_weights)
+        self.written = "before_step" in uses
+        self.after = "after_step" in uses
+        self.updates = algorithm is not None and algorithm.replaces_step
+        self.adam = algorithm is not None and algorithm.uses_adam
+        self.shown = bool(uses - {"after_step"}) or self.updates
+        self.any = self.shown or self.after
+        self.variance = algorithm is not None and algorithm.shares_variance and adam.is_served(
+            optimizer, tf_keras=self.any)
+        self.adam = self.adam or self.variance
+
+
+class Step:
+    """All steps of some variables, one after the other.
+
+    Args:
+        options: GradientOptions, checked. variables: tf.Variables, held weakly.
+        optimizer: of Keras, held weakly, or None. passes: its backward passes for each step. number: see Reducer.
+    Attributes:
+        source, reducer. uses: what of it the algorithm uses.
+    """
+
+    def __init__(self, options, variables, optimizer=None, passes=1, number=None):
+        self.uses = Uses(options.algorithm, optimizer)
+        self.source = TensorFlowSource(variables, optimizer, passes)
+        members = [
+            Member(variable.name, tuple(variable.shape), native_dtype(variable.dtype.base_dtype))
+            for variable in variables
+        ]
+        self.reducer = Reducer(
+            self.source, members, options.algorithm, options.process_set, 1,
+            options.grouped(variables, native_variable), **options.how, number=number,
+        )
+        self._before = Bridge(self._put, self._synchronize)
+        self._after = Bridge(self._keep, self._stepped)
+        self._results: dict[int, tf.Tensor] = {}    # of the last exchange(), by index, but for the gradients
+
+    # ------------------------------------------------------------------------------------------------ as traced ----
 
     def _moments(self):
         """By index: the optimizer's variables."""
-        layout, optimizer = self._source.layout, self._source.optimizer
-        pairs = [adam.moments(optimizer, variable) for variable in self._variables]
+        layout, optimizer = self.source.layout, self.source.optimizer
+        pairs = [adam.moments(optimizer, variable) for variable in self.source.variables]
         ms, vs = ([native_variable(pair[place]) for pair in pairs] for place in (0, 1))
         return {**dict(enumerate(ms, layout.m)), **dict(enumerate(vs, layout.v))}
 
     def _tensors_beside(self):
         """By index: what goes over the bridge beside the gradients."""
-        looks, layout = self._running.looks, self._source.layout
+        uses, layout = self.uses, self.source.layout
         tensors: dict[int, tf.Tensor] = {}
-        if looks.shown:
-            tensors.update(enumerate((variable.read_value() for variable in self._variables), layout.weight))
-        if looks.adam:
+        if uses.shown:
+            tensors.update(enumerate((variable.read_value() for variable in self.source.variables), layout.weight))
+        if uses.adam:
             tensors.update((index, moment.read_value()) for index, moment in self._moments().items())
-            optimizer = self._source.optimizer
+            optimizer = self.source.optimizer
             for name, value in (("learning rate", adam.learning_rate(optimizer)), ("iterations", optimizer.iterations)):
                 tensors[layout.numbers[name]] = tf.cast(tf.convert_to_tensor(value), tf.float64)
-        if looks.updates:
+        if uses.updates:
             tensors[layout.decision] = tf.zeros([], tf.int32)
         return tensors
 
     def exchange(self, gradients):
         """The reduced gradients, dense, in their order."""
-        running, layout = self._running, self._source.layout
-        tensors = self._tensors_beside()
-        self._source.beside = frozenset(tensors)
+        count = self.source.layout.count
+        tensors = self._tensors_beside() if self.uses.shown or self.uses.adam else {}
+        self.source.beside = frozenset(tensors)
         # Backward passes yield the last ones first, and in eager mode this is the order in which they travel.
-        tensors.update((index, gradients[index]) for index in range(layout.count - 1, -1, -1))
-        results = dict(zip(tensors, running.before.exchange(list(tensors.values()), list(tensors)), strict=True))
-        reduced = [results.pop(index) for index in range(layout.count)]
+        tensors.update(zip(range(count - 1, -1, -1), reversed(gradients), strict=True))
+        results = dict(zip(tensors, self._before.exchange(list(tensors.values()), list(tensors)), strict=True))
+        reduced = list(map(results.pop, range(count)))
         self._results = results
-        written = self._assign_weights() if running.looks.written else []
-        if running.looks.variance:
+        written = self._assign_weights() if self.uses.written else []
+        if self.uses.variance:
             written += self._assign_variances()
         if not written:
             return reduced
@@ -68,11 +110,11 @@ class TracedStep:
             return [tf.identity(gradient) for gradient in reduced]
 
     def _assign_weights(self):
-        weight = self._source.layout.weight
-        return [variable.assign(self._results[index]) for index, variable in enumerate(self._variables, weight)]
+        weight = self.source.layout.weight
+        return [variable.assign(self._results[index]) for index, variable in enumerate(self.source.variables, weight)]
 
     def _assign_variances(self):
-        first = self._source.layout.v
+        first = self.source.layout.v
         return [variance.assign(self._results[index])
                 for index, variance in self._moments().items() if index >= first]
 
@@ -82,12 +124,12 @@ class TracedStep:
         Returns:
             What apply() returns; with algorithms that may update the weights, something that comes after either.
         """
-        if not self._running.looks.updates:
+        if not self.uses.updates:
             return apply()
 
         def by_algorithm():
             self._assign_weights()
-            if self._running.looks.adam:
+            if self.uses.adam:
                 for index, moment in self._moments().items():
                     moment.assign(self._results[index])
             instead()
@@ -97,18 +139,46 @@ class TracedStep:
             apply()
             return tf.constant(False)
 
-        return tf.cond(tf.not_equal(self._results[self._source.layout.decision], 0), by_algorithm, by_optimizer)
+        return tf.cond(tf.not_equal(self._results[self.source.layout.decision], 0), by_algorithm, by_optimizer)
 
     def stepped(self):
         """The optimizer has written the variables. Returns the operations that write them again; [] in eager mode."""
-        if not self._running.looks.after:
+        if not self.uses.after:
             return []
-        first = self._source.layout.weight
-        weights = self._running.after.exchange(
-            [variable.read_value() for variable in self._variables], range(first, first + len(self._variables))
-        )
-        return _operations([variable.assign(weight)
-                            for variable, weight in zip(self._variables, weights, strict=True)])
+        first, variables = self.source.layout.weight, self.source.variables
+        weights = self._after.exchange([variable.read_value() for variable in variables],
+                                       range(first, first + len(variables)))
+        return _operations([variable.assign(weight) for variable, weight in zip(variables, weights, strict=True)])
+
+    # -------------------------------------------------------------------------------- what bridges call as it runs ----
+
+    def _put(self, index, view):
+        if index in self.source.views:
+            # The last step was given up half way, by an error elsewhere in the graph.
+            self.reducer.reset()
+        for ready in self.source.put(index, view):
+            self.reducer.gradient_ready(ready)
+
+    def _keep(self, index, view):
+        if index in self.source.views:
+            self.reducer.reset()
+        self.source.views[index] = view
+
+    def _synchronize(self):
+        self.source.held = True     # for step(), which comes after the Reducer is done with its views
+        try:
+            self.reducer.synchronize()
+            if self.reducer.step():     # only algorithms that update
+                self.source.decide()
+        finally:
+            self.source.held = False
+            self.source.discard()
+        if not self.uses.after:
+            self.reducer.stepped()
+
+    def _stepped(self):
+        self.reducer.stepped()
+        self.source.discard()
 
 
 def _operations(assigned):

@@ -16,7 +16,7 @@ from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from bagua_hvd.tensorflow.graphs import as_written
 from bagua_hvd.tensorflow.reduction import Reduction
-from bagua_hvd.tensorflow.running_step import Looks
+from bagua_hvd.tensorflow.step import Uses
 from bagua_hvd.tensorflow.variables import native_variable
 
 # What stands before an optimizer's class has its methods above. tf_keras is imported by who has such an optimizer.
@@ -26,7 +26,7 @@ else:
     _Wrapped = object
 
 ALL_IN_ONE = (
-    "{name} looks at the weights around the optimizer's step: gradients cannot be aggregated before apply_gradients(), "
+    "{name} reads the weights around the optimizer's step: gradients cannot be aggregated before apply_gradients(), "
     "as a LossScaleOptimizer does it (with dtype policy mixed_float16; mixed_bfloat16 needs none)"
 )
 
@@ -35,7 +35,7 @@ class _Distribution:
     def __init__(self, optimizer, options, passes, average_aggregated):
         self.reduction = Reduction(options, weights=True, optimizer=optimizer, passes=passes)
         self.aggregation = None
-        self.all_in_one = Looks(options.algorithm, optimizer).any      # apply_gradients() reduces, nothing before it
+        self.all_in_one = Uses(options.algorithm, optimizer).any      # apply_gradients() reduces, nothing before it
         self._applying = False
         self._reduced: ByIdentity | None = None     # variables whose gradients have been reduced and not applied
         if passes > 1:

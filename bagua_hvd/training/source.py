@@ -3,7 +3,7 @@
     Source              here: abstract
     TorchSource         torch/source.py: `p.grad` and the parameters
     TensorFlowSource    tensorflow/source.py: what a graph has brought over the bridge
-    KerasTorchSource    _keras/torch_source.py: Keras on torch
+    KerasTorchSource    _keras/torch_reduction.py: Keras on torch
 """
 from abc import ABC, abstractmethod
 from collections.abc import Iterable

@@ -117,7 +117,7 @@ def aggregates(kind):
         assert weight == -2 * mean * (number // 2) and optimizer.iterations == number
     # What looks at the weights around the step has to have it whole.
     optimizer = hvd.DistributedOptimizer(make(1.0), algorithm="decentralized")
-    with pytest.raises(ValueError, match="Decentralized looks at the weights around the optimizer's step"):
+    with pytest.raises(ValueError, match="Decentralized reads the weights around the optimizer's step"):
         aggregate(optimizer, [(tf.constant(1.0), weight)])
     optimizer.minimize(lambda: weight * 1.0, [weight])
     if kind == "legacy":

@@ -150,6 +150,13 @@ def details(folder):
     assert any((a != b).any() for a, b in zip(before, model.get_weights(), strict=True))
     assert_same_everywhere(hvd, model)
 
+    # An algorithm that updates the weights would leave out those that are not reduced.
+    opt = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), algorithm="qadam")
+    opt.register_local_var(model.trainable_variables[0])
+    model.compile(opt, "mse")
+    with pytest.raises(ValueError, match="updates all weights itself"):
+        model.train_on_batch(x, y)
+
     # Loss scaling, outside and inside: an infinity on one rank makes no rank step.
     for outside in (True, False):
         model = make_model()

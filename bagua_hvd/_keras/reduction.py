@@ -1,0 +1,182 @@
+"""Reduction of gradients: what is the same on all backends of Keras, and for TensorFlow's tapes.
+
+    gradients = reduction(gradients, variables)     reduced, in their order; None where there was None
+    reduction.update(apply, instead)                apply(), or instead() where the algorithm has updated the weights
+    reduction.stepped()                             the weights are new
+
+Reducers have numbers, by which ranks match what they communicate. They are made when a step is traced, or run, for the
+first time: one for each list of variables, which ranks meet in the same order, however often they trace.
+"""
+import weakref
+from abc import ABC, abstractmethod
+from typing import Any
+
+from bagua_hvd._keras.adam import Unbuilt
+from bagua_hvd.core.identity import ByIdentity
+from bagua_hvd.job.basics import Adasum
+from bagua_hvd.training.model import Model
+
+UPDATES_ALL = "{name} updates all weights itself: it does not go with variables that are not reduced"
+
+class Reduction(ABC):
+    """Reduces lists of gradients; a backend says how.
+
+    A step is an object of the backend with
+
+        reducer, source             of these variables; source.places: see __call__()
+        exchange(gradients)         the reduced gradients
+        update(apply, instead), stepped()
+
+    Args:
+        options: GradientOptions, checked.
+        optimizer: of Keras, whose steps are made by update(); held weakly. passes: its backward passes for each step.
+    Raises:
+        ValueError: the algorithm cannot serve the optimizer.
+    """
+
+    def __init__(self, options, optimizer=None, passes=1):
+        self.options = options
+        self._optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
+        self._passes = passes
+        self._local = ByIdentity(self.native)       # variables that are not reduced
+        self._has_local = False
+        self._used: Any = None      # the step under way
+        self._steps = {}            # ids of variables -> step, as long as all of them live
+        self._made = []             # weak references to Reducers, in the order in which they were made
+        self._promised = []         # numbers of those that are made next
+        self._loaded = []           # their state, from a checkpoint
+        if options.algorithm is not None:
+            options.algorithm.prepare(Model("unused", Unbuilt(optimizer), options.process_set, options.algorithm))
+
+    @staticmethod
+    @abstractmethod
+    def native(variable):
+        """The backend's variable behind one of Keras; others as they are."""
+
+    @abstractmethod
+    def dense(self, gradient):
+        """A gradient that can be added up."""
+
+    @abstractmethod
+    def _make_step(self, variables, number):
+        """A step of these variables; number: see Reducer."""
+
+    @abstractmethod
+    def _adasum(self, gradients):
+        """Their Adasum."""
+
+    def _size(self, gradient):
+        """What a gradient that is not reduced is divided by."""
+        return self.options.process_set.size()
+
+    def _divided(self, gradient):
+        return gradient / self._size(gradient)
+
+    def register_local(self, variable):
+        """From now on this one is not reduced."""
+        self._local.add(variable)
+        self._has_local = True
+
+    def reset(self):
+        """Forgets what is pending."""
+        for step in list(self._steps.values()):
+            step.reducer.reset()
+
+    # --------------------------------------------------------------------------------------------------- steps ----
+
+    def __call__(self, gradients, variables, local=()):
+        """The reduced gradients, a list in their order; None where there was None.
+
+        Args:
+            gradients: of the backend, or None. variables: what they are gradients of.
+            local: further variables that are not reduced.
+        """
+        self._used = None
+        gradients = list(gradients)
+        if not self.options.communicates:
+            return gradients
+        places = self._places(gradients, variables, local)
+        for index, gradient in enumerate(gradients):
+            if gradient is None:
+                places.pop(index, None)
+        travelling, variables = list(map(gradients.__getitem__, places)), list(variables)
+        reduced = self._reduce(travelling, list(map(variables.__getitem__, places)), list(places.values()))
+        for index, gradient in zip(places, reduced, strict=True):
+            gradients[index] = gradient
+        return gradients
+
+    def _places(self, gradients, variables, local):
+        """By index: the place among all variables that are reduced, with or without a gradient. Others are scaled."""
+        if not self._has_local and not local:
+            return dict(enumerate(range(len(gradients))))
+        places: dict[int, int] = {}
+        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            if variable not in self._local and variable not in local:
+                places[index] = len(places)
+            elif gradient is not None:
+                if self.options.algorithm is not None and self.options.algorithm.replaces_step:
+                    raise ValueError(UPDATES_ALL.format(name=type(self.options.algorithm).__name__))
+                if self.options.scale_local_gradients:
+                    gradients[index] = self._divided(gradient)
+        return places
+
+    def _reduce(self, gradients, variables, places):
+        if not gradients:
+            return []
+        if self.options.op == Adasum:
+            return self._adasum(gradients)
+        key = tuple(map(id, variables))
+        step = self._used = self._steps.get(key) or self._new_step(key, variables)
+        step.source.places = places
+        return step.exchange(gradients)
+
+    def _new_step(self, key, variables):
+        step = self._make_step(variables, self._promised.pop(0) if self._promised else None)
+        self._steps[key] = step
+        for variable in variables:
+            weakref.finalize(variable, self._steps.pop, key, None).atexit = False
+        self._made.append(weakref.ref(step.reducer))
+        if self._loaded:
+            step.reducer.load_state_dict(self._loaded.pop(0))
+        return step
+
+    def update(self, apply, instead):
+        """Calls apply(), which applies the gradients that were reduced last; or, where the algorithm has updated the
+        weights, instead(). Returns what comes after either, where that is an operation of a graph."""
+        return apply() if self._used is None else self._used.update(apply, instead)
+
+    def stepped(self):
+        """The gradients have been applied. Returns operations that have to run for the algorithm, in graphs."""
+        step, self._used = self._used, None
+        return [] if step is None else step.stepped()
+
+    # ------------------------------------------------------------------------------------- numbers and their state ----
+
+    def reducers(self):
+        """Those that live, in the order in which they were made."""
+        return [reducer for reducer in (reference() for reference in self._made) if reducer is not None]
+
+    @property
+    def number(self):
+        """Those of its Reducers, made or to be made; see share_numbers() in reduction/numbers.py."""
+        return [reducer.number for reducer in self.reducers()] + self._promised
+
+    def renumber(self, numbers):
+        """Changes them, and forgets what is pending."""
+        made = self.reducers()
+        for reducer, number in zip(made, numbers, strict=False):
+            reducer.reset()
+            reducer.renumber(number)
+        self._promised = numbers[len(made):]
+
+    def state_dicts(self):
+        """Those of its Reducers, made or to be made; see Reducer.state_dict()."""
+        return [reducer.state_dict() for reducer in self.reducers()] + self._loaded
+
+    def load_state_dicts(self, states):
+        """Takes up state_dicts(), and forgets what is pending."""
+        made = self.reducers()
+        for reducer, state in zip(made, states, strict=False):
+            reducer.reset()
+            reducer.load_state_dict(state)
+        self._loaded = list(states[len(made):])
