@@ -10,6 +10,7 @@ backward passes, loss scaling, serialization under the name of the original clas
 tensorflow/tf_keras.py.
 """
 import zipfile
+from typing import Any
 
 import keras
 from keras import ops
@@ -208,7 +209,7 @@ def _apply_scaled(self, grads, trainable_variables=None):
 
 
 # On torch's backend, Keras 3.16 trains by DistributedDataParallel where torch has a process group.
-_make_ddp = getattr(keras.Model, "_initialize_ddp", None)
+_make_ddp: Any = getattr(keras.Model, "_initialize_ddp", None)
 
 
 def _make_ddp_for_others(self):

@@ -59,7 +59,8 @@ class Bridge:
         self._wait = wait
         self._lock = threading.Lock()
         self.failure = None
-        self._graphs = weakref.WeakSet()        # graphs with an exchange in them, and those around these
+        # Graphs with an exchange in them, and those around these.
+        self._graphs: weakref.WeakSet = weakref.WeakSet()
         self._id = next(_ids)
         _bridges[self._id] = self
 
