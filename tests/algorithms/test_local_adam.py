@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.algorithms import LocalAdam
+from bagua_hvd.algorithms.research import LocalAdam
 from workers import BUCKETS, Scaled, flat, gradient, make_model, of_adam, start, take_step
 
 LR, BETA1, BETA2, EPS = 0.05, 0.9, 0.99, 1e-8

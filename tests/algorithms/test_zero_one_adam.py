@@ -13,7 +13,7 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
-from bagua_hvd.algorithms import ZeroOneAdam
+from bagua_hvd.algorithms.research import ZeroOneAdam
 from bagua_hvd.torch.rank_states import kept_in, with_kept
 from workers import (
     BUCKETS,

@@ -129,7 +129,3 @@ def test_waiting_for_a_limited_time():
             operation.wait()
 
         world.run(call)
-
-
-def test_the_thread_is_one():
-    assert sum(thread.name == "bagua_hvd completions" for thread in threading.enumerate()) <= 1

@@ -8,7 +8,7 @@ from bagua_hvd.torch.rank_states import kept_in, with_kept
 from lightning_training import Manual, Model, Unscheduled, data, ours, pl, trainer, weights
 
 # Of each kind one.
-SOME = ("gradient_allreduce", "bytegrad", "decentralized", "low_precision_decentralized", "async", "qadam", "local_sgd")
+SOME = ("gradient_allreduce", "bytegrad", "rotated", "onebit_adam", "diloco", "async")
 WAYS = {
     "automatic": {}, "accumulating": {"accumulate_grad_batches": 2}, "clipping": {"gradient_clip_val": 0.1},
     "clipping values": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bagua_hvd.lightning as ours
+from bagua_hvd import algorithms
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore")
@@ -87,6 +88,8 @@ def trainer(strategy, steps=8, **options):
     basics.init()
     if strategy == "ddp":
         strategy = pl.strategies.DDPStrategy(cluster_environment=ours.BaguarunEnvironment())
+    elif strategy.startswith("bagua_") and strategy.removeprefix("bagua_") not in algorithms.menu():
+        strategy = ours.BaguaStrategy(strategy.removeprefix("bagua_"))
     return pl.Trainer(**{
         "strategy": strategy, "accelerator": "cpu", "devices": basics.size(), "max_steps": steps, "logger": False,
         "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,

@@ -503,13 +503,13 @@ def what_trains_one_rank_too(path):
     """On equal batches one rank and two do the same, whatever updates the weights or keeps a momentum."""
     hvd.init()
     adam, sgd = partial(torch.optim.AdamW, lr=0.05), partial(torch.optim.SGD, lr=0.05)
-    weights = {name: trained(name, adam) for name in (Lamb, LocalAdam)}
+    weights = {kind.__name__: trained(kind, adam) for kind in (Lamb, LocalAdam)}
     weights["squeezed"] = trained(hvd.algorithms.DoubleSqueeze(codecs.float16, momentum=0.9, kappa=0), sgd)
     weights["diloco"] = trained(hvd.algorithms.DiLoCo(2, kappa=0), sgd)
     plain = {"adam": trained("gradient_allreduce", adam), "sgd": trained("gradient_allreduce", sgd)}
     for name, values in weights.items():
         other = plain["sgd" if name in ("squeezed", "diloco") else "adam"]
-        assert torch.allclose(values, other, atol=1e-3) == (name is LocalAdam), name
+        assert torch.allclose(values, other, atol=1e-3) == (name == "LocalAdam"), name
     if hvd.size() == 1:
         torch.save(weights, path)
     else:
