@@ -88,7 +88,7 @@ def trainer(strategy, steps=8, **options):
     basics.init()
     if strategy == "ddp":
         strategy = pl.strategies.DDPStrategy(cluster_environment=ours.BaguarunEnvironment())
-    elif strategy.startswith("bagua_") and strategy.removeprefix("bagua_") not in algorithms.menu():
+    elif isinstance(strategy, str) and strategy.startswith("bagua_") and strategy[6:] not in algorithms.menu():
         strategy = ours.BaguaStrategy(strategy.removeprefix("bagua_"))
     return pl.Trainer(**{
         "strategy": strategy, "accelerator": "cpu", "devices": basics.size(), "max_steps": steps, "logger": False,
