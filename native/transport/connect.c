@@ -175,7 +175,9 @@ static int asked_streams(const struct connecting *k, int rank)
 
 static void use_socket(struct channel *channel, int *fd)
 {
-    *channel = (struct channel){.ops = &channel_tcp_ops, .fd = *fd};
+    if (!channel->ops)                  // bhvd_context_counters reads it on other threads
+        channel->ops = &channel_tcp_ops;
+    channel->fd = *fd;
     *fd = -1;
 }
 

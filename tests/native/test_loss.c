@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -40,6 +41,15 @@ static int await_port(void)
     while (!board->port)
         usleep(1000);
     return board->port;
+}
+
+// A process of a rank, which does not outlive the test.
+static pid_t fork_rank(void)
+{
+    const pid_t child = fork();
+    if (child == 0)
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+    return child;
 }
 
 static struct bhvd_context_options options_of(int rank, int size, const char *transport, const char *scope)
@@ -83,7 +93,7 @@ static void lose_the_peer(bhvd_op op)
 {
     float *data = calloc(HALF_RECEIVED, sizeof *data);
     board = shared_memory(sizeof *board);
-    const pid_t child = fork();         // before there are threads
+    const pid_t child = fork_rank();    // before there are threads
     const int rank = child == 0;
     struct bhvd_error error;
     bhvd_rendezvous *rendezvous = NULL;
@@ -149,7 +159,7 @@ TEST(every_rank_hears_that_one_has_no_descriptors)
     bhvd_rendezvous *rendezvous;
     board = shared_memory(sizeof *board);
     for (int i = 0; i < 2; i++) {
-        if (!(pids[i] = fork())) {
+        if (!(pids[i] = fork_rank())) {
             lack_descriptors(1 + i, NULL);
             exit(0);
         }
@@ -314,7 +324,7 @@ static void run_chaos(const struct chaos *kind, unsigned seed)
     for (int i = 0; i < RANKS; i++)
         board->alive[i] = 1;
     for (int i = 0; i < RANKS; i++)
-        if (!(pids[i] = fork()))
+        if (!(pids[i] = fork_rank()))
             live(i, kind);
     CHECK_STATUS(bhvd_rendezvous_create("127.0.0.1", 0, SECRET, sizeof SECRET, &rendezvous, &error), BHVD_OK);
     board->port = bhvd_rendezvous_port(rendezvous);
