@@ -7,6 +7,7 @@ tensor of a GPU on the host crashes. Expected: the same bits as in the host's me
 import pytest
 
 from bagua_hvd import algorithms
+from bagua_hvd.algorithms import research  # noqa: F401  (registers its names)
 
 ASYNC = [name for name in algorithms.names() if name.startswith("async")]    # no two runs of them are equal
 ARGUMENTS = {"powersgd": {"rank": 1, "warmup_steps": 1}, "diloco": {"communication_interval": 2},
@@ -43,6 +44,7 @@ def _pose_as_device_tensors(device=None):
 def _train(poses, names):
     import torch
 
+    import bagua_hvd.algorithms.research  # noqa: F401
     import bagua_hvd.torch as hvd
 
     if poses:
