@@ -117,7 +117,7 @@ INLINE void inverse(char *dst, size_t count, float *a, size_t d, const uint32_t 
         element->store_two(to + i * element->size, element_of(a, i, signs, element),
                            element_of(a, i + LANES, signs, element));
     if (count != d)
-        memcpy(dst, block, count * element->size);
+        memcpy(dst, to, count * element->size);
 }
 
 INLINE void inverse_add(char *dst, size_t count, float *a, size_t d, const uint32_t *signs, const struct element *element)
