@@ -56,7 +56,8 @@ def test_a_pair_of_hosts_that_do_not_reach_each_other_is_named(launcher, namespa
     done = run(launcher, namespaces, "-np", 3, "-H", order, HOROVOD_START_TIMEOUT="12")
     assert done.returncode == 1
     if 0 in pair:
-        assert f"host h{max(pair)} cannot be reached" in done.stderr
+        # ssh may end by itself, or baguarun's limit may come first.
+        assert re.search(rf"host h{max(pair)} (cannot be reached|did not answer within 12 s)", done.stderr), done.stderr
     else:
         assert any(f"host h{one} reaches host h{other} at none of 10.0.0.{other + 1} (eth0), 127.0.0.1 (lo)"
                    in done.stderr for one, other in (pair, pair[::-1]))

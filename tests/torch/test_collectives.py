@@ -63,10 +63,10 @@ def allreduce_values():
             for factors in [(0.5, 1.0), (1.0, 3.0), (2.0, 0.25)]:
                 reduced = hvd.allreduce(inputs[rank], op=op, prescale_factor=factors[0], postscale_factor=factors[1])
                 assert_equal(reduced, reduce(inputs, op, *factors), (dtype, op, factors))
-    # Average is the default, a multiplication by 1/n and a truncation towards zero for integers.
+    # Average is the default, a division by n and a truncation towards zero for integers.
     sums = [3, -3] if n == 2 else [n, -n]
     mine = torch.tensor(sums) if rank == 0 else torch.zeros(2, dtype=torch.int64)
-    assert hvd.allreduce(mine).tolist() == [int(value * (1.0 / n)) for value in sums]
+    assert hvd.allreduce(mine).tolist() == [int(value / n) for value in sums]
     assert hvd.allreduce(torch.ones(2), average=False).tolist() == [n, n]
 
 
