@@ -1,4 +1,5 @@
 """The driver's connections: who gets in, what arrives, and what happens to strangers."""
+import os
 import queue
 import socket
 import subprocess
@@ -186,9 +187,12 @@ print("hung up", connection.receive(Synced), flush=True)
 
 @pytest.mark.timeout(120)
 def test_both_ends_notice_within_seconds_that_a_host_has_vanished(namespaces):
+    # A silent host is given up after twice the longer limit and 10 s.
+    limits = {"BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS": "5", "HOROVOD_GLOO_TIMEOUT_SECONDS": "5"}
+
     def start(host, argument):
         return subprocess.Popen([*namespaces.enter(host), sys.executable, "-c", HOST, argument], stdout=subprocess.PIPE,
-                                text=True, cwd=ROOT)
+                                text=True, cwd=ROOT, env={**os.environ, **limits})
 
     with start(0, "driver") as driver:
         with start(1, driver.stdout.readline().strip()) as worker:

@@ -32,5 +32,5 @@ def test_pytorch_lightning_of_the_old_name():
     pytest.importorskip("pytorch_lightning")
     output = run("-c", "import pytorch_lightning as pl; import bagua_hvd.lightning as ours; "
                        "assert issubclass(ours.BaguaStrategy, pl.strategies.DDPStrategy); "
-                       "print(pl.Trainer(strategy='bagua_qadam', accelerator='cpu', logger=False).strategy)")
+                       "print(pl.Trainer(strategy='bagua_onebit_adam', accelerator='cpu', logger=False).strategy)")
     assert "BaguaStrategy" in output

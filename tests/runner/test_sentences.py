@@ -86,6 +86,43 @@ def test_hosts_are_connected_to_side_by_side_by_one_attempt_each(monkeypatch):
     assert sorted(attempts) == ["dead.invalid", "live.invalid"]
 
 
+def test_hosts_that_are_connected_to_at_once_try_each_other(monkeypatch):
+    """The first one is still being given its files when the second one joins."""
+    joined, second = [], threading.Event()
+
+    class Host:
+        ready, host_hash, error = True, None, None
+
+        def __init__(self, name):
+            self.name = name
+
+        def wait_ready(self, timeout):
+            return True
+
+    class Ssh:
+        host = Host
+
+    def call(function):
+        future = concurrent.futures.Future()
+        future.set_result(function())
+        return future
+
+    def join(self, newcomers, others, timeout):
+        joined.append(({host.name for host in newcomers}, {host.name for host in others}))
+
+    monkeypatch.setattr(network.Network, "join", join)
+    monkeypatch.setattr(network.Network, "likely_interface", lambda self, name: "eth0")
+    monkeypatch.setattr(network.Network, "rendezvous", lambda self, name, among: "10.0.0.1")
+    reach = Reach(Ssh, HostOptions(), call, lambda remote: second.wait(30) if remote.name == "a" else second.set())
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(reach.find, "a")
+        while not joined:
+            time.sleep(0.01)
+        reach.find("b")
+        first.result(30)
+    assert joined == [({"a"}, set()), ({"b"}, {"a"})]
+
+
 def test_a_worker_that_cannot_be_started_is_told_whatever_the_error():
     class NoReach:
         def find(self, host):

@@ -25,6 +25,7 @@ class Reach:
         self._attempts: dict[str, concurrent.futures.Future[Place]] = {}     # those that are under way
         self._remotes = {}          # name -> RemoteHost
         self._network = Network(options.nics)
+        self._joined = {}           # those that the network knows, by name; guarded by _probing
         self._probing = threading.Lock()
         self._here = local_place(options.nics)
 
@@ -68,9 +69,11 @@ class Reach:
     def _join(self, remote, timeout):
         with self._probing:
             while True:
-                others = [other for other in self._remotes.values() if other.name != remote.name and other.ready]
+                others = [other for other in self._joined.values() if other.name != remote.name and other.ready]
                 try:
                     self._network.join([remote], others, timeout)
+                    # Before the next host joins, or the two would never try each other.
+                    self._joined[remote.name] = remote
                     return
                 except ConnectionError:
                     if not remote.ready or all(other.ready for other in others):
