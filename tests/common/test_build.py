@@ -55,3 +55,17 @@ def test_the_sdist_holds_what_wheels_are_made_of(tmp_path):
               *(str(path.relative_to(ROOT)) for path in (ROOT / "bagua_hvd").rglob("*.py"))}
     assert not needed - names
     assert not [name for name in names if name.endswith((".so", ".o", ".pyc"))]
+
+
+def test_the_readme_links_what_is_there():
+    text = (ROOT / "README.md").read_text()
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text)]
+    files = [link for link in links if not link.startswith(("https:", "../../actions/"))]
+    assert len(files) > 30
+    assert not [file for file in files if not (ROOT / file).exists()]
+
+
+def test_the_readme_says_first_what_is_missing():
+    first_screen = (ROOT / "README.md").read_text().partition("## Start")[0]
+    assert "No package index has a release yet" in first_screen
+    assert "never run on a GPU" in first_screen

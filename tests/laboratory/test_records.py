@@ -1,4 +1,5 @@
 """tests.laboratory.records: what is appended is read back, and the documentation says what the records give."""
+import re
 import sys
 import types
 
@@ -34,3 +35,12 @@ def test_a_part_is_made_from_records(tmp_path, monkeypatch):
 def test_the_documentation_says_what_the_records_give():
     differing = [str(path) for path, (old, new) in records.pages().items() if old != new]
     assert not differing, "run `python -m tests.laboratory.records`"
+
+
+def test_no_sentence_begins_its_line_with_a_comment():
+    """CommonMark ends the paragraph there, and shows the rest of the line as HTML."""
+    root = records.ROOT
+    lines = [f"{path.relative_to(root)}:{number}" for path in [root / "README.md", *root.glob("docs/**/*.md")]
+             for number, line in enumerate(path.read_text().splitlines(), 1)
+             if re.match(r"\s*<!--.*?-->\s*\S", line)]
+    assert not lines, "move the comment into the line, behind a word"
