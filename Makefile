@@ -4,6 +4,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(shell find native -name '*.[ch]')
+# torch as pyproject.toml pins it. TORCH_INDEX may name PyTorch's index for CPUs: only torch is taken from there.
+TORCH := $(shell sed -n 's/.*"\(torch==[0-9.]*\)".*/\1/p' pyproject.toml | head -n 1)
+define prepare
+test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+$(1)/bin/python -m pip install --quiet 'pip>=25.1'
+endef
+install_torch = $(if $(TORCH_INDEX),$(BIN)/python -m pip install --quiet --index-url $(TORCH_INDEX) $(TORCH))
 export OMP_NUM_THREADS := 1
 
 # How long and how much the commands below do: make fuzz FUZZ_SECONDS=60, make soak SOAK_OPERATIONS=2000.
@@ -69,8 +76,8 @@ faults: $(VENV)/built
 
 # build/site: the documentation. Its tutorials are run, its reference is read from the modules, and warnings are errors.
 docs: $(VENV)/built
-	$(BIN)/python -c 'import latex2mathml, material, mkdocstrings' 2>/dev/null || { $(BIN)/python -m pip install --quiet 'pip>=25.1' && \
-		$(BIN)/python -m pip install --quiet --group docs; }
+	$(BIN)/python -c 'import latex2mathml, material, mkdocstrings' 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --group docs
 	NO_MKDOCS_2_WARNING=1 TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -m mkdocs build --strict --config-file .ci/mkdocs.yml
 
 # dist/: the sdist and a wheel for each machine, checked. Needs no C compiler: zig comes from the package index.
@@ -78,20 +85,21 @@ wheels: $(VENV)/release/built
 	.ci/wheels
 
 $(VENV)/release/built: pyproject.toml
-	test -x $(VENV)/release/bin/python || $(PYTHON) -m venv $(VENV)/release
-	$(VENV)/release/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(call prepare,$(VENV)/release)
 	$(VENV)/release/bin/python -m pip install --quiet --group release
 	touch $@
 
 # Less than $(VENV)/built, and quicker to build.
 $(VENV)/tried: pyproject.toml setup.py build.py $(NATIVE)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	BHVD_BUILD_LTO=0 $(BIN)/python -m pip install --quiet --editable '.[demo]'
+	$(call prepare,$(VENV))
+	$(install_torch)
+	BHVD_BUILD_LTO=0 $(BIN)/python -m pip install --quiet --group demo --editable .
 	touch $@
 
 $(VENV)/built: pyproject.toml setup.py build.py $(NATIVE)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(call prepare,$(VENV))
+	$(install_torch)
+	$(BIN)/python -m pip install --quiet --group dev --editable .
 	# By itself: it would bring another TensorFlow along, the one for GPUs.
 	$(BIN)/python -m pip install --quiet --no-deps tf_keras==2.21.0
 	touch $@

@@ -56,8 +56,11 @@ def parse_args():
 
 
 def _read_config_file(args):
-    """Sets what the file says and the command line does not. ValueError: no such file, not YAML, or wrong values."""
-    import yaml
+    """Sets what only the file says. ValueError: no file, no PyYAML, not YAML, wrong values."""
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise ValueError("--config-file needs PyYAML: pip install 'bagua_hvd[yaml]'") from None
 
     given = {name for name, value in vars(args).items() if value is not None}
     try:

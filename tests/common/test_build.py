@@ -55,6 +55,33 @@ def test_the_sdist_holds_what_wheels_are_made_of(tmp_path):
               *(str(path.relative_to(ROOT)) for path in (ROOT / "bagua_hvd").rglob("*.py"))}
     assert not needed - names
     assert not [name for name in names if name.endswith((".so", ".o", ".pyc"))]
+    assert not [name for name in names if name.startswith("docs/results/records/")]
+
+
+def test_extras_are_for_users():
+    """What is published pins nothing; what develops and demonstrates this is a group; Python 3.14 has no TensorFlow."""
+    about = pytest.importorskip("tomllib").loads((ROOT / "pyproject.toml").read_text())
+    extras = about["project"]["optional-dependencies"]
+    assert not [package for packages in extras.values() for package in packages if "==" in package]
+    assert not extras.keys() & about["dependency-groups"].keys()
+    pins = [package for package in about["dependency-groups"]["dev"] if package.startswith("tensorflow")]
+    assert [package.partition(";")[2].strip() for package in pins] == ["python_version < '3.14'"]
+
+
+def test_the_index_of_torch_is_for_torch_alone():
+    """Another package of the same name as one of ours there would be installed unnoticed."""
+    printed = subprocess.run(["make", "-n", "-W", "pyproject.toml", ".venv/built", "TORCH_INDEX=there"], cwd=ROOT,
+                             check=True, capture_output=True, text=True, timeout=60).stdout
+    lines = [line for line in printed.splitlines() if "there" in line]
+    assert [line.partition("--index-url ")[2] for line in lines] == ["there torch==2.13.0"]
+
+
+def test_documented_commands_run_the_package_that_builds():
+    """build.py hides the package `build` from `python -m build` in this folder."""
+    patterns = "*.md", ".github/**/*.*", ".ci/*", "docs/**/*.md", "Makefile"
+    pages = [path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()]
+    hidden = [str(page) for page in pages if re.search(r"python[\d.]* -m build\b", page.read_text())]
+    assert not hidden, "write `python -P -m build`"
 
 
 def test_the_readme_links_what_is_there():

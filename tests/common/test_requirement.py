@@ -25,3 +25,13 @@ def test_one_sentence(tmp_path, module, framework, oldest, text, fragment):
     assert last_line.startswith(f"ImportError: bagua_hvd.{module} needs {framework} {oldest} or later")
     assert fragment.format(module) in last_line
     assert "During handling" not in result.stderr
+
+
+def test_a_config_file_needs_an_extra(tmp_path):
+    (tmp_path / "yaml.py").write_text("raise ModuleNotFoundError(\"No module named 'yaml'\", name='yaml')")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-m", "bagua_hvd.runner.launch", "-np", "1", "--config-file", "job.yaml", "true"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("baguarun: error: --config-file needs PyYAML: pip install 'bagua_hvd[yaml]'")
+    assert done.stderr.count("\n") == 1
