@@ -96,3 +96,42 @@ def test_the_readme_says_first_what_is_missing():
     first_screen = (ROOT / "README.md").read_text().partition("## Start")[0]
     assert "No package index has a release yet" in first_screen
     assert "never run on a GPU" in first_screen
+
+
+def test_a_release_gives_readme_and_metadata_its_address(tmp_path):
+    tomllib = pytest.importorskip("tomllib")
+    for name in ("README.md", "pyproject.toml"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    address = "https://host.example/owner/name"
+    subprocess.run([sys.executable, ROOT / ".ci" / "address", address, "v1.2.3"], cwd=tmp_path, check=True, timeout=60)
+    links = re.findall(r"\]\(([^)]+)\)", (tmp_path / "README.md").read_text())
+    assert not [link for link in links if not link.startswith(f"{address}/")]
+    assert {f"{address}/actions/workflows/tests.yml", f"{address}/actions/workflows/tests.yml/badge.svg",
+            f"{address}/blob/v1.2.3/LICENSE", f"{address}/raw/v1.2.3/docs/time-to-quality.svg"} <= set(links)
+    about = tomllib.loads((tmp_path / "pyproject.toml").read_text())
+    assert about["project"]["urls"]["Homepage"] == address
+    assert about["project"]["scripts"]
+
+
+def test_notes_of_a_release_are_the_changelogs(tmp_path):
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / "docs").mkdir()
+    (tmp_path / ".ci" / "notes").write_text((ROOT / ".ci" / "notes").read_text())
+    (tmp_path / "docs" / "changelog.md").write_text(
+        "# Changelog\n\n## 0.3.0, not yet released\n\n- c\n\n## 0.2.10, 2026-02-01\n\n- b\n\n"
+        "## 0.2.1, 2026-01-01\n\n- a\n")
+
+    def notes(version):
+        done = subprocess.run(["bash", tmp_path / ".ci" / "notes", version], capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout.strip()
+
+    assert notes("0.2.1") == (0, "- a")
+    assert notes("0.2.10") == (0, "- b")
+    assert notes("0.3.0")[0] == notes("0.2")[0] == 1
+
+
+def test_workflows_call_actions_by_commit_or_say_that_they_do_not():
+    uses = [line for path in (ROOT / ".github" / "workflows").glob("*.yml") for line in path.read_text().splitlines()
+            if "uses: " in line and "uses: ./" not in line]
+    assert len(uses) > 20
+    assert not [line for line in uses if not re.search(r"@[0-9a-f]{40}  # v|zizmor: ignore\[unpinned-uses\]", line)]
