@@ -36,5 +36,5 @@ const char *bhvd_cpu_features(void)
 
 const char *bhvd_version(void)
 {
-    return "0.2.0";
+    return "0.3.0";
 }
