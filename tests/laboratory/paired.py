@@ -12,7 +12,7 @@ import statistics
 import sys
 
 from bagua_hvd.bench import report
-from tests.laboratory import auto, profiles, records
+from tests.laboratory import auto, profiles, records, step_times
 from tests.laboratory.emulated import Ranks
 from tests.laboratory.hosts import Hosts, why_impossible
 
@@ -29,7 +29,7 @@ def measure(model, hosts_count, per_host, rate, turns, steps, folder=records.FOL
         for turn in range(turns):
             for way in WAYS if turn % 2 == 0 else WAYS[::-1]:
                 trains, arguments, _ = ways[way]
-                ranks.call("prepare", steps.SETTLES, each=[(trains, arguments, 1)] * ranks.size)
+                ranks.call("prepare", step_times.SETTLES, each=[(trains, arguments, 1)] * ranks.size)
                 found = ranks.call("measure", steps, 0)
                 slowest = map(max, zip(*(rank["steps"] for rank in found), strict=True))
                 seconds[way].append(statistics.median(slowest))
