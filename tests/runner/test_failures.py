@@ -80,7 +80,9 @@ def test_a_script_that_redirects_its_stderr_keeps_it(launcher):
 def test_survivors_save_before_they_end(launcher):
     exit_code, stdout, stderr, _ = fail(launcher, 1, "kill", env={"TEST_SAVE": "2"})
     assert exit_code == 137 and blamed(stderr) == (1, 137)
-    assert sorted(stdout.splitlines()) == ["[0]<stdout>:saved 20", "[2]<stdout>:saved 20"]
+    # The rank that was killed had its twentieth sum; another may have lost it before its own was whole.
+    saved = {rank: int(steps) for rank, steps in re.findall(r"\[(\d)\]<stdout>:saved (\d+)", stdout)}
+    assert set(saved) == {"0", "2"} and set(saved.values()) <= {19, 20}, stdout
     assert "the remaining workers have 5 s to end by themselves" in stderr and "Terminating" not in stderr
 
 
