@@ -1,6 +1,6 @@
 """What the ranks tell each other of one optimizer before its first gradients travel: one small allreduce."""
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 from zlib import crc32
 
@@ -17,6 +17,7 @@ DIFFERENT_NAMES = (
     "Ranks disagree on gradient {place}: on rank {one} it is that of {first}, on rank {other} that of {second}. List "
     "the same variables in the same order on all ranks, with equal names, dtypes and shapes"
 )
+_FOLLOWING = 8      # optimizers whose windows end with one's, at most
 _NAMES_SHOWN = 8
 _NAME_BYTES = 200
 _NUMBERED = re.compile(r"(.*)_(\d+)")
@@ -60,7 +61,8 @@ class Agreed(NamedTuple):
     sparse: the gradients that any rank has sparse, with the leading dimensions of which entries are held.
     order: all gradients, as the buckets are to hold them. step: the latest.
     differ: ranks are in different steps, have another order, or only some have state that is equal on all.
-    own_differs: only some have state of their own. complete: no rank has joined, and so has said nothing.
+    own_differs: only some have state of their own. following: see agree(); of any rank.
+    complete: no rank has joined, and so has said nothing.
     """
 
     sparse: dict[int, int]
@@ -68,15 +70,17 @@ class Agreed(NamedTuple):
     step: int
     differ: bool
     own_differs: bool
+    following: set[int]
     complete: bool
 
 
 def agree(name: str, group: ProcessSet, members: Sequence[Member], source: Source, order: Sequence[int],
-          model: Model) -> Agreed:
+          model: Model, following: Set[int]) -> Agreed:
     """Tells the ranks of the group this one's facts, and learns theirs; collective.
 
     Args:
         name: of the gradients. order: this rank's.
+        following: how many numbers behind are the optimizers whose windows end after this one's, with the same pass.
     Raises:
         HorovodInternalError: on all ranks, that their gradients are for different variables.
     """
@@ -86,9 +90,10 @@ def agree(name: str, group: ProcessSet, members: Sequence[Member], source: Sourc
     places = {index: place for place, index in enumerate(order)}
     described = _described(members)
     try:
-        facts = extremes([*present, *sparse, *(places[index] for index in range(count)), model.step,
-                          *map(int, model.kinds_of_state()), _number("\n".join(described)), source.fingerprint()],
-                         f"{name}.facts", group)
+        facts = extremes([*present, *sparse, *(places[index] for index in range(count)),
+                          *(int(behind + 1 in following) for behind in range(_FOLLOWING)),
+                          model.step, *map(int, model.kinds_of_state()), _number("\n".join(described)),
+                          source.fingerprint()], f"{name}.facts", group)
     except HorovodInternalError as error:
         if error.status != native.ERR_MISMATCH:
             raise
@@ -99,14 +104,15 @@ def agree(name: str, group: ProcessSet, members: Sequence[Member], source: Sourc
         raise _different_names(name, group, members, described)
     if of_prints[0] != of_prints[1]:
         raise _different_variables(name, group, members)
-    of_ranks, of_sparse, of_places = facts[:size], facts[size:size + count], facts[size + count:-3]
-    step, own, kept = facts[-3:]
+    of_ranks, of_sparse, of_places = facts[:size], facts[size:size + count], facts[size + count:size + 2 * count]
+    of_following, (step, own, kept) = facts[size + 2 * count:-3], facts[-3:]
     return Agreed(
         sparse={index: largest for index, (largest, _) in enumerate(of_sparse) if largest},
         order=sorted(range(count), key=lambda index: (of_places[index][0], index)),
         step=step[0],
         differ=any(largest != smallest for largest, smallest in (*of_places, step, kept)),
         own_differs=own[0] != own[1],
+        following={behind + 1 for behind, (largest, _) in enumerate(of_following) if largest},
         complete=all(largest for largest, _ in of_ranks),
     )
 

@@ -22,6 +22,7 @@ be computing, or saving a checkpoint that the other ranks know nothing of.
 Lives on the thread of the backward pass; no lock. Nothing else here touches tensor data.
 """
 import functools
+import itertools
 import threading
 import warnings
 from contextlib import contextmanager, suppress
@@ -56,6 +57,8 @@ ADDED_TO_LATE = (
     "with delay=1 gradients hold the average of the step before, to which another backward pass has added its own: "
     "call zero_grad() or step() before it, or make it part of the window, by no_sync() or backward_passes_per_step"
 )
+
+_moments = itertools.count(1)
 
 
 def _counted(method):
@@ -125,6 +128,9 @@ class Reducer:
         synchronized: all gradients have been communicated since the last backward pass, and no step has used them.
         accumulating: backward passes add to the gradients and count for nothing else; see no_sync().
         number: of its optimizer; see renumber().
+        following: numbers of the optimizers of the group whose windows end in the same backward pass, after this one's.
+            When the ranks have told each other their facts: on any rank.
+        touched_at, stepped_at: when a backward pass last touched it, and when it last stepped; of one count.
         synchronizations: how often synchronize() made the caller wait; for how long, hvd.statistics() has.
     """
 
@@ -133,6 +139,8 @@ class Reducer:
         self.algorithm = algorithm
         self.group = group
         self.synchronizations = 0
+        self.following: set[int] = set()
+        self.touched_at = self.stepped_at = 0
         self._counts_since = None   # runtime.inits when there were these
         self._counter, self._account = statistics.AlgorithmStatistics(), 0
         # Hooks of the algorithm's own; the others do nothing, and are not called.
@@ -161,6 +169,15 @@ class Reducer:
     def buckets(self):
         """Those of the gradients, which the model has."""
         return self.model.gradients
+
+    @property
+    def untouched(self):
+        """Whether no backward pass has made a gradient ready since they were last communicated and used."""
+        return not (self.pending or self.synchronized or self.accumulating)
+
+    def touched(self):
+        """A backward pass has ended that touched it, on this rank or on others."""
+        self.touched_at = next(_moments)
 
     def renumber(self, number):
         """Changes its optimizer's number, by which ranks match what it communicates. Not while anything is pending."""
@@ -277,6 +294,7 @@ class Reducer:
 
         For front ends with windows of several passes, or that do not know better when to call synchronize().
         """
+        self.touched()
         if not self.pending or self.accumulating:
             return False
         self._passes_left = max(0, self._passes_left - 1)
@@ -324,7 +342,9 @@ class Reducer:
         model.settle()
         settled = self._ready is None or model.kinds_of_state()[1]
         agreed = agree(layout.name, self.group, layout.members, self._source,
-                       layout.order(None if settled else self._ready), model)
+                       layout.order(None if settled else self._ready), model,
+                       {number - self.number for number in self.following})
+        self.following = {number + self.number for number in agreed.following}
         for index, sparse_dim in agreed.sparse.items():
             self._set_sparse(index, sparse_dim)
         if agreed.differ or agreed.own_differs:
@@ -596,6 +616,7 @@ class Reducer:
     def stepped(self):
         """The weights have been updated."""
         self.synchronized = False
+        self.stepped_at = next(_moments)
         self._step_ends()
         if self.model.timing is not None:
             self.model.timing.stepped()

@@ -5,6 +5,10 @@
 
 so that `p.grad` is the reduced gradient after `backward()`. With wait_in_step nobody waits here.
 
+A rank without a batch communicates in `step()`. Other ranks wait in backward() for all optimizers of that pass, so the
+rank communicates for all of these in the first of its steps. It takes the optimizers of its last pass; in the first
+step the other ranks tell it (reduction/agreement.py).
+
 A backward pass within a backward pass (reentrant checkpointing) is part of the outer one: what ends there ends nothing,
 and its gradients travel when the outer one has ended, since a module that is used again adds to them.
 
@@ -31,6 +35,7 @@ _BACKWARD = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 _engine = Variable._execution_engine
 _graph_task = torch._C._current_graph_task_id
 _ended = threading.local()      # Backwards whose window ended with the pass that is ending on this thread
+_living: weakref.WeakSet[Any] = weakref.WeakSet()       # all Backwards
 _hooked: Any = WeakTensorKeyDictionary()        # of each parameter weak references to the Backwards with hooks on it
 
 SHARED = (
@@ -89,6 +94,9 @@ class Backward:
         self._end: Callable[[], Any] | None = None      # of the pass under way: a weak reference
         # Of Backwards with hooks on parameters of this one the name of one of those.
         self._others: weakref.WeakKeyDictionary[Backward, str] = weakref.WeakKeyDictionary()
+        # Backwards whose windows ended in the same pass as this one's, the last time.
+        self._together: weakref.WeakSet[Backward] = weakref.WeakSet()
+        _living.add(self)
         self.register(0)
 
     def register(self, first):
@@ -172,11 +180,10 @@ class Backward:
             return
         if within:
             self._await_outer(node)
-        elif reducer.pass_ended() and not self._wait_in_step:
-            # After all other optimizers' ends: first everything is posted, whatever a rank's pass has touched, and only
-            # then anyone waits.
+        elif reducer.pass_ended():
+            # After all other optimizers' ends.
             _ended.__dict__.setdefault("backwards", []).append(self)
-            _engine.queue_callback(_complete)
+            _engine.queue_callback(_passed)
 
     def _await_outer(self, node):
         """Asks for the end of the outer pass, when that comes to what follows the node. If it does not: see step()."""
@@ -192,6 +199,27 @@ class Backward:
 
     def complete(self):
         """Waits for the reduction, unless nothing is to be communicated."""
+        reducer = self._reducer()
+        if reducer is None:
+            return
+        if reducer.untouched:
+            _complete(each for each in (self, *self._due(self._together)) if not each._wait_in_step)
+        self._complete_own()
+
+    def _due(self, others):
+        """Those of other Backwards that this rank has not touched in this step either, and which it must complete.
+
+        One that a pass has touched since the last step of this optimizer has made its own step already.
+        """
+        since = self._reducer().stepped_at
+        return [other for other in others if other is not self
+                and (reducer := other._reducer()) is not None and reducer.untouched and reducer.touched_at <= since]
+
+    def _of(self, group, numbers):
+        reducer = self._reducer()
+        return reducer is not None and reducer.group is group and reducer.number in numbers
+
+    def _complete_own(self):
         reducer = self._reducer()
         if reducer is not None:
             reducer.synchronize()
@@ -221,23 +249,45 @@ class Backward:
 
 
 @uncompiled
-def _complete():
-    ended: list[tuple[int, int, int, Any, Backward]] = []
-    for backward in _ended.__dict__.pop("backwards", ()):
-        reducer = backward._reducer()
-        if reducer is not None:
-            ended.append((reducer.group.process_set_id, reducer.number, len(ended), reducer, backward))
-    ended.sort()
-    failure = None
-    for *_, reducer, _backward in ended:
+def _passed():
+    """The pass has ended, and with it windows."""
+    backwards = _ended.__dict__.pop("backwards", [])
+    for backward in backwards:
+        backward._together = weakref.WeakSet(backwards)
+    _complete(backward for backward in backwards if not backward._wait_in_step)
+
+
+def _complete(backwards):
+    """Communicates the rest of windows that end together, in the order of their optimizers' numbers.
+
+    Posts everything before it waits: another rank's pass may have touched other optimizers.
+    """
+    waiting, posted = _ordered(backwards), []
+    while waiting:
+        reducer, backward = waiting.pop(0)
+        posted.append((reducer, backward))
+        reducer.touched()
+        known = {other.number for other, _ in waiting if other.group is reducer.group}
+        reducer.following = known
         reducer.post()
-    for *_, backward in ended:
+        if reducer.following != known:
+            told = [other for other in backward._due(_living)
+                    if not other._wait_in_step and other._of(reducer.group, reducer.following - known)]
+            waiting = _ordered([*(other for _, other in waiting), *told])
+    failure = None
+    for _, backward in posted:
         try:
-            backward.complete()
+            backward._complete_own()
         except Exception as error:
             failure = failure or error
     if failure is not None:
         raise failure
+
+
+def _ordered(backwards):
+    """[(Reducer, Backward)] of those that are alive, in an order that is the same on all ranks."""
+    alive = [(reducer, backward) for backward in backwards if (reducer := backward._reducer()) is not None]
+    return sorted(alive, key=lambda pair: (pair[0].group.process_set_id, pair[0].number))
 
 
 def _accumulation(parameter):

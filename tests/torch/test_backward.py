@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import bagua_hvd.torch as hvd
+from bagua_hvd import algorithms
 
 SMALL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": "1048576"}
 
@@ -785,3 +786,51 @@ def frozen_later():
 
 def test_frozen_later(run_ranks):
     run_ranks(2, frozen_later)
+
+
+# ---------------------------------------------------------------------------------------- ranks without a batch ----
+
+
+def without_a_batch(first, second, joins):
+    """One optimizer communicates in step(), another in backward(), where the ranks with a batch wait for it."""
+    hvd.init()
+    size, rank = hvd.size(), hvd.rank()
+    start = [torch.arange(3.0), torch.arange(4.0)]
+    lr = 0.1
+
+    def wrapped(algorithm, parameter):
+        if algorithm == "local_sgd":
+            algorithm = algorithms.LocalSGD(1)
+        return hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=lr), [("p", parameter)], algorithm=algorithm)
+
+    parameters = [nn.Parameter(values.clone()) for values in start]
+    opts = [wrapped(algorithm, parameter) for algorithm, parameter in zip((first, second), parameters, strict=True)]
+    for step in range(6):
+        idle = step % (size + 1)        # sometimes nobody
+        if rank != idle:
+            loss = sum((parameter * (1 + rank + step)).sum() for parameter in parameters)
+            loss.backward()
+        for opt in opts if step % 2 == 0 else opts[::-1]:
+            opt.step()
+        for opt in opts:
+            opt.zero_grad()
+        mean = sum(1 + r + step for r in range(size) if r != idle) / size
+        for parameter, values in zip(parameters, start, strict=True):
+            values -= lr * mean
+            torch.testing.assert_close(parameter.detach(), values)
+    if joins and rank == 0:
+        hvd.join()
+    elif joins:
+        for _ in range(3):
+            sum(parameter.sum() for parameter in parameters).backward()
+            for opt in opts:
+                opt.step()
+                opt.zero_grad()
+        hvd.join()
+
+
+@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize(("first", "second"), [
+    ("local_sgd", "gradient_allreduce"), ("gradient_allreduce", "local_sgd"), ("local_sgd", "local_sgd")])
+def test_without_a_batch(run_ranks, first, second, joins):
+    run_ranks(3, without_a_batch, arguments={"first": first, "second": second, "joins": joins}, timeout=60)

@@ -98,9 +98,10 @@ def draw_program(seed, n):
     if once or any(each["wait_in_step"] for each in optimizers):
         for each in optimizers:
             each["passes"] = 1 if any(other["delay"] for other in optimizers) else optimizers[0]["passes"]
-    # A rank without a batch communicates in step(): one optimizer's weights, while others wait for another's gradients.
-    kinds = {(each["passes"], each["local"], each["wait_in_step"]) for each in optimizers}
-    may_idle = n > 1 and not scaled and len(kinds) == 1
+    # A rank without a batch ends one window of each optimizer. It learns in the first step what others wait for in
+    # backward(); not what they wait for in step().
+    may_idle = n > 1 and not scaled and len({each["passes"] for each in optimizers}) == 1
+    learns = len({each["wait_in_step"] for each in optimizers}) == 1
     steps = []
     for t in range(draw.randrange(3, 7)):
         kind = "window" if once else draw.choice(("window", "window", "part", "several", "no_sync"))
@@ -112,6 +113,10 @@ def draw_program(seed, n):
         if t and draw.random() < 0.25:
             step["reload"] = draw.choice(("same", "new"))
             step["zero"] = step["zero"] or step["reload"] == "new"      # to a new one old sums are gradients
+        fresh = t == 0 or step["reload"] == "new"
+        if fresh and not learns:
+            step["idle"] = None
+        step["backwards"] = not (fresh and step["idle"] is not None) and draw.random() < 0.3
         for i, parameter in enumerate(parameters):
             free = i not in firsts and not parameter["rows"] and not keeps(optimizers[parameter["owner"]])
             if t and free and draw.random() < 0.15:
@@ -323,8 +328,8 @@ class Distributed(Trainer):
         if step["between"] and self.rank == 0:
             first = self.parameters[0]
             torch.autograd.grad((first ** 2).sum(), [first])
-        for owner, optimizer in enumerate(self.optimizers):
-            self.step_one(t, step, owner, optimizer, closure)
+        for owner in reversed(range(len(self.optimizers))) if step["backwards"] else range(len(self.optimizers)):
+            self.step_one(t, step, owner, self.optimizers[owner], closure)
         if self.scaler is not None:
             self.scaler.update()
         self.stepped()
@@ -418,16 +423,12 @@ def run_programs(first, last):
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_programs(run_ranks, n):
-    run_ranks(n, run_programs, arguments={"first": 0, "last": 40}, timeout=90)
-
-
-ENDLESS = pytest.mark.xfail(run=False, reason="a program from seed 2000 on does not end; not understood yet")
+    run_ranks(n, run_programs, arguments={"first": 0, "last": 40})
 
 
 @pytest.mark.long
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize(("n", "part"), [
-    (1, 0), (1, 1), (2, 0), (3, 0), pytest.param(2, 1, marks=ENDLESS), pytest.param(3, 1, marks=ENDLESS)])
+@pytest.mark.parametrize(("n", "part"), [(1, 0), (1, 1), (2, 0), (3, 0), (2, 1), (3, 1)])
 def test_many_programs(run_ranks, n, part):
     first, count = 1000 + 1000 * part, {1: 150, 2: 425, 3: 425}[n]
     run_ranks(n, run_programs, arguments={"first": first, "last": first + count}, timeout=450)
