@@ -76,7 +76,7 @@ bhvd_status allreduce_adasum(struct run *run, struct group *group, const struct 
                              const struct span_list *list)
 {
     const size_t element = bhvd_dtype_size(reduction->dtype);
-    unsigned char *mine = fusion_acquire(run, 0, list->nbytes), *theirs = fusion_acquire(run, 1, list->nbytes);
+    unsigned char *mine = fusion_acquire(&run->fusion, 0, list->nbytes), *theirs = fusion_acquire(&run->fusion, 1, list->nbytes);
     if (!mine || !theirs)
         return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes", list->nbytes);
     struct span_cursor in = span_cursor_at(list, 0), out = span_cursor_at(list, 0);

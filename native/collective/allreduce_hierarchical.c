@@ -92,7 +92,7 @@ static void destroy(struct run *run, struct levels *l)
         free(x->pieces[i].part);
         span_list_fini(&x->pieces[i].list);
     }
-    fusion_return(run, &x->memory);
+    fusion_return(&run->fusion, &x->memory);
     span_list_fini(&x->list);
 }
 
@@ -118,7 +118,7 @@ static bool pieces_init(struct run *run, struct shards *x)
             return false;
     }
     const size_t room = shard_room(x);
-    if (!fusion_borrow(run, depth * room, &x->memory))
+    if (!fusion_borrow(&run->fusion, depth * room, &x->memory))
         return false;
     for (size_t i = 0; i < depth; i++)
         x->pieces[i].shard.dst = (unsigned char *)x->memory.data + i * room;

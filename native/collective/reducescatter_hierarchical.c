@@ -74,7 +74,7 @@ static bhvd_status cross(struct run *run, struct levels *l, size_t piece, struct
 static void destroy(struct run *run, struct levels *l)
 {
     struct reducescatter *r = (struct reducescatter *)l;
-    fusion_return(run, &r->memory);
+    fusion_return(&run->fusion, &r->memory);
     span_list_fini(&r->list);
     free(r->part);
 }
@@ -92,7 +92,7 @@ static bool lay_out(struct run *run, struct reducescatter *r, const struct group
     r->place = parts_keep(r->part, part, n);
     r->cross_part = r->place + n;
     r->local_part = r->cross_part + hosts;
-    return !r->levels.depth || fusion_borrow(run, r->levels.depth * hosts * r->slice, &r->memory);
+    return !r->levels.depth || fusion_borrow(&run->fusion, r->levels.depth * hosts * r->slice, &r->memory);
 }
 
 bhvd_status reducescatter_hierarchical(struct plan *plan, struct run *run, struct group *group, const struct reduction *reduction,

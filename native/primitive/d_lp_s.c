@@ -59,7 +59,7 @@ static bool make_room(struct d_lp_s *x, struct room *room)
     const size_t longest = segments_part(&x->codes.cut, 0, 0).count;
     const size_t values = encoder_align(longest * x->encoder.element), floats = encoder_align(longest * sizeof(float));
     unsigned char *memory =
-        fusion_acquire(x->run, SCRATCH_OF_STEPS, values + 3 * floats + encoder_scratch_size(&x->encoder, longest));
+        fusion_acquire(&x->run->fusion, SCRATCH_OF_STEPS, values + 3 * floats + encoder_scratch_size(&x->encoder, longest));
     if (!memory) {
         run_fail(x->run, BHVD_ERR_SYSTEM, "no memory for codes of %zu elements", longest);
         return false;
@@ -281,7 +281,7 @@ static void end(struct run *run, struct levels *l, size_t number)
 static void destroy(struct run *run, struct levels *l)
 {
     struct host_ring *ring = (struct host_ring *)l;
-    fusion_return(run, &ring->memory);
+    fusion_return(&run->fusion, &ring->memory);
     span_list_fini(&ring->list);
     span_list_fini(&ring->all.list);
     span_list_fini(&ring->all.results);
@@ -304,7 +304,7 @@ static bool lay_out(struct run *run, struct host_ring *ring)
     codes->received.each = ring->code_nbytes;
     const size_t room = mean + (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
     ring->list = (struct span_list){.spans = malloc(spans * sizeof(struct span)), .capacity = spans};
-    if (!ring->list.spans || !fusion_borrow(run, ring->levels.depth * room, &ring->memory))
+    if (!ring->list.spans || !fusion_borrow(&run->fusion, ring->levels.depth * room, &ring->memory))
         return false;
     for (size_t i = 0; i < ring->levels.depth; i++) {
         unsigned char *place = (unsigned char *)ring->memory.data + i * room;

@@ -51,7 +51,7 @@ static bool take_memory(struct flight *flight)
     const struct span_list *list = flight->material.list;
     const bool packed = list && (list->count != 1 || !list->spans[0].dst);
     const size_t vector = !list || packed ? aligned(nbytes[IN_VECTOR]) : 0, total = vector + aligned(nbytes[IN_SCRATCH]);
-    if (total && !fusion_borrow(flight->run, total, &flight->memory))
+    if (total && !fusion_borrow(&flight->run->fusion, total, &flight->memory))
         return false;
     flight->spaces[IN_INPUT] = (unsigned char *)flight->material.input;
     flight->spaces[IN_OUTPUT] = flight->material.output;
@@ -72,7 +72,7 @@ static void end_meeting(const struct flight *flight)
 
 static void flight_free(struct flight *flight)
 {
-    fusion_return(flight->run, &flight->memory);
+    fusion_return(&flight->run->fusion, &flight->memory);
     schedule_fini(&flight->schedule);
     free(flight->steps);
     free(flight->ready);

@@ -3,7 +3,7 @@
 #ifndef BHVD_EXECUTOR_H
 #define BHVD_EXECUTOR_H
 
-#include "run/fusion.h"
+#include "run/span.h"
 #include "run/group.h"
 #include "run/reduction.h"
 #include "run/schedule.h"

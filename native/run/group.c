@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "run/hierarchy.h"
+#include "run/run.h"
 
 static int local_index_of(const struct connections *c, int rank)
 {
@@ -34,7 +34,6 @@ bool group_init(struct group *group, const struct run *run, const int32_t *ranks
 
 void group_fini(struct group *group)
 {
-    hierarchy_destroy(group->hierarchy);
     free(group->ranks);
     free(group->local_indices);
     *group = (struct group){0};

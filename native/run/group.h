@@ -23,7 +23,7 @@ struct group {
 // if there is one of this id. False: no memory, and nothing is left.
 bool group_init(struct group *group, const struct run *run, const int32_t *ranks, int size, int rank, int id,
                 uint64_t first_block);
-void group_fini(struct group *group);
+void group_fini(struct group *group);      // after hierarchy_destroy
 
 // The link to a member, by its position.
 static inline struct link *group_link(struct run *run, const struct group *group, int index)

@@ -3,8 +3,6 @@
 #include <stdlib.h>
 
 #include "base/status.h"
-#include "run/executor.h"
-#include "run/fusion.h"
 
 void run_init(struct run *run, const struct run_duties *duties, void *owner)
 {
@@ -18,8 +16,7 @@ void run_init(struct run *run, const struct run_duties *duties, void *owner)
 
 void run_fini(struct run *run)
 {
-    executor_fini(run);
-    fusion_fini(run);
+    fusion_fini(&run->fusion);
     pthread_mutex_destroy(&run->failure_lock);
 }
 

@@ -11,17 +11,10 @@
 #include <stdbool.h>
 
 #include "kernel/kernel.h"
+#include "run/fusion.h"
 #include "run/schedule.h"
 #include "run/work.h"
 #include "transport/connect.h"
-
-enum { FUSION_KEPT = LINK_LANES };      // one for each execution that may be on its way
-
-struct fusion_buffer {
-    void *data;
-    size_t size;
-    int64_t used_ns;                    // when it was used last
-};
 
 // How long nothing has moved that an operation needs.
 struct stillness {
@@ -65,8 +58,7 @@ struct run {
     pthread_mutex_t failure_lock;       // for writing `failure`, and for reading it on other threads
     struct bhvd_error failure;          // why nothing can be executed any more
     struct writes writes;
-    struct fusion_buffer scratch[3];    // fusion.h
-    struct fusion_buffer lent[FUSION_KEPT];     // those that are not lent now
+    struct fusion fusion;
     struct executor executor;           // executor.h
     int spin_limit, yield_limit;        // rounds of looking, and of yielding, before the engine sleeps
     int sleep_ms;                       // at most
@@ -82,7 +74,7 @@ struct run {
 
 // Of a run that is all zeros; not its connections, which are the owner's to open and to close.
 void run_init(struct run *run, const struct run_duties *duties, void *owner);
-void run_fini(struct run *run);
+void run_fini(struct run *run);        // after executor_fini
 // In a forked child: fresh locks.
 void run_after_fork(struct run *run);
 

@@ -13,7 +13,7 @@
 #ifndef BHVD_SHARED_H
 #define BHVD_SHARED_H
 
-#include "run/fusion.h"
+#include "run/span.h"
 #include "run/group.h"
 #include "run/reduction.h"
 

@@ -3,7 +3,7 @@
 #ifndef BHVD_VECTOR_H
 #define BHVD_VECTOR_H
 
-#include "run/fusion.h"
+#include "run/span.h"
 #include "run/reduction.h"
 
 struct vector {

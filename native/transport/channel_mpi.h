@@ -7,7 +7,7 @@
 #ifndef BHVD_CHANNEL_MPI_H
 #define BHVD_CHANNEL_MPI_H
 
-#include "transport/connect.h"
+#include "transport/connections.h"
 
 // Makes the streams to all ranks of other hosts MPI channels. Collective over the job; the control sockets are there.
 bhvd_status mpi_connect(struct connections *c, int64_t deadline_ns, struct bhvd_error *error);

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "transport/connect.h"
+#include "transport/connections.h"
 
 enum {
     CARD_MAGIC = 0x43484742,            // "BGHC", also tells the byte order
@@ -61,5 +61,8 @@ bhvd_status local_connect(struct connecting *k, int rank, int *fd);
 bhvd_status local_join(struct connecting *k, int rank, int fd, int64_t deadline_ns);
 // The host's first rank makes the memory.
 bhvd_status local_make_memory(struct connecting *k);
+
+// Gives the link to `peer`, which is `local_index` of this host, its rings and bell; bell_fd becomes the link's.
+void connections_use_rings(struct connections *c, int peer, int local_index, int bell_fd);
 
 #endif

@@ -8,6 +8,7 @@
 
 #include "base/status.h"
 #include "transport/connect.h"
+#include "transport/connect_local.h"
 
 struct inproc_world {
     struct host_memory memory;

@@ -8,7 +8,7 @@
 //
 // A message that came before it was expected waits in its socket, and so do those behind it. Where another execution's could be
 // behind it, it is taken into memory of the link's instead (a stray): else two ranks could wait for each other. Of an execution
-// that has not started here nothing is read: its window (core/negotiation/negotiation.h) says that nobody needs what is behind. Of a meeting
+// that has not started here nothing is read: its window (core/negotiation/member.h) says that nobody needs what is behind. Of a meeting
 // (core/negotiation/meeting.h), which has no place in the order of executions, what comes before it has started here is taken, too.
 // Thread: the engine's owner only.
 #ifndef BHVD_LINK_H

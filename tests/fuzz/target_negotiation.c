@@ -10,7 +10,13 @@
 
 #include "core/negotiation/answer.h"
 #include "core/context/context.h"
+#include "core/api/context.h"
+#include "core/context/operation.h"
+#include "core/execution/dispatch.h"
 #include "core/execution/engine.h"
+#include "core/message/frame.h"
+#include "core/negotiation/coordinator.h"
+#include "core/negotiation/member.h"
 #include "transport/ring.h"
 
 enum { RANKS = 3, OPERATIONS = 8, ELEMENTS = 6, FRAMES_MAX = 40 };
@@ -44,25 +50,17 @@ static void empty_rings(const struct host_memory *memory)
 static bhvd_context *make_context(int rank, bool in_tree)
 {
     struct bhvd_error error;
-    bhvd_context *ctx = calloc(1, sizeof *ctx);
-    ctx->options = (struct bhvd_context_options){
+    const struct bhvd_context_options options = {
         .rank = rank, .size = RANKS, .transport = "inproc", .inproc_world = world, .fusion_threshold = 1 << 10,
         .cache_capacity = 2, .timeout_ms = 1000, .negotiation_fanout = in_tree};
-    log_init(&ctx->log);
-    pthread_mutex_init(&ctx->post_lock, NULL);
-    pthread_mutex_init(&ctx->engine_lock, NULL);
-    pthread_mutex_init(&ctx->sets_lock, NULL);
-    ctx->posted_tail = &ctx->posted_head;
-    ctx->executions_tail = &ctx->executions_head;
-    ctx->cache.capacity = 2;
-    run_init(&ctx->run, &engine_duties, ctx);
+    bhvd_context *ctx = context_new(&options);
+    REQUIRE(ctx);
     kernel_table_init(&ctx->run.kernels, 0);
-    REQUIRE(!connections_init(&ctx->run.connections, &ctx->options, NULL, &error) && !coordinator_init(ctx) && !heartbeat_init(ctx) &&
-            !relay_init(ctx));
+    REQUIRE(!connections_init(&ctx->run.connections, &ctx->options, NULL, &error) && !context_prepare(ctx));
     empty_rings(&ctx->run.connections.host);
     const int32_t all[] = {0, 1, 2}, some[] = {0, 1};
     int id;
-    REQUIRE(!process_set_add(ctx, all, 3, &id, &error) && !process_set_add(ctx, some, 2, &id, &error));
+    REQUIRE(!process_set_add(&ctx->sets, &ctx->run, all, 3, &id, &error) && !process_set_add(&ctx->sets, &ctx->run, some, 2, &id, &error));
     return ctx;
 }
 
@@ -89,7 +87,7 @@ static void announce(bhvd_context *ctx)
     ctx->posted_tail = &ctx->posted_head;
     atomic_store(&ctx->posted_count, 0);
     if (posted)
-        REQUIRE(!negotiation_request(ctx, posted));
+        REQUIRE(!member_request(ctx, posted));
 }
 
 static void drop(int index)
@@ -142,7 +140,7 @@ static void look_at_executions(const bhvd_context *ctx)
 // Nobody is below two children, or this rank below itself; what was collected has gone.
 static void look_at_relay(const bhvd_context *ctx)
 {
-    const struct relay *relay = &ctx->relay;
+    const struct relay *relay = ctx->relay;
     uint64_t below = 0;
     for (int i = 0; i < relay->tree.child_count; i++) {
         const struct tree_child *child = &relay->tree.children[i];
@@ -157,7 +155,7 @@ static void look_at_relay(const bhvd_context *ctx)
 static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct bytes_reader payload)
 {
     bhvd_context *ctx = arg;
-    bhvd_status status = negotiation_frame(ctx, link, type, payload);
+    bhvd_status status = dispatch_frame(ctx, link, type, payload);
     look_at_executions(ctx);
     for (const struct bhvd_handle *op = ctx->posted_head; op; op = op->next)
         REQUIRE(!operation_is_over(op));
@@ -165,7 +163,7 @@ static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct b
     bool needed = ctx->options.rank == COORDINATOR || link->rank == COORDINATOR;
     // The coordinator's end may come through a parent.
     if (!status && link->state == LINK_LEFT && needed)
-        REQUIRE(ctx->closing.status || ctx->coordinator.left[link->rank] || ctx->relay.coordinator_left);
+        REQUIRE(ctx->closing.status || ctx->coordinator->left[link->rank] || ctx->relay->coordinator_left);
     return status;
 }
 
@@ -200,7 +198,7 @@ static void send_frames(bhvd_context *ctx, struct supply *s)
             take_turn(ctx);
         else if (on_frame(ctx, link, type, (struct bytes_reader){payload, payload + size, false}))
             fail(ctx);
-        if (!ctx->run.failure.status && ctx->coordinator.ready_head && coordinator_respond(ctx))
+        if (!ctx->run.failure.status && ctx->coordinator->ready_head && coordinator_respond(ctx))
             fail(ctx);
         if (!ctx->run.failure.status)
             relay_flush(ctx);

@@ -10,7 +10,7 @@
 #include <sys/un.h>
 
 // To reach what is static in them.
-#include "transport/rendezvous.c"
+#include "transport/rendezvous_client.c"
 #include "transport/rendezvous_server.c"
 
 #include "transport/auth.h"

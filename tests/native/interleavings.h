@@ -12,7 +12,14 @@
 
 #include "check.h"
 
+#include "core/api/context.h"
+#include "core/context/context.h"
+#include "core/context/operation.h"
 #include "core/execution/engine.h"
+#include "core/message/frame.h"
+#include "core/negotiation/coordinator.h"
+#include "core/negotiation/goodbye.h"
+#include "core/negotiation/relay.h"
 #include "transport/ring.h"
 
 enum { RANKS_MAX = 4, TENSORS = 3, STEPS = TENSORS + 2, DEPTH_MAX = 128, SEEN = 1 << 20 };
@@ -52,28 +59,17 @@ static bool joins(int r) { return !leaves_early(r) && !scenario->ends_only; }
 static bhvd_context *make_context(int rank)
 {
     struct bhvd_error error;
-    bhvd_context *ctx = calloc(1, sizeof *ctx);
-    ctx->options = (struct bhvd_context_options){.rank = rank, .size = rank_count, .transport = "inproc",
+    const struct bhvd_context_options options = {.rank = rank, .size = rank_count, .transport = "inproc",
                                                  .inproc_world = world, .cache_capacity = 4, .timeout_ms = 1000,
                                                  .negotiation_fanout = scenario->fanout};
-    log_init(&ctx->log);
-    run_init(&ctx->run, &engine_duties, ctx);
-    pthread_mutex_init(&ctx->post_lock, NULL);
-    pthread_mutex_init(&ctx->engine_lock, NULL);
-    pthread_mutex_init(&ctx->sets_lock, NULL);
-    pthread_mutex_init(&ctx->stalled.lock, NULL);
-    ctx->posted_tail = &ctx->posted_head;
-    ctx->executions_tail = &ctx->executions_head;
-    ctx->cache.capacity = 4;
+    bhvd_context *ctx = context_new(&options);
     const int32_t all[] = {0, 1, 2, 3}, ends[] = {0, rank_count - 1};
     int id;
     CHECK_STATUS(connections_init(&ctx->run.connections, &ctx->options, NULL, &error), BHVD_OK);
-    CHECK_STATUS(coordinator_init(ctx), BHVD_OK);
-    CHECK_STATUS(relay_init(ctx), BHVD_OK);
-    CHECK_STATUS(heartbeat_init(ctx), BHVD_OK);
-    CHECK_STATUS(process_set_add(ctx, all, rank_count, &id, &error), BHVD_OK);
+    CHECK_STATUS(context_prepare(ctx), BHVD_OK);
+    CHECK_STATUS(process_set_add(&ctx->sets, &ctx->run, all, rank_count, &id, &error), BHVD_OK);
     if (scenario->ends_only)
-        CHECK_STATUS(process_set_add(ctx, ends, 2, &id, &error), BHVD_OK);
+        CHECK_STATUS(process_set_add(&ctx->sets, &ctx->run, ends, 2, &id, &error), BHVD_OK);
     return ctx;
 }
 
@@ -142,7 +138,7 @@ static void leave_when_free(struct rank *rank)
         return;
     rank->left = true;
     context_fail(rank->ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
-    negotiation_leave(rank->ctx);
+    goodbye_say(rank->ctx);
 }
 
 static void take_step(int r)
@@ -234,7 +230,7 @@ static uint64_t state_hash(void)
     for (int r = 0; r < rank_count; r++) {
         const struct rank *rank = &ranks[r];
         mix_number(&hash, (uint64_t)rank->step << 32 | (uint64_t)rank->leaving << 1 | rank->left);
-        mix_relay(&hash, &rank->ctx->relay);
+        mix_relay(&hash, rank->ctx->relay);
         mix(&hash, rank->order, rank->executed);
         for (int i = 0; i < rank->handle_count; i++) {
             struct bhvd_error error;
@@ -250,7 +246,7 @@ static uint64_t state_hash(void)
             mix_number(&hash, peer == r ? 0 : rank->ctx->run.connections.links[peer].state);
         }
     }
-    struct coordinator *c = &ranks[COORDINATOR].ctx->coordinator;
+    struct coordinator *c = ranks[COORDINATOR].ctx->coordinator;
     uint64_t pending = 0;
     coordinator_visit(ranks[COORDINATOR].ctx, mix_pending, &pending);
     mix_number(&hash, pending);

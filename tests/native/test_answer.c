@@ -4,7 +4,9 @@
 
 #include "check.h"
 #include "core/negotiation/answer.h"
+#include "core/negotiation/pending.h"
 #include "core/context/context.h"
+#include "core/message/frame.h"
 
 enum { MANY = 3000, COLUMNS = 2, ROW_BYTES = 12 };      // n * n numbers of 8 bytes are no frame from 2,897 ranks on
 

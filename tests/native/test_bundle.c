@@ -5,7 +5,7 @@
 #include "core/message/bundle.h"
 #include "core/message/cached_run.h"
 #include "core/negotiation/carried.h"
-#include "core/negotiation/negotiation.h"
+#include "core/message/frame.h"
 
 enum { RANKS = 200 };
 

@@ -2,7 +2,7 @@
 #include "check.h"
 
 #include "core/message/cached_run.h"
-#include "core/negotiation/negotiation.h"
+#include "core/message/frame.h"
 
 enum { RUN_BYTES = 9 };
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/context/context.h"
+#include "core/negotiation/meeting.h"
 #include "job.h"
 
 enum { COUNT = 5000, ROUNDS = 4, OPERATIONS = 24 };
@@ -144,7 +145,7 @@ static void agrees_again_and_again(struct job *job, int rank, bhvd_context *ctx)
     finish(post(ctx, BHVD_BARRIER, "all", NULL, NULL, -1, BHVD_OK), BHVD_OK);
     if (rank == 0) {
         pthread_mutex_lock(&ctx->engine_lock);
-        CHECK_EQ(ctx->meetings.agreed, 1);
+        CHECK_EQ(ctx->meetings->agreed, 1);
         pthread_mutex_unlock(&ctx->engine_lock);
     }
     finish(post(ctx, BHVD_BARRIER, "looked", NULL, NULL, -1, BHVD_OK), BHVD_OK);

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 
 #include "core/context/context.h"
+#include "core/context/operation.h"
 #include "job.h"
 
 // Impatient: that a rank is at an earlier operation is known after a second, when its next heartbeat has come.

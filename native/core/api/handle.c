@@ -2,7 +2,9 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "core/context/context.h"
+#include "core/api/post.h"
 #include "core/api/progress.h"
+#include "core/context/completions.h"
 #include "device/buffer.h"
 #include "gpu/staging.h"
 #include "run/result_memory.h"
@@ -138,4 +140,13 @@ bhvd_status bhvd_result_copy(bhvd_handle *op, size_t index, void *dst, void *str
     if (!operation_is_over(op) || op->error.status)
         return error_set(error, BHVD_ERR_ARGUMENT, "the operation has no result %zu on a GPU", index);
     return staging_copy_result(&op->work, index, dst, stream, error);
+}
+
+bhvd_status bhvd_completions_add(bhvd_completions *list, bhvd_handle *op, int64_t number)
+{
+    bhvd_status status;
+    // Either this thread or the one that ends the operation finds the other's mark.
+    if (completions_add(&op->completion, list, number, &status) && operation_is_over(op))
+        completions_ended(&op->completion);
+    return status;
 }

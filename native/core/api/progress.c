@@ -11,8 +11,12 @@
 #include "base/futex.h"
 #include "base/status.h"
 #include "base/thread.h"
+#include "core/context/operation.h"
 #include "core/execution/communicators.h"
 #include "core/execution/engine.h"
+#include "core/health/heartbeat.h"
+#include "core/negotiation/goodbye.h"
+#include "core/negotiation/relay.h"
 #include "run/executor.h"
 #include "run/pause.h"
 #include "transport/channel_mpi.h"
@@ -100,14 +104,14 @@ static void *progress_main(void *arg)
         }
         run_look_at_liveness(&ctx->run);
         engine_look_around(ctx);
-        fusion_trim(&ctx->run, clock_now_ns());
+        fusion_trim(&ctx->run.fusion, clock_now_ns());
         pause_set_bell(&ctx->run, bell_asleep(ctx));
         bool work = engine_has_work(ctx);
         const bool links_too = !ctx->run.failure.status;
         bool looking = engine_needs_looking(ctx);
         pthread_mutex_unlock(&ctx->engine_lock);
         if (!work && !atomic_load(&ctx->closed))
-            pause_in_poll(&ctx->run.connections, links_too, ctx->heartbeat.interval_ms, looking);
+            pause_in_poll(&ctx->run.connections, links_too, ctx->heartbeat->interval_ms, looking);
     }
     return NULL;
 }
@@ -237,7 +241,7 @@ void progress_stop(bhvd_context *ctx)
     finish_agreed(ctx);
     context_fail(ctx, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
     executor_abort(&ctx->run);
-    negotiation_leave(ctx);
+    goodbye_say(ctx);
     flush_goodbyes(ctx);
     communicators_close_all(ctx);
     mpi_disconnect(&ctx->run.connections);          // while MPI still runs

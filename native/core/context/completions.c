@@ -7,7 +7,6 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "core/context/operation.h"
 
 struct completion {
     struct completion *next;
@@ -65,11 +64,11 @@ static void put(struct completion *completion)
     drop(list);
 }
 
-void completions_operation_ended(bhvd_handle *op)
+void completions_ended(struct completion *_Atomic *slot)
 {
-    if (!atomic_load(&op->completion))
+    if (!atomic_load(slot))
         return;                         // as mostly
-    struct completion *completion = atomic_exchange(&op->completion, NULL);
+    struct completion *completion = atomic_exchange(slot, NULL);
     if (completion)
         put(completion);
 }
@@ -84,20 +83,16 @@ static struct completion *create(bhvd_completions *list, int64_t number)
     return completion;
 }
 
-bhvd_status bhvd_completions_add(bhvd_completions *list, bhvd_handle *op, int64_t number)
+bool completions_add(struct completion *_Atomic *slot, bhvd_completions *list, int64_t number, bhvd_status *status)
 {
     struct completion *none = NULL, *completion = create(list, number);
-    if (!completion)
-        return BHVD_ERR_SYSTEM;
-    if (!atomic_compare_exchange_strong(&op->completion, &none, completion)) {
+    *status = completion ? BHVD_OK : BHVD_ERR_SYSTEM;
+    if (completion && !atomic_compare_exchange_strong(slot, &none, completion)) {
         free(completion);
         drop(list);
-        return BHVD_ERR_ARGUMENT;
+        *status = BHVD_ERR_ARGUMENT;
     }
-    // Either this thread or the one that ends the operation finds the other's mark.
-    if (operation_is_over(op))
-        completions_operation_ended(op);
-    return BHVD_OK;
+    return *status == BHVD_OK;
 }
 
 bhvd_status bhvd_completions_put(bhvd_completions *list, int64_t number)

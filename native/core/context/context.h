@@ -12,15 +12,18 @@
 
 #include "bagua_hvd.h"
 #include "base/table.h"
-#include "core/negotiation/coordinator.h"
-#include "core/health/heartbeat.h"
 #include "core/telemetry/log.h"
-#include "core/negotiation/meeting.h"
+#include "core/context/execution.h"
 #include "core/context/process_set.h"
-#include "core/negotiation/relay.h"
-#include "core/negotiation/response_cache.h"
 #include "core/telemetry/timeline.h"
 #include "run/run.h"
+
+// Whom the others wait for, as the last look has found; on rank 0.
+struct stalled {
+    pthread_mutex_t lock;                       // only the engine writes
+    struct bhvd_stalled *ranks;
+    int count;
+};
 
 // Written by the engine, read by any thread at any time.
 struct engine_counters {
@@ -43,18 +46,18 @@ struct bhvd_context {
     pthread_mutex_t engine_lock;
     pthread_t progress_thread;
     bool progress_thread_runs;
-    struct coordinator coordinator;
-    struct relay relay;
-    struct meetings meetings;
+    struct coordinator *coordinator;
+    struct relay *relay;
+    struct meetings *meetings;
     struct bytes request_frame;                 // the requests being announced
     bool said_goodbye;
     bool failed_elsewhere;                      // another rank's goodbye told of the failure
-    struct response_cache cache;
+    struct response_cache *cache;
     struct timeline timeline;
     struct bhvd_handle *staged_head;            // their tensors are on the way from a GPU (gpu/staging.h)
     struct execution *executions_head, **executions_tail;
     uint64_t executing;                         // the number of the one that runs to its end; 0: none
-    struct heartbeat heartbeat;
+    struct heartbeat *heartbeat;
     _Atomic bool measures_coordinator;
     _Atomic uint64_t measured;                  // the wire of the last execution: its hop in the upper half
     struct engine_counters counters;            // links count bytes too, see bhvd_context_counters
@@ -75,7 +78,7 @@ void context_close(bhvd_context *ctx, const struct bhvd_error *error);
 // The first failure stays: later ones are consequences. No rank is blamed: see run_blame.
 bhvd_status context_fail(bhvd_context *ctx, bhvd_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-// run->duties->failed of a context's run: what context_fail, and every run_fail below, comes to.
-void context_failed(void *ctx, const struct bhvd_error *error);
+// The run has failed: nothing can be posted any more, nothing agreed on is executed, and every operation ends with this error.
+void context_end_all(bhvd_context *ctx, const struct bhvd_error *error);
 
 #endif

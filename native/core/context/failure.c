@@ -3,8 +3,8 @@
 #include <stdlib.h>
 
 #include "base/status.h"
-#include "core/execution/communicators.h"
 #include "core/context/context.h"
+#include "core/context/operation.h"
 
 // Operations in flight, linked by `next`: all but those of the running execution, or only the unanswered ones.
 static struct bhvd_handle *take_in_flight(bhvd_context *ctx, bool unanswered_only)
@@ -63,9 +63,8 @@ bhvd_status context_fail(bhvd_context *ctx, bhvd_status status, const char *form
     return run_fail_with(&ctx->run, &error);
 }
 
-void context_failed(void *arg, const struct bhvd_error *error)
+void context_end_all(bhvd_context *ctx, const struct bhvd_error *error)
 {
-    bhvd_context *ctx = arg;
     set_once(ctx, &ctx->closing, error);
     log_say(ctx, error->status == BHVD_ERR_SHUTDOWN ? BHVD_LOG_DEBUG : BHVD_LOG_INFO, "nothing is executed any more: %s",
             error->message);
@@ -80,8 +79,4 @@ void context_failed(void *arg, const struct bhvd_error *error)
     ctx->executions_head = NULL;
     ctx->executions_tail = &ctx->executions_head;
     end_in_flight(ctx, false, error);
-    if (error->status != BHVD_ERR_SHUTDOWN) {
-        negotiation_leave(ctx);
-        communicators_abort(ctx);       // what waits for a peer on the GPU would wait for ever
-    }
 }

@@ -10,9 +10,8 @@
 #include "bagua_hvd.h"
 #include "base/bytes.h"
 #include "base/table.h"
+#include "core/message/operation_key.h"
 #include "run/work.h"
-
-enum { OPERATION_KINDS = BHVD_PROCESS_SET_REMOVE + 1 };
 
 // Whether it ended, and if not, whether anyone sleeps for it: to wake somebody is a system call.
 enum operation_state { OPERATION_RUNS, OPERATION_RUNS_AWAITED, OPERATION_ENDED };
@@ -30,8 +29,8 @@ struct bhvd_handle {
     int32_t *splits;
     size_t split_count;
     struct bytes request;               // as it travels, see core/message/request.h; equal bytes mean an equal request
-    struct cache_entry *cached;         // the entry it was announced by, or that its response made
-    const int64_t *agreed;              // what the response adds, see core/negotiation/negotiation.h
+    struct cached *cached;         // the entry it was announced by, or that its response made
+    const int64_t *agreed;              // what the response adds, see core/negotiation/member.h
     size_t agreed_count;
     int64_t *agreed_owned;              // to be freed; NULL when `agreed` lies in `cached`
     unsigned char *carried;             // the sum that came with the answer (carried.h); NULL: it is to be executed
@@ -48,24 +47,18 @@ struct bhvd_handle {
     struct tensor tensors[];
 };
 
+static inline struct operation_key operation_key_of(const struct bhvd_handle *operation)
+{
+    return (struct operation_key){operation->process_set, operation->work.name_size, operation->work.name};
+}
+
 static inline struct bhvd_handle *operation_of(struct work *work)
 {
     return (struct bhvd_handle *)(void *)((char *)work - offsetof(struct bhvd_handle, work));
 }
 
-struct operation_key {
-    uint32_t process_set;       // its number, which is never reused
-    uint16_t name_size;
-    const char *name;
-};
-
-// Copies the arguments; checks all that one rank can know by itself (spec: which exception, where).
-bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, struct bhvd_handle **out,
-                             struct bhvd_error *error);
 // Ends it: from now on bhvd_wait returns. The engine's reference is dropped, and the name is free again.
 void operation_end(struct bhvd_handle *operation, const struct bhvd_error *error);
-// Posts it. BHVD_ERR_ARGUMENT: one of this name is in flight; else the error that closed the context.
-bhvd_status operation_enqueue(bhvd_context *ctx, struct bhvd_handle *operation, struct bhvd_error *error);
 void operation_drop(struct bhvd_handle *operation);
 // From when this is true, `error` is final.
 static inline bool operation_is_over(const struct bhvd_handle *operation)
@@ -77,28 +70,14 @@ void operation_sleep(struct bhvd_handle *operation, int64_t deadline_ns);
 // Ends all operations in flight on a process set that is being removed.
 void operation_end_set(bhvd_context *ctx, uint32_t process_set);
 
-uint64_t operation_hash(const struct operation_key *key);
 // The operation in flight with this key, or NULL. Takes post_lock.
 struct bhvd_handle *operation_find(bhvd_context *ctx, const struct operation_key *key);
-
-// Elements of one tensor at most: products with element sizes stay far from overflow.
-#define OPERATION_COUNT_MAX (1LL << 56)
-// Of `count` elements so far, with one more dimension: the product of those that are not 0, so that all others are possible
-// too, whichever is 0. -1: impossible.
-static inline int64_t operation_count(int64_t count, int64_t dim)
-{
-    return dim < 0 || __builtin_mul_overflow(count, dim ? dim : 1, &count) || count > OPERATION_COUNT_MAX ? -1 : count;
-}
-bool operation_needs_tensors(bhvd_kind kind);
+struct bhvd_handle *operation_find_locked(bhvd_context *ctx, const struct operation_key *key);      // by who holds it
 
 // alltoall: rows of the tensor that this rank sends to member i of `size`.
 static inline int64_t operation_split(const struct bhvd_handle *op, const struct tensor *tensor, int i, int size)
 {
     return op->splits ? op->splits[i] : tensor->dim0 / size;
 }
-
-// The kind's word in error messages: "ALLREDUCE" and "Allreduce".
-const char *operation_kind_name(bhvd_kind kind, bhvd_op op);
-const char *operation_kind_word(bhvd_kind kind);
 
 #endif

@@ -4,8 +4,6 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "core/context/context.h"
-#include "primitive/primitive.h"
 #include "run/hierarchy.h"
 
 struct process_set *process_set_get(const struct process_set_table *table, uint32_t id)
@@ -45,8 +43,10 @@ int process_set_index(const struct process_set *set, int global_rank)
 
 static void process_set_destroy(struct process_set *set)
 {
-    if (set)
+    if (set) {
+        hierarchy_destroy(set->group.hierarchy);
         group_fini(&set->group);
+    }
     free(set);
 }
 
@@ -60,9 +60,8 @@ struct process_set *process_set_of(const struct process_set_table *table, const 
     return NULL;
 }
 
-bhvd_status process_set_add(bhvd_context *ctx, const int32_t *ranks, int size, int *id, struct bhvd_error *error)
+bhvd_status process_set_add(struct process_set_table *table, struct run *run, const int32_t *ranks, int size, int *id, struct bhvd_error *error)
 {
-    struct process_set_table *table = &ctx->sets;
     const struct process_set *same = process_set_of(table, ranks, size);
     if (same)
         return error_set(error, BHVD_ERR_ARGUMENT, "Attempted to add a duplicate process set: set %d has these "
@@ -76,8 +75,8 @@ bhvd_status process_set_add(bhvd_context *ctx, const int32_t *ranks, int size, i
     if (set)
         set->number = (uint32_t)++table->generation;
     // Blocks in an area are counted from its generation on, beyond all of an older set.
-    if (!set || !group_init(&set->group, &ctx->run, ranks, size, index_in(ranks, size, ctx->options.rank), free_id,
-                            table->generation << 40) || hierarchy_create(&ctx->run, &set->group)) {
+    if (!set || !group_init(&set->group, run, ranks, size, index_in(ranks, size, run->connections.rank), free_id,
+                            table->generation << 40) || hierarchy_create(run, &set->group)) {
         process_set_destroy(set);
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for a process set of %d ranks", size);
     }
@@ -87,11 +86,11 @@ bhvd_status process_set_add(bhvd_context *ctx, const int32_t *ranks, int size, i
     return BHVD_OK;
 }
 
-void process_set_remove(bhvd_context *ctx, uint32_t id)
+void process_set_remove(struct process_set_table *table, uint32_t id)
 {
-    struct process_set *set = process_set_get(&ctx->sets, id);
+    struct process_set *set = process_set_get(table, id);
     if (set) {
-        ctx->sets.sets[id] = NULL;
+        table->sets[id] = NULL;
         process_set_destroy(set);
     }
 }
@@ -102,53 +101,4 @@ void process_set_table_fini(struct process_set_table *table)
         process_set_destroy(table->sets[i]);
         table->sets[i] = NULL;
     }
-}
-
-int bhvd_process_set_size(bhvd_context *ctx, int id)
-{
-    pthread_mutex_lock(&ctx->sets_lock);
-    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
-    int size = set ? set->group.size : -1;
-    pthread_mutex_unlock(&ctx->sets_lock);
-    return size;
-}
-
-int bhvd_process_set_rank(bhvd_context *ctx, int id)
-{
-    pthread_mutex_lock(&ctx->sets_lock);
-    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
-    int rank = set ? set->group.rank : -2;
-    pthread_mutex_unlock(&ctx->sets_lock);
-    return rank;
-}
-
-int bhvd_process_set_hosts(bhvd_context *ctx, int id)
-{
-    pthread_mutex_lock(&ctx->sets_lock);
-    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
-    int hosts = set && set->group.rank >= 0 ? primitive_hosts(&set->group) : -1;
-    pthread_mutex_unlock(&ctx->sets_lock);
-    return hosts;
-}
-
-int bhvd_process_set_hosts_of(bhvd_context *ctx, int id, int32_t *hosts, int capacity)
-{
-    pthread_mutex_lock(&ctx->sets_lock);
-    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
-    const int size = set && set->group.rank >= 0 ? set->group.size : -1;
-    if (size >= 0 && size <= capacity)
-        primitive_hosts_of(&set->group, hosts);
-    pthread_mutex_unlock(&ctx->sets_lock);
-    return size;
-}
-
-int bhvd_process_set_ranks(bhvd_context *ctx, int id, int32_t *ranks, int capacity)
-{
-    pthread_mutex_lock(&ctx->sets_lock);
-    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
-    int size = set ? set->group.size : -1;
-    if (set && capacity > 0)
-        memcpy(ranks, set->group.ranks, (size_t)(capacity < size ? capacity : size) * sizeof *ranks);
-    pthread_mutex_unlock(&ctx->sets_lock);
-    return size;
 }

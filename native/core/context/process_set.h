@@ -32,8 +32,8 @@ struct process_set *process_set_find(const struct process_set_table *table, uint
 // The set of exactly these ranks, NULL: there is none.
 struct process_set *process_set_of(const struct process_set_table *table, const int32_t *ranks, int size);
 // ranks rising. Errors: BHVD_ERR_ARGUMENT for a duplicate set or too many sets, BHVD_ERR_SYSTEM without memory.
-bhvd_status process_set_add(bhvd_context *ctx, const int32_t *ranks, int size, int *id, struct bhvd_error *error);
-void process_set_remove(bhvd_context *ctx, uint32_t id);
+bhvd_status process_set_add(struct process_set_table *table, struct run *run, const int32_t *ranks, int size, int *id, struct bhvd_error *error);
+void process_set_remove(struct process_set_table *table, uint32_t id);
 void process_set_table_fini(struct process_set_table *table);
 // Position of a global rank in the set, -1 when it is not a member.
 int process_set_index(const struct process_set *set, int global_rank);

@@ -4,7 +4,15 @@
 
 #include "base/status.h"
 #include "core/execution/communicators.h"
+#include "core/execution/dispatch.h"
 #include "core/execution/select.h"
+#include "core/health/heartbeat.h"
+#include "core/health/stall.h"
+#include "core/negotiation/coordinator.h"
+#include "core/negotiation/goodbye.h"
+#include "core/negotiation/meeting.h"
+#include "core/negotiation/member.h"
+#include "core/negotiation/relay.h"
 #include "gpu/staging.h"
 #include "run/executor.h"
 
@@ -44,31 +52,9 @@ static bool take_posted(bhvd_context *ctx)
     atomic_store(&ctx->posted_count, 0);
     pthread_mutex_unlock(&ctx->post_lock);
     posted = keep_ready(ctx, posted);
-    if (posted && negotiation_request(ctx, posted) && !ctx->run.failure.status)
+    if (posted && member_request(ctx, posted) && !ctx->run.failure.status)
         context_fail(ctx, BHVD_ERR_SYSTEM, "an operation could not be announced; this process may be out of memory");
     return posted != NULL;
-}
-
-bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
-{
-    bool progress = false;
-    if (ctx->run.failure.status) {
-        executor_abort(&ctx->run);
-        return false;
-    }
-    progress = take_posted(ctx);
-    progress |= run_advance_links(&ctx->run, look_at_sockets);
-    if (ctx->meetings.changed && !ctx->run.failure.status)
-        progress |= meetings_start(ctx);
-    if (!ctx->run.failure.status && ctx->coordinator.ready_head) {
-        if (coordinator_respond(ctx) && !ctx->run.failure.status)
-            context_fail(ctx, BHVD_ERR_SYSTEM, "an operation could not be answered; this process may be out of memory");
-        progress = true;
-    }
-    if (!ctx->run.failure.status)
-        relay_flush(ctx);
-    heartbeat_look(ctx, false);
-    return progress;
 }
 
 void engine_look_around(bhvd_context *ctx)
@@ -84,33 +70,6 @@ bool engine_needs_looking(bhvd_context *ctx)
 {
     return ctx->staged_head || ctx->run.waits_for_gpu || run_links_need_looking(&ctx->run);
 }
-
-// ---------------------------------------------------------------------------------------- what a run asks of its owner
-
-static bhvd_status on_frame(void *ctx, struct link *link, uint8_t type, struct bytes_reader payload)
-{
-    return negotiation_frame(ctx, link, type, payload);
-}
-
-static bool poll_engine(void *ctx, bool look_at_sockets) { return engine_poll(ctx, look_at_sockets); }
-
-static void keep_alive(void *ctx) { heartbeat_look(ctx, true); }
-
-static void look_around(void *ctx) { engine_look_around(ctx); }
-
-static bool needs_looking(void *ctx) { return engine_needs_looking(ctx); }
-
-static bool others_are_earlier(void *ctx) { return heartbeat_others_are_earlier(ctx); }
-
-const struct run_duties engine_duties = {
-    .on_frame = on_frame,
-    .poll = poll_engine,
-    .keep_alive = keep_alive,
-    .look_around = look_around,
-    .needs_looking = needs_looking,
-    .others_are_earlier = others_are_earlier,
-    .failed = context_failed,
-};
 
 // ------------------------------------------------------------------------------------------------------------ executions
 
@@ -135,8 +94,12 @@ static void count_sent(bhvd_context *ctx, const struct execution *execution)
 static void end_execution(bhvd_context *ctx, struct execution *execution, bhvd_status status, const struct bhvd_error *error)
 {
     count_sent(ctx, execution);
-    for (int i = 0; i < execution->count; i++)
-        timeline_operation_end(ctx, operation_of(execution->works[i]), status != BHVD_OK);
+    for (int i = 0; i < execution->count; i++) {
+        const struct bhvd_handle *op = operation_of(execution->works[i]);
+        const struct operation_key key = operation_key_of(op);
+        if (!op->work.phantom)
+            timeline_operation_end(&ctx->timeline, &key, &op->request, status != BHVD_OK);
+    }
     for (int i = 0; i < execution->count; i++) {
         operation_of(execution->works[i])->executing = false;
         operation_end(operation_of(execution->works[i]), status ? error : NULL);
@@ -202,8 +165,11 @@ bool engine_is_busy(const bhvd_context *ctx) { return ctx->executions_head || ex
 static void begin_execution(bhvd_context *ctx, struct execution *execution)
 {
     for (int i = 0; i < execution->count; i++) {
-        operation_of(execution->works[i])->executing = true;
-        timeline_operation_begin(ctx, operation_of(execution->works[i]));
+        struct bhvd_handle *op = operation_of(execution->works[i]);
+        const struct operation_key key = operation_key_of(op);
+        op->executing = true;
+        if (!op->work.phantom)
+            timeline_operation_begin(&ctx->timeline, &key, operation_kind_name(op->work.kind, op->work.op));
     }
     ctx->counters.executions++;
     ctx->run.sent = &execution->sent;
@@ -222,7 +188,7 @@ static bool go_on(bhvd_context *ctx, struct execution *execution, struct plan *p
     return false;
 }
 
-void engine_execute_meeting(bhvd_context *ctx, struct bhvd_handle *op, uint32_t id, const struct wire *wire)
+static void execute_pairwise(bhvd_context *ctx, struct bhvd_handle *op, uint32_t id, const struct wire *wire)
 {
     struct execution *execution = malloc(sizeof *execution + sizeof execution->works[0]);
     const struct wire wire_before = ctx->run.wire;
@@ -267,3 +233,74 @@ void engine_execute_next(bhvd_context *ctx)
     if (!ctx->run.failure.status)
         relay_flush(ctx);                       // a process set was added or removed: that can answer others' requests
 }
+
+// Starts operations whose neighbors are ready.
+static bool start_pairwise(bhvd_context *ctx)
+{
+    bool progress = false;
+    uint32_t id;
+    struct wire wire;
+    for (struct bhvd_handle *op; ctx->meetings->changed && !ctx->run.failure.status && (op = meetings_next(ctx, &id, &wire)); progress = true) {
+        if (!operation_is_over(op))
+            execute_pairwise(ctx, op, id, &wire);
+        operation_drop(op);
+    }
+    return progress;
+}
+
+bool engine_poll(bhvd_context *ctx, bool look_at_sockets)
+{
+    bool progress = false;
+    if (ctx->run.failure.status) {
+        executor_abort(&ctx->run);
+        return false;
+    }
+    progress = take_posted(ctx);
+    progress |= run_advance_links(&ctx->run, look_at_sockets);
+    progress |= start_pairwise(ctx);
+    if (!ctx->run.failure.status && ctx->coordinator->ready_head) {
+        if (coordinator_respond(ctx) && !ctx->run.failure.status)
+            context_fail(ctx, BHVD_ERR_SYSTEM, "an operation could not be answered; this process may be out of memory");
+        progress = true;
+    }
+    if (!ctx->run.failure.status)
+        relay_flush(ctx);
+    heartbeat_look(ctx, false);
+    return progress;
+}
+
+// ---------------------------------------------------------------------------------------- what a run asks of its owner
+
+static bhvd_status on_frame(void *ctx, struct link *link, uint8_t type, struct bytes_reader payload)
+{
+    return dispatch_frame(ctx, link, type, payload);
+}
+
+static void failed(void *ctx, const struct bhvd_error *error)
+{
+    context_end_all(ctx, error);
+    if (error->status != BHVD_ERR_SHUTDOWN) {
+        goodbye_say(ctx);
+        communicators_abort(ctx);       // what waits for a peer on the GPU would wait for ever
+    }
+}
+
+static bool poll_engine(void *ctx, bool look_at_sockets) { return engine_poll(ctx, look_at_sockets); }
+
+static void keep_alive(void *ctx) { heartbeat_look(ctx, true); }
+
+static void look_around(void *ctx) { engine_look_around(ctx); }
+
+static bool needs_looking(void *ctx) { return engine_needs_looking(ctx); }
+
+static bool others_are_earlier(void *ctx) { return heartbeat_others_are_earlier(ctx); }
+
+const struct run_duties engine_duties = {
+    .on_frame = on_frame,
+    .poll = poll_engine,
+    .keep_alive = keep_alive,
+    .look_around = look_around,
+    .needs_looking = needs_looking,
+    .others_are_earlier = others_are_earlier,
+    .failed = failed,
+};

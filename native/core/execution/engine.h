@@ -19,8 +19,6 @@ extern const struct run_duties engine_duties;
 bool engine_has_next(const bhvd_context *ctx);
 // Starts it, and executes it to its end unless it can go on beside others.
 void engine_execute_next(bhvd_context *ctx);
-// Starts an operation whose neighbours are there (meeting.h).
-void engine_execute_meeting(bhvd_context *ctx, struct bhvd_handle *op, uint32_t id, const struct wire *wire);
 // Has any been agreed on, or started, that is not over?
 bool engine_is_busy(const bhvd_context *ctx);
 

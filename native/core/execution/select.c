@@ -8,7 +8,10 @@
 #include "collective/collective.h"
 #include "collective/schedules.h"
 #include "core/negotiation/answer.h"
+#include "core/context/context.h"
 #include "core/execution/communicators.h"
+#include "core/negotiation/coordinator.h"
+#include "core/negotiation/meeting.h"
 #include "gpu/nccl.h"
 #include "gpu/staged_codes.h"
 #include "gpu/staging.h"
@@ -27,22 +30,6 @@ static bool use_shared(const struct run *run, const struct group *group)
 static bool use_hierarchy(const struct run *run, const struct group *group)
 {
     return group->hierarchy && !allreduce_is_forced_over_links(run);
-}
-
-static enum kernel_reduction kernel_reduction_of(bhvd_op op)
-{
-    switch (op) {
-    case BHVD_OP_MIN: return KERNEL_MIN;
-    case BHVD_OP_MAX: return KERNEL_MAX;
-    case BHVD_OP_PRODUCT: return KERNEL_PRODUCT;
-    default: return KERNEL_SUM;
-    }
-}
-
-struct reduction reduction_by(const struct run *run, const struct work *op, bhvd_dtype dtype, int size)
-{
-    // Average is a sum, with the size taken out of the second factor (one multiplication, not two).
-    return reduction_of(&run->kernels, kernel_reduction_of(op->op), dtype, op->prescale_factor, work_sum_factor(op, size));
 }
 
 // One rank: a copy, scaled twice as it would be among several.
@@ -303,7 +290,7 @@ static bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_handle
     if (!status && same)
         id = same->group.id;
     else if (!status)
-        status = process_set_add(ctx, op->splits, (int)op->split_count, &id, error);
+        status = process_set_add(&ctx->sets, &ctx->run, op->splits, (int)op->split_count, &id, error);
     pthread_mutex_unlock(&ctx->sets_lock);
     op->value = id;
     bhvd_status added = coordinator_set_added(ctx);
@@ -335,7 +322,7 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_han
         status = coordinator_set_removed(ctx, set);
     communicators_close(ctx, set);
     pthread_mutex_lock(&ctx->sets_lock);
-    process_set_remove(ctx, (uint32_t)id);
+    process_set_remove(&ctx->sets, (uint32_t)id);
     pthread_mutex_unlock(&ctx->sets_lock);
     operation_end_set(ctx, number);
     (void)error;

@@ -12,7 +12,4 @@ bhvd_status select_execute(bhvd_context *ctx, const struct execution *execution,
 // The same of an operation whose neighbours are there (meeting.h).
 bhvd_status select_meeting(bhvd_context *ctx, struct bhvd_handle *op, struct plan *plan, struct bhvd_error *error);
 
-// How the values of so many ranks become one.
-struct reduction reduction_by(const struct run *run, const struct work *op, bhvd_dtype dtype, int size);
-
 #endif

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "core/context/context.h"
+#include "core/message/frame.h"
 #include "run/executor.h"
 
 enum {
@@ -16,7 +17,9 @@ enum {
 
 bhvd_status heartbeat_init(bhvd_context *ctx)
 {
-    struct heartbeat *h = &ctx->heartbeat;
+    struct heartbeat *h = ctx->heartbeat = calloc(1, sizeof *h);
+    if (!h)
+        return BHVD_ERR_SYSTEM;
     int timeout_ms = ctx->options.heartbeat_timeout_ms;
     h->interval_ms = timeout_ms > 0 && timeout_ms / INTERVALS < INTERVAL_MAX_MS ? timeout_ms / INTERVALS + 1
                                                                                  : INTERVAL_MAX_MS;
@@ -32,7 +35,13 @@ bhvd_status heartbeat_init(bhvd_context *ctx)
     return h->ranks ? BHVD_OK : BHVD_ERR_SYSTEM;
 }
 
-void heartbeat_fini(bhvd_context *ctx) { free(ctx->heartbeat.ranks); }
+void heartbeat_fini(bhvd_context *ctx)
+{
+    if (ctx->heartbeat)
+        free(ctx->heartbeat->ranks);
+    free(ctx->heartbeat);
+    ctx->heartbeat = NULL;
+}
 
 // The oldest that is under way; 0: none is.
 static uint64_t oldest_started(const bhvd_context *ctx)
@@ -59,7 +68,7 @@ static uint64_t earliest_execution(const bhvd_context *ctx)
 {
     uint64_t earliest = own_execution(ctx);
     for (int rank = 0; rank < ctx->options.size && ctx->options.rank == COORDINATOR; rank++) {
-        uint64_t execution = ctx->heartbeat.ranks[rank].execution;
+        uint64_t execution = ctx->heartbeat->ranks[rank].execution;
         if (listens_to(ctx, rank) && execution && (!earliest || execution < earliest))
             earliest = execution;
     }
@@ -69,12 +78,12 @@ static uint64_t earliest_execution(const bhvd_context *ctx)
 static void listen_to(bhvd_context *ctx, int rank, int64_t now_ns, bool was_away)
 {
     const struct link *link = &ctx->run.connections.links[rank];
-    struct heard *heard = &ctx->heartbeat.ranks[rank];
+    struct heard *heard = &ctx->heartbeat->ranks[rank];
     uint64_t received = link->payload_received + link->frames_received;
     if (received != heard->received || was_away) {
         heard->received = received;
         heard->at_ns = now_ns;
-    } else if (ctx->heartbeat.silence_ns && now_ns - heard->at_ns >= ctx->heartbeat.silence_ns) {
+    } else if (ctx->heartbeat->silence_ns && now_ns - heard->at_ns >= ctx->heartbeat->silence_ns) {
         run_blame(&ctx->run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, rank,
                   "rank %d was lost: nothing came from it for %.1f s. Its process was stopped, or its host or the network "
                   "between broke down. The limit, %g s, is set by BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank,
@@ -85,7 +94,7 @@ static void listen_to(bhvd_context *ctx, int rank, int64_t now_ns, bool was_away
 // Both the operations' messages and the frames of negotiation are told of.
 static void expect_acknowledgement(bhvd_context *ctx, int rank, int64_t now_ns)
 {
-    const struct heartbeat *h = &ctx->heartbeat;
+    const struct heartbeat *h = ctx->heartbeat;
     struct link *link = &ctx->run.connections.links[rank];
     struct heard *heard = &h->ranks[rank];
     uint64_t sent = link->payload_sent + link->sends.done + link->control_sent;
@@ -113,7 +122,7 @@ static void speak_to(bhvd_context *ctx, int rank, const struct bytes *payload)
 
 void heartbeat_look(bhvd_context *ctx, bool now)
 {
-    struct heartbeat *h = &ctx->heartbeat;
+    struct heartbeat *h = ctx->heartbeat;
     if (ctx->options.size == 1 || ctx->run.failure.status || (!now && ++h->polls % POLLS_PER_LOOK))
         return;
     int64_t now_ns = clock_now_ns();
@@ -142,18 +151,18 @@ bhvd_status heartbeat_take(bhvd_context *ctx, struct link *link, struct bytes_re
     uint64_t execution = (uint64_t)bytes_take_i64(&payload);
     if (payload.failed || (link->rank != COORDINATOR && ctx->options.rank != COORDINATOR))
         return BHVD_ERR_SYSTEM;
-    ctx->heartbeat.ranks[link->rank].execution = execution;
+    ctx->heartbeat->ranks[link->rank].execution = execution;
     return BHVD_OK;
 }
 
 bool heartbeat_others_are_earlier(const bhvd_context *ctx)
 {
     uint64_t earliest = 0;
-    if (!ctx->heartbeat.silence_ns)
+    if (!ctx->heartbeat->silence_ns)
         return false;                   // nobody would notice that the rank that is said to be there was stopped
     if (ctx->options.rank == COORDINATOR)
         earliest = earliest_execution(ctx);
     else if (listens_to(ctx, COORDINATOR))
-        earliest = ctx->heartbeat.ranks[COORDINATOR].execution;
+        earliest = ctx->heartbeat->ranks[COORDINATOR].execution;
     return earliest && earliest < oldest_started(ctx);
 }

@@ -1,5 +1,7 @@
 // The stall check: operations that some ranks asked for and others did not, for too long. Rank 0 says which ranks are
 // missing, and what each asked for last; and it tells them, so that they can say where they are. First texts: Horovod's.
+#include "core/health/stall.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +10,9 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "core/context/context.h"
+#include "core/message/frame.h"
+#include "core/negotiation/coordinator.h"
+#include "core/negotiation/goodbye.h"
 
 enum { LOOK_EVERY_NS = 1000000000, LINE_BYTES = 1024 };
 
@@ -48,7 +53,7 @@ static void visit_stalled(bhvd_context *ctx, struct pending *pending, void *arg)
     for (int i = 0; i < pending->size; i++) {
         if (request_is_of_members(first) && !request_lists(first, set->group.ranks[i]))
             continue;
-        if (!pending->requests[i] && !ctx->coordinator.joined[set->group.ranks[i]])
+        if (!pending->requests[i] && !ctx->coordinator->joined[set->group.ranks[i]])
             note_missing(&stall->late[set->group.ranks[i]], pending, over_limit);
     }
 }
@@ -98,7 +103,7 @@ static void say_report(bhvd_context *ctx, const struct stall *stall)
     }
     for (int rank = 0; rank < ctx->options.size; rank++) {
         if (stall->late[rank].said.operations)
-            add_seen(&report, rank, &ctx->coordinator.seen[rank], stall->now_ns);
+            add_seen(&report, rank, &ctx->coordinator->seen[rank], stall->now_ns);
     }
     if (!report.failed)
         log_put(&ctx->log, BHVD_LOG_WARNING, __FILE__, __LINE__, report.data, report.size);
@@ -188,13 +193,13 @@ static void shut_down(bhvd_context *ctx, const struct stall *stall)
     error_blame(&reason, BHVD_CAUSE_TIMEOUT, stalled == 1 ? last : -1);
     context_close(ctx, &reason);
     reason = ctx->closing;
-    negotiation_leave(ctx);
+    goodbye_say(ctx);
     run_fail_with(&ctx->run, &reason);
 }
 
 void stall_check(bhvd_context *ctx)
 {
-    struct coordinator *c = &ctx->coordinator;
+    struct coordinator *c = ctx->coordinator;
     if (ctx->options.rank != 0 || ctx->options.stall_warning_ms <= 0 || ctx->run.failure.status ||
         (c->pending.count == 0 && ctx->stalled.count == 0))
         return;

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "core/message/cached_run.h"
-#include "core/negotiation/negotiation.h"
+#include "core/message/frame.h"
 
 static void clear_runs(struct bundle *bundle)
 {

@@ -1,6 +1,6 @@
 #include "core/message/cached_run.h"
 
-#include "core/negotiation/negotiation.h"
+#include "core/message/frame.h"
 
 void cached_run_put(struct cached_run *run, struct bytes *out, uint32_t id)
 {

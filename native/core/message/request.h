@@ -6,7 +6,10 @@
 #ifndef BHVD_REQUEST_H
 #define BHVD_REQUEST_H
 
-#include "core/context/operation.h"
+#include <stdint.h>
+
+#include "base/bytes.h"
+#include "core/message/operation_key.h"
 
 enum {
     REQUEST_NAME_MAX = 65535,

@@ -3,7 +3,9 @@
 #ifndef BHVD_ANSWER_H
 #define BHVD_ANSWER_H
 
-#include "core/negotiation/negotiation.h"
+#include "core/context/execution.h"
+#include "core/context/operation.h"
+#include "core/message/request.h"
 #include "core/context/process_set.h"
 
 // Numbers that a response adds for each tensor.

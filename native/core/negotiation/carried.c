@@ -4,7 +4,9 @@
 #include <string.h>
 
 #include "collective/collective.h"
-#include "core/execution/select.h"
+#include "core/context/cached_list.h"
+#include "core/context/context.h"
+#include "core/message/frame.h"
 
 static bool is_small(bhvd_kind kind, bhvd_op op, size_t tensors, size_t nbytes)
 {
@@ -73,7 +75,7 @@ void carried_put_sum(const struct run *run, const struct pending *pending, struc
     }
     if (reduction.postscale != 1.0)
         reduction.scale(sum, sum, reduction.postscale, count);
-    carried_put(out, pending->entry->cached.id, sum, nbytes);
+    carried_put(out, pending->entry->id, sum, nbytes);
 }
 
 bool carried_keep_sum(struct bhvd_handle *op, const struct carried *item)

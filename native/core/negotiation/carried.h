@@ -8,7 +8,9 @@
 #ifndef BHVD_CARRIED_H
 #define BHVD_CARRIED_H
 
-#include "core/context/context.h"
+#include "core/context/operation.h"
+#include "core/negotiation/pending.h"
+#include "run/run.h"
 
 enum { CARRIED_BYTES = 512 };       // of a tensor, at most
 

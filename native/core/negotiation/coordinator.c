@@ -7,13 +7,19 @@
 #include "base/status.h"
 #include "core/negotiation/carried.h"
 #include "core/context/context.h"
+#include "core/message/frame.h"
+#include "core/negotiation/meeting.h"
 #include "core/negotiation/ready.h"
 #include "core/message/reason.h"
+#include "core/negotiation/relay.h"
 #include "core/negotiation/response.h"
+#include "core/negotiation/response_cache.h"
 
 bhvd_status coordinator_init(bhvd_context *ctx)
 {
-    struct coordinator *c = &ctx->coordinator;
+    struct coordinator *c = ctx->coordinator = calloc(1, sizeof *c);
+    if (!c)
+        return BHVD_ERR_SYSTEM;
     c->ready_tail = &c->ready_head;
     c->wire.byte_ps = ctx->run.connections.byte_ps;
     for (int rank = 0; rank < ctx->options.size; rank++) {
@@ -29,7 +35,7 @@ bhvd_status coordinator_init(bhvd_context *ctx)
 
 static bool any_left(const bhvd_context *ctx, const struct process_set *set, struct bhvd_error *error)
 {
-    const struct coordinator *c = &ctx->coordinator;
+    const struct coordinator *c = ctx->coordinator;
     for (int i = 0; c->left_count && i < set->group.size; i++) {
         if (c->left[set->group.ranks[i]]) {
             reason_left(error, set->group.ranks[i]);
@@ -45,14 +51,14 @@ static bool is_complete(const bhvd_context *ctx, const struct pending *pending, 
     int ready = pending->ready_count;
     if (request_is_of_members(first))
         return ready == (int)first->split_count;
-    for (int i = 0; ctx->coordinator.joined_count && i < set->group.size; i++)
-        ready += !pending->requests[i] && ctx->coordinator.joined[set->group.ranks[i]];
+    for (int i = 0; ctx->coordinator->joined_count && i < set->group.size; i++)
+        ready += !pending->requests[i] && ctx->coordinator->joined[set->group.ranks[i]];
     return ready == set->group.size;
 }
 
 void coordinator_visit(bhvd_context *ctx, void (*visit)(bhvd_context *, struct pending *, void *), void *arg)
 {
-    struct table *table = &ctx->coordinator.pending;
+    struct table *table = &ctx->coordinator->pending;
     for (size_t i = 0; i < table->bucket_count; i++) {
         for (struct table_node *node = table->buckets[i], *next; node; node = next) {
             next = node->next;
@@ -68,7 +74,7 @@ static bool can_never_be(const bhvd_context *ctx, const struct pending *pending,
     for (int i = 0; i < pending->size; i++) {
         const struct request *request = pending->requests[i];
         if (request ? request != first && request_compare(first, 0, request, 0, &error)
-                    : ctx->coordinator.joined[set->group.ranks[i]])
+                    : ctx->coordinator->joined[set->group.ranks[i]])
             return true;
     }
     return false;
@@ -85,12 +91,12 @@ static void visit_joined(bhvd_context *ctx, struct pending *pending, void *arg)
     const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
     (void)arg;
     if (set && (is_complete(ctx, pending, set) || is_to_be_refused(ctx, pending, set)))
-        ready_put(&ctx->coordinator, pending);
+        ready_put(ctx->coordinator, pending);
 }
 
 static bhvd_status take_join(bhvd_context *ctx, int rank, const struct request *request)
 {
-    struct coordinator *c = &ctx->coordinator;
+    struct coordinator *c = ctx->coordinator;
     if (c->joined[rank])
         return BHVD_OK;
     c->joined[rank] = true;
@@ -146,7 +152,7 @@ static void note_last(struct seen *seen, const struct pending *pending)
 // Rank `rank` asks for `request`; by the id of `entry`, or in full when that is NULL.
 static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *request, struct coordinator_entry *entry)
 {
-    struct coordinator *c = &ctx->coordinator;
+    struct coordinator *c = ctx->coordinator;
     const struct process_set *set = process_set_find(&ctx->sets, request->key.process_set);
     struct bhvd_error error;
     note_seen(&c->seen[rank], request);
@@ -160,27 +166,25 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
         return BHVD_ERR_SYSTEM;
     if (request->kind == BHVD_JOIN)
         return take_join(ctx, rank, request);
-    struct pending *pending = entry ? entry->cached.user : NULL;
+    struct pending *pending = entry ? pending_of(&entry->cached) : NULL;
     if (!pending)
         pending = pending_find(&c->pending, &request->key);
     if (!pending) {
         pending = pending_create(&c->pending, set, index, request);
         if (!pending)
             return BHVD_ERR_SYSTEM;
-        pending->entry = entry;
         if (entry)
-            entry->cached.user = pending;
-        timeline_negotiation_begin(ctx, &pending->key, operation_kind_name(request->kind, request->op));
-    } else if (pending->entry != entry && pending->entry) {
-        pending->entry->cached.user = NULL;
-        pending->entry = NULL;
+            cached_hold(&entry->cached, &pending->entry);
+        timeline_negotiation_begin(&ctx->timeline, &pending->key, operation_kind_name(request->kind, request->op));
+    } else if (!entry || pending->entry != &entry->cached) {
+        cached_release(&pending->entry);
     }
     if (pending->requests[index])
         return BHVD_ERR_SYSTEM;
     pending->requests[index] = request;
     request_hold(request);
     pending->ready_count++;
-    timeline_rank_ready(ctx, &pending->key, rank);
+    timeline_rank_ready(&ctx->timeline, &pending->key, rank);
     if (is_complete(ctx, pending, set)) {
         note_last(&c->seen[rank], pending);
         ready_put(c, pending);
@@ -192,14 +196,14 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
 static bhvd_status take_cached_request(bhvd_context *ctx, int rank, uint32_t id)
 {
     // Looked up for each rank: what another one asks can end an agreement, and with it the entry.
-    struct coordinator_entry *entry = coordinator_cache_find_id(&ctx->cache, id);
+    struct coordinator_entry *entry = coordinator_cache_find_id(ctx->cache, id);
     const struct process_set *set = entry ? process_set_find(&ctx->sets, entry->cached.key.process_set) : NULL;
     int index = set ? process_set_index(set, rank) : -1;
-    ctx->coordinator.asking = rank;
+    ctx->coordinator->asking = rank;
     if (index < 0)
         return response_send_stale(ctx, rank, id);
     if (!entry->cached.user)                    // the first rank that asks: the others' asking makes it no newer
-        coordinator_cache_use(&ctx->cache, entry);
+        coordinator_cache_use(ctx->cache, entry);
     return take_request(ctx, rank, entry->requests[index], entry);
 }
 
@@ -216,7 +220,7 @@ static bhvd_status take_cached_run(bhvd_context *ctx, const int *ranks, int coun
 
 static void look_at_parted(bhvd_context *ctx, const struct operation_key *key)
 {
-    struct pending *pending = pending_find(&ctx->coordinator.pending, key);
+    struct pending *pending = pending_find(&ctx->coordinator->pending, key);
     struct process_set *set = process_set_find(&ctx->sets, key->process_set);
     if (!pending || !set)
         return;                             // all have asked
@@ -224,7 +228,7 @@ static void look_at_parted(bhvd_context *ctx, const struct operation_key *key)
         meetings_release(ctx, set, 1);
     pending->is_of_parted = true;
     if (is_to_be_refused(ctx, pending, set))
-        ready_put(&ctx->coordinator, pending);
+        ready_put(ctx->coordinator, pending);
 }
 
 // Most ranks ask for exactly what another has asked for: they share its request, which saves the time to read and
@@ -248,8 +252,8 @@ static bhvd_status take_full_request(bhvd_context *ctx, const int *ranks, int co
 {
     bhvd_status status = BHVD_OK;
     for (int i = 0; i < count && !status; i++) {
-        struct request *request = read_request(&ctx->coordinator, bytes, size);
-        ctx->coordinator.asking = ranks[i];
+        struct request *request = read_request(ctx->coordinator, bytes, size);
+        ctx->coordinator->asking = ranks[i];
         status = request ? take_request(ctx, ranks[i], request, NULL) : BHVD_ERR_SYSTEM;
         if (!status && has_parted)
             look_at_parted(ctx, &request->key);
@@ -265,8 +269,8 @@ static bhvd_status take_carried(bhvd_context *ctx, const int *ranks, int count, 
     if (!item.values || count != 1)
         return BHVD_ERR_SYSTEM;
     bhvd_status status = take_cached_request(ctx, ranks[0], item.id);
-    const struct coordinator_entry *entry = status ? NULL : coordinator_cache_find_id(&ctx->cache, item.id);
-    struct pending *pending = entry ? entry->cached.user : NULL;
+    const struct coordinator_entry *entry = status ? NULL : coordinator_cache_find_id(ctx->cache, item.id);
+    struct pending *pending = entry ? pending_of(&entry->cached) : NULL;
     const struct process_set *set = pending ? process_set_find(&ctx->sets, pending->key.process_set) : NULL;
     const int member = set ? process_set_index(set, ranks[0]) : -1;
     if (member >= 0 && pending->requests[member] && !carried_add(pending, member, &item))
@@ -278,7 +282,7 @@ static bhvd_status take_detached(bhvd_context *ctx, const int *ranks, int count)
 {
     bhvd_status status = BHVD_OK;
     for (int i = 0; i < count && !status; i++) {
-        ctx->coordinator.asking = ranks[i];
+        ctx->coordinator->asking = ranks[i];
         status = relay_take_detached(ctx, ranks[i]);
     }
     return status;
@@ -312,32 +316,42 @@ static bhvd_status take_requests(bhvd_context *ctx, const int *ranks, int count,
 {
     const int64_t now_ns = ctx->options.stall_warning_ms > 0 ? clock_now_ns() : 0;     // else nobody asks
     for (int i = 0; i < count; i++)
-        ctx->coordinator.seen[ranks[i]].at_ns = now_ns;
+        ctx->coordinator->seen[ranks[i]].at_ns = now_ns;
     return take_items(ctx, ranks, count, payload);
 }
 
-bhvd_status coordinator_take_requests(bhvd_context *ctx, int rank, struct bytes_reader payload)
+static bhvd_status take_measured(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader items)
 {
-    if (!ctx->measures_coordinator)
-        return take_requests(ctx, &rank, 1, payload);
+    if (ranks[0] != COORDINATOR || !ctx->measures_coordinator)     // of others' requests relay.c measures more
+        return take_requests(ctx, ranks, count, items);
     int64_t started_ns = clock_thread_ns();
-    bhvd_status status = take_requests(ctx, &rank, 1, payload);
+    bhvd_status status = take_requests(ctx, ranks, count, items);
     ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
     return status;
 }
 
 bhvd_status coordinator_take_bundled(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader items)
 {
-    ctx->coordinator.asking = ranks[0];
-    bhvd_status status = take_requests(ctx, ranks, count, items);
-    if (status == BHVD_ERR_SYSTEM && !ctx->run.failure.status)
-        return run_fail_protocol(&ctx->run, ctx->coordinator.asking);
+    ctx->coordinator->asking = ranks[0];
+    bhvd_status status = take_measured(ctx, ranks, count, items);
+    if (status == BHVD_ERR_SYSTEM && !ctx->run.failure.status && ranks[0] != COORDINATOR)
+        return run_fail_protocol(&ctx->run, ctx->coordinator->asking);
+    return status;
+}
+
+bhvd_status coordinator_respond(bhvd_context *ctx)
+{
+    if (!ctx->measures_coordinator)
+        return ready_answer(ctx);
+    int64_t started_ns = clock_thread_ns();
+    bhvd_status status = ready_answer(ctx);
+    ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
     return status;
 }
 
 static void end_pending(bhvd_context *ctx, struct pending *pending, const struct bhvd_error *error)
 {
-    struct coordinator *c = &ctx->coordinator;
+    struct coordinator *c = ctx->coordinator;
     const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
     table_remove(&c->pending, &pending->by_name);
     for (int i = 0; set && i < pending->size; i++) {
@@ -358,7 +372,7 @@ static void visit_left(bhvd_context *ctx, struct pending *pending, void *arg)
 
 void coordinator_take_goodbye(bhvd_context *ctx, int rank)
 {
-    struct coordinator *c = &ctx->coordinator;
+    struct coordinator *c = ctx->coordinator;
     c->left[rank] = true;
     if (c->left_count++ == 0)
         c->first_left = rank;
@@ -379,7 +393,7 @@ void coordinator_take_goodbye(bhvd_context *ctx, int rank)
 
 bhvd_status coordinator_set_added(bhvd_context *ctx)
 {
-    struct coordinator *c = &ctx->coordinator;
+    struct coordinator *c = ctx->coordinator;
     if (ctx->options.rank != COORDINATOR)
         return BHVD_OK;
     c->additions--;
@@ -418,7 +432,7 @@ bhvd_status coordinator_set_removed(bhvd_context *ctx, struct process_set *set)
     error_set(&removed.error, BHVD_ERR_UNSUPPORTED, "process set %u was removed while the operation was in flight",
               process_set);
     coordinator_visit(ctx, visit_removed, &removed);
-    coordinator_cache_forget_set(&ctx->cache, process_set);
+    coordinator_cache_forget_set(ctx->cache, process_set);
     meetings_release(ctx, set, set->persistent);
     return BHVD_OK;
 }
@@ -431,7 +445,9 @@ static void free_pending_node(struct table_node *node, void *arg)
 
 void coordinator_fini(bhvd_context *ctx)
 {
-    struct coordinator *c = &ctx->coordinator;
+    struct coordinator *c = ctx->coordinator;
+    if (!c)
+        return;
     table_clear(&c->pending, free_pending_node, NULL);
     ready_fini(c);
     for (struct early_request *early = c->early, *next; early; early = next) {
@@ -445,4 +461,6 @@ void coordinator_fini(bhvd_context *ctx)
     free(c->seen);
     free(c->joined);
     free(c->left);
+    free(c);
+    ctx->coordinator = NULL;
 }

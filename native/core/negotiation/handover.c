@@ -1,20 +1,23 @@
 // How a rank leaves the tree without taking answers with it: a relay, whose children become the coordinator's, and the
 // coordinator itself. Every step is a message behind all earlier ones on the same way (docs/decisions/engine.md).
 #include "core/context/context.h"
+#include "core/negotiation/goodbye.h"
+#include "core/negotiation/relay.h"
+#include "core/negotiation/send.h"
 
 void relay_leave(bhvd_context *ctx)
 {
-    const struct relay *relay = &ctx->relay;
+    const struct relay *relay = ctx->relay;
     const struct bytes nothing = {0};
     if (relay_is_free(ctx))
         return;
     for (int i = 0; i < relay->tree.child_count; i++)
-        negotiation_send(ctx, relay->tree.children[i].rank, FRAME_LEAVING, &nothing, false);
+        frame_send(ctx, relay->tree.children[i].rank, FRAME_LEAVING, &nothing, false);
 }
 
 bool relay_is_free(const bhvd_context *ctx)
 {
-    const struct relay *relay = &ctx->relay;
+    const struct relay *relay = ctx->relay;
     // After a failure, or the coordinator's goodbye, nothing is relayed; its own goodbye is that for all.
     if (relay->parent < 0 || ctx->run.failure.status || ctx->closing.status)
         return true;
@@ -27,7 +30,7 @@ bool relay_is_free(const bhvd_context *ctx)
 
 bhvd_status relay_take_leaving(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
 {
-    struct relay *relay = &ctx->relay;
+    struct relay *relay = ctx->relay;
     struct bytes item = {0};
     if (link->rank != relay->parent || link->rank == COORDINATOR || relay->moving ||
         payload.at != payload.end)
@@ -43,20 +46,20 @@ bhvd_status relay_take_leaving(bhvd_context *ctx, struct link *link, struct byte
 
 bhvd_status relay_take_detached(bhvd_context *ctx, int rank)
 {
-    struct tree_child *child = tree_child_towards(&ctx->relay.tree, rank);
+    struct tree_child *child = tree_child_towards(&ctx->relay->tree, rank);
     const struct bytes nothing = {0};
     if (!child || child->rank == rank)
         return BHVD_ERR_SYSTEM;
     bhvd_status status = relay_send_to(ctx, rank, FRAME_MOVED, &nothing);
-    return status ? status : tree_adopt(&ctx->relay.tree, rank);
+    return status ? status : tree_adopt(&ctx->relay->tree, rank);
 }
 
 static bhvd_status take_early(bhvd_context *ctx)
 {
-    struct bytes early = ctx->relay.early;
+    struct bytes early = ctx->relay->early;
     struct bytes_reader r = bytes_read(&early);
     bhvd_status status = BHVD_OK;
-    ctx->relay.early = (struct bytes){0};
+    ctx->relay->early = (struct bytes){0};
     while (r.at < r.end && !status) {
         uint32_t size = bytes_take_u32(&r);
         const unsigned char *payload = bytes_take(&r, size);
@@ -72,15 +75,15 @@ static bhvd_status end(bhvd_context *ctx, struct bytes_reader reason)
     struct bytes words = {0};
     bytes_put(&words, reason.at, (size_t)(reason.end - reason.at));
     bhvd_status status = relay_flush(ctx);
-    for (int i = 0; i < ctx->relay.tree.child_count && !status; i++)
-        status = negotiation_send(ctx, ctx->relay.tree.children[i].rank, FRAME_CLOSING, &words, false);
+    for (int i = 0; i < ctx->relay->tree.child_count && !status; i++)
+        status = frame_send(ctx, ctx->relay->tree.children[i].rank, FRAME_CLOSING, &words, false);
     bytes_fini(&words);
-    return status ? status : negotiation_take_end(ctx, reason);
+    return status ? status : goodbye_take_end(ctx, reason);
 }
 
 bhvd_status relay_take_moved(bhvd_context *ctx)
 {
-    struct relay *relay = &ctx->relay;
+    struct relay *relay = ctx->relay;
     if (!relay->moving)
         return BHVD_ERR_SYSTEM;
     relay->moving = false;
@@ -93,7 +96,7 @@ bhvd_status relay_take_moved(bhvd_context *ctx)
 
 bhvd_status relay_take_goodbye(bhvd_context *ctx, struct bytes_reader reason)
 {
-    struct relay *relay = &ctx->relay;
+    struct relay *relay = ctx->relay;
     if (relay->parent == COORDINATOR)
         return end(ctx, reason);
     relay->coordinator_left = true;
@@ -104,7 +107,7 @@ bhvd_status relay_take_goodbye(bhvd_context *ctx, struct bytes_reader reason)
 
 bhvd_status relay_take_closing(bhvd_context *ctx, struct link *link, struct bytes_reader reason)
 {
-    const struct relay *relay = &ctx->relay;
+    const struct relay *relay = ctx->relay;
     if (link->rank != relay->parent || link->rank == COORDINATOR || ctx->options.rank == COORDINATOR)
         return BHVD_ERR_SYSTEM;
     return end(ctx, reason);
@@ -112,7 +115,7 @@ bhvd_status relay_take_closing(bhvd_context *ctx, struct link *link, struct byte
 
 bhvd_status relay_take_parents_goodbye(bhvd_context *ctx, const struct link *link)
 {
-    const struct relay *relay = &ctx->relay;
+    const struct relay *relay = ctx->relay;
     if (link->rank != relay->parent || ctx->closing.status)
         return BHVD_OK;
     if (relay->coordinator_left)

@@ -5,7 +5,8 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "core/context/context.h"
-#include "core/execution/engine.h"
+#include "core/negotiation/announce.h"
+#include "core/negotiation/send.h"
 #include "core/message/reason.h"
 #include "primitive/peers.h"
 #include "primitive/primitive.h"
@@ -95,7 +96,14 @@ static void forget(struct meetings *meetings, struct standing *standing)
     forget_agreement(&meetings->all, &standing->agreement);
 }
 
-void meetings_fini(struct meetings *meetings) { cached_list_fini(&meetings->all, forget_agreement); }
+struct meetings *meetings_create(void) { return calloc(1, sizeof(struct meetings)); }
+
+void meetings_destroy(struct meetings *meetings)
+{
+    if (meetings)
+        cached_list_fini(&meetings->all, forget_agreement);
+    free(meetings);
+}
 
 // ------------------------------------------------------------------------------------------------------------ standing
 
@@ -106,9 +114,9 @@ bool meetings_may_stand(bhvd_context *ctx, struct process_set *set, const struct
     if (request->hierarchical &&
         (set->group.rank < 0 || primitive_has_levels(&set->group, request->kind, true) || set->group.shared))
         return false;
-    if (!request_nbytes(request) || set->group.size == 1 || ctx->meetings.agreed == STANDING_MAX)
+    if (!request_nbytes(request) || set->group.size == 1 || ctx->meetings->agreed == STANDING_MAX)
         return false;
-    ctx->meetings.agreed++;
+    ctx->meetings->agreed++;
     set->persistent++;
     return true;
 }
@@ -117,7 +125,7 @@ void meetings_release(bhvd_context *ctx, struct process_set *set, int count)
 {
     count = count < set->persistent ? count : set->persistent;
     set->persistent -= count;
-    ctx->meetings.agreed -= count;
+    ctx->meetings->agreed -= count;
 }
 
 static struct peers peers_of_work(const struct work *work, const struct group *group)
@@ -128,8 +136,8 @@ static struct peers peers_of_work(const struct work *work, const struct group *g
 
 bhvd_status meetings_agree(bhvd_context *ctx, const struct bhvd_handle *op, uint32_t id, const struct wire *wire)
 {
-    struct meetings *meetings = &ctx->meetings;
-    const struct operation_key key = {op->process_set, op->work.name_size, op->work.name};
+    struct meetings *meetings = ctx->meetings;
+    const struct operation_key key = operation_key_of(op);
     const struct process_set *set = process_set_find(&ctx->sets, op->process_set);
     struct standing *standing = find(meetings, &key);
     if (standing)
@@ -166,7 +174,7 @@ static void tell_neighbours(bhvd_context *ctx, const struct standing *standing, 
     bytes_put_u32(&out, standing->agreement.id);
     bytes_put_u32(&out, number);
     for (int i = 0; i < standing->count; i++)
-        negotiation_send(ctx, standing->neighbours[i].rank, type, &out, type == FRAME_MEET);    // who has not posted reads it then
+        frame_send(ctx, standing->neighbours[i].rank, type, &out, type == FRAME_MEET);    // who has not posted reads it then
     bytes_fini(&out);
 }
 
@@ -175,14 +183,14 @@ static void tell_neighbours(bhvd_context *ctx, const struct standing *standing, 
 static void part(bhvd_context *ctx, struct standing *standing)
 {
     if (!standing->has_parted) {
-        struct cache_entry *entry = response_cache_find(&ctx->cache, &standing->agreement.key);
+        struct cache_entry *entry = response_cache_find(ctx->cache, &standing->agreement.key);
         tell_neighbours(ctx, standing, FRAME_PART, standing->number);
         if (entry && !entry->cached.user)
-            response_cache_forget(&ctx->cache, entry);
+            response_cache_forget(ctx->cache, entry);
     }
     standing->has_parted = true;
     if (!standing->op)
-        forget(&ctx->meetings, standing);
+        forget(ctx->meetings, standing);
 }
 
 static bool someone_is_gone(const bhvd_context *ctx, const struct standing *standing)
@@ -197,8 +205,8 @@ static bool someone_is_gone(const bhvd_context *ctx, const struct standing *stan
 
 enum meeting_way meetings_take(bhvd_context *ctx, struct bhvd_handle *op)
 {
-    const struct operation_key key = {op->process_set, op->work.name_size, op->work.name};
-    struct standing *standing = find(&ctx->meetings, &key);
+    const struct operation_key key = operation_key_of(op);
+    struct standing *standing = find(ctx->meetings, &key);
     if (!standing)
         return MEETING_NONE;
     if (standing->has_parted || !is_same(standing, op) || someone_is_gone(ctx, standing)) {
@@ -207,13 +215,13 @@ enum meeting_way meetings_take(bhvd_context *ctx, struct bhvd_handle *op)
     }
     tell_neighbours(ctx, standing, FRAME_MEET, ++standing->number);
     ctx->counters.cache_hits++;
-    wait_for_neighbours(&ctx->meetings, standing, op);
+    wait_for_neighbours(ctx->meetings, standing, op);
     return MEETING_TAKEN;
 }
 
 void meetings_part(bhvd_context *ctx)
 {
-    for (struct cached *agreement = ctx->meetings.all.oldest, *newer; agreement; agreement = newer) {
+    for (struct cached *agreement = ctx->meetings->all.oldest, *newer; agreement; agreement = newer) {
         newer = agreement->newer;
         part(ctx, standing_of(agreement));
     }
@@ -232,7 +240,7 @@ static struct neighbour *neighbour_of(struct standing *standing, int rank)
 bhvd_status meetings_take_meet(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
 {
     const uint32_t id = bytes_take_u32(&payload), number = bytes_take_u32(&payload);
-    struct standing *standing = find_id(&ctx->meetings, id);
+    struct standing *standing = find_id(ctx->meetings, id);
     struct neighbour *neighbour = neighbour_of(standing, link->rank);
     if (payload.failed || payload.at != payload.end || (standing && !neighbour))
         return BHVD_ERR_SYSTEM;
@@ -241,18 +249,18 @@ bhvd_status meetings_take_meet(bhvd_context *ctx, struct link *link, struct byte
     if (number != neighbour->said + 1 || neighbour->has_parted)
         return BHVD_ERR_SYSTEM;
     neighbour->said = number;
-    ctx->meetings.changed = true;
+    ctx->meetings->changed = true;
     return BHVD_OK;
 }
 
 // The operation that waits there is to be asked for, as by one that has parted.
 static bhvd_status ask_instead(bhvd_context *ctx, struct standing *standing)
 {
-    struct bhvd_handle *op = take_out(&ctx->meetings, standing);
+    struct bhvd_handle *op = take_out(ctx->meetings, standing);
     standing->number--;
     part(ctx, standing);
     op->meets = false;
-    bhvd_status status = operation_is_over(op) ? BHVD_OK : negotiation_ask_parted(ctx, op);
+    bhvd_status status = operation_is_over(op) ? BHVD_OK : announce_parted(ctx, op);
     operation_drop(op);
     return status;
 }
@@ -260,7 +268,7 @@ static bhvd_status ask_instead(bhvd_context *ctx, struct standing *standing)
 bhvd_status meetings_take_part(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
 {
     const uint32_t id = bytes_take_u32(&payload), last = bytes_take_u32(&payload);
-    struct standing *standing = find_id(&ctx->meetings, id);
+    struct standing *standing = find_id(ctx->meetings, id);
     struct neighbour *neighbour = neighbour_of(standing, link->rank);
     if (payload.failed || payload.at != payload.end || (standing && !neighbour))
         return BHVD_ERR_SYSTEM;
@@ -278,13 +286,13 @@ bhvd_status meetings_take_part(bhvd_context *ctx, struct link *link, struct byte
 
 void meetings_take_goodbye(bhvd_context *ctx, int rank)
 {
-    for (struct standing *standing = ctx->meetings.waiting, *next; standing; standing = next) {
+    for (struct standing *standing = ctx->meetings->waiting, *next; standing; standing = next) {
         const struct neighbour *neighbour = neighbour_of(standing, rank);
         next = standing->next_waiting;
         if (!neighbour || neighbour->said >= standing->number)
             continue;
         struct bhvd_error error;
-        struct bhvd_handle *op = take_out(&ctx->meetings, standing);
+        struct bhvd_handle *op = take_out(ctx->meetings, standing);
         reason_left(&error, rank);
         if (!operation_is_over(op))
             operation_end(op, &error);
@@ -294,10 +302,10 @@ void meetings_take_goodbye(bhvd_context *ctx, int rank)
 
 void meetings_forget_set(bhvd_context *ctx, uint32_t process_set)
 {
-    for (struct cached *agreement = ctx->meetings.all.oldest, *newer; agreement; agreement = newer) {
+    for (struct cached *agreement = ctx->meetings->all.oldest, *newer; agreement; agreement = newer) {
         newer = agreement->newer;
         if (agreement->key.process_set == process_set)
-            forget(&ctx->meetings, standing_of(agreement));
+            forget(ctx->meetings, standing_of(agreement));
     }
 }
 
@@ -311,28 +319,26 @@ static bool all_are_there(const struct standing *standing)
     return true;
 }
 
-bool meetings_start(bhvd_context *ctx)
+struct bhvd_handle *meetings_next(bhvd_context *ctx, uint32_t *id, struct wire *wire)
 {
-    bool progress = false;
-    ctx->meetings.changed = false;
-    for (struct standing *standing = ctx->meetings.waiting, *next; standing && !ctx->run.failure.status; standing = next) {
-        next = standing->next_waiting;
+    bool waits = false;
+    for (struct standing *standing = ctx->meetings->waiting; standing; standing = standing->next_waiting) {
         const bool is_over = operation_is_over(standing->op);
         if (!is_over && !all_are_there(standing))
             continue;
         if (!is_over && executor_has_state(&ctx->run, work_state(&standing->op->work))) {
-            ctx->meetings.changed = true;       // once more when that is over
+            waits = true;                       // once more when that is over
             continue;
         }
-        struct bhvd_handle *op = take_out(&ctx->meetings, standing);
-        if (!is_over)
-            engine_execute_meeting(ctx, op, standing->agreement.id, &standing->wire);
-        operation_drop(op);
+        struct bhvd_handle *op = take_out(ctx->meetings, standing);
+        *id = standing->agreement.id;
+        *wire = standing->wire;
         if (standing->has_parted)
-            forget(&ctx->meetings, standing);
-        progress = true;
+            forget(ctx->meetings, standing);
+        return op;
     }
-    return progress;
+    ctx->meetings->changed = waits;
+    return NULL;
 }
 
 // ------------------------------------------------------------------------------------------------------------- waiting
@@ -349,13 +355,13 @@ void meetings_look(bhvd_context *ctx)
 {
     const int64_t warning_ns = (int64_t)ctx->options.stall_warning_ms * 1000000,
                   shutdown_ns = (int64_t)ctx->options.stall_shutdown_ms * 1000000;
-    if (!ctx->meetings.waiting || warning_ns <= 0)
+    if (!ctx->meetings->waiting || warning_ns <= 0)
         return;
     const int64_t now_ns = clock_now_ns();
-    if (now_ns < ctx->meetings.next_look_ns)
+    if (now_ns < ctx->meetings->next_look_ns)
         return;
-    ctx->meetings.next_look_ns = now_ns + LOOK_EVERY_NS;
-    for (struct standing *standing = ctx->meetings.waiting; standing; standing = standing->next_waiting) {
+    ctx->meetings->next_look_ns = now_ns + LOOK_EVERY_NS;
+    for (struct standing *standing = ctx->meetings->waiting; standing; standing = standing->next_waiting) {
         const int missing = first_missing(standing);
         if (missing < 0 || now_ns - standing->warned_ns < warning_ns)
             continue;

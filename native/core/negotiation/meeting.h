@@ -31,7 +31,8 @@ struct meetings {
     int64_t next_look_ns;
 };
 
-void meetings_fini(struct meetings *meetings);
+struct meetings *meetings_create(void);        // NULL: no memory
+void meetings_destroy(struct meetings *meetings);
 
 // Coordinator: may what all members ask for stand from now on?
 bool meetings_may_stand(bhvd_context *ctx, struct process_set *set, const struct request *request);
@@ -57,8 +58,8 @@ void meetings_take_goodbye(bhvd_context *ctx, int rank);
 // Of a process set that is being removed.
 void meetings_forget_set(bhvd_context *ctx, uint32_t process_set);
 
-// Starts those whose neighbours are all there. True when one was.
-bool meetings_start(bhvd_context *ctx);
+// The next operation that may start, or has ended: its reference is the caller's. NULL: none.
+struct bhvd_handle *meetings_next(bhvd_context *ctx, uint32_t *id, struct wire *wire);
 // At the clock: who is waited for too long?
 void meetings_look(bhvd_context *ctx);
 

@@ -6,13 +6,12 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "core/negotiation/answer.h"
-#include "core/context/operation.h"
+#include "core/context/cached_list.h"
+#include "core/message/operation_key.h"
 
 static bool pending_has_key(const struct table_node *node, const void *arg)
 {
-    const struct operation_key *a = &TABLE_CONTAINER(node, struct pending, by_name)->key, *b = arg;
-    return a->process_set == b->process_set && a->name_size == b->name_size &&
-           memcmp(a->name, b->name, a->name_size) == 0;
+    return operation_key_equals(&TABLE_CONTAINER(node, struct pending, by_name)->key, arg);
 }
 
 struct pending *pending_find(const struct table *table, const struct operation_key *key)
@@ -38,10 +37,14 @@ struct pending *pending_create(struct table *table, const struct process_set *se
     return pending;
 }
 
+struct pending *pending_of(const struct cached *agreement)
+{
+    return agreement->user ? TABLE_CONTAINER(agreement->user, struct pending, entry) : NULL;
+}
+
 void pending_free(struct pending *pending)
 {
-    if (pending->entry)
-        pending->entry->cached.user = NULL;
+    cached_release(&pending->entry);
     for (int i = 0; i < pending->size; i++)
         request_drop(pending->requests[i]);
     free(pending->carried);

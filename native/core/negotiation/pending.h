@@ -4,7 +4,9 @@
 #define BHVD_PENDING_H
 
 #include "core/context/process_set.h"
-#include "core/negotiation/response_cache.h"
+#include "core/message/request.h"
+
+struct cached;
 
 struct pending {
     struct table_node by_name;
@@ -15,7 +17,7 @@ struct pending {
     int fused_count;                            // and how many, itself included
     struct operation_key key;                   // name inside a request
     int size;                                   // of the process set
-    struct coordinator_entry *entry;            // all so far asked by this id; NULL: someone asked in full
+    struct cached *entry;            // all so far asked by this id; NULL: someone asked in full
     int64_t since_ns, warned_ns;
     int64_t asked_ns;                           // when a member asked last
     int ready_count;
@@ -38,6 +40,8 @@ void pending_free(struct pending *pending);
 // Do all members ask for the same, and can it be done? Those that have not asked have joined, `last_joined` as the last.
 bhvd_status pending_check(const struct pending *pending, const struct process_set *set, int last_joined,
                           struct bhvd_error *error);
+// The one that is in flight under this agreement; NULL: none.
+struct pending *pending_of(const struct cached *agreement);
 // May both be executed as one? Both passed the check.
 bool pending_is_fusable(const struct pending *one, const struct pending *other);
 // What the response to the member at this position adds to the request (negotiation.h), its length before it. Of an alltoall,

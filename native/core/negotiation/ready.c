@@ -6,7 +6,10 @@
 #include "base/clock.h"
 #include "core/negotiation/carried.h"
 #include "core/context/context.h"
+#include "core/message/frame.h"
+#include "core/negotiation/meeting.h"
 #include "core/negotiation/response.h"
+#include "core/negotiation/response_cache.h"
 
 // What is fused stands behind its head, and heads in the list, in the order in which they became complete. An operation joins the
 // first of so many latest heads with which it goes together; more kinds of them at once are hardly to be seen.
@@ -83,7 +86,7 @@ static void fuse(struct coordinator *c, size_t threshold)
 // Answers those that cannot be done.
 static bhvd_status refuse(bhvd_context *ctx)
 {
-    struct coordinator *c = &ctx->coordinator;
+    struct coordinator *c = ctx->coordinator;
     bhvd_status status = BHVD_OK;
     for (struct pending *p = take_all(c), *next; p; p = next) {
         struct bhvd_error error;
@@ -96,8 +99,8 @@ static bhvd_status refuse(bhvd_context *ctx)
             continue;
         }
         if (set) {
-            timeline_negotiation_end(ctx, &p->key);
-            timeline_refusal(ctx, &p->key, error.message);
+            timeline_negotiation_end(&ctx->timeline, &p->key);
+            timeline_refusal(&ctx->timeline, &p->key, error.message);
             status = response_refuse_all(ctx, set, &p->key, &error);
         }
         pending_free(p);
@@ -117,16 +120,16 @@ static bool put_answer_head(bhvd_context *ctx, struct bytes *out, const struct p
     }
     if (all && pending->entry && meetings_may_stand(ctx, process_set_find(&ctx->sets, pending->key.process_set), first)) {
         bytes_put_u8(out, ITEM_STANDING);
-        bytes_put_u32(out, pending->entry->cached.id);
+        bytes_put_u32(out, pending->entry->id);
         return false;
     }
     if (all && pending->entry) {
-        cached_run_put(&ctx->coordinator.run, out, pending->entry->cached.id);
+        cached_run_put(&ctx->coordinator->run, out, pending->entry->id);
         return false;
     }
     // Process sets are not cached: the same name, asked again, is not the same thing done again.
-    if (all && ctx->cache.capacity && first->kind < BHVD_PROCESS_SET_ADD)
-        id = coordinator_cache_store(&ctx->cache, pending->requests, pending->size);
+    if (all && ctx->cache->capacity && first->kind < BHVD_PROCESS_SET_ADD)
+        id = coordinator_cache_store(ctx->cache, pending->requests, pending->size);
     response_put_head(out, &pending->key, id, BHVD_OK);
     return true;
 }
@@ -142,16 +145,16 @@ static void put_answer(bhvd_context *ctx, struct bytes *out, const struct pendin
     if (!all)
         bytes_put(out, first->bytes, first->size);
     if (first->kind == BHVD_PROCESS_SET_ADD)
-        ctx->coordinator.additions++;
+        ctx->coordinator->additions++;
 }
 
 // An alltoall, which tells every member something else; this rank last, as in all answers.
 static bhvd_status answer_each(bhvd_context *ctx, const struct process_set *set, const struct pending *pending)
 {
     const struct request *first = pending->requests[pending->first];
-    struct bytes *out = &ctx->coordinator.out;
+    struct bytes *out = &ctx->coordinator->out;
     bhvd_status status = BHVD_OK;
-    response_begin(&ctx->coordinator, pending->key.process_set, 1, request_nbytes(first), false);
+    response_begin(ctx->coordinator, pending->key.process_set, 1, request_nbytes(first), false);
     if (!put_answer_head(ctx, out, pending))
         return response_send(ctx, set);
     int64_t *longest = malloc(first->tensor_count * sizeof *longest);
@@ -180,10 +183,10 @@ static bool is_alone(const struct request *request)
 
 bhvd_status ready_answer(bhvd_context *ctx)
 {
-    struct coordinator *c = &ctx->coordinator;
+    struct coordinator *c = ctx->coordinator;
     if (!c->ready_head)
         return BHVD_OK;
-    timeline_cycle(ctx);
+    timeline_cycle(&ctx->timeline);
     bhvd_status status = refuse(ctx);
     fuse(c, (size_t)ctx->options.fusion_threshold);
     while (!status && c->ready_head) {
@@ -191,7 +194,7 @@ bhvd_status ready_answer(bhvd_context *ctx)
         const struct process_set *set = process_set_find(&ctx->sets, head->key.process_set);
         c->ready_head = head->next_ready;
         if (head->requests[head->first]->kind == BHVD_ALLTOALL) {
-            timeline_negotiation_end(ctx, &head->key);
+            timeline_negotiation_end(&ctx->timeline, &head->key);
             status = answer_each(ctx, set, head);
             pending_free(head);
             continue;
@@ -200,7 +203,7 @@ bhvd_status ready_answer(bhvd_context *ctx)
                        is_alone(head->requests[head->first]));
         for (struct pending *p = head, *next; p; p = next) {
             next = p->next_fused;
-            timeline_negotiation_end(ctx, &p->key);
+            timeline_negotiation_end(&ctx->timeline, &p->key);
             put_answer(ctx, &c->out, p);
             pending_free(p);
         }
@@ -208,16 +211,6 @@ bhvd_status ready_answer(bhvd_context *ctx)
     }
     if (!c->ready_head)
         c->ready_tail = &c->ready_head;
-    return status;
-}
-
-bhvd_status coordinator_respond(bhvd_context *ctx)
-{
-    if (!ctx->measures_coordinator)
-        return ready_answer(ctx);
-    int64_t started_ns = clock_thread_ns();
-    bhvd_status status = ready_answer(ctx);
-    ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
     return status;
 }
 

@@ -2,7 +2,7 @@
 #ifndef BHVD_READY_H
 #define BHVD_READY_H
 
-#include "core/negotiation/coordinator.h"
+#include "core/negotiation/coordinator_state.h"
 
 // Of the coordinator's pending ones, from now on ready.
 void ready_put(struct coordinator *c, struct pending *pending);

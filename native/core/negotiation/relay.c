@@ -4,11 +4,15 @@
 
 #include "base/clock.h"
 #include "core/context/context.h"
+#include "core/negotiation/send.h"
 
-bhvd_status relay_init(bhvd_context *ctx)
+bhvd_status relay_init(bhvd_context *ctx, const struct relay_receivers *receivers)
 {
-    struct relay *relay = &ctx->relay;
+    struct relay *relay = ctx->relay = calloc(1, sizeof *relay);
     const int size = ctx->options.size, rank = ctx->options.rank;
+    if (!relay)
+        return BHVD_ERR_SYSTEM;
+    relay->receivers = receivers;
     relay->ranks = malloc((size_t)size * sizeof *relay->ranks);
     if (!relay->ranks || !rank_set_init(&relay->myself, size) || !rank_set_init(&relay->named, size) ||
         !rank_set_init(&relay->part, size) ||
@@ -21,7 +25,9 @@ bhvd_status relay_init(bhvd_context *ctx)
 
 void relay_fini(bhvd_context *ctx)
 {
-    struct relay *relay = &ctx->relay;
+    struct relay *relay = ctx->relay;
+    if (!relay)
+        return;
     tree_fini(&relay->tree);
     bundle_fini(&relay->bundle);
     rank_set_fini(&relay->myself);
@@ -30,6 +36,8 @@ void relay_fini(bhvd_context *ctx)
     free(relay->ranks);
     bytes_fini(&relay->early);
     bytes_fini(&relay->last_words);
+    free(relay);
+    ctx->relay = NULL;
 }
 
 static bhvd_status no_memory(bhvd_context *ctx)
@@ -41,12 +49,12 @@ static bhvd_status no_memory(bhvd_context *ctx)
 
 static bhvd_status flush_up(bhvd_context *ctx)
 {
-    struct relay *relay = &ctx->relay;
+    struct relay *relay = ctx->relay;
     if (relay->moving || relay->parent < 0 || bundle_is_empty(&relay->bundle))
         return BHVD_OK;
     // An idle parent has not posted yet: what it is told now, it reads when it posts. It is a member of set 0; for other sets
     // it may have nothing of its own to wait for, so those requests do wake it.
-    bhvd_status status = negotiation_send(ctx, relay->parent, FRAME_UP, bundle_write(&relay->bundle), ctx->sets.generation <= 1);
+    bhvd_status status = frame_send(ctx, relay->parent, FRAME_UP, bundle_write(&relay->bundle), ctx->sets.generation <= 1);
     bundle_clear(&relay->bundle);
     return status;
 }
@@ -54,8 +62,8 @@ static bhvd_status flush_up(bhvd_context *ctx)
 // What nobody else says need not be taken apart.
 static bhvd_status collect(bhvd_context *ctx, const struct rank_set *from, struct bytes_reader items)
 {
-    struct bundle *bundle = &ctx->relay.bundle;
-    if (ctx->relay.tree.child_count == 0)
+    struct bundle *bundle = &ctx->relay->bundle;
+    if (ctx->relay->tree.child_count == 0)
         bundle_put_whole(bundle, from, items);
     else if (!bundle_put(bundle, from, items))
         return BHVD_ERR_SYSTEM;
@@ -67,23 +75,25 @@ static bhvd_status collect(bhvd_context *ctx, const struct rank_set *from, struc
 
 bhvd_status relay_announce(bhvd_context *ctx, const struct bytes *items)
 {
-    return collect(ctx, &ctx->relay.myself, bytes_read(items));
+    const int rank = ctx->options.rank;
+    return rank == COORDINATOR ? ctx->relay->receivers->up(ctx, &rank, 1, bytes_read(items))
+                               : collect(ctx, &ctx->relay->myself, bytes_read(items));
 }
 
 static bhvd_status coordinate(bhvd_context *ctx, const struct rank_set *from, struct bytes_reader items)
 {
-    int *ranks = ctx->relay.ranks, count = 0;
+    int *ranks = ctx->relay->ranks, count = 0;
     for (int rank = rank_set_next(from, 0); rank >= 0; rank = rank_set_next(from, rank + 1))
         ranks[count++] = rank;
-    return coordinator_take_bundled(ctx, ranks, count, items);
+    return ctx->relay->receivers->up(ctx, ranks, count, items);
 }
 
 static bhvd_status take_groups(bhvd_context *ctx, const struct link *link, struct bytes_reader r)
 {
-    struct rank_set *from = &ctx->relay.named;
+    struct rank_set *from = &ctx->relay->named;
     while (r.at < r.end) {
         // Looked up each time: a group can move ranks to another child.
-        const struct tree_child *child = tree_child(&ctx->relay.tree, link->rank);
+        const struct tree_child *child = tree_child(&ctx->relay->tree, link->rank);
         rank_set_take(&r, from);
         uint32_t size = bytes_take_u32(&r);
         const unsigned char *items = bytes_take(&r, size);
@@ -117,7 +127,7 @@ static bhvd_status flush_child(bhvd_context *ctx, struct tree_child *child)
         return BHVD_OK;
     bool measures = ctx->measures_coordinator && ctx->options.rank == COORDINATOR;
     int64_t started_ns = measures ? clock_thread_ns() : 0;
-    bhvd_status status = negotiation_send(ctx, child->rank, FRAME_DOWN, &child->out, false);
+    bhvd_status status = frame_send(ctx, child->rank, FRAME_DOWN, &child->out, false);
     child->out.size = 0;
     if (measures)
         ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - started_ns);
@@ -127,8 +137,8 @@ static bhvd_status flush_child(bhvd_context *ctx, struct tree_child *child)
 static bhvd_status flush_down(bhvd_context *ctx)
 {
     bhvd_status status = BHVD_OK;
-    for (int i = 0; i < ctx->relay.tree.child_count && !status; i++)
-        status = flush_child(ctx, &ctx->relay.tree.children[i]);
+    for (int i = 0; i < ctx->relay->tree.child_count && !status; i++)
+        status = flush_child(ctx, &ctx->relay->tree.children[i]);
     return status;
 }
 
@@ -157,10 +167,10 @@ static bhvd_status put_down(bhvd_context *ctx, struct tree_child *child, const s
 static bhvd_status pass_down(bhvd_context *ctx, const struct rank_set *receivers, enum frame_type type, const void *payload,
                              size_t size)
 {
-    struct rank_set *part = &ctx->relay.part;
+    struct rank_set *part = &ctx->relay->part;
     bhvd_status status = BHVD_OK;
-    for (int i = 0; i < ctx->relay.tree.child_count && !status; i++) {
-        struct tree_child *child = &ctx->relay.tree.children[i];
+    for (int i = 0; i < ctx->relay->tree.child_count && !status; i++) {
+        struct tree_child *child = &ctx->relay->tree.children[i];
         if (!receivers) {
             status = put_down(ctx, child, NULL, type, payload, size);
             continue;
@@ -176,19 +186,21 @@ static bhvd_status pass_down(bhvd_context *ctx, const struct rank_set *receivers
 bhvd_status relay_send_to_set(bhvd_context *ctx, const struct process_set *set, enum frame_type type,
                               const struct bytes *payload)
 {
-    struct rank_set *receivers = &ctx->relay.named;
-    if (set->group.size == ctx->options.size)
-        return pass_down(ctx, NULL, type, payload->data, payload->size);
+    struct rank_set *receivers = &ctx->relay->named;
+    const bool is_all = set->group.size == ctx->options.size;
     rank_set_clear(receivers);
-    for (int i = 0; i < set->group.size; i++)
+    for (int i = 0; i < set->group.size && !is_all; i++)
         rank_set_add(receivers, set->group.ranks[i]);
-    return pass_down(ctx, receivers, type, payload->data, payload->size);
+    bhvd_status status = pass_down(ctx, is_all ? NULL : receivers, type, payload->data, payload->size);
+    return status || set->group.rank < 0 ? status : ctx->relay->receivers->down(ctx, type, bytes_read(payload));
 }
 
 bhvd_status relay_send_to(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *payload)
 {
-    struct tree_child *child = tree_child_towards(&ctx->relay.tree, rank);
-    struct rank_set *receiver = &ctx->relay.part;
+    if (rank == ctx->options.rank)
+        return ctx->relay->receivers->down(ctx, type, bytes_read(payload));
+    struct tree_child *child = tree_child_towards(&ctx->relay->tree, rank);
+    struct rank_set *receiver = &ctx->relay->part;
     rank_set_clear(receiver);
     rank_set_add(receiver, rank);
     return put_down(ctx, child, receiver, type, payload->data, payload->size);
@@ -208,16 +220,16 @@ static bool are_below(struct relay *relay, const struct rank_set *receivers)
 // A child that was told that it is the coordinator's now is this rank's no more.
 static bhvd_status release_child(bhvd_context *ctx, const struct rank_set *moved)
 {
-    struct tree_child *child = tree_child(&ctx->relay.tree, rank_set_next(moved, 0));
+    struct tree_child *child = tree_child(&ctx->relay->tree, rank_set_next(moved, 0));
     bhvd_status status = child ? flush_child(ctx, child) : BHVD_OK;     // else a child's child
     if (child)
-        tree_remove_child(&ctx->relay.tree, child->rank);
+        tree_remove_child(&ctx->relay->tree, child->rank);
     return status;
 }
 
 static bhvd_status take_item(bhvd_context *ctx, struct bytes_reader *r)
 {
-    struct relay *relay = &ctx->relay;
+    struct relay *relay = ctx->relay;
     struct rank_set *receivers = &relay->named;
     rank_set_take(r, receivers);
     enum frame_type type = bytes_take_u8(r);
@@ -234,15 +246,12 @@ static bhvd_status take_item(bhvd_context *ctx, struct bytes_reader *r)
     if (status || !for_this)
         return status;
     struct bytes_reader mine = {payload, payload + size, false};
-    return type == FRAME_RESPONSE ? negotiation_take_response(ctx, mine)
-           : type == FRAME_STALE  ? negotiation_take_stale(ctx, mine)
-           : type == FRAME_MOVED  ? relay_take_moved(ctx)
-                                  : BHVD_ERR_SYSTEM;
+    return relay->receivers->down(ctx, type, mine);
 }
 
 bhvd_status relay_take_down(bhvd_context *ctx, struct link *link, struct bytes_reader r)
 {
-    struct relay *relay = &ctx->relay;
+    struct relay *relay = ctx->relay;
     if (relay->moving && link->rank == COORDINATOR) {
         bytes_put_u32(&relay->early, (uint32_t)(r.end - r.at));
         bytes_put(&relay->early, r.at, (size_t)(r.end - r.at));

@@ -10,11 +10,18 @@
 #define BHVD_RELAY_H
 
 #include "core/message/bundle.h"
-#include "core/negotiation/negotiation.h"
+#include "core/message/frame.h"
 #include "core/context/process_set.h"
 #include "core/negotiation/tree.h"
 
+// Where what is relayed ends: requests, from each of these ranks (rising), at the coordinator; frames to this rank.
+struct relay_receivers {
+    bhvd_status (*up)(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader items);
+    bhvd_status (*down)(bhvd_context *ctx, enum frame_type type, struct bytes_reader payload);
+};
+
 struct relay {
+    const struct relay_receivers *receivers;
     int parent;                         // -1: this rank is the coordinator
     struct tree tree;
     struct bundle bundle;               // of this rank and those below, on the way up
@@ -29,12 +36,12 @@ struct relay {
     struct bytes last_words;            // its reason
 };
 
-bhvd_status relay_init(bhvd_context *ctx);
+bhvd_status relay_init(bhvd_context *ctx, const struct relay_receivers *receivers);
 void relay_fini(bhvd_context *ctx);
 
 // Announces what this rank asks for.
 bhvd_status relay_announce(bhvd_context *ctx, const struct bytes *items);
-// At the coordinator: an answer or notice for members of a set other than this rank, or for one rank.
+// At the coordinator: an answer or notice for the members of a set, this rank last, or for one rank.
 bhvd_status relay_send_to_set(bhvd_context *ctx, const struct process_set *set, enum frame_type type,
                               const struct bytes *payload);
 bhvd_status relay_send_to(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *payload);

@@ -1,6 +1,7 @@
 #include "core/negotiation/response.h"
 
 #include "core/context/context.h"
+#include "core/negotiation/relay.h"
 #include "core/negotiation/window.h"
 #include "core/message/reason.h"
 
@@ -43,37 +44,35 @@ void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count,
     bytes_put_u32(out, count);
 }
 
+static bhvd_status no_memory(bhvd_context *ctx)
+{
+    return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to answer an operation");
+}
+
 bhvd_status response_send(bhvd_context *ctx, const struct process_set *set)
 {
-    struct bytes *out = &ctx->coordinator.out;
-    if (out->failed)
-        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to answer an operation");
-    bhvd_status status = relay_send_to_set(ctx, set, FRAME_RESPONSE, out);
-    if (!status && set->group.rank >= 0)
-        status = negotiation_take_response(ctx, bytes_read(out));
-    return status;
+    const struct bytes *out = &ctx->coordinator->out;
+    return out->failed ? no_memory(ctx) : relay_send_to_set(ctx, set, FRAME_RESPONSE, out);
 }
 
 bhvd_status response_send_to(bhvd_context *ctx, int rank)
 {
-    struct bytes *out = &ctx->coordinator.out;
-    if (out->failed)
-        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to answer an operation");
-    return rank == COORDINATOR ? negotiation_take_response(ctx, bytes_read(out)) : relay_send_to(ctx, rank, FRAME_RESPONSE, out);
+    const struct bytes *out = &ctx->coordinator->out;
+    return out->failed ? no_memory(ctx) : relay_send_to(ctx, rank, FRAME_RESPONSE, out);
 }
 
 bhvd_status response_refuse_all(bhvd_context *ctx, const struct process_set *set, const struct operation_key *key,
                                 const struct bhvd_error *error)
 {
-    response_begin(&ctx->coordinator, key->process_set, 1, 0, false);
-    put_error(&ctx->coordinator.out, key, error);
+    response_begin(ctx->coordinator, key->process_set, 1, 0, false);
+    put_error(&ctx->coordinator->out, key, error);
     return response_send(ctx, set);
 }
 
 bhvd_status response_refuse(bhvd_context *ctx, int rank, const struct operation_key *key, const struct bhvd_error *error)
 {
-    response_begin(&ctx->coordinator, key->process_set, 1, 0, false);
-    put_error(&ctx->coordinator.out, key, error);
+    response_begin(ctx->coordinator, key->process_set, 1, 0, false);
+    put_error(&ctx->coordinator->out, key, error);
     return response_send_to(ctx, rank);
 }
 
@@ -81,8 +80,7 @@ bhvd_status response_send_stale(bhvd_context *ctx, int rank, uint32_t id)
 {
     struct bytes out = {0};
     bytes_put_u32(&out, id);
-    bhvd_status status = rank == COORDINATOR ? negotiation_take_stale(ctx, bytes_read(&out))
-                                             : relay_send_to(ctx, rank, FRAME_STALE, &out);
+    bhvd_status status = relay_send_to(ctx, rank, FRAME_STALE, &out);
     bytes_fini(&out);
     return status;
 }

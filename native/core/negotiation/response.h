@@ -3,7 +3,7 @@
 #ifndef BHVD_RESPONSE_H
 #define BHVD_RESPONSE_H
 
-#include "core/negotiation/coordinator.h"
+#include "core/negotiation/coordinator_state.h"
 
 // Begins a response about `count` operations of so many bytes together, in c->out. alone: beside no other execution.
 void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count, size_t nbytes, bool alone);

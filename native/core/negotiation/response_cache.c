@@ -2,92 +2,7 @@
 
 #include <stdlib.h>
 
-#include "core/negotiation/coordinator.h"
-
-// --------------------------------------------------------------------------------------- entries in the order of their use
-
-static uint64_t id_hash(uint32_t id) { return id * 0x9e3779b97f4a7c15u >> 16; }
-
-static bool has_key(const struct table_node *node, const void *arg)
-{
-    const struct operation_key *key = arg, *own = &TABLE_CONTAINER(node, struct cached, by_name)->key;
-    return own->process_set == key->process_set && own->name_size == key->name_size &&
-           memcmp(own->name, key->name, key->name_size) == 0;
-}
-
-static bool has_id(const struct table_node *node, const void *id)
-{
-    return TABLE_CONTAINER(node, struct cached, by_id)->id == *(const uint32_t *)id;
-}
-
-struct cached *cached_list_find(const struct cached_list *list, const struct operation_key *key)
-{
-    struct table_node *node = table_find(&list->by_name, operation_hash(key), has_key, key);
-    return node ? TABLE_CONTAINER(node, struct cached, by_name) : NULL;
-}
-
-struct cached *cached_list_find_id(const struct cached_list *list, uint32_t id)
-{
-    struct table_node *node = table_find(&list->by_id, id_hash(id), has_id, &id);
-    return node ? TABLE_CONTAINER(node, struct cached, by_id) : NULL;
-}
-
-static void unlink_entry(struct cached_list *list, struct cached *entry)
-{
-    *(entry->older ? &entry->older->newer : &list->oldest) = entry->newer;
-    *(entry->newer ? &entry->newer->older : &list->newest) = entry->older;
-}
-
-static void append(struct cached_list *list, struct cached *entry)
-{
-    entry->older = list->newest;
-    entry->newer = NULL;
-    *(list->newest ? &list->newest->newer : &list->oldest) = entry;
-    list->newest = entry;
-}
-
-static void list_use(struct cached_list *list, struct cached *entry)
-{
-    if (list->newest != entry) {
-        unlink_entry(list, entry);
-        append(list, entry);
-    }
-}
-
-bool cached_list_insert(struct cached_list *list, struct cached *entry)
-{
-    if (!table_insert(&list->by_name, &entry->by_name, operation_hash(&entry->key)))
-        return false;
-    if (!table_insert(&list->by_id, &entry->by_id, id_hash(entry->id))) {
-        table_remove(&list->by_name, &entry->by_name);
-        return false;
-    }
-    append(list, entry);
-    return true;
-}
-
-void cached_list_remove(struct cached_list *list, struct cached *entry)
-{
-    table_remove(&list->by_name, &entry->by_name);
-    table_remove(&list->by_id, &entry->by_id);
-    unlink_entry(list, entry);
-}
-
-// Forgets what is known of the name, and, where the list is full, what was not used for the longest time. False: all are in use.
-static bool make_room(struct cached_list *list, size_t capacity, const struct operation_key *key,
-                      void (*forget)(struct cached_list *list, struct cached *entry))
-{
-    struct cached *entry = cached_list_find(list, key);
-    if (entry)
-        forget(list, entry);
-    if (list->by_id.count < capacity)
-        return true;
-    for (entry = list->oldest; entry && entry->user;)
-        entry = entry->newer;
-    if (entry)
-        forget(list, entry);
-    return entry != NULL;
-}
+#include "core/context/operation.h"
 
 // ---------------------------------------------------------------------------------------------------------- member
 
@@ -113,22 +28,21 @@ static void own_free(struct cache_entry *entry)
 
 static void own_forget(struct cached_list *list, struct cached *entry)
 {
-    struct bhvd_handle *operation = entry->user;
-    if (operation)
-        operation->cached = NULL;
+    if (entry->user)
+        cached_release(entry->user);
     cached_list_remove(list, entry);
     own_free(own_entry(entry));
 }
 
 void response_cache_forget(struct response_cache *cache, struct cache_entry *entry) { own_forget(&cache->own, &entry->cached); }
 
-void response_cache_use(struct response_cache *cache, struct cache_entry *entry) { list_use(&cache->own, &entry->cached); }
+void response_cache_use(struct response_cache *cache, struct cache_entry *entry) { cached_list_use(&cache->own, &entry->cached); }
 
 struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t id, const struct bhvd_handle *operation,
                                          const int64_t *agreed, size_t agreed_count)
 {
-    const struct operation_key key = {operation->process_set, operation->work.name_size, operation->work.name};
-    if (!make_room(&cache->own, cache->capacity, &key, own_forget))
+    const struct operation_key key = operation_key_of(operation);
+    if (!cached_list_make_room(&cache->own, cache->capacity, &key, own_forget))
         return NULL;
     struct cache_entry *entry = calloc(1, sizeof *entry);
     if (!entry)
@@ -170,21 +84,20 @@ static void coordinator_free(struct coordinator_entry *entry)
 
 static void coordinator_forget(struct cached_list *list, struct cached *entry)
 {
-    struct pending *pending = entry->user;
-    if (pending)
-        pending->entry = NULL;
+    if (entry->user)
+        cached_release(entry->user);
     cached_list_remove(list, entry);
     coordinator_free(coordinator_entry(entry));
 }
 
 void coordinator_cache_use(struct response_cache *cache, struct coordinator_entry *entry)
 {
-    list_use(&cache->coordinator, &entry->cached);
+    cached_list_use(&cache->coordinator, &entry->cached);
 }
 
 uint32_t coordinator_cache_store(struct response_cache *cache, struct request *const *requests, int size)
 {
-    if (!make_room(&cache->coordinator, cache->capacity, &requests[0]->key, coordinator_forget))
+    if (!cached_list_make_room(&cache->coordinator, cache->capacity, &requests[0]->key, coordinator_forget))
         return 0;
     struct coordinator_entry *entry = calloc(1, sizeof *entry + (size_t)size * sizeof entry->requests[0]);
     if (!entry)
@@ -212,16 +125,19 @@ void coordinator_cache_forget_set(struct response_cache *cache, uint32_t process
     }
 }
 
-void cached_list_fini(struct cached_list *list, void (*forget)(struct cached_list *list, struct cached *entry))
+struct response_cache *response_cache_create(int capacity)
 {
-    while (list->oldest)
-        forget(list, list->oldest);
-    free(list->by_name.buckets);
-    free(list->by_id.buckets);
+    struct response_cache *cache = calloc(1, sizeof *cache);
+    if (cache)
+        cache->capacity = capacity > 0 ? (size_t)capacity : 0;
+    return cache;
 }
 
-void response_cache_fini(struct response_cache *cache)
+void response_cache_destroy(struct response_cache *cache)
 {
+    if (!cache)
+        return;
     cached_list_fini(&cache->own, own_forget);
     cached_list_fini(&cache->coordinator, coordinator_forget);
+    free(cache);
 }

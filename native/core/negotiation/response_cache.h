@@ -4,30 +4,9 @@
 #ifndef BHVD_RESPONSE_CACHE_H
 #define BHVD_RESPONSE_CACHE_H
 
+#include "base/bytes.h"
+#include "core/context/cached_list.h"
 #include "core/message/request.h"
-
-// What both kinds of entries begin with: found by name and by id, in the order of their use.
-struct cached {
-    struct table_node by_name, by_id;
-    struct cached *older, *newer;
-    uint32_t id;
-    struct operation_key key;               // name inside a request
-    void *user;                             // what is in flight under this entry, which then is not evicted: an operation
-};                                          // (bhvd_handle) on a member, a negotiation (pending) at the coordinator
-
-struct cached_list {
-    struct table by_name, by_id;
-    struct cached *oldest, *newest;
-};
-
-// NULL: none.
-struct cached *cached_list_find(const struct cached_list *list, const struct operation_key *key);
-struct cached *cached_list_find_id(const struct cached_list *list, uint32_t id);
-// Its id and key are set; it becomes the newest. False: no memory.
-bool cached_list_insert(struct cached_list *list, struct cached *entry);
-void cached_list_remove(struct cached_list *list, struct cached *entry);
-// forget: removes the entry, and frees it.
-void cached_list_fini(struct cached_list *list, void (*forget)(struct cached_list *list, struct cached *entry));
 
 // A member's entry: "my request for this name was `request`, the agreement about it has this id".
 struct cache_entry {
@@ -50,7 +29,9 @@ struct response_cache {
     uint32_t next_id;
 };
 
-void response_cache_fini(struct response_cache *cache);
+// NULL: no memory.
+struct response_cache *response_cache_create(int capacity);
+void response_cache_destroy(struct response_cache *cache);
 
 struct cache_entry *response_cache_find(struct response_cache *cache, const struct operation_key *key);
 struct cache_entry *response_cache_find_id(struct response_cache *cache, uint32_t id);

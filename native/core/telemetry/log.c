@@ -7,7 +7,6 @@
 
 #include "base/clock.h"
 #include "base/futex.h"
-#include "core/context/context.h"
 
 enum { RECORDS_MAX = 256, LINE_BYTES = 2048 };
 
@@ -120,9 +119,8 @@ static struct log_record *take(struct log *log, bool *closed)
     return record;
 }
 
-int bhvd_context_next_record(bhvd_context *ctx, int timeout_ms, struct bhvd_record **out)
+int log_next(struct log *log, int timeout_ms, struct bhvd_record **out)
 {
-    struct log *log = &ctx->log;
     int64_t deadline_ns = clock_deadline_ns(timeout_ms);
     for (;;) {
         uint32_t changes = atomic_load(&log->changes);

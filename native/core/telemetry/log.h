@@ -29,6 +29,9 @@ void log_after_fork(struct log *log);
 // Ends the waiting, once what was said has been taken.
 void log_close(struct log *log);
 
+// bhvd_context_next_record.
+int log_next(struct log *log, int timeout_ms, struct bhvd_record **out);
+
 // Any thread, any lock held.
 void log_put(struct log *log, bhvd_log_level level, const char *file, int line, const void *text, size_t size);
 void log_put_format(struct log *log, bhvd_log_level level, const char *file, int line, const char *format, ...)

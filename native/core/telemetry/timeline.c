@@ -9,7 +9,8 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "core/context/context.h"
+#include "core/message/request.h"
+#include "core/telemetry/log.h"
 
 enum { EVENT_BYTES = 2048, NAME_BYTES = 512 };
 
@@ -24,9 +25,7 @@ struct process {
 
 static bool process_has_key(const struct table_node *node, const void *arg)
 {
-    const struct operation_key *a = &TABLE_CONTAINER(node, struct process, by_name)->key, *b = arg;
-    return a->process_set == b->process_set && a->name_size == b->name_size &&
-           memcmp(a->name, b->name, a->name_size) == 0;
+    return operation_key_equals(&TABLE_CONTAINER(node, struct process, by_name)->key, arg);
 }
 
 static void free_process(struct table_node *node, void *arg)
@@ -35,7 +34,7 @@ static void free_process(struct table_node *node, void *arg)
     free(TABLE_CONTAINER(node, struct process, by_name));
 }
 
-static void timeline_close(struct timeline *t)
+void timeline_close(struct timeline *t)
 {
     if (t->open)
         close(t->fd);
@@ -44,8 +43,6 @@ static void timeline_close(struct timeline *t)
     free(t->path);
     t->path = NULL;
 }
-
-void timeline_fini(struct timeline *t) { timeline_close(t); }
 
 // After an event was not written as a whole: what came before it stays a list.
 static void close_bracket(struct timeline *t)
@@ -122,9 +119,8 @@ static void escape(char *out, const char *name, size_t size)
     out[at] = '\0';
 }
 
-static int pid_of(bhvd_context *ctx, const struct operation_key *key)
+static int pid_of(struct timeline *t, const struct operation_key *key)
 {
-    struct timeline *t = &ctx->timeline;
     uint64_t hash = operation_hash(key);
     struct table_node *node = table_find(&t->processes, hash, process_has_key, key);
     if (node)
@@ -147,82 +143,74 @@ static int pid_of(bhvd_context *ctx, const struct operation_key *key)
     return pid;
 }
 
-static void add_begin(bhvd_context *ctx, const struct operation_key *key, const char *prefix, const char *name)
+static void add_begin(struct timeline *t, const struct operation_key *key, const char *prefix, const char *name)
 {
-    int pid = pid_of(ctx, key);
-    add_event(&ctx->timeline, "{\"name\":\"%s%s\",\"ph\":\"B\",\"ts\":%.3f,\"pid\":%d}", prefix, name,
-              now_us(&ctx->timeline), pid);
+    int pid = pid_of(t, key);
+    add_event(t, "{\"name\":\"%s%s\",\"ph\":\"B\",\"ts\":%.3f,\"pid\":%d}", prefix, name,
+              now_us(t), pid);
 }
 
-void timeline_negotiation_begin(bhvd_context *ctx, const struct operation_key *key, const char *kind)
+void timeline_negotiation_begin(struct timeline *t, const struct operation_key *key, const char *kind)
 {
-    if (ctx->timeline.open)
-        add_begin(ctx, key, "NEGOTIATE_", kind);
+    if (t->open)
+        add_begin(t, key, "NEGOTIATE_", kind);
 }
 
-void timeline_rank_ready(bhvd_context *ctx, const struct operation_key *key, int rank)
+void timeline_rank_ready(struct timeline *t, const struct operation_key *key, int rank)
 {
-    if (ctx->timeline.open)
-        add_event(&ctx->timeline, "{\"name\":\"%d\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":0,\"pid\":%d}", rank,
-                  now_us(&ctx->timeline), pid_of(ctx, key));
+    if (t->open)
+        add_event(t, "{\"name\":\"%d\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":0,\"pid\":%d}", rank,
+                  now_us(t), pid_of(t, key));
 }
 
-void timeline_negotiation_end(bhvd_context *ctx, const struct operation_key *key)
+void timeline_negotiation_end(struct timeline *t, const struct operation_key *key)
 {
-    if (ctx->timeline.open)
-        add_event(&ctx->timeline, "{\"ph\":\"E\",\"ts\":%.3f,\"pid\":%d}", now_us(&ctx->timeline), pid_of(ctx, key));
+    if (t->open)
+        add_event(t, "{\"ph\":\"E\",\"ts\":%.3f,\"pid\":%d}", now_us(t), pid_of(t, key));
 }
 
-void timeline_refusal(bhvd_context *ctx, const struct operation_key *key, const char *message)
+void timeline_refusal(struct timeline *t, const struct operation_key *key, const char *message)
 {
     char text[NAME_BYTES];
-    if (!ctx->timeline.open)
+    if (!t->open)
         return;
     escape(text, message, strlen(message));
-    add_begin(ctx, key, "", "ERROR");
-    add_event(&ctx->timeline,
+    add_begin(t, key, "", "ERROR");
+    add_event(t,
               "{\"ph\":\"E\",\"ts\":%.3f,\"pid\":%d,\"args\":{\"dtype\":\"\",\"shape\":\"\",\"message\":\"%s\"}}",
-              now_us(&ctx->timeline), pid_of(ctx, key), text);
+              now_us(t), pid_of(t, key), text);
 }
 
-static struct operation_key key_of(const struct bhvd_handle *op)
+void timeline_operation_begin(struct timeline *t, const struct operation_key *key, const char *kind)
 {
-    return (struct operation_key){op->process_set, op->work.name_size, op->work.name};
+    if (t->open)
+        add_begin(t, key, "", kind);
 }
 
-void timeline_operation_begin(bhvd_context *ctx, const struct bhvd_handle *op)
+void timeline_operation_end(struct timeline *t, const struct operation_key *key, const struct bytes *request_bytes, bool failed)
 {
-    if (!ctx->timeline.open || op->work.phantom)
+    if (!t->open)
         return;
-    struct operation_key key = key_of(op);
-    add_begin(ctx, &key, "", operation_kind_name(op->work.kind, op->work.op));
-}
-
-void timeline_operation_end(bhvd_context *ctx, const struct bhvd_handle *op, bool failed)
-{
-    if (!ctx->timeline.open || op->work.phantom)
-        return;
-    struct operation_key key = key_of(op);
     char shape[256] = "";
     const char *dtype = "";
-    struct request *request = request_parse(op->request.data, op->request.size);
+    struct request *request = request_parse(request_bytes->data, request_bytes->size);
     if (request && request->tensor_count) {
         dtype = bhvd_dtype_name(request->tensors[0].dtype);
         request_format_shape(shape, sizeof shape, &request->tensors[0]);
     }
     request_drop(request);
-    add_event(&ctx->timeline, "{\"ph\":\"E\",\"ts\":%.3f,\"pid\":%d,\"args\":{\"dtype\":\"%s\",\"shape\":\"%s\"%s}}",
-              now_us(&ctx->timeline), pid_of(ctx, &key), dtype, shape, failed ? ",\"error\":true" : "");
+    add_event(t, "{\"ph\":\"E\",\"ts\":%.3f,\"pid\":%d,\"args\":{\"dtype\":\"%s\",\"shape\":\"%s\"%s}}", now_us(t), pid_of(t, key),
+              dtype, shape, failed ? ",\"error\":true" : "");
 }
 
-void timeline_cycle(bhvd_context *ctx)
+void timeline_cycle(struct timeline *t)
 {
-    if (ctx->timeline.open && ctx->timeline.mark_cycles)
-        add_event(&ctx->timeline, "{\"name\":\"CYCLE_START\",\"ph\":\"i\",\"ts\":%.3f,\"pid\":0,\"s\":\"g\"}",
-                  now_us(&ctx->timeline));
+    if (t->open && t->mark_cycles)
+        add_event(t, "{\"name\":\"CYCLE_START\",\"ph\":\"i\",\"ts\":%.3f,\"pid\":0,\"s\":\"g\"}",
+                  now_us(t));
 }
 
-static bhvd_status timeline_open(struct timeline *t, const char *path, bool mark_cycles, struct bhvd_error *error)
+bhvd_status timeline_open(struct timeline *t, const char *path, bool mark_cycles, struct bhvd_error *error)
 {
     struct timespec wall;
     timeline_close(t);
@@ -235,23 +223,4 @@ static bhvd_status timeline_open(struct timeline *t, const char *path, bool mark
     add_event(t, "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":0,\"args\":{\"start_time_since_epoch_in_micros\":%lld}}",
               (long long)wall.tv_sec * 1000000 + wall.tv_nsec / 1000);
     return BHVD_OK;
-}
-
-bhvd_status bhvd_timeline_start(bhvd_context *ctx, const char *path, int mark_cycles, struct bhvd_error *error)
-{
-    struct timeline *t = &ctx->timeline;
-    bhvd_status status = BHVD_OK;
-    error_clear(error);
-    pthread_mutex_lock(&ctx->engine_lock);
-    if (ctx->options.rank == 0 && !(t->open && t->path && strcmp(t->path, path) == 0))
-        status = timeline_open(t, path, mark_cycles != 0, error);
-    pthread_mutex_unlock(&ctx->engine_lock);
-    return status;
-}
-
-void bhvd_timeline_stop(bhvd_context *ctx)
-{
-    pthread_mutex_lock(&ctx->engine_lock);
-    timeline_close(&ctx->timeline);
-    pthread_mutex_unlock(&ctx->engine_lock);
 }

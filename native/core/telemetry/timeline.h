@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #include "base/table.h"
-#include "core/context/operation.h"
+#include "core/message/request.h"
 
 struct timeline {
     bool open, mark_cycles;
@@ -19,18 +19,20 @@ struct timeline {
     int next_pid;
 };
 
-void timeline_fini(struct timeline *timeline);
+// In place of one that is open.
+bhvd_status timeline_open(struct timeline *timeline, const char *path, bool mark_cycles, struct bhvd_error *error);
+void timeline_close(struct timeline *timeline);
 
 // From the first request for a name to its answer; rank: is ready.
-void timeline_negotiation_begin(bhvd_context *ctx, const struct operation_key *key, const char *kind);
-void timeline_rank_ready(bhvd_context *ctx, const struct operation_key *key, int rank);
-void timeline_negotiation_end(bhvd_context *ctx, const struct operation_key *key);
+void timeline_negotiation_begin(struct timeline *timeline, const struct operation_key *key, const char *kind);
+void timeline_rank_ready(struct timeline *timeline, const struct operation_key *key, int rank);
+void timeline_negotiation_end(struct timeline *timeline, const struct operation_key *key);
 // The answer was an error: nothing will run.
-void timeline_refusal(bhvd_context *ctx, const struct operation_key *key, const char *message);
+void timeline_refusal(struct timeline *timeline, const struct operation_key *key, const char *message);
 // An operation runs.
-void timeline_operation_begin(bhvd_context *ctx, const struct bhvd_handle *operation);
-void timeline_operation_end(bhvd_context *ctx, const struct bhvd_handle *operation, bool failed);
+void timeline_operation_begin(struct timeline *timeline, const struct operation_key *key, const char *kind);
+void timeline_operation_end(struct timeline *timeline, const struct operation_key *key, const struct bytes *request, bool failed);
 // The coordinator answers.
-void timeline_cycle(bhvd_context *ctx);
+void timeline_cycle(struct timeline *timeline);
 
 #endif

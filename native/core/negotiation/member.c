@@ -1,32 +1,32 @@
-#include "core/negotiation/negotiation.h"
+#include "core/negotiation/member.h"
 
 #include <stdlib.h>
 
 #include "base/status.h"
-#include "core/negotiation/answer.h"
-#include "core/message/cached_run.h"
-#include "core/negotiation/carried.h"
 #include "core/context/context.h"
+#include "core/message/cached_run.h"
 #include "core/message/reason.h"
+#include "core/negotiation/announce.h"
+#include "core/negotiation/answer.h"
+#include "core/negotiation/carried.h"
+#include "core/negotiation/meeting.h"
+#include "core/negotiation/response_cache.h"
 #include "run/result_memory.h"
 
-static void put_in_full(bhvd_context *ctx, struct bytes *out, enum item_tag tag, const struct bhvd_handle *op)
+// The operation in flight under this agreement; NULL: none.
+static struct bhvd_handle *user_of(const struct cache_entry *entry)
 {
-    ctx->counters.cache_misses++;
-    bytes_put_u8(out, (uint8_t)tag);
-    bytes_put_u32(out, (uint32_t)op->request.size);
-    bytes_put(out, op->request.data, op->request.size);
+    return entry->cached.user ? TABLE_CONTAINER(entry->cached.user, struct bhvd_handle, cached) : NULL;
 }
 
 static void put_request(bhvd_context *ctx, struct bytes *out, struct cached_run *run, struct bhvd_handle *op)
 {
-    struct operation_key key = {op->process_set, op->work.name_size, op->work.name};
-    struct cache_entry *entry = ctx->cache.capacity ? response_cache_find(&ctx->cache, &key) : NULL;
+    struct operation_key key = operation_key_of(op);
+    struct cache_entry *entry = ctx->cache->capacity ? response_cache_find(ctx->cache, &key) : NULL;
     if (entry && !entry->cached.user && entry->request.size == op->request.size &&
         memcmp(entry->request.data, op->request.data, op->request.size) == 0) {
-        entry->cached.user = op;
-        op->cached = entry;
-        response_cache_use(&ctx->cache, entry);
+        cached_hold(&entry->cached, &op->cached);
+        response_cache_use(ctx->cache, entry);
         ctx->counters.cache_hits++;
         if (carried_takes(ctx, op)) {
             carried_put(out, entry->cached.id, op->work.tensors[0].src, op->work.tensors[0].nbytes);
@@ -34,34 +34,11 @@ static void put_request(bhvd_context *ctx, struct bytes *out, struct cached_run 
             cached_run_put(run, out, entry->cached.id);
         }
     } else {
-        put_in_full(ctx, out, ITEM_FULL, op);
+        announce_put_full(ctx, out, ITEM_FULL, op);
     }
 }
 
-bhvd_status negotiation_send(bhvd_context *ctx, int rank, enum frame_type type, const struct bytes *payload, bool lazy)
-{
-    struct link *link = &ctx->run.connections.links[rank];
-    if (link->state != LINK_OPEN)
-        return BHVD_OK;                     // it left: it needs no answer, and its goodbye ended what it could be asked
-    ctx->counters.negotiation_messages++;
-    bhvd_status status = link_send_frame(link, type, payload, lazy);
-    // A connection that is broken is noticed where it is read, after the goodbye that may explain it.
-    if (status == BHVD_ERR_PEER_LOST)
-        return BHVD_OK;
-    return status ? context_fail(ctx, status, "no memory for a message of %zu bytes to rank %d, or one that is too long",
-                                       payload->size, rank) : BHVD_OK;
-}
-
-static bhvd_status send_requests(bhvd_context *ctx, const struct bytes *out)
-{
-    if (out->failed)
-        return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to negotiate an operation");
-    if (ctx->options.rank == COORDINATOR)
-        return coordinator_take_requests(ctx, COORDINATOR, bytes_read(out));
-    return relay_announce(ctx, out);
-}
-
-bhvd_status negotiation_request(bhvd_context *ctx, struct bhvd_handle *posted)
+bhvd_status member_request(bhvd_context *ctx, struct bhvd_handle *posted)
 {
     struct bytes *out = &ctx->request_frame;
     struct cached_run run = {0};
@@ -83,38 +60,29 @@ bhvd_status negotiation_request(bhvd_context *ctx, struct bhvd_handle *posted)
         if (way == MEETING_NONE)
             put_request(ctx, out, &run, op);
         else if (way == MEETING_PARTED)
-            put_in_full(ctx, out, ITEM_PARTED, op);
+            announce_put_full(ctx, out, ITEM_PARTED, op);
         if (out->size >= REQUEST_FRAME_BYTES || (!next && out->size)) {
-            status = send_requests(ctx, out);
+            status = announce(ctx, out);
             out->size = 0;
             run = (struct cached_run){0};
         }
     }
-    return status || out->size == 0 ? status : send_requests(ctx, out);
+    return status || out->size == 0 ? status : announce(ctx, out);
 }
 
-bhvd_status negotiation_ask_parted(bhvd_context *ctx, struct bhvd_handle *op)
+bhvd_status member_take_stale(bhvd_context *ctx, struct bytes_reader r)
 {
-    struct bytes out = {0};
-    put_in_full(ctx, &out, ITEM_PARTED, op);
-    bhvd_status status = send_requests(ctx, &out);
-    bytes_fini(&out);
-    return status;
-}
-
-bhvd_status negotiation_take_stale(bhvd_context *ctx, struct bytes_reader r)
-{
-    struct cache_entry *entry = response_cache_find_id(&ctx->cache, bytes_take_u32(&r));
+    struct cache_entry *entry = response_cache_find_id(ctx->cache, bytes_take_u32(&r));
     if (r.failed || !entry || !entry->cached.user)
         return BHVD_OK;                     // answered meanwhile, or never asked: nothing waits for it
-    struct bhvd_handle *op = entry->cached.user;
+    struct bhvd_handle *op = user_of(entry);
     if (op->answered)
         return BHVD_ERR_SYSTEM;             // by this very id
-    response_cache_forget(&ctx->cache, entry);
+    response_cache_forget(ctx->cache, entry);
     struct bytes out = {0};
     struct cached_run run = {0};
     put_request(ctx, &out, &run, op);
-    bhvd_status status = send_requests(ctx, &out);
+    bhvd_status status = announce(ctx, &out);
     bytes_fini(&out);
     return status;
 }
@@ -239,7 +207,7 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
         op->agreed = agreed.agreed;
         op->agreed_count = agreed.agreed_count;
         if (id && !op->work.phantom)
-            response_cache_store(&ctx->cache, id, op, op->agreed, op->agreed_count);
+            response_cache_store(ctx->cache, id, op, op->agreed, op->agreed_count);
         *out = op;
     } else {
         free(agreed.agreed_owned);
@@ -250,8 +218,8 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
 // NULL: ended here meanwhile, as everywhere: its process set was removed.
 static struct bhvd_handle *take_cached(bhvd_context *ctx, uint32_t id)
 {
-    struct cache_entry *entry = response_cache_find_id(&ctx->cache, id);
-    struct bhvd_handle *op = entry ? entry->cached.user : NULL;
+    struct cache_entry *entry = response_cache_find_id(ctx->cache, id);
+    struct bhvd_handle *op = entry ? user_of(entry) : NULL;
     if (op) {
         op->agreed = entry->agreed;
         op->agreed_count = entry->agreed_count;
@@ -312,7 +280,7 @@ static bhvd_status take_items(bhvd_context *ctx, struct bytes_reader *r, uint32_
     return BHVD_OK;
 }
 
-bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader r)
+bhvd_status member_take_response(bhvd_context *ctx, struct bytes_reader r)
 {
     uint64_t number = (uint64_t)bytes_take_i64(&r);
     uint8_t window = bytes_take_u8(&r);
@@ -320,7 +288,7 @@ bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader r)
     uint32_t process_set = bytes_take_u32(&r);
     uint32_t count = bytes_take_u32(&r);
     // Each is said in a few bytes, or by an id that this rank knows.
-    if (r.failed || window == 0 || window > LINK_LANES || number < window || count > (uint64_t)(r.end - r.at) + ctx->cache.own.by_id.count)
+    if (r.failed || window == 0 || window > LINK_LANES || number < window || count > (uint64_t)(r.end - r.at) + ctx->cache->own.by_id.count)
         return BHVD_ERR_SYSTEM;
     struct execution *execution = malloc(sizeof *execution + count * sizeof execution->works[0]);
     if (!execution)
@@ -339,106 +307,4 @@ bhvd_status negotiation_take_response(bhvd_context *ctx, struct bytes_reader r)
     *ctx->executions_tail = execution;
     ctx->executions_tail = &execution->next;
     return BHVD_OK;
-}
-
-bhvd_status negotiation_take_end(bhvd_context *ctx, struct bytes_reader r)
-{
-    struct bhvd_error reason;
-    if (r.at == r.end)
-        reason_left(&reason, COORDINATOR);
-    else if (!reason_take(&r, bytes_take_u8(&r), ctx->options.size, &reason) || r.at != r.end)
-        return BHVD_ERR_SYSTEM;
-    ctx->failed_elsewhere = !ctx->run.failure.status && reason.status != BHVD_ERR_SHUTDOWN;
-    if (reason.rank == ctx->options.rank && (reason.cause == BHVD_CAUSE_ENDED || reason.cause == BHVD_CAUSE_SILENT)) {
-        const struct bhvd_error theirs = reason;
-        error_set(&reason, theirs.status, "the other ranks go on without rank %d, this one: %.900s", reason.rank, theirs.message);
-        error_blame(&reason, theirs.cause, theirs.rank);
-    }
-    if (reason.status != BHVD_ERR_SHUTDOWN)
-        return run_fail_with(&ctx->run, &reason);
-    context_close(ctx, &reason);
-    return BHVD_OK;
-}
-
-static bhvd_status take_goodbye(bhvd_context *ctx, struct link *link, struct bytes_reader r)
-{
-    bool is_failure = r.at < r.end && *r.at != BHVD_ERR_SHUTDOWN;
-    bhvd_status status = BHVD_OK;
-    link->state = LINK_LEFT;
-    if (link->rank == COORDINATOR && !is_failure)
-        status = relay_take_goodbye(ctx, r);
-    else if (link->rank == COORDINATOR || r.at < r.end)
-        status = negotiation_take_end(ctx, r);
-    else
-        status = relay_take_parents_goodbye(ctx, link);
-    if (!status)
-        meetings_take_goodbye(ctx, link->rank);
-    if (!status && ctx->options.rank == COORDINATOR)
-        coordinator_take_goodbye(ctx, link->rank);
-    return status;
-}
-
-// Frames of negotiation proper.
-static bhvd_status take_negotiation(bhvd_context *ctx, struct link *link, uint8_t type, struct bytes_reader payload)
-{
-    ctx->counters.negotiation_messages++;
-    if (type == FRAME_UP)
-        return relay_take_up(ctx, link, payload);
-    if (type == FRAME_DOWN)
-        return relay_take_down(ctx, link, payload);
-    if (type == FRAME_LEAVING)
-        return relay_take_leaving(ctx, link, payload);
-    return type == FRAME_CLOSING ? relay_take_closing(ctx, link, payload) : BHVD_ERR_SYSTEM;
-}
-
-bhvd_status negotiation_frame(bhvd_context *ctx, struct link *link, uint8_t type, struct bytes_reader payload)
-{
-    if (link->state != LINK_OPEN)
-        return BHVD_OK;                     // after its goodbye: it has ended all that this could be about
-    if (type == FRAME_GOODBYE)
-        return take_goodbye(ctx, link, payload);
-    if (type == FRAME_HEARTBEAT)
-        return heartbeat_take(ctx, link, payload);
-    if (type == FRAME_LATE)
-        return stall_take_late(ctx, link, payload);
-    if (type == FRAME_MEET)
-        return meetings_take_meet(ctx, link, payload);
-    if (type == FRAME_PART)
-        return meetings_take_part(ctx, link, payload);
-    return take_negotiation(ctx, link, type, payload);
-}
-
-// Why this rank leaves, if somebody else has to know: a status and a sentence that names a rank. Else nothing.
-static void put_reason(const bhvd_context *ctx, struct bytes *out)
-{
-    struct bhvd_error error = ctx->run.failure;
-    bool failed = error.status && error.status != BHVD_ERR_SHUTDOWN;
-    if (failed && !ctx->failed_elsewhere && error.status != BHVD_ERR_PEER_LOST) {
-        error_set(&error, error.status, "rank %d failed: %.900s", ctx->options.rank, ctx->run.failure.message);
-        error_blame(&error, BHVD_CAUSE_FAILED, ctx->options.rank);
-    } else if (!failed && !error.status && ctx->closing.status) {
-        error = ctx->closing;
-    } else if (!failed && ctx->coordinator.left_count) {
-        reason_left(&error, ctx->coordinator.first_left);
-    } else if (!failed) {
-        return;
-    }
-    bytes_put_u8(out, (uint8_t)error.status);
-    reason_put(out, &error);
-}
-
-void negotiation_leave(bhvd_context *ctx)
-{
-    struct bytes reason = {0};
-    if (ctx->said_goodbye)
-        return;
-    ctx->said_goodbye = true;
-    relay_flush(ctx);                       // what a child was promised comes before
-    put_reason(ctx, &reason);
-    for (int rank = 0; rank < ctx->options.size; rank++) {
-        struct link *link = &ctx->run.connections.links[rank];
-        if (rank != ctx->options.rank && link->state == LINK_OPEN)
-            link_send_frame(link, FRAME_GOODBYE, &reason, false);
-    }
-    bytes_fini(&reason);
 }

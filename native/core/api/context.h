@@ -1,0 +1,13 @@
+// The life of a context, in the steps that tests need one by one.
+#ifndef BHVD_API_CONTEXT_H
+#define BHVD_API_CONTEXT_H
+
+#include "bagua_hvd.h"
+
+// Everything but the connections, what needs them, and the progress thread. NULL: no memory.
+bhvd_context *context_new(const struct bhvd_context_options *options);
+// What needs the connections: coordinator, relay, heartbeats. BHVD_ERR_SYSTEM: no memory.
+bhvd_status context_prepare(bhvd_context *ctx);
+void context_free(bhvd_context *ctx);
+
+#endif

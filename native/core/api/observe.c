@@ -1,0 +1,80 @@
+// What callers read of a context: counters, measurements, records, the timeline.
+#include <string.h>
+
+#include "base/status.h"
+#include "core/context/context.h"
+#include "core/message/frame.h"
+#include "core/negotiation/coordinator_state.h"
+
+void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out)
+{
+    *out = (struct bhvd_counters){
+        .operations = ctx->counters.operations,
+        .executions = ctx->counters.executions,
+        .payload_bytes_sent = ctx->run.payload_sent,
+        .payload_bytes_received = ctx->run.payload_received,
+        .cache_hits = ctx->counters.cache_hits,
+        .cache_misses = ctx->counters.cache_misses,
+        .coordinator_ns = ctx->counters.coordinator_ns,
+        .negotiation_messages = ctx->counters.negotiation_messages,
+        .shm_bytes_sent = ctx->run.payload_sent,
+        .nccl_bytes = ctx->run.nccl_payload,
+    };
+    for (int rank = 0; rank < ctx->options.size && !ctx->abandoned; rank++) {
+        const struct link *link = &ctx->run.connections.links[rank];
+        uint64_t sent = link->payload_sent;
+        out->payload_bytes_sent += sent;
+        *link_medium(link, &out->shm_bytes_sent, &out->tcp_bytes_sent, &out->mpi_bytes_sent) += sent;
+        out->payload_bytes_received += link->payload_received;
+        out->control_bytes_sent += link->control_sent;
+    }
+}
+
+void bhvd_context_sent(bhvd_context *ctx, int account, struct bhvd_sent *out)
+{
+    *out = (struct bhvd_sent){0};
+    if (account >= 0 && account < BHVD_ACCOUNTS)
+        *out = (struct bhvd_sent){ctx->accounts[account][0], ctx->accounts[account][1], ctx->accounts[account][2]};
+}
+
+void bhvd_context_network(bhvd_context *ctx, struct bhvd_measured_network *out)
+{
+    const uint64_t measured = ctx->measured;
+    const double hop_s = (double)(measured >> 32) / 1e9, byte_s = (double)(uint32_t)measured / 1e12;
+    *out = (struct bhvd_measured_network){hop_s, byte_s > 0 ? 1 / byte_s : 0};
+}
+
+int bhvd_context_waited_for(bhvd_context *ctx, struct bhvd_waited_for *out, int capacity)
+{
+    int size = ctx->options.rank == COORDINATOR && ctx->options.size > 1 ? ctx->options.size : 0;
+    int count = size < capacity ? size : capacity;
+    for (int rank = 0; rank < count; rank++)
+        out[rank] = (struct bhvd_waited_for){ctx->coordinator->seen[rank].last_asked, ctx->coordinator->seen[rank].waited_ns};
+    return count;
+}
+
+void bhvd_context_measure_coordinator(bhvd_context *ctx) { ctx->measures_coordinator = true; }
+
+bhvd_status bhvd_timeline_start(bhvd_context *ctx, const char *path, int mark_cycles, struct bhvd_error *error)
+{
+    struct timeline *t = &ctx->timeline;
+    bhvd_status status = BHVD_OK;
+    error_clear(error);
+    pthread_mutex_lock(&ctx->engine_lock);
+    if (ctx->options.rank == 0 && !(t->open && t->path && strcmp(t->path, path) == 0))
+        status = timeline_open(t, path, mark_cycles != 0, error);
+    pthread_mutex_unlock(&ctx->engine_lock);
+    return status;
+}
+
+void bhvd_timeline_stop(bhvd_context *ctx)
+{
+    pthread_mutex_lock(&ctx->engine_lock);
+    timeline_close(&ctx->timeline);
+    pthread_mutex_unlock(&ctx->engine_lock);
+}
+
+int bhvd_context_next_record(bhvd_context *ctx, int timeout_ms, struct bhvd_record **out)
+{
+    return log_next(&ctx->log, timeout_ms, out);
+}

@@ -1,0 +1,181 @@
+#include "core/api/post.h"
+
+#include <stdlib.h>
+
+#include "base/dtype.h"
+#include "base/pages.h"
+#include "base/status.h"
+#include "core/api/arguments.h"
+#include "core/context/context.h"
+#include "core/message/frame.h"
+#include "core/message/request.h"
+#include "gpu/mirror.h"
+#include "gpu/staged_codes.h"
+#include "gpu/staging.h"
+
+static void tensor_init(struct tensor *out, const struct bhvd_tensor *in)
+{
+    size_t row = 1;
+    for (int d = 1; d < in->ndim; d++)
+        row *= (size_t)in->shape[d];
+    int64_t dim0 = in->ndim ? in->shape[0] : 1;
+    size_t element = bhvd_dtype_size(in->dtype);
+    *out = (struct tensor){
+        .src = in->src,
+        .dst = in->dst,
+        .count = row * (size_t)dim0,
+        .nbytes = row * (size_t)dim0 * element,
+        .dim0 = dim0,
+        .row_nbytes = row * element,
+        .dtype = in->dtype,
+    };
+}
+
+static int compare_ranks(const void *a, const void *b)
+{
+    const int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
+// The ranks of a process set in rising order, so that all ranks say the same.
+static int32_t *copy_splits(const struct bhvd_args *args)
+{
+    if (args->split_count == 0)
+        return NULL;
+    int32_t *splits = malloc(args->split_count * sizeof *splits);
+    if (splits) {
+        memcpy(splits, args->splits, args->split_count * sizeof *splits);
+        if (args->kind == BHVD_PROCESS_SET_ADD)
+            qsort(splits, args->split_count, sizeof *splits, compare_ranks);
+    }
+    return splits;
+}
+
+// What the host reads or changes of arrays that may have newer values on a GPU.
+static bhvd_status fetch_mirrors(const struct bhvd_handle *op, struct bhvd_error *error)
+{
+    bhvd_status status = op->work.worker_mirror ? bhvd_mirror_fetch(op->work.worker_mirror, error) : BHVD_OK;
+    for (int r = 0; r < REPLICAS && !status; r++)
+        status = op->work.replica_mirrors[r] ? bhvd_mirror_fetch(op->work.replica_mirrors[r], error) : BHVD_OK;
+    return status;
+}
+
+// To where the execution wants the tensors, the errors to be fed back, and replicas.
+static bhvd_status stage(struct bhvd_handle *op, const struct bhvd_args *args, const struct set_facts *facts,
+                         struct bhvd_error *error)
+{
+    const enum nccl_way way = args->gpu ? nccl_way_of(&facts->nccl, &op->work) : WAY_HOST;
+    if (way == WAY_HOST && staged_codes_take(&op->work, args, facts->nccl.has_levels))
+        return staged_codes_create(&op->work, &op->ctx->run.kernels, args, facts->size, facts->rank, error);
+    bhvd_status status = way == WAY_HOST ? fetch_mirrors(op, error) : BHVD_OK;
+    if (status || !args->gpu)
+        return status;
+    status = staging_create(&op->work, args, facts->size, op->ctx->options.rank, way != WAY_HOST, error);
+    if (!status)
+        op->work.staging->host_waits = way == WAY_LEVELS;
+    return status;
+}
+
+bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, struct bhvd_handle **out,
+                             struct bhvd_error *error)
+{
+    struct set_facts facts = {0};
+    bhvd_status status = arguments_check(ctx, args, &facts, error);
+    if (status)
+        return status;
+    struct bhvd_args changed = *args;
+    args = &changed;
+    if (args->kind == BHVD_JOIN)
+        changed.name = JOIN_NAME;               // ranks join after different numbers of operations
+    struct bhvd_handle *op = calloc(1, sizeof *op + args->tensor_count * sizeof op->tensors[0]);
+    int32_t *splits = copy_splits(args);
+    if (!op || (args->split_count && !splits)) {
+        free(op);
+        free(splits);
+        return error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
+    }
+    changed.splits = op->splits = splits;
+    op->split_count = args->split_count;
+    atomic_init(&op->references, 2);            // the caller's handle, and the engine
+    atomic_init(&op->state, OPERATION_RUNS);
+    op->ctx = ctx;
+    op->work.kind = args->kind;
+    op->process_set = facts.number;
+    op->account = args->account;
+    op->work.op = args->op;
+    op->work.root_rank = args->root_rank;
+    op->work.prescale_factor = args->prescale_factor;
+    op->work.postscale_factor = args->postscale_factor;
+    op->work.codec = args->codec;
+    op->work.codec_options = args->codec_options;
+    op->work.exchange = args->exchange;
+    op->work.topology = args->topology;
+    op->work.round = args->round;
+    op->work.hierarchical = args->hierarchical != 0;
+    op->on_gpu = args->gpu != NULL;
+    for (int r = 0; r < REPLICAS; r++) {
+        op->work.replicas[r] = args->replicas[r];
+        op->work.replica_mirrors[r] = args->replicas[r] ? args->replica_mirrors[r] : NULL;
+        op->work.before[1 + r] = args->before[r];
+        op->work.mixes_before |= args->before[r] != 0;
+        op->work.mixes_after |= args->after[1 + r] != 0;
+    }
+    op->work.before[0] = 1;
+    memcpy(op->work.after, args->after, sizeof op->work.after);
+    op->work.worker_error = args->worker_error;
+    op->work.server_error = args->server_error;
+    op->work.worker_mirror = args->worker_error ? args->worker_mirror : NULL;
+    op->work.server_mirror = args->server_error ? args->server_mirror : NULL;
+    op->work.tensor_count = args->tensor_count;
+    op->work.tensors = op->tensors;
+    for (size_t t = 0; t < args->tensor_count; t++) {
+        tensor_init(&op->work.tensors[t], &args->tensors[t]);
+        if (!args->gpu && op->work.tensors[t].dst != op->work.tensors[t].src)
+            pages_prefer_huge(op->work.tensors[t].dst, op->work.tensors[t].nbytes);
+    }
+    request_write(&op->request, facts.number, args);
+    op->work.name_size = (uint16_t)strlen(args->name);
+    op->work.name = (const char *)op->request.data + sizeof(uint32_t) + sizeof(uint16_t);
+    if (op->request.failed)
+        status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
+    else if (op->request.size > REQUEST_BYTES_MAX)
+        status = error_set(error, BHVD_ERR_ARGUMENT, "'%s' has too many tensors or splits to be announced at once: post "
+                           "several groups", args->name);
+    else if (args->gpu)
+        status = nccl_check_gpu(&facts.nccl, args, error);
+    if (!status)
+        status = stage(op, args, &facts, error);
+    if (status) {
+        atomic_store(&op->references, 1);
+        operation_drop(op);
+        return status;
+    }
+    *out = op;
+    return BHVD_OK;
+}
+
+bhvd_status operation_enqueue(bhvd_context *ctx, struct bhvd_handle *op, struct bhvd_error *error)
+{
+    struct operation_key key = operation_key_of(op);
+    uint64_t hash = operation_hash(&key);
+    bhvd_status status = BHVD_OK;
+    pthread_mutex_lock(&ctx->post_lock);
+    if (ctx->closing.status) {
+        *error = ctx->closing;
+        status = ctx->closing.status;
+    } else if (operation_find_locked(ctx, &key)) {
+        status = error_set(error, BHVD_ERR_ARGUMENT,
+                           "Requested to %s a tensor with the same name as another tensor that is currently being "
+                           "processed. If you want to request another tensor, use a different tensor name ('%.*s').",
+                           operation_kind_word(op->work.kind), (int)op->work.name_size, op->work.name);
+    } else if (!table_insert(&ctx->names, &op->by_name, hash)) {
+        status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%.*s'", (int)op->work.name_size, op->work.name);
+    } else {
+        *ctx->posted_tail = op;
+        ctx->posted_tail = &op->next;
+        atomic_fetch_add(&ctx->outstanding, 1);
+        atomic_fetch_add(&ctx->posted_count, 1);
+    }
+    pthread_mutex_unlock(&ctx->post_lock);
+    return status;
+}

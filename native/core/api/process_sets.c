@@ -1,0 +1,54 @@
+// What callers ask about process sets.
+#include <string.h>
+
+#include "core/context/context.h"
+#include "primitive/primitive.h"
+
+int bhvd_process_set_size(bhvd_context *ctx, int id)
+{
+    pthread_mutex_lock(&ctx->sets_lock);
+    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+    int size = set ? set->group.size : -1;
+    pthread_mutex_unlock(&ctx->sets_lock);
+    return size;
+}
+
+int bhvd_process_set_rank(bhvd_context *ctx, int id)
+{
+    pthread_mutex_lock(&ctx->sets_lock);
+    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+    int rank = set ? set->group.rank : -2;
+    pthread_mutex_unlock(&ctx->sets_lock);
+    return rank;
+}
+
+int bhvd_process_set_hosts(bhvd_context *ctx, int id)
+{
+    pthread_mutex_lock(&ctx->sets_lock);
+    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+    int hosts = set && set->group.rank >= 0 ? primitive_hosts(&set->group) : -1;
+    pthread_mutex_unlock(&ctx->sets_lock);
+    return hosts;
+}
+
+int bhvd_process_set_hosts_of(bhvd_context *ctx, int id, int32_t *hosts, int capacity)
+{
+    pthread_mutex_lock(&ctx->sets_lock);
+    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+    const int size = set && set->group.rank >= 0 ? set->group.size : -1;
+    if (size >= 0 && size <= capacity)
+        primitive_hosts_of(&set->group, hosts);
+    pthread_mutex_unlock(&ctx->sets_lock);
+    return size;
+}
+
+int bhvd_process_set_ranks(bhvd_context *ctx, int id, int32_t *ranks, int capacity)
+{
+    pthread_mutex_lock(&ctx->sets_lock);
+    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+    int size = set ? set->group.size : -1;
+    if (set && capacity > 0)
+        memcpy(ranks, set->group.ranks, (size_t)(capacity < size ? capacity : size) * sizeof *ranks);
+    pthread_mutex_unlock(&ctx->sets_lock);
+    return size;
+}

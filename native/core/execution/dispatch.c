@@ -1,0 +1,67 @@
+#include "core/execution/dispatch.h"
+
+#include "core/context/context.h"
+#include "core/health/heartbeat.h"
+#include "core/health/stall.h"
+#include "core/negotiation/coordinator.h"
+#include "core/negotiation/goodbye.h"
+#include "core/negotiation/meeting.h"
+#include "core/negotiation/member.h"
+
+static bhvd_status take_down(bhvd_context *ctx, enum frame_type type, struct bytes_reader payload)
+{
+    return type == FRAME_RESPONSE ? member_take_response(ctx, payload)
+           : type == FRAME_STALE  ? member_take_stale(ctx, payload)
+           : type == FRAME_MOVED  ? relay_take_moved(ctx)
+                                  : BHVD_ERR_SYSTEM;
+}
+
+const struct relay_receivers dispatch_receivers = {.up = coordinator_take_bundled, .down = take_down};
+
+static bhvd_status take_goodbye(bhvd_context *ctx, struct link *link, struct bytes_reader r)
+{
+    bool is_failure = r.at < r.end && *r.at != BHVD_ERR_SHUTDOWN;
+    bhvd_status status = BHVD_OK;
+    link->state = LINK_LEFT;
+    if (link->rank == COORDINATOR && !is_failure)
+        status = relay_take_goodbye(ctx, r);
+    else if (link->rank == COORDINATOR || r.at < r.end)
+        status = goodbye_take_end(ctx, r);
+    else
+        status = relay_take_parents_goodbye(ctx, link);
+    if (!status)
+        meetings_take_goodbye(ctx, link->rank);
+    if (!status && ctx->options.rank == COORDINATOR)
+        coordinator_take_goodbye(ctx, link->rank);
+    return status;
+}
+
+// Frames of negotiation proper.
+static bhvd_status take_negotiation(bhvd_context *ctx, struct link *link, uint8_t type, struct bytes_reader payload)
+{
+    ctx->counters.negotiation_messages++;
+    if (type == FRAME_UP)
+        return relay_take_up(ctx, link, payload);
+    if (type == FRAME_DOWN)
+        return relay_take_down(ctx, link, payload);
+    if (type == FRAME_LEAVING)
+        return relay_take_leaving(ctx, link, payload);
+    return type == FRAME_CLOSING ? relay_take_closing(ctx, link, payload) : BHVD_ERR_SYSTEM;
+}
+
+bhvd_status dispatch_frame(bhvd_context *ctx, struct link *link, uint8_t type, struct bytes_reader payload)
+{
+    if (link->state != LINK_OPEN)
+        return BHVD_OK;                     // after its goodbye: it has ended all that this could be about
+    if (type == FRAME_GOODBYE)
+        return take_goodbye(ctx, link, payload);
+    if (type == FRAME_HEARTBEAT)
+        return heartbeat_take(ctx, link, payload);
+    if (type == FRAME_LATE)
+        return stall_take_late(ctx, link, payload);
+    if (type == FRAME_MEET)
+        return meetings_take_meet(ctx, link, payload);
+    if (type == FRAME_PART)
+        return meetings_take_part(ctx, link, payload);
+    return take_negotiation(ctx, link, type, payload);
+}

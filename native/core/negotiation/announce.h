@@ -1,0 +1,14 @@
+// What a member tells the coordinator: requests, through the tree.
+#ifndef BHVD_ANNOUNCE_H
+#define BHVD_ANNOUNCE_H
+
+#include "core/context/operation.h"
+#include "core/message/frame.h"
+
+// Appends the operation's whole request.
+void announce_put_full(bhvd_context *ctx, struct bytes *out, enum item_tag tag, const struct bhvd_handle *op);
+bhvd_status announce(bhvd_context *ctx, const struct bytes *items);
+// Announces one in full, as one that has parted from its neighbours.
+bhvd_status announce_parted(bhvd_context *ctx, struct bhvd_handle *op);
+
+#endif

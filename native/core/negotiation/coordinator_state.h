@@ -1,0 +1,44 @@
+// The coordinator's state (coordinator.h). Empty on other ranks. Engine only.
+#ifndef BHVD_COORDINATOR_STATE_H
+#define BHVD_COORDINATOR_STATE_H
+
+#include "core/message/cached_run.h"
+#include "core/negotiation/pending.h"
+#include "run/schedule.h"
+#include "transport/link.h"
+
+// What the coordinator has seen of a rank.
+struct seen {
+    uint64_t operations;                        // that it asked for
+    int64_t at_ns;                              // when it did last
+    struct request *last;                       // for what; NULL: nothing yet
+    _Atomic uint64_t last_asked, waited_ns;     // operations that it was the last to ask for; how long after the last but one
+};
+
+// A request for a process set that this rank is still about to add.
+struct early_request {
+    struct early_request *next;
+    int rank;
+    struct request *request;
+};
+
+struct coordinator {
+    struct table pending;
+    struct pending *ready_head, **ready_tail;   // complete, in the order of completion, not yet answered
+    bool *joined;                               // by global rank
+    int joined_count, last_joined;
+    bool *left;                                 // by global rank: said goodbye
+    int left_count, first_left;
+    int additions;                              // process sets answered but not yet added here ...
+    struct early_request *early;                // ... and requests for them from ranks that are ahead
+    struct seen *seen;                          // by global rank
+    int asking;                                 // whose request is being looked at
+    int64_t next_stall_check_ns;
+    uint64_t response_number;                   // of the response that was begun last
+    struct wire wire;                           // to the farthest rank; the slowest line
+    size_t nbytes_of[LINK_LANES];               // of the last ones, by number
+    struct bytes out;                           // the frame being written
+    struct cached_run run;                      // at its end
+};
+
+#endif

@@ -1,0 +1,54 @@
+// A vector that lies in pieces, and its packing into one.
+#ifndef BHVD_SPAN_H
+#define BHVD_SPAN_H
+
+#include <string.h>
+
+#include "run/work.h"
+
+// memcpy for which NULL is fine when there is nothing to copy.
+static inline void span_copy(void *dst, const void *src, size_t nbytes)
+{
+    if (nbytes)
+        memcpy(dst, src, nbytes);
+}
+
+// A vector that lies in pieces: the tensors of the operations executed together.
+struct span {
+    const unsigned char *src;
+    unsigned char *dst;
+    size_t nbytes;
+};
+
+struct span_list {
+    struct span *spans;
+    size_t count, capacity;
+    size_t nbytes;              // in all
+};
+
+bool span_list_add(struct span_list *list, const struct tensor *tensor);
+void span_list_fini(struct span_list *list);
+
+// A place in the vector.
+struct span_cursor {
+    const struct span_list *list;
+    size_t span, offset;
+};
+
+struct span_cursor span_cursor_at(const struct span_list *list, size_t offset);
+// The next contiguous piece, at most `limit` bytes, and moves past it. 0: the end.
+size_t span_cursor_next(struct span_cursor *cursor, size_t limit, const unsigned char **src, unsigned char **dst);
+void span_cursor_skip(struct span_cursor *cursor, size_t nbytes);
+
+// Copies from the sources / to the destinations, `nbytes` from the cursor on.
+void span_pack(struct span_cursor *cursor, void *to, size_t nbytes);
+void span_unpack(struct span_cursor *cursor, const void *from, size_t nbytes);
+
+// The piece of the sources at `offset` in one: where it lies, or a copy of it in scratch when it lies in several spans.
+const void *span_source(const struct span_list *list, size_t offset, size_t nbytes, void *scratch);
+// Where to write the piece of the destinations at `offset`: the place itself, or scratch when that is several spans.
+// span_store puts it where it belongs then, and does nothing when it is there already.
+void *span_target(const struct span_list *list, size_t offset, size_t nbytes, void *scratch);
+void span_store(const struct span_list *list, size_t offset, size_t nbytes, const void *from);
+
+#endif
