@@ -92,7 +92,7 @@ class ErrorState:
     def fields(self) -> dict[str, Any]:
         """For Context.post."""
         return {"worker_error": self._worker.floats, "server_error": self._server.floats,
-                "worker_mirror": self._worker.pointer, "server_mirror": self._server.pointer}
+                "worker_copy": self._worker.pointer, "server_copy": self._server.pointer}
 
     @staticmethod
     def _server_count(count: int, size: int, hierarchical: bool) -> int:
@@ -165,7 +165,7 @@ class Replicas:
             if mirror is not None and mirror.size != count:
                 raise ValueError(f"a replica is float32{list(mirror.array.shape)}, not float32[{count}]")
         return {"replicas": [native.ffi.NULL if mirror is None else mirror.floats for mirror in self._mirrors],
-                "replica_mirrors": [native.ffi.NULL if mirror is None else mirror.pointer for mirror in self._mirrors]}
+                "replica_copies": [native.ffi.NULL if mirror is None else mirror.pointer for mirror in self._mirrors]}
 
     def _kept(self) -> dict[str, np.ndarray]:
         kept = {"own": self.own, "left": self.left, "right": self.right}

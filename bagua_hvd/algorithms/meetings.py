@@ -2,7 +2,7 @@
 
 A cycle of rounds pairs a rank with one peer after the other (decentralized.py). A rank begins them in this order, and
 leaves out those whose last meeting is still on its way. So each pair matches by the number of its own meetings
-(native/core/negotiation/meeting.h): a late rank delays the rounds of its own pairs, and no others.
+(native/core/negotiation/pairwise.h): a late rank delays the rounds of its own pairs, and no others.
 
 Who may wait for a meeting, since it must not be older than max_staleness, leaves out none: of those who wait so, each
 waits for one that is behind it in the one order of all. The others begin any round that is free: there is no deadlock.
@@ -131,7 +131,7 @@ class Meetings:
         """How often each round must have begun here, that no other rank waits for it.
 
         As often as the peer's. But all ranks agree on a first and a second time of every name, and on each time of what
-        does not stand (native/core/negotiation/meeting.h): then none is ahead of any by more than one.
+        does not stand (native/core/negotiation/pairwise.h): then none is ahead of any by more than one.
         """
         group, name = self._model.group, f"{self._model.name}.begun"
         everyones: np.ndarray = np.zeros((group.size(), self._cycle), np.float32)

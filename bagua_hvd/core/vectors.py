@@ -114,7 +114,7 @@ class Mirror:
         if array_view(array).dtype != FLOAT32:
             raise ValueError(f"{array.dtype}{list(array.shape)} is kept by the core as float32: convert it")
         self._array = array
-        self.pointer = ffi.gc(lib.bhvd_mirror_create(floats(array), array.size), lib.bhvd_mirror_destroy)
+        self.pointer = ffi.gc(lib.bhvd_device_array_create(floats(array), array.size), lib.bhvd_device_array_destroy)
         if self.pointer == NULL:
             raise MemoryError("no memory for the mirror of an array")
 
@@ -139,7 +139,7 @@ class Mirror:
             HorovodInternalError: the GPU failed.
         """
         mirror, error = Mirror(array), ffi.new("struct bhvd_error *")
-        check(lib.bhvd_mirror_copy(mirror.pointer, self.pointer, error), error)
+        check(lib.bhvd_device_array_copy(mirror.pointer, self.pointer, error), error)
         return mirror
 
     def fetch(self) -> np.ndarray:
@@ -149,7 +149,7 @@ class Mirror:
             HorovodInternalError: the GPU failed.
         """
         error = ffi.new("struct bhvd_error *")
-        check(lib.bhvd_mirror_fetch(self.pointer, error), error)
+        check(lib.bhvd_device_array_fetch(self.pointer, error), error)
         return self._array
 
 

@@ -16,7 +16,7 @@ struct dots {
 };
 
 // Reads up to PIECE elements as double.
-static void load(const struct run *run, bhvd_dtype dtype, const unsigned char *src, size_t begin, size_t count,
+static void load(const struct executor_context *run, bhvd_dtype dtype, const unsigned char *src, size_t begin, size_t count,
                  double *out)
 {
     if (dtype == BHVD_FLOAT64) {
@@ -29,7 +29,7 @@ static void load(const struct run *run, bhvd_dtype dtype, const unsigned char *s
         out[i] = wide[i];
 }
 
-static void store(const struct run *run, bhvd_dtype dtype, unsigned char *dst, size_t begin, size_t count,
+static void store(const struct executor_context *run, bhvd_dtype dtype, unsigned char *dst, size_t begin, size_t count,
                   const double *in)
 {
     if (dtype == BHVD_FLOAT64) {
@@ -45,7 +45,7 @@ static void store(const struct run *run, bhvd_dtype dtype, unsigned char *dst, s
 static size_t piece_at(size_t begin, size_t count) { return count - begin < PIECE ? count - begin : PIECE; }
 
 // out = A(a, b); out may be a or b.
-static void combine(const struct run *run, bhvd_dtype dtype, unsigned char *out, const unsigned char *a,
+static void combine(const struct executor_context *run, bhvd_dtype dtype, unsigned char *out, const unsigned char *a,
                     const unsigned char *b, size_t count)
 {
     double x[PIECE], y[PIECE];
@@ -72,7 +72,7 @@ static void combine(const struct run *run, bhvd_dtype dtype, unsigned char *out,
     }
 }
 
-bhvd_status allreduce_adasum(struct run *run, struct group *group, const struct reduction *reduction,
+bhvd_status allreduce_adasum(struct executor_context *run, struct group *group, const struct reduction *reduction,
                              const struct span_list *list)
 {
     const size_t element = bhvd_dtype_size(reduction->dtype);

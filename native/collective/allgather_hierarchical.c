@@ -1,13 +1,13 @@
-// Allgather in two levels (run/levels.h). A part crosses to every other host once: member j sends it to the host's member
+// Allgather in two levels (run/two_level.h). A part crosses to every other host once: member j sends it to the host's member
 // j modulo the number of members there. Each host then spreads what its members received in shared memory, its own parts
 // first, while the wire is busy with the others'. Hosts may hold different numbers of members.
 // Wire: (h-1) parts out of every member, instead of one for each member elsewhere.
 #include <stdlib.h>
 
 #include "collective/collective.h"
-#include "collective/passages.h"
+#include "collective/pipelines.h"
 #include "run/hierarchy.h"
-#include "run/levels.h"
+#include "run/two_level.h"
 
 enum { SLICES = 16 };                   // of a part, at most
 
@@ -18,7 +18,7 @@ struct round {
 
 // A piece is a slice of the parts of one round; round after round, and within it slice after slice.
 struct allgather {
-    struct levels levels;
+    struct two_level two_level;
     struct group *group;
     const struct hierarchy *h;
     const unsigned char *src;
@@ -28,7 +28,7 @@ struct allgather {
     struct round *rounds;
     size_t *local_part;                 // of a piece: what each local member spreads, and where it belongs
     struct span_list list;
-    struct allgather_passage spreading;
+    struct allgather_pipeline spreading;
 };
 
 static struct round round_of(const struct allgather *g, size_t piece) { return g->rounds[piece / g->slices]; }
@@ -49,7 +49,7 @@ static int source_of(const struct allgather *g, struct round round, int index)
 
 // Host by host, its own part goes out, and those of the members come in whose index is this one's modulo the number of members
 // here: to the next host from the one before, and so on.
-static bhvd_status cross(struct run *run, struct levels *l, size_t piece, struct plan *plan)
+static bhvd_status cross(struct executor_context *run, struct two_level *l, size_t piece, struct plan *plan)
 {
     const struct allgather *g = (struct allgather *)l;
     const struct hierarchy *h = g->h;
@@ -66,11 +66,11 @@ static bhvd_status cross(struct run *run, struct levels *l, size_t piece, struct
         schedule_send(schedule, peer, in_space(IN_INPUT, cut.begin), cut.nbytes, STEP_NONE);
     for (size_t s = 0; from >= 0 && (cut = part_segment(slice_of(g, piece, from), s)).nbytes; s++)
         schedule_receive(schedule, from, in_space(IN_OUTPUT, g->place[from] + cut.begin), cut.nbytes, STEP_NONE);
-    plan->material = (struct material){.input = g->src, .output = g->dst};
+    plan->operands = (struct operands){.input = g->src, .output = g->dst};
     return BHVD_OK;
 }
 
-static struct passage *spread(struct run *run, struct levels *l, size_t piece)
+static struct pipeline *spread(struct executor_context *run, struct two_level *l, size_t piece)
 {
     struct allgather *g = (struct allgather *)l;
     const struct round round = round_of(g, piece);
@@ -87,10 +87,10 @@ static struct passage *spread(struct run *run, struct levels *l, size_t piece)
             mine = source == g->group->rank ? g->src + slice.begin : place;
     }
     allgather_begin(&g->spreading, run, l->local, l->lane, mine, &g->list, g->local_part);
-    return &g->spreading.passage;
+    return &g->spreading.pipeline;
 }
 
-static void destroy(struct run *run, struct levels *l)
+static void destroy(struct executor_context *run, struct two_level *l)
 {
     struct allgather *g = (struct allgather *)l;
     (void)run;
@@ -99,7 +99,7 @@ static void destroy(struct run *run, struct levels *l)
     free(g->rounds);
 }
 
-static const struct levels_form FORM = {.cross = cross, .spread = spread, .destroy = destroy};
+static const struct two_level_form FORM = {.cross = cross, .spread = spread, .destroy = destroy};
 
 // NULL: no memory. Its own host first.
 static struct round *rounds_of(const struct hierarchy *h, int ranks, size_t *count)
@@ -127,7 +127,7 @@ static bool lay_out(struct allgather *g, const size_t *part)
     return true;
 }
 
-bhvd_status allgather_hierarchical(struct plan *plan, struct run *run, struct group *group, const void *src, void *dst,
+bhvd_status allgather_hierarchical(struct plan *plan, struct executor_context *run, struct group *group, const void *src, void *dst,
                                    const size_t *part)
 {
     const struct hierarchy *h = group->hierarchy;
@@ -135,8 +135,8 @@ bhvd_status allgather_hierarchical(struct plan *plan, struct run *run, struct gr
     for (int i = 0; i < group->size; total += part[i++])
         longest = part[i] > longest ? part[i] : longest;
     struct round *rounds = rounds_of(h, group->size, &count);
-    const size_t slice = levels_piece(longest, SLICES), slices = (longest + slice - 1) / slice;
-    struct allgather *g = levels_create(run, sizeof *g, &FORM, h->local, total, count * slices, count * slices);
+    const size_t slice = two_level_piece(longest, SLICES), slices = (longest + slice - 1) / slice;
+    struct allgather *g = two_level_create(run, sizeof *g, &FORM, h->local, total, count * slices, count * slices);
     if (!g) {
         free(rounds);
         return run->failure.status;
@@ -148,5 +148,5 @@ bhvd_status allgather_hierarchical(struct plan *plan, struct run *run, struct gr
     g->slice = slice;
     g->slices = slices;
     g->rounds = rounds;
-    return levels_plan(run, &g->levels, rounds && lay_out(g, part), plan);
+    return two_level_plan(run, &g->two_level, rounds && lay_out(g, part), plan);
 }

@@ -1,6 +1,6 @@
 // Allgather in shared memory: everyone stages the next piece of its part and copies the others' pieces to their places.
 #include "collective/collective.h"
-#include "collective/passages.h"
+#include "collective/pipelines.h"
 
 // Copies to the vector's destinations, from `place` on.
 static void put(kernel_copy_fn copy, const struct span_list *dst, size_t place, const unsigned char *from, size_t nbytes)
@@ -14,35 +14,35 @@ static void put(kernel_copy_fn copy, const struct span_list *dst, size_t place, 
     }
 }
 
-static size_t piece_bytes(const struct allgather_passage *g, int index, size_t block)
+static size_t piece_bytes(const struct allgather_pipeline *g, int index, size_t block)
 {
-    return shared_piece(g->part[index], block * HOST_SLAB_BYTES, HOST_SLAB_BYTES);
+    return shared_piece(g->part[index], block * HOST_STAGING_BUFFER_BYTES, HOST_STAGING_BUFFER_BYTES);
 }
 
 static void stage(void *arg, size_t block)
 {
-    const struct allgather_passage *g = arg;
-    const struct group *group = g->passage.group;
-    shared_put(g->run, shared_slab(g->run, group, group->rank, block), g->src + block * HOST_SLAB_BYTES,
+    const struct allgather_pipeline *g = arg;
+    const struct group *group = g->pipeline.group;
+    shared_put(g->run, shared_staging_buffer(g->run, group, group->rank, block), g->src + block * HOST_STAGING_BUFFER_BYTES,
                piece_bytes(g, group->rank, block));
 }
 
 static void collect(void *arg, size_t block)
 {
-    const struct allgather_passage *g = arg;
-    const struct group *group = g->passage.group;
+    const struct allgather_pipeline *g = arg;
+    const struct group *group = g->pipeline.group;
     for (int k = 1; k < group->size; k++) {
         int i = (group->rank + k) % group->size;      // each rank begins with another one
-        size_t place = block * HOST_SLAB_BYTES;
+        size_t place = block * HOST_STAGING_BUFFER_BYTES;
         for (int j = 0; j < i; j++)
             place += g->part[j];
-        put(g->copy, g->dst, place, shared_slab(g->run, group, i, block), piece_bytes(g, i, block));
+        put(g->copy, g->dst, place, shared_staging_buffer(g->run, group, i, block), piece_bytes(g, i, block));
     }
 }
 
 static const struct shared_steps STEPS = {.stage = stage, .collect = collect};
 
-void allgather_begin(struct allgather_passage *g, struct run *run, struct group *group, int lane, const void *src,
+void allgather_begin(struct allgather_pipeline *g, struct executor_context *run, struct group *group, int lane, const void *src,
                      const struct span_list *dst, const size_t *part)
 {
     size_t longest = 0, total = 0, my_place = 0;
@@ -59,13 +59,13 @@ void allgather_begin(struct allgather_passage *g, struct run *run, struct group 
     put(g->copy, dst, my_place, src, part[group->rank]);
     run_shared_bytes(run, part[group->rank] * (size_t)(group->size - 1));
     run->payload_received += total - part[group->rank];
-    passage_begin(&g->passage, group, lane, group->size > 1 ? shared_blocks(longest) : 0, &STEPS, g);
+    pipeline_begin(&g->pipeline, group, lane, group->size > 1 ? shared_blocks(longest) : 0, &STEPS, g);
 }
 
-bhvd_status allgather_shared(struct run *run, struct group *group, const void *src, const struct span_list *dst,
+bhvd_status allgather_shared(struct executor_context *run, struct group *group, const void *src, const struct span_list *dst,
                              const size_t *part)
 {
-    struct allgather_passage g;
+    struct allgather_pipeline g;
     allgather_begin(&g, run, group, 0, src, dst, part);
-    return passage_run(run, &g.passage);
+    return pipeline_run(run, &g.pipeline);
 }

@@ -1,4 +1,4 @@
-// Allreduce in two levels (run/levels.h), for hosts with several members each:
+// Allreduce in two levels (run/two_level.h), for hosts with several members each:
 //
 //     reduce-scatter within each host, in shared memory:   local member s holds the host's sum of shard s
 //     allreduce of shard s among its owners, over links:   every owner drives its own sockets
@@ -9,9 +9,9 @@
 #include <stdlib.h>
 
 #include "collective/collective.h"
-#include "collective/passages.h"
+#include "collective/pipelines.h"
 #include "run/hierarchy.h"
-#include "run/levels.h"
+#include "run/two_level.h"
 
 enum { SHARD_BYTES = 2 << 20 };         // of a piece
 
@@ -24,21 +24,21 @@ struct piece {
 };
 
 struct shards {
-    struct levels levels;
+    struct two_level two_level;
     const struct hierarchy *h;
     struct reduction within;
     struct between between;
     struct span_list list;
     struct span_cursor cursor;
     struct fusion_buffer memory;        // the shards
-    struct reducescatter_passage reducing;
-    struct allgather_passage spreading;
+    struct reducescatter_pipeline reducing;
+    struct allgather_pipeline spreading;
     struct piece pieces[BETWEEN_DEPTH];
 };
 
 static size_t piece_nbytes(const struct shards *x) { return x->between.shard_nbytes * (size_t)x->h->shards; }
 
-static struct piece *piece_at(struct shards *x, size_t number) { return &x->pieces[number % x->levels.depth]; }
+static struct piece *piece_at(struct shards *x, size_t number) { return &x->pieces[number % x->two_level.depth]; }
 
 // Cuts the next piece off the vector.
 static void cut(const struct hierarchy *h, struct piece *piece, struct span_cursor *cursor, size_t most)
@@ -58,16 +58,16 @@ static void cut(const struct hierarchy *h, struct piece *piece, struct span_curs
     piece->shard_list = (struct span_list){&piece->shard, 1, 1, piece->shard.nbytes};
 }
 
-static struct passage *reduce(struct run *run, struct levels *l, size_t number)
+static struct pipeline *reduce(struct executor_context *run, struct two_level *l, size_t number)
 {
     struct shards *x = (struct shards *)l;
     struct piece *piece = piece_at(x, number);
     cut(x->h, piece, &x->cursor, piece_nbytes(x));
     reducescatter_begin(&x->reducing, run, l->local, l->lane, &x->within, &piece->list, piece->shard.dst, piece->part);
-    return &x->reducing.passage;
+    return &x->reducing.pipeline;
 }
 
-static bhvd_status cross(struct run *run, struct levels *l, size_t number, struct plan *plan)
+static bhvd_status cross(struct executor_context *run, struct two_level *l, size_t number, struct plan *plan)
 {
     struct shards *x = (struct shards *)l;
     struct piece *piece = piece_at(x, number);
@@ -77,15 +77,15 @@ static bhvd_status cross(struct run *run, struct levels *l, size_t number, struc
     return piece->shard.nbytes ? x->between.plan(run, x->h, &piece->shard_list, begin, &x->between, plan) : BHVD_OK;
 }
 
-static struct passage *spread(struct run *run, struct levels *l, size_t number)
+static struct pipeline *spread(struct executor_context *run, struct two_level *l, size_t number)
 {
     struct shards *x = (struct shards *)l;
     struct piece *piece = piece_at(x, number);
     allgather_begin(&x->spreading, run, l->local, l->lane, piece->shard.dst, &piece->list, piece->part);
-    return &x->spreading.passage;
+    return &x->spreading.pipeline;
 }
 
-static void destroy(struct run *run, struct levels *l)
+static void destroy(struct executor_context *run, struct two_level *l)
 {
     struct shards *x = (struct shards *)l;
     for (size_t i = 0; i < l->depth; i++) {
@@ -96,20 +96,20 @@ static void destroy(struct run *run, struct levels *l)
     span_list_fini(&x->list);
 }
 
-static const struct levels_form FORM = {.reduce = reduce, .cross = cross, .spread = spread, .destroy = destroy};
+static const struct two_level_form FORM = {.reduce = reduce, .cross = cross, .spread = spread, .destroy = destroy};
 
 // Of the largest shard.
 static size_t shard_room(const struct shards *x)
 {
-    if (x->levels.count > 1)
+    if (x->two_level.count > 1)
         return x->between.shard_nbytes;
     hierarchy_cut(x->h, x->list.nbytes, x->pieces[0].part);
     return (x->pieces[0].part[0] + 63) / 64 * 64;
 }
 
-static bool pieces_init(struct run *run, struct shards *x)
+static bool pieces_init(struct executor_context *run, struct shards *x)
 {
-    const size_t depth = x->levels.depth, spans = x->list.count;
+    const size_t depth = x->two_level.depth, spans = x->list.count;
     for (size_t i = 0; i < depth; i++) {
         struct piece *piece = &x->pieces[i];
         piece->part = malloc((size_t)x->h->local->size * sizeof *piece->part);
@@ -125,12 +125,12 @@ static bool pieces_init(struct run *run, struct shards *x)
     return true;
 }
 
-bhvd_status hierarchical_plan(struct plan *plan, struct run *run, struct group *group, const struct reduction *within,
+bhvd_status hierarchical_plan(struct plan *plan, struct executor_context *run, struct group *group, const struct reduction *within,
                               struct span_list *list, const struct between *between)
 {
     const struct hierarchy *h = group->hierarchy;
     const size_t piece = between->shard_nbytes * (size_t)h->shards, count = (list->nbytes + piece - 1) / piece;
-    struct shards *x = levels_create(run, sizeof *x, &FORM, h->local, list->nbytes, count, (size_t)between->depth);
+    struct shards *x = two_level_create(run, sizeof *x, &FORM, h->local, list->nbytes, count, (size_t)between->depth);
     if (!x)
         return run->failure.status;
     x->h = h;
@@ -139,22 +139,22 @@ bhvd_status hierarchical_plan(struct plan *plan, struct run *run, struct group *
     x->list = *list;
     *list = (struct span_list){0};
     x->cursor = span_cursor_at(&x->list, 0);
-    return levels_plan(run, &x->levels, pieces_init(run, x), plan);
+    return two_level_plan(run, &x->two_level, pieces_init(run, x), plan);
 }
 
 // ----------------------------------------------------------------------------------------------------------- allreduce
 
-static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
+static bhvd_status plan_shard(struct executor_context *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
                               const struct between *between, struct plan *plan)
 {
     (void)begin;
     allreduce_schedule(plan_begin(plan, h->cross), (enum allreduce_path)run->allreduce_path, &run->wire, shard->nbytes,
                        bhvd_dtype_size(between->reduction.dtype));
-    plan->material = (struct material){.reduction = between->reduction, .list = shard};
+    plan->operands = (struct operands){.reduction = between->reduction, .list = shard};
     return BHVD_OK;
 }
 
-bhvd_status allreduce_hierarchical(struct plan *plan, struct run *run, struct group *group, const struct reduction *reduction,
+bhvd_status allreduce_hierarchical(struct plan *plan, struct executor_context *run, struct group *group, const struct reduction *reduction,
                                    struct span_list *list)
 {
     struct reduction within = *reduction;

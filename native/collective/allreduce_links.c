@@ -66,12 +66,12 @@ void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, con
         schedule_allreduce_ring(schedule, nbytes, element);
 }
 
-bhvd_status allreduce_links(struct run *run, struct group *group, const struct reduction *reduction,
+bhvd_status allreduce_links(struct executor_context *run, struct group *group, const struct reduction *reduction,
                             const struct span_list *list)
 {
     struct schedule schedule;
     schedule_init(&schedule, group->size, group->rank);
     allreduce_schedule(&schedule, (enum allreduce_path)run->allreduce_path, &run->wire, list->nbytes,
                        bhvd_dtype_size(reduction->dtype));
-    return flight_run(run, group, &schedule, &(struct material){.reduction = *reduction, .list = list});
+    return schedule_execute(run, group, &schedule, &(struct operands){.reduction = *reduction, .list = list});
 }

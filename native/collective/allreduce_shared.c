@@ -1,17 +1,17 @@
-// Allreduce in shared memory, in blocks of one slab: the block is cut into n chunks, member k stages all chunks but k for
-// the others, reduces chunk k of all members, its own from where it lies, into its slab, and everyone collects the chunks.
+// Allreduce in shared memory, in blocks of one staging buffer: the block is cut into n chunks, member k stages all chunks but k for
+// the others, reduces chunk k of all members, its own from where it lies, into its staging buffer, and everyone collects the chunks.
 // A short vector is one block that each member reduces by itself. Either way the sum is taken in rank order, so that the
 // result depends neither on the path nor on what was fused with what, and is bit-equal on all ranks.
 #include "collective/collective.h"
-#include "collective/passages.h"
+#include "collective/pipelines.h"
 
 enum {
     SMALL_BYTES = 4096          // up to this each member reduces everything: cheaper than a second hand-over
 };
 
-static size_t block_bytes(const struct allreduce_passage *a, size_t block)
+static size_t block_bytes(const struct allreduce_pipeline *a, size_t block)
 {
-    return shared_piece(a->nbytes, block * HOST_SLAB_BYTES, HOST_SLAB_BYTES);
+    return shared_piece(a->nbytes, block * HOST_STAGING_BUFFER_BYTES, HOST_STAGING_BUFFER_BYTES);
 }
 
 // Chunk boundaries of a block: multiples of the cache line where there is enough, so that members do not share lines.
@@ -23,45 +23,45 @@ static size_t chunk_begin(size_t nbytes, int index, int size)
 
 static void stage(void *arg, size_t block)
 {
-    struct allreduce_passage *a = arg;
-    unsigned char *slab = shared_slab(a->run, a->passage.group, a->passage.group->rank, block);
-    shared_stage(a->run, a->reduction, &a->in, slab, block_bytes(a, block));
+    struct allreduce_pipeline *a = arg;
+    unsigned char *staging_buffer = shared_staging_buffer(a->run, a->pipeline.group, a->pipeline.group->rank, block);
+    shared_stage(a->run, a->reduction, &a->in, staging_buffer, block_bytes(a, block));
 }
 
 // The own chunk is read where it lies, unless it is to be scaled first.
-static bool own_is_staged(const struct allreduce_passage *a) { return a->reduction->prescale != 1.0; }
+static bool own_is_staged(const struct allreduce_pipeline *a) { return a->reduction->prescale != 1.0; }
 
 static void stage_chunks(void *arg, size_t block)
 {
-    struct allreduce_passage *a = arg;
-    const int rank = a->passage.group->rank, size = a->passage.group->size;
-    unsigned char *slab = shared_slab(a->run, a->passage.group, rank, block);
+    struct allreduce_pipeline *a = arg;
+    const int rank = a->pipeline.group->rank, size = a->pipeline.group->size;
+    unsigned char *staging_buffer = shared_staging_buffer(a->run, a->pipeline.group, rank, block);
     const size_t nbytes = block_bytes(a, block);
     const size_t begin = chunk_begin(nbytes, rank, size), end = chunk_begin(nbytes, rank + 1, size);
-    shared_stage(a->run, a->reduction, &a->in, slab, own_is_staged(a) ? end : begin);
+    shared_stage(a->run, a->reduction, &a->in, staging_buffer, own_is_staged(a) ? end : begin);
     if (!own_is_staged(a))
         span_cursor_skip(&a->in, end - begin);
-    shared_stage(a->run, a->reduction, &a->in, slab + end, nbytes - end);
+    shared_stage(a->run, a->reduction, &a->in, staging_buffer + end, nbytes - end);
 }
 
 static void reduce_all(void *arg, size_t block)
 {
-    struct allreduce_passage *a = arg;
+    struct allreduce_pipeline *a = arg;
     const unsigned char *src;
     unsigned char *dst;
     size_t offset = 0;
     for (size_t n; (n = span_cursor_next(&a->out, a->nbytes - offset, &src, &dst)); offset += n)
-        shared_reduce(a->run, a->passage.group, a->reduction, block, offset, NULL, dst, n);
+        shared_reduce(a->run, a->pipeline.group, a->reduction, block, offset, NULL, dst, n);
 }
 
 // What a result overwrites in place was read just now, and is in the caches anyway.
-static kernel_copy_fn copy_of(const struct allreduce_passage *a, const unsigned char *src, const unsigned char *dst)
+static kernel_copy_fn copy_of(const struct allreduce_pipeline *a, const unsigned char *src, const unsigned char *dst)
 {
     return src == dst ? span_copy : a->copy;
 }
 
 // To the next destinations.
-static void put(struct allreduce_passage *a, const unsigned char *from, size_t nbytes)
+static void put(struct allreduce_pipeline *a, const unsigned char *from, size_t nbytes)
 {
     const unsigned char *src;
     unsigned char *dst;
@@ -72,9 +72,9 @@ static void put(struct allreduce_passage *a, const unsigned char *from, size_t n
 // The sum goes to the others and to its own destination, while it is in the L1 cache.
 static void reduce_chunk(void *arg, size_t block)
 {
-    struct allreduce_passage *a = arg;
-    const int rank = a->passage.group->rank, size = a->passage.group->size;
-    unsigned char *slab = shared_slab(a->run, a->passage.group, rank, block);
+    struct allreduce_pipeline *a = arg;
+    const int rank = a->pipeline.group->rank, size = a->pipeline.group->size;
+    unsigned char *staging_buffer = shared_staging_buffer(a->run, a->pipeline.group, rank, block);
     const size_t nbytes = block_bytes(a, block), end = chunk_begin(nbytes, rank + 1, size);
     _Alignas(64) unsigned char sum[SHARED_L1_BYTES];
     const unsigned char *src;
@@ -82,10 +82,10 @@ static void reduce_chunk(void *arg, size_t block)
     size_t at = chunk_begin(nbytes, rank, size);
     span_cursor_skip(&a->own, at);
     for (size_t n; (n = span_cursor_next(&a->own, shared_piece(end, at, SHARED_L1_BYTES), &src, &dst)); at += n) {
-        unsigned char *to = a->run->writes.streamed ? sum : slab + at;
-        shared_reduce(a->run, a->passage.group, a->reduction, block, at, own_is_staged(a) ? NULL : src, to, n);
+        unsigned char *to = a->run->writes.streamed ? sum : staging_buffer + at;
+        shared_reduce(a->run, a->pipeline.group, a->reduction, block, at, own_is_staged(a) ? NULL : src, to, n);
         if (to == sum)
-            shared_put(a->run, slab + at, sum, n);
+            shared_put(a->run, staging_buffer + at, sum, n);
         copy_of(a, src, dst)(dst, to, n);
     }
     span_cursor_skip(&a->own, nbytes - end);
@@ -93,18 +93,18 @@ static void reduce_chunk(void *arg, size_t block)
 
 static void collect(void *arg, size_t block)
 {
-    struct allreduce_passage *a = arg;
-    const int size = a->passage.group->size;
+    struct allreduce_pipeline *a = arg;
+    const int size = a->pipeline.group->size;
     const size_t nbytes = block_bytes(a, block);
     for (int i = 0; i < size; i++) {
         const size_t begin = chunk_begin(nbytes, i, size), chunk = chunk_begin(nbytes, i + 1, size) - begin;
-        if (i == a->passage.group->rank)
+        if (i == a->pipeline.group->rank)
             span_cursor_skip(&a->out, chunk);
         else
-            put(a, shared_slab(a->run, a->passage.group, i, block) + begin, chunk);
+            put(a, shared_staging_buffer(a->run, a->pipeline.group, i, block) + begin, chunk);
     }
     // What the others read from this member: all chunks but its own, to reduce them, and the sum of its own.
-    size_t own = chunk_begin(nbytes, a->passage.group->rank + 1, size) - chunk_begin(nbytes, a->passage.group->rank, size);
+    size_t own = chunk_begin(nbytes, a->pipeline.group->rank + 1, size) - chunk_begin(nbytes, a->pipeline.group->rank, size);
     run_shared_bytes(a->run, nbytes - own + ((size_t)size - 1) * own);
     a->run->payload_received += nbytes - own + ((size_t)size - 1) * own;
 }
@@ -112,8 +112,8 @@ static void collect(void *arg, size_t block)
 static const struct shared_steps AT_ONCE = {.stage = stage, .collect = reduce_all};
 static const struct shared_steps BY_CHUNKS = {.stage = stage_chunks, .reduce = reduce_chunk, .collect = collect};
 
-void allreduce_begin(struct allreduce_passage *a, struct run *run, struct group *group, int lane, const struct reduction *reduction,
-                     const struct span_list *list)
+void allreduce_begin(struct allreduce_pipeline *a, struct executor_context *run, struct group *group, int lane,
+                     const struct reduction *reduction, const struct span_list *list)
 {
     a->run = run;
     a->reduction = reduction;
@@ -121,18 +121,18 @@ void allreduce_begin(struct allreduce_passage *a, struct run *run, struct group 
     a->nbytes = list->nbytes;
     a->copy = shared_copy(run, list->nbytes);
     if (list->nbytes > SMALL_BYTES) {
-        passage_begin(&a->passage, group, lane, shared_blocks(list->nbytes), &BY_CHUNKS, a);
+        pipeline_begin(&a->pipeline, group, lane, shared_blocks(list->nbytes), &BY_CHUNKS, a);
         return;
     }
     run_shared_bytes(run, ((size_t)group->size - 1) * list->nbytes);
     run->payload_received += ((size_t)group->size - 1) * list->nbytes;
-    passage_begin(&a->passage, group, lane, list->nbytes > 0, &AT_ONCE, a);
+    pipeline_begin(&a->pipeline, group, lane, list->nbytes > 0, &AT_ONCE, a);
 }
 
-bhvd_status allreduce_shared(struct run *run, struct group *group, const struct reduction *reduction,
+bhvd_status allreduce_shared(struct executor_context *run, struct group *group, const struct reduction *reduction,
                              const struct span_list *list)
 {
-    struct allreduce_passage a;
+    struct allreduce_pipeline a;
     allreduce_begin(&a, run, group, 0, reduction, list);
-    return passage_run(run, &a.passage);
+    return pipeline_run(run, &a.pipeline);
 }

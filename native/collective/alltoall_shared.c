@@ -1,4 +1,4 @@
-// Alltoall in shared memory. A slab is cut into as many slices as there are receivers; a block takes every pair of members
+// Alltoall in shared memory. A staging buffer is cut into as many slices as there are receivers; a block takes every pair of members
 // one slice further, so that all write and read equally much in every block. What a rank sends to itself goes straight to
 // its place, a slice at a time like the rest.
 #include "collective/collective.h"
@@ -7,7 +7,7 @@
 enum { SLICE_ALIGNMENT = 64 };      // a cache line
 
 struct alltoall {
-    struct run *run;
+    struct executor_context *run;
     struct group *group;
     const unsigned char *src;
     unsigned char *dst;
@@ -21,10 +21,10 @@ static size_t piece_bytes(const struct alltoall *a, size_t part, size_t block)
     return shared_piece(part, block * a->slice, a->slice);
 }
 
-// Where in the sender's slab the slice lies that is meant for `to`.
+// Where in the sender's staging buffer the slice lies that is meant for `to`.
 static unsigned char *slice_of(const struct alltoall *a, int from, int to, size_t block)
 {
-    return shared_slab(a->run, a->group, from, block) + (size_t)(to < from ? to : to - 1) * a->slice;
+    return shared_staging_buffer(a->run, a->group, from, block) + (size_t)(to < from ? to : to - 1) * a->slice;
 }
 
 static void stage(void *arg, size_t block)
@@ -56,14 +56,14 @@ static void collect(void *arg, size_t block)
     }
 }
 
-bhvd_status alltoall_shared(struct run *run, struct group *group, const void *src, void *dst,
+bhvd_status alltoall_shared(struct executor_context *run, struct group *group, const void *src, void *dst,
                             const struct parts *parts)
 {
     const int n = group->size, me = group->rank;
-    struct alltoall a = {run, group, src, dst, parts, HOST_SLAB_BYTES, NULL};
+    struct alltoall a = {run, group, src, dst, parts, HOST_STAGING_BUFFER_BYTES, NULL};
     size_t total = 0;
     if (n > 2)
-        a.slice = HOST_SLAB_BYTES / (size_t)(n - 1) / SLICE_ALIGNMENT * SLICE_ALIGNMENT;
+        a.slice = HOST_STAGING_BUFFER_BYTES / (size_t)(n - 1) / SLICE_ALIGNMENT * SLICE_ALIGNMENT;
     for (int i = 0; i < n; i++) {
         run_shared_bytes(run, i == me ? 0 : parts->sent[i]);
         total += parts->received[i];

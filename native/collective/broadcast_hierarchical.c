@@ -1,29 +1,29 @@
-// Broadcast in two levels (run/levels.h): a tree over the members with the root's local index, one on each host, each of which
+// Broadcast in two levels (run/two_level.h): a tree over the members with the root's local index, one on each host, each of which
 // shows every piece to its host when it has come, and gone on. A host receives the vector once, however many members it holds.
 #include "collective/collective.h"
-#include "collective/passages.h"
+#include "collective/pipelines.h"
 #include "collective/schedules.h"
 #include "run/hierarchy.h"
-#include "run/levels.h"
+#include "run/two_level.h"
 
 enum { PIECES = 64 };                   // at most: each is a schedule of its own
 
 struct broadcast {
-    struct levels levels;
+    struct two_level two_level;
     const struct hierarchy *h;
     int host, index;                    // the root's
     const unsigned char *src;
     unsigned char *dst;
     size_t piece;                       // bytes, whole segments
-    struct broadcast_passage spreading;
+    struct broadcast_pipeline spreading;
 };
 
 static struct part piece_of(const struct broadcast *b, size_t number)
 {
-    return (struct part){number * b->piece, shared_piece(b->levels.nbytes, number * b->piece, b->piece)};
+    return (struct part){number * b->piece, shared_piece(b->two_level.nbytes, number * b->piece, b->piece)};
 }
 
-static bhvd_status cross(struct run *run, struct levels *l, size_t number, struct plan *plan)
+static bhvd_status cross(struct executor_context *run, struct two_level *l, size_t number, struct plan *plan)
 {
     const struct broadcast *b = (struct broadcast *)l;
     const struct part piece = piece_of(b, number);
@@ -31,26 +31,26 @@ static bhvd_status cross(struct run *run, struct levels *l, size_t number, struc
     if (b->h->index != b->index)
         return BHVD_OK;
     schedule_broadcast(plan_begin(plan, b->h->cross), b->host, piece.nbytes);
-    plan->material = (struct material){.input = b->h->host == b->host ? b->src + piece.begin : NULL, .output = b->dst + piece.begin};
+    plan->operands = (struct operands){.input = b->h->host == b->host ? b->src + piece.begin : NULL, .output = b->dst + piece.begin};
     return BHVD_OK;
 }
 
-static struct passage *spread(struct run *run, struct levels *l, size_t number)
+static struct pipeline *spread(struct executor_context *run, struct two_level *l, size_t number)
 {
     struct broadcast *b = (struct broadcast *)l;
     const struct part piece = piece_of(b, number);
     broadcast_begin(&b->spreading, run, l->local, l->lane, b->index, b->dst + piece.begin, b->dst + piece.begin, piece.nbytes);
-    return &b->spreading.passage;
+    return &b->spreading.pipeline;
 }
 
-static const struct levels_form FORM = {.cross = cross, .spread = spread};
+static const struct two_level_form FORM = {.cross = cross, .spread = spread};
 
-bhvd_status broadcast_hierarchical(struct plan *plan, struct run *run, struct group *group, int root, const void *src, void *dst,
-                                   size_t nbytes)
+bhvd_status broadcast_hierarchical(struct plan *plan, struct executor_context *run, struct group *group, int root, const void *src,
+                                   void *dst, size_t nbytes)
 {
     const struct hierarchy *h = group->hierarchy;
-    const size_t piece = levels_piece(nbytes, PIECES), count = (nbytes + piece - 1) / piece;
-    struct broadcast *b = levels_create(run, sizeof *b, &FORM, h->local, nbytes, count, count);
+    const size_t piece = two_level_piece(nbytes, PIECES), count = (nbytes + piece - 1) / piece;
+    struct broadcast *b = two_level_create(run, sizeof *b, &FORM, h->local, nbytes, count, count);
     if (!b)
         return run->failure.status;
     b->h = h;
@@ -58,5 +58,5 @@ bhvd_status broadcast_hierarchical(struct plan *plan, struct run *run, struct gr
     b->src = src;
     b->dst = dst;
     b->piece = piece;
-    return levels_plan(run, &b->levels, true, plan);
+    return two_level_plan(run, &b->two_level, true, plan);
 }

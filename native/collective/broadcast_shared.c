@@ -1,30 +1,30 @@
 // Broadcast in shared memory: the root stages blocks, the others copy them.
 #include "collective/collective.h"
-#include "collective/passages.h"
+#include "collective/pipelines.h"
 
-static size_t block_bytes(const struct broadcast_passage *b, size_t block)
+static size_t block_bytes(const struct broadcast_pipeline *b, size_t block)
 {
-    return shared_piece(b->nbytes, block * HOST_SLAB_BYTES, HOST_SLAB_BYTES);
+    return shared_piece(b->nbytes, block * HOST_STAGING_BUFFER_BYTES, HOST_STAGING_BUFFER_BYTES);
 }
 
-static unsigned char *slab_of_root(const struct broadcast_passage *b, size_t block)
+static unsigned char *buffer_of_root(const struct broadcast_pipeline *b, size_t block)
 {
-    return shared_slab(b->run, b->passage.group, b->passage.steps.root, block);
+    return shared_staging_buffer(b->run, b->pipeline.group, b->pipeline.steps.root, block);
 }
 
 static void stage(void *arg, size_t block)
 {
-    const struct broadcast_passage *b = arg;
-    shared_put(b->run, slab_of_root(b, block), b->src + block * HOST_SLAB_BYTES, block_bytes(b, block));
+    const struct broadcast_pipeline *b = arg;
+    shared_put(b->run, buffer_of_root(b, block), b->src + block * HOST_STAGING_BUFFER_BYTES, block_bytes(b, block));
 }
 
 static void collect(void *arg, size_t block)
 {
-    const struct broadcast_passage *b = arg;
-    b->copy(b->dst + block * HOST_SLAB_BYTES, slab_of_root(b, block), block_bytes(b, block));
+    const struct broadcast_pipeline *b = arg;
+    b->copy(b->dst + block * HOST_STAGING_BUFFER_BYTES, buffer_of_root(b, block), block_bytes(b, block));
 }
 
-void broadcast_begin(struct broadcast_passage *b, struct run *run, struct group *group, int lane, int root, const void *src,
+void broadcast_begin(struct broadcast_pipeline *b, struct executor_context *run, struct group *group, int lane, int root, const void *src,
                      void *dst, size_t nbytes)
 {
     b->run = run;
@@ -36,16 +36,16 @@ void broadcast_begin(struct broadcast_passage *b, struct run *run, struct group 
         run_shared_bytes(run, nbytes * (size_t)(group->size - 1));
     else
         run->payload_received += nbytes;
-    passage_begin(&b->passage, group, lane, group->size > 1 ? shared_blocks(nbytes) : 0,
+    pipeline_begin(&b->pipeline, group, lane, group->size > 1 ? shared_blocks(nbytes) : 0,
                   &(struct shared_steps){stage, NULL, collect, true, root}, b);
 }
 
-bhvd_status broadcast_shared(struct run *run, struct group *group, int root, const void *src, void *dst,
+bhvd_status broadcast_shared(struct executor_context *run, struct group *group, int root, const void *src, void *dst,
                              size_t nbytes)
 {
-    struct broadcast_passage b;
+    struct broadcast_pipeline b;
     broadcast_begin(&b, run, group, 0, root, src, dst, nbytes);
-    bhvd_status status = passage_run(run, &b.passage);
+    bhvd_status status = pipeline_run(run, &b.pipeline);
     if (group->rank == root && dst != src)
         span_copy(dst, src, nbytes);
     return status;

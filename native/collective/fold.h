@@ -1,5 +1,5 @@
 // Brings n ranks down to a power of two, p, for algorithms that pair ranks by a bit of their number. Of the first
-// 2 (n - p) ranks the even ones give their vectors to their odd neighbours and take the result from them in the end.
+// 2 (n - p) ranks the even ones give their vectors to their odd neighbors and take the result from them in the end.
 #ifndef BHVD_FOLD_H
 #define BHVD_FOLD_H
 
@@ -11,19 +11,19 @@ struct fold {
     int size;                   // p
     int extra;                  // n - p
     int rank;                   // this one among the p, -1: it stands aside
-    int neighbour;              // position of the one that gives and takes; -1: none
+    int neighbor;               // position of the one that gives and takes; -1: none
 };
 
 static inline struct fold fold_of(int n, int rank)
 {
-    struct fold fold = {.size = 1, .neighbour = -1};
+    struct fold fold = {.size = 1, .neighbor = -1};
     while (2 * fold.size <= n)
         fold.size *= 2;
     fold.extra = n - fold.size;
     fold.rank = rank - fold.extra;
     if (rank < 2 * fold.extra) {
         fold.rank = rank % 2 ? rank / 2 : -1;
-        fold.neighbour = rank ^ 1;
+        fold.neighbor = rank ^ 1;
     }
     return fold;
 }
@@ -38,27 +38,27 @@ static inline int fold_position(const struct fold *fold, int rank)
 static inline void fold_aside(struct schedule *schedule, const struct fold *fold, struct part part)
 {
     const struct place own = in_space(IN_VECTOR, part.begin);
-    const int sent = schedule_send(schedule, fold->neighbour, own, part.nbytes, schedule_load(schedule, part, STEP_NONE));
-    schedule_store(schedule, part, schedule_receive(schedule, fold->neighbour, own, part.nbytes, sent));
+    const int sent = schedule_send(schedule, fold->neighbor, own, part.nbytes, schedule_load(schedule, part, STEP_NONE));
+    schedule_store(schedule, part, schedule_receive(schedule, fold->neighbor, own, part.nbytes, sent));
 }
 
-// Of the others: loads this part, and adds what the neighbour gives, which comes to `received` after that is free.
+// Of the others: loads this part, and adds what the neighbor gives, which comes to `received` after that is free.
 static inline int fold_begin(struct schedule *schedule, const struct fold *fold, struct part part, struct place received,
                              int after)
 {
     const struct place own = in_space(IN_VECTOR, part.begin);
     const int loaded = schedule_load(schedule, part, STEP_NONE);
-    if (fold->neighbour < 0)
+    if (fold->neighbor < 0)
         return loaded;
-    const int came = schedule_receive(schedule, fold->neighbour, received, part.nbytes, after);
+    const int came = schedule_receive(schedule, fold->neighbor, received, part.nbytes, after);
     return schedule_reduce(schedule, own, received, own, part.nbytes, schedule_both(schedule, loaded, came));
 }
 
-// The result of this part, to the neighbour and to the tensors.
+// The result of this part, to the neighbor and to the tensors.
 static inline void fold_end(struct schedule *schedule, const struct fold *fold, struct part part, int done)
 {
-    if (fold->neighbour >= 0)
-        schedule_send(schedule, fold->neighbour, in_space(IN_VECTOR, part.begin), part.nbytes, done);
+    if (fold->neighbor >= 0)
+        schedule_send(schedule, fold->neighbor, in_space(IN_VECTOR, part.begin), part.nbytes, done);
     schedule_store(schedule, part, done);
 }
 

@@ -1,14 +1,14 @@
-// Reducescatter in two levels (run/levels.h), for hosts that hold equally many members: within each host, member i gets the host's
+// Reducescatter in two levels (run/two_level.h), for hosts that hold equally many members: within each host, member i gets the host's
 // sums of the parts that the i-th members of all hosts are to have; across hosts these exchange and add them. A piece is a slice
 // of every part.
 // Wire: N (h-1)/h elements each way per host of h, instead of N for each of its members.
 #include <stdlib.h>
 
 #include "collective/collective.h"
-#include "collective/passages.h"
+#include "collective/pipelines.h"
 #include "collective/schedules.h"
 #include "run/hierarchy.h"
-#include "run/levels.h"
+#include "run/two_level.h"
 
 enum {
     SUMS_BYTES = 2 << 20,               // that a member has of a piece ...
@@ -17,7 +17,7 @@ enum {
 };
 
 struct reducescatter {
-    struct levels levels;
+    struct two_level two_level;
     const struct hierarchy *h;
     struct reduction within, across;
     const unsigned char *src;
@@ -27,7 +27,7 @@ struct reducescatter {
     struct fusion_buffer memory;        // the sums of the pieces under way
     size_t *local_part, *cross_part;    // of a piece: by local member, what all hosts' members with its index get; by host
     struct span_list list;              // of the piece, in the order of the local members that the slices go through
-    struct reducescatter_passage reducing;
+    struct reducescatter_pipeline reducing;
 };
 
 // A slice of the part of this member of the group.
@@ -39,10 +39,10 @@ static struct part slice_of(const struct reducescatter *r, size_t piece, int mem
 
 static unsigned char *sums_of(const struct reducescatter *r, size_t piece)
 {
-    return (unsigned char *)r->memory.data + piece % r->levels.depth * (size_t)r->h->hosts * r->slice;
+    return (unsigned char *)r->memory.data + piece % r->two_level.depth * (size_t)r->h->hosts * r->slice;
 }
 
-static struct passage *reduce(struct run *run, struct levels *l, size_t piece)
+static struct pipeline *reduce(struct executor_context *run, struct two_level *l, size_t piece)
 {
     struct reducescatter *r = (struct reducescatter *)l;
     const struct hierarchy *h = r->h;
@@ -57,21 +57,21 @@ static struct passage *reduce(struct run *run, struct levels *l, size_t piece)
         }
     }
     reducescatter_begin(&r->reducing, run, l->local, l->lane, &r->within, &r->list, sums_of(r, piece), r->local_part);
-    return &r->reducing.passage;
+    return &r->reducing.pipeline;
 }
 
-static bhvd_status cross(struct run *run, struct levels *l, size_t piece, struct plan *plan)
+static bhvd_status cross(struct executor_context *run, struct two_level *l, size_t piece, struct plan *plan)
 {
     struct reducescatter *r = (struct reducescatter *)l;
     (void)run;
     for (int host = 0; host < r->h->hosts; host++)
         r->cross_part[host] = slice_of(r, piece, hierarchy_member(r->h, host, r->h->index)).nbytes;
     schedule_reducescatter(plan_begin(plan, r->h->cross), r->cross_part, false);
-    plan->material = (struct material){.reduction = r->across, .input = sums_of(r, piece), .output = r->dst + piece * r->slice};
+    plan->operands = (struct operands){.reduction = r->across, .input = sums_of(r, piece), .output = r->dst + piece * r->slice};
     return BHVD_OK;
 }
 
-static void destroy(struct run *run, struct levels *l)
+static void destroy(struct executor_context *run, struct two_level *l)
 {
     struct reducescatter *r = (struct reducescatter *)l;
     fusion_return(&run->fusion, &r->memory);
@@ -79,10 +79,10 @@ static void destroy(struct run *run, struct levels *l)
     free(r->part);
 }
 
-static const struct levels_form FORM = {.reduce = reduce, .cross = cross, .destroy = destroy};
+static const struct two_level_form FORM = {.reduce = reduce, .cross = cross, .destroy = destroy};
 
 // Lays out what is by member, and room for the sums. False: no memory.
-static bool lay_out(struct run *run, struct reducescatter *r, const struct group *group, const size_t *part)
+static bool lay_out(struct executor_context *run, struct reducescatter *r, const struct group *group, const size_t *part)
 {
     const size_t n = (size_t)group->size, hosts = (size_t)r->h->hosts;
     r->part = malloc((2 * n + (size_t)r->h->local->size + hosts) * sizeof *r->part);
@@ -92,16 +92,16 @@ static bool lay_out(struct run *run, struct reducescatter *r, const struct group
     r->place = parts_keep(r->part, part, n);
     r->cross_part = r->place + n;
     r->local_part = r->cross_part + hosts;
-    return !r->levels.depth || fusion_borrow(&run->fusion, r->levels.depth * hosts * r->slice, &r->memory);
+    return !r->two_level.depth || fusion_borrow(&run->fusion, r->two_level.depth * hosts * r->slice, &r->memory);
 }
 
-bhvd_status reducescatter_hierarchical(struct plan *plan, struct run *run, struct group *group, const struct reduction *reduction,
-                                       const void *src, void *dst, const size_t *part)
+bhvd_status reducescatter_hierarchical(struct plan *plan, struct executor_context *run, struct group *group,
+                                       const struct reduction *reduction, const void *src, void *dst, const size_t *part)
 {
     const struct hierarchy *h = group->hierarchy;
     const size_t even = SUMS_BYTES / (size_t)h->hosts / 64 * 64, most = even < SLICE_MIN_BYTES ? SLICE_MIN_BYTES : even;
     const size_t slice = part[0] < most ? (part[0] + 63) / 64 * 64 : most, count = part[0] ? (part[0] + slice - 1) / slice : 0;
-    struct reducescatter *r = levels_create(run, sizeof *r, &FORM, h->local, part[0] * (size_t)group->size, count, DEPTH);
+    struct reducescatter *r = two_level_create(run, sizeof *r, &FORM, h->local, part[0] * (size_t)group->size, count, DEPTH);
     if (!r)
         return run->failure.status;
     r->h = h;
@@ -110,5 +110,5 @@ bhvd_status reducescatter_hierarchical(struct plan *plan, struct run *run, struc
     r->src = src;
     r->dst = dst;
     r->slice = slice;
-    return levels_plan(run, &r->levels, lay_out(run, r, group, part), plan);
+    return two_level_plan(run, &r->two_level, lay_out(run, r, group, part), plan);
 }

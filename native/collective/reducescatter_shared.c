@@ -1,18 +1,18 @@
 // Reducescatter in shared memory: a block holds an equal piece of every member's part, so that all of them reduce at the
-// same time; member k reduces the k-th piece of all slabs straight into its output.
+// same time; member k reduces the k-th piece of all staging buffers straight into its output.
 #include "collective/collective.h"
-#include "collective/passages.h"
+#include "collective/pipelines.h"
 
 static void stage(void *arg, size_t block)
 {
-    const struct reducescatter_passage *r = arg;
-    const struct group *group = r->passage.group;
-    unsigned char *slab = shared_slab(r->run, group, group->rank, block);
+    const struct reducescatter_pipeline *r = arg;
+    const struct group *group = r->pipeline.group;
+    unsigned char *staging_buffer = shared_staging_buffer(r->run, group, group->rank, block);
     size_t begin = 0, offset = block * r->piece;
     for (int i = 0; i < group->size; begin += r->part[i++]) {
         size_t n = shared_piece(r->part[i], offset, r->piece);
         struct span_cursor cursor = span_cursor_at(r->src, begin + offset);
-        shared_stage(r->run, r->reduction, &cursor, slab + (size_t)i * r->piece, n);
+        shared_stage(r->run, r->reduction, &cursor, staging_buffer + (size_t)i * r->piece, n);
         if (i != group->rank)
             run_shared_bytes(r->run, n);
     }
@@ -20,8 +20,8 @@ static void stage(void *arg, size_t block)
 
 static void collect(void *arg, size_t block)
 {
-    const struct reducescatter_passage *r = arg;
-    const struct group *group = r->passage.group;
+    const struct reducescatter_pipeline *r = arg;
+    const struct group *group = r->pipeline.group;
     size_t offset = block * r->piece, mine = shared_piece(r->part[group->rank], offset, r->piece);
     shared_reduce(r->run, group, r->reduction, block, (size_t)group->rank * r->piece, NULL, r->dst + offset, mine);
     r->run->payload_received += mine * (size_t)(group->size - 1);
@@ -29,7 +29,7 @@ static void collect(void *arg, size_t block)
 
 static const struct shared_steps STEPS = {.stage = stage, .collect = collect};
 
-void reducescatter_begin(struct reducescatter_passage *r, struct run *run, struct group *group, int lane,
+void reducescatter_begin(struct reducescatter_pipeline *r, struct executor_context *run, struct group *group, int lane,
                          const struct reduction *reduction, const struct span_list *src, void *dst, const size_t *part)
 {
     size_t longest = 0;
@@ -38,16 +38,16 @@ void reducescatter_begin(struct reducescatter_passage *r, struct run *run, struc
     r->src = src;
     r->dst = dst;
     r->part = part;
-    r->piece = HOST_SLAB_BYTES / (size_t)group->size / 64 * 64;
+    r->piece = HOST_STAGING_BUFFER_BYTES / (size_t)group->size / 64 * 64;
     for (int i = 0; i < group->size; i++)
         longest = part[i] > longest ? part[i] : longest;
-    passage_begin(&r->passage, group, lane, (longest + r->piece - 1) / r->piece, &STEPS, r);
+    pipeline_begin(&r->pipeline, group, lane, (longest + r->piece - 1) / r->piece, &STEPS, r);
 }
 
-bhvd_status reducescatter_shared(struct run *run, struct group *group, const struct reduction *reduction,
+bhvd_status reducescatter_shared(struct executor_context *run, struct group *group, const struct reduction *reduction,
                                  const struct span_list *src, void *dst, const size_t *part)
 {
-    struct reducescatter_passage r;
+    struct reducescatter_pipeline r;
     reducescatter_begin(&r, run, group, 0, reduction, src, dst, part);
-    return passage_run(run, &r.passage);
+    return pipeline_run(run, &r.pipeline);
 }

@@ -178,7 +178,7 @@ template <class T> __device__ typename T::real rounded(typename T::real x)
                 type::store((type::stored *)value + i, (type::real)sum[i]);                                         \
         }                                                                                                           \
     }                                                                                                               \
-    KERNEL(keep_lost_##type)(float *error, const void *decoded, uint64_t count)                                     \
+    KERNEL(update_residual_##type)(float *error, const void *decoded, uint64_t count)                                     \
     {                                                                                                               \
         const type::stored *from = (const type::stored *)decoded;                                                   \
         for (uint64_t i = first_index(); i < count; i += all_threads()) {                                           \

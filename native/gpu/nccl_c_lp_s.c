@@ -2,7 +2,7 @@
 // Everything is put on the stream; codes, results and errors are those of the CPU, bit for bit.
 #include <stdlib.h>
 
-#include "gpu/mirror.h"
+#include "gpu/device_copy.h"
 #include "gpu/nccl_run.h"
 #include "gpu/staged_codes.h"
 
@@ -37,34 +37,34 @@ static bhvd_status exchange(struct nccl_run *x, const struct codes *out, const s
     return nccl_run_group_end(x, inside);
 }
 
-// What a mirror has more than the vector stays: there is room for the errors of the longest chunk.
-static int keep_rest(const struct coded_run *c, const struct encoding *encoding, const struct bhvd_mirror *mirror)
+// What a device copy has more than the vector stays: there is room for the errors of the longest chunk.
+static int keep_rest(const struct coded_run *c, const struct encoding *encoding, const struct bhvd_device_array *device_copy)
 {
     const size_t count = encoding->layout->cut.count;
-    if (mirror->count <= count)
+    if (device_copy->count <= count)
         return 0;
     return c->run->device->ops->copy(c->run->device, encoding->lost + count, encoding->error + count,
-                                     (mirror->count - count) * sizeof(float), c->run->stream);
+                                     (device_copy->count - count) * sizeof(float), c->run->stream);
 }
 
-// Encodes with the errors of a mirror, whose new ones come to *lost. mirror NULL: none.
-static int encode(struct coded_run *c, struct encoding *encoding, struct bhvd_mirror *mirror, struct device_buffer **lost)
+// Encodes with the errors of a device copy, whose new ones come to *lost. copy NULL: none.
+static int encode(struct coded_run *c, struct encoding *encoding, struct bhvd_device_array *device_copy, struct device_buffer **lost)
 {
     struct bhvd_device *device = c->run->device;
     int code = 0;
-    if (mirror) {
-        code = mirror_read(mirror, device, c->run->stream, &encoding->error);
+    if (device_copy) {
+        code = device_copy_read(device_copy, device, c->run->stream, &encoding->error);
         if (!code)
-            code = device_buffer_acquire(device, MEMORY_DEVICE, mirror->count * sizeof(float), lost);
+            code = device_buffer_acquire(device, MEMORY_DEVICE, device_copy->count * sizeof(float), lost);
         if (!code)
             encoding->lost = (float *)(void *)(*lost)->data;
     }
     if (!code)
         code = device_encoder_encode(&c->encoder, encoding, &c->scratch);
-    if (!code && mirror)
-        code = keep_rest(c, encoding, mirror);
-    if (!code && mirror)
-        code = mirror_read_end(mirror, c->run->stream);
+    if (!code && device_copy)
+        code = keep_rest(c, encoding, device_copy);
+    if (!code && device_copy)
+        code = device_copy_read_end(device_copy, c->run->stream);
     if (*lost) {
         const int recorded = device_buffer_record(device, *lost, c->run->stream);
         code = code ? code : recorded;
@@ -78,7 +78,7 @@ static int encode_values(struct coded_run *c, void *codes)
     int code = staged_codes_pack(c->op, (struct device_span *)(void *)c->run->tables->data, &c->scratch, &values);
     struct encoding encoding = {.layout = &c->layout, .codes = codes, .values = values,
                                 .prescale = c->op->prescale_factor, .pass = ENCODER_VALUES};
-    return code ? code : encode(c, &encoding, c->op->worker_mirror, &c->worker_lost);
+    return code ? code : encode(c, &encoding, c->op->worker_copy, &c->worker_lost);
 }
 
 // The mean of the own chunk from everyone's codes, encoded.
@@ -93,7 +93,7 @@ static int encode_mean(struct coded_run *c, const struct segment_part *own, void
                                    work_sum_factor(c->op, n), c->run->stream);
     struct encoding encoding = {.layout = &layout, .codes = code_of_mean, .values = mean, .prescale = 1.0,
                                 .pass = ENCODER_MEAN, .begin = own->begin};
-    return code ? code : encode(c, &encoding, c->op->server_mirror, &c->server_lost);
+    return code ? code : encode(c, &encoding, c->op->server_copy, &c->server_lost);
 }
 
 // Bytes of every chunk's codes; of one's own, as often as there are ranks.
@@ -163,10 +163,10 @@ static bhvd_status copy_to_host(struct nccl_run *x, struct work *op, const unsig
 }
 
 // New errors take the place of the old ones once the operation has been enqueued.
-static void keep(struct coded_run *c, struct bhvd_mirror *mirror, struct device_buffer *lost, bhvd_status status)
+static void keep(struct coded_run *c, struct bhvd_device_array *device_copy, struct device_buffer *lost, bhvd_status status)
 {
     if (lost && !status)
-        mirror_adopt(mirror, c->run->device, lost);
+        device_copy_adopt(device_copy, c->run->device, lost);
     else
         device_buffer_release(c->run->device, lost);
 }
@@ -199,8 +199,8 @@ bhvd_status nccl_c_lp_s(struct nccl_run *x, struct work *op)
     const int code = device_scratch_release(&c.scratch, 0);
     if (!status)
         status = nccl_run_checked(x, code);
-    keep(&c, op->worker_mirror, c.worker_lost, status);
-    keep(&c, op->server_mirror, c.server_lost, status);
+    keep(&c, op->worker_copy, c.worker_lost, status);
+    keep(&c, op->server_copy, c.server_lost, status);
     free(sizes);
     return status;
 }

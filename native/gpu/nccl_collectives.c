@@ -1,6 +1,6 @@
 // The collectives of nccl.h. Data lies on the device; where a rank's memory is the host's (a joined rank's zeros in an
 // allreduce, results that an algorithm wants on the host), a scratch buffer on the device stands in for it.
-#include "gpu/nccl_levels.h"
+#include "gpu/nccl_two_level.h"
 
 enum {
     ALIGNMENT = 256,                    // of tensors in the fusion buffer, for vectors in NCCL's kernels
@@ -82,7 +82,7 @@ static bhvd_status scale(struct nccl_run *x, bhvd_dtype dtype, void *dst, const 
 
 // ------------------------------------------------------------------------------------------------------- allreduce
 
-// dst = postscale * reduce over ranks (prescale * src). In two levels: in place, with more room (nccl_levels_room).
+// dst = postscale * reduce over ranks (prescale * src). In two levels: in place, with more room (nccl_two_level_room).
 static bhvd_status reduce_vector(struct nccl_run *x, bhvd_op op, const struct reduction *reduction, void *dst,
                                  const void *src, size_t nbytes)
 {
@@ -92,7 +92,7 @@ static bhvd_status reduce_vector(struct nccl_run *x, bhvd_op op, const struct re
         src = dst;
     }
     if (!status && x->levels)
-        return nccl_levels_allreduce(x, op, reduction, dst, nbytes);
+        return nccl_two_level_allreduce(x, op, reduction, dst, nbytes);
     if (!status)
         status = nccl_run_enqueued(x, x->nccl->all_reduce(src, dst, nbytes / bhvd_dtype_size(reduction->dtype),
                                                           nccl_run_type(reduction->dtype), nccl_run_op(op),
@@ -104,7 +104,7 @@ static bhvd_status reduce_vector(struct nccl_run *x, bhvd_op op, const struct re
 
 static size_t aligned(size_t nbytes) { return (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
-// Of a phantom, whose memory goes with it when the operation ends: so that is waited for.
+// Of a proxy, whose memory goes with it when the operation ends: so that is waited for.
 static bhvd_status copy_zeros(struct nccl_run *x, void *dst, const struct tensor *tensor)
 {
     x->host_waits = true;
@@ -122,7 +122,7 @@ static bhvd_status copy_fused(struct nccl_run *x, bhvd_dtype dtype, unsigned cha
         const struct work *op = x->works[i];
         for (size_t t = 0; t < op->tensor_count && !status; t++) {
             const struct tensor *tensor = &op->tensors[t];
-            const struct staging_place *place = op->phantom ? NULL : &op->staging->places[t];
+            const struct staging_place *place = op->is_proxy ? NULL : &op->staging->places[t];
             if (tensor->dtype != dtype || !tensor->nbytes)
                 continue;
             if (packs && place)
@@ -143,7 +143,7 @@ static bhvd_status copy_fused(struct nccl_run *x, bhvd_dtype dtype, unsigned cha
 bhvd_status nccl_allreduce(struct nccl_run *x, bhvd_op op, const struct reduction *reduction)
 {
     const struct work *only = x->works[0];
-    const struct staging_place *place = only->phantom ? NULL : &only->staging->places[0];
+    const struct staging_place *place = only->is_proxy ? NULL : &only->staging->places[0];
     if (!x->levels && x->count == 1 && only->tensor_count == 1 && place && place->dst && !place->dst_on_host)
         return only->tensors[0].nbytes
                    ? reduce_vector(x, op, reduction, place->dst, place->src, only->tensors[0].nbytes) : BHVD_OK;
@@ -163,7 +163,7 @@ bhvd_status nccl_allreduce(struct nccl_run *x, bhvd_op op, const struct reductio
     if (nbytes == 0)
         return BHVD_OK;
     void *vector = NULL;
-    bhvd_status status = scratch_acquire(x, x->levels ? nccl_levels_room(x->levels, nbytes) : nbytes, &vector);
+    bhvd_status status = scratch_acquire(x, x->levels ? nccl_two_level_room(x->levels, nbytes) : nbytes, &vector);
     if (!status)
         status = copy_fused(x, reduction->dtype, vector, true);
     if (!status)
@@ -269,7 +269,7 @@ bhvd_status nccl_broadcast(struct nccl_run *x, struct work *op, size_t index, in
     struct target result;
     bhvd_status status = target(x, op, index, op->tensors[index].dim0, &result);
     if (!status && result.nbytes && x->levels)
-        status = nccl_levels_broadcast(x, root, src, result.device, result.nbytes);
+        status = nccl_two_level_broadcast(x, root, src, result.device, result.nbytes);
     else if (!status && result.nbytes)
         status = nccl_run_enqueued(x, x->nccl->broadcast(src, result.device, result.nbytes, NCCL_UINT8, root, x->group->comm,
                                                          x->stream));

@@ -1,4 +1,4 @@
-// D_LP_S by NCCL (primitive/d_lp_s.c has the formulas): encoded, exchanged with the neighbours, and added to the replicas on the
+// D_LP_S by NCCL (primitive/d_lp_s.c has the formulas): encoded, exchanged with the neighbors, and added to the replicas on the
 // GPU. Everything is put on the stream; codes and replicas are those of the CPU, bit for bit.
 #include "gpu/nccl_run.h"
 #include "gpu/staged_codes.h"

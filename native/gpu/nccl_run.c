@@ -80,7 +80,7 @@ enum nccl_op nccl_run_op(bhvd_op op)
 
 // ------------------------------------------------------------------------------------------------- begin and end
 
-bhvd_status nccl_begin(struct run *run, struct group *set, struct nccl_group *group, enum nccl_way way,
+bhvd_status nccl_begin(struct executor_context *run, struct group *set, struct nccl_group *group, enum nccl_way way,
                        struct work *const *works, int count, struct nccl_run **out)
 {
     const struct hierarchy *levels = way == WAY_LEVELS ? set->hierarchy : NULL;
@@ -116,7 +116,7 @@ bhvd_status nccl_begin(struct run *run, struct group *set, struct nccl_group *gr
     return nccl_run_checked(x, code);
 }
 
-static int is_done(struct run *run, void *arg)
+static int is_done(struct executor_context *run, void *arg)
 {
     const struct nccl_run *x = arg;
     (void)run;

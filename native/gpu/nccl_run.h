@@ -10,7 +10,7 @@
 #include "run/hierarchy.h"
 
 struct nccl_run {
-    struct run *run;
+    struct executor_context *run;
     struct group *set;                  // the communicator's members: in two levels those of this host
     const struct hierarchy *levels;     // of the set that the operation is on, in two levels; else NULL
     struct nccl_group *group;

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "base/status.h"
-#include "gpu/mirror.h"
+#include "gpu/device_copy.h"
 #include "gpu/staging.h"
 
 bool staged_codes_take(const struct work *op, const struct bhvd_args *args, bool in_levels)
@@ -92,8 +92,8 @@ static int encode(struct work *op, struct device_scratch *scratch, const void *v
     } else {
         code = device_scratch_acquire(scratch, codes->layout.nbytes, &encoding.codes);
     }
-    if (!code && op->worker_mirror) {
-        code = mirror_read(op->worker_mirror, device, scratch->stream, &encoding.error);
+    if (!code && op->worker_copy) {
+        code = device_copy_read(op->worker_copy, device, scratch->stream, &encoding.error);
         if (!code)
             code = device_buffer_acquire(device, MEMORY_DEVICE, codes->layout.cut.count * sizeof(float), &codes->lost);
         if (!code)
@@ -101,8 +101,8 @@ static int encode(struct work *op, struct device_scratch *scratch, const void *v
     }
     if (!code)
         code = device_encoder_encode(&codes->encoder, &encoding, scratch);
-    if (!code && op->worker_mirror)
-        code = mirror_read_end(op->worker_mirror, scratch->stream);
+    if (!code && op->worker_copy)
+        code = device_copy_read_end(op->worker_copy, scratch->stream);
     if (!code)
         code = device->ops->copy(device, codes->own, encoding.codes, codes->layout.nbytes, scratch->stream);
     struct device_buffer *const kept[] = {codes->lost, codes->on_device};
@@ -119,12 +119,12 @@ static int mix(const struct work *op, const struct device_encoder *encoder, void
     const float *replicas[REPLICAS] = {0};
     int code = 0;
     for (int r = 0; r < REPLICAS && !code; r++)
-        code = weights[1 + r] != 0 ? mirror_read(op->replica_mirrors[r], encoder->device, stream, &replicas[r]) : 0;
+        code = weights[1 + r] != 0 ? device_copy_read(op->replica_copies[r], encoder->device, stream, &replicas[r]) : 0;
     if (!code)
         code = device_encoder_mix(encoder, dst, values, replicas, weights, work_nbytes(op) / encoder->host.element,
                                   stream);
     for (int r = 0; r < REPLICAS && !code; r++)
-        code = replicas[r] ? mirror_read_end(op->replica_mirrors[r], stream) : 0;
+        code = replicas[r] ? device_copy_read_end(op->replica_copies[r], stream) : 0;
     return code;
 }
 
@@ -202,11 +202,11 @@ bhvd_status staged_codes_create(struct work *op, const struct kernel_table *kern
 }
 
 // The new errors take the place of the old ones.
-static void keep_lost(struct work *op)
+static void update_residual(struct work *op)
 {
     struct staged_codes *codes = op->staging->codes;
     if (codes->lost)
-        mirror_adopt(op->worker_mirror, op->staging->device, codes->lost);
+        device_copy_adopt(op->worker_copy, op->staging->device, codes->lost);
     codes->lost = NULL;
 }
 
@@ -238,11 +238,11 @@ int staged_codes_add(const struct work *op, const struct device_encoder *encoder
         float *replica;
         if (!op->replicas[r])
             continue;
-        code = mirror_change(op->replica_mirrors[r], encoder->device, stream, &replica);
+        code = device_copy_change(op->replica_copies[r], encoder->device, stream, &replica);
         if (!code)
             code = device_encoder_add(encoder, layout, replica, on_device + (size_t)code_of[r] * layout->nbytes, stream);
         if (!code)
-            code = mirror_read_end(op->replica_mirrors[r], stream);
+            code = device_copy_read_end(op->replica_copies[r], stream);
     }
     return code;
 }
@@ -278,7 +278,7 @@ bhvd_status staged_codes_end(struct work *op, struct bhvd_error *error)
         code = device_buffer_record(device, staging->buffer, scratch.stream);
     if (code)
         return device_failed(device, code, "the result cannot be decoded", error);
-    keep_lost(op);
+    update_residual(op);
     return BHVD_OK;
 }
 

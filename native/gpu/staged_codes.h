@@ -3,7 +3,7 @@
 //     posted      stream to_host packs and encodes the tensors, copies the codes to pinned memory, records `ready`
 //     executed    codes travel over the CPU transports; C_LP_S: a rank's own chunk is averaged and encoded on the CPU
 //     ended       stream from_host takes the result's codes to the GPU, decodes, unpacks, records `done`;
-//                 D_LP_S: that of the neighbours' codes, and adds to the replicas, which lie there (gpu/mirror.h)
+//                 D_LP_S: that of the neighbors' codes, and adds to the replicas, which lie there (gpu/device_copy.h)
 //
 // Everything else is as in gpu/staging.h. What travels is the same as when the host encodes, so each rank chooses by itself.
 #ifndef BHVD_STAGED_CODES_H
@@ -13,7 +13,7 @@
 #include "primitive/peers.h"
 #include "primitive/primitive.h"
 
-struct bhvd_mirror;
+struct bhvd_device_array;
 
 struct staged_codes {
     struct device_encoder encoder;

@@ -9,7 +9,8 @@
 // Results that the core allocates (allgather, alltoall) stay in the host's memory.
 //
 // An operation that NCCL takes (gpu/nccl.h) goes none of these ways: it is posted `direct`, announced at once, or in two
-// levels when the tensors may be read, and NCCL reads and writes them where they are. While a process set has not agreed on NCCL, operations are staged.
+// levels when the tensors may be read, and NCCL reads and writes them where they are. While a process set has not agreed on NCCL,
+// operations are staged.
 #ifndef BHVD_STAGING_H
 #define BHVD_STAGING_H
 

@@ -89,7 +89,7 @@ typedef struct bhvd_context bhvd_context;
 typedef struct bhvd_handle bhvd_handle;
 typedef struct bhvd_rendezvous bhvd_rendezvous;
 typedef struct bhvd_device bhvd_device;
-typedef struct bhvd_mirror bhvd_mirror;
+typedef struct bhvd_device_array bhvd_device_array;
 typedef struct bhvd_completions bhvd_completions;
 
 /* What another rank did that ended an operation, or everything. The numbers travel on the wire. */
@@ -114,13 +114,13 @@ struct bhvd_error {
 
 /* ------------------------------------------------------------------------------------------------- rendezvous ---- */
 
-/* Starts the meeting point of a job: a thread that lets `size` ranks exchange their addresses (native/transport/
+/* Starts the pairwise operation point of a job: a thread that lets `size` ranks exchange their addresses (native/transport/
  * rendezvous.c). host: numeric IPv4 address to bind; port 0: any free one, see bhvd_rendezvous_port. secret: bytes that
  * every rank must prove to know. Errors: BHVD_ERR_SYSTEM, naming address and port, when the port is in use. */
 bhvd_status bhvd_rendezvous_create(const char *host, int port, const void *secret, size_t secret_size,
                                    bhvd_rendezvous **out, struct bhvd_error *error);
 int bhvd_rendezvous_port(const bhvd_rendezvous *rendezvous);
-/* The process of this rank has ended and comes to no meeting any more: ranks that wait for it, or will, hear so at once.
+/* The process of this rank has ended and comes to no pairwise operation any more: ranks that wait for it, or will, hear so at once.
  * Thread-safe, does not wait. */
 void bhvd_rendezvous_rank_ended(bhvd_rendezvous *rendezvous, int rank, int exit_code);
 void bhvd_rendezvous_destroy(bhvd_rendezvous *rendezvous);      /* destroy(NULL) is fine */
@@ -154,9 +154,9 @@ struct bhvd_context_options {
     int local_rank, local_size, cross_rank, cross_size;   /* kept for the caller; hosts are found by host_id */
     const char *transport;          /* "auto" (shm on one host, tcp between), "shm", "tcp", "inproc",
                                      * "mpi" (shm on one host, MPI between; after bhvd_mpi_open) */
-    const char *rendezvous_host;    /* numeric IPv4 address of the meeting point; unused when size is 1 or inproc */
+    const char *rendezvous_host;    /* numeric IPv4 address of the pairwise operation point; unused when size is 1 or inproc */
     int rendezvous_port;
-    const char *scope;              /* names this meeting ("init.3"): ranks of an older or newer one never mix */
+    const char *scope;              /* names this pairwise operation ("init.3"): ranks of an older or newer one never mix */
     const char *listen_host;        /* numeric IPv4 address of the interface for data connections */
     const char *host_id;            /* equal exactly on ranks that share memory; NULL: derived from the machine */
     const void *secret;
@@ -190,7 +190,7 @@ void bhvd_inproc_world_destroy(void *world);    /* after every context of it is 
 bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd_context **out,
                                 struct bhvd_error *error);
 
-/* Leaves the job: operations in flight end with BHVD_ERR_SHUTDOWN, other ranks notice, the progress thread ends.
+/* Leaves the job: operations in progress end with BHVD_ERR_SHUTDOWN, other ranks notice, the progress thread ends.
  * Handles stay valid until dropped. Idempotent, and safe while other threads wait. */
 void bhvd_context_shutdown(bhvd_context *ctx);
 /* shutdown, then frees. No other thread may be inside a call with this context. destroy(NULL) is fine. */
@@ -335,9 +335,9 @@ struct bhvd_args {
     float *server_error;            /* c_lp_s: one float per element of one chunk, see bhvd_chunk_count; hierarchical: one
                                      * per element of all tensors; NULL: none; not used by the exchange ALLGATHER, which
                                      * encodes once */
-    bhvd_mirror *worker_mirror;     /* of worker_error and server_error, which operations on a GPU keep there: they need */
-    bhvd_mirror *server_mirror;     /* mirrors. An array that has one is given with it to every operation */
-    bhvd_mirror *replica_mirrors[3];        /* the same of replicas */
+    bhvd_device_array *worker_copy;  /* of worker_error and server_error, which operations on a GPU keep there: they need */
+    bhvd_device_array *server_copy;  /* device copies. An array that has one is given with it to every operation */
+    bhvd_device_array *replica_copies[3];   /* the same of replicas */
     double before[3];               /* d_lp_s: v = values + the sum of these times own, left and right, when not all are 0 */
     double after[4];                /* d_lp_s: dst = the sum of these times values, own, left and right, when not all but the */
                                     /* first are 0; else dst is left alone. Replicas as they are then. */
@@ -384,7 +384,7 @@ bhvd_status bhvd_completions_put(bhvd_completions *list, int64_t number);
 /* Takes the number that came first; waits for one timeout_ms at most (negative: for ever). -1: there was none. The
  * calling thread executes nothing meanwhile, unlike one in bhvd_wait. Thread-safe: each number goes to one thread. */
 int64_t bhvd_completions_next(bhvd_completions *list, int timeout_ms);
-/* Nobody may be in another call with it; operations that were added may be in flight. destroy(NULL) is fine. */
+/* Nobody may be in another call with it; operations that were added may be in progress. destroy(NULL) is fine. */
 void bhvd_completions_destroy(bhvd_completions *list);
 
 /* What the core allocated for tensor `index` (posted with dst NULL) of an operation that ended with BHVD_OK. */
@@ -483,7 +483,7 @@ struct bhvd_device_options {
 };
 
 /* Opens a GPU: NVIDIA's driver is loaded at run time. The caller's reference is dropped by bhvd_device_drop; operations
- * in flight hold their own. Errors: BHVD_ERR_UNSUPPORTED, no driver, or too old, naming what is missing;
+ * in progress hold their own. Errors: BHVD_ERR_UNSUPPORTED, no driver, or too old, naming what is missing;
  * BHVD_ERR_ARGUMENT, no such GPU; BHVD_ERR_SYSTEM, it failed. */
 bhvd_status bhvd_device_create(const struct bhvd_device_options *options, bhvd_device **out, struct bhvd_error *error);
 void bhvd_device_drop(bhvd_device *device);     /* drop(NULL) is fine */
@@ -498,15 +498,15 @@ bhvd_status bhvd_device_copy(bhvd_device *device, const struct bhvd_tensor *tens
                              struct bhvd_error *error);
 
 /* An array of the host's memory whose newest values may lie on a GPU, since the operation that wrote them last ran there
- * (struct bhvd_args). To be used by one operation at a time, and by nobody else while it is in flight. */
-/* values: count floats that live as long as the mirror. NULL: no memory. */
-bhvd_mirror *bhvd_mirror_create(float *values, size_t count);
-void bhvd_mirror_destroy(bhvd_mirror *mirror);      /* destroy(NULL) is fine */
+ * (struct bhvd_args). To be used by one operation at a time, and by nobody else while it is in progress. */
+/* values: count floats that live as long as the device copy. NULL: no memory. */
+bhvd_device_array *bhvd_device_array_create(float *values, size_t count);
+void bhvd_device_array_destroy(bhvd_device_array *device_copy);  /* destroy(NULL) is fine */
 /* Brings the newest values into the array, where they may be read and written until the next operation. Waits for the
  * GPU where they are on it. BHVD_ERR_SYSTEM: the GPU failed; the array is as it was. */
-bhvd_status bhvd_mirror_fetch(bhvd_mirror *mirror, struct bhvd_error *error);
+bhvd_status bhvd_device_array_fetch(bhvd_device_array *device_copy, struct bhvd_error *error);
 /* Gives `to` the newest values of `from`, an array of as many floats, on the GPU where they are on it. Errors as above. */
-bhvd_status bhvd_mirror_copy(bhvd_mirror *to, bhvd_mirror *from, struct bhvd_error *error);
+bhvd_status bhvd_device_array_copy(bhvd_device_array *to, bhvd_device_array *from, struct bhvd_error *error);
 
 /* What is there. *version: the driver's, 12040 for CUDA 12.4; device_count: GPUs. Errors as bhvd_device_create. */
 bhvd_status bhvd_cuda_probe(const char *libraries, int *version, int *device_count, struct bhvd_error *error);

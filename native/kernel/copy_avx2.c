@@ -1,6 +1,6 @@
 // Copies by AVX2, whole cache lines at a time. Past the caches, by non-temporal stores: a line that is written whole this way
-// need not be read first, nor taken from another core that has read it. On Intel's servers such stores are slow, a core waits for each line; there four pages are copied side by side,
-// so that as many prefetchers run ahead of it.
+// need not be read first, nor taken from another core that has read it. On Intel's servers such stores are slow, a core waits for each
+// line; there four pages are copied side by side, so that as many prefetchers run ahead of it.
 #include <immintrin.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 // Codecs rotated1 to rotated4: a randomized Hadamard transform makes the elements of a block nearly normal, whatever they were,
-// and each coefficient becomes one of 2^bits levels. Nothing is carried from step to step.
+// and each coefficient becomes one of 2^bits levels. Nothing is kept from step to step.
 //
 //     y = H (d x) / D                       of a block of D elements, D a power of two; d: random signs; H: Hadamard, +-1
 //     s = sqrt(mean_i y_i^2)                q_i = [number of thresholds T s below |y_i|], and the sign of y_i

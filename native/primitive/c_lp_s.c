@@ -29,7 +29,7 @@
 #include "run/hierarchy.h"
 
 struct c_lp_s {
-    struct run *run;
+    struct executor_context *run;
     struct encoder encoder;
     struct codes codes;
     struct span_list list;              // values, and where results go; of codes that others have made: none
@@ -156,7 +156,7 @@ static void act(void *arg, const struct step *step, unsigned char *const *spaces
 }
 
 // For the vector of `nbytes` among the members of this group; the values' list is still to come.
-static struct c_lp_s c_lp_s_of(struct run *run, const struct group *group, const struct work *op, size_t nbytes)
+static struct c_lp_s c_lp_s_of(struct executor_context *run, const struct group *group, const struct work *op, size_t nbytes)
 {
     const bool scatters = op->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
     const size_t element = bhvd_dtype_size(op->tensors[0].dtype);
@@ -183,7 +183,7 @@ static void make_plan(struct c_lp_s *x, const struct group *group, const struct 
     x->codes.arg = &x->encoder;
     codes_in_scratch(&x->codes, x->scatters ? n : 1, n, encoder_size(&x->encoder, segments_part(&x->codes.cut, 0, 0).count),
                      &x->run->wire);
-    plan->material = (struct material){.act = act, .arg = x};
+    plan->operands = (struct operands){.act = act, .arg = x};
     if (ready)
         coded_use_ready(&x->codes, plan, ready);
     if (x->scatters)
@@ -200,7 +200,8 @@ static void c_lp_s_free(void *arg)
 }
 
 // NULL: no memory; the run has failed. Takes the list.
-static struct c_lp_s *create(struct run *run, const struct group *group, const struct work *op, size_t nbytes, struct span_list *list)
+static struct c_lp_s *create(struct executor_context *run, const struct group *group, const struct work *op, size_t nbytes,
+                             struct span_list *list)
 {
     struct c_lp_s *x = malloc(sizeof *x);
     if (!x) {
@@ -214,7 +215,7 @@ static struct c_lp_s *create(struct run *run, const struct group *group, const s
 }
 
 // A shard of the vector, from byte `offset` on, among its owners.
-static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t offset,
+static bhvd_status plan_shard(struct executor_context *run, const struct hierarchy *h, const struct span_list *shard, size_t offset,
                               const struct between *between, struct plan *plan)
 {
     const struct work *op = between->work;
@@ -236,7 +237,8 @@ static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const 
 }
 
 // Hosts are the ranks, each with its members' sum.
-static bhvd_status among_hosts(struct run *run, struct group *group, struct work *op, struct span_list *list, struct plan *plan)
+static bhvd_status among_hosts(struct executor_context *run, struct group *group, struct work *op, struct span_list *list,
+                               struct plan *plan)
 {
     // The mean over hosts of (hosts / n) sums is the mean over ranks, however many each host has; with equally many
     // (hosts / n) sum is the host's mean.
@@ -249,7 +251,7 @@ static bhvd_status among_hosts(struct run *run, struct group *group, struct work
     return status;
 }
 
-bhvd_status c_lp_s(struct run *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan)
+bhvd_status c_lp_s(struct executor_context *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan)
 {
     struct span_list list = {0};
     bhvd_status status = ready ? BHVD_OK : primitive_spans(run, op, &list);
@@ -260,7 +262,7 @@ bhvd_status c_lp_s(struct run *run, struct group *group, struct work *op, const 
         if (x) {
             plan->release = c_lp_s_free;
             make_plan(x, group, ready, plan);
-            plan->material.state = work_state(op);
+            plan->operands.state = work_state(op);
         }
         status = x ? BHVD_OK : run->failure.status;
     }

@@ -7,6 +7,6 @@ void coded_use_ready(struct codes *codes, struct plan *plan, const struct ready_
     codes->encodes = codes->decodes = false;
     codes->own = (struct code_lay){IN_INPUT, 0, ready->each, ready->segment, false};
     codes->results = (struct code_lay){IN_OUTPUT, 0, ready->each, ready->segment, false};
-    plan->material.input = ready->own;
-    plan->material.output = ready->results;
+    plan->operands.input = ready->own;
+    plan->operands.output = ready->results;
 }

@@ -20,7 +20,7 @@
 #include "run/hierarchy.h"
 
 struct d_fp_s {
-    struct run *run;
+    struct executor_context *run;
     struct codes codes;                 // the values as they are
     struct span_list list;
     struct peers peers;
@@ -128,7 +128,8 @@ static void keep(const struct span_list *list)
 }
 
 // Among the members of this group, each of which stands for its host where there are hosts. The list is still to come.
-static struct d_fp_s d_fp_s_of(struct run *run, const struct group *group, const struct work *op, const struct hierarchy *hosts)
+static struct d_fp_s d_fp_s_of(struct executor_context *run, const struct group *group, const struct work *op,
+                               const struct hierarchy *hosts)
 {
     struct d_fp_s a = {
         .run = run,
@@ -157,11 +158,11 @@ static void make_plan(struct d_fp_s *a, const struct group *group, struct plan *
                               .size = size_of_values};
     a->codes.arg = &a->codes.element;
     codes_in_scratch(&a->codes, 1, PEERS_MAX, PLAIN_SEGMENT_NBYTES, &a->run->wire);
-    plan->material = (struct material){.act = act, .arg = a};
+    plan->operands = (struct operands){.act = act, .arg = a};
     if (a->list.count == 1) {
         a->codes.encodes = false;
         a->codes.own = (struct code_lay){IN_INPUT, 0, 0, PLAIN_SEGMENT_NBYTES, false};
-        plan->material.input = a->list.spans[0].src;
+        plan->operands.input = a->list.spans[0].src;
     }
     schedule_exchange(plan_begin(plan, group), &a->codes, a->peers.index, a->peers.count);
 }
@@ -174,7 +175,7 @@ static void d_fp_s_free(void *arg)
 }
 
 // Takes the list.
-static bhvd_status plan_among(struct run *run, const struct group *group, const struct hierarchy *hosts, const struct work *op,
+static bhvd_status plan_among(struct executor_context *run, const struct group *group, const struct hierarchy *hosts, const struct work *op,
                               struct span_list *list, struct plan *plan)
 {
     struct d_fp_s *a = malloc(sizeof *a);
@@ -189,7 +190,7 @@ static bhvd_status plan_among(struct run *run, const struct group *group, const 
 }
 
 // A shard of the vector, among hosts, where it stays what it is if there is nobody to average with.
-static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
+static bhvd_status plan_shard(struct executor_context *run, const struct hierarchy *h, const struct span_list *shard, size_t begin,
                               const struct between *between, struct plan *out)
 {
     struct span_list list = {0};
@@ -204,7 +205,8 @@ static bhvd_status plan_shard(struct run *run, const struct hierarchy *h, const 
 }
 
 // Hosts are the peers, each with the mean of its members.
-static bhvd_status average_hosts(struct run *run, struct group *group, struct span_list *list, const struct work *op, struct plan *out)
+static bhvd_status average_hosts(struct executor_context *run, struct group *group, struct span_list *list, const struct work *op,
+                                 struct plan *out)
 {
     const bool several = group->hierarchy != NULL;
     const struct between between = primitive_between(plan_shard, op);
@@ -213,7 +215,7 @@ static bhvd_status average_hosts(struct run *run, struct group *group, struct sp
     return several ? hierarchical_plan(out, run, group, &mean, list, &between) : allreduce_shared(run, group, &mean, list);
 }
 
-bhvd_status d_fp_s(struct run *run, struct group *group, struct work *op, struct plan *out, struct bhvd_error *error)
+bhvd_status d_fp_s(struct executor_context *run, struct group *group, struct work *op, struct plan *out, struct bhvd_error *error)
 {
     struct span_list list = {0};
     bhvd_status status = op->hierarchical ? primitive_check_hosts(run, group, error) : BHVD_OK;

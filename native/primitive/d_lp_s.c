@@ -1,5 +1,5 @@
 // D_LP_S: decentralized, low precision, synchronous. Ranks stand in a ring, and each keeps replicas of what it and its
-// neighbours have sent so far:
+// neighbors have sent so far:
 //
 //     own += D(Q(v_i))      left += D(Q(v_{i-1}))      right += D(Q(v_{i+1}))
 //
@@ -16,28 +16,28 @@
 // In brackets in float32, from left to right; the rest in the dtype's arithmetic, rounded once.
 //
 // v is encoded in segments (encoder.h): a few are on the wire while another is encoded or decoded (schedules.h).
-// Wire: |Q(N)| bytes to each neighbour: 2 |Q(N)| per rank (n = 2: |Q(N)|).
+// Wire: |Q(N)| bytes to each neighbor: 2 |Q(N)| per rank (n = 2: |Q(N)|).
 //
 // On a GPU that has encoded v when it was posted, and adds when this has ended (gpu/staged_codes.h), codes are all there is here.
 //
 // Hierarchical: the ring is of hosts, and x_i the mean of a host's members, who all end with the same result. Each host's first
 // member, its leader, encodes and exchanges; what it has sent and received it passes on to the others, who decode the
-// same bytes. A neighbour of fewer members counts for its share in both mixes, as in peers.h: in place of its replica R stands
+// same bytes. A neighbor of fewer members counts for its share in both mixes, as in peers.h: in place of its replica R stands
 // own + min(1, s_p / s_i) (R - own), if own is kept. So what keeps the mean of equal hosts keeps the mean over all ranks.
 // Wire: as above per host; within hosts N elements for the mean and 3 |Q(N)| bytes to every member.
 #include <stdlib.h>
 #include <string.h>
 
-#include "collective/passages.h"
+#include "collective/pipelines.h"
 #include "primitive/coded.h"
 #include "primitive/peers.h"
 #include "run/hierarchy.h"
-#include "run/levels.h"
+#include "run/two_level.h"
 
 enum { PIECES = 32 };       // segments that hosts have under way at once, at most: what a long line holds
 
 struct d_lp_s {
-    struct run *run;
+    struct executor_context *run;
     const struct work *op;
     struct encoder encoder;
     struct codes codes;
@@ -152,7 +152,7 @@ static void act(void *arg, const struct step *step, unsigned char *const *spaces
 }
 
 // Among n in the ring, of which this rank or its host is `me`. The lists are still to come.
-static struct d_lp_s d_lp_s_of(struct run *run, const struct work *op, int n, int me)
+static struct d_lp_s d_lp_s_of(struct executor_context *run, const struct work *op, int n, int me)
 {
     const size_t element = bhvd_dtype_size(op->tensors[0].dtype);
     struct d_lp_s x = {
@@ -174,7 +174,7 @@ static void make_plan(struct d_lp_s *x, const struct group *group, const struct 
     const size_t longest = encoder_size(&x->encoder, segments_part(&x->codes.cut, 0, 0).count);
     x->codes.arg = &x->encoder;
     codes_in_scratch(&x->codes, 1, (size_t)x->peers.count, longest, &x->run->wire);
-    plan->material = (struct material){.act = act, .arg = x, .state = work_state(x->op)};
+    plan->operands = (struct operands){.act = act, .arg = x, .state = work_state(x->op)};
     if (ready)
         coded_use_ready(&x->codes, plan, ready);
     schedule_exchange(schedule, &x->codes, x->peers.index, x->peers.count);
@@ -182,13 +182,13 @@ static void make_plan(struct d_lp_s *x, const struct group *group, const struct 
 
 // ------------------------------------------------------------------------------------------------------------ of hosts
 
-// Weights of mixes, as they are between these hosts: what a smaller neighbour's replica loses is the own one's.
+// Weights of mixes, as they are between these hosts: what a smaller neighbor's replica loses is the own one's.
 static void weigh(const struct hierarchy *h, const struct peers *peers, double *weights)
 {
     const double own = hierarchy_members_of(h, h->host);
     for (int side = 0; side < 2 && peers->count; side++) {
-        const int neighbour = peers->index[side ? peers->count - 1 : 0];
-        const double share = hierarchy_members_of(h, neighbour) / own;
+        const int neighbor = peers->index[side ? peers->count - 1 : 0];
+        const double share = hierarchy_members_of(h, neighbor) / own;
         if (share < 1) {
             weights[1] += (1 - share) * weights[2 + side];
             weights[2 + side] *= share;
@@ -204,9 +204,9 @@ struct piece {
     unsigned char *codes;
 };
 
-// A task in two levels (run/levels.h).
+// A task in two levels (run/two_level.h).
 struct host_ring {
-    struct levels levels;
+    struct two_level two_level;
     struct d_lp_s all;
     const struct group *group;
     int leaders[PEERS_MAX];             // of the peers: positions in the group
@@ -214,14 +214,14 @@ struct host_ring {
     struct span_list list;              // of the piece that is being reduced, from values to their mean
     struct fusion_buffer memory;
     size_t code_nbytes;                 // bytes that a code has at most
-    struct allreduce_passage reducing;
-    struct broadcast_passage spreading;
+    struct allreduce_pipeline reducing;
+    struct broadcast_pipeline spreading;
     struct piece pieces[PIECES];
 };
 
-static struct piece *piece_at(struct host_ring *ring, size_t number) { return &ring->pieces[number % ring->levels.depth]; }
+static struct piece *piece_at(struct host_ring *ring, size_t number) { return &ring->pieces[number % ring->two_level.depth]; }
 
-static struct passage *reduce(struct run *run, struct levels *l, size_t number)
+static struct pipeline *reduce(struct executor_context *run, struct two_level *l, size_t number)
 {
     struct host_ring *ring = (struct host_ring *)l;
     struct piece *piece = piece_at(ring, number);
@@ -244,10 +244,10 @@ static struct passage *reduce(struct run *run, struct levels *l, size_t number)
     ring->list.count = (size_t)(next - ring->list.spans);
     ring->list.nbytes = piece->mean.nbytes;
     allreduce_begin(&ring->reducing, run, l->local, l->lane, &ring->mean, &ring->list);
-    return &ring->reducing.passage;
+    return &ring->reducing.pipeline;
 }
 
-static bhvd_status cross(struct run *run, struct levels *l, size_t number, struct plan *plan)
+static bhvd_status cross(struct executor_context *run, struct two_level *l, size_t number, struct plan *plan)
 {
     struct host_ring *ring = (struct host_ring *)l;
     struct piece *piece = piece_at(ring, number);
@@ -255,22 +255,22 @@ static bhvd_status cross(struct run *run, struct levels *l, size_t number, struc
     if (l->local->rank)
         return BHVD_OK;
     schedule_exchange(plan_begin(plan, ring->group), &piece->x.codes, ring->leaders, piece->x.peers.count);
-    plan->material = (struct material){.output = piece->codes, .act = act, .arg = &piece->x};
+    plan->operands = (struct operands){.output = piece->codes, .act = act, .arg = &piece->x};
     return BHVD_OK;
 }
 
 // What the leader has goes to the other members ...
-static struct passage *spread(struct run *run, struct levels *l, size_t number)
+static struct pipeline *spread(struct executor_context *run, struct two_level *l, size_t number)
 {
     struct host_ring *ring = (struct host_ring *)l;
     unsigned char *codes = piece_at(ring, number)->codes;
     const size_t nbytes = (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
     broadcast_begin(&ring->spreading, run, l->local, l->lane, 0, codes, codes, nbytes);
-    return &ring->spreading.passage;
+    return &ring->spreading.pipeline;
 }
 
 // ... who all do the same with it.
-static void end(struct run *run, struct levels *l, size_t number)
+static void end(struct executor_context *run, struct two_level *l, size_t number)
 {
     struct host_ring *ring = (struct host_ring *)l;
     struct piece *piece = piece_at(ring, number);
@@ -278,7 +278,7 @@ static void end(struct run *run, struct levels *l, size_t number)
     combine(&piece->x, &(struct part){0, piece->mean.nbytes}, piece->codes, piece->codes + ring->code_nbytes);
 }
 
-static void destroy(struct run *run, struct levels *l)
+static void destroy(struct executor_context *run, struct two_level *l)
 {
     struct host_ring *ring = (struct host_ring *)l;
     fusion_return(&run->fusion, &ring->memory);
@@ -287,10 +287,10 @@ static void destroy(struct run *run, struct levels *l)
     span_list_fini(&ring->all.results);
 }
 
-static const struct levels_form FORM = {.reduce = reduce, .cross = cross, .spread = spread, .end = end, .destroy = destroy};
+static const struct two_level_form FORM = {.reduce = reduce, .cross = cross, .spread = spread, .end = end, .destroy = destroy};
 
 // Room for means and codes. False: no memory.
-static bool lay_out(struct run *run, struct host_ring *ring)
+static bool lay_out(struct executor_context *run, struct host_ring *ring)
 {
     struct codes *codes = &ring->all.codes;
     const size_t longest = segments_part(&codes->cut, 0, 0).count, spans = ring->all.list.count;
@@ -304,9 +304,9 @@ static bool lay_out(struct run *run, struct host_ring *ring)
     codes->received.each = ring->code_nbytes;
     const size_t room = mean + (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
     ring->list = (struct span_list){.spans = malloc(spans * sizeof(struct span)), .capacity = spans};
-    if (!ring->list.spans || !fusion_borrow(&run->fusion, ring->levels.depth * room, &ring->memory))
+    if (!ring->list.spans || !fusion_borrow(&run->fusion, ring->two_level.depth * room, &ring->memory))
         return false;
-    for (size_t i = 0; i < ring->levels.depth; i++) {
+    for (size_t i = 0; i < ring->two_level.depth; i++) {
         unsigned char *place = (unsigned char *)ring->memory.data + i * room;
         ring->pieces[i].mean = (struct span){place, place, 0};
         ring->pieces[i].codes = place + mean;
@@ -315,13 +315,13 @@ static bool lay_out(struct run *run, struct host_ring *ring)
 }
 
 // Takes the lists.
-static bhvd_status plan_hosts(struct run *run, struct group *group, const struct work *op, struct span_list *list,
+static bhvd_status plan_hosts(struct executor_context *run, struct group *group, const struct work *op, struct span_list *list,
                               struct span_list *results, struct plan *plan)
 {
     const struct hierarchy *h = group->hierarchy;       // NULL: one host
     struct group *local = h ? h->local : group;
     struct d_lp_s x = d_lp_s_of(run, op, h ? h->hosts : 1, h ? h->host : 0);
-    struct host_ring *ring = levels_create(run, sizeof *ring, &FORM, local, list->nbytes, segments_in_chunk(&x.codes.cut), PIECES);
+    struct host_ring *ring = two_level_create(run, sizeof *ring, &FORM, local, list->nbytes, segments_in_chunk(&x.codes.cut), PIECES);
     if (!ring)
         return run->failure.status;
     if (h && op->replicas[0]) {
@@ -336,8 +336,8 @@ static bhvd_status plan_hosts(struct run *run, struct group *group, const struct
     ring->all = x;
     ring->group = group;
     ring->mean = reduction_of(&run->kernels, KERNEL_SUM, x.encoder.dtype, 1.0, 1.0 / local->size);
-    ring->levels.task.state = work_state(op);
-    return levels_plan(run, &ring->levels, lay_out(run, ring), plan);
+    ring->two_level.task.state = work_state(op);
+    return two_level_plan(run, &ring->two_level, lay_out(run, ring), plan);
 }
 
 // --------------------------------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ static void d_lp_s_free(void *arg)
     free(x);
 }
 
-bhvd_status d_lp_s(struct run *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan,
+bhvd_status d_lp_s(struct executor_context *run, struct group *group, struct work *op, const struct ready_codes *ready, struct plan *plan,
                    struct bhvd_error *error)
 {
     struct span_list list = {0}, results = {0};

@@ -35,7 +35,7 @@ size_t encoder_stride(const struct encoder *e, size_t count) { return encoder_al
 
 // error -= decoded, where that is finite: a NaN or Inf is for the user to see in the result, once; fed back it would never
 // go away.
-static void keep_lost(float *restrict error, const float *restrict decoded, size_t count)
+static void update_residual(float *restrict error, const float *restrict decoded, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         float difference = error[i] - decoded[i];
@@ -68,5 +68,5 @@ void encoder_encode(const struct encoder *e, unsigned char *code, const void *va
         e->codec->decode(e->value, code, count, &options);
         kernels->to_float[e->dtype](e->wide, e->value, count);
     }
-    keep_lost(error, e->wide, count);
+    update_residual(error, e->wide, count);
 }

@@ -38,7 +38,7 @@ struct peers peers_of(bhvd_topology topology, int n, int i, int round)
                                                                  : shift_one(n, i, round);
         return (struct peers){.count = peer != i, .index = {peer}, .times = 1};
     }
-    // In a ring of two the neighbour stands on both sides, and counts twice.
+    // In a ring of two the neighbor stands on both sides, and counts twice.
     return (struct peers){.count = n > 2 ? 2 : n - 1, .index = {(i + n - 1) % n, (i + 1) % n}, .times = n == 2 ? 2 : 1};
 }
 

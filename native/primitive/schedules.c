@@ -1,6 +1,6 @@
 #include "primitive/schedules.h"
 
-// Three segments keep processor and wire of neighbours busy. On a long line as much must be under way as it holds, and as much again,
+// Three segments keep processor and wire of neighbors busy. On a long line as much must be under way as it holds, and as much again,
 // since slots are freed in their order.
 enum { SLOTS = 3, SLOTS_MAX = 64, SLOTS_NBYTES = 8 << 20 };
 

@@ -10,7 +10,7 @@ enum {
 };
 
 // A step on its way.
-struct flown {
+struct step_state {
     struct transfer transfer;
     uint32_t number;            // of the message
     int waits;                  // for so many others
@@ -18,73 +18,73 @@ struct flown {
     int first;                  // edge to one that waits for this
 };
 
-struct flight {
-    struct flight *next;
-    struct run *run;
+struct running_schedule {
+    struct running_schedule *next;
+    struct executor_context *run;
     const struct group *group;
     struct schedule schedule;
-    struct material material;
+    struct operands operands;
     struct vector vector;
     unsigned char *spaces[SPACE_COUNT];
     struct fusion_buffer memory;            // of vector and scratch
-    struct flown *steps;
+    struct step_state *steps;
     int *ready;                             // local steps that nothing is waited for, in order
     int ready_begin, ready_end;
     int left;                               // steps that are not done
     struct transfer_queue moved;            // transfers that are done
-    uint64_t execution;                     // its number, or LINK_MEETING and an id
+    uint64_t execution;                     // its number, or LINK_PAIRWISE and an id
     bool is_urgent;                         // so little that it need not wait behind others' messages
     void (*ended)(void *arg, bhvd_status status);
     void *arg;
 };
 
-static unsigned char *at(const struct flight *flight, struct place place) { return place_among(flight->spaces, place); }
+static unsigned char *at(const struct running_schedule *running, struct place place) { return place_among(running->spaces, place); }
 
 // ------------------------------------------------------------------------------------------------------------- memory
 
 static size_t aligned(size_t size) { return (size + 63) / 64 * 64; }
 
 // Lays the vector out, in the place of the result where there is only one, and the scratch.
-static bool take_memory(struct flight *flight)
+static bool take_memory(struct running_schedule *running)
 {
-    const size_t *nbytes = flight->schedule.space_nbytes;
-    const struct span_list *list = flight->material.list;
+    const size_t *nbytes = running->schedule.space_nbytes;
+    const struct span_list *list = running->operands.list;
     const bool packed = list && (list->count != 1 || !list->spans[0].dst);
     const size_t vector = !list || packed ? aligned(nbytes[IN_VECTOR]) : 0, total = vector + aligned(nbytes[IN_SCRATCH]);
-    if (total && !fusion_borrow(&flight->run->fusion, total, &flight->memory))
+    if (total && !fusion_borrow(&running->run->fusion, total, &running->memory))
         return false;
-    flight->spaces[IN_INPUT] = (unsigned char *)flight->material.input;
-    flight->spaces[IN_OUTPUT] = flight->material.output;
-    flight->spaces[IN_VECTOR] = list && !packed ? list->spans[0].dst : flight->memory.data;
-    flight->spaces[IN_SCRATCH] = (unsigned char *)flight->memory.data + vector;
-    flight->vector = (struct vector){flight->spaces[IN_VECTOR], list, bhvd_dtype_size(flight->material.reduction.dtype), packed};
+    running->spaces[IN_INPUT] = (unsigned char *)running->operands.input;
+    running->spaces[IN_OUTPUT] = running->operands.output;
+    running->spaces[IN_VECTOR] = list && !packed ? list->spans[0].dst : running->memory.data;
+    running->spaces[IN_SCRATCH] = (unsigned char *)running->memory.data + vector;
+    running->vector = (struct vector){running->spaces[IN_VECTOR], list, bhvd_dtype_size(running->operands.reduction.dtype), packed};
     return true;
 }
 
-static void end_meeting(const struct flight *flight)
+static void end_pairwise(const struct running_schedule *running)
 {
-    for (int i = 0; i < flight->schedule.count; i++) {
-        const struct step *step = &flight->schedule.steps[i];
+    for (int i = 0; i < running->schedule.count; i++) {
+        const struct step *step = &running->schedule.steps[i];
         if (step->kind == STEP_SEND || step->kind == STEP_RECEIVE)
-            link_end_meeting(group_link(flight->run, flight->group, step->peer), flight->execution);
+            link_end_pairwise(group_link(running->run, running->group, step->peer), running->execution);
     }
 }
 
-static void flight_free(struct flight *flight)
+static void running_free(struct running_schedule *running)
 {
-    fusion_return(&flight->run->fusion, &flight->memory);
-    schedule_fini(&flight->schedule);
-    free(flight->steps);
-    free(flight->ready);
-    free(flight);
+    fusion_return(&running->run->fusion, &running->memory);
+    schedule_fini(&running->schedule);
+    free(running->steps);
+    free(running->ready);
+    free(running);
 }
 
-static void unlink_flight(struct executor *executor, const struct flight *flight)
+static void unlink_running(struct executor *executor, const struct running_schedule *running)
 {
-    for (struct flight **f = &executor->head; *f; f = &(*f)->next) {
-        if (*f == flight) {
-            *f = flight->next;
-            if (!flight->next)
+    for (struct running_schedule **f = &executor->head; *f; f = &(*f)->next) {
+        if (*f == running) {
+            *f = running->next;
+            if (!running->next)
                 executor->tail = f;
             return;
         }
@@ -93,90 +93,90 @@ static void unlink_flight(struct executor *executor, const struct flight *flight
 
 // -------------------------------------------------------------------------------------------------------------- steps
 
-static void post(struct flight *flight, int index)
+static void post(struct running_schedule *running, int index)
 {
-    const struct step *step = &flight->schedule.steps[index];
-    struct flown *flown = &flight->steps[index];
-    struct link *link = group_link(flight->run, flight->group, step->peer);
+    const struct step *step = &running->schedule.steps[index];
+    struct step_state *state = &running->steps[index];
+    struct link *link = group_link(running->run, running->group, step->peer);
     if (step->kind == STEP_SEND)
-        link_send_numbered(link, flight->execution, flown->number, &flown->transfer, at(flight, step->from), step->nbytes,
-                           &flight->moved, flight->is_urgent);
+        link_send_numbered(link, running->execution, state->number, &state->transfer, at(running, step->from), step->nbytes,
+                           &running->moved, running->is_urgent);
     else
-        link_recv_numbered(link, flight->execution, flown->number, &flown->transfer, at(flight, step->to), step->nbytes,
-                           &flight->moved);
+        link_recv_numbered(link, running->execution, state->number, &state->transfer, at(running, step->to), step->nbytes,
+                           &running->moved);
 }
 
 // Nothing is waited for any more.
-static void begin(struct flight *flight, int index)
+static void begin(struct running_schedule *running, int index)
 {
-    const enum step_kind kind = flight->schedule.steps[index].kind;
+    const enum step_kind kind = running->schedule.steps[index].kind;
     if (kind == STEP_SEND || kind == STEP_RECEIVE)
-        post(flight, index);
+        post(running, index);
     else
-        flight->ready[flight->ready_end++] = index;
+        running->ready[running->ready_end++] = index;
 }
 
-static void end(struct flight *flight, int index)
+static void end(struct running_schedule *running, int index)
 {
-    flight->left--;
-    for (int edge = flight->steps[index].first; edge != STEP_NONE;) {
+    running->left--;
+    for (int edge = running->steps[index].first; edge != STEP_NONE;) {
         const int waiting = edge / STEP_WAITS;
-        edge = flight->steps[waiting].next[edge % STEP_WAITS];
-        if (--flight->steps[waiting].waits == 0)
-            begin(flight, waiting);
+        edge = running->steps[waiting].next[edge % STEP_WAITS];
+        if (--running->steps[waiting].waits == 0)
+            begin(running, waiting);
     }
 }
 
-static void act(const struct flight *flight, const struct step *step)
+static void act(const struct running_schedule *running, const struct step *step)
 {
-    const struct reduction *reduction = &flight->material.reduction;
-    const size_t count = flight->vector.element ? step->nbytes / flight->vector.element : 0;
+    const struct reduction *reduction = &running->operands.reduction;
+    const size_t count = running->vector.element ? step->nbytes / running->vector.element : 0;
     switch (step->kind) {
     case STEP_LOAD:
-        vector_load(&flight->vector, reduction, step->to.at, step->nbytes);
+        vector_load(&running->vector, reduction, step->to.at, step->nbytes);
         break;
     case STEP_REDUCE:
-        reduction->reduce(at(flight, step->to), at(flight, step->from), at(flight, step->other), count);
+        reduction->reduce(at(running, step->to), at(running, step->from), at(running, step->other), count);
         break;
     case STEP_SCALE:
         if (reduction->postscale != 1.0)
-            reduction->scale(at(flight, step->to), at(flight, step->to), reduction->postscale, count);
+            reduction->scale(at(running, step->to), at(running, step->to), reduction->postscale, count);
         break;
     case STEP_STORE:
-        vector_store(&flight->vector, step->from.at, step->nbytes);
+        vector_store(&running->vector, step->from.at, step->nbytes);
         break;
     case STEP_COPY:
-        if (at(flight, step->to) != at(flight, step->from))
-            span_copy(at(flight, step->to), at(flight, step->from), step->nbytes);
+        if (at(running, step->to) != at(running, step->from))
+            span_copy(at(running, step->to), at(running, step->from), step->nbytes);
         break;
     case STEP_ENCODE:
     case STEP_RECODE:
     case STEP_DECODE:
     case STEP_COMBINE:
-        flight->material.act(flight->material.arg, step, flight->spaces);
+        running->operands.act(running->operands.arg, step, running->spaces);
         break;
     default:
         break;
     }
 }
 
-static bool advance(struct flight *flight)
+static bool advance(struct running_schedule *running)
 {
     bool progress = false;
-    for (struct transfer *moved; (moved = transfer_queue_pop(&flight->moved)); progress = true)
-        end(flight, (int)((struct flown *)moved - flight->steps));
-    for (size_t nbytes = 0; flight->ready_begin < flight->ready_end && nbytes < LOCAL_BYTES && !flight->run->failure.status;
+    for (struct transfer *moved; (moved = transfer_queue_pop(&running->moved)); progress = true)
+        end(running, (int)((struct step_state *)moved - running->steps));
+    for (size_t nbytes = 0; running->ready_begin < running->ready_end && nbytes < LOCAL_BYTES && !running->run->failure.status;
          progress = true) {
-        const int index = flight->ready[flight->ready_begin++];
-        const struct step *step = &flight->schedule.steps[index];
-        act(flight, step);
-        end(flight, index);
+        const int index = running->ready[running->ready_begin++];
+        const struct step *step = &running->schedule.steps[index];
+        act(running, step);
+        end(running, index);
         nbytes += step->values.nbytes ? step->values.nbytes : step->nbytes;
     }
     return progress;
 }
 
-// ------------------------------------------------------------------------------------------------------------ flights
+// ------------------------------------------------------------------------------------------------------------ running schedules
 
 static bool moves_little(const struct schedule *schedule)
 {
@@ -187,99 +187,101 @@ static bool moves_little(const struct schedule *schedule)
 }
 
 // Who waits for whom, and the numbers of the messages.
-static void wire(struct flight *flight)
+static void wire(struct running_schedule *running)
 {
-    for (int i = 0; i < flight->schedule.count; i++)
-        flight->steps[i] = (struct flown){.first = STEP_NONE};
+    for (int i = 0; i < running->schedule.count; i++)
+        running->steps[i] = (struct step_state){.first = STEP_NONE};
     // Backwards, so that those that wait for one step begin in the order in which they were written.
-    for (int i = flight->schedule.count - 1; i >= 0; i--) {
+    for (int i = running->schedule.count - 1; i >= 0; i--) {
         for (int w = STEP_WAITS - 1; w >= 0; w--) {
-            const int before = flight->schedule.steps[i].after[w];
+            const int before = running->schedule.steps[i].after[w];
             if (before == STEP_NONE)
                 continue;
-            flight->steps[i].waits++;
-            flight->steps[i].next[w] = flight->steps[before].first;
-            flight->steps[before].first = STEP_WAITS * i + w;
+            running->steps[i].waits++;
+            running->steps[i].next[w] = running->steps[before].first;
+            running->steps[before].first = STEP_WAITS * i + w;
         }
     }
-    for (int i = 0; i < flight->schedule.count; i++) {
-        const struct step *step = &flight->schedule.steps[i];
-        struct flown *flown = &flight->steps[i];
+    for (int i = 0; i < running->schedule.count; i++) {
+        const struct step *step = &running->schedule.steps[i];
+        struct step_state *state = &running->steps[i];
         if (step->kind == STEP_SEND) {
-            struct link *link = group_link(flight->run, flight->group, step->peer);
-            flown->number = link_number_send(link, flight->execution);
-            run_message_bytes(flight->run, link, step->nbytes);
+            struct link *link = group_link(running->run, running->group, step->peer);
+            state->number = link_number_send(link, running->execution);
+            run_message_bytes(running->run, link, step->nbytes);
         } else if (step->kind == STEP_RECEIVE) {
-            flown->number = link_number_recv(group_link(flight->run, flight->group, step->peer), flight->execution);
+            state->number = link_number_recv(group_link(running->run, running->group, step->peer), running->execution);
         }
     }
 }
 
-static uint64_t execution_of(const struct run *run, const struct material *material)
+static uint64_t execution_of(const struct executor_context *run, const struct operands *operands)
 {
-    if (material->meeting)
-        return LINK_MEETING | material->meeting;
-    return material->execution ? material->execution : run->connections.started;
+    if (operands->pairwise)
+        return LINK_PAIRWISE | operands->pairwise;
+    return operands->execution ? operands->execution : run->connections.started;
 }
 
-bhvd_status flight_start(struct run *run, const struct group *group, struct schedule *schedule, const struct material *material,
-                         void (*ended)(void *arg, bhvd_status status), void *arg, struct flight **out)
+bhvd_status schedule_start(struct executor_context *run, const struct group *group, struct schedule *schedule,
+                           const struct operands *operands,
+                         void (*ended)(void *arg, bhvd_status status), void *arg, struct running_schedule **out)
 {
-    struct flight *flight = malloc(sizeof *flight);
+    struct running_schedule *running = malloc(sizeof *running);
     const size_t count = (size_t)schedule->count;
-    if (!flight) {
+    if (!running) {
         schedule_fini(schedule);
         return run_fail(run, BHVD_ERR_SYSTEM, "no memory for %zu steps", count);
     }
-    *flight = (struct flight){.run = run, .group = group, .schedule = *schedule, .material = *material, .left = schedule->count,
-                              .execution = execution_of(run, material),
+    *running = (struct running_schedule){.run = run, .group = group, .schedule = *schedule, .operands = *operands, .left = schedule->count,
+                              .execution = execution_of(run, operands),
                               .ended = ended, .arg = arg};
     *schedule = (struct schedule){0};
-    transfer_queue_init(&flight->moved);
-    flight->steps = malloc((count + 1) * sizeof *flight->steps);
-    flight->ready = malloc((count + 1) * sizeof *flight->ready);
-    if (flight->schedule.failed || !flight->steps || !flight->ready || !take_memory(flight)) {
-        const size_t *spaces = flight->schedule.space_nbytes, nbytes = spaces[IN_VECTOR] + spaces[IN_SCRATCH];
-        flight_free(flight);
+    transfer_queue_init(&running->moved);
+    running->steps = malloc((count + 1) * sizeof *running->steps);
+    running->ready = malloc((count + 1) * sizeof *running->ready);
+    if (running->schedule.failed || !running->steps || !running->ready || !take_memory(running)) {
+        const size_t *spaces = running->schedule.space_nbytes, nbytes = spaces[IN_VECTOR] + spaces[IN_SCRATCH];
+        running_free(running);
         return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes and %zu steps", nbytes, count);
     }
-    flight->is_urgent = moves_little(&flight->schedule);
-    wire(flight);
-    *run->executor.tail = flight;
-    run->executor.tail = &flight->next;
+    running->is_urgent = moves_little(&running->schedule);
+    wire(running);
+    *run->executor.tail = running;
+    run->executor.tail = &running->next;
     if (out)
-        *out = flight;
-    for (int i = 0; i < flight->schedule.count; i++) {
-        const struct step *step = &flight->schedule.steps[i];
+        *out = running;
+    for (int i = 0; i < running->schedule.count; i++) {
+        const struct step *step = &running->schedule.steps[i];
         if (step->after[0] == STEP_NONE && step->after[1] == STEP_NONE)
-            begin(flight, i);
+            begin(running, i);
     }
-    advance(flight);
+    advance(running);
     return BHVD_OK;
 }
 
-bool flight_is_over(const struct flight *flight) { return flight->left == 0; }
+bool schedule_is_over(const struct running_schedule *running) { return running->left == 0; }
 
-static int is_over(struct run *run, void *flight)
+static int is_over(struct executor_context *run, void *running)
 {
     (void)run;
-    return flight_is_over(flight);
+    return schedule_is_over(running);
 }
 
-void flight_drop(struct run *run, struct flight *flight)
+void schedule_drop(struct executor_context *run, struct running_schedule *running)
 {
-    unlink_flight(&run->executor, flight);
-    flight_free(flight);
+    unlink_running(&run->executor, running);
+    running_free(running);
 }
 
-bhvd_status flight_run(struct run *run, const struct group *group, struct schedule *schedule, const struct material *material)
+bhvd_status schedule_execute(struct executor_context *run, const struct group *group, struct schedule *schedule,
+                             const struct operands *operands)
 {
-    struct flight *flight;
-    bhvd_status status = flight_start(run, group, schedule, material, NULL, NULL, &flight);
+    struct running_schedule *running;
+    bhvd_status status = schedule_start(run, group, schedule, operands, NULL, NULL, &running);
     if (status)
         return status;
-    status = run_until(run, is_over, flight, -1);
-    flight_drop(run, flight);
+    status = run_until(run, is_over, running, -1);
+    schedule_drop(run, running);
     return status;
 }
 
@@ -293,95 +295,95 @@ struct schedule *plan_begin(struct plan *plan, const struct group *group)
     return &plan->schedule;
 }
 
-bhvd_status plan_run(struct run *run, struct plan *plan)
+bhvd_status plan_execute(struct executor_context *run, struct plan *plan)
 {
     struct task *task = plan->task;
     plan->task = NULL;
-    bhvd_status status = task ? task_run(run, task) : flight_run(run, plan->group, &plan->schedule, &plan->material);
+    bhvd_status status = task ? task_execute(run, task) : schedule_execute(run, plan->group, &plan->schedule, &plan->operands);
     plan_fini(run, plan);
     return status;
 }
 
-void plan_fini(struct run *run, struct plan *plan)
+void plan_fini(struct executor_context *run, struct plan *plan)
 {
     if (plan->task)
         plan->task->destroy(run, plan->task);
     schedule_fini(&plan->schedule);
     span_list_fini(&plan->list);
     if (plan->release)
-        plan->release(plan->material.arg);
+        plan->release(plan->operands.arg);
     *plan = (struct plan){0};
 }
 
 // ----------------------------------------------------------------------------------------------------------- executor
 
-static void end_flight(struct run *run, struct flight *flight, bhvd_status status)
+static void end_running(struct executor_context *run, struct running_schedule *running, bhvd_status status)
 {
-    void (*ended)(void *, bhvd_status) = flight->ended;
-    void *arg = flight->arg;
-    if (flight->execution & LINK_MEETING)
-        end_meeting(flight);
-    unlink_flight(&run->executor, flight);
-    flight_free(flight);
+    void (*ended)(void *, bhvd_status) = running->ended;
+    void *arg = running->arg;
+    if (running->execution & LINK_PAIRWISE)
+        end_pairwise(running);
+    unlink_running(&run->executor, running);
+    running_free(running);
     ended(arg, status);
 }
 
-bool executor_advance(struct run *run)
+bool executor_advance(struct executor_context *run)
 {
     bool progress = false;
-    for (struct flight *flight = run->executor.head, *next; flight && !run->failure.status; flight = next) {
-        progress |= advance(flight);
-        next = flight->next;
-        if (flight->left == 0 && flight->ended) {
-            end_flight(run, flight, BHVD_OK);
+    for (struct running_schedule *running = run->executor.head, *next; running && !run->failure.status; running = next) {
+        progress |= advance(running);
+        next = running->next;
+        if (running->left == 0 && running->ended) {
+            end_running(run, running, BHVD_OK);
             progress = true;
         }
     }
     return tasks_advance(run) || progress;
 }
 
-void executor_abort(struct run *run)
+void executor_abort(struct executor_context *run)
 {
     tasks_abort(run);
-    for (struct flight *flight = run->executor.head, *next; flight; flight = next) {
-        next = flight->next;
-        if (flight->ended)
-            end_flight(run, flight, run->failure.status);
+    for (struct running_schedule *running = run->executor.head, *next; running; running = next) {
+        next = running->next;
+        if (running->ended)
+            end_running(run, running, run->failure.status);
     }
 }
 
-bool executor_has_state(const struct run *run, const void *state)
+bool executor_has_state(const struct executor_context *run, const void *state)
 {
-    const struct flight *flight = run->executor.head;
-    while (flight && !(state && flight->material.state == state))
-        flight = flight->next;
-    return flight || tasks_have_state(run, state);
+    const struct running_schedule *running = run->executor.head;
+    while (running && !(state && running->operands.state == state))
+        running = running->next;
+    return running || tasks_have_state(run, state);
 }
 
-bool executor_has_group(const struct run *run, const struct group *group)
+bool executor_has_group(const struct executor_context *run, const struct group *group)
 {
-    const struct flight *flight = run->executor.head;
-    while (flight && flight->group != group)
-        flight = flight->next;
-    return flight;
+    const struct running_schedule *running = run->executor.head;
+    while (running && running->group != group)
+        running = running->next;
+    return running;
 }
 
-uint64_t executor_oldest(const struct run *run)
+uint64_t executor_oldest(const struct executor_context *run)
 {
-    const struct flight *flight = run->executor.head;
-    while (flight && flight->execution & LINK_MEETING)
-        flight = flight->next;
-    const struct task *task = run->executor.tasks;      // whose flights start later than it does
-    if (!flight || !task)
-        return flight ? flight->execution : task ? task->execution : 0;
-    return flight->execution < task->execution ? flight->execution : task->execution;
+    const struct running_schedule *running = run->executor.head;
+    while (running && running->execution & LINK_PAIRWISE)
+        running = running->next;
+    const struct task *task = run->executor.tasks;      // whose running schedules start later than it does
+    if (!running || !task)
+        return running ? running->execution : task ? task->execution : 0;
+    return running->execution < task->execution ? running->execution : task->execution;
 }
 
-void executor_fini(struct run *run)
+void executor_fini(struct executor_context *run)
 {
     while (run->executor.head) {
-        struct flight *flight = run->executor.head;
-        unlink_flight(&run->executor, flight);
-        flight_free(flight);
+        struct running_schedule *running = run->executor.head;
+        unlink_running(&run->executor, running);
+        running_free(running);
     }
 }

@@ -13,34 +13,34 @@ struct group {
     bool shared;
     int32_t *local_indices;     // by position
     uint64_t first_block;       // of this group in its area, beyond all of an older one
-    uint64_t block[HOST_LANES]; // the next one of each lane, equal on all members between two passages (shared.h)
-    int lane;                   // of the passage that a step is being done of
-    const void *users[HOST_LANES];      // whose passages go there; NULL: nobody's that goes on beside others
+    uint64_t block[HOST_LANES]; // the next one of each lane, equal on all members between two pipelines (shared.h)
+    int lane;                   // of the pipeline that a step is being done of
+    const void *users[HOST_LANES];      // whose pipelines go there; NULL: nobody's that goes on beside others
     struct hierarchy *hierarchy;        // hierarchy.h; NULL: one host, or no host holds two members
 };
 
 // The group of these global ranks, of which this one is at position `rank`, without a hierarchy; on one host it shares an area
 // if there is one of this id. False: no memory, and nothing is left.
-bool group_init(struct group *group, const struct run *run, const int32_t *ranks, int size, int rank, int id,
+bool group_init(struct group *group, const struct executor_context *run, const int32_t *ranks, int size, int rank, int id,
                 uint64_t first_block);
 void group_fini(struct group *group);      // after hierarchy_destroy
 
 // The link to a member, by its position.
-static inline struct link *group_link(struct run *run, const struct group *group, int index)
+static inline struct link *group_link(struct executor_context *run, const struct group *group, int index)
 {
     return &run->connections.links[group->ranks[index]];
 }
 
 // The running execution's next message to / from a member.
-static inline void group_send(struct run *run, const struct group *group, int index, struct transfer *transfer,
+static inline void group_send(struct executor_context *run, const struct group *group, int index, struct transfer *transfer,
                               const void *buffer, size_t size)
 {
     run_message_bytes(run, group_link(run, group, index), size);
     link_post_send(group_link(run, group, index), (uint32_t)run->connections.started, transfer, buffer, size);
 }
 
-static inline void group_receive(struct run *run, const struct group *group, int index, struct transfer *transfer, void *buffer,
-                                 size_t size)
+static inline void group_receive(struct executor_context *run, const struct group *group, int index, struct transfer *transfer,
+                                 void *buffer, size_t size)
 {
     link_post_recv(group_link(run, group, index), (uint32_t)run->connections.started, transfer, buffer, size);
 }

@@ -1,11 +1,11 @@
-// Looking at the links for which there is something to do; transport/watch.h says which.
+// Looking at the links for which there is something to do; transport/poller.h says which.
 #include <errno.h>
 #include <string.h>
 
 #include "run/executor.h"
 #include "transport/socket.h"
 
-static void fail_link(struct run *run, const struct link *link, bhvd_status status)
+static void fail_link(struct executor_context *run, const struct link *link, bhvd_status status)
 {
     if (status == BHVD_ERR_PEER_LOST)
         run_blame(run, status, BHVD_CAUSE_ENDED, link->rank, "rank %d was lost: its process ended or became unreachable without "
@@ -14,22 +14,22 @@ static void fail_link(struct run *run, const struct link *link, bhvd_status stat
         run_fail_protocol(run, link->rank);
 }
 
-static void fail_left(struct run *run, const struct link *link)
+static void fail_left(struct executor_context *run, const struct link *link)
 {
     run_blame(run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, link->rank, "rank %d left the job while an operation still needed it",
               link->rank);
 }
 
 // Whatever may have changed what the kernel is to tell of it.
-static void update(struct run *run, struct link *link)
+static void update(struct executor_context *run, struct link *link)
 {
-    if (!run->failure.status && watch_update(&run->connections.watch, link))
+    if (!run->failure.status && poller_update(&run->connections.poller, link))
         run_fail(run, BHVD_ERR_SYSTEM, "the connection to rank %d cannot be watched: %s%s", link->rank, strerror(errno),
                  socket_remedy(errno));
 }
 
 // A link that a message was to go over could not be opened.
-static void fail_opening(struct run *run, const struct link *link, const struct bhvd_error *error)
+static void fail_opening(struct executor_context *run, const struct link *link, const struct bhvd_error *error)
 {
     if (link->state == LINK_LEFT)
         fail_left(run, link);
@@ -41,7 +41,7 @@ static void fail_opening(struct run *run, const struct link *link, const struct 
         run_fail_with(run, error);
 }
 
-static void take_arrivals(struct run *run)
+static void take_arrivals(struct executor_context *run)
 {
     struct bhvd_error error;
     for (struct link *link; !run->failure.status && connections_have_arrivals(&run->connections);) {
@@ -57,11 +57,11 @@ static void take_arrivals(struct run *run)
     }
 }
 
-static bool advance(struct run *run, struct link *link, bool by_socket)
+static bool advance(struct executor_context *run, struct link *link, bool by_socket)
 {
     bool moved = false;
     uint64_t payload_before = link->payload_sent + link->payload_received;
-    bhvd_status status = link_advance(link, run->duties->on_frame, run->owner, &moved);
+    bhvd_status status = link_advance(link, run->callbacks->on_frame, run->owner, &moved);
     uint64_t payload = link->payload_sent + link->payload_received - payload_before;
     run->messages_moved += payload;
     if (status) {
@@ -71,7 +71,7 @@ static bool advance(struct run *run, struct link *link, bool by_socket)
         fail_left(run, link);
     }
     if (payload && by_socket)
-        atomic_fetch_add_explicit(&run->connections.bell.word->activity, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&run->connections.doorbell.word->activity, 1, memory_order_relaxed);
     return moved;
 }
 
@@ -86,12 +86,12 @@ static bool has_something(struct link *link, bool look_at_sockets)
     return false;
 }
 
-static bool walk(struct run *run, bool look_at_sockets)
+static bool walk(struct executor_context *run, bool look_at_sockets)
 {
-    const struct watch *watch = &run->connections.watch;
+    const struct poller *poller = &run->connections.poller;
     bool progress = false;
-    for (int i = 0; i < watch->walked_count && !run->failure.status; i++) {
-        struct link *link = watch->walked[i];
+    for (int i = 0; i < poller->walked_count && !run->failure.status; i++) {
+        struct link *link = poller->walked[i];
         const enum link_state state = link->state;
         if (!has_something(link, look_at_sockets))
             continue;
@@ -103,9 +103,9 @@ static bool walk(struct run *run, bool look_at_sockets)
 }
 
 // Those that are noted now; what their messages lead to is for the next time.
-static bool advance_due(struct run *run)
+static bool advance_due(struct executor_context *run)
 {
-    struct link_queue *due = &run->connections.watch.due, now = *due;
+    struct link_queue *due = &run->connections.poller.due, now = *due;
     bool progress = false;
     if (!now.head)
         return false;
@@ -123,25 +123,25 @@ static bool advance_due(struct run *run)
     return progress;
 }
 
-static void look(struct run *run)
+static void look(struct executor_context *run)
 {
-    struct link *gone[WATCH_EVENTS];
-    const int count = watch_look(&run->connections.watch, gone);
+    struct link *gone[POLLER_EVENTS];
+    const int count = poller_look(&run->connections.poller, gone);
     for (int i = 0; i < count && !run->failure.status; i++) {
         bool progress = false;
         if (gone[i]->state == LINK_OPEN)
-            link_hang_up(gone[i], run->duties->on_frame, run->owner, &progress);
+            link_hang_up(gone[i], run->callbacks->on_frame, run->owner, &progress);
         if (gone[i]->state == LINK_LOST)
             fail_link(run, gone[i], BHVD_ERR_PEER_LOST);
         update(run, gone[i]);
     }
 }
 
-bool run_advance_links(struct run *run, bool look_at_sockets)
+bool run_advance_links(struct executor_context *run, bool look_at_sockets)
 {
     if (connections_have_arrivals(&run->connections))
         take_arrivals(run);
-    if (look_at_sockets && run->connections.watch.socket_count)
+    if (look_at_sockets && run->connections.poller.socket_count)
         look(run);
     bool progress = walk(run, look_at_sockets);
     progress |= advance_due(run);
@@ -149,35 +149,35 @@ bool run_advance_links(struct run *run, bool look_at_sockets)
     return progress;
 }
 
-bool run_links_need_looking(const struct run *run)
+bool run_links_need_looking(const struct executor_context *run)
 {
-    for (int i = 0; i < run->connections.watch.walked_count && !run->failure.status; i++) {
-        if (link_needs_looking(run->connections.watch.walked[i]))
+    for (int i = 0; i < run->connections.poller.walked_count && !run->failure.status; i++) {
+        if (link_needs_looking(run->connections.poller.walked[i]))
             return true;
     }
     return false;
 }
 
-bool run_links_are_ready(struct run *run)
+bool run_links_are_ready(struct executor_context *run)
 {
-    for (int i = 0; i < run->connections.watch.walked_count; i++) {
-        if (link_ready(run->connections.watch.walked[i]))
+    for (int i = 0; i < run->connections.poller.walked_count; i++) {
+        if (link_ready(run->connections.poller.walked[i]))
             return true;
     }
-    return run->connections.watch.due.head || connections_have_arrivals(&run->connections) || tasks_can_advance(run);
+    return run->connections.poller.due.head || connections_have_arrivals(&run->connections) || tasks_can_advance(run);
 }
 
-bool run_links_wait_for_room(const struct run *run)
+bool run_links_wait_for_room(const struct executor_context *run)
 {
-    for (int i = 0; i < run->connections.watch.walked_count; i++) {
-        if (run->connections.watch.walked[i]->control_out.size)
+    for (int i = 0; i < run->connections.poller.walked_count; i++) {
+        if (run->connections.poller.walked[i]->control_out.size)
             return true;
     }
     return false;
 }
 
-void run_look_at_liveness(struct run *run)
+void run_look_at_liveness(struct executor_context *run)
 {
-    if (run->connections.watch.liveness_count && !run->failure.status)
+    if (run->connections.poller.liveness_count && !run->failure.status)
         look(run);
 }

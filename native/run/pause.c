@@ -19,7 +19,7 @@ static int core_count(void)
     return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-void pause_init(struct run *run)
+void pause_init(struct executor_context *run)
 {
     run->spin_limit = run->connections.local_size <= core_count() ? SPIN_ROUNDS : SPIN_ROUNDS_CROWDED;
     run->yield_limit = run->connections.local_size > 1 ? YIELD_ROUNDS : 0;
@@ -34,64 +34,64 @@ void pause_processor(void)
 #endif
 }
 
-void pause_set_bell(struct run *run, enum bell_state state)
+void pause_set_doorbell(struct executor_context *run, enum doorbell_state state)
 {
-    atomic_store(&run->connections.bell.word->state, state);
+    atomic_store(&run->connections.doorbell.word->state, state);
 }
 
 void pause_in_poll(const struct connections *c, bool links_too, int timeout_ms, bool looking)
 {
-    struct pollfd fds[] = {{.fd = c->bell.fd, .events = POLLIN}, {.fd = links_too ? c->watch.fd : -1, .events = POLLIN}};
+    struct pollfd fds[] = {{.fd = c->doorbell.fd, .events = POLLIN}, {.fd = links_too ? c->poller.fd : -1, .events = POLLIN}};
     struct timespec timeout = {timeout_ms / 1000, timeout_ms % 1000 * 1000000L};
     if (looking && timeout_ms > 0)
         timeout = (struct timespec){0, LOOK_AGAIN_NS};
     ppoll(fds, sizeof fds / sizeof fds[0], &timeout, NULL);
 }
 
-static bool computes(struct run *run) { return !atomic_load_explicit(&run->waiting, memory_order_relaxed); }
+static bool computes(struct executor_context *run) { return !atomic_load_explicit(&run->waiting, memory_order_relaxed); }
 
-bool pause_is_patient(struct run *run) { return computes(run) && run->connections.local_size == 1; }
+bool pause_is_patient(struct executor_context *run) { return computes(run) && run->connections.local_size == 1; }
 
-// Waits for an event; ready: what the caller waits for, looked at once more after the bell is set. NULL: nothing.
+// Waits for an event; ready: what the caller waits for, looked at once more after the doorbell is set. NULL: nothing.
 // True when something moved.
-static bool engine_sleep(struct run *run, int64_t deadline_ns, run_ready_fn ready, void *arg)
+static bool engine_sleep(struct executor_context *run, int64_t deadline_ns, run_ready_fn ready, void *arg)
 {
-    pause_set_bell(run, BELL_ASLEEP);
-    bool progress = run->duties->poll(run->owner, true);
-    const bool may_sleep = (!progress || pause_is_patient(run)) && !run->connections.watch.due.head;
+    pause_set_doorbell(run, DOORBELL_ASLEEP);
+    bool progress = run->callbacks->poll(run->owner, true);
+    const bool may_sleep = (!progress || pause_is_patient(run)) && !run->connections.poller.due.head;
     if (may_sleep && !run->failure.status && !(ready && ready(run, arg))) {
         int timeout = clock_remaining_ms(deadline_ns);
         if (timeout < 0 || timeout > run->sleep_ms)
             timeout = run->sleep_ms;
-        pause_in_poll(&run->connections, true, timeout, run->duties->needs_looking(run->owner));
-        bell_drain(&run->connections.bell);
+        pause_in_poll(&run->connections, true, timeout, run->callbacks->needs_looking(run->owner));
+        doorbell_drain(&run->connections.doorbell);
         run_look_at_liveness(run);
-        progress = run->duties->poll(run->owner, true);      // what came while this process was stopped counts as heard in time
-        run->duties->look_around(run->owner);
+        progress = run->callbacks->poll(run->owner, true);   // what came while this process was stopped counts as heard in time
+        run->callbacks->look_around(run->owner);
     }
-    pause_set_bell(run, BELL_AWAKE);
+    pause_set_doorbell(run, DOORBELL_AWAKE);
     return progress;
 }
 
 // No yields while this process computes: each would give a whole time slice to its own computation, and the peer waits. Who
 // sleeps gets the core back at once.
-bool pause_sleeps(struct run *run, int rounds)
+bool pause_sleeps(struct executor_context *run, int rounds)
 {
     return pause_is_patient(run) || rounds >= run->spin_limit + (computes(run) ? 0 : run->yield_limit);
 }
 
 // On a crowded machine each yield may take a time slice of every other program: the clock, and who has died, must be looked at
 // meanwhile, just after the sockets.
-static void yield(struct run *run, int rounds)
+static void yield(struct executor_context *run, int rounds)
 {
     sched_yield();
     if (rounds % SOCKET_ROUNDS == 1) {
         run_look_at_liveness(run);
-        run->duties->keep_alive(run->owner);
+        run->callbacks->keep_alive(run->owner);
     }
 }
 
-void pause_engine(struct run *run, int *rounds, int64_t deadline_ns, run_ready_fn ready, void *arg)
+void pause_engine(struct executor_context *run, int *rounds, int64_t deadline_ns, run_ready_fn ready, void *arg)
 {
     ++*rounds;
     if (pause_sleeps(run, *rounds))

@@ -12,7 +12,7 @@ static enum kernel_reduction kernel_reduction_of(bhvd_op op)
     }
 }
 
-struct reduction reduction_by(const struct run *run, const struct work *op, bhvd_dtype dtype, int size)
+struct reduction reduction_by(const struct executor_context *run, const struct work *op, bhvd_dtype dtype, int size)
 {
     // Average is a sum, with the size taken out of the second factor (one multiplication, not two).
     return reduction_of(&run->kernels, kernel_reduction_of(op->op), dtype, op->prescale_factor, work_sum_factor(op, size));

@@ -17,9 +17,9 @@ static inline struct reduction reduction_of(const struct kernel_table *kernels, 
     return (struct reduction){dtype, kernels->reduce[kind][dtype], kernels->scale[dtype], prescale, postscale};
 }
 
-struct run;
+struct executor_context;
 struct work;
 // How the values of so many ranks become one.
-struct reduction reduction_by(const struct run *run, const struct work *op, bhvd_dtype dtype, int size);
+struct reduction reduction_by(const struct executor_context *run, const struct work *op, bhvd_dtype dtype, int size);
 
 #endif

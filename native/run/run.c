@@ -4,9 +4,9 @@
 
 #include "base/status.h"
 
-void run_init(struct run *run, const struct run_duties *duties, void *owner)
+void run_init(struct executor_context *run, const struct executor_callbacks *callbacks, void *owner)
 {
-    run->duties = duties;
+    run->callbacks = callbacks;
     run->owner = owner;
     run->executor.tail = &run->executor.head;
     run->executor.tasks_tail = &run->executor.tasks;
@@ -14,15 +14,15 @@ void run_init(struct run *run, const struct run_duties *duties, void *owner)
     kernel_table_init(&run->kernels, cpu_features());
 }
 
-void run_fini(struct run *run)
+void run_fini(struct executor_context *run)
 {
     fusion_fini(&run->fusion);
     pthread_mutex_destroy(&run->failure_lock);
 }
 
-void run_after_fork(struct run *run) { pthread_mutex_init(&run->failure_lock, NULL); }
+void run_after_fork(struct executor_context *run) { pthread_mutex_init(&run->failure_lock, NULL); }
 
-bhvd_status run_fail_with(struct run *run, const struct bhvd_error *error)
+bhvd_status run_fail_with(struct executor_context *run, const struct bhvd_error *error)
 {
     pthread_mutex_lock(&run->failure_lock);
     const bool is_first = !run->failure.status;
@@ -30,11 +30,11 @@ bhvd_status run_fail_with(struct run *run, const struct bhvd_error *error)
         run->failure = *error;
     pthread_mutex_unlock(&run->failure_lock);
     if (is_first)
-        run->duties->failed(run->owner, error);
+        run->callbacks->failed(run->owner, error);
     return run->failure.status;
 }
 
-bhvd_status run_fail(struct run *run, bhvd_status status, const char *format, ...)
+bhvd_status run_fail(struct executor_context *run, bhvd_status status, const char *format, ...)
 {
     struct bhvd_error error;
     va_list args;
@@ -44,7 +44,7 @@ bhvd_status run_fail(struct run *run, bhvd_status status, const char *format, ..
     return run_fail_with(run, &error);
 }
 
-bhvd_status run_blame(struct run *run, bhvd_status status, bhvd_cause cause, int rank, const char *format, ...)
+bhvd_status run_blame(struct executor_context *run, bhvd_status status, bhvd_cause cause, int rank, const char *format, ...)
 {
     struct bhvd_error error;
     va_list args;
@@ -55,13 +55,13 @@ bhvd_status run_blame(struct run *run, bhvd_status status, bhvd_cause cause, int
     return run_fail_with(run, &error);
 }
 
-bhvd_status run_fail_protocol(struct run *run, int rank)
+bhvd_status run_fail_protocol(struct executor_context *run, int rank)
 {
     return run_blame(run, BHVD_ERR_SYSTEM, BHVD_CAUSE_PROTOCOL, rank, "rank %d sent something that breaks the protocol; "
                      "do all ranks run the same version and the same program?", rank);
 }
 
-struct bhvd_error run_failure(struct run *run)
+struct bhvd_error run_failure(struct executor_context *run)
 {
     pthread_mutex_lock(&run->failure_lock);
     struct bhvd_error failure = run->failure;

@@ -1,7 +1,7 @@
 // What executes, without what decides: links, memory shared with the host's other ranks, kernels, scratch memory, and the first
 // error. It knows positions in groups (group.h) and what is to be done (work.h), but no names, requests or coordinators.
 //
-// While an execution waits, its owner's business must go on: those are the duties, a few functions that the owner supplies.
+// While an execution waits, its owner's business must go on: those are the callbacks, a few functions that the owner supplies.
 // Thread: the engine's, but for what says otherwise.
 #ifndef BHVD_RUN_H
 #define BHVD_RUN_H
@@ -24,13 +24,13 @@ struct stillness {
 
 // The schedules under way, in the order in which they were started; and the tasks, in the order of their executions.
 struct executor {
-    struct flight *head, **tail;
+    struct running_schedule *head, **tail;
     struct task *tasks, **tasks_tail;
     struct stillness still;
 };
 
 // What goes on above while something here waits. `owner` is the run's.
-struct run_duties {
+struct executor_callbacks {
     link_frame_fn on_frame;                             // a peer's control frame; its first argument is the owner
     bool (*poll)(void *owner, bool look_at_sockets);    // one look at everything that can move, links included; did something?
     void (*keep_alive)(void *owner);                    // after looking: who is to be told that this rank lives, who was silent?
@@ -47,13 +47,13 @@ struct writes {
     int64_t least_ns[2];                // for a MiB, of those looked at last: through, past
 };
 
-struct run {
+struct executor_context {
     struct connections connections;
     struct kernel_table kernels;
     int allreduce_path;                 // enum allreduce_path (collective/collective.h)
     struct wire wire;                   // of the execution that was started last
     int timeout_ms;                     // without progress inside an execution
-    const struct run_duties *duties;
+    const struct executor_callbacks *callbacks;
     void *owner;
     pthread_mutex_t failure_lock;       // for writing `failure`, and for reading it on other threads
     struct bhvd_error failure;          // why nothing can be executed any more
@@ -73,58 +73,58 @@ struct run {
 };
 
 // Of a run that is all zeros; not its connections, which are the owner's to open and to close.
-void run_init(struct run *run, const struct run_duties *duties, void *owner);
-void run_fini(struct run *run);        // after executor_fini
+void run_init(struct executor_context *run, const struct executor_callbacks *callbacks, void *owner);
+void run_fini(struct executor_context *run);  // after executor_fini
 // In a forked child: fresh locks.
-void run_after_fork(struct run *run);
+void run_after_fork(struct executor_context *run);
 
 // Nothing can be executed any more. The first failure stays, since later ones are consequences: returns its status.
-bhvd_status run_fail(struct run *run, bhvd_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+bhvd_status run_fail(struct executor_context *run, bhvd_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 // The same, as another rank's doing.
-bhvd_status run_blame(struct run *run, bhvd_status status, bhvd_cause cause, int rank, const char *format, ...)
+bhvd_status run_blame(struct executor_context *run, bhvd_status status, bhvd_cause cause, int rank, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
-bhvd_status run_fail_with(struct run *run, const struct bhvd_error *error);
+bhvd_status run_fail_with(struct executor_context *run, const struct bhvd_error *error);
 // A peer sent something that makes no sense.
-bhvd_status run_fail_protocol(struct run *run, int rank);
+bhvd_status run_fail_protocol(struct executor_context *run, int rank);
 // For any thread.
-struct bhvd_error run_failure(struct run *run);
+struct bhvd_error run_failure(struct executor_context *run);
 
 // The others read so much here, in shared memory.
-static inline void run_shared_bytes(struct run *run, uint64_t nbytes)
+static inline void run_shared_bytes(struct executor_context *run, uint64_t nbytes)
 {
     run->payload_sent += nbytes;
     if (run->sent)
         run->sent->shm += nbytes;
 }
 // A message of the execution's: links count what they send for all.
-static inline void run_message_bytes(const struct run *run, const struct link *link, uint64_t nbytes)
+static inline void run_message_bytes(const struct executor_context *run, const struct link *link, uint64_t nbytes)
 {
     if (run->sent)
         *link_medium(link, &run->sent->shm, &run->sent->tcp, &run->sent->mpi) += nbytes;
 }
 
 // links.c. Moves what can be moved over all links. True when something did.
-bool run_advance_links(struct run *run, bool look_at_sockets);
+bool run_advance_links(struct executor_context *run, bool look_at_sockets);
 // Is something under way over a link that no descriptor tells of?
-bool run_links_need_looking(const struct run *run);
+bool run_links_need_looking(const struct executor_context *run);
 // Is there something to do that can be seen without a system call?
-bool run_links_are_ready(struct run *run);
+bool run_links_are_ready(struct executor_context *run);
 // Do frames wait for room in a ring?
-bool run_links_wait_for_room(const struct run *run);
+bool run_links_wait_for_room(const struct executor_context *run);
 // Has a rank of this host died? For before and after sleeps: a system call.
-void run_look_at_liveness(struct run *run);
+void run_look_at_liveness(struct executor_context *run);
 
 // wait.c. Waits until ready(arg) is > 0. Negative: ready has failed the run. waiting_for: the global rank that it waits for, for
 // the message; -1 when several.
-typedef int (*run_ready_fn)(struct run *run, void *arg);
-bhvd_status run_until(struct run *run, run_ready_fn ready, void *arg, int waiting_for);
+typedef int (*run_ready_fn)(struct executor_context *run, void *arg);
+bhvd_status run_until(struct executor_context *run, run_ready_fn ready, void *arg, int waiting_for);
 // The same for what only a GPU knows, so that the engine looks again and again instead of sleeping.
-bhvd_status run_until_gpu(struct run *run, run_ready_fn ready, void *arg);
+bhvd_status run_until_gpu(struct executor_context *run, run_ready_fn ready, void *arg);
 // Waits until all these messages have moved.
-bhvd_status run_transfers(struct run *run, struct transfer *transfers, int count);
+bhvd_status run_transfers(struct executor_context *run, struct transfer *transfers, int count);
 // Moves what can be moved now. Never blocks.
-void run_look(struct run *run);
+void run_look(struct executor_context *run);
 // Fails the run when nothing has moved for too long that the schedules under way wait for.
-void run_look_at_flights(struct run *run);
+void run_look_at_schedules(struct executor_context *run);
 
 #endif

@@ -10,26 +10,26 @@ enum {
     WORTH_IT = 4                // times: what is past this rank's caches its readers find in no cache, either
 };
 
-static struct host_counts *counts_of(struct run *run, const struct passage *passage, int index)
+static struct host_counts *counts_of(struct executor_context *run, const struct pipeline *pipeline, int index)
 {
-    return host_memory_counts(&run->connections.host, passage->group->id, passage->lane, passage->group->local_indices[index]);
+    return host_memory_counts(&run->connections.host, pipeline->group->id, pipeline->lane, pipeline->group->local_indices[index]);
 }
 
-static uint64_t count_of(struct run *run, const struct passage *passage, int index, enum host_count count)
+static uint64_t count_of(struct executor_context *run, const struct pipeline *pipeline, int index, enum host_count count)
 {
-    uint64_t done = atomic_load(&counts_of(run, passage, index)->done[count]), first = passage->group->first_block;
+    uint64_t done = atomic_load(&counts_of(run, pipeline, index)->done[count]), first = pipeline->group->first_block;
     return done > first ? done : first;         // the area may have been another set's
 }
 
-unsigned char *shared_slab(struct run *run, const struct group *group, int index, size_t block)
+unsigned char *shared_staging_buffer(struct executor_context *run, const struct group *group, int index, size_t block)
 {
-    return host_memory_slab(&run->connections.host, group->id, group->lane, group->local_indices[index],
-                            (int)((group->block[group->lane] + block) % HOST_SLABS));
+    return host_memory_staging_buffer(&run->connections.host, group->id, group->lane, group->local_indices[index],
+                            (int)((group->block[group->lane] + block) % HOST_STAGING_BUFFERS));
 }
 
 // The step that must have been done, by all, before one may begin with the same block; for staging, which begins with a
-// slab anew, with the block HOST_SLABS before.
-static enum host_count before(const struct passage *passage, enum host_count step)
+// staging buffer anew, with the block HOST_STAGING_BUFFERS before.
+static enum host_count before(const struct pipeline *pipeline, enum host_count step)
 {
     switch (step) {
     case HOST_STAGED:
@@ -37,67 +37,67 @@ static enum host_count before(const struct passage *passage, enum host_count ste
     case HOST_REDUCED:
         return HOST_STAGED;
     default:
-        return passage->steps.reduce ? HOST_REDUCED : HOST_STAGED;
+        return pipeline->steps.reduce ? HOST_REDUCED : HOST_STAGED;
     }
 }
 
 // A member may begin the step with a block below this, when one that it needs has done `done` blocks of the step before.
-static uint64_t limit(enum host_count step, uint64_t done) { return step == HOST_STAGED ? done + HOST_SLABS : done; }
+static uint64_t limit(enum host_count step, uint64_t done) { return step == HOST_STAGED ? done + HOST_STAGING_BUFFERS : done; }
 
-static bool needs(const struct passage *passage, int index, enum host_count step)
+static bool needs(const struct pipeline *pipeline, int index, enum host_count step)
 {
-    return index != passage->group->rank &&
-           (!passage->steps.only_root || step == HOST_STAGED || index == passage->steps.root);
+    return index != pipeline->group->rank &&
+           (!pipeline->steps.only_root || step == HOST_STAGED || index == pipeline->steps.root);
 }
 
-static void look_at_others(struct run *run, struct passage *passage, enum host_count step)
+static void look_at_others(struct executor_context *run, struct pipeline *pipeline, enum host_count step)
 {
-    const enum host_count needed = before(passage, step);
+    const enum host_count needed = before(pipeline, step);
     uint64_t least = UINT64_MAX;
-    for (int i = 0; i < passage->group->size; i++) {
-        if (!needs(passage, i, step))
+    for (int i = 0; i < pipeline->group->size; i++) {
+        if (!needs(pipeline, i, step))
             continue;
-        uint64_t done = count_of(run, passage, i, needed);
+        uint64_t done = count_of(run, pipeline, i, needed);
         if (done < least) {
             least = done;
-            passage->slowest = i;
+            pipeline->slowest = i;
         }
     }
-    passage->others[needed] = least == UINT64_MAX ? passage->end : least;
+    pipeline->others[needed] = least == UINT64_MAX ? pipeline->end : least;
 }
 
-static bool may_begin(struct run *run, struct passage *passage, enum host_count step)
+static bool may_begin(struct executor_context *run, struct pipeline *pipeline, enum host_count step)
 {
-    const enum host_count needed = before(passage, step);
-    const uint64_t block = passage->done[step];
-    if (block == passage->end || block >= limit(step, passage->done[needed]))
+    const enum host_count needed = before(pipeline, step);
+    const uint64_t block = pipeline->done[step];
+    if (block == pipeline->end || block >= limit(step, pipeline->done[needed]))
         return false;
-    if (block >= limit(step, passage->others[needed]))
-        look_at_others(run, passage, step);
-    return block < limit(step, passage->others[needed]);
+    if (block >= limit(step, pipeline->others[needed]))
+        look_at_others(run, pipeline, step);
+    return block < limit(step, pipeline->others[needed]);
 }
 
 // Wakes whoever may be asleep for want of this very step. Its own counts tell: it has stored them before it looked.
-static void publish(struct run *run, struct passage *passage, enum host_count step)
+static void publish(struct executor_context *run, struct pipeline *pipeline, enum host_count step)
 {
-    struct group *group = passage->group;
-    const uint64_t block = passage->done[step]++;
+    struct group *group = pipeline->group;
+    const uint64_t block = pipeline->done[step]++;
     const enum host_count next = step == HOST_COLLECTED                        ? HOST_STAGED
-                                 : step == HOST_STAGED && passage->steps.reduce ? HOST_REDUCED
+                                 : step == HOST_STAGED && pipeline->steps.reduce ? HOST_REDUCED
                                                                                : HOST_COLLECTED;
-    atomic_store(&counts_of(run, passage, group->rank)->done[step], passage->done[step]);
+    atomic_store(&counts_of(run, pipeline, group->rank)->done[step], pipeline->done[step]);
     for (int i = 0; i < group->size; i++) {
-        if (i != group->rank && count_of(run, passage, i, next) >= limit(next, block))
-            bell_ring(&group_link(run, group, i)->bell, 0);
+        if (i != group->rank && count_of(run, pipeline, i, next) >= limit(next, block))
+            doorbell_ring(&group_link(run, group, i)->doorbell, 0);
     }
 }
 
 // Does the next block of the step wait for a member that has left? What it has done is final then.
-static bool waits_for_left(struct run *run, struct passage *passage, enum host_count step, int *who)
+static bool waits_for_left(struct executor_context *run, struct pipeline *pipeline, enum host_count step, int *who)
 {
-    for (int i = 0; i < passage->group->size && passage->done[step] < passage->end; i++) {
-        if (needs(passage, i, step) && group_link(run, passage->group, i)->state == LINK_LEFT &&
-            passage->done[step] >= limit(step, count_of(run, passage, i, before(passage, step)))) {
+    for (int i = 0; i < pipeline->group->size && pipeline->done[step] < pipeline->end; i++) {
+        if (needs(pipeline, i, step) && group_link(run, pipeline->group, i)->state == LINK_LEFT &&
+            pipeline->done[step] >= limit(step, count_of(run, pipeline, i, before(pipeline, step)))) {
             *who = i;
             return true;
         }
@@ -105,95 +105,95 @@ static bool waits_for_left(struct run *run, struct passage *passage, enum host_c
     return false;
 }
 
-int passage_can_advance(struct run *run, struct passage *passage)
+int pipeline_can_advance(struct executor_context *run, struct pipeline *pipeline)
 {
     int who = 0;
     for (int step = 0; step < HOST_COUNTS; step++) {
-        if (may_begin(run, passage, (enum host_count)step))
+        if (may_begin(run, pipeline, (enum host_count)step))
             return 1;
     }
     for (int step = 0; step < HOST_COUNTS; step++) {
-        if (waits_for_left(run, passage, (enum host_count)step, &who)) {
-            run_blame(run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, passage->group->ranks[who],
-                      "rank %d left the job while an operation still needed it", passage->group->ranks[who]);
+        if (waits_for_left(run, pipeline, (enum host_count)step, &who)) {
+            run_blame(run, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, pipeline->group->ranks[who],
+                      "rank %d left the job while an operation still needed it", pipeline->group->ranks[who]);
             return -1;
         }
     }
     return 0;
 }
 
-bool passage_is_over(const struct passage *passage)
+bool pipeline_is_over(const struct pipeline *pipeline)
 {
-    return passage->done[HOST_STAGED] == passage->end && passage->done[HOST_REDUCED] == passage->end &&
-           passage->done[HOST_COLLECTED] == passage->end;
+    return pipeline->done[HOST_STAGED] == pipeline->end && pipeline->done[HOST_REDUCED] == pipeline->end &&
+           pipeline->done[HOST_COLLECTED] == pipeline->end;
 }
 
-void passage_begin(struct passage *passage, struct group *group, int lane, size_t blocks, const struct shared_steps *steps, void *arg)
+void pipeline_begin(struct pipeline *pipeline, struct group *group, int lane, size_t blocks, const struct shared_steps *steps, void *arg)
 {
     const uint64_t begin = group->block[lane], end = begin + blocks;
-    *passage = (struct passage){.group = group, .lane = lane, .steps = *steps, .arg = arg, .begin = begin, .end = end,
+    *pipeline = (struct pipeline){.group = group, .lane = lane, .steps = *steps, .arg = arg, .begin = begin, .end = end,
                                 .done = {begin, steps->reduce ? begin : end, begin}};
     if (steps->only_root)
-        passage->done[group->rank == steps->root ? HOST_COLLECTED : HOST_STAGED] = end;
+        pipeline->done[group->rank == steps->root ? HOST_COLLECTED : HOST_STAGED] = end;
 }
 
-bool passage_advance(struct run *run, struct passage *passage)
+bool pipeline_advance(struct executor_context *run, struct pipeline *pipeline)
 {
-    const shared_step_fn functions[HOST_COUNTS] = {passage->steps.stage, passage->steps.reduce, passage->steps.collect};
+    const shared_step_fn functions[HOST_COUNTS] = {pipeline->steps.stage, pipeline->steps.reduce, pipeline->steps.collect};
     int step = HOST_COLLECTED;          // the last one first: what was read or written just now is in the cache
-    while (step >= 0 && !may_begin(run, passage, (enum host_count)step))
+    while (step >= 0 && !may_begin(run, pipeline, (enum host_count)step))
         step--;
     if (step < 0)
         return false;
-    passage->group->lane = passage->lane;
+    pipeline->group->lane = pipeline->lane;
     if (functions[step])
-        functions[step](passage->arg, (size_t)(passage->done[step] - passage->begin));
-    publish(run, passage, (enum host_count)step);
+        functions[step](pipeline->arg, (size_t)(pipeline->done[step] - pipeline->begin));
+    publish(run, pipeline, (enum host_count)step);
     return true;
 }
 
-void passage_end(struct run *run, const struct passage *passage)
+void pipeline_end(struct executor_context *run, const struct pipeline *pipeline)
 {
-    struct group *group = passage->group;
+    struct group *group = pipeline->group;
     // Also what this member did not do itself: from its counts the others know where it stands.
     for (int step = 0; step < HOST_COUNTS; step++)
-        atomic_store(&counts_of(run, passage, group->rank)->done[step], passage->end);
-    group->block[passage->lane] = passage->end;
+        atomic_store(&counts_of(run, pipeline, group->rank)->done[step], pipeline->end);
+    group->block[pipeline->lane] = pipeline->end;
 }
 
-static int can_advance(struct run *run, void *passage) { return passage_can_advance(run, passage); }
+static int can_advance(struct executor_context *run, void *pipeline) { return pipeline_can_advance(run, pipeline); }
 
-bhvd_status passage_run(struct run *run, struct passage *passage)
+bhvd_status pipeline_run(struct executor_context *run, struct pipeline *pipeline)
 {
     bhvd_status status = BHVD_OK;
-    while (!status && !passage_is_over(passage)) {
-        if (!passage_advance(run, passage))
-            status = run_until(run, can_advance, passage, passage->group->ranks[passage->slowest]);
+    while (!status && !pipeline_is_over(pipeline)) {
+        if (!pipeline_advance(run, pipeline))
+            status = run_until(run, can_advance, pipeline, pipeline->group->ranks[pipeline->slowest]);
     }
     if (!status)
-        passage_end(run, passage);
+        pipeline_end(run, pipeline);
     return status;
 }
 
-bhvd_status shared_run(struct run *run, struct group *group, size_t blocks, const struct shared_steps *steps,
+bhvd_status shared_run(struct executor_context *run, struct group *group, size_t blocks, const struct shared_steps *steps,
                        void *arg)
 {
-    struct passage passage;
-    passage_begin(&passage, group, 0, blocks, steps, arg);
-    return passage_run(run, &passage);
+    struct pipeline pipeline;
+    pipeline_begin(&pipeline, group, 0, blocks, steps, arg);
+    return pipeline_run(run, &pipeline);
 }
 
-kernel_copy_fn shared_copy(const struct run *run, size_t nbytes)
+kernel_copy_fn shared_copy(const struct executor_context *run, size_t nbytes)
 {
     return nbytes > LONG_BYTES ? run->kernels.long_copy : span_copy;
 }
 
-bhvd_status shared_barrier(struct run *run, struct group *group)
+bhvd_status shared_barrier(struct executor_context *run, struct group *group)
 {
     return shared_run(run, group, 1, &(struct shared_steps){0}, NULL);
 }
 
-static void copy_timed(struct run *run, unsigned char *dst, const void *src, size_t nbytes, bool streamed)
+static void copy_timed(struct executor_context *run, unsigned char *dst, const void *src, size_t nbytes, bool streamed)
 {
     int64_t *least_ns = &run->writes.least_ns[streamed];
     const int64_t start_ns = clock_now_ns();
@@ -202,7 +202,7 @@ static void copy_timed(struct run *run, unsigned char *dst, const void *src, siz
     *least_ns = *least_ns && *least_ns < ns ? *least_ns : ns;
 }
 
-void shared_put(struct run *run, unsigned char *dst, const void *src, size_t nbytes)
+void shared_put(struct executor_context *run, unsigned char *dst, const void *src, size_t nbytes)
 {
     struct writes *writes = &run->writes;
     const uint32_t turn = nbytes >= TIMED_BYTES ? writes->count++ % TIMED_EVERY - TIMED_FROM : TIMED;
@@ -219,7 +219,7 @@ void shared_put(struct run *run, unsigned char *dst, const void *src, size_t nby
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
-void shared_stage(struct run *run, const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst,
+void shared_stage(struct executor_context *run, const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst,
                   size_t nbytes)
 {
     const size_t element = bhvd_dtype_size(reduction->dtype);
@@ -235,13 +235,13 @@ void shared_stage(struct run *run, const struct reduction *reduction, struct spa
     }
 }
 
-static const unsigned char *values_of(struct run *run, const struct group *group, int index, size_t block,
+static const unsigned char *values_of(struct executor_context *run, const struct group *group, int index, size_t block,
                                       size_t offset, const unsigned char *own)
 {
-    return own && index == group->rank ? own : shared_slab(run, group, index, block) + offset;
+    return own && index == group->rank ? own : shared_staging_buffer(run, group, index, block) + offset;
 }
 
-void shared_reduce(struct run *run, const struct group *group, const struct reduction *reduction, size_t block,
+void shared_reduce(struct executor_context *run, const struct group *group, const struct reduction *reduction, size_t block,
                    size_t offset, const unsigned char *own, unsigned char *dst, size_t nbytes)
 {
     const size_t element = bhvd_dtype_size(reduction->dtype);

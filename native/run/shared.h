@@ -1,15 +1,15 @@
 // Collectives in shared memory work in blocks, each in steps:
 //
-//     stage      write this member's piece of the block into its slab
-//     reduce     read the others' slabs, write what all need into the own slab     (allreduce only)
-//     collect    read the others' slabs, write the result
+//     stage      write this member's piece of the block into its staging buffer
+//     reduce     read the others' staging buffers, write what all need into the own staging buffer     (allreduce only)
+//     collect    read the others' staging buffers, write the result
 //
 // A step of a block begins when the step before it is done on all members. There is no barrier: each member counts the
-// blocks that it has staged, reduced and collected, where all see it, and may be ahead of the others by HOST_SLABS blocks.
+// blocks that it has staged, reduced and collected, where all see it, and may be ahead of the others by HOST_STAGING_BUFFERS blocks.
 // So a member that gets its core late costs the others nothing as long as they have something else to do.
 //
-// A collective's way through the slabs is a *passage*. Those of one lane follow each other in the same order on all members; those
-// of different lanes know nothing of each other. What runs to its end uses lane 0, what goes on beside others one of the rest.
+// A collective's way through the staging buffers is a *pipeline*. Those of one lane follow each other in the same order on all members;
+// those of different lanes know nothing of each other. What runs to its end uses lane 0, what goes on beside others one of the rest.
 #ifndef BHVD_SHARED_H
 #define BHVD_SHARED_H
 
@@ -31,10 +31,10 @@ struct shared_steps {
 };
 
 // How a member copies what it has collected, of a collective in which it writes `nbytes` in all.
-kernel_copy_fn shared_copy(const struct run *run, size_t nbytes);
+kernel_copy_fn shared_copy(const struct executor_context *run, size_t nbytes);
 
 // A collective under way. Blocks are counted as in the group: since the area's beginning.
-struct passage {
+struct pipeline {
     struct group *group;
     int lane;
     struct shared_steps steps;
@@ -46,23 +46,23 @@ struct passage {
 };
 
 // Does nothing yet. The one before it in the lane is over.
-void passage_begin(struct passage *passage, struct group *group, int lane, size_t blocks, const struct shared_steps *steps, void *arg);
+void pipeline_begin(struct pipeline *pipeline, struct group *group, int lane, size_t blocks, const struct shared_steps *steps, void *arg);
 // Does one step of a block, if one may be done now.
-bool passage_advance(struct run *run, struct passage *passage);
+bool pipeline_advance(struct executor_context *run, struct pipeline *pipeline);
 // > 0: one may be done. < 0: none ever will, since a member has left; the run has failed.
-int passage_can_advance(struct run *run, struct passage *passage);
-bool passage_is_over(const struct passage *passage);
+int pipeline_can_advance(struct executor_context *run, struct pipeline *pipeline);
+bool pipeline_is_over(const struct pipeline *pipeline);
 // All its steps are done: the lane is free for the next one.
-void passage_end(struct run *run, const struct passage *passage);
+void pipeline_end(struct executor_context *run, const struct pipeline *pipeline);
 // Does all its steps, and ends it. On an error it is not ended.
-bhvd_status passage_run(struct run *run, struct passage *passage);
+bhvd_status pipeline_run(struct executor_context *run, struct pipeline *pipeline);
 
 // Begins one in lane 0, and runs it.
-bhvd_status shared_run(struct run *run, struct group *group, size_t blocks, const struct shared_steps *steps,
+bhvd_status shared_run(struct executor_context *run, struct group *group, size_t blocks, const struct shared_steps *steps,
                        void *arg);
 
 // All members have come here, and have finished what they did before.
-bhvd_status shared_barrier(struct run *run, struct group *group);
+bhvd_status shared_barrier(struct executor_context *run, struct group *group);
 
 // How much of a vector of `total` bytes lies in the piece of at most `most` bytes that begins at `offset`.
 static inline size_t shared_piece(size_t total, size_t offset, size_t most)
@@ -70,24 +70,25 @@ static inline size_t shared_piece(size_t total, size_t offset, size_t most)
     return total <= offset ? 0 : total - offset < most ? total - offset : most;
 }
 
-// How many blocks of one slab a vector takes.
-static inline size_t shared_blocks(size_t nbytes) { return (nbytes + HOST_SLAB_BYTES - 1) / HOST_SLAB_BYTES; }
+// How many blocks of one staging buffer a vector takes.
+static inline size_t shared_blocks(size_t nbytes) { return (nbytes + HOST_STAGING_BUFFER_BYTES - 1) / HOST_STAGING_BUFFER_BYTES; }
 
-// The slab of a member (by its position) for a block of the passage that a step is being done of, HOST_SLAB_BYTES long.
-unsigned char *shared_slab(struct run *run, const struct group *group, int index, size_t block);
+// The staging buffer of a member (by its position) for a block of the pipeline that a step is being done of, HOST_STAGING_BUFFER_BYTES
+// long.
+unsigned char *shared_staging_buffer(struct executor_context *run, const struct group *group, int index, size_t block);
 
-// Copies to `dst`, in this member's slab, in the way that is the quicker one: what other cores have in their caches must be taken
+// Copies to `dst`, in this member's staging buffer, in the way that is the quicker one: what other cores have in their caches must be taken
 // from them first, line by line, unless it is written past all caches. Within a chip that is nothing, between chips ten times
 // the copy. How far the others' cores are nobody knows, and it changes: so now and then both ways are timed.
-void shared_put(struct run *run, unsigned char *dst, const void *src, size_t nbytes);
+void shared_put(struct executor_context *run, unsigned char *dst, const void *src, size_t nbytes);
 
-// Copies the next `nbytes` from the cursor on to `dst`, in this member's slab, prescaled.
-void shared_stage(struct run *run, const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst,
+// Copies the next `nbytes` from the cursor on to `dst`, in this member's staging buffer, prescaled.
+void shared_stage(struct executor_context *run, const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst,
                   size_t nbytes);
 
-// dst = postscale * reduction over all members' slabs of the block at `offset`, in rank order. own: this member's values, if
-// not in its slab. dst may be own, or lie in the own slab at the same offset.
-void shared_reduce(struct run *run, const struct group *group, const struct reduction *reduction, size_t block,
+// dst = postscale * reduction over all members' staging buffers of the block at `offset`, in rank order. own: this member's values, if
+// not in its staging buffer. dst may be own, or lie in the own staging buffer at the same offset.
+void shared_reduce(struct executor_context *run, const struct group *group, const struct reduction *reduction, size_t block,
                    size_t offset, const unsigned char *own, unsigned char *dst, size_t nbytes);
 
 #endif

@@ -13,7 +13,7 @@ static void unlink_task(struct executor *executor, const struct task *task)
 }
 
 // On the account of its execution.
-static bool advance(struct run *run, struct task *task)
+static bool advance(struct executor_context *run, struct task *task)
 {
     const struct wire wire_before = run->wire;
     struct sent *sent_before = run->sent;
@@ -25,7 +25,7 @@ static bool advance(struct run *run, struct task *task)
     return progress;
 }
 
-static void end(struct run *run, struct task *task, bhvd_status status)
+static void end(struct executor_context *run, struct task *task, bhvd_status status)
 {
     unlink_task(&run->executor, task);
     if (task->ended)
@@ -33,7 +33,7 @@ static void end(struct run *run, struct task *task, bhvd_status status)
     task->destroy(run, task);
 }
 
-void task_start(struct run *run, struct task *task, void (*ended)(void *arg, bhvd_status status), void *arg)
+void task_start(struct executor_context *run, struct task *task, void (*ended)(void *arg, bhvd_status status), void *arg)
 {
     task->next = NULL;
     task->execution = run->connections.started;
@@ -47,13 +47,13 @@ void task_start(struct run *run, struct task *task, void (*ended)(void *arg, bhv
     advance(run, task);
 }
 
-static int is_over(struct run *run, void *task)
+static int is_over(struct executor_context *run, void *task)
 {
     (void)run;
     return ((const struct task *)task)->is_over;
 }
 
-bhvd_status task_run(struct run *run, struct task *task)
+bhvd_status task_execute(struct executor_context *run, struct task *task)
 {
     task_start(run, task, NULL, NULL);
     bhvd_status status = run_until(run, is_over, task, -1);
@@ -63,7 +63,7 @@ bhvd_status task_run(struct run *run, struct task *task)
 
 // ----------------------------------------------------------------------------------------------------------- all of them
 
-bool tasks_advance(struct run *run)
+bool tasks_advance(struct executor_context *run)
 {
     bool progress = false;
     for (struct task *task = run->executor.tasks, *next; task && !run->failure.status; task = next) {
@@ -77,7 +77,7 @@ bool tasks_advance(struct run *run)
     return progress;
 }
 
-bool tasks_can_advance(struct run *run)
+bool tasks_can_advance(struct executor_context *run)
 {
     struct task *task = run->executor.tasks;
     while (task && !task->can_advance(run, task))
@@ -85,7 +85,7 @@ bool tasks_can_advance(struct run *run)
     return task;
 }
 
-void tasks_abort(struct run *run)
+void tasks_abort(struct executor_context *run)
 {
     for (struct task *task = run->executor.tasks, *next; task; task = next) {
         next = task->next;
@@ -94,7 +94,7 @@ void tasks_abort(struct run *run)
     }
 }
 
-bool tasks_have_state(const struct run *run, const void *state)
+bool tasks_have_state(const struct executor_context *run, const void *state)
 {
     const struct task *task = run->executor.tasks;
     while (task && !(state && task->state == state))
@@ -102,7 +102,7 @@ bool tasks_have_state(const struct run *run, const void *state)
     return task;
 }
 
-int tasks_await(const struct run *run)
+int tasks_await(const struct executor_context *run)
 {
     const struct task *task = run->executor.tasks;
     while (task && task->awaited < 0)

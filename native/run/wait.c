@@ -10,38 +10,38 @@ enum {
     WAITS_PER_POLL = 64         // of those for what is there already
 };
 
-static int64_t timeout_ns(const struct run *run) { return (int64_t)run->timeout_ms * 1000000; }
+static int64_t timeout_ns(const struct executor_context *run) { return (int64_t)run->timeout_ms * 1000000; }
 
 // Changes when a rank of this host moved something over a socket.
-static uint32_t host_activity(const struct run *run)
+static uint32_t host_activity(const struct executor_context *run)
 {
     uint32_t sum = 0;
     for (int i = 0; i < run->connections.host.ranks; i++)
-        sum += atomic_load_explicit(&host_memory_bell(&run->connections.host, i)->activity, memory_order_relaxed);
+        sum += atomic_load_explicit(&host_memory_doorbell(&run->connections.host, i)->activity, memory_order_relaxed);
     return sum;
 }
 
 // Did the limit pass? Frames that only tell of life, or of other operations, do not count as movement.
-static bool stillness_is_over_limit(struct run *run, struct stillness *still)
+static bool stillness_is_over_limit(struct executor_context *run, struct stillness *still)
 {
     uint64_t moved = run->messages_moved + host_activity(run);
     int64_t now_ns = clock_now_ns();
     bool begins = !still->since_ns || moved != still->moved || run->returned_ns > still->since_ns;
-    if (begins || (now_ns >= still->since_ns + timeout_ns(run) && run->duties->others_are_earlier(run->owner)))
+    if (begins || (now_ns >= still->since_ns + timeout_ns(run) && run->callbacks->others_are_earlier(run->owner)))
         *still = (struct stillness){now_ns, moved};
     return now_ns >= still->since_ns + timeout_ns(run);
 }
 
 // Before every sleep, and every so often however much moves: frames that tell of life or of other operations may come without
 // end, each before the last sleep is over.
-static bool looks_at_clock(struct run *run, int rounds, uint32_t polls)
+static bool looks_at_clock(struct executor_context *run, int rounds, uint32_t polls)
 {
     return pause_sleeps(run, rounds + 1) || polls % POLLS_PER_LOOK == 0 ||
            (rounds >= run->spin_limit && rounds % SOCKET_ROUNDS == 0);
 }
 
 // The ranks whose messages are due, or the one that is waited for. Returns it; -1: several, or it is not known.
-static int name_awaited(const struct run *run, int waiting_for, char *out, size_t size)
+static int name_awaited(const struct executor_context *run, int waiting_for, char *out, size_t size)
 {
     size_t used = 0;
     int awaited = 0, last = -1;
@@ -60,7 +60,7 @@ static int name_awaited(const struct run *run, int waiting_for, char *out, size_
     return awaited == 1 ? last : -1;
 }
 
-static bhvd_status fail_still(struct run *run, int waiting_for)
+static bhvd_status fail_still(struct executor_context *run, int waiting_for)
 {
     char who[128];
     const int rank = name_awaited(run, waiting_for, who, sizeof who);
@@ -69,7 +69,7 @@ static bhvd_status fail_still(struct run *run, int waiting_for)
                      "HOROVOD_GLOO_TIMEOUT_SECONDS", run->timeout_ms / 1000.0, who);
 }
 
-void run_look_at_flights(struct run *run)
+void run_look_at_schedules(struct executor_context *run)
 {
     if (!executor_is_busy(run))
         run->executor.still = (struct stillness){0};
@@ -77,7 +77,7 @@ void run_look_at_flights(struct run *run)
         fail_still(run, tasks_await(run));
 }
 
-bhvd_status run_until(struct run *run, run_ready_fn ready, void *arg, int waiting_for)
+bhvd_status run_until(struct executor_context *run, run_ready_fn ready, void *arg, int waiting_for)
 {
     int rounds = 0;
     struct stillness still = {0};
@@ -91,7 +91,7 @@ bhvd_status run_until(struct run *run, run_ready_fn ready, void *arg, int waitin
         }
         if (run->failure.status)
             return run->failure.status;
-        bool moved = run->duties->poll(run->owner, rounds % SOCKET_ROUNDS == 0);
+        bool moved = run->callbacks->poll(run->owner, rounds % SOCKET_ROUNDS == 0);
         if (moved)
             rounds = 0;
         if (looks_at_clock(run, rounds, polls) && stillness_is_over_limit(run, &still) && ready(run, arg) <= 0) {
@@ -102,7 +102,7 @@ bhvd_status run_until(struct run *run, run_ready_fn ready, void *arg, int waitin
     }
 }
 
-bhvd_status run_until_gpu(struct run *run, run_ready_fn ready, void *arg)
+bhvd_status run_until_gpu(struct executor_context *run, run_ready_fn ready, void *arg)
 {
     run->waits_for_gpu = true;
     bhvd_status status = run_until(run, ready, arg, -1);
@@ -110,10 +110,10 @@ bhvd_status run_until_gpu(struct run *run, run_ready_fn ready, void *arg)
     return status;
 }
 
-void run_look(struct run *run)
+void run_look(struct executor_context *run)
 {
-    run->duties->poll(run->owner, true);
-    run->duties->keep_alive(run->owner);
+    run->callbacks->poll(run->owner, true);
+    run->callbacks->keep_alive(run->owner);
 }
 
 struct transfers {
@@ -121,7 +121,7 @@ struct transfers {
     int count, done;
 };
 
-static int transfers_done(struct run *run, void *arg)
+static int transfers_done(struct executor_context *run, void *arg)
 {
     struct transfers *t = arg;
     (void)run;
@@ -130,7 +130,7 @@ static int transfers_done(struct run *run, void *arg)
     return t->done == t->count;
 }
 
-bhvd_status run_transfers(struct run *run, struct transfer *transfers, int count)
+bhvd_status run_transfers(struct executor_context *run, struct transfer *transfers, int count)
 {
     struct transfers arg = {transfers, count, 0};
     return run_until(run, transfers_done, &arg, -1);

@@ -25,7 +25,7 @@ struct work {
     bhvd_kind kind;
     const char *name;                   // not 0-terminated
     uint16_t name_size;
-    bool phantom;                       // stands in for a rank that joined: zeros in the host's memory, nothing out
+    bool is_proxy;                      // stands in for a rank that joined: zeros in the host's memory, nothing out
     bhvd_op op;
     int root_rank;
     double prescale_factor, postscale_factor;
@@ -36,11 +36,11 @@ struct work {
     int round;
     bool hierarchical;
     float *replicas[REPLICAS];
-    bhvd_mirror *replica_mirrors[REPLICAS];     // of these; NULL: none
+    bhvd_device_array *replica_copies[REPLICAS];  // of these; NULL: none
     double before[1 + REPLICAS], after[1 + REPLICAS];   // of values, own, left, right
     bool mixes_before, mixes_after;             // do they matter?
     float *worker_error, *server_error;
-    bhvd_mirror *worker_mirror, *server_mirror; // of these, where a GPU may have the newest values; NULL: none
+    bhvd_device_array *worker_copy, *server_copy; // of these, where a GPU may have the newest values; NULL: none
     struct staging *staging;            // of tensors on a GPU (gpu/staging.h); NULL: they are in the host's memory
     size_t tensor_count;
     struct tensor *tensors;

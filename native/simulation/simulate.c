@@ -3,7 +3,7 @@
 
 #include "base/status.h"
 #include "collective/collective.h"
-#include "core/negotiation/carried.h"
+#include "core/negotiation/inline_payload.h"
 #include "core/negotiation/tree.h"
 #include "core/negotiation/window.h"
 #include "primitive/encoder.h"
@@ -40,10 +40,10 @@ static void agree(struct schedule *schedule)
 }
 
 // It has come with the answer.
-static bool is_carried(const struct operations *operations, int size, const struct bhvd_simulated *operation)
+static bool is_inline(const struct operations *operations, int size, const struct bhvd_simulated *operation)
 {
     return operations->agrees && operation->kind == BHVD_ALLREDUCE && operations->path == ALLREDUCE_CHOSEN &&
-           size <= TREE_STAR_RANKS && operation->nbytes <= CARRIED_BYTES;
+           size <= TREE_STAR_RANKS && operation->nbytes <= INLINE_PAYLOAD_BYTES;
 }
 
 static size_t size_encoded(const void *operation, size_t count)
@@ -88,7 +88,7 @@ static void write_down(const void *arg, int execution, struct schedule *schedule
     const struct bhvd_simulated *what = &operations->all[execution];
     if (what->kind != BHVD_ALLREDUCE)
         write_primitive(what, &operations->wire, schedule);
-    else if (!is_carried(operations, schedule->size, what))
+    else if (!is_inline(operations, schedule->size, what))
         allreduce_schedule(schedule, operations->path, &operations->wire, what->nbytes, bhvd_dtype_size((bhvd_dtype)what->dtype));
 }
 

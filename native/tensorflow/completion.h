@@ -30,14 +30,14 @@ struct completion {
     void (*finish)(struct completion *, bhvd_status status, const struct bhvd_error *error);
 };
 
-/* Counts an operation as in flight, while core_acquire holds off a change of the context. */
+/* Counts an operation as in progress, while core_acquire holds off a change of the context. */
 void completion_begin(void);
 void completion_end(void);      /* for operations that are not given to one of the next two */
 /* Takes a posted operation over. */
 void completion_add(struct completion *completion);
 /* The same on the calling thread: returns when the operation has ended and TensorFlow knows. */
 void completion_wait(struct completion *completion);
-/* Blocks until no operation is in flight. */
+/* Blocks until no operation is in progress. */
 void completion_drain(void);
 
 #endif

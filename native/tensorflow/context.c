@@ -39,7 +39,7 @@ EXPORT void bhvd_tf_set_context(bhvd_context *new_context, int32_t local_rank, i
     pthread_rwlock_unlock(&lock);
 }
 
-/* Blocks until no operation is in flight: after this no op uses a context set before. */
+/* Blocks until no operation is in progress: after this no op uses a context set before. */
 EXPORT void bhvd_tf_drain(void)
 {
     completion_drain();

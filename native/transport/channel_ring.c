@@ -11,7 +11,7 @@ static bhvd_status channel_ring_send(struct channel *channel, const struct iovec
             break;
     }
     if (*moved)
-        bell_ring(channel->peer_bell, channel->lazy);
+        doorbell_ring(channel->peer_doorbell, channel->lazy);
     return BHVD_OK;
 }
 
@@ -19,7 +19,7 @@ static bhvd_status channel_ring_recv(struct channel *channel, void *dst, size_t 
 {
     *moved = ring_read(channel->rx, channel->capacity, dst, size);
     if (*moved)
-        bell_ring(channel->peer_bell, 1);       // room for a writer that waits; an idle peer is not one
+        doorbell_ring(channel->peer_doorbell, 1);  // room for a writer that waits; an idle peer is not one
     return BHVD_OK;
 }
 

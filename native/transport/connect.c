@@ -1,7 +1,7 @@
 // Connecting: (1) every rank opens a TCP listener and, when it may share memory, a UNIX one; (2) all exchange cards with
 // their addresses at the rendezvous; (3) of each pair that is to talk from the beginning, the higher rank connects to the lower one,
 // proving the job's secret on each connection: on one host all pairs, which go on through memory (the host's first rank passes
-// the memfd, everyone its bell); between hosts those of the negotiation, with control channels only; (4) transport "mpi": all pairs,
+// the memfd, everyone its doorbell); between hosts those of the negotiation, with control channels only; (4) transport "mpi": all pairs,
 // and streams to other hosts become MPI's. What else a link is made of is connected when a message is first posted over it.
 #include "transport/connect.h"
 
@@ -20,7 +20,7 @@
 #include "base/status.h"
 #include "transport/channel_mpi.h"
 #include "transport/connect_local.h"
-#include "transport/door.h"
+#include "transport/listener.h"
 #include "transport/probe.h"
 #include "transport/rendezvous.h"
 #include "transport/socket.h"
@@ -182,7 +182,7 @@ static void use_socket(struct channel *channel, int *fd)
 }
 
 // Gives the link what has come of it. What it cannot use is left. The goodbye of a rank may be read before its streams are taken
-// from the door, and what it sent over them is wanted.
+// from the listener, and what it sent over them is wanted.
 static void use_arrival(struct link *link, struct arrival *arrival)
 {
     if (arrival->control >= 0 && link->state == LINK_UNOPENED) {
@@ -207,7 +207,7 @@ static bhvd_status connect_local(struct connecting *k, int rank)
     int fd = -1;
     bhvd_status status = local_connect(k, rank, &fd);
     if (!status)
-        status = door_greet_local(k->c->door, rank, fd, k->deadline_ns, k->error);
+        status = listener_greet_local(k->c->listener, rank, fd, k->deadline_ns, k->error);
     if (!status)
         status = local_join(k, rank, fd, k->deadline_ns);
     if (!status)
@@ -266,15 +266,15 @@ static bhvd_status await_all(struct connecting *k)
 {
     bhvd_status status = BHVD_OK;
     for (int missing; !status && (missing = first_missing(k)) >= 0;) {
-        struct arrival *arrival = door_take(k->c->door);
-        struct pollfd bell = {.fd = k->c->bell.fd, .events = POLLIN};
+        struct arrival *arrival = listener_take(k->c->listener);
+        struct pollfd doorbell = {.fd = k->c->doorbell.fd, .events = POLLIN};
         if (arrival)
             status = welcome(k, arrival);
         else if (clock_remaining_ms(k->deadline_ns) == 0 && missing > k->c->rank)
             status = error_set(k->error, BHVD_ERR_TIMEOUT, "rank %d did not connect within %.0f s", missing,
                                k->options->start_timeout_ms / 1000.0);
-        else if (poll(&bell, 1, clock_remaining_ms(k->deadline_ns) ? clock_remaining_ms(k->deadline_ns) : RETRY_MS) > 0)
-            bell_drain(&k->c->bell);
+        else if (poll(&doorbell, 1, clock_remaining_ms(k->deadline_ns) ? clock_remaining_ms(k->deadline_ns) : RETRY_MS) > 0)
+            doorbell_drain(&k->c->doorbell);
     }
     return status;
 }
@@ -295,7 +295,7 @@ static bhvd_status connect_all(struct connecting *k)
     if (c->local_index == 0)
         status = local_make_memory(k);
     for (int rank = 0; rank < c->rank && !status; rank++)
-        if (!connecting_shares_memory(k, rank) && k->talks_to[rank] && door_open_control(c->door, rank, k->deadline_ns))
+        if (!connecting_shares_memory(k, rank) && k->talks_to[rank] && listener_open_control(c->listener, rank, k->deadline_ns))
             status = error_set(k->error, BHVD_ERR_SYSTEM, "no memory for a connection to rank %d", rank);
     for (int rank = 0; rank < c->rank && !status; rank++)
         if (connecting_shares_memory(k, rank))
@@ -342,7 +342,7 @@ static void close_fd(int fd)
         close(fd);
 }
 
-static bhvd_status open_door(struct connecting *k)
+static bhvd_status open_listener(struct connecting *k)
 {
     const struct bhvd_context_options *options = k->options;
     const int size = options->size;
@@ -355,23 +355,23 @@ static bhvd_status open_door(struct connecting *k)
         memcpy(addresses[rank].host, k->cards[rank].host, sizeof addresses[rank].host);
     }
     const int silence_ms = options->heartbeat_timeout_ms > 0 ? options->heartbeat_timeout_ms / 8 * 7 : options->timeout_ms;
-    bhvd_status status = door_create(&(struct door_options){
+    bhvd_status status = listener_create(&(struct listener_options){
         .rank = options->rank, .size = size, .tcp_listener = k->tcp_listener, .local_listener = k->local_listener,
         .tcp_port = k->cards[options->rank].port,
         .secret = options->secret, .secret_size = options->secret_size, .addresses = addresses, .by_mpi = uses_mpi(options),
-        .bell_fd = k->c->bell.fd, .connect_ms = silence_ms, .open_ms = options->timeout_ms}, &k->c->door, k->error);
+        .doorbell_fd = k->c->doorbell.fd, .connect_ms = silence_ms, .open_ms = options->timeout_ms}, &k->c->listener, k->error);
     k->tcp_listener = k->local_listener = -1;
     free(addresses);
     return status;
 }
 
 // Where nothing will be connected any more no port stays open.
-static void close_needless_door(struct connections *c)
+static void close_needless_listener(struct connections *c)
 {
     for (int rank = 0; rank < c->size; rank++)
         if (c->links[rank].lacks_streams)
             return;
-    door_close(c->door);
+    listener_close(c->listener);
 }
 
 // Over MPI a rank's death is seen by its control channels, so there all have one.
@@ -412,13 +412,13 @@ static bhvd_status connect_network(struct connections *c, const struct bhvd_cont
     if (!status)
         status = choose(&k, chooses);
     if (!status)
-        status = open_door(&k);
+        status = open_listener(&k);
     if (!status)
         status = connect_all(&k);
     if (!status && !uses_mpi(options))
         status = probe_lines(&k);
     if (!status)
-        close_needless_door(c);
+        close_needless_listener(c);
     if (!status && uses_mpi(options))
         status = mpi_connect(c, k.deadline_ns, error);
     free(k.cards);
@@ -464,7 +464,7 @@ static bhvd_status check_options(const struct bhvd_context_options *options, str
 bhvd_status connections_init(struct connections *c, const struct bhvd_context_options *options, choose_fn chooses,
                              struct bhvd_error *error)
 {
-    *c = (struct connections){.rank = options->rank, .size = options->size, .bell = {.fd = -1}, .watch = {.fd = -1}};
+    *c = (struct connections){.rank = options->rank, .size = options->size, .doorbell = {.fd = -1}, .poller = {.fd = -1}};
     error_clear(error);
     bhvd_status status = check_options(options, error);
     if (status)
@@ -480,14 +480,14 @@ bhvd_status connections_init(struct connections *c, const struct bhvd_context_op
         link_init(&c->links[rank], rank, &c->started);
     bool inproc = strcmp(options->transport, "inproc") == 0;
     if (!inproc)
-        c->bell.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (!inproc && c->bell.fd < 0)
+        c->doorbell.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (!inproc && c->doorbell.fd < 0)
         status = error_set(error, BHVD_ERR_SYSTEM, "cannot make an eventfd: %s%s", strerror(errno), socket_remedy(errno));
     else
         status = inproc         ? inproc_connect(c, options->inproc_world, error)
                  : c->size == 1 ? connect_alone(c, error)
                                 : connect_network(c, options, chooses, error);
-    if (!status && watch_init(&c->watch, c->links, c->size, c->rank))
+    if (!status && poller_init(&c->poller, c->links, c->size, c->rank))
         status = error_set(error, BHVD_ERR_SYSTEM, "the connections to %d ranks cannot be watched: %s%s", c->size,
                            strerror(errno), socket_remedy(errno));
     if (status)
@@ -497,7 +497,7 @@ bhvd_status connections_init(struct connections *c, const struct bhvd_context_op
 
 void connections_close(struct connections *c)
 {
-    door_close(c->door);
+    listener_close(c->listener);
 }
 
 bhvd_status connections_open(struct connections *c, struct link *link)
@@ -506,14 +506,14 @@ bhvd_status connections_open(struct connections *c, struct link *link)
         (link->state != LINK_UNOPENED && link->state != LINK_OPEN))
         return BHVD_OK;
     link->is_opening = true;
-    return door_open(c->door, link->rank, link->state == LINK_UNOPENED, link->stream_count);
+    return listener_open(c->listener, link->rank, link->state == LINK_UNOPENED, link->stream_count);
 }
 
-bool connections_have_arrivals(const struct connections *c) { return c->door && door_has_arrivals(c->door); }
+bool connections_have_arrivals(const struct connections *c) { return c->listener && listener_has_arrivals(c->listener); }
 
 struct link *connections_take(struct connections *c, struct bhvd_error *error)
 {
-    struct arrival *arrival = door_take(c->door);
+    struct arrival *arrival = listener_take(c->listener);
     struct link *link = NULL;
     error_clear(error);
     if (!arrival)
@@ -531,14 +531,14 @@ struct link *connections_take(struct connections *c, struct bhvd_error *error)
 void connections_fini(struct connections *c)
 {
     mpi_disconnect(c);
-    door_destroy(c->door);
-    watch_fini(&c->watch);
+    listener_destroy(c->listener);
+    poller_fini(&c->poller);
     for (int rank = 0; rank < c->size && c->links; rank++)
         link_fini(&c->links[rank]);
     free(c->links);
     free(c->host_of);
-    close_fd(c->bell.fd);
+    close_fd(c->doorbell.fd);
     if (c->owns_host_memory)
         munmap(c->host.base, c->host.size);
-    *c = (struct connections){.bell = {.fd = -1}, .watch = {.fd = -1}};
+    *c = (struct connections){.doorbell = {.fd = -1}, .poller = {.fd = -1}};
 }

@@ -123,7 +123,7 @@ static bhvd_status map_host_memory(struct connecting *k)
         return error_set(k->error, BHVD_ERR_SYSTEM, "cannot map %zu bytes of shared memory: %s", size, strerror(errno));
     c->host = (struct host_memory){.base = base, .size = size, .ranks = c->local_size};
     c->owns_host_memory = true;
-    c->bell.word = host_memory_bell(&c->host, c->local_index);
+    c->doorbell.word = host_memory_doorbell(&c->host, c->local_index);
     return BHVD_OK;
 }
 
@@ -137,17 +137,17 @@ bhvd_status local_make_memory(struct connecting *k)
     return map_host_memory(k);
 }
 
-void connections_use_rings(struct connections *c, int peer, int local_index, int bell_fd)
+void connections_use_rings(struct connections *c, int peer, int local_index, int doorbell_fd)
 {
     struct link *link = &c->links[peer];
     link->local_index = local_index;
-    link->bell = (struct bell){host_memory_bell(&c->host, local_index), bell_fd};
+    link->doorbell = (struct doorbell){host_memory_doorbell(&c->host, local_index), doorbell_fd};
     link->control = (struct channel){
-        .ops = &channel_ring_ops, .fd = -1, .capacity = RING_CONTROL_BYTES, .peer_bell = &link->bell,
+        .ops = &channel_ring_ops, .fd = -1, .capacity = RING_CONTROL_BYTES, .peer_doorbell = &link->doorbell,
         .tx = host_memory_control_ring(&c->host, c->local_index, local_index),
         .rx = host_memory_control_ring(&c->host, local_index, c->local_index)};
     link->streams[0].channel = (struct channel){
-        .ops = &channel_ring_ops, .fd = -1, .capacity = RING_DATA_BYTES, .peer_bell = &link->bell,
+        .ops = &channel_ring_ops, .fd = -1, .capacity = RING_DATA_BYTES, .peer_doorbell = &link->doorbell,
         .tx = host_memory_data_ring(&c->host, c->local_index, local_index),
         .rx = host_memory_data_ring(&c->host, local_index, c->local_index)};
 }
@@ -163,7 +163,7 @@ static int local_index_of(const struct connecting *k, int rank)
 bhvd_status local_join(struct connecting *k, int rank, int fd, int64_t deadline_ns)
 {
     struct connections *c = k->c;
-    int index = local_index_of(k, rank), received[2] = {-1, -1}, sent[2] = {c->bell.fd, k->memory_fd};
+    int index = local_index_of(k, rank), received[2] = {-1, -1}, sent[2] = {c->doorbell.fd, k->memory_fd};
     int expects = index == 0 ? 2 : 1, sends = c->local_index == 0 ? 2 : 1;
     bhvd_status status = send_fds(fd, sent, sends, deadline_ns);
     if (!status)

@@ -1,4 +1,4 @@
-// Connections between ranks of one host: a UNIX socket for each pair, which passes the host's memory and the bells and
+// Connections between ranks of one host: a UNIX socket for each pair, which passes the host's memory and the doorbells and
 // then stays to tell when the peer dies. Used by connect.c only, with what both know while they connect.
 #ifndef BHVD_CONNECT_LOCAL_H
 #define BHVD_CONNECT_LOCAL_H
@@ -57,12 +57,12 @@ static inline bool connecting_shares_memory(const struct connecting *k, int rank
 bhvd_status local_listen(struct connecting *k, const char *name);
 // To a rank of this host; the socket is not yet authenticated.
 bhvd_status local_connect(struct connecting *k, int rank, int *fd);
-// Both sides of an authenticated UNIX connection: bells are swapped; the host's first rank adds the memory.
+// Both sides of an authenticated UNIX connection: doorbells are swapped; the host's first rank adds the memory.
 bhvd_status local_join(struct connecting *k, int rank, int fd, int64_t deadline_ns);
 // The host's first rank makes the memory.
 bhvd_status local_make_memory(struct connecting *k);
 
-// Gives the link to `peer`, which is `local_index` of this host, its rings and bell; bell_fd becomes the link's.
-void connections_use_rings(struct connections *c, int peer, int local_index, int bell_fd);
+// Gives the link to `peer`, which is `local_index` of this host, its rings and doorbell; doorbell_fd becomes the link's.
+void connections_use_rings(struct connections *c, int peer, int local_index, int doorbell_fd);
 
 #endif

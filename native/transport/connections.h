@@ -5,16 +5,16 @@
 #include "bagua_hvd.h"
 #include "transport/host_memory.h"
 #include "transport/mpi_api.h"
-#include "transport/watch.h"
+#include "transport/poller.h"
 
 struct connections {
     int rank, size;
     struct link *links;             // by rank; links[rank] is unused
-    struct watch watch;             // which of them there is something to do for
-    struct door *door;              // opens them (door.h); NULL: all ranks share memory
+    struct poller poller;           // which of them there is something to do for
+    struct listener *listener;      // opens them (listener.h); NULL: all ranks share memory
     uint64_t started;               // the number of the last execution that has started here; 0: none. The links read it
     uint32_t byte_ps;               // on rank 0: of the slowest line to another host that was looked at (probe.h); 0: none was
-    struct bell bell;               // this rank's own
+    struct doorbell doorbell;       // this rank's own
     struct host_memory host;        // shared with the ranks of local_ranks; of this rank alone for transport "tcp"
     int local_index, local_size;    // among the ranks that share `host`
     int *host_of;                   // by rank: its host, counted in the order of their first ranks

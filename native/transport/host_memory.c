@@ -8,22 +8,22 @@ enum {
 
 static size_t round_to_page(size_t size) { return (size + PAGE - 1) / PAGE * PAGE; }
 
-static size_t rings_offset(int ranks) { return round_to_page((size_t)ranks * sizeof(struct bell_word)); }
+static size_t rings_offset(int ranks) { return round_to_page((size_t)ranks * sizeof(struct doorbell_word)); }
 
 static size_t areas_offset(int ranks)
 {
     return round_to_page(rings_offset(ranks) + (size_t)ranks * ranks * PAIR_STRIDE);
 }
 
-static size_t slabs_offset(int ranks) { return round_to_page((size_t)ranks * sizeof(struct host_counts)); }
+static size_t staging_buffers_offset(int ranks) { return round_to_page((size_t)ranks * sizeof(struct host_counts)); }
 
-static size_t lane_size(int ranks) { return slabs_offset(ranks) + (size_t)ranks * HOST_SLABS * HOST_SLAB_BYTES; }
+static size_t lane_size(int ranks) { return staging_buffers_offset(ranks) + (size_t)ranks * HOST_STAGING_BUFFERS * HOST_STAGING_BUFFER_BYTES; }
 
 size_t host_memory_size(int ranks) { return areas_offset(ranks) + HOST_AREAS * HOST_LANES * lane_size(ranks); }
 
-struct bell_word *host_memory_bell(const struct host_memory *memory, int index)
+struct doorbell_word *host_memory_doorbell(const struct host_memory *memory, int index)
 {
-    return (struct bell_word *)memory->base + index;
+    return (struct doorbell_word *)memory->base + index;
 }
 
 struct ring *host_memory_control_ring(const struct host_memory *memory, int from, int to)
@@ -47,8 +47,8 @@ struct host_counts *host_memory_counts(const struct host_memory *memory, int are
     return (struct host_counts *)lane_base(memory, area, lane) + index;
 }
 
-unsigned char *host_memory_slab(const struct host_memory *memory, int area, int lane, int index, int slab)
+unsigned char *host_memory_staging_buffer(const struct host_memory *memory, int area, int lane, int index, int staging_buffer)
 {
-    size_t n = (size_t)index * HOST_SLABS + slab;
-    return lane_base(memory, area, lane) + slabs_offset(memory->ranks) + n * HOST_SLAB_BYTES;
+    size_t n = (size_t)index * HOST_STAGING_BUFFERS + staging_buffer;
+    return lane_base(memory, area, lane) + staging_buffers_offset(memory->ranks) + n * HOST_STAGING_BUFFER_BYTES;
 }

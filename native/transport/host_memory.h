@@ -1,4 +1,4 @@
-// The memory that the ranks of one host share: their bells, a pair of rings for every ordered pair of ranks, and the
+// The memory that the ranks of one host share: their doorbells, a pair of rings for every ordered pair of ranks, and the
 // areas in which collectives stage blocks. One mapping; pages that nobody touches cost nothing.
 //
 // shm: a memfd made by the host's first rank and passed over UNIX sockets. inproc: anonymous memory of the process.
@@ -7,13 +7,13 @@
 
 #include <stddef.h>
 
-#include "transport/bell.h"
+#include "transport/doorbell.h"
 #include "transport/ring.h"
 
 enum {
-    HOST_SLAB_BYTES = 256 * 1024,   // two of a rank's slabs and the reader's part of a peer's fit into an L2 cache
-    HOST_SLABS = 8,                 // how many blocks a rank may be ahead of the others, see run/shared.h
-    HOST_LANES = 5,                 // of an area, each with slabs and counts of its own: 0 is of what runs to its end
+    HOST_STAGING_BUFFER_BYTES = 256 * 1024,  // two of a rank's staging buffers and the reader's part of a peer's fit into an L2 cache
+    HOST_STAGING_BUFFERS = 8,       // how many blocks a rank may be ahead of the others, see run/shared.h
+    HOST_LANES = 5,                 // of an area, each with staging buffers and counts of its own: 0 is of what runs to its end
     HOST_AREAS = 64                 // process sets with an id below this have an area
 };
 
@@ -32,10 +32,10 @@ struct host_memory {
 
 size_t host_memory_size(int ranks);
 
-struct bell_word *host_memory_bell(const struct host_memory *memory, int index);
+struct doorbell_word *host_memory_doorbell(const struct host_memory *memory, int index);
 struct ring *host_memory_control_ring(const struct host_memory *memory, int from, int to);
 struct ring *host_memory_data_ring(const struct host_memory *memory, int from, int to);
 struct host_counts *host_memory_counts(const struct host_memory *memory, int area, int lane, int index);
-unsigned char *host_memory_slab(const struct host_memory *memory, int area, int lane, int index, int slab);
+unsigned char *host_memory_staging_buffer(const struct host_memory *memory, int area, int lane, int index, int staging_buffer);
 
 #endif

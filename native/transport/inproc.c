@@ -12,7 +12,7 @@
 
 struct inproc_world {
     struct host_memory memory;
-    int bell_fds[];             // by rank, duplicated into every link
+    int doorbell_fds[];         // by rank, duplicated into every link
 };
 
 void *bhvd_inproc_world_create(int size)
@@ -30,7 +30,7 @@ void *bhvd_inproc_world_create(int size)
     }
     world->memory = (struct host_memory){.base = base, .size = bytes, .ranks = size};
     for (int i = 0; i < size; i++)
-        world->bell_fds[i] = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+        world->doorbell_fds[i] = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     return world;
 }
 
@@ -40,7 +40,7 @@ void bhvd_inproc_world_destroy(void *handle)
     if (!world)
         return;
     for (int i = 0; i < world->memory.ranks; i++)
-        close(world->bell_fds[i]);
+        close(world->doorbell_fds[i]);
     munmap(world->memory.base, world->memory.size);
     free(world);
 }
@@ -53,10 +53,10 @@ bhvd_status inproc_connect(struct connections *c, void *handle, struct bhvd_erro
     c->host = world->memory;
     c->local_index = c->rank;
     c->local_size = c->size;
-    c->bell = (struct bell){host_memory_bell(&c->host, c->rank), dup(world->bell_fds[c->rank])};
+    c->doorbell = (struct doorbell){host_memory_doorbell(&c->host, c->rank), dup(world->doorbell_fds[c->rank])};
     for (int peer = 0; peer < c->size; peer++) {
         if (peer != c->rank)
-            connections_use_rings(c, peer, peer, dup(world->bell_fds[peer]));
+            connections_use_rings(c, peer, peer, dup(world->doorbell_fds[peer]));
     }
     return BHVD_OK;
 }

@@ -58,12 +58,12 @@ static void lane_init(struct lane *lane, uint32_t execution)
 {
     *lane = (struct lane){.execution = execution};
     transfer_queue_init(&lane->receives);
-    transfer_queue_init(&lane->strays);
+    transfer_queue_init(&lane->unexpected);
 }
 
 void link_init(struct link *link, int rank, const uint64_t *started)
 {
-    *link = (struct link){.rank = rank, .local_index = -1, .bell = {.fd = -1}, .liveness_fd = -1, .started = started};
+    *link = (struct link){.rank = rank, .local_index = -1, .doorbell = {.fd = -1}, .liveness_fd = -1, .started = started};
     link->control.fd = -1;
     link->stream_count = 1;
     for (int i = 0; i < LINK_STREAMS_MAX; i++) {
@@ -88,23 +88,23 @@ void link_close(struct link *link)
     for (int i = 0; i < LINK_STREAMS_MAX; i++)
         close_fd(&link->streams[i].channel.fd);
     close_fd(&link->liveness_fd);
-    close_fd(&link->bell.fd);
+    close_fd(&link->doorbell.fd);
 }
 
-static void free_strays(struct lane *lane)
+static void free_unexpected(struct lane *lane)
 {
-    for (struct transfer *stray; (stray = transfer_queue_pop(&lane->strays));)
-        free(stray);
+    for (struct transfer *unexpected; (unexpected = transfer_queue_pop(&lane->unexpected));)
+        free(unexpected);
 }
 
 void link_fini(struct link *link)
 {
     link_close(link);
     for (int i = 0; i < LINK_LANES; i++)
-        free_strays(&link->lanes[i]);
-    for (struct lane *lane = link->meetings, *next; lane; lane = next) {
+        free_unexpected(&link->lanes[i]);
+    for (struct lane *lane = link->pairwise, *next; lane; lane = next) {
         next = lane->next;
-        free_strays(lane);
+        free_unexpected(lane);
         free(lane);
     }
     for (int i = 0; i < LINK_STREAMS_MAX; i++)
@@ -153,48 +153,48 @@ bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes 
 
 static struct transfer_header header_of(uint64_t execution, uint32_t number, size_t size)
 {
-    return (struct transfer_header){(uint32_t)execution, number | (execution & LINK_MEETING ? TRANSFER_OF_MEETING : 0), size};
+    return (struct transfer_header){(uint32_t)execution, number | (execution & LINK_PAIRWISE ? TRANSFER_OF_PAIRWISE : 0), size};
 }
 
-static bool is_of_meeting(const struct transfer_header *header) { return header->number & TRANSFER_OF_MEETING; }
+static bool is_of_pairwise(const struct transfer_header *header) { return header->number & TRANSFER_OF_PAIRWISE; }
 
-static struct lane **find_meeting(struct link *link, uint32_t id)
+static struct lane **find_pairwise(struct link *link, uint32_t id)
 {
-    struct lane **at = &link->meetings;
+    struct lane **at = &link->pairwise;
     while (*at && (*at)->execution != id)
         at = &(*at)->next;
     return at;
 }
 
-static struct lane *take_meeting(struct link *link, uint32_t id)
+static struct lane *take_pairwise(struct link *link, uint32_t id)
 {
-    struct lane **at = find_meeting(link, id);
+    struct lane **at = find_pairwise(link, id);
     if (!*at && (*at = malloc(sizeof **at)))
         lane_init(*at, id);
     return *at;
 }
 
-// The lane of an execution, which takes it over from another, or of a meeting. NULL: that is not over, or no memory.
+// The lane of an execution, which takes it over from another, or of a pairwise operation. NULL: that is not over, or no memory.
 static struct lane *take_lane(struct link *link, uint64_t execution)
 {
-    if (execution & LINK_MEETING)
-        return take_meeting(link, (uint32_t)execution);
+    if (execution & LINK_PAIRWISE)
+        return take_pairwise(link, (uint32_t)execution);
     struct lane *lane = &link->lanes[execution % LINK_LANES];
     if (lane->execution == (uint32_t)execution)
         return lane;
-    if (lane->receives.head || lane->strays.head)
+    if (lane->receives.head || lane->unexpected.head)
         return NULL;
     lane_init(lane, (uint32_t)execution);
     return lane;
 }
 
-void link_end_meeting(struct link *link, uint64_t meeting)
+void link_end_pairwise(struct link *link, uint64_t pairwise)
 {
-    struct lane **at = find_meeting(link, (uint32_t)meeting), *lane = *at;
+    struct lane **at = find_pairwise(link, (uint32_t)pairwise), *lane = *at;
     if (!lane)
         return;
     *at = lane->next;
-    free_strays(lane);
+    free_unexpected(lane);
     free(lane);
 }
 
@@ -266,20 +266,20 @@ static struct transfer *take_numbered(struct transfer_queue *queue, uint32_t num
     return NULL;
 }
 
-// A stray that some stream is still reading: from now on it is expected.
-static bool claim_stray_on_its_way(struct link *link, struct transfer *transfer)
+// An unexpected message that some stream is still reading: from now on it is expected.
+static bool claim_unexpected_on_its_way(struct link *link, struct transfer *transfer)
 {
     for (int i = 0; i < link->stream_count; i++) {
-        struct transfer *stray = link->streams[i].unexpected;
-        if (stray && stray->header.execution == transfer->header.execution && stray->header.number == transfer->header.number) {
-            if (stray->size != transfer->size)
+        struct transfer *unexpected = link->streams[i].unexpected;
+        if (unexpected && unexpected->header.execution == transfer->header.execution && unexpected->header.number == transfer->header.number) {
+            if (unexpected->size != transfer->size)
                 break_link(link);
             if (transfer->size && !link->is_broken)
-                memcpy(transfer->buffer, stray->buffer, stray->moved);
-            transfer->moved = stray->moved;
+                memcpy(transfer->buffer, unexpected->buffer, unexpected->moved);
+            transfer->moved = unexpected->moved;
             link->streams[i].receiving = transfer;
             link->streams[i].unexpected = NULL;
-            free(stray);
+            free(unexpected);
             return true;
         }
     }
@@ -299,15 +299,15 @@ void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, 
     }
     if (link->is_deaf || link->lacks_streams)
         link_note(link);
-    struct transfer *stray = lane->strays.head ? take_numbered(&lane->strays, transfer->header.number) : NULL;
-    if (stray) {
-        if (stray->size != size)
+    struct transfer *unexpected = lane->unexpected.head ? take_numbered(&lane->unexpected, transfer->header.number) : NULL;
+    if (unexpected) {
+        if (unexpected->size != size)
             break_link(link);
         if (size && !link->is_broken)
-            memcpy(buffer, stray->buffer, size);
-        free(stray);
+            memcpy(buffer, unexpected->buffer, size);
+        free(unexpected);
         finish(transfer, &link->receives);
-    } else if (!claim_stray_on_its_way(link, transfer)) {
+    } else if (!claim_unexpected_on_its_way(link, transfer)) {
         transfer_queue_append(&lane->receives, transfer);
     }
 }
@@ -360,20 +360,20 @@ static bhvd_status advance_sends(struct link *link, struct stream *stream, bool 
 
 static bool has_started(const struct link *link, const struct transfer_header *header)
 {
-    return is_of_meeting(header) || (int32_t)(header->execution - (uint32_t)*link->started) <= 0;
+    return is_of_pairwise(header) || (int32_t)(header->execution - (uint32_t)*link->started) <= 0;
 }
 
 // One that is long over has no messages any more.
 static bool is_long_over(const struct link *link, const struct transfer_header *header)
 {
-    return !is_of_meeting(header) && (uint32_t)*link->started - header->execution >= LINK_LANES;
+    return !is_of_pairwise(header) && (uint32_t)*link->started - header->execution >= LINK_LANES;
 }
 
 // The lane of a message that comes. NULL: the peer sent a message that fits no execution, or no memory.
 static struct lane *lane_for(struct link *link, const struct transfer_header *header)
 {
     return is_long_over(link, header) ? NULL
-                                      : take_lane(link, header->execution | (is_of_meeting(header) ? LINK_MEETING : 0));
+                                      : take_lane(link, header->execution | (is_of_pairwise(header) ? LINK_PAIRWISE : 0));
 }
 
 // Could a message that somebody expects be behind one that nobody does? One of the same execution cannot.
@@ -382,8 +382,8 @@ static bool others_are_expected(const struct link *link, const struct lane *lane
     for (int i = 0; i < LINK_LANES; i++)
         if (&link->lanes[i] != lane && link->lanes[i].receives.head)
             return true;
-    for (const struct lane *meeting = link->meetings; meeting; meeting = meeting->next)
-        if (meeting != lane && meeting->receives.head)
+    for (const struct lane *pairwise = link->pairwise; pairwise; pairwise = pairwise->next)
+        if (pairwise != lane && pairwise->receives.head)
             return true;
     return link->stream_count > 1 && lane && lane->receives.head;
 }
@@ -404,21 +404,21 @@ static bhvd_status find_receiver(struct link *link, struct stream *stream)
     }
     const bool seen_before = stream->is_early;
     stream->is_early = !seen_before;            // what goes on between two looks may be all that it takes
-    if (!seen_before || header->size > LINK_STRAY_MAX || !others_are_expected(link, lane))
+    if (!seen_before || header->size > LINK_UNEXPECTED_MAX || !others_are_expected(link, lane))
         return BHVD_OK;
-    struct transfer *stray = malloc(sizeof *stray + header->size);
-    if (!stray)
+    struct transfer *unexpected = malloc(sizeof *unexpected + header->size);
+    if (!unexpected)
         return BHVD_ERR_SYSTEM;
-    *stray = (struct transfer){.buffer = (unsigned char *)(stray + 1), .size = header->size, .header = *header};
-    stream->receiving = stream->unexpected = stray;
+    *unexpected = (struct transfer){.buffer = (unsigned char *)(unexpected + 1), .size = header->size, .header = *header};
+    stream->receiving = stream->unexpected = unexpected;
     return BHVD_OK;
 }
 
-// NULL: of a meeting that has none.
+// NULL: of a pairwise operation that has none.
 static const struct lane *lane_there(const struct link *link, const struct transfer_header *header)
 {
-    const struct lane *lane = link->meetings;
-    if (!is_of_meeting(header))
+    const struct lane *lane = link->pairwise;
+    if (!is_of_pairwise(header))
         return &link->lanes[header->execution % LINK_LANES];
     while (lane && lane->execution != header->execution)
         lane = lane->next;
@@ -439,7 +439,7 @@ bool stream_wants_input(const struct link *link, const struct stream *stream)
         if (t->header.number == header->number)
             return true;
     return (lane && lane->execution != header->execution) ||
-           (header->size <= LINK_STRAY_MAX && others_are_expected(link, lane));
+           (header->size <= LINK_UNEXPECTED_MAX && others_are_expected(link, lane));
 }
 
 static bhvd_status read_header(struct stream *stream, bool *progress)
@@ -489,7 +489,7 @@ static bhvd_status advance_receives(struct link *link, struct stream *stream, bo
             free(t);
             return BHVD_ERR_SYSTEM;
         }
-        transfer_queue_append(&lane->strays, t);
+        transfer_queue_append(&lane->unexpected, t);
     }
     return BHVD_OK;
 }

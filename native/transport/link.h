@@ -7,10 +7,10 @@
 // messages of an execution; their sizes are compared, so that a disagreement is an error, not garbage.
 //
 // A message that came before it was expected waits in its socket, and so do those behind it. Where another execution's could be
-// behind it, it is taken into memory of the link's instead (a stray): else two ranks could wait for each other. Of an execution
-// that has not started here nothing is read: its window (core/negotiation/member.h) says that nobody needs what is behind. Of a meeting
-// (core/negotiation/meeting.h), which has no place in the order of executions, what comes before it has started here is taken, too.
-// Thread: the engine's owner only.
+// behind it, it is taken into memory of the link's instead (an unexpected message): else two ranks could wait for each other. Of an
+// execution that has not started here nothing is read: its window (core/negotiation/member.h) says that nobody needs what is behind. Of a
+// pairwise operation (core/negotiation/pairwise.h), which has no place in the order of executions, what comes before it has started here
+// is taken, too. Thread: the engine's owner only.
 #ifndef BHVD_LINK_H
 #define BHVD_LINK_H
 
@@ -21,11 +21,11 @@ enum {
     LINK_FRAME_MAX = 64 << 20,                  // a control frame's payload
     LINK_STREAMS_MAX = 8,
     LINK_LANES = 8,                             // executions that may be on their way at once
-    LINK_STRAY_MAX = 1 << 20                    // bytes of a message that is taken although nobody expects it yet
+    LINK_UNEXPECTED_MAX = 1 << 20               // bytes of a message that is taken although nobody expects it yet
 };
 
-// Whose messages they are: an execution, by its number modulo 2^32, or a meeting of this id.
-#define LINK_MEETING (UINT64_C(1) << 32)
+// Whose messages they are: an execution, by its number modulo 2^32, or a pairwise operation of this id.
+#define LINK_PAIRWISE (UINT64_C(1) << 32)
 
 enum link_state {
     LINK_OPEN,
@@ -35,12 +35,12 @@ enum link_state {
 };
 
 struct transfer_header {
-    uint32_t execution;                         // its number modulo 2^32; or a meeting's id
-    uint32_t number;                            // among its messages in this direction; of a meeting: and TRANSFER_OF_MEETING
+    uint32_t execution;                         // its number modulo 2^32; or a pairwise operation's id
+    uint32_t number;                            // among its messages in this direction; of a pairwise operation: and TRANSFER_OF_PAIRWISE
     uint64_t size;
 };
 
-enum { TRANSFER_OF_MEETING = 1 << 30 };
+enum { TRANSFER_OF_PAIRWISE = 1 << 30 };
 
 struct transfer_queue;
 
@@ -71,13 +71,13 @@ struct stream {
     bool is_early;                              // and nobody did at the last look
 };
 
-// The messages of one execution. A lane is taken over by another execution when this one is over; a meeting's is its own.
+// The messages of one execution. A lane is taken over by another execution when this one is over; a pairwise operation's is its own.
 struct lane {
-    struct lane *next;                          // of the meetings
+    struct lane *next;                          // of the pairwise operations
     uint32_t execution;
     uint32_t sent, received;                    // messages that were numbered
     struct transfer_queue receives;             // expected
-    struct transfer_queue strays;               // came before they were expected; the link's own
+    struct transfer_queue unexpected;           // came before they were expected; the link's own
 };
 
 // Messages of a link in one direction, over all its streams.
@@ -94,22 +94,22 @@ struct link {
     int rank;                                   // the peer's
     int local_index;                            // its index in host memory, -1 when it is on another host
     enum link_state state;
-    struct bell bell;                           // the peer's, when it is on this host
+    struct doorbell doorbell;                   // the peer's, when it is on this host
     int64_t round_trip_ns;                      // to the peer's kernel, when they were connected; 0: on this host
     int liveness_fd;                            // shm: a UNIX socket that breaks when the peer dies; else -1
-    uint32_t liveness_asked;                    // events of it that the kernel tells of (watch.h)
+    uint32_t liveness_asked;                    // events of it that the kernel tells of (poller.h)
     struct channel control;
     struct stream streams[LINK_STREAMS_MAX];
     int stream_count;
     bool lacks_streams;                         // not all of them are connected: what is posted waits
     bool is_opening;                            // this rank is connecting what it lacks
-    struct lane lanes[LINK_LANES], *meetings;
+    struct lane lanes[LINK_LANES], *pairwise;
     bool is_broken;                             // the two sides do not agree on their messages, or there is no memory for one
     const uint64_t *started;                    // the number of the last execution that has started here
-    struct link_queue *due;                     // where it is noted (watch.h); NULL: nowhere
+    struct link_queue *due;                     // where it is noted (poller.h); NULL: nowhere
     struct link *next_due;
     bool is_due;                                // it is there
-    bool is_deaf, is_listed;                    // watch.h: a stream is not listened to; it is among the links of which one is not
+    bool is_deaf, is_listed;                    // poller.h: a stream is not listened to; it is among the links of which one is not
     struct bytes control_out;                   // frames not yet written, but for the first control_flushed bytes
     size_t control_flushed;
     struct bytes control_in;                    // a frame being assembled
@@ -147,7 +147,7 @@ static inline uint64_t *link_medium(const struct link *link, uint64_t *shm, uint
 }
 
 // Queue an execution's next message; it moves in link_advance. Size 0 sends a header only. The two sides' sizes must agree.
-// BHVD_ERR_SYSTEM is noted in the link, and said by link_advance: an execution still has the lane, or a stray does not fit.
+// BHVD_ERR_SYSTEM is noted in the link, and said by link_advance: an execution still has the lane, or an unexpected message does not fit.
 void link_post_send(struct link *link, uint32_t execution, struct transfer *transfer, const void *buffer, size_t size);
 void link_post_recv(struct link *link, uint32_t execution, struct transfer *transfer, void *buffer, size_t size);
 // The same in two steps, for who knows its messages long before it can post them: numbers, in an order that the peer knows too;
@@ -159,8 +159,8 @@ void link_send_numbered(struct link *link, uint64_t execution, uint32_t number, 
                         size_t size, struct transfer_queue *finished, bool urgent);
 void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, struct transfer *transfer, void *buffer,
                         size_t size, struct transfer_queue *finished);
-// A meeting is over: its next one numbers its messages anew.
-void link_end_meeting(struct link *link, uint64_t meeting);
+// A pairwise operation is over: its next one numbers its messages anew.
+void link_end_pairwise(struct link *link, uint64_t pairwise);
 
 void transfer_queue_init(struct transfer_queue *queue);
 void transfer_queue_append(struct transfer_queue *queue, struct transfer *transfer);

@@ -1,4 +1,4 @@
-// The meeting point: an allgather of one small blob per rank, before any rank knows another's address.
+// The rendezvous: an allgather of one small blob per rank, before any rank knows another's address.
 //
 // Server side (bhvd_rendezvous_create, in rendezvous_server.c): a thread that accepts connections on one TCP port,
 // authenticates each (auth.h), reads one request (scope, rank, size, blob) and holds the connection until all `size`

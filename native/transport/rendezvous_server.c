@@ -1,5 +1,5 @@
 // Who asks: connections. What they wait for is in scopes.h.
-// The server is one thread around poll(). The greeter lets in who has proven the secret; from there a connection passes
+// The server is one thread around poll(). The handshake server lets in who has proven the secret; from there a connection passes
 // through the stages below and waits in none of them for longer than its deadline, so the thread itself never waits for one
 // peer. All of the server's state but its port, wake_fd, closing and the ranks that ended belongs to that thread.
 #include <errno.h>
@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/thread.h"
-#include "transport/greeter.h"
+#include "transport/handshake_server.h"
 #include "transport/scopes.h"
 #include "transport/socket.h"
 
@@ -42,9 +42,9 @@ struct bhvd_rendezvous {
     size_t secret_size;
     pthread_t thread;
 
-    struct greeter *greeter;
+    struct handshake_server *handshakes;
     struct connection **connections;
-    struct pollfd *polls;               // wake_fd, one per connection, then the greeter's
+    struct pollfd *polls;               // wake_fd, one per connection, then the handshake server's
     size_t count, capacity;
     struct scopes scopes;
 };
@@ -162,7 +162,7 @@ static bool reserve_connection(struct bhvd_rendezvous *server)
     if (!connections)
         return false;
     server->connections = connections;
-    void *polls = realloc(server->polls, (1 + capacity + GREETER_POLLS_MAX) * sizeof server->polls[0]);
+    void *polls = realloc(server->polls, (1 + capacity + HANDSHAKE_POLLS_MAX) * sizeof server->polls[0]);
     if (!polls)
         return false;
     server->polls = polls;
@@ -170,11 +170,11 @@ static bool reserve_connection(struct bhvd_rendezvous *server)
     return true;
 }
 
-// polls: the greeter's are from there on.
+// polls: the handshake server's are from there on.
 static void let_in(struct bhvd_rendezvous *server, size_t polls)
 {
     struct greeted greeted;
-    while (!greeter_next(server->greeter, server->polls + polls, &greeted)) {
+    while (!handshake_server_next(server->handshakes, server->polls + polls, &greeted)) {
         struct connection *c = reserve_connection(server) ? calloc(1, sizeof *c) : NULL;
         if (!c) {
             close(greeted.fd);
@@ -211,8 +211,8 @@ static void wait_for_events(struct bhvd_rendezvous *server)
         if (c->deadline_ns < wake_ns)
             wake_ns = c->deadline_ns;
     }
-    const int greeters = greeter_poll(server->greeter, server->polls + 1 + server->count, &wake_ns);
-    socket_poll(server->polls, 1 + server->count + (size_t)greeters, wake_ns);
+    const int handshake_servers = handshake_server_poll(server->handshakes, server->polls + 1 + server->count, &wake_ns);
+    socket_poll(server->polls, 1 + server->count + (size_t)handshake_servers, wake_ns);
 }
 
 static void *serve(void *arg)
@@ -251,7 +251,7 @@ static void server_free(struct bhvd_rendezvous *server)
         connection_drop(server->connections[i]);
     free_dropped(server);
     scopes_fini(&server->scopes);
-    greeter_destroy(server->greeter);
+    handshake_server_destroy(server->handshakes);
     free(server->connections);
     free(server->polls);
     if (server->listen_fd >= 0)
@@ -294,10 +294,10 @@ bhvd_status bhvd_rendezvous_create(const char *host, int port, const void *secre
     if (status)
         goto fail;
 
-    server->greeter = greeter_create(&(struct greeter_options){
+    server->handshakes = handshake_server_create(&(struct handshake_server_options){
         .listeners = {server->listen_fd, -1}, .bindings = {{AUTH_RENDEZVOUS, AUTH_NO_RANK, AUTH_NO_RANK, server->port}},
         .secret = server->secret, .secret_size = secret_size});
-    if (!server->greeter) {
+    if (!server->handshakes) {
         status = error_set(error, BHVD_ERR_SYSTEM, "out of memory for the rendezvous server");
         goto fail;
     }

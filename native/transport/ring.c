@@ -7,7 +7,7 @@ static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 size_t ring_write(struct ring *ring, size_t capacity, const void *src, size_t size)
 {
     uint64_t tail = atomic_load_explicit(&ring->tail, memory_order_relaxed);
-    uint64_t head = atomic_load(&ring->head);   // sequentially consistent: see bell.h
+    uint64_t head = atomic_load(&ring->head);   // sequentially consistent: see doorbell.h
     size_t n = min_size(size, capacity - (size_t)(tail - head));
     if (n == 0)
         return 0;

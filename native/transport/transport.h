@@ -13,7 +13,7 @@
 #include <sys/uio.h>
 
 #include "bagua_hvd.h"
-#include "transport/bell.h"
+#include "transport/doorbell.h"
 #include "transport/ring.h"
 
 struct channel;
@@ -39,13 +39,13 @@ struct channel {
     const struct channel_ops *ops;
     int fd;                             // tcp: the socket; else -1
     int64_t unanswered_since_ns;        // tcp: for silence_ns; 0: nothing was on its way
-    uint32_t asked;                     // tcp: events that the kernel tells of (watch.h),
+    uint32_t asked;                     // tcp: events that the kernel tells of (poller.h),
     bool told;                          // and it has told of input
     struct ring *tx, *rx;               // rings
     size_t capacity;
-    struct bell *peer_bell;
+    struct doorbell *peer_doorbell;
     struct mpi_pipe *pipe;              // mpi
-    bool lazy;                          // what is sent now need not wake an idle peer (bell.h)
+    bool lazy;                          // what is sent now need not wake an idle peer (doorbell.h)
 };
 
 extern const struct channel_ops channel_ring_ops, channel_tcp_ops, channel_mpi_ops;

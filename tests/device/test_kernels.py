@@ -310,7 +310,7 @@ def test_error_feedback(launch, type):
             np.testing.assert_array_equal(element.load(rounded), element.load(element.store(total)))
         decoded = values(type, count, "offset")
         lost = total - element.load(decoded).astype(np.float32)
-        launch(f"keep_lost_{type}", 2, 64, sums, decoded, count)
+        launch(f"update_residual_{type}", 2, 64, sums, decoded, count)
         bytes_equal(sums, np.where(np.isfinite(lost), lost, np.float32(0)))
 
 

@@ -1,4 +1,4 @@
-"""NCCL within hosts, the CPU transports between them (native/gpu/nccl_levels.c).
+"""NCCL within hosts, the CPU transports between them (native/gpu/nccl_two_level.c).
 
 As test_nccl.py, no GPU takes part; hosts are simulated by host ids. Groups that the stand-in launches tell which way an
 operation went: two a rank for an allreduce in two levels, one where NCCL connects all, none by way of the host.

@@ -166,7 +166,7 @@ def relayed():
     yield stream(TREE, 1, 7, (UP, bundled(([1], allreduce), ([2], allreduce))))
 
 
-def carried():
+def inline():
     """Values that travel with ids: known ones, too many bytes, an unknown id; and where there is a relay."""
     allreduce = asked(request(ALLREDUCE, b"a"))
     agreed, turn = answered((b"a", 1, (), b"")), (1, 0, b"")
@@ -270,7 +270,7 @@ def refused():
 
 
 def main():
-    for name, inputs in {"post": posts(), "negotiation": [*negotiation(), *relayed(), *carried()],
+    for name, inputs in {"post": posts(), "negotiation": [*negotiation(), *relayed(), *inline()],
                          "request": requests(), "rendezvous": rendezvous(), "codec": codecs()}.items():
         folder = CORPUS / name
         folder.mkdir(parents=True, exist_ok=True)

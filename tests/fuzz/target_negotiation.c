@@ -1,4 +1,4 @@
-// A rank of three, as coordinator or as member, with operations of every kind in flight, whose peers send any frames:
+// A rank of three, as coordinator or as member, with operations of every kind in progress, whose peers send any frames:
 // through the ring and the framing of link.c, or frame by frame. Nothing is executed; what would be executed is looked at.
 //
 //     role, posts, cut (u8 each), then the stream, or for each frame: peer, type (u8), size (u16), payload. A frame of the
@@ -126,9 +126,9 @@ static void look_at_executions(const bhvd_context *ctx)
         for (int i = 0; i < e->count; i++) {
             const struct bhvd_handle *op = operation_of(e->works[i]);
             REQUIRE(set && set->group.rank >= 0 && op->answered && !operation_is_over(op) && op->process_set == e->process_set);
-            REQUIRE(op->announced || op->work.phantom);
+            REQUIRE(op->announced || op->work.is_proxy);
             REQUIRE(i == 0 || (op->work.kind == BHVD_ALLREDUCE && e->works[0]->kind == BHVD_ALLREDUCE));
-            REQUIRE(!op->work.phantom || op->work.kind == BHVD_ALLREDUCE ||
+            REQUIRE(!op->work.is_proxy || op->work.kind == BHVD_ALLREDUCE ||
                     bhvd_encoded_size(op->work.codec, op->work.tensors[0].dtype, 1, &op->work.codec_options));
             REQUIRE(answer_agrees(set, op, op->agreed, op->agreed_count));
             for (int j = 0; j < i; j++)

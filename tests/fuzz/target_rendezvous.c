@@ -28,10 +28,10 @@ static struct bhvd_rendezvous *make_server(void)
                                        .secret = malloc(sizeof SECRET), .secret_size = sizeof SECRET,
                                        .scopes.answer = connection_answer};
     memcpy(server->secret, SECRET, sizeof SECRET);
-    server->greeter = greeter_create(&(struct greeter_options){
+    server->handshakes = handshake_server_create(&(struct handshake_server_options){
         .listeners = {server->listen_fd, -1}, .bindings = {BINDING}, .secret = server->secret, .secret_size = sizeof SECRET});
     // The kernel finds an address.
-    REQUIRE(server->greeter && bind(server->listen_fd, (struct sockaddr *)&nowhere, sizeof nowhere.sun_family) == 0 &&
+    REQUIRE(server->handshakes && bind(server->listen_fd, (struct sockaddr *)&nowhere, sizeof nowhere.sun_family) == 0 &&
             listen(server->listen_fd, CONNECTIONS) == 0 && reserve_connection(server));
     return server;
 }
@@ -50,7 +50,7 @@ static int attach(const struct bhvd_rendezvous *server)
 static void greet(struct bhvd_rendezvous *server)
 {
     int64_t now_ns = 0;
-    const int count = greeter_poll(server->greeter, server->polls + 1, &now_ns);
+    const int count = handshake_server_poll(server->handshakes, server->polls + 1, &now_ns);
     socket_poll(server->polls + 1, (size_t)count, now_ns);
     let_in(server, 1);
 }

@@ -168,7 +168,7 @@ static void execute_all(struct rank *rank)
         for (int i = 0; i < e->count; i++) {
             struct bhvd_handle *op = operation_of(e->works[i]);
             CHECK(rank->executed < sizeof rank->order - 1);
-            if (!op->work.phantom)
+            if (!op->work.is_proxy)
                 rank->order[rank->executed++] = op->work.name[0];
             if (op->work.kind == BHVD_JOIN)
                 op->value = op->agreed[0];
@@ -216,7 +216,7 @@ static void mix_relay(uint64_t *hash, struct relay *relay)
 {
     mix_number(hash, (uint64_t)relay->parent << 2 | (uint64_t)relay->moving << 1 | relay->coordinator_left);
     mix(hash, bundle_write(&relay->bundle)->data, relay->bundle.out.size);
-    mix(hash, relay->early.data, relay->early.size);
+    mix(hash, relay->unexpected.data, relay->unexpected.size);
     for (int i = 0; i < relay->tree.child_count; i++) {
         CHECK(relay->tree.children[i].out.size == 0);
         mix_number(hash, (uint64_t)relay->tree.children[i].rank);

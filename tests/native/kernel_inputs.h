@@ -44,7 +44,7 @@ static void store(int dtype, void *p, double x)
 }
 
 // ORDINARY: floats in [-1, 1). SPECIAL: mostly the values that break kernels. ANY_BITS: random bytes.
-// TINY: subnormals and their neighbours. HUGE_RANGE: both ends of the type. CONSTANT: all the same.
+// TINY: subnormals and their neighbors. HUGE_RANGE: both ends of the type. CONSTANT: all the same.
 enum fill { ORDINARY, SPECIAL, ANY_BITS, TINY, HUGE_RANGE, CONSTANT, FILLS };
 
 static double fill_value(int dtype, enum fill fill, size_t i)

@@ -3,8 +3,8 @@
 #include "check.h"
 
 #include "core/message/bundle.h"
-#include "core/message/cached_run.h"
-#include "core/negotiation/carried.h"
+#include "core/message/id_range.h"
+#include "core/negotiation/inline_payload.h"
 #include "core/message/frame.h"
 
 enum { RANKS = 200 };
@@ -64,8 +64,8 @@ static const char *text_of(struct bundle *bundle)
         while (items.at < items.end) {
             enum item_tag tag = bytes_take_u8(&items);
             if (tag == ITEM_CACHED) {
-                struct cached_run run = cached_run_take(&items);
-                used += (size_t)snprintf(text + used, sizeof text - used, " %ux%u", run.id, run.count);
+                struct id_range range = id_range_take(&items);
+                used += (size_t)snprintf(text + used, sizeof text - used, " %ux%u", range.id, range.count);
             } else if (tag == ITEM_FULL) {
                 uint32_t length = bytes_take_u32(&items);
                 used += (size_t)snprintf(text + used, sizeof text - used, " %.*s", (int)length, bytes_take(&items, length));
@@ -168,8 +168,8 @@ TEST(long_runs_are_not_joined_beyond_what_one_item_may_hold)
 {
     struct bundle bundle = {0};
     struct bytes items = {0};
-    put_cached(&items, 1, CACHED_RUN_MAX);
-    put_cached(&items, 1 + CACHED_RUN_MAX, 2);
+    put_cached(&items, 1, ID_RANGE_MAX);
+    put_cached(&items, 1 + ID_RANGE_MAX, 2);
     put_cached(&items, UINT32_MAX, 1);
     CHECK(add(&bundle, 0, &items));
     CHECK_TEXT(&bundle, "0: 1x65536 65537x2 4294967295x1");
@@ -187,9 +187,9 @@ TEST(malformed_items_are_refused)
     put_full(&items, "cut short");
     items.size--;
     CHECK(!add(&bundle, 0, &items));
-    carried_put(&items, 1, "1234", 4);              // where there is a relay, nothing is carried
+    inline_payload_put(&items, 1, "1234", 4);       // where there is a relay, nothing is inline
     CHECK(!add(&bundle, 0, &items));
-    bytes_put_u8(&items, ITEM_STANDING);
+    bytes_put_u8(&items, ITEM_PERSISTENT);
     CHECK(!add(&bundle, 0, &items));
     bundle_fini(&bundle);
 }
@@ -203,7 +203,7 @@ TEST(whole_items_stay_as_they_are)
     for (int i = 0; i < 2; i++) {
         const size_t before = items.size;
         put_cached(&items, 20, 1);
-        carried_put(&items, 3, "1234", 4);
+        inline_payload_put(&items, 3, "1234", 4);
         put_cached(&items, 19, 1);
         put_full(&items, "hello");
         bundle_put_whole(&bundle, &from, (struct bytes_reader){items.data + before, items.data + items.size, false});

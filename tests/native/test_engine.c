@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "core/context/context.h"
-#include "core/negotiation/meeting.h"
+#include "core/negotiation/pairwise.h"
 #include "job.h"
 
 enum { COUNT = 5000, ROUNDS = 4, OPERATIONS = 24 };
@@ -85,7 +85,7 @@ static void mismatch_then_agreement(struct job *job, int rank, bhvd_context *ctx
     (void)job;
     finish(post(ctx, BHVD_ALLREDUCE, "a", x, x, rank == 1 ? 7 : 8, BHVD_OK), BHVD_ERR_MISMATCH);
     finish(post(ctx, rank == 2 ? BHVD_BROADCAST : BHVD_ALLREDUCE, "b", x, x, 8, BHVD_OK), BHVD_ERR_MISMATCH);
-    // The name is in flight on rank 0 until rank 1 posts it, which is after the barrier.
+    // The name is in progress on rank 0 until rank 1 posts it, which is after the barrier.
     bhvd_handle *first = rank == 1 ? NULL : post(ctx, BHVD_ALLREDUCE, "c", x, x, 8, BHVD_OK);
     if (rank == 0)
         post(ctx, BHVD_ALLREDUCE, "c", x, x, 8, BHVD_ERR_ARGUMENT);
@@ -145,7 +145,7 @@ static void agrees_again_and_again(struct job *job, int rank, bhvd_context *ctx)
     finish(post(ctx, BHVD_BARRIER, "all", NULL, NULL, -1, BHVD_OK), BHVD_OK);
     if (rank == 0) {
         pthread_mutex_lock(&ctx->engine_lock);
-        CHECK_EQ(ctx->meetings->agreed, 1);
+        CHECK_EQ(ctx->pairwise->agreed, 1);
         pthread_mutex_unlock(&ctx->engine_lock);
     }
     finish(post(ctx, BHVD_BARRIER, "looked", NULL, NULL, -1, BHVD_OK), BHVD_OK);

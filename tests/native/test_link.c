@@ -162,7 +162,7 @@ TEST(what_is_early_alone_stays_in_its_socket)
     link_number_recv(&pair.b.link, 4);          // posted later
     link_post_recv(&pair.b.link, 4, &receives[1], in[1], LENGTH);
     CHECK_STATUS(look(&pair), BHVD_OK);
-    CHECK(!receives[1].done && !pair.b.link.lanes[4].strays.head && !pair.b.link.streams[0].receiving);
+    CHECK(!receives[1].done && !pair.b.link.lanes[4].unexpected.head && !pair.b.link.streams[0].receiving);
     link_recv_numbered(&pair.b.link, 4, 0, &receives[0], in[0], LENGTH, NULL);
     CHECK_STATUS(look(&pair), BHVD_OK);
     CHECK(receives[0].done && receives[1].done && in[0][0] == 1 && in[1][0] == 2);
@@ -252,11 +252,11 @@ TEST(a_link_is_freed_after_the_transfers_of_its_owner)
     for (int is_expected = 0; is_expected < 2; is_expected++) {
         struct pair pair;
         struct transfer *send = malloc(sizeof *send), *receive = malloc(sizeof *receive), *other = malloc(sizeof *other);
-        unsigned char *out = calloc(1, LINK_STRAY_MAX), *in = malloc(LINK_STRAY_MAX);
+        unsigned char *out = calloc(1, LINK_UNEXPECTED_MAX), *in = malloc(LINK_UNEXPECTED_MAX);
         pair_init(&pair, 4, 4);
-        link_post_send(&pair.a.link, 4, send, out, LINK_STRAY_MAX);
+        link_post_send(&pair.a.link, 4, send, out, LINK_UNEXPECTED_MAX);
         if (is_expected)
-            link_post_recv(&pair.b.link, 4, receive, in, LINK_STRAY_MAX);
+            link_post_recv(&pair.b.link, 4, receive, in, LINK_UNEXPECTED_MAX);
         else
             link_post_recv(&pair.b.link, 3, other, in, LENGTH);
         for (int i = 0; i < LOOKS; i++) {
@@ -281,10 +281,10 @@ TEST(an_unexpected_message_of_an_execution_that_is_over_is_an_error)
 {
     struct pair pair;
     struct transfer send, other, later;
-    unsigned char *out = calloc(1, LINK_STRAY_MAX), in[2][LENGTH];
+    unsigned char *out = calloc(1, LINK_UNEXPECTED_MAX), in[2][LENGTH];
     bool progress = false;
     pair_init(&pair, 4, 4);
-    link_post_send(&pair.a.link, 4, &send, out, LINK_STRAY_MAX);
+    link_post_send(&pair.a.link, 4, &send, out, LINK_UNEXPECTED_MAX);
     link_post_recv(&pair.b.link, 3, &other, in[0], LENGTH);
     CHECK_STATUS(link_advance(&pair.a.link, on_frame, NULL, &progress), BHVD_OK);
     for (int i = 0; i < LOOKS; i++)

@@ -18,7 +18,7 @@ CONFIGURATIONS = os.environ.get("BHVD_NATIVE_CONFIGURATIONS", "").split()
 WAITING = ["test_heartbeat", "test_reason", "test_rendezvous"]
 # Ten to thirty times as long under AddressSanitizer, under which `make test` runs all others. What these try, Python's
 # tests of primitives, codecs and two levels try there.
-SLOW = ["test_codecs", "test_hierarchy", "test_interleavings", "test_interleavings_tree", "test_nccl_levels",
+SLOW = ["test_codecs", "test_hierarchy", "test_interleavings", "test_interleavings_tree", "test_nccl_two_level",
         "test_primitives"]
 # A minute under TSan, which finds nothing where there is one thread; `make tsan` runs them all the same.
 ONE_THREAD = ["test_codecs", "test_interleavings", "test_interleavings_tree", "test_kernels", "test_schedules"]

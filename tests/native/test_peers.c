@@ -148,7 +148,7 @@ TEST(shift_one_is_the_published_schedule)
     }
 }
 
-TEST(ring_neighbours)
+TEST(ring_neighbors)
 {
     for (int n = 3; n < SIZES; n++) {
         for (int i = 0; i < n; i++) {

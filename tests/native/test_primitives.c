@@ -1,4 +1,4 @@
-// The primitives with n ranks as threads, several in flight at once and in another order on every rank, over every
+// The primitives with n ranks as threads, several in progress at once and in another order on every rank, over every
 // transport: under the sanitizers the test of ownership and of data races. tests/primitives has the values in full.
 #include <stdio.h>
 #include <stdlib.h>

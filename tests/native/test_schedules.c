@@ -59,7 +59,7 @@ static size_t sum_of(const size_t *values, int count)
     return sum;
 }
 
-// Two neighbours, or one.
+// Two neighbors, or one.
 static int peers_of(const struct job *job, int rank, int peers[2])
 {
     peers[0] = (rank + job->n - 1) % job->n;

@@ -145,8 +145,8 @@ static bhvd_status check_replicas(const struct bhvd_args *args, struct bhvd_erro
     for (int r = 0; r < REPLICAS; r++) {
         if (!args->replicas[r] && (args->before[r] != 0 || args->after[1 + r] != 0))
             return error_set(error, BHVD_ERR_ARGUMENT, "'%s' has a weight for replica %d, which is not kept", args->name, r);
-        if (args->gpu && args->replicas[r] && !args->replica_mirrors[r])
-            return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d and keeps replicas: give mirrors of them",
+        if (args->gpu && args->replicas[r] && !args->replica_copies[r])
+            return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d and keeps replicas: give device copies of them",
                              args->name, args->device);
         has_result |= args->after[1 + r] != 0;
     }
@@ -213,8 +213,8 @@ bhvd_status arguments_check(bhvd_context *ctx, const struct bhvd_args *args, str
     if (args->device >= 0 ? !args->gpu || args->gpu->index != args->device : args->gpu != NULL)
         return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d, but was given %s", args->name, args->device,
                          args->gpu ? "another GPU" : "no GPU");
-    if (args->gpu && ((args->worker_error && !args->worker_mirror) || (args->server_error && !args->server_mirror)))
-        return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d and feeds errors back: give mirrors of them",
+    if (args->gpu && ((args->worker_error && !args->worker_copy) || (args->server_error && !args->server_copy)))
+        return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d and feeds errors back: give device copies of them",
                          args->name, args->device);
     bool for_all = args->kind == BHVD_JOIN || args->kind >= BHVD_PROCESS_SET_ADD;
     if (for_all && args->process_set != 0)

@@ -11,12 +11,12 @@
 #include "core/health/heartbeat.h"
 #include "core/message/frame.h"
 #include "core/negotiation/coordinator.h"
-#include "core/negotiation/meeting.h"
+#include "core/negotiation/pairwise.h"
 #include "core/negotiation/response_cache.h"
 #include "core/api/progress.h"
 #include "run/executor.h"
 #include "run/result_memory.h"
-#include "transport/door.h"
+#include "transport/listener.h"
 
 // What the strings and the secret say is needed only while connecting, so they are not kept.
 static void forget_strings(bhvd_context *ctx)
@@ -45,7 +45,7 @@ void context_free(bhvd_context *ctx)
     coordinator_fini(ctx);
     relay_fini(ctx);
     heartbeat_fini(ctx);
-    meetings_destroy(ctx->meetings);
+    pairwise_destroy(ctx->pairwise);
     response_cache_destroy(ctx->cache);
     process_set_table_fini(&ctx->sets);
     executor_fini(&ctx->run);
@@ -76,11 +76,11 @@ bhvd_context *context_new(const struct bhvd_context_options *options)
     ctx->timeline.log = &ctx->log;
     ctx->posted_tail = &ctx->posted_head;
     ctx->executions_tail = &ctx->executions_head;
-    run_init(&ctx->run, &engine_duties, ctx);
+    run_init(&ctx->run, &engine_callbacks, ctx);
     ctx->run.timeout_ms = options->timeout_ms;
     ctx->cache = response_cache_create(options->cache_capacity);
-    ctx->meetings = meetings_create();
-    if (ctx->cache && ctx->meetings)
+    ctx->pairwise = pairwise_create();
+    if (ctx->cache && ctx->pairwise)
         return ctx;
     context_free(ctx);
     return NULL;
@@ -164,10 +164,10 @@ void bhvd_context_after_fork(bhvd_context *ctx)
     // the engine may have been growing a buffer, so that what points to it here is what is no more.
     for (int rank = 0; rank < ctx->options.size; rank++)
         link_close(&ctx->run.connections.links[rank]);
-    watch_close(&ctx->run.connections.watch);
-    door_after_fork(ctx->run.connections.door);
-    close(ctx->run.connections.bell.fd);
-    ctx->run.connections.bell.fd = -1;
+    poller_close(&ctx->run.connections.poller);
+    listener_after_fork(ctx->run.connections.listener);
+    close(ctx->run.connections.doorbell.fd);
+    ctx->run.connections.doorbell.fd = -1;
 }
 
 bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error)

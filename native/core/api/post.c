@@ -9,7 +9,7 @@
 #include "core/context/context.h"
 #include "core/message/frame.h"
 #include "core/message/request.h"
-#include "gpu/mirror.h"
+#include "gpu/device_copy.h"
 #include "gpu/staged_codes.h"
 #include "gpu/staging.h"
 
@@ -52,11 +52,11 @@ static int32_t *copy_splits(const struct bhvd_args *args)
 }
 
 // What the host reads or changes of arrays that may have newer values on a GPU.
-static bhvd_status fetch_mirrors(const struct bhvd_handle *op, struct bhvd_error *error)
+static bhvd_status fetch_device_copies(const struct bhvd_handle *op, struct bhvd_error *error)
 {
-    bhvd_status status = op->work.worker_mirror ? bhvd_mirror_fetch(op->work.worker_mirror, error) : BHVD_OK;
+    bhvd_status status = op->work.worker_copy ? bhvd_device_array_fetch(op->work.worker_copy, error) : BHVD_OK;
     for (int r = 0; r < REPLICAS && !status; r++)
-        status = op->work.replica_mirrors[r] ? bhvd_mirror_fetch(op->work.replica_mirrors[r], error) : BHVD_OK;
+        status = op->work.replica_copies[r] ? bhvd_device_array_fetch(op->work.replica_copies[r], error) : BHVD_OK;
     return status;
 }
 
@@ -67,7 +67,7 @@ static bhvd_status stage(struct bhvd_handle *op, const struct bhvd_args *args, c
     const enum nccl_way way = args->gpu ? nccl_way_of(&facts->nccl, &op->work) : WAY_HOST;
     if (way == WAY_HOST && staged_codes_take(&op->work, args, facts->nccl.has_levels))
         return staged_codes_create(&op->work, &op->ctx->run.kernels, args, facts->size, facts->rank, error);
-    bhvd_status status = way == WAY_HOST ? fetch_mirrors(op, error) : BHVD_OK;
+    bhvd_status status = way == WAY_HOST ? fetch_device_copies(op, error) : BHVD_OK;
     if (status || !args->gpu)
         return status;
     status = staging_create(&op->work, args, facts->size, op->ctx->options.rank, way != WAY_HOST, error);
@@ -115,7 +115,7 @@ bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, st
     op->on_gpu = args->gpu != NULL;
     for (int r = 0; r < REPLICAS; r++) {
         op->work.replicas[r] = args->replicas[r];
-        op->work.replica_mirrors[r] = args->replicas[r] ? args->replica_mirrors[r] : NULL;
+        op->work.replica_copies[r] = args->replicas[r] ? args->replica_copies[r] : NULL;
         op->work.before[1 + r] = args->before[r];
         op->work.mixes_before |= args->before[r] != 0;
         op->work.mixes_after |= args->after[1 + r] != 0;
@@ -124,8 +124,8 @@ bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, st
     memcpy(op->work.after, args->after, sizeof op->work.after);
     op->work.worker_error = args->worker_error;
     op->work.server_error = args->server_error;
-    op->work.worker_mirror = args->worker_error ? args->worker_mirror : NULL;
-    op->work.server_mirror = args->server_error ? args->server_mirror : NULL;
+    op->work.worker_copy = args->worker_error ? args->worker_copy : NULL;
+    op->work.server_copy = args->server_error ? args->server_copy : NULL;
     op->work.tensor_count = args->tensor_count;
     op->work.tensors = op->tensors;
     for (size_t t = 0; t < args->tensor_count; t++) {

@@ -29,9 +29,9 @@ enum {
     SLICE_NS = 100000           // of the progress thread; the kernel's shortest
 };
 
-static enum bell_state bell_asleep(bhvd_context *ctx)
+static enum doorbell_state doorbell_asleep(bhvd_context *ctx)
 {
-    return atomic_load(&ctx->outstanding) || run_links_wait_for_room(&ctx->run) ? BELL_ASLEEP : BELL_IDLE;
+    return atomic_load(&ctx->outstanding) || run_links_wait_for_room(&ctx->run) ? DOORBELL_ASLEEP : DOORBELL_IDLE;
 }
 
 // Must the progress thread wake for what is there now? Under engine_lock.
@@ -42,7 +42,7 @@ static bool engine_has_work(bhvd_context *ctx)
     if (atomic_load(&ctx->posted_count) || engine_has_next(ctx))
         return true;
     // With only the global set nothing can happen before this rank posts: leave the others' requests where they are.
-    if (bell_asleep(ctx) == BELL_IDLE && ctx->sets.generation <= 1)
+    if (doorbell_asleep(ctx) == DOORBELL_IDLE && ctx->sets.generation <= 1)
         return false;
     return run_links_are_ready(&ctx->run);
 }
@@ -63,7 +63,7 @@ static void ask_for_short_slice(void)
         syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 
-// A thread that waits for its operation runs the engine, and the sockets that woke this thread woke that one too. It rings the bell
+// A thread that waits for its operation runs the engine, and the sockets that woke this thread woke that one too. It rings the doorbell
 // when it leaves work behind (engine_release), so this thread need not be there for each of its operations.
 static bool take_engine(bhvd_context *ctx, int *nap_ms)
 {
@@ -84,9 +84,9 @@ static void *progress_main(void *arg)
     while (!atomic_load(&ctx->closed)) {
         if (!take_engine(ctx, &nap_ms))
             continue;
-        pause_set_bell(&ctx->run, BELL_AWAKE);
-        // Only now, since a waiting thread may have held the engine and be asleep on the same bell: it would miss it.
-        bell_drain(&ctx->run.connections.bell);
+        pause_set_doorbell(&ctx->run, DOORBELL_AWAKE);
+        // Only now, since a waiting thread may have held the engine and be asleep on the same doorbell: it would miss it.
+        doorbell_drain(&ctx->run.connections.doorbell);
         // What is on its way to another host wakes this thread; a computation has better use for the core meanwhile.
         const int limit = executor_is_busy(&ctx->run) && pause_is_patient(&ctx->run) ? 1 : IDLE_ROUNDS;
         for (int rounds = 0; rounds < limit && !atomic_load(&ctx->closed); rounds++) {
@@ -105,7 +105,7 @@ static void *progress_main(void *arg)
         run_look_at_liveness(&ctx->run);
         engine_look_around(ctx);
         fusion_trim(&ctx->run.fusion, clock_now_ns());
-        pause_set_bell(&ctx->run, bell_asleep(ctx));
+        pause_set_doorbell(&ctx->run, doorbell_asleep(ctx));
         bool work = engine_has_work(ctx);
         const bool links_too = !ctx->run.failure.status;
         bool looking = engine_needs_looking(ctx);
@@ -118,17 +118,17 @@ static void *progress_main(void *arg)
 
 static void engine_release(bhvd_context *ctx)
 {
-    // The progress thread sleeps in poll(): from now on bells are for it.
-    pause_set_bell(&ctx->run, bell_asleep(ctx));
+    // The progress thread sleeps in poll(): from now on doorbells are for it.
+    pause_set_doorbell(&ctx->run, doorbell_asleep(ctx));
     // And what is on its way now was not when it chose what to sleep on.
     bool work = engine_has_work(ctx) || ctx->staged_head || executor_is_busy(&ctx->run);
     pthread_mutex_unlock(&ctx->engine_lock);
     if (work)
-        bell_ring(&ctx->run.connections.bell, 0);
+        doorbell_ring(&ctx->run.connections.doorbell, 0);
 }
 
 // What engine_run may not sleep through: its operation is done, or there is one to execute.
-static int has_to_act(struct run *run, void *arg)
+static int has_to_act(struct executor_context *run, void *arg)
 {
     const struct bhvd_handle *op = arg;
     (void)run;
@@ -160,12 +160,12 @@ static void wait_for(bhvd_context *ctx, struct bhvd_handle *op, int64_t deadline
         if (atomic_load(&ctx->closed)) {
             operation_sleep(op, deadline_ns);      // progress_stop ends it
         } else if (pthread_mutex_trylock(&ctx->engine_lock) == 0) {
-            pause_set_bell(&ctx->run, BELL_AWAKE);
+            pause_set_doorbell(&ctx->run, DOORBELL_AWAKE);
             engine_run(ctx, op, deadline_ns);
             engine_release(ctx);
         } else {
             // Another thread is at it. It may have looked for posts just before ours and be about to sleep.
-            bell_ring(&ctx->run.connections.bell, 0);
+            doorbell_ring(&ctx->run.connections.doorbell, 0);
             for (int i = 0; i < HANDOVER_ROUNDS && !operation_is_over(op); i++)
                 sched_yield();
             operation_sleep(op, deadline_ns);
@@ -185,7 +185,7 @@ void progress_wait(struct bhvd_handle *op, int64_t deadline_ns)
 void progress_posted(bhvd_context *ctx, bool blocking)
 {
     if (!blocking)
-        bell_ring(&ctx->run.connections.bell, 0);
+        doorbell_ring(&ctx->run.connections.doorbell, 0);
 }
 
 bhvd_status progress_start(bhvd_context *ctx, struct bhvd_error *error)
@@ -231,9 +231,9 @@ void progress_stop(bhvd_context *ctx)
 {
     if (atomic_exchange(&ctx->closed, true))
         return;
-    bell_ring(&ctx->run.connections.bell, 0);
+    doorbell_ring(&ctx->run.connections.doorbell, 0);
     uint64_t one = 1;
-    ssize_t written = write(ctx->run.connections.bell.fd, &one, sizeof one);
+    ssize_t written = write(ctx->run.connections.doorbell.fd, &one, sizeof one);
     (void)written;
     if (ctx->progress_thread_runs)
         pthread_join(ctx->progress_thread, NULL);

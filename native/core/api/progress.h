@@ -7,7 +7,7 @@
 
 // Starts the progress thread.
 bhvd_status progress_start(bhvd_context *ctx, struct bhvd_error *error);
-// Ends it: says goodbye to all peers, ends what is in flight.
+// Ends it: says goodbye to all peers, ends what is in progress.
 void progress_stop(bhvd_context *ctx);
 
 // After an operation was put into the posted list. blocking: its caller waits at once, and makes the progress itself.

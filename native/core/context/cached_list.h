@@ -10,7 +10,7 @@ struct cached {
     struct cached *older, *newer;
     uint32_t id;
     struct operation_key key;               // name inside a request
-    struct cached **user;                   // where something in flight refers to this entry, which then is not evicted; NULL: nothing
+    struct cached **user;                   // where something in progress refers to this entry, which then is not evicted; NULL: nothing
 };
 
 struct cached_list {

@@ -1,5 +1,5 @@
 // Any number of threads add to a list and take from it. An operation whose completion is in the list or
-// on its way into it holds a reference, so that the list may be destroyed while operations are in flight.
+// on its way into it holds a reference, so that the list may be destroyed while operations are in progress.
 #include "core/context/completions.h"
 
 #include <pthread.h>

@@ -1,6 +1,6 @@
 // The state of one rank, and who may touch which part of it:
 //
-//     posting side    any thread, under `post_lock`: posted operations, names in flight, failure
+//     posting side    any thread, under `post_lock`: posted operations, names in progress, failure
 //     engine          whoever holds `engine_lock` (progress.h): links, negotiation, cache, executions
 //     process sets    written by the engine, read by any thread, under `sets_lock`; so is, under its own, who stalls
 #ifndef BHVD_CONTEXT_H
@@ -32,12 +32,12 @@ struct engine_counters {
 
 struct bhvd_context {
     struct bhvd_context_options options;        // without strings and secret
-    struct run run;                             // what executes; its failure is why nothing more can be executed
+    struct executor_context run;                // what executes; its failure is why nothing more can be executed
 
     pthread_mutex_t post_lock;
     struct bhvd_handle *posted_head, **posted_tail;
     _Atomic uint32_t posted_count;              // of the list, so that the engine looks without the lock
-    struct table names;                         // operations in flight on this rank, by set and name
+    struct table names;                         // operations in progress on this rank, by set and name
     struct bhvd_error closing;                  // why nothing more can be posted; BHVD_OK while usable
     struct bhvd_error first_loss;               // how the first operation ended that another rank ended
     _Atomic uint32_t outstanding;               // posted and not ended
@@ -48,7 +48,7 @@ struct bhvd_context {
     bool progress_thread_runs;
     struct coordinator *coordinator;
     struct relay *relay;
-    struct meetings *meetings;
+    struct pairwise *pairwise;
     struct bytes request_frame;                 // the requests being announced
     bool said_goodbye;
     bool failed_elsewhere;                      // another rank's goodbye told of the failure
@@ -74,7 +74,7 @@ struct bhvd_context {
 // Those that it has answered are still executed: every member counts on the others for them. Engine only.
 void context_close(bhvd_context *ctx, const struct bhvd_error *error);
 
-// Marks the context unusable, ends every operation in flight with this error, and returns its status. Engine only.
+// Marks the context unusable, ends every operation in progress with this error, and returns its status. Engine only.
 // The first failure stays: later ones are consequences. No rank is blamed: see run_blame.
 bhvd_status context_fail(bhvd_context *ctx, bhvd_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

@@ -1,4 +1,4 @@
-// How a context ends: nothing more can be posted (closed), or executed either (failed); operations in flight hear why.
+// How a context ends: nothing more can be posted (closed), or executed either (failed); operations in progress hear why.
 #include <stdarg.h>
 #include <stdlib.h>
 
@@ -6,7 +6,7 @@
 #include "core/context/context.h"
 #include "core/context/operation.h"
 
-// Operations in flight, linked by `next`: all but those of the running execution, or only the unanswered ones.
+// Operations in progress, linked by `next`: all but those of the running execution, or only the unanswered ones.
 static struct bhvd_handle *take_in_flight(bhvd_context *ctx, bool unanswered_only)
 {
     struct bhvd_handle *list = NULL;
@@ -71,7 +71,7 @@ void context_end_all(bhvd_context *ctx, const struct bhvd_error *error)
     for (struct execution *execution = ctx->executions_head, *next; execution; execution = next) {
         next = execution->next;
         for (int i = 0; i < execution->count; i++) {
-            if (execution->works[i]->phantom)
+            if (execution->works[i]->is_proxy)
                 operation_drop(operation_of(execution->works[i]));
         }
         free(execution);

@@ -42,7 +42,7 @@ void operation_end(struct bhvd_handle *op, const struct bhvd_error *error)
     else if (op->work.staging)
         staging_end(&op->work, &op->error);
     cached_release(&op->cached);
-    if (op->work.phantom) {
+    if (op->work.is_proxy) {
         operation_drop(op);
         return;
     }
@@ -99,7 +99,7 @@ void operation_drop(struct bhvd_handle *op)
     bytes_fini(&op->request);
     free(op->splits);
     free(op->agreed_owned);
-    free(op->carried);
+    free(op->inline_sum);
     free(op->received_splits);
     free(op);
 }

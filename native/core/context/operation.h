@@ -33,13 +33,13 @@ struct bhvd_handle {
     const int64_t *agreed;              // what the response adds, see core/negotiation/member.h
     size_t agreed_count;
     int64_t *agreed_owned;              // to be freed; NULL when `agreed` lies in `cached`
-    unsigned char *carried;             // the sum that came with the answer (carried.h); NULL: it is to be executed
-    bool on_gpu;                        // on all members; a phantom's own memory is the host's nevertheless
+    unsigned char *inline_sum;          // the sum that came with the answer (inline_payload.h); NULL: it is to be executed
+    bool on_gpu;                        // on all members; a proxy's own memory is the host's nevertheless
     int32_t *received_splits;           // alltoall: received_size entries for each tensor
     size_t received_size;
     int64_t value;
     bool announced, answered;           // the coordinator was told; its answer came (engine only)
-    bool meets;                         // neither: its neighbours were told (meeting.h)
+    bool is_pairwise;                   // neither: its neighbors were told (pairwise.h)
     bool executing;                     // its execution runs: only that ends it
     _Atomic uint32_t state;             // futex word, of enum operation_state
     struct completion *_Atomic completion;      // core/context/completions.h; NULL: nobody is told when it ends
@@ -67,10 +67,10 @@ static inline bool operation_is_over(const struct bhvd_handle *operation)
 }
 // Sleeps, mostly until another thread has ended it; CLOCK_NEVER: no deadline.
 void operation_sleep(struct bhvd_handle *operation, int64_t deadline_ns);
-// Ends all operations in flight on a process set that is being removed.
+// Ends all operations in progress on a process set that is being removed.
 void operation_end_set(bhvd_context *ctx, uint32_t process_set);
 
-// The operation in flight with this key, or NULL. Takes post_lock.
+// The operation in progress with this key, or NULL. Takes post_lock.
 struct bhvd_handle *operation_find(bhvd_context *ctx, const struct operation_key *key);
 struct bhvd_handle *operation_find_locked(bhvd_context *ctx, const struct operation_key *key);      // by who holds it
 

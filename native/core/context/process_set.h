@@ -17,7 +17,7 @@ struct process_set {
     struct group group;         // ranks rising; its id is the user's, reused after a removal
     uint32_t number;            // never reused: what requests, answers and executions say
     struct nccl_group *nccl;    // gpu/nccl.h; NULL: not agreed on yet
-    int persistent;             // coordinator: pairwise operations that it answers no more (meeting.h)
+    int persistent;             // coordinator: pairwise operations that it answers no more (pairwise.h)
 };
 
 struct process_set_table {
@@ -32,7 +32,8 @@ struct process_set *process_set_find(const struct process_set_table *table, uint
 // The set of exactly these ranks, NULL: there is none.
 struct process_set *process_set_of(const struct process_set_table *table, const int32_t *ranks, int size);
 // ranks rising. Errors: BHVD_ERR_ARGUMENT for a duplicate set or too many sets, BHVD_ERR_SYSTEM without memory.
-bhvd_status process_set_add(struct process_set_table *table, struct run *run, const int32_t *ranks, int size, int *id, struct bhvd_error *error);
+bhvd_status process_set_add(struct process_set_table *table, struct executor_context *run, const int32_t *ranks, int size, int *id,
+                            struct bhvd_error *error);
 void process_set_remove(struct process_set_table *table, uint32_t id);
 void process_set_table_fini(struct process_set_table *table);
 // Position of a global rank in the set, -1 when it is not a member.

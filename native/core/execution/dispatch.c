@@ -5,7 +5,7 @@
 #include "core/health/stall.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/goodbye.h"
-#include "core/negotiation/meeting.h"
+#include "core/negotiation/pairwise.h"
 #include "core/negotiation/member.h"
 
 static bhvd_status take_down(bhvd_context *ctx, enum frame_type type, struct bytes_reader payload)
@@ -30,7 +30,7 @@ static bhvd_status take_goodbye(bhvd_context *ctx, struct link *link, struct byt
     else
         status = relay_take_parents_goodbye(ctx, link);
     if (!status)
-        meetings_take_goodbye(ctx, link->rank);
+        pairwise_take_goodbye(ctx, link->rank);
     if (!status && ctx->options.rank == COORDINATOR)
         coordinator_take_goodbye(ctx, link->rank);
     return status;
@@ -59,9 +59,9 @@ bhvd_status dispatch_frame(bhvd_context *ctx, struct link *link, uint8_t type, s
         return heartbeat_take(ctx, link, payload);
     if (type == FRAME_LATE)
         return stall_take_late(ctx, link, payload);
-    if (type == FRAME_MEET)
-        return meetings_take_meet(ctx, link, payload);
-    if (type == FRAME_PART)
-        return meetings_take_part(ctx, link, payload);
+    if (type == FRAME_PAIRWISE_READY)
+        return pairwise_take_ready(ctx, link, payload);
+    if (type == FRAME_PAIRWISE_REVOKE)
+        return pairwise_take_revoke(ctx, link, payload);
     return take_negotiation(ctx, link, type, payload);
 }

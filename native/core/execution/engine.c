@@ -10,7 +10,7 @@
 #include "core/health/stall.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/goodbye.h"
-#include "core/negotiation/meeting.h"
+#include "core/negotiation/pairwise.h"
 #include "core/negotiation/member.h"
 #include "core/negotiation/relay.h"
 #include "gpu/staging.h"
@@ -62,8 +62,8 @@ void engine_look_around(bhvd_context *ctx)
     heartbeat_look(ctx, true);
     communicators_look(ctx);
     stall_check(ctx);
-    meetings_look(ctx);
-    run_look_at_flights(&ctx->run);
+    pairwise_check_stalls(ctx);
+    run_look_at_schedules(&ctx->run);
 }
 
 bool engine_needs_looking(bhvd_context *ctx)
@@ -97,7 +97,7 @@ static void end_execution(bhvd_context *ctx, struct execution *execution, bhvd_s
     for (int i = 0; i < execution->count; i++) {
         const struct bhvd_handle *op = operation_of(execution->works[i]);
         const struct operation_key key = operation_key_of(op);
-        if (!op->work.phantom)
+        if (!op->work.is_proxy)
             timeline_operation_end(&ctx->timeline, &key, &op->request, status != BHVD_OK);
     }
     for (int i = 0; i < execution->count; i++) {
@@ -132,15 +132,15 @@ static bool start(bhvd_context *ctx, struct execution *execution, struct plan *p
     }
     *started = (struct started){ctx, execution, *plan};
     plan = &started->plan;
-    if (plan->material.list)
-        plan->material.list = &plan->list;
+    if (plan->operands.list)
+        plan->operands.list = &plan->list;
     if (plan->task) {
         struct task *task = plan->task;
         plan->task = NULL;
         task_start(&ctx->run, task, end_started, started);
         return true;
     }
-    if (flight_start(&ctx->run, plan->group, &plan->schedule, &plan->material, end_started, started, NULL) == BHVD_OK)
+    if (schedule_start(&ctx->run, plan->group, &plan->schedule, &plan->operands, end_started, started, NULL) == BHVD_OK)
         return true;
     plan_fini(&ctx->run, plan);
     free(started);
@@ -168,7 +168,7 @@ static void begin_execution(bhvd_context *ctx, struct execution *execution)
         struct bhvd_handle *op = operation_of(execution->works[i]);
         const struct operation_key key = operation_key_of(op);
         op->executing = true;
-        if (!op->work.phantom)
+        if (!op->work.is_proxy)
             timeline_operation_begin(&ctx->timeline, &key, operation_kind_name(op->work.kind, op->work.op));
     }
     ctx->counters.executions++;
@@ -204,9 +204,9 @@ static void execute_pairwise(bhvd_context *ctx, struct bhvd_handle *op, uint32_t
     op->answered = true;
     begin_execution(ctx, execution);
     ctx->run.wire = *wire;                       // this may be in the middle of another execution
-    bhvd_status status = select_meeting(ctx, op, &plan, &error);
+    bhvd_status status = select_pairwise(ctx, op, &plan, &error);
     ctx->run.wire = wire_before;
-    plan.material.meeting = id;
+    plan.operands.pairwise = id;
     go_on(ctx, execution, &plan, status, &error);
     ctx->run.sent = sent_before;
 }
@@ -240,7 +240,7 @@ static bool start_pairwise(bhvd_context *ctx)
     bool progress = false;
     uint32_t id;
     struct wire wire;
-    for (struct bhvd_handle *op; ctx->meetings->changed && !ctx->run.failure.status && (op = meetings_next(ctx, &id, &wire)); progress = true) {
+    for (struct bhvd_handle *op; ctx->pairwise->changed && !ctx->run.failure.status && (op = pairwise_next(ctx, &id, &wire)); progress = true) {
         if (!operation_is_over(op))
             execute_pairwise(ctx, op, id, &wire);
         operation_drop(op);
@@ -295,7 +295,7 @@ static bool needs_looking(void *ctx) { return engine_needs_looking(ctx); }
 
 static bool others_are_earlier(void *ctx) { return heartbeat_others_are_earlier(ctx); }
 
-const struct run_duties engine_duties = {
+const struct executor_callbacks engine_callbacks = {
     .on_frame = on_frame,
     .poll = poll_engine,
     .keep_alive = keep_alive,

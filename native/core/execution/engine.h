@@ -13,7 +13,7 @@ bool engine_needs_looking(bhvd_context *ctx);
 void engine_look_around(bhvd_context *ctx);
 
 // What a context's run asks of it.
-extern const struct run_duties engine_duties;
+extern const struct executor_callbacks engine_callbacks;
 
 // Is there an execution that may start now: those that must be over before it are?
 bool engine_has_next(const bhvd_context *ctx);

@@ -11,7 +11,7 @@
 #include "core/context/context.h"
 #include "core/execution/communicators.h"
 #include "core/negotiation/coordinator.h"
-#include "core/negotiation/meeting.h"
+#include "core/negotiation/pairwise.h"
 #include "gpu/nccl.h"
 #include "gpu/staged_codes.h"
 #include "gpu/staging.h"
@@ -22,12 +22,12 @@
 // ------------------------------------------------------------------------------------------------------- allreduce
 
 // Shared memory where it is possible, two levels where there are two.
-static bool use_shared(const struct run *run, const struct group *group)
+static bool use_shared(const struct executor_context *run, const struct group *group)
 {
     return group->shared && !(group->size > 1 && allreduce_is_forced_over_links(run));
 }
 
-static bool use_hierarchy(const struct run *run, const struct group *group)
+static bool use_hierarchy(const struct executor_context *run, const struct group *group)
 {
     return group->hierarchy && !allreduce_is_forced_over_links(run);
 }
@@ -50,14 +50,14 @@ static bhvd_status allreduce_alone(const struct reduction *reduction, const stru
 
 // ------------------------------------------------------------------------------------------------------------ plans
 
-static bhvd_status plan_allreduce(struct plan *plan, struct run *run, const struct group *group,
+static bhvd_status plan_allreduce(struct plan *plan, struct executor_context *run, const struct group *group,
                                   const struct reduction *reduction, struct span_list *list)
 {
     allreduce_schedule(plan_begin(plan, group), (enum allreduce_path)run->allreduce_path, &run->wire, list->nbytes,
                        bhvd_dtype_size(reduction->dtype));
     plan->list = *list;
     *list = (struct span_list){0};
-    plan->material = (struct material){.reduction = *reduction, .list = &plan->list};
+    plan->operands = (struct operands){.reduction = *reduction, .list = &plan->list};
     return BHVD_OK;
 }
 
@@ -66,7 +66,7 @@ static bhvd_status plan_reducescatter(struct plan *plan, const struct group *gro
 {
     const bool loads = reduction->prescale != 1.0;
     schedule_reducescatter(plan_begin(plan, group), part, loads);
-    plan->material = (struct material){
+    plan->operands = (struct operands){
         .reduction = *reduction,
         .list = loads ? &plan->list : NULL,
         .input = tensor->src,
@@ -77,7 +77,7 @@ static bhvd_status plan_reducescatter(struct plan *plan, const struct group *gro
     return BHVD_OK;
 }
 
-static bhvd_status allreduce_run(struct run *run, struct group *group, const struct work *op,
+static bhvd_status allreduce_run(struct executor_context *run, struct group *group, const struct work *op,
                                  bhvd_dtype dtype, struct span_list *list, struct plan *plan)
 {
     struct reduction reduction = reduction_by(run, op, dtype, group->size);
@@ -92,11 +92,11 @@ static bhvd_status allreduce_run(struct run *run, struct group *group, const str
     struct plan own = {0}, *made = plan ? plan : &own;
     bhvd_status status = use_hierarchy(run, group) ? allreduce_hierarchical(made, run, group, &reduction, list)
                                                    : plan_allreduce(made, run, group, &reduction, list);
-    return status || plan ? status : plan_run(run, &own);
+    return status || plan ? status : plan_execute(run, &own);
 }
 
 // Fused operations have one dtype; within a group dtypes may differ, and each is reduced by itself, one after the other.
-static bhvd_status execute_allreduce(struct run *run, struct group *group, struct work *const *works, int count,
+static bhvd_status execute_allreduce(struct executor_context *run, struct group *group, struct work *const *works, int count,
                                      struct nccl_run *gpu, struct plan *plan)
 {
     bhvd_status status = BHVD_OK;
@@ -107,8 +107,8 @@ static bhvd_status execute_allreduce(struct run *run, struct group *group, struc
         for (size_t t = 0; t < op->tensor_count; t++) {
             if (tensor_allocate_result(&op->tensors[t], op->tensors[t].dim0))
                 return run_fail(run, BHVD_ERR_SYSTEM, "no memory for a result of %zu bytes", op->tensors[t].nbytes);
-            if (operation_of(op)->carried)
-                memcpy(op->tensors[t].dst, operation_of(op)->carried, op->tensors[t].nbytes);
+            if (operation_of(op)->inline_sum)
+                memcpy(op->tensors[t].dst, operation_of(op)->inline_sum, op->tensors[t].nbytes);
             dtypes += !present[op->tensors[t].dtype];
             present[op->tensors[t].dtype] = true;
         }
@@ -124,7 +124,7 @@ static bhvd_status execute_allreduce(struct run *run, struct group *group, struc
         }
         for (int i = 0; i < count && !status; i++) {
             const struct work *op = works[i];
-            for (size_t t = 0; t < op->tensor_count && !status && !operation_of(works[i])->carried; t++) {
+            for (size_t t = 0; t < op->tensor_count && !status && !operation_of(works[i])->inline_sum; t++) {
                 if (op->tensors[t].dtype == (bhvd_dtype)dtype && !span_list_add(&list, &op->tensors[t]))
                     status = run_fail(run, BHVD_ERR_SYSTEM, "no memory for %d fused operations", count);
             }
@@ -141,7 +141,7 @@ static bhvd_status execute_allreduce(struct run *run, struct group *group, struc
 // Rows of dim 0 that rank `index` gets of a reducescatter: the first ranks one more when it does not divide.
 static int64_t rows_of(int64_t dim0, int index, int size) { return dim0 / size + (index < dim0 % size); }
 
-static bhvd_status execute_reducescatter(struct run *run, struct group *group, struct work *op,
+static bhvd_status execute_reducescatter(struct executor_context *run, struct group *group, struct work *op,
                                          struct tensor *tensor, size_t *part, struct nccl_run *gpu, struct plan *plan)
 {
     struct reduction reduction = reduction_by(run, op, tensor->dtype, group->size);
@@ -162,7 +162,7 @@ static bhvd_status execute_reducescatter(struct run *run, struct group *group, s
     return plan_reducescatter(plan, group, &reduction, tensor, part);
 }
 
-static bhvd_status execute_allgather(struct run *run, struct group *group, struct work *op,
+static bhvd_status execute_allgather(struct executor_context *run, struct group *group, struct work *op,
                                      struct tensor *tensor, const int64_t *dim0, size_t *part, struct nccl_run *gpu,
                                      struct plan *plan)
 {
@@ -182,11 +182,11 @@ static bhvd_status execute_allgather(struct run *run, struct group *group, struc
     if (use_hierarchy(run, group))
         return allgather_hierarchical(plan, run, group, tensor->src, tensor->dst, part);
     allgather_schedule(plan_begin(plan, group), &run->wire, part);
-    plan->material = (struct material){.input = tensor->src, .output = tensor->dst};
+    plan->operands = (struct operands){.input = tensor->src, .output = tensor->dst};
     return BHVD_OK;
 }
 
-static bhvd_status execute_alltoall(struct run *run, struct group *group, struct bhvd_handle *op,
+static bhvd_status execute_alltoall(struct executor_context *run, struct group *group, struct bhvd_handle *op,
                                     struct tensor *tensor, const int64_t *agreed, int32_t *received, size_t *bytes,
                                     struct nccl_run *gpu, struct plan *plan)
 {
@@ -206,7 +206,7 @@ static bhvd_status execute_alltoall(struct run *run, struct group *group, struct
     if (use_shared(run, group))
         return alltoall_shared(run, group, tensor->src, tensor->dst, &parts);
     schedule_alltoall(plan_begin(plan, group), parts.sent, parts.received);
-    plan->material = (struct material){.input = tensor->src, .output = tensor->dst};
+    plan->operands = (struct operands){.input = tensor->src, .output = tensor->dst};
     return BHVD_OK;
 }
 
@@ -218,7 +218,7 @@ static bool is_on_every_host(const struct hierarchy *h, int position)
     return index < h->shards;
 }
 
-static bhvd_status execute_broadcast(struct run *run, struct group *group, struct work *op, struct tensor *tensor, int root,
+static bhvd_status execute_broadcast(struct executor_context *run, struct group *group, struct work *op, struct tensor *tensor, int root,
                                      struct nccl_run *gpu, struct plan *plan)
 {
     if (gpu)
@@ -230,12 +230,12 @@ static bhvd_status execute_broadcast(struct run *run, struct group *group, struc
     if (use_hierarchy(run, group) && is_on_every_host(group->hierarchy, root))
         return broadcast_hierarchical(plan, run, group, root, tensor->src, tensor->dst, tensor->nbytes);
     schedule_broadcast(plan_begin(plan, group), root, tensor->nbytes);
-    plan->material = (struct material){.input = tensor->src, .output = tensor->dst};
+    plan->operands = (struct operands){.input = tensor->src, .output = tensor->dst};
     return BHVD_OK;
 }
 
 // plan: of what may go on beside others; NULL: nothing may. Several tensors come one after the other.
-static bhvd_status execute_tensors(struct run *run, struct process_set *set, struct bhvd_handle *handle, struct nccl_run *gpu,
+static bhvd_status execute_tensors(struct executor_context *run, struct process_set *set, struct bhvd_handle *handle, struct nccl_run *gpu,
                                    struct plan *plan)
 {
     struct group *group = &set->group;
@@ -267,7 +267,7 @@ static bhvd_status execute_tensors(struct run *run, struct process_set *set, str
         else
             status = execute_broadcast(run, group, op, tensor, process_set_index(set, op->root_rank), gpu, plan);
         if (!status && own.made)
-            status = plan_run(run, &own);
+            status = plan_execute(run, &own);
     }
     free(bytes);
     return status;
@@ -297,7 +297,7 @@ static bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_handle
     return status ? status : added;
 }
 
-static int is_unused(struct run *run, void *group) { return !executor_has_group(run, group); }
+static int is_unused(struct executor_context *run, void *group) { return !executor_has_group(run, group); }
 
 static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_handle *op, struct bhvd_error *error)
 {
@@ -315,7 +315,7 @@ static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_han
     else if (set->group.hierarchy)
         status = shared_barrier(&ctx->run, set->group.hierarchy->local);
     // Pairwise averages of its members may have started meanwhile.
-    meetings_forget_set(ctx, number);
+    pairwise_forget_set(ctx, number);
     if (!status)
         status = run_until(&ctx->run, is_unused, &set->group, -1);
     if (!status)
@@ -345,21 +345,21 @@ static bhvd_status begin(bhvd_context *ctx, struct process_set *set, const struc
 }
 
 // Means are encoded on the host; their errors may be on a GPU where NCCL took such operations before.
-static bhvd_status fetch_server_error(struct run *run, const struct work *op)
+static bhvd_status fetch_server_error(struct executor_context *run, const struct work *op)
 {
     struct bhvd_error error;
-    if (!op->server_mirror || !bhvd_mirror_fetch(op->server_mirror, &error))
+    if (!op->server_copy || !bhvd_device_array_fetch(op->server_copy, &error))
         return BHVD_OK;
     return run_fail(run, error.status, "rank %d: %s", run->connections.rank, error.message);
 }
 
 // A primitive's plan, run to its end where nothing may or need go on beside it: within a host there is no latency to hide.
-static bhvd_status finish(struct run *run, const struct group *group, struct plan *plan, bool on_gpu, bhvd_status status)
+static bhvd_status finish(struct executor_context *run, const struct group *group, struct plan *plan, bool on_gpu, bhvd_status status)
 {
-    return !status && plan->made && (on_gpu || group->shared) ? plan_run(run, plan) : status;
+    return !status && plan->made && (on_gpu || group->shared) ? plan_execute(run, plan) : status;
 }
 
-static bhvd_status execute_primitive(struct run *run, struct group *group, struct work *op, struct nccl_run *gpu,
+static bhvd_status execute_primitive(struct executor_context *run, struct group *group, struct work *op, struct nccl_run *gpu,
                                      struct plan *plan, struct bhvd_error *error)
 {
     if (gpu)
@@ -375,7 +375,7 @@ static bhvd_status execute_primitive(struct run *run, struct group *group, struc
 static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set, const struct execution *execution,
                                       struct plan *plan, struct bhvd_error *error)
 {
-    struct run *run = &ctx->run;
+    struct executor_context *run = &ctx->run;
     struct work *op = execution->works[0];
     struct nccl_run *gpu;
     const bool on_gpu = operation_of(op)->on_gpu, is_primitive = op->kind == BHVD_C_LP_S || op->kind == BHVD_D_LP_S;
@@ -390,7 +390,7 @@ static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set
     return nccl_end(gpu, status);
 }
 
-bhvd_status select_meeting(bhvd_context *ctx, struct bhvd_handle *op, struct plan *plan, struct bhvd_error *error)
+bhvd_status select_pairwise(bhvd_context *ctx, struct bhvd_handle *op, struct plan *plan, struct bhvd_error *error)
 {
     struct group *group = &process_set_find(&ctx->sets, op->process_set)->group;
     return op->work.kind == BHVD_D_FP_S ? d_fp_s(&ctx->run, group, &op->work, plan, error)

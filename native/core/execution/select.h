@@ -9,7 +9,7 @@
 // beside other executions. error: filled when it cannot be done and the context stays usable.
 bhvd_status select_execute(bhvd_context *ctx, const struct execution *execution, struct plan *plan, struct bhvd_error *error);
 
-// The same of an operation whose neighbours are there (meeting.h).
-bhvd_status select_meeting(bhvd_context *ctx, struct bhvd_handle *op, struct plan *plan, struct bhvd_error *error);
+// The same of an operation whose neighbors are there (pairwise.h).
+bhvd_status select_pairwise(bhvd_context *ctx, struct bhvd_handle *op, struct plan *plan, struct bhvd_error *error);
 
 #endif

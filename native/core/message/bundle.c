@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#include "core/message/cached_run.h"
+#include "core/message/id_range.h"
 #include "core/message/frame.h"
 
 static void clear_runs(struct bundle *bundle)
@@ -125,7 +125,7 @@ static void write_runs(struct bundle *bundle)
         while (i < bundle->run_count && rank_set_equals(&bundle->runs[i].ranks, ranks)) {
             uint64_t id = bundle->runs[i].id, count = 0;
             while (i < bundle->run_count && bundle->runs[i].id == id + count &&
-                   count + bundle->runs[i].count <= CACHED_RUN_MAX && rank_set_equals(&bundle->runs[i].ranks, ranks))
+                   count + bundle->runs[i].count <= ID_RANGE_MAX && rank_set_equals(&bundle->runs[i].ranks, ranks))
                 count += bundle->runs[i++].count;
             bytes_put_u8(out, ITEM_CACHED);
             bytes_put_u32(out, (uint32_t)id);
@@ -138,11 +138,11 @@ static void write_runs(struct bundle *bundle)
 
 static bool put_cached(struct bundle *bundle, const struct rank_set *from, struct bytes_reader *items)
 {
-    struct cached_run run = cached_run_take(items);
-    uint64_t end = (uint64_t)run.id + run.count;
+    struct id_range range = id_range_take(items);
+    uint64_t end = (uint64_t)range.id + range.count;
     if (items->failed || end > UINT64_C(1) << 32)
         return false;
-    if (!add_run(bundle, run.id, end, from))
+    if (!add_run(bundle, range.id, end, from))
         bundle->out.failed = true;
     return true;
 }
@@ -179,9 +179,9 @@ bool bundle_put(struct bundle *bundle, const struct rank_set *from, struct bytes
                 return false;
             continue;
         }
-        if (tag == ITEM_FULL || tag == ITEM_PARTED)
+        if (tag == ITEM_FULL || tag == ITEM_REVOKED)
             bytes_take(&items, bytes_take_u32(&items));
-        if (items.failed || (tag > ITEM_DETACHED && tag != ITEM_PARTED))     // in a tree nothing is carried
+        if (items.failed || (tag > ITEM_DETACHED && tag != ITEM_REVOKED))    // in a tree nothing is inline
             return false;
         put_item(bundle, from, begin, (size_t)(items.at - begin));
     }

@@ -16,10 +16,10 @@ bhvd_status announce(bhvd_context *ctx, const struct bytes *items)
     return items->failed ? context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to negotiate an operation") : relay_announce(ctx, items);
 }
 
-bhvd_status announce_parted(bhvd_context *ctx, struct bhvd_handle *op)
+bhvd_status announce_revoked(bhvd_context *ctx, struct bhvd_handle *op)
 {
     struct bytes out = {0};
-    announce_put_full(ctx, &out, ITEM_PARTED, op);
+    announce_put_full(ctx, &out, ITEM_REVOKED, op);
     bhvd_status status = announce(ctx, &out);
     bytes_fini(&out);
     return status;

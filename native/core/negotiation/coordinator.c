@@ -5,10 +5,10 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "core/negotiation/carried.h"
+#include "core/negotiation/inline_payload.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
-#include "core/negotiation/meeting.h"
+#include "core/negotiation/pairwise.h"
 #include "core/negotiation/ready.h"
 #include "core/message/reason.h"
 #include "core/negotiation/relay.h"
@@ -80,10 +80,10 @@ static bool can_never_be(const bhvd_context *ctx, const struct pending *pending,
     return false;
 }
 
-// Where members have parted others may never ask: what cannot be done is refused without them.
+// Where members have revoked it others may never ask: what cannot be done is refused without them.
 static bool is_to_be_refused(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
 {
-    return pending->is_of_parted && can_never_be(ctx, pending, set);
+    return pending->is_revoked && can_never_be(ctx, pending, set);
 }
 
 static void visit_joined(bhvd_context *ctx, struct pending *pending, void *arg)
@@ -119,12 +119,12 @@ static bhvd_status take_join(bhvd_context *ctx, int rank, const struct request *
     return response_send(ctx, process_set_get(&ctx->sets, 0));
 }
 
-static bhvd_status keep_early(struct coordinator *c, int rank, struct request *request)
+static bhvd_status keep_unexpected(struct coordinator *c, int rank, struct request *request)
 {
-    struct early_request *early = malloc(sizeof *early), **tail = &c->early;
+    struct unexpected_request *early = malloc(sizeof *early), **tail = &c->unexpected;
     if (!early)
         return BHVD_ERR_SYSTEM;
-    *early = (struct early_request){NULL, rank, request};
+    *early = (struct unexpected_request){NULL, rank, request};
     request_hold(request);
     while (*tail)
         tail = &(*tail)->next;
@@ -157,7 +157,7 @@ static bhvd_status take_request(bhvd_context *ctx, int rank, struct request *req
     struct bhvd_error error;
     note_seen(&c->seen[rank], request);
     if (!set)       // a set that is gone: the rank learns it from its own removal
-        return c->additions ? keep_early(c, rank, request) : BHVD_OK;
+        return c->additions ? keep_unexpected(c, rank, request) : BHVD_OK;
     if (any_left(ctx, set, &error))
         return response_refuse(ctx, rank, &request->key, &error);
     int index = process_set_index(set, rank);
@@ -208,25 +208,25 @@ static bhvd_status take_cached_request(bhvd_context *ctx, int rank, uint32_t id)
 }
 
 // Of each id all ranks, so that none of them is far ahead of the others.
-static bhvd_status take_cached_run(bhvd_context *ctx, const int *ranks, int count, const struct cached_run *run)
+static bhvd_status take_id_range(bhvd_context *ctx, const int *ranks, int count, const struct id_range *range)
 {
     bhvd_status status = BHVD_OK;
-    for (uint32_t i = 0; i < run->count && !status; i++) {
+    for (uint32_t i = 0; i < range->count && !status; i++) {
         for (int j = 0; j < count && !status; j++)
-            status = take_cached_request(ctx, ranks[j], run->id + i);
+            status = take_cached_request(ctx, ranks[j], range->id + i);
     }
     return status;
 }
 
-static void look_at_parted(bhvd_context *ctx, const struct operation_key *key)
+static void look_at_revoked(bhvd_context *ctx, const struct operation_key *key)
 {
     struct pending *pending = pending_find(&ctx->coordinator->pending, key);
     struct process_set *set = process_set_find(&ctx->sets, key->process_set);
     if (!pending || !set)
         return;                             // all have asked
-    if (!pending->is_of_parted)
-        meetings_release(ctx, set, 1);
-    pending->is_of_parted = true;
+    if (!pending->is_revoked)
+        pairwise_release(ctx, set, 1);
+    pending->is_revoked = true;
     if (is_to_be_refused(ctx, pending, set))
         ready_put(ctx->coordinator, pending);
 }
@@ -248,24 +248,24 @@ static struct request *read_request(struct coordinator *c, const unsigned char *
 }
 
 static bhvd_status take_full_request(bhvd_context *ctx, const int *ranks, int count, const unsigned char *bytes, size_t size,
-                                     bool has_parted)
+                                     bool is_revoked)
 {
     bhvd_status status = BHVD_OK;
     for (int i = 0; i < count && !status; i++) {
         struct request *request = read_request(ctx->coordinator, bytes, size);
         ctx->coordinator->asking = ranks[i];
         status = request ? take_request(ctx, ranks[i], request, NULL) : BHVD_ERR_SYSTEM;
-        if (!status && has_parted)
-            look_at_parted(ctx, &request->key);
+        if (!status && is_revoked)
+            look_at_revoked(ctx, &request->key);
         request_drop(request);
     }
     return status;
 }
 
 // By an id, with values. What is not known any more will be asked for in full, without.
-static bhvd_status take_carried(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader *r)
+static bhvd_status take_inline(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader *r)
 {
-    const struct carried item = carried_take(r);
+    const struct inline_payload item = inline_payload_take(r);
     if (!item.values || count != 1)
         return BHVD_ERR_SYSTEM;
     bhvd_status status = take_cached_request(ctx, ranks[0], item.id);
@@ -273,7 +273,7 @@ static bhvd_status take_carried(bhvd_context *ctx, const int *ranks, int count, 
     struct pending *pending = entry ? pending_of(&entry->cached) : NULL;
     const struct process_set *set = pending ? process_set_find(&ctx->sets, pending->key.process_set) : NULL;
     const int member = set ? process_set_index(set, ranks[0]) : -1;
-    if (member >= 0 && pending->requests[member] && !carried_add(pending, member, &item))
+    if (member >= 0 && pending->requests[member] && !inline_payload_add(pending, member, &item))
         return BHVD_ERR_SYSTEM;
     return status;
 }
@@ -294,15 +294,15 @@ static bhvd_status take_items(bhvd_context *ctx, const int *ranks, int count, st
     while (r.at < r.end && !status) {
         enum item_tag tag = bytes_take_u8(&r);
         if (tag == ITEM_CACHED) {
-            struct cached_run run = cached_run_take(&r);
+            struct id_range range = id_range_take(&r);
             if (!r.failed)
-                status = take_cached_run(ctx, ranks, count, &run);
-        } else if (tag == ITEM_FULL || tag == ITEM_PARTED) {
+                status = take_id_range(ctx, ranks, count, &range);
+        } else if (tag == ITEM_FULL || tag == ITEM_REVOKED) {
             uint32_t size = bytes_take_u32(&r);
             const unsigned char *bytes = bytes_take(&r, size);
-            status = bytes ? take_full_request(ctx, ranks, count, bytes, size, tag == ITEM_PARTED) : BHVD_ERR_SYSTEM;
-        } else if (tag == ITEM_CARRIED) {
-            status = take_carried(ctx, ranks, count, &r);
+            status = bytes ? take_full_request(ctx, ranks, count, bytes, size, tag == ITEM_REVOKED) : BHVD_ERR_SYSTEM;
+        } else if (tag == ITEM_INLINE) {
+            status = take_inline(ctx, ranks, count, &r);
         } else {
             status = tag == ITEM_DETACHED ? take_detached(ctx, ranks, count) : BHVD_ERR_SYSTEM;
         }
@@ -397,11 +397,11 @@ bhvd_status coordinator_set_added(bhvd_context *ctx)
     if (ctx->options.rank != COORDINATOR)
         return BHVD_OK;
     c->additions--;
-    struct early_request *early = c->early;
+    struct unexpected_request *early = c->unexpected;
     bhvd_status status = BHVD_OK;
-    c->early = NULL;
+    c->unexpected = NULL;
     while (early) {
-        struct early_request *next = early->next;
+        struct unexpected_request *next = early->next;
         if (!status)
             status = take_request(ctx, early->rank, early->request, NULL);
         request_drop(early->request);
@@ -433,7 +433,7 @@ bhvd_status coordinator_set_removed(bhvd_context *ctx, struct process_set *set)
               process_set);
     coordinator_visit(ctx, visit_removed, &removed);
     coordinator_cache_forget_set(ctx->cache, process_set);
-    meetings_release(ctx, set, set->persistent);
+    pairwise_release(ctx, set, set->persistent);
     return BHVD_OK;
 }
 
@@ -450,7 +450,7 @@ void coordinator_fini(bhvd_context *ctx)
         return;
     table_clear(&c->pending, free_pending_node, NULL);
     ready_fini(c);
-    for (struct early_request *early = c->early, *next; early; early = next) {
+    for (struct unexpected_request *early = c->unexpected, *next; early; early = next) {
         next = early->next;
         request_drop(early->request);
         free(early);

@@ -2,7 +2,7 @@
 #ifndef BHVD_COORDINATOR_STATE_H
 #define BHVD_COORDINATOR_STATE_H
 
-#include "core/message/cached_run.h"
+#include "core/message/id_range.h"
 #include "core/negotiation/pending.h"
 #include "run/schedule.h"
 #include "transport/link.h"
@@ -16,8 +16,8 @@ struct seen {
 };
 
 // A request for a process set that this rank is still about to add.
-struct early_request {
-    struct early_request *next;
+struct unexpected_request {
+    struct unexpected_request *next;
     int rank;
     struct request *request;
 };
@@ -30,7 +30,7 @@ struct coordinator {
     bool *left;                                 // by global rank: said goodbye
     int left_count, first_left;
     int additions;                              // process sets answered but not yet added here ...
-    struct early_request *early;                // ... and requests for them from ranks that are ahead
+    struct unexpected_request *unexpected;      // ... and requests for them from ranks that are ahead
     struct seen *seen;                          // by global rank
     int asking;                                 // whose request is being looked at
     int64_t next_stall_check_ns;
@@ -38,7 +38,7 @@ struct coordinator {
     struct wire wire;                           // to the farthest rank; the slowest line
     size_t nbytes_of[LINK_LANES];               // of the last ones, by number
     struct bytes out;                           // the frame being written
-    struct cached_run run;                      // at its end
+    struct id_range range;                      // at its end
 };
 
 #endif

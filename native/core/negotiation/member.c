@@ -4,22 +4,22 @@
 
 #include "base/status.h"
 #include "core/context/context.h"
-#include "core/message/cached_run.h"
+#include "core/message/id_range.h"
 #include "core/message/reason.h"
 #include "core/negotiation/announce.h"
 #include "core/negotiation/answer.h"
-#include "core/negotiation/carried.h"
-#include "core/negotiation/meeting.h"
+#include "core/negotiation/inline_payload.h"
+#include "core/negotiation/pairwise.h"
 #include "core/negotiation/response_cache.h"
 #include "run/result_memory.h"
 
-// The operation in flight under this agreement; NULL: none.
+// The operation in progress under this agreement; NULL: none.
 static struct bhvd_handle *user_of(const struct cache_entry *entry)
 {
     return entry->cached.user ? TABLE_CONTAINER(entry->cached.user, struct bhvd_handle, cached) : NULL;
 }
 
-static void put_request(bhvd_context *ctx, struct bytes *out, struct cached_run *run, struct bhvd_handle *op)
+static void put_request(bhvd_context *ctx, struct bytes *out, struct id_range *range, struct bhvd_handle *op)
 {
     struct operation_key key = operation_key_of(op);
     struct cache_entry *entry = ctx->cache->capacity ? response_cache_find(ctx->cache, &key) : NULL;
@@ -28,10 +28,10 @@ static void put_request(bhvd_context *ctx, struct bytes *out, struct cached_run 
         cached_hold(&entry->cached, &op->cached);
         response_cache_use(ctx->cache, entry);
         ctx->counters.cache_hits++;
-        if (carried_takes(ctx, op)) {
-            carried_put(out, entry->cached.id, op->work.tensors[0].src, op->work.tensors[0].nbytes);
+        if (inline_payload_takes(ctx, op)) {
+            inline_payload_put(out, entry->cached.id, op->work.tensors[0].src, op->work.tensors[0].nbytes);
         } else {
-            cached_run_put(run, out, entry->cached.id);
+            id_range_put(range, out, entry->cached.id);
         }
     } else {
         announce_put_full(ctx, out, ITEM_FULL, op);
@@ -41,7 +41,7 @@ static void put_request(bhvd_context *ctx, struct bytes *out, struct cached_run 
 bhvd_status member_request(bhvd_context *ctx, struct bhvd_handle *posted)
 {
     struct bytes *out = &ctx->request_frame;
-    struct cached_run run = {0};
+    struct id_range range = {0};
     bhvd_status status = BHVD_OK;
     out->size = 0;
     for (struct bhvd_handle *op = posted, *next; op && !status; op = next) {
@@ -54,17 +54,17 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_handle *posted)
             continue;
         }
         if (op->work.kind == BHVD_JOIN)
-            meetings_part(ctx);
+            pairwise_revoke_all(ctx);
         op->announced = true;
-        const enum meeting_way way = meetings_take(ctx, op);
-        if (way == MEETING_NONE)
-            put_request(ctx, out, &run, op);
-        else if (way == MEETING_PARTED)
-            announce_put_full(ctx, out, ITEM_PARTED, op);
+        const enum pairwise_state pairwise = pairwise_post(ctx, op);
+        if (pairwise == PAIRWISE_NONE)
+            put_request(ctx, out, &range, op);
+        else if (pairwise == PAIRWISE_REVOKED)
+            announce_put_full(ctx, out, ITEM_REVOKED, op);
         if (out->size >= REQUEST_FRAME_BYTES || (!next && out->size)) {
             status = announce(ctx, out);
             out->size = 0;
-            run = (struct cached_run){0};
+            range = (struct id_range){0};
         }
     }
     return status || out->size == 0 ? status : announce(ctx, out);
@@ -80,8 +80,8 @@ bhvd_status member_take_stale(bhvd_context *ctx, struct bytes_reader r)
         return BHVD_ERR_SYSTEM;             // by this very id
     response_cache_forget(ctx->cache, entry);
     struct bytes out = {0};
-    struct cached_run run = {0};
-    put_request(ctx, &out, &run, op);
+    struct id_range range = {0};
+    put_request(ctx, &out, &range, op);
     bhvd_status status = announce(ctx, &out);
     bytes_fini(&out);
     return status;
@@ -104,13 +104,13 @@ static bool read_agreed(struct bytes_reader *r, struct bhvd_handle *op)
 
 // A rank takes part in what it did not post: in an allreduce after it joined, with zeros; in adding a process set that
 // its members alone asked for.
-static struct bhvd_handle *phantom_create(bhvd_context *ctx, const struct request *request)
+static struct bhvd_handle *proxy_create(bhvd_context *ctx, const struct request *request)
 {
     struct bhvd_handle *op = calloc(1, sizeof *op + request->tensor_count * sizeof op->tensors[0]);
     if (!op)
         return NULL;
     op->ctx = ctx;
-    op->work.phantom = true;
+    op->work.is_proxy = true;
     atomic_init(&op->references, 1);
     op->work.kind = request->kind;
     op->process_set = request->key.process_set;
@@ -175,8 +175,8 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
     uint32_t id = bytes_take_u32(r);
     bhvd_status status = (bhvd_status)bytes_take_u8(r);
     struct bhvd_handle *op = r->failed ? NULL : operation_find(ctx, &key);
-    if (op && op->meets)
-        op = NULL;                          // others have parted; this rank has not
+    if (op && op->is_pairwise)
+        op = NULL;                          // others have revoked it; this rank has not
     *out = NULL;
     if (status)
         return take_error(ctx, op, status, r);
@@ -188,16 +188,16 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
     const struct process_set *set = process_set_find(&ctx->sets, process_set);
     if (!op && set && bytes && request_size) {
         struct request *request = request_parse(bytes, request_size);
-        op = request && (answer_has_zeros(request) || request_is_of_members(request)) ? phantom_create(ctx, request) : NULL;
+        op = request && (answer_has_zeros(request) || request_is_of_members(request)) ? proxy_create(ctx, request) : NULL;
         request_drop(request);
         if (!op) {
             free(agreed.agreed_owned);
             return BHVD_ERR_SYSTEM;
         }
     }
-    if (op && (op->answered || !(op->announced || op->work.phantom) || !set ||
+    if (op && (op->answered || !(op->announced || op->work.is_proxy) || !set ||
                !answer_agrees(set, op, agreed.agreed, agreed.agreed_count))) {
-        if (op->work.phantom)
+        if (op->work.is_proxy)
             operation_drop(op);
         free(agreed.agreed_owned);
         return BHVD_ERR_SYSTEM;
@@ -206,7 +206,7 @@ static bhvd_status take_full_item(bhvd_context *ctx, uint32_t process_set, struc
         op->agreed_owned = agreed.agreed_owned;
         op->agreed = agreed.agreed;
         op->agreed_count = agreed.agreed_count;
-        if (id && !op->work.phantom)
+        if (id && !op->work.is_proxy)
             response_cache_store(ctx->cache, id, op, op->agreed, op->agreed_count);
         *out = op;
     } else {
@@ -245,32 +245,32 @@ static bhvd_status take_items(bhvd_context *ctx, struct bytes_reader *r, uint32_
     while (count) {
         struct bhvd_handle *op;
         const uint8_t tag = bytes_take_u8(r);
-        if (tag == ITEM_CARRIED) {
-            const struct carried item = carried_take(r);
+        if (tag == ITEM_INLINE) {
+            const struct inline_payload item = inline_payload_take(r);
             op = take_cached(ctx, item.id);
-            if (!item.values || (op && !carried_keep_sum(op, &item)) || !add_to_execution(execution, op))
+            if (!item.values || (op && !inline_payload_keep_sum(op, &item)) || !add_to_execution(execution, op))
                 return BHVD_ERR_SYSTEM;
             count--;
-        } else if (tag == ITEM_STANDING) {
+        } else if (tag == ITEM_PERSISTENT) {
             const uint32_t id = bytes_take_u32(r);
             op = take_cached(ctx, id);
-            if (r->failed || (op && meetings_agree(ctx, op, id, &execution->wire)) || !add_to_execution(execution, op))
+            if (r->failed || (op && pairwise_begin(ctx, op, id, &execution->wire)) || !add_to_execution(execution, op))
                 return BHVD_ERR_SYSTEM;
             count--;
         } else if (tag == ITEM_CACHED) {
-            struct cached_run run = cached_run_take(r);
-            if (r->failed || run.count > count)
+            struct id_range range = id_range_take(r);
+            if (r->failed || range.count > count)
                 return BHVD_ERR_SYSTEM;
-            for (uint32_t i = 0; i < run.count; i++) {
-                if (!add_to_execution(execution, take_cached(ctx, run.id + i)))
+            for (uint32_t i = 0; i < range.count; i++) {
+                if (!add_to_execution(execution, take_cached(ctx, range.id + i)))
                     return BHVD_ERR_SYSTEM;
             }
-            count -= run.count;
+            count -= range.count;
         } else {
             if (take_full_item(ctx, execution->process_set, r, &op) || r->failed)
                 return BHVD_ERR_SYSTEM;
             if (!add_to_execution(execution, op)) {
-                if (op->work.phantom)
+                if (op->work.is_proxy)
                     operation_drop(op);
                 return BHVD_ERR_SYSTEM;
             }
@@ -298,7 +298,7 @@ bhvd_status member_take_response(bhvd_context *ctx, struct bytes_reader r)
     bhvd_status status = take_items(ctx, &r, count, execution);
     if (status || execution->count == 0) {
         for (int i = 0; i < execution->count; i++) {
-            if (execution->works[i]->phantom)
+            if (execution->works[i]->is_proxy)
                 operation_drop(operation_of(execution->works[i]));       // nobody else knows it
         }
         free(execution);

@@ -47,7 +47,7 @@ void pending_free(struct pending *pending)
     cached_release(&pending->entry);
     for (int i = 0; i < pending->size; i++)
         request_drop(pending->requests[i]);
-    free(pending->carried);
+    free(pending->inline_values);
     free(pending);
 }
 

@@ -21,10 +21,10 @@ struct pending {
     int64_t since_ns, warned_ns;
     int64_t asked_ns;                           // when a member asked last
     int ready_count;
-    bool is_of_parted;                          // a member has parted (meeting.h), so others may never ask
+    bool is_revoked;                            // a member has revoked it (pairwise.h), so others may never ask
     int first;                                  // set rank that asked first
-    unsigned char *carried;                     // values that came with requests (carried.h), and of how many members
-    int carried_count;
+    unsigned char *inline_values;               // values that came with requests (inline_payload.h), and of how many members
+    int inline_count;
     struct request *requests[];                 // by set rank; NULL: has not asked, or has joined
 };
 
@@ -40,7 +40,7 @@ void pending_free(struct pending *pending);
 // Do all members ask for the same, and can it be done? Those that have not asked have joined, `last_joined` as the last.
 bhvd_status pending_check(const struct pending *pending, const struct process_set *set, int last_joined,
                           struct bhvd_error *error);
-// The one that is in flight under this agreement; NULL: none.
+// The one that is in progress under this agreement; NULL: none.
 struct pending *pending_of(const struct cached *agreement);
 // May both be executed as one? Both passed the check.
 bool pending_is_fusable(const struct pending *one, const struct pending *other);

@@ -4,10 +4,10 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "core/negotiation/carried.h"
+#include "core/negotiation/inline_payload.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
-#include "core/negotiation/meeting.h"
+#include "core/negotiation/pairwise.h"
 #include "core/negotiation/response.h"
 #include "core/negotiation/response_cache.h"
 
@@ -114,17 +114,17 @@ static bool put_answer_head(bhvd_context *ctx, struct bytes *out, const struct p
     const struct request *first = pending->requests[pending->first];
     const bool all = pending->ready_count == pending->size;
     uint32_t id = 0;
-    if (all && pending->entry && carried_is_whole(pending)) {
-        carried_put_sum(&ctx->run, pending, out);
+    if (all && pending->entry && inline_payload_is_whole(pending)) {
+        inline_payload_put_sum(&ctx->run, pending, out);
         return false;
     }
-    if (all && pending->entry && meetings_may_stand(ctx, process_set_find(&ctx->sets, pending->key.process_set), first)) {
-        bytes_put_u8(out, ITEM_STANDING);
+    if (all && pending->entry && pairwise_may_persist(ctx, process_set_find(&ctx->sets, pending->key.process_set), first)) {
+        bytes_put_u8(out, ITEM_PERSISTENT);
         bytes_put_u32(out, pending->entry->id);
         return false;
     }
     if (all && pending->entry) {
-        cached_run_put(&ctx->coordinator->run, out, pending->entry->id);
+        id_range_put(&ctx->coordinator->range, out, pending->entry->id);
         return false;
     }
     // Process sets are not cached: the same name, asked again, is not the same thing done again.

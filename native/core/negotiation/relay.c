@@ -34,7 +34,7 @@ void relay_fini(bhvd_context *ctx)
     rank_set_fini(&relay->named);
     rank_set_fini(&relay->part);
     free(relay->ranks);
-    bytes_fini(&relay->early);
+    bytes_fini(&relay->unexpected);
     bytes_fini(&relay->last_words);
     free(relay);
     ctx->relay = NULL;
@@ -253,9 +253,9 @@ bhvd_status relay_take_down(bhvd_context *ctx, struct link *link, struct bytes_r
 {
     struct relay *relay = ctx->relay;
     if (relay->moving && link->rank == COORDINATOR) {
-        bytes_put_u32(&relay->early, (uint32_t)(r.end - r.at));
-        bytes_put(&relay->early, r.at, (size_t)(r.end - r.at));
-        return relay->early.failed ? no_memory(ctx) : BHVD_OK;
+        bytes_put_u32(&relay->unexpected, (uint32_t)(r.end - r.at));
+        bytes_put(&relay->unexpected, r.at, (size_t)(r.end - r.at));
+        return relay->unexpected.failed ? no_memory(ctx) : BHVD_OK;
     }
     if (link->rank != relay->parent)
         return BHVD_ERR_SYSTEM;

@@ -5,7 +5,7 @@
 //     UP        bundle.h
 //     DOWN      items, each: the set of ranks that it is for (none: all below, and the receiver), u8 frame type, u32 size,
 //               that frame's payload: RESPONSE, STALE, or MOVED (no payload)
-//     LEAVING, CLOSING, and the items DETACHED and MOVED: handover.c
+//     LEAVING, CLOSING, and the items DETACHED and MOVED: relay_departure.c
 #ifndef BHVD_RELAY_H
 #define BHVD_RELAY_H
 
@@ -30,7 +30,7 @@ struct relay {
     int *ranks;                         // the same as a list
     // This rank's parent leaves:
     bool moving;                        // said DETACHED, not yet heard MOVED: nothing goes up
-    struct bytes early;                 // DOWNs of the coordinator that came before: u32 size, payload
+    struct bytes unexpected;            // DOWNs of the coordinator that came before: u32 size, payload
     // The coordinator left:
     bool coordinator_left;              // answers may still be on the way through the parent
     struct bytes last_words;            // its reason

@@ -35,7 +35,7 @@ void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count,
 {
     struct bytes *out = &c->out;
     out->size = 0;
-    c->run = (struct cached_run){0};
+    c->range = (struct id_range){0};
     bytes_put_i64(out, (int64_t)++c->response_number);
     bytes_put_u8(out, put_in_window(c, alone ? WINDOW_ALONE : nbytes));
     bytes_put_u32(out, c->wire.hop_ns);

@@ -35,7 +35,7 @@ void response_cache_destroy(struct response_cache *cache);
 
 struct cache_entry *response_cache_find(struct response_cache *cache, const struct operation_key *key);
 struct cache_entry *response_cache_find_id(struct response_cache *cache, uint32_t id);
-// Replaces what was known about the name. NULL: no room (all in flight) or no memory; then it is just not cached.
+// Replaces what was known about the name. NULL: no room (all in progress) or no memory; then it is just not cached.
 struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t id, const struct bhvd_handle *operation,
                                          const int64_t *agreed, size_t agreed_count);
 void response_cache_forget(struct response_cache *cache, struct cache_entry *entry);

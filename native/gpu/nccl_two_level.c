@@ -2,14 +2,14 @@
 //
 //     allreduce    reduce-scatter within the host | shard to the host | allreduce among its owners | back | allgather
 //     broadcast    within the root's host | one member of each host, a tree | within the other hosts
-#include "gpu/nccl_levels.h"
+#include "gpu/nccl_two_level.h"
 
 enum {
     SHARD_MAX_BYTES = 4 << 20,          // what a member has on the wire at a time
     ALIGNMENT = 256                     // of shards, for vectors in NCCL's kernels
 };
 
-static int is_there(struct run *run, void *arg)
+static int is_there(struct executor_context *run, void *arg)
 {
     void **device_and_event = arg;
     struct bhvd_device *device = device_and_event[0];
@@ -61,7 +61,7 @@ static size_t shard_of(const struct hierarchy *h, size_t nbytes)
     return shard >= SHARD_MAX_BYTES ? SHARD_MAX_BYTES : (shard + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-size_t nccl_levels_room(const struct hierarchy *h, size_t nbytes)
+size_t nccl_two_level_room(const struct hierarchy *h, size_t nbytes)
 {
     const size_t most = longest_piece(h), whole = nbytes / most * most;
     return whole + shard_of(h, nbytes - whole) * (size_t)h->shards;
@@ -124,7 +124,7 @@ static bhvd_status end(struct nccl_run *x, const struct piece *piece)
     return nccl_run_group_end(x, inside);
 }
 
-bhvd_status nccl_levels_allreduce(struct nccl_run *x, bhvd_op op, const struct reduction *reduction, unsigned char *vector,
+bhvd_status nccl_two_level_allreduce(struct nccl_run *x, bhvd_op op, const struct reduction *reduction, unsigned char *vector,
                                   size_t nbytes)
 {
     const struct hierarchy *h = x->levels;
@@ -174,7 +174,7 @@ static bhvd_status broadcast_across(struct nccl_run *x, int host, bool is_source
     return status ? status : mark(x, pinned);
 }
 
-bhvd_status nccl_levels_broadcast(struct nccl_run *x, int root, const void *src, unsigned char *dst, size_t nbytes)
+bhvd_status nccl_two_level_broadcast(struct nccl_run *x, int root, const void *src, unsigned char *dst, size_t nbytes)
 {
     const struct hierarchy *h = x->levels;
     int host, index;

@@ -326,10 +326,11 @@ static void expect_hang_up(int fd)
 
 static void bother_everyone(void)
 {
-    int doors = 0;
-    for (int listener = 0; (listener = next_listener(listener)) >= 0; listener++, doors++) {
+    int listeners = 0;
+    for (int listener = 0; (listener = next_listener(listener)) >= 0; listener++, listeners++) {
         int fd = knock(listener);
-        CHECK(auth_handshake(fd, AUTH_CONNECTED, &(struct auth_binding){0}, "no secret", 9, clock_deadline_ns(STRANGER_MS), NULL) != BHVD_OK);
+        CHECK(auth_handshake(fd, AUTH_CONNECTED, &(struct auth_binding){0}, "no secret", 9, clock_deadline_ns(STRANGER_MS),
+              NULL) != BHVD_OK);
         close(fd);
         fd = knock(listener);
         char garbage[64] = "GET / HTTP/1.0";
@@ -350,7 +351,7 @@ static void bother_everyone(void)
             expect_hang_up(fd);
         }
     }
-    CHECK_EQ(doors, RANKS + 1);         // and the rendezvous
+    CHECK_EQ(listeners, RANKS + 1);         // and the rendezvous
 }
 
 static void goes_on_among_strangers(struct job *job, int rank, bhvd_context *ctx)

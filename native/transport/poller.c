@@ -1,4 +1,4 @@
-#include "transport/watch.h"
+#include "transport/poller.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -11,13 +11,13 @@ enum descriptor { LIVENESS, CONTROL, STREAM };
 static uint64_t name_of(const struct link *link, int descriptor) { return (uint64_t)link->rank << 8 | (unsigned)descriptor; }
 
 // *asked: of which events the kernel tells already.
-static bool ask(struct watch *watch, const struct link *link, int descriptor, int fd, uint32_t *asked, uint32_t events)
+static bool ask(struct poller *poller, const struct link *link, int descriptor, int fd, uint32_t *asked, uint32_t events)
 {
     if (fd < 0 || *asked == events)
         return true;
     struct epoll_event event = {.events = events, .data.u64 = name_of(link, descriptor)};
     // One without events would still tell of its end, again and again.
-    if (epoll_ctl(watch->fd, !*asked ? EPOLL_CTL_ADD : !events ? EPOLL_CTL_DEL : EPOLL_CTL_MOD, fd, &event))
+    if (epoll_ctl(poller->fd, !*asked ? EPOLL_CTL_ADD : !events ? EPOLL_CTL_DEL : EPOLL_CTL_MOD, fd, &event))
         return false;
     *asked = events;
     return true;
@@ -30,11 +30,11 @@ static bool is_held(const struct stream *stream)
 
 static bool over_sockets(const struct link *link) { return link->streams[0].channel.ops == &channel_tcp_ops; }
 
-bhvd_status watch_update(struct watch *watch, struct link *link)
+bhvd_status poller_update(struct poller *poller, struct link *link)
 {
     const bool is_open = link->state == LINK_OPEN;
-    bool done = ask(watch, link, LIVENESS, link->liveness_fd, &link->liveness_asked, is_open ? EPOLLIN | EPOLLRDHUP : 0);
-    done &= ask(watch, link, CONTROL, link->control.fd, &link->control.asked,
+    bool done = ask(poller, link, LIVENESS, link->liveness_fd, &link->liveness_asked, is_open ? EPOLLIN | EPOLLRDHUP : 0);
+    done &= ask(poller, link, CONTROL, link->control.fd, &link->control.asked,
                 is_open ? EPOLLIN | (link->control_out.size ? EPOLLOUT : 0) : 0);
     link->is_deaf = false;
     for (int i = 0; i < link->stream_count && over_sockets(link); i++) {
@@ -42,41 +42,41 @@ bhvd_status watch_update(struct watch *watch, struct link *link)
         const bool listens = stream_wants_input(link, stream) || (is_open && !stream->channel.told && !is_held(stream));
         stream->channel.told = false;
         link->is_deaf |= !listens || is_held(stream);
-        done &= ask(watch, link, STREAM + i, stream->channel.fd, &stream->channel.asked,
+        done &= ask(poller, link, STREAM + i, stream->channel.fd, &stream->channel.asked,
                     (listens ? EPOLLIN : 0) | (is_open && stream_has_output(stream) ? EPOLLOUT : 0));
     }
     if (link->is_deaf && !link->is_listed) {
         link->is_listed = true;
-        watch->deaf[watch->deaf_count++] = link;
+        poller->deaf[poller->deaf_count++] = link;
     }
     return done ? BHVD_OK : BHVD_ERR_SYSTEM;
 }
 
 // What was not expected may be by now.
-static void note_deaf(struct watch *watch)
+static void note_deaf(struct poller *poller)
 {
     int kept = 0;
-    for (int i = 0; i < watch->deaf_count; i++) {
-        struct link *link = watch->deaf[i];
+    for (int i = 0; i < poller->deaf_count; i++) {
+        struct link *link = poller->deaf[i];
         link->is_listed = link->is_deaf;
         if (!link->is_deaf)
             continue;
-        watch->deaf[kept++] = link;
+        poller->deaf[kept++] = link;
         for (int s = 0; s < link->stream_count; s++)
             if (stream_wants_input(link, &link->streams[s]))
                 link_note(link);
     }
-    watch->deaf_count = kept;
+    poller->deaf_count = kept;
 }
 
-int watch_look(struct watch *watch, struct link *gone[WATCH_EVENTS])
+int poller_look(struct poller *poller, struct link *gone[POLLER_EVENTS])
 {
-    struct epoll_event events[WATCH_EVENTS];
+    struct epoll_event events[POLLER_EVENTS];
     int gone_count = 0;
-    note_deaf(watch);
-    const int count = watch->fd < 0 ? 0 : epoll_wait(watch->fd, events, WATCH_EVENTS, 0);
+    note_deaf(poller);
+    const int count = poller->fd < 0 ? 0 : epoll_wait(poller->fd, events, POLLER_EVENTS, 0);
     for (int i = 0; i < count; i++) {
-        struct link *link = &watch->links[events[i].data.u64 >> 8];
+        struct link *link = &poller->links[events[i].data.u64 >> 8];
         const int descriptor = (int)(events[i].data.u64 & 0xff);
         if (descriptor == LIVENESS)
             gone[gone_count++] = link;
@@ -88,54 +88,54 @@ int watch_look(struct watch *watch, struct link *gone[WATCH_EVENTS])
     return gone_count;
 }
 
-static bhvd_status watch_all(struct watch *watch, int size, int rank)
+static bhvd_status poller_all(struct poller *poller, int size, int rank)
 {
     bhvd_status status = BHVD_OK;
     for (int other = 0; other < size && !status; other++) {
-        struct link *link = &watch->links[other];
+        struct link *link = &poller->links[other];
         if (other == rank)
             continue;
         if (over_sockets(link)) {
-            link->due = &watch->due;
-            watch->socket_count++;
+            link->due = &poller->due;
+            poller->socket_count++;
         } else {
-            watch->walked[watch->walked_count++] = link;
+            poller->walked[poller->walked_count++] = link;
         }
-        watch->liveness_count += link->liveness_fd >= 0;
-        if (watch->fd < 0 && (link->liveness_fd >= 0 || link->control.fd >= 0 || over_sockets(link)))
-            watch->fd = epoll_create1(EPOLL_CLOEXEC);
-        status = watch_update(watch, link);
+        poller->liveness_count += link->liveness_fd >= 0;
+        if (poller->fd < 0 && (link->liveness_fd >= 0 || link->control.fd >= 0 || over_sockets(link)))
+            poller->fd = epoll_create1(EPOLL_CLOEXEC);
+        status = poller_update(poller, link);
     }
     return status;
 }
 
-bhvd_status watch_init(struct watch *watch, struct link *links, int size, int rank)
+bhvd_status poller_init(struct poller *poller, struct link *links, int size, int rank)
 {
-    *watch = (struct watch){.fd = -1, .links = links};
-    watch->due.tail = &watch->due.head;
-    watch->walked = malloc((size_t)size * sizeof *watch->walked);
-    watch->deaf = malloc((size_t)size * sizeof *watch->deaf);
+    *poller = (struct poller){.fd = -1, .links = links};
+    poller->due.tail = &poller->due.head;
+    poller->walked = malloc((size_t)size * sizeof *poller->walked);
+    poller->deaf = malloc((size_t)size * sizeof *poller->deaf);
     errno = ENOMEM;
-    bhvd_status status = watch->walked && watch->deaf ? watch_all(watch, size, rank) : BHVD_ERR_SYSTEM;
+    bhvd_status status = poller->walked && poller->deaf ? poller_all(poller, size, rank) : BHVD_ERR_SYSTEM;
     if (status) {
         const int failure = errno;
-        watch_fini(watch);
+        poller_fini(poller);
         errno = failure;
     }
     return status;
 }
 
-void watch_close(struct watch *watch)
+void poller_close(struct poller *poller)
 {
-    if (watch->fd >= 0)
-        close(watch->fd);
-    watch->fd = -1;
+    if (poller->fd >= 0)
+        close(poller->fd);
+    poller->fd = -1;
 }
 
-void watch_fini(struct watch *watch)
+void poller_fini(struct poller *poller)
 {
-    watch_close(watch);
-    free(watch->walked);
-    free(watch->deaf);
-    *watch = (struct watch){.fd = -1};
+    poller_close(poller);
+    free(poller->walked);
+    free(poller->deaf);
+    *poller = (struct poller){.fd = -1};
 }

@@ -1,4 +1,4 @@
-"""What was asked for twice stands: peers meet without the coordinator (native/core/negotiation/meeting.h)."""
+"""Persistent pairwise averages: without the coordinator (native/core/negotiation/pairwise.h)."""
 import random
 import threading
 import time

@@ -9,11 +9,11 @@
 #include "gpu/nccl_run.h"
 
 // Bytes that the device's memory needs for a vector of nbytes.
-size_t nccl_levels_room(const struct hierarchy *h, size_t nbytes);
+size_t nccl_two_level_room(const struct hierarchy *h, size_t nbytes);
 // In place, all but the prescaling; vector: on the device, with that much room.
-bhvd_status nccl_levels_allreduce(struct nccl_run *x, bhvd_op op, const struct reduction *reduction, unsigned char *vector,
+bhvd_status nccl_two_level_allreduce(struct nccl_run *x, bhvd_op op, const struct reduction *reduction, unsigned char *vector,
                                   size_t nbytes);
 // src: the root's; dst: on the device. root: a position.
-bhvd_status nccl_levels_broadcast(struct nccl_run *x, int root, const void *src, unsigned char *dst, size_t nbytes);
+bhvd_status nccl_two_level_broadcast(struct nccl_run *x, int root, const void *src, unsigned char *dst, size_t nbytes);
 
 #endif

@@ -1,4 +1,4 @@
-#include "core/negotiation/carried.h"
+#include "core/negotiation/inline_payload.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 
 static bool is_small(bhvd_kind kind, bhvd_op op, size_t tensors, size_t nbytes)
 {
-    return kind == BHVD_ALLREDUCE && op != BHVD_OP_ADASUM && tensors == 1 && nbytes && nbytes <= CARRIED_BYTES;
+    return kind == BHVD_ALLREDUCE && op != BHVD_OP_ADASUM && tensors == 1 && nbytes && nbytes <= INLINE_PAYLOAD_BYTES;
 }
 
 static bool work_is_small(const struct work *work)
@@ -18,24 +18,24 @@ static bool work_is_small(const struct work *work)
     return is_small(work->kind, work->op, work->tensor_count, work_nbytes(work));
 }
 
-bool carried_takes(const bhvd_context *ctx, const struct bhvd_handle *op)
+bool inline_payload_takes(const bhvd_context *ctx, const struct bhvd_handle *op)
 {
     const struct process_set *set = process_set_find(&ctx->sets, op->process_set);
     return work_is_small(&op->work) && !op->on_gpu && set && set->group.size > 1 && !set->group.shared &&
            ctx->options.negotiation_fanout == 0 && ctx->run.allreduce_path == ALLREDUCE_CHOSEN;
 }
 
-void carried_put(struct bytes *out, uint32_t id, const void *values, size_t nbytes)
+void inline_payload_put(struct bytes *out, uint32_t id, const void *values, size_t nbytes)
 {
-    bytes_put_u8(out, ITEM_CARRIED);
+    bytes_put_u8(out, ITEM_INLINE);
     bytes_put_u32(out, id);
     bytes_put_u16(out, (uint16_t)nbytes);
     bytes_put(out, values, nbytes);
 }
 
-struct carried carried_take(struct bytes_reader *r)
+struct inline_payload inline_payload_take(struct bytes_reader *r)
 {
-    struct carried item = {.id = bytes_take_u32(r)};
+    struct inline_payload item = {.id = bytes_take_u32(r)};
     item.nbytes = bytes_take_u16(r);
     item.values = bytes_take(r, item.nbytes);
     return item;
@@ -43,31 +43,31 @@ struct carried carried_take(struct bytes_reader *r)
 
 static size_t stride_of(size_t nbytes) { return (nbytes + 63) / 64 * 64; }
 
-bool carried_add(struct pending *pending, int member, const struct carried *item)
+bool inline_payload_add(struct pending *pending, int member, const struct inline_payload *item)
 {
     const struct request *request = pending->requests[member];
     const size_t nbytes = item->nbytes;
     if (nbytes != request_nbytes(request) || !is_small(request->kind, request->op, request->tensor_count, nbytes))
         return false;
-    if (!pending->carried)
-        pending->carried = aligned_alloc(64, (size_t)pending->size * stride_of(nbytes));
-    if (!pending->carried)
+    if (!pending->inline_values)
+        pending->inline_values = aligned_alloc(64, (size_t)pending->size * stride_of(nbytes));
+    if (!pending->inline_values)
         return false;
-    memcpy(pending->carried + (size_t)member * stride_of(nbytes), item->values, nbytes);
-    pending->carried_count++;
+    memcpy(pending->inline_values + (size_t)member * stride_of(nbytes), item->values, nbytes);
+    pending->inline_count++;
     return true;
 }
 
-void carried_put_sum(const struct run *run, const struct pending *pending, struct bytes *out)
+void inline_payload_put_sum(const struct executor_context *run, const struct pending *pending, struct bytes *out)
 {
     const struct request *request = pending->requests[pending->first];
     const size_t nbytes = request_nbytes(request), count = nbytes / bhvd_dtype_size(request->tensors[0].dtype);
     const struct work work = {.op = request->op, .prescale_factor = request->prescale_factor,
                               .postscale_factor = request->postscale_factor};
     const struct reduction reduction = reduction_by(run, &work, request->tensors[0].dtype, pending->size);
-    unsigned char *sum = pending->carried;
+    unsigned char *sum = pending->inline_values;
     for (int i = 0; i < pending->size; i++) {
-        unsigned char *values = pending->carried + (size_t)i * stride_of(nbytes);
+        unsigned char *values = pending->inline_values + (size_t)i * stride_of(nbytes);
         if (reduction.prescale != 1.0)
             reduction.scale(values, values, reduction.prescale, count);
         if (i)
@@ -75,15 +75,15 @@ void carried_put_sum(const struct run *run, const struct pending *pending, struc
     }
     if (reduction.postscale != 1.0)
         reduction.scale(sum, sum, reduction.postscale, count);
-    carried_put(out, pending->entry->id, sum, nbytes);
+    inline_payload_put(out, pending->entry->id, sum, nbytes);
 }
 
-bool carried_keep_sum(struct bhvd_handle *op, const struct carried *item)
+bool inline_payload_keep_sum(struct bhvd_handle *op, const struct inline_payload *item)
 {
-    if (!work_is_small(&op->work) || item->nbytes != work_nbytes(&op->work) || op->carried)
+    if (!work_is_small(&op->work) || item->nbytes != work_nbytes(&op->work) || op->inline_sum)
         return false;
-    op->carried = malloc(item->nbytes);
-    if (op->carried)
-        memcpy(op->carried, item->values, item->nbytes);
-    return op->carried;
+    op->inline_sum = malloc(item->nbytes);
+    if (op->inline_sum)
+        memcpy(op->inline_sum, item->values, item->nbytes);
+    return op->inline_sum;
 }

@@ -1,36 +1,36 @@
-// A bell wakes the one engine of a rank: the only place where an engine sleeps is poll() on its bell and its sockets.
+// A doorbell wakes the one engine of a rank: the only place where an engine sleeps is poll() on its doorbell and its sockets.
 //
 // The state word lies where every rank of the host sees it (shared memory; the world's memory for inproc). Whoever makes
-// something for another rank to see (bytes in a ring, a barrier flag) rings that rank's bell afterwards: one load while
+// something for another rank to see (bytes in a ring, a barrier flag) rings that rank's doorbell afterwards: one load while
 // the rank is awake, one eventfd write when it sleeps. No wake-up is lost, because publishing and the state word are
 // sequentially consistent on both sides: the sleeper stores the state and then looks again, the ringer publishes and
 // then loads the state.
-#ifndef BHVD_BELL_H
-#define BHVD_BELL_H
+#ifndef BHVD_DOORBELL_H
+#define BHVD_DOORBELL_H
 
 #include <stdatomic.h>
 #include <stdint.h>
 
-enum bell_state {
-    BELL_AWAKE = 0,
-    BELL_IDLE = 1,      // asleep, no operation of its own in flight: a request to negotiate need not wake it
-    BELL_ASLEEP = 2     // asleep, and waiting for something
+enum doorbell_state {
+    DOORBELL_AWAKE = 0,
+    DOORBELL_IDLE = 1,  // asleep, no operation of its own in progress: a request to negotiate need not wake it
+    DOORBELL_ASLEEP = 2  // asleep, and waiting for something
 };
 
-struct bell_word {
+struct doorbell_word {
     _Alignas(64) _Atomic uint32_t state;
     // Counts what the rank moved over sockets: who waits for it in shared memory sees that it is not stuck.
     _Alignas(64) _Atomic uint32_t activity;
 };
 
-struct bell {
-    struct bell_word *word;
+struct doorbell {
+    struct doorbell_word *word;
     int fd;                     // eventfd, non-blocking
 };
 
 // Wakes the rank if it sleeps. lazy: not when it is idle.
-void bell_ring(struct bell *bell, int lazy);
+void doorbell_ring(struct doorbell *doorbell, int lazy);
 // Takes the pending count, so that poll() sleeps again.
-void bell_drain(struct bell *bell);
+void doorbell_drain(struct doorbell *doorbell);
 
 #endif

@@ -5,35 +5,35 @@
 //
 // What some member asks for in another way (in full, since it is new or has changed; not at all, since it has joined) is
 // executed as ever: then nobody's values are used.
-#ifndef BHVD_CARRIED_H
-#define BHVD_CARRIED_H
+#ifndef BHVD_INLINE_PAYLOAD_H
+#define BHVD_INLINE_PAYLOAD_H
 
 #include "core/context/operation.h"
 #include "core/negotiation/pending.h"
 #include "run/run.h"
 
-enum { CARRIED_BYTES = 512 };       // of a tensor, at most
+enum { INLINE_PAYLOAD_BYTES = 512 };  // of a tensor, at most
 
 // Do the operation's values go with its request, when that is said by an id?
-bool carried_takes(const bhvd_context *ctx, const struct bhvd_handle *op);
-// Values, or a sum, of the operation that this id stands for: as it is said, in requests and answers alike (ITEM_CARRIED).
-struct carried {
+bool inline_payload_takes(const bhvd_context *ctx, const struct bhvd_handle *op);
+// Values, or a sum, of the operation that this id stands for: as it is said, in requests and answers alike (ITEM_INLINE).
+struct inline_payload {
     uint32_t id;
     uint16_t nbytes;
     const unsigned char *values;        // NULL: malformed
 };
 
-void carried_put(struct bytes *out, uint32_t id, const void *values, size_t nbytes);
+void inline_payload_put(struct bytes *out, uint32_t id, const void *values, size_t nbytes);
 // What follows the tag.
-struct carried carried_take(struct bytes_reader *r);
+struct inline_payload inline_payload_take(struct bytes_reader *r);
 
 // Coordinator: the values of the member at this position, whose request is noted already. False: they do not fit it, or no memory.
-bool carried_add(struct pending *pending, int member, const struct carried *item);
+bool inline_payload_add(struct pending *pending, int member, const struct inline_payload *item);
 // Have all members said theirs?
-static inline bool carried_is_whole(const struct pending *pending) { return pending->carried_count == pending->size; }
+static inline bool inline_payload_is_whole(const struct pending *pending) { return pending->inline_count == pending->size; }
 // Says the sum of all.
-void carried_put_sum(const struct run *run, const struct pending *pending, struct bytes *out);
+void inline_payload_put_sum(const struct executor_context *run, const struct pending *pending, struct bytes *out);
 // Member: keeps the sum that its answer brought. False: it does not fit the operation, or no memory.
-bool carried_keep_sum(struct bhvd_handle *op, const struct carried *item);
+bool inline_payload_keep_sum(struct bhvd_handle *op, const struct inline_payload *item);
 
 #endif

@@ -5,13 +5,13 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "transport/watch.h"
+#include "transport/poller.h"
 
 enum { PEERS = 3, LENGTH = 1000 };
 
 // This rank, 0, and the far ends of its links to the others.
 struct world {
-    struct watch watch;
+    struct poller poller;
     struct link links[1 + PEERS];
     int control[1 + PEERS], stream[1 + PEERS];
     uint64_t started;
@@ -39,14 +39,14 @@ static void world_init(struct world *world)
         world->control[i] = i ? connect_channel(&world->links[i].control) : -1;
         world->stream[i] = i ? connect_channel(&world->links[i].streams[0].channel) : -1;
     }
-    CHECK_STATUS(watch_init(&world->watch, world->links, 1 + PEERS, 0), BHVD_OK);
-    CHECK_EQ(world->watch.socket_count, PEERS);
-    CHECK_EQ(world->watch.walked_count, 0);
+    CHECK_STATUS(poller_init(&world->poller, world->links, 1 + PEERS, 0), BHVD_OK);
+    CHECK_EQ(world->poller.socket_count, PEERS);
+    CHECK_EQ(world->poller.walked_count, 0);
 }
 
 static void world_fini(struct world *world)
 {
-    watch_fini(&world->watch);
+    poller_fini(&world->poller);
     for (int i = 0; i <= PEERS; i++) {
         link_fini(&world->links[i]);
         close(world->control[i]);
@@ -56,21 +56,21 @@ static void world_fini(struct world *world)
 
 static bool wakes(const struct world *world)
 {
-    struct pollfd fd = {.fd = world->watch.fd, .events = POLLIN};
+    struct pollfd fd = {.fd = world->poller.fd, .events = POLLIN};
     return poll(&fd, 1, 0) == 1;
 }
 
 // As an engine does: looks, and advances what there is something to do for. Returns the ranks, as bits.
 static unsigned turn(struct world *world)
 {
-    struct link *gone[WATCH_EVENTS], *link;
+    struct link *gone[POLLER_EVENTS], *link;
     unsigned ranks = 0;
     bool progress;
-    CHECK_EQ(watch_look(&world->watch, gone), 0);
-    while ((link = link_queue_pop(&world->watch.due))) {
+    CHECK_EQ(poller_look(&world->poller, gone), 0);
+    while ((link = link_queue_pop(&world->poller.due))) {
         ranks |= 1u << link->rank;
         CHECK_STATUS(link_advance(link, on_frame, NULL, &progress), BHVD_OK);
-        CHECK_STATUS(watch_update(&world->watch, link), BHVD_OK);
+        CHECK_STATUS(poller_update(&world->poller, link), BHVD_OK);
     }
     return ranks;
 }
@@ -175,7 +175,7 @@ TEST(the_last_messages_of_a_rank_that_has_left_wake_the_engine)
     struct link *link = &world.links[1];
     link_post_recv(link, 1, &receive, in, LENGTH);
     link->state = LINK_LEFT;
-    CHECK_STATUS(watch_update(&world.watch, link), BHVD_OK);
+    CHECK_STATUS(poller_update(&world.poller, link), BHVD_OK);
     shutdown(world.control[1], SHUT_RDWR);
     CHECK(!wakes(&world));
     say(&world, 1, 1, LENGTH);
@@ -185,7 +185,7 @@ TEST(the_last_messages_of_a_rank_that_has_left_wake_the_engine)
     CHECK(receive.done && !wakes(&world));
     // Nothing more is to come: its end is no news.
     link->state = LINK_LOST;
-    CHECK_STATUS(watch_update(&world.watch, link), BHVD_OK);
+    CHECK_STATUS(poller_update(&world.poller, link), BHVD_OK);
     CHECK(!wakes(&world));
     world_fini(&world);
 }

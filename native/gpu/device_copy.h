@@ -3,14 +3,14 @@
 // other memory, which takes the place of the old one when the operation has ended well; or it changes them where they lie once
 // it can fail no more. So one that fails changes nothing.
 // Used by one operation at a time, by any thread.
-#ifndef BHVD_MIRROR_H
-#define BHVD_MIRROR_H
+#ifndef BHVD_DEVICE_COPY_H
+#define BHVD_DEVICE_COPY_H
 
 #include "device/device.h"
 
 struct device_buffer;
 
-struct bhvd_mirror {
+struct bhvd_device_array {
     float *values;                      // the host's
     size_t count;
     struct bhvd_device *device;         // held; NULL: the newest values are the host's
@@ -19,12 +19,12 @@ struct bhvd_mirror {
 
 // The newest values on the device, for what the stream is given next; brought there through pinned memory if need be.
 // 0, or the driver's code.
-int mirror_read(struct bhvd_mirror *mirror, struct bhvd_device *device, void *stream, const float **out);
+int device_copy_read(struct bhvd_device_array *device_copy, struct bhvd_device *device, void *stream, const float **out);
 // The same, for what changes them where they lie.
-int mirror_change(struct bhvd_mirror *mirror, struct bhvd_device *device, void *stream, float **out);
+int device_copy_change(struct bhvd_device_array *device_copy, struct bhvd_device *device, void *stream, float **out);
 // What the stream was given until now was the last to read or change them.
-int mirror_read_end(struct bhvd_mirror *mirror, void *stream);
+int device_copy_read_end(struct bhvd_device_array *device_copy, void *stream);
 // From now on the newest values are those in the buffer, whose `last` event says when they are there.
-void mirror_adopt(struct bhvd_mirror *mirror, struct bhvd_device *device, struct device_buffer *buffer);
+void device_copy_adopt(struct bhvd_device_array *device_copy, struct bhvd_device *device, struct device_buffer *buffer);
 
 #endif

@@ -54,12 +54,12 @@ bhvd_status relay_take_detached(bhvd_context *ctx, int rank)
     return status ? status : tree_adopt(&ctx->relay->tree, rank);
 }
 
-static bhvd_status take_early(bhvd_context *ctx)
+static bhvd_status take_unexpected(bhvd_context *ctx)
 {
-    struct bytes early = ctx->relay->early;
+    struct bytes early = ctx->relay->unexpected;
     struct bytes_reader r = bytes_read(&early);
     bhvd_status status = BHVD_OK;
-    ctx->relay->early = (struct bytes){0};
+    ctx->relay->unexpected = (struct bytes){0};
     while (r.at < r.end && !status) {
         uint32_t size = bytes_take_u32(&r);
         const unsigned char *payload = bytes_take(&r, size);
@@ -90,7 +90,7 @@ bhvd_status relay_take_moved(bhvd_context *ctx)
     relay->parent = COORDINATOR;
     bhvd_status status = relay_flush(ctx);
     if (!status)
-        status = take_early(ctx);
+        status = take_unexpected(ctx);
     return status || !relay->coordinator_left ? status : end(ctx, bytes_read(&relay->last_words));
 }
 

@@ -1,4 +1,4 @@
-"""Small allreduces over sockets whose agreement is known travel with their negotiation: core/negotiation/carried.h."""
+"""Small allreduces whose agreement is known travel with their negotiation (core/negotiation/inline_payload.h)."""
 import threading
 
 import numpy as np
@@ -76,7 +76,7 @@ def test_what_is_larger_is_executed(world, nbytes):
 
 
 def test_beside_others_in_one_answer(world):
-    """Those that are fused are executed together, whether some are carried or not."""
+    """Those that are fused are executed together, whether some are inline or not."""
     def call(rank, context):
         for _ in range(3):
             small = [np.full(2, rank + float(i), np.float32) for i in range(20)]

@@ -9,43 +9,43 @@
 //
 // Within a host all members do the same in the same order: piece after piece is reduced, and once `depth` of them have begun, the
 // first is spread before the next is reduced. What has nothing to reduce begins all pieces at once.
-#ifndef BHVD_LEVELS_H
-#define BHVD_LEVELS_H
+#ifndef BHVD_TWO_LEVEL_H
+#define BHVD_TWO_LEVEL_H
 
 #include "run/executor.h"
 #include "run/shared.h"
 
-struct levels;
+struct two_level;
 
 // What a collective does with a piece, from 0.
-struct levels_form {
-    // Begins the passage in l->lane, to be returned. NULL: there is no such step.
-    struct passage *(*reduce)(struct run *run, struct levels *l, size_t piece);
-    struct passage *(*spread)(struct run *run, struct levels *l, size_t piece);
+struct two_level_form {
+    // Begins the pipeline in l->lane, to be returned. NULL: there is no such step.
+    struct pipeline *(*reduce)(struct executor_context *run, struct two_level *l, size_t piece);
+    struct pipeline *(*spread)(struct executor_context *run, struct two_level *l, size_t piece);
     // Plans what this member does between hosts, if anything. BHVD_ERR_SYSTEM: the run has failed.
-    bhvd_status (*cross)(struct run *run, struct levels *l, size_t piece, struct plan *plan);
+    bhvd_status (*cross)(struct executor_context *run, struct two_level *l, size_t piece, struct plan *plan);
     // It has been spread; may be NULL.
-    void (*end)(struct run *run, struct levels *l, size_t piece);
+    void (*end)(struct executor_context *run, struct two_level *l, size_t piece);
     // Frees what the collective has of its own, as far as it has got it; may be NULL.
-    void (*destroy)(struct run *run, struct levels *l);
+    void (*destroy)(struct executor_context *run, struct two_level *l);
 };
 
 // The first member of whoever has one.
-struct levels {
+struct two_level {
     struct task task;
-    const struct levels_form *form;
+    const struct two_level_form *form;
     struct group *local;
     int lane;                           // of the group's area
     size_t nbytes;                      // of what is worked on: how often links are looked at meanwhile
     size_t count, depth;                // pieces; begun and not ended, at most
     size_t begun, ended;                // pieces that cross, or have; that have been spread
-    struct crossing *crossings;         // by piece modulo depth
-    struct passage *passage;            // of a piece that is being reduced or spread; NULL: none is
+    struct inter_host *inter_hosts;     // by piece modulo depth
+    struct pipeline *pipeline;          // of a piece that is being reduced or spread; NULL: none is
     bool is_reducing;
 };
 
 // So many bytes, whole segments, that a vector is at most `most` pieces of them.
-static inline size_t levels_piece(size_t nbytes, size_t most)
+static inline size_t two_level_piece(size_t nbytes, size_t most)
 {
     const size_t segments = (nbytes + SCHEDULE_SEGMENT - 1) / SCHEDULE_SEGMENT;
     return (segments ? (segments + most - 1) / most : 1) * SCHEDULE_SEGMENT;
@@ -53,9 +53,9 @@ static inline size_t levels_piece(size_t nbytes, size_t most)
 
 // One of `size` bytes, zeros but for its levels: `count` pieces, of which at most `most` have begun and not ended. NULL: no memory;
 // the run has failed.
-void *levels_create(struct run *run, size_t size, const struct levels_form *form, struct group *local, size_t nbytes, size_t count,
-                    size_t most);
+void *two_level_create(struct executor_context *run, size_t size, const struct two_level_form *form, struct group *local,
+                       size_t nbytes, size_t count, size_t most);
 // Makes the plan this task. Not complete: there was no memory for what the collective needs; the run fails, and the task is gone.
-bhvd_status levels_plan(struct run *run, struct levels *l, bool is_complete, struct plan *plan);
+bhvd_status two_level_plan(struct executor_context *run, struct two_level *l, bool is_complete, struct plan *plan);
 
 #endif

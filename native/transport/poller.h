@@ -6,14 +6,14 @@
 // The kernel is asked to tell of input until it tells of some that nobody expects yet; then not before it is expected: an engine
 // that sleeps must sleep, and one that computes must compute. It is asked to tell of room only when there was none.
 // Thread: the engine's owner only; any may sleep on `fd`.
-#ifndef BHVD_WATCH_H
-#define BHVD_WATCH_H
+#ifndef BHVD_POLLER_H
+#define BHVD_POLLER_H
 
 #include "transport/link.h"
 
-enum { WATCH_EVENTS = 64 };     // told of at a time
+enum { POLLER_EVENTS = 64 };    // told of at a time
 
-struct watch {
+struct poller {
     int fd;                     // readable when there is something to be told; -1: no link has a descriptor
     struct link *links;         // by rank
     struct link **walked;
@@ -25,14 +25,14 @@ struct watch {
 };
 
 // links[rank] is unused. BHVD_ERR_SYSTEM, with errno: nothing is left.
-bhvd_status watch_init(struct watch *watch, struct link *links, int size, int rank);
-void watch_close(struct watch *watch);          // in a forked child
-void watch_fini(struct watch *watch);
+bhvd_status poller_init(struct poller *poller, struct link *links, int size, int rank);
+void poller_close(struct poller *poller);       // in a forked child
+void poller_fini(struct poller *poller);
 
 // To be called whenever a link was advanced. BHVD_ERR_SYSTEM, with errno: the kernel takes no more descriptors.
-bhvd_status watch_update(struct watch *watch, struct link *link);
+bhvd_status poller_update(struct poller *poller, struct link *link);
 // One look, a system call: notes the links over sockets for which there is something to do. Returns how many of the others
 // have lost their peer, and which.
-int watch_look(struct watch *watch, struct link *gone[WATCH_EVENTS]);
+int poller_look(struct poller *poller, struct link *gone[POLLER_EVENTS]);
 
 #endif

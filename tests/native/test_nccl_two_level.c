@@ -1,4 +1,4 @@
-// NCCL within hosts, the CPU transports between them (native/gpu/nccl_levels.c), as test_nccl.c does for NCCL alone.
+// NCCL within hosts, the CPU transports between them (native/gpu/nccl_two_level.c), as test_nccl.c does for NCCL alone.
 // Hosts are simulated by host ids.
 #include "gpu_jobs.h"
 

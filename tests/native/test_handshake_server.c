@@ -6,26 +6,26 @@
 #include <sys/wait.h>
 
 #include "base/clock.h"
-#include "transport/greeter.h"
+#include "transport/handshake_server.h"
 #include "transport/socket.h"
 
 enum { MORE = 100, LIMIT_MS = 10000, NAME_SIZE = 4 };
 
-static const char SECRET[] = "a greeter test's secret";
+static const char SECRET[] = "a handshake test's secret";
 
 struct service {
-    struct greeter *greeter;
+    struct handshake_server *handshakes;
     int listener, port;
     struct auth_binding binding;
 };
 
 static void serve_one_look(struct service *service, struct greeted *greeted, bool *is_greeted)
 {
-    struct pollfd polls[GREETER_POLLS_MAX];
+    struct pollfd polls[HANDSHAKE_POLLS_MAX];
     int64_t wake_ns = clock_deadline_ns(10);
-    const int count = greeter_poll(service->greeter, polls, &wake_ns);
+    const int count = handshake_server_poll(service->handshakes, polls, &wake_ns);
     socket_poll(polls, (size_t)count, wake_ns);
-    while (greeter_next(service->greeter, polls, greeted) == BHVD_OK)
+    while (handshake_server_next(service->handshakes, polls, greeted) == BHVD_OK)
         *is_greeted = true;
 }
 
@@ -42,14 +42,14 @@ static void start(struct service *service)
 {
     CHECK_STATUS(socket_listen("127.0.0.1", 0, &service->listener, &service->port, NULL), BHVD_OK);
     service->binding = (struct auth_binding){AUTH_CHANNEL, 1, 0, service->port};
-    service->greeter = greeter_create(&(struct greeter_options){.listeners = {service->listener, -1}, .bindings = {service->binding},
+    service->handshakes = handshake_server_create(&(struct handshake_server_options){.listeners = {service->listener, -1}, .bindings = {service->binding},
                                                                 .secret = SECRET, .secret_size = sizeof SECRET, .name_size = NAME_SIZE});
-    CHECK(service->greeter);
+    CHECK(service->handshakes);
 }
 
 static void stop(struct service *service)
 {
-    greeter_destroy(service->greeter);
+    handshake_server_destroy(service->handshakes);
     close(service->listener);
 }
 
@@ -68,16 +68,16 @@ static bool is_hung_up(int fd)
 
 TEST(a_flood_evicts_random_strangers)
 {
-    static int fds[GREETER_STRANGERS_MAX + MORE];
+    static int fds[HANDSHAKE_STRANGERS_MAX + MORE];
     struct service service;
     int of_the_first = 0, of_all = 0;
     start(&service);
-    for (int i = 0; i < GREETER_STRANGERS_MAX + MORE; i++) {
+    for (int i = 0; i < HANDSHAKE_STRANGERS_MAX + MORE; i++) {
         fds[i] = knock(&service);
         serve_looks(&service, 1);
     }
     serve_looks(&service, 5);
-    for (int i = 0; i < GREETER_STRANGERS_MAX + MORE; i++) {
+    for (int i = 0; i < HANDSHAKE_STRANGERS_MAX + MORE; i++) {
         const bool is_gone = is_hung_up(fds[i]);
         of_all += is_gone;
         of_the_first += is_gone && i < MORE;
@@ -90,7 +90,7 @@ TEST(a_flood_evicts_random_strangers)
 
 TEST(a_flood_evicts_nobody_that_has_proven_the_secret)
 {
-    static int fds[GREETER_STRANGERS_MAX + MORE];
+    static int fds[HANDSHAKE_STRANGERS_MAX + MORE];
     struct service service;
     struct auth auth;
     uint8_t theirs[AUTH_HELLO_SIZE + AUTH_PROOF_SIZE];
@@ -106,7 +106,7 @@ TEST(a_flood_evicts_nobody_that_has_proven_the_secret)
     CHECK_STATUS(auth_receive_proof(&auth, theirs + AUTH_HELLO_SIZE, NULL), BHVD_OK);
     CHECK_EQ(send(fd, auth.proof, sizeof auth.proof, 0), sizeof auth.proof);
     serve_looks(&service, 3);
-    for (int i = 0; i < GREETER_STRANGERS_MAX + MORE; i++) {
+    for (int i = 0; i < HANDSHAKE_STRANGERS_MAX + MORE; i++) {
         fds[i] = knock(&service);
         serve_looks(&service, 1);
     }
@@ -117,7 +117,7 @@ TEST(a_flood_evicts_nobody_that_has_proven_the_secret)
     CHECK_MEM_EQ(greeted.name, "name", NAME_SIZE);
     close(greeted.fd);
     close(fd);
-    for (int i = 0; i < GREETER_STRANGERS_MAX + MORE; i++)
+    for (int i = 0; i < HANDSHAKE_STRANGERS_MAX + MORE; i++)
         close(fds[i]);
     stop(&service);
 }
@@ -132,7 +132,7 @@ TEST(another_users_process_is_hung_up_on_at_a_unix_socket)
           getsockname(listener, (struct sockaddr *)&address, &size) == 0);
     const struct auth_binding binding = {AUTH_LOCAL, 1, 0, 0};
     struct service service = {.listener = listener};
-    service.greeter = greeter_create(&(struct greeter_options){.listeners = {-1, listener}, .bindings = {{0}, binding},
+    service.handshakes = handshake_server_create(&(struct handshake_server_options){.listeners = {-1, listener}, .bindings = {{0}, binding},
                                                                .secret = SECRET, .secret_size = sizeof SECRET, .name_size = NAME_SIZE});
     const int same_user = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     CHECK_EQ(connect(same_user, (struct sockaddr *)&address, size), 0);

@@ -1,0 +1,59 @@
+// Collectives in shared memory as pipelines (run/shared.h), for what goes on beside others. What they are given lives until they
+// are over.
+#ifndef BHVD_PIPELINES_H
+#define BHVD_PIPELINES_H
+
+#include "run/shared.h"
+
+struct allreduce_pipeline {
+    struct pipeline pipeline;
+    struct executor_context *run;
+    const struct reduction *reduction;
+    struct span_cursor in, own, out;
+    size_t nbytes;
+    kernel_copy_fn copy;
+};
+
+void allreduce_begin(struct allreduce_pipeline *a, struct executor_context *run, struct group *group, int lane,
+                     const struct reduction *reduction, const struct span_list *list);
+
+struct reducescatter_pipeline {
+    struct pipeline pipeline;
+    struct executor_context *run;
+    const struct reduction *reduction;
+    const struct span_list *src;
+    unsigned char *dst;
+    const size_t *part;
+    size_t piece;               // bytes of every member's part in a block
+};
+
+void reducescatter_begin(struct reducescatter_pipeline *r, struct executor_context *run, struct group *group, int lane,
+                         const struct reduction *reduction, const struct span_list *src, void *dst, const size_t *part);
+
+struct allgather_pipeline {
+    struct pipeline pipeline;
+    struct executor_context *run;
+    const unsigned char *src;
+    const struct span_list *dst;
+    const size_t *part;
+    kernel_copy_fn copy;
+};
+
+// Puts the own part where it belongs.
+void allgather_begin(struct allgather_pipeline *g, struct executor_context *run, struct group *group, int lane, const void *src,
+                     const struct span_list *dst, const size_t *part);
+
+struct broadcast_pipeline {
+    struct pipeline pipeline;
+    struct executor_context *run;
+    const unsigned char *src;
+    unsigned char *dst;
+    size_t nbytes;
+    kernel_copy_fn copy;
+};
+
+// From the root's src to the others' dst.
+void broadcast_begin(struct broadcast_pipeline *b, struct executor_context *run, struct group *group, int lane, int root, const void *src,
+                     void *dst, size_t nbytes);
+
+#endif

@@ -1,0 +1,21 @@
+// How cached agreements travel, in requests and in answers: as runs of consecutive ids, since ids were given in the order
+// in which the operations were first agreed on, and a program repeats itself. Wire: u8 ITEM_CACHED, u32 id, u32 count.
+#ifndef BHVD_ID_RANGE_H
+#define BHVD_ID_RANGE_H
+
+#include "base/bytes.h"
+
+enum { ID_RANGE_MAX = 1 << 16 };
+
+// The range at the end of a frame that is being written; zero when there is none.
+struct id_range {
+    uint32_t id, count;
+    size_t end;                 // of the frame, when the range was last written
+};
+
+// Appends the id to the range, or begins a new one.
+void id_range_put(struct id_range *range, struct bytes *out, uint32_t id);
+// After the tag. Marks the reader as failed when it is malformed.
+struct id_range id_range_take(struct bytes_reader *r);
+
+#endif

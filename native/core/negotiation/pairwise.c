@@ -1,0 +1,379 @@
+#include "core/negotiation/pairwise.h"
+
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "core/context/context.h"
+#include "core/negotiation/announce.h"
+#include "core/negotiation/send.h"
+#include "core/message/reason.h"
+#include "primitive/peers.h"
+#include "primitive/primitive.h"
+#include "run/executor.h"
+
+enum {
+    PERSISTENT_MAX = 1 << 16,           // of a job: a program with ever new names does not fill the memory
+    LOOK_EVERY_NS = 1000000000
+};
+
+struct neighbor {
+    int rank;
+    uint32_t said;                      // the number of its last pairwise operation
+    bool is_revoked;
+    uint32_t last;                      // then: the last that it takes part in
+};
+
+struct persistent {
+    struct cached agreement;            // its name lies inside request
+    struct bytes request;
+    struct wire wire;
+    uint32_t number;                    // of the last pairwise operation of this rank
+    struct neighbor neighbors[PEERS_MAX];
+    int count;
+    bool is_revoked;                    // and is forgotten when its last pairwise operation has started
+    struct bhvd_handle *op;             // of that pairwise operation, held, until it has started; NULL: none waits
+    int64_t since_ns, warned_ns;
+    struct persistent *next_waiting;
+};
+
+// ---------------------------------------------------------------------------------------------------------- the tables
+
+// a persistent operation begins with what all agreements have.
+static struct persistent *persistent_of(struct cached *agreement) { return (struct persistent *)agreement; }
+
+static struct persistent *find(const struct pairwise *pairwise, const struct operation_key *key)
+{
+    return pairwise->all.oldest ? persistent_of(cached_list_find(&pairwise->all, key)) : NULL;
+}
+
+static struct persistent *find_id(const struct pairwise *pairwise, uint32_t id)
+{
+    return persistent_of(cached_list_find_id(&pairwise->all, id));
+}
+
+static void persistent_free(struct persistent *persistent)
+{
+    operation_drop(persistent->op);
+    bytes_fini(&persistent->request);
+    free(persistent);
+}
+
+static void wait_for_neighbors(struct pairwise *pairwise, struct persistent *persistent, struct bhvd_handle *op)
+{
+    atomic_fetch_add(&op->references, 1);
+    op->is_pairwise = true;
+    persistent->op = op;
+    persistent->since_ns = persistent->warned_ns = clock_now_ns();
+    persistent->next_waiting = pairwise->waiting;
+    pairwise->waiting = persistent;
+    pairwise->changed = true;
+}
+
+// Takes it out of those that wait. Returns its operation, held.
+static struct bhvd_handle *take_out(struct pairwise *pairwise, struct persistent *persistent)
+{
+    struct bhvd_handle *op = persistent->op;
+    for (struct persistent **at = &pairwise->waiting; op && *at; at = &(*at)->next_waiting) {
+        if (*at == persistent) {
+            *at = persistent->next_waiting;
+            break;
+        }
+    }
+    persistent->op = NULL;
+    return op;
+}
+
+static void forget_agreement(struct cached_list *list, struct cached *agreement)
+{
+    cached_list_remove(list, agreement);
+    persistent_free(persistent_of(agreement));
+}
+
+static void forget(struct pairwise *pairwise, struct persistent *persistent)
+{
+    operation_drop(take_out(pairwise, persistent));
+    forget_agreement(&pairwise->all, &persistent->agreement);
+}
+
+struct pairwise *pairwise_create(void) { return calloc(1, sizeof(struct pairwise)); }
+
+void pairwise_destroy(struct pairwise *pairwise)
+{
+    if (pairwise)
+        cached_list_fini(&pairwise->all, forget_agreement);
+    free(pairwise);
+}
+
+// ------------------------------------------------------------------------------------------------------------ persistent
+
+bool pairwise_may_persist(bhvd_context *ctx, struct process_set *set, const struct request *request)
+{
+    if ((request->kind != BHVD_D_FP_S && request->kind != BHVD_D_LP_S) || request->device >= 0)
+        return false;
+    if (request->hierarchical &&
+        (set->group.rank < 0 || primitive_has_levels(&set->group, request->kind, true) || set->group.shared))
+        return false;
+    if (!request_nbytes(request) || set->group.size == 1 || ctx->pairwise->agreed == PERSISTENT_MAX)
+        return false;
+    ctx->pairwise->agreed++;
+    set->persistent++;
+    return true;
+}
+
+void pairwise_release(bhvd_context *ctx, struct process_set *set, int count)
+{
+    count = count < set->persistent ? count : set->persistent;
+    set->persistent -= count;
+    ctx->pairwise->agreed -= count;
+}
+
+static struct peers peers_of_work(const struct work *work, const struct group *group)
+{
+    const bhvd_topology topology = work->kind == BHVD_D_LP_S ? BHVD_TOPOLOGY_RING : work->topology;
+    return peers_of(topology, group->size, group->rank, work->round);
+}
+
+bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_handle *op, uint32_t id, const struct wire *wire)
+{
+    struct pairwise *pairwise = ctx->pairwise;
+    const struct operation_key key = operation_key_of(op);
+    const struct process_set *set = process_set_find(&ctx->sets, op->process_set);
+    struct persistent *persistent = find(pairwise, &key);
+    if (persistent)
+        forget(pairwise, persistent);
+    persistent = calloc(1, sizeof *persistent);
+    if (!persistent || !set) {
+        free(persistent);
+        return set ? context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to agree on an operation") : BHVD_OK;
+    }
+    *persistent = (struct persistent){.agreement = {.id = id}, .wire = *wire};
+    const struct peers peers = peers_of_work(&op->work, &set->group);
+    for (int p = 0; p < peers.count; p++)
+        persistent->neighbors[persistent->count++].rank = set->group.ranks[peers.index[p]];
+    bytes_put(&persistent->request, op->request.data, op->request.size);
+    if (!persistent->request.failed) {
+        const char *name = (const char *)persistent->request.data + (op->work.name - (const char *)op->request.data);
+        persistent->agreement.key = (struct operation_key){key.process_set, key.name_size, name};
+        if (cached_list_insert(&pairwise->all, &persistent->agreement))
+            return BHVD_OK;
+    }
+    persistent_free(persistent);
+    return context_fail(ctx, BHVD_ERR_SYSTEM, "no memory to agree on an operation");
+}
+
+static bool is_same(const struct persistent *persistent, const struct bhvd_handle *op)
+{
+    return !op->on_gpu && persistent->request.size == op->request.size &&
+           memcmp(persistent->request.data, op->request.data, op->request.size) == 0;
+}
+
+static void signal_neighbors(bhvd_context *ctx, const struct persistent *persistent, enum frame_type type, uint32_t number)
+{
+    struct bytes out = {0};
+    bytes_put_u32(&out, persistent->agreement.id);
+    bytes_put_u32(&out, number);
+    for (int i = 0; i < persistent->count; i++)
+        frame_send(ctx, persistent->neighbors[i].rank, type, &out, type == FRAME_PAIRWISE_READY);  // who has not posted reads it then
+    bytes_fini(&out);
+}
+
+// What waits still meets its neighbors, and is the last. The name is asked for in full next time, which gives it another id: what
+// neighbors have still to read is not about that.
+static void part(bhvd_context *ctx, struct persistent *persistent)
+{
+    if (!persistent->is_revoked) {
+        struct cache_entry *entry = response_cache_find(ctx->cache, &persistent->agreement.key);
+        signal_neighbors(ctx, persistent, FRAME_PAIRWISE_REVOKE, persistent->number);
+        if (entry && !entry->cached.user)
+            response_cache_forget(ctx->cache, entry);
+    }
+    persistent->is_revoked = true;
+    if (!persistent->op)
+        forget(ctx->pairwise, persistent);
+}
+
+static bool someone_is_gone(const bhvd_context *ctx, const struct persistent *persistent)
+{
+    for (int i = 0; i < persistent->count; i++) {
+        const struct neighbor *neighbor = &persistent->neighbors[i];
+        if (neighbor->is_revoked || ctx->run.connections.links[neighbor->rank].state != LINK_OPEN)
+            return true;
+    }
+    return false;
+}
+
+enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_handle *op)
+{
+    const struct operation_key key = operation_key_of(op);
+    struct persistent *persistent = find(ctx->pairwise, &key);
+    if (!persistent)
+        return PAIRWISE_NONE;
+    if (persistent->is_revoked || !is_same(persistent, op) || someone_is_gone(ctx, persistent)) {
+        part(ctx, persistent);
+        return PAIRWISE_REVOKED;
+    }
+    signal_neighbors(ctx, persistent, FRAME_PAIRWISE_READY, ++persistent->number);
+    ctx->counters.cache_hits++;
+    wait_for_neighbors(ctx->pairwise, persistent, op);
+    return PAIRWISE_WAITS;
+}
+
+void pairwise_revoke_all(bhvd_context *ctx)
+{
+    for (struct cached *agreement = ctx->pairwise->all.oldest, *newer; agreement; agreement = newer) {
+        newer = agreement->newer;
+        part(ctx, persistent_of(agreement));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------- neighbors
+
+static struct neighbor *neighbor_of(struct persistent *persistent, int rank)
+{
+    for (int i = 0; persistent && i < persistent->count; i++)
+        if (persistent->neighbors[i].rank == rank)
+            return &persistent->neighbors[i];
+    return NULL;
+}
+
+bhvd_status pairwise_take_ready(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
+{
+    const uint32_t id = bytes_take_u32(&payload), number = bytes_take_u32(&payload);
+    struct persistent *persistent = find_id(ctx->pairwise, id);
+    struct neighbor *neighbor = neighbor_of(persistent, link->rank);
+    if (payload.failed || payload.at != payload.end || (persistent && !neighbor))
+        return BHVD_ERR_SYSTEM;
+    if (!persistent)
+        return BHVD_OK;                     // this rank has revoked it, and said so
+    if (number != neighbor->said + 1 || neighbor->is_revoked)
+        return BHVD_ERR_SYSTEM;
+    neighbor->said = number;
+    ctx->pairwise->changed = true;
+    return BHVD_OK;
+}
+
+// The operation that waits there is to be asked for, as by one that has revoked it.
+static bhvd_status ask_instead(bhvd_context *ctx, struct persistent *persistent)
+{
+    struct bhvd_handle *op = take_out(ctx->pairwise, persistent);
+    persistent->number--;
+    part(ctx, persistent);
+    op->is_pairwise = false;
+    bhvd_status status = operation_is_over(op) ? BHVD_OK : announce_revoked(ctx, op);
+    operation_drop(op);
+    return status;
+}
+
+bhvd_status pairwise_take_revoke(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
+{
+    const uint32_t id = bytes_take_u32(&payload), last = bytes_take_u32(&payload);
+    struct persistent *persistent = find_id(ctx->pairwise, id);
+    struct neighbor *neighbor = neighbor_of(persistent, link->rank);
+    if (payload.failed || payload.at != payload.end || (persistent && !neighbor))
+        return BHVD_ERR_SYSTEM;
+    if (!persistent)
+        return BHVD_OK;
+    const uint32_t started = persistent->number - (persistent->op != NULL);
+    if (started > last)
+        return context_fail(ctx, BHVD_ERR_MISMATCH, "rank %d takes no part in '%.*s', for which rank %d has begun to exchange "
+                            "with it: ranks ask for this operation in different ways. Give each way a name of its own.",
+                            link->rank, (int)persistent->agreement.key.name_size, persistent->agreement.key.name, ctx->options.rank);
+    neighbor->is_revoked = true;
+    neighbor->said = last;
+    return persistent->op && persistent->number > last ? ask_instead(ctx, persistent) : BHVD_OK;
+}
+
+void pairwise_take_goodbye(bhvd_context *ctx, int rank)
+{
+    for (struct persistent *persistent = ctx->pairwise->waiting, *next; persistent; persistent = next) {
+        const struct neighbor *neighbor = neighbor_of(persistent, rank);
+        next = persistent->next_waiting;
+        if (!neighbor || neighbor->said >= persistent->number)
+            continue;
+        struct bhvd_error error;
+        struct bhvd_handle *op = take_out(ctx->pairwise, persistent);
+        reason_left(&error, rank);
+        if (!operation_is_over(op))
+            operation_end(op, &error);
+        operation_drop(op);
+    }
+}
+
+void pairwise_forget_set(bhvd_context *ctx, uint32_t process_set)
+{
+    for (struct cached *agreement = ctx->pairwise->all.oldest, *newer; agreement; agreement = newer) {
+        newer = agreement->newer;
+        if (agreement->key.process_set == process_set)
+            forget(ctx->pairwise, persistent_of(agreement));
+    }
+}
+
+// -------------------------------------------------------------------------------------------------------------- starts
+
+static bool all_are_there(const struct persistent *persistent)
+{
+    for (int i = 0; i < persistent->count; i++)
+        if (persistent->neighbors[i].said < persistent->number)
+            return false;
+    return true;
+}
+
+struct bhvd_handle *pairwise_next(bhvd_context *ctx, uint32_t *id, struct wire *wire)
+{
+    bool waits = false;
+    for (struct persistent *persistent = ctx->pairwise->waiting; persistent; persistent = persistent->next_waiting) {
+        const bool is_over = operation_is_over(persistent->op);
+        if (!is_over && !all_are_there(persistent))
+            continue;
+        if (!is_over && executor_has_state(&ctx->run, work_state(&persistent->op->work))) {
+            waits = true;                       // once more when that is over
+            continue;
+        }
+        struct bhvd_handle *op = take_out(ctx->pairwise, persistent);
+        *id = persistent->agreement.id;
+        *wire = persistent->wire;
+        if (persistent->is_revoked)
+            forget(ctx->pairwise, persistent);
+        return op;
+    }
+    ctx->pairwise->changed = waits;
+    return NULL;
+}
+
+// ------------------------------------------------------------------------------------------------------------- waiting
+
+static int first_missing(const struct persistent *persistent)
+{
+    for (int i = 0; i < persistent->count; i++)
+        if (persistent->neighbors[i].said < persistent->number)
+            return persistent->neighbors[i].rank;
+    return -1;
+}
+
+void pairwise_check_stalls(bhvd_context *ctx)
+{
+    const int64_t warning_ns = (int64_t)ctx->options.stall_warning_ms * 1000000,
+                  shutdown_ns = (int64_t)ctx->options.stall_shutdown_ms * 1000000;
+    if (!ctx->pairwise->waiting || warning_ns <= 0)
+        return;
+    const int64_t now_ns = clock_now_ns();
+    if (now_ns < ctx->pairwise->next_look_ns)
+        return;
+    ctx->pairwise->next_look_ns = now_ns + LOOK_EVERY_NS;
+    for (struct persistent *persistent = ctx->pairwise->waiting; persistent; persistent = persistent->next_waiting) {
+        const int missing = first_missing(persistent);
+        if (missing < 0 || now_ns - persistent->warned_ns < warning_ns)
+            continue;
+        persistent->warned_ns = now_ns;
+        log_say(ctx, BHVD_LOG_WARNING, "'%.*s' has waited for rank %d for more than %.0f seconds: it has not asked for it as "
+                "often as this rank.", (int)persistent->agreement.key.name_size, persistent->agreement.key.name, missing,
+                (double)(now_ns - persistent->since_ns) / 1e9);
+        if (shutdown_ns > 0 && now_ns - persistent->since_ns >= shutdown_ns) {
+            run_blame(&ctx->run, BHVD_ERR_TIMEOUT, BHVD_CAUSE_TIMEOUT, missing,
+                      "'%.*s' waits for rank %d for longer than %lld seconds (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS).",
+                      (int)persistent->agreement.key.name_size, persistent->agreement.key.name, missing, (long long)(shutdown_ns / 1000000000));
+            return;
+        }
+    }
+}

@@ -1,0 +1,174 @@
+#include "run/two_level.h"
+
+#include <stdlib.h>
+
+enum { LOCAL_BYTES = 256 << 10 };       // that are worked on within the host before links are looked at again
+
+struct inter_host {
+    struct plan plan;
+    struct running_schedule *running;   // NULL: none, or over
+};
+
+static struct inter_host *inter_host_of(const struct two_level *l, size_t piece) { return &l->inter_hosts[piece % l->depth]; }
+
+static void start_inter_host(struct executor_context *run, struct two_level *l)
+{
+    struct inter_host *inter_host = inter_host_of(l, l->begun);
+    struct plan *plan = &inter_host->plan;
+    const bhvd_status status = l->form->cross(run, l, l->begun++, plan);
+    if (status || !plan->made)
+        return;
+    plan->operands.execution = l->task.execution;
+    schedule_start(run, plan->group, &plan->schedule, &plan->operands, NULL, NULL, &inter_host->running);
+}
+
+// It is over, or the run has failed.
+static void end_inter_host(struct executor_context *run, struct inter_host *inter_host)
+{
+    if (inter_host->running)
+        schedule_drop(run, inter_host->running);
+    inter_host->running = NULL;
+    plan_fini(run, &inter_host->plan);
+}
+
+static bool begins_next(const struct two_level *l) { return l->begun < l->count && l->begun < l->ended + l->depth; }
+
+static bool has_crossed(const struct two_level *l)
+{
+    const struct running_schedule *running = l->ended < l->begun ? inter_host_of(l, l->ended)->running : NULL;
+    return l->ended < l->begun && (!running || schedule_is_over(running));
+}
+
+// Passages of one lane follow each other: an earlier execution's come first. They take it in this order, since they are looked at
+// in it whenever a lane has become free.
+static bool may_take_lane(const struct two_level *l) { return !l->local->users[l->lane] || l->local->users[l->lane] == l; }
+
+static void leave_lane(struct two_level *l)
+{
+    if (l->local->users[l->lane] == l)
+        l->local->users[l->lane] = NULL;
+}
+
+static void end_piece(struct executor_context *run, struct two_level *l)
+{
+    if (l->form->end)
+        l->form->end(run, l, l->ended);
+    l->ended++;
+}
+
+static void end_pipeline(struct executor_context *run, struct two_level *l)
+{
+    pipeline_end(run, l->pipeline);
+    l->pipeline = NULL;
+    if (l->is_reducing)
+        start_inter_host(run, l);
+    else
+        end_piece(run, l);
+}
+
+// Is there something to do that is not a pipeline's step?
+static bool may_go_on(const struct two_level *l)
+{
+    if (begins_next(l))
+        return !l->form->reduce || may_take_lane(l);
+    return has_crossed(l) && (!l->form->spread || may_take_lane(l));
+}
+
+static void go_on(struct executor_context *run, struct two_level *l)
+{
+    l->is_reducing = begins_next(l);
+    if (l->is_reducing) {
+        if (l->form->reduce)
+            l->pipeline = l->form->reduce(run, l, l->begun);
+        else
+            start_inter_host(run, l);
+        return;
+    }
+    end_inter_host(run, inter_host_of(l, l->ended));
+    if (l->form->spread)
+        l->pipeline = l->form->spread(run, l, l->ended);
+    else
+        end_piece(run, l);
+}
+
+static bool advance(struct executor_context *run, struct task *task)
+{
+    struct two_level *l = (struct two_level *)task;
+    const size_t step = l->nbytes < HOST_STAGING_BUFFER_BYTES ? l->nbytes : HOST_STAGING_BUFFER_BYTES;
+    bool progress = false;
+    task->awaited = -1;
+    if (may_take_lane(l))
+        l->local->users[l->lane] = l;
+    for (size_t nbytes = 0; l->ended < l->count && nbytes < LOCAL_BYTES && !run->failure.status; progress = true) {
+        if (!l->pipeline) {
+            if (!may_go_on(l))
+                break;
+            go_on(run, l);
+        } else if (pipeline_is_over(l->pipeline)) {
+            end_pipeline(run, l);
+        } else if (pipeline_advance(run, l->pipeline)) {
+            nbytes += step;
+        } else {
+            task->awaited = l->local->ranks[l->pipeline->slowest];
+            pipeline_can_advance(run, l->pipeline);     // has who is waited for left?
+            break;
+        }
+        run->messages_moved++;
+    }
+    task->is_over = l->ended == l->count && !run->failure.status;
+    if (task->is_over)
+        leave_lane(l);
+    return progress;
+}
+
+static bool can_advance(struct executor_context *run, struct task *task)
+{
+    struct two_level *l = (struct two_level *)task;
+    if (l->pipeline)
+        return pipeline_is_over(l->pipeline) || pipeline_can_advance(run, l->pipeline);
+    return task->is_over || may_go_on(l);
+}
+
+static void destroy(struct executor_context *run, struct task *task)
+{
+    struct two_level *l = (struct two_level *)task;
+    leave_lane(l);
+    for (size_t i = 0; i < l->depth; i++)
+        end_inter_host(run, &l->inter_hosts[i]);
+    if (l->form->destroy)
+        l->form->destroy(run, l);
+    free(l->inter_hosts);
+    free(l);
+}
+
+void *two_level_create(struct executor_context *run, size_t size, const struct two_level_form *form, struct group *local,
+                       size_t nbytes, size_t count, size_t most)
+{
+    const size_t depth = count < most ? count : most;
+    struct two_level *l = calloc(1, size);
+    struct inter_host *inter_hosts = calloc(depth + 1, sizeof *inter_hosts);
+    if (!l || !inter_hosts) {
+        free(l);
+        free(inter_hosts);
+        run_fail(run, BHVD_ERR_SYSTEM, "no memory for an operation of %zu bytes", nbytes);
+        return NULL;
+    }
+    *l = (struct two_level){
+        .task = {.advance = advance, .can_advance = can_advance, .destroy = destroy},
+        .form = form, .local = local, .lane = 1 + (int)(run->connections.started % (HOST_LANES - 1)),
+        .nbytes = nbytes, .count = count, .depth = depth, .inter_hosts = inter_hosts,
+    };
+    return l;
+}
+
+bhvd_status two_level_plan(struct executor_context *run, struct two_level *l, bool is_complete, struct plan *plan)
+{
+    if (!is_complete) {
+        const size_t nbytes = l->nbytes;
+        destroy(run, &l->task);
+        return run_fail(run, BHVD_ERR_SYSTEM, "no memory for the pieces of %zu bytes", nbytes);
+    }
+    plan->made = true;
+    plan->task = &l->task;
+    return BHVD_OK;
+}

@@ -1,0 +1,198 @@
+#include "transport/handshake_server.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "transport/socket.h"
+
+enum {
+    ACCEPT_BATCH = 64,          // connections at a time; then those who are here have their turn
+    ACCEPT_PAUSE_MS = 100       // when out of descriptors
+};
+
+_Static_assert((int)HANDSHAKE_NAME_MAX >= (int)AUTH_HELLO_SIZE && (int)AUTH_HELLO_SIZE >= (int)AUTH_PROOF_SIZE,
+               "a stranger's buffer holds the message of every stage");
+
+enum stage { HELLO, PROOF, NAME };
+
+struct stranger {
+    int fd, listener;
+    enum stage stage;
+    int64_t deadline_ns;
+    struct auth auth;
+    size_t moved;               // of the stage's message
+    unsigned char message[HANDSHAKE_NAME_MAX];
+};
+
+struct handshake_server {
+    struct handshake_server_options options;
+    int64_t accept_again_ns;
+    int64_t lacking_since_ns;   // descriptors or memory; 0: nothing is lacking
+    int unserved;               // strangers that were waited for, and have not had their turn
+    int count;
+    struct stranger strangers[HANDSHAKE_STRANGERS_MAX];     // in the order they came
+};
+
+struct handshake_server *handshake_server_create(const struct handshake_server_options *options)
+{
+    struct handshake_server *handshakes = calloc(1, sizeof *handshakes);
+    if (handshakes)
+        handshakes->options = *options;
+    return handshakes;
+}
+
+static void forget(struct handshake_server *handshakes, int index)
+{
+    handshakes->count--;
+    memmove(handshakes->strangers + index, handshakes->strangers + index + 1,
+            (size_t)(handshakes->count - index) * sizeof handshakes->strangers[0]);
+}
+
+static void drop(struct handshake_server *handshakes, int index)
+{
+    close(handshakes->strangers[index].fd);
+    forget(handshakes, index);
+}
+
+void handshake_server_destroy(struct handshake_server *handshakes)
+{
+    while (handshakes && handshakes->count)
+        drop(handshakes, handshakes->count - 1);
+    free(handshakes);
+}
+
+static size_t wanted(const struct handshake_server *handshakes, const struct stranger *s)
+{
+    return s->stage == HELLO ? AUTH_HELLO_SIZE : s->stage == PROOF ? AUTH_PROOF_SIZE : handshakes->options.name_size;
+}
+
+// These few bytes are the first that the socket takes: it takes them at once.
+static bool say(const struct stranger *s, const uint8_t *data, size_t size)
+{
+    size_t moved;
+    return socket_write(s->fd, data, size, &moved) == BHVD_OK && moved == size;
+}
+
+// The stage's message is complete. False: it is no rank of this job.
+static bool advance(struct handshake_server *handshakes, struct stranger *s)
+{
+    const struct handshake_server_options *options = &handshakes->options;
+    if (s->stage == HELLO && (auth_begin(&s->auth, AUTH_ACCEPTED, &options->bindings[s->listener], NULL) ||
+                              auth_receive_hello(&s->auth, s->message, options->secret, options->secret_size, NULL) ||
+                              !say(s, s->auth.hello, sizeof s->auth.hello) ||
+                              !say(s, s->auth.proof, sizeof s->auth.proof)))
+        return false;
+    if (s->stage == PROOF && auth_receive_proof(&s->auth, s->message, NULL))
+        return false;
+    s->stage++;
+    s->moved = 0;
+    return true;
+}
+
+// BHVD_OK: it has proven the secret and said its name. BHVD_IN_PROGRESS: not yet. Else it is to be dropped.
+static bhvd_status read_from(struct handshake_server *handshakes, struct stranger *s)
+{
+    for (;;) {
+        bhvd_status status = socket_read_part(s->fd, s->message, wanted(handshakes, s), &s->moved);
+        if (status || s->stage == NAME)
+            return status;
+        if (!advance(handshakes, s))
+            return BHVD_ERR_AUTH;
+    }
+}
+
+// Makes room. False: all have proven the secret.
+static bool evict_one(struct handshake_server *handshakes)
+{
+    unsigned random = 0;
+    int evictable[HANDSHAKE_STRANGERS_MAX], count = 0;
+    for (int i = 0; i < handshakes->count; i++)
+        if (handshakes->strangers[i].stage < NAME)
+            evictable[count++] = i;
+    if (!count)
+        return false;
+    (void)!getrandom(&random, sizeof random, GRND_NONBLOCK);
+    drop(handshakes, evictable[random % (unsigned)count]);
+    return true;
+}
+
+// There is no stranger to evict.
+static bhvd_status pause_accepting(struct handshake_server *handshakes)
+{
+    const int64_t now_ns = clock_now_ns();
+    const int failure = errno;
+    handshakes->accept_again_ns = now_ns + ACCEPT_PAUSE_MS * INT64_C(1000000);
+    if (!handshakes->lacking_since_ns)
+        handshakes->lacking_since_ns = now_ns;
+    errno = failure;
+    return now_ns - handshakes->lacking_since_ns >= HANDSHAKE_LACKING_MS * INT64_C(1000000) ? BHVD_ERR_SYSTEM : BHVD_OK;
+}
+
+static bhvd_status accept_some(struct handshake_server *handshakes, int listener)
+{
+    const bool is_local = handshakes->options.bindings[listener].purpose == AUTH_LOCAL;
+    for (int i = 0; i < ACCEPT_BATCH; i++) {
+        int fd;
+        bhvd_status status = socket_accept(handshakes->options.listeners[listener], 0, &fd, NULL);
+        if (status == BHVD_ERR_TIMEOUT)
+            break;
+        if (status && !evict_one(handshakes))
+            return pause_accepting(handshakes);
+        if (status)
+            continue;
+        handshakes->lacking_since_ns = 0;
+        if ((is_local && !socket_is_of_this_user(fd)) || (handshakes->count == HANDSHAKE_STRANGERS_MAX && !evict_one(handshakes))) {
+            close(fd);
+            continue;
+        }
+        handshakes->strangers[handshakes->count++] = (struct stranger){
+            .fd = fd, .listener = listener, .deadline_ns = clock_deadline_ns(HANDSHAKE_STRANGER_MS)};
+    }
+    return BHVD_OK;
+}
+
+int handshake_server_poll(struct handshake_server *handshakes, struct pollfd *polls, int64_t *wake_ns)
+{
+    const bool accepts = handshakes->accept_again_ns <= clock_now_ns();
+    const int64_t due_ns = handshakes->count ? handshakes->strangers[0].deadline_ns : CLOCK_NEVER;
+    for (int i = 0; i < HANDSHAKE_LISTENERS_MAX; i++)
+        polls[i] = (struct pollfd){.fd = accepts ? handshakes->options.listeners[i] : -1, .events = POLLIN};
+    for (int i = 0; i < handshakes->count; i++)
+        polls[HANDSHAKE_LISTENERS_MAX + i] = (struct pollfd){.fd = handshakes->strangers[i].fd, .events = POLLIN};
+    handshakes->unserved = handshakes->count;
+    *wake_ns = due_ns < *wake_ns ? due_ns : *wake_ns;
+    if (!accepts && handshakes->accept_again_ns < *wake_ns)
+        *wake_ns = handshakes->accept_again_ns;
+    return HANDSHAKE_LISTENERS_MAX + handshakes->count;
+}
+
+bhvd_status handshake_server_next(struct handshake_server *handshakes, struct pollfd *polls, struct greeted *out)
+{
+    const int64_t now_ns = clock_now_ns();
+    // From the last to the first, so that those who go do not move those who are still to come.
+    while (handshakes->unserved > 0) {
+        const int i = --handshakes->unserved;
+        struct stranger *s = &handshakes->strangers[i];
+        const bhvd_status status = polls[HANDSHAKE_LISTENERS_MAX + i].revents ? read_from(handshakes, s) : BHVD_IN_PROGRESS;
+        if (!status) {
+            *out = (struct greeted){.fd = s->fd, .listener = s->listener, .rank = s->auth.binding.caller};
+            memcpy(out->name, s->message, handshakes->options.name_size);
+            forget(handshakes, i);
+            return BHVD_OK;
+        }
+        if (status != BHVD_IN_PROGRESS || s->deadline_ns <= now_ns)
+            drop(handshakes, i);
+    }
+    for (int i = 0; i < HANDSHAKE_LISTENERS_MAX; i++) {
+        bhvd_status status = polls[i].revents ? accept_some(handshakes, i) : BHVD_OK;
+        polls[i].revents = 0;
+        if (status)
+            return status;
+    }
+    return BHVD_ERR_TIMEOUT;
+}

@@ -1,0 +1,314 @@
+#include "transport/listener.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "base/thread.h"
+#include "transport/handshake_server.h"
+#include "transport/socket.h"
+
+enum { ANSWER_MS = 5000 };              // for a byte into an empty socket
+
+// What has come in from a rank.
+struct known {
+    uint16_t channels;                  // as bits
+    uint8_t streams;
+};
+
+struct listener {
+    struct listener_options options;
+    _Atomic bool closed;
+    _Atomic int count;                  // of arrivals
+    pthread_mutex_t lock;               // of the two lists
+    struct arrival *head, **tail;
+    struct call *calls, **calls_tail;   // not yet the connector's
+    struct address *addresses;
+    struct known *known;                // the thread's
+    unsigned char *secret;
+    pthread_t thread;
+    bool runs;
+    int wake_fd;                        // an eventfd that tells the thread of calls, and that it is to end
+};
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
+static void put(struct listener *listener, struct arrival *arrival)
+{
+    pthread_mutex_lock(&listener->lock);
+    arrival->next = NULL;
+    *listener->tail = arrival;
+    listener->tail = &arrival->next;
+    atomic_fetch_add(&listener->count, 1);
+    pthread_mutex_unlock(&listener->lock);
+    eventfd_write(listener->options.doorbell_fd, 1);
+}
+
+bool listener_has_arrivals(const struct listener *listener) { return atomic_load_explicit(&listener->count, memory_order_relaxed); }
+
+struct arrival *listener_take(struct listener *listener)
+{
+    pthread_mutex_lock(&listener->lock);
+    struct arrival *arrival = listener->head;
+    if (arrival) {
+        listener->head = arrival->next;
+        if (!listener->head)
+            listener->tail = &listener->head;
+        atomic_fetch_sub(&listener->count, 1);
+    }
+    pthread_mutex_unlock(&listener->lock);
+    return arrival;
+}
+
+// ---------------------------------------------------------------------------------------------------------------- coming in
+
+// Does the name make sense, of a rank that knows the secret?
+static bool is_expected(const struct listener *listener, int rank, const struct hello *hello, bool local)
+{
+    const int asked = rank >= 0 && rank < listener->options.size ? listener->addresses[rank].streams : 0;
+    if (hello->magic != HELLO_MAGIC || rank <= listener->options.rank || rank >= listener->options.size ||
+        (hello->channel == CHANNEL_LOCAL) != local || hello->channel >= CHANNEL_STREAM + LINK_STREAMS_MAX)
+        return false;
+    const struct known *known = &listener->known[rank];
+    if (!local && known->channels & 1u << hello->channel)
+        return false;
+    if (hello->channel == CHANNEL_CONTROL && !listener->options.by_mpi)
+        return hello->streams >= 1 && hello->streams <= LINK_STREAMS_MAX && (!asked || hello->streams == (uint32_t)asked);
+    return hello->channel < CHANNEL_STREAM || hello->channel - CHANNEL_STREAM < known->streams;
+}
+
+// Whoever hears nothing comes again.
+static bool say_welcome(int fd)
+{
+    const unsigned char answer = 1;
+    return socket_write_full(fd, &answer, sizeof answer, clock_deadline_ns(ANSWER_MS)) == BHVD_OK;
+}
+
+static bool let_in(struct listener *listener, const struct greeted *greeted)
+{
+    struct hello hello;
+    const bool local = greeted->listener == 1;
+    memcpy(&hello, greeted->name, sizeof hello);
+    if (!is_expected(listener, greeted->rank, &hello, local) || (!local && !say_welcome(greeted->fd)))
+        return false;
+    struct arrival *arrival = arrival_create(greeted->rank);
+    if (!arrival)
+        return false;
+    struct known *known = &listener->known[greeted->rank];
+    known->channels |= (uint16_t)(1u << hello.channel);
+    arrival->is_local = local;
+    if (hello.channel >= CHANNEL_STREAM) {
+        arrival->streams[hello.channel - CHANNEL_STREAM] = greeted->fd;
+    } else {
+        arrival->control = greeted->fd;
+        arrival->stream_count = listener->options.by_mpi || local ? 1 : (int)hello.streams;
+        arrival->round_trip_ns = local ? 0 : socket_round_trip_ns(greeted->fd);
+        known->streams = local || listener->options.by_mpi ? 0 : (uint8_t)hello.streams;
+    }
+    put(listener, arrival);
+    return true;
+}
+
+// Said once: the job ends by it.
+static void complain(struct listener *listener, bool *said)
+{
+    const int failure = errno;
+    struct arrival *arrival = *said ? NULL : arrival_create(-1);
+    if (arrival) {
+        error_set(&arrival->error, BHVD_ERR_SYSTEM, "the connections of the other ranks cannot be accepted: %s%s", strerror(failure),
+                  socket_remedy(failure));
+        put(listener, arrival);
+    }
+    *said = true;
+}
+
+static void accept_ready(struct listener *listener, struct handshake_server *handshakes, struct pollfd *polls, bool *said)
+{
+    struct greeted greeted;
+    bhvd_status status;
+    while (!(status = handshake_server_next(handshakes, polls, &greeted))) {
+        if (!let_in(listener, &greeted))
+            close(greeted.fd);
+    }
+    if (status == BHVD_ERR_SYSTEM)
+        complain(listener, said);
+}
+
+// --------------------------------------------------------------------------------------------------------------- going out
+
+static bhvd_status post(struct listener *listener, const struct call *what)
+{
+    struct call *call = malloc(sizeof *call);
+    if (!call)
+        return BHVD_ERR_SYSTEM;
+    *call = *what;
+    call->next = NULL;
+    pthread_mutex_lock(&listener->lock);
+    *listener->calls_tail = call;
+    listener->calls_tail = &call->next;
+    pthread_mutex_unlock(&listener->lock);
+    eventfd_write(listener->wake_fd, 1);
+    return BHVD_OK;
+}
+
+bhvd_status listener_open_control(struct listener *listener, int rank, int64_t deadline_ns)
+{
+    return post(listener, &(struct call){.rank = rank, .is_at_start = true, .control_is_missing = true,
+                                     .connect_deadline_ns = deadline_ns, .deadline_ns = deadline_ns});
+}
+
+bhvd_status listener_open(struct listener *listener, int rank, bool control_is_missing, int stream_count)
+{
+    return post(listener, &(struct call){.rank = rank, .control_is_missing = control_is_missing, .stream_count = stream_count,
+                                     .connect_deadline_ns = clock_deadline_ns(listener->options.connect_ms),
+                                     .deadline_ns = clock_deadline_ns(listener->options.open_ms)});
+}
+
+bhvd_status listener_greet_local(struct listener *listener, int rank, int fd, int64_t deadline_ns, struct bhvd_error *error)
+{
+    const struct hello hello = {HELLO_MAGIC, CHANNEL_LOCAL, 1};
+    const struct auth_binding binding = {AUTH_LOCAL, listener->options.rank, rank, 0};
+    bhvd_status status = auth_handshake(fd, AUTH_CONNECTED, &binding, listener->secret, listener->options.secret_size, deadline_ns, error);
+    return status ? status : socket_write_full(fd, &hello, sizeof hello, deadline_ns);
+}
+
+static void take_calls(struct listener *listener, struct connector *connector)
+{
+    pthread_mutex_lock(&listener->lock);
+    struct call *calls = listener->calls;
+    listener->calls = NULL;
+    listener->calls_tail = &listener->calls;
+    pthread_mutex_unlock(&listener->lock);
+    for (struct call *next; calls; calls = next) {
+        next = calls->next;
+        connector_add(connector, calls);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------------ the listener
+
+static void serve(struct listener *listener, struct handshake_server *handshakes, struct connector *connector)
+{
+    struct pollfd polls[1 + HANDSHAKE_POLLS_MAX + CONNECTOR_POLLS_MAX] = {{.fd = listener->wake_fd, .events = POLLIN}};
+    bool said = false;
+    while (!atomic_load(&listener->closed)) {
+        int64_t wake_ns = CLOCK_NEVER;
+        take_calls(listener, connector);
+        const int handshake_servers = handshake_server_poll(handshakes, polls + 1, &wake_ns);
+        struct pollfd *others = polls + 1 + handshake_servers;
+        const int connectors = connector_poll(connector, others, &wake_ns);
+        socket_poll(polls, 1 + (size_t)(handshake_servers + connectors), wake_ns);
+        if (polls[0].revents)
+            eventfd_read(listener->wake_fd, &(eventfd_t){0});
+        for (struct arrival *arrival; (arrival = connector_next(connector, others));)
+            put(listener, arrival);
+        accept_ready(listener, handshakes, polls + 1, &said);
+    }
+}
+
+static void *listener_main(void *arg)
+{
+    struct listener *listener = arg;
+    const struct listener_options *o = &listener->options;
+    const struct handshake_server_options of_greeter = {
+        .listeners = {o->tcp_listener, o->local_listener},
+        .bindings = {{AUTH_CHANNEL, AUTH_NO_RANK, o->rank, o->tcp_port}, {AUTH_LOCAL, AUTH_NO_RANK, o->rank, 0}},
+        .secret = listener->secret, .secret_size = o->secret_size, .name_size = sizeof(struct hello)};
+    const struct connector_options of_connector = {.rank = o->rank, .by_mpi = o->by_mpi, .addresses = listener->addresses,
+                                                   .secret = listener->secret, .secret_size = o->secret_size};
+    struct handshake_server *handshakes = handshake_server_create(&of_greeter);
+    struct connector *connector = connector_create(&of_connector);
+    if (handshakes && connector)
+        serve(listener, handshakes, connector);
+    connector_destroy(connector);
+    handshake_server_destroy(handshakes);
+    return NULL;
+}
+
+static void listener_free(struct listener *listener)
+{
+    for (struct arrival *arrival; (arrival = listener_take(listener));)
+        arrival_destroy(arrival);
+    for (struct call *call = listener->calls, *next; call; call = next) {
+        next = call->next;
+        free(call);
+    }
+    listener_after_fork(listener);
+    if (listener->secret)
+        explicit_bzero(listener->secret, listener->options.secret_size);
+    free(listener->secret);
+    free(listener->addresses);
+    free(listener->known);
+    pthread_mutex_destroy(&listener->lock);
+    free(listener);
+}
+
+bhvd_status listener_create(const struct listener_options *options, struct listener **out, struct bhvd_error *error)
+{
+    const size_t size = (size_t)options->size;
+    struct listener *listener = calloc(1, sizeof *listener);
+    *out = NULL;
+    if (!listener)
+        return error_set(error, BHVD_ERR_SYSTEM, "no memory for %d ranks", options->size);
+    listener->options = *options;
+    listener->options.doorbell_fd = fcntl(options->doorbell_fd, F_DUPFD_CLOEXEC, 0);
+    listener->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    listener->options.addresses = NULL;
+    listener->options.secret = NULL;
+    listener->tail = &listener->head;
+    listener->calls_tail = &listener->calls;
+    pthread_mutex_init(&listener->lock, NULL);
+    listener->addresses = malloc(size * sizeof *listener->addresses);
+    listener->known = calloc(size, sizeof *listener->known);
+    listener->secret = malloc(options->secret_size + 1);
+    if (listener->addresses && listener->known && listener->secret && listener->options.doorbell_fd >= 0 && listener->wake_fd >= 0) {
+        memcpy(listener->addresses, options->addresses, size * sizeof *listener->addresses);
+        memcpy(listener->secret, options->secret, options->secret_size);
+        listener->runs = thread_create(&listener->thread, listener_main, listener) == 0;
+    }
+    if (!listener->runs) {
+        listener_free(listener);
+        return error_set(error, BHVD_ERR_SYSTEM, "no memory, or no descriptor, to let %d ranks in", options->size);
+    }
+    *out = listener;
+    return BHVD_OK;
+}
+
+void listener_close(struct listener *listener)
+{
+    if (!listener || atomic_exchange(&listener->closed, true))
+        return;
+    eventfd_write(listener->wake_fd, 1);
+    pthread_join(listener->thread, NULL);
+    close_fd(&listener->options.tcp_listener);
+    close_fd(&listener->options.local_listener);
+}
+
+void listener_destroy(struct listener *listener)
+{
+    listener_close(listener);
+    if (listener)
+        listener_free(listener);
+}
+
+void listener_after_fork(struct listener *listener)
+{
+    if (!listener)
+        return;
+    close_fd(&listener->options.tcp_listener);
+    close_fd(&listener->options.local_listener);
+    close_fd(&listener->options.doorbell_fd);
+    close_fd(&listener->wake_fd);
+}
