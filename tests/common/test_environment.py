@@ -1,9 +1,11 @@
 """The environment becomes options, or one clear sentence."""
 import base64
+import socket
 
+import psutil
 import pytest
 
-from bagua_hvd.job.environment import local_address_towards, read_options
+from bagua_hvd.job.environment import interface_addresses, local_address_towards, read_options
 
 JOB = {
     "HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2",
@@ -31,6 +33,12 @@ def test_a_job():
     assert options.secret == b"secret" and options.listen_host == "127.0.0.1"
     assert read_options({**JOB, "HOROVOD_GLOO_RENDEZVOUS_ADDR": "localhost"}).rendezvous_host == "127.0.0.1"
     assert read_options({**JOB, "HOROVOD_GLOO_IFACE": "lo"}).listen_host == "127.0.0.1"
+
+
+def test_interfaces_have_the_first_of_their_addresses():
+    expected = {name: [address.address for address in found if address.family == socket.AF_INET]
+                for name, found in psutil.net_if_addrs().items()}
+    assert interface_addresses() == {name: found[0] for name, found in expected.items() if found}
 
 
 def test_settings():
