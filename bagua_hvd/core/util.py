@@ -47,6 +47,12 @@ def split_list(l: Sequence[Any], n: int) -> list[Any]:  # noqa: E741
     return [l[start:end] for start, end in zip(starts[:-1], starts[1:], strict=True)]
 
 
+def deprecated(name: str, replacement: str, end: str = "2.0", stacklevel: int = 4) -> None:
+    """Warns that `name` works until version `end`. Without `end`: one of Horovod's."""
+    warnings.warn(f"{name} is deprecated, use {replacement}; bagua_hvd {end} removes it", DeprecationWarning,
+                  stacklevel=stacklevel)
+
+
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[..., Any]:
     """handle_average_backwards_compatibility(op, average) over the constants of `reduce_ops` (Average, Sum)."""
 
@@ -56,8 +62,7 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[..., An
             return reduce_ops.Average if op is None else op
         if op is not None:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-        warnings.warn("Parameter `average` has been replaced with `op` and will be removed.", DeprecationWarning,
-                      stacklevel=3)
+        deprecated("parameter `average`", "`op`")
         return reduce_ops.Average if average else reduce_ops.Sum
 
     return handle_average_backwards_compatibility

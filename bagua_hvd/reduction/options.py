@@ -1,11 +1,10 @@
 """How gradients travel: the arguments that optimizers and tapes of all front ends share, checked in one place."""
-import warnings
 import weakref
 from typing import Any, NamedTuple
 
 from bagua_hvd import algorithms
 from bagua_hvd.collectives import rules
-from bagua_hvd.core.util import split_list
+from bagua_hvd.core.util import deprecated, split_list
 from bagua_hvd.job import basics
 from bagua_hvd.job.basics import Adasum, Average, Sum
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
@@ -109,6 +108,5 @@ def groups_of(num_groups, groups):
     """`groups`, or the deprecated `num_groups` in its place."""
     if not num_groups:
         return groups
-    warnings.warn("Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.",
-                  DeprecationWarning, stacklevel=3)
+    deprecated("parameter `num_groups`", "`groups`")
     return num_groups if groups is None else groups

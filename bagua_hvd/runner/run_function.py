@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO
 
+from bagua_hvd.core.util import deprecated
 from bagua_hvd.runner import run_task
 from bagua_hvd.runner.common.util import config_parser
 from bagua_hvd.runner.common.util.hosts import parse_host_files
@@ -145,7 +146,7 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, An
 def _renamed(old_name, old, name, value):
     if old is None:
         return value
-    warnings.warn(f"run: {old_name} is deprecated, use {name}", DeprecationWarning, stacklevel=3)
+    deprecated(f"run: {old_name}", name)
     return old
 
 

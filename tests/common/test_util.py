@@ -1,6 +1,7 @@
 """The helpers under Horovod's names."""
 import inspect
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -39,12 +40,19 @@ def test_versions():
 def test_average_and_op():
     resolve = util.get_average_backwards_compatibility_fun(SimpleNamespace(Average=0, Sum=1))
     assert resolve(None, None) == 0 and resolve(1, None) == 1 and resolve(4, None) == 4
-    with pytest.warns(DeprecationWarning):
+    sentence = "parameter `average` is deprecated, use `op`; bagua_hvd 2.0 removes it"
+    with pytest.warns(DeprecationWarning, match=sentence):
         assert resolve(None, True) == 0
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match=sentence):
         assert resolve(None, False) == 1
     with pytest.raises(ValueError):
         resolve(0, True)
+
+
+def test_every_deprecation_names_its_end():
+    package = Path(util.__file__).parents[1]
+    users = [path.relative_to(package) for path in package.rglob("*.py") if "DeprecationWarning" in path.read_text()]
+    assert users == [Path("core", "util.py")], "call deprecated() of core/util.py"
 
 
 def test_small_facts():
