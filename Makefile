@@ -10,6 +10,8 @@ define prepare
 test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 $(1)/bin/python -m pip install --quiet 'pip>=25.1'
 endef
+# Versions that are known to work together, for every Python: `make constraints` renews them.
+CONSTRAINTS := .ci/constraints.txt
 install_torch = $(if $(TORCH_INDEX),$(BIN)/python -m pip install --quiet --index-url $(TORCH_INDEX) $(TORCH))
 export OMP_NUM_THREADS := 1
 
@@ -23,7 +25,7 @@ COVERAGE_TESTS ?= tests/common tests/collectives tests/elastic tests/runner test
 
 FILES := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-long lint asan tsan ubsan fuzz soak coverage bench faults wheels docs clean
+.PHONY: demo test test-long lint asan tsan ubsan fuzz soak coverage bench faults wheels docs constraints clean
 
 # A small network on two ranks, exactly and with 8-bit communication: a table, a picture, and what to try next.
 demo: $(VENV)/tried
@@ -77,32 +79,41 @@ faults: $(VENV)/built
 # build/site: the documentation. Its tutorials are run, its reference is read from the modules, and warnings are errors.
 docs: $(VENV)/built
 	$(BIN)/python -c 'import latex2mathml, material, mkdocstrings' 2>/dev/null || \
-		$(BIN)/python -m pip install --quiet --group docs
+		$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --group docs
 	NO_MKDOCS_2_WARNING=1 TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -m mkdocs build --strict --config-file .ci/mkdocs.yml
 
 # dist/: the sdist and a wheel for each machine, checked. Needs no C compiler: zig comes from the package index.
 wheels: $(VENV)/release/built
 	.ci/wheels
 
-$(VENV)/release/built: pyproject.toml
+# .ci/constraints.txt: the newest versions of all groups, for every Python at once.
+constraints:
+	$(call prepare,$(VENV)/constraints)
+	$(VENV)/constraints/bin/python -m pip install --quiet uv
+	$(VENV)/constraints/bin/uv pip compile --quiet --upgrade --universal --python-version 3.10 --no-annotate --no-header \
+		--group demo --group dev --group docs --group release --output-file $(CONSTRAINTS)
+
+$(VENV)/release/built: pyproject.toml $(CONSTRAINTS)
 	$(call prepare,$(VENV)/release)
-	$(VENV)/release/bin/python -m pip install --quiet --group release
+	$(VENV)/release/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --group release
 	touch $@
 
 # Less than $(VENV)/built, and quicker to build.
-$(VENV)/tried: pyproject.toml setup.py build.py $(NATIVE)
+$(VENV)/tried: pyproject.toml $(CONSTRAINTS) setup.py build.py $(NATIVE)
 	$(call prepare,$(VENV))
 	$(install_torch)
-	BHVD_BUILD_LTO=0 $(BIN)/python -m pip install --quiet --group demo --editable .
+	BHVD_BUILD_LTO=0 $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --group demo --editable .
 	touch $@
 
-$(VENV)/built: pyproject.toml setup.py build.py $(NATIVE)
+$(VENV)/built: pyproject.toml $(CONSTRAINTS) setup.py build.py $(NATIVE)
 	$(call prepare,$(VENV))
 	$(install_torch)
-	$(BIN)/python -m pip install --quiet --group dev --editable .
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --group dev --editable .
 	# By itself: it would bring another TensorFlow along, the one for GPUs.
-	$(BIN)/python -m pip install --quiet --no-deps tf_keras==2.21.0
+	$(BIN)/python -m pip install --quiet --no-deps "tf_keras==2.21.0; python_version < '3.14'"
+	# A PyTorch for GPUs brings it along: it and TensorFlow each have an LLVM, and a process that loads both crashes.
+	$(BIN)/python -m pip uninstall --quiet --yes triton
 	touch $@
 
 clean:
-	rm -rf build dist bagua_hvd/_native.c bagua_hvd/*.so bagua_hvd.egg-info $(VENV)
+	rm -rf build dist bagua_hvd/_native.c bagua_hvd/_native.pyi bagua_hvd/*.so bagua_hvd.egg-info $(VENV)

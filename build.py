@@ -2,6 +2,8 @@
 
 `setup.py` reads `ffibuilder` and `LIBRARIES` from here; the C tests read `SOURCES` and `FLAGS`, so the files are listed
 nowhere else. A `_<isa>` suffix on a C file selects its compiler flags.
+
+In this folder this file hides the package `build` from `python -m build`, so run as a program it says what to write.
 """
 import os
 import re
@@ -9,9 +11,15 @@ import shlex
 import subprocess
 import sys
 import sysconfig
+from keyword import iskeyword
 from pathlib import Path
 
+if __name__ == "__main__":
+    sys.exit("This is bagua_hvd's build.py, not the package build: write `python -P -m build` (Python 3.11 or newer), "
+             "or `pyproject-build`.")
+
 from cffi import FFI
+from pycparser import CParser, c_ast
 
 ROOT = Path(__file__).parent
 NATIVE = Path("native")
@@ -133,6 +141,86 @@ def write_device_source():
         (ROOT / DEVICE_SOURCE).write_text(device_source())
 
 
+# For mypy: the functions and constants of bagua_hvd._native, with the header's types.
+STUB = Path("bagua_hvd") / "_native.pyi"
+STUB_HEAD = '''"""Made by build.py from native/include/bagua_hvd.h."""
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+class CData:
+    """What C owns or points to."""
+    def __getattr__(self, name: str) -> Any: ...
+    def __setattr__(self, name: str, value: Any) -> None: ...
+    def __getitem__(self, index: Any) -> Any: ...
+    def __setitem__(self, index: Any, value: Any) -> None: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    def __len__(self) -> int: ...
+    def __int__(self) -> int: ...
+    def __bool__(self) -> bool: ...
+    def __add__(self, count: int) -> CData: ...
+    def __sub__(self, other: Any) -> Any: ...
+    def __call__(self, *arguments: Any) -> Any: ...
+    def __enter__(self) -> CData: ...
+    def __exit__(self, *raised: object) -> None: ...
+
+class CType:
+    cname: str
+    def __getattr__(self, name: str) -> Any: ...
+
+Pointer: TypeAlias = CData | bytes | Sequence[Any] | Mapping[str, Any]
+
+class FFI:
+    NULL: CData
+    error: type[Exception]
+    def addressof(self, data: Any, *fields: str | int) -> CData: ...
+    def buffer(self, data: CData, size: int = ...) -> Any: ...
+    def cast(self, ctype: str | CType, value: Any) -> CData: ...
+    def def_extern(self, name: str = ..., error: Any = ..., onerror: Any = ...) -> Callable[[Any], Any]: ...
+    def from_buffer(self, ctype: Any, buffer: Any = ..., require_writable: bool = ...) -> CData: ...
+    def gc(self, data: CData, destructor: Callable[[CData], Any] | None, size: int = ...) -> CData: ...
+    def memmove(self, dst: Any, src: Any, size: int) -> None: ...
+    def new(self, ctype: str | CType, init: Any = ...) -> CData: ...
+    def release(self, data: CData) -> None: ...
+    def sizeof(self, data: CData | str | CType) -> int: ...
+    def string(self, data: CData, maxlen: int = ...) -> bytes: ...
+    def typeof(self, data: Any) -> CType: ...
+
+class _Lib:
+'''
+C_TYPES = "typedef int int32_t, int64_t, uint32_t, uint64_t, uint8_t, uint16_t, uintptr_t, size_t;"
+
+
+def stub():
+    """The text of `STUB`."""
+    def python_type(node, result):
+        if isinstance(node, c_ast.PtrDecl):
+            return "CData" if result else "Pointer"
+        if isinstance(node, c_ast.ArrayDecl):
+            return "Pointer"
+        names = getattr(node.type, "names", ["int"])    # an enum has none
+        if isinstance(node.type, c_ast.Struct):
+            return "CData"
+        return {"void": "None", "double": "float", "float": "float"}.get(names[-1], "int")
+
+    constants, functions = [], []
+    for declared in CParser().parse(C_TYPES + re.sub(r"/\*.*?\*/", "", declarations(), flags=re.DOTALL)).ext:
+        if isinstance(declared.type, c_ast.FuncDecl):
+            parameters = [each for each in declared.type.args.params if each.name]     # (void) has none
+            arguments = "".join(f"{each.name}{'_' * iskeyword(each.name)}: {python_type(each.type, False)}, "
+                                for each in parameters)
+            functions.append(f"    def {declared.name}(self, {arguments + '/' if arguments else ''}) -> "
+                             f"{python_type(declared.type.type, True)}: ...\n".replace("(self, )", "(self)"))
+        enum = getattr(declared.type, "type", declared.type)
+        if isinstance(enum, c_ast.Enum):
+            constants += [f"    {each.name}: Final = {each.value.value}\n" for each in enum.values.enumerators]
+    return STUB_HEAD + "".join(constants + functions) + "\nffi: FFI\nlib: _Lib\n"
+
+
+def write_stub():
+    if not (ROOT / STUB).exists() or (ROOT / STUB).read_text() != stub():
+        (ROOT / STUB).write_text(stub())
+
+
 def require_linux():
     """Ends the build elsewhere: what follows would be a page of the compiler's errors."""
     if sys.platform != "linux":
@@ -150,6 +238,3 @@ ffibuilder.set_source(
     extra_link_args=LTO_LINK,
     depends=HEADERS + [path for files in SOURCES.values() for path in files],  # any of them changed: link again
 )
-
-if __name__ == "__main__":
-    ffibuilder.compile(verbose=True)

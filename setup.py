@@ -14,6 +14,7 @@ from setuptools.command.build_clib import build_clib
 build = runpy.run_path(str(Path(__file__).parent / "build.py"))
 build["require_linux"]()
 build["write_device_source"]()
+build["write_stub"]()
 # One wheel serves every Python from this one on; those without the GIL have no limited API.
 wheel = {} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"py_limited_api": "cp310"}
 

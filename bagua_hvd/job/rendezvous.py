@@ -1,4 +1,5 @@
 """The meeting point of a job's ranks: a thread of the native core inside the launcher."""
+from typing import Any
 
 
 class Rendezvous:
@@ -25,7 +26,7 @@ class Rendezvous:
         error = native.ffi.new("struct bhvd_error *")
         native.check(native.lib.bhvd_rendezvous_create(host.encode(), port, secret, len(secret), out, error), error)
         self._release, self._lib = native.ffi.release, native.lib
-        self._native = native.ffi.gc(out[0], native.lib.bhvd_rendezvous_destroy)
+        self._native: Any = native.ffi.gc(out[0], native.lib.bhvd_rendezvous_destroy)
         self.host = host
         self.port = native.lib.bhvd_rendezvous_port(self._native)
 

@@ -2,9 +2,9 @@
 from typing import NamedTuple
 
 import numpy as np
-from bagua_hvd._native import ffi, lib
 
 import rotated
+from bagua_hvd._native import ffi, lib
 from floats import load, store
 from world import DTYPES
 
