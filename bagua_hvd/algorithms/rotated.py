@@ -21,7 +21,7 @@ class Rotated(ByteGrad):
     """Averages randomly rotated gradients in a few bits. Dtypes that the codec takes; others go by gradient_allreduce.
 
     Args:
-        bits: of an element, 1 to 4. 1: with error_feedback.
+        bits: of an element, 1 to 4. 1: with SGD and error_feedback.
         block: elements that are rotated together, 256, 512, 1024 or 2048.
         error_feedback: carry what quantization lost into the next step.
         hierarchical, average: see ByteGrad.
