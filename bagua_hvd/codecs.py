@@ -72,6 +72,10 @@ class Codec(NamedTuple):
         """Bytes of a chunk of `count` elements of the native dtype; 0 when the dtype is not taken."""
         return int(lib.bhvd_encoded_size(self.number, dtype, count, self.options()))
 
+    def bits(self, dtype: int) -> float:
+        """Bits of code for each element of a long array of the native dtype, headers included."""
+        return 8 * self.encoded_size(dtype, 1 << 20) / (1 << 20)
+
     def encode(self, array: np.ndarray, seed: int = 0) -> np.ndarray:
         """Encodes a NumPy array as one chunk.
 

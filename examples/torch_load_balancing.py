@@ -104,7 +104,7 @@ def main():
     model = LSTM(vocabulary, args.longest)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr * math.sqrt(hvd.size()))
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), algorithm=args.algorithm,
-                                         wait_in_step=True)
+                                         gradients_untouched=True)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
     computed, seconds = [], []

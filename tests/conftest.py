@@ -13,7 +13,7 @@ from world import TRANSPORTS, World
 HERE = Path(__file__).parent
 os.environ.setdefault("HOROVOD_START_TIMEOUT", ranks.START_SECONDS)
 # In this process and jobs of baguarun, as in ranks.py.
-os.environ |= {"BAGUA_EXACT_STEPS": "0", "BAGUA_EXACT_BITS": "32"}
+os.environ |= {"BAGUA_FULL_STEPS": "0", "BAGUA_FULL_STEP_BITS": "32"}
 # The same examples each time, and as much time for each as a busy machine takes.
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")

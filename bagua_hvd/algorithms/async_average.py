@@ -102,13 +102,13 @@ class Async(Asynchronous):
         codec: of bagua_hvd.codecs, for differences instead of weights; None: full precision. Not with pairs.
         hierarchical: full precision within hosts, and hosts as the peers; for all without codec it changes nothing but
             the way that the bytes take.
-        sync_interval_ms, warmup_steps, max_staleness, kappa: see Asynchronous.
+        sync_interval_ms, warmup_steps, max_staleness, full_steps: see Asynchronous.
     """
 
     def __init__(self, peer_selection_mode: str = "all", sync_interval_ms: float = 0, warmup_steps: float = 0,
                  codec: Codec | None = None, max_staleness: int | None = None, hierarchical: bool = False,
-                 kappa: int | None = None) -> None:
-        super().__init__(sync_interval_ms, warmup_steps, max_staleness, kappa)
+                 full_steps: int | None = None) -> None:
+        super().__init__(sync_interval_ms, warmup_steps, max_staleness, full_steps)
         if peer_selection_mode not in MODES:
             raise ValueError(f"peer_selection_mode={peer_selection_mode!r}: expected one of {', '.join(MODES)}")
         if peer_selection_mode in PAIRS and codec is not None:

@@ -16,7 +16,7 @@ travels how many have.
 What rounds leave behind (replicas, say) is in no checkpoint: ranks that save at different moments would not fit
 together. After a resume it begins anew, by one exchange in full precision.
 
-For the first warmup_steps steps gradients are averaged as in exact steps (exact_steps.py); for at least 3/2 kappa,
+For the first warmup_steps steps gradients are averaged as in full steps (full_steps.py); for at least 3/2 full_steps,
 since ranks that step when they like can make none later.
 
 Source: BAGUA, arXiv:2107.01499. Differs: no thread and no lock; all floating dtypes; a bound on staleness.
@@ -69,7 +69,7 @@ class Asynchronous(LocalSteps):
 
     Args:
         sync_interval_ms: from the end of a round to the beginning of the next, 0 or more.
-        warmup_steps: steps with averaged gradients before; at least 3/2 kappa. kappa: see ExactSteps.
+        warmup_steps: steps with averaged gradients before; at least 3/2 full_steps. full_steps: see FullSteps.
         max_staleness: steps after which a round that is still on its way is waited for, however long that takes: then
             all ranks must make as many steps, or end with abort(). None: see patience.py. Where ranks meet in pairs it
             is a bound for each pair: a round is a meeting of two, counts its own steps, and who waits for it is not
@@ -81,9 +81,9 @@ class Asynchronous(LocalSteps):
     uses_weights = ("after_step",)
 
     def __init__(self, sync_interval_ms: float, warmup_steps: float, max_staleness: int | None,
-                 kappa: int | None) -> None:
-        super().__init__(warmup_steps=warmup_steps, kappa=kappa)
-        self.warmup_steps = max(self.warmup_steps, 3 * self.kappa // 2)
+                 full_steps: int | None) -> None:
+        super().__init__(warmup_steps=warmup_steps, full_steps=full_steps)
+        self.warmup_steps = max(self.warmup_steps, 3 * self.full_steps // 2)
         if not sync_interval_ms >= 0:
             raise ValueError(f"sync_interval_ms={sync_interval_ms!r}: expected milliseconds, 0 or more")
         self.sync_interval_ms = sync_interval_ms
@@ -98,7 +98,7 @@ class Asynchronous(LocalSteps):
         """
         raise NotImplementedError
 
-    def exact(self, model: Model | None) -> bool:
+    def full_step(self, model: Model | None) -> bool:
         # After the warm-up ranks may be in different steps.
         return model is not None and model.step < self.warmup_steps
 

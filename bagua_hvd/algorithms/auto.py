@@ -12,6 +12,7 @@ State: that of the algorithm chosen, and the plan, equal on all ranks.
 """
 import json
 import os
+import warnings
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,6 +44,8 @@ WINDOW = 25
 
 NO_CLASS = "up_to={up_to!r}: expected E0, E1 or E2; algorithms of E3 and E4 have arguments that only you know: name " \
            "them in allow"
+DELAYED = "delay=1 with {names}: delay amplifies what codecs of few bits lose, and training may diverge " \
+          "(arXiv:2507.17346); leave out delay, or allow only codecs of 8 bits or more"
 NOT_KNOWN = "Auto cannot choose {name}: {why}"
 
 
@@ -141,6 +144,10 @@ class Auto(Algorithm):
         """Not known: it is that of another."""
 
     def prepare(self, model: Model) -> None:
+        strong = [name for name, algorithm in self.algorithms.items()
+                  if getattr(algorithm, "codec", float16).bits(native.FLOAT32) < 8]
+        if model.delay and strong:
+            warnings.warn(DELAYED.format(names=", ".join(strong)), stacklevel=2)
         for algorithm in self.algorithms.values():
             algorithm.prepare(model)
 

@@ -69,7 +69,7 @@ class Algorithm:
         uses_weights: the hooks, by name, that look at weights; what before_step and after_step write there counts.
         uses_adam: whether it looks at model.adam().
         replaces_step: whether step() may update the weights. Else it is never called.
-        shares_variance: whether an Adam's variance is to be that of exact steps (training/variance.py); see exact().
+        shares_variance: whether an Adam's variance is to be that of full steps (training/variance.py); see full_step().
     Raises:
         TypeError: where a class declares hooks that there are not, or has a step() that would never be called.
     """
@@ -112,7 +112,7 @@ class Algorithm:
         """Whether this step communicates gradients; asked once at its beginning, the same answer on all ranks."""
         return True
 
-    def exact(self, model: Model | None) -> bool:
+    def full_step(self, model: Model | None) -> bool:
         """Whether gradients of this step become their mean over the ranks, nothing withheld; the same on all ranks."""
         return False
 

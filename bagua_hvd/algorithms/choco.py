@@ -33,14 +33,14 @@ class Choco(LocalSteps):
         gamma: consensus step size, 0 < gamma <= 1; the coarser the codec, the smaller.
         hierarchical: hosts are the neighbours, each with the mean of its ranks; one of fewer ranks than this counts for
             less (primitives.d_lp_s), so that the mean over all ranks stays.
-        communication_interval, warmup_steps, kappa: see LocalSteps.
+        communication_interval, warmup_steps, full_steps: see LocalSteps.
     """
 
     uses_weights = ("after_step",)
 
     def __init__(self, codec: Codec = sign, gamma: float = 0.7, hierarchical: bool = False,
-                 communication_interval: int = 1, warmup_steps: float = 0, kappa: int | None = None) -> None:
-        super().__init__(communication_interval, warmup_steps, kappa)
+                 communication_interval: int = 1, warmup_steps: float = 0, full_steps: int | None = None) -> None:
+        super().__init__(communication_interval, warmup_steps, full_steps)
         if not 0 < gamma <= 1:
             raise ValueError(f"gamma={gamma!r}: the consensus step size lies above 0 and is at most 1")
         self.codec = codec

@@ -74,14 +74,14 @@ class Decentralized(LocalSteps):
         hierarchical: with peers: hosts are the peers, each with the mean of its ranks. For all it changes nothing but
             the way that the bytes take.
         peer_selection_mode: "all", "shift_one", "exponential", "random" or "ring".
-        communication_interval, warmup_steps, kappa: see LocalSteps.
+        communication_interval, warmup_steps, full_steps: see LocalSteps.
     """
 
     uses_weights = ("backward_begins", "before_step")
 
     def __init__(self, hierarchical: bool = True, peer_selection_mode: str = "all", communication_interval: int = 1,
-                 warmup_steps: float = 0, kappa: int | None = None) -> None:
-        super().__init__(communication_interval, warmup_steps, kappa)
+                 warmup_steps: float = 0, full_steps: int | None = None) -> None:
+        super().__init__(communication_interval, warmup_steps, full_steps)
         if peer_selection_mode not in MODES:
             raise ValueError(f"peer_selection_mode={peer_selection_mode!r}: expected one of {', '.join(MODES)}")
         self.hierarchical = hierarchical

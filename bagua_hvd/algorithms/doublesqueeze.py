@@ -5,14 +5,14 @@ Rank i of n holds the bucket g_i, its error e_i, and the error f_k of the chunk 
     m_i <- mu m_i + g_i                         mu = 0: the gradient itself
     v_i = m_i + e_i                             e_i <- v_i - D(Q(v_i))
     u   = mean_i D(Q(v_i))[k] + f_k             f_k <- u - D(Q(u))
-    g   = concat_k D(Q(u))                      in exact steps (exact_steps.py): g = mean_i m_i
+    g   = concat_k D(Q(u))                      in full steps (full_steps.py): g = mean_i m_i
 
 What is lost in one step is sent in the next ones, so biased codecs such as sign converge, too. With mu > 0 leave the
 optimizer's own momentum out: momentum before the codec smooths what is encoded, after it adds up the codec's noise.
 
-Codecs that let whole elements wait (top-k) empty their errors in every other exact step after the warm-up:
+Codecs that let whole elements wait (top-k) empty their errors in every other full step after the warm-up:
 
-    g   = mean_i v_i,  e_i <- 0                 which says nothing of Adam's variance: exact() leaves such steps out
+    g   = mean_i v_i,  e_i <- 0                 which says nothing of Adam's variance: full_step() leaves such steps out
 
 Wire: two codes of N (n-1)/n elements; with sign N/4 bytes.
 State: 4 (N + N/n) bytes, with momentum 4 N more; in the optimizer's state_dict.
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from bagua_hvd.algorithms.base import Safety, error_state, without_loss
-from bagua_hvd.algorithms.exact_steps import ExactSteps, codec_for, count, is_exact, mean_of_gradients
+from bagua_hvd.algorithms.full_steps import FullSteps, codec_for, count, is_full, mean_of_gradients
 from bagua_hvd.codecs import Codec
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_lp_s, sign
@@ -32,13 +32,13 @@ from bagua_hvd.training.model import Model
 from bagua_hvd.tuning.cost import Cost, Ranks, coded
 
 
-class DoubleSqueeze(ExactSteps):
+class DoubleSqueeze(FullSteps):
     """Averages gradients through a codec, and sends what it lost in the next step.
 
     Args:
         codec: of bagua_hvd.codecs; sign: one bit for each element.
         momentum: mu, 0 <= mu < 1.
-        warmup_steps, kappa: see ExactSteps.
+        warmup_steps, full_steps: see FullSteps.
         average: False for the sum.
         hierarchical: full precision within hosts, codes between them.
     """
@@ -49,8 +49,8 @@ class DoubleSqueeze(ExactSteps):
     exchange: Any = "scatter_gather"        # of c_lp_s()
 
     def __init__(self, codec: Codec = sign, momentum: float = 0.0, warmup_steps: float = 0, average: bool = True,
-                 hierarchical: bool = False, kappa: int | None = None) -> None:
-        super().__init__(warmup_steps, kappa)
+                 hierarchical: bool = True, full_steps: int | None = None) -> None:
+        super().__init__(warmup_steps, full_steps)
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum={momentum!r}: expected 0 <= momentum < 1")
         self.codec = codec
@@ -65,13 +65,13 @@ class DoubleSqueeze(ExactSteps):
     def takes(self, dtype: int) -> bool:
         return self.codec.takes(dtype)
 
-    def exact(self, model: Model | None) -> bool:
-        return super().exact(model) and not self.empties(model)
+    def full_step(self, model: Model | None) -> bool:
+        return super().full_step(model) and not self.empties(model)
 
     def empties(self, model: Model | None) -> bool:
         """Whether this step sends, beside gradients, all that codes have withheld; the same on all ranks."""
         return (self.empties_errors and model is not None and model.step >= self.warmup_steps
-                and is_exact(model.step, self.kappa) and count(model.step, self.kappa) % 2 == 0)
+                and is_full(model.step, self.full_steps) and count(model.step, self.full_steps) % 2 == 0)
 
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
         if self.empties(bucket.model):
@@ -93,7 +93,7 @@ class DoubleSqueeze(ExactSteps):
             bucket.write(moved)
             if np.isfinite(moved).all():        # or it would stay so, when loss scaling has skipped the step
                 m[:] = moved
-        if self.exact(bucket.model):
+        if self.full_step(bucket.model):
             return mean_of_gradients(bucket, group, self.average)
         error = error_state(bucket, group, self.hierarchical)
         return c_lp_s(

@@ -28,7 +28,7 @@ class GradientAllReduce(Algorithm):
     safety = Safety.E0
     relaxed = False
 
-    def __init__(self, hierarchical: bool = False, average: bool = True) -> None:
+    def __init__(self, hierarchical: bool = True, average: bool = True) -> None:
         self.hierarchical = hierarchical
         self.average = average
 

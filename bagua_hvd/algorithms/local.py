@@ -1,38 +1,38 @@
 """What algorithms share that leave gradients where they are and communicate weights: an interval, and a warm-up.
 
-For the first warmup_steps steps gradients are averaged as in exact steps. From then on ranks step by themselves,
-and every communication_interval-th step communicates; gradients are averaged now and then still (exact_steps.py). Early
+For the first warmup_steps steps gradients are averaged as in full steps. From then on ranks step by themselves,
+and every communication_interval-th step communicates; gradients are averaged now and then still (full_steps.py). Early
 in a training ranks drift apart fastest and gain most from the mean gradient: so local steps may begin late, where the
 learning rate first decays (post-local SGD, Lin et al., arXiv:1808.07217).
 """
 from typing import Any
 
 from bagua_hvd.algorithms.base import Safety, positive
-from bagua_hvd.algorithms.exact_steps import ExactSteps, mean_of_gradients
+from bagua_hvd.algorithms.full_steps import FullSteps, mean_of_gradients
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 
 
-class LocalSteps(ExactSteps):
+class LocalSteps(FullSteps):
     """Averaged gradients in the warm-up, then steps of each rank's own.
 
     Args:
         communication_interval: optimizer steps from one communication to the next, 1 or more.
-        warmup_steps: steps with averaged gradients before the local ones begin; at least kappa.
-        kappa: see ExactSteps.
+        warmup_steps: steps with averaged gradients before the local ones begin; at least full_steps.
+        full_steps: see FullSteps.
     """
 
     safety = Safety.E3
     models_differ = True
     counts_steps = True
 
-    def __init__(self, communication_interval: int = 1, warmup_steps: float = 0, kappa: int | None = None) -> None:
-        super().__init__(warmup_steps, kappa)
+    def __init__(self, communication_interval: int = 1, warmup_steps: float = 0, full_steps: int | None = None) -> None:
+        super().__init__(warmup_steps, full_steps)
         self.communication_interval = positive("communication_interval", communication_interval)
 
     def gradients_travel(self, model: Model) -> bool:
-        return self.exact(model)
+        return self.full_step(model)
 
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Any:
         return mean_of_gradients(bucket, group)

@@ -20,13 +20,13 @@ class LocalSGD(LocalSteps):
 
     Args:
         communication_interval: H, optimizer steps from one averaging to the next, 1 or more.
-        warmup_steps, kappa: see LocalSteps.
+        warmup_steps, full_steps: see LocalSteps.
     """
 
     uses_weights = ("after_step",)
 
-    def __init__(self, communication_interval: int = 2, warmup_steps: float = 0, kappa: int | None = None) -> None:
-        super().__init__(communication_interval, warmup_steps, kappa)
+    def __init__(self, communication_interval: int = 2, warmup_steps: float = 0, full_steps: int | None = None) -> None:
+        super().__init__(communication_interval, warmup_steps, full_steps)
 
     def after_step(self, model: Model) -> None:
         if self.ends_interval(model):

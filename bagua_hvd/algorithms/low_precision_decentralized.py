@@ -31,14 +31,14 @@ class LowPrecisionDecentralized(LocalSteps):
     Args:
         hierarchical: hosts are the neighbours, each with the mean of its ranks; one of fewer ranks than this counts for
             less (primitives.d_lp_s), so that the mean over all ranks stays.
-        communication_interval, warmup_steps, kappa: see LocalSteps.
+        communication_interval, warmup_steps, full_steps: see LocalSteps.
     """
 
     uses_weights = ("after_step",)
 
     def __init__(self, hierarchical: bool = True, communication_interval: int = 1, warmup_steps: float = 0,
-                 kappa: int | None = None) -> None:
-        super().__init__(communication_interval, warmup_steps, kappa)
+                 full_steps: int | None = None) -> None:
+        super().__init__(communication_interval, warmup_steps, full_steps)
         self.hierarchical = hierarchical
 
     def after_step(self, model: Model) -> None:

@@ -32,7 +32,7 @@ class OneBitAdam(QAdam):
 
     codec = sign_rms
 
-    def __init__(self, hierarchical: bool = False, warmup_steps: int | None = None, bounded: bool = True,
+    def __init__(self, hierarchical: bool = True, warmup_steps: int | None = None, bounded: bool = True,
                  published: bool = False) -> None:
         super().__init__(hierarchical, warmup_steps, bounded)
         self.in_steps = not published

@@ -21,8 +21,8 @@ import functools
 import numpy as np
 
 from bagua_hvd.algorithms.base import Safety, positive
-from bagua_hvd.algorithms.exact_steps import ExactSteps, mean_of_gradients
 from bagua_hvd.algorithms.exchange import Steps, exchange
+from bagua_hvd.algorithms.full_steps import FullSteps, mean_of_gradients
 from bagua_hvd.core.context import Posted
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s
@@ -47,24 +47,24 @@ def mean_of(arrays: list[np.ndarray], bucket: Bucket, group: ProcessSet,
                          postscale_factor=bucket.postscale_factor)
 
 
-class PowerSGD(ExactSteps):
+class PowerSGD(FullSteps):
     """Averages low-rank approximations of gradients, with error feedback.
 
     Args:
         rank: r, 1 or more.
-        warmup_steps, kappa: see ExactSteps.
+        warmup_steps, full_steps: see FullSteps.
     """
 
     safety = Safety.E2
     counts_steps = True
     remembers_gradients = True
 
-    def __init__(self, rank: int = 4, warmup_steps: float = 0, kappa: int | None = None) -> None:
-        super().__init__(warmup_steps, kappa)
+    def __init__(self, rank: int = 4, warmup_steps: float = 0, full_steps: int | None = None) -> None:
+        super().__init__(warmup_steps, full_steps)
         self.rank = positive("rank", rank)
 
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Pending:
-        if self.exact(bucket.model):
+        if self.full_step(bucket.model):
             return mean_of_gradients(bucket, group)
         return self._low_rank(bucket, group)
 

@@ -1,6 +1,6 @@
 """QAdam: Adam whose momentum travels as bytes once its variance has settled.
 
-Warm-up, the first warmup_steps steps: gradients are averaged as in exact steps (exact_steps.py), and the user's Adam
+Warm-up, the first warmup_steps steps: gradients are averaged as in full steps (full_steps.py), and the user's Adam
 makes its step. From then on v is frozen, and with the gradient g_i of rank i (weight decay lambda x added to it, unless
 decoupled)
 
@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bagua_hvd.algorithms.base import Algorithm, Safety, positive
-from bagua_hvd.algorithms.exact_steps import mean_of_gradients
+from bagua_hvd.algorithms.full_steps import mean_of_gradients
 from bagua_hvd.codecs import Codec
 from bagua_hvd.core.native import TensorView
 from bagua_hvd.job.process_sets import ProcessSet

@@ -53,7 +53,7 @@ class StreamingDiLoCo(LocalSteps):
         error_decay: beta, 0 < beta <= 1: what stays of it from one time to the next.
         warmup_steps: steps with averaged gradients before; the paper has none.
         hierarchical: full precision within hosts, codes between them.
-        kappa: see LocalSteps.
+        full_steps: see LocalSteps.
     """
 
     uses_weights = ("before_step", "after_step")
@@ -61,9 +61,9 @@ class StreamingDiLoCo(LocalSteps):
     def __init__(self, communication_interval: int = 8, fragments: int = 4, overlap_steps: int = 1,
                  mixing: float = 0.0, outer_lr: float = 0.7, outer_momentum: float = 0.5,
                  codec: Codec | None = FOUR_BITS, error_feedback: bool = False,
-                 error_decay: float = 1.0, warmup_steps: float = 0, hierarchical: bool = False,
-                 kappa: int | None = None) -> None:
-        super().__init__(communication_interval, warmup_steps, kappa)
+                 error_decay: float = 1.0, warmup_steps: float = 0, hierarchical: bool = True,
+                 full_steps: int | None = None) -> None:
+        super().__init__(communication_interval, warmup_steps, full_steps)
         self.fragments = positive("fragments", fragments)
         self.overlap_steps = not_negative("overlap_steps", overlap_steps)
         if max(self.fragments, self.overlap_steps + 1) > self.communication_interval:

@@ -7,7 +7,7 @@ With bits=2 of v_i within S travel the signs and one of two magnitudes (codecs.t
 
     e_i <- v_i - D(Q(v_i))  g   = (1/n) sum_i D(Q(v_i))
 
-In every other exact step (exact_steps.py) S is everything: what has waited arrives.
+In every other full step (full_steps.py) S is everything: what has waited arrives.
 
 Wire: (n-1) k (8 bytes: index and value) per rank; with ratio 0.01 a fiftieth of N float32. bits=2: a sixth of it.
 State: 4 N bytes.
@@ -23,12 +23,12 @@ class TopK(DoubleSqueeze):
     Args:
         ratio: k / N, 0 < ratio <= 1; at least one element of each bucket travels.
         bits: of a value, 2; None: values as they are.
-        momentum, warmup_steps, average, hierarchical, kappa: see DoubleSqueeze.
+        momentum, warmup_steps, average, hierarchical, full_steps: see DoubleSqueeze.
     """
 
     empties_errors = True
     exchange = "allgather"      # every rank adds up all codes: nothing is encoded twice
 
     def __init__(self, ratio: float = 0.03, momentum: float = 0.0, warmup_steps: float = 0, average: bool = True,
-                 hierarchical: bool = False, bits: int | None = None, kappa: int | None = None) -> None:
-        super().__init__(topk(ratio, bits), momentum, warmup_steps, average, hierarchical, kappa)
+                 hierarchical: bool = True, bits: int | None = None, full_steps: int | None = None) -> None:
+        super().__init__(topk(ratio, bits), momentum, warmup_steps, average, hierarchical, full_steps)

@@ -139,7 +139,7 @@ def parse_options(parser):
 
 def measure_and_print(options, where=None, guard=None):
     """As that of bagua_hvd.bench.__main__."""
-    os.environ["BAGUA_EXACT_STEPS"] = "0"       # what is timed are relaxed steps
+    os.environ["BAGUA_FULL_STEPS"] = "0"       # what is timed are relaxed steps
     print(report.machine_line(report.machine()), flush=True)
     results, others = rounds.interleaved(
         options.backends, options,

@@ -183,11 +183,11 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
                  "File of rank 0 for what auto knew in each window: lines of JSON."),
         Variable("BAGUA_DEFAULT_BUCKET_SIZE", integer(1, 2**63 - 1), 10 * MIB,
                  "Bytes of gradients that travel together."),
-        Variable("BAGUA_EXACT_STEPS", integer(0), 64,
-                 "Relaxed algorithms average whole gradients in so many first steps and in as many more at intervals "
-                 "of 2, of 4, ..., of which Adam has its variance. 0: as in their papers."),
-        Variable("BAGUA_EXACT_BITS", choice("8", "32"), None,
-                 "In how many bits an element travels in these steps and in warm-ups; 32: in full precision. Missing: "
+        Variable("BAGUA_FULL_STEPS", integer(0), 64,
+                 "Algorithms that need full steps average the gradients of all elements in so many first steps, and in "
+                 "as many more at intervals of 2, of 4, ...; Adam's variance comes from these. 0: as in their papers."),
+        Variable("BAGUA_FULL_STEP_BITS", choice("8", "32"), None,
+                 "Bits in which an element travels in these steps and in warm-ups; 32: full precision. Missing: "
                  "8, and 32 where all ranks are on one host."),
         Variable("BAGUA_OVERLAP", FLAG, True,
                  "0: optimizers begin to communicate only when the backward pass has ended."),
@@ -196,8 +196,8 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("BAGUA_HIERARCHY", FLAG, True,
                  "0: nothing is done in two levels, within hosts and between them; allreduce is a ring of all ranks, "
                  "unless BAGUA_HVD_ALLREDUCE says otherwise."),
-        Variable("BAGUA_WAIT_IN_STEP", FLAG, False,
-                 "1: in torch, backward() does not wait for the reduction of gradients, step() does."),
+        Variable("BAGUA_GRADIENTS_UNTOUCHED", FLAG, False,
+                 "1: in torch, step() waits for the reduction of gradients, not backward(): see DistributedOptimizer."),
     ),
     "Communication": (
         Variable("BAGUA_HVD_TRANSPORT", choice("auto", "shm", "tcp", "mpi"), "auto",

@@ -591,7 +591,7 @@ class Reducer:
         try:
             self.algorithm.before_step(self.model)
             if self.algorithm.shares_variance:
-                variance.share(self.model, self.algorithm.exact(self.model))
+                variance.share(self.model, self.algorithm.full_step(self.model))
         except BaseException:
             self.reset()
             raise

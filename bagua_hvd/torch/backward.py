@@ -3,7 +3,7 @@
     hook on a parameter    its gradient is accumulated; the first one of a pass asks the engine to call when it ends
     the pass has ended     and with it the window, usually: post what the pass has not touched, wait for the reduction
 
-so that `p.grad` is the reduced gradient after `backward()`. With wait_in_step nobody waits here.
+so that `p.grad` is the reduced gradient after `backward()`. With gradients_untouched nobody waits here.
 
 A rank without a batch communicates in `step()`. Other ranks wait in backward() for all optimizers of that pass, so the
 rank communicates for all of these in the first of its steps. It takes the optimizers of its last pass; in the first
@@ -82,14 +82,14 @@ class Backward:
     Args:
         reducer: held weakly, so that a discarded optimizer does not live on in its model.
         source: its TorchSource.
-        wait_in_step: whether the end of a pass waits for nothing.
+        gradients_untouched: whether the end of a pass waits for nothing.
         frozen: dict of name -> parameter that requires no gradient now.
     """
 
-    def __init__(self, reducer, source, wait_in_step, frozen):
+    def __init__(self, reducer, source, gradients_untouched, frozen):
         self._reducer: Callable[[], Any] = weakref.ref(reducer)
         self._source = source
-        self._wait_in_step = wait_in_step
+        self.gradients_untouched = gradients_untouched
         self._frozen = frozen
         self._end: Callable[[], Any] | None = None      # of the pass under way: a weak reference
         # Of Backwards with hooks on parameters of this one the name of one of those.
@@ -203,7 +203,7 @@ class Backward:
         if reducer is None:
             return
         if reducer.untouched:
-            _complete(each for each in (self, *self._due(self._together)) if not each._wait_in_step)
+            _complete(each for each in (self, *self._due(self._together)) if not each.gradients_untouched)
         self._complete_own()
 
     def _due(self, others):
@@ -254,7 +254,7 @@ def _passed():
     backwards = _ended.__dict__.pop("backwards", [])
     for backward in backwards:
         backward._together = weakref.WeakSet(backwards)
-    _complete(backward for backward in backwards if not backward._wait_in_step)
+    _complete(backward for backward in backwards if not backward.gradients_untouched)
 
 
 def _complete(backwards):
@@ -272,7 +272,7 @@ def _complete(backwards):
         reducer.post()
         if reducer.following != known:
             told = [other for other in backward._due(_living)
-                    if not other._wait_in_step and other._of(reducer.group, reducer.following - known)]
+                    if not other.gradients_untouched and other._of(reducer.group, reducer.following - known)]
             waiting = _ordered([*(other for _, other in waiting), *told])
     failure = None
     for _, backward in posted:

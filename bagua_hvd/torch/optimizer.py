@@ -45,7 +45,7 @@ class _Protocol:
 class _Distributed(Wrapped):
     """See DistributedOptimizer."""
 
-    def __init__(self, optimizer, named, options, backward_passes_per_step, wait_in_step):
+    def __init__(self, optimizer, named, options, backward_passes_per_step, gradients_untouched):
         super().__init__(optimizer, named)
         self.backward_passes_per_step = backward_passes_per_step
         self.op = options.op
@@ -65,9 +65,9 @@ class _Distributed(Wrapped):
             return
         reducer = Reducer(source, members, self.algorithm, self.process_set, backward_passes_per_step,
                           options.grouped([parameter for _, parameter in trained]), **options.how)
-        reducer.model.scaled = not wait_in_step     # gradients may be changed after backward()
+        reducer.model.scaled = not gradients_untouched     # gradients may be changed after backward()
         self.reducer = reducer
-        self._backward = Backward(reducer, source, wait_in_step,
+        self._backward = Backward(reducer, source, gradients_untouched,
                                   {name: parameter for name, parameter in named if not parameter.requires_grad})
         self._take_up(kept, reducer.load_state_dict)
 
@@ -136,12 +136,26 @@ class _Distributed(Wrapped):
         if self.reducer is not None:
             self.reducer.set_passes(passes)
 
+    @property
+    def gradients_are(self):
+        """What `p.grad` holds once this step's last backward() has returned, as a string.
+
+        "averages" or "sums" over the ranks; "averages of the last step" (or sums), with delay=1; "pending", with
+        gradients_untouched=True, until synchronize() or step(); "local", this rank's own: the algorithm averages
+        weights or momenta in this step, or the rank has no others.
+        """
+        if self.reducer is None or not self.algorithm.gradients_travel(self.reducer.model):
+            return "local"
+        if self._backward.gradients_untouched and not self.reducer.synchronized:
+            return "pending"
+        return ("averages" if self.algorithm.average else "sums") + " of the last step" * self.reducer.model.delay
+
     @eager
     def synchronize(self):
         """Blocks until all gradients are reduced, those without a gradient as zeros. Once for each backward pass.
 
         backward() has done so already, unless this rank's passes touched no parameter of the optimizer, or it was made
-        with wait_in_step=True. Horovod's pattern stays right:
+        with gradients_untouched=True. Horovod's pattern stays right:
 
             opt.synchronize()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -254,7 +268,7 @@ class _Distributed(Wrapped):
         """As the class's own.
 
         Raises:
-            AssertionError: gradients are on their way: after backward(), with wait_in_step=True; within a window of
+            AssertionError: gradients are on their way: after backward() with gradients_untouched=True, in a window of
             backward_passes_per_step.
         """
         if self.reducer is not None:
@@ -330,7 +344,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer,
                          groups: int | Sequence[Sequence[torch.Tensor]] | None = None, sparse_as_dense: bool = False,
                          process_set: ProcessSet = global_process_set,
                          algorithm: str | Algorithm | type[Algorithm] | None = None,
-                         wait_in_step: bool | None = None, delay: int = 0) -> torch.optim.Optimizer:
+                         gradients_untouched: bool | None = None, delay: int = 0) -> torch.optim.Optimizer:
     """Wraps a torch optimizer so that gradients are reduced over the ranks while the backward pass computes them.
 
     backward() returns when they are: what `p.grad` holds then is reduced, and may be clipped, unscaled or logged. Ranks
@@ -358,8 +372,9 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer,
         process_set: the ranks that reduce; others step locally.
         algorithm: how gradients travel: a registered name such as "bytegrad", an Algorithm, or its class. None: the
             name in BAGUA_ALGORITHM, else "gradient_allreduce". Relaxed algorithms apply to dense floating gradients.
-        wait_in_step: backward() does not wait; step() does. What travels may still be on its way in between, so that
-            nothing must touch gradients there before synchronize(). None: BAGUA_WAIT_IN_STEP=1, else False.
+        gradients_untouched: True promises that nothing reads or changes gradients between backward() and step() (no
+            clipping, no logging) without synchronize(). Then step() waits for them instead of backward(), and Adam's
+            1-bit forms communicate during the backward pass. None: BAGUA_GRADIENTS_UNTOUCHED=1, else False.
         delay: 1: gradients travel until the next backward pass has ended, so that a whole step hides them, and `p.grad`
             is the reduced gradient of the step before, zeros in the first. For algorithms that communicate gradients;
             one window of backward passes a step. See docs/algorithms.md. A rank without others steps at once.
@@ -379,6 +394,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer,
         return wrapped_class(optimizer, DistributedAdasum)(optimizer, named, compression, backward_passes_per_step)
     if op == Adasum:        # of one rank: the gradient itself, and so is its average
         options = options._replace(algorithm=algorithms.choose(None, average=True))
-    if wait_in_step is None:
-        wait_in_step = variables.read("BAGUA_WAIT_IN_STEP")
-    return wrapped_class(optimizer, _Distributed)(optimizer, named, options, backward_passes_per_step, wait_in_step)
+    if gradients_untouched is None:
+        gradients_untouched = variables.read("BAGUA_GRADIENTS_UNTOUCHED")
+    return wrapped_class(optimizer, _Distributed)(optimizer, named, options, backward_passes_per_step,
+                                                  gradients_untouched)

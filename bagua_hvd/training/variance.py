@@ -5,7 +5,7 @@ times the noise of their mean; and a gradient of which most is withheld for late
 such gradients, relaxed ones, would be too small by up to sqrt(n). So there are two variances, both bias corrected, of
 the gradient g that the optimizer is about to see in step t:
 
-    v   <- v + (1 - beta2) / (1 - beta2^T) (g^2 - v)        in the T-th exact step: g is the mean, equal on all ranks
+    v   <- v + (1 - beta2) / (1 - beta2^T) (g^2 - v)        in the T-th full step: g is the mean, equal on all ranks
     w_i <- w_i + (1 - beta2) / (1 - beta2^t) (g^2 - w_i)    in every step, this rank's own: what Adam alone would have
 
 and the optimizer divides by the square root of
@@ -13,13 +13,13 @@ and the optimizer divides by the square root of
     min(max(v, w_i / n), w_i)
 
 since the variance of a mean lies between these bounds, whatever the noise. They also hold where v says nothing: of an
-element that had no gradient in any exact step, or has another one now. So no step is more than sqrt(n) times as large
+element that had no gradient in any full step, or has another one now. So no step is more than sqrt(n) times as large
 as Adam's own would be.
 
 Where the optimizer is not Adam or AdamW nothing is changed; nor while all steps have been exact, nor with delay=1.
 
 Memory: 2 N elements from the first relaxed step on. They are in checkpoints.
-Source: a variance that is frozen between exact steps is 0/1 Adam's, Lu et al., arXiv:2202.06009, after 1-bit Adam, Tang
+Source: a variance that is frozen between full steps is 0/1 Adam's, Lu et al., arXiv:2202.06009, after 1-bit Adam, Tang
 et al., arXiv:2102.02888. Differs: the bounds; the optimizer makes its own step, and communication may be of any kind.
 """
 import numpy as np
@@ -34,13 +34,13 @@ def share(model: Model, exact: bool) -> None:
     """Gives the optimizer, which is about to step, its variance. exact: whether the gradients are."""
     if model.delay or model.step == 0 or model.adam_if_any() is None:
         return
-    exact_steps = model.state.keep("exact steps", lambda: np.zeros(1, np.int64), shared=True)
-    if exact_steps[0] == 0 and exact:       # so have been all before: the optimizer's own is right
+    full_steps = model.state.keep("full steps", lambda: np.zeros(1, np.int64), shared=True)
+    if full_steps[0] == 0 and exact:       # so have been all before: the optimizer's own is right
         return
-    exact_steps[0] = exact_steps[0] or model.step
+    full_steps[0] = full_steps[0] or model.step
     for bucket in model.gradients:
-        _share(bucket, int(exact_steps[0]) + exact, exact, model.group.size())
-    exact_steps[0] += exact
+        _share(bucket, int(full_steps[0]) + exact, exact, model.group.size())
+    full_steps[0] += exact
 
 
 def _share(bucket: Bucket, T: int, exact: bool, n: int) -> None:

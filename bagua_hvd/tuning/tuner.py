@@ -87,7 +87,7 @@ class Tuner:
         self._spent = self._elapsed = 0     # us of measuring again, and of training until step `_counted`
         self._counted = 0
         self._since_measured = 0        # windows
-        self._carried = self._seen = 0.0    # bytes a second: by exact steps since then, and what counts
+        self._carried = self._seen = 0.0    # bytes a second: by full steps since then, and what counts
         self._parts: list[list[Part]] = []      # of the window that has ended last: by plan, its buckets
         self._until: list[float] = []           # of its figures
         self._error_ppm = -1            # -1: to be found in this window

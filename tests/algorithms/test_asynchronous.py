@@ -224,7 +224,7 @@ def left(mode):
     """The first rank to finish leaves the job; the others make all their steps, and abort() returns."""
     hvd.init()
     model = make_model(start(hvd.rank(), True))
-    optimizer = wrap(model, Async(mode, kappa=0))
+    optimizer = wrap(model, Async(mode, full_steps=0))
 
     def take_step():
         optimizer.zero_grad()

@@ -1,4 +1,6 @@
 """Names of algorithms, and what `algorithm=` and `op=` mean together."""
+import inspect
+
 import pytest
 
 from bagua_hvd import algorithms
@@ -57,3 +59,13 @@ def test_sum_and_average():
 def test_own_algorithm_must_communicate():
     with pytest.raises(NotImplementedError):
         Own().communicate(None, None)
+
+
+def test_default_of_hierarchical():
+    """On, except where hosts would take the ranks' places as peers, and ranks of a host would wait for each other."""
+    from bagua_hvd.algorithms import research  # noqa: F401  (its names)
+
+    said = {name: inspect.signature(type(algorithms.get(name))).parameters.get("hierarchical")
+            for name in algorithms.names()}
+    assert {name for name, parameter in said.items() if parameter and not parameter.default} == {
+        "async", "choco", "push_sum"}

@@ -181,7 +181,7 @@ def loops():
     late_means({"backward_passes_per_step": 2}, 2, 3)
     late_means({}, 3, 3, no_sync=True)
     late_means({}, 1, 3, clip=0.5)
-    late_means({"wait_in_step": False, "op": hvd.Sum}, 1, 3, factor=1)
+    late_means({"gradients_untouched": False, "op": hvd.Sum}, 1, 3, factor=1)
     late_means({"gradient_predivide_factor": 2.0}, 1, 3)
     late_means({"compression": hvd.Compression.fp16}, 1, 3)
     late_means({}, 1, 3, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""torch's Muon, which orthogonalizes the momentum of matrices, with every algorithm that communicates gradients."""
+"""torch's Muon, which orthogonalizes the momentum of matrices: with averages of gradients, and inside DiLoCo."""
 import copy
 
 import pytest
@@ -107,3 +107,52 @@ def with_a_scaler():
 
 def test_with_a_scaler(run_ranks):
     run_ranks(2, with_a_scaler, timeout=60)
+
+
+def inner():
+    """MuLoCo: inner steps by Muon, an outer step by their mean; against one process."""
+    hvd.init()
+    rank, n, interval = hvd.rank(), hvd.size(), 2
+    eta, mu = 0.7, 0.5
+    models = [make_model() for _ in range(n)]
+    optimizers = [optimizers_of(model) for model in models]
+    outer = [p.detach().clone() for p in make_model().parameters()]
+    momenta = [torch.zeros_like(p) for p in outer]
+    for step in range(STEPS):
+        for i, model in enumerate(models):
+            model.zero_grad()
+            loss_of(model, i, step).backward()
+            for optimizer in optimizers[i]:
+                optimizer.step()
+        if step % interval == interval - 1:
+            for k, (x, m) in enumerate(zip(outer, momenta, strict=True)):
+                change = x - sum(list(model.parameters())[k].detach() for model in models) / n
+                m.mul_(mu).add_(change)
+                x.sub_(eta * (change + mu * m))
+                for model in models:
+                    list(model.parameters())[k].data.copy_(x)
+    model = make_model()
+    wrapped = optimizers_of(model, algorithm=algorithms.DiLoCo(interval, full_steps=0, outer_lr=eta, outer_momentum=mu))
+    for step in range(STEPS):
+        for optimizer in wrapped:
+            optimizer.zero_grad()
+        loss_of(model, rank, step).backward()
+        for optimizer in wrapped:
+            optimizer.step()
+    for actual, wanted in zip(model.parameters(), outer, strict=True):
+        torch.testing.assert_close(actual.detach(), wanted, rtol=2e-2, atol=2e-3)
+    for name in ("streaming_diloco", "local_sgd"):
+        model = make_model()
+        wrapped = optimizers_of(model, algorithm=name)
+        for step in range(STEPS):
+            for optimizer in wrapped:
+                optimizer.zero_grad()
+            loss = loss_of(model, rank, step)
+            loss.backward()
+            for optimizer in wrapped:
+                optimizer.step()
+        assert loss.item() < loss_of(make_model(), rank, STEPS - 1).item(), name
+
+
+def test_inside_diloco(run_ranks):
+    run_ranks(2, inner, timeout=60)

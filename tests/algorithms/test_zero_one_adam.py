@@ -45,7 +45,7 @@ def schedules():
     assert {t for t in range(STEPS) if algorithm.updates_variance(t)} == T_V
     assert {t for t in range(STEPS) if algorithm.synchronizes(t)} == T_U
     assert all(algorithm.updates(t) == len([s for s in T_V if s < t]) for t in range(STEPS))
-    with pytest.raises(ValueError, match="variance_steps=3: expected at least kappa=4"):
+    with pytest.raises(ValueError, match="variance_steps=3: expected at least full_steps=4"):
         ZeroOneAdam(3, 4)
     assert not any(ZeroOneAdam(4, 4, 1, 1).synchronizes(t) is False for t in range(50))
 

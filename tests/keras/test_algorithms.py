@@ -19,7 +19,7 @@ BATCH, EPOCHS, STEPS = 5, 3, 12
 # What differs from algorithm=name with SGD: arguments, and Adam where the algorithm asks for it.
 ARGUMENTS = {
     "qadam": {"warmup_steps": 4}, "onebit_adam": {"warmup_steps": 6},
-    "zero_one_adam": {"variance_steps": 8, "kappa": 4, "local_scaler": 2, "max_interval": 2},
+    "zero_one_adam": {"variance_steps": 8, "full_steps": 4, "local_scaler": 2, "max_interval": 2},
     "diloco": {"communication_interval": 4},
     "streaming_diloco": {"communication_interval": 4, "fragments": 3, "outer_lr": 0.7},
     "local_sgd": {"communication_interval": 4},

@@ -121,7 +121,7 @@ class _Rank:
         import bagua_hvd.torch as hvd
 
         torch.set_num_threads(1)
-        os.environ["BAGUA_EXACT_STEPS"] = "0"       # what is timed are relaxed steps
+        os.environ["BAGUA_FULL_STEPS"] = "0"       # what is timed are relaxed steps
         hvd.init()
         self._torch, self._hvd, self._rank, self._size, self._profile = torch, hvd, rank, size, profile
         torch.manual_seed(rank)
@@ -139,12 +139,12 @@ class _Rank:
         from tests.laboratory.quality.grid import with_codec
 
         arguments = with_codec(arguments)
-        early, self._delay = arguments.pop("wait_in_step", None), arguments.pop("delay", 0)
+        early, self._delay = arguments.pop("gradients_untouched", None), arguments.pop("delay", 0)
         kind = arguments.pop("optimizer", "sgd")
         algorithm = algorithms.get(way, **arguments)
         kind = "adam" if algorithm.uses_adam else kind
         optimizer = hvd.DistributedOptimizer(_optimizer(torch, model, pace, kind), model.named_parameters(),
-                                             algorithm=algorithm, wait_in_step=early, delay=self._delay)
+                                             algorithm=algorithm, gradients_untouched=early, delay=self._delay)
         return model, optimizer
 
     def _ddp(self, way, model):

@@ -66,15 +66,15 @@ def test_steps_to_quality_are_of_the_same_arguments(monkeypatch):
         samples = {"curve_steps": records.Samples("steps", [10, 20, 30]), "curve": records.Samples("nats", losses)}
         return records.Record("quality", setting, samples, "", None, {}, "", True)
 
-    kappa = {"kappa": 4, "warmup_steps": 4}
+    full_steps = {"full_steps": 4, "warmup_steps": 4}
     found = [curve("gradient_allreduce", {}, [3.05, 1.05, 1.0]),
-             curve("local_sgd", {}, [3.05, 2.05, 1.05], communication_interval=4, **kappa),
-             curve("local_sgd", {}, [3.05, 1.05, 1.0], communication_interval=2, **kappa),
-             curve("local_sgd", {"communication_interval": 4}, [3.0, 2.0, 1.5], communication_interval=2, **kappa)]
+             curve("local_sgd", {}, [3.05, 2.05, 1.05], communication_interval=4, **full_steps),
+             curve("local_sgd", {}, [3.05, 1.05, 1.0], communication_interval=2, **full_steps),
+             curve("local_sgd", {"communication_interval": 4}, [3.0, 2.0, 1.5], communication_interval=2, **full_steps)]
     monkeypatch.setattr(records, "read", lambda experiment, **setting: [
         record for record in found if all(record.setting[name] == value for name, value in setting.items())])
     grid = importlib.import_module("tests.laboratory.quality.grid")
-    monkeypatch.setattr(grid, "defaults", lambda algorithm: {"communication_interval": 2, **kappa})
+    monkeypatch.setattr(grid, "defaults", lambda algorithm: {"communication_interval": 2, **full_steps})
     to_quality.trainings.cache_clear()
     # 30 steps, where gradient_allreduce took 20; of them 0 to 3, 5, 7, 9, 11, 15, 19, 23 and 27 are exact.
     assert to_quality.trainings("local_sgd") == [(12 / 20, 18 / 20), (math.inf, 0.0)]

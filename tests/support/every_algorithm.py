@@ -8,7 +8,7 @@ ADAM = {name for name in NAMES if algorithms.get(name).uses_adam}
 # Whose gradients stay on their ranks, but for warm-ups.
 LOCAL = {name for name in NAMES if algorithms.get(name).models_differ}
 ARGUMENTS = {
-    "zero_one_adam": {"variance_steps": 3, "kappa": 3, "local_scaler": 2, "max_interval": 2},
+    "zero_one_adam": {"variance_steps": 3, "full_steps": 3, "local_scaler": 2, "max_interval": 2},
     "powersgd": {"rank": 1, "warmup_steps": 0}, "diloco": {"communication_interval": 2, "outer_momentum": 0.5},
     "streaming_diloco": {"communication_interval": 2, "fragments": 2, "outer_momentum": 0.5, "error_feedback": True},
     "local_sgd": {"communication_interval": 2},

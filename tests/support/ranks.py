@@ -32,7 +32,7 @@ class RankResult(NamedTuple):
 def job_environment(rank, size, port, secret, extra=None):
     """The environment that a launcher gives to one rank of a job on this host."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "BAGUA_"))}
-    environment |= {"BAGUA_EXACT_STEPS": "0", "BAGUA_EXACT_BITS": "32"}       # algorithms as in their papers
+    environment |= {"BAGUA_FULL_STEPS": "0", "BAGUA_FULL_STEP_BITS": "32"}       # algorithms as in their papers
     environment.update({
         "HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(size),
         "HOROVOD_LOCAL_RANK": str(rank), "HOROVOD_LOCAL_SIZE": str(size),

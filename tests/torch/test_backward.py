@@ -158,8 +158,8 @@ def test_gradients_taken_between_backward_and_step(run_ranks):
 def sums_and_the_variance_of_adam():
     """Where the variance is made of the gradients that the optimizer will see, these stay as they are."""
     hvd.init()
-    for algorithm in (hvd.algorithms.TopK(ratio=1.0, average=False, kappa=3), hvd.algorithms.DoubleSqueeze(
-            codec=hvd.algorithms.ByteGrad().codec, average=False, kappa=3)):
+    for algorithm in (hvd.algorithms.TopK(ratio=1.0, average=False, full_steps=3), hvd.algorithms.DoubleSqueeze(
+            codec=hvd.algorithms.ByteGrad().codec, average=False, full_steps=3)):
         p = nn.Parameter(torch.zeros(64))
         opt = hvd.DistributedOptimizer(torch.optim.Adam([p], lr=0.1), op=hvd.Sum, algorithm=algorithm)
         for _ in range(6):
@@ -482,22 +482,22 @@ def waits_in_step():
 
 
 def test_waits_in_step(run_ranks):
-    run_ranks(2, waits_in_step, env={"BAGUA_WAIT_IN_STEP": "1"})
+    run_ranks(2, waits_in_step, env={"BAGUA_GRADIENTS_UNTOUCHED": "1"})
 
 
-def wait_in_step_by_argument():
+def gradients_untouched_by_argument():
     hvd.init()
-    with pytest.raises(ValueError, match="BAGUA_WAIT_IN_STEP='sometimes': expected 0 or 1"):
+    with pytest.raises(ValueError, match="BAGUA_GRADIENTS_UNTOUCHED='sometimes': expected 0 or 1"):
         wrap(nn.Linear(1, 1))
     model = nn.Linear(3, 2)
-    opt = wrap(model, wait_in_step=True)
+    opt = wrap(model, gradients_untouched=True)
     model(torch.ones(1, 3)).sum().backward()
     assert opt.reducer.pending
     opt.step()
 
 
-def test_wait_in_step_by_argument(run_ranks):
-    run_ranks(2, wait_in_step_by_argument, env={"BAGUA_WAIT_IN_STEP": "sometimes"})
+def test_gradients_untouched_by_argument(run_ranks):
+    run_ranks(2, gradients_untouched_by_argument, env={"BAGUA_GRADIENTS_UNTOUCHED": "sometimes"})
 
 
 # ------------------------------------------------------------------------------------ closures, proxies, LBFGS ----
@@ -555,12 +555,12 @@ def closures_come_first():
     hvd.init()
     rank = hvd.rank()
     for algorithm in ("gradient_allreduce", "qadam", "local_sgd"):
-        for wait_in_step in (False, True):
+        for gradients_untouched in (False, True):
             model = nn.Linear(3, 2)
             hvd.broadcast_parameters(model.state_dict(), 0)
             base = hvd.QAdamOptimizer(model.parameters(), lr=0.1, warmup_steps=2) if algorithm == "qadam" else \
                 torch.optim.SGD(model.parameters(), lr=0.1)
-            opt = hvd.DistributedOptimizer(base, algorithm=algorithm, wait_in_step=wait_in_step)
+            opt = hvd.DistributedOptimizer(base, algorithm=algorithm, gradients_untouched=gradients_untouched)
             seen = []
 
             def closure(model=model, opt=opt, seen=seen):
@@ -570,7 +570,7 @@ def closures_come_first():
                     return None
                 loss = model(torch.full((1, 3), rank + 1.0)).sum()
                 loss.backward()
-                if not opt._backward._wait_in_step:
+                if not opt._backward.gradients_untouched:
                     nn.utils.clip_grad_value_(model.parameters(), 1.25)
                 seen.append(gradient(model))
                 return loss
@@ -580,10 +580,10 @@ def closures_come_first():
                 loss = opt.step(closure)
                 assert (loss is None) == (seen[-1] is None)
                 assert not torch.equal(flat(model.parameters()), before)
-            if algorithm == "gradient_allreduce" and not wait_in_step:
+            if algorithm == "gradient_allreduce" and not gradients_untouched:
                 torch.testing.assert_close(seen[0], torch.tensor([1.25] * 6 + [1.0] * 2))
             if algorithm != "local_sgd":
-                assert_same_everywhere(model, f"closure {algorithm} {wait_in_step}")
+                assert_same_everywhere(model, f"closure {algorithm} {gradients_untouched}")
 
 
 def test_closures_come_first(run_ranks):
@@ -705,7 +705,8 @@ def test_as_horovod(run_ranks):
 def unfrozen_later():
     hvd.init()
     rank = hvd.rank()
-    for options in ({}, {"op": hvd.Sum}, {"algorithm": "bytegrad"}, {"algorithm": "local_sgd"}, {"wait_in_step": True}):
+    for options in ({}, {"op": hvd.Sum}, {"algorithm": "bytegrad"}, {"algorithm": "local_sgd"},
+                    {"gradients_untouched": True}):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
         model[0].requires_grad_(False)

@@ -371,7 +371,7 @@ def compiled():
     hvd.init()
     model = make_model()
     fast = torch.compile(model, backend="aot_eager")
-    opt = wrap(model, named_parameters=fast.named_parameters(), wait_in_step=True)
+    opt = wrap(model, named_parameters=fast.named_parameters(), gradients_untouched=True)
     for step in range(3):
         opt.zero_grad()
         loss_of(fast, batch_of(hvd.rank(), step)).backward()
@@ -504,8 +504,8 @@ def what_trains_one_rank_too(path):
     hvd.init()
     adam, sgd = partial(torch.optim.AdamW, lr=0.05), partial(torch.optim.SGD, lr=0.05)
     weights = {kind.__name__: trained(kind, adam) for kind in (Lamb, LocalAdam)}
-    weights["squeezed"] = trained(hvd.algorithms.DoubleSqueeze(codecs.float16, momentum=0.9, kappa=0), sgd)
-    weights["diloco"] = trained(hvd.algorithms.DiLoCo(2, kappa=0), sgd)
+    weights["squeezed"] = trained(hvd.algorithms.DoubleSqueeze(codecs.float16, momentum=0.9, full_steps=0), sgd)
+    weights["diloco"] = trained(hvd.algorithms.DiLoCo(2, full_steps=0), sgd)
     plain = {"adam": trained("gradient_allreduce", adam), "sgd": trained("gradient_allreduce", sgd)}
     for name, values in weights.items():
         other = plain["sgd" if name in ("squeezed", "diloco") else "adam"]
@@ -600,3 +600,35 @@ def decompress_is_always_called():
 
 def test_decompress_is_always_called(run_ranks):
     run_ranks(2, decompress_is_always_called)
+
+
+def gradients_are():
+    hvd.init()
+    model = make_model()
+    after = {}
+    for name, options in {
+            "exact": {}, "sum": {"op": hvd.Sum}, "late": {"delay": 1}, "untouched": {"gradients_untouched": True},
+            "coded": {"algorithm": "bytegrad"}, "weights": {"algorithm": "local_sgd"}}.items():
+        opt = wrap(model, **options)
+        opt.zero_grad()
+        loss_of(model, batch_of(hvd.rank())).backward()
+        after[name] = opt.gradients_are
+        if after[name] in ("averages", "sums"):
+            assert (hvd.allgather(flat := torch.cat([g.flatten() for g in gradients(model)])[None]) == flat).all(), name
+        if after[name] == "pending":
+            opt.synchronize()
+            assert opt.gradients_are == "averages"
+            with opt.skip_synchronize():
+                opt.step()
+        else:
+            opt.step()
+    alone = "local" if hvd.size() == 1 else None
+    assert after == {
+        "exact": alone or "averages", "sum": alone or "sums", "late": alone or "averages of the last step",
+        "untouched": alone or "pending", "coded": alone or "averages", "weights": "local"}, after
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gradients_are(run_ranks, ranks):
+    """What p.grad holds after backward() is said, and true: averages are equal on all ranks."""
+    run_ranks(ranks, gradients_are)

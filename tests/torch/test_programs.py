@@ -58,7 +58,7 @@ def draw_optimizer(draw, n):
         "algorithm": name, "op": op, "sparse": sparse, "delay": delay, "local": local,
         "base": "sgd" if plain else draw.choice(("sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmsprop")),
         "passes": 1 if delay else draw.choice((1, 1, 1, 2, 3)),
-        "wait_in_step": not delay and draw.random() < 0.2,
+        "gradients_untouched": not delay and draw.random() < 0.2,
         "named": draw.random() < 0.5,
         "sparse_as_dense": draw.random() < 0.3,
         "groups": draw.choice((None, None, None, 1, 2)),
@@ -95,13 +95,13 @@ def draw_program(seed, n):
                                               for each in optimizers)
     # What may have one window in a step only, or that of all optimizers together.
     once = scaled or any(each["momentum"] or each["delay"] for each in optimizers)
-    if once or any(each["wait_in_step"] for each in optimizers):
+    if once or any(each["gradients_untouched"] for each in optimizers):
         for each in optimizers:
             each["passes"] = 1 if any(other["delay"] for other in optimizers) else optimizers[0]["passes"]
     # A rank without a batch ends one window of each optimizer. It learns in the first step what others wait for in
     # backward(); not what they wait for in step().
     may_idle = n > 1 and not scaled and len({each["passes"] for each in optimizers}) == 1
-    learns = len({each["wait_in_step"] for each in optimizers}) == 1
+    learns = len({each["gradients_untouched"] for each in optimizers}) == 1
     steps = []
     for t in range(draw.randrange(3, 7)):
         kind = "window" if once else draw.choice(("window", "window", "part", "several", "no_sync"))
@@ -294,7 +294,7 @@ class Distributed(Trainer):
         return hvd.DistributedOptimizer(
             self.base(owner), named, backward_passes_per_step=spec["passes"], op=spec["op"], algorithm=algorithm,
             gradient_predivide_factor=spec["predivide"], groups=spec["groups"], delay=spec["delay"],
-            sparse_as_dense=spec["sparse_as_dense"], wait_in_step=spec["wait_in_step"])
+            sparse_as_dense=spec["sparse_as_dense"], gradients_untouched=spec["gradients_untouched"])
 
     def reload(self, how):
         for owner in range(len(self.optimizers)):
@@ -380,7 +380,7 @@ class _both:
 def passes_of(program, step):
     """Backward passes of a step: a window, less, two windows, or some within no_sync() before a window."""
     most = max(spec["passes"] for spec in program["optimizers"])
-    waits = any(spec["wait_in_step"] for spec in program["optimizers"])
+    waits = any(spec["gradients_untouched"] for spec in program["optimizers"])
     alike = len({spec["passes"] for spec in program["optimizers"]}) == 1
     if step["kind"] == "part":
         return max(1, most - 1)

@@ -86,7 +86,7 @@ def momentum(state):
 
 def rank0_loads():
     hvd.init()
-    for algorithm in (hvd.algorithms.DiLoCo(communication_interval=4, kappa=0), "gradient_allreduce",
+    for algorithm in (hvd.algorithms.DiLoCo(communication_interval=4, full_steps=0), "gradient_allreduce",
                       hvd.algorithms.ByteGrad(error_feedback=True)):
         model = make_model()
         optimizer = wrap(model, algorithm=copy.deepcopy(algorithm))
@@ -125,7 +125,7 @@ def page(folder):
     os.chdir(f"{folder}/{hvd.rank()}")           # hosts without a common disk
     save, load, mean = [compile(code, "checkpoints.md", "exec")
                         for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)]
-    for algorithm in ("gradient_allreduce", "bytegrad", hvd.algorithms.DiLoCo(communication_interval=4, kappa=0)):
+    for algorithm in ("gradient_allreduce", "bytegrad", hvd.algorithms.DiLoCo(communication_interval=4, full_steps=0)):
         model = make_model()
         optimizer = wrap(model, algorithm=algorithm)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
@@ -155,7 +155,7 @@ def names():
     hvd.init()
     for algorithm in ("diloco", "powersgd"):
         make = SGD
-        options = {"diloco": {"kappa": 0, "communication_interval": 4}, "powersgd": {"kappa": 0}}[algorithm]
+        options = {"diloco": {"full_steps": 0, "communication_interval": 4}, "powersgd": {"full_steps": 0}}[algorithm]
 
         def wrapped(model, reverse, named, make=make, algorithm=algorithm, options=options):
             parameters = list(model.parameters())[::-1 if reverse else 1]
@@ -192,7 +192,7 @@ def grown():
     def wrapped(model, first):
         return hvd.DistributedOptimizer(SGD([{"params": model[i].parameters()} for i in first], lr=0.05),
                                         [pair for pair in model.named_parameters() if int(pair[0][0]) in first],
-                                        algorithm=hvd.algorithms.DiLoCo(communication_interval=4, kappa=0))
+                                        algorithm=hvd.algorithms.DiLoCo(communication_interval=4, full_steps=0))
 
     def begun():
         model = make_model()
@@ -244,7 +244,7 @@ def copies(folder):
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
-    algorithm = hvd.algorithms.DiLoCo(communication_interval=4, kappa=0)
+    algorithm = hvd.algorithms.DiLoCo(communication_interval=4, full_steps=0)
     optimizer = wrap(model, algorithm=algorithm)
     train(model, optimizer, range(9))
     path = f"{folder}/{hvd.rank()}"

@@ -165,7 +165,7 @@ def scaled(file):
         net = DistributedDataParallel(Weighted())
         optimizer = torch.optim.SGD(net.parameters(), 1.0)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=10**9)
-        hook = ddp.hook("topk", ratio=0.05, kappa=0)
+        hook = ddp.hook("topk", ratio=0.05, full_steps=0)
         if overflow is None:
             net.register_comm_hook(None, hook)
             with pytest.raises(ValueError, match=r"keeps errors .*ddp.State\(scaler=scaler\)"):

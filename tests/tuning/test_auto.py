@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -110,6 +111,24 @@ def test_what_may_be_chosen():
         ["gradient_allreduce", "bytegrad", "ByteGrad", "DoubleSqueeze"]
     assert not Auto().relaxed and Auto(up_to="E1").relaxed and Auto(up_to="E2").safety == Safety.E2
     assert Auto(average=False).algorithms["gradient_allreduce"].average is False
+
+
+def delay_with_strong_codecs():
+    hvd.init()
+
+    def adam():
+        return torch.optim.Adam([nn.Parameter(torch.ones(3))])
+
+    with pytest.warns(UserWarning, match=r"delay=1 with rotated\(2\): delay amplifies"):
+        hvd.DistributedOptimizer(adam(), algorithm=Auto(up_to="E1"), delay=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hvd.DistributedOptimizer(adam(), algorithm=Auto(up_to="E1"))
+        hvd.DistributedOptimizer(adam(), algorithm=Auto(["bytegrad"]), delay=1)
+
+
+def test_delay_with_strong_codecs(run_ranks):
+    run_ranks(2, delay_with_strong_codecs)
 
 
 NAMED = st.lists(st.sampled_from(["bytegrad", "doublesqueeze", "topk",

@@ -12,10 +12,10 @@ so they may meet more rarely, as in DES-LOC, whose paper has H_m = 3 H and H_v =
 Wire: 2 N (n-1)/n (1/H + 1/H_m + 1/H_v) elements per step.
 Memory: 3 N elements during the averaging.
 Source: Cheng and Glasgow (Local Adam), arXiv:2409.13155; Iacob et al. (DES-LOC), arXiv:2505.22549.  Differs: states are
-averaged after a step, not before the next one; some steps are exact (exact_steps.py; kappa=0: none).
+averaged after a step, not before the next one; some steps are exact (full_steps.py; full_steps=0: none).
 
 Limits: v_i is made of one rank's gradients, and holds n times the noise of their mean, which averaging does not take
-out (decision 51): local_sgd, which lets exact steps say what v is, did better for a third of the bytes. And where data
+out (decision 51): local_sgd, which lets full steps say what v is, did better for a third of the bytes. And where data
 differ much, H_v > H_m can diverge: others' momentum is divided by the variance of a rank that saw no such gradients.
 """
 import numpy as np
@@ -37,7 +37,7 @@ class LocalAdam(LocalSteps):
         communication_interval: H, optimizer steps from one averaging of weights to the next, 1 or more. By default as
             many as let it send what local_sgd sends with 4.
         momentum_interval, variance_interval: H_m, H_v. None: H.
-        warmup_steps, kappa: see LocalSteps.
+        warmup_steps, full_steps: see LocalSteps.
     """
 
     dense_only = True
@@ -46,8 +46,8 @@ class LocalAdam(LocalSteps):
     replaces_step = True
 
     def __init__(self, communication_interval: int = 12, momentum_interval: int | None = None,
-                 variance_interval: int | None = None, warmup_steps: float = 0, kappa: int | None = None) -> None:
-        super().__init__(communication_interval, warmup_steps, kappa)
+                 variance_interval: int | None = None, warmup_steps: float = 0, full_steps: int | None = None) -> None:
+        super().__init__(communication_interval, warmup_steps, full_steps)
         H = self.communication_interval
         self.momentum_interval = positive("momentum_interval", H if momentum_interval is None else momentum_interval)
         self.variance_interval = positive("variance_interval", H if variance_interval is None else variance_interval)

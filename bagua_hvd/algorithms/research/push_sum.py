@@ -54,14 +54,14 @@ class PushSum(LocalSteps):
             called for this rank only. There may be none, where links are known to be down. Together, over some rounds,
             they must connect every rank with every other one. Default: exponential().
         hierarchical: hosts are the peers, numbered in the order of their first ranks; `peers` is asked for them.
-        communication_interval, warmup_steps, kappa: see LocalSteps.
+        communication_interval, warmup_steps, full_steps: see LocalSteps.
     """
 
     uses_weights = ("after_step",)
 
     def __init__(self, peers: Peers = exponential, communication_interval: int = 1, warmup_steps: float = 0,
-                 hierarchical: bool = False, kappa: int | None = None) -> None:
-        super().__init__(communication_interval, warmup_steps, kappa)
+                 hierarchical: bool = False, full_steps: int | None = None) -> None:
+        super().__init__(communication_interval, warmup_steps, full_steps)
         if not callable(peers):
             raise TypeError(f"peers={peers!r:.100}: expected a function of (round, rank, size)")
         self.peers = peers

@@ -22,30 +22,30 @@ is measured from 0 and over all ranks: so a tensor of one element does not vanis
 import numpy as np
 
 from bagua_hvd.algorithms.base import Safety
-from bagua_hvd.algorithms.exact_steps import ExactSteps, mean_of_gradients
 from bagua_hvd.algorithms.exchange import Steps, exchange
+from bagua_hvd.algorithms.full_steps import FullSteps, mean_of_gradients
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s, c_lp_s, ternary
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.source import Pending
 
 
-class TernGrad(ExactSteps):
+class TernGrad(FullSteps):
     """Averages ternary gradients.
 
     Args:
         clip: c, root mean squares at which each tensor's gradient is clipped, 1 or more.
         average: False for the sum.
         hierarchical: full precision within hosts, codes between them.
-        kappa: see ExactSteps.
+        full_steps: see FullSteps.
     """
 
     safety = Safety.E1
     counts_steps = True         # the seed
 
-    def __init__(self, clip: float = 2.5, average: bool = True, hierarchical: bool = False,
-                 kappa: int | None = None) -> None:
-        super().__init__(0, kappa)
+    def __init__(self, clip: float = 2.5, average: bool = True, hierarchical: bool = True,
+                 full_steps: int | None = None) -> None:
+        super().__init__(0, full_steps)
         if not 1 <= clip < float("inf"):
             raise ValueError(f"clip={clip!r}: expected a number of 1 or more")
         self.clip = clip
@@ -56,7 +56,7 @@ class TernGrad(ExactSteps):
         return ternary.takes(dtype)
 
     def communicate(self, bucket: Bucket, group: ProcessSet) -> Pending:
-        if self.exact(bucket.model):
+        if self.full_step(bucket.model):
             return mean_of_gradients(bucket, group, self.average)
         return self._ternary(bucket, group)
 

@@ -5,11 +5,11 @@ Step t = 0, 1, ...; T_v are the steps that update v, T_u those after which the r
     m_i <- beta1 m_i + (1 - beta1) g_i          x_i <- x_i - gamma m_i / p          u_i <- u_i + gamma m_i
     t in T_u:   u = C_LP_S(u_i; sign_rms, e_i, f_k)
                 m_i <- u / sum(gamma since t')          x_i <- x_t' - u / p         u_i <- 0
-    t in T_v:   Adam's step with g = mean_i g_i (exact_steps.py), v <- beta2 v + (1 - beta2) g^2
+    t in T_v:   Adam's step with g = mean_i g_i (full_steps.py), v <- beta2 v + (1 - beta2) g^2
 
 gamma is the learning rate by 1 - beta1^(t+1); p = sqrt(v) / sqrt(1 - beta2^T) + eps, where T counts the updates of v.
 
-    T_v     the first kappa steps, then kappa more at intervals of 2, of 4, ...; none from step variance_steps on
+    T_v     the first K = full_steps steps, then K more at intervals of 2, of 4, ...; none from step variance_steps on
     T_u     all steps before that; then at intervals of 1 for local_scaler steps, of 2 for as many, ..., of max_interval
 
 Wire: 2 N (n-1)/n bytes per rank in T_v, N/4 (n-1)/n in the rest of T_u, none in other steps.
@@ -25,7 +25,7 @@ import numpy as np
 
 from bagua_hvd.algorithms.averaging import mean
 from bagua_hvd.algorithms.base import Safety, error_state, positive
-from bagua_hvd.algorithms.exact_steps import count, mean_of_gradients
+from bagua_hvd.algorithms.full_steps import count, mean_of_gradients
 from bagua_hvd.algorithms.qadam import QAdam
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_lp_s, sign_rms
@@ -40,8 +40,8 @@ class ZeroOneAdam(QAdam):
 
     Args:
         variance_steps: the step from which on v is frozen, and ranks may step by themselves: about where the learning
-            rate's warm-up ends. At least kappa.
-        kappa: updates of v at each interval, 1 or more.
+            rate's warm-up ends. At least full_steps.
+        full_steps: updates of v at each interval, 1 or more.
         local_scaler: steps until the interval of local steps doubles. max_interval: the largest, H; 1: no local steps.
         hierarchical: full precision within hosts, codes between them.
         bounded: no element makes a longer step than any of Adam's own. False: as published.
@@ -52,22 +52,22 @@ class ZeroOneAdam(QAdam):
     uses_weights = ("step",)
     codec = sign_rms
 
-    def __init__(self, variance_steps: int = 1000, kappa: int = 16, local_scaler: int = 1000, max_interval: int = 16,
-                 hierarchical: bool = False, bounded: bool = True) -> None:
+    def __init__(self, variance_steps: int = 1000, full_steps: int = 16, local_scaler: int = 1000,
+                 max_interval: int = 16, hierarchical: bool = True, bounded: bool = True) -> None:
         super().__init__(hierarchical, bounded=bounded)
         self.variance_steps = positive("variance_steps", variance_steps)
-        self.kappa = positive("kappa", kappa)
+        self.full_steps = positive("full_steps", full_steps)
         self.local_scaler = positive("local_scaler", local_scaler)
         self.max_interval = positive("max_interval", max_interval)
-        if self.variance_steps < self.kappa:
-            raise ValueError(f"variance_steps={variance_steps}: expected at least kappa={kappa}")
+        if self.variance_steps < self.full_steps:
+            raise ValueError(f"variance_steps={variance_steps}: expected at least full_steps={full_steps}")
 
     def prepare(self, model: Model) -> None:
         model.adam()
 
     def updates(self, t: int) -> int:
         """How many of the steps 0 ... t - 1 are in T_v."""
-        return count(min(t, self.variance_steps), self.kappa)
+        return count(min(t, self.variance_steps), self.full_steps)
 
     def updates_variance(self, t: int) -> bool:
         """Whether t is in T_v."""
@@ -89,7 +89,7 @@ class ZeroOneAdam(QAdam):
 
     def step(self, model: Model) -> bool:
         t = model.step
-        if t < self.kappa:
+        if t < self.full_steps:
             return False            # Adam's own
         if self.updates_variance(t):
             for bucket in model.gradients:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from bagua_hvd import algorithms, codecs
 from bagua_hvd.algorithms import QAdam
 from bagua_hvd.algorithms.base import RESEARCH
-from bagua_hvd.algorithms.exact_steps import ExactSteps
+from bagua_hvd.algorithms.full_steps import FullSteps
 from bagua_hvd.core import variables
 from tests.laboratory import records
 from tests.laboratory.quality.tasks import TASKS
@@ -30,7 +30,7 @@ LEVEL = 0.05
 SEEDS = (0, 1, 2, 3, 4)
 TUNING = (1000,)
 RANKS = (4, 8, 16)
-EXACT_BITS = 8              # as between hosts, though ranks are on one
+FULL_STEP_BITS = 8              # as between hosts, though ranks are on one
 SPLITS = ("iid", "skewed")
 FOR_ADAM = ("qadam", "onebit_adam")
 # optimizer -> what trains with it beside exact averages: MuLoCo, arXiv:2505.23725. A step's length is fixed in Muon, so
@@ -46,7 +46,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "doublesqueeze block(4)": ("doublesqueeze", {"codec": ["block", 4]}),
     "topk 10 %": ("topk", {"ratio": 0.1}),
     # Chosen with the seed 1000 of the task that it is for.
-    "streaming_diloco sparing": ("streaming_diloco", {"kappa": 2, "communication_interval": 16, "mixing": 0.0}),
+    "streaming_diloco sparing": ("streaming_diloco", {"full_steps": 2, "communication_interval": 16, "mixing": 0.0}),
 }
 # Tasks of a question of their own, which are in no comparison of all: which rows they are for; a variant, for no other.
 OWN: dict[str, tuple[str, ...]] = {
@@ -74,18 +74,19 @@ class Cell(NamedTuple):
 def defaults(algorithm: str) -> dict[str, Any]:
     """Of an algorithm's arguments, and what else it does unasked, as JSON has them; whatever the environment says."""
     given = inspect.signature(type(algorithms.get(algorithm))).parameters
-    kappa = variables.TABLE["BAGUA_EXACT_STEPS"].default
-    unset = "kappa" in given and given["kappa"].default is None
-    made = algorithms.get(algorithm, **({"kappa": kappa} if unset else {}))
-    values = {each.name: getattr(made, each.name, each.default) for each in given.values()}
+    full_steps = variables.TABLE["BAGUA_FULL_STEPS"].default
+    unset = "full_steps" in given and given["full_steps"].default is None
+    made = algorithms.get(algorithm, **({"full_steps": full_steps} if unset else {}))
+    values = {each.name: getattr(made, each.name, each.default) for each in given.values()
+              if each.name != "hierarchical"}       # each rank stands for a host
     if "codec" in given and given["codec"].default is None:     # the algorithm's own, which no argument has chosen
         values["codec"] = None
     # What has an argument's name and is a method is no value of it.
     values = {name: given[name].default if inspect.ismethod(value) else value for name, value in values.items()}
     if getattr(made, "empties_errors", False):
         values["empties_errors"] = True
-    if isinstance(made, ExactSteps | QAdam):
-        values["exact_bits"] = EXACT_BITS
+    if isinstance(made, FullSteps | QAdam):
+        values["full_step_bits"] = FULL_STEP_BITS
     return {name: value if isinstance(value, int | float | str | None) else getattr(value, "__name__", str(value))
             for name, value in values.items()}
 

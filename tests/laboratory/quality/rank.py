@@ -8,15 +8,16 @@ import torch
 
 import bagua_hvd.torch as hvd
 from tests.laboratory import records
-from tests.laboratory.quality.grid import EXACT_BITS, EXPERIMENT, Cell, with_codec
+from tests.laboratory.quality.grid import EXPERIMENT, FULL_STEP_BITS, Cell, with_codec
 from tests.laboratory.quality.tasks import TASKS, Task
 from tests.laboratory.quality.training import UNITS, train
 
 
 def run(cells_file: str, folder: str, command: str, until: float) -> None:
     """Makes the trainings of a file, a list of Cells; none begins after the time `until`, as time.time()."""
-    os.environ.pop("BAGUA_EXACT_STEPS", None)       # defaults are what is tried
-    os.environ["BAGUA_EXACT_BITS"] = str(EXACT_BITS)
+    os.environ.pop("BAGUA_FULL_STEPS", None)       # defaults are what is tried
+    os.environ["BAGUA_FULL_STEP_BITS"] = str(FULL_STEP_BITS)
+    os.environ["BAGUA_HIERARCHY"] = "0"            # each rank stands for a host
     hvd.init()
     torch.set_num_threads(1)
     tasks: dict[str, Task] = {}

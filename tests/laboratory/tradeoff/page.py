@@ -16,7 +16,8 @@ from tests.laboratory.tradeoff.to_quality import is_for_adam, sooner, trainings
 WHICH = {**{name: name for name in ("bytegrad", "powersgd", "topk")}, "topk, 10 %": "topk 10 %",
          "doublesqueeze": "doublesqueeze",
          "doublesqueeze, block(4)": "doublesqueeze block(4)",
-         "qadam, wait_in_step": "qadam", "onebit_adam, wait_in_step": "onebit_adam", "decentralized": "decentralized",
+         "qadam, gradients_untouched": "qadam", "onebit_adam, gradients_untouched": "onebit_adam",
+         "decentralized": "decentralized",
          "decentralized, shift_one": "decentralized shift_one",
          **{name: name for name in ("low_precision_decentralized", "choco")},
          "local_sgd, 2": "local_sgd", "diloco, 8": "diloco",
@@ -28,8 +29,8 @@ HOROVOD = 4500, 2570
 PUBLISHED = {
     "allreduce": ("gradient_allreduce", 4500, None), "Decentralized": ("decentralized, shift_one", 4700, 1505),
     "Low-precision decentralized": ("low_precision_decentralized", 16000, 735),
-    "ByteGrad": ("bytegrad", 19700, 700), "QAdam": ("qadam, wait_in_step", 17800, None),
-    "QAdam, 1 bit": ("onebit_adam, wait_in_step", None, 75), "Async": ("async", 28950, 61)}
+    "ByteGrad": ("bytegrad", 19700, 700), "QAdam": ("qadam, gradients_untouched", 17800, None),
+    "QAdam, 1 bit": ("onebit_adam, gradients_untouched", None, 75), "Async": ("async", 28950, 61)}
 # Of summary() and of the picture above it.
 FEW = ("ddp", "gradient_allreduce", "bytegrad", "doublesqueeze", "decentralized, shift_one", "local_sgd", "async")
 

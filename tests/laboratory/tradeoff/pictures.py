@@ -11,7 +11,7 @@ from tests.laboratory.tradeoff.winners import draw_map
 DOCS = records.ROOT / "docs"
 MAPPED = "resnet18", "vgg11", "lstm", "transformer"
 QUALITY_CURVE = ("ddp", "gradient_allreduce", "bytegrad", "topk", "doublesqueeze",
-                 "onebit_adam, wait_in_step", "choco", "decentralized, shift_one")
+                 "onebit_adam, gradients_untouched", "choco", "decentralized, shift_one")
 RATES = ("100mbit", "300mbit", "1gbit", "2gbit")
 
 

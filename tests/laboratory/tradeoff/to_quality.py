@@ -1,6 +1,6 @@
 """Time to quality: time per step, times the steps that were needed relative to gradient_allreduce.
 
-Times are the laboratory's records, steps those of the trainings of bench/quality. An algorithm's exact steps, which
+Times are the laboratory's records, steps those of the trainings of bench/quality. An algorithm's full steps, which
 send 8-bit floats, take as long as bytegrad's with these.
 """
 import functools
@@ -9,7 +9,7 @@ import math
 import statistics
 
 from bagua_hvd import algorithms
-from bagua_hvd.algorithms.exact_steps import is_exact
+from bagua_hvd.algorithms.full_steps import is_full
 from bagua_hvd.algorithms.qadam import QAdam
 from tests.laboratory import records, step_times
 
@@ -30,8 +30,8 @@ def _exact_steps(algorithm, told, steps):
     warmup = told.get("warmup_steps", 0)
     if warmup is None:                                  # qadam and its kin; nor did the optimizer say it
         warmup = QAdam.default_warmup_steps
-    kappa = 0 if algorithm.startswith("async") else told.get("kappa", 0)
-    return sum(step < warmup or is_exact(step, kappa) for step in range(steps))
+    full_steps = 0 if algorithm.startswith("async") else told.get("full_steps", 0)
+    return sum(step < warmup or is_full(step, full_steps) for step in range(steps))
 
 
 @functools.cache
@@ -48,7 +48,7 @@ def trainings(way, task=None):
     algorithm, said, _ = step_times.WAYS[way]
     if algorithm not in algorithms.names():
         return []
-    same = ("hierarchical", "wait_in_step")
+    same = ("hierarchical", "gradients_untouched")
     arguments = {name: value for name, value in said.items() if name not in (*same, "warmup_steps")}
 
     def told(setting):

@@ -1,6 +1,6 @@
-"""Exact steps among relaxed ones, and Adam's variance from them, against their equations.
+"""Full steps among relaxed ones, and Adam's variance from them, against their equations.
 
-    v   <- v + (1 - beta2) / (1 - beta2^T) (g^2 - v)        in the T-th exact step
+    v   <- v + (1 - beta2) / (1 - beta2^T) (g^2 - v)        in the T-th full step
     w_i <- w_i + (1 - beta2) / (1 - beta2^t) (g_i^2 - w_i)  in every step
     x_i <- x_i - lr m_i / (1 - beta1^t) / (sqrt(min(max(v, w_i / n), w_i)) + eps)
 """
@@ -10,11 +10,11 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms, codecs
-from bagua_hvd.algorithms.exact_steps import count, is_exact
+from bagua_hvd.algorithms.full_steps import count, is_full
 from bagua_hvd.job import basics
 from workers import COUNT, F, backward, buckets_of, flat, gradient, make_model, start
 
-LR, BETA1, BETA2, EPS, KAPPA, STEPS = 0.01, 0.9, 0.99, 1e-8, 2, 16
+LR, BETA1, BETA2, EPS, FULL_STEPS, STEPS = 0.01, 0.9, 0.99, 1e-8, 2, 16
 # By hand: two steps at intervals of 1, of 2, of 4, of 8.
 EXACT = {0, 1, 3, 5, 9, 13}
 EMPTIES = {3, 9}        # every other one after the warm-up
@@ -24,22 +24,22 @@ ASYNCHRONOUS = ("async",)
 
 
 def test_schedule():
-    assert {t for t in range(STEPS) if is_exact(t, KAPPA)} == EXACT
-    assert [count(t, KAPPA) for t in (0, 1, 2, 3, 4, 16, 21, 22)] == [0, 1, 2, 2, 3, 6, 6, 7]
-    assert not any(is_exact(t, 0) for t in range(STEPS))
+    assert {t for t in range(STEPS) if is_full(t, FULL_STEPS)} == EXACT
+    assert [count(t, FULL_STEPS) for t in (0, 1, 2, 3, 4, 16, 21, 22)] == [0, 1, 2, 2, 3, 6, 6, 7]
+    assert not any(is_full(t, 0) for t in range(STEPS))
     assert count(10_000, 32) == 256 + 7     # 32 at each interval up to 128: the first 8,160 steps; then every 256th
 
 
 def test_default_is_the_variable(monkeypatch):
-    assert all(algorithms.get(name).kappa == 0 for name in RELAXED + ASYNCHRONOUS)      # the tests' own environment
-    monkeypatch.delenv("BAGUA_EXACT_STEPS")
+    assert all(algorithms.get(name).full_steps == 0 for name in RELAXED + ASYNCHRONOUS)    # the tests' environment
+    monkeypatch.delenv("BAGUA_FULL_STEPS")
     for name in RELAXED + ASYNCHRONOUS:
         algorithm = algorithms.get(name)
         begins = 96 if name in ASYNCHRONOUS else 64       # asynchronous ranks can make none later
-        assert algorithm.kappa == 64 and algorithm.warmup_steps == begins and algorithm.shares_variance, name
-    assert algorithms.get("topk", kappa=0, warmup_steps=3).warmup_steps == 3
-    with pytest.raises(ValueError, match="kappa=-1: expected an integer"):
-        algorithms.get("topk", kappa=-1)
+        assert algorithm.full_steps == 64 and algorithm.warmup_steps == begins and algorithm.shares_variance, name
+    assert algorithms.get("topk", full_steps=0, warmup_steps=3).warmup_steps == 3
+    with pytest.raises(ValueError, match="full_steps=-1: expected an integer"):
+        algorithms.get("topk", full_steps=-1)
 
 
 class Adam:
@@ -72,7 +72,7 @@ def local_steps():
     model = make_model(start(0, False))
 
     def wrapped():
-        return hvd.DistributedOptimizer(adam_of(model), algorithm=algorithms.LocalSGD(1000, kappa=KAPPA))
+        return hvd.DistributedOptimizer(adam_of(model), algorithm=algorithms.LocalSGD(1000, full_steps=FULL_STEPS))
 
     optimizer, xs, adams = wrapped(), [flat(model).astype(float)] * n, [Adam(n) for _ in range(n)]
     for t in range(STEPS):
@@ -98,7 +98,7 @@ def test_local_steps(run_ranks, n):
 
 
 def compressed(bits):
-    """Every algorithm sends all of a gradient in the exact steps, and Adam's variance is what the equations say.
+    """Every algorithm sends all of a gradient in the full steps, and Adam's variance is what the equations say.
 
     With 8 bits each of two encodings loses up to 1/16 of a number: of what it is, however small beside others.
     """
@@ -107,7 +107,7 @@ def compressed(bits):
     rank, n, missed = hvd.rank(), hvd.size(), []
     for name in RELAXED:
         model = make_model(start(0, False))
-        optimizer = hvd.DistributedOptimizer(adam_of(model), algorithm=algorithms.get(name, kappa=KAPPA))
+        optimizer = hvd.DistributedOptimizer(adam_of(model), algorithm=algorithms.get(name, full_steps=FULL_STEPS))
         v, T, withheld = np.zeros(COUNT), 0, np.zeros(COUNT)
         exact = EXACT - EMPTIES if name == "topk" else EXACT
         for t in range(STEPS):
@@ -142,11 +142,11 @@ def compressed(bits):
 
 
 ON_TWO_HOSTS = [{"HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1", "HOROVOD_CROSS_RANK": str(rank),
-                 "HOROVOD_CROSS_SIZE": "2", "BAGUA_EXACT_BITS": ""} for rank in range(2)]
+                 "HOROVOD_CROSS_SIZE": "2", "BAGUA_FULL_STEP_BITS": ""} for rank in range(2)]
 
 
-@pytest.mark.parametrize(("bits", "env"), [(8, {"BAGUA_EXACT_BITS": "8"}), (32, {"BAGUA_EXACT_BITS": "32"}),
-                                           (32, {"BAGUA_EXACT_BITS": ""}), (8, ON_TWO_HOSTS)],
+@pytest.mark.parametrize(("bits", "env"), [(8, {"BAGUA_FULL_STEP_BITS": "8"}), (32, {"BAGUA_FULL_STEP_BITS": "32"}),
+                                           (32, {"BAGUA_FULL_STEP_BITS": ""}), (8, ON_TWO_HOSTS)],
                          ids=["8", "32", "one host", "two hosts"])
 def test_every_algorithm(run_ranks, bits, env):
     run_ranks(2, compressed, arguments={"bits": bits}, env=env, timeout=60)
@@ -157,7 +157,7 @@ def emptied_in_any_dtype():
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         parameter = torch.nn.Parameter(torch.zeros(64, dtype=dtype))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0),
-                                             algorithm=algorithms.TopK(ratio=0.1, kappa=KAPPA))
+                                             algorithm=algorithms.TopK(ratio=0.1, full_steps=FULL_STEPS))
         for _ in range(max(EMPTIES) + 1):
             parameter.grad = None
             (parameter * torch.arange(64, dtype=dtype) / 64).sum().backward()
@@ -177,7 +177,7 @@ def others():
                         (lambda p: torch.optim.Adam(p), 1)):
         model = make_model(start(0, False))
         optimizer = hvd.DistributedOptimizer(make(model.parameters()), delay=delay,
-                                             algorithm=algorithms.TopK(kappa=KAPPA))
+                                             algorithm=algorithms.TopK(full_steps=FULL_STEPS))
         for t in range(6):
             optimizer.zero_grad()
             backward(model, gradient(hvd.rank(), t, flat(model)))
@@ -185,7 +185,7 @@ def others():
         assert not any("variance" in bucket.state for bucket in optimizer.reducer.buckets)
     for name in ASYNCHRONOUS:
         model = make_model(start(0, False))
-        optimizer = hvd.DistributedOptimizer(adam_of(model), algorithm=algorithms.get(name, kappa=2))        # 3 exact
+        optimizer = hvd.DistributedOptimizer(adam_of(model), algorithm=algorithms.get(name, full_steps=2))  # 3 exact
         for t in range(3 + 5 * (hvd.rank() + 1)):       # as many as each likes
             optimizer.zero_grad()
             backward(model, gradient(hvd.rank(), t, flat(model)))
@@ -209,7 +209,7 @@ def one_is_frozen():
     for frozen in (False, True):
         a, b = torch.nn.Parameter(torch.zeros(5)), torch.nn.Parameter(torch.ones(5))
         optimizer = hvd.DistributedOptimizer(adam_of(torch.nn.ParameterList([a, b] if frozen else [a])),
-                                             algorithm=algorithms.TopK(kappa=KAPPA), groups=1)
+                                             algorithm=algorithms.TopK(full_steps=FULL_STEPS), groups=1)
         b.requires_grad_(False)
         for t in range(8):
             optimizer.zero_grad()
@@ -247,10 +247,11 @@ def test_windows_of_a_step(run_ranks):
 
 
 def bytes_sent():
-    """Exact steps cost what gradient_allreduce costs, and no others do."""
+    """Full steps cost what gradient_allreduce costs, and no others do."""
     hvd.init()
     parameter = torch.nn.Parameter(torch.zeros(200, 300))
-    optimizer = hvd.DistributedOptimizer(torch.optim.Adam([parameter]), algorithm=algorithms.DoubleSqueeze(kappa=KAPPA))
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam([parameter]),
+                                         algorithm=algorithms.DoubleSqueeze(full_steps=FULL_STEPS))
     sent = []
     for _ in range(STEPS):
         before = basics.context().counters().payload_bytes_sent

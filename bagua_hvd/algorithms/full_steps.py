@@ -1,0 +1,78 @@
+"""Full steps: among relaxed steps, those that average the gradients of all elements.
+
+Of the steps t = 0, 1, ... those in T_v do so, with K = full_steps:
+
+    T_v     the first K steps, then K more at intervals of 2, of 4, of 8, ...
+    g       = mean_i D(Q(g_i))              Q: 8-bit floats (float8), encoded again on the way back
+    g       = mean_i g_i                    in a job of one host, for which memory is quicker than encoding
+
+About K log2(t / K) of the first t steps: with K = 64 half of 300 steps, a sixth of 2,000, and ever fewer. Adam's
+variance comes from these steps alone (training/variance.py). It needs many of them, but few bits of each element: Q
+keeps the first three bits of a number, however small it is beside its neighbours.
+
+Wire: 2 N (n-1)/n bytes per rank in such a step. On GPUs Q is minmax_uint8, for which there are kernels.
+Source: T_v is 0/1 Adam's, Lu et al., arXiv:2202.06009. The algorithms' own papers have no such steps (full_steps=0), or
+have them in full precision (BAGUA_FULL_STEP_BITS=32), as 0/1 Adam does.
+"""
+from bagua_hvd.algorithms.base import Algorithm, not_negative
+from bagua_hvd.codecs import Codec, float8, minmax_uint8
+from bagua_hvd.core import variables
+from bagua_hvd.core.context import Posted
+from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.runtime import local_size, size
+from bagua_hvd.primitives import c_fp_s, c_lp_s
+from bagua_hvd.training.buckets import Bucket
+from bagua_hvd.training.model import Model
+
+
+def codec_for(bucket: Bucket) -> Codec | None:
+    """What a full step encodes a bucket with, the same on all ranks; None: with nothing."""
+    on_one_host = local_size() == size()
+    if (variables.read("BAGUA_FULL_STEP_BITS") or ("32" if on_one_host else "8")) == "32":
+        return None
+    codec = float8() if bucket.views[0].placement is None else minmax_uint8
+    return codec if codec.takes(bucket.dtype) else None
+
+
+def mean_of_gradients(bucket: Bucket, group: ProcessSet, average: bool = True) -> Posted:
+    """Begins what a full step does with a bucket of gradients; within hosts in full precision."""
+    codec = codec_for(bucket)
+    if codec is None:
+        return c_fp_s(bucket, group, average=average)
+    return c_lp_s(bucket, group, codec=codec, average=average, hierarchical=variables.read("BAGUA_HIERARCHY"))
+
+
+def count(t: int, K: int) -> int:
+    """How many of the steps 0 ... t - 1 are in T_v."""
+    counted, last, interval = 0, -1, 1
+    while K and t - 1 > last:
+        more = min(K, (t - 1 - last) // interval)
+        counted, last, interval = counted + more, last + K * interval, 2 * interval
+    return counted
+
+
+def is_full(t: int, K: int) -> bool:
+    """Whether t is in T_v."""
+    return count(t + 1, K) > count(t, K)
+
+
+class FullSteps(Algorithm):
+    """Relaxed except in some steps.
+
+    Args:
+        warmup_steps: full steps at the beginning; at least full_steps.
+        full_steps: K, full steps at each interval. 0: none, and Adam's variance stays its own. None: BAGUA_FULL_STEPS,
+            whose default is 64.
+    """
+
+    def __init__(self, warmup_steps: float = 0, full_steps: int | None = None) -> None:
+        default = variables.read("BAGUA_FULL_STEPS")
+        self.full_steps = default if full_steps is None else not_negative("full_steps", full_steps)
+        self.warmup_steps = max(not_negative("warmup_steps", warmup_steps), self.full_steps)
+        self.counts_steps = self.warmup_steps > 0 or type(self).counts_steps
+        self.shares_variance = self.full_steps > 0
+
+    def full_step(self, model: Model | None) -> bool:
+        if model is None:       # a bucket by itself knows of no steps
+            return False
+        return model.step < self.warmup_steps or is_full(model.step, self.full_steps)
